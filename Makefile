@@ -1,0 +1,39 @@
+# `make quickstart` and `make test` set up everything they need in .venv.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN = $(VENV)/bin
+OUT ?= quickstart-out
+
+.PHONY: setup quickstart test test-fast check bench clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet -e '.[megatron,dev]'
+	touch $@
+
+quickstart: setup
+	rm -rf $(OUT)
+	$(BIN)/torchrun --standalone --nproc-per-node 2 recipes/pretrain_gpt.py \
+	    --train-iters 80 --calibrate --calibrate-dir=$(OUT)
+	$(BIN)/forerun report $(OUT)
+
+test: setup
+	$(BIN)/python -m pytest -q
+
+test-fast: setup
+	$(BIN)/python -m pytest -q -m 'not slow'
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: setup
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf $(VENV) $(OUT) build *.egg-info

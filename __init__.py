@@ -1,0 +1,29 @@
+"""Forerun: calibrates itself on the first steps of a training run, then forecasts the rest.
+
+The names below are resolved on first use, so that ``import forerun`` loads neither numpy nor torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .calib.errors import ForerunError as ForerunError
+    from .calib.workload.config import RunConfig as RunConfig
+    from .hooks.attach import attach as attach
+
+__version__ = "0.1.0"
+__all__ = ["ForerunError", "RunConfig", "__version__", "attach"]
+
+_HOMES = {
+    "ForerunError": ".calib.errors",
+    "RunConfig": ".calib.workload.config",
+    "attach": ".hooks.attach",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name], __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

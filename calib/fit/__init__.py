@@ -1,0 +1,1 @@
+"""From samples to estimates: laws, efficiency regressors, collective models, intervals."""

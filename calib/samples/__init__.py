@@ -1,0 +1,1 @@
+"""What was measured: records, the sample table, the store."""

@@ -1,0 +1,216 @@
+"""What hooks write: one event of one rank each, times in integer nanoseconds of its own clock.
+
+On disk a record is one JSON line with its type under ``"type"``; a file starts with a header.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any, TypeVar
+
+from ..errors import RecordError
+from ..workload.collectives import Collective, GroupRole
+from ..workload.operators import OperatorKind, Phase
+
+SCHEMA = 1
+
+
+class StepFlag(Enum):
+    """Why a step's time does not stand for the others."""
+
+    WARMUP = "warmup"
+    EVALUATED = "evaluated"
+    SAVED = "saved"
+    RERAN = "reran"
+    COLLECTED = "collected"
+    FAULTED = "faulted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """First line of a file: whose it is."""
+
+    schema: int
+    run_id: str
+    rank: int
+    world_size: int
+    created_by: str
+    device: str
+    started_unix_s: float
+    stage: int = 0
+    tp_rank: int = 0
+    dp_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """One optimizer step.  ``gap_ns`` is the time since the previous step's end (logging, data)."""
+
+    step: int
+    window: int
+    start_ns: int
+    duration_ns: int
+    gap_ns: int
+    is_hooked: bool
+    flags: tuple[StepFlag, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseRecord:
+    """A bracket of the host framework: forward-compute, backward-compute, optimizer, eval, save...
+
+    ``name`` is Megatron's timer name.  ``microbatch`` counts starts of that name within the step.
+    ``wait_ns`` is the part of it spent in synchronous collectives.
+    """
+
+    step: int
+    window: int
+    name: str
+    microbatch: int
+    start_ns: int
+    duration_ns: int
+    wait_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRecord:
+    """One operator of one micro-batch; ``duration_ns`` is its own, nested ones and collectives out."""
+
+    step: int
+    window: int
+    microbatch: int
+    kind: OperatorKind
+    phase: Phase
+    shape: tuple[int, ...]
+    element_nbytes: int
+    layer: int
+    start_ns: int
+    duration_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRecord:
+    """One collective as one rank saw it.
+
+    ``sequence`` counts the calls on this group by this rank in the step: the same number on all ranks
+    of the group (for point-to-point: on both ends, by direction) is the same transfer.
+    ``issue_ns`` is when the call was made, ``duration_ns`` from there to its known end;
+    for an asynchronous call that had already ended when it was waited for, that is an upper bound (``is_bound``).
+    ``exposed_ns`` is how long the host stood still for it.  ``is_hooked`` steps have all of them; none is sampled out.
+    """
+
+    step: int
+    window: int
+    collective: Collective
+    role: GroupRole
+    group: str
+    ranks: tuple[int, ...]
+    nbytes: int
+    sequence: int
+    peer: int
+    is_async: bool
+    is_bound: bool
+    issue_ns: int
+    duration_ns: int
+    exposed_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoverageRecord:
+    """Which hooks were installed and which fired in a window, by operator kind or seam."""
+
+    window: int
+    name: str
+    installed: int
+    fired: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRecord:
+    """The window has closed on this rank: nothing more of it follows.
+
+    ``memory_peak_nbytes`` is the device's peak (CPU: resident set), 0 where unknown.
+    """
+
+    window: int
+    first_step: int
+    last_step: int
+    num_faults: int
+    num_dropped: int
+    memory_peak_nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """The run description as this rank saw it, ``RunConfig.to_json`` inside."""
+
+    config: dict[str, Any]
+
+
+Record = (
+    Header | StepRecord | PhaseRecord | OperatorRecord | CollectiveRecord
+    | CoverageRecord | WindowRecord | RunRecord
+)
+
+_TYPES: dict[str, type[Any]] = {
+    "header": Header, "step": StepRecord, "phase": PhaseRecord, "operator": OperatorRecord,
+    "collective": CollectiveRecord, "coverage": CoverageRecord, "window": WindowRecord,
+    "run": RunRecord,
+}
+_NAMES = {kind: name for name, kind in _TYPES.items()}
+_ENUMS: dict[str, Callable[[Any], Any]] = {
+    "kind": OperatorKind, "phase": Phase, "collective": Collective, "role": GroupRole,
+}
+_T = TypeVar("_T")
+
+
+def to_dict(record: Record) -> dict[str, Any]:
+    """A JSON object with the record's type under ``type``."""
+    out: dict[str, Any] = {"type": _NAMES[type(record)]}
+    for spec in fields(record):
+        value = getattr(record, spec.name)
+        if isinstance(value, Enum):
+            value = value.value
+        elif isinstance(value, tuple):
+            value = [v.value if isinstance(v, Enum) else v for v in value]
+        out[spec.name] = value
+    return out
+
+
+def from_dict(value: dict[str, Any]) -> Record:
+    """The record that ``to_dict`` wrote; unknown keys are ignored.
+
+    Raises ``RecordError`` where the type is unknown, a field is missing or a value is not of its kind.
+    """
+    kind = _TYPES.get(str(value.get("type")))
+    if kind is None:
+        raise RecordError(f"record type {value.get('type')!r} is not one of {sorted(_TYPES)}")
+    known: dict[str, Any] = {}
+    try:
+        for spec in fields(kind):
+            if spec.name in value:
+                known[spec.name] = _decode(spec.name, value[spec.name])
+        record = kind(**known)
+    except (TypeError, ValueError) as err:
+        raise RecordError(f"{value['type']} record is damaged: {err}") from err
+    _check(record)
+    return record
+
+
+def _decode(name: str, value: Any) -> Any:
+    if name in _ENUMS:
+        return _ENUMS[name](value)
+    if name == "flags":
+        return tuple(StepFlag(v) for v in value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _check(record: Any) -> None:
+    for spec in fields(record):
+        value = getattr(record, spec.name)
+        if spec.name.endswith("_ns") and (not isinstance(value, int) or value < 0):
+            if spec.name in ("start_ns", "issue_ns") and isinstance(value, int):
+                continue
+            raise RecordError(f"{spec.name} {value!r} is not a whole number of nanoseconds >= 0")

@@ -1,0 +1,1 @@
+"""From estimates to a step: schedules, simulation, breakdown, trace."""

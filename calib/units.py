@@ -1,0 +1,54 @@
+"""Constants and the only place where SI numbers become text for people."""
+
+from __future__ import annotations
+
+import math
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+NS_PER_S = 1_000_000_000
+HOUR_S = 3600.0
+
+
+def format_time(time_s: float) -> str:
+    """Seconds as text with a fitting unit.
+
+    >>> format_time(1.8423), format_time(0.00512), format_time(148_320)
+    ('1.842 s', '5.12 ms', '41.2 h')
+    """
+    if not math.isfinite(time_s):
+        return "unknown"
+    size = abs(time_s)
+    if size >= HOUR_S:
+        return f"{time_s / HOUR_S:.1f} h"
+    if size >= 120:
+        return f"{time_s / 60:.1f} min"
+    if size >= 0.1 or size == 0:
+        return f"{time_s:.3f} s"
+    if size >= 1e-4:
+        return f"{time_s * 1e3:.2f} ms"
+    return f"{time_s * 1e6:.1f} us"
+
+
+def format_bytes(nbytes: float) -> str:
+    """Bytes as text with a binary unit.
+
+    >>> format_bytes(76_235_669_504), format_bytes(2048)
+    ('71.0 GiB', '2.0 KiB')
+    """
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if abs(nbytes) >= unit:
+            return f"{nbytes / unit:.1f} {name}"
+    return f"{nbytes:.0f} B"
+
+
+def format_frac(frac: float, *, signed: bool = False) -> str:
+    """A fraction as percent.
+
+    >>> format_frac(0.0103), format_frac(-0.11, signed=True)
+    ('1.0 %', '-11.0 %')
+    """
+    if not math.isfinite(frac):
+        return "unknown"
+    return f"{frac * 100:+.1f} %" if signed else f"{frac * 100:.1f} %"

@@ -1,0 +1,1 @@
+"""What runs: model shape, parallelism, ranks, operators and collectives of a layout, memory."""

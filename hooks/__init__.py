@@ -1,0 +1,1 @@
+"""In the training process: recorder, guard, hooks, adapters, live session."""

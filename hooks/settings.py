@@ -1,0 +1,78 @@
+"""What the user asked for, as one frozen value that the launch edge hands to the hooks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+
+class OnAdvice(Enum):
+    """What happens when the decision is to stop."""
+
+    LOG = "log"
+    ALERT = "alert"
+
+
+class WandbMode(Enum):
+    """Whether predicted against actual goes to W&B."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+class DeviceChoice(Enum):
+    """Where training runs: what torch finds, or the CPU stand-in."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankInfo:
+    """This process among its peers, as torchrun's environment told it."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    run_id: str
+
+    @property
+    def is_last(self) -> bool:
+        """True on the rank where Megatron prints, logs to W&B, and where our companion runs."""
+        return self.rank == self.world_size - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CadenceHint:
+    """How long the run is, read from the host's own arguments where they use Megatron's names."""
+
+    train_iters: int | None = None
+    eval_interval: int | None = None
+    eval_iters: int | None = None
+    save_interval: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The ``--calibrate-*`` flags, parsed."""
+
+    rank: RankInfo
+    steps: int = 20
+    every: int = 0
+    directory: Path = Path("forerun")
+    on_advice: OnAdvice = OnAdvice.LOG
+    deadline_unix_s: float | None = None
+    budget_hours: float | None = None
+    restart_cost_s: float = 600.0
+    confidence: float = 0.9
+    gpus: tuple[int, ...] = ()
+    wandb: WandbMode = WandbMode.AUTO
+    device: DeviceChoice = DeviceChoice.AUTO
+    cadence: CadenceHint = field(default_factory=CadenceHint)
+    host_argv: tuple[str, ...] = ()
+    companion_command: tuple[str, ...] = ()
+    """The program that reads the records and answers, started once on the last rank; its last
+    argument will be the directory.  Empty: records are written, nothing is analysed live."""

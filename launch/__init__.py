@@ -1,0 +1,1 @@
+"""The edge: autoload, flags, command line, CPU stand-in, companion process, reports."""

@@ -1,0 +1,5 @@
+"""Entry point of the group torch.backends."""
+
+
+def load() -> None:
+    """Return at once."""

@@ -1,0 +1,226 @@
+"""The process beside the last rank: reads what the hooks wrote, answers, and logs to W&B.
+
+It runs at the lowest priority and outside the training process, so that fitting, files and W&B cost
+training nothing but an idle core.  Events arrive as JSON lines on its standard input; end of file
+means that training is gone, and it finishes what it can.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..calib.analysis import Answer, Request, analyse
+from ..calib.errors import ForerunError
+from ..calib.samples.store import RunRecords, read_run
+from ..calib.samples.table import build_table
+from ..hooks.settings import OnAdvice, WandbMode
+from .answers import write_answer, write_score
+from .scoring import Score, StepRow
+from .wandb_sink import NoSink, Sink, open_sink
+
+PATIENCE_S = 30.0
+"""How long the other ranks' files are waited for after a window has closed here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the session told us on the command line."""
+
+    directory: Path
+    run_id: str
+    settings: dict[str, Any]
+
+    @property
+    def request(self) -> Request:
+        """The user's wishes in the form that the core takes; the clock is read by the caller."""
+        get = self.settings.get
+        return Request(
+            now_unix_s=0.0,
+            deadline_unix_s=get("deadline_unix_s"),
+            budget_hours=get("budget_hours"),
+            restart_cost_s=float(get("restart_cost_s", 600.0)),
+            confidence=float(get("confidence", 0.9)),
+            gpus=tuple(get("gpus") or ()),
+            host_argv=tuple(get("host_argv") or ()),
+        )
+
+
+class Companion:
+    """Events in; transcript, files and W&B out.  The clock is an argument of ``run`` alone."""
+
+    def __init__(self, options: Options, sink: Sink) -> None:
+        self._options = options
+        self._sink = sink
+        self._held: list[StepRow] = []
+        self._score = Score()
+        self._answer: Answer | None = None
+        self._previous: list[Answer] = []
+        self._pending: tuple[int, float] | None = None
+        self._brackets: dict[str, list[float]] = {}
+        self._last_step = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while a closed window has not been analysed."""
+        return self._pending is not None
+
+    def handle(self, event: dict[str, Any], now_unix_s: float) -> None:
+        """Take one event of the training process."""
+        kind = event.get("event")
+        if kind == "step":
+            row = StepRow.from_event(event)
+            self._last_step = row.step
+            self._held.append(row)
+            self._flush()
+        elif kind == "phase":
+            self._brackets.setdefault(event["name"], []).append(float(event["time_s"]))
+        elif kind == "window_closed":
+            self._pending = (int(event["window"]), now_unix_s)
+
+    def poll(self, now_unix_s: float, *, is_final: bool = False) -> None:
+        """Analyse the closed window once all ranks' files are there, or patience is over."""
+        if self._pending is None:
+            return
+        window, since = self._pending
+        try:
+            run = read_run(self._options.directory, self._options.run_id)
+        except ForerunError as err:
+            if is_final or now_unix_s - since > PATIENCE_S:
+                self._pending = None
+                say(f"no answer for window {window}: {err}")
+            return
+        is_patience_over = is_final or now_unix_s - since > PATIENCE_S
+        if not is_window_complete(run, window) and not is_patience_over:
+            return
+        self._pending = None
+        try:
+            self._analyse(run, now_unix_s)
+        except ForerunError as err:
+            say(f"no answer for window {window}: {err}")
+        self._flush()
+
+    def finish(self, now_unix_s: float) -> None:
+        """Last words: what is still held, and how the predictions did."""
+        self.poll(now_unix_s, is_final=True)
+        self._flush(is_final=True)
+        if self._answer is not None:
+            write_score(self._options.directory, self._score, self._answer)
+            for line in self._score.lines():
+                say(line)
+        self._sink.close(self._score.summary())
+
+    def _analyse(self, run: RunRecords, now_unix_s: float) -> None:
+        request = self._options.request.at(
+            now_unix_s=now_unix_s,
+            last_step=self._last_step,
+            eval_times_s=tuple(self._brackets.get("eval", ())),
+            save_times_s=tuple(self._brackets.get("save-checkpoint", ())),
+            previous=tuple(self._previous),
+        )
+        answer = analyse(build_table(run), run.config, request, problems=run.problems)
+        self._answer = answer
+        self._previous.append(answer)
+        for line in answer.transcript:
+            say(line)
+        write_answer(self._options.directory, answer)
+        say(f"report: {self._options.directory}/report.md · decision.json · timeline.json.gz")
+        self._sink.tables(self._logged_step(), answer.tables())
+        if answer.decision.is_stop and self._options.settings.get("on_advice") == (
+            OnAdvice.ALERT.value
+        ):
+            self._sink.alert("forerun: stop advised", answer.transcript[-1])
+
+    def _logged_step(self) -> int:
+        return self._held[0].step if self._held else self._last_step
+
+    def _flush(self, *, is_final: bool = False) -> None:
+        """Log held rows in order; rows after a window wait for its prediction."""
+        while self._held:
+            row = self._held[0]
+            is_after_window = row.window is None and row.is_after_window
+            if is_after_window and self._pending is not None and not is_final:
+                return
+            self._held.pop(0)
+            values = {"step_time_s": row.time_s}
+            if is_after_window and self._answer is not None:
+                values |= self._score.add(row, self._answer)
+            self._sink.step(row.step, values)
+
+
+def is_window_complete(run: RunRecords, window: int) -> bool:
+    """True when every rank of the run has closed this window."""
+    closed = run.ranks_that_closed(window)
+    return bool(run.headers) and len(closed) == next(iter(run.headers.values())).world_size
+
+
+def say(text: str) -> None:
+    """One line into the training log."""
+    print(f"[forerun] {text}", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until the training process ends or dies; 0."""
+    options = _parse(argv)
+    os.nice(19)
+    sink = _sink(options)
+    companion = Companion(options, sink)
+    events: queue.Queue[dict[str, Any] | None] = queue.Queue()
+    threading.Thread(target=_read, args=(events,), daemon=True).start()
+    while True:
+        try:
+            event = events.get(timeout=0.5)
+            if event is None or event.get("event") == "end":
+                break
+            companion.handle(event, time.time())
+        except queue.Empty:
+            companion.poll(time.time())
+    companion.finish(time.time())
+    return 0
+
+
+def _sink(options: Options) -> Sink:
+    settings = options.settings
+    mode = WandbMode(settings.get("wandb", "auto"))
+    try:
+        return open_sink(
+            mode,
+            has_host_run=bool(settings.get("has_host_wandb")),
+            directory=options.directory,
+            run_id=options.run_id,
+            config=settings,
+        )
+    except Exception as err:  # W&B raises its own, network and file errors alike; files go on.
+        say(f"W&B is off: {err}")
+        return NoSink()
+
+
+def _read(events: queue.Queue[dict[str, Any] | None]) -> None:
+    for line in sys.stdin:
+        try:
+            events.put(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    events.put(None)
+
+
+def _parse(argv: Sequence[str] | None) -> Options:
+    parser = argparse.ArgumentParser(prog="forerun.launch.companion")
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--run-id", required=True)
+    parser.add_argument("--settings", type=json.loads, default={})
+    args = parser.parse_args(argv)
+    return Options(directory=args.directory, run_id=args.run_id, settings=args.settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

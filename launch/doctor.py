@@ -1,0 +1,155 @@
+"""What is installed here and what would be attached: facts, one per row, never a failure."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from importlib import metadata
+
+
+class Verdict(Enum):
+    """How a fact bears on calibration."""
+
+    OK = "ok"
+    WARN = "warn"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One fact, and what to do about it where it stands in the way."""
+
+    name: str
+    value: str
+    verdict: Verdict
+    remedy: str = ""
+
+
+def examine() -> list[Finding]:
+    """All findings; imports neither torch nor megatron, so it is quick and harmless."""
+    return [
+        Finding(
+            name="python",
+            value=platform.python_version(),
+            verdict=Verdict.OK if sys.version_info < (3, 14) else Verdict.WARN,
+        ),
+        *[_package(name) for name in ("forerun", "numpy", "pandas", "pyarrow", "scikit-learn")],
+        _xgboost(),
+        _torch(),
+        _megatron(),
+        _entry_point(),
+        _autoload(),
+        _nccl(),
+        _wandb(),
+    ]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _package(name: str) -> Finding:
+    version = _version(name)
+    if version is None:
+        return Finding(
+            name=name, value="not installed", verdict=Verdict.MISSING,
+            remedy=f"pip install {name}",
+        )
+    return Finding(name=name, value=version, verdict=Verdict.OK)
+
+
+def _xgboost() -> Finding:
+    if _version("xgboost") is not None:
+        return Finding(
+            name="xgboost",
+            value=f"xgboost {_version('xgboost')}",
+            verdict=Verdict.WARN,
+            remedy="it brings an NCCL wheel that overwrites torch's: "
+            "pip uninstall xgboost, then pip install --force-reinstall xgboost-cpu",
+        )
+    return _package("xgboost-cpu")
+
+
+def _torch() -> Finding:
+    version = _version("torch")
+    if version is None:
+        return Finding(
+            name="torch", value="not installed", verdict=Verdict.WARN,
+            remedy="predict, plan and report work without it; recording needs it",
+        )
+    parts = tuple(int(p) for p in version.split("+")[0].split(".")[:2])
+    if parts < (2, 5):
+        return Finding(
+            name="torch", value=version, verdict=Verdict.WARN,
+            remedy="the bare flag needs 2.5; use: torchrun ... -m forerun.launch script.py",
+        )
+    return Finding(name="torch", value=version, verdict=Verdict.OK)
+
+
+def _megatron() -> Finding:
+    version = _version("megatron-core")
+    if version is None:
+        found = importlib.util.find_spec("megatron") is not None
+        return Finding(
+            name="megatron-core",
+            value="from a checkout" if found else "not installed",
+            verdict=Verdict.OK if found else Verdict.WARN,
+            remedy="" if found else "a Megatron-LM clone brings its own; else pip install megatron-core",
+        )
+    has_training = importlib.util.find_spec("megatron.training") is not None
+    seams = "megatron.training and megatron.core seams" if has_training else "megatron.core seams"
+    return Finding(name="megatron-core", value=f"{version}, {seams}", verdict=Verdict.OK)
+
+
+def _entry_point() -> Finding:
+    names = [e.value for e in metadata.entry_points(group="torch.backends") if e.name == "forerun"]
+    if not names:
+        return Finding(
+            name="flag", value="--calibrate is not attached", verdict=Verdict.MISSING,
+            remedy="install forerun into this environment, or use -m forerun.launch",
+        )
+    return Finding(name="flag", value=f"--calibrate via {names[0]}", verdict=Verdict.OK)
+
+
+def _autoload() -> Finding:
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
+        return Finding(
+            name="autoload", value="TORCH_DEVICE_BACKEND_AUTOLOAD=0", verdict=Verdict.WARN,
+            remedy="the bare flag does nothing; unset it or use -m forerun.launch",
+        )
+    return Finding(name="autoload", value="on", verdict=Verdict.OK)
+
+
+def _nccl() -> Finding:
+    wheels = sorted(
+        f"{name} {d.version}"
+        for d in metadata.distributions()
+        if (name := str(d.metadata["Name"] or "")).startswith("nvidia-nccl")
+    )
+    if len(wheels) > 1:
+        return Finding(
+            name="nccl", value=", ".join(wheels), verdict=Verdict.WARN,
+            remedy="both write the same library; keep the one that torch asks for",
+        )
+    return Finding(
+        name="nccl", value=wheels[0] if wheels else "none (CPU torch: gloo)", verdict=Verdict.OK
+    )
+
+
+def _wandb() -> Finding:
+    version = _version("wandb")
+    if version is None:
+        return _package("wandb")
+    mode = os.environ.get("WANDB_MODE")
+    if mode:
+        state = f"mode {mode}"
+    else:
+        state = "key in environment" if os.environ.get("WANDB_API_KEY") else "offline without a key"
+    return Finding(name="wandb", value=f"{version}, {state}", verdict=Verdict.OK)

@@ -1,0 +1,84 @@
+"""Predicted against actual, step by step: the tool scores itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from ..calib.analysis import Answer
+from ..calib.units import format_frac
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow:
+    """One step as the training process told it."""
+
+    step: int
+    time_s: float
+    window: int | None
+    is_after_window: bool
+    is_hooked: bool
+    flags: tuple[str, ...]
+
+    @staticmethod
+    def from_event(event: dict[str, Any]) -> StepRow:
+        """The row of a ``step`` event."""
+        return StepRow(
+            step=int(event["step"]),
+            time_s=float(event["time_s"]),
+            window=event.get("window"),
+            is_after_window=bool(event.get("is_after_window")),
+            is_hooked=bool(event.get("is_hooked")),
+            flags=tuple(event.get("flags") or ()),
+        )
+
+
+@dataclass(slots=True)
+class Score:
+    """Signed errors of the predicted step and how often the 90 % interval held."""
+
+    errors_frac: list[float] = field(default_factory=list)
+    is_inside: list[bool] = field(default_factory=list)
+
+    def add(self, row: StepRow, answer: Answer) -> dict[str, float]:
+        """Values to log for a step after the window; steps with flags do not count in the score."""
+        predicted = answer.predicted_step
+        error_frac = predicted.time_s / row.time_s - 1.0
+        inside = predicted.low_s <= row.time_s <= predicted.high_s
+        if not row.flags:
+            self.errors_frac.append(error_frac)
+            self.is_inside.append(inside)
+        return {
+            "step_time_predicted_s": predicted.time_s,
+            "step_time_predicted_low_s": predicted.low_s,
+            "step_time_predicted_high_s": predicted.high_s,
+            "step_time_modelled_s": answer.own.time_s,
+            "step_time_error_frac": error_frac,
+            "is_in_interval": float(inside),
+            "finish_p50_unix_s": answer.forecast.finish_p50_unix_s,
+            "finish_p95_unix_s": answer.forecast.finish_p95_unix_s,
+            "overhead_frac": answer.overhead.overhead_frac,
+        }
+
+    def summary(self) -> dict[str, Any]:
+        """What the predictions were worth; empty before the first."""
+        if not self.errors_frac:
+            return {}
+        return {
+            "num_scored_steps": len(self.errors_frac),
+            "step_time_error_median_frac": median(self.errors_frac),
+            "step_time_abs_error_median_frac": median(abs(e) for e in self.errors_frac),
+            "interval_coverage_frac": sum(self.is_inside) / len(self.is_inside),
+        }
+
+    def lines(self) -> list[str]:
+        """The score as text, for the end of the log."""
+        summary = self.summary()
+        if not summary:
+            return []
+        return [
+            f"predicted against actual over {summary['num_scored_steps']} steps: median error "
+            f"{format_frac(summary['step_time_error_median_frac'], signed=True)}, 90 % interval "
+            f"held {format_frac(summary['interval_coverage_frac'])} of the time"
+        ]

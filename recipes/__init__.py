@@ -1,0 +1,1 @@
+"""What a user copies: launch scripts and the small Megatron-core pre-training script."""
