@@ -1,5 +1,66 @@
-"""Entry point of the group torch.backends."""
+"""Entry point of the group ``torch.backends``: PyTorch calls it at the end of ``import torch``.
+
+Without a flag of ours, or outside a worker of a distributed launch, it looks at the arguments and
+returns.  An exception here would abort ``import torch``, so none leaves.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_OWNER = "FORERUN_OWNER_PID"
+"""Set here, never by a user: what the training process starts inherits it, and stays untouched."""
 
 
 def load() -> None:
-    """Return at once."""
+    """Start the stand-in and the session where they were asked for; a second call does nothing."""
+    try:
+        if "RANK" not in os.environ or not _is_asked():
+            return
+        if _OWNER in os.environ:
+            return
+        os.environ[_OWNER] = str(os.getpid())
+        _begin()
+    except Exception as err:  # training comes first, whatever is wrong with us
+        _say(f"{type(err).__name__}: {err}; calibration is off, training goes on")
+
+
+def _is_asked() -> bool:
+    if os.environ.get("FORERUN_CALIBRATE") == "1" or os.environ.get("FORERUN_DEVICE") == "cpu":
+        return True
+    return any(argument.startswith("--calibrate") for argument in sys.argv[1:])
+
+
+def _begin() -> None:
+    from ..calib.errors import ConfigError
+    from ..hooks.settings import DeviceChoice
+    from . import flags
+
+    asked = flags.split(sys.argv[1:])
+    sys.argv[1:] = asked.rest
+    is_calibrating = asked.present or os.environ.get("FORERUN_CALIBRATE") == "1"
+    settings = None
+    if is_calibrating:
+        command = (sys.executable, "-m", "forerun.launch.companion")
+        try:
+            settings = flags.parse(asked.own, os.environ, sys.argv, command)
+        except ConfigError as err:
+            _say(f"{err}; calibration is off, training goes on")
+    is_cpu = os.environ.get("FORERUN_DEVICE") == "cpu"
+    if settings is not None:
+        is_cpu = settings.device is DeviceChoice.CPU
+    if is_cpu:
+        from . import stand_in
+
+        stand_in.install()
+    if settings is not None:
+        from ..hooks.session import start
+
+        start(settings)
+
+
+def _say(text: str) -> None:
+    """One line, from one rank."""
+    if os.environ.get("RANK") == "0":
+        print(f"[forerun] {text}", flush=True)

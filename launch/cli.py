@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser; options of Megatron pass through ``predict`` and ``plan`` by their own names."""
+    """The parser; options of Megatron pass through ``predict`` by their own names."""
     parser = argparse.ArgumentParser(
         prog="forerun",
         description="When does the run end, which layout would be faster, should it stop now?",
@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument("directory", type=Path, help="what --calibrate-dir was")
         sub.add_argument("--run-id", help="which run, where the directory holds several")
         sub.add_argument("--json", action="store_true", help="one JSON value on standard output")
-        sub.set_defaults(takes_options=verb != "report")
+        sub.set_defaults(takes_options=verb == "predict")
     plan = verbs.choices["plan"]
     plan.add_argument("--gpus", type=int, help="number of ranks (default: as the run)")
     plan.add_argument("--top", type=int, default=10, help="rows to show (default 10)")
@@ -67,7 +67,10 @@ def build_parser() -> argparse.ArgumentParser:
         "--memory-gib", type=float, help="memory of one device (default: what the run had)"
     )
     verbs.choices["predict"].add_argument(
-        "--fail-over", type=float, metavar="SECONDS", help="exit 1 when the step is slower than this"
+        "--fail-over",
+        type=float,
+        metavar="SECONDS",
+        help="exit 1 when the step is slower than this",
     )
     doctor = verbs.add_parser("doctor", help="what is installed here and what would be attached")
     doctor.add_argument("--json", action="store_true", help="one JSON value on standard output")

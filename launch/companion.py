@@ -15,16 +15,19 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..calib.analysis import Answer, Request, analyse
 from ..calib.errors import ForerunError
-from ..calib.samples.store import RunRecords, read_run
+from ..calib.samples.records import WindowRecord
+from ..calib.samples.run import RunRecords
+from ..calib.samples.store import read_run
 from ..calib.samples.table import build_table
+from ..calib.timeline.measured import measured_spans
 from ..hooks.settings import OnAdvice, WandbMode
-from .answers import write_answer, write_score
+from .answers import wandb_tables, write_answer, write_score
 from .scoring import Score, StepRow
 from .wandb_sink import NoSink, Sink, open_sink
 
@@ -64,22 +67,21 @@ class Companion:
         self._held: list[StepRow] = []
         self._score = Score()
         self._answer: Answer | None = None
-        self._previous: list[Answer] = []
+        self._met: tuple[str, ...] = ()
+        self._bare_s: list[float] = []
         self._pending: tuple[int, float] | None = None
+        self._is_first_open = True
         self._brackets: dict[str, list[float]] = {}
-        self._last_step = 0
-
-    @property
-    def is_waiting(self) -> bool:
-        """True while a closed window has not been analysed."""
-        return self._pending is not None
+        self._last_iteration = 0
 
     def handle(self, event: dict[str, Any], now_unix_s: float) -> None:
         """Take one event of the training process."""
         kind = event.get("event")
         if kind == "step":
             row = StepRow.from_event(event)
-            self._last_step = row.step
+            self._last_iteration = row.iteration
+            if not row.is_hooked and not row.flags:
+                self._bare_s.append(row.time_s)
             self._held.append(row)
             self._flush()
         elif kind == "phase":
@@ -96,71 +98,84 @@ class Companion:
             run = read_run(self._options.directory, self._options.run_id)
         except ForerunError as err:
             if is_final or now_unix_s - since > PATIENCE_S:
-                self._pending = None
-                say(f"no answer for window {window}: {err}")
+                self._settle(f"no answer for window {window}: {err}")
             return
         is_patience_over = is_final or now_unix_s - since > PATIENCE_S
         if not is_window_complete(run, window) and not is_patience_over:
             return
-        self._pending = None
         try:
             self._analyse(run, now_unix_s)
         except ForerunError as err:
-            say(f"no answer for window {window}: {err}")
-        self._flush()
+            self._settle(f"no answer for window {window}: {err}")
+        else:
+            self._settle()
 
     def finish(self, now_unix_s: float) -> None:
         """Last words: what is still held, and how the predictions did."""
         self.poll(now_unix_s, is_final=True)
         self._flush(is_final=True)
         if self._answer is not None:
-            write_score(self._options.directory, self._score, self._answer)
-            for line in self._score.lines():
-                say(line)
+            write_score(self._options.directory, self._score.summary(), self._answer.run_id)
+        for line in self._score.lines():
+            say(line)
         self._sink.close(self._score.summary())
 
     def _analyse(self, run: RunRecords, now_unix_s: float) -> None:
-        request = self._options.request.at(
+        request = replace(
+            self._options.request,
             now_unix_s=now_unix_s,
-            last_step=self._last_step,
+            last_step=self._last_iteration,
+            step_times_s=tuple(self._bare_s),
             eval_times_s=tuple(self._brackets.get("eval", ())),
             save_times_s=tuple(self._brackets.get("save-checkpoint", ())),
-            previous=tuple(self._previous),
+            previously_met=self._met,
         )
-        answer = analyse(build_table(run), run.config, request, problems=run.problems)
+        table = build_table(run)
+        answer = analyse(table, request, problems=run.problems)
         self._answer = answer
-        self._previous.append(answer)
+        self._met = tuple(sorted(rule.value for rule in answer.decision.rules_met))
+        directory = self._options.directory
+        write_answer(directory, table, request, answer, measured_spans(run))
         for line in answer.transcript:
-            say(line)
-        write_answer(self._options.directory, answer)
-        say(f"report: {self._options.directory}/report.md · decision.json · timeline.json.gz")
-        self._sink.tables(self._logged_step(), answer.tables())
-        if answer.decision.is_stop and self._options.settings.get("on_advice") == (
-            OnAdvice.ALERT.value
-        ):
+            print(line, flush=True)
+        where = f"{directory}/report.md · decision.json · timeline.json.gz"
+        say(f"report: {where} · W&B: {self._sink.where}")
+        self._sink.tables(self._logged_iteration(), wandb_tables(answer))
+        if answer.is_stop and self._options.settings.get("on_advice") == OnAdvice.ALERT.value:
             self._sink.alert("forerun: stop advised", answer.transcript[-1])
 
-    def _logged_step(self) -> int:
-        return self._held[0].step if self._held else self._last_step
+    def _settle(self, problem: str = "") -> None:
+        """The pending window is done with: held rows may go."""
+        if problem:
+            say(problem)
+        self._pending = None
+        self._is_first_open = False
+        self._flush()
+
+    def _logged_iteration(self) -> int:
+        return self._held[0].iteration if self._held else self._last_iteration
 
     def _flush(self, *, is_final: bool = False) -> None:
-        """Log held rows in order; rows after a window wait for its prediction."""
+        """Log held rows in order; rows after the first window wait for its prediction."""
         while self._held:
             row = self._held[0]
-            is_after_window = row.window is None and row.is_after_window
-            if is_after_window and self._pending is not None and not is_final:
+            if row.is_after_window and self._is_first_open and not is_final:
                 return
             self._held.pop(0)
             values = {"step_time_s": row.time_s}
-            if is_after_window and self._answer is not None:
+            if row.is_after_window and self._answer is not None:
                 values |= self._score.add(row, self._answer)
-            self._sink.step(row.step, values)
+            self._sink.step(row.iteration, values)
 
 
 def is_window_complete(run: RunRecords, window: int) -> bool:
     """True when every rank of the run has closed this window."""
-    closed = run.ranks_that_closed(window)
-    return bool(run.headers) and len(closed) == next(iter(run.headers.values())).world_size
+    closed = {
+        rank
+        for rank, records in run.records.items()
+        if any(isinstance(r, WindowRecord) and r.window == window for r in records)
+    }
+    return len(closed) == run.world_size
 
 
 def say(text: str) -> None:

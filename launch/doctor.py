@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib import metadata
 
+from .wandb_sink import has_key
+
 
 class Verdict(Enum):
     """How a fact bears on calibration."""
@@ -59,7 +61,9 @@ def _package(name: str) -> Finding:
     version = _version(name)
     if version is None:
         return Finding(
-            name=name, value="not installed", verdict=Verdict.MISSING,
+            name=name,
+            value="not installed",
+            verdict=Verdict.MISSING,
             remedy=f"pip install {name}",
         )
     return Finding(name=name, value=version, verdict=Verdict.OK)
@@ -81,13 +85,17 @@ def _torch() -> Finding:
     version = _version("torch")
     if version is None:
         return Finding(
-            name="torch", value="not installed", verdict=Verdict.WARN,
+            name="torch",
+            value="not installed",
+            verdict=Verdict.WARN,
             remedy="predict, plan and report work without it; recording needs it",
         )
     parts = tuple(int(p) for p in version.split("+")[0].split(".")[:2])
     if parts < (2, 5):
         return Finding(
-            name="torch", value=version, verdict=Verdict.WARN,
+            name="torch",
+            value=version,
+            verdict=Verdict.WARN,
             remedy="the bare flag needs 2.5; use: torchrun ... -m forerun.launch script.py",
         )
     return Finding(name="torch", value=version, verdict=Verdict.OK)
@@ -101,7 +109,9 @@ def _megatron() -> Finding:
             name="megatron-core",
             value="from a checkout" if found else "not installed",
             verdict=Verdict.OK if found else Verdict.WARN,
-            remedy="" if found else "a Megatron-LM clone brings its own; else pip install megatron-core",
+            remedy=""
+            if found
+            else "a Megatron-LM clone brings its own; else pip install megatron-core",
         )
     has_training = importlib.util.find_spec("megatron.training") is not None
     seams = "megatron.training and megatron.core seams" if has_training else "megatron.core seams"
@@ -112,7 +122,9 @@ def _entry_point() -> Finding:
     names = [e.value for e in metadata.entry_points(group="torch.backends") if e.name == "forerun"]
     if not names:
         return Finding(
-            name="flag", value="--calibrate is not attached", verdict=Verdict.MISSING,
+            name="flag",
+            value="--calibrate is not attached",
+            verdict=Verdict.MISSING,
             remedy="install forerun into this environment, or use -m forerun.launch",
         )
     return Finding(name="flag", value=f"--calibrate via {names[0]}", verdict=Verdict.OK)
@@ -121,7 +133,9 @@ def _entry_point() -> Finding:
 def _autoload() -> Finding:
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
         return Finding(
-            name="autoload", value="TORCH_DEVICE_BACKEND_AUTOLOAD=0", verdict=Verdict.WARN,
+            name="autoload",
+            value="TORCH_DEVICE_BACKEND_AUTOLOAD=0",
+            verdict=Verdict.WARN,
             remedy="the bare flag does nothing; unset it or use -m forerun.launch",
         )
     return Finding(name="autoload", value="on", verdict=Verdict.OK)
@@ -135,7 +149,9 @@ def _nccl() -> Finding:
     )
     if len(wheels) > 1:
         return Finding(
-            name="nccl", value=", ".join(wheels), verdict=Verdict.WARN,
+            name="nccl",
+            value=", ".join(wheels),
+            verdict=Verdict.WARN,
             remedy="both write the same library; keep the one that torch asks for",
         )
     return Finding(
@@ -151,5 +167,5 @@ def _wandb() -> Finding:
     if mode:
         state = f"mode {mode}"
     else:
-        state = "key in environment" if os.environ.get("WANDB_API_KEY") else "offline without a key"
+        state = "online, a key was found" if has_key() else "offline without a key"
     return Finding(name="wandb", value=f"{version}, {state}", verdict=Verdict.OK)

@@ -14,7 +14,8 @@ from ..calib.units import format_frac
 class StepRow:
     """One step as the training process told it."""
 
-    step: int
+    iteration: int
+    """The step's number as the host prints it, from 1."""
     time_s: float
     window: int | None
     is_after_window: bool
@@ -25,7 +26,7 @@ class StepRow:
     def from_event(event: dict[str, Any]) -> StepRow:
         """The row of a ``step`` event."""
         return StepRow(
-            step=int(event["step"]),
+            iteration=int(event["step"]) + 1,
             time_s=float(event["time_s"]),
             window=event.get("window"),
             is_after_window=bool(event.get("is_after_window")),
@@ -49,17 +50,19 @@ class Score:
         if not row.flags:
             self.errors_frac.append(error_frac)
             self.is_inside.append(inside)
-        return {
+        values = {
             "step_time_predicted_s": predicted.time_s,
             "step_time_predicted_low_s": predicted.low_s,
             "step_time_predicted_high_s": predicted.high_s,
-            "step_time_modelled_s": answer.own.time_s,
+            "step_time_modelled_s": answer.own.time_s + answer.waiting_s,
             "step_time_error_frac": error_frac,
             "is_in_interval": float(inside),
             "finish_p50_unix_s": answer.forecast.finish_p50_unix_s,
             "finish_p95_unix_s": answer.forecast.finish_p95_unix_s,
-            "overhead_frac": answer.overhead.overhead_frac,
         }
+        if answer.overhead is not None:
+            values["overhead_frac"] = answer.overhead.overhead_frac
+        return values
 
     def summary(self) -> dict[str, Any]:
         """What the predictions were worth; empty before the first."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from netrc import NetrcParseError, netrc
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+from urllib.parse import urlparse
 
 from ..hooks.settings import WandbMode
 
@@ -17,7 +19,12 @@ PREFIX = "calib/"
 
 
 class Sink(Protocol):
-    """Where predicted against actual goes."""
+    """Where predicted against actual goes; ``where`` says it in words."""
+
+    @property
+    def where(self) -> str:
+        """For the transcript."""
+        ...
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Log values at one step; keys without the prefix, with the unit as suffix."""
@@ -37,7 +44,15 @@ class Sink(Protocol):
 
 
 class NoSink:
-    """Used where W&B is off or the host logs into its own run."""
+    """Used where W&B is off or the session logs into the host's run."""
+
+    def __init__(self, where: str = "off") -> None:
+        self._where = where
+
+    @property
+    def where(self) -> str:
+        """What the reason is."""
+        return self._where
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Do nothing."""
@@ -59,14 +74,21 @@ class OwnRun:
         import wandb
 
         self._wandb = wandb
+        mode = _mode()
+        self._where = f"{PREFIX}* ({mode})"
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "forerun"),
             name=f"forerun-{run_id}",
             dir=str(directory),
-            mode=_mode(),
+            mode=mode,
             config={"calib": dict(config)},
             settings=wandb.Settings(silent=True, console="off"),
         )
+
+    @property
+    def where(self) -> str:
+        """The keys, and whether they leave this machine."""
+        return self._where
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Log one mapping at this step."""
@@ -97,17 +119,29 @@ class OwnRun:
 def open_sink(
     mode: WandbMode, *, has_host_run: bool, directory: Path, run_id: str, config: Mapping[str, Any]
 ) -> Sink:
-    """Our own run, or ``NoSink`` where W&B is off or the host has a run that the session logs into."""
-    if mode is WandbMode.OFF or has_host_run:
+    """Our own run; ``NoSink`` where W&B is off or the session logs into the host's run."""
+    if mode is WandbMode.OFF:
         return NoSink()
+    if has_host_run:
+        return NoSink(f"{PREFIX}* in the host's run")
     return OwnRun(directory=directory, run_id=run_id, config=config)
 
 
-def _mode() -> Any:
+def _mode() -> Literal["online", "offline", "disabled", "shared"]:
     """Offline where there is no key; the user's ``WANDB_MODE`` wins."""
     chosen = os.environ.get("WANDB_MODE")
-    if chosen:
+    if chosen in ("online", "offline", "disabled", "shared"):
         return chosen
-    import wandb
+    return "online" if has_key() else "offline"
 
-    return "online" if wandb.api.api_key else "offline"
+
+def has_key() -> bool:
+    """True where the environment or the netrc file holds a key, without asking the network."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
+    path = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+    try:
+        return netrc(str(path)).authenticators(host or "") is not None
+    except (OSError, NetrcParseError):
+        return False

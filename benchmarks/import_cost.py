@@ -1,0 +1,83 @@
+"""What an installed Forerun adds to ``import torch`` where nobody asked for it.
+
+    python benchmarks/import_cost.py [--runs 30]
+
+Two views: whole imports in fresh processes, interleaved, with Forerun's entry point visible and
+hidden (medians, and a 90 % interval of the difference by bootstrap); and the entry point alone, its
+module's import included, which has no noise of a second-long import on top.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+IMPORT = """
+import sys, time
+sys.path[:0] = [{links!r}]
+begin = time.perf_counter()
+import torch
+print(time.perf_counter() - begin)
+"""
+ALONE = """
+import sys, time
+sys.path[:0] = [{links!r}]
+from importlib import metadata
+(point,) = [e for e in metadata.entry_points(group="torch.backends") if e.name == "forerun"]
+begin = time.perf_counter()
+point.load()()
+print(time.perf_counter() - begin)
+"""
+
+
+def link_site_packages(home: Path, *, has_forerun: bool) -> Path:
+    """A folder of links to every installed package, Forerun's and its metadata left out or in."""
+    home.mkdir()
+    site = Path(np.__file__).parent.parent
+    for entry in site.iterdir():
+        is_ours = "forerun" in entry.name
+        if not is_ours or (has_forerun and entry.name.endswith("dist-info")):
+            (home / entry.name).symlink_to(entry)
+    if has_forerun:
+        (home / "forerun").symlink_to(ROOT)
+    return home
+
+
+def seconds(code: str, links: Path) -> float:
+    """What the code prints, in a fresh interpreter that sees only the links."""
+    command = [sys.executable, "-I", "-S", "-c", code.format(links=str(links))]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=30)
+    runs = parser.parse_args().runs
+    with tempfile.TemporaryDirectory() as home:
+        bare = link_site_packages(Path(home) / "without", has_forerun=False)
+        ours = link_site_packages(Path(home) / "with", has_forerun=True)
+        seconds(IMPORT, bare), seconds(IMPORT, ours)
+        pairs = np.array(
+            [(seconds(IMPORT, bare), seconds(IMPORT, ours)) for _ in range(runs)]
+        )
+        alone = [seconds(ALONE, ours) for _ in range(runs)]
+    without, with_it = np.median(pairs, axis=0)
+    random = np.random.default_rng(0)
+    picks = pairs[random.integers(runs, size=(5000, runs))]
+    low, high = np.quantile(np.subtract(*np.median(picks, axis=1).T[::-1]), [0.05, 0.95])
+    print(f"import torch, {runs} interleaved runs: without {without * 1e3:.1f} ms, with "
+          f"{with_it * 1e3:.1f} ms, difference {(with_it - without) * 1e3:+.2f} ms "
+          f"(90 %: {low * 1e3:+.2f} to {high * 1e3:+.2f})")
+    print(f"entry point alone, its import included: median {statistics.median(alone) * 1e3:.3f} ms")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,228 @@
+"""Whether to go on, to stop for a faster layout or a limit, or to abstain for lack of evidence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from ..units import format_frac, format_time
+from ..workload.megatron_args import rewrite_command
+from .forecast import Forecast
+from .plan import Candidate, Plan
+
+SCHEMA = 1
+CONFIDENCE = 0.9
+MIN_COVERAGE_FRAC = 0.9
+"""Share of installed hooks that must have fired before other layouts are judged."""
+MIN_STEPS = 5
+"""Measured steps below which nothing is decided."""
+_NUM_NODES = 32
+
+
+class Action(Enum):
+    """What is advised."""
+
+    CONTINUE = "continue"
+    STOP = "stop"
+    ABSTAIN = "abstain"
+
+
+class Rule(Enum):
+    """Which question a reason answers."""
+
+    RESTART = "restart"
+    DEADLINE = "deadline"
+    BUDGET = "budget"
+    EVIDENCE = "evidence"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """One rule with its outcome; ``numbers`` carry their units in their names."""
+
+    rule: Rule
+    is_met: bool
+    """True where the rule, taken alone, speaks for stopping."""
+    text: str
+    probability: float | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return {"rule": self.rule.value, "is_met": self.is_met, "text": self.text,
+                "probability": self.probability, "numbers": dict(self.numbers)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The advice of one window, with what it rests on."""
+
+    action: Action
+    reasons: tuple[Reason, ...]
+    confidence: float
+    now_unix_s: float | None = None
+    candidate: Candidate | None = None
+    """The layout that the restart rule was asked about."""
+    command: tuple[str, ...] = ()
+    """The user's command line with that layout, where it would be worth a restart."""
+
+    @property
+    def rules_met(self) -> frozenset[Rule]:
+        """Rules that speak for stopping in this window."""
+        return frozenset(reason.rule for reason in self.reasons if reason.is_met)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with its schema."""
+        return {
+            "schema": SCHEMA, "action": self.action.value, "confidence": self.confidence,
+            "now_unix_s": self.now_unix_s,
+            "reasons": [reason.to_json() for reason in self.reasons],
+            "candidate": self.candidate.to_json() if self.candidate else None,
+            "command": list(self.command),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a stop is weighed against.  ``budget_s`` is wall-clock time of the whole run."""
+
+    restart_cost_s: float
+    recalibration_s: float = 0.0
+    confidence: float = CONFIDENCE
+    deadline_unix_s: float | None = None
+    budget_s: float | None = None
+    min_coverage_frac: float = MIN_COVERAGE_FRAC
+    min_steps: int = MIN_STEPS
+
+
+def decide(
+    limits: Limits,
+    *,
+    forecast: Forecast | None,
+    plan: Plan | None,
+    coverage_frac: float | None = None,
+    host_argv: Sequence[str] = (),
+    previously_met: Set[Rule] = frozenset(),
+) -> Decision:
+    """The advice of this window, given the rules that spoke for stopping in the one before.
+
+    Stops where a rule holds with the wanted confidence here and in the previous window as well.
+    Abstains where too few steps were measured, or where the hooks saw too little of a step to judge
+    other layouts.
+    """
+    if forecast is None or forecast.num_samples < limits.min_steps:
+        steps = forecast.num_samples if forecast else 0
+        text = f"{steps} measured steps are too few; record {limits.min_steps} unflagged ones"
+        now_unix_s = forecast.now_unix_s if forecast else None
+        return _abstain(limits, [_evidence(text, {"num_steps": float(steps)})], now_unix_s)
+    reasons = _limit_reasons(limits, forecast)
+    candidate = plan.best if plan else None
+    gaps = _gaps(limits, plan, coverage_frac)
+    if not gaps:
+        reasons.append(_restart_reason(limits, forecast, candidate))
+    met = {reason.rule for reason in reasons if reason.is_met}
+    confirmed = met & previously_met
+    if gaps and not confirmed:
+        return _abstain(limits, [*gaps, *reasons], forecast.now_unix_s)
+    command: tuple[str, ...] = ()
+    if Rule.RESTART in met and candidate is not None and host_argv:
+        command = rewrite_command(host_argv, candidate.config)
+    return Decision(
+        action=Action.STOP if confirmed else Action.CONTINUE, reasons=(*reasons, *gaps),
+        confidence=limits.confidence, now_unix_s=forecast.now_unix_s, candidate=candidate,
+        command=command,
+    )
+
+
+def saving_probability(forecast: Forecast, candidate: Candidate, cost_s: float) -> float:
+    """P(time left here - time left there > cost): the ratio log-normal, the time left normal.
+
+    Steps and evaluations shrink alike; what is left is integrated over by Gauss-Hermite quadrature.
+    """
+    nodes, weights = np.polynomial.hermite_e.hermegauss(_NUM_NODES)
+    left = forecast.remaining_s + forecast.remaining_sigma_s * nodes
+    mean, sigma = math.log1p(candidate.time_frac), max(candidate.log_ratio_sigma, 1e-12)
+    chances = [_below(1 - cost_s / here, mean, sigma) if here > cost_s else 0.0 for here in left]
+    return float(np.dot(weights, chances) / weights.sum())
+
+
+def lateness_probability(forecast: Forecast, deadline_unix_s: float) -> float:
+    """P(finish > deadline) for a normal finish time."""
+    early_s = deadline_unix_s - forecast.finish_p50_unix_s
+    if forecast.remaining_sigma_s <= 0:
+        return float(early_s < 0)
+    return float(stats.norm.sf(early_s / forecast.remaining_sigma_s))
+
+
+def _below(ratio: float, mean: float, sigma: float) -> float:
+    return float(stats.norm.cdf((math.log(ratio) - mean) / sigma)) if ratio > 0 else 0.0
+
+
+def _limit_reasons(limits: Limits, forecast: Forecast) -> list[Reason]:
+    out: list[Reason] = []
+    if limits.deadline_unix_s is not None:
+        chance = lateness_probability(forecast, limits.deadline_unix_s)
+        late_s = forecast.finish_p50_unix_s - limits.deadline_unix_s
+        out.append(_limit(Rule.DEADLINE, "deadline", chance, late_s, limits.confidence))
+    if limits.budget_s is not None:
+        end_unix_s = forecast.now_unix_s - forecast.elapsed_s + limits.budget_s
+        chance = lateness_probability(forecast, end_unix_s)
+        over_s = forecast.finish_p50_unix_s - end_unix_s
+        out.append(_limit(Rule.BUDGET, "budget", chance, over_s, limits.confidence))
+    return out
+
+
+def _limit(rule: Rule, name: str, chance: float, over_s: float, confidence: float) -> Reason:
+    side = "after" if over_s > 0 else "before"
+    sign = ">=" if chance >= confidence else "<"
+    text = (f"finish is {format_time(abs(over_s))} {side} the {name}, "
+            f"P(beyond) = {chance:.2f} {sign} {confidence:.2f}")
+    return Reason(rule=rule, is_met=chance >= confidence, text=text, probability=chance,
+                  numbers={"over_s": over_s})
+
+
+def _restart_reason(limits: Limits, forecast: Forecast, best: Candidate | None) -> Reason:
+    cost_s = limits.restart_cost_s + limits.recalibration_s
+    if best is None:
+        return Reason(rule=Rule.RESTART, is_met=False, text="no other layout is faster and fits")
+    chance = saving_probability(forecast, best, cost_s)
+    saved_s = -forecast.remaining_s * best.time_frac - cost_s
+    is_met = chance >= limits.confidence
+    verb = "save" if saved_s >= 0 else "lose"
+    text = (f"restart would {verb} {format_time(abs(saved_s))}, P = {chance:.2f} "
+            f"{'>=' if is_met else '<'} {limits.confidence:.2f}")
+    return Reason(
+        rule=Rule.RESTART, is_met=is_met, text=text, probability=chance,
+        numbers={
+            "saved_s": saved_s, "cost_s": cost_s, "remaining_s": forecast.remaining_s,
+            "time_frac": best.time_frac, "time_frac_low": best.time_frac_low,
+            "time_frac_high": best.time_frac_high,
+        },
+    )
+
+
+def _gaps(limits: Limits, plan: Plan | None, coverage_frac: float | None) -> list[Reason]:
+    """What is missing for a judgement of other layouts."""
+    out: list[Reason] = []
+    if plan is None:
+        out.append(_evidence("no layouts were compared; fit a calibration and plan", {}))
+    if coverage_frac is not None and coverage_frac < limits.min_coverage_frac:
+        text = (f"{format_frac(coverage_frac)} of the hooks fired, "
+                f"{format_frac(limits.min_coverage_frac)} are needed; record another window")
+        out.append(_evidence(text, {"coverage_frac": coverage_frac}))
+    return out
+
+
+def _evidence(text: str, numbers: Mapping[str, float]) -> Reason:
+    return Reason(rule=Rule.EVIDENCE, is_met=False, text=text, numbers=numbers)
+
+
+def _abstain(limits: Limits, reasons: Sequence[Reason], now_unix_s: float | None) -> Decision:
+    return Decision(action=Action.ABSTAIN, reasons=tuple(reasons), confidence=limits.confidence,
+                    now_unix_s=now_unix_s)

@@ -1,0 +1,234 @@
+"""Other layouts of the same run, ranked by predicted step time, with memory and interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import ConfigError
+from ..fit.estimates import Estimator, Source
+from ..timeline.step import CONTENTION, Z_90, StepEstimate, estimate_many
+from ..workload.config import Parallelism, Recompute, RunConfig
+from ..workload.megatron_args import options
+from ..workload.memory import MemoryEstimate, Verdict, memory, verdict
+
+SCHEMA = 1
+LAYOUT_SIGMA_LOG = 0.04
+"""Error of the ratio of two layouts beyond that of their operators: what remains on published
+layouts after a calibration of 3 to 10 rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One layout.  ``time_frac`` is its step time over that of the running layout, minus one."""
+
+    config: RunConfig
+    step_time_s: float
+    low_s: float
+    high_s: float
+    time_frac: float
+    time_frac_low: float
+    time_frac_high: float
+    log_ratio_sigma: float
+    """Standard deviation of the log of the ratio; shared errors have cancelled."""
+    memory: MemoryEstimate
+    verdict: Verdict
+    source_frac: Mapping[Source, float]
+    options: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        """The layout in short, as ``TP4 PP2 mbs2``."""
+        return layout_label(self.config)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; the model's shape is left to the plan."""
+        names = ("step_time_s", "low_s", "high_s", "time_frac", "time_frac_low", "time_frac_high",
+                 "log_ratio_sigma")
+        par = self.config.parallelism
+        return {
+            "label": self.label, "num_ranks": par.num_ranks, "tp": par.tp, "pp": par.pp,
+            "dp": par.dp, "micro_batch_size": self.config.batch.micro_batch_size,
+            "recompute": self.config.recompute.value,
+            **{name: getattr(self, name) for name in names},
+            "memory": self.memory.to_json(), "verdict": self.verdict.value,
+            "source_frac": {source.value: frac for source, frac in self.source_frac.items()},
+            "options": list(self.options),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The running layout and the others, fastest that may run first."""
+
+    own: Candidate
+    measured_step_time_s: float | None
+    memory_capacity_nbytes: int | None
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def best(self) -> Candidate | None:
+        """The fastest other layout that does not overfill memory, where it is faster at all."""
+        for candidate in self.candidates:
+            if candidate.verdict is not Verdict.DOES_NOT_FIT and candidate.time_frac < 0:
+                return candidate
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object with its schema."""
+        best = self.best
+        return {
+            "schema": SCHEMA, "config": self.own.config.to_json(), "own": self.own.to_json(),
+            "measured_step_time_s": self.measured_step_time_s,
+            "memory_capacity_nbytes": self.memory_capacity_nbytes,
+            "best": best.label if best else None,
+            "candidates": [candidate.to_json() for candidate in self.candidates],
+        }
+
+
+def layout_label(config: RunConfig) -> str:
+    """Degrees above one, micro-batch and recompute, as ``TP4 PP2 mbs2 full``."""
+    par = config.parallelism
+    degrees = (("TP", par.tp), ("PP", par.pp), ("VP", par.vp), ("DP", par.dp))
+    words = [f"{name}{degree}" for name, degree in degrees if degree > 1]
+    words.append(f"mbs{config.batch.micro_batch_size}")
+    if config.recompute is not Recompute.NONE:
+        words.append(config.recompute.value)
+    return " ".join(words)
+
+
+def enumerate_layouts(config: RunConfig, num_ranks: int) -> list[RunConfig]:
+    """Every layout over ``num_ranks`` ranks that can run: tp, pp, dp, micro-batch, recompute.
+
+    The global batch stays; so do overlap, distributed optimizer and sequence parallelism where they
+    apply.  Interleaved stages are left out.
+    """
+    if num_ranks < 1:
+        raise ConfigError(f"{num_ranks} ranks are none; give at least 1")
+    out: list[RunConfig] = []
+    for tp in _divisors(num_ranks):
+        for pp in _divisors(num_ranks // tp):
+            dp = num_ranks // (tp * pp)
+            if config.batch.global_batch_size % dp:
+                continue
+            parallelism = _parallelism(config.parallelism, tp, pp, dp)
+            for micro in _divisors(config.batch.global_batch_size // dp):
+                out.extend(_variants(config, parallelism, micro))
+    return out
+
+
+def plan(
+    config: RunConfig,
+    estimator: Estimator,
+    *,
+    num_ranks: int | Sequence[int] | None = None,
+    measured_step_time_s: float | None = None,
+    memory_capacity_nbytes: int | None = None,
+    memory_offset_nbytes: int | None = None,
+    contention: float = CONTENTION,
+    layout_sigma_log: float = LAYOUT_SIGMA_LOG,
+) -> Plan:
+    """The layouts of one or several numbers of ranks against the running one.
+
+    With a measured step, a layout's time is that step times the modelled ratio, so that a bias
+    which both share cancels; errors of one family of models cancel likewise.
+    ``memory_offset_nbytes`` is what the measured peak had beyond its estimate (None: not measured).
+    """
+    counts = num_ranks if isinstance(num_ranks, Sequence) else (num_ranks,)
+    wanted = dict.fromkeys(count or config.parallelism.num_ranks for count in counts)
+    layouts = [c for count in wanted for c in enumerate_layouts(config, count) if c != config]
+    own, *found = compare(
+        config, [config, *layouts], estimator, measured_step_time_s=measured_step_time_s,
+        memory_capacity_nbytes=memory_capacity_nbytes, memory_offset_nbytes=memory_offset_nbytes,
+        contention=contention, layout_sigma_log=layout_sigma_log,
+    )
+    found.sort(key=lambda c: (c.verdict is Verdict.DOES_NOT_FIT, c.step_time_s, c.label))
+    return Plan(
+        own=own, measured_step_time_s=measured_step_time_s,
+        memory_capacity_nbytes=memory_capacity_nbytes, candidates=tuple(found),
+    )
+
+
+def compare(
+    config: RunConfig,
+    layouts: Sequence[RunConfig],
+    estimator: Estimator,
+    *,
+    measured_step_time_s: float | None = None,
+    memory_capacity_nbytes: int | None = None,
+    memory_offset_nbytes: int | None = None,
+    contention: float = CONTENTION,
+    layout_sigma_log: float = LAYOUT_SIGMA_LOG,
+) -> list[Candidate]:
+    """Each of the layouts against the running one, in their order; see ``plan``."""
+    own, *others = estimate_many([config, *layouts], estimator, contention=contention)
+    judge = _Judge(
+        own=own, scale=(measured_step_time_s or own.time_s) / own.time_s,
+        is_measured=measured_step_time_s is not None, capacity_nbytes=memory_capacity_nbytes,
+        offset_nbytes=memory_offset_nbytes, layout_sigma_log=layout_sigma_log,
+    )
+    return [judge.candidate(estimate) for estimate in others]
+
+
+def paired_sigma_log(one: StepEstimate, other: StepEstimate) -> float:
+    """Standard deviation of the log ratio of two modelled steps from the errors of shared models.
+
+    An error that lengthens both alike cancels: families are subtracted before they are squared.
+    """
+    names = {*one.family_log, *other.family_log}
+    return math.sqrt(sum(
+        (one.family_log.get(name, 0.0) - other.family_log.get(name, 0.0)) ** 2 for name in names
+    ))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Judge:
+    own: StepEstimate
+    scale: float
+    is_measured: bool
+    capacity_nbytes: int | None
+    offset_nbytes: int | None
+    layout_sigma_log: float
+
+    def candidate(self, estimate: StepEstimate) -> Candidate:
+        is_own = estimate.config == self.own.config
+        ratio = estimate.time_s / self.own.time_s
+        extra = 0.0 if is_own else self.layout_sigma_log
+        sigma = math.hypot(paired_sigma_log(estimate, self.own), extra)
+        spread = math.exp(Z_90 * sigma)
+        whole = sigma if self.is_measured else math.hypot(estimate.sigma_log, extra)
+        wide = math.exp(Z_90 * whole)
+        time_s = self.scale * estimate.time_s
+        needed = memory(estimate.config, offset_nbytes=self.offset_nbytes or 0)
+        return Candidate(
+            config=estimate.config, step_time_s=time_s, low_s=time_s / wide, high_s=time_s * wide,
+            time_frac=ratio - 1, time_frac_low=ratio / spread - 1,
+            time_frac_high=ratio * spread - 1, log_ratio_sigma=sigma,
+            memory=needed, source_frac=estimate.source_frac,
+            verdict=verdict(needed, self.capacity_nbytes,
+                            is_calibrated=self.offset_nbytes is not None),
+            options=options(estimate.config),
+        )
+
+
+def _parallelism(own: Parallelism, tp: int, pp: int, dp: int) -> Parallelism:
+    return replace(own, tp=tp, pp=pp, dp=dp, vp=1,
+                   is_sequence_parallel=own.is_sequence_parallel and tp > 1)
+
+
+def _variants(config: RunConfig, parallelism: Parallelism, micro: int) -> Iterator[RunConfig]:
+    batch = replace(config.batch, micro_batch_size=micro)
+    for recompute in Recompute:
+        kept = config.recompute_num_layers if recompute is config.recompute else 0
+        num_layers = kept if kept <= config.model.num_layers // parallelism.pp else 0
+        try:
+            yield replace(config, parallelism=parallelism, batch=batch, recompute=recompute,
+                          recompute_num_layers=num_layers)
+        except ConfigError:
+            return
+
+
+def _divisors(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]

@@ -1,0 +1,109 @@
+"""The rows that models are fitted on: one per distinct operator or collective, windows joined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..samples.columns import parse_shape
+from ..samples.table import SampleTable
+from ..workload.collectives import Collective, CollectiveCall, GroupRole
+from ..workload.operators import Operator, OperatorKind, Phase
+
+AGE_FACTOR = 0.7
+"""Weight of a window over that of the one after it: old rows count less and are never dropped."""
+REPEAT_SIGMA_LOG = 0.02
+"""How far medians of the same work lie apart when it is measured again (public A100 duplicates)."""
+_MOST_STEPS = 20
+_MEDIAN_OVER_MEAN = 1.2533
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A time measured on this run, windows joined."""
+
+    time_s: float
+    sigma_log: float
+    """Standard deviation of its logarithm if it were measured again."""
+    weight: float
+    num_rows: int
+    is_bound: bool = False
+    """Known from above only: the transfer had ended before anybody looked."""
+
+
+def measured_operators(table: SampleTable) -> dict[Operator, Measured]:
+    """Each distinct operator and its time, in a fixed order; host kinds are left out."""
+    rows = _with_weight(table, table.operators)
+    rows = rows[~rows["kind"].isin([k.value for k in (OperatorKind.HOST_MICROBATCH,
+                                                      OperatorKind.HOST_STEP)])]
+    keys = ["kind", "phase", "shape", "element_nbytes"]
+    found = {}
+    for (kind, phase, shape, nbytes), group in _groups(rows, keys):
+        operator = Operator(kind=OperatorKind(kind), phase=Phase(phase), shape=parse_shape(shape),
+                            element_nbytes=int(nbytes))
+        found[operator] = _join(group)
+    return found
+
+
+def measured_host(table: SampleTable) -> dict[tuple[OperatorKind, Phase], Measured]:
+    """The host's constants: mean over stages and windows, recent ones with more weight."""
+    rows = _with_weight(table, table.operators)
+    found = {}
+    for kind in (OperatorKind.HOST_MICROBATCH, OperatorKind.HOST_STEP):
+        for (phase,), group in _groups(rows[rows["kind"] == kind.value], ["phase"]):
+            joined = _join(group)
+            mean_s = float(np.average(group["time_s"], weights=group["weight"]))
+            found[kind, Phase(phase)] = replace(joined, time_s=mean_s)
+    return found
+
+
+def measured_collectives(table: SampleTable) -> dict[CollectiveCall, Measured]:
+    """Each distinct collective and its transfer time, in a fixed order."""
+    rows = _with_weight(table, table.collectives)
+    found = {}
+    for (kind, role, num_ranks, nbytes), group in _groups(
+        rows, ["kind", "role", "num_ranks", "nbytes"]
+    ):
+        exact = group[~group["is_bound"]]
+        call = CollectiveCall(collective=Collective(kind), role=GroupRole(role),
+                              num_ranks=int(num_ranks), nbytes=int(nbytes))
+        joined = _join(group if exact.empty else exact)
+        found[call] = replace(joined, is_bound=exact.empty)
+    return found
+
+
+def _groups(rows: pd.DataFrame, keys: list[str]) -> Iterable[tuple[tuple[Any, ...], pd.DataFrame]]:
+    for key, group in rows.groupby(keys, sort=True):
+        name: Hashable = key
+        yield (name if isinstance(name, tuple) else (name,)), group
+
+
+def _with_weight(table: SampleTable, rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with a weight from the age of their window and the number of their steps."""
+    starts = table.runs.groupby("run_id")["started_unix_s"].min()
+    order = rows[["run_id", "window"]].drop_duplicates()
+    order = order.assign(start=order["run_id"].map(starts).fillna(0.0))
+    order = order.sort_values(["start", "run_id", "window"], ascending=False, kind="stable")
+    order["age"] = np.arange(len(order))
+    rows = rows.merge(order[["run_id", "window", "age"]], on=["run_id", "window"], how="left")
+    steps = rows["num_steps"].clip(lower=1, upper=_MOST_STEPS)
+    return rows.assign(weight=AGE_FACTOR ** rows["age"] * steps / _MOST_STEPS)
+
+
+def _join(group: pd.DataFrame) -> Measured:
+    weights = group["weight"].to_numpy(dtype=np.float64)
+    logs = np.log(group["time_s"].to_numpy(dtype=np.float64))
+    center = float(np.average(logs, weights=weights))
+    between = float(np.average((logs - center) ** 2, weights=weights))
+    steps = group["num_steps"].clip(lower=1).to_numpy(dtype=np.float64)
+    errors = _MEDIAN_OVER_MEAN * group["spread_log"].to_numpy(dtype=np.float64) / np.sqrt(steps)
+    within = float(np.average(errors**2, weights=weights))
+    # Rows that differ do not become more certain by being joined.
+    return Measured(time_s=math.exp(center),
+                    sigma_log=math.sqrt(REPEAT_SIGMA_LOG**2 + within + between),
+                    weight=float(weights.max()), num_rows=len(group))

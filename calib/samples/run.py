@@ -1,0 +1,162 @@
+"""The records of one run, from the lines of its files; damage is named and the rest is kept."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..errors import ConfigError, RecordError
+from ..workload.config import RunConfig
+from .records import SCHEMA, Header, Record, RunRecord, from_dict
+
+_SIGNED = frozenset({"peer", "start_ns", "issue_ns"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecords:
+    """What the ranks of one run wrote; each mapping is by rank and in rank order."""
+
+    run_id: str
+    headers: Mapping[int, Header]
+    configs: Mapping[int, RunConfig]
+    records: Mapping[int, tuple[Record, ...]]
+    """Steps, phases, operators, collectives, coverage and windows, in the order of the file."""
+    problems: tuple[str, ...] = ()
+    """What was skipped and why, one line each."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that the run has, whether or not their files are here."""
+        return max((header.world_size for header in self.headers.values()), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFile:
+    """One file, parsed: ``header`` is None where the first line is none."""
+
+    name: str
+    header: Header | None
+    config: RunConfig | None
+    records: tuple[Record, ...]
+    problems: tuple[str, ...]
+
+
+def parse_header(line: str) -> Header:
+    """The header on a file's first line; ``RecordError`` where it is none, or of a newer schema."""
+    record = _parse_line(line)
+    if not isinstance(record, Header):
+        raise RecordError(f"first line is a {type(record).__name__}, not a header; record again")
+    if record.schema > SCHEMA:
+        raise RecordError(
+            f"schema {record.schema} is newer than {SCHEMA}, which this version reads; "
+            f"upgrade forerun to that of {record.created_by!r}"
+        )
+    return record
+
+
+def parse_file(name: str, lines: Iterable[str]) -> RankFile:
+    """Parse the lines of one file; ``name`` stands in front of each problem."""
+    header: Header | None = None
+    config: RunConfig | None = None
+    records: list[Record] = []
+    problems: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            if header is None:
+                header = parse_header(line)
+                continue
+            record = _parse_line(line)
+            if isinstance(record, RunRecord):
+                config = RunConfig.from_json(record.config)
+            elif not isinstance(record, Header):
+                records.append(record)
+            elif (record.run_id, record.rank) != (header.run_id, header.rank):
+                problems.append(f"{name}:{number}: rest belongs to run {record.run_id}; skipped")
+                break
+        except (RecordError, ConfigError, KeyError, TypeError, ValueError, AttributeError) as err:
+            problems.append(f"{name}:{number}: {err}")
+            if header is None:
+                break
+    if header is None and not problems:
+        problems.append(f"{name}:1: file is empty; its rank recorded nothing")
+    return RankFile(name=name, header=header, config=config, records=tuple(records),
+                    problems=tuple(problems))
+
+
+def join_ranks(run_id: str, files: Iterable[RankFile]) -> RunRecords:
+    """Put the files of a run together; a foreign file is named and skipped."""
+    ordered = sorted(files, key=lambda file: file.name)
+    problems = [problem for file in ordered for problem in file.problems]
+    world_size = _usual_world_size(run_id, ordered)
+    headers: dict[int, Header] = {}
+    configs: dict[int, RunConfig] = {}
+    records: dict[int, tuple[Record, ...]] = {}
+    for file in ordered:
+        if file.header is None:
+            continue
+        reason = _foreign(file.header, run_id, world_size, headers)
+        if reason:
+            problems.append(f"{file.name}: {reason}; skipped")
+            continue
+        rank = file.header.rank
+        headers[rank], records[rank] = file.header, file.records
+        if file.config is not None:
+            configs[rank] = file.config
+    if 0 < len(headers) < world_size:
+        problems.append(f"records of {len(headers)} of {world_size} ranks")
+    return RunRecords(run_id=run_id, headers=_by_rank(headers), configs=_by_rank(configs),
+                      records=_by_rank(records), problems=tuple(problems))
+
+
+def _by_rank(mapping: dict[int, Any]) -> dict[int, Any]:
+    return dict(sorted(mapping.items()))
+
+
+def _usual_world_size(run_id: str, files: list[RankFile]) -> int:
+    sizes = [f.header.world_size for f in files if f.header and f.header.run_id == run_id]
+    return Counter(sizes).most_common(1)[0][0] if sizes else 0
+
+
+def _foreign(header: Header, run_id: str, world_size: int, seen: Mapping[int, Header]) -> str:
+    if header.run_id != run_id:
+        return f"belongs to run {header.run_id}"
+    if header.world_size != world_size:
+        return f"world_size {header.world_size} differs from {world_size} of its peers"
+    if not 0 <= header.rank < world_size:
+        return f"rank {header.rank} is not below world_size {world_size}"
+    return f"rank {header.rank} has a file already" if header.rank in seen else ""
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a number that a record may hold")
+
+
+def _parse_line(line: str) -> Record:
+    try:
+        value = json.loads(line, parse_constant=_no_constant)
+    except ValueError as err:
+        reason = "line is cut off" if not line.endswith("\n") else "line is not JSON"
+        raise RecordError(f"{reason} ({err}); skipped") from err
+    if not isinstance(value, dict):
+        raise RecordError(f"line holds a {type(value).__name__}, not a record; skipped")
+    record = from_dict(value)
+    for spec in fields(record):
+        _check_value(spec.name, str(spec.type), getattr(record, spec.name))
+    return record
+
+
+def _check_value(name: str, kind: str, value: Any) -> None:
+    if kind == "int":
+        if type(value) is not int:
+            raise RecordError(f"{name} {value!r} is not a whole number; skipped")
+        if value < 0 and name not in _SIGNED:
+            raise RecordError(f"{name} {value} is below 0; skipped")
+    elif kind in ("bool", "str") and type(value).__name__ != kind:
+        raise RecordError(f"{name} {value!r} is no {kind}; skipped")
+    elif kind == "tuple[int, ...]" and not all(type(v) is int and v >= 0 for v in value):
+        raise RecordError(f"{name} {list(value)} has an entry that is no size; skipped")

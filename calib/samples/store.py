@@ -1,0 +1,168 @@
+"""The only file I/O of the core: records in, sample tables and JSON artefacts in and out.
+
+A sample table is one Parquet file with a ``table`` column that names the frame a row belongs to:
+one file is replaced at once, so that a reader never meets frames of two different writes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ..errors import RecordError
+from .columns import FRAMES, TABLE_SCHEMA, normalise
+from .run import RankFile, RunRecords, join_ranks, parse_file, parse_header
+from .table import SampleTable
+
+_SCHEMA_KEY = b"forerun_schema"
+_CREATED_KEY = b"forerun_created_by"
+
+
+def run_ids(directory: Path) -> tuple[str, ...]:
+    """The runs recorded under ``directory``, oldest first; empty where there is none."""
+    starts = {folder.name: _started_unix_s(folder) for folder in _run_folders(directory)}
+    known = [(start, name) for name, start in starts.items() if start is not None]
+    return tuple(name for _, name in sorted(known))
+
+
+def read_run(directory: Path, run_id: str | None = None) -> RunRecords:
+    """The records of a run, by default the one that started last.
+
+    Damaged lines and foreign files are named in ``problems`` and skipped.  ``RecordError`` where
+    nothing can be read.
+    """
+    home = directory / "records"
+    if run_id is None:
+        found = run_ids(directory)
+        if not found:
+            raise RecordError(_nothing(directory))
+        run_id = found[-1]
+    paths = sorted((home / run_id).glob("rank-*.jsonl"))
+    if not paths:
+        raise RecordError(
+            f"no records of run {run_id!r} under {home}; "
+            f"runs there: {', '.join(run_ids(directory)) or 'none'}"
+        )
+    files = [_read_rank(path) for path in paths]
+    run = join_ranks(run_id, files)
+    if not run.headers:
+        raise RecordError(f"run {run_id!r} cannot be read: {'; '.join(run.problems)}")
+    return run
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace ``path`` with ``value`` at once; keys keep their order, NaN is refused."""
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    write_text(path, text)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace ``path`` with the text at once; compressed where the name ends in ``.gz``."""
+    data = text.encode()
+    if path.suffix == ".gz":
+        data = gzip.compress(data, mtime=0)
+    _replace(path, lambda temporary: temporary.write_bytes(data))
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value in ``path``; ``RecordError`` where it is missing or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as err:
+        raise RecordError(f"{path} does not exist; run with --calibrate first") from err
+    except (OSError, ValueError) as err:
+        raise RecordError(f"{path} cannot be read ({err}); delete it and write it again") from err
+
+
+def write_table(path: Path, table: SampleTable, *, created_by: str = "forerun") -> None:
+    """Replace ``path`` with the table as one Parquet file."""
+    parts = []
+    for name in FRAMES:
+        part = pa.Table.from_pandas(getattr(table, name), preserve_index=False)
+        part = part.replace_schema_metadata(None)
+        parts.append(part.add_column(0, "table", pa.array([name] * len(part), pa.string())))
+    whole = pa.concat_tables(parts, promote_options="permissive")
+    whole = whole.replace_schema_metadata(
+        {_SCHEMA_KEY: str(TABLE_SCHEMA).encode(), _CREATED_KEY: created_by.encode()}
+    )
+    _replace(path, lambda temporary: pq.write_table(whole, temporary, compression="zstd"))
+
+
+def read_table(path: Path) -> SampleTable:
+    """The table that ``write_table`` wrote; ``RecordError`` where it is missing or newer."""
+    try:
+        whole = pq.read_table(path)
+    except FileNotFoundError as err:
+        raise RecordError(f"{path} does not exist; run with --calibrate first") from err
+    except (OSError, pa.ArrowException) as err:
+        raise RecordError(f"{path} is not a sample table ({err}); write it again") from err
+    schema = int((whole.schema.metadata or {}).get(_SCHEMA_KEY, b"0"))
+    if schema == 0 or "table" not in whole.column_names:
+        raise RecordError(f"{path} has no schema; it was not written as a sample table")
+    if schema > TABLE_SCHEMA:
+        raise RecordError(
+            f"{path} has schema {schema}, newer than {TABLE_SCHEMA}, which this version reads; "
+            f"upgrade forerun"
+        )
+    return SampleTable(**{name: _read_frame(whole, name) for name in FRAMES})
+
+
+def _read_frame(whole: pa.Table, name: str) -> pd.DataFrame:
+    columns = [c for c in FRAMES[name] if c in whole.column_names]
+    rows = whole.filter(pc.field("table") == name)
+    return normalise(name, rows.select(columns).to_pandas())
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _nothing(directory: Path) -> str:
+    return (
+        f"no records under {directory / 'records'}; start the training run with --calibrate, "
+        f"or name its directory with --calibrate-dir"
+    )
+
+
+def _run_folders(directory: Path) -> list[Path]:
+    home = directory / "records"
+    return sorted(p for p in home.iterdir() if p.is_dir()) if home.is_dir() else []
+
+
+def _started_unix_s(folder: Path) -> float | None:
+    """Start of the earliest readable rank, None where no file of the folder can be read."""
+    starts = []
+    for path in sorted(folder.glob("rank-*.jsonl")):
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            try:
+                header = parse_header(next(lines, ""))
+            except RecordError:
+                continue
+        if header.run_id == folder.name:
+            starts.append(float(header.started_unix_s))
+    return min(starts, default=None)
+
+
+def _read_rank(path: Path) -> RankFile:
+    name = f"{path.parent.name}/{path.name}"
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            return parse_file(name, lines)
+    except OSError as err:
+        return RankFile(name=name, header=None, config=None, records=(),
+                        problems=(f"{name}: cannot be read ({err})",))

@@ -1,0 +1,236 @@
+"""The sample table: what all models are fitted on, and all that later commands need of a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ..errors import CalibrationError
+from ..units import NS_PER_S
+from ..workload.collectives import GroupRole
+from ..workload.config import RunConfig
+from .columns import FRAMES, normalise, shape_text
+from .operator_rows import host_microbatch_rows, host_step_rows, operator_rows
+from .records import (
+    CollectiveRecord,
+    CoverageRecord,
+    OperatorRecord,
+    PhaseRecord,
+    StepRecord,
+    WindowRecord,
+)
+from .run import RunRecords
+from .transfers import collective_rows, match_ranks, skew_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SampleTable:
+    """Frames of one or several runs and windows; ``columns.FRAMES`` documents their columns."""
+
+    samples: pd.DataFrame
+    steps: pd.DataFrame
+    phases: pd.DataFrame
+    skew: pd.DataFrame
+    coverage: pd.DataFrame
+    windows: pd.DataFrame
+    runs: pd.DataFrame
+
+    @staticmethod
+    def concat(tables: Sequence[SampleTable]) -> SampleTable:
+        """All rows of the tables; where keys are equal the later table wins."""
+        if not tables:
+            raise CalibrationError("no sample tables to join; give at least one")
+        return SampleTable(
+            **{name: normalise(name, pd.concat([getattr(t, name) for t in tables]))
+               for name in FRAMES}
+        )
+
+    def equals(self, other: SampleTable) -> bool:
+        """True where all frames hold the same rows."""
+        return all(getattr(self, f.name).equals(getattr(other, f.name)) for f in fields(self))
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the samples that models are fitted on."""
+        text = self.samples.to_csv(index=False, float_format="%.17g")
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def operators(self) -> pd.DataFrame:
+        """The operator rows of ``samples``."""
+        return self.samples[self.samples["row"] == "operator"]
+
+    @property
+    def collectives(self) -> pd.DataFrame:
+        """The collective rows of ``samples``."""
+        return self.samples[self.samples["row"] == "collective"]
+
+    @property
+    def run_id(self) -> str:
+        """The run that started last."""
+        if self.runs.empty:
+            raise CalibrationError("the sample table holds no run; record with --calibrate")
+        newest = self.runs.sort_values(["started_unix_s", "run_id"], kind="stable")
+        return str(newest["run_id"].iloc[-1])
+
+    def config(self, run_id: str | None = None) -> RunConfig:
+        """The layout of a run (the newest by default), as its first rank saw it."""
+        name = run_id or self.run_id
+        found = self.runs[(self.runs["run_id"] == name) & (self.runs["config"] != "")]
+        if found.empty:
+            raise CalibrationError(f"run {name!r} has no run description; record it again")
+        return RunConfig.from_json(json.loads(str(found["config"].iloc[0])))
+
+    def step_times_s(
+        self, *, is_hooked: bool | None = None, run_id: str | None = None
+    ) -> NDArray[np.float64]:
+        """Time of each clean step in step order, median over ranks; of one run (the newest)."""
+        steps = self.steps
+        keep = steps["is_clean"] & (steps["run_id"] == (run_id or self.run_id))
+        if is_hooked is not None:
+            keep &= steps["is_hooked"] == is_hooked
+        return steps[keep].groupby("step", sort=True)["time_s"].median().to_numpy(dtype=np.float64)
+
+    def skew_s(self, role: GroupRole | None = None) -> dict[int, float]:
+        """Mean waiting per step of each rank for later ranks, newest window of the newest run."""
+        skew = self.skew[self.skew["run_id"] == self.run_id]
+        skew = skew[skew["window"] == skew["window"].max()]
+        if role is not None:
+            skew = skew[skew["role"] == role.value]
+        waits = skew.groupby("rank", sort=True)["wait_s"].sum()
+        return dict(zip(waits.index.tolist(), waits.tolist(), strict=True))
+
+    def memory_peak_nbytes(self) -> dict[int, int]:
+        """Largest memory peak of each rank of the newest run; ranks that know none are left out."""
+        rows = self.windows[self.windows["run_id"] == self.run_id]
+        peaks = rows[rows["memory_peak_nbytes"] > 0].groupby("rank")["memory_peak_nbytes"].max()
+        return dict(zip(peaks.index.tolist(), peaks.tolist(), strict=True))
+
+
+def build_table(run: RunRecords) -> SampleTable:
+    """The sample table of one run; steps that any rank flagged give no samples."""
+    steps = _step_frame(run)
+    marks = steps[["window", "rank", "step", "is_hooked", "is_clean", "stage"]]
+    operators = _clean(_operator_frame(run), marks)
+    every_phase = _phase_frame(run)
+    phases = _clean(every_phase, marks)
+    matched = match_ranks(_clean(_collective_frame(run), marks))
+    clean_steps = steps[steps["is_clean"]]
+    samples = [
+        operator_rows(operators).assign(row="operator"),
+        host_microbatch_rows(operators, phases).assign(row="operator"),
+        host_step_rows(operators, phases, clean_steps).assign(row="operator"),
+        collective_rows(matched).assign(row="collective"),
+    ]
+    frames = {
+        "samples": _stack(samples),
+        "steps": steps,
+        "phases": _phase_totals(every_phase),
+        "skew": skew_rows(matched),
+        "coverage": _frame(run, CoverageRecord),
+        "windows": _frame(run, WindowRecord),
+        "runs": _run_frame(run),
+    }
+    return SampleTable(
+        **{name: normalise(name, frame.assign(run_id=run.run_id)) for name, frame in frames.items()}
+    )
+
+
+def _stack(parts: list[pd.DataFrame]) -> pd.DataFrame:
+    empty = {"str": "", "bool": False}
+    known = []
+    for part in parts:
+        if part.empty:
+            continue
+        missing = {c: empty.get(k, 0) for c, k in FRAMES["samples"].items() if c not in part}
+        known.append(part.assign(**missing))
+    return pd.concat(known, ignore_index=True) if known else pd.DataFrame()
+
+
+def _frame(run: RunRecords, kind: type) -> pd.DataFrame:
+    """One row per record of a type, with its rank; empty with columns where there is none."""
+    names = [spec.name for spec in fields(kind)]
+    columns: dict[str, list[object]] = {name: [] for name in ["rank", *names]}
+    for rank, records in run.records.items():
+        for record in records:
+            if type(record) is kind:
+                columns["rank"].append(rank)
+                for name in names:
+                    columns[name].append(getattr(record, name))
+    return pd.DataFrame(columns)
+
+
+def _seconds(nanoseconds: pd.Series) -> pd.Series:
+    return nanoseconds.astype("float64") / NS_PER_S
+
+
+def _step_frame(run: RunRecords) -> pd.DataFrame:
+    frame = _frame(run, StepRecord)
+    frame["time_s"] = _seconds(frame["duration_ns"]) + _seconds(frame["gap_ns"])
+    frame["gap_s"] = _seconds(frame["gap_ns"])
+    frame["flags"] = [",".join(flag.value for flag in flags) for flags in frame["flags"]]
+    frame["is_hooked"] = frame["is_hooked"].astype(bool)
+    frame["stage"] = [run.headers[rank].stage for rank in frame["rank"]]
+    flagged = frame["flags"].ne("").groupby([frame["window"], frame["step"]])
+    frame["is_clean"] = ~flagged.transform("any").astype(bool)
+    return frame
+
+
+def _operator_frame(run: RunRecords) -> pd.DataFrame:
+    frame = _frame(run, OperatorRecord)
+    frame["kind"] = [kind.value for kind in frame["kind"]]
+    frame["phase"] = [phase.value for phase in frame["phase"]]
+    frame["shape"] = [shape_text(shape) for shape in frame["shape"]]
+    frame["time_s"] = _seconds(frame["duration_ns"])
+    return frame
+
+
+def _phase_frame(run: RunRecords) -> pd.DataFrame:
+    frame = _frame(run, PhaseRecord)
+    frame["duration_s"] = _seconds(frame["duration_ns"])
+    frame["wait_s"] = _seconds(frame["wait_ns"])
+    return frame
+
+
+def _collective_frame(run: RunRecords) -> pd.DataFrame:
+    frame = _frame(run, CollectiveRecord)
+    frame["collective"] = [value.value for value in frame["collective"]]
+    frame["role"] = [role.value for role in frame["role"]]
+    frame = frame[np.array([len(ranks) > 1 for ranks in frame["ranks"]], dtype=bool)].copy()
+    frame["ranks"] = [",".join(str(rank) for rank in ranks) for ranks in frame["ranks"]]
+    frame["is_bound"] = frame["is_bound"].astype(bool)
+    frame["time_s"] = _seconds(frame["duration_ns"])
+    frame["exposed_s"] = _seconds(frame["exposed_ns"])
+    return frame
+
+
+def _clean(events: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
+    """The events of steps that ended and that no rank flagged, with the step's marks."""
+    keys = ["window", "rank", "step"]
+    known = marks[marks["is_clean"]].drop_duplicates(subset=keys, keep="last")
+    if events.empty:
+        return events.assign(is_hooked=pd.Series(dtype=bool), stage=pd.Series(dtype="int64"))
+    return events.merge(known, on=keys, how="inner")
+
+
+def _phase_totals(phases: pd.DataFrame) -> pd.DataFrame:
+    keys = ["window", "rank", "step", "name"]
+    groups = phases.sort_values([*keys, "start_ns"], kind="stable").groupby(keys, sort=True)
+    return groups.agg(
+        count=("duration_s", "size"), time_s=("duration_s", "sum"), wait_s=("wait_s", "sum")
+    ).reset_index()
+
+
+def _run_frame(run: RunRecords) -> pd.DataFrame:
+    rows = []
+    for rank, header in run.headers.items():
+        config = run.configs.get(rank)
+        text = json.dumps(config.to_json(), sort_keys=True) if config else ""
+        rows.append({**{f.name: getattr(header, f.name) for f in fields(header)}, "config": text})
+    return pd.DataFrame(rows)

@@ -1,0 +1,34 @@
+"""The measured step beside the simulated one: spans of one hooked step for the trace."""
+
+from __future__ import annotations
+
+from ..samples.records import PhaseRecord, StepRecord
+from ..samples.run import RunRecords
+from ..units import NS_PER_S
+from .trace import MeasuredSpan
+
+_SHOWN = ("forward-compute", "backward-compute", "optimizer", "all-grads-sync")
+
+
+def measured_spans(run: RunRecords) -> tuple[MeasuredSpan, ...]:
+    """Phases of the last unflagged hooked step of each rank, seconds from that step's start."""
+    out: list[MeasuredSpan] = []
+    for rank, records in run.records.items():
+        steps = [r for r in records if isinstance(r, StepRecord) and r.is_hooked and not r.flags]
+        if not steps:
+            continue
+        last = steps[-1]
+        for record in records:
+            if not isinstance(record, PhaseRecord) or record.step != last.step:
+                continue
+            if record.name in _SHOWN:
+                start_s = (record.start_ns - last.start_ns) / NS_PER_S
+                out.append(
+                    MeasuredSpan(
+                        track=f"rank {rank}",
+                        name=f"{record.name} {record.microbatch}",
+                        start_s=start_s,
+                        end_s=start_s + record.duration_ns / NS_PER_S,
+                    )
+                )
+    return tuple(out)

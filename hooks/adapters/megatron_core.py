@@ -1,0 +1,155 @@
+"""Any loop on ``megatron.core``: the schedules and the optimizer say where a step begins and ends.
+
+Stands down where Megatron-LM's own training loop is the host.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from ..host import Host
+from ..post_import import when_imported
+from ..recorder import OPTIMIZER
+from ..session import EVAL, SAVE, Session
+from .megatron_model import chunks_of, place, run_config, timer_holders
+from .seams import bracket
+
+_PACKAGE = "megatron.core.pipeline_parallel"
+_GETTER = "get_forward_backward_func"
+_STEP = "step"
+
+
+def wait_for(session: Session) -> None:
+    """Attach when the schedules are imported."""
+    adapter = CoreLoop(session)
+    when_imported(f"{_PACKAGE}.schedules", adapter.attach_schedules)
+    when_imported("megatron.core.dist_checkpointing", adapter.attach_saving)
+
+
+class CoreLoop:
+    """Steps of a loop that calls ``get_forward_backward_func()(...)`` and ``optimizer.step()``."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._depth = 0
+        self._call: dict[str, Any] = {}
+        self._models: tuple[Any, ...] = ()
+        self._optimizers: tuple[Any, ...] = ()
+        self._has_optimizer_seams = False
+        protect = session.guard.protect
+        self._before_training = protect(self._begin_training)
+        self._before_step = protect(self._begin_optimizer)
+        self._after_step = protect(self._end_optimizer)
+
+    @property
+    def is_standing_down(self) -> bool:
+        """True where Megatron-LM's training loop runs, which has an adapter of its own."""
+        return "megatron.training.training" in sys.modules
+
+    def attach_schedules(self, schedules: ModuleType) -> None:
+        """Wrap what ``get_forward_backward_func`` returns, in both namespaces that have it."""
+        original = getattr(schedules, _GETTER)
+
+        @functools.wraps(original)
+        def getter(*args: Any, **kwargs: Any) -> Any:
+            return self._wrap(original(*args, **kwargs))
+
+        for module in (schedules, sys.modules.get(_PACKAGE)):
+            if getattr(module, _GETTER, None) is original:
+                setattr(module, _GETTER, getter)
+
+    def attach_saving(self, module: ModuleType) -> None:
+        """Bracket checkpoints."""
+        if not self.is_standing_down:
+            bracket(self._session, module, "save", SAVE)
+
+    def _wrap(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(schedule)
+        def forward_backward(*args: Any, **kwargs: Any) -> Any:
+            if self.is_standing_down:
+                return schedule(*args, **kwargs)
+            if not kwargs.get("forward_only", False):
+                self._before_training(kwargs)
+                return schedule(*args, **kwargs)
+            self._session.begin_bracket(EVAL)
+            try:
+                return schedule(*args, **kwargs)
+            finally:
+                self._session.end_bracket(EVAL)
+
+        return forward_backward
+
+    def _begin_training(self, call: dict[str, Any]) -> None:
+        if self._session.is_in_step:
+            return
+        if not self._has_optimizer_seams:
+            self._has_optimizer_seams = True
+            self._attach_optimizers()
+        if not self._models:
+            self._call = {name: value for name, value in call.items() if isinstance(value, int)}
+            self._models = chunks_of(call["model"])
+            self._describe()
+        self._session.begin_step()
+
+    def _describe(self) -> None:
+        hint = self._session.settings.cadence
+        models, call = self._models, self._call
+        self._session.describe(
+            Host(
+                models=models, optimizers=self._optimizers,
+                timer_holders=timer_holders(models, self._optimizers),
+                run_config=lambda: run_config(models, call, hint), **place(),
+            )
+        )
+
+    def _attach_optimizers(self) -> None:
+        """Wrap ``step`` of all optimizer classes that exist by the first step."""
+        from megatron.core.optimizer import MegatronOptimizer
+        from torch.optim.optimizer import (
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
+
+        for cls in (MegatronOptimizer, *_subclasses(MegatronOptimizer)):
+            step = vars(cls).get(_STEP)
+            if callable(step) and not getattr(step, "__isabstractmethod__", False):
+                setattr(cls, _STEP, self._wrap_step(step))
+        # A loop may drive torch's optimizer itself; inside Megatron's these are nested and ignored.
+        register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer))
+        register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer))
+
+    def _wrap_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            self._before_step(optimizer)
+            try:
+                return original(optimizer, *args, **kwargs)
+            finally:
+                self._after_step(optimizer)
+
+        return step
+
+    def _begin_optimizer(self, optimizer: Any) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            self._session.begin_phase(OPTIMIZER)
+
+    def _end_optimizer(self, optimizer: Any) -> None:
+        self._depth -= 1
+        if self._depth or not self._session.is_in_step:
+            return
+        self._session.end_phase(OPTIMIZER)
+        self._session.end_step()
+        if not self._optimizers and not self.is_standing_down:
+            self._optimizers = (optimizer,)
+            self._describe()
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _subclasses(child)

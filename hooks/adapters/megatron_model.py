@@ -1,0 +1,103 @@
+"""What Megatron's own objects say about a run, without its command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from ...calib.workload.config import RunConfig
+from ...calib.workload.megatron_args import from_namespace
+from ..settings import CadenceHint
+
+_WRAPPER_DEPTH = 6
+
+
+def chunks_of(model: Any) -> tuple[Any, ...]:
+    """The model chunks of this rank, whether the host passes one or a list."""
+    return tuple(model) if isinstance(model, (list, tuple)) else (model,)
+
+
+def unwrapped(model: Any) -> Any:
+    """The model inside its data-parallel and precision wrappers."""
+    for _ in range(_WRAPPER_DEPTH):
+        inner = getattr(model, "module", None)
+        if inner is None:
+            break
+        model = inner
+    return model
+
+
+def config_of(model: Any) -> Any | None:
+    """The ``TransformerConfig`` of a model, at whatever wrapper holds it."""
+    return getattr(model, "config", None) or getattr(unwrapped(model), "config", None)
+
+
+def timer_holders(
+    models: Iterable[Any], optimizers: Iterable[Any]
+) -> tuple[tuple[Any, str], ...]:
+    """The configurations under which the schedules and the optimizers look for timers."""
+    parts = [config_of(model) for model in models]
+    for optimizer in optimizers:
+        for part in (optimizer, *getattr(optimizer, "chained_optimizers", ())):
+            parts.append(getattr(part, "config", None))
+    unique = {id(part): part for part in parts if hasattr(part, "timers")}
+    return tuple((part, "timers") for part in unique.values())
+
+
+def place() -> dict[str, int]:
+    """Stage and ranks of this process as ``Host`` takes them."""
+    from megatron.core import parallel_state
+
+    if not parallel_state.model_parallel_is_initialized():
+        return {}
+    return {
+        "stage": parallel_state.get_pipeline_model_parallel_rank(),
+        "tp_rank": parallel_state.get_tensor_model_parallel_rank(),
+        "dp_rank": parallel_state.get_data_parallel_rank(),
+    }
+
+
+def with_device(config: RunConfig, device: str, framework: str) -> RunConfig:
+    """The config of a run that is really there."""
+    return replace(config, device=device, framework=framework)
+
+
+def run_config(models: tuple[Any, ...], call: Mapping[str, Any], hint: CadenceHint) -> RunConfig:
+    """The run as its model, its wrappers and the arguments of its schedule describe it."""
+    import megatron.core
+    from megatron.core import parallel_state
+
+    from ..instruments import device_name
+
+    settings = dict(vars(config_of(models[0])))
+    gpt = unwrapped(models[0])
+    ddp = getattr(models[0], "ddp_config", None)
+    dp = parallel_state.get_data_parallel_world_size()
+    micro = int(call["micro_batch_size"])
+    settings.update(
+        tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
+        pipeline_model_parallel_size=parallel_state.get_pipeline_model_parallel_world_size(),
+        virtual_pipeline_model_parallel_size=(
+            parallel_state.get_virtual_pipeline_model_parallel_world_size()
+        ),
+        context_parallel_size=parallel_state.get_context_parallel_world_size(),
+        data_parallel_size=dp,
+        micro_batch_size=micro,
+        global_batch_size=micro * dp * int(call["num_microbatches"]),
+        seq_length=int(call["seq_length"]),
+        group_query_attention=settings["num_query_groups"] != settings["num_attention_heads"],
+        swiglu=settings["gated_linear_unit"],
+        padded_vocab_size=gpt.vocab_size,
+        max_position_embeddings=gpt.max_sequence_length,
+        position_embedding_type=gpt.position_embedding_type,
+        untie_embeddings_and_output_weights=not gpt.share_embeddings_and_output_weights,
+        use_distributed_optimizer=getattr(ddp, "use_distributed_optimizer", False),
+        overlap_grad_reduce=getattr(ddp, "overlap_grad_reduce", False),
+        overlap_param_gather=getattr(ddp, "overlap_param_gather", False),
+        train_iters=hint.train_iters, eval_interval=hint.eval_interval,
+        eval_iters=hint.eval_iters, save_interval=hint.save_interval,
+    )
+    version = f"megatron-core {megatron.core.__version__}"
+    return with_device(from_namespace(SimpleNamespace(**settings)), device_name(models), version)

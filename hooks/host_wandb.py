@@ -1,0 +1,76 @@
+"""Predicted against actual in the host's own W&B run, always with the host's step."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import deque
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+_FORECAST_KEYS = ("finish_p50_unix_s", "finish_p95_unix_s", "overhead_frac")
+
+
+def host_run() -> Any | None:
+    """The run that the host has open in this process; W&B is never imported for it."""
+    return getattr(sys.modules.get("wandb"), "run", None)
+
+
+class ForecastFile:
+    """The newest forecast of the companion; read off the training thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._modified_ns = 0
+        self.values: dict[str, float] = {}
+
+    def poll(self) -> None:
+        """Read the file where it has changed; a missing or damaged one changes nothing."""
+        try:
+            modified_ns = self._path.stat().st_mtime_ns
+            if modified_ns == self._modified_ns:
+                return
+            value = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return
+        self._modified_ns = modified_ns
+        if isinstance(value, dict):
+            self.values = {
+                key: float(value[key]) for key in ("step_time_s", *_FORECAST_KEYS)
+                if isinstance(value.get(key), (int, float)) and math.isfinite(value[key])
+            }
+
+
+class HostWandb:
+    """Logs ``calib/*`` of each step into the host's run."""
+
+    def __init__(self, forecast: ForecastFile) -> None:
+        self._forecast = forecast
+        self._bare_s: deque[float] = deque(maxlen=64)
+
+    def note_bare(self, time_s: float) -> None:
+        """A bare step of a window: the prediction until there is a forecast."""
+        self._bare_s.append(time_s)
+
+    def log(self, *, step: int, time_s: float, is_after_window: bool) -> None:
+        """Log the step under the number that the host gives to it (from 1)."""
+        run = host_run()
+        if run is None:
+            return
+        values = {"calib/step_time_s": time_s}
+        predicted = self._predicted_s() if is_after_window else None
+        if predicted is not None:
+            values["calib/step_time_predicted_s"] = predicted
+            values["calib/step_time_error_frac"] = predicted / time_s - 1.0
+            for key in _FORECAST_KEYS:
+                if key in self._forecast.values:
+                    values[f"calib/{key}"] = self._forecast.values[key]
+        run.log(values, step=step + 1)
+
+    def _predicted_s(self) -> float | None:
+        predicted = self._forecast.values.get("step_time_s")
+        if predicted is None and self._bare_s:
+            predicted = median(self._bare_s)
+        return predicted

@@ -1,0 +1,109 @@
+"""Run a callback when a module has been imported, or at once where it has been already."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from .guard import place
+
+_log = logging.getLogger(__name__)
+Callback = Callable[[ModuleType], object]
+
+
+class ImportHandle:
+    """Takes the callback back."""
+
+    def __init__(self, finder: _Finder, name: str, callback: Callback) -> None:
+        self._finder = finder
+        self._name = name
+        self._callback = callback
+
+    def remove(self) -> None:
+        """Forget the callback; does nothing where it has run."""
+        self._finder.forget(self._name, self._callback)
+
+
+class _Finder(MetaPathFinder):
+    """Stands first on ``sys.meta_path`` while callbacks wait, and finds nothing by itself."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[Callback]] = {}
+        self._being_found: set[str] = set()
+
+    def wait(self, name: str, callback: Callback) -> None:
+        self._waiting.setdefault(name, []).append(callback)
+        if self not in sys.meta_path:
+            sys.meta_path.insert(0, self)
+
+    def forget(self, name: str, callback: Callback) -> None:
+        callbacks = self._waiting.get(name, [])
+        if callback in callbacks:
+            callbacks.remove(callback)
+        if not callbacks:
+            self._waiting.pop(name, None)
+        if not self._waiting and self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if fullname not in self._waiting or fullname in self._being_found:
+            return None
+        self._being_found.add(fullname)
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._being_found.discard(fullname)
+        if spec is None or spec.loader is None or isinstance(spec.loader, type):
+            return None
+        try:
+            self._listen(fullname, spec.loader)
+        except AttributeError:
+            return None
+        return spec
+
+    def _listen(self, name: str, loader: Loader) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            vars(loader).pop("exec_module", None)
+            execute(module)
+            for callback in tuple(self._waiting.get(name, ())):
+                self.forget(name, callback)
+                _run(callback, module)
+
+        loader.exec_module = exec_module
+
+
+_FINDER = _Finder()
+
+
+def when_imported(module_name: str, callback: Callback) -> ImportHandle:
+    """Call ``callback(module)`` once, after ``module_name`` has been executed.
+
+    Runs at once where the module is there.  A fault of the callback is logged and never reaches
+    the import.
+    """
+    module = sys.modules.get(module_name)
+    if module is not None and not _is_initializing(module):
+        _run(callback, module)
+    else:
+        _FINDER.wait(module_name, callback)
+    return ImportHandle(_FINDER, module_name, callback)
+
+
+def _is_initializing(module: ModuleType) -> bool:
+    return bool(getattr(module.__spec__, "_initializing", False))
+
+
+def _run(callback: Callback, module: ModuleType) -> None:
+    try:
+        callback(module)
+    except Exception as err:
+        _log.warning("[forerun] not attached to %s: fault at %s: %s", module.__name__,
+                     place(err), err)

@@ -1,0 +1,150 @@
+"""``forerun report``, ``predict`` and ``plan``: questions to a calibrated run; no torch needed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..calib.advice.plan import Candidate, Plan, compare, plan as make_plan
+from ..calib.analysis import Answer, Request, analyse, measured_step_s, memory_offset_nbytes
+from ..calib.errors import ConfigError, RecordError
+from ..calib.fit.calibration import calibrate
+from ..calib.samples.store import read_json, read_run, read_table, run_ids
+from ..calib.samples.table import SampleTable, build_table
+from ..calib.units import GIB, format_bytes, format_frac, format_time
+from ..calib.workload.megatron_args import apply_options
+from .answers import REQUEST, SAMPLES, artefacts
+from .cli import ExitCode
+from .report_tables import console, layouts_table, show, show_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """The newest run of a directory, or the one that was asked for."""
+
+    table: SampleTable
+    problems: tuple[str, ...]
+
+
+def load(directory: Path, run_id: str | None) -> Loaded:
+    """From the records where they are, else from the sample table.
+
+    Raises ``RecordError`` where there is neither, or where the run is not in the directory.
+    """
+    if run_ids(directory):
+        run = read_run(directory, run_id)
+        return Loaded(table=build_table(run), problems=run.problems)
+    if not (directory / SAMPLES).exists():
+        raise RecordError(
+            f"{directory} has neither records nor {SAMPLES}; train with --calibrate "
+            f"--calibrate-dir={directory} first"
+        )
+    table = read_table(directory / SAMPLES)
+    if run_id is not None and run_id not in set(table.runs["run_id"]):
+        raise RecordError(
+            f"run {run_id!r} is not in {directory / SAMPLES}; it holds {table.run_id!r}"
+        )
+    return Loaded(table=table, problems=())
+
+
+def report(args: argparse.Namespace) -> int:
+    """Print what the run says of itself; 1 where the advice is to stop."""
+    answer = _answer(args)
+    if args.json:
+        print(json.dumps({"schema": 1, "run_id": answer.run_id, **artefacts(answer)}, indent=2))
+    else:
+        show(answer, console())
+    return ExitCode.THRESHOLD if answer.is_stop else ExitCode.ANSWER
+
+
+def predict(args: argparse.Namespace) -> int:
+    """Print the step of another layout; 1 where it is slower than ``--fail-over``."""
+    loaded = load(args.directory, args.run_id)
+    own = loaded.table.config()
+    config = apply_options(own, args.options)
+    (candidate,) = compare(
+        own,
+        [config],
+        calibrate(loaded.table, device=own.device),
+        measured_step_time_s=measured_step_s(loaded.table),
+        memory_offset_nbytes=memory_offset_nbytes(loaded.table),
+    )
+    if args.json:
+        print(
+            json.dumps(
+                {"schema": 1, "run_id": loaded.table.run_id, **candidate.to_json()}, indent=2
+            )
+        )
+    else:
+        _warn(loaded.problems)
+        print(_line(candidate))
+        print(" ".join(candidate.options))
+    is_over = args.fail_over is not None and candidate.step_time_s > args.fail_over
+    return ExitCode.THRESHOLD if is_over else ExitCode.ANSWER
+
+
+def plan(args: argparse.Namespace) -> int:
+    """Print the layouts on a number of ranks, fastest first."""
+    loaded = load(args.directory, args.run_id)
+    found = _plan(args, loaded.table)
+    if args.json:
+        value = found.to_json()
+        value["candidates"] = value["candidates"][: args.top]
+        print(json.dumps({"run_id": loaded.table.run_id, **value}, indent=2))
+    else:
+        _warn(loaded.problems)
+        show_table(layouts_table(found, args.top), console())
+        if found.candidates:
+            print(" ".join(found.candidates[0].options))
+    return ExitCode.ANSWER
+
+
+def _plan(args: argparse.Namespace, table: SampleTable) -> Plan:
+    own = table.config()
+    if args.gpus is not None and args.gpus < 1:
+        raise ConfigError(f"--gpus {args.gpus} is below 1; give a positive whole number")
+    capacity = None if args.memory_gib is None else int(args.memory_gib * GIB)
+    found = make_plan(
+        own,
+        calibrate(table, device=own.device),
+        num_ranks=args.gpus or own.parallelism.num_ranks,
+        measured_step_time_s=measured_step_s(table),
+        memory_capacity_nbytes=capacity,
+        memory_offset_nbytes=memory_offset_nbytes(table),
+    )
+    if not found.candidates:
+        raise ConfigError(
+            f"no layout of this model runs on {args.gpus} ranks with global_batch_size "
+            f"{own.batch.global_batch_size}; choose a number of ranks that divides it"
+        )
+    return found
+
+
+def _answer(args: argparse.Namespace) -> Answer:
+    loaded = load(args.directory, args.run_id)
+    request = Request(now_unix_s=time.time())
+    path = args.directory / REQUEST
+    if path.exists():
+        saved = read_json(path)
+        if saved.pop("run_id", None) == loaded.table.run_id:
+            request = Request.from_json(saved)
+    return analyse(loaded.table, request, problems=loaded.problems)
+
+
+def _line(candidate: Candidate) -> str:
+    return (
+        f"{candidate.label}: step {format_time(candidate.step_time_s)} (90 %: "
+        f"{format_time(candidate.low_s)} to {format_time(candidate.high_s)}) · "
+        f"{format_frac(candidate.time_frac, signed=True)} against the running layout · memory "
+        f"{format_bytes(candidate.memory.total_nbytes)}"
+    )
+
+
+def _warn(problems: Sequence[str]) -> None:
+    for problem in problems:
+        print(f"forerun: {problem}", file=sys.stderr)

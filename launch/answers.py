@@ -1,0 +1,70 @@
+"""An answer as files: JSON for programs, Markdown for people, a trace for Perfetto."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..calib.analysis import Answer, Request
+from ..calib.samples.store import write_json, write_table, write_text
+from ..calib.samples.table import SampleTable
+from ..calib.timeline.trace import MeasuredSpan, chrome_trace
+from .report_tables import markdown, report_tables
+
+SAMPLES = "samples.parquet"
+REQUEST = "request.json"
+CREATED_BY = "forerun"
+
+
+def write_answer(
+    directory: Path,
+    table: SampleTable,
+    request: Request,
+    answer: Answer,
+    measured: Sequence[MeasuredSpan] = (),
+) -> None:
+    """Write every artefact of the answer, each replaced at once."""
+    write_table(directory / SAMPLES, table)
+    write_json(directory / REQUEST, _stamped(request.to_json(), answer.run_id))
+    for name, value in artefacts(answer).items():
+        write_json(directory / f"{name}.json", _stamped(value, answer.run_id))
+    write_text(directory / "report.md", markdown(answer))
+    trace = chrome_trace(answer.own, measured)
+    write_json(directory / "timeline.json.gz", trace)
+
+
+def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
+    """The JSON artefacts by name: calibration, forecast, plan, decision."""
+    found = answer.forecast.to_json()
+    if answer.overhead is not None:
+        found["overhead_frac"] = answer.overhead.overhead_frac
+    return {
+        "calibration": answer.calibration.summary()
+        | {"history": [_plain(error) for error in answer.history]},
+        "forecast": found,
+        "plan": answer.plan.to_json(),
+        "decision": answer.decision.to_json()
+        | {"transcript": list(answer.transcript), "problems": list(answer.problems)},
+    }
+
+
+def write_score(directory: Path, score: Mapping[str, Any], run_id: str) -> None:
+    """Write ``score.json``: what the predictions of a finished run were worth."""
+    write_json(directory / "score.json", _stamped({"schema": 1, **score}, run_id))
+
+
+def wandb_tables(answer: Answer) -> dict[str, list[dict[str, Any]]]:
+    """The report's tables as rows, keyed for W&B."""
+    return {
+        table.key: [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+        for table in report_tables(answer)
+    }
+
+
+def _stamped(value: Mapping[str, Any], run_id: str) -> dict[str, Any]:
+    return {"schema": 1, "created_by": CREATED_BY, "run_id": run_id, **value}
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}

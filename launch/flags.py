@@ -1,0 +1,281 @@
+"""The ``--calibrate`` flags: taken out of an argument list and read into settings.
+
+Every flag stands alone or in the ``=`` form, so that taking them out never takes an argument of the
+host's.  Standard library only: this is imported before training, on every rank.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from ..calib.errors import ConfigError
+from ..hooks.settings import (
+    CadenceHint,
+    DeviceChoice,
+    OnAdvice,
+    RankInfo,
+    Settings,
+    WandbMode,
+)
+
+FLAG = "--calibrate"
+PREFIX = "--calibrate-"
+
+
+@dataclass(frozen=True, slots=True)
+class FlagSplit:
+    """An argument list taken apart: is any flag of ours there, ours, and the host's in order."""
+
+    present: bool
+    own: tuple[str, ...]
+    rest: tuple[str, ...]
+
+
+def split(argv: Sequence[str]) -> FlagSplit:
+    """Take our flags out; what follows a bare ``--`` is the host's.
+
+    >>> split(["--lr", "1", "--calibrate", "--calibrate-steps=8"]).rest
+    ('--lr', '1')
+    """
+    end = argv.index("--") if "--" in argv else len(argv)
+    own = tuple(arg for arg in argv[:end] if is_own(arg))
+    rest = (*(arg for arg in argv[:end] if not is_own(arg)), *argv[end:])
+    return FlagSplit(bool(own), own, rest)
+
+
+def is_own(argument: str) -> bool:
+    """True for ``--calibrate``, ``--calibrate=...`` and ``--calibrate-...``."""
+    return argument == FLAG or argument.startswith((PREFIX, FLAG + "="))
+
+
+def parse(
+    own: Sequence[str],
+    environ: Mapping[str, str],
+    host_argv: Sequence[str],
+    companion_command: Sequence[str],
+) -> Settings:
+    """The settings that flags, torchrun's variables and the host's arguments say.
+
+    Any flag of ours switches calibration on.  Of our own variables only ``FORERUN_DEVICE`` is read
+    here, and a flag wins over it.  Raises ``ConfigError`` with the value, the rule and the remedy.
+    """
+    values: dict[str, Any] = {}
+    device = environ.get("FORERUN_DEVICE")
+    if device:
+        values["device"] = _choice(DeviceChoice)("FORERUN_DEVICE=" + device, device)
+    for flag in own:
+        if flag != FLAG:
+            field, value = _value(flag)
+            values[field] = value
+    return Settings(
+        rank=rank_info(environ),
+        cadence=cadence_hint(host_argv),
+        host_argv=tuple(host_argv),
+        companion_command=tuple(companion_command),
+        **values,
+    )
+
+
+def rank_info(environ: Mapping[str, str]) -> RankInfo:
+    """This process among its peers, from torchrun's variables; raises ``ConfigError``."""
+    rank = _number(environ, "RANK")
+    world_size = _number(environ, "WORLD_SIZE", default=1)
+    if rank >= world_size:
+        raise ConfigError(
+            f"RANK={rank} must be below WORLD_SIZE={world_size}; launch with torchrun"
+        )
+    return RankInfo(
+        rank=rank,
+        world_size=world_size,
+        local_rank=_number(environ, "LOCAL_RANK", default=0),
+        local_world_size=_number(environ, "LOCAL_WORLD_SIZE", default=1),
+        run_id=run_id(environ),
+    )
+
+
+def run_id(environ: Mapping[str, str]) -> str:
+    """A name for this launch, the same on all ranks, that can be part of a file name.
+
+    torchrun's run id is random with ``--standalone`` and the user's with ``--rdzv-id``; restarts
+    are counted.  Where it is the default ``none``, the agent's process id and start time take its
+    place on a single node; several nodes share only the master's address, so there ``--rdzv-id``
+    (or a Slurm job id) is what keeps two launches into one directory apart.
+
+    >>> run_id({"TORCHELASTIC_RUN_ID": "nightly/7", "MASTER_PORT": "29500"})
+    'nightly-7-29500-0'
+    """
+    name = environ.get("TORCHELASTIC_RUN_ID", "")
+    if name in ("", "none"):
+        job = [environ.get(key, "") for key in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
+        is_one_node = environ.get("LOCAL_WORLD_SIZE", "") == environ.get("WORLD_SIZE", "1")
+        if all(job):
+            name = "-".join(job)
+        elif name and is_one_node:
+            name = _agent()
+        else:
+            name = environ.get("MASTER_ADDR", "local")
+    count = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    full = "-".join((name, environ.get("MASTER_PORT", "0"), count))
+    safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", full).lstrip(".-")
+    if len(safe) <= 64:
+        return safe
+    return f"{safe[:40]}-{hashlib.sha256(full.encode()).hexdigest()[:12]}"
+
+
+def cadence_hint(host_argv: Sequence[str]) -> CadenceHint:
+    """How long the run is, where the host's arguments have Megatron's names.
+
+    >>> cadence_hint(["--train-iters", "500", "--save-interval=100"]).save_interval
+    100
+    """
+    found: dict[str, int] = {}
+    for name in ("train_iters", "eval_interval", "eval_iters", "save_interval"):
+        flag = "--" + name.replace("_", "-")
+        for index, argument in enumerate(host_argv):
+            text = argument.removeprefix(flag + "=")
+            if argument == flag and index + 1 < len(host_argv):
+                text = host_argv[index + 1]
+            elif text == argument:
+                continue
+            if text.isdecimal():
+                found[name] = int(text)
+    return CadenceHint(**found)
+
+
+Reader = Callable[[str, str], Any]
+
+
+def _value(flag: str) -> tuple[str, Any]:
+    """The settings field and its value that one flag says."""
+    name, equals, text = flag.removeprefix(PREFIX).partition("=")
+    if flag.startswith(FLAG + "="):
+        raise ConfigError(f"{flag}: --calibrate takes no value; write --calibrate alone")
+    if name not in _FIELDS:
+        near = difflib.get_close_matches(name, _FIELDS, n=1)
+        hint = f"did you mean {PREFIX}{near[0]}=...? " if near else ""
+        known = ", ".join(PREFIX + known for known in _FIELDS)
+        raise ConfigError(f"{flag}: unknown flag; {hint}known: {FLAG}, {known}")
+    field, reader, example = _FIELDS[name]
+    if not equals or not text:
+        raise ConfigError(f"{flag}: needs a value after '='; for example {PREFIX}{name}={example}")
+    return field, reader(flag, text)
+
+
+def _integer(minimum: int) -> Reader:
+    def read(flag: str, text: str) -> int:
+        if not re.fullmatch(r"-?\d+", text, re.ASCII):
+            raise ConfigError(f"{flag}: must be a whole number; give {minimum} or more")
+        if int(text) < minimum:
+            raise ConfigError(f"{flag}: must be at least {minimum}; give {minimum} or more")
+        return int(text)
+
+    return read
+
+
+def _real(low: float, high: float, rule: str) -> Reader:
+    def read(flag: str, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high or math.isinf(value):
+            raise ConfigError(f"{flag}: must be {rule}")
+        return value
+
+    return read
+
+
+def _positive(flag: str, text: str) -> float:
+    return _real(math.ulp(0.0), math.inf, "a number above 0; give hours, such as 48")(flag, text)
+
+
+def _choice(kind: type[Enum]) -> Reader:
+    def read(flag: str, text: str) -> Enum:
+        if kind is OnAdvice and text == "stop":
+            raise ConfigError(
+                f"{flag}: this version advises, it does not stop a run; use log or alert"
+            )
+        try:
+            return kind(text)
+        except ValueError:
+            known = " or ".join(str(member.value) for member in kind)
+            raise ConfigError(f"{flag}: {text!r} is not a choice; use {known}") from None
+
+    return read
+
+
+def _moment(flag: str, text: str) -> float:
+    """Unix seconds; a time without an offset is local to the node."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if math.isfinite(seconds) and seconds > 0:
+        return seconds
+    try:
+        # Python 3.10 does not read the Z.
+        return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ConfigError(
+            f"{flag}: must be an ISO-8601 time or Unix seconds; such as 2030-01-31T18:00:00+00:00"
+        ) from None
+
+
+def _duration(flag: str, text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text, re.ASCII)
+    if match is None:
+        raise ConfigError(
+            f"{flag}: must be seconds, or a number with s, m or h; such as 600 or 10m"
+        )
+    return float(match[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
+
+
+def _counts(flag: str, text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(re.fullmatch(r"0*[1-9]\d*", part, re.ASCII) for part in parts):
+        raise ConfigError(
+            f"{flag}: must be whole numbers above 0 with commas between; such as 8,16"
+        )
+    return tuple(int(part) for part in parts)
+
+
+_FIELDS: dict[str, tuple[str, Reader, str]] = {
+    "steps": ("steps", _integer(4), "20"),
+    "every": ("every", _integer(0), "500"),
+    "dir": ("directory", lambda _, text: Path(text), "forerun"),
+    "on-advice": ("on_advice", _choice(OnAdvice), "log"),
+    "deadline": ("deadline_unix_s", _moment, "2030-01-31T18:00:00+00:00"),
+    "budget-hours": ("budget_hours", _positive, "48"),
+    "restart-cost": ("restart_cost_s", _duration, "10m"),
+    "confidence": ("confidence", _real(0.5, 1.0, "from 0.5 to 1; such as 0.9"), "0.9"),
+    "gpus": ("gpus", _counts, "8,16"),
+    "wandb": ("wandb", _choice(WandbMode), "auto"),
+    "device": ("device", _choice(DeviceChoice), "cpu"),
+}
+
+
+def _number(environ: Mapping[str, str], key: str, *, default: int | None = None) -> int:
+    text = environ.get(key, "" if default is None else str(default))
+    if not re.fullmatch(r"\d+", text, re.ASCII):
+        raise ConfigError(f"{key}={text}: must be a whole number; launch with torchrun")
+    return int(text)
+
+
+def _agent() -> str:
+    """Process id and start time of the parent: with torchrun, the agent of this node."""
+    parent = os.getppid()
+    try:
+        fields = Path(f"/proc/{parent}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return str(parent)
+    return f"{parent}-{fields.rpartition(')')[2].split()[19]}"

@@ -1,0 +1,145 @@
+"""The parts of ``torch.cuda`` that Megatron uses, as a CPU can answer them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+CPU = torch.device("cpu")
+
+
+class Stream:
+    """Work on a CPU is done when the call returns, so a stream has nothing to wait for."""
+
+    device = CPU
+    cuda_stream = 0
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.priority = priority
+
+    def wait_stream(self, stream: Any) -> None:
+        """Return at once."""
+
+    def wait_event(self, event: Any) -> None:
+        """Return at once."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def query(self) -> bool:
+        """True: all work is done."""
+        return True
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Record ``event``, or a new one, and return it."""
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class Event:
+    """The host's clock in the shape of a CUDA event."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.recorded_ns = 0
+
+    def record(self, stream: Any = None) -> None:
+        """Remember the host time."""
+        self.recorded_ns = time.perf_counter_ns()
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds from this event to ``end``."""
+        return (end.recorded_ns - self.recorded_ns) / 1e6
+
+    def wait(self, stream: Any = None) -> None:
+        """Return at once."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+    def query(self) -> bool:
+        """True: the event has happened."""
+        return True
+
+
+class _Generators:
+    """``torch.cuda.default_generators``: the CPU's, whatever the index."""
+
+    def __getitem__(self, index: Any) -> torch.Generator:
+        return torch.default_generator
+
+    def __len__(self) -> int:
+        return 1
+
+
+@contextmanager
+def _nothing(*_: Any, **__: Any) -> Iterator[None]:
+    yield
+
+
+def returning(value: Any) -> Callable[..., Any]:
+    """A new function object each time: Dynamo refuses one object under two torch names."""
+
+    def answer(*_: Any, **__: Any) -> Any:
+        return value
+
+    return answer
+
+
+def cuda_names() -> dict[str, Any]:
+    """What replaces the attributes of ``torch.cuda``."""
+    stream = Stream()
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    properties = SimpleNamespace(
+        name="CPU stand-in", major=9, minor=0, total_memory=total, multi_processor_count=1
+    )
+    nothing = ("set_device", "synchronize", "set_stream", "empty_cache", "init", "_lazy_init",
+               "reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect")  # fmt: skip
+    nbytes = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+    names = {name: returning(None) for name in nothing}
+    names |= {name: returning(0) for name in nbytes}
+    names |= {
+        kind: getattr(torch, kind)
+        for kind in ("FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "LongTensor",
+                     "IntTensor", "ByteTensor", "BoolTensor")
+    }  # fmt: skip
+    return names | {
+        "is_available": returning(True),
+        "is_initialized": returning(True),
+        "is_bf16_supported": returning(True),
+        "is_current_stream_capturing": returning(False),
+        "device_count": returning(max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))),
+        "current_device": returning(CPU),
+        "get_device_name": returning(properties.name),
+        "get_device_properties": returning(properties),
+        "get_device_capability": returning((properties.major, properties.minor)),
+        "mem_get_info": returning((total, total)),
+        "memory_stats": lambda *_, **__: defaultdict(int),
+        "default_generators": _Generators(),
+        "get_rng_state": lambda *_, **__: torch.default_generator.get_state(),
+        "set_rng_state": lambda state, *_, **__: torch.default_generator.set_state(state),
+        "get_rng_state_all": lambda: [torch.default_generator.get_state()],
+        "set_rng_state_all": lambda states: torch.default_generator.set_state(states[0]),
+        "manual_seed": lambda seed: torch.default_generator.manual_seed(int(seed)) and None,
+        "manual_seed_all": lambda seed: torch.default_generator.manual_seed(int(seed)) and None,
+        "initial_seed": lambda: torch.default_generator.initial_seed(),
+        "Stream": Stream,
+        "Event": Event,
+        "stream": _nothing,
+        "device": _nothing,
+        "current_stream": returning(stream),
+        "default_stream": returning(stream),
+    }

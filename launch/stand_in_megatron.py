@@ -1,0 +1,149 @@
+"""What the CPU stand-in changes in Megatron's own modules, each just after it was imported."""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HELPERS = "megatron.core.datasets.helpers_cpp"
+NEED_TRITON = (
+    "megatron.core.transformer.custom_layers.batch_invariant_kernels",
+    "megatron.core.inference.contexts.attention_context.triton.tensor_ops",
+    "megatron.core.transformer.moe.ops.paged_stash",
+)
+"""They import triton unguarded and define kernels that a CPU run does not launch (0.16.1, main)."""
+
+
+def prepare() -> None:
+    """Arrange for the changes; modules that are already there are changed now."""
+    logging.getLogger("megatron.core.tensor_parallel.random").addFilter(_is_not_about_shared_state)
+    patches: dict[str, Callable[[ModuleType], None]] = {
+        "megatron.core.transformer.torch_norm": _allow_sequence_parallel,
+        "megatron.legacy.fused_kernels": _build_nothing("load"),
+    }
+    wheel = _helpers_of_the_wheel()
+    if wheel is not None:
+        patches["megatron.core.datasets.utils"] = _build_nothing("compile_helpers")
+        sys.meta_path.append(_HelpersFinder(wheel))
+    if importlib.util.find_spec("triton") is None:
+        patches |= dict.fromkeys(NEED_TRITON, lambda module: None)
+    for name in [name for name in patches if name in sys.modules]:
+        patches.pop(name)(sys.modules[name])
+    sys.meta_path.insert(0, _AfterImport(patches))
+
+
+class _AfterImport:
+    """Finder that lets the others find a module and calls back once it has been executed."""
+
+    def __init__(self, patches: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._patches = patches
+        self._searching: set[str] = set()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in self._patches or name in self._searching:
+            return None
+        self._searching.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._searching.discard(name)
+        loader: Any = spec.loader if spec is not None else None
+        if loader is None:
+            return spec
+        execute, patch = loader.exec_module, self._patches[name]
+
+        def exec_module(module: ModuleType) -> None:
+            with _triton_named() if name in NEED_TRITON else nullcontext():
+                execute(module)
+            patch(module)
+
+        loader.exec_module = exec_module
+        return spec
+
+
+class _HelpersFinder:
+    """Last resort for a clone that has ``helpers.cpp`` but was not built: the wheel's library."""
+
+    def __init__(self, library: Path) -> None:
+        self._library = library
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != HELPERS:
+            return None
+        return importlib.util.spec_from_file_location(name, self._library)
+
+
+def _helpers_of_the_wheel() -> Path | None:
+    try:
+        files = importlib.metadata.files("megatron-core") or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    libraries = [Path(str(file.locate())) for file in files if file.name.startswith("helpers_cpp.")]
+    return libraries[0] if libraries else None
+
+
+class _Named(ModuleType):
+    """Lets kernels be defined where triton is not installed: every name is a decorator."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Named(f"{self.__name__}.{name}")
+
+    def __call__(self, *args: Any, **_: Any) -> Any:
+        return args[0] if args and callable(args[0]) else self
+
+
+@contextmanager
+def _triton_named() -> Iterator[None]:
+    """Only while one of ``NEED_TRITON`` is executed: nothing else may believe triton is there."""
+    names = {"triton": _Named("triton"), "triton.language": _Named("triton.language")}
+    sys.modules.update(names)
+    try:
+        yield
+    finally:
+        for name in names:
+            sys.modules.pop(name, None)
+
+
+def _build_nothing(function: str) -> Callable[[ModuleType], None]:
+    def patch(module: ModuleType) -> None:
+        setattr(module, function, lambda *_, **__: None)
+
+    return patch
+
+
+def _allow_sequence_parallel(module: ModuleType) -> None:
+    """Torch's norms with the mark that makes Megatron sum their gradients over the TP group."""
+    wrapper = module.WrappedTorchNorm
+    build = wrapper.__new__
+
+    def marked(cls: type, config: Any, *args: Any, **kwargs: Any) -> Any:
+        if not config.sequence_parallel:
+            return build(cls, config, *args, **kwargs)
+        plain = copy.copy(config)
+        plain.sequence_parallel = False
+        norm = build(cls, plain, *args, **kwargs)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = True
+        return norm
+
+    wrapper.__new__ = marked
+
+
+def _is_not_about_shared_state(record: logging.LogRecord) -> bool:
+    """Megatron warns when the CPU's random state moves with the device's: here they are one."""
+    return "CPU RNG state changed" not in record.getMessage()

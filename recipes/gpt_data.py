@@ -1,0 +1,106 @@
+"""Bytes as tokens: windows of text files, where the sample number alone decides the sample.
+
+Every tensor rank and every pipeline stage reads the same micro-batch by itself; Megatron-LM reads
+on one tensor rank and broadcasts.  For byte windows the reading costs less than the broadcast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sysconfig
+from collections.abc import Iterator
+from enum import IntEnum
+from pathlib import Path
+
+import numpy as np
+import torch
+
+Batch = dict[str, torch.Tensor]
+
+
+class Split(IntEnum):
+    """Which part of the bytes: the first 95 % are for training."""
+
+    TRAIN = 0
+    VALID = 1
+
+
+class Corpus:
+    """All files end to end; raises ``SystemExit`` where they are shorter than a few samples."""
+
+    def __init__(self, paths: list[Path], *, seq_length: int, seed: int) -> None:
+        self._parts = [np.memmap(path, dtype=np.uint8, mode="r") for path in paths]
+        self._ends = np.cumsum([len(part) for part in self._parts])
+        self._length, self._seed = seq_length + 1, seed
+        num_bytes = int(self._ends[-1]) if paths else 0
+        border = num_bytes * 95 // 100
+        self._ranges = {Split.TRAIN: (0, border), Split.VALID: (border, num_bytes)}
+        if num_bytes - border < 2 * self._length:
+            raise SystemExit(
+                f"{num_bytes} bytes of text are too few for a sequence length of {seq_length}; "
+                f"give at least {40 * self._length} bytes"
+            )
+
+    def window(self, split: Split, sample: int) -> np.ndarray:
+        """The ``seq_length + 1`` bytes of one sample."""
+        low, high = self._ranges[split]
+        draw = np.random.default_rng((self._seed, int(split), sample))
+        start = low + int(draw.integers(high - low - self._length))
+        return self._read(start, start + self._length)
+
+    def _read(self, start: int, end: int) -> np.ndarray:
+        pieces = []
+        while start < end:
+            index = int(np.searchsorted(self._ends, start, side="right"))
+            before = int(self._ends[index]) - len(self._parts[index])
+            piece = self._parts[index][start - before : end - before]
+            pieces.append(piece)
+            start += len(piece)
+        return np.concatenate(pieces)
+
+
+class CountingCorpus:
+    """Mock data: each sample counts upwards from its own byte in its own stride."""
+
+    def __init__(self, *, seq_length: int, seed: int) -> None:
+        self._length, self._seed = seq_length + 1, seed
+
+    def window(self, split: Split, sample: int) -> np.ndarray:
+        """The ``seq_length + 1`` bytes of one sample."""
+        draw = np.random.default_rng((self._seed, int(split), sample))
+        first, stride = draw.integers(256), draw.integers(1, 8)
+        return ((first + stride * np.arange(self._length)) % 256).astype(np.uint8)
+
+
+def open_corpus(args: argparse.Namespace) -> Corpus | CountingCorpus:
+    """The data that the arguments name."""
+    if args.mock_data:
+        return CountingCorpus(seq_length=args.seq_length, seed=args.seed)
+    if args.data_path:
+        paths = [Path(name) for name in args.data_path]
+    else:
+        library = Path(sysconfig.get_path("stdlib"))
+        paths = sorted([*library.glob("*.py"), *library.glob("[a-r]*/*.py")])
+    try:
+        paths = [path for path in paths if path.stat().st_size > 0]
+    except OSError as err:
+        raise SystemExit(f"cannot read --data-path {err.filename}: {err.strerror}") from err
+    return Corpus(paths, seq_length=args.seq_length, seed=args.seed)
+
+
+def batches(
+    corpus: Corpus | CountingCorpus,
+    split: Split,
+    *,
+    first_sample: int,
+    micro_batch_size: int,
+    data_parallel_rank: int,
+    data_parallel_size: int,
+) -> Iterator[Batch]:
+    """Micro-batches of one data-parallel rank, without end, from the global sample number on."""
+    sample = first_sample + data_parallel_rank * micro_batch_size
+    while True:
+        rows = [corpus.window(split, sample + row) for row in range(micro_batch_size)]
+        tokens = torch.from_numpy(np.stack(rows).astype(np.int64)).cuda(non_blocking=True)
+        yield {"tokens": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}
+        sample += micro_batch_size * data_parallel_size

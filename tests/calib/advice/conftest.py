@@ -1,0 +1,39 @@
+"""Forecasts, plans and decisions to start from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forerun.calib.advice.forecast import Forecast, forecast
+from forerun.calib.advice.plan import Plan, plan
+from forerun.calib.workload.config import RunConfig
+
+NOW_UNIX_S = 1_700_000_000.0
+
+
+@pytest.fixture
+def steady() -> Callable[..., Forecast]:
+    """A forecast of a run with steps of ``step_s`` that scatter by 1 %."""
+
+    def make(*, step_s: float = 1.0, steps_total: int = 10_000, **more: Any) -> Forecast:
+        random = np.random.default_rng(1)
+        times = step_s * (1 + 0.01 * random.standard_normal(20))
+        return forecast(now_unix_s=NOW_UNIX_S, steps_done=30, steps_total=steps_total,
+                        elapsed_s=60.0, step_times_s=times, **more)
+
+    return make
+
+
+@pytest.fixture
+def planned(layout: Callable[..., RunConfig], planted: Callable[..., Any]) -> Callable[..., Plan]:
+    """A plan for a slow layout (small micro-batches over tp) on eight ranks."""
+
+    def make(*, measured_step_time_s: float | None = 1.0, **more: Any) -> Plan:
+        config = layout(tp=4, dp=2, micro=1)
+        return plan(config, planted(), measured_step_time_s=measured_step_time_s, **more)
+
+    return make

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from forerun.calib.advice.decision import (
+    Action,
+    Decision,
+    Limits,
+    Rule,
+    decide,
+    lateness_probability,
+    saving_probability,
+)
+from forerun.calib.advice.forecast import Forecast
+from forerun.calib.advice.plan import Candidate, Plan
+
+Steady = Callable[..., Forecast]
+Planned = Callable[..., Plan]
+HOST = ["pretrain_gpt.py", "--tensor-model-parallel-size", "4", "--micro-batch-size", "1"]
+
+
+def best_of(plan: Plan) -> Candidate:
+    assert plan.best is not None
+    return plan.best
+
+
+def test_a_stop_needs_two_windows_in_a_row(steady: Steady, planned: Planned) -> None:
+    limits = Limits(restart_cost_s=60.0)
+    ask = {"forecast": steady(), "plan": planned(), "host_argv": HOST}
+    first = decide(limits, **ask)
+    assert (first.action, first.rules_met) == (Action.CONTINUE, {Rule.RESTART})
+    second = decide(limits, previously_met=first.rules_met, **ask)
+    assert second.action is Action.STOP
+    calm = decide(Limits(restart_cost_s=1e9), **ask)
+    third = decide(limits, previously_met=calm.rules_met, **ask)
+    assert third.action is Action.CONTINUE
+
+
+def test_the_advised_command_is_the_users_own_with_the_layout(
+    steady: Steady, planned: Planned
+) -> None:
+    plan = planned()
+    best = best_of(plan).config
+    found = decide(Limits(restart_cost_s=60.0), forecast=steady(), plan=plan, host_argv=HOST)
+    assert found.command[0] == "pretrain_gpt.py"
+    place = found.command.index("--micro-batch-size")
+    assert found.command[place + 1] == str(best.batch.micro_batch_size)
+    calm = decide(Limits(restart_cost_s=1e9), forecast=steady(), plan=plan, host_argv=HOST)
+    assert calm.command == ()
+
+
+def test_a_restart_that_costs_more_than_it_saves_is_not_advised(
+    steady: Steady, planned: Planned
+) -> None:
+    found = decide(Limits(restart_cost_s=1e9), forecast=steady(), plan=planned())
+    (reason,) = found.reasons
+    assert found.action is Action.CONTINUE
+    assert reason.probability == 0
+    assert reason.text.startswith("restart would lose")
+
+
+def test_the_probability_of_saving_is_that_of_a_simulation(
+    steady: Steady, planned: Planned
+) -> None:
+    """Monte Carlo with the same two distributions; 0.01 is three standard errors of 40,000."""
+    run = replace(steady(), remaining_sigma_s=400.0)
+    candidate = replace(best_of(planned()), time_frac=-0.1, log_ratio_sigma=0.05)
+    random = np.random.default_rng(2)
+    left = run.remaining_s + run.remaining_sigma_s * random.standard_normal(40_000)
+    ratio = 0.9 * np.exp(0.05 * random.standard_normal(40_000))
+    for cost_s in (0.0, 500.0, 1000.0, 2000.0):
+        simulated = float(np.mean(left - ratio * left > cost_s))
+        assert saving_probability(run, candidate, cost_s) == pytest.approx(simulated, abs=0.01)
+
+
+def test_a_closer_end_makes_a_restart_less_worth(steady: Steady, planned: Planned) -> None:
+    candidate = replace(best_of(planned()), time_frac=-0.1, log_ratio_sigma=0.05)
+    chances = [
+        saving_probability(steady(steps_total=n), candidate, 300.0)
+        for n in (100, 1_000, 4_000, 10_000, 100_000)
+    ]
+    assert chances == sorted(chances)
+    assert chances[0] == 0
+
+
+def test_lateness_is_the_tail_of_the_finish(steady: Steady) -> None:
+    run = steady()
+    assert lateness_probability(run, run.finish_p50_unix_s) == pytest.approx(0.5)
+    assert lateness_probability(run, run.finish_p95_unix_s) == pytest.approx(0.05)
+    exact = replace(run, remaining_sigma_s=0.0)
+    assert lateness_probability(exact, run.finish_p50_unix_s - 1) == 1
+    assert lateness_probability(exact, run.finish_p50_unix_s + 1) == 0
+
+
+def test_a_deadline_that_cannot_be_met_stops_without_a_plan(steady: Steady) -> None:
+    run = steady()
+    limits = Limits(restart_cost_s=60.0, deadline_unix_s=run.now_unix_s + run.remaining_s / 2)
+    first = decide(limits, forecast=run, plan=None)
+    assert first.action is Action.ABSTAIN
+    second = decide(limits, forecast=run, plan=None, previously_met=first.rules_met)
+    assert second.action is Action.STOP
+    (reason,) = [r for r in second.reasons if r.is_met]
+    assert reason.rule is Rule.DEADLINE
+    assert "after the deadline" in reason.text
+
+
+def test_a_budget_counts_from_the_start_of_the_run(steady: Steady, planned: Planned) -> None:
+    run = steady()
+    wide = Limits(restart_cost_s=1e9, budget_s=1.2 * run.total_s)
+    tight = Limits(restart_cost_s=1e9, budget_s=0.8 * run.total_s)
+    met = [decide(x, forecast=run, plan=planned()).rules_met for x in (wide, tight)]
+    assert met == [frozenset(), frozenset({Rule.BUDGET})]
+
+
+@pytest.mark.parametrize("coverage_frac", [0.5, 0.89])
+def test_hooks_that_missed_too_much_make_it_abstain(
+    steady: Steady, planned: Planned, coverage_frac: float
+) -> None:
+    found = decide(Limits(restart_cost_s=60.0), forecast=steady(), plan=planned(),
+                   coverage_frac=coverage_frac)
+    assert found.action is Action.ABSTAIN
+    assert "record another window" in found.reasons[0].text
+    assert found.command == ()
+
+
+def test_too_few_measured_steps_make_it_abstain(steady: Steady, planned: Planned) -> None:
+    few = replace(steady(), num_samples=3)
+    for forecast in (few, None):
+        found = decide(Limits(restart_cost_s=60.0), forecast=forecast, plan=planned())
+        assert found.action is Action.ABSTAIN
+        assert "record 5 unflagged" in found.reasons[0].text
+
+
+def test_confidence_moves_the_threshold(steady: Steady, planned: Planned) -> None:
+    plan = planned()
+    candidate = replace(best_of(plan), time_frac=-0.1, log_ratio_sigma=0.05)
+    plan = replace(plan, candidates=(candidate,))
+    chance = saving_probability(steady(), candidate, 300.0)
+    assert 0.5 < chance < 1.0
+    for confidence, is_met in ((chance - 0.01, True), (min(1.0, chance + 0.01), False)):
+        limits = Limits(restart_cost_s=300.0, confidence=confidence)
+        found = decide(limits, forecast=steady(), plan=plan)
+        assert (Rule.RESTART in found.rules_met) == is_met
+
+
+def test_no_better_layout_means_going_on(steady: Steady, planned: Planned) -> None:
+    plan = replace(planned(), candidates=())
+    found = decide(Limits(restart_cost_s=60.0), forecast=steady(), plan=plan)
+    assert found.action is Action.CONTINUE
+    assert found.reasons[0].text == "no other layout is faster and fits"
+
+
+def test_json_holds_reasons_numbers_and_command(steady: Steady, planned: Planned) -> None:
+    found: Decision = decide(Limits(restart_cost_s=60.0), forecast=steady(), plan=planned(),
+                             host_argv=HOST)
+    value = json.loads(json.dumps(found.to_json()))
+    assert value["schema"] == 1
+    assert value["action"] == "continue"
+    assert value["command"][0] == "pretrain_gpt.py"
+    numbers = value["reasons"][0]["numbers"]
+    expected = -numbers["remaining_s"] * numbers["time_frac"] - numbers["cost_s"]
+    assert math.isclose(numbers["saved_s"], expected)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from forerun.calib.advice.forecast import Extra, forecast, mean_estimate, num_left
+from forerun.calib.errors import CalibrationError
+from forerun.calib.timeline.step import estimate_step
+from forerun.calib.workload.config import RunConfig
+
+NOW = 1_700_000_000.0
+
+
+def predict(times: NDArray[np.float64], *, left: int, **more: Any) -> Any:
+    return forecast(now_unix_s=NOW, steps_done=100, steps_total=100 + left, elapsed_s=50.0,
+                    step_times_s=times, **more)
+
+
+def autocorrelated(random: np.random.Generator, number: int, rho: float) -> NDArray[np.float64]:
+    """A first-order process of unit variance."""
+    out = np.empty(number)
+    value = random.standard_normal()
+    for i in range(number):
+        value = rho * value + np.sqrt(1 - rho**2) * random.standard_normal()
+        out[i] = value
+    return out
+
+
+def test_constant_steps_are_counted_out() -> None:
+    found = predict(np.full(20, 2.0), left=1000, drift_frac=0.0,
+                    extras=[Extra(name="eval", num_left=4, time_s=10.0)])
+    assert (found.steps_s, found.extras_s, found.remaining_s) == (2000.0, 40.0, 2040.0)
+    assert found.total_s == 2090.0
+    assert found.finish_p50_unix_s == found.finish_p95_unix_s == NOW + 2040.0
+    assert found.step_low_s == found.step_high_s == 2.0
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5])
+def test_intervals_of_the_remaining_time_cover_what_happens(rho: float) -> None:
+    """400 runs of 60 + 500 steps; the 90 % interval of the sum, without a term for drift."""
+    random = np.random.default_rng(7)
+    hits = 0
+    for _ in range(400):
+        times = 1 + 0.05 * autocorrelated(random, 560, rho)
+        found = predict(times[:60], left=500, drift_frac=0.0)
+        hits += found.remaining_low_s <= times[60:].sum() <= found.remaining_high_s
+    # 0.90 +- 3 standard errors of 400 draws, below it what few blocks cost under correlation.
+    assert 0.82 <= hits / 400 <= 0.97
+
+
+def test_the_interval_of_one_step_covers_single_steps() -> None:
+    random = np.random.default_rng(3)
+    hits = total = 0
+    for _ in range(100):
+        times = 1 + 0.05 * random.standard_normal(50)
+        found = predict(times[:30], left=20)
+        inside = (times[30:] >= found.single_low_s) & (times[30:] <= found.single_high_s)
+        hits, total = hits + int(inside.sum()), total + 20
+    assert 0.87 <= hits / total <= 0.95
+
+
+def test_positive_autocorrelation_widens_the_mean() -> None:
+    random = np.random.default_rng(5)
+    free = mean_estimate(autocorrelated(random, 400, 0.0))
+    bound = mean_estimate(autocorrelated(random, 400, 0.8))
+    # A first-order process has sqrt((1 + rho) / (1 - rho)) = 3 times the error.
+    assert 1.5 < bound.standard_error / free.standard_error < 4.5
+
+
+@given(values=st.lists(st.floats(0.1, 10.0), min_size=2, max_size=60))
+def test_blocks_never_claim_more_than_independence(values: list[float]) -> None:
+    found = mean_estimate(values)
+    assert found.standard_error >= found.sd / np.sqrt(len(values)) * (1 - 1e-12)
+    assert found.mean == pytest.approx(np.mean(values))
+    assert found.degrees >= 1
+
+
+def test_errors_of_evaluations_and_drift_are_added() -> None:
+    times = np.full(20, 1.0)
+    found = predict(times, left=1000, drift_frac=0.02,
+                    extras=[Extra(name="eval", num_left=10, time_s=5.0, sigma_s=1.0)])
+    assert found.remaining_sigma_s == pytest.approx(np.hypot(20.0, 10.0) * 1.729 / 1.645, rel=1e-3)
+
+
+def test_the_modelled_step_stands_in_before_the_first_steps(
+    layout: Callable[..., RunConfig], planted: Callable[..., Any]
+) -> None:
+    estimate = estimate_step(layout(), planted())
+    found = predict(np.array([]), left=100, estimate=estimate)
+    assert not found.is_measured
+    assert found.step_time_s == estimate.time_s
+    assert found.step_low_s < estimate.time_s < found.step_high_s
+    with pytest.raises(CalibrationError, match="1 measured steps and no modelled one"):
+        predict(np.array([1.0]), left=100)
+
+
+def test_a_finished_run_ends_now() -> None:
+    found = predict(np.array([1.0, 1.1, 0.9]), left=0)
+    assert found.finish_p50_unix_s == found.finish_p95_unix_s == NOW
+
+
+@given(total=st.integers(1, 500), interval=st.integers(1, 60), data=st.data())
+def test_events_left_are_those_that_are_still_to_come(
+    total: int, interval: int, data: st.DataObject
+) -> None:
+    done = data.draw(st.integers(0, total))
+    expected = sum(step % interval == 0 for step in range(done + 1, total + 1))
+    assert num_left(steps_done=done, steps_total=total, interval=interval) == expected
+    assert num_left(steps_done=done, steps_total=total, interval=0) == 0
+
+
+def test_json_has_its_schema_and_every_number() -> None:
+    value = predict(np.array([1.0, 1.1, 0.9]), left=10).to_json()
+    assert value["schema"] == 1
+    assert value["finish_p95_unix_s"] > value["finish_p50_unix_s"] > NOW

@@ -1,0 +1,80 @@
+"""A small GPT, layouts of it, and an estimator whose answers are a formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forerun.calib.fit.estimates import Estimates, Source
+from forerun.calib.workload.collectives import CollectiveCall
+from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
+from forerun.calib.workload.operators import Operator, OperatorKind, Phase
+
+MODEL = ModelShape(
+    num_layers=4, hidden_size=64, ffn_hidden_size=128, num_attention_heads=4, num_query_groups=4,
+    kv_channels=16, seq_length=32, vocab_size=256,
+)
+
+
+@dataclass
+class Planted:
+    """Times by formula: a launch plus work; single operators and collectives can be set."""
+
+    launch_s: float = 1e-5
+    flop_per_s: float = 1e10
+    bytes_per_s: float = 1e9
+    latency_s: float = 1e-5
+    sigma_log: float = 0.05
+    transfer_sigma_log: float = 0.1
+    source: Source = Source.FITTED
+    kinds: dict[OperatorKind, float] = field(default_factory=dict)
+    num_calls: int = 0
+
+    def operators(self, operators: Sequence[Operator]) -> Estimates:
+        self.num_calls += 1
+        return self._estimates([self.operator_s(o) for o in operators], self.sigma_log)
+
+    def collectives(self, calls: Sequence[CollectiveCall]) -> Estimates:
+        self.num_calls += 1
+        return self._estimates([self.collective_s(c) for c in calls], self.transfer_sigma_log)
+
+    def operator_s(self, operator: Operator) -> float:
+        if operator.kind in self.kinds:
+            return self.kinds[operator.kind]
+        double = 2 if operator.phase is Phase.BACKWARD else 1
+        return self.launch_s + double * prod(operator.shape) / self.flop_per_s
+
+    def collective_s(self, call: CollectiveCall) -> float:
+        return self.latency_s + call.nbytes / self.bytes_per_s
+
+    def _estimates(self, times: list[float], sigma_log: float) -> Estimates:
+        return Estimates(time_s=np.array(times), sigma_log=np.full(len(times), sigma_log),
+                         sources=(self.source,) * len(times))
+
+
+@pytest.fixture
+def planted() -> Callable[..., Planted]:
+    """Makes an estimator with the given constants."""
+    return Planted
+
+
+@pytest.fixture
+def layout() -> Callable[..., RunConfig]:
+    """Makes a config: degrees by name, ``model=`` changes to the shape, others to the run."""
+
+    def make(
+        *, tp: int = 1, pp: int = 1, dp: int = 1, micro: int = 2, samples: int = 16,
+        model: dict[str, Any] | None = None, par: dict[str, Any] | None = None, **run: Any,
+    ) -> RunConfig:
+        return RunConfig(
+            model=replace(MODEL, **(model or {})),
+            parallelism=Parallelism(tp=tp, pp=pp, dp=dp, **(par or {})),
+            batch=Batch(micro_batch_size=micro, global_batch_size=samples), **run,
+        )
+
+    return make

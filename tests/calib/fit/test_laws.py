@@ -1,0 +1,72 @@
+"""Laws obey physics, whatever the shape."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.calib.errors import CalibrationError
+from forerun.calib.fit.laws import Ceilings, law_time_s, work
+from forerun.calib.fit.priors import device_prior
+from forerun.calib.workload.operators import Operator, OperatorKind, Phase
+
+_NUM_SIZES = {OperatorKind.NORM: 2, OperatorKind.POSITION: 2, OperatorKind.CORE_ATTENTION: 5,
+              OperatorKind.RESIDUAL: 2, OperatorKind.LOSS: 2, OperatorKind.OPTIMIZER: 1}
+_CEILINGS = Ceilings(flop_per_s=1e12, bytes_per_s=1e11, launch_s=1e-6)
+
+
+@st.composite
+def operators(draw: st.DrawFn) -> Operator:
+    kinds = [k for k in OperatorKind if not k.value.startswith("host")]
+    kind = draw(st.sampled_from(kinds))
+    phase = Phase.STEP if kind is OperatorKind.OPTIMIZER else draw(
+        st.sampled_from([Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE]))
+    shape = tuple(draw(st.integers(1, 4096)) for _ in range(_NUM_SIZES.get(kind, 3)))
+    return Operator(kind=kind, phase=phase, shape=shape,
+                    element_nbytes=draw(st.sampled_from([2, 4])))
+
+
+@given(operator=operators(), data=st.data())
+def test_more_work_never_takes_less_time(operator: Operator, data: st.DataObject) -> None:
+    grown = list(operator.shape)
+    grown[data.draw(st.integers(0, len(grown) - 1))] *= 2
+    larger = replace(operator, shape=tuple(grown))
+    assert law_time_s(larger, _CEILINGS) >= law_time_s(operator, _CEILINGS)
+
+
+@given(operator=operators(), factor=st.floats(1.1, 100))
+def test_faster_ceilings_scale_the_time(operator: Operator, factor: float) -> None:
+    faster = Ceilings(flop_per_s=factor * 1e12, bytes_per_s=factor * 1e11, launch_s=1e-6 / factor)
+    ratio = law_time_s(operator, _CEILINGS) / law_time_s(operator, faster)
+    assert ratio == pytest.approx(factor)
+
+
+def test_backward_of_a_product_is_two_products_and_recompute_is_forward() -> None:
+    forward = Operator(kind=OperatorKind.LINEAR_PROJ, phase=Phase.FORWARD, shape=(64, 32, 16),
+                       element_nbytes=2)
+    assert work(replace(forward, phase=Phase.BACKWARD)).flop == 2 * work(forward).flop
+    assert work(replace(forward, phase=Phase.RECOMPUTE)) == work(forward)
+
+
+def test_attention_is_quadratic_in_the_sequence() -> None:
+    short = Operator(kind=OperatorKind.CORE_ATTENTION, phase=Phase.FORWARD,
+                     shape=(2, 8, 8, 512, 64), element_nbytes=2)
+    long = replace(short, shape=(2, 8, 8, 1024, 64))
+    assert work(short).flop == 2 * 2 * 2 * 8 * 512 * 512 * 64
+    assert work(long).flop == 4 * work(short).flop
+
+
+def test_a_shape_of_another_kind_is_refused() -> None:
+    wrong = Operator(kind=OperatorKind.NORM, phase=Phase.FORWARD, shape=(1, 2, 3), element_nbytes=2)
+    with pytest.raises(CalibrationError, match=r"norm shape \(1, 2, 3\) has 3 sizes, not 2"):
+        work(wrong)
+
+
+def test_fp32_products_are_slower_than_those_of_two_bytes_on_a_gpu() -> None:
+    prior = device_prior("NVIDIA A100-SXM4-80GB")
+    assert prior.ceilings_for(4).flop_per_s < prior.ceilings_for(2).flop_per_s / 10
+    assert device_prior("NVIDIA GH200 480GB").name == "gh200"
+    assert device_prior("cpu").ceilings_for(4) == device_prior("cpu").ceilings_for(2)

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forerun.calib.errors import ConfigError
+from forerun.calib.fit.estimates import Source
+from forerun.calib.timeline.stages import Part, exposed_time
+from forerun.calib.timeline.step import Z_90, StepEstimate, estimate_many, estimate_step
+from forerun.calib.workload.collectives import GroupRole, Placement, collective_uses
+from forerun.calib.workload.config import Recompute, RunConfig
+from forerun.calib.workload.operators import OperatorKind, stage_operators
+
+Layout = Callable[..., RunConfig]
+GPU = "NVIDIA H100 80GB HBM3"
+OVERLAP = {"is_optimizer_distributed": True, "overlaps_grad_reduce": True,
+           "overlaps_param_gather": True}
+REL = 1e-9
+
+
+def stage_seconds(config: RunConfig, estimator: Any, stage: int) -> float:
+    """One micro-batch on a stage and what follows the pipeline, summed by hand."""
+    ops = stage_operators(config, stage)
+    m = config.num_microbatches
+    passes = sum(n * estimator.operator_s(o) for o, n in (*ops.forward, *ops.backward))
+    passes += sum(n * estimator.operator_s(o) for o, n in ops.recompute)
+    after = sum(n * estimator.operator_s(o) for o, n in ops.step)
+    for use in collective_uses(config, stage=stage):
+        if use.call.role is GroupRole.PP:
+            continue
+        time_s = use.count * estimator.collective_s(use.call)
+        if use.placement.is_per_microbatch:
+            passes += time_s
+        else:
+            after += time_s
+    return m * passes + after
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"tp": 2}, {"dp": 4}, {"tp": 2, "dp": 2, "par": {"is_sequence_parallel": True}},
+     {"dp": 2, "par": OVERLAP}, {"recompute": Recompute.FULL}, {"recompute": Recompute.SELECTIVE}],
+)
+def test_without_a_pipeline_the_step_is_the_sum_of_its_parts_on_a_cpu(
+    layout: Layout, planted: Callable[..., Any], settings: dict[str, Any]
+) -> None:
+    config, estimator = layout(**settings), planted()
+    found = estimate_step(config, estimator)
+    assert found.time_s == pytest.approx(stage_seconds(config, estimator, 0), rel=REL)
+    assert found.parts_s[Part.BUBBLE] == pytest.approx(0, abs=REL)
+
+
+def test_an_even_pipeline_follows_the_closed_form(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    """With edge operators, transfers and updates free: (m + p - 1)(f + b)."""
+    free = dict.fromkeys(
+        (OperatorKind.EMBEDDING, OperatorKind.LOGITS, OperatorKind.LOSS, OperatorKind.NORM,
+         OperatorKind.OPTIMIZER, OperatorKind.HOST_STEP), 0.0)
+    estimator = planted(kinds=free, latency_s=0.0, bytes_per_s=math.inf)
+    config = layout(pp=4)
+    layer = stage_operators(config, 1)
+    pass_s = sum(n * estimator.operator_s(o) for o, n in (*layer.forward, *layer.backward))
+    expected = (config.num_microbatches + 3) * pass_s
+    assert estimate_step(config, estimator).time_s == pytest.approx(expected, rel=REL)
+
+
+LAYOUTS = st.fixed_dictionaries({
+    "tp": st.sampled_from([1, 2]), "pp": st.sampled_from([1, 2, 4]), "dp": st.sampled_from([1, 2]),
+    "recompute": st.sampled_from(Recompute), "device": st.sampled_from(["cpu", GPU]),
+    "par": st.sampled_from([{}, OVERLAP, {"is_optimizer_distributed": True}]),
+})
+
+
+@settings(max_examples=60, deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(chosen=LAYOUTS)
+def test_the_parts_of_the_critical_stage_add_up(
+    layout: Layout, planted: Callable[..., Any], chosen: dict[str, Any]
+) -> None:
+    found = estimate_step(layout(**chosen), planted())
+    assert sum(found.parts_s.values()) == pytest.approx(found.time_s, rel=REL)
+    assert min(found.parts_s.values()) >= 0
+    assert found.low_s < found.time_s < found.high_s
+    assert sum(found.source_frac.values()) == pytest.approx(1)
+
+
+@settings(max_examples=30, deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(chosen=LAYOUTS, factor=st.floats(0.2, 5.0))
+def test_a_machine_that_is_slower_by_a_factor_has_steps_longer_by_it(
+    layout: Layout, planted: Callable[..., Any], chosen: dict[str, Any], factor: float
+) -> None:
+    config = layout(**chosen)
+    slow = planted(launch_s=1e-5 * factor, flop_per_s=1e10 / factor, latency_s=1e-5 * factor,
+                   bytes_per_s=1e9 / factor)
+    base, scaled = estimate_step(config, planted()), estimate_step(config, slow)
+    assert scaled.time_s == pytest.approx(factor * base.time_s, rel=1e-6)
+
+
+def test_errors_add_up_within_a_family_and_in_quadrature_across(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    """One sigma for all: each family moves the log by its share of the time, nearly."""
+    sigma = 1e-4
+    estimator = planted(sigma_log=sigma, transfer_sigma_log=sigma)
+    found = estimate_step(layout(tp=2, dp=2), estimator, schedule_sigma_log=0.0)
+    assert sum(found.family_log.values()) == pytest.approx(sigma, rel=1e-3)
+    expected = math.sqrt(sum(log**2 for log in found.family_log.values()))
+    assert found.sigma_log == pytest.approx(expected, rel=REL)
+    assert found.high_s == pytest.approx(found.time_s * math.exp(Z_90 * expected), rel=REL)
+    assert {"linear", "attention", "memory", "host", "tp", "dp"} <= set(found.family_log)
+
+
+def test_the_stated_error_is_what_simulated_errors_give(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    """Monte Carlo over shared errors of the families, on a pipeline with transfers."""
+    config = layout(tp=2, pp=4)
+    found = estimate_step(config, planted(), schedule_sigma_log=0.0)
+    random = np.random.default_rng(4)
+    logs = []
+    for _ in range(300):
+        draw = random.standard_normal(2)
+        noisy = planted(
+            launch_s=1e-5 * math.exp(0.05 * draw[0]), flop_per_s=1e10 * math.exp(-0.05 * draw[0]),
+            latency_s=1e-5 * math.exp(0.1 * draw[1]), bytes_per_s=1e9 * math.exp(-0.1 * draw[1]))
+        logs.append(math.log(estimate_step(config, noisy).time_s / found.time_s))
+    operators = sum(found.family_log.get(n, 0.0)
+                    for n in ("linear", "attention", "memory", "host", "optimizer"))
+    transfers = sum(found.family_log.get(n, 0.0) for n in ("tp", "pp", "embedding"))
+    assert np.std(logs) == pytest.approx(math.hypot(operators, transfers), rel=0.15)
+
+
+def test_many_layouts_share_two_calls_and_equal_single_ones(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    configs = [layout(), layout(tp=2, pp=2), layout(tp=1, pp=2, dp=2), layout(tp=2, pp=2, micro=4)]
+    estimator = planted()
+    many = estimate_many(configs, estimator)
+    assert estimator.num_calls == 2
+    for config, found in zip(configs, many, strict=True):
+        alone = estimate_step(config, planted())
+        assert found.config == config
+        assert found.time_s == pytest.approx(alone.time_s, rel=REL)
+        assert found.sigma_log == pytest.approx(alone.sigma_log, rel=REL)
+        assert dict(found.parts_s) == pytest.approx(dict(alone.parts_s), rel=REL, abs=1e-12)
+
+
+def test_nothing_hides_on_a_cpu_but_on_a_device(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    wide = {"hidden_size": 2048, "ffn_hidden_size": 8192, "kv_channels": 512}
+
+    def step_s(device: str, par: dict[str, bool]) -> float:
+        config = layout(dp=2, par=par, device=device, model=wide)
+        return estimate_step(config, planted()).time_s
+
+    on_cpu = layout(dp=2, par=OVERLAP, model=wide)
+    summed = stage_seconds(on_cpu, planted(), 0)
+    assert step_s("cpu", OVERLAP) == pytest.approx(summed, rel=REL)
+    assert step_s(GPU, OVERLAP) < step_s(GPU, {"is_optimizer_distributed": True}) * (1 - REL)
+
+
+def test_exposed_time_is_the_last_bucket_where_the_rest_fits() -> None:
+    pass_s, bucket = np.array([100.0]), np.array([2.0])
+    assert exposed_time([bucket] * 4, pass_s, 1.0)[0] == pytest.approx(2.0)
+    assert exposed_time([bucket], pass_s, 1.3)[0] == pytest.approx(2.0)
+    # Side by side 6 s of transfers cost 0.3 x 6 s more.
+    assert exposed_time([bucket] * 4, pass_s, 1.3)[0] == pytest.approx(2.0 + 0.3 * 6.0)
+
+
+@given(n=st.integers(1, 8), each=st.floats(0.01, 10), work=st.floats(0.0, 50),
+       contention=st.floats(1.0, 2.0))
+def test_exposed_time_never_exceeds_the_transfer(
+    n: int, each: float, work: float, contention: float
+) -> None:
+    found = exposed_time([np.array([each])] * n, np.array([work]), contention)[0]
+    assert each * (1 - REL) <= found <= n * each * (1 + REL)
+
+
+def test_sources_are_shares_of_time(layout: Layout, planted: Callable[..., Any]) -> None:
+    found: StepEstimate = estimate_step(layout(tp=2), planted(source=Source.MEASURED))
+    assert found.source_frac[Source.MEASURED] == pytest.approx(1)
+    names = {c.name for c in found.contributions}
+    assert {"linear_qkv", "all_reduce:tp", "optimizer"} <= names
+    total = sum(c.time_s for c in found.contributions)
+    assert total == pytest.approx(found.time_s, rel=REL)
+
+
+def test_interleaved_layouts_are_refused(layout: Layout, planted: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match="interleaved schedules are not modelled yet"):
+        estimate_step(layout(pp=2, par={"vp": 2}), planted())
+
+
+def test_the_gather_ahead_is_placed_before_the_first_forward(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    found = estimate_step(layout(dp=2, par=OVERLAP, device=GPU), planted())
+    first = min(span.start_s for span in found.spans)
+    gather = [u for u in collective_uses(found.config, stage=0)
+              if u.placement is Placement.PARAM_GATHER]
+    assert first == pytest.approx(sum(planted().collective_s(u.call) for u in gather))

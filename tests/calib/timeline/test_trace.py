@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from forerun.calib.timeline.step import estimate_step
+from forerun.calib.timeline.trace import MeasuredSpan, chrome_trace
+from forerun.calib.workload.config import RunConfig
+
+
+def test_a_trace_holds_every_span_in_microseconds(
+    layout: Callable[..., RunConfig], planted: Callable[..., Any]
+) -> None:
+    estimate = estimate_step(layout(pp=2), planted())
+    trace = json.loads(json.dumps(chrome_trace(estimate)))
+    slices = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    assert len(slices) == len(estimate.spans)
+    ends = max(e["ts"] + e["dur"] for e in slices)
+    assert ends == pytest.approx(max(s.end_s for s in estimate.spans) * 1e6, abs=0.01)
+    names = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert names == {"stage 0", "stage 1"}
+
+
+def test_measured_spans_get_a_process_of_their_own(
+    layout: Callable[..., RunConfig], planted: Callable[..., Any]
+) -> None:
+    estimate = estimate_step(layout(), planted())
+    measured = [MeasuredSpan(track="rank 1", name="forward", start_s=0.5, end_s=0.75),
+                MeasuredSpan(track="rank 0", name="forward", start_s=0.0, end_s=0.25)]
+    events = chrome_trace(estimate, measured)["traceEvents"]
+    own = [e for e in events if e["pid"] == 1 and e["ph"] == "X"]
+    assert [(e["tid"], e["ts"], e["dur"]) for e in own] == [(0, 0.0, 250e3), (1, 500e3, 250e3)]

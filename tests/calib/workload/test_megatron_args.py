@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forerun.calib.errors import ConfigError
+from forerun.calib.workload.config import (
+    Normalization,
+    PositionEmbedding,
+    Precision,
+    Recompute,
+    RunConfig,
+)
+from forerun.calib.workload.megatron_args import (
+    apply_options,
+    from_namespace,
+    options,
+    rewrite_command,
+)
+
+Layout = Callable[..., RunConfig]
+ALL_ON = {
+    "is_sequence_parallel": True, "is_optimizer_distributed": True,
+    "overlaps_grad_reduce": True, "overlaps_param_gather": True,
+}
+
+
+def namespace(**changes: Any) -> SimpleNamespace:
+    """Megatron's arguments as ``validate_args`` leaves them, those that matter here."""
+    values: dict[str, Any] = {
+        "num_layers": 8, "hidden_size": 64, "ffn_hidden_size": 256, "num_attention_heads": 4,
+        "group_query_attention": False, "num_query_groups": 1, "kv_channels": 16,
+        "seq_length": 32, "max_position_embeddings": 64, "padded_vocab_size": 256,
+        "swiglu": False, "add_bias_linear": True, "normalization": "LayerNorm",
+        "position_embedding_type": "learned_absolute",
+        "untie_embeddings_and_output_weights": False, "tensor_model_parallel_size": 2,
+        "pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": None,
+        "data_parallel_size": 2, "world_size": 8, "context_parallel_size": 1,
+        "sequence_parallel": False, "use_distributed_optimizer": False,
+        "overlap_grad_reduce": False, "overlap_param_gather": False, "micro_batch_size": 2,
+        "global_batch_size": 16, "recompute_granularity": None, "recompute_method": None,
+        "recompute_num_layers": None, "bf16": False, "fp16": False, "train_iters": 100,
+        "eval_interval": 10, "eval_iters": 2, "save_interval": None, "num_experts": None,
+        "expert_model_parallel_size": 1, "fp8": None, "multi_latent_attention": False,
+        "recompute_modules": ["core_attn"],
+    }
+    return SimpleNamespace(**{**values, **changes})
+
+
+@pytest.mark.parametrize("recompute", list(Recompute))
+def test_options_of_a_layout_give_it_back(layout: Layout, recompute: Recompute) -> None:
+    config = layout(tp=2, pp=2, dp=2, micro=4, par=ALL_ON, recompute=recompute)
+    start = layout(tp=4, pp=1, dp=2)
+    assert apply_options(start, options(config)) == config
+
+
+def test_blocks_of_recomputed_layers_survive(layout: Layout) -> None:
+    config = layout(pp=2, recompute=Recompute.FULL, recompute_num_layers=1)
+    assert apply_options(layout(pp=2), options(config)) == config
+
+
+def test_the_number_of_ranks_stays_unless_given(layout: Layout) -> None:
+    start = layout(tp=2, pp=2, dp=2)
+    assert apply_options(start, ["--tensor-model-parallel-size=1"]).parallelism.dp == 4
+    assert apply_options(start, ["--gpus", "16"]).parallelism.dp == 4
+    assert apply_options(start, ["--data-parallel-size", "4"]).parallelism.num_ranks == 16
+
+
+def test_model_sizes_and_switches_are_read(layout: Layout) -> None:
+    found = apply_options(layout(tp=2, par=ALL_ON), [
+        "--num-layers", "8", "--hidden-size=128", "--no-sequence-parallel",
+        "--recompute-granularity", "selective", "--global-batch-size", "32",
+    ])
+    assert (found.model.num_layers, found.model.hidden_size) == (8, 128)
+    assert not found.parallelism.is_sequence_parallel
+    assert found.recompute is Recompute.SELECTIVE
+    assert found.batch.global_batch_size == 32
+
+
+def test_virtual_stages_follow_from_their_layers(layout: Layout) -> None:
+    argv = ["--num-layers-per-virtual-pipeline-stage", "1"]
+    assert apply_options(layout(pp=2), argv).parallelism.vp == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--tensor-parallel-size", "2"], "nearest: --tensor-model-parallel-size"),
+        (["--tensor-model-parallel-size", "3"], "8 ranks do not split over tp 3 x pp 2; give"),
+        (["--tensor-model-parallel-size", "0"], "give degrees of at least 1"),
+        (["--micro-batch-size"], "has no value"),
+        (["--micro-batch-size", "two"], "'two' is not a whole number"),
+        (["--recompute-granularity", "some"], "choose from none, selective, full"),
+        (["--gpus", "8", "--data-parallel-size", "4"], "leave one of them out"),
+        (["--num-layers-per-virtual-pipeline-stage", "3"], "choose a divisor of 2"),
+        (["--gpus", "2"], "2 ranks do not split over tp 2 x pp 2; give --gpus 4"),
+    ],
+)
+def test_impossible_options_are_named(layout: Layout, argv: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        apply_options(layout(tp=2, pp=2, dp=2), argv)
+
+
+def test_a_command_keeps_everything_but_the_layout(layout: Layout) -> None:
+    host = [
+        "pretrain_gpt.py", "--num-layers", "4", "--tensor-model-parallel-size=1", "--lr", "3e-4",
+        "--micro-batch-size", "1", "--sequence-parallel", "--data-path", "a", "b",
+        "--recompute-granularity", "full", "--recompute-method=uniform",
+        "--recompute-num-layers", "1",
+    ]
+    config = layout(tp=4, dp=2, micro=4, par={"is_optimizer_distributed": True})
+    assert rewrite_command(host, config) == (
+        "pretrain_gpt.py", "--num-layers", "4", "--tensor-model-parallel-size=4", "--lr", "3e-4",
+        "--micro-batch-size", "4", "--data-path", "a", "b", "--global-batch-size", "16",
+        "--use-distributed-optimizer",
+    )
+
+
+@pytest.mark.parametrize("recompute", list(Recompute))
+def test_a_rewritten_command_means_the_layout(layout: Layout, recompute: Recompute) -> None:
+    host = ["--pipeline-model-parallel-size", "2", "--overlap-grad-reduce",
+            "--recompute-activations", "--num-virtual-stages-per-pipeline-rank", "2"]
+    config = layout(tp=2, dp=4, recompute=recompute)
+    written = rewrite_command(host, config)
+    assert apply_options(layout(tp=4, dp=2), written) == config
+
+
+def test_a_namespace_becomes_the_config() -> None:
+    config = from_namespace(namespace(bf16=True, recompute_granularity="full",
+                                      recompute_method="uniform", recompute_num_layers=1))
+    assert (config.parallelism.tp, config.parallelism.pp, config.parallelism.dp) == (2, 2, 2)
+    assert config.model.num_query_groups == 4
+    assert config.model.vocab_size == 256
+    assert config.precision is Precision.BF16
+    assert (config.recompute, config.recompute_num_layers) == (Recompute.FULL, 0)
+    assert config.cadence.eval_interval == 10
+    assert config.cadence.save_interval == 0
+    assert config.unmodelled == ()
+
+
+def test_a_llama_namespace_is_read() -> None:
+    config = from_namespace(namespace(
+        normalization="RMSNorm", position_embedding_type="rope", swiglu=True,
+        add_bias_linear=False, group_query_attention=True, num_query_groups=2,
+        untie_embeddings_and_output_weights=True, recompute_granularity="full",
+        recompute_method="block", recompute_num_layers=2,
+    ))
+    assert config.model.normalization is Normalization.RMS_NORM
+    assert config.model.position_embedding is PositionEmbedding.ROPE
+    assert config.model.num_query_groups == 2
+    assert not config.model.is_tied and not config.model.has_bias and config.model.is_gated
+    assert config.recompute_num_layers == 2
+
+
+def test_settings_outside_the_model_are_listed() -> None:
+    config = from_namespace(namespace(
+        context_parallel_size=2, num_experts=8, fp8="hybrid", multi_latent_attention=True,
+        virtual_pipeline_model_parallel_size=2, data_parallel_size=1,
+        recompute_modules=["mlp"],
+    ))
+    assert set(config.unmodelled) == {
+        "context_parallel_size", "num_experts", "fp8", "multi_latent_attention",
+        "virtual_pipeline_model_parallel_size", "recompute_modules",
+    }
+
+
+def test_the_data_parallel_size_follows_from_the_world() -> None:
+    args = namespace()
+    del args.data_parallel_size
+    assert from_namespace(args).parallelism.dp == 2
+
+
+def test_a_missing_size_is_named() -> None:
+    args = namespace()
+    del args.hidden_size
+    with pytest.raises(ConfigError, match=r"hidden_size is missing .* give --hidden-size"):
+        from_namespace(args)

@@ -1,0 +1,71 @@
+"""The command line as a shell sees it: exit codes, one line per error, JSON on request."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from forerun.launch.cli import ExitCode, build_parser, main
+
+
+def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert all(verb in out for verb in ("report", "predict", "plan", "doctor"))
+
+
+def test_the_surface_is_frozen() -> None:
+    surface = {
+        verb: sorted(o for a in sub._actions for o in a.option_strings if o.startswith("--"))
+        for verb, sub in build_parser()._subparsers._group_actions[0].choices.items()
+    }
+    assert surface == {
+        "report": ["--help", "--json", "--run-id"],
+        "predict": ["--fail-over", "--help", "--json", "--run-id"],
+        "plan": ["--gpus", "--help", "--json", "--memory-gib", "--run-id", "--top"],
+        "doctor": ["--help", "--json"],
+    }
+
+
+@pytest.mark.parametrize("verb", ["report", "predict", "plan"])
+def test_an_empty_directory_is_no_data(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([verb, str(tmp_path)]) == ExitCode.NO_DATA
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "--calibrate" in err
+
+
+def test_an_unknown_verb_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["guess"])
+    assert stop.value.code == ExitCode.USAGE
+
+
+def test_doctor_tells_versions_and_the_entry_point(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", "--json"])
+    value = json.loads(capsys.readouterr().out)
+    found = {row["name"]: row for row in value["findings"]}
+    assert found["python"]["value"] == ".".join(str(v) for v in sys.version_info[:3])
+    assert found["flag"]["verdict"] == "ok"
+    assert code == (1 if any(r["verdict"] == "missing" for r in value["findings"]) else 0)
+
+
+def test_doctor_warns_of_the_xgboost_that_brings_its_own_nccl(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from importlib import metadata
+
+    from forerun.launch import doctor
+
+    real = metadata.version
+    monkeypatch.setattr(
+        doctor.metadata, "version", lambda name: "3.2.0" if name == "xgboost" else real(name)
+    )
+    row = next(f for f in doctor.examine() if f.name == "xgboost")
+    assert row.verdict is doctor.Verdict.WARN and "xgboost-cpu" in row.remedy

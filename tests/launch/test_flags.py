@@ -1,0 +1,148 @@
+"""Flags: what is taken out of a command line, what is read from it, and what a mistake says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from forerun.calib.errors import ConfigError
+from forerun.hooks.settings import DeviceChoice, OnAdvice, Settings, WandbMode
+from forerun.launch import flags
+from hypothesis import given
+from hypothesis import strategies as st
+
+ENVIRON = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+ALL = (
+    "--calibrate", "--calibrate-steps=8", "--calibrate-every=500", "--calibrate-dir=a=b",
+    "--calibrate-on-advice=alert", "--calibrate-deadline=2030-01-31T18:00:00Z",
+    "--calibrate-budget-hours=48.5", "--calibrate-restart-cost=10m", "--calibrate-confidence=0.8",
+    "--calibrate-gpus=8,16", "--calibrate-wandb=off", "--calibrate-device=cpu",
+)  # fmt: skip
+
+
+def parse(*own: str, host: tuple[str, ...] = (), **environ: str) -> Settings:
+    return flags.parse(own, {**ENVIRON, **environ}, host, ("python", "-m", "companion"))
+
+
+def test_every_flag_reaches_its_setting() -> None:
+    settings = parse(*ALL, host=("train.py", "--lr", "1"))
+    assert (settings.steps, settings.every, settings.directory) == (8, 500, Path("a=b"))
+    assert settings.on_advice is OnAdvice.ALERT
+    assert settings.deadline_unix_s == 1896112800  # date -u -d 2030-01-31T18:00 +%s
+    assert (settings.budget_hours, settings.restart_cost_s) == (48.5, 600.0)
+    assert (settings.confidence, settings.gpus) == (0.8, (8, 16))
+    assert (settings.wandb, settings.device) == (WandbMode.OFF, DeviceChoice.CPU)
+    assert settings.host_argv == ("train.py", "--lr", "1")
+    assert settings.companion_command == ("python", "-m", "companion")
+    assert (settings.rank.rank, settings.rank.world_size, settings.rank.local_rank) == (1, 4, 1)
+
+
+def test_no_flag_gives_the_defaults_of_the_settings() -> None:
+    settings = parse()
+    assert settings == Settings(
+        rank=settings.rank, companion_command=("python", "-m", "companion"), host_argv=()
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7200), ("0", 0)]
+)
+def test_restart_cost_has_units(text: str, seconds: float) -> None:
+    assert parse(f"--calibrate-restart-cost={text}").restart_cost_s == seconds
+
+
+def test_a_deadline_may_be_unix_seconds_and_the_last_of_two_flags_wins() -> None:
+    assert parse("--calibrate-deadline=5", "--calibrate-deadline=7.5").deadline_unix_s == 7.5
+
+
+@pytest.mark.parametrize(
+    "flag",
+    [
+        "--calibrate=20", "--calibrate-steps", "--calibrate-steps=", "--calibrate-steps=3",
+        "--calibrate-steps=x", "--calibrate-every=-1", "--calibrate-dir=",
+        "--calibrate-on-advice=stop", "--calibrate-on-advice=mail", "--calibrate-deadline=noon",
+        "--calibrate-deadline=nan", "--calibrate-deadline=-5", "--calibrate-budget-hours=0",
+        "--calibrate-budget-hours=inf", "--calibrate-restart-cost=10d", "--calibrate-confidence=9",
+        "--calibrate-confidence=nan", "--calibrate-gpus=8,,16", "--calibrate-gpus=0",
+        "--calibrate-wandb=yes", "--calibrate-device=tpu", "--calibrate-stepps=9",
+    ],
+)  # fmt: skip
+def test_a_mistake_gives_one_line_with_value_rule_and_remedy(flag: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse("--calibrate", flag)
+    value, _, rest = str(caught.value).partition(": ")
+    assert value == flag
+    assert re.fullmatch(r"[^\n;]+; [^\n]+", rest)
+
+
+def test_an_unknown_flag_names_the_nearest_and_all_known() -> None:
+    with pytest.raises(ConfigError, match="did you mean --calibrate-steps=") as caught:
+        parse("--calibrate-stepps=9")
+    assert all(flag.partition("=")[0] in str(caught.value) for flag in ALL)
+
+
+def test_stop_is_refused_with_what_this_version_does() -> None:
+    with pytest.raises(ConfigError, match="advises, it does not stop"):
+        parse("--calibrate-on-advice=stop")
+
+
+def test_the_device_variable_counts_and_a_flag_wins_over_it() -> None:
+    assert parse(FORERUN_DEVICE="cpu").device is DeviceChoice.CPU
+    assert parse("--calibrate-device=auto", FORERUN_DEVICE="cpu").device is DeviceChoice.AUTO
+    with pytest.raises(ConfigError, match="FORERUN_DEVICE=gpu.*use auto or cpu"):
+        parse(FORERUN_DEVICE="gpu")
+
+
+@pytest.mark.parametrize("broken", [{"RANK": "x"}, {"RANK": "4"}, {"WORLD_SIZE": "two"}])
+def test_broken_launch_variables_are_named(broken: dict[str, str]) -> None:
+    key, value = next(iter(broken.items()))
+    with pytest.raises(ConfigError, match=f"{key}={value}.*launch with torchrun"):
+        parse(**broken)
+
+
+def test_cadence_is_read_in_both_forms_and_the_last_wins() -> None:
+    host = ("t.py", "--train-iters", "9", "--eval-interval=5", "--train-iters=70", "--eval-iters")
+    hint = parse(host=host).cadence
+    assert (hint.train_iters, hint.eval_interval, hint.eval_iters) == (70, 5, None)
+
+
+OWN = st.sampled_from(ALL) | st.from_regex(r"--calibrate(-[a-z]{1,8})?(=\w{0,4})?", fullmatch=True)
+HOST = st.text(max_size=12).filter(lambda text: text != "--" and not text.startswith("--calibrate"))
+NEAR = st.sampled_from(
+    ["--calibrated", "-calibrate", "calibrate", "--calibrator=1", "--no-calibrate"]
+)
+
+
+@given(st.lists(st.tuples(st.booleans(), OWN, HOST | NEAR)), st.lists(HOST | NEAR | OWN))
+def test_split_takes_exactly_our_flags_and_keeps_the_order(
+    pairs: list[tuple[bool, str, str]], after: list[str]
+) -> None:
+    argv = [own if is_own else host for is_own, own, host in pairs]
+    parts = flags.split([*argv, "--", *after])
+    assert parts.own == tuple(own for is_own, own, _ in pairs if is_own)
+    assert parts.rest == (*(host for is_own, _, host in pairs if not is_own), "--", *after)
+    assert parts.present == bool(parts.own)
+
+
+@given(st.text(max_size=200), st.text(max_size=20))
+def test_a_run_id_is_a_file_name_and_the_same_on_every_rank(name: str, port: str) -> None:
+    launch = {"TORCHELASTIC_RUN_ID": name or "x", "MASTER_PORT": port}
+    ids = {flags.run_id({**launch, "RANK": rank, "LOCAL_RANK": rank}) for rank in "0123"}
+    assert len(ids) == 1
+    assert re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}", ids.pop())
+
+
+def test_restarts_and_launches_have_run_ids_of_their_own() -> None:
+    launch = {"TORCHELASTIC_RUN_ID": "nightly", "MASTER_PORT": "29500"}
+    long = {"TORCHELASTIC_RUN_ID": "n" * 90, "MASTER_PORT": "29500"}
+    others = [
+        {**launch, "TORCHELASTIC_RESTART_COUNT": "1"},
+        {**launch, "MASTER_PORT": "29501"},
+        {**launch, "TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
+        {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
+        {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"},
+        long,
+        {**long, "MASTER_PORT": "29501"},
+    ]
+    assert len({flags.run_id(each) for each in (launch, *others)}) == len(others) + 1

@@ -1,0 +1,116 @@
+"""The CPU stand-in, each time in a process of its own: it changes torch for good."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LOOK = """
+import json, torch
+torch.manual_seed(3)
+drawn = torch.rand(4).tolist()
+from forerun.launch import stand_in
+stand_in.install()
+stand_in.install()
+torch.cuda.manual_seed(3)
+state = torch.cuda.get_rng_state()
+again = torch.rand(4).tolist()
+torch.cuda.set_rng_state(state)
+third = torch.dropout(torch.ones(64, device="cuda"), 0.5, True)
+torch.cuda.set_rng_state(state)
+fourth = torch.dropout(torch.ones(64, device="cuda"), 0.5, True)
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * torch.full((), 2.0, device=torch.device("cuda", 0))
+
+grads = []
+for run in (lambda y: y.backward(), lambda y: torch.autograd.backward([y]), None):
+    x = torch.ones(3, requires_grad=True)
+    y = Doubled.apply(x).sum()
+    grads.append((torch.autograd.grad(y, x)[0] if run is None else (run(y), x.grad)[1]).tolist())
+
+begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+with torch.cuda.stream(torch.cuda.Stream()):
+    begin.record()
+    end.record(torch.cuda.current_stream())
+torch.distributed.init_process_group("nccl", store=torch.distributed.HashStore(), rank=0, world_size=1)
+group = torch.distributed.new_group([0], backend="nccl")
+total = torch.ones(2, device="cuda")
+torch.distributed.all_reduce(total, group=group)
+compiled = torch.compile(lambda x: x + 1)
+print(json.dumps({
+    "same_draw": drawn == again, "same_dropout": torch.equal(third, fourth), "grads": grads,
+    "devices": [str(t.device) for t in (
+        torch.zeros(1, device="cuda:0"), torch.ones(1).to("cuda"), torch.ones(1).to(device="cuda"),
+        torch.ones(1).cuda(), torch.nn.Linear(1, 1).to("cuda").weight, torch.tensor([1], device=0),
+        torch.empty(1, device=torch.cuda.current_device(), pin_memory=True))],
+    "types": [torch.ones(1).type(), torch.ones(1).type("torch.cuda.HalfTensor").type()],
+    "is_ordered": begin.elapsed_time(end) >= 0, "backend": torch.distributed.get_backend(group),
+    "total": total.tolist(), "compiled": compiled(torch.zeros(1)).tolist(),
+    "is_available": torch.cuda.is_available(), "count": torch.cuda.device_count(),
+}))
+torch.distributed.destroy_process_group()
+"""
+
+
+def python(code: str, cwd: Path) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        cwd=cwd, text=True, capture_output=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_the_cpu_answers_for_cuda(tmp_path: Path) -> None:
+    said, line = python(LOOK, tmp_path)
+    seen = json.loads(line)
+    assert said.startswith("[forerun] CPU stand-in: ")
+    assert set(seen.pop("devices")) == {"cpu"}
+    assert seen.pop("grads") == [[2.0, 2.0, 2.0]] * 3
+    assert seen == {
+        "same_draw": True,
+        "same_dropout": True,
+        "types": ["torch.cuda.FloatTensor", "torch.cuda.HalfTensor"],
+        "is_ordered": True,
+        "backend": "gloo",
+        "total": [1.0, 1.0],
+        "compiled": [1.0],
+        "is_available": True,
+        "count": 1,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("megatron") is None, reason="needs the wheel of megatron-core"
+)
+def test_an_unbuilt_clone_uses_the_helpers_of_the_wheel(tmp_path: Path) -> None:
+    datasets = tmp_path / "megatron" / "core" / "datasets"
+    datasets.mkdir(parents=True)
+    for folder in (datasets.parent, datasets):
+        (folder / "__init__.py").write_text("")
+    (datasets / "utils.py").write_text("def compile_helpers():\n    raise SystemExit('no make')\n")
+    *_, line = python(
+        "from forerun.launch import stand_in\n"
+        "stand_in.install()\n"
+        "from megatron.core.datasets import helpers_cpp, utils\n"
+        "import megatron.core, numpy\n"
+        "utils.compile_helpers()\n"
+        "index, sample = numpy.zeros(4, numpy.int16), numpy.zeros(4, numpy.int64)\n"
+        "helpers_cpp.build_blending_indices(index, sample, numpy.array([0.5, 0.5]), 2, 4, False)\n"
+        "print(megatron.core.__file__, index.tolist())\n",
+        tmp_path,
+    )
+    assert line == f"{datasets.parent / '__init__.py'} [0, 1, 0, 1]"

@@ -1,0 +1,77 @@
+"""predict, plan and report answer on a machine that has neither torch nor megatron."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
+ABSENT = ("torch", "functorch", "torchgen", "megatron", "nvidia", "triton", "__editable__")
+CODE = """
+import importlib.util, sys
+sys.path[:0] = [{links!r}]
+assert importlib.util.find_spec("torch") is None
+from forerun.launch.cli import main
+code = main({argv!r})
+assert not {{"torch", "megatron", "wandb"}} & set(sys.modules)
+sys.exit(code)
+"""
+
+
+@pytest.fixture(scope="module")
+def links(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every installed package but those of the training environment, and this checkout."""
+    home = tmp_path_factory.mktemp("no_torch") / "site"
+    home.mkdir()
+    for entry in Path(np.__file__).parent.parent.iterdir():
+        if not entry.name.startswith(ABSENT):
+            (home / entry.name).symlink_to(entry)
+    if not (home / "forerun").exists():
+        (home / "forerun").symlink_to(ROOT)
+    return home
+
+
+def run(links: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    code = CODE.format(links=str(links), argv=list(argv))
+    return subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
+    )
+
+
+def test_predict_answers_for_another_layout(links: Path) -> None:
+    done = run(
+        links, "predict", str(GOLDEN), "--tensor-model-parallel-size", "2", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    value = json.loads(done.stdout)
+    assert (value["tp"], value["dp"]) == (2, 1)
+    assert 0 < value["low_s"] < value["step_time_s"] < value["high_s"]
+
+
+def test_plan_ranks_layouts_on_more_ranks(links: Path) -> None:
+    done = run(links, "plan", str(GOLDEN), "--gpus", "4", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["candidates"]
+    assert found and all(c["num_ranks"] == 4 for c in found)
+    times = [c["step_time_s"] for c in found]
+    assert times == sorted(times)
+
+
+def test_report_tells_of_the_recorded_run(links: Path) -> None:
+    done = run(links, "report", str(GOLDEN))
+    assert done.returncode == 0, done.stderr
+    assert "measured" in done.stdout and "Operator models" in done.stdout
+
+
+def test_an_impossible_layout_is_one_line_with_value_rule_and_remedy(links: Path) -> None:
+    done = run(links, "predict", str(GOLDEN), "--pipeline-model-parallel-size", "2",
+               "--num-layers", "5")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "num_layers 5 does not split over pp 2" in done.stderr and "nearest" in done.stderr
