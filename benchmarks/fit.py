@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from sklearn.ensemble import RandomForestRegressor
 
-from forerun.calib.fit.ceilings import estimate_ceilings
+from forerun.calib.fit.ceilings import fit_law
 from forerun.calib.fit.efficiency import fit_efficiency
 from forerun.calib.fit.laws import Ceilings, law_time_s
 from forerun.calib.fit.priors import device_prior
@@ -101,10 +101,10 @@ def score(
 
 def fit(times: Times, device: str):
     """An efficiency model of samples that all weigh the same."""
-    ceilings = estimate_ceilings(list(times), np.array(list(times.values())), np.ones(len(times)),
-                                 device_prior(device))
+    law = fit_law(list(times), np.array(list(times.values())), np.ones(len(times)),
+                  device_prior(device))
     return fit_efficiency({o: Measured(time_s=t, sigma_log=0.02, weight=1.0, num_rows=1)
-                           for o, t in times.items()}, ceilings)
+                           for o, t in times.items()}, law)
 
 
 def random_split(number: int) -> Split:

@@ -20,7 +20,7 @@ from .recorder import OPTIMIZER
 from .session import EVAL, SAVE, Session
 from .settings import CadenceHint, RankInfo, Settings
 
-_COMPANION = (sys.executable, "-m", f"{__package__.partition('.')[0]}.launch.companion")
+_COMPANION = (sys.executable, "-m", f"{__name__.partition('.')[0]}.launch.companion")
 
 
 def attach(
@@ -29,7 +29,7 @@ def attach(
     config: RunConfig | None = None,
     *,
     train_iters: int | None = None,
-    directory: str | Path = "forerun",
+    directory: str | Path = "forerun-out",
     steps: int = 20,
     every: int = 0,
     rank: RankInfo | None = None,

@@ -55,7 +55,10 @@ class HostWandb:
         self._bare_s.append(time_s)
 
     def log(self, *, step: int, time_s: float, is_after_window: bool) -> None:
-        """Log the step under the number that the host gives to it (from 1)."""
+        """Log the step under the number that the host gives to it.
+
+        That is ``step + 1``, or the next after the host's last where a resumed run counts on.
+        """
         run = host_run()
         if run is None:
             return
@@ -67,7 +70,7 @@ class HostWandb:
             for key in _FORECAST_KEYS:
                 if key in self._forecast.values:
                     values[f"calib/{key}"] = self._forecast.values[key]
-        run.log(values, step=step + 1)
+        run.log(values, step=max(step, run.step) + 1)
 
     def _predicted_s(self) -> float | None:
         predicted = self._forecast.values.get("step_time_s")

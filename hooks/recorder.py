@@ -67,8 +67,8 @@ class Transfer:
 class StepLog:
     """The marks of one step.  ``spans[i]`` is ``[site, parent, raw shape, element_nbytes]``.
 
-    A backward span has its forward span's number as ``parent`` and None as site.  Every ``stride``-th
-    pass has spans, ``offset`` shifts which; phases and transfers are complete.
+    A backward span has its forward span's number as ``parent`` and None as site.  Every
+    ``stride``-th pass has spans, ``offset`` shifts which; phases and transfers are complete.
     """
 
     step: int

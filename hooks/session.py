@@ -5,13 +5,13 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from .. import __version__
 from ..calib.samples.records import (
     SCHEMA,
     Header,
@@ -187,12 +187,12 @@ class Session:
             step.flags.add(StepFlag.RERAN)
         if self.guard.num_faults > step.num_faults:
             step.flags.add(StepFlag.FAULTED)
-        self._report(step, end_ns - step.start_ns - step.excluded_ns)
+        plan = replace(step.plan, is_hooked=log is not None)
+        self._report(step, plan, end_ns - step.start_ns - step.excluded_ns)
         self._drain()
 
-    def _report(self, step: _Step, duration_ns: int) -> None:
+    def _report(self, step: _Step, plan: StepPlan, duration_ns: int) -> None:
         flags = tuple(sorted(step.flags, key=lambda flag: flag.value))
-        plan = step.plan
         if plan.window is not None:
             self._window = plan.window
             if not plan.is_warmup:
@@ -292,8 +292,12 @@ class Session:
         if self._first is not None:
             self._end_window()
         self._drain()
+        # What the device has not reached by now is given up: waiting would be a synchronisation.
+        self._num_dropped += sum(len(log.what) for log in self._pending)
+        self._pending.clear()
+        self._drain()
         self._writer.close()
-        self._live.end(self._last)
+        self._live.end(max(0, self._next - 1))
 
     def _at_exit(self) -> None:
         self.finish()
@@ -303,12 +307,20 @@ class Session:
         rank, host = self.settings.rank, self._host
         return Header(
             schema=SCHEMA, run_id=rank.run_id, rank=rank.rank, world_size=rank.world_size,
-            created_by=f"forerun {__version__}",
+            created_by=_created_by(),
             device=self._instruments.device if self._instruments else "cpu",
             started_unix_s=self._started_unix_s,
             stage=host.stage if host else 0, tp_rank=host.tp_rank if host else 0,
             dp_rank=host.dp_rank if host else 0,
         )
+
+
+def _created_by() -> str:
+    # Not an import: beside an editable installation, a records folder named like the package hides
+    # the package's own __init__ from a script in the same directory.
+    name = __name__.partition(".")[0]
+    version = getattr(sys.modules.get(name), "__version__", "")
+    return f"{name} {version}".strip()
 
 
 _STATE: dict[str, Session] = {}

@@ -62,7 +62,9 @@ class Settings:
     rank: RankInfo
     steps: int = 20
     every: int = 0
-    directory: Path = Path("forerun")
+    directory: Path = Path("forerun-out")
+    """Not an importable name: a folder ``forerun`` in the working directory would hide an editable
+    install of the package."""
     on_advice: OnAdvice = OnAdvice.LOG
     deadline_unix_s: float | None = None
     budget_hours: float | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class DeviceEvent(Protocol):
@@ -23,7 +23,7 @@ class DeviceEvent(Protocol):
         """True once the stream has passed it."""
         ...
 
-    def elapsed_time(self, end_event: DeviceEvent) -> float:
+    def elapsed_time(self, end_event: Any) -> float:
         """Milliseconds from this event to ``end_event``."""
         ...
 

@@ -252,7 +252,7 @@ def _counts(flag: str, text: str) -> tuple[int, ...]:
 _FIELDS: dict[str, tuple[str, Reader, str]] = {
     "steps": ("steps", _integer(4), "20"),
     "every": ("every", _integer(0), "500"),
-    "dir": ("directory", lambda _, text: Path(text), "forerun"),
+    "dir": ("directory", lambda _, text: Path(text), "forerun-out"),
     "on-advice": ("on_advice", _choice(OnAdvice), "log"),
     "deadline": ("deadline_unix_s", _moment, "2030-01-31T18:00:00+00:00"),
     "budget-hours": ("budget_hours", _positive, "48"),

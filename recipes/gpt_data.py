@@ -80,7 +80,11 @@ def open_corpus(args: argparse.Namespace) -> Corpus | CountingCorpus:
         paths = [Path(name) for name in args.data_path]
     else:
         library = Path(sysconfig.get_path("stdlib"))
-        paths = sorted([*library.glob("*.py"), *library.glob("[a-r]*/*.py")])
+        paths = sorted(
+            path
+            for path in [*library.glob("*.py"), *library.glob("*/*.py")]
+            if path.parent.name not in ("site-packages", "dist-packages")
+        )
     try:
         paths = [path for path in paths if path.stat().st_size > 0]
     except OSError as err:
@@ -88,7 +92,7 @@ def open_corpus(args: argparse.Namespace) -> Corpus | CountingCorpus:
     return Corpus(paths, seq_length=args.seq_length, seed=args.seed)
 
 
-def batches(
+def rows(
     corpus: Corpus | CountingCorpus,
     split: Split,
     *,
@@ -96,11 +100,19 @@ def batches(
     micro_batch_size: int,
     data_parallel_rank: int,
     data_parallel_size: int,
-) -> Iterator[Batch]:
-    """Micro-batches of one data-parallel rank, without end, from the global sample number on."""
+) -> Iterator[np.ndarray]:
+    """Micro-batches of one data-parallel rank, without end, from the global sample number on.
+
+    Each is ``(micro_batch_size, seq_length + 1)``; ranks take turns, as in Megatron's sampler.
+    """
     sample = first_sample + data_parallel_rank * micro_batch_size
     while True:
-        rows = [corpus.window(split, sample + row) for row in range(micro_batch_size)]
-        tokens = torch.from_numpy(np.stack(rows).astype(np.int64)).cuda(non_blocking=True)
-        yield {"tokens": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}
+        yield np.stack([corpus.window(split, sample + row) for row in range(micro_batch_size)])
         sample += micro_batch_size * data_parallel_size
+
+
+def to_batches(micro_batches: Iterator[np.ndarray]) -> Iterator[Batch]:
+    """Tokens and the labels that follow them, on the device."""
+    for bytes_of in micro_batches:
+        tokens = torch.from_numpy(bytes_of.astype(np.int64)).cuda(non_blocking=True)
+        yield {"tokens": tokens[:, :-1].contiguous(), "labels": tokens[:, 1:].contiguous()}

@@ -35,7 +35,7 @@ if not sys.warnoptions:
 import torch.distributed as dist
 from gpt_arguments import fit_to_world, parse_args
 from gpt_checkpoint import layout, load_checkpoint, save_checkpoint
-from gpt_data import Batch, Split, batches, open_corpus
+from gpt_data import Batch, Split, open_corpus, rows, to_batches
 from gpt_log import Log, print_last
 from gpt_model import Chunks, build
 from megatron.core import parallel_state, tensor_parallel
@@ -169,13 +169,15 @@ class Trainer:
     def _data(self, split: Split, first_sample: int) -> list[Iterator[Batch]]:
         """One iterator per model chunk, as Megatron's interleaved schedule wants them."""
         return [
-            batches(
-                self._corpus,
-                split,
-                first_sample=first_sample,
-                micro_batch_size=self._args.micro_batch_size,
-                data_parallel_rank=parallel_state.get_data_parallel_rank(),
-                data_parallel_size=self._args.data_parallel_size,
+            to_batches(
+                rows(
+                    self._corpus,
+                    split,
+                    first_sample=first_sample,
+                    micro_batch_size=self._args.micro_batch_size,
+                    data_parallel_rank=parallel_state.get_data_parallel_rank(),
+                    data_parallel_size=self._args.data_parallel_size,
+                )
             )
             for _ in self._chunks
         ]

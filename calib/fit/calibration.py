@@ -14,7 +14,7 @@ from ..errors import CalibrationError
 from ..samples.table import SampleTable
 from ..workload.collectives import CollectiveCall
 from ..workload.operators import Operator, OperatorKind, Phase
-from .ceilings import estimate_ceilings
+from .ceilings import FittedLaw, Key, fit_law
 from .collectives import (
     CollectiveModel,
     Group,
@@ -24,7 +24,7 @@ from .collectives import (
     group_of,
     ring_steps,
 )
-from .efficiency import EfficiencyModel, Key, fit_efficiency, pool_residuals
+from .efficiency import EfficiencyModel, fit_efficiency, pool_residuals
 from .estimates import Estimates, Source
 from .intervals import UNMEASURED_SIGMA_LOG, Spreads, fit_spreads
 from .laws import Ceilings, Family, family
@@ -55,7 +55,7 @@ class Calibration:
     @property
     def ceilings(self) -> Ceilings:
         """Rates of one rank's machine."""
-        return self.efficiency.ceilings
+        return self.efficiency.law.ceilings
 
     def family(self, work: Operator | CollectiveCall) -> Family:
         """Whose error it shares: within a family errors add up, between families in quadrature."""
@@ -221,21 +221,22 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
             f"step (more --calibrate-steps, fewer saves and evaluations inside the window)"
         )
     prior = device_prior(device)
-    efficiency = fit_efficiency(measured, _ceilings(measured, prior))
+    efficiency = fit_efficiency(measured, _law(measured, prior))
     measured_calls = measured_collectives(table)
     transfers = fit_collectives(measured_calls, prior.network)
     return Calibration(
         device=device, sha256=table.sha256, efficiency=efficiency, transfers=transfers,
         measured=measured, measured_host=measured_host(table), measured_transfers=measured_calls,
-        spreads=fit_spreads(_left_out(efficiency)),
+        spreads=fit_spreads(_left_out(efficiency), prior_sigma_log=prior.error_sigma_log),
         transfer_spreads=fit_spreads(
-            {_group_name(g): m.held_out for g, m in transfers.groups.items()}),
+            {_group_name(g): m.held_out for g, m in transfers.groups.items()},
+            prior_sigma_log=prior.error_sigma_log),
     )
 
 
-def _ceilings(measured: Mapping[Operator, Measured], prior: DevicePrior) -> Ceilings:
+def _law(measured: Mapping[Operator, Measured], prior: DevicePrior) -> FittedLaw:
     found = list(measured.values())
-    return estimate_ceilings(
+    return fit_law(
         list(measured), np.array([m.time_s for m in found]), np.array([m.weight for m in found]),
         prior,
     )

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..workload.operators import Operator, OperatorKind, Phase
-from .features import efficiency_features, log_law_time, log_sizes
-from .laws import Ceilings, Family, family
+from ..workload.operators import Operator, Phase
+from .ceilings import FittedLaw, Key
+from .features import efficiency_features, log_sizes
+from .laws import Family, family
 from .regressors import Regressor, fit_regressor, weighted_median
 from .training import Measured
 
-Key = tuple[OperatorKind, Phase]
 # Shapes of its own at which a kind counts as much as its family.  Products share a rate, so that
 # the pool helps up to 8 own shapes on the public A100 operators; pass counts of others do not.
 _POOL_SHAPES = {Family.LINEAR: 3.0, Family.ATTENTION: 0.1, Family.MEMORY: 0.1,
@@ -63,15 +63,15 @@ class Fitted:
 class EfficiencyModel:
     """All operator kinds of a machine."""
 
-    ceilings: Ceilings
+    law: FittedLaw
     kinds: Mapping[Key, KindModel]
     pools: Mapping[tuple[Family, Phase], float]
     """Log efficiency of a family in a phase, for kinds that were never measured."""
 
     def predict(self, key: Key, operators: Sequence[Operator]) -> Fitted:
         """Times of operators that all have the kind and phase ``key``."""
-        law = log_law_time(operators, self.ceilings)
         used = next((k for k in _stand_ins(key) if k in self.kinds), None)
+        law = self.law.log_time(used or key, operators)
         if used is None:
             efficiency = self.pools.get((family(key[0]), key[1]), 0.0)
             return Fitted(log_time=law - efficiency, key=None,
@@ -80,17 +80,17 @@ class EfficiencyModel:
         octaves = model.octaves_outside(log_sizes(operators))
         efficiency = np.full(len(operators), model.center)
         if model.regressor.detail is not None:
-            detail = model.regressor.predict(efficiency_features(operators, self.ceilings))
+            detail = model.regressor.predict(efficiency_features(self.law, used, operators))
             efficiency += detail / (1.0 + octaves / _HALF_DETAIL_OCTAVES)
         return Fitted(log_time=law - efficiency, octaves=octaves, key=used)
 
 
-def fit_efficiency(measured: Mapping[Operator, Measured], ceilings: Ceilings) -> EfficiencyModel:
+def fit_efficiency(measured: Mapping[Operator, Measured], law: FittedLaw) -> EfficiencyModel:
     """Fit every kind and phase that was measured; the same samples give the same model."""
     groups: defaultdict[Key, list[Operator]] = defaultdict(list)
     for operator in sorted(measured, key=_order):
         groups[operator.kind, operator.phase].append(operator)
-    regressors = {key: _fit_kind(group, measured, ceilings) for key, group in groups.items()}
+    regressors = {key: _fit_kind(key, group, measured, law) for key, group in groups.items()}
     pools = _pools({key: regressor.center for key, regressor in regressors.items()})
     kinds = {}
     for key, group in groups.items():
@@ -102,7 +102,7 @@ def fit_efficiency(measured: Mapping[Operator, Measured], ceilings: Ceilings) ->
             highest=sizes.max(axis=0), num_shapes=len(group),
             num_rows=sum(measured[o].num_rows for o in group),
         )
-    return EfficiencyModel(ceilings=ceilings, kinds=kinds, pools=pools)
+    return EfficiencyModel(law=law, kinds=kinds, pools=pools)
 
 
 def pool_residuals(model: EfficiencyModel) -> dict[Key, float]:
@@ -119,12 +119,12 @@ def pool_residuals(model: EfficiencyModel) -> dict[Key, float]:
 
 
 def _fit_kind(
-    group: Sequence[Operator], measured: Mapping[Operator, Measured], ceilings: Ceilings
+    key: Key, group: Sequence[Operator], measured: Mapping[Operator, Measured], law: FittedLaw
 ) -> Regressor:
     times = np.array([measured[o].time_s for o in group])
     weight = np.array([measured[o].weight for o in group])
-    return fit_regressor(efficiency_features(group, ceilings),
-                         log_law_time(group, ceilings) - np.log(times), weight)
+    return fit_regressor(efficiency_features(law, key, group),
+                         law.log_time(key, group) - np.log(times), weight)
 
 
 def _pools(centers: Mapping[Key, float]) -> dict[tuple[Family, Phase], float]:

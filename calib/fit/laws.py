@@ -2,7 +2,9 @@
 
 Memory passes (how often an operator reads or writes its tensor) are starting constants read off
 public A100 samples of eager Megatron operators (Zhang et al., arXiv:2509.22832, their released
-data); efficiencies that are fitted on top take up what differs here.
+data).  Launches are how many eager calls long an operator is, read off a model too small to compute
+anything (hidden size 32, Megatron-core 0.16 without fusions).  What differs on a machine is fitted
+on top.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one operator does in one phase."""
+    """What one operator does in one phase; a launch is one eager call of the framework."""
 
     flop: float
     nbytes: float
@@ -48,7 +50,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Passes:
-    """Reads and writes of one element, and kernels launched, forward and backward."""
+    """Reads and writes of one element, and eager framework calls, forward and backward."""
 
     forward: float
     backward: float
@@ -58,20 +60,20 @@ class _Passes:
 
 _PASSES = {
     OperatorKind.EMBEDDING: _Passes(
-        forward=14.0, backward=15.0, forward_launches=4, backward_launches=4),
+        forward=14.0, backward=15.0, forward_launches=22, backward_launches=13),
     OperatorKind.NORM: _Passes(
-        forward=3.7, backward=12.0, forward_launches=1, backward_launches=2),
+        forward=3.7, backward=12.0, forward_launches=3, backward_launches=5),
     OperatorKind.POSITION: _Passes(
-        forward=22.0, backward=52.0, forward_launches=8, backward_launches=12),
+        forward=22.0, backward=52.0, forward_launches=11, backward_launches=3),
     OperatorKind.RESIDUAL: _Passes(
-        forward=6.9, backward=6.9, forward_launches=4, backward_launches=4),
+        forward=6.9, backward=6.9, forward_launches=18, backward_launches=5),
     OperatorKind.ACTIVATION: _Passes(
-        forward=2.8, backward=3.75, forward_launches=2, backward_launches=2),
+        forward=2.8, backward=3.75, forward_launches=9, backward_launches=8),
     OperatorKind.LOSS: _Passes(
-        forward=17.0, backward=5.3, forward_launches=10, backward_launches=4),
+        forward=17.0, backward=5.3, forward_launches=43, backward_launches=13),
     # Scores of unfused attention: fill-mask and softmax, plus what the two products read and write.
     OperatorKind.CORE_ATTENTION: _Passes(
-        forward=11.8, backward=28.3, forward_launches=6, backward_launches=9),
+        forward=11.8, backward=28.3, forward_launches=35, backward_launches=13),
 }
 _NUM_SIZES = {
     OperatorKind.EMBEDDING: 3, OperatorKind.NORM: 2, OperatorKind.POSITION: 2,
@@ -83,6 +85,10 @@ _NUM_SIZES = {
 # gradient once more and zeroing it writes it: nine fp32 passes.
 _OPTIMIZER_PASSES = 9.0
 _OPTIMIZER_FLOP = 14.0
+# A loop over some fifty parameter tensors; their number does not show in the operator's shape.
+_OPTIMIZER_LAUNCHES = 400
+_LINEAR_LAUNCHES = 7
+_LINEAR_BACKWARD_LAUNCHES = 9
 
 
 def family(kind: OperatorKind) -> Family:
@@ -136,7 +142,7 @@ def law_time_s(operator: Operator, ceilings: Ceilings) -> float:
     >>> norm = Operator(kind=OperatorKind.NORM, phase=Phase.FORWARD, shape=(1000, 1000),
     ...                 element_nbytes=4)
     >>> law_time_s(norm, Ceilings(flop_per_s=1e12, bytes_per_s=1e10, launch_s=1e-5))
-    0.00149
+    0.00151
     """
     return work_time_s(work(operator), ceilings)
 
@@ -157,9 +163,9 @@ def _linear(operator: Operator) -> Work:
     activations = float(tokens * (size_in + size_out))
     if operator.phase is not Phase.BACKWARD:
         nbytes = operator.element_nbytes * (activations + weight)
-        return Work(flop=flop, nbytes=nbytes, num_launches=1)
+        return Work(flop=flop, nbytes=nbytes, num_launches=_LINEAR_LAUNCHES)
     nbytes = operator.element_nbytes * (2 * activations + weight) + 2 * _FP32_NBYTES * weight
-    return Work(flop=2 * flop, nbytes=nbytes, num_launches=3)
+    return Work(flop=2 * flop, nbytes=nbytes, num_launches=_LINEAR_BACKWARD_LAUNCHES)
 
 
 def _attention(operator: Operator) -> Work:
@@ -196,7 +202,8 @@ def _optimizer(operator: Operator) -> Work:
     nbytes = _OPTIMIZER_PASSES * _FP32_NBYTES * num_parameters
     if operator.element_nbytes < _FP32_NBYTES:
         nbytes += 2.0 * operator.element_nbytes * num_parameters
-    return Work(flop=_OPTIMIZER_FLOP * num_parameters, nbytes=nbytes, num_launches=1)
+    return Work(flop=_OPTIMIZER_FLOP * num_parameters, nbytes=nbytes,
+                num_launches=_OPTIMIZER_LAUNCHES)
 
 
 def _host(operator: Operator) -> Work:

@@ -7,6 +7,7 @@ core 0.11; there is no callback interface.
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import sys
 from collections.abc import Callable
@@ -116,9 +117,7 @@ class TrainingLoop:
 
 
 def _arguments() -> Any:
-    from megatron.training import get_args
-
-    return get_args()
+    return importlib.import_module(_GLOBALS).get_args()
 
 
 def _run_config(models: tuple[Any, ...]) -> RunConfig:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from forerun.calib.errors import ConfigError
 from forerun.hooks.settings import DeviceChoice, OnAdvice, Settings, WandbMode
 from forerun.launch import flags
-from hypothesis import given
-from hypothesis import strategies as st
 
 ENVIRON = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 ALL = (
@@ -90,7 +92,7 @@ def test_stop_is_refused_with_what_this_version_does() -> None:
 def test_the_device_variable_counts_and_a_flag_wins_over_it() -> None:
     assert parse(FORERUN_DEVICE="cpu").device is DeviceChoice.CPU
     assert parse("--calibrate-device=auto", FORERUN_DEVICE="cpu").device is DeviceChoice.AUTO
-    with pytest.raises(ConfigError, match="FORERUN_DEVICE=gpu.*use auto or cpu"):
+    with pytest.raises(ConfigError, match=r"FORERUN_DEVICE=gpu: .*use auto or cpu"):
         parse(FORERUN_DEVICE="gpu")
 
 
@@ -146,3 +148,9 @@ def test_restarts_and_launches_have_run_ids_of_their_own() -> None:
         {**long, "MASTER_PORT": "29501"},
     ]
     assert len({flags.run_id(each) for each in (launch, *others)}) == len(others) + 1
+
+
+def test_the_examples_in_the_docstrings_hold() -> None:
+    result = doctest.testmod(flags)
+    assert result.attempted >= 3
+    assert result.failed == 0

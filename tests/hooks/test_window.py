@@ -1,0 +1,62 @@
+"""Which steps are hooked."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.hooks.window import NUM_WARMUP_STEPS, WindowPlan
+
+STEPS = st.integers(min_value=1, max_value=60)
+EVERY = st.integers(min_value=0, max_value=200)
+
+
+def test_warm_up_steps_are_never_hooked_and_belong_to_the_first_window() -> None:
+    plan = WindowPlan(steps=20)
+    first = [plan.at(i) for i in range(NUM_WARMUP_STEPS)]
+    assert all(p.is_warmup and not p.is_hooked and p.window == 0 for p in first)
+    assert not plan.at(NUM_WARMUP_STEPS).is_warmup
+
+
+def test_a_window_of_whole_blocks_has_as_many_hooked_as_bare_steps_with_the_same_mean_place() -> None:
+    plan = WindowPlan(steps=20)
+    places = {True: [], False: []}
+    for i in range(NUM_WARMUP_STEPS, NUM_WARMUP_STEPS + 20):
+        places[plan.at(i).is_hooked].append(i)
+    assert len(places[True]) == len(places[False]) == 10
+    assert sum(places[True]) == sum(places[False])
+
+
+def test_without_every_nothing_is_hooked_after_the_window() -> None:
+    plan = WindowPlan(steps=8)
+    assert all(plan.at(i).window is None for i in range(NUM_WARMUP_STEPS + 8, 2000))
+
+
+def test_every_opens_windows_of_half_the_length() -> None:
+    plan = WindowPlan(steps=20, every=100)
+    second = [i for i in range(500) if plan.at(i).window == 1]
+    assert second == list(range(100, 110))
+    assert plan.at(100).is_hooked
+
+
+def test_zero_steps_hook_nothing() -> None:
+    assert all(WindowPlan(steps=0).at(i).window is None for i in range(50))
+
+
+@given(steps=STEPS, every=EVERY)
+def test_windows_are_contiguous_numbered_in_order_and_end_once(steps: int, every: int) -> None:
+    plan = WindowPlan(steps=steps, every=every)
+    plans = [plan.at(i) for i in range(600)]
+    numbers = [p.window for p in plans if p.window is not None]
+    assert numbers == sorted(numbers)
+    for window in set(numbers):
+        inside = [i for i, p in enumerate(plans) if p.window == window]
+        assert inside == list(range(inside[0], inside[-1] + 1))
+        ends = [i for i in inside if plans[i].is_last]
+        assert ends == [inside[-1]] or inside[-1] == len(plans) - 1
+
+
+@given(steps=STEPS, every=EVERY, index=st.integers(min_value=0, max_value=5000))
+def test_outside_windows_no_step_is_hooked(steps: int, every: int, index: int) -> None:
+    plan = WindowPlan(steps=steps, every=every).at(index)
+    assert plan.window is not None or not (plan.is_hooked or plan.is_last)

@@ -1,0 +1,149 @@
+"""Real torchrun, real megatron.core: training with the flag is training without it, bit for bit.
+
+Each layout trains twice, bare and calibrated; the calibrated run is then looked at from all sides.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import wandb_file
+
+from forerun.calib.samples.records import CollectiveRecord, CoverageRecord, StepRecord
+from forerun.calib.samples.run import RunRecords
+from forerun.calib.samples.store import read_run
+from forerun.calib.workload.collectives import GroupRole, step_collectives
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parent.parent.parent
+ITERS, STEPS, WARMUP = 20, 8, 3
+LAYOUTS = {
+    "tp2": ("--tensor-model-parallel-size", "2"),
+    "pp2": ("--pipeline-model-parallel-size", "2"),
+    "dp2": ("--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"),
+}
+MODELLED_ROLES = (GroupRole.TP, GroupRole.PP, GroupRole.DP, GroupRole.EMBEDDING)
+CONTROL_NBYTES = 64
+"""Gradient norms, found-inf flags and loss sums, which the layout does not list."""
+_BITS = re.compile(r"iteration +(\d+)/.*loss bits (0x[0-9a-f]{8})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A layout trained bare and calibrated."""
+
+    name: str
+    bare: subprocess.CompletedProcess[str]
+    calibrated: subprocess.CompletedProcess[str]
+    directory: Path
+
+    @property
+    def run(self) -> RunRecords:
+        return read_run(self.directory)
+
+
+def train(*options: str) -> subprocess.CompletedProcess[str]:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "FORERUN"))}
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        str(ROOT / "recipes" / "pretrain_gpt.py"), "--train-iters", str(ITERS),
+        "--hidden-size", "64", *options,
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environ | {"WANDB_SILENT": "true"}
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    directory = tmp_path_factory.mktemp(request.param) / "out"
+    options = LAYOUTS[request.param]
+    own = ("--calibrate", f"--calibrate-dir={directory}", f"--calibrate-steps={STEPS}")
+    return Pair(
+        name=request.param,
+        bare=train(*options),
+        calibrated=train(*options, *own),
+        directory=directory,
+    )
+
+
+def losses(done: subprocess.CompletedProcess[str]) -> dict[int, str]:
+    return {int(step): bits for step, bits in _BITS.findall(done.stdout)}
+
+
+def test_losses_are_bit_identical(pair: Pair) -> None:
+    bare = losses(pair.bare)
+    assert sorted(bare) == list(range(1, ITERS + 1))
+    assert losses(pair.calibrated) == bare
+
+
+def test_without_the_flag_nothing_of_ours_speaks_but_the_stand_in(pair: Pair) -> None:
+    ours = [line for line in pair.bare.stdout.splitlines() if "[forerun]" in line]
+    assert len(ours) == 1 and "stand-in" in ours[0]
+
+
+def test_the_transcript_is_printed_and_the_files_are_there(pair: Pair) -> None:
+    lines = [line for line in pair.calibrated.stdout.splitlines() if "[forerun]" in line]
+    for word in ("hooks:", "step", "finish", "decision:", "report:", "predicted against actual"):
+        assert any(word in line for line in lines), word
+    for name in ("decision", "forecast", "plan", "calibration", "score"):
+        value = json.loads((pair.directory / f"{name}.json").read_text(encoding="utf-8"))
+        assert value["schema"] == 1 and value["run_id"]
+
+
+def test_every_installed_hook_fired(pair: Pair) -> None:
+    rows = [
+        r for records in pair.run.records.values() for r in records
+        if isinstance(r, CoverageRecord)
+    ]
+    assert rows
+    assert [r for r in rows if r.fired < r.installed] == []
+
+
+def test_half_of_the_window_is_bare(pair: Pair) -> None:
+    for records in pair.run.records.values():
+        steps = [r for r in records if isinstance(r, StepRecord) and not r.flags]
+        window = [r for r in steps if WARMUP <= r.step < WARMUP + STEPS]
+        assert sum(r.is_hooked for r in window) == sum(not r.is_hooked for r in window)
+
+
+def test_collectives_are_those_of_the_layout(pair: Pair) -> None:
+    run = pair.run
+    assert not run.problems
+    for rank, records in run.records.items():
+        calls = [
+            r for r in records
+            if isinstance(r, CollectiveRecord)
+            and r.role in MODELLED_ROLES and len(r.ranks) > 1 and r.nbytes > CONTROL_NBYTES
+        ]
+        hooked = {r.step for r in records if isinstance(r, StepRecord) and r.is_hooked}
+        expected = Counter({
+            (call.collective, call.role, call.num_ranks, call.nbytes): count
+            for call, count in step_collectives(run.configs[rank], stage=run.headers[rank].stage)
+        })
+        assert expected and hooked
+        for step in hooked:
+            found = Counter(
+                (r.collective, r.role, len(r.ranks), r.nbytes) for r in calls if r.step == step
+            )
+            assert found == expected, f"rank {rank}, step {step}"
+
+
+def test_wandb_holds_predicted_against_actual_at_every_step(pair: Pair) -> None:
+    rows = dict(wandb_file.history(pair.directory))
+    assert sorted(rows) == list(range(1, ITERS + 1))
+    assert all("calib/step_time_s" in row for row in rows.values())
+    after = range(WARMUP + STEPS + 1, ITERS + 1)
+    assert all("calib/step_time_predicted_s" in rows[step] for step in after)
+    both = pair.calibrated.stdout + pair.calibrated.stderr
+    assert "wandb: WARNING" not in both

@@ -1,0 +1,46 @@
+"""Reads an offline W&B run back: a LevelDB log of protocol-buffer records behind a 7-byte header."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_BLOCK = 32 * 1024
+_HEADER = struct.Struct("<IHB")
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+
+
+def history(directory: Path) -> list[tuple[int, dict[str, Any]]]:
+    """(step, values) of every logged row of the only offline run under ``directory``."""
+    from wandb.proto import wandb_internal_pb2
+
+    (path,) = directory.glob("wandb/offline-run-*/run-*.wandb")
+    rows = []
+    for data in _records(path.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.WhichOneof("record_type") == "history":
+            row = {
+                (item.key or ".".join(item.nested_key)): json.loads(item.value_json)
+                for item in record.history.item
+            }
+            rows.append((int(row.get("_step", record.history.step.num)), row))
+    return rows
+
+
+def _records(data: bytes) -> Iterator[bytes]:
+    place, parts = 7, b""
+    while place + _HEADER.size <= len(data):
+        left = _BLOCK - place % _BLOCK
+        if left < _HEADER.size:
+            place += left
+            continue
+        _, size, kind = _HEADER.unpack_from(data, place)
+        body = data[place + _HEADER.size : place + _HEADER.size + size]
+        place += _HEADER.size + size
+        parts = body if kind in (_FULL, _FIRST) else parts + body
+        if kind in (_FULL, _LAST):
+            yield parts
