@@ -2,8 +2,8 @@
 
     python benchmarks/cpu_layouts.py --out DIR [--repetitions 3] [--iters 40]
 
-Each repetition calibrates anew and runs every layout once, interleaved, so that a slow minute of the
-machine hits all alike.  Step times are the recipe's own log, medians after ten steps.
+Each repetition calibrates anew and runs every layout once, interleaved, so that a slow minute of
+the machine hits all alike.  Step times are the recipe's own log, medians after ten steps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The whole chain in one call: sample table -> calibration -> step -> forecast, plan -> decision."""
+"""The whole chain in one call: sample table -> calibration -> step -> forecast -> decision."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ class Request:
     def from_json(value: Mapping[str, Any]) -> Request:
         """The request that ``to_json`` wrote; unknown keys are ignored."""
         names = {spec.name for spec in fields(Request)}
-        known = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k in names}
+        known: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k in names
+        }
         return Request(**known)
 
     @property
@@ -152,7 +154,7 @@ def analyse(
         memory_capacity_nbytes=request.memory_capacity_nbytes,
         memory_offset_nbytes=memory_offset_nbytes(table),
     )
-    ahead = _forecast(table, config, request)
+    ahead = _forecast(table, config, request, own)
     hooks = hook_summary(table)
     coverage = hooks.num_fired / hooks.num_installed if hooks.num_installed else None
     decision = decide(
@@ -323,8 +325,11 @@ def _overhead(table: SampleTable) -> Overhead | None:
         return None
 
 
-def _forecast(table: SampleTable, config: RunConfig, request: Request) -> Forecast:
-    times = request.step_times_s or tuple(table.step_times_s(is_hooked=False).tolist())
+def _forecast(
+    table: SampleTable, config: RunConfig, request: Request, own: StepEstimate
+) -> Forecast:
+    recorded = tuple(table.step_times_s(is_hooked=False).tolist())
+    times = max(request.step_times_s, recorded, key=len)
     runs = table.runs[table.runs["run_id"] == table.run_id]
     started_unix_s = float(runs["started_unix_s"].min())
     cadence = config.cadence
@@ -348,5 +353,6 @@ def _forecast(table: SampleTable, config: RunConfig, request: Request) -> Foreca
         steps_total=max(cadence.train_iters, last),
         elapsed_s=max(0.0, request.now_unix_s - started_unix_s),
         step_times_s=times,
+        estimate=own,
         extras=extras,
     )

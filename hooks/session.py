@@ -288,6 +288,7 @@ class Session:
         self._is_finished = True
         if self._step is not None and self._instruments is not None:
             self._instruments.take_off()
+        self._unwatch_collector()
         self._report_brackets()
         if self._first is not None:
             self._end_window()

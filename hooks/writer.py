@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -151,6 +152,10 @@ class RecordWriter:
             )
         self.is_broken = True
         self._window = _Window()
+        opened, self._file = self._file, None
+        if opened is not None:
+            with suppress(OSError):
+                opened.close()
 
     @property
     def _path(self) -> Path:

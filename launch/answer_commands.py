@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..calib.advice.plan import Candidate, Plan, compare, plan as make_plan
+from ..calib.advice.plan import Candidate, Plan, compare
+from ..calib.advice.plan import plan as make_plan
 from ..calib.analysis import Answer, Request, analyse, measured_step_s, memory_offset_nbytes
 from ..calib.errors import ConfigError, RecordError
 from ..calib.fit.calibration import calibrate

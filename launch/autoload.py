@@ -10,7 +10,7 @@ import os
 import sys
 
 _OWNER = "FORERUN_OWNER_PID"
-"""Set here, never by a user: what the training process starts inherits it, and stays untouched."""
+"""Set here, never by a user: what the training process starts inherits it, and opens no session."""
 
 
 def load() -> None:
@@ -18,10 +18,11 @@ def load() -> None:
     try:
         if "RANK" not in os.environ or not _is_asked():
             return
-        if _OWNER in os.environ:
-            return
-        os.environ[_OWNER] = str(os.getpid())
-        _begin()
+        if _OWNER not in os.environ:
+            os.environ[_OWNER] = str(os.getpid())
+            _begin()
+        elif os.environ.get("FORERUN_DEVICE") == "cpu":
+            _install_stand_in()  # a spawned child imports the same script, on the same device
     except Exception as err:  # training comes first, whatever is wrong with us
         _say(f"{type(err).__name__}: {err}; calibration is off, training goes on")
 
@@ -51,13 +52,18 @@ def _begin() -> None:
     if settings is not None:
         is_cpu = settings.device is DeviceChoice.CPU
     if is_cpu:
-        from . import stand_in
-
-        stand_in.install()
+        os.environ["FORERUN_DEVICE"] = "cpu"
+        _install_stand_in()
     if settings is not None:
         from ..hooks.session import start
 
         start(settings)
+
+
+def _install_stand_in() -> None:
+    from . import stand_in
+
+    stand_in.install()
 
 
 def _say(text: str) -> None:

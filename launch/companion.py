@@ -14,6 +14,7 @@ import queue
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +34,8 @@ from .wandb_sink import NoSink, Sink, open_sink
 
 PATIENCE_S = 30.0
 """How long the other ranks' files are waited for after a window has closed here."""
+NUM_KEPT_STEPS = 1000
+"""Bare steps that a forecast rests on: the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +71,7 @@ class Companion:
         self._score = Score()
         self._answer: Answer | None = None
         self._met: tuple[str, ...] = ()
-        self._bare_s: list[float] = []
+        self._bare_s: deque[float] = deque(maxlen=NUM_KEPT_STEPS)
         self._pending: tuple[int, float] | None = None
         self._is_first_open = True
         self._brackets: dict[str, list[float]] = {}

@@ -22,6 +22,8 @@ from . import stand_in_megatron
 from .stand_in_device import CPU, cuda_names, returning
 
 _state = SimpleNamespace(mode=None)
+_OWNER = "FORERUN_STAND_IN_PID"
+"""Set here, never by a user: children have the stand-in too, and do not announce it again."""
 
 
 def install() -> None:
@@ -41,7 +43,8 @@ def install() -> None:
     _state.mode = _CpuMode()
     _state.mode.__enter__()
     _keep_mode_in_backward(_state.mode)
-    if os.environ.get("RANK", "0") == "0":
+    owner = os.environ.setdefault(_OWNER, str(os.getpid()))
+    if os.environ.get("RANK", "0") == "0" and owner == str(os.getpid()):
         print(
             "[forerun] CPU stand-in: torch.cuda is the CPU and nccl is gloo in this run; "
             "for correctness, tests and dry runs, not for speed",

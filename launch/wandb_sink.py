@@ -99,8 +99,8 @@ class OwnRun:
         made: dict[str, Any] = {}
         for name, rows in tables.items():
             if rows:
-                columns = list(rows[0])
-                data = [[row[column] for column in columns] for row in rows]
+                columns: list[Any] = list(rows[0])
+                data: list[Any] = [[row[column] for column in columns] for row in rows]
                 made[PREFIX + name] = self._wandb.Table(columns=columns, data=data)
         if made:
             self._run.log(made, step=step)

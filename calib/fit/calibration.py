@@ -162,12 +162,19 @@ class Calibration:
             rows.append({
                 "kind": key[0].value, "phase": key[1].value, "num_rows": model.num_rows,
                 "num_shapes": model.num_shapes, "model": model.regressor.name,
-                "efficiency_frac": float(np.exp(model.regressor.center)),
+                "efficiency_frac": self._median_efficiency_frac(key),
                 "left_out_error_frac": _error_frac(held_out),
                 "sigma_log": self.spreads.by_group.get(_name(key), self.spreads.pooled),
                 "source": Source.MEASURED.value,
             })
         return rows
+
+    def _median_efficiency_frac(self, key: Key) -> float:
+        """Time at the bare ceilings over measured time, median over the shapes of a kind."""
+        operators = [o for o in self.measured if (o.kind, o.phase) == key]
+        law = FittedLaw(ceilings=self.ceilings).log_time(key, operators)
+        times = np.log([self.measured[o].time_s for o in operators])
+        return float(np.exp(np.median(law - times)))
 
     def _host_rows(self) -> list[dict[str, Any]]:
         return [

@@ -43,10 +43,19 @@ class FittedLaw:
 
     def log_time(self, key: Key, operators: Sequence[Operator]) -> NDArray[np.float64]:
         """Log seconds of operators by the law, with the factors of ``key``; ``(operators,)``."""
-        scale = self.scales.get(key, KindScale())
+        scale = self.scales.get(key) or self._typical(key)
         launches, flop, nbytes = costs(operators).T
         work_s = flop / self.ceilings.flop_per_s + nbytes / self.ceilings.bytes_per_s
         return np.log(launches * self.ceilings.launch_s * scale.launch + work_s * scale.work)
+
+    def _typical(self, key: Key) -> KindScale:
+        """Median factors of the family's other kinds in this phase."""
+        others = [s for (kind, phase), s in self.scales.items()
+                  if family(kind) is family(key[0]) and phase is key[1]]
+        if not others:
+            return KindScale()
+        return KindScale(launch=float(np.median([s.launch for s in others])),
+                         work=float(np.median([s.work for s in others])))
 
 
 def costs(operators: Sequence[Operator]) -> NDArray[np.float64]:
@@ -83,7 +92,7 @@ def fit_law(
     rates, launch, slower = problem.solve()
     chosen = np.array([f is Family.LINEAR for f in families])
     shift = -float(np.quantile(slower[chosen] if chosen.any() else slower, 1 - _ENVELOPE_QUANTILE))
-    launches_per_s, flop_per_s, bytes_per_s = np.exp(rates + [0.0, shift, shift]).tolist()
+    launches_per_s, flop_per_s, bytes_per_s = np.exp(rates + np.array([0, shift, shift])).tolist()
     return FittedLaw(
         ceilings=Ceilings(flop_per_s=flop_per_s, bytes_per_s=bytes_per_s,
                           launch_s=1 / launches_per_s),

@@ -144,11 +144,7 @@ def law_time_s(operator: Operator, ceilings: Ceilings) -> float:
     >>> law_time_s(norm, Ceilings(flop_per_s=1e12, bytes_per_s=1e10, launch_s=1e-5))
     0.00151
     """
-    return work_time_s(work(operator), ceilings)
-
-
-def work_time_s(done: Work, ceilings: Ceilings) -> float:
-    """Seconds that the work takes at the ceilings."""
+    done = work(operator)
     return (
         done.num_launches * ceilings.launch_s
         + done.flop / ceilings.flop_per_s

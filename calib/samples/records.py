@@ -59,7 +59,7 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseRecord:
-    """A bracket of the host framework: forward-compute, backward-compute, optimizer, eval, save...
+    """A bracket of the host framework: forward-compute, backward-compute, optimizer, eval...
 
     ``name`` is Megatron's timer name.  ``microbatch`` counts starts of that name within the step.
     ``wait_ns`` is the part of it spent in synchronous collectives.
@@ -76,7 +76,7 @@ class PhaseRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRecord:
-    """One operator of one micro-batch; ``duration_ns`` is its own, nested ones and collectives out."""
+    """One operator of one micro-batch; ``duration_ns`` leaves nested ones and collectives out."""
 
     step: int
     window: int
@@ -94,11 +94,11 @@ class OperatorRecord:
 class CollectiveRecord:
     """One collective as one rank saw it.
 
-    ``sequence`` counts the calls on this group by this rank in the step: the same number on all ranks
-    of the group (for point-to-point: on both ends, by direction) is the same transfer.
-    ``issue_ns`` is when the call was made, ``duration_ns`` from there to its known end;
-    for an asynchronous call that had already ended when it was waited for, that is an upper bound (``is_bound``).
-    ``exposed_ns`` is how long the host stood still for it.  ``is_hooked`` steps have all of them; none is sampled out.
+    ``sequence`` counts the calls on this group by this rank in the step: the same number on all
+    ranks of the group (for point-to-point: on both ends, by direction) is the same transfer.
+    ``issue_ns`` is when the call was made, ``duration_ns`` from there to its known end; for an
+    asynchronous call that had already ended when it was waited for, an upper bound (``is_bound``).
+    ``exposed_ns`` is how long the host stood still for it.  Hooked steps have all of them.
     """
 
     step: int
@@ -182,7 +182,7 @@ def to_dict(record: Record) -> dict[str, Any]:
 def from_dict(value: dict[str, Any]) -> Record:
     """The record that ``to_dict`` wrote; unknown keys are ignored.
 
-    Raises ``RecordError`` where the type is unknown, a field is missing or a value is not of its kind.
+    Raises ``RecordError`` where the type is unknown, a field is missing or a value is not its kind.
     """
     kind = _TYPES.get(str(value.get("type")))
     if kind is None:

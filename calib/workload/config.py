@@ -171,7 +171,7 @@ class RunConfig:
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> RunConfig:
-        """The config that ``to_json`` wrote; unknown keys are ignored, missing optional ones default."""
+        """The config that ``to_json`` wrote; unknown keys are ignored, missing ones default."""
         return _decode_run(value)
 
 

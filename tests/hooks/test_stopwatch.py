@@ -90,10 +90,12 @@ def test_an_early_mark_on_a_slower_stream_holds_the_step_back() -> None:
 def test_events_are_used_again_after_reading_and_not_before() -> None:
     stream = FakeStream()
     watch = DeviceStopwatch(stream.event)
-    for _ in range(2):
-        watch.begin_step()
-        watch.mark()
+    watch.begin_step()
+    watch.mark()
     unread = watch.end_step()
+    watch.begin_step()
+    watch.mark()
+    watch.end_step()
     assert stream.num_events == 4
     unread.read(array("q", [0, 1]))
     watch.begin_step()

@@ -83,7 +83,7 @@ def test_only_the_first_rank_speaks() -> None:
 
 
 @pytest.mark.slow
-def test_what_the_worker_starts_is_left_alone(tmp_path: Path) -> None:
+def test_what_the_worker_starts_has_its_device_and_no_session_of_its_own(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import multiprocessing, torch\n"
@@ -94,10 +94,16 @@ def test_what_the_worker_starts_is_left_alone(tmp_path: Path) -> None:
         "    child.start()\n"
         "    child.join()\n"
     )
-    done = run(str(script), RANK="0", WORLD_SIZE="1", FORERUN_DEVICE="cpu", CUDA_VISIBLE_DEVICES="")
+    done = run(
+        str(script), "--calibrate-steps=2", RANK="0", WORLD_SIZE="1", FORERUN_DEVICE="cpu",
+        FORERUN_CALIBRATE="1", CUDA_VISIBLE_DEVICES="",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("[forerun]") == 1
-    assert "parent True\nchild False\n" in done.stdout
+    said = [line for line in done.stdout.splitlines() if line.startswith("[forerun]")]
+    assert len(said) == 2
+    assert said[0].startswith("[forerun] --calibrate-steps=2")
+    assert said[1].startswith("[forerun] CPU stand-in")
+    assert "parent True\nchild True\n" in done.stdout
 
 
 @pytest.mark.slow

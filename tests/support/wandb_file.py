@@ -1,4 +1,4 @@
-"""Reads an offline W&B run back: a LevelDB log of protocol-buffer records behind a 7-byte header."""
+"""Reads an offline W&B run back: a LevelDB log of protocol buffers behind a 7-byte header."""
 
 from __future__ import annotations
 

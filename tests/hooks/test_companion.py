@@ -1,0 +1,76 @@
+"""The pipe to a real process that reads, sleeps, dies, or is not there."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forerun.hooks.companion import CompanionPipe
+
+ECHO = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"
+DEAF = "import sys, time; time.sleep(60)"
+
+
+def start(program: str, *arguments: str) -> CompanionPipe:
+    return CompanionPipe((sys.executable, "-c", program, *arguments), {"PATH": ""})
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    until = time.monotonic() + 20
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_events_arrive_as_lines_in_order(tmp_path: Path) -> None:
+    pipe = start(ECHO, str(tmp_path / "out"))
+    for number in range(3):
+        pipe.send({"event": "step", "step": number})
+    pipe.close()
+    assert (tmp_path / "out").read_text().splitlines() == [
+        f'{{"event": "step", "step": {n}}}' for n in range(3)
+    ]
+
+
+def test_a_full_pipe_drops_whole_events_and_never_waits() -> None:
+    pipe = start(DEAF)
+    process = pipe._process
+    for _ in range(3000):
+        pipe.send({"event": "step", "padding": "x" * 100})
+    assert 0 < pipe.num_dropped < 3000
+    process.kill()
+    pipe.close()
+
+
+def test_a_companion_that_died_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    pipe = start("import sys; sys.exit(3)")
+    process = pipe._process
+    assert eventually(lambda: process.poll() is not None)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            pipe.send({"event": "step"})
+    assert len(caplog.records) == 1 and not pipe.is_alive
+    process.stdin.close()
+
+
+def test_a_program_that_is_not_there_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        pipe = CompanionPipe(("/no/such/program",), {})
+    pipe.send({"event": "step"})
+    pipe.close()
+    assert len(caplog.records) == 1 and "/no/such/program" in caplog.text
+
+
+def test_patience_at_the_end_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    pipe = start(DEAF)
+    process = pipe._process
+    with caplog.at_level(logging.WARNING):
+        pipe.close(timeout_s=0.05)
+    assert "left alone" in caplog.text
+    process.kill()
+    process.wait()

@@ -1,0 +1,224 @@
+"""Operators at the modules of a small graph that is built and named as Megatron's."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from forerun.calib.samples.records import OperatorRecord
+from forerun.calib.workload.operators import OperatorKind as K
+from forerun.calib.workload.operators import Phase
+from forerun.hooks.attribution import Attribution
+from forerun.hooks.guard import Guard
+from forerun.hooks.modules import ModuleHooks, find_sites
+from forerun.hooks.recorder import Recorder, StepLog
+from forerun.hooks.stopwatch import HostStopwatch
+
+HIDDEN, SEQ, BATCH, HEADS = 8, 4, 2, 2
+
+
+class Attention(nn.Module):
+    def forward(self, query, key, value, mask=None):
+        scores = torch.einsum("sbhd,tbhd->bhst", query, key).softmax(-1)
+        return torch.einsum("bhst,tbhd->sbhd", scores, value).flatten(2)
+
+
+class SelfAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear_qkv = nn.Linear(HIDDEN, 3 * HIDDEN)
+        self.core_attention = Attention()
+        self.linear_proj = nn.Linear(HIDDEN, HIDDEN)
+
+    def forward(self, hidden):
+        q, k, v = self.linear_qkv(hidden).unflatten(-1, (3, HEADS, -1)).unbind(2)
+        return self.linear_proj(self.core_attention(q * 2.0, k, v)), None
+
+
+class MLP(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear_fc1 = nn.Linear(HIDDEN, 4 * HIDDEN)
+        self.linear_fc2 = nn.Linear(4 * HIDDEN, HIDDEN)
+
+    def forward(self, hidden):
+        return self.linear_fc2(torch.relu(self.linear_fc1(hidden))), None
+
+
+class TransformerLayer(nn.Module):
+    def __init__(self, layer_number: int) -> None:
+        super().__init__()
+        self.layer_number = layer_number
+        self.input_layernorm = nn.LayerNorm(HIDDEN)
+        self.self_attention = SelfAttention()
+        self.pre_mlp_layernorm = nn.LayerNorm(HIDDEN)
+        self.mlp = MLP()
+
+    def forward(self, hidden_states):
+        hidden = hidden_states + self.self_attention(self.input_layernorm(hidden_states))[0]
+        return hidden + self.mlp(self.pre_mlp_layernorm(hidden))[0], None
+
+
+class LanguageModelEmbedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(16, HIDDEN)
+
+    def forward(self, input_ids):
+        return self.word_embeddings(input_ids).transpose(0, 1).contiguous()
+
+
+class Model(nn.Module):
+    def __init__(self, *, recompute: bool = False) -> None:
+        super().__init__()
+        self.recompute = recompute
+        self.embedding = LanguageModelEmbedding()
+        self.layers = nn.ModuleList([TransformerLayer(3), TransformerLayer(4)])
+        self.final_layernorm = nn.LayerNorm(HIDDEN)
+        self.output_layer = nn.Linear(HIDDEN, 16)
+
+    def compute_language_model_loss(self, labels, logits):
+        return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    def forward(self, ids):
+        hidden = self.embedding(ids)
+        for layer in self.layers:
+            if self.recompute:
+                hidden = checkpoint(lambda h, m=layer: m(h)[0], hidden, use_reentrant=True)
+            else:
+                hidden = layer(hidden_states=hidden)[0]
+        logits = self.output_layer(self.final_layernorm(hidden))
+        return self.compute_language_model_loss(ids.T, logits)
+
+
+class Hooked:
+    def __init__(self, model: nn.Module) -> None:
+        self.guard = Guard()
+        self.recorder = Recorder(HostStopwatch())
+        self.hooks = ModuleHooks([model], self.recorder, self.guard)
+
+    def run(self, model: nn.Module, ids: torch.Tensor) -> list[OperatorRecord]:
+        self.hooks.install()
+        self.recorder.open(StepLog(step=0, window=0, sites=self.hooks.sites))
+        self.recorder.begin_phase("forward-compute")
+        loss = model(ids)
+        self.recorder.end_phase("forward-compute")
+        self.recorder.begin_phase("backward-compute")
+        loss.backward()
+        self.recorder.end_phase("backward-compute")
+        log = self.recorder.close()
+        self.hooks.remove()
+        assert self.guard.num_faults == 0
+        return [r for r in Attribution(log).records() if isinstance(r, OperatorRecord)]
+
+
+@pytest.fixture
+def ids() -> Iterator[torch.Tensor]:
+    yield torch.arange(BATCH * SEQ).reshape(BATCH, SEQ) % 16
+
+
+ONCE = {K.EMBEDDING: 1, K.LOGITS: 1, K.LOSS: 1}
+PER_LAYER = {
+    K.LINEAR_QKV: 2, K.POSITION: 2, K.CORE_ATTENTION: 2, K.LINEAR_PROJ: 2, K.RESIDUAL: 2,
+    K.LINEAR_FC1: 2, K.ACTIVATION: 2, K.LINEAR_FC2: 2,
+}
+
+
+def test_every_operator_runs_once_forward_and_once_backward_with_one_shape(
+    ids: torch.Tensor,
+) -> None:
+    model = Model()
+    records = Hooked(model).run(model, ids)
+    expected = {**ONCE, **PER_LAYER, K.NORM: 5}
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        assert Counter(r.kind for r in records if r.phase is phase) == expected
+    shapes = {(r.kind, r.shape) for r in records}
+    assert shapes == {
+        (K.EMBEDDING, (8, 8, 16)), (K.NORM, (8, 8)), (K.LINEAR_QKV, (8, 8, 24)),
+        (K.POSITION, (8, 24)), (K.CORE_ATTENTION, (2, 2, 2, 4, 4)), (K.LINEAR_PROJ, (8, 8, 8)),
+        (K.RESIDUAL, (8, 8)), (K.LINEAR_FC1, (8, 8, 32)), (K.ACTIVATION, (8, 32, 32)),
+        (K.LINEAR_FC2, (8, 32, 8)), (K.LOGITS, (8, 8, 16)), (K.LOSS, (8, 16)),
+    }
+    assert {r.element_nbytes for r in records} == {4}
+    assert {r.layer for r in records if r.kind is K.LINEAR_FC1} == {2, 3}
+    assert {r.layer for r in records if r.kind is K.LOGITS} == {0}
+
+
+def test_own_times_fill_the_step_and_none_is_negative(ids: torch.Tensor) -> None:
+    model = Model()
+    records = Hooked(model).run(model, ids)
+    assert all(r.duration_ns >= 0 for r in records)
+    assert sum(r.duration_ns > 0 for r in records) > 0.9 * len(records)
+
+
+def test_recomputed_layers_run_again_in_the_backward_phase(ids: torch.Tensor) -> None:
+    model = Model(recompute=True)
+    records = Hooked(model).run(model, ids)
+    again = Counter(r.kind for r in records if r.phase is Phase.RECOMPUTE)
+    assert again == {**PER_LAYER, K.NORM: 4}
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        assert Counter(r.kind for r in records if r.phase is phase) == {
+            **ONCE, **PER_LAYER, K.NORM: 5,
+        }
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_losses_and_gradients_are_bitwise_those_of_a_bare_step(
+    ids: torch.Tensor, recompute: bool
+) -> None:
+    torch.manual_seed(3)
+    model = Model(recompute=recompute)
+    model(ids).backward()
+    bare = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    state = torch.get_rng_state()
+    Hooked(model).run(model, ids)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), bare, strict=True))
+
+
+def test_nothing_is_left_on_the_model_after_removal(ids: torch.Tensor, hooked) -> None:
+    model = Model()
+    hooks = Hooked(model)
+    hooks.run(model, ids)
+    assert not hooked(model)
+    assert "compute_language_model_loss" not in vars(model)
+    assert hooks.recorder.log is None
+    model(ids).backward()
+
+
+def test_a_backward_that_runs_after_the_step_is_ignored(ids: torch.Tensor) -> None:
+    model = Model()
+    hooks = Hooked(model)
+    hooks.hooks.install()
+    log = hooks.recorder.open(StepLog(step=0, window=0, sites=hooks.hooks.sites))
+    loss = model(ids)
+    hooks.recorder.close()
+    hooks.hooks.remove()
+    marks = len(log.what)
+    loss.backward()
+    assert len(log.what) == marks and hooks.guard.num_faults == 0
+
+
+def test_a_fault_in_a_hook_leaves_the_forward_pass_alone(
+    ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model()
+    expected = model(ids)
+    hooks = Hooked(model)
+    monkeypatch.setattr("forerun.hooks.modules._raw_shape", lambda *_: 1 / 0)
+    hooks.hooks.install()
+    hooks.recorder.open(StepLog(step=0, window=0, sites=hooks.hooks.sites))
+    assert torch.equal(model(ids), expected)
+    hooks.recorder.close()
+    hooks.hooks.remove()
+    assert hooks.guard.is_tripped
+
+
+def test_a_model_of_another_make_has_no_sites() -> None:
+    assert find_sites([nn.Sequential(nn.Linear(2, 2), nn.ReLU())]) == []

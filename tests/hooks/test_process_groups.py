@@ -1,0 +1,155 @@
+"""Collectives at the process group, over a real gloo group of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup
+
+from forerun.calib.samples.records import CollectiveRecord
+from forerun.calib.workload.collectives import Collective, GroupRole
+from forerun.hooks.attribution import Attribution
+from forerun.hooks.guard import Guard
+from forerun.hooks.payloads import PAYLOADS, role_of
+from forerun.hooks.process_groups import ProcessGroupHooks
+from forerun.hooks.recorder import Recorder, StepLog
+from forerun.hooks.stopwatch import HostStopwatch
+
+
+@pytest.fixture
+def group() -> Iterator[dist.ProcessGroup]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+class Hooked:
+    """Hooks on a step, and its records afterwards."""
+
+    def __init__(self) -> None:
+        self.guard = Guard()
+        self.recorder = Recorder(HostStopwatch())
+        self.hooks = ProcessGroupHooks(self.recorder, self.guard)
+        self.records: list[CollectiveRecord] = []
+
+    def __enter__(self) -> Hooked:
+        self.hooks.install()
+        self.recorder.open(StepLog(step=0, window=0, sites=()))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        log = self.recorder.close()
+        self.hooks.remove()
+        records = Attribution(log).records()
+        self.records = [r for r in records if isinstance(r, CollectiveRecord)]
+        assert self.guard.num_faults == 0
+
+
+def seen(records: list[CollectiveRecord]) -> list[tuple[Collective, int, int]]:
+    return [(r.collective, r.nbytes, r.sequence) for r in records]
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+def test_bytes_are_those_of_the_whole_groups_buffer(group: dist.ProcessGroup) -> None:
+    ten, out = torch.ones(10), torch.zeros(10)
+    with Hooked() as step:
+        dist.all_reduce(ten)
+        dist.broadcast(ten, src=0)
+        dist.all_gather([out], ten)
+        dist.all_gather_into_tensor(out, ten)
+        dist.reduce_scatter_tensor(out, ten)
+        dist.all_to_all_single(out, ten)
+        dist.barrier()
+    assert seen(step.records) == [
+        (Collective.ALL_REDUCE, 40, 0),
+        (Collective.BROADCAST, 40, 0),
+        (Collective.ALL_GATHER, 40, 0),
+        (Collective.ALL_GATHER, 40, 1),
+        (Collective.REDUCE_SCATTER, 40, 0),
+        (Collective.ALL_TO_ALL, 40, 0),
+        (Collective.OTHER, 0, 0),
+    ]
+    assert {(r.role, r.ranks, r.peer) for r in step.records} == {(GroupRole.WORLD, (0,), -1)}
+    assert torch.equal(out, torch.ones(10))
+
+
+def test_coalesced_calls_are_one_record_with_their_sum(group: dist.ProcessGroup) -> None:
+    tensors = [torch.ones(4), torch.ones(6)]
+    with Hooked() as step, dist._coalescing_manager(async_ops=True) as manager:
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+    with Hooked() as second:
+        pass
+    manager.wait()
+    assert seen(step.records) == [(Collective.ALL_REDUCE, 40, 0)]
+    assert second.records == []
+
+
+def test_a_synchronous_call_is_told_from_an_asynchronous_one(group: dist.ProcessGroup) -> None:
+    with Hooked() as step:
+        dist.all_reduce(torch.ones(2))
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+        torch.ones(100).sum()
+        dist.all_reduce(torch.ones(2))
+        work.wait()
+    assert [r.is_async for r in step.records] == [False, True, False]
+    assert all(0 < r.exposed_ns <= r.duration_ns for r in step.records)
+    assert all(not r.is_bound for r in step.records if not r.is_async)
+
+
+def test_work_of_an_earlier_step_is_no_record_of_this_one(group: dist.ProcessGroup) -> None:
+    work = dist.all_reduce(torch.ones(2), async_op=True)
+    with Hooked() as step:
+        work.wait()
+    assert step.records == []
+
+
+def test_the_roles_are_read_from_megatrons_descriptions(group: dist.ProcessGroup) -> None:
+    tensor_parallel = dist.new_group([0], group_desc="TENSOR_MODEL_PARALLEL_GROUP")
+    with Hooked() as step:
+        dist.all_reduce(torch.ones(1), group=tensor_parallel)
+        dist.all_reduce(torch.ones(1))
+    assert [r.role for r in step.records] == [GroupRole.TP, GroupRole.WORLD]
+    assert step.records[0].group.startswith("TENSOR_MODEL_PARALLEL_GROUP#")
+    assert [r.sequence for r in step.records] == [0, 0]
+
+
+def test_a_group_that_is_not_known_is_other() -> None:
+    assert role_of("EXPERT_MODEL_PARALLEL_GROUP") is GroupRole.OTHER
+
+
+def test_a_wrong_call_raises_what_it_raised_before(group: dist.ProcessGroup) -> None:
+    def message() -> str:
+        with pytest.raises((TypeError, RuntimeError, ValueError)) as caught:
+            group.allreduce("not a tensor")
+        return str(caught.value).splitlines()[0]
+
+    plain = message()
+    with Hooked():
+        assert message() == plain
+
+
+def test_a_fault_of_ours_leaves_the_collective_alone(
+    group: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks = ProcessGroupHooks(Recorder(HostStopwatch()), guard := Guard())
+    hooks._recorder.open(StepLog(step=0, window=0, sites=()))
+    monkeypatch.setattr(hooks, "_group", lambda group: 1 / 0)
+    hooks.install()
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor)
+    hooks.remove()
+    assert guard.num_faults == 1 and tensor.tolist() == [1, 1, 1]
+
+
+def test_each_name_has_a_wrapper_of_its_own_and_gets_its_original_back() -> None:
+    before = dict(vars(ProcessGroup))
+    hooks = ProcessGroupHooks(Recorder(HostStopwatch()), Guard())
+    hooks.install()
+    wrappers = [vars(ProcessGroup)[name] for name in PAYLOADS if name in vars(ProcessGroup)]
+    assert len({id(w) for w in wrappers}) == len(wrappers) > 10
+    hooks.remove()
+    assert dict(vars(ProcessGroup)) == before

@@ -1,0 +1,160 @@
+"""Files: what is written, and what happens where it cannot be."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from forerun.calib.samples.records import SCHEMA, CoverageRecord, Header, StepRecord, WindowRecord
+from forerun.calib.samples.store import read_run
+from forerun.calib.workload.operators import OperatorKind
+from forerun.hooks.guard import Guard
+from forerun.hooks.recorder import Recorder, Site, StepLog
+from forerun.hooks.stopwatch import HostStopwatch
+from forerun.hooks.writer import RecordWriter, WindowEnd
+
+
+def header() -> Header:
+    return Header(schema=SCHEMA, run_id="r", rank=0, world_size=1, created_by="test",
+                  device="cpu", started_unix_s=1.0)
+
+
+def step(number: int) -> StepRecord:
+    return StepRecord(step=number, window=0, start_ns=0, duration_ns=5, gap_ns=0, is_hooked=False)
+
+
+def window_end(**more) -> WindowEnd:
+    record = WindowRecord(window=0, first_step=0, last_step=1, num_faults=0, num_dropped=0)
+    return WindowEnd(record=record, **more)
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> RecordWriter:
+    return RecordWriter(tmp_path, header, Guard())
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_file_starts_with_its_header_and_keeps_the_order(
+    writer: RecordWriter, tmp_path: Path
+) -> None:
+    for number in range(3):
+        assert writer.put(step(number))
+    writer.close()
+    written = lines(tmp_path / "records" / "r" / "rank-00000.jsonl")
+    assert [r["type"] for r in written] == ["header", "step", "step", "step"]
+    assert [r["step"] for r in written[1:]] == [0, 1, 2]
+    assert read_run(tmp_path, "r").problems == ()
+
+
+def test_nothing_is_created_before_the_first_record(writer: RecordWriter, tmp_path: Path) -> None:
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_operators_follow_when_the_window_closes_and_coverage_counts_what_fired(
+    writer: RecordWriter, tmp_path: Path, clock
+) -> None:
+    recorder = Recorder(HostStopwatch(clock))
+    site = Site(kind=OperatorKind.NORM)
+    log = recorder.open(StepLog(step=1, window=0, sites=(site, site)))
+    recorder.begin_span(0)
+    recorder.describe_span(recorder.end_span(0), ((4, 8), (4, 8)), 4)
+    recorder.close()
+    log.resolve()
+    written = threading.Event()
+    writer.put(log)
+    writer.put(step(1))
+    writer.put(window_end(
+        coverage=(CoverageRecord(window=0, name="norm", installed=2, fired=0),),
+        on_written=written.set,
+    ))
+    assert written.wait(20)
+    path = tmp_path / "records" / "r" / "rank-00000.jsonl"
+    assert [r["type"] for r in lines(path)] == ["header", "step", "operator", "coverage", "window"]
+    coverage = lines(path)[3]
+    assert (coverage["installed"], coverage["fired"]) == (2, 1)
+    writer.close()
+
+
+def test_a_window_cut_off_by_the_end_is_written_all_the_same(
+    writer: RecordWriter, tmp_path: Path, clock
+) -> None:
+    recorder = Recorder(HostStopwatch(clock))
+    log = recorder.open(StepLog(step=1, window=0, sites=()))
+    recorder.begin_phase("x")
+    recorder.end_phase("x")
+    recorder.close()
+    log.resolve()
+    writer.put(log)
+    writer.close()
+    path = tmp_path / "records" / "r" / "rank-00000.jsonl"
+    assert [r["type"] for r in lines(path)] == ["header", "phase"]
+
+
+def test_a_restarted_worker_goes_on_in_its_file(tmp_path: Path) -> None:
+    for number in range(2):
+        writer = RecordWriter(tmp_path, header, Guard())
+        writer.put(step(number))
+        writer.close()
+    run = read_run(tmp_path, "r")
+    assert [r.step for r in run.records[0]] == [0, 1] and run.problems == ()
+
+
+def test_a_full_queue_drops_counts_and_does_not_wait(tmp_path: Path) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def slow_header() -> Header:
+        entered.set()
+        release.wait(20)
+        return header()
+
+    writer = RecordWriter(tmp_path, slow_header, Guard(), queue_length=2)
+    assert writer.put(step(0))
+    assert entered.wait(20)
+    assert [writer.put(step(n)) for n in range(1, 6)] == [True, True, False, False, False]
+    assert writer.num_dropped == 3
+    release.set()
+    writer.close()
+
+
+@pytest.mark.parametrize("kind", ["a file", "a place where nothing can be made"])
+def test_a_directory_that_cannot_be_written_switches_recording_off_in_one_line(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = tmp_path / "out"
+    if kind == "a file":
+        target.write_text("in the way")
+    else:
+        target.symlink_to("/proc/self")
+    writer = RecordWriter(target, header, Guard())
+    with caplog.at_level(logging.WARNING):
+        for number in range(4):
+            writer.put(step(number))
+        writer.close()
+    assert writer.is_broken
+    assert len(caplog.records) == 1
+    assert "recording is off" in caplog.text and "--calibrate-dir" in caplog.text
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_switches_recording_off_in_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "records" / "r"
+    folder.mkdir(parents=True)
+    (folder / "rank-00000.jsonl").symlink_to("/dev/full")
+    writer = RecordWriter(tmp_path, header, Guard())
+    with caplog.at_level(logging.WARNING):
+        writer.put(step(0))
+        writer.put(window_end())
+        writer.close()
+    assert writer.is_broken and len(caplog.records) == 1
+    assert "No space left" in caplog.text

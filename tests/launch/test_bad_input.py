@@ -1,0 +1,114 @@
+"""What a user or a disk can do wrong: one clear line each, and training as if nothing were."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forerun.launch.cli import ExitCode, main
+
+ROOT = Path(__file__).parent.parent.parent
+GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
+_BITS = re.compile(r"iteration +\d+/.*loss bits (0x[0-9a-f]{8})")
+
+
+def train(*own: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1",
+        str(ROOT / "recipes" / "pretrain_gpt.py"), "--train-iters", "10", "--hidden-size", "64",
+        "--global-batch-size", "4", *own,
+    ]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def bare() -> list[str]:
+    return _BITS.findall(train().stdout)
+
+
+@pytest.mark.slow
+def test_an_unknown_flag_is_one_line_and_training_goes_on(bare: list[str]) -> None:
+    done = train("--calibrate", "--calibrate-stepz=8")
+    assert done.returncode == 0
+    (line,) = [text for text in done.stdout.splitlines() if "calibrate-stepz" in text]
+    assert "--calibrate-steps" in line and "training goes on" in line
+    assert _BITS.findall(done.stdout) == bare and len(bare) == 10
+
+
+@pytest.mark.slow
+def test_a_directory_that_cannot_be_written_is_one_line_and_training_goes_on(
+    bare: list[str], tmp_path: Path
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    done = train("--calibrate", f"--calibrate-dir={blocked}/out", "--calibrate-steps=4")
+    assert done.returncode == 0
+    both = (done.stdout + done.stderr).splitlines()
+    lines = [text for text in both if "[forerun]" in text and str(blocked) in text]
+    assert len(lines) == 1, lines
+    assert not any("Traceback" in text for text in both)
+    assert _BITS.findall(done.stdout) == bare
+
+
+def test_a_run_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(GOLDEN), "--run-id", "another"]) == ExitCode.NO_DATA
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "'another'" in err
+
+
+def test_a_damaged_sample_table_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = (GOLDEN / "samples.parquet").read_bytes()
+    (tmp_path / "samples.parquet").write_bytes(whole[: len(whole) // 2])
+    assert main(["plan", str(tmp_path)]) == ExitCode.NO_DATA
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "samples.parquet" in err
+
+
+def test_a_damaged_record_file_is_named_and_the_rest_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(GOLDEN / "records", tmp_path / "records")
+    (path,) = tmp_path.glob("records/*/rank-00001.jsonl")
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines[40] = lines[40][: len(lines[40]) // 2] + "\n"
+    path.write_text("".join(lines), encoding="utf-8")
+    assert main(["predict", str(tmp_path), "--micro-batch-size", "4"]) == ExitCode.ANSWER
+    out = capsys.readouterr()
+    assert out.err.count("\n") == 1 and "rank-00001.jsonl:41" in out.err
+    assert "step" in out.out
+
+
+def test_a_file_of_another_run_is_named_and_skipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(GOLDEN / "records", tmp_path / "records")
+    (path,) = tmp_path.glob("records/*/rank-00001.jsonl")
+    text = path.read_text(encoding="utf-8").replace(path.parent.name, "another-run")
+    path.write_text(text, encoding="utf-8")
+    assert main(["predict", str(tmp_path)]) == ExitCode.ANSWER
+    err = capsys.readouterr().err
+    assert "belongs to run another-run" in err and "records of 1 of 2 ranks" in err
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--pipeline-model-parallel-size", "2", "--num-layers", "5"], "num_layers 5"),
+        (["--tensor-model-parallel-size", "3", "--gpus", "3"], "is not a multiple of tp 3"),
+        (["--micro-batch-size", "0"], "micro_batch_size 0"),
+        (["--tensor-model-paralel-size", "2"], "--tensor-model-parallel-size"),
+    ],
+)
+def test_an_impossible_layout_is_a_usage_error(
+    argv: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", str(GOLDEN), *argv]) == ExitCode.USAGE
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and words in err and ";" in err

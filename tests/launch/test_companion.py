@@ -1,0 +1,133 @@
+"""The companion on a recorded run: what it logs, in which order, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.launch.companion import PATIENCE_S, Companion, Options
+
+ROOT = Path(__file__).parent.parent.parent
+GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
+WINDOW_END = 9
+
+
+class Notes:
+    """A sink that remembers."""
+
+    where = "notes"
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.summary: dict[str, Any] | None = None
+        self.alerts: list[str] = []
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        self.rows.append((step, dict(values)))
+
+    def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        assert tables and not self.rows or step >= self.rows[-1][0]
+
+    def alert(self, title: str, text: str) -> None:
+        self.alerts.append(text)
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        self.summary = dict(summary)
+
+
+def event(step: int, time_s: float = 0.15, **more: Any) -> dict[str, Any]:
+    is_inside = 3 <= step < WINDOW_END
+    return {
+        "event": "step", "step": step, "time_s": time_s, "gap_s": 0.0, "is_hooked": False,
+        "window": 0 if is_inside else None, "is_after_window": step >= WINDOW_END,
+        "flags": ["warmup"] if step < 3 else [], "unix_s": 1000.0 + step, **more,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    shutil.copytree(GOLDEN / "records", tmp_path / "records")
+    return tmp_path
+
+
+def companion(directory: Path, notes: Notes, **settings: Any) -> Companion:
+    options = Options(directory=directory, run_id="golden-run", settings=settings)
+    return Companion(options, notes)
+
+
+def test_rows_after_the_window_wait_for_its_prediction(directory: Path) -> None:
+    notes = Notes()
+    beside = companion(directory, notes)
+    for step in range(WINDOW_END + 2):
+        beside.handle(event(step), 1000.0)
+    assert [step for step, _ in notes.rows] == list(range(1, WINDOW_END + 1))
+    beside.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
+    beside.poll(1001.0)
+    beside.handle(event(WINDOW_END + 2), 1001.0)
+    beside.finish(1002.0)
+    assert [step for step, _ in notes.rows] == list(range(1, WINDOW_END + 4))
+    after = [values for step, values in notes.rows if step > WINDOW_END]
+    assert all("step_time_predicted_s" in values for values in after)
+    assert notes.summary is not None and notes.summary["num_scored_steps"] == 3
+
+
+def test_a_missing_rank_is_waited_for_and_then_done_without(directory: Path) -> None:
+    (path,) = directory.glob("records/*/rank-00000.jsonl")
+    path.unlink()
+    notes = Notes()
+    beside = companion(directory, notes)
+    beside.handle(event(WINDOW_END), 1000.0)
+    beside.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
+    beside.poll(1001.0)
+    assert not notes.rows
+    beside.poll(1001.0 + PATIENCE_S)
+    assert [step for step, _ in notes.rows] == [WINDOW_END + 1]
+    problems = json.loads((directory / "decision.json").read_text(encoding="utf-8"))["problems"]
+    assert any("1 of 2 ranks" in problem for problem in problems)
+
+
+def test_no_records_is_said_and_every_step_is_still_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = Notes()
+    beside = companion(tmp_path, notes)
+    for step in range(WINDOW_END + 2):
+        beside.handle(event(step), 1000.0)
+    beside.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
+    beside.finish(1001.0)
+    assert len(notes.rows) == WINDOW_END + 2
+    assert "no answer for window 0" in capsys.readouterr().out
+
+
+def test_a_deadline_that_cannot_be_met_alerts_in_the_second_window(directory: Path) -> None:
+    notes = Notes()
+    beside = companion(directory, notes, deadline_unix_s=900.0, on_advice="alert")
+    for step in range(WINDOW_END):
+        beside.handle(event(step), 1000.0)
+    for window in (0, 1):
+        beside.handle({"event": "window_closed", "window": window, "last_step": 8}, 1000.0)
+        beside.poll(1001.0 + PATIENCE_S)
+        assert len(notes.alerts) == window
+    value = json.loads((directory / "decision.json").read_text(encoding="utf-8"))
+    assert value["action"] == "stop"
+
+
+def test_the_end_of_its_input_ends_it(directory: Path) -> None:
+    command = [
+        sys.executable, "-m", "forerun.launch.companion", "--directory", str(directory),
+        "--run-id", "golden-run", "--settings", '{"wandb": "off"}',
+    ]  # fmt: skip
+    lines = [json.dumps(event(step)) for step in range(WINDOW_END)]
+    lines += [json.dumps({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1})]
+    text = "\n".join(["{damaged", *lines, ""])
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "[forerun] decision:" in done.stdout
+    assert (directory / "report.md").exists()
