@@ -33,7 +33,9 @@ check: setup
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: setup
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/import_cost.py
+	$(BIN)/python benchmarks/hooks.py
+	$(BIN)/python benchmarks/cpu_layouts.py --out bench-out
 
 clean:
-	rm -rf $(VENV) $(OUT) build *.egg-info
+	rm -rf $(VENV) $(OUT) bench-out build *.egg-info

@@ -43,8 +43,14 @@ class Row:
 def train(options: tuple[str, ...], iters: int, calibrate_dir: Path | None = None) -> float:
     """Run the recipe on two ranks; median step time in seconds after the first ten."""
     command = [
-        str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", "2",
-        str(ROOT / "recipes" / "pretrain_gpt.py"), "--train-iters", str(iters), *options,
+        str(Path(sys.executable).parent / "torchrun"),
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(ROOT / "recipes" / "pretrain_gpt.py"),
+        "--train-iters",
+        str(iters),
+        *options,
     ]
     if calibrate_dir is not None:
         command += ["--calibrate", f"--calibrate-dir={calibrate_dir}", "--calibrate-wandb=off"]
@@ -71,8 +77,11 @@ def repetition(out: Path, number: int, iters: int) -> list[Row]:
         found = predict(directory, options)
         rows.append(
             Row(
-                layout=layout, predicted_s=found["step_time_s"], low_s=found["low_s"],
-                high_s=found["high_s"], actual_s=train(options, iters),
+                layout=layout,
+                predicted_s=found["step_time_s"],
+                low_s=found["low_s"],
+                high_s=found["high_s"],
+                actual_s=train(options, iters),
             )
         )
         print(f"{number} {rows[-1]}", file=sys.stderr, flush=True)

@@ -65,17 +65,17 @@ def main() -> None:
         bare = link_site_packages(Path(home) / "without", has_forerun=False)
         ours = link_site_packages(Path(home) / "with", has_forerun=True)
         seconds(IMPORT, bare), seconds(IMPORT, ours)
-        pairs = np.array(
-            [(seconds(IMPORT, bare), seconds(IMPORT, ours)) for _ in range(runs)]
-        )
+        pairs = np.array([(seconds(IMPORT, bare), seconds(IMPORT, ours)) for _ in range(runs)])
         alone = [seconds(ALONE, ours) for _ in range(runs)]
     without, with_it = np.median(pairs, axis=0)
     random = np.random.default_rng(0)
     picks = pairs[random.integers(runs, size=(5000, runs))]
     low, high = np.quantile(np.subtract(*np.median(picks, axis=1).T[::-1]), [0.05, 0.95])
-    print(f"import torch, {runs} interleaved runs: without {without * 1e3:.1f} ms, with "
-          f"{with_it * 1e3:.1f} ms, difference {(with_it - without) * 1e3:+.2f} ms "
-          f"(90 %: {low * 1e3:+.2f} to {high * 1e3:+.2f})")
+    print(
+        f"import torch, {runs} interleaved runs: without {without * 1e3:.1f} ms, with "
+        f"{with_it * 1e3:.1f} ms, difference {(with_it - without) * 1e3:+.2f} ms "
+        f"(90 %: {low * 1e3:+.2f} to {high * 1e3:+.2f})"
+    )
     print(f"entry point alone, its import included: median {statistics.median(alone) * 1e3:.3f} ms")
 
 

@@ -134,9 +134,7 @@ class Answer:
         return self.decision.action is Action.STOP
 
 
-def analyse(
-    table: SampleTable, request: Request, *, problems: Sequence[str] = ()
-) -> Answer:
+def analyse(table: SampleTable, request: Request, *, problems: Sequence[str] = ()) -> Answer:
     """The answer of the newest run in the table.
 
     Raises ``CalibrationError`` where steps or operators are missing, ``ConfigError`` where the
@@ -151,7 +149,7 @@ def analyse(
         calibration,
         num_ranks=(config.parallelism.num_ranks, *request.gpus),
         measured_step_time_s=measured_s,
-        memory_capacity_nbytes=request.memory_capacity_nbytes,
+        memory_capacity_nbytes=request.memory_capacity_nbytes or table.device_memory_nbytes(),
         memory_offset_nbytes=memory_offset_nbytes(table),
     )
     ahead = _forecast(table, config, request, own)

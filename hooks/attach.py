@@ -42,8 +42,12 @@ def attach(
     ``is_analysed`` starts the process that answers while the run goes on.
     """
     settings = Settings(
-        rank=rank or current_rank(), steps=steps, every=every, directory=Path(directory),
-        cadence=CadenceHint(train_iters=train_iters), host_argv=tuple(sys.argv),
+        rank=rank or current_rank(),
+        steps=steps,
+        every=every,
+        directory=Path(directory),
+        cadence=CadenceHint(train_iters=train_iters),
+        host_argv=tuple(sys.argv),
         companion_command=_COMPANION if is_analysed and config is not None else (),
     )
     models = (model,) if isinstance(model, torch.nn.Module) else tuple(model)
@@ -65,7 +69,8 @@ class AttachedRun:
         self._handles: list[Any] = []
         session.describe(
             Host(
-                models=models, optimizers=() if optimizer is None else (optimizer,),
+                models=models,
+                optimizers=() if optimizer is None else (optimizer,),
                 run_config=None if config is None else lambda: config,
                 dp_rank=session.settings.rank.rank,
             )
@@ -119,13 +124,21 @@ def current_rank() -> RankInfo:
     """This process among its peers, from ``torch.distributed``, else alone."""
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     if not is_distributed:
-        return RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1,
-                        run_id=f"attached-{time.time_ns()}")
+        return RankInfo(
+            rank=0,
+            world_size=1,
+            local_rank=0,
+            local_world_size=1,
+            run_id=f"attached-{time.time_ns()}",
+        )
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    launch = [os.environ.get(name, "0") for name in
-              ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")]
+    launch = [
+        os.environ.get(name, "0")
+        for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+    ]
     return RankInfo(
-        rank=rank, world_size=world_size,
+        rank=rank,
+        world_size=world_size,
         local_rank=int(os.environ.get("LOCAL_RANK", rank)),
         local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
         run_id=re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join(("attached", *launch))),

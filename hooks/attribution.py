@@ -115,8 +115,9 @@ class Attribution:
 
     def _span(self, site: int, instance: int, phase: Phase) -> _Span:
         self.fired.add((site, phase is Phase.BACKWARD))
-        return _Span(site, instance, phase, self._depths.get(instance, 0), self._microbatch(),
-                     self._now_ns)
+        return _Span(
+            site, instance, phase, self._depths.get(instance, 0), self._microbatch(), self._now_ns
+        )
 
     def _microbatch(self) -> int:
         for bracket in reversed(self._brackets):
@@ -129,7 +130,8 @@ class Attribution:
         """Open backward spans that are neither inside nor around ``instance``."""
         line = {instance, *self._ancestors(instance)}
         return [
-            span for span in self._open
+            span
+            for span in self._open
             if span.phase is Phase.BACKWARD
             and span.instance not in line
             and instance not in self._ancestors(span.instance)
@@ -146,7 +148,8 @@ class Attribution:
         is_backward = site is None
         instance = parent if is_backward else number
         ended = [
-            span for span in self._open
+            span
+            for span in self._open
             if span.instance == instance and (span.phase is Phase.BACKWARD) == is_backward
         ]
         yield from self._close(ended)
@@ -159,10 +162,16 @@ class Attribution:
                 continue
             site = self.log.sites[span.site]
             yield OperatorRecord(
-                step=self.log.step, window=self.log.window, microbatch=span.microbatch,
-                kind=site.kind, phase=span.phase, shape=shape,
-                element_nbytes=self.log.spans[span.instance][3], layer=site.layer,
-                start_ns=span.start_ns, duration_ns=span.own_ns,
+                step=self.log.step,
+                window=self.log.window,
+                microbatch=span.microbatch,
+                kind=site.kind,
+                phase=span.phase,
+                shape=shape,
+                element_nbytes=self.log.spans[span.instance][3],
+                layer=site.layer,
+                start_ns=span.start_ns,
+                duration_ns=span.own_ns,
             )
 
     def _shape(self, instance: int) -> Shape | None:
@@ -187,14 +196,23 @@ class Attribution:
         name, count = self.log.phases[number]
         if name in (FORWARD, BACKWARD):
             yield from self._close(self._open)
-        common = {"step": self.log.step, "window": self.log.window, "microbatch": count,
-                  "start_ns": bracket.start_ns}
+        common = {
+            "step": self.log.step,
+            "window": self.log.window,
+            "microbatch": count,
+            "start_ns": bracket.start_ns,
+        }
         duration_ns = self._now_ns - bracket.start_ns
         yield PhaseRecord(name=name, duration_ns=duration_ns, wait_ns=bracket.wait_ns, **common)
         if name == OPTIMIZER and self.log.num_parameters:
             yield OperatorRecord(
-                kind=OperatorKind.OPTIMIZER, phase=Phase.STEP, shape=(self.log.num_parameters,),
-                element_nbytes=4, layer=0, duration_ns=duration_ns - bracket.wait_ns, **common,
+                kind=OperatorKind.OPTIMIZER,
+                phase=Phase.STEP,
+                shape=(self.log.num_parameters,),
+                element_nbytes=4,
+                layer=0,
+                duration_ns=duration_ns - bracket.wait_ns,
+                **common,
             )
 
     def _begin_wait(self, number: int, *, is_next: bool) -> None:
@@ -229,11 +247,20 @@ class Attribution:
                 end_ns = waits.call_end_ns if is_sync else self._now_ns
             is_known = is_sync or (waits.end_ns >= 0 and waits.blocked_ns >= BLOCKED_NS)
             yield CollectiveRecord(
-                step=self.log.step, window=self.log.window, collective=transfer.collective,
-                role=transfer.role, group=transfer.group, ranks=transfer.ranks,
-                nbytes=transfer.nbytes, sequence=transfer.sequence, peer=transfer.peer,
-                is_async=not is_sync, is_bound=not is_known, issue_ns=waits.issue_ns,
-                duration_ns=end_ns - waits.issue_ns, exposed_ns=waits.exposed_ns,
+                step=self.log.step,
+                window=self.log.window,
+                collective=transfer.collective,
+                role=transfer.role,
+                group=transfer.group,
+                ranks=transfer.ranks,
+                nbytes=transfer.nbytes,
+                sequence=transfer.sequence,
+                peer=transfer.peer,
+                is_async=not is_sync,
+                is_bound=not is_known,
+                issue_ns=waits.issue_ns,
+                duration_ns=end_ns - waits.issue_ns,
+                exposed_ns=waits.exposed_ns,
             )
 
 

@@ -12,8 +12,17 @@ from typing import Any
 _log = logging.getLogger(__name__)
 PATIENCE_S = 30.0
 _WORKER_NAMES = frozenset(
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK",
-     "MASTER_ADDR", "MASTER_PORT", "FORERUN_CALIBRATE"}
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "FORERUN_CALIBRATE",
+    }
 )
 
 
@@ -24,7 +33,8 @@ def companion_environment(environment: Mapping[str, str]) -> dict[str, str]:
     {'HOME': '/h', 'OMP_NUM_THREADS': '1'}
     """
     kept = {
-        name: value for name, value in environment.items()
+        name: value
+        for name, value in environment.items()
         if name not in _WORKER_NAMES and not name.startswith("TORCHELASTIC_")
     }
     return {**kept, "OMP_NUM_THREADS": "1"}
@@ -41,8 +51,11 @@ class CompanionPipe:
                 list(command), stdin=subprocess.PIPE, env=companion_environment(environment)
             )
         except OSError as err:
-            _log.warning("[forerun] no live answers: cannot start %s (%s); records are written",
-                         command[0], err)
+            _log.warning(
+                "[forerun] no live answers: cannot start %s (%s); records are written",
+                command[0],
+                err,
+            )
             return
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)

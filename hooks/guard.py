@@ -46,7 +46,9 @@ class Guard:
         self.is_tripped = True
         _log.warning(
             "[forerun] hooks removed after %d faults, the last at %s: %s; training goes on",
-            self.num_faults, place(err), err,
+            self.num_faults,
+            place(err),
+            err,
         )
         if self._on_trip is not None:
             try:

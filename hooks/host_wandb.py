@@ -38,7 +38,8 @@ class ForecastFile:
         self._modified_ns = modified_ns
         if isinstance(value, dict):
             self.values = {
-                key: float(value[key]) for key in ("step_time_s", *_FORECAST_KEYS)
+                key: float(value[key])
+                for key in ("step_time_s", *_FORECAST_KEYS)
                 if isinstance(value.get(key), (int, float)) and math.isfinite(value[key])
             }
 

@@ -43,8 +43,12 @@ class Instruments:
             self._groups.install()
         self.recorder.open(
             StepLog(
-                step=step, window=window, sites=self._modules.sites, stride=self._stride,
-                offset=self._num_hooked, num_parameters=num_parameters(self._host.optimizers),
+                step=step,
+                window=window,
+                sites=self._modules.sites,
+                stride=self._stride,
+                offset=self._num_hooked,
+                num_parameters=num_parameters(self._host.optimizers),
             )
         )
         self._num_hooked += 1
@@ -63,7 +67,8 @@ class Instruments:
         kinds = Counter(site.kind.value for site in self._modules.sites)
         installed = {
             coverage_name(kind, is_backward): count
-            for kind, count in kinds.items() for is_backward in (False, True)
+            for kind, count in kinds.items()
+            for is_backward in (False, True)
         }
         if self._host.timer_holders:
             installed["timers"] = 1
@@ -71,7 +76,8 @@ class Instruments:
             installed["collectives"] = int(torch.distributed.get_world_size() > 1)
         return tuple(
             CoverageRecord(window=window, name=name, installed=count, fired=0)
-            for name, count in installed.items() if count
+            for name, count in installed.items()
+            if count
         )
 
     def memory_peak_nbytes(self) -> int:
@@ -81,6 +87,12 @@ class Instruments:
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def device_memory_nbytes(self) -> int:
+        """Memory that the device has; 0 on CPU, where ranks share it."""
+        if self.device == "cpu":
+            return 0
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
 
 
 def sampling_stride(num_passes: int) -> int:

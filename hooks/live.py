@@ -44,12 +44,19 @@ class Live:
         time_s = (duration_ns + gap_ns) * 1e-9
         is_after_window = self._is_after_window and plan.window is None
         if self._pipe is not None:
-            self._pipe.send({
-                "event": "step", "step": number, "time_s": time_s, "gap_s": gap_ns * 1e-9,
-                "is_hooked": plan.is_hooked, "window": plan.window,
-                "is_after_window": is_after_window, "flags": [flag.value for flag in flags],
-                "unix_s": time.time(),
-            })
+            self._pipe.send(
+                {
+                    "event": "step",
+                    "step": number,
+                    "time_s": time_s,
+                    "gap_s": gap_ns * 1e-9,
+                    "is_hooked": plan.is_hooked,
+                    "window": plan.window,
+                    "is_after_window": is_after_window,
+                    "flags": [flag.value for flag in flags],
+                    "unix_s": time.time(),
+                }
+            )
         self._is_after_window = self._is_after_window or plan.is_last
         if self._wandb is not None:
             if plan.window is not None and not plan.is_hooked and not plan.is_warmup:
@@ -86,11 +93,23 @@ class Live:
 def companion_arguments(settings: Settings, *, has_host_wandb: bool) -> tuple[str, ...]:
     """What the companion is told on its command line."""
     told = {
-        "steps": settings.steps, "every": settings.every, "on_advice": settings.on_advice.value,
-        "deadline_unix_s": settings.deadline_unix_s, "budget_hours": settings.budget_hours,
-        "restart_cost_s": settings.restart_cost_s, "confidence": settings.confidence,
-        "gpus": list(settings.gpus), "wandb": settings.wandb.value,
-        "host_argv": list(settings.host_argv), "has_host_wandb": has_host_wandb,
+        "steps": settings.steps,
+        "every": settings.every,
+        "on_advice": settings.on_advice.value,
+        "deadline_unix_s": settings.deadline_unix_s,
+        "budget_hours": settings.budget_hours,
+        "restart_cost_s": settings.restart_cost_s,
+        "confidence": settings.confidence,
+        "gpus": list(settings.gpus),
+        "wandb": settings.wandb.value,
+        "host_argv": list(settings.host_argv),
+        "has_host_wandb": has_host_wandb,
     }
-    return ("--directory", str(settings.directory), "--run-id", settings.rank.run_id,
-            "--settings", json.dumps(told))
+    return (
+        "--directory",
+        str(settings.directory),
+        "--run-id",
+        settings.rank.run_id,
+        "--settings",
+        json.dumps(told),
+    )

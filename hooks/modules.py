@@ -80,9 +80,7 @@ def find_losses(models: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
 class ModuleHooks:
     """Hooks on the operators of a model, between ``install`` and ``remove``."""
 
-    def __init__(
-        self, models: Iterable[torch.nn.Module], recorder: Recorder, guard: Guard
-    ) -> None:
+    def __init__(self, models: Iterable[torch.nn.Module], recorder: Recorder, guard: Guard) -> None:
         chunks = list(models)
         self._recorder = recorder
         self._places = find_sites(chunks)
@@ -147,9 +145,7 @@ class ModuleHooks:
                 self._follow_backward(span, inputs, result)
         self._recorder.end_hook()
 
-    def _follow_backward(
-        self, span: int, inputs: list[torch.Tensor], result: torch.Tensor
-    ) -> None:
+    def _follow_backward(self, span: int, inputs: list[torch.Tensor], result: torch.Tensor) -> None:
         node = result.grad_fn
         log = self._recorder.log
         if node is None or log is None:
@@ -159,7 +155,8 @@ class ModuleHooks:
         end = backward_mark(number, is_begin=False)
         nodes = [
             tensor.grad_fn or get_gradient_edge(tensor).node
-            for tensor in inputs if tensor.requires_grad
+            for tensor in inputs
+            if tensor.requires_grad
         ]
         if nodes:
             # Of nodes that are ready, the engine runs the one that was created last.
@@ -201,7 +198,8 @@ class _InstanceAttribute:
 def _activations(values: tuple[Any, ...]) -> list[torch.Tensor]:
     """Tensors among the arguments; a parameter (a shared embedding) is no activation."""
     return [
-        value for value in values
+        value
+        for value in values
         if isinstance(value, torch.Tensor) and type(value) is not torch.nn.Parameter
     ]
 
@@ -213,7 +211,9 @@ def _first_tensor(value: Any) -> torch.Tensor | None:
 
 
 def _raw_shape(
-    kind: OperatorKind, module: torch.nn.Module | None, inputs: list[torch.Tensor],
+    kind: OperatorKind,
+    module: torch.nn.Module | None,
+    inputs: list[torch.Tensor],
     result: torch.Tensor,
 ) -> tuple[Any, ...]:
     first = inputs[0]

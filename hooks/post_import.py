@@ -105,5 +105,6 @@ def _run(callback: Callback, module: ModuleType) -> None:
     try:
         callback(module)
     except Exception as err:
-        _log.warning("[forerun] not attached to %s: fault at %s: %s", module.__name__,
-                     place(err), err)
+        _log.warning(
+            "[forerun] not attached to %s: fault at %s: %s", module.__name__, place(err), err
+        )

@@ -94,8 +94,12 @@ class ProcessGroupHooks:
         if payload.peer is not None and len(values) > payload.peer:
             peer = known.ranks[int(values[payload.peer])]
         transfer = self._recorder.add_transfer(
-            collective=payload.collective, role=known.role, group=known.name, ranks=known.ranks,
-            nbytes=payload.nbytes(values), peer=peer,
+            collective=payload.collective,
+            role=known.role,
+            group=known.name,
+            ranks=known.ranks,
+            nbytes=payload.nbytes(values),
+            peer=peer,
         )
         self._recorder.begin_wait(transfer)
         return transfer
@@ -158,7 +162,8 @@ class ProcessGroupHooks:
         if known is None:
             description = group.group_desc
             known = _Group(
-                name=f"{description}#{group.group_name}", role=role_of(description),
+                name=f"{description}#{group.group_name}",
+                role=role_of(description),
                 ranks=tuple(dist.get_process_group_ranks(group)),
             )
             self._groups[id(group)] = known

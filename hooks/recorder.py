@@ -226,8 +226,15 @@ class Recorder:
         sequence = log.sequences.get(key, 0)
         log.sequences[key] = sequence + 1
         log.transfers.append(
-            Transfer(collective=collective, role=role, group=group, ranks=ranks, nbytes=nbytes,
-                     sequence=sequence, peer=peer)
+            Transfer(
+                collective=collective,
+                role=role,
+                group=group,
+                ranks=ranks,
+                nbytes=nbytes,
+                sequence=sequence,
+                peer=peer,
+            )
         )
         return len(log.transfers) - 1
 

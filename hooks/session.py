@@ -158,9 +158,7 @@ class Session:
             if self._instruments is None:
                 from .instruments import Instruments
 
-                self._instruments = Instruments(
-                    self._host, self.guard, num_passes=self._num_passes
-                )
+                self._instruments = Instruments(self._host, self.guard, num_passes=self._num_passes)
             self._instruments.put_on(step=number, window=plan.window)
 
     def _start(self) -> None:
@@ -199,9 +197,15 @@ class Session:
                 self._first = step.number if self._first is None else self._first
             self._last = step.number
             self._writer.put(
-                StepRecord(step=step.number, window=plan.window, start_ns=step.start_ns,
-                           duration_ns=duration_ns, gap_ns=step.gap_ns,
-                           is_hooked=plan.is_hooked, flags=flags)
+                StepRecord(
+                    step=step.number,
+                    window=plan.window,
+                    start_ns=step.start_ns,
+                    duration_ns=duration_ns,
+                    gap_ns=step.gap_ns,
+                    is_hooked=plan.is_hooked,
+                    flags=flags,
+                )
             )
         self._live.step(step.number, plan, duration_ns, step.gap_ns, flags)
         if plan.is_last:
@@ -215,10 +219,13 @@ class Session:
         instruments = self._instruments
         self._ending = WindowEnd(
             record=WindowRecord(
-                window=window, first_step=self._first, last_step=last,
+                window=window,
+                first_step=self._first,
+                last_step=last,
                 num_faults=self.guard.num_faults,
                 num_dropped=self._num_dropped + self._writer.num_dropped,
                 memory_peak_nbytes=instruments.memory_peak_nbytes() if instruments else 0,
+                device_memory_nbytes=instruments.device_memory_nbytes() if instruments else 0,
             ),
             coverage=instruments.coverage(window) if instruments else (),
             on_written=lambda: self._live.window_closed(window, last),
@@ -255,8 +262,14 @@ class Session:
         step = max(0, self._next - 1)
         for name, (start_ns, end_ns) in brackets.items():
             self._writer.put(
-                PhaseRecord(step=step, window=self._window, name=name, microbatch=0,
-                            start_ns=start_ns, duration_ns=end_ns - start_ns)
+                PhaseRecord(
+                    step=step,
+                    window=self._window,
+                    name=name,
+                    microbatch=0,
+                    start_ns=start_ns,
+                    duration_ns=end_ns - start_ns,
+                )
             )
             self._live.phase(name, step, end_ns - start_ns)
         return {_BRACKET_FLAGS[name] for name in brackets if name in _BRACKET_FLAGS}
@@ -307,11 +320,15 @@ class Session:
     def _header(self) -> Header:
         rank, host = self.settings.rank, self._host
         return Header(
-            schema=SCHEMA, run_id=rank.run_id, rank=rank.rank, world_size=rank.world_size,
+            schema=SCHEMA,
+            run_id=rank.run_id,
+            rank=rank.rank,
+            world_size=rank.world_size,
             created_by=_created_by(),
             device=self._instruments.device if self._instruments else "cpu",
             started_unix_s=self._started_unix_s,
-            stage=host.stage if host else 0, tp_rank=host.tp_rank if host else 0,
+            stage=host.stage if host else 0,
+            tp_rank=host.tp_rank if host else 0,
             dp_rank=host.dp_rank if host else 0,
         )
 

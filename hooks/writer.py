@@ -84,9 +84,7 @@ class RecordWriter:
             self.num_dropped += 1
             return False
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name="forerun-writer", daemon=True
-            )
+            self._thread = threading.Thread(target=self._run, name="forerun-writer", daemon=True)
             self._thread.start()
         return True
 
@@ -148,7 +146,8 @@ class RecordWriter:
             _log.warning(
                 "[forerun] recording is off: cannot write %s (%s); free space or choose another "
                 "--calibrate-dir; training goes on",
-                self._path, err.strerror or err,
+                self._path,
+                err.strerror or err,
             )
         self.is_broken = True
         self._window = _Window()
@@ -207,8 +206,12 @@ class RecordWriter:
     def _coverage(self, end: WindowEnd) -> Iterable[Record]:
         for installed in end.coverage:
             fired = len(self._window.fired.get(installed.name, ()))
-            yield CoverageRecord(window=installed.window, name=installed.name,
-                                 installed=installed.installed, fired=fired)
+            yield CoverageRecord(
+                window=installed.window,
+                name=installed.name,
+                installed=installed.installed,
+                fired=fired,
+            )
 
 
 def coverage_name(kind: str, is_backward: bool) -> str:

@@ -73,6 +73,7 @@ def predict(args: argparse.Namespace) -> int:
         [config],
         calibrate(loaded.table, device=own.device),
         measured_step_time_s=measured_step_s(loaded.table),
+        memory_capacity_nbytes=loaded.table.device_memory_nbytes(),
         memory_offset_nbytes=memory_offset_nbytes(loaded.table),
     )
     if args.json:
@@ -109,7 +110,9 @@ def _plan(args: argparse.Namespace, table: SampleTable) -> Plan:
     own = table.config()
     if args.gpus is not None and args.gpus < 1:
         raise ConfigError(f"--gpus {args.gpus} is below 1; give a positive whole number")
-    capacity = None if args.memory_gib is None else int(args.memory_gib * GIB)
+    capacity = table.device_memory_nbytes()
+    if args.memory_gib is not None:
+        capacity = int(args.memory_gib * GIB)
     found = make_plan(
         own,
         calibrate(table, device=own.device),

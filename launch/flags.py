@@ -264,6 +264,11 @@ _FIELDS: dict[str, tuple[str, Reader, str]] = {
 }
 
 
+def known() -> tuple[str, ...]:
+    """Names of all flags, without ``--calibrate-``."""
+    return tuple(_FIELDS)
+
+
 def _number(environ: Mapping[str, str], key: str, *, default: int | None = None) -> int:
     text = environ.get(key, "" if default is None else str(default))
     if not re.fullmatch(r"\d+", text, re.ASCII):

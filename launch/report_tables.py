@@ -76,7 +76,13 @@ def show(answer: Answer, out: Console) -> None:
 
 def show_table(table: ReportTable, out: Console) -> None:
     """Print one table."""
-    drawn = Table(title=table.title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    drawn = Table(
+        title=table.title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+    )
     for place, column in enumerate(table.columns):
         drawn.add_column(column, justify="right" if place else "left", no_wrap=True)
     for row in table.rows:
@@ -115,8 +121,13 @@ def _parts(answer: Answer) -> ReportTable:
         if time_s > 0
     ]
     if answer.waiting_s > 0:
-        rows.append(("waiting for later ranks", format_time(answer.waiting_s),
-                     format_frac(answer.waiting_s / total_s)))
+        rows.append(
+            (
+                "waiting for later ranks",
+                format_time(answer.waiting_s),
+                format_frac(answer.waiting_s / total_s),
+            )
+        )
     return ReportTable(
         key="step_parts",
         title=f"Modelled step by part (stage {own.critical_stage})",
@@ -165,8 +176,7 @@ def _operators(answer: Answer) -> ReportTable:
     return ReportTable(
         key="operators",
         title="Operator models",
-        columns=("operator", "rows", "shapes", "model", "law over measured",
-                 "left-out error"),
+        columns=("operator", "rows", "shapes", "model", "law over measured", "left-out error"),
         rows=tuple(rows),
     )
 

@@ -18,8 +18,18 @@ MAY_IMPORT = {
     "launch": {"launch", "hooks", "calib", "recipes"},
 }
 FORBIDDEN_IN_CALIB = {
-    "torch", "megatron", "wandb", "os", "time", "socket", "subprocess", "random", "pickle", "rich",
-    "urllib", "datetime",
+    "torch",
+    "megatron",
+    "wandb",
+    "os",
+    "time",
+    "socket",
+    "subprocess",
+    "random",
+    "pickle",
+    "rich",
+    "urllib",
+    "datetime",
 }
 ALLOWED_IN = {"datetime": {"advice/transcript.py", "advice/forecast.py"}}
 

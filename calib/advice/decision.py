@@ -55,8 +55,13 @@ class Reason:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
-        return {"rule": self.rule.value, "is_met": self.is_met, "text": self.text,
-                "probability": self.probability, "numbers": dict(self.numbers)}
+        return {
+            "rule": self.rule.value,
+            "is_met": self.is_met,
+            "text": self.text,
+            "probability": self.probability,
+            "numbers": dict(self.numbers),
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +85,9 @@ class Decision:
     def to_json(self) -> dict[str, Any]:
         """A JSON object with its schema."""
         return {
-            "schema": SCHEMA, "action": self.action.value, "confidence": self.confidence,
+            "schema": SCHEMA,
+            "action": self.action.value,
+            "confidence": self.confidence,
             "now_unix_s": self.now_unix_s,
             "reasons": [reason.to_json() for reason in self.reasons],
             "candidate": self.candidate.to_json() if self.candidate else None,
@@ -134,8 +141,11 @@ def decide(
     if Rule.RESTART in met and candidate is not None and host_argv:
         command = rewrite_command(host_argv, candidate.config)
     return Decision(
-        action=Action.STOP if confirmed else Action.CONTINUE, reasons=(*reasons, *gaps),
-        confidence=limits.confidence, now_unix_s=forecast.now_unix_s, candidate=candidate,
+        action=Action.STOP if confirmed else Action.CONTINUE,
+        reasons=(*reasons, *gaps),
+        confidence=limits.confidence,
+        now_unix_s=forecast.now_unix_s,
+        candidate=candidate,
         command=command,
     )
 
@@ -181,10 +191,17 @@ def _limit_reasons(limits: Limits, forecast: Forecast) -> list[Reason]:
 def _limit(rule: Rule, name: str, chance: float, over_s: float, confidence: float) -> Reason:
     side = "after" if over_s > 0 else "before"
     sign = ">=" if chance >= confidence else "<"
-    text = (f"finish is {format_time(abs(over_s))} {side} the {name}, "
-            f"P(beyond) = {chance:.2f} {sign} {confidence:.2f}")
-    return Reason(rule=rule, is_met=chance >= confidence, text=text, probability=chance,
-                  numbers={"over_s": over_s})
+    text = (
+        f"finish is {format_time(abs(over_s))} {side} the {name}, "
+        f"P(beyond) = {chance:.2f} {sign} {confidence:.2f}"
+    )
+    return Reason(
+        rule=rule,
+        is_met=chance >= confidence,
+        text=text,
+        probability=chance,
+        numbers={"over_s": over_s},
+    )
 
 
 def _restart_reason(limits: Limits, forecast: Forecast, best: Candidate | None) -> Reason:
@@ -195,13 +212,21 @@ def _restart_reason(limits: Limits, forecast: Forecast, best: Candidate | None) 
     saved_s = -forecast.remaining_s * best.time_frac - cost_s
     is_met = chance >= limits.confidence
     verb = "save" if saved_s >= 0 else "lose"
-    text = (f"restart would {verb} {format_time(abs(saved_s))}, P = {chance:.2f} "
-            f"{'>=' if is_met else '<'} {limits.confidence:.2f}")
+    text = (
+        f"restart would {verb} {format_time(abs(saved_s))}, P = {chance:.2f} "
+        f"{'>=' if is_met else '<'} {limits.confidence:.2f}"
+    )
     return Reason(
-        rule=Rule.RESTART, is_met=is_met, text=text, probability=chance,
+        rule=Rule.RESTART,
+        is_met=is_met,
+        text=text,
+        probability=chance,
         numbers={
-            "saved_s": saved_s, "cost_s": cost_s, "remaining_s": forecast.remaining_s,
-            "time_frac": best.time_frac, "time_frac_low": best.time_frac_low,
+            "saved_s": saved_s,
+            "cost_s": cost_s,
+            "remaining_s": forecast.remaining_s,
+            "time_frac": best.time_frac,
+            "time_frac_low": best.time_frac_low,
             "time_frac_high": best.time_frac_high,
         },
     )
@@ -213,8 +238,10 @@ def _gaps(limits: Limits, plan: Plan | None, coverage_frac: float | None) -> lis
     if plan is None:
         out.append(_evidence("no layouts were compared; fit a calibration and plan", {}))
     if coverage_frac is not None and coverage_frac < limits.min_coverage_frac:
-        text = (f"{format_frac(coverage_frac)} of the hooks fired, "
-                f"{format_frac(limits.min_coverage_frac)} are needed; record another window")
+        text = (
+            f"{format_frac(coverage_frac)} of the hooks fired, "
+            f"{format_frac(limits.min_coverage_frac)} are needed; record another window"
+        )
         out.append(_evidence(text, {"coverage_frac": coverage_frac}))
     return out
 
@@ -224,5 +251,9 @@ def _evidence(text: str, numbers: Mapping[str, float]) -> Reason:
 
 
 def _abstain(limits: Limits, reasons: Sequence[Reason], now_unix_s: float | None) -> Decision:
-    return Decision(action=Action.ABSTAIN, reasons=tuple(reasons), confidence=limits.confidence,
-                    now_unix_s=now_unix_s)
+    return Decision(
+        action=Action.ABSTAIN,
+        reasons=tuple(reasons),
+        confidence=limits.confidence,
+        now_unix_s=now_unix_s,
+    )

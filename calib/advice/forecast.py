@@ -99,12 +99,18 @@ def mean_estimate(values: ArrayLike) -> MeanEstimate:
     mean, sd = float(array.mean()), float(array.std(ddof=1))
     size = max(1, min(math.isqrt(count), count // _MIN_BLOCKS))
     num_blocks = count // size
-    blocks = array[count - num_blocks * size:].reshape(num_blocks, size).mean(axis=1)
+    blocks = array[count - num_blocks * size :].reshape(num_blocks, size).mean(axis=1)
     long_run = float(blocks.std(ddof=1)) * math.sqrt(size) if num_blocks > 1 else sd
     degrees = num_blocks - 1 if long_run > sd else count - 1
     long_run = max(long_run, sd)
-    return MeanEstimate(mean=mean, sd=sd, standard_error=long_run / math.sqrt(count),
-                        long_run_sd=long_run, degrees=degrees, num_values=count)
+    return MeanEstimate(
+        mean=mean,
+        sd=sd,
+        standard_error=long_run / math.sqrt(count),
+        long_run_sd=long_run,
+        degrees=degrees,
+        num_values=count,
+    )
 
 
 def forecast(
@@ -136,16 +142,27 @@ def forecast(
     own = wide * step.standard_error
     single = wide * math.hypot(step.sd, step.standard_error)
     return Forecast(
-        now_unix_s=now_unix_s, steps_done=steps_done, steps_left=left,
-        is_measured=step.num_values > 0, num_samples=step.num_values,
-        step_time_s=step.mean, step_low_s=max(0.0, step.mean - own), step_high_s=step.mean + own,
-        single_low_s=max(0.0, step.mean - single), single_high_s=step.mean + single,
-        steps_s=steps_s, extras_s=extras_s, remaining_s=remaining,
-        remaining_low_s=max(0.0, remaining - wide * sigma_s), remaining_high_s=high,
+        now_unix_s=now_unix_s,
+        steps_done=steps_done,
+        steps_left=left,
+        is_measured=step.num_values > 0,
+        num_samples=step.num_values,
+        step_time_s=step.mean,
+        step_low_s=max(0.0, step.mean - own),
+        step_high_s=step.mean + own,
+        single_low_s=max(0.0, step.mean - single),
+        single_high_s=step.mean + single,
+        steps_s=steps_s,
+        extras_s=extras_s,
+        remaining_s=remaining,
+        remaining_low_s=max(0.0, remaining - wide * sigma_s),
+        remaining_high_s=high,
         # Seen as a normal variable of the same 95 % point, so that rules can ask for any level.
         remaining_sigma_s=wide * sigma_s / float(stats.norm.ppf(0.95)),
-        elapsed_s=elapsed_s, total_s=elapsed_s + remaining,
-        finish_p50_unix_s=now_unix_s + remaining, finish_p95_unix_s=now_unix_s + high,
+        elapsed_s=elapsed_s,
+        total_s=elapsed_s + remaining,
+        finish_p50_unix_s=now_unix_s + remaining,
+        finish_p95_unix_s=now_unix_s + high,
     )
 
 
@@ -175,5 +192,11 @@ def _step(values: Floats, estimate: StepEstimate | None) -> MeanEstimate:
             f"{values.size} measured steps and no modelled one; record at least {_MIN_STEPS} steps"
         )
     sigma_s = estimate.time_s * estimate.sigma_log
-    return MeanEstimate(mean=estimate.time_s, sd=sigma_s, standard_error=sigma_s, long_run_sd=0.0,
-                        degrees=10**6, num_values=0)
+    return MeanEstimate(
+        mean=estimate.time_s,
+        sd=sigma_s,
+        standard_error=sigma_s,
+        long_run_sd=0.0,
+        degrees=10**6,
+        num_values=0,
+    )

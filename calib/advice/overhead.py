@@ -27,9 +27,7 @@ class Overhead:
     num_bare: int
 
 
-def overhead(
-    step_times_s: ArrayLike, is_hooked: ArrayLike, *, seed: int = _SEED
-) -> Overhead:
+def overhead(step_times_s: ArrayLike, is_hooked: ArrayLike, *, seed: int = _SEED) -> Overhead:
     """Median difference of neighbouring hooked and bare steps over the median bare step.
 
     ``step_times_s`` are in the order in which the steps ran.  Each hooked step is held against the
@@ -54,8 +52,13 @@ def overhead(
     centre = float(np.median(differences))
     widen = (differences.size / (differences.size - 1)) ** 0.5
     low, high = centre + widen * (np.quantile(medians, [0.05, 0.95]) - centre)
-    return Overhead(overhead_frac=centre / bare, low_frac=float(low) / bare,
-                    high_frac=float(high) / bare, num_hooked=num_hooked, num_bare=num_bare)
+    return Overhead(
+        overhead_frac=centre / bare,
+        low_frac=float(low) / bare,
+        high_frac=float(high) / bare,
+        num_hooked=num_hooked,
+        num_bare=num_bare,
+    )
 
 
 def _differences(times: Floats, hooked: NDArray[np.bool_]) -> Floats:

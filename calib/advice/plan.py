@@ -45,15 +45,27 @@ class Candidate:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; the model's shape is left to the plan."""
-        names = ("step_time_s", "low_s", "high_s", "time_frac", "time_frac_low", "time_frac_high",
-                 "log_ratio_sigma")
+        names = (
+            "step_time_s",
+            "low_s",
+            "high_s",
+            "time_frac",
+            "time_frac_low",
+            "time_frac_high",
+            "log_ratio_sigma",
+        )
         par = self.config.parallelism
         return {
-            "label": self.label, "num_ranks": par.num_ranks, "tp": par.tp, "pp": par.pp,
-            "dp": par.dp, "micro_batch_size": self.config.batch.micro_batch_size,
+            "label": self.label,
+            "num_ranks": par.num_ranks,
+            "tp": par.tp,
+            "pp": par.pp,
+            "dp": par.dp,
+            "micro_batch_size": self.config.batch.micro_batch_size,
             "recompute": self.config.recompute.value,
             **{name: getattr(self, name) for name in names},
-            "memory": self.memory.to_json(), "verdict": self.verdict.value,
+            "memory": self.memory.to_json(),
+            "verdict": self.verdict.value,
             "source_frac": {source.value: frac for source, frac in self.source_frac.items()},
             "options": list(self.options),
         }
@@ -80,7 +92,9 @@ class Plan:
         """A JSON object with its schema."""
         best = self.best
         return {
-            "schema": SCHEMA, "config": self.own.config.to_json(), "own": self.own.to_json(),
+            "schema": SCHEMA,
+            "config": self.own.config.to_json(),
+            "own": self.own.to_json(),
             "measured_step_time_s": self.measured_step_time_s,
             "memory_capacity_nbytes": self.memory_capacity_nbytes,
             "best": best.label if best else None,
@@ -140,14 +154,21 @@ def plan(
     wanted = dict.fromkeys(count or config.parallelism.num_ranks for count in counts)
     layouts = [c for count in wanted for c in enumerate_layouts(config, count) if c != config]
     own, *found = compare(
-        config, [config, *layouts], estimator, measured_step_time_s=measured_step_time_s,
-        memory_capacity_nbytes=memory_capacity_nbytes, memory_offset_nbytes=memory_offset_nbytes,
-        contention=contention, layout_sigma_log=layout_sigma_log,
+        config,
+        [config, *layouts],
+        estimator,
+        measured_step_time_s=measured_step_time_s,
+        memory_capacity_nbytes=memory_capacity_nbytes,
+        memory_offset_nbytes=memory_offset_nbytes,
+        contention=contention,
+        layout_sigma_log=layout_sigma_log,
     )
     found.sort(key=lambda c: (c.verdict is Verdict.DOES_NOT_FIT, c.step_time_s, c.label))
     return Plan(
-        own=own, measured_step_time_s=measured_step_time_s,
-        memory_capacity_nbytes=memory_capacity_nbytes, candidates=tuple(found),
+        own=own,
+        measured_step_time_s=measured_step_time_s,
+        memory_capacity_nbytes=memory_capacity_nbytes,
+        candidates=tuple(found),
     )
 
 
@@ -165,9 +186,12 @@ def compare(
     """Each of the layouts against the running one, in their order; see ``plan``."""
     own, *others = estimate_many([config, *layouts], estimator, contention=contention)
     judge = _Judge(
-        own=own, scale=(measured_step_time_s or own.time_s) / own.time_s,
-        is_measured=measured_step_time_s is not None, capacity_nbytes=memory_capacity_nbytes,
-        offset_nbytes=memory_offset_nbytes, layout_sigma_log=layout_sigma_log,
+        own=own,
+        scale=(measured_step_time_s or own.time_s) / own.time_s,
+        is_measured=measured_step_time_s is not None,
+        capacity_nbytes=memory_capacity_nbytes,
+        offset_nbytes=memory_offset_nbytes,
+        layout_sigma_log=layout_sigma_log,
     )
     return [judge.candidate(estimate) for estimate in others]
 
@@ -178,9 +202,11 @@ def paired_sigma_log(one: StepEstimate, other: StepEstimate) -> float:
     An error that lengthens both alike cancels: families are subtracted before they are squared.
     """
     names = {*one.family_log, *other.family_log}
-    return math.sqrt(sum(
-        (one.family_log.get(name, 0.0) - other.family_log.get(name, 0.0)) ** 2 for name in names
-    ))
+    return math.sqrt(
+        sum(
+            (one.family_log.get(name, 0.0) - other.family_log.get(name, 0.0)) ** 2 for name in names
+        )
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,19 +229,27 @@ class _Judge:
         time_s = self.scale * estimate.time_s
         needed = memory(estimate.config, offset_nbytes=self.offset_nbytes or 0)
         return Candidate(
-            config=estimate.config, step_time_s=time_s, low_s=time_s / wide, high_s=time_s * wide,
-            time_frac=ratio - 1, time_frac_low=ratio / spread - 1,
-            time_frac_high=ratio * spread - 1, log_ratio_sigma=sigma,
-            memory=needed, source_frac=estimate.source_frac,
-            verdict=verdict(needed, self.capacity_nbytes,
-                            is_calibrated=self.offset_nbytes is not None),
+            config=estimate.config,
+            step_time_s=time_s,
+            low_s=time_s / wide,
+            high_s=time_s * wide,
+            time_frac=ratio - 1,
+            time_frac_low=ratio / spread - 1,
+            time_frac_high=ratio * spread - 1,
+            log_ratio_sigma=sigma,
+            memory=needed,
+            source_frac=estimate.source_frac,
+            verdict=verdict(
+                needed, self.capacity_nbytes, is_calibrated=self.offset_nbytes is not None
+            ),
             options=options(estimate.config),
         )
 
 
 def _parallelism(own: Parallelism, tp: int, pp: int, dp: int) -> Parallelism:
-    return replace(own, tp=tp, pp=pp, dp=dp, vp=1,
-                   is_sequence_parallel=own.is_sequence_parallel and tp > 1)
+    return replace(
+        own, tp=tp, pp=pp, dp=dp, vp=1, is_sequence_parallel=own.is_sequence_parallel and tp > 1
+    )
 
 
 def _variants(config: RunConfig, parallelism: Parallelism, micro: int) -> Iterator[RunConfig]:
@@ -224,8 +258,13 @@ def _variants(config: RunConfig, parallelism: Parallelism, micro: int) -> Iterat
         kept = config.recompute_num_layers if recompute is config.recompute else 0
         num_layers = kept if kept <= config.model.num_layers // parallelism.pp else 0
         try:
-            yield replace(config, parallelism=parallelism, batch=batch, recompute=recompute,
-                          recompute_num_layers=num_layers)
+            yield replace(
+                config,
+                parallelism=parallelism,
+                batch=batch,
+                recompute=recompute,
+                recompute_num_layers=num_layers,
+            )
         except ConfigError:
             return
 

@@ -85,14 +85,18 @@ def utc_moment(unix_s: float) -> str:
 def _hook_line(hooks: HookSummary | None, overhead: Overhead | None) -> str:
     words: list[str] = []
     if hooks is not None:
-        words += [f"hooks: {hooks.num_fired}/{hooks.num_installed} fired",
-                  _plural(hooks.num_operator_kinds, "operator kind"),
-                  _plural(hooks.num_groups, "group")]
+        words += [
+            f"hooks: {hooks.num_fired}/{hooks.num_installed} fired",
+            _plural(hooks.num_operator_kinds, "operator kind"),
+            _plural(hooks.num_groups, "group"),
+        ]
     if overhead is not None:
         steps = overhead.num_hooked + overhead.num_bare
         low, high = _percent(overhead.low_frac), _percent(overhead.high_frac)
-        words.append(f"overhead {_percent(overhead.overhead_frac)} % "
-                     f"(90 %: {low} to {high}; A/B over {_plural(steps, 'step')})")
+        words.append(
+            f"overhead {_percent(overhead.overhead_frac)} % "
+            f"(90 %: {low} to {high}; A/B over {_plural(steps, 'step')})"
+        )
     return _SEPARATOR.join(words)
 
 
@@ -120,8 +124,11 @@ def _finish_line(
 ) -> str:
     if forecast is None:
         return ""
-    words = [f"finish {moment(forecast.finish_p50_unix_s)} (P50) … "
-             f"{moment(forecast.finish_p95_unix_s)} (P95)", format_time(forecast.total_s)]
+    words = [
+        f"finish {moment(forecast.finish_p50_unix_s)} (P50) … "
+        f"{moment(forecast.finish_p95_unix_s)} (P95)",
+        format_time(forecast.total_s),
+    ]
     if energy_j is not None:
         words.append(f"{energy_j / 3.6e9:.3g} MWh")
     if time_limit_s is not None:
@@ -144,9 +151,11 @@ def _plan_line(plan: Plan | None) -> str:
     if plan.own.config.device == "cpu":
         ranks = "the same ranks" if own == other else _plural(other, "rank")
     low, high = _signed(best.time_frac_high), _signed(best.time_frac_low)
-    words = [f"faster on {ranks}: {best.label}",
-             f"{_signed(best.time_frac)} % ({low} … {high})",
-             _memory(best, plan.memory_capacity_nbytes)]
+    words = [
+        f"faster on {ranks}: {best.label}",
+        f"{_signed(best.time_frac)} % ({low} … {high})",
+        _memory(best, plan.memory_capacity_nbytes),
+    ]
     return _SEPARATOR.join(words)
 
 

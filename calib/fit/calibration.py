@@ -97,7 +97,9 @@ class Calibration:
     def summary(self) -> dict[str, Any]:
         """What was fitted, on how much, and how well, as a JSON value."""
         return {
-            "schema": SCHEMA, "device": self.device, "sha256": self.sha256,
+            "schema": SCHEMA,
+            "device": self.device,
+            "sha256": self.sha256,
             "ceilings": {
                 "flop_per_s": self.ceilings.flop_per_s,
                 "bytes_per_s": self.ceilings.bytes_per_s,
@@ -113,8 +115,9 @@ class Calibration:
             found = self.measured_host.get((OperatorKind.HOST_MICROBATCH, Phase.FORWARD))
         for i in rows:
             if found is None:
-                answers.put(i, _HOST_LAUNCHES * self.ceilings.launch_s, UNMEASURED_SIGMA_LOG,
-                            Source.PRIOR)
+                answers.put(
+                    i, _HOST_LAUNCHES * self.ceilings.launch_s, UNMEASURED_SIGMA_LOG, Source.PRIOR
+                )
             else:
                 answers.put(i, found.time_s, found.sigma_log, Source.MEASURED)
 
@@ -144,8 +147,9 @@ class Calibration:
         if nearest is None:
             link = self.transfers.machine
             for i, size in zip(rows, sizes, strict=True):
-                answers.put(i, link.time_s(group[0], group[2], size), 2 * UNMEASURED_SIGMA_LOG,
-                            Source.PRIOR)
+                answers.put(
+                    i, link.time_s(group[0], group[2], size), 2 * UNMEASURED_SIGMA_LOG, Source.PRIOR
+                )
             return
         model = self.transfers.groups[nearest]
         octaves = model.octaves_outside(sizes) + _octaves_between(group, nearest)
@@ -159,14 +163,19 @@ class Calibration:
         rows = []
         for key, model in self.efficiency.kinds.items():
             held_out = model.regressor.held_out
-            rows.append({
-                "kind": key[0].value, "phase": key[1].value, "num_rows": model.num_rows,
-                "num_shapes": model.num_shapes, "model": model.regressor.name,
-                "efficiency_frac": self._median_efficiency_frac(key),
-                "left_out_error_frac": _error_frac(held_out),
-                "sigma_log": self.spreads.by_group.get(_name(key), self.spreads.pooled),
-                "source": Source.MEASURED.value,
-            })
+            rows.append(
+                {
+                    "kind": key[0].value,
+                    "phase": key[1].value,
+                    "num_rows": model.num_rows,
+                    "num_shapes": model.num_shapes,
+                    "model": model.regressor.name,
+                    "efficiency_frac": self._median_efficiency_frac(key),
+                    "left_out_error_frac": _error_frac(held_out),
+                    "sigma_log": self.spreads.by_group.get(_name(key), self.spreads.pooled),
+                    "source": Source.MEASURED.value,
+                }
+            )
         return rows
 
     def _median_efficiency_frac(self, key: Key) -> float:
@@ -178,9 +187,16 @@ class Calibration:
 
     def _host_rows(self) -> list[dict[str, Any]]:
         return [
-            {"kind": kind.value, "phase": phase.value, "num_rows": found.num_rows,
-             "num_shapes": 1, "model": "constant", "time_s": found.time_s,
-             "sigma_log": found.sigma_log, "source": Source.MEASURED.value}
+            {
+                "kind": kind.value,
+                "phase": phase.value,
+                "num_rows": found.num_rows,
+                "num_shapes": 1,
+                "model": "constant",
+                "time_s": found.time_s,
+                "sigma_log": found.sigma_log,
+                "source": Source.MEASURED.value,
+            }
             for (kind, phase), found in self.measured_host.items()
         ]
 
@@ -188,14 +204,19 @@ class Calibration:
         rows = []
         for group, model in self.transfers.groups.items():
             collective, role, num_ranks = group
-            rows.append({
-                "collective": collective.value, "role": role.value, "num_ranks": num_ranks,
-                "num_rows": model.num_rows, "num_sizes": len(model.log_nbytes),
-                "alpha_s": model.link.step_s * ring_steps(collective, num_ranks),
-                "bytes_per_s": model.link.bus_bytes_per_s / bus_factor(collective, num_ranks),
-                "left_out_error_frac": _error_frac(model.held_out),
-                "source": Source.MEASURED.value,
-            })
+            rows.append(
+                {
+                    "collective": collective.value,
+                    "role": role.value,
+                    "num_ranks": num_ranks,
+                    "num_rows": model.num_rows,
+                    "num_sizes": len(model.log_nbytes),
+                    "alpha_s": model.link.step_s * ring_steps(collective, num_ranks),
+                    "bytes_per_s": model.link.bus_bytes_per_s / bus_factor(collective, num_ranks),
+                    "left_out_error_frac": _error_frac(model.held_out),
+                    "source": Source.MEASURED.value,
+                }
+            )
         return rows
 
 
@@ -211,8 +232,9 @@ class _Answers:
         self._time_s[row], self._sigma_log[row], self._sources[row] = time_s, sigma_log, source
 
     def estimates(self) -> Estimates:
-        return Estimates(time_s=self._time_s, sigma_log=self._sigma_log,
-                         sources=tuple(self._sources))
+        return Estimates(
+            time_s=self._time_s, sigma_log=self._sigma_log, sources=tuple(self._sources)
+        )
 
 
 def calibrate(table: SampleTable, *, device: str) -> Calibration:
@@ -232,19 +254,27 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
     measured_calls = measured_collectives(table)
     transfers = fit_collectives(measured_calls, prior.network)
     return Calibration(
-        device=device, sha256=table.sha256, efficiency=efficiency, transfers=transfers,
-        measured=measured, measured_host=measured_host(table), measured_transfers=measured_calls,
+        device=device,
+        sha256=table.sha256,
+        efficiency=efficiency,
+        transfers=transfers,
+        measured=measured,
+        measured_host=measured_host(table),
+        measured_transfers=measured_calls,
         spreads=fit_spreads(_left_out(efficiency), prior_sigma_log=prior.error_sigma_log),
         transfer_spreads=fit_spreads(
             {_group_name(g): m.held_out for g, m in transfers.groups.items()},
-            prior_sigma_log=prior.error_sigma_log),
+            prior_sigma_log=prior.error_sigma_log,
+        ),
     )
 
 
 def _law(measured: Mapping[Operator, Measured], prior: DevicePrior) -> FittedLaw:
     found = list(measured.values())
     return fit_law(
-        list(measured), np.array([m.time_s for m in found]), np.array([m.weight for m in found]),
+        list(measured),
+        np.array([m.time_s for m in found]),
+        np.array([m.weight for m in found]),
         prior,
     )
 

@@ -17,7 +17,10 @@ Key = tuple[OperatorKind, Phase]
 # How far the work of one kind and phase may lie from the law (log, one sigma): products run at
 # similar rates, pass counts of the rest are rough.
 _WORK_SIGMA_LOG = {
-    Family.LINEAR: 0.15, Family.ATTENTION: 0.7, Family.MEMORY: 0.7, Family.OPTIMIZER: 0.5,
+    Family.LINEAR: 0.15,
+    Family.ATTENTION: 0.7,
+    Family.MEMORY: 0.7,
+    Family.OPTIMIZER: 0.5,
 }
 # The same for its launches, whose relative numbers were counted.
 _LAUNCH_SIGMA_LOG = 0.3
@@ -50,12 +53,17 @@ class FittedLaw:
 
     def _typical(self, key: Key) -> KindScale:
         """Median factors of the family's other kinds in this phase."""
-        others = [s for (kind, phase), s in self.scales.items()
-                  if family(kind) is family(key[0]) and phase is key[1]]
+        others = [
+            s
+            for (kind, phase), s in self.scales.items()
+            if family(kind) is family(key[0]) and phase is key[1]
+        ]
         if not others:
             return KindScale()
-        return KindScale(launch=float(np.median([s.launch for s in others])),
-                         work=float(np.median([s.work for s in others])))
+        return KindScale(
+            launch=float(np.median([s.launch for s in others])),
+            work=float(np.median([s.work for s in others])),
+        )
 
 
 def costs(operators: Sequence[Operator]) -> NDArray[np.float64]:
@@ -81,12 +89,17 @@ def fit_law(
     assumed = prior.ceilings_for(int(np.median(sizes)) if sizes else 2)
     start = -np.log([assumed.launch_s, 1 / assumed.flop_per_s, 1 / assumed.bytes_per_s])
     groups: dict[Key, int] = {}
-    group = np.array([groups.setdefault((o.kind, o.phase), len(groups)) for o in operators],
-                     dtype=np.int64)
+    group = np.array(
+        [groups.setdefault((o.kind, o.phase), len(groups)) for o in operators], dtype=np.int64
+    )
     families = [family(kind) for kind, _ in groups]
     problem = _Problem(
-        costs=costs(operators), log_time=np.log(time_s), group=group, start=start,
-        weight=np.sqrt(weight) / _SAMPLE_SIGMA_LOG, rate_sigma=prior.sigma_log,
+        costs=costs(operators),
+        log_time=np.log(time_s),
+        group=group,
+        start=start,
+        weight=np.sqrt(weight) / _SAMPLE_SIGMA_LOG,
+        rate_sigma=prior.sigma_log,
         work_sigma=np.array([_WORK_SIGMA_LOG[f] for f in families]),
     )
     rates, launch, slower = problem.solve()
@@ -94,11 +107,13 @@ def fit_law(
     shift = -float(np.quantile(slower[chosen] if chosen.any() else slower, 1 - _ENVELOPE_QUANTILE))
     launches_per_s, flop_per_s, bytes_per_s = np.exp(rates + np.array([0, shift, shift])).tolist()
     return FittedLaw(
-        ceilings=Ceilings(flop_per_s=flop_per_s, bytes_per_s=bytes_per_s,
-                          launch_s=1 / launches_per_s),
-        scales={key: KindScale(launch=float(np.exp(launch[i])),
-                               work=float(np.exp(slower[i] + shift)))
-                for key, i in groups.items()},
+        ceilings=Ceilings(
+            flop_per_s=flop_per_s, bytes_per_s=bytes_per_s, launch_s=1 / launches_per_s
+        ),
+        scales={
+            key: KindScale(launch=float(np.exp(launch[i])), work=float(np.exp(slower[i] + shift)))
+            for key, i in groups.items()
+        },
     )
 
 
@@ -117,20 +132,26 @@ class _Problem:
     def solve(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         """Log rates (launches, FLOP, bytes), log launch factors and log work factors."""
         number = len(self.work_sigma)
-        theta = robust_minimum(self._residuals, self._jacobian,
-                               np.concatenate([self.start, np.zeros(2 * number)]))
-        return theta[:3], theta[3:3 + number], theta[3 + number:]
+        theta = robust_minimum(
+            self._residuals, self._jacobian, np.concatenate([self.start, np.zeros(2 * number)])
+        )
+        return theta[:3], theta[3 : 3 + number], theta[3 + number :]
 
     def _parts(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:
         """Seconds of launches, FLOP and bytes of each sample, ``(samples, 3)``."""
         number = len(self.work_sigma)
-        launch, slower = theta[3:3 + number][self.group], theta[3 + number:][self.group]
+        launch, slower = theta[3 : 3 + number][self.group], theta[3 + number :][self.group]
         factors = np.column_stack([launch, slower, slower])
         return self.costs * np.exp(factors - theta[:3])
 
     def _deviations(self) -> NDArray[np.float64]:
-        return np.concatenate([np.full(3, self.rate_sigma),
-                               np.full(len(self.work_sigma), _LAUNCH_SIGMA_LOG), self.work_sigma])
+        return np.concatenate(
+            [
+                np.full(3, self.rate_sigma),
+                np.full(len(self.work_sigma), _LAUNCH_SIGMA_LOG),
+                self.work_sigma,
+            ]
+        )
 
     def _residuals(self, theta: NDArray[np.float64]) -> NDArray[np.float64]:
         data = (np.log(self._parts(theta).sum(axis=1)) - self.log_time) * self.weight

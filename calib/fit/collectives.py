@@ -122,8 +122,13 @@ class CollectiveModel:
         collective, role, num_ranks = group
         ranked = sorted(
             self.groups,
-            key=lambda g: (g[0] is not collective, g[1] is not role,
-                           abs(np.log(g[2] / num_ranks)), g[0].value, g[1].value),
+            key=lambda g: (
+                g[0] is not collective,
+                g[1] is not role,
+                abs(np.log(g[2] / num_ranks)),
+                g[0].value,
+                g[1].value,
+            ),
         )
         return ranked[0] if ranked else None
 
@@ -187,9 +192,14 @@ class _Columns:
 
     def only(self, keep: NDArray[np.bool_]) -> _Columns:
         """The rows of a mask."""
-        return replace(self, steps=self.steps[keep], bus_nbytes=self.bus_nbytes[keep],
-                       nbytes=self.nbytes[keep], log_time=self.log_time[keep],
-                       weight=self.weight[keep])
+        return replace(
+            self,
+            steps=self.steps[keep],
+            bus_nbytes=self.bus_nbytes[keep],
+            nbytes=self.nbytes[keep],
+            log_time=self.log_time[keep],
+            weight=self.weight[keep],
+        )
 
 
 def _columns(group: Group, rows: Sequence[tuple[int, Measured]]) -> _Columns:
@@ -197,7 +207,8 @@ def _columns(group: Group, rows: Sequence[tuple[int, Measured]]) -> _Columns:
     nbytes = np.array([n for n, _ in rows], dtype=np.float64)
     return _Columns(
         steps=np.full(len(rows), float(ring_steps(group[0], group[2]))),
-        bus_nbytes=nbytes * bus_factor(group[0], group[2]), nbytes=nbytes,
+        bus_nbytes=nbytes * bus_factor(group[0], group[2]),
+        nbytes=nbytes,
         log_time=np.log([m.time_s for _, m in rows]),
         weight=np.sqrt([m.weight for _, m in rows]),
     )
@@ -213,8 +224,10 @@ def _fit_group(group: Group, rows: Sequence[tuple[int, Measured]], machine: Link
         if len(index) > 1
     ]
     return GroupModel(
-        link=link, log_nbytes=np.log(np.maximum(columns.nbytes, _LEAST_NBYTES)),
-        correction=_residuals(columns, link), held_out=np.array(held_out),
+        link=link,
+        log_nbytes=np.log(np.maximum(columns.nbytes, _LEAST_NBYTES)),
+        correction=_residuals(columns, link),
+        held_out=np.array(held_out),
         num_rows=sum(m.num_rows for _, m in rows),
     )
 

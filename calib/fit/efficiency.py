@@ -18,8 +18,12 @@ from .training import Measured
 
 # Shapes of its own at which a kind counts as much as its family.  Products share a rate, so that
 # the pool helps up to 8 own shapes on the public A100 operators; pass counts of others do not.
-_POOL_SHAPES = {Family.LINEAR: 3.0, Family.ATTENTION: 0.1, Family.MEMORY: 0.1,
-                Family.OPTIMIZER: 0.1}
+_POOL_SHAPES = {
+    Family.LINEAR: 3.0,
+    Family.ATTENTION: 0.1,
+    Family.MEMORY: 0.1,
+    Family.OPTIMIZER: 0.1,
+}
 _PRIOR_KINDS = 0.5
 """Kinds that the prior (efficiency at the envelope of the products) counts for in a pool."""
 _HALF_DETAIL_OCTAVES = 8.0
@@ -28,6 +32,7 @@ _HALF_DETAIL_OCTAVES = 8.0
 A faster return is worse from small to large shapes on public A100 operators (``benchmarks/fit.py``
 scores it): the largest shape seen says more than the median of all.
 """
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindModel:
@@ -74,8 +79,9 @@ class EfficiencyModel:
         law = self.law.log_time(used or key, operators)
         if used is None:
             efficiency = self.pools.get((family(key[0]), key[1]), 0.0)
-            return Fitted(log_time=law - efficiency, key=None,
-                          octaves=np.full(len(operators), np.inf))
+            return Fitted(
+                log_time=law - efficiency, key=None, octaves=np.full(len(operators), np.inf)
+            )
         model = self.kinds[used]
         octaves = model.octaves_outside(log_sizes(operators))
         efficiency = np.full(len(operators), model.center)
@@ -96,10 +102,13 @@ def fit_efficiency(measured: Mapping[Operator, Measured], law: FittedLaw) -> Eff
     for key, group in groups.items():
         sizes = log_sizes(group)
         own, pool = float(len(group)), _POOL_SHAPES[family(key[0])]
-        center = (own * regressors[key].center + pool * pools[family(key[0]), key[1]])
+        center = own * regressors[key].center + pool * pools[family(key[0]), key[1]]
         kinds[key] = KindModel(
-            regressor=regressors[key], center=center / (own + pool), lowest=sizes.min(axis=0),
-            highest=sizes.max(axis=0), num_shapes=len(group),
+            regressor=regressors[key],
+            center=center / (own + pool),
+            lowest=sizes.min(axis=0),
+            highest=sizes.max(axis=0),
+            num_shapes=len(group),
             num_rows=sum(measured[o].num_rows for o in group),
         )
     return EfficiencyModel(law=law, kinds=kinds, pools=pools)
@@ -107,8 +116,9 @@ def fit_efficiency(measured: Mapping[Operator, Measured], law: FittedLaw) -> Eff
 
 def pool_residuals(model: EfficiencyModel) -> dict[Key, float]:
     """How far a product kind lies from the pool of the others: its error if never measured."""
-    centers = {k: m.regressor.center for k, m in model.kinds.items()
-               if family(k[0]) is Family.LINEAR}
+    centers = {
+        k: m.regressor.center for k, m in model.kinds.items() if family(k[0]) is Family.LINEAR
+    }
     out = {}
     for key, center in centers.items():
         others = {k: c for k, c in centers.items() if k != key}
@@ -123,8 +133,9 @@ def _fit_kind(
 ) -> Regressor:
     times = np.array([measured[o].time_s for o in group])
     weight = np.array([measured[o].weight for o in group])
-    return fit_regressor(efficiency_features(law, key, group),
-                         law.log_time(key, group) - np.log(times), weight)
+    return fit_regressor(
+        efficiency_features(law, key, group), law.log_time(key, group) - np.log(times), weight
+    )
 
 
 def _pools(centers: Mapping[Key, float]) -> dict[tuple[Family, Phase], float]:

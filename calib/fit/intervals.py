@@ -35,13 +35,12 @@ class Spreads:
         """
         sigma = self.by_group.get(group, self.pooled)
         wide = sigma * (1.0 + _PER_OCTAVE * np.where(np.isfinite(octaves), octaves, 0.0))
-        return np.where(np.isfinite(octaves), np.minimum(wide, UNMEASURED_SIGMA_LOG),
-                        UNMEASURED_SIGMA_LOG)
+        return np.where(
+            np.isfinite(octaves), np.minimum(wide, UNMEASURED_SIGMA_LOG), UNMEASURED_SIGMA_LOG
+        )
 
 
-def fit_spreads(
-    residuals: Mapping[str, NDArray[np.float64]], *, prior_sigma_log: float
-) -> Spreads:
+def fit_spreads(residuals: Mapping[str, NDArray[np.float64]], *, prior_sigma_log: float) -> Spreads:
     """Variance of left-out residuals per group, drawn to that of all, and that to the prior.
 
     >>> round(fit_spreads({}, prior_sigma_log=0.08).pooled, 4)
@@ -49,8 +48,10 @@ def fit_spreads(
     """
     every = np.concatenate([np.empty(0), *[residuals[name] for name in sorted(residuals)]])
     pooled = _shrunk(every, prior_sigma_log**2)
-    by_group = {name: _TAIL_FACTOR * float(np.sqrt(_shrunk(values, pooled)))
-                for name, values in residuals.items()}
+    by_group = {
+        name: _TAIL_FACTOR * float(np.sqrt(_shrunk(values, pooled)))
+        for name, values in residuals.items()
+    }
     return Spreads(by_group=by_group, pooled=_TAIL_FACTOR * float(np.sqrt(pooled)))
 
 

@@ -60,25 +60,36 @@ class _Passes:
 
 _PASSES = {
     OperatorKind.EMBEDDING: _Passes(
-        forward=14.0, backward=15.0, forward_launches=22, backward_launches=13),
-    OperatorKind.NORM: _Passes(
-        forward=3.7, backward=12.0, forward_launches=3, backward_launches=5),
+        forward=14.0, backward=15.0, forward_launches=22, backward_launches=13
+    ),
+    OperatorKind.NORM: _Passes(forward=3.7, backward=12.0, forward_launches=3, backward_launches=5),
     OperatorKind.POSITION: _Passes(
-        forward=22.0, backward=52.0, forward_launches=11, backward_launches=3),
+        forward=22.0, backward=52.0, forward_launches=11, backward_launches=3
+    ),
     OperatorKind.RESIDUAL: _Passes(
-        forward=6.9, backward=6.9, forward_launches=18, backward_launches=5),
+        forward=6.9, backward=6.9, forward_launches=18, backward_launches=5
+    ),
     OperatorKind.ACTIVATION: _Passes(
-        forward=2.8, backward=3.75, forward_launches=9, backward_launches=8),
+        forward=2.8, backward=3.75, forward_launches=9, backward_launches=8
+    ),
     OperatorKind.LOSS: _Passes(
-        forward=17.0, backward=5.3, forward_launches=43, backward_launches=13),
+        forward=17.0, backward=5.3, forward_launches=43, backward_launches=13
+    ),
     # Scores of unfused attention: fill-mask and softmax, plus what the two products read and write.
     OperatorKind.CORE_ATTENTION: _Passes(
-        forward=11.8, backward=28.3, forward_launches=35, backward_launches=13),
+        forward=11.8, backward=28.3, forward_launches=35, backward_launches=13
+    ),
 }
 _NUM_SIZES = {
-    OperatorKind.EMBEDDING: 3, OperatorKind.NORM: 2, OperatorKind.POSITION: 2,
-    OperatorKind.CORE_ATTENTION: 5, OperatorKind.RESIDUAL: 2, OperatorKind.ACTIVATION: 3,
-    OperatorKind.LOSS: 2, OperatorKind.OPTIMIZER: 1, OperatorKind.HOST_MICROBATCH: 0,
+    OperatorKind.EMBEDDING: 3,
+    OperatorKind.NORM: 2,
+    OperatorKind.POSITION: 2,
+    OperatorKind.CORE_ATTENTION: 5,
+    OperatorKind.RESIDUAL: 2,
+    OperatorKind.ACTIVATION: 3,
+    OperatorKind.LOSS: 2,
+    OperatorKind.OPTIMIZER: 1,
+    OperatorKind.HOST_MICROBATCH: 0,
     OperatorKind.HOST_STEP: 0,
 }
 # Adam reads parameter, gradient and two moments and writes three of them; clipping reads the
@@ -189,8 +200,7 @@ def _activation(operator: Operator) -> Work:
     tokens, size_in, size_out = operator.shape
     passes, launches = _passes(operator)
     elements = tokens * (size_in + size_out) / 2
-    return Work(flop=0.0, nbytes=operator.element_nbytes * passes * elements,
-                num_launches=launches)
+    return Work(flop=0.0, nbytes=operator.element_nbytes * passes * elements, num_launches=launches)
 
 
 def _optimizer(operator: Operator) -> Work:
@@ -198,8 +208,9 @@ def _optimizer(operator: Operator) -> Work:
     nbytes = _OPTIMIZER_PASSES * _FP32_NBYTES * num_parameters
     if operator.element_nbytes < _FP32_NBYTES:
         nbytes += 2.0 * operator.element_nbytes * num_parameters
-    return Work(flop=_OPTIMIZER_FLOP * num_parameters, nbytes=nbytes,
-                num_launches=_OPTIMIZER_LAUNCHES)
+    return Work(
+        flop=_OPTIMIZER_FLOP * num_parameters, nbytes=nbytes, num_launches=_OPTIMIZER_LAUNCHES
+    )
 
 
 def _host(operator: Operator) -> Work:
@@ -209,8 +220,7 @@ def _host(operator: Operator) -> Work:
 def _memory(operator: Operator) -> Work:
     passes, launches = _passes(operator)
     elements = float(operator.shape[0] * operator.shape[1])
-    return Work(flop=0.0, nbytes=operator.element_nbytes * passes * elements,
-                num_launches=launches)
+    return Work(flop=0.0, nbytes=operator.element_nbytes * passes * elements, num_launches=launches)
 
 
 def _passes(operator: Operator) -> tuple[float, int]:

@@ -42,8 +42,11 @@ class DevicePrior:
     def ceilings_for(self, element_nbytes: int) -> Ceilings:
         """Ceilings for elements of this size."""
         frac = self.fp32_frac if element_nbytes >= 4 else 1.0
-        return Ceilings(flop_per_s=self.ceilings.flop_per_s * frac,
-                        bytes_per_s=self.ceilings.bytes_per_s, launch_s=self.ceilings.launch_s)
+        return Ceilings(
+            flop_per_s=self.ceilings.flop_per_s * frac,
+            bytes_per_s=self.ceilings.bytes_per_s,
+            launch_s=self.ceilings.launch_s,
+        )
 
 
 def device_prior(device: str) -> DevicePrior:
@@ -61,14 +64,20 @@ def device_prior(device: str) -> DevicePrior:
     return _UNKNOWN
 
 
-def _gpu(name: str, *, peak_tera: float, fp32_tera: float, memory_tera: float,
-         bus_giga: float) -> DevicePrior:
+def _gpu(
+    name: str, *, peak_tera: float, fp32_tera: float, memory_tera: float, bus_giga: float
+) -> DevicePrior:
     return DevicePrior(
         name=name,
-        ceilings=Ceilings(flop_per_s=_ATTAINABLE_FRAC * peak_tera * _TERA,
-                          bytes_per_s=_ATTAINABLE_FRAC * memory_tera * _TERA, launch_s=1.5e-6),
+        ceilings=Ceilings(
+            flop_per_s=_ATTAINABLE_FRAC * peak_tera * _TERA,
+            bytes_per_s=_ATTAINABLE_FRAC * memory_tera * _TERA,
+            launch_s=1.5e-6,
+        ),
         network=NetworkPrior(step_s=4e-6, bus_bytes_per_s=bus_giga * _GIGA),
-        fp32_frac=fp32_tera / peak_tera, sigma_log=0.5, error_sigma_log=0.08,
+        fp32_frac=fp32_tera / peak_tera,
+        sigma_log=0.5,
+        error_sigma_log=0.08,
     )
 
 
@@ -85,12 +94,16 @@ _PRIORS: Mapping[str, DevicePrior] = {
         name="cpu",
         ceilings=Ceilings(flop_per_s=60 * _GIGA, bytes_per_s=10 * _GIGA, launch_s=12e-6),
         network=NetworkPrior(step_s=40e-6, bus_bytes_per_s=1.5 * _GIGA),
-        fp32_frac=1.0, sigma_log=1.0, error_sigma_log=0.2,
+        fp32_frac=1.0,
+        sigma_log=1.0,
+        error_sigma_log=0.2,
     ),
 }
 _UNKNOWN = DevicePrior(
     name="unknown",
     ceilings=Ceilings(flop_per_s=300 * _TERA, bytes_per_s=2 * _TERA, launch_s=2e-6),
-    network=NetworkPrior(step_s=5e-6, bus_bytes_per_s=200 * _GIGA), fp32_frac=0.1, sigma_log=1.5,
+    network=NetworkPrior(step_s=5e-6, bus_bytes_per_s=200 * _GIGA),
+    fp32_frac=0.1,
+    sigma_log=1.5,
     error_sigma_log=0.15,
 )

@@ -58,17 +58,28 @@ def fit_regressor(
     center = weighted_median(log_efficiency, weight)
     target, number = log_efficiency - center, len(log_efficiency)
     if number < FEWEST_FOR_FOREST:
-        return Regressor(name="median", center=center, detail=None, trust=0.0,
-                         held_out=_held_out_median(log_efficiency, weight))
+        return Regressor(
+            name="median",
+            center=center,
+            detail=None,
+            trust=0.0,
+            held_out=_held_out_median(log_efficiency, weight),
+        )
     if number < FEWEST_FOR_BOOSTING:
         trust = number / (number + _HALF_TRUST_SHAPES)
         forest = _forest().fit(features, target, sample_weight=weight)
         held_out = target - trust * _out_of_bag(forest, features)
-        return Regressor(name="forest", center=center, detail=forest, trust=trust,
-                         held_out=held_out)
+        return Regressor(
+            name="forest", center=center, detail=forest, trust=trust, held_out=held_out
+        )
     detail = _boosting(features.shape[1]).fit(features, target, sample_weight=weight)
-    return Regressor(name="xgboost", center=center, detail=detail, trust=1.0,
-                     held_out=_held_out_boosting(features, target, weight))
+    return Regressor(
+        name="xgboost",
+        center=center,
+        detail=detail,
+        trust=1.0,
+        held_out=_held_out_boosting(features, target, weight),
+    )
 
 
 def weighted_median(values: NDArray[np.float64], weight: NDArray[np.float64]) -> float:
@@ -92,8 +103,15 @@ def _boosting(num_columns: int) -> XGBRegressor:
     constraints = [0] * num_columns
     constraints[LAW_COLUMN] = 1
     return XGBRegressor(
-        n_estimators=100, max_depth=4, learning_rate=0.1, min_child_weight=0.5, reg_lambda=0.3,
-        monotone_constraints=tuple(constraints), tree_method="exact", n_jobs=1, random_state=_SEED,
+        n_estimators=100,
+        max_depth=4,
+        learning_rate=0.1,
+        min_child_weight=0.5,
+        reg_lambda=0.3,
+        monotone_constraints=tuple(constraints),
+        tree_method="exact",
+        n_jobs=1,
+        random_state=_SEED,
     )
 
 
@@ -104,8 +122,10 @@ def _held_out_median(
         return np.empty(0)
     rows = np.arange(len(log_efficiency))
     return np.array(
-        [log_efficiency[i] - weighted_median(log_efficiency[rows != i], weight[rows != i])
-         for i in rows]
+        [
+            log_efficiency[i] - weighted_median(log_efficiency[rows != i], weight[rows != i])
+            for i in rows
+        ]
     )
 
 

@@ -39,13 +39,20 @@ class Measured:
 def measured_operators(table: SampleTable) -> dict[Operator, Measured]:
     """Each distinct operator and its time, in a fixed order; host kinds are left out."""
     rows = _with_weight(table, table.operators)
-    rows = rows[~rows["kind"].isin([k.value for k in (OperatorKind.HOST_MICROBATCH,
-                                                      OperatorKind.HOST_STEP)])]
+    rows = rows[
+        ~rows["kind"].isin(
+            [k.value for k in (OperatorKind.HOST_MICROBATCH, OperatorKind.HOST_STEP)]
+        )
+    ]
     keys = ["kind", "phase", "shape", "element_nbytes"]
     found = {}
     for (kind, phase, shape, nbytes), group in _groups(rows, keys):
-        operator = Operator(kind=OperatorKind(kind), phase=Phase(phase), shape=parse_shape(shape),
-                            element_nbytes=int(nbytes))
+        operator = Operator(
+            kind=OperatorKind(kind),
+            phase=Phase(phase),
+            shape=parse_shape(shape),
+            element_nbytes=int(nbytes),
+        )
         found[operator] = _join(group)
     return found
 
@@ -70,8 +77,12 @@ def measured_collectives(table: SampleTable) -> dict[CollectiveCall, Measured]:
         rows, ["kind", "role", "num_ranks", "nbytes"]
     ):
         exact = group[~group["is_bound"]]
-        call = CollectiveCall(collective=Collective(kind), role=GroupRole(role),
-                              num_ranks=int(num_ranks), nbytes=int(nbytes))
+        call = CollectiveCall(
+            collective=Collective(kind),
+            role=GroupRole(role),
+            num_ranks=int(num_ranks),
+            nbytes=int(nbytes),
+        )
         joined = _join(group if exact.empty else exact)
         found[call] = replace(joined, is_bound=exact.empty)
     return found
@@ -104,6 +115,9 @@ def _join(group: pd.DataFrame) -> Measured:
     errors = _MEDIAN_OVER_MEAN * group["spread_log"].to_numpy(dtype=np.float64) / np.sqrt(steps)
     within = float(np.average(errors**2, weights=weights))
     # Rows that differ do not become more certain by being joined.
-    return Measured(time_s=math.exp(center),
-                    sigma_log=math.sqrt(REPEAT_SIGMA_LOG**2 + within + between),
-                    weight=float(weights.max()), num_rows=len(group))
+    return Measured(
+        time_s=math.exp(center),
+        sigma_log=math.sqrt(REPEAT_SIGMA_LOG**2 + within + between),
+        weight=float(weights.max()),
+        num_rows=len(group),
+    )

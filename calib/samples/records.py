@@ -131,7 +131,8 @@ class CoverageRecord:
 class WindowRecord:
     """The window has closed on this rank: nothing more of it follows.
 
-    ``memory_peak_nbytes`` is the device's peak (CPU: resident set), 0 where unknown.
+    ``memory_peak_nbytes`` is the device's peak (CPU: resident set), ``device_memory_nbytes`` what
+    it has; 0 where unknown.
     """
 
     window: int
@@ -140,6 +141,7 @@ class WindowRecord:
     num_faults: int
     num_dropped: int
     memory_peak_nbytes: int = 0
+    device_memory_nbytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,18 +152,32 @@ class RunRecord:
 
 
 Record = (
-    Header | StepRecord | PhaseRecord | OperatorRecord | CollectiveRecord
-    | CoverageRecord | WindowRecord | RunRecord
+    Header
+    | StepRecord
+    | PhaseRecord
+    | OperatorRecord
+    | CollectiveRecord
+    | CoverageRecord
+    | WindowRecord
+    | RunRecord
 )
 
 _TYPES: dict[str, type[Any]] = {
-    "header": Header, "step": StepRecord, "phase": PhaseRecord, "operator": OperatorRecord,
-    "collective": CollectiveRecord, "coverage": CoverageRecord, "window": WindowRecord,
+    "header": Header,
+    "step": StepRecord,
+    "phase": PhaseRecord,
+    "operator": OperatorRecord,
+    "collective": CollectiveRecord,
+    "coverage": CoverageRecord,
+    "window": WindowRecord,
     "run": RunRecord,
 }
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 _ENUMS: dict[str, Callable[[Any], Any]] = {
-    "kind": OperatorKind, "phase": Phase, "collective": Collective, "role": GroupRole,
+    "kind": OperatorKind,
+    "phase": Phase,
+    "collective": Collective,
+    "role": GroupRole,
 }
 _T = TypeVar("_T")
 

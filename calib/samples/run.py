@@ -84,8 +84,9 @@ def parse_file(name: str, lines: Iterable[str]) -> RankFile:
                 break
     if header is None and not problems:
         problems.append(f"{name}:1: file is empty; its rank recorded nothing")
-    return RankFile(name=name, header=header, config=config, records=tuple(records),
-                    problems=tuple(problems))
+    return RankFile(
+        name=name, header=header, config=config, records=tuple(records), problems=tuple(problems)
+    )
 
 
 def join_ranks(run_id: str, files: Iterable[RankFile]) -> RunRecords:
@@ -109,8 +110,13 @@ def join_ranks(run_id: str, files: Iterable[RankFile]) -> RunRecords:
             configs[rank] = file.config
     if 0 < len(headers) < world_size:
         problems.append(f"records of {len(headers)} of {world_size} ranks")
-    return RunRecords(run_id=run_id, headers=_by_rank(headers), configs=_by_rank(configs),
-                      records=_by_rank(records), problems=tuple(problems))
+    return RunRecords(
+        run_id=run_id,
+        headers=_by_rank(headers),
+        configs=_by_rank(configs),
+        records=_by_rank(records),
+        problems=tuple(problems),
+    )
 
 
 def _by_rank(mapping: dict[int, Any]) -> dict[int, Any]:

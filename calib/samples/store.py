@@ -164,5 +164,10 @@ def _read_rank(path: Path) -> RankFile:
         with path.open(encoding="utf-8", errors="replace") as lines:
             return parse_file(name, lines)
     except OSError as err:
-        return RankFile(name=name, header=None, config=None, records=(),
-                        problems=(f"{name}: cannot be read ({err})",))
+        return RankFile(
+            name=name,
+            header=None,
+            config=None,
+            records=(),
+            problems=(f"{name}: cannot be read ({err})",),
+        )

@@ -47,8 +47,10 @@ class SampleTable:
         if not tables:
             raise CalibrationError("no sample tables to join; give at least one")
         return SampleTable(
-            **{name: normalise(name, pd.concat([getattr(t, name) for t in tables]))
-               for name in FRAMES}
+            **{
+                name: normalise(name, pd.concat([getattr(t, name) for t in tables]))
+                for name in FRAMES
+            }
         )
 
     def equals(self, other: SampleTable) -> bool:
@@ -111,6 +113,12 @@ class SampleTable:
         rows = self.windows[self.windows["run_id"] == self.run_id]
         peaks = rows[rows["memory_peak_nbytes"] > 0].groupby("rank")["memory_peak_nbytes"].max()
         return dict(zip(peaks.index.tolist(), peaks.tolist(), strict=True))
+
+    def device_memory_nbytes(self) -> int | None:
+        """Memory of the smallest device of the newest run; None where it is not known."""
+        rows = self.windows[self.windows["run_id"] == self.run_id]
+        known = rows.loc[rows["device_memory_nbytes"] > 0, "device_memory_nbytes"]
+        return None if known.empty else int(known.min())
 
 
 def build_table(run: RunRecords) -> SampleTable:

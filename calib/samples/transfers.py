@@ -65,7 +65,9 @@ def _with_ends(events: pd.DataFrame) -> pd.DataFrame:
     spans = events["ranks"].map(_span)
     return events.assign(
         collective=events["collective"].where(~is_recv, Collective.SEND.value),
-        source=source, target=target, num_ranks=sizes.where(~is_pair, 2),
+        source=source,
+        target=target,
+        num_ranks=sizes.where(~is_pair, 2),
         span=spans.where(~is_pair, (source - target).abs() + 1),
     )
 

@@ -99,5 +99,8 @@ class _Program:
             self._exchange(self._stage, activation, gradient)
 
     def _exchange(self, boundary: int, activation: int, gradient: int) -> None:
-        self._tasks.append(Task(kind=TaskKind.EXCHANGE, boundary=boundary,
-                                activation=activation, gradient=gradient))
+        self._tasks.append(
+            Task(
+                kind=TaskKind.EXCHANGE, boundary=boundary, activation=activation, gradient=gradient
+            )
+        )

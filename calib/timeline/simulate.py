@@ -64,8 +64,11 @@ class Simulation:
     def columns(self, begin: int, end: int) -> Simulation:
         """The alternatives from ``begin`` up to ``end``."""
         part = slice(begin, end)
-        return Simulation(end_s=self.end_s[:, part], compute_s=self.compute_s[:, part],
-                          transfer_s=self.transfer_s[:, part])
+        return Simulation(
+            end_s=self.end_s[:, part],
+            compute_s=self.compute_s[:, part],
+            transfer_s=self.transfer_s[:, part],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,17 +102,21 @@ def pipeline_costs(
     gradient = _shaped(gradient_s, edges)
     both = np.maximum(activation, gradient) if both_s is None else _shaped(both_s, edges)
     return PipelineCosts(
-        forward_s=forward, backward_s=_shaped(backward_s, shape), activation_s=activation,
-        gradient_s=gradient, both_s=both, start_s=_shaped(start_s, shape),
+        forward_s=forward,
+        backward_s=_shaped(backward_s, shape),
+        activation_s=activation,
+        gradient_s=gradient,
+        both_s=both,
+        start_s=_shaped(start_s, shape),
     )
 
 
 def joined(many: Sequence[PipelineCosts]) -> PipelineCosts:
     """Alternatives of equal numbers of stages side by side, for one simulation of all."""
     names = PipelineCosts.__dataclass_fields__
-    return PipelineCosts(**{
-        name: np.concatenate([getattr(costs, name) for costs in many], axis=1) for name in names
-    })
+    return PipelineCosts(
+        **{name: np.concatenate([getattr(costs, name) for costs in many], axis=1) for name in names}
+    )
 
 
 def simulate(costs: PipelineCosts, num_microbatches: int) -> Simulation:
@@ -136,8 +143,15 @@ def spans(costs: PipelineCosts, num_microbatches: int, *, column: int = 0) -> tu
 
     def note(stage: int, task: Task, start_s: Floats, end_s: Floats) -> None:
         microbatch = task.microbatch if task.boundary < 0 else max(task.activation, task.gradient)
-        out.append(Span(stage=stage, kind=task.kind, microbatch=microbatch,
-                        start_s=float(start_s[column]), end_s=float(end_s[column])))
+        out.append(
+            Span(
+                stage=stage,
+                kind=task.kind,
+                microbatch=microbatch,
+                start_s=float(start_s[column]),
+                end_s=float(end_s[column]),
+            )
+        )
 
     _run(costs, num_microbatches, note)
     return tuple(sorted(out, key=lambda s: (s.start_s, s.stage, s.end_s)))
@@ -188,9 +202,11 @@ def _exchange_counts(
     num_stages: int, num_microbatches: int
 ) -> tuple[tuple[tuple[int, _Direction], int], ...]:
     order = _event_order(num_stages, num_microbatches)
-    return tuple(Counter(
-        (stage, _direction(task)) for stage, task in order if task.kind is TaskKind.EXCHANGE
-    ).items())
+    return tuple(
+        Counter(
+            (stage, _direction(task)) for stage, task in order if task.kind is TaskKind.EXCHANGE
+        ).items()
+    )
 
 
 @lru_cache(maxsize=64)
@@ -218,9 +234,7 @@ def _event_order(num_stages: int, num_microbatches: int) -> tuple[tuple[int, Tas
     return tuple(order)
 
 
-def _meets(
-    programs: list[tuple[Task, ...]], places: list[int], upper: int, task: Task
-) -> bool:
+def _meets(programs: list[tuple[Task, ...]], places: list[int], upper: int, task: Task) -> bool:
     return places[upper] < len(programs[upper]) and programs[upper][places[upper]] == task
 
 

@@ -138,10 +138,14 @@ def stage_times(
     overlap = _Overlap(contention=contention, is_host_only=is_host_only)
     tp_backward = tp_backward + _tp_backward(work, times, overlap)
     return StageTimes(
-        forward_s=forward, backward_s=backward, recompute_s=recompute,
+        forward_s=forward,
+        backward_s=backward,
+        recompute_s=recompute,
         host_forward_s=_operators(work, times, Phase.FORWARD, OperatorKind.HOST_MICROBATCH),
         host_backward_s=_operators(work, times, Phase.BACKWARD, OperatorKind.HOST_MICROBATCH),
-        tp_forward_s=tp_forward, tp_backward_s=tp_backward, hop_s=_hop(work, times),
+        tp_forward_s=tp_forward,
+        tp_backward_s=tp_backward,
+        hop_s=_hop(work, times),
         reduce_s=_bucketed(work, times, Placement.GRAD_REDUCE, backward + recompute, overlap),
         gather_s=_bucketed(work, times, Placement.PARAM_GATHER, forward, overlap),
         tp_finish_s=_collectives(work, times, Placement.GRAD_FINISH, GroupRole.TP),
@@ -157,9 +161,7 @@ def gathers_ahead(config: RunConfig) -> bool:
     return par.overlaps_param_gather and par.is_optimizer_distributed and config.device != "cpu"
 
 
-def exposed_time(
-    transfer_s: list[Floats], hidden_behind_s: Floats, contention: float
-) -> Floats:
+def exposed_time(transfer_s: list[Floats], hidden_behind_s: Floats, contention: float) -> Floats:
     """Exposed part of transfers that are issued one after another while work goes on.
 
     All but the last run beside the part of the work that is still to come, (1 - 1/n) of it; the
@@ -231,7 +233,8 @@ def _tp_backward(work: StageWork, times: Times, overlap: _Overlap) -> Floats:
 def _half_backward(work: StageWork, times: Times, kind: OperatorKind) -> Floats:
     """One of the two products of a linear operator's backward."""
     found = [
-        times[operator] / 2 for operator, _ in work.operators
+        times[operator] / 2
+        for operator, _ in work.operators
         if operator.kind is kind and operator.phase is Phase.BACKWARD
     ]
     return found[0]
@@ -254,8 +257,10 @@ def _bucketed(
 def _hop(work: StageWork, times: Times) -> Floats:
     """A message takes what the slower of its two ends says."""
     found = [
-        times[use.call] for use in work.uses
-        if (use.placement, use.call.collective) in (
+        times[use.call]
+        for use in work.uses
+        if (use.placement, use.call.collective)
+        in (
             (Placement.PIPELINE_FORWARD, Collective.SEND),
             (Placement.PIPELINE_BACKWARD, Collective.RECV),
         )

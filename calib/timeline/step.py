@@ -82,14 +82,22 @@ class StepEstimate:
     def to_json(self) -> dict[str, Any]:
         """A JSON object, spans left out."""
         return {
-            "time_s": self.time_s, "low_s": self.low_s, "high_s": self.high_s,
-            "sigma_log": self.sigma_log, "critical_stage": self.critical_stage,
+            "time_s": self.time_s,
+            "low_s": self.low_s,
+            "high_s": self.high_s,
+            "sigma_log": self.sigma_log,
+            "critical_stage": self.critical_stage,
             "parts_s": {part.value: time_s for part, time_s in self.parts_s.items()},
             "source_frac": {src.value: frac for src, frac in self.source_frac.items()},
             "family_log": dict(self.family_log),
             "contributions": [
-                {"name": c.name, "phase": c.phase, "count": c.count, "time_s": c.time_s,
-                 "source": c.source.value}
+                {
+                    "name": c.name,
+                    "phase": c.phase,
+                    "count": c.count,
+                    "time_s": c.time_s,
+                    "source": c.source.value,
+                }
                 for c in self.contributions
             ],
         }
@@ -110,8 +118,9 @@ def estimate_step(
     works = stage_work(_checked(config))
     table = _tabulate(items_of(works), estimator)
     layout = _layout(config, works, table, contention)
-    out = _estimate(layout, simulate(layout.costs, config.num_microbatches), table,
-                    schedule_sigma_log)
+    out = _estimate(
+        layout, simulate(layout.costs, config.num_microbatches), table, schedule_sigma_log
+    )
     return replace(out, spans=spans(layout.costs, config.num_microbatches))
 
 
@@ -171,8 +180,11 @@ def _tabulate(items: set[Item], estimator: Estimator) -> _Table:
 
 def _enter(table: _Table, items: Sequence[Item], found: Estimates) -> None:
     for index, item in enumerate(items):
-        table[item] = _Row(time_s=float(found.time_s[index]),
-                           sigma_log=float(found.sigma_log[index]), source=found.sources[index])
+        table[item] = _Row(
+            time_s=float(found.time_s[index]),
+            sigma_log=float(found.sigma_log[index]),
+            source=found.sources[index],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,9 +204,7 @@ def _layout(
     items = items_of(works)
     families = tuple(sorted({family(item) for item in items}))
     places = {name: index + 1 for index, name in enumerate(families)}
-    times = {
-        item: _columns(table[item], places[family(item)], len(families) + 1) for item in items
-    }
+    times = {item: _columns(table[item], places[family(item)], len(families) + 1) for item in items}
     costs, stages = _costs(config, works, times, contention)
     return _Layout(config=config, works=works, families=families, stages=stages, costs=costs)
 
@@ -209,11 +219,17 @@ def _estimate(
     num_microbatches = layout.config.num_microbatches
     contributions = _contributions(layout.works[critical], table, num_microbatches)
     return StepEstimate(
-        config=layout.config, time_s=time_s, sigma_log=sigma,
-        low_s=time_s * math.exp(-Z_90 * sigma), high_s=time_s * math.exp(Z_90 * sigma),
+        config=layout.config,
+        time_s=time_s,
+        sigma_log=sigma,
+        low_s=time_s * math.exp(-Z_90 * sigma),
+        high_s=time_s * math.exp(Z_90 * sigma),
         family_log=dict(zip(layout.families, logs.tolist(), strict=True)),
-        schedule_sigma_log=schedule_sigma_log, critical_stage=critical, parts_s=parts,
-        contributions=contributions, source_frac=_shares(contributions),
+        schedule_sigma_log=schedule_sigma_log,
+        critical_stage=critical,
+        parts_s=parts,
+        contributions=contributions,
+        source_frac=_shares(contributions),
     )
 
 
@@ -238,7 +254,8 @@ def _costs(
     costs = pipeline_costs(
         np.array([stage.forward_pass_s for stage in found]),
         np.array([stage.backward_pass_s for stage in found]),
-        activation_s=hops, gradient_s=hops,
+        activation_s=hops,
+        gradient_s=hops,
         # Where the cores copy, two directions at once take the time of both.
         both_s=hops * (2 if is_host_only else 1),
         start_s=np.array(starts),
@@ -246,9 +263,7 @@ def _costs(
     return costs, found
 
 
-def _step_time(
-    layout: _Layout, pipeline: Simulation
-) -> tuple[Floats, dict[Part, float], int]:
+def _step_time(layout: _Layout, pipeline: Simulation) -> tuple[Floats, dict[Part, float], int]:
     """Step time per column, the parts of column 0, and the stage that is ready last."""
     config, stages = layout.config, layout.stages
     ready = pipeline.end_s + np.array([s.reduce_s + s.tp_finish_s for s in stages])
@@ -257,10 +272,12 @@ def _step_time(
     if np.any(embedding):
         ready[ends] = ready[ends].max(axis=0) + embedding
     is_ahead = gathers_ahead(config)
-    tails = np.array([
-        s.optimizer_s + s.host_step_s + (0 * s.gather_s if is_ahead else s.gather_s)
-        for s in stages
-    ])
+    tails = np.array(
+        [
+            s.optimizer_s + s.host_step_s + (0 * s.gather_s if is_ahead else s.gather_s)
+            for s in stages
+        ]
+    )
     # The gradient norm is summed over all stages: no optimizer starts before the last is ready.
     total = ready.max(axis=0) + tails.max(axis=0)
     critical = int(np.argmax(ready[:, 0]))
@@ -302,8 +319,9 @@ def _contributions(
 
 
 def _contribution(item: Item, phase: str, count: int, row: _Row) -> Contribution:
-    return Contribution(name=item_name(item), phase=phase, count=count, time_s=count * row.time_s,
-                        source=row.source)
+    return Contribution(
+        name=item_name(item), phase=phase, count=count, time_s=count * row.time_s, source=row.source
+    )
 
 
 def _shares(contributions: Sequence[Contribution]) -> dict[Source, float]:

@@ -28,9 +28,7 @@ class MeasuredSpan:
     end_s: float
 
 
-def chrome_trace(
-    estimate: StepEstimate, measured: Sequence[MeasuredSpan] = ()
-) -> dict[str, Any]:
+def chrome_trace(estimate: StepEstimate, measured: Sequence[MeasuredSpan] = ()) -> dict[str, Any]:
     """A trace object with a predicted process and, where given, a measured one.
 
     Open it in ``ui.perfetto.dev`` or ``chrome://tracing``; times are in microseconds there.
@@ -72,6 +70,10 @@ def _thread(pid: int, tid: int, name: str) -> dict[str, Any]:
 
 def _slice(pid: int, tid: int, name: str, start_s: float, end_s: float) -> dict[str, Any]:
     return {
-        "ph": "X", "pid": pid, "tid": tid, "name": name,
-        "ts": round(start_s * _MICROSECONDS, 3), "dur": round((end_s - start_s) * _MICROSECONDS, 3),
+        "ph": "X",
+        "pid": pid,
+        "tid": tid,
+        "name": name,
+        "ts": round(start_s * _MICROSECONDS, 3),
+        "dur": round((end_s - start_s) * _MICROSECONDS, 3),
     }

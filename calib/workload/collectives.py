@@ -64,9 +64,7 @@ class Placement(Enum):
     @property
     def is_per_microbatch(self) -> bool:
         """True where the collective is issued again for every micro-batch."""
-        return self not in (
-            Placement.GRAD_REDUCE, Placement.GRAD_FINISH, Placement.PARAM_GATHER
-        )
+        return self not in (Placement.GRAD_REDUCE, Placement.GRAD_FINISH, Placement.PARAM_GATHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,9 +94,7 @@ def collective_uses(config: RunConfig, *, stage: int) -> tuple[CollectiveUse, ..
     return tuple(use for use in uses if use.count)
 
 
-def step_collectives(
-    config: RunConfig, *, stage: int
-) -> tuple[tuple[CollectiveCall, int], ...]:
+def step_collectives(config: RunConfig, *, stage: int) -> tuple[tuple[CollectiveCall, int], ...]:
     """The same, as distinct calls with their number per step on one rank of ``stage``."""
     counts: dict[CollectiveCall, int] = {}
     for use in collective_uses(config, stage=stage):
@@ -140,8 +136,13 @@ def _dgrad_uses(config: RunConfig, kind: OperatorKind, count: int) -> list[Colle
     if config.parallelism.is_sequence_parallel:
         kinds = [Collective.ALL_GATHER, Collective.REDUCE_SCATTER]
     return [
-        CollectiveUse(call=_hidden_call(config, c), count=count, placement=Placement.BACKWARD,
-                      is_overlapped=True, hides_behind=kind)
+        CollectiveUse(
+            call=_hidden_call(config, c),
+            count=count,
+            placement=Placement.BACKWARD,
+            is_overlapped=True,
+            hides_behind=kind,
+        )
         for c in kinds
     ]
 
@@ -155,8 +156,9 @@ def _embedding_uses(config: RunConfig) -> list[CollectiveUse]:
     kind = Collective.ALL_REDUCE if is_split else Collective.REDUCE_SCATTER
     return [
         CollectiveUse(call=_hidden_call(config, kind), count=1, placement=Placement.FORWARD),
-        CollectiveUse(call=_hidden_call(config, Collective.ALL_GATHER), count=1,
-                      placement=Placement.BACKWARD),
+        CollectiveUse(
+            call=_hidden_call(config, Collective.ALL_GATHER), count=1, placement=Placement.BACKWARD
+        ),
     ]
 
 
@@ -210,13 +212,26 @@ def _bucket_uses(config: RunConfig, stage: int) -> list[CollectiveUse]:
     uses: list[CollectiveUse] = []
     for numel in buckets(config, stage):
         call = _call(kind, GroupRole.DP, par.dp, numel * grad_nbytes(config))
-        uses.append(CollectiveUse(call=call, count=1, placement=Placement.GRAD_REDUCE,
-                                  is_overlapped=par.overlaps_grad_reduce))
+        uses.append(
+            CollectiveUse(
+                call=call,
+                count=1,
+                placement=Placement.GRAD_REDUCE,
+                is_overlapped=par.overlaps_grad_reduce,
+            )
+        )
         if is_split:
-            call = _call(Collective.ALL_GATHER, GroupRole.DP, par.dp,
-                         numel * config.precision.nbytes)
-            uses.append(CollectiveUse(call=call, count=1, placement=Placement.PARAM_GATHER,
-                                      is_overlapped=par.overlaps_param_gather))
+            call = _call(
+                Collective.ALL_GATHER, GroupRole.DP, par.dp, numel * config.precision.nbytes
+            )
+            uses.append(
+                CollectiveUse(
+                    call=call,
+                    count=1,
+                    placement=Placement.PARAM_GATHER,
+                    is_overlapped=par.overlaps_param_gather,
+                )
+            )
     return uses
 
 

@@ -71,8 +71,16 @@ class ModelShape:
     max_position_embeddings: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads",
-                     "num_query_groups", "kv_channels", "seq_length", "vocab_size"):
+        for name in (
+            "num_layers",
+            "hidden_size",
+            "ffn_hidden_size",
+            "num_attention_heads",
+            "num_query_groups",
+            "kv_channels",
+            "seq_length",
+            "vocab_size",
+        ):
             _at_least_one(name, getattr(self, name))
         if self.num_attention_heads % self.num_query_groups:
             raise ConfigError(
@@ -151,9 +159,7 @@ class RunConfig:
     @property
     def num_microbatches(self) -> int:
         """Micro-batches that each rank runs in one step."""
-        return self.batch.global_batch_size // (
-            self.batch.micro_batch_size * self.parallelism.dp
-        )
+        return self.batch.global_batch_size // (self.batch.micro_batch_size * self.parallelism.dp)
 
     @property
     def tokens_per_step(self) -> int:
@@ -241,9 +247,14 @@ def _encode(value: Any) -> Any:
 
 
 _PARTS: dict[str, Any] = {
-    "model": ModelShape, "parallelism": Parallelism, "batch": Batch, "cadence": Cadence,
-    "precision": Precision, "recompute": Recompute,
-    "normalization": Normalization, "position_embedding": PositionEmbedding,
+    "model": ModelShape,
+    "parallelism": Parallelism,
+    "batch": Batch,
+    "cadence": Cadence,
+    "precision": Precision,
+    "recompute": Recompute,
+    "normalization": Normalization,
+    "position_embedding": PositionEmbedding,
 }
 
 

@@ -21,17 +21,22 @@ from .config import (
 )
 
 _MODEL = {
-    "--num-layers": "num_layers", "--hidden-size": "hidden_size",
-    "--ffn-hidden-size": "ffn_hidden_size", "--num-attention-heads": "num_attention_heads",
-    "--num-query-groups": "num_query_groups", "--kv-channels": "kv_channels",
+    "--num-layers": "num_layers",
+    "--hidden-size": "hidden_size",
+    "--ffn-hidden-size": "ffn_hidden_size",
+    "--num-attention-heads": "num_attention_heads",
+    "--num-query-groups": "num_query_groups",
+    "--kv-channels": "kv_channels",
     "--seq-length": "seq_length",
 }
 _DEGREES = {
-    "--tensor-model-parallel-size": "tp", "--pipeline-model-parallel-size": "pp",
+    "--tensor-model-parallel-size": "tp",
+    "--pipeline-model-parallel-size": "pp",
     "--data-parallel-size": "dp",
 }
 _BATCH = {
-    "--micro-batch-size": "micro_batch_size", "--global-batch-size": "global_batch_size",
+    "--micro-batch-size": "micro_batch_size",
+    "--global-batch-size": "global_batch_size",
 }
 _SWITCHES = {
     "--sequence-parallel": "is_sequence_parallel",
@@ -46,8 +51,16 @@ _RECOMPUTE_LAYERS = "--recompute-num-layers"
 _RECOMPUTE_METHOD = "--recompute-method"
 _RECOMPUTE_ALIAS = "--recompute-activations"
 _VIRTUAL_ALIAS = "--num-virtual-stages-per-pipeline-rank"
-_WITH_VALUE = (*_MODEL, *_DEGREES, *_BATCH, _GPUS, _VIRTUAL, _RECOMPUTE, _RECOMPUTE_LAYERS,
-               _RECOMPUTE_METHOD)
+_WITH_VALUE = (
+    *_MODEL,
+    *_DEGREES,
+    *_BATCH,
+    _GPUS,
+    _VIRTUAL,
+    _RECOMPUTE,
+    _RECOMPUTE_LAYERS,
+    _RECOMPUTE_METHOD,
+)
 _NAMES = (*_WITH_VALUE, *_SWITCHES)
 
 
@@ -58,16 +71,22 @@ def apply_options(config: RunConfig, argv: Sequence[str]) -> RunConfig:
     ``--no-...`` turns a switch off.  Raises ``ConfigError`` for an option that is not known.
     """
     given = _parsed(argv)
-    model = replace(config.model, **{
-        field: _whole(name, given[name]) for name, field in _MODEL.items() if name in given
-    })
-    batch = replace(config.batch, **{
-        field: _whole(name, given[name]) for name, field in _BATCH.items() if name in given
-    })
+    model = replace(
+        config.model,
+        **{field: _whole(name, given[name]) for name, field in _MODEL.items() if name in given},
+    )
+    batch = replace(
+        config.batch,
+        **{field: _whole(name, given[name]) for name, field in _BATCH.items() if name in given},
+    )
     recompute, num_layers = _recompute(config, given)
     return replace(
-        config, model=model, batch=batch, parallelism=_parallelism(config, model, given),
-        recompute=recompute, recompute_num_layers=num_layers,
+        config,
+        model=model,
+        batch=batch,
+        parallelism=_parallelism(config, model, given),
+        recompute=recompute,
+        recompute_num_layers=num_layers,
     )
 
 
@@ -77,18 +96,23 @@ def options(config: RunConfig) -> tuple[str, ...]:
     Options that are Megatron's default are left out, but for the sizes.
     """
     par = config.parallelism
-    out = ["--tensor-model-parallel-size", str(par.tp),
-           "--pipeline-model-parallel-size", str(par.pp),
-           "--micro-batch-size", str(config.batch.micro_batch_size),
-           "--global-batch-size", str(config.batch.global_batch_size)]
+    out = [
+        "--tensor-model-parallel-size",
+        str(par.tp),
+        "--pipeline-model-parallel-size",
+        str(par.pp),
+        "--micro-batch-size",
+        str(config.batch.micro_batch_size),
+        "--global-batch-size",
+        str(config.batch.global_batch_size),
+    ]
     if par.vp > 1:
         out += [_VIRTUAL, str(config.model.num_layers // (par.pp * par.vp))]
     if config.recompute is not Recompute.NONE:
         out += [_RECOMPUTE, config.recompute.value]
     if config.recompute is Recompute.FULL:
         method = "block" if config.recompute_num_layers else "uniform"
-        out += [_RECOMPUTE_METHOD, method,
-                _RECOMPUTE_LAYERS, str(config.recompute_num_layers or 1)]
+        out += [_RECOMPUTE_METHOD, method, _RECOMPUTE_LAYERS, str(config.recompute_num_layers or 1)]
     return (*out, *(name for name, field in _SWITCHES.items() if getattr(par, field)))
 
 
@@ -99,8 +123,12 @@ def rewrite_command(host_argv: Sequence[str], config: RunConfig) -> tuple[str, .
     the end.
     """
     wanted = _as_table(options(config))
-    known = {*(n for n in _WITH_VALUE if n not in _MODEL and n not in (_GPUS,)), *_SWITCHES,
-             _VIRTUAL_ALIAS, _RECOMPUTE_ALIAS}
+    known = {
+        *(n for n in _WITH_VALUE if n not in _MODEL and n not in (_GPUS,)),
+        *_SWITCHES,
+        _VIRTUAL_ALIAS,
+        _RECOMPUTE_ALIAS,
+    }
     out: list[str] = []
     place = 0
     while place < len(host_argv):
@@ -144,28 +172,63 @@ def _is_other(*allowed: Any) -> Callable[[Any], bool]:
 _UNMODELLED = tuple(
     _Unmodelled(name=name, is_used=test)
     for test, names in (
-        (_above(1), ("context_parallel_size", "expert_model_parallel_size",
-                     "num_distributed_optimizer_instances", "tensor_parallel_num_weight_shards",
-                     "virtual_pipeline_model_parallel_size")),
+        (
+            _above(1),
+            (
+                "context_parallel_size",
+                "expert_model_parallel_size",
+                "num_distributed_optimizer_instances",
+                "tensor_parallel_num_weight_shards",
+                "virtual_pipeline_model_parallel_size",
+            ),
+        ),
         (_above(0), ("num_experts", "mtp_num_layers", "cpu_offloading_num_layers")),
-        (bool, ("multi_latent_attention", "use_megatron_fsdp", "use_torch_fsdp2",
-                "tp_comm_overlap", "qk_layernorm", "delay_wgrad_compute",
-                "defer_embedding_wgrad_compute", "optimizer_cpu_offload",
-                "overlap_param_gather_with_optimizer_step", "overlap_p2p_comm_warmup_flush",
-                "distribute_saved_activations", "fine_grained_activation_offloading",
-                "cross_entropy_loss_fusion", "grad_reduce_in_bf16", "use_tp_pp_dp_mapping",
+        (
+            bool,
+            (
+                "multi_latent_attention",
+                "use_megatron_fsdp",
+                "use_torch_fsdp2",
+                "tp_comm_overlap",
+                "qk_layernorm",
+                "delay_wgrad_compute",
+                "defer_embedding_wgrad_compute",
+                "optimizer_cpu_offload",
+                "overlap_param_gather_with_optimizer_step",
+                "overlap_p2p_comm_warmup_flush",
+                "distribute_saved_activations",
+                "fine_grained_activation_offloading",
+                "cross_entropy_loss_fusion",
+                "grad_reduce_in_bf16",
+                "use_tp_pp_dp_mapping",
                 "account_for_embedding_in_pipeline_split",
                 "account_for_loss_in_pipeline_split",
-                "ddp_pad_buckets_for_high_nccl_busbw", "external_cuda_graph",
-                "enable_cuda_graph")),
-        (_is_other("none", ""), ("fp8", "fp8_format", "fp4", "fp4_format", "window_size",
-                                 "rampup_batch_size", "step_batch_size_schedule",
-                                 "hybrid_layer_pattern", "hybrid_override_pattern",
-                                 "decoder_first_pipeline_num_layers",
-                                 "decoder_last_pipeline_num_layers",
-                                 "pipeline_model_parallel_layout", "ddp_bucket_size",
-                                 "ddp_num_buckets", "cuda_graph_impl",
-                                 "heterogeneous_layers_config_path")),
+                "ddp_pad_buckets_for_high_nccl_busbw",
+                "external_cuda_graph",
+                "enable_cuda_graph",
+            ),
+        ),
+        (
+            _is_other("none", ""),
+            (
+                "fp8",
+                "fp8_format",
+                "fp4",
+                "fp4_format",
+                "window_size",
+                "rampup_batch_size",
+                "step_batch_size_schedule",
+                "hybrid_layer_pattern",
+                "hybrid_override_pattern",
+                "decoder_first_pipeline_num_layers",
+                "decoder_last_pipeline_num_layers",
+                "pipeline_model_parallel_layout",
+                "ddp_bucket_size",
+                "ddp_num_buckets",
+                "cuda_graph_impl",
+                "heterogeneous_layers_config_path",
+            ),
+        ),
         (_is_other([], ["core_attn"]), ("recompute_modules",)),
     )
     for name in names
@@ -186,16 +249,17 @@ def from_namespace(args: Any) -> RunConfig:
     is_block = getattr(args, "recompute_method", None) == "block"
     num_layers = _number(args, "recompute_num_layers") if is_block else 0
     return RunConfig(
-        model=model, parallelism=parallelism, precision=_precision_from(args), recompute=recompute,
+        model=model,
+        parallelism=parallelism,
+        precision=_precision_from(args),
+        recompute=recompute,
         recompute_num_layers=num_layers if recompute is Recompute.FULL else 0,
         batch=Batch(
             micro_batch_size=micro,
             global_batch_size=_number(args, "global_batch_size") or micro * parallelism.dp,
         ),
         cadence=Cadence(**{name: _number(args, name) for name in Cadence.__dataclass_fields__}),
-        unmodelled=tuple(
-            u.name for u in _UNMODELLED if u.is_used(getattr(args, u.name, None))
-        ),
+        unmodelled=tuple(u.name for u in _UNMODELLED if u.is_used(getattr(args, u.name, None))),
     )
 
 
@@ -207,11 +271,14 @@ def _model_from(args: Any) -> ModelShape:
     position = str(getattr(args, "position_embedding_type", None) or "learned_absolute")
     known = [p.value for p in PositionEmbedding]
     return ModelShape(
-        num_layers=int(_required(args, "num_layers")), hidden_size=hidden,
+        num_layers=int(_required(args, "num_layers")),
+        hidden_size=hidden,
         ffn_hidden_size=_number(args, "ffn_hidden_size") or 4 * hidden,
-        num_attention_heads=heads, num_query_groups=groups or heads,
+        num_attention_heads=heads,
+        num_query_groups=groups or heads,
         kv_channels=_number(args, "kv_channels") or hidden // heads,
-        seq_length=int(_required(args, "seq_length")), vocab_size=vocab,
+        seq_length=int(_required(args, "seq_length")),
+        vocab_size=vocab,
         is_gated=bool(getattr(args, "swiglu", False)),
         has_bias=bool(getattr(args, "add_bias_linear", True)),
         is_tied=not getattr(args, "untie_embeddings_and_output_weights", False),
@@ -233,7 +300,10 @@ def _parallelism_from(args: Any, model: ModelShape) -> Parallelism:
     world = _number(args, "world_size")
     dp = _number(args, "data_parallel_size") or world // (tp * pp * context)
     return Parallelism(
-        tp=tp, pp=pp, vp=vp or 1, dp=dp or 1,
+        tp=tp,
+        pp=pp,
+        vp=vp or 1,
+        dp=dp or 1,
         is_sequence_parallel=bool(getattr(args, "sequence_parallel", False)) and tp > 1,
         is_optimizer_distributed=bool(getattr(args, "use_distributed_optimizer", False)),
         overlaps_grad_reduce=bool(getattr(args, "overlap_grad_reduce", False)),

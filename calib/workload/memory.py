@@ -45,8 +45,14 @@ class MemoryEstimate:
     @property
     def total_nbytes(self) -> int:
         """All parts together."""
-        return (self.weights_nbytes + self.grads_nbytes + self.optimizer_nbytes
-                + self.activations_nbytes + self.logits_nbytes + self.offset_nbytes)
+        return (
+            self.weights_nbytes
+            + self.grads_nbytes
+            + self.optimizer_nbytes
+            + self.activations_nbytes
+            + self.logits_nbytes
+            + self.offset_nbytes
+        )
 
     def to_json(self) -> dict[str, int]:
         """A JSON object with every part and the total."""

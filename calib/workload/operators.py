@@ -13,8 +13,14 @@ from .config import Recompute, RunConfig
 from .parameters import check_stage, parameters, updated_parameters
 
 __all__ = [
-    "Operator", "OperatorCount", "OperatorKind", "Phase", "StageOperators",
-    "parameters", "recomputed_layers", "stage_operators",
+    "Operator",
+    "OperatorCount",
+    "OperatorKind",
+    "Phase",
+    "StageOperators",
+    "parameters",
+    "recomputed_layers",
+    "stage_operators",
 ]
 
 OPTIMIZER_ELEMENT_NBYTES = 4
@@ -114,8 +120,13 @@ def stage_operators(config: RunConfig, stage: int) -> StageOperators:
         backward=_counted(_merged(whole), Phase.BACKWARD, nbytes),
         recompute=_counted(again, Phase.RECOMPUTE, nbytes),
         step=(
-            _count(OperatorKind.OPTIMIZER, Phase.STEP, (updated_parameters(config, stage),),
-                   OPTIMIZER_ELEMENT_NBYTES, 1),
+            _count(
+                OperatorKind.OPTIMIZER,
+                Phase.STEP,
+                (updated_parameters(config, stage),),
+                OPTIMIZER_ELEMENT_NBYTES,
+                1,
+            ),
             _count(OperatorKind.HOST_STEP, Phase.STEP, (), 0, 1),
         ),
     )

@@ -39,8 +39,9 @@ def parameter_tensors(config: RunConfig, stage: int) -> tuple[ParameterTensor, .
     is_shared = model.is_tied and par.pp > 1
     out: list[ParameterTensor] = []
     if is_first:
-        out.append(ParameterTensor(name="embedding.word", numel=vocab,
-                                   is_shared_embedding=is_shared))
+        out.append(
+            ParameterTensor(name="embedding.word", numel=vocab, is_shared_embedding=is_shared)
+        )
         if model.position_embedding is PositionEmbedding.LEARNED:
             rows = model.max_position_embeddings or model.seq_length
             out.append(ParameterTensor(name="embedding.position", numel=rows * model.hidden_size))
@@ -139,9 +140,7 @@ def _linear(
     weight = ParameterTensor(name=f"{name}.weight", numel=num_in * num_out)
     if not has_bias:
         return (weight,)
-    return weight, ParameterTensor(
-        name=f"{name}.bias", numel=num_out, is_sequence_parallel=is_row
-    )
+    return weight, ParameterTensor(name=f"{name}.bias", numel=num_out, is_sequence_parallel=is_row)
 
 
 def _norm_tensors(model: ModelShape, name: str) -> tuple[ParameterTensor, ...]:

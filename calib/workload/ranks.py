@@ -62,5 +62,7 @@ def group(parallelism: Parallelism, role: GroupRole, rank: int) -> tuple[int, ..
         raise ConfigError("role 'other' has no fixed group; ask for tp, pp, dp, embedding or model")
     return tuple(
         rank_at(parallelism, Position(tp_rank=t, dp_rank=d, stage=s))
-        for s in stages for d in dp_ranks for t in tp_ranks
+        for s in stages
+        for d in dp_ranks
+        for t in tp_ranks
     )

@@ -100,9 +100,11 @@ class CoreLoop:
         models, call = self._models, self._call
         self._session.describe(
             Host(
-                models=models, optimizers=self._optimizers,
+                models=models,
+                optimizers=self._optimizers,
                 timer_holders=timer_holders(models, self._optimizers),
-                run_config=lambda: run_config(models, call, hint), **place(),
+                run_config=lambda: run_config(models, call, hint),
+                **place(),
             )
         )
 

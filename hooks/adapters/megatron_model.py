@@ -34,9 +34,7 @@ def config_of(model: Any) -> Any | None:
     return getattr(model, "config", None) or getattr(unwrapped(model), "config", None)
 
 
-def timer_holders(
-    models: Iterable[Any], optimizers: Iterable[Any]
-) -> tuple[tuple[Any, str], ...]:
+def timer_holders(models: Iterable[Any], optimizers: Iterable[Any]) -> tuple[tuple[Any, str], ...]:
     """The configurations under which the schedules and the optimizers look for timers."""
     parts = [config_of(model) for model in models]
     for optimizer in optimizers:
@@ -96,8 +94,10 @@ def run_config(models: tuple[Any, ...], call: Mapping[str, Any], hint: CadenceHi
         use_distributed_optimizer=getattr(ddp, "use_distributed_optimizer", False),
         overlap_grad_reduce=getattr(ddp, "overlap_grad_reduce", False),
         overlap_param_gather=getattr(ddp, "overlap_param_gather", False),
-        train_iters=hint.train_iters, eval_interval=hint.eval_interval,
-        eval_iters=hint.eval_iters, save_interval=hint.save_interval,
+        train_iters=hint.train_iters,
+        eval_interval=hint.eval_interval,
+        eval_iters=hint.eval_iters,
+        save_interval=hint.save_interval,
     )
     version = f"megatron-core {megatron.core.__version__}"
     return with_device(from_namespace(SimpleNamespace(**settings)), device_name(models), version)

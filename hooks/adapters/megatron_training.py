@@ -102,8 +102,11 @@ class TrainingLoop:
             holders.append((module, _TIMERS))
         self._session.describe(
             Host(
-                models=models, optimizers=optimizers, timer_holders=tuple(holders),
-                run_config=functools.partial(_run_config, models), **place(),
+                models=models,
+                optimizers=optimizers,
+                timer_holders=tuple(holders),
+                run_config=functools.partial(_run_config, models),
+                **place(),
             )
         )
 

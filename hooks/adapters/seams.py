@@ -33,7 +33,8 @@ def around(
 def bracket(session: Any, owner: Any, name: str, label: str) -> bool:
     """Tell the session how long ``owner.name`` takes, under ``label``."""
     return around(
-        owner, name,
+        owner,
+        name,
         functools.partial(session.begin_bracket, label),
         functools.partial(session.end_bracket, label),
     )

@@ -16,8 +16,14 @@ from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunCon
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 MODEL = ModelShape(
-    num_layers=4, hidden_size=64, ffn_hidden_size=128, num_attention_heads=4, num_query_groups=4,
-    kv_channels=16, seq_length=32, vocab_size=256,
+    num_layers=4,
+    hidden_size=64,
+    ffn_hidden_size=128,
+    num_attention_heads=4,
+    num_query_groups=4,
+    kv_channels=16,
+    seq_length=32,
+    vocab_size=256,
 )
 
 
@@ -53,8 +59,11 @@ class Planted:
         return self.latency_s + call.nbytes / self.bytes_per_s
 
     def _estimates(self, times: list[float], sigma_log: float) -> Estimates:
-        return Estimates(time_s=np.array(times), sigma_log=np.full(len(times), sigma_log),
-                         sources=(self.source,) * len(times))
+        return Estimates(
+            time_s=np.array(times),
+            sigma_log=np.full(len(times), sigma_log),
+            sources=(self.source,) * len(times),
+        )
 
 
 @pytest.fixture
@@ -68,13 +77,21 @@ def layout() -> Callable[..., RunConfig]:
     """Makes a config: degrees by name, ``model=`` changes to the shape, others to the run."""
 
     def make(
-        *, tp: int = 1, pp: int = 1, dp: int = 1, micro: int = 2, samples: int = 16,
-        model: dict[str, Any] | None = None, par: dict[str, Any] | None = None, **run: Any,
+        *,
+        tp: int = 1,
+        pp: int = 1,
+        dp: int = 1,
+        micro: int = 2,
+        samples: int = 16,
+        model: dict[str, Any] | None = None,
+        par: dict[str, Any] | None = None,
+        **run: Any,
     ) -> RunConfig:
         return RunConfig(
             model=replace(MODEL, **(model or {})),
             parallelism=Parallelism(tp=tp, pp=pp, dp=dp, **(par or {})),
-            batch=Batch(micro_batch_size=micro, global_batch_size=samples), **run,
+            batch=Batch(micro_batch_size=micro, global_batch_size=samples),
+            **run,
         )
 
     return make

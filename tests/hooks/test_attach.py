@@ -27,9 +27,18 @@ from forerun.hooks.attach import attach
 from forerun.hooks.window import NUM_WARMUP_STEPS
 
 CONFIG = RunConfig(
-    model=ModelShape(num_layers=1, hidden_size=4, ffn_hidden_size=8, num_attention_heads=1,
-                     num_query_groups=1, kv_channels=4, seq_length=2, vocab_size=8),
-    parallelism=Parallelism(), batch=Batch(micro_batch_size=1, global_batch_size=1),
+    model=ModelShape(
+        num_layers=1,
+        hidden_size=4,
+        ffn_hidden_size=8,
+        num_attention_heads=1,
+        num_query_groups=1,
+        kv_channels=4,
+        seq_length=2,
+        vocab_size=8,
+    ),
+    parallelism=Parallelism(),
+    batch=Batch(micro_batch_size=1, global_batch_size=1),
 )
 
 
@@ -46,8 +55,14 @@ class Loop:
         self.model = nn.Linear(4, 4)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.losses: list[float] = []
-        self.run = attach(self.model, self.optimizer, options.pop("config", None),
-                          directory=directory, is_analysed=False, **options)
+        self.run = attach(
+            self.model,
+            self.optimizer,
+            options.pop("config", None),
+            directory=directory,
+            is_analysed=False,
+            **options,
+        )
 
     def step(self) -> None:
         self.optimizer.zero_grad()

@@ -61,8 +61,12 @@ class Play:
 
     def transfer(self) -> int:
         return self.recorder.add_transfer(
-            collective=Collective.ALL_REDUCE, role=GroupRole.TP, group="tp#1", ranks=(0, 1),
-            nbytes=64, peer=-1,
+            collective=Collective.ALL_REDUCE,
+            role=GroupRole.TP,
+            group="tp#1",
+            ranks=(0, 1),
+            nbytes=64,
+            peer=-1,
         )
 
     def wait(self, transfer: int, for_ns: int) -> None:
@@ -140,15 +144,22 @@ def test_parent_and_child_that_begin_at_one_node_are_told_apart_by_depth(play: P
     spans = forward(play)
     play.phase("backward-compute")
     play.reach(backward_mark(spans[LAYER], is_begin=True))
-    play.reach(backward_mark(spans[PROJ], is_begin=True),
-               backward_mark(spans[ATTENTION], is_begin=True), after_ns=3)
+    play.reach(
+        backward_mark(spans[PROJ], is_begin=True),
+        backward_mark(spans[ATTENTION], is_begin=True),
+        after_ns=3,
+    )
     play.reach(backward_mark(spans[PROJ], is_begin=False), after_ns=40)
     play.reach(backward_mark(spans[QKV], is_begin=True), after_ns=500)
-    play.reach(backward_mark(spans[QKV], is_begin=False),
-               backward_mark(spans[ATTENTION], is_begin=False), after_ns=60)
+    play.reach(
+        backward_mark(spans[QKV], is_begin=False),
+        backward_mark(spans[ATTENTION], is_begin=False),
+        after_ns=60,
+    )
     play.stop("backward-compute", after_ns=2)
-    backward = {k: v for k, v in own(play.records(OperatorRecord)).items()
-                if k[1] is Phase.BACKWARD}
+    backward = {
+        k: v for k, v in own(play.records(OperatorRecord)).items() if k[1] is Phase.BACKWARD
+    }
     assert backward == {
         (OperatorKind.LINEAR_PROJ, Phase.BACKWARD): 40,
         (OperatorKind.POSITION, Phase.BACKWARD): 500,

@@ -124,8 +124,14 @@ def ids() -> Iterator[torch.Tensor]:
 
 ONCE = {K.EMBEDDING: 1, K.LOGITS: 1, K.LOSS: 1}
 PER_LAYER = {
-    K.LINEAR_QKV: 2, K.POSITION: 2, K.CORE_ATTENTION: 2, K.LINEAR_PROJ: 2, K.RESIDUAL: 2,
-    K.LINEAR_FC1: 2, K.ACTIVATION: 2, K.LINEAR_FC2: 2,
+    K.LINEAR_QKV: 2,
+    K.POSITION: 2,
+    K.CORE_ATTENTION: 2,
+    K.LINEAR_PROJ: 2,
+    K.RESIDUAL: 2,
+    K.LINEAR_FC1: 2,
+    K.ACTIVATION: 2,
+    K.LINEAR_FC2: 2,
 }
 
 
@@ -139,10 +145,18 @@ def test_every_operator_runs_once_forward_and_once_backward_with_one_shape(
         assert Counter(r.kind for r in records if r.phase is phase) == expected
     shapes = {(r.kind, r.shape) for r in records}
     assert shapes == {
-        (K.EMBEDDING, (8, 8, 16)), (K.NORM, (8, 8)), (K.LINEAR_QKV, (8, 8, 24)),
-        (K.POSITION, (8, 24)), (K.CORE_ATTENTION, (2, 2, 2, 4, 4)), (K.LINEAR_PROJ, (8, 8, 8)),
-        (K.RESIDUAL, (8, 8)), (K.LINEAR_FC1, (8, 8, 32)), (K.ACTIVATION, (8, 32, 32)),
-        (K.LINEAR_FC2, (8, 32, 8)), (K.LOGITS, (8, 8, 16)), (K.LOSS, (8, 16)),
+        (K.EMBEDDING, (8, 8, 16)),
+        (K.NORM, (8, 8)),
+        (K.LINEAR_QKV, (8, 8, 24)),
+        (K.POSITION, (8, 24)),
+        (K.CORE_ATTENTION, (2, 2, 2, 4, 4)),
+        (K.LINEAR_PROJ, (8, 8, 8)),
+        (K.RESIDUAL, (8, 8)),
+        (K.LINEAR_FC1, (8, 8, 32)),
+        (K.ACTIVATION, (8, 32, 32)),
+        (K.LINEAR_FC2, (8, 32, 8)),
+        (K.LOGITS, (8, 8, 16)),
+        (K.LOSS, (8, 16)),
     }
     assert {r.element_nbytes for r in records} == {4}
     assert {r.layer for r in records if r.kind is K.LINEAR_FC1} == {2, 3}
@@ -163,7 +177,9 @@ def test_recomputed_layers_run_again_in_the_backward_phase(ids: torch.Tensor) ->
     assert again == {**PER_LAYER, K.NORM: 4}
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         assert Counter(r.kind for r in records if r.phase is phase) == {
-            **ONCE, **PER_LAYER, K.NORM: 5,
+            **ONCE,
+            **PER_LAYER,
+            K.NORM: 5,
         }
 
 

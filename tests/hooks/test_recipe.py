@@ -30,9 +30,23 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 STEPS, TRAIN_ITERS, WARMUP = 4, 8, 3
-SMALL = ("--num-layers", "2", "--hidden-size", "32", "--seq-length", "32", "--micro-batch-size",
-         "2", "--global-batch-size", "8", "--train-iters", str(TRAIN_ITERS), "--log-interval", "1")
-PROBE = '''
+SMALL = (
+    "--num-layers",
+    "2",
+    "--hidden-size",
+    "32",
+    "--seq-length",
+    "32",
+    "--micro-batch-size",
+    "2",
+    "--global-batch-size",
+    "8",
+    "--train-iters",
+    str(TRAIN_ITERS),
+    "--log-interval",
+    "1",
+)
+PROBE = """
 import atexit, gc, runpy, sys
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
@@ -59,20 +73,41 @@ def noted(args):
 gpt_model.build = noted
 atexit.register(report)
 runpy.run_path(sys.argv[0], run_name="__main__")
-'''
+"""
 
 
 def launch(directory: Path, *arguments: str) -> str:
     probe = directory / "probe.py"
     probe.write_text(PROBE)
-    environment = {name: value for name, value in os.environ.items()
-                   if name not in ("RANK", "WORLD_SIZE", "TORCH_DEVICE_BACKEND_AUTOLOAD")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("RANK", "WORLD_SIZE", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+    }
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-         str(probe), str(ROOT / "recipes" / "pretrain_gpt.py"), *SMALL, *arguments],
-        cwd=directory, capture_output=True, text=True, timeout=240, check=False,
-        env={**environment, "OMP_NUM_THREADS": "1", "FORERUN_DEVICE": "cpu",
-             "WANDB_MODE": "disabled"},
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+            str(probe),
+            str(ROOT / "recipes" / "pretrain_gpt.py"),
+            *SMALL,
+            *arguments,
+        ],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env={
+            **environment,
+            "OMP_NUM_THREADS": "1",
+            "FORERUN_DEVICE": "cpu",
+            "WANDB_MODE": "disabled",
+        },
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -84,8 +119,14 @@ def losses(output: str) -> list[str]:
 
 @cache
 def calibrated(directory: Path, *arguments: str) -> tuple[str, RunRecords]:
-    output = launch(directory, *arguments, "--calibrate", f"--calibrate-steps={STEPS}",
-                    f"--calibrate-dir={directory / 'out'}", "--calibrate-wandb=off")
+    output = launch(
+        directory,
+        *arguments,
+        "--calibrate",
+        f"--calibrate-steps={STEPS}",
+        f"--calibrate-dir={directory / 'out'}",
+        "--calibrate-wandb=off",
+    )
     return output, read_run(directory / "out")
 
 
@@ -133,25 +174,29 @@ def test_operators_are_those_that_the_layout_generates(
     for rank, config in run.configs.items():
         expected = stage_operators(config, run.headers[rank].stage)
         operators = of(run, rank, OperatorRecord)
-        for phase, wanted in ((Phase.FORWARD, expected.forward),
-                              (Phase.BACKWARD, expected.backward)):
+        for phase, wanted in (
+            (Phase.FORWARD, expected.forward),
+            (Phase.BACKWARD, expected.backward),
+        ):
             seen = [o for o in operators if o.phase is phase]
             passes = len({(o.step, o.microbatch) for o in seen})
             assert passes >= 2
             assert Counter((o.kind, o.shape, o.element_nbytes) for o in seen) == {
                 (o.kind, o.shape, o.element_nbytes): count * passes
-                for o, count in wanted if o.kind is not OperatorKind.HOST_MICROBATCH
+                for o, count in wanted
+                if o.kind is not OperatorKind.HOST_MICROBATCH
             }
 
 
 def test_collectives_are_megatrons(tensor_parallel: tuple[str, RunRecords]) -> None:
-    """Per micro-batch: embedding, two per layer each way, logits' input gradient, three of the loss."""
+    """Per micro-batch: embedding, two per layer each way, the logits, three of the loss."""
     run = tensor_parallel[1]
     config = run.configs[0]
     tokens = config.batch.micro_batch_size * config.model.seq_length
     passes = config.num_microbatches * STEPS // 2
     sizes = Counter(
-        c.nbytes for c in of(run, 0, CollectiveRecord)
+        c.nbytes
+        for c in of(run, 0, CollectiveRecord)
         if c.collective is Collective.ALL_REDUCE and c.role is GroupRole.TP
     )
     layers = config.model.num_layers
@@ -164,9 +209,11 @@ def test_collectives_are_megatrons(tensor_parallel: tuple[str, RunRecords]) -> N
 def test_both_ranks_number_a_transfer_alike(tensor_parallel: tuple[str, RunRecords]) -> None:
     run = tensor_parallel[1]
     keys = [
-        [(c.step, c.group, c.collective, c.sequence, c.nbytes) for c in of(run, rank,
-                                                                            CollectiveRecord)
-         if c.role is GroupRole.TP]
+        [
+            (c.step, c.group, c.collective, c.sequence, c.nbytes)
+            for c in of(run, rank, CollectiveRecord)
+            if c.role is GroupRole.TP
+        ]
         for rank in (0, 1)
     ]
     assert keys[0] == keys[1] and len(set(keys[0])) == len(keys[0])
@@ -178,11 +225,16 @@ def test_operators_and_waits_explain_the_compute_phases(
     run = tensor_parallel[1]
     for rank in run.records:
         operators = of(run, rank, OperatorRecord)
-        for name, kinds in (("forward-compute", {Phase.FORWARD}),
-                            ("backward-compute", {Phase.BACKWARD, Phase.RECOMPUTE})):
+        for name, kinds in (
+            ("forward-compute", {Phase.FORWARD}),
+            ("backward-compute", {Phase.BACKWARD, Phase.RECOMPUTE}),
+        ):
             timed = {(o.step, o.microbatch) for o in operators if o.phase in kinds}
-            phases = [p for p in of(run, rank, PhaseRecord)
-                      if p.name == name and (p.step, p.microbatch) in timed]
+            phases = [
+                p
+                for p in of(run, rank, PhaseRecord)
+                if p.name == name and (p.step, p.microbatch) in timed
+            ]
             whole = sum(p.duration_ns for p in phases)
             taken = sum(p.wait_ns for p in phases) + sum(
                 o.duration_ns for o in operators if o.phase in kinds
@@ -197,8 +249,11 @@ def test_stages_record_their_own_share_and_point_to_point_on_both_ends(tmp_path:
     assert OperatorKind.EMBEDDING in kinds[0] - kinds[1]
     assert {OperatorKind.LOGITS, OperatorKind.LOSS} <= kinds[1] - kinds[0]
     ends = [
-        Counter((c.step, c.sequence, c.nbytes) for c in of(run, rank, CollectiveRecord)
-                if c.collective is collective)
+        Counter(
+            (c.step, c.sequence, c.nbytes)
+            for c in of(run, rank, CollectiveRecord)
+            if c.collective is collective
+        )
         for rank, collective in ((0, Collective.SEND), (1, Collective.RECV))
     ]
     assert ends[0] == ends[1] and sum(ends[0].values()) == 4 * STEPS // 2

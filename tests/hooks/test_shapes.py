@@ -26,8 +26,11 @@ WHOLE, LOCAL = (SEQ, BATCH, HIDDEN), (SEQ // 2, BATCH, HIDDEN)
         (K.LOGITS, (LOCAL, (SEQ, BATCH, 48)), (32, 64, 48)),
         (K.LOSS, ((SEQ, BATCH, 48), (BATCH, SEQ)), (32, 48)),
         (K.RESIDUAL, (LOCAL, LOCAL), (16, 64)),
-        (K.CORE_ATTENTION, ((SEQ, BATCH, 4, 8), (SEQ, BATCH, 32), (SEQ, BATCH, 2, 8)),
-         (2, 4, 2, 16, 8)),
+        (
+            K.CORE_ATTENTION,
+            ((SEQ, BATCH, 4, 8), (SEQ, BATCH, 32), (SEQ, BATCH, 2, 8)),
+            (2, 4, 2, 16, 8),
+        ),
         (K.CORE_ATTENTION, ((SEQ, 4, 8), (SEQ, 32), (SEQ, 2, 8)), (1, 4, 2, 16, 8)),
     ],
 )

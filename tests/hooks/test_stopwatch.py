@@ -8,7 +8,7 @@ from forerun.hooks.stopwatch import DeviceStopwatch, HostStopwatch
 
 
 class FakeStream:
-    """A device that is ``done_ms`` far; events are stamped with the time at which they were queued."""
+    """A device that is ``done_ms`` far; an event is stamped when it is queued."""
 
     def __init__(self) -> None:
         self.queued_ms = 0.0
@@ -57,7 +57,9 @@ def test_device_marks_become_nanoseconds_from_the_host_anchor() -> None:
     stream.done_ms = 4.0
     assert readings.is_ready()
     assert list(readings.read(array("q", [first, second, first]))) == [
-        2_507_000, 4_007_000, 2_507_000,
+        2_507_000,
+        4_007_000,
+        2_507_000,
     ]
 
 

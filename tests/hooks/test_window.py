@@ -18,7 +18,7 @@ def test_warm_up_steps_are_never_hooked_and_belong_to_the_first_window() -> None
     assert not plan.at(NUM_WARMUP_STEPS).is_warmup
 
 
-def test_a_window_of_whole_blocks_has_as_many_hooked_as_bare_steps_with_the_same_mean_place() -> None:
+def test_in_whole_blocks_hooked_and_bare_steps_are_as_many_and_have_one_mean_place() -> None:
     plan = WindowPlan(steps=20)
     places = {True: [], False: []}
     for i in range(NUM_WARMUP_STEPS, NUM_WARMUP_STEPS + 20):

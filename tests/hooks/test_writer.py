@@ -20,8 +20,15 @@ from forerun.hooks.writer import RecordWriter, WindowEnd
 
 
 def header() -> Header:
-    return Header(schema=SCHEMA, run_id="r", rank=0, world_size=1, created_by="test",
-                  device="cpu", started_unix_s=1.0)
+    return Header(
+        schema=SCHEMA,
+        run_id="r",
+        rank=0,
+        world_size=1,
+        created_by="test",
+        device="cpu",
+        started_unix_s=1.0,
+    )
 
 
 def step(number: int) -> StepRecord:
@@ -72,10 +79,12 @@ def test_operators_follow_when_the_window_closes_and_coverage_counts_what_fired(
     written = threading.Event()
     writer.put(log)
     writer.put(step(1))
-    writer.put(window_end(
-        coverage=(CoverageRecord(window=0, name="norm", installed=2, fired=0),),
-        on_written=written.set,
-    ))
+    writer.put(
+        window_end(
+            coverage=(CoverageRecord(window=0, name="norm", installed=2, fired=0),),
+            on_written=written.set,
+        )
+    )
     assert written.wait(20)
     path = tmp_path / "records" / "r" / "rank-00000.jsonl"
     assert [r["type"] for r in lines(path)] == ["header", "step", "operator", "coverage", "window"]

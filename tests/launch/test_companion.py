@@ -33,7 +33,7 @@ class Notes:
         self.rows.append((step, dict(values)))
 
     def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        assert tables and not self.rows or step >= self.rows[-1][0]
+        assert (tables and not self.rows) or step >= self.rows[-1][0]
 
     def alert(self, title: str, text: str) -> None:
         self.alerts.append(text)

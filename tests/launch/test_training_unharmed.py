@@ -103,8 +103,7 @@ def test_the_transcript_is_printed_and_the_files_are_there(pair: Pair) -> None:
 
 def test_every_installed_hook_fired(pair: Pair) -> None:
     rows = [
-        r for records in pair.run.records.values() for r in records
-        if isinstance(r, CoverageRecord)
+        r for records in pair.run.records.values() for r in records if isinstance(r, CoverageRecord)
     ]
     assert rows
     assert [r for r in rows if r.fired < r.installed] == []
@@ -122,15 +121,22 @@ def test_collectives_are_those_of_the_layout(pair: Pair) -> None:
     assert not run.problems
     for rank, records in run.records.items():
         calls = [
-            r for r in records
+            r
+            for r in records
             if isinstance(r, CollectiveRecord)
-            and r.role in MODELLED_ROLES and len(r.ranks) > 1 and r.nbytes > CONTROL_NBYTES
+            and r.role in MODELLED_ROLES
+            and len(r.ranks) > 1
+            and r.nbytes > CONTROL_NBYTES
         ]
         hooked = {r.step for r in records if isinstance(r, StepRecord) and r.is_hooked}
-        expected = Counter({
-            (call.collective, call.role, call.num_ranks, call.nbytes): count
-            for call, count in step_collectives(run.configs[rank], stage=run.headers[rank].stage)
-        })
+        expected = Counter(
+            {
+                (call.collective, call.role, call.num_ranks, call.nbytes): count
+                for call, count in step_collectives(
+                    run.configs[rank], stage=run.headers[rank].stage
+                )
+            }
+        )
         assert expected and hooked
         for step in hooked:
             found = Counter(

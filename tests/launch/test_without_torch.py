@@ -45,9 +45,7 @@ def run(links: Path, *argv: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_predict_answers_for_another_layout(links: Path) -> None:
-    done = run(
-        links, "predict", str(GOLDEN), "--tensor-model-parallel-size", "2", "--json"
-    )
+    done = run(links, "predict", str(GOLDEN), "--tensor-model-parallel-size", "2", "--json")
     assert done.returncode == 0, done.stderr
     value = json.loads(done.stdout)
     assert (value["tp"], value["dp"]) == (2, 1)
@@ -70,8 +68,9 @@ def test_report_tells_of_the_recorded_run(links: Path) -> None:
 
 
 def test_an_impossible_layout_is_one_line_with_value_rule_and_remedy(links: Path) -> None:
-    done = run(links, "predict", str(GOLDEN), "--pipeline-model-parallel-size", "2",
-               "--num-layers", "5")
+    done = run(
+        links, "predict", str(GOLDEN), "--pipeline-model-parallel-size", "2", "--num-layers", "5"
+    )
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "num_layers 5 does not split over pp 2" in done.stderr and "nearest" in done.stderr

@@ -22,8 +22,14 @@ def steady() -> Callable[..., Forecast]:
     def make(*, step_s: float = 1.0, steps_total: int = 10_000, **more: Any) -> Forecast:
         random = np.random.default_rng(1)
         times = step_s * (1 + 0.01 * random.standard_normal(20))
-        return forecast(now_unix_s=NOW_UNIX_S, steps_done=30, steps_total=steps_total,
-                        elapsed_s=60.0, step_times_s=times, **more)
+        return forecast(
+            now_unix_s=NOW_UNIX_S,
+            steps_done=30,
+            steps_total=steps_total,
+            elapsed_s=60.0,
+            step_times_s=times,
+            **more,
+        )
 
     return make
 

@@ -122,8 +122,9 @@ def test_a_budget_counts_from_the_start_of_the_run(steady: Steady, planned: Plan
 def test_hooks_that_missed_too_much_make_it_abstain(
     steady: Steady, planned: Planned, coverage_frac: float
 ) -> None:
-    found = decide(Limits(restart_cost_s=60.0), forecast=steady(), plan=planned(),
-                   coverage_frac=coverage_frac)
+    found = decide(
+        Limits(restart_cost_s=60.0), forecast=steady(), plan=planned(), coverage_frac=coverage_frac
+    )
     assert found.action is Action.ABSTAIN
     assert "record another window" in found.reasons[0].text
     assert found.command == ()
@@ -157,8 +158,9 @@ def test_no_better_layout_means_going_on(steady: Steady, planned: Planned) -> No
 
 
 def test_json_holds_reasons_numbers_and_command(steady: Steady, planned: Planned) -> None:
-    found: Decision = decide(Limits(restart_cost_s=60.0), forecast=steady(), plan=planned(),
-                             host_argv=HOST)
+    found: Decision = decide(
+        Limits(restart_cost_s=60.0), forecast=steady(), plan=planned(), host_argv=HOST
+    )
     value = json.loads(json.dumps(found.to_json()))
     assert value["schema"] == 1
     assert value["action"] == "continue"

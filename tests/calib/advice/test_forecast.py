@@ -18,8 +18,14 @@ NOW = 1_700_000_000.0
 
 
 def predict(times: NDArray[np.float64], *, left: int, **more: Any) -> Any:
-    return forecast(now_unix_s=NOW, steps_done=100, steps_total=100 + left, elapsed_s=50.0,
-                    step_times_s=times, **more)
+    return forecast(
+        now_unix_s=NOW,
+        steps_done=100,
+        steps_total=100 + left,
+        elapsed_s=50.0,
+        step_times_s=times,
+        **more,
+    )
 
 
 def autocorrelated(random: np.random.Generator, number: int, rho: float) -> NDArray[np.float64]:
@@ -33,8 +39,12 @@ def autocorrelated(random: np.random.Generator, number: int, rho: float) -> NDAr
 
 
 def test_constant_steps_are_counted_out() -> None:
-    found = predict(np.full(20, 2.0), left=1000, drift_frac=0.0,
-                    extras=[Extra(name="eval", num_left=4, time_s=10.0)])
+    found = predict(
+        np.full(20, 2.0),
+        left=1000,
+        drift_frac=0.0,
+        extras=[Extra(name="eval", num_left=4, time_s=10.0)],
+    )
     assert (found.steps_s, found.extras_s, found.remaining_s) == (2000.0, 40.0, 2040.0)
     assert found.total_s == 2090.0
     assert found.finish_p50_unix_s == found.finish_p95_unix_s == NOW + 2040.0
@@ -83,8 +93,12 @@ def test_blocks_never_claim_more_than_independence(values: list[float]) -> None:
 
 def test_errors_of_evaluations_and_drift_are_added() -> None:
     times = np.full(20, 1.0)
-    found = predict(times, left=1000, drift_frac=0.02,
-                    extras=[Extra(name="eval", num_left=10, time_s=5.0, sigma_s=1.0)])
+    found = predict(
+        times,
+        left=1000,
+        drift_frac=0.02,
+        extras=[Extra(name="eval", num_left=10, time_s=5.0, sigma_s=1.0)],
+    )
     assert found.remaining_sigma_s == pytest.approx(np.hypot(20.0, 10.0) * 1.729 / 1.645, rel=1e-3)
 
 

@@ -26,8 +26,9 @@ from forerun.calib.workload.memory import Verdict, memory
 Layout = Callable[..., RunConfig]
 
 
-@settings(max_examples=25, deadline=None,
-          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(num_ranks=st.sampled_from([1, 2, 4, 6, 8, 16]), samples=st.sampled_from([8, 12, 16]))
 def test_every_layout_runs_the_same_batch_on_the_ranks(
     layout: Layout, num_ranks: int, samples: int
@@ -52,16 +53,22 @@ def test_no_layout_that_could_run_is_missing(layout: Layout) -> None:
                         if tp * pp * dp != 4:
                             continue
                         try:
-                            expected.add(layout(tp=tp, pp=pp, dp=dp, micro=micro,
-                                                recompute=recompute))
+                            expected.add(
+                                layout(tp=tp, pp=pp, dp=dp, micro=micro, recompute=recompute)
+                            )
                         except ConfigError:
                             continue
     assert set(enumerate_layouts(layout(dp=4), 4)) == expected
 
 
 def test_settings_are_kept_where_they_apply(layout: Layout) -> None:
-    config = layout(tp=2, dp=2, recompute=Recompute.FULL, recompute_num_layers=2,
-                    par={"is_sequence_parallel": True, "is_optimizer_distributed": True})
+    config = layout(
+        tp=2,
+        dp=2,
+        recompute=Recompute.FULL,
+        recompute_num_layers=2,
+        par={"is_sequence_parallel": True, "is_optimizer_distributed": True},
+    )
     for found in enumerate_layouts(config, 4):
         assert found.parallelism.is_sequence_parallel == (found.parallelism.tp > 1)
         assert found.parallelism.is_optimizer_distributed

@@ -18,22 +18,44 @@ GIB = 1024**3
 def test_the_five_lines(steady: Steady, planned: Planned) -> None:
     plan = planned(memory_capacity_nbytes=80 * GIB)
     own = replace(plan.own, config=replace(plan.own.config, device="NVIDIA A100"))
-    memory = MemoryEstimate(stage=0, weights_nbytes=71 * GIB, grads_nbytes=0, optimizer_nbytes=0,
-                            activations_nbytes=0, logits_nbytes=0)
-    best = replace(plan.candidates[0], memory=memory, verdict=Verdict.FITS, time_frac=-0.11,
-                   time_frac_low=-0.15, time_frac_high=-0.06, log_ratio_sigma=0.03)
+    memory = MemoryEstimate(
+        stage=0,
+        weights_nbytes=71 * GIB,
+        grads_nbytes=0,
+        optimizer_nbytes=0,
+        activations_nbytes=0,
+        logits_nbytes=0,
+    )
+    best = replace(
+        plan.candidates[0],
+        memory=memory,
+        verdict=Verdict.FITS,
+        time_frac=-0.11,
+        time_frac_low=-0.15,
+        time_frac_high=-0.06,
+        log_ratio_sigma=0.03,
+    )
     plan = replace(plan, own=own, candidates=(best,))
     run = replace(
-        steady(), finish_p50_unix_s=1_700_143_800.0, finish_p95_unix_s=1_700_153_100.0,
-        total_s=148_320.0, remaining_s=10_000.0, remaining_sigma_s=100.0,
+        steady(),
+        finish_p50_unix_s=1_700_143_800.0,
+        finish_p95_unix_s=1_700_153_100.0,
+        total_s=148_320.0,
+        remaining_s=10_000.0,
+        remaining_sigma_s=100.0,
     )
     decision = decide(Limits(restart_cost_s=900.0), forecast=run, plan=plan)
     lines = transcript_lines(
         hooks=HookSummary(num_fired=214, num_installed=214, num_operator_kinds=9, num_groups=1),
-        overhead=Overhead(overhead_frac=0.004, low_frac=0.001, high_frac=0.007, num_hooked=3,
-                          num_bare=3),
+        overhead=Overhead(
+            overhead_frac=0.004, low_frac=0.001, high_frac=0.007, num_hooked=3, num_bare=3
+        ),
         step=StepSummary(measured_s=1.842, modelled_s=1.861, low_s=1.80, high_s=1.93),
-        forecast=run, plan=plan, decision=decision, energy_j=8.28e8, time_limit_s=172_800.0,
+        forecast=run,
+        plan=plan,
+        decision=decision,
+        energy_j=8.28e8,
+        time_limit_s=172_800.0,
     )
     assert lines == [
         "[forerun] hooks: 214/214 fired · 9 operator kinds · 1 group · overhead 0.4 % "
@@ -42,8 +64,7 @@ def test_the_five_lines(steady: Steady, planned: Planned) -> None:
         "unexplained 1.0 %",
         "[forerun] finish Thu 14:10 UTC (P50) … Thu 16:45 UTC (P95) · 41.2 h · 0.23 MWh · "
         "Slurm limit 48.0 h: ok",
-        f"[forerun] faster on the same GPUs: {best.label} · -11 % (-6 … -15) · "
-        "memory 71 of 80 GiB",
+        f"[forerun] faster on the same GPUs: {best.label} · -11 % (-6 … -15) · memory 71 of 80 GiB",
         f"[forerun] decision: continue ({decision.reasons[0].text})",
     ]
     assert decision.reasons[0].text.startswith("restart would save 3.3 min, P = ")
@@ -82,8 +103,9 @@ def test_a_cpu_run_names_ranks_and_memory_without_a_capacity(planned: Planned) -
 def test_an_abstention_says_what_is_missing() -> None:
     decision = decide(Limits(restart_cost_s=1.0), forecast=None, plan=None)
     (line,) = transcript_lines(decision=decision)
-    assert line == ("[forerun] decision: abstain (0 measured steps are too few; "
-                    "record 5 unflagged ones)")
+    assert line == (
+        "[forerun] decision: abstain (0 measured steps are too few; record 5 unflagged ones)"
+    )
 
 
 def test_moments_are_utc() -> None:

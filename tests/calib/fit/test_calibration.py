@@ -27,8 +27,9 @@ def _mape(estimated: np.ndarray, true: np.ndarray) -> float:
     return float(np.mean(np.abs(estimated / true - 1)))
 
 
-@pytest.mark.parametrize(("factor", "kwargs"), [(2.0, {}), (0.5, {}), (1.0, {"tp": 2}),
-                                                (1.0, {"tokens": 512})])
+@pytest.mark.parametrize(
+    ("factor", "kwargs"), [(2.0, {}), (0.5, {}), (1.0, {"tp": 2}), (1.0, {"tokens": 512})]
+)
 def test_one_layout_extrapolates_to_others(make_table, planted, gpt, truth, factor, kwargs) -> None:
     calibration = calibrate(make_table(planted(512)), device="cpu")
     operators = gpt(int(512 * factor), **kwargs)
@@ -57,10 +58,14 @@ def test_efficiency_beats_a_forest_on_time_from_small_to_large(
     large = [o for o in gpt(2048) if o.kind is OperatorKind.LINEAR_FC1]
     ours = _mape(calibration.operators(large).time_s, truth(large))
     for operator in large:
-        rows = [(o, t) for o, t in measured.items()
-                if (o.kind, o.phase) == (operator.kind, operator.phase)]
+        rows = [
+            (o, t)
+            for o, t in measured.items()
+            if (o.kind, o.phase) == (operator.kind, operator.phase)
+        ]
         forest = RandomForestRegressor(random_state=0).fit(
-            [o.shape for o, _ in rows], [t for _, t in rows])
+            [o.shape for o, _ in rows], [t for _, t in rows]
+        )
         raw = _mape(forest.predict([operator.shape]), truth([operator]))
         assert ours < 0.1 * raw
     assert ours < 0.05
@@ -68,8 +73,11 @@ def test_efficiency_beats_a_forest_on_time_from_small_to_large(
 
 def test_boosting_takes_over_with_many_shapes(make_table, planted, gpt, truth) -> None:
     widths = range(64, 64 * 30, 64)
-    measured = {o: t for o, t in planted(*widths, noise=0.01).items()
-                if o.kind in (OperatorKind.LINEAR_FC1, OperatorKind.NORM)}
+    measured = {
+        o: t
+        for o, t in planted(*widths, noise=0.01).items()
+        if o.kind in (OperatorKind.LINEAR_FC1, OperatorKind.NORM)
+    }
     calibration = calibrate(make_table(measured), device="cpu")
     assert {row["model"] for row in calibration.summary()["operators"]} == {"xgboost"}
     operators = [o for o in gpt(64 * 40) if o.kind is OperatorKind.LINEAR_FC1]
@@ -90,8 +98,14 @@ def test_sources_and_widths_follow_the_distance(make_table, planted) -> None:
     inside, outside, far = (replace(NORM, shape=(256, size)) for size in (400, 2048, 65536))
     other = Operator(kind=OperatorKind.HOST_STEP, phase=Phase.STEP, shape=(), element_nbytes=0)
     found = calibration.operators([NORM, inside, outside, far, HOST, other])
-    assert found.sources == (Source.MEASURED, Source.FITTED, Source.EXTRAPOLATED,
-                             Source.EXTRAPOLATED, Source.MEASURED, Source.PRIOR)
+    assert found.sources == (
+        Source.MEASURED,
+        Source.FITTED,
+        Source.EXTRAPOLATED,
+        Source.EXTRAPOLATED,
+        Source.MEASURED,
+        Source.PRIOR,
+    )
     assert found.time_s[4] == pytest.approx(3e-4)
     assert np.all(np.diff(found.sigma_log[:4]) > 0)
     assert found.sigma_log[5] >= found.sigma_log[3]
@@ -138,7 +152,8 @@ def test_rows_given_twice_change_nothing(make_table, planted, gpt) -> None:
     table = make_table(planted(256))
     twice = SampleTable.concat([table, table])
     assert _answers(calibrate(twice, device="cpu"), gpt(512)) == _answers(
-        calibrate(table, device="cpu"), gpt(512))
+        calibrate(table, device="cpu"), gpt(512)
+    )
 
 
 def test_recent_windows_weigh_more_and_old_ones_stay(make_table) -> None:
@@ -151,31 +166,40 @@ def test_recent_windows_weigh_more_and_old_ones_stay(make_table) -> None:
 
 
 def test_host_constant_is_the_mean_of_the_stages(make_table, planted) -> None:
-    table = SampleTable.concat([make_table(planted(256)), make_table({HOST: 2e-4}, stages=(0,)),
-                                make_table({HOST: 4e-4}, stages=(1,))])
+    table = SampleTable.concat(
+        [
+            make_table(planted(256)),
+            make_table({HOST: 2e-4}, stages=(0,)),
+            make_table({HOST: 4e-4}, stages=(1,)),
+        ]
+    )
     found = calibrate(table, device="cpu").operators([HOST])
     assert found.time_s[0] == pytest.approx(3e-4)
 
 
 def test_no_operator_samples_says_what_to_record(make_table) -> None:
-    call = CollectiveCall(collective=Collective.ALL_REDUCE, role=GroupRole.TP, num_ranks=2,
-                          nbytes=1024)
+    call = CollectiveCall(
+        collective=Collective.ALL_REDUCE, role=GroupRole.TP, num_ranks=2, nbytes=1024
+    )
     with pytest.raises(CalibrationError, match="no operator samples in 1 rows; record"):
         calibrate(make_table({}, {call: 1e-4}), device="cpu")
 
 
 def test_summary_is_json_and_names_every_model(make_table, planted) -> None:
-    call = CollectiveCall(collective=Collective.ALL_REDUCE, role=GroupRole.TP, num_ranks=2,
-                          nbytes=1 << 20)
+    call = CollectiveCall(
+        collective=Collective.ALL_REDUCE, role=GroupRole.TP, num_ranks=2, nbytes=1 << 20
+    )
     table = make_table({**planted(256, 512), HOST: 3e-4}, {call: 1e-3})
     calibration = calibrate(table, device="cpu")
     summary = json.loads(json.dumps(calibration.summary(), allow_nan=False))
     assert summary["sha256"] == table.sha256
-    assert {row["kind"] for row in summary["operators"]} >= {"norm", "optimizer",
-                                                             "host_microbatch"}
+    assert {row["kind"] for row in summary["operators"]} >= {"norm", "optimizer", "host_microbatch"}
     (row,) = summary["collectives"]
     assert (row["collective"], row["num_ranks"], row["left_out_error_frac"]) == (
-        "all_reduce", 2, None)
+        "all_reduce",
+        2,
+        None,
+    )
     assert calibration.family(NORM) is Family.MEMORY
     assert calibration.family(call) is Family.COLLECTIVE
 

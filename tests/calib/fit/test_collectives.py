@@ -14,8 +14,13 @@ LINK = Link(step_s=30e-6, bus_bytes_per_s=2e9)
 SIZES = [1 << k for k in range(12, 27, 2)]
 
 
-def _call(nbytes: int, *, collective: Collective = Collective.ALL_REDUCE,
-          role: GroupRole = GroupRole.TP, num_ranks: int = 2) -> CollectiveCall:
+def _call(
+    nbytes: int,
+    *,
+    collective: Collective = Collective.ALL_REDUCE,
+    role: GroupRole = GroupRole.TP,
+    num_ranks: int = 2,
+) -> CollectiveCall:
     return CollectiveCall(collective=collective, role=role, num_ranks=num_ranks, nbytes=nbytes)
 
 
@@ -70,8 +75,12 @@ def test_sizes_between_are_fitted_and_beyond_extrapolated(fit) -> None:
     calibration = fit([_call(n) for n in SIZES])
     calls = [_call(SIZES[2]), _call(3 << 20), _call(1 << 28), _call(1 << 34)]
     found = calibration.collectives(calls)
-    assert found.sources == (Source.MEASURED, Source.FITTED, Source.EXTRAPOLATED,
-                             Source.EXTRAPOLATED)
+    assert found.sources == (
+        Source.MEASURED,
+        Source.FITTED,
+        Source.EXTRAPOLATED,
+        Source.EXTRAPOLATED,
+    )
     assert found.time_s == pytest.approx([_true_s(c) for c in calls], rel=0.2)
     assert np.all(np.diff(found.sigma_log) > 0)
 
@@ -84,8 +93,11 @@ def test_one_size_alone_carries_its_neighbours(fit) -> None:
 
 def test_a_receive_is_the_other_end_of_a_send(fit) -> None:
     calibration = fit([_call(1 << 20, collective=Collective.SEND, role=GroupRole.PP)])
-    calls = [_call(1 << 20, collective=kind, role=GroupRole.PP, num_ranks=n)
-             for kind in (Collective.SEND, Collective.RECV) for n in (2, 4)]
+    calls = [
+        _call(1 << 20, collective=kind, role=GroupRole.PP, num_ranks=n)
+        for kind in (Collective.SEND, Collective.RECV)
+        for n in (2, 4)
+    ]
     found = calibration.collectives(calls)
     assert set(found.sources) == {Source.MEASURED}
     assert len(set(found.time_s.tolist())) == 1

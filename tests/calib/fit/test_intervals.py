@@ -22,10 +22,12 @@ def test_ninety_percent_intervals_cover_planted_shapes(make_table, planted, nois
     """Each shape is off by its own factor; widths 256 and 768 train, 512 is held out."""
     hits = []
     for seed in range(NUM_SEEDS):
-        known = {o: t for o, t in planted(256, 768, seed=seed, noise=noise).items()
-                 if o.kind in KINDS}
-        held_out = {o: t for o, t in planted(512, seed=seed + 1000, noise=noise).items()
-                    if o.kind in KINDS}
+        known = {
+            o: t for o, t in planted(256, 768, seed=seed, noise=noise).items() if o.kind in KINDS
+        }
+        held_out = {
+            o: t for o, t in planted(512, seed=seed + 1000, noise=noise).items() if o.kind in KINDS
+        }
         found = calibrate(make_table(known), device="cpu").operators(list(held_out))
         error = np.abs(np.log(found.time_s / np.array(list(held_out.values()))))
         hits.append((error <= Z_90 * found.sigma_log).mean())
@@ -39,14 +41,16 @@ def test_ninety_percent_intervals_cover_planted_shapes(make_table, planted, nois
 def test_many_residuals_outweigh_the_prior() -> None:
     rng = np.random.default_rng(0)
     spreads = fit_spreads(
-        {"a": 0.02 * rng.normal(size=400), "b": 0.02 * rng.normal(size=400)}, prior_sigma_log=0.08)
+        {"a": 0.02 * rng.normal(size=400), "b": 0.02 * rng.normal(size=400)}, prior_sigma_log=0.08
+    )
     # 1.15 is Student's t with 7 degrees over the normal at 95 %.
     assert spreads.by_group["a"] == pytest.approx(1.15 * 0.02, rel=0.15)
 
 
 def test_a_group_with_large_residuals_is_wider_than_the_rest() -> None:
     spreads = fit_spreads(
-        {"good": np.full(10, 0.01), "bad": np.full(10, 0.3)}, prior_sigma_log=0.08)
+        {"good": np.full(10, 0.01), "bad": np.full(10, 0.3)}, prior_sigma_log=0.08
+    )
     assert spreads.by_group["bad"] > 1.3 * spreads.pooled > 1.3 * spreads.by_group["good"]
     near, far = spreads.sigma_log("good", np.array([0.0, 4.0]))
     assert far == pytest.approx(3 * near)

@@ -13,8 +13,14 @@ from forerun.calib.fit.laws import Ceilings, law_time_s, work
 from forerun.calib.fit.priors import device_prior
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
-_NUM_SIZES = {OperatorKind.NORM: 2, OperatorKind.POSITION: 2, OperatorKind.CORE_ATTENTION: 5,
-              OperatorKind.RESIDUAL: 2, OperatorKind.LOSS: 2, OperatorKind.OPTIMIZER: 1}
+_NUM_SIZES = {
+    OperatorKind.NORM: 2,
+    OperatorKind.POSITION: 2,
+    OperatorKind.CORE_ATTENTION: 5,
+    OperatorKind.RESIDUAL: 2,
+    OperatorKind.LOSS: 2,
+    OperatorKind.OPTIMIZER: 1,
+}
 _CEILINGS = Ceilings(flop_per_s=1e12, bytes_per_s=1e11, launch_s=1e-6)
 
 
@@ -22,11 +28,15 @@ _CEILINGS = Ceilings(flop_per_s=1e12, bytes_per_s=1e11, launch_s=1e-6)
 def operators(draw: st.DrawFn) -> Operator:
     kinds = [k for k in OperatorKind if not k.value.startswith("host")]
     kind = draw(st.sampled_from(kinds))
-    phase = Phase.STEP if kind is OperatorKind.OPTIMIZER else draw(
-        st.sampled_from([Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE]))
+    phase = (
+        Phase.STEP
+        if kind is OperatorKind.OPTIMIZER
+        else draw(st.sampled_from([Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE]))
+    )
     shape = tuple(draw(st.integers(1, 4096)) for _ in range(_NUM_SIZES.get(kind, 3)))
-    return Operator(kind=kind, phase=phase, shape=shape,
-                    element_nbytes=draw(st.sampled_from([2, 4])))
+    return Operator(
+        kind=kind, phase=phase, shape=shape, element_nbytes=draw(st.sampled_from([2, 4]))
+    )
 
 
 @given(operator=operators(), data=st.data())
@@ -45,15 +55,20 @@ def test_faster_ceilings_scale_the_time(operator: Operator, factor: float) -> No
 
 
 def test_backward_of_a_product_is_two_products_and_recompute_is_forward() -> None:
-    forward = Operator(kind=OperatorKind.LINEAR_PROJ, phase=Phase.FORWARD, shape=(64, 32, 16),
-                       element_nbytes=2)
+    forward = Operator(
+        kind=OperatorKind.LINEAR_PROJ, phase=Phase.FORWARD, shape=(64, 32, 16), element_nbytes=2
+    )
     assert work(replace(forward, phase=Phase.BACKWARD)).flop == 2 * work(forward).flop
     assert work(replace(forward, phase=Phase.RECOMPUTE)) == work(forward)
 
 
 def test_attention_is_quadratic_in_the_sequence() -> None:
-    short = Operator(kind=OperatorKind.CORE_ATTENTION, phase=Phase.FORWARD,
-                     shape=(2, 8, 8, 512, 64), element_nbytes=2)
+    short = Operator(
+        kind=OperatorKind.CORE_ATTENTION,
+        phase=Phase.FORWARD,
+        shape=(2, 8, 8, 512, 64),
+        element_nbytes=2,
+    )
     long = replace(short, shape=(2, 8, 8, 1024, 64))
     assert work(short).flop == 2 * 2 * 2 * 8 * 512 * 512 * 64
     assert work(long).flop == 4 * work(short).flop

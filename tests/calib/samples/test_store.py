@@ -73,8 +73,14 @@ def test_a_damaged_line_is_named_and_the_rest_survives(write_run, line: str, rea
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("duration_ns", float("nan")), ("duration_ns", -5), ("step", -1), ("duration_ns", 1.5),
-     ("step", "7"), ("is_hooked", None)],
+    [
+        ("duration_ns", float("nan")),
+        ("duration_ns", -5),
+        ("step", -1),
+        ("duration_ns", 1.5),
+        ("step", "7"),
+        ("is_hooked", None),
+    ],
 )
 def test_values_that_cannot_be_are_never_used(write_run, field: str, value: object) -> None:
     directory = write_run()
@@ -147,14 +153,16 @@ _VALUES = {
 def _tables(draw: st.DrawFn) -> SampleTable:
     frames = {}
     for name, types in FRAMES.items():
-        rows = draw(st.lists(st.fixed_dictionaries({c: _VALUES[k] for c, k in types.items()}),
-                             max_size=3))
+        rows = draw(
+            st.lists(st.fixed_dictionaries({c: _VALUES[k] for c, k in types.items()}), max_size=3)
+        )
         frames[name] = normalise(name, pd.DataFrame(rows, columns=list(types)))
     return SampleTable(**frames)
 
 
-@settings(max_examples=25, deadline=None,
-          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(table=_tables())
 def test_any_table_survives_writing(table: SampleTable, tmp_path: Path) -> None:
     write_table(tmp_path / "any.parquet", table)

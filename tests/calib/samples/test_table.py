@@ -49,7 +49,10 @@ def test_planted_times_come_back(run: RunRecords) -> None:
     linear = _row(table, "linear_fc1")
     assert linear["time_s"] == pytest.approx(LINEAR_S, rel=TIGHT)
     assert (linear["phase"], linear["shape"], linear["element_nbytes"]) == (
-        "forward", "256x256x512", 4)
+        "forward",
+        "256x256x512",
+        4,
+    )
     assert (linear["count"], linear["num_steps"], linear["num_seen"]) == (20, 5, 2)
     assert linear["spread_log"] == pytest.approx(0.0, abs=1e-12)
     assert _row(table, "host_microbatch")["time_s"] == pytest.approx(HOST_S, rel=TIGHT)
@@ -120,8 +123,14 @@ def test_a_send_is_matched_with_the_receive_of_its_peer(run: RunRecords) -> None
             return record
         kind = Collective.SEND if rank == 0 else Collective.RECV
         length = 90_000 if rank == 0 else 500_000
-        return replace(record, collective=kind, role=GroupRole.PP, peer=1 - rank,
-                       duration_ns=length, exposed_ns=length)
+        return replace(
+            record,
+            collective=kind,
+            role=GroupRole.PP,
+            peer=1 - rank,
+            duration_ns=length,
+            exposed_ns=length,
+        )
 
     table = build_table(_with(run, pair))
     row = _row(table, "send")
@@ -176,13 +185,17 @@ def test_everything_later_commands_need_is_in_the_table(run: RunRecords, config)
     assert table.memory_peak_nbytes() == {0: 1000, 1: 1001}
     assert table.windows["num_dropped"].tolist() == [0, 1]
     assert table.coverage[["rank", "installed", "fired"]].to_numpy().tolist() == [
-        [0, 4, 4], [1, 4, 4]]
+        [0, 4, 4],
+        [1, 4, 4],
+    ]
 
 
 def test_a_run_that_stopped_early_gives_a_table_without_samples(run: RunRecords) -> None:
     for kept in ((), (StepRecord,), (StepRecord, OperatorRecord), (StepRecord, PhaseRecord)):
-        records = {rank: tuple(r for r in found if isinstance(r, kept))
-                   for rank, found in run.records.items()}
+        records = {
+            rank: tuple(r for r in found if isinstance(r, kept))
+            for rank, found in run.records.items()
+        }
         table = build_table(replace(run, records=records))
         assert len(table.runs) == 2
         assert ("linear_fc1" in set(table.samples["kind"])) == (OperatorRecord in kept)

@@ -21,6 +21,7 @@ def cases(draw: st.DrawFn) -> tuple[int, Floats, Floats, Floats, Floats]:
     """Micro-batches, forward, backward, and the two directions of each boundary."""
     stages, microbatches = draw(st.integers(1, 6)), draw(st.integers(1, 12))
     times = st.floats(0.01, 10.0)
+
     def row(number: int) -> Floats:
         return np.array(draw(st.lists(times, min_size=number, max_size=number)))
 
@@ -58,7 +59,7 @@ def test_a_slow_stage_sets_the_pace() -> None:
 @settings(max_examples=150)
 @given(case=cases())
 def test_makespan_is_bounded_by_chain_and_by_busiest_stage(
-    case: tuple[int, Floats, Floats, Floats, Floats]
+    case: tuple[int, Floats, Floats, Floats, Floats],
 ) -> None:
     m, forward, backward, down, up = case
     found = simulate(pipeline_costs(forward, backward, activation_s=down, gradient_s=up), m)
@@ -73,7 +74,7 @@ def test_makespan_is_bounded_by_chain_and_by_busiest_stage(
 @settings(max_examples=100)
 @given(case=cases())
 def test_spans_fill_each_stage_without_overlap(
-    case: tuple[int, Floats, Floats, Floats, Floats]
+    case: tuple[int, Floats, Floats, Floats, Floats],
 ) -> None:
     m, forward, backward, down, up = case
     costs = pipeline_costs(forward, backward, activation_s=down, gradient_s=up)
@@ -98,7 +99,8 @@ def test_scaling_all_times_scales_the_makespan(
     m, *rows = case
     base, scaled = (
         simulate(pipeline_costs(k * f, k * b, activation_s=k * d, gradient_s=k * u), m)
-        for k in (1.0, factor) for f, b, d, u in [rows]
+        for k in (1.0, factor)
+        for f, b, d, u in [rows]
     )
     assert scaled.makespan_s[0] == pytest.approx(factor * base.makespan_s[0], rel=REL)
 

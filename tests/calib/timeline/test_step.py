@@ -19,8 +19,11 @@ from forerun.calib.workload.operators import OperatorKind, stage_operators
 
 Layout = Callable[..., RunConfig]
 GPU = "NVIDIA H100 80GB HBM3"
-OVERLAP = {"is_optimizer_distributed": True, "overlaps_grad_reduce": True,
-           "overlaps_param_gather": True}
+OVERLAP = {
+    "is_optimizer_distributed": True,
+    "overlaps_grad_reduce": True,
+    "overlaps_param_gather": True,
+}
 REL = 1e-9
 
 
@@ -44,8 +47,15 @@ def stage_seconds(config: RunConfig, estimator: Any, stage: int) -> float:
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"tp": 2}, {"dp": 4}, {"tp": 2, "dp": 2, "par": {"is_sequence_parallel": True}},
-     {"dp": 2, "par": OVERLAP}, {"recompute": Recompute.FULL}, {"recompute": Recompute.SELECTIVE}],
+    [
+        {},
+        {"tp": 2},
+        {"dp": 4},
+        {"tp": 2, "dp": 2, "par": {"is_sequence_parallel": True}},
+        {"dp": 2, "par": OVERLAP},
+        {"recompute": Recompute.FULL},
+        {"recompute": Recompute.SELECTIVE},
+    ],
 )
 def test_without_a_pipeline_the_step_is_the_sum_of_its_parts_on_a_cpu(
     layout: Layout, planted: Callable[..., Any], settings: dict[str, Any]
@@ -61,8 +71,16 @@ def test_an_even_pipeline_follows_the_closed_form(
 ) -> None:
     """With edge operators, transfers and updates free: (m + p - 1)(f + b)."""
     free = dict.fromkeys(
-        (OperatorKind.EMBEDDING, OperatorKind.LOGITS, OperatorKind.LOSS, OperatorKind.NORM,
-         OperatorKind.OPTIMIZER, OperatorKind.HOST_STEP), 0.0)
+        (
+            OperatorKind.EMBEDDING,
+            OperatorKind.LOGITS,
+            OperatorKind.LOSS,
+            OperatorKind.NORM,
+            OperatorKind.OPTIMIZER,
+            OperatorKind.HOST_STEP,
+        ),
+        0.0,
+    )
     estimator = planted(kinds=free, latency_s=0.0, bytes_per_s=math.inf)
     config = layout(pp=4)
     layer = stage_operators(config, 1)
@@ -71,15 +89,21 @@ def test_an_even_pipeline_follows_the_closed_form(
     assert estimate_step(config, estimator).time_s == pytest.approx(expected, rel=REL)
 
 
-LAYOUTS = st.fixed_dictionaries({
-    "tp": st.sampled_from([1, 2]), "pp": st.sampled_from([1, 2, 4]), "dp": st.sampled_from([1, 2]),
-    "recompute": st.sampled_from(Recompute), "device": st.sampled_from(["cpu", GPU]),
-    "par": st.sampled_from([{}, OVERLAP, {"is_optimizer_distributed": True}]),
-})
+LAYOUTS = st.fixed_dictionaries(
+    {
+        "tp": st.sampled_from([1, 2]),
+        "pp": st.sampled_from([1, 2, 4]),
+        "dp": st.sampled_from([1, 2]),
+        "recompute": st.sampled_from(Recompute),
+        "device": st.sampled_from(["cpu", GPU]),
+        "par": st.sampled_from([{}, OVERLAP, {"is_optimizer_distributed": True}]),
+    }
+)
 
 
-@settings(max_examples=60, deadline=None,
-          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(chosen=LAYOUTS)
 def test_the_parts_of_the_critical_stage_add_up(
     layout: Layout, planted: Callable[..., Any], chosen: dict[str, Any]
@@ -91,15 +115,20 @@ def test_the_parts_of_the_critical_stage_add_up(
     assert sum(found.source_frac.values()) == pytest.approx(1)
 
 
-@settings(max_examples=30, deadline=None,
-          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(chosen=LAYOUTS, factor=st.floats(0.2, 5.0))
 def test_a_machine_that_is_slower_by_a_factor_has_steps_longer_by_it(
     layout: Layout, planted: Callable[..., Any], chosen: dict[str, Any], factor: float
 ) -> None:
     config = layout(**chosen)
-    slow = planted(launch_s=1e-5 * factor, flop_per_s=1e10 / factor, latency_s=1e-5 * factor,
-                   bytes_per_s=1e9 / factor)
+    slow = planted(
+        launch_s=1e-5 * factor,
+        flop_per_s=1e10 / factor,
+        latency_s=1e-5 * factor,
+        bytes_per_s=1e9 / factor,
+    )
     base, scaled = estimate_step(config, planted()), estimate_step(config, slow)
     assert scaled.time_s == pytest.approx(factor * base.time_s, rel=1e-6)
 
@@ -129,11 +158,15 @@ def test_the_stated_error_is_what_simulated_errors_give(
     for _ in range(300):
         draw = random.standard_normal(2)
         noisy = planted(
-            launch_s=1e-5 * math.exp(0.05 * draw[0]), flop_per_s=1e10 * math.exp(-0.05 * draw[0]),
-            latency_s=1e-5 * math.exp(0.1 * draw[1]), bytes_per_s=1e9 * math.exp(-0.1 * draw[1]))
+            launch_s=1e-5 * math.exp(0.05 * draw[0]),
+            flop_per_s=1e10 * math.exp(-0.05 * draw[0]),
+            latency_s=1e-5 * math.exp(0.1 * draw[1]),
+            bytes_per_s=1e9 * math.exp(-0.1 * draw[1]),
+        )
         logs.append(math.log(estimate_step(config, noisy).time_s / found.time_s))
-    operators = sum(found.family_log.get(n, 0.0)
-                    for n in ("linear", "attention", "memory", "host", "optimizer"))
+    operators = sum(
+        found.family_log.get(n, 0.0) for n in ("linear", "attention", "memory", "host", "optimizer")
+    )
     transfers = sum(found.family_log.get(n, 0.0) for n in ("tp", "pp", "embedding"))
     assert np.std(logs) == pytest.approx(math.hypot(operators, transfers), rel=0.15)
 
@@ -176,8 +209,12 @@ def test_exposed_time_is_the_last_bucket_where_the_rest_fits() -> None:
     assert exposed_time([bucket] * 4, pass_s, 1.3)[0] == pytest.approx(2.0 + 0.3 * 6.0)
 
 
-@given(n=st.integers(1, 8), each=st.floats(0.01, 10), work=st.floats(0.0, 50),
-       contention=st.floats(1.0, 2.0))
+@given(
+    n=st.integers(1, 8),
+    each=st.floats(0.01, 10),
+    work=st.floats(0.0, 50),
+    contention=st.floats(1.0, 2.0),
+)
 def test_exposed_time_never_exceeds_the_transfer(
     n: int, each: float, work: float, contention: float
 ) -> None:
@@ -204,6 +241,7 @@ def test_the_gather_ahead_is_placed_before_the_first_forward(
 ) -> None:
     found = estimate_step(layout(dp=2, par=OVERLAP, device=GPU), planted())
     first = min(span.start_s for span in found.spans)
-    gather = [u for u in collective_uses(found.config, stage=0)
-              if u.placement is Placement.PARAM_GATHER]
+    gather = [
+        u for u in collective_uses(found.config, stage=0) if u.placement is Placement.PARAM_GATHER
+    ]
     assert first == pytest.approx(sum(planted().collective_s(u.call) for u in gather))

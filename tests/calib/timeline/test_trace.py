@@ -28,8 +28,10 @@ def test_measured_spans_get_a_process_of_their_own(
     layout: Callable[..., RunConfig], planted: Callable[..., Any]
 ) -> None:
     estimate = estimate_step(layout(), planted())
-    measured = [MeasuredSpan(track="rank 1", name="forward", start_s=0.5, end_s=0.75),
-                MeasuredSpan(track="rank 0", name="forward", start_s=0.0, end_s=0.25)]
+    measured = [
+        MeasuredSpan(track="rank 1", name="forward", start_s=0.5, end_s=0.75),
+        MeasuredSpan(track="rank 0", name="forward", start_s=0.0, end_s=0.25),
+    ]
     events = chrome_trace(estimate, measured)["traceEvents"]
     own = [e for e in events if e["pid"] == 1 and e["ph"] == "X"]
     assert [(e["tid"], e["ts"], e["dur"]) for e in own] == [(0, 0.0, 250e3), (1, 500e3, 250e3)]

@@ -44,25 +44,48 @@ CONTROL_NBYTES = 64
 DIST = {"is_optimizer_distributed": True}
 OVERLAP = {**DIST, "overlaps_grad_reduce": True, "overlaps_param_gather": True}
 LLAMA = {
-    "normalization": Normalization.RMS_NORM, "position_embedding": PositionEmbedding.ROPE,
-    "is_gated": True, "has_bias": False, "is_tied": False, "num_query_groups": 2,
+    "normalization": Normalization.RMS_NORM,
+    "position_embedding": PositionEmbedding.ROPE,
+    "is_gated": True,
+    "has_bias": False,
+    "is_tied": False,
+    "num_query_groups": 2,
 }
 CASES: dict[str, tuple[dict[str, Any], int]] = {
     "data parallel": ({"dp": 2}, 1),
     "first of tp2 pp2 dp2, distributed": ({"tp": 2, "pp": 2, "dp": 2, "par": DIST}, 0),
     "last of tp2 pp2 dp2, overlapped": ({"tp": 2, "pp": 2, "dp": 2, "par": OVERLAP}, 7),
     "full recompute of one layer": (
-        {"tp": 2, "pp": 2, "recompute": Recompute.FULL, "recompute_num_layers": 1}, 0),
+        {"tp": 2, "pp": 2, "recompute": Recompute.FULL, "recompute_num_layers": 1},
+        0,
+    ),
     "llama, first of pp4": ({"tp": 2, "pp": 4, "model": LLAMA}, 0),
     "llama, middle of pp4": ({"tp": 2, "pp": 4, "model": LLAMA}, 5),
     "llama, sequence parallel": (
-        {"tp": 2, "dp": 2, "model": LLAMA, "par": {"is_sequence_parallel": True},
-         "recompute": Recompute.FULL}, 0),
+        {
+            "tp": 2,
+            "dp": 2,
+            "model": LLAMA,
+            "par": {"is_sequence_parallel": True},
+            "recompute": Recompute.FULL,
+        },
+        0,
+    ),
     "learned positions, sequence parallel": (
-        {"tp": 2, "pp": 2, "par": {"is_sequence_parallel": True}}, 0),
+        {"tp": 2, "pp": 2, "par": {"is_sequence_parallel": True}},
+        0,
+    ),
     "wide kv, bf16, selective": (
-        {"tp": 4, "dp": 2, "precision": Precision.BF16, "recompute": Recompute.SELECTIVE,
-         "model": {"kv_channels": 32}, "par": DIST}, 3),
+        {
+            "tp": 4,
+            "dp": 2,
+            "precision": Precision.BF16,
+            "recompute": Recompute.SELECTIVE,
+            "model": {"kv_channels": 32},
+            "par": DIST,
+        },
+        3,
+    ),
 }
 
 
@@ -88,7 +111,8 @@ def case(
         config = layout(**settings)
         stage = position(config.parallelism, rank).stage
         probed[request.param] = Probed(
-            config=config, rank=rank, stage=stage, found=run_probe(config, rank))
+            config=config, rank=rank, stage=stage, found=run_probe(config, rank)
+        )
     return probed[request.param]
 
 
@@ -96,7 +120,11 @@ def run_probe(config: RunConfig, rank: int) -> dict[str, Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(PROBE), json.dumps(config.to_json()), str(rank)],
-        capture_output=True, text=True, env=environment, check=False, timeout=300,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT"))

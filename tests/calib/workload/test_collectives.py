@@ -53,9 +53,13 @@ def test_sequence_parallelism_puts_two_halves_in_place_of_each_reduction(layout:
     kinds = (Collective.ALL_GATHER, Collective.REDUCE_SCATTER)
     whole = 2 * 32 * 64 * 4
     counts = {
-        (place, kind): sum(u.count for u in placed(config, place)
-                           if u.call.collective is kind and u.call.nbytes == whole)
-        for place in (Placement.FORWARD, Placement.BACKWARD) for kind in kinds
+        (place, kind): sum(
+            u.count
+            for u in placed(config, place)
+            if u.call.collective is kind and u.call.nbytes == whole
+        )
+        for place in (Placement.FORWARD, Placement.BACKWARD)
+        for kind in kinds
     }
     head, embedding = 1, 1
     assert counts == {

@@ -23,28 +23,56 @@ from forerun.calib.workload.megatron_args import (
 
 Layout = Callable[..., RunConfig]
 ALL_ON = {
-    "is_sequence_parallel": True, "is_optimizer_distributed": True,
-    "overlaps_grad_reduce": True, "overlaps_param_gather": True,
+    "is_sequence_parallel": True,
+    "is_optimizer_distributed": True,
+    "overlaps_grad_reduce": True,
+    "overlaps_param_gather": True,
 }
 
 
 def namespace(**changes: Any) -> SimpleNamespace:
     """Megatron's arguments as ``validate_args`` leaves them, those that matter here."""
     values: dict[str, Any] = {
-        "num_layers": 8, "hidden_size": 64, "ffn_hidden_size": 256, "num_attention_heads": 4,
-        "group_query_attention": False, "num_query_groups": 1, "kv_channels": 16,
-        "seq_length": 32, "max_position_embeddings": 64, "padded_vocab_size": 256,
-        "swiglu": False, "add_bias_linear": True, "normalization": "LayerNorm",
+        "num_layers": 8,
+        "hidden_size": 64,
+        "ffn_hidden_size": 256,
+        "num_attention_heads": 4,
+        "group_query_attention": False,
+        "num_query_groups": 1,
+        "kv_channels": 16,
+        "seq_length": 32,
+        "max_position_embeddings": 64,
+        "padded_vocab_size": 256,
+        "swiglu": False,
+        "add_bias_linear": True,
+        "normalization": "LayerNorm",
         "position_embedding_type": "learned_absolute",
-        "untie_embeddings_and_output_weights": False, "tensor_model_parallel_size": 2,
-        "pipeline_model_parallel_size": 2, "virtual_pipeline_model_parallel_size": None,
-        "data_parallel_size": 2, "world_size": 8, "context_parallel_size": 1,
-        "sequence_parallel": False, "use_distributed_optimizer": False,
-        "overlap_grad_reduce": False, "overlap_param_gather": False, "micro_batch_size": 2,
-        "global_batch_size": 16, "recompute_granularity": None, "recompute_method": None,
-        "recompute_num_layers": None, "bf16": False, "fp16": False, "train_iters": 100,
-        "eval_interval": 10, "eval_iters": 2, "save_interval": None, "num_experts": None,
-        "expert_model_parallel_size": 1, "fp8": None, "multi_latent_attention": False,
+        "untie_embeddings_and_output_weights": False,
+        "tensor_model_parallel_size": 2,
+        "pipeline_model_parallel_size": 2,
+        "virtual_pipeline_model_parallel_size": None,
+        "data_parallel_size": 2,
+        "world_size": 8,
+        "context_parallel_size": 1,
+        "sequence_parallel": False,
+        "use_distributed_optimizer": False,
+        "overlap_grad_reduce": False,
+        "overlap_param_gather": False,
+        "micro_batch_size": 2,
+        "global_batch_size": 16,
+        "recompute_granularity": None,
+        "recompute_method": None,
+        "recompute_num_layers": None,
+        "bf16": False,
+        "fp16": False,
+        "train_iters": 100,
+        "eval_interval": 10,
+        "eval_iters": 2,
+        "save_interval": None,
+        "num_experts": None,
+        "expert_model_parallel_size": 1,
+        "fp8": None,
+        "multi_latent_attention": False,
         "recompute_modules": ["core_attn"],
     }
     return SimpleNamespace(**{**values, **changes})
@@ -70,10 +98,19 @@ def test_the_number_of_ranks_stays_unless_given(layout: Layout) -> None:
 
 
 def test_model_sizes_and_switches_are_read(layout: Layout) -> None:
-    found = apply_options(layout(tp=2, par=ALL_ON), [
-        "--num-layers", "8", "--hidden-size=128", "--no-sequence-parallel",
-        "--recompute-granularity", "selective", "--global-batch-size", "32",
-    ])
+    found = apply_options(
+        layout(tp=2, par=ALL_ON),
+        [
+            "--num-layers",
+            "8",
+            "--hidden-size=128",
+            "--no-sequence-parallel",
+            "--recompute-granularity",
+            "selective",
+            "--global-batch-size",
+            "32",
+        ],
+    )
     assert (found.model.num_layers, found.model.hidden_size) == (8, 128)
     assert not found.parallelism.is_sequence_parallel
     assert found.recompute is Recompute.SELECTIVE
@@ -106,31 +143,67 @@ def test_impossible_options_are_named(layout: Layout, argv: list[str], message: 
 
 def test_a_command_keeps_everything_but_the_layout(layout: Layout) -> None:
     host = [
-        "pretrain_gpt.py", "--num-layers", "4", "--tensor-model-parallel-size=1", "--lr", "3e-4",
-        "--micro-batch-size", "1", "--sequence-parallel", "--data-path", "a", "b",
-        "--recompute-granularity", "full", "--recompute-method=uniform",
-        "--recompute-num-layers", "1",
+        "pretrain_gpt.py",
+        "--num-layers",
+        "4",
+        "--tensor-model-parallel-size=1",
+        "--lr",
+        "3e-4",
+        "--micro-batch-size",
+        "1",
+        "--sequence-parallel",
+        "--data-path",
+        "a",
+        "b",
+        "--recompute-granularity",
+        "full",
+        "--recompute-method=uniform",
+        "--recompute-num-layers",
+        "1",
     ]
     config = layout(tp=4, dp=2, micro=4, par={"is_optimizer_distributed": True})
     assert rewrite_command(host, config) == (
-        "pretrain_gpt.py", "--num-layers", "4", "--tensor-model-parallel-size=4", "--lr", "3e-4",
-        "--micro-batch-size", "4", "--data-path", "a", "b", "--global-batch-size", "16",
+        "pretrain_gpt.py",
+        "--num-layers",
+        "4",
+        "--tensor-model-parallel-size=4",
+        "--lr",
+        "3e-4",
+        "--micro-batch-size",
+        "4",
+        "--data-path",
+        "a",
+        "b",
+        "--global-batch-size",
+        "16",
         "--use-distributed-optimizer",
     )
 
 
 @pytest.mark.parametrize("recompute", list(Recompute))
 def test_a_rewritten_command_means_the_layout(layout: Layout, recompute: Recompute) -> None:
-    host = ["--pipeline-model-parallel-size", "2", "--overlap-grad-reduce",
-            "--recompute-activations", "--num-virtual-stages-per-pipeline-rank", "2"]
+    host = [
+        "--pipeline-model-parallel-size",
+        "2",
+        "--overlap-grad-reduce",
+        "--recompute-activations",
+        "--num-virtual-stages-per-pipeline-rank",
+        "2",
+    ]
     config = layout(tp=2, dp=4, recompute=recompute)
     written = rewrite_command(host, config)
     assert apply_options(layout(tp=4, dp=2), written) == config
 
 
 def test_a_namespace_becomes_the_config() -> None:
-    config = from_namespace(namespace(bf16=True, recompute_granularity="full",
-                                      recompute_method="uniform", recompute_num_layers=1))
+    config = from_namespace(
+        namespace(
+            bf16=True,
+            recompute_granularity="full",
+            recompute_method="uniform",
+            recompute_num_layers=1,
+        )
+    )
     assert (config.parallelism.tp, config.parallelism.pp, config.parallelism.dp) == (2, 2, 2)
     assert config.model.num_query_groups == 4
     assert config.model.vocab_size == 256
@@ -142,12 +215,20 @@ def test_a_namespace_becomes_the_config() -> None:
 
 
 def test_a_llama_namespace_is_read() -> None:
-    config = from_namespace(namespace(
-        normalization="RMSNorm", position_embedding_type="rope", swiglu=True,
-        add_bias_linear=False, group_query_attention=True, num_query_groups=2,
-        untie_embeddings_and_output_weights=True, recompute_granularity="full",
-        recompute_method="block", recompute_num_layers=2,
-    ))
+    config = from_namespace(
+        namespace(
+            normalization="RMSNorm",
+            position_embedding_type="rope",
+            swiglu=True,
+            add_bias_linear=False,
+            group_query_attention=True,
+            num_query_groups=2,
+            untie_embeddings_and_output_weights=True,
+            recompute_granularity="full",
+            recompute_method="block",
+            recompute_num_layers=2,
+        )
+    )
     assert config.model.normalization is Normalization.RMS_NORM
     assert config.model.position_embedding is PositionEmbedding.ROPE
     assert config.model.num_query_groups == 2
@@ -156,14 +237,24 @@ def test_a_llama_namespace_is_read() -> None:
 
 
 def test_settings_outside_the_model_are_listed() -> None:
-    config = from_namespace(namespace(
-        context_parallel_size=2, num_experts=8, fp8="hybrid", multi_latent_attention=True,
-        virtual_pipeline_model_parallel_size=2, data_parallel_size=1,
-        recompute_modules=["mlp"],
-    ))
+    config = from_namespace(
+        namespace(
+            context_parallel_size=2,
+            num_experts=8,
+            fp8="hybrid",
+            multi_latent_attention=True,
+            virtual_pipeline_model_parallel_size=2,
+            data_parallel_size=1,
+            recompute_modules=["mlp"],
+        )
+    )
     assert set(config.unmodelled) == {
-        "context_parallel_size", "num_experts", "fp8", "multi_latent_attention",
-        "virtual_pipeline_model_parallel_size", "recompute_modules",
+        "context_parallel_size",
+        "num_experts",
+        "fp8",
+        "multi_latent_attention",
+        "virtual_pipeline_model_parallel_size",
+        "recompute_modules",
     }
 
 

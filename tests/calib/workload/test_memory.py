@@ -43,8 +43,13 @@ def test_activations_of_a_layer_are_those_of_korthikanti(
     layout: Layout, tp: int, is_sequence_parallel: bool, is_fused: bool, factor: float
 ) -> None:
     """Table 2 of arXiv:2205.05198, two-byte elements and ffn = 4 h."""
-    config = layout(tp=tp, pp=2, model=WIDE, precision=Precision.BF16,
-                    par={"is_sequence_parallel": is_sequence_parallel})
+    config = layout(
+        tp=tp,
+        pp=2,
+        model=WIDE,
+        precision=Precision.BF16,
+        par={"is_sequence_parallel": is_sequence_parallel},
+    )
     assert layers_nbytes(config, is_fused=is_fused) == 2 * SBH * factor
 
 
@@ -61,8 +66,10 @@ def test_full_recompute_keeps_inputs_and_one_layer_at_work(layout: Layout) -> No
 @pytest.mark.parametrize(
     ("precision", "dp", "is_distributed", "nbytes"),
     [
-        (Precision.BF16, 4, False, 18), (Precision.BF16, 4, True, 6 + 12 / 4),
-        (Precision.FP32, 4, False, 16), (Precision.FP32, 4, True, 8 + 8 / 4),
+        (Precision.BF16, 4, False, 18),
+        (Precision.BF16, 4, True, 6 + 12 / 4),
+        (Precision.FP32, 4, False, 16),
+        (Precision.FP32, 4, True, 8 + 8 / 4),
     ],
 )
 def test_state_per_parameter(

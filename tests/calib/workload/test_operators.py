@@ -42,8 +42,9 @@ def test_linear_flop_of_all_ranks_is_two_per_weight_and_token(layout: Layout) ->
     assert per_rank * config.parallelism.tp == 2 * weights * tokens
 
 
-@settings(max_examples=40, deadline=None,
-          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(tp=st.sampled_from([1, 2, 4]), pp=st.sampled_from([1, 2, 4]), micro=st.sampled_from([1, 4]))
 def test_a_layout_splits_the_products_without_loss(
     layout: Layout, tp: int, pp: int, micro: int
@@ -80,8 +81,9 @@ def test_selective_recompute_is_attention_alone(layout: Layout) -> None:
 
 
 def test_shapes_are_local_to_the_rank(layout: Layout) -> None:
-    config = layout(tp=2, par={"is_sequence_parallel": True},
-                    model={"num_query_groups": 2, "is_gated": True})
+    config = layout(
+        tp=2, par={"is_sequence_parallel": True}, model={"num_query_groups": 2, "is_gated": True}
+    )
     forward = stage_operators(config, 0).forward
     assert shapes(forward, OperatorKind.LINEAR_QKV) == [(64, 64, 2 * 16 + 2 * 1 * 16)]
     assert shapes(forward, OperatorKind.POSITION) == [(64, 64)]

@@ -1,0 +1,133 @@
+"""What leaves the process: the companion's arguments, and metrics in the host's own W&B run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from forerun.hooks.host_wandb import ForecastFile, HostWandb, host_run
+from forerun.hooks.live import Live, companion_arguments
+from forerun.hooks.settings import RankInfo, Settings
+from forerun.hooks.window import StepPlan
+
+
+class HostRun:
+    """W&B's rule for steps: a step below the last is refused."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        assert step >= self.step, f"step {step} is less than current step {self.step}"
+        self.step = step
+        self.rows.append((step, values))
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> HostRun:
+    run = HostRun()
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=run))
+    return run
+
+
+def settings(directory: Path, *, rank: int = 1, command: tuple[str, ...] = ()) -> Settings:
+    info = RankInfo(rank=rank, world_size=2, local_rank=rank, local_world_size=2, run_id="r")
+    return Settings(rank=info, directory=directory, companion_command=command)
+
+
+def test_without_a_host_run_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    assert host_run() is None
+    assert "wandb" not in sys.modules
+
+
+def test_steps_are_logged_under_the_number_that_the_host_uses(run: HostRun, tmp_path: Path) -> None:
+    wandb = HostWandb(ForecastFile(tmp_path / "forecast.json"))
+    for step in range(3):
+        wandb.log(step=step, time_s=1.0, is_after_window=False)
+        run.log({"lm loss": 2.0}, step=step + 1)
+    assert [row[0] for row in run.rows] == [1, 1, 2, 2, 3, 3]
+
+
+def test_in_a_resumed_host_the_numbers_follow_the_hosts(run: HostRun, tmp_path: Path) -> None:
+    wandb = HostWandb(ForecastFile(tmp_path / "forecast.json"))
+    wandb.log(step=0, time_s=1.0, is_after_window=False)
+    run.log({"lm loss": 2.0}, step=101)
+    wandb.log(step=1, time_s=1.0, is_after_window=False)
+    run.log({"lm loss": 2.0}, step=102)
+    assert [row[0] for row in run.rows] == [1, 101, 102, 102]
+
+
+def test_the_median_of_bare_steps_stands_in_until_there_is_a_forecast(
+    run: HostRun, tmp_path: Path
+) -> None:
+    forecast = ForecastFile(tmp_path / "forecast.json")
+    wandb = HostWandb(forecast)
+    for time_s in (1.0, 2.0, 9.0):
+        wandb.note_bare(time_s)
+    forecast.poll()
+    wandb.log(step=4, time_s=4.0, is_after_window=True)
+    (tmp_path / "forecast.json").write_text(
+        json.dumps(
+            {"step_time_s": 3.0, "finish_p50_unix_s": 7.0, "overhead_frac": "damaged", "other": 1}
+        )
+    )
+    forecast.poll()
+    wandb.log(step=5, time_s=4.0, is_after_window=True)
+    assert run.rows[0][1] == {
+        "calib/step_time_s": 4.0,
+        "calib/step_time_predicted_s": 2.0,
+        "calib/step_time_error_frac": -0.5,
+    }
+    assert run.rows[1][1] == {
+        "calib/step_time_s": 4.0,
+        "calib/step_time_predicted_s": 3.0,
+        "calib/step_time_error_frac": -0.25,
+        "calib/finish_p50_unix_s": 7.0,
+    }
+
+
+def test_a_damaged_forecast_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "forecast.json"
+    path.write_text('{"step_time_s": 3.0}')
+    forecast = ForecastFile(path)
+    forecast.poll()
+    path.write_text("{")
+    forecast.poll()
+    path.write_text("[1]")
+    forecast.poll()
+    assert forecast.values == {"step_time_s": 3.0}
+
+
+def test_the_companion_is_told_what_it_needs_and_parses_it(tmp_path: Path) -> None:
+    from forerun.launch.companion import _parse
+
+    options = _parse(companion_arguments(settings(tmp_path), has_host_wandb=True))
+    assert (options.directory, options.run_id) == (tmp_path, "r")
+    assert options.settings["has_host_wandb"] is True and options.settings["steps"] == 20
+
+
+ECHO = "import sys; open(sys.argv[2] + '/events', 'w').write(sys.stdin.read())"
+
+
+def test_only_the_last_rank_starts_a_companion_and_tells_it_every_step(tmp_path: Path) -> None:
+    command = (sys.executable, "-c", ECHO)
+    for rank in (0, 1):
+        live = Live(settings(tmp_path, rank=rank, command=command))
+        live.start()
+        live.step(0, StepPlan(window=0, is_hooked=False, is_last=True), 2 * 10**9, 10**9, ())
+        live.window_closed(0, 0)
+        live.step(1, StepPlan(window=None, is_hooked=False), 10**9, 0, ())
+        live.end(1)
+        live.close()
+        if rank == 0:
+            assert not (tmp_path / "events").exists()
+    events = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()]
+    assert [e["event"] for e in events] == ["step", "window_closed", "step", "end"]
+    assert [e["is_after_window"] for e in events if e["event"] == "step"] == [False, True]
+    assert (events[0]["time_s"], events[0]["gap_s"]) == (3.0, 1.0)

@@ -1,0 +1,54 @@
+"""The README tells the truth: its commands run, its flags and variables are the ones there are."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from forerun.launch import flags
+from forerun.launch.cli import ExitCode, main
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
+COMMANDS = re.findall(r"^    forerun (.+)$", README, flags=re.MULTILINE)
+SOURCES = [
+    path.read_text(encoding="utf-8")
+    for room in ("hooks", "launch", "recipes")
+    for path in (ROOT / room).rglob("*.py")
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_line_answers(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [str(GOLDEN) if word == "DIR" else word for word in shlex.split(command)]
+    if "--gpus" in argv:  # 64 ranks would need a larger batch than the recorded run's 16 samples
+        argv[argv.index("--gpus") + 1] = "4"
+    assert main(argv) == ExitCode.ANSWER, capsys.readouterr().err
+
+
+def test_there_is_a_command_for_each_verb() -> None:
+    assert {command.split()[0] for command in COMMANDS} == {"report", "predict", "plan", "doctor"}
+
+
+def test_the_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
+    assert set(re.findall(r"^    make ([a-z-]+)", README, flags=re.MULTILINE)) <= targets
+
+
+def test_the_flag_table_is_complete() -> None:
+    told = set(re.findall(r"^\| `--calibrate-([a-z-]+)=", README, flags=re.MULTILINE))
+    assert told == set(flags.known())
+
+
+def test_every_environment_variable_told_is_read() -> None:
+    for name in set(re.findall(r"FORERUN_[A-Z]+", README)):
+        assert any(f'"{name}"' in source for source in SOURCES), name
+
+
+def test_every_number_was_filled_in() -> None:
+    assert not re.findall(r"@[A-Z_]+@", README)
