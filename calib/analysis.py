@@ -113,8 +113,12 @@ class Answer:
     plan: Plan
     decision: Decision
     history: tuple[WindowError, ...]
+    modelled_step: PredictedStep
+    """The running layout without hooks: timeline, plus waiting, minus the perturbation."""
     waiting_s: float
     """Mean time per step that a rank stands still for a later one, pipeline waits aside."""
+    perturbation_s: float
+    """What hooks slow a hooked step down by beyond the time that they take themselves."""
     skew_s: Mapping[int, float]
     problems: tuple[str, ...]
     transcript: tuple[str, ...]
@@ -164,15 +168,19 @@ def analyse(table: SampleTable, request: Request, *, problems: Sequence[str] = (
         previously_met=frozenset(Rule(value) for value in request.previously_met),
     )
     cost = _overhead(table)
-    waiting_s = mean_waiting_s(table)
+    waiting_s, perturbed_s = mean_waiting_s(table), perturbation_s(table, cost)
+    rest_s = waiting_s - perturbed_s
+    modelled = PredictedStep(
+        time_s=own.time_s + rest_s, low_s=own.low_s + rest_s, high_s=own.high_s + rest_s
+    )
     lines = transcript_lines(
         hooks=hooks,
         overhead=cost,
         step=StepSummary(
             measured_s=measured_s,
-            modelled_s=own.time_s + waiting_s,
-            low_s=own.low_s + waiting_s,
-            high_s=own.high_s + waiting_s,
+            modelled_s=modelled.time_s,
+            low_s=modelled.low_s,
+            high_s=modelled.high_s,
         ),
         forecast=ahead if config.cadence.train_iters else None,
         plan=found,
@@ -190,7 +198,9 @@ def analyse(table: SampleTable, request: Request, *, problems: Sequence[str] = (
         plan=found,
         decision=decision,
         history=window_history(table),
+        modelled_step=modelled,
         waiting_s=waiting_s,
+        perturbation_s=perturbed_s,
         skew_s=table.skew_s(),
         problems=tuple(problems),
         transcript=tuple(lines),
@@ -223,6 +233,21 @@ def mean_waiting_s(table: SampleTable) -> float:
     rows = table.skew[(table.skew["run_id"] == table.run_id) & (table.skew["role"] != "pp")]
     rows = rows[rows["window"] == rows["window"].max()]
     return float(rows["wait_s"].sum()) / max(1, rows["rank"].nunique())
+
+
+def perturbation_s(table: SampleTable, cost: Overhead | None) -> float:
+    """What hooks slow a step down by, seconds, beyond the time inside them, which is taken off.
+
+    Operators are timed in hooked steps, while the bare ones are what the run is made of.
+    """
+    if cost is None:
+        return 0.0
+    inside = table.phases[table.phases["name"].isin(["forward-backward", "optimizer"])]
+    hooked = table.steps[table.steps["is_clean"] & table.steps["is_hooked"]]
+    known_s = float(hooked["hook_s"].median())
+    known_s += float(inside.groupby(["rank", "step"])["hook_s"].sum().median())
+    bare = table.steps[table.steps["is_clean"] & ~table.steps["is_hooked"]]
+    return max(0.0, cost.overhead_frac * float(bare["time_s"].median()) - known_s)
 
 
 def hook_summary(table: SampleTable) -> HookSummary:
@@ -271,7 +296,8 @@ class _Fit:
     def of(table: SampleTable) -> _Fit:
         config = table.config()
         calibration = calibrate(table, device=config.device)
-        own_s = estimate_step(config, calibration).time_s + mean_waiting_s(table)
+        rest_s = mean_waiting_s(table) - perturbation_s(table, _overhead(table))
+        own_s = estimate_step(config, calibration).time_s + rest_s
         return _Fit(calibration=calibration, own_s=own_s)
 
     def step_error_frac(self, measured_s: float) -> float:

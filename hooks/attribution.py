@@ -35,6 +35,7 @@ class _Bracket:
     number: int
     start_ns: int
     wait_ns: int = 0
+    hook_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -95,7 +96,10 @@ class Attribution:
         if self._waiting:
             for bracket in self._brackets:
                 bracket.wait_ns += spent
-        elif self._open and not is_ours:
+        elif is_ours:
+            for bracket in self._brackets:
+                bracket.hook_ns += spent
+        elif self._open:
             _deepest(self._open).own_ns += spent
 
     def _begin(self, number: int) -> Iterator[Record]:
@@ -203,7 +207,13 @@ class Attribution:
             "start_ns": bracket.start_ns,
         }
         duration_ns = self._now_ns - bracket.start_ns
-        yield PhaseRecord(name=name, duration_ns=duration_ns, wait_ns=bracket.wait_ns, **common)
+        yield PhaseRecord(
+            name=name,
+            duration_ns=duration_ns,
+            wait_ns=bracket.wait_ns,
+            hook_ns=bracket.hook_ns,
+            **common,
+        )
         if name == OPTIMIZER and self.log.num_parameters:
             yield OperatorRecord(
                 kind=OperatorKind.OPTIMIZER,
@@ -211,7 +221,7 @@ class Attribution:
                 shape=(self.log.num_parameters,),
                 element_nbytes=4,
                 layer=0,
-                duration_ns=duration_ns - bracket.wait_ns,
+                duration_ns=duration_ns - bracket.wait_ns - bracket.hook_ns,
                 **common,
             )
 

@@ -49,6 +49,7 @@ class _Step:
     flags: set[StepFlag]
     num_faults: int
     excluded_ns: int = 0
+    hook_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -160,6 +161,7 @@ class Session:
 
                 self._instruments = Instruments(self._host, self.guard, num_passes=self._num_passes)
             self._instruments.put_on(step=number, window=plan.window)
+            self._step.hook_ns += self._clock() - start_ns
 
     def _start(self) -> None:
         """On the first step: the run's description, and the companion where it belongs."""
@@ -176,8 +178,10 @@ class Session:
         step, self._step = self._step, None
         if step is None:
             return
+        done_ns = self._clock()
         log = self._instruments.take_off() if self._instruments and step.plan.is_hooked else None
         end_ns = self._clock()
+        step.hook_ns += end_ns - done_ns if log is not None else 0
         self._between.end_ns = end_ns
         if log is not None:
             self._pending.append(log)
@@ -205,6 +209,7 @@ class Session:
                     gap_ns=step.gap_ns,
                     is_hooked=plan.is_hooked,
                     flags=flags,
+                    hook_ns=step.hook_ns,
                 )
             )
         self._live.step(step.number, plan, duration_ns, step.gap_ns, flags)

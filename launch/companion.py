@@ -1,8 +1,9 @@
-"""The process beside the last rank: reads what the hooks wrote, answers, and logs to W&B.
+"""The process beside the last rank: answers and logs, and costs training nothing but idle time.
 
-It runs at the lowest priority and outside the training process, so that fitting, files and W&B cost
-training nothing but an idle core.  Events arrive as JSON lines on its standard input; end of file
-means that training is gone, and it finishes what it can.
+It takes the lowest priority before anything else, and loads pandas, the models and W&B only when
+the first window has closed, so that it does not disturb what the window measures.  Events arrive as
+JSON lines on its standard input; end of file means that training is gone, and it finishes what it
+can.
 """
 
 from __future__ import annotations
@@ -14,215 +15,68 @@ import queue
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..calib.analysis import Answer, Request, analyse
-from ..calib.errors import ForerunError
-from ..calib.samples.records import WindowRecord
-from ..calib.samples.run import RunRecords
-from ..calib.samples.store import read_run
-from ..calib.samples.table import build_table
-from ..calib.timeline.measured import measured_spans
-from ..hooks.settings import OnAdvice, WandbMode
-from .answers import wandb_tables, write_answer, write_score
-from .scoring import Score, StepRow
-from .wandb_sink import NoSink, Sink, open_sink
+if TYPE_CHECKING:
+    from .beside import Beside
 
-PATIENCE_S = 30.0
-"""How long the other ranks' files are waited for after a window has closed here."""
-NUM_KEPT_STEPS = 1000
-"""Bare steps that a forecast rests on: the newest."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What the session told us on the command line."""
-
-    directory: Path
-    run_id: str
-    settings: dict[str, Any]
-
-    @property
-    def request(self) -> Request:
-        """The user's wishes in the form that the core takes; the clock is read by the caller."""
-        get = self.settings.get
-        return Request(
-            now_unix_s=0.0,
-            deadline_unix_s=get("deadline_unix_s"),
-            budget_hours=get("budget_hours"),
-            restart_cost_s=float(get("restart_cost_s", 600.0)),
-            confidence=float(get("confidence", 0.9)),
-            gpus=tuple(get("gpus") or ()),
-            host_argv=tuple(get("host_argv") or ()),
-        )
-
-
-class Companion:
-    """Events in; transcript, files and W&B out.  The clock is an argument of ``run`` alone."""
-
-    def __init__(self, options: Options, sink: Sink) -> None:
-        self._options = options
-        self._sink = sink
-        self._held: list[StepRow] = []
-        self._score = Score()
-        self._answer: Answer | None = None
-        self._met: tuple[str, ...] = ()
-        self._bare_s: deque[float] = deque(maxlen=NUM_KEPT_STEPS)
-        self._pending: tuple[int, float] | None = None
-        self._is_first_open = True
-        self._brackets: dict[str, list[float]] = {}
-        self._last_iteration = 0
-
-    def handle(self, event: dict[str, Any], now_unix_s: float) -> None:
-        """Take one event of the training process."""
-        kind = event.get("event")
-        if kind == "step":
-            row = StepRow.from_event(event)
-            self._last_iteration = row.iteration
-            if not row.is_hooked and not row.flags:
-                self._bare_s.append(row.time_s)
-            self._held.append(row)
-            self._flush()
-        elif kind == "phase":
-            self._brackets.setdefault(event["name"], []).append(float(event["time_s"]))
-        elif kind == "window_closed":
-            self._pending = (int(event["window"]), now_unix_s)
-
-    def poll(self, now_unix_s: float, *, is_final: bool = False) -> None:
-        """Analyse the closed window once all ranks' files are there, or patience is over."""
-        if self._pending is None:
-            return
-        window, since = self._pending
-        try:
-            run = read_run(self._options.directory, self._options.run_id)
-        except ForerunError as err:
-            if is_final or now_unix_s - since > PATIENCE_S:
-                self._settle(f"no answer for window {window}: {err}")
-            return
-        is_patience_over = is_final or now_unix_s - since > PATIENCE_S
-        if not is_window_complete(run, window) and not is_patience_over:
-            return
-        try:
-            self._analyse(run, now_unix_s)
-        except ForerunError as err:
-            self._settle(f"no answer for window {window}: {err}")
-        else:
-            self._settle()
-
-    def finish(self, now_unix_s: float) -> None:
-        """Last words: what is still held, and how the predictions did."""
-        self.poll(now_unix_s, is_final=True)
-        self._flush(is_final=True)
-        if self._answer is not None:
-            write_score(self._options.directory, self._score.summary(), self._answer.run_id)
-        for line in self._score.lines():
-            say(line)
-        self._sink.close(self._score.summary())
-
-    def _analyse(self, run: RunRecords, now_unix_s: float) -> None:
-        request = replace(
-            self._options.request,
-            now_unix_s=now_unix_s,
-            last_step=self._last_iteration,
-            step_times_s=tuple(self._bare_s),
-            eval_times_s=tuple(self._brackets.get("eval", ())),
-            save_times_s=tuple(self._brackets.get("save-checkpoint", ())),
-            previously_met=self._met,
-        )
-        table = build_table(run)
-        answer = analyse(table, request, problems=run.problems)
-        self._answer = answer
-        self._met = tuple(sorted(rule.value for rule in answer.decision.rules_met))
-        directory = self._options.directory
-        write_answer(directory, table, request, answer, measured_spans(run))
-        for line in answer.transcript:
-            print(line, flush=True)
-        where = f"{directory}/report.md · decision.json · timeline.json.gz"
-        say(f"report: {where} · W&B: {self._sink.where}")
-        self._sink.tables(self._logged_iteration(), wandb_tables(answer))
-        if answer.is_stop and self._options.settings.get("on_advice") == OnAdvice.ALERT.value:
-            self._sink.alert("forerun: stop advised", answer.transcript[-1])
-
-    def _settle(self, problem: str = "") -> None:
-        """The pending window is done with: held rows may go."""
-        if problem:
-            say(problem)
-        self._pending = None
-        self._is_first_open = False
-        self._flush()
-
-    def _logged_iteration(self) -> int:
-        return self._held[0].iteration if self._held else self._last_iteration
-
-    def _flush(self, *, is_final: bool = False) -> None:
-        """Log held rows in order; rows after the first window wait for its prediction."""
-        while self._held:
-            row = self._held[0]
-            if row.is_after_window and self._is_first_open and not is_final:
-                return
-            self._held.pop(0)
-            values = {"step_time_s": row.time_s}
-            if row.is_after_window and self._answer is not None:
-                values |= self._score.add(row, self._answer)
-            self._sink.step(row.iteration, values)
-
-
-def is_window_complete(run: RunRecords, window: int) -> bool:
-    """True when every rank of the run has closed this window."""
-    closed = {
-        rank
-        for rank, records in run.records.items()
-        if any(isinstance(r, WindowRecord) and r.window == window for r in records)
-    }
-    return len(closed) == run.world_size
-
-
-def say(text: str) -> None:
-    """One line into the training log."""
-    print(f"[forerun] {text}", flush=True)
+Event = dict[str, Any]
+LOWEST_PRIORITY = 19
+_TICK_S = 0.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until the training process ends or dies; 0."""
-    options = _parse(argv)
-    os.nice(19)
-    sink = _sink(options)
-    companion = Companion(options, sink)
-    events: queue.Queue[dict[str, Any] | None] = queue.Queue()
-    threading.Thread(target=_read, args=(events,), daemon=True).start()
-    while True:
-        try:
-            event = events.get(timeout=0.5)
-            if event is None or event.get("event") == "end":
-                break
-            companion.handle(event, time.time())
-        except queue.Empty:
-            companion.poll(time.time())
-    companion.finish(time.time())
+    os.nice(LOWEST_PRIORITY)
+    args = _parse(argv)
+    beside: Beside | None = None
+    held: list[Event] = []
+    for event in _events():
+        if event is not None:
+            held.append(event)
+        if beside is None and event is not None and event.get("event") == "window_closed":
+            beside = _wake(args)
+        if beside is not None:
+            _hand_over(beside, held)
+            beside.poll(time.time())
+    beside = beside or _wake(args)
+    _hand_over(beside, held)
+    beside.finish(time.time())
     return 0
 
 
-def _sink(options: Options) -> Sink:
-    settings = options.settings
-    mode = WandbMode(settings.get("wandb", "auto"))
-    try:
-        return open_sink(
-            mode,
-            has_host_run=bool(settings.get("has_host_wandb")),
-            directory=options.directory,
-            run_id=options.run_id,
-            config=settings,
-        )
-    except Exception as err:  # W&B raises its own, network and file errors alike; files go on.
-        say(f"W&B is off: {err}")
-        return NoSink()
+def _hand_over(beside: Beside, held: list[Event]) -> None:
+    for event in held:
+        beside.handle(event, time.time())
+    held.clear()
 
 
-def _read(events: queue.Queue[dict[str, Any] | None]) -> None:
+def _wake(args: argparse.Namespace) -> Beside:
+    from .beside import Beside, Options
+
+    return Beside(
+        Options(directory=args.directory, run_id=args.run_id, settings=args.settings),
+    )
+
+
+def _events() -> Iterator[Event | None]:
+    """The events up to the last one; None whenever none has come for a while."""
+    events: queue.Queue[Event | None] = queue.Queue()
+    threading.Thread(target=_read, args=(events,), daemon=True).start()
+    while True:
+        try:
+            event = events.get(timeout=_TICK_S)
+        except queue.Empty:
+            yield None
+            continue
+        if event is None or event.get("event") == "end":
+            return
+        yield event
+
+
+def _read(events: queue.Queue[Event | None]) -> None:
     for line in sys.stdin:
         try:
             events.put(json.loads(line))
@@ -231,13 +85,12 @@ def _read(events: queue.Queue[dict[str, Any] | None]) -> None:
     events.put(None)
 
 
-def _parse(argv: Sequence[str] | None) -> Options:
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="forerun.launch.companion")
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--run-id", required=True)
     parser.add_argument("--settings", type=json.loads, default={})
-    args = parser.parse_args(argv)
-    return Options(directory=args.directory, run_id=args.run_id, settings=args.settings)
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

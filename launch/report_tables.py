@@ -17,6 +17,7 @@ from ..calib.timeline.step import Contribution
 from ..calib.units import format_bytes, format_frac, format_time
 
 NUM_LAYOUTS = 10
+NEGLIGIBLE_S = 1e-6
 WIDTH = 140
 
 
@@ -114,20 +115,15 @@ def layouts_table(plan: Plan, top: int = NUM_LAYOUTS) -> ReportTable:
 
 def _parts(answer: Answer) -> ReportTable:
     own = answer.own
-    total_s = own.time_s + answer.waiting_s
+    parts = [(part.value, time_s) for part, time_s in own.parts_s.items()]
+    parts.append(("waiting for later ranks", answer.waiting_s))
+    parts.append(("slowed down by hooks", -answer.perturbation_s))
+    total_s = answer.modelled_step.time_s
     rows = [
-        (part.value, format_time(time_s), format_frac(time_s / total_s))
-        for part, time_s in own.parts_s.items()
-        if time_s > 0
+        (name, format_time(time_s), format_frac(time_s / total_s))
+        for name, time_s in parts
+        if abs(time_s) > NEGLIGIBLE_S
     ]
-    if answer.waiting_s > 0:
-        rows.append(
-            (
-                "waiting for later ranks",
-                format_time(answer.waiting_s),
-                format_frac(answer.waiting_s / total_s),
-            )
-        )
     return ReportTable(
         key="step_parts",
         title=f"Modelled step by part (stage {own.critical_stage})",

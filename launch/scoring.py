@@ -54,7 +54,7 @@ class Score:
             "step_time_predicted_s": predicted.time_s,
             "step_time_predicted_low_s": predicted.low_s,
             "step_time_predicted_high_s": predicted.high_s,
-            "step_time_modelled_s": answer.own.time_s + answer.waiting_s,
+            "step_time_modelled_s": answer.modelled_step.time_s,
             "step_time_error_frac": error_frac,
             "is_in_interval": float(inside),
             "finish_p50_unix_s": answer.forecast.finish_p50_unix_s,

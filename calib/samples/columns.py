@@ -37,6 +37,7 @@ FRAMES: Mapping[str, Mapping[str, str]] = {
         "step": "int64",
         "time_s": "float64",
         "gap_s": "float64",
+        "hook_s": "float64",
         "is_hooked": "bool",
         "is_clean": "bool",
         "flags": "str",
@@ -50,6 +51,7 @@ FRAMES: Mapping[str, Mapping[str, str]] = {
         "count": "int64",
         "time_s": "float64",
         "wait_s": "float64",
+        "hook_s": "float64",
     },
     "skew": {
         "run_id": "str",

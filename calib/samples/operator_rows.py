@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pandas as pd
 
@@ -10,7 +12,13 @@ from .reduce import median_over_steps
 
 _KEYS = ["window", "kind", "phase", "shape", "element_nbytes", "stage"]
 _COMPUTE = {"forward-compute": Phase.FORWARD.value, "backward-compute": Phase.BACKWARD.value}
-_LEAST_BARE_STEPS = 3
+_STEP = ["window", "stage", "rank", "step"]
+_FINISH = (
+    "all-grads-sync",
+    "embedding-grads-all-reduce",
+    "conditional-embedder-grads-all-reduce",
+    "non-tensor-parallel-grads-all-reduce",
+)
 
 
 def operator_rows(operators: pd.DataFrame) -> pd.DataFrame:
@@ -19,41 +27,61 @@ def operator_rows(operators: pd.DataFrame) -> pd.DataFrame:
 
 
 def host_microbatch_rows(operators: pd.DataFrame, phases: pd.DataFrame) -> pd.DataFrame:
-    """Rest of one forward or backward of a stage: neither an operator nor waiting for a collective.
+    """Rest of one forward or backward of a stage: neither an operator, nor waiting, nor our hooks.
 
-    A phase without any operator gives none: its operators were not recorded.
+    What the schedule does between the passes is counted with the forward ones.  A pass without any
+    operator gives none: its operators were not recorded.
     """
     compute = phases[phases["is_hooked"] & phases["name"].isin(list(_COMPUTE))]
     hooked = _with_rest(operators, compute)
     if hooked.empty:
         return pd.DataFrame()
+    between = _between_passes(phases).reindex(pd.MultiIndex.from_frame(hooked[_STEP]))
+    is_forward = (hooked["name"] == "forward-compute").to_numpy()
+    hooked["time_s"] += np.where(is_forward, between.fillna(0.0).to_numpy(), 0.0)
     rows = median_over_steps(hooked, ["window", "stage", "name"])
     rows["phase"] = rows["name"].map(_COMPUTE)
     rows["kind"] = OperatorKind.HOST_MICROBATCH.value
     return rows
 
 
-def host_step_rows(
-    operators: pd.DataFrame, phases: pd.DataFrame, steps: pd.DataFrame
-) -> pd.DataFrame:
-    """Rest of one step beyond forward-backward and optimizer; of bare steps if there are enough."""
-    index = ["window", "stage", "rank", "step"]
-    whole = phases[phases["name"] == "forward-backward"].groupby(index)["duration_s"].sum()
-    rest = steps.set_index(index)[["time_s", "is_hooked"]].loc[lambda f: f.index.isin(whole.index)]
+def host_step_rows(phases: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Rest of one step beyond its passes and the optimizer, our own hooks left out.
+
+    The part of the gradients' finish that waits for no collective belongs to it.
+    """
+    whole = _sums(phases, ["forward-backward"], "duration_s")
+    update = _sums(phases, ["optimizer"], "duration_s")
+    finish = _own(phases, _FINISH)
+    rest = steps.set_index(_STEP)[["time_s", "hook_s"]].loc[lambda f: f.index.isin(whole.index)]
     if rest.empty:
         return pd.DataFrame()
-    update = phases[phases["name"] == "optimizer"].groupby(index)[["duration_s", "wait_s"]].sum()
-    inner = operators[operators["kind"] == OperatorKind.OPTIMIZER.value]
-    own = inner.groupby(index)["time_s"].sum().reindex(update.index)
-    taken = (own + update["wait_s"]).fillna(update["duration_s"])
-    rest["time_s"] -= whole.reindex(rest.index)
-    rest["time_s"] -= taken.reindex(rest.index).fillna(0.0)
-    bare = rest[~rest["is_hooked"]]
-    if len(bare.index.unique("step")) >= _LEAST_BARE_STEPS:
-        rest = bare
+    rest["time_s"] += finish.reindex(rest.index).fillna(0.0) - rest["hook_s"]
+    rest["time_s"] -= whole.reindex(rest.index) + update.reindex(rest.index).fillna(0.0)
     rows = median_over_steps(rest.reset_index(), ["window", "stage"])
     rows["kind"], rows["phase"] = OperatorKind.HOST_STEP.value, Phase.STEP.value
     return rows
+
+
+def _between_passes(phases: pd.DataFrame) -> pd.Series:
+    """Own time of forward-backward outside its passes and finish, per forward pass, by step."""
+    whole = _own(phases, ["forward-backward"])
+    inside = _own(phases, [*_COMPUTE, *_FINISH]).reindex(whole.index).fillna(0.0)
+    passes = phases[phases["name"] == "forward-compute"].groupby(_STEP)["name"].size()
+    return (whole - inside).clip(lower=0.0) / passes.reindex(whole.index)
+
+
+def _own(phases: pd.DataFrame, names: Iterable[str]) -> pd.Series:
+    """Time of the phases by step, without waiting and without our hooks."""
+    return (
+        _sums(phases, names, "duration_s")
+        - _sums(phases, names, "wait_s")
+        - _sums(phases, names, "hook_s")
+    )
+
+
+def _sums(phases: pd.DataFrame, names: Iterable[str], column: str) -> pd.Series:
+    return phases[phases["name"].isin(list(names))].groupby(_STEP)[column].sum()
 
 
 def _with_rest(operators: pd.DataFrame, compute: pd.DataFrame) -> pd.DataFrame:
@@ -69,6 +97,7 @@ def _with_rest(operators: pd.DataFrame, compute: pd.DataFrame) -> pd.DataFrame:
         inside = (home >= 0) & (at < ends[home]) if len(starts) else np.zeros(len(at), bool)
         taken = np.bincount(home[inside], events["time_s"].to_numpy()[inside], len(starts))
         number = np.bincount(home[inside], minlength=len(starts))
-        rest = phases.assign(time_s=phases["duration_s"] - phases["wait_s"] - taken)
+        free = phases["duration_s"] - phases["wait_s"] - phases["hook_s"]
+        rest = phases.assign(time_s=free - taken)
         parts.append(rest[number > 0])
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()

@@ -46,7 +46,10 @@ class Header:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """One optimizer step.  ``gap_ns`` is the time since the previous step's end (logging, data)."""
+    """One optimizer step.  ``gap_ns`` is the time since the previous step's end (logging, data).
+
+    ``hook_ns`` is the part of the step in which hooks were put on and taken off.
+    """
 
     step: int
     window: int
@@ -55,6 +58,7 @@ class StepRecord:
     gap_ns: int
     is_hooked: bool
     flags: tuple[StepFlag, ...] = ()
+    hook_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,7 @@ class PhaseRecord:
     """A bracket of the host framework: forward-compute, backward-compute, optimizer, eval...
 
     ``name`` is Megatron's timer name.  ``microbatch`` counts starts of that name within the step.
-    ``wait_ns`` is the part of it spent in synchronous collectives.
+    ``wait_ns`` is the part of it spent in synchronous collectives, ``hook_ns`` in our own hooks.
     """
 
     step: int
@@ -72,6 +76,7 @@ class PhaseRecord:
     start_ns: int
     duration_ns: int
     wait_ns: int = 0
+    hook_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

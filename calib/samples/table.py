@@ -133,7 +133,7 @@ def build_table(run: RunRecords) -> SampleTable:
     samples = [
         operator_rows(operators).assign(row="operator"),
         host_microbatch_rows(operators, phases).assign(row="operator"),
-        host_step_rows(operators, phases, clean_steps).assign(row="operator"),
+        host_step_rows(phases, clean_steps).assign(row="operator"),
         collective_rows(matched).assign(row="collective"),
     ]
     frames = {
@@ -182,6 +182,7 @@ def _step_frame(run: RunRecords) -> pd.DataFrame:
     frame = _frame(run, StepRecord)
     frame["time_s"] = _seconds(frame["duration_ns"]) + _seconds(frame["gap_ns"])
     frame["gap_s"] = _seconds(frame["gap_ns"])
+    frame["hook_s"] = _seconds(frame["hook_ns"])
     frame["flags"] = [",".join(flag.value for flag in flags) for flags in frame["flags"]]
     frame["is_hooked"] = frame["is_hooked"].astype(bool)
     frame["stage"] = [run.headers[rank].stage for rank in frame["rank"]]
@@ -203,6 +204,7 @@ def _phase_frame(run: RunRecords) -> pd.DataFrame:
     frame = _frame(run, PhaseRecord)
     frame["duration_s"] = _seconds(frame["duration_ns"])
     frame["wait_s"] = _seconds(frame["wait_ns"])
+    frame["hook_s"] = _seconds(frame["hook_ns"])
     return frame
 
 
@@ -231,7 +233,10 @@ def _phase_totals(phases: pd.DataFrame) -> pd.DataFrame:
     keys = ["window", "rank", "step", "name"]
     groups = phases.sort_values([*keys, "start_ns"], kind="stable").groupby(keys, sort=True)
     return groups.agg(
-        count=("duration_s", "size"), time_s=("duration_s", "sum"), wait_s=("wait_s", "sum")
+        count=("duration_s", "size"),
+        time_s=("duration_s", "sum"),
+        wait_s=("wait_s", "sum"),
+        hook_s=("hook_s", "sum"),
     ).reset_index()
 
 

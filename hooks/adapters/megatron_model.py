@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...calib.workload.config import RunConfig
-from ...calib.workload.megatron_args import from_namespace
+from ...calib.workload.megatron_namespace import from_namespace
 from ..settings import CadenceHint
 
 _WRAPPER_DEPTH = 6

@@ -126,7 +126,7 @@ def _arguments() -> Any:
 def _run_config(models: tuple[Any, ...]) -> RunConfig:
     import megatron.core
 
-    from ...calib.workload.megatron_args import from_namespace
+    from ...calib.workload.megatron_namespace import from_namespace
     from ..instruments import device_name
 
     version = f"Megatron-LM {megatron.core.__version__}"

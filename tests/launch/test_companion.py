@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from forerun.launch.companion import PATIENCE_S, Companion, Options
+from forerun.launch.beside import PATIENCE_S, Beside, Options
 
 ROOT = Path(__file__).parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
-WINDOW_END = 9
+WINDOW_END = 11
 
 
 class Notes:
@@ -57,9 +57,9 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def companion(directory: Path, notes: Notes, **settings: Any) -> Companion:
+def companion(directory: Path, notes: Notes, **settings: Any) -> Beside:
     options = Options(directory=directory, run_id="golden-run", settings=settings)
-    return Companion(options, notes)
+    return Beside(options, open_sink=lambda _: notes)
 
 
 def test_rows_after_the_window_wait_for_its_prediction(directory: Path) -> None:
@@ -113,7 +113,7 @@ def test_a_deadline_that_cannot_be_met_alerts_in_the_second_window(directory: Pa
         beside.handle(event(step), 1000.0)
     for window in (0, 1):
         beside.handle({"event": "window_closed", "window": window, "last_step": 8}, 1000.0)
-        beside.poll(1001.0 + PATIENCE_S)
+        beside.poll(1001.0 + PATIENCE_S + window)
         assert len(notes.alerts) == window
     value = json.loads((directory / "decision.json").read_text(encoding="utf-8"))
     assert value["action"] == "stop"

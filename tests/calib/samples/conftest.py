@@ -30,6 +30,9 @@ US = 1_000
 MS = 1_000_000
 LINEAR_NS = 300 * US
 HOST_NS = 50 * US
+BETWEEN_NS = 30 * US
+HOOK_NS = 20 * US
+INSTALL_NS = 100 * US
 TRANSFER_NS = 200 * US
 LATE_NS = 70 * US
 OPTIMIZER_NS = 2 * MS
@@ -73,16 +76,21 @@ def header(rank: int, *, run_id: str = "run-a", world_size: int = 2, **changes: 
 
 
 def step_records(rank: int, step: int) -> list[Record]:
-    """Two micro-batches of one linear and one all-reduce, for which rank 0 comes early."""
+    """Two micro-batches of one linear and one all-reduce, for which rank 0 comes early.
+
+    In hooked steps our hooks take their time too: within each pass, and around the step.
+    """
     start = step * 100 * MS
     is_hooked = step % 2 == 0
     slow = 40 if step == FLAGGED_STEP else 1
     late = LATE_NS if rank == 0 else 0
     wait = TRANSFER_NS + late
+    hook = HOOK_NS if is_hooked else 0
+    install = INSTALL_NS if is_hooked else 0
     records: list[Record] = []
     at = start
     for microbatch in range(2):
-        length = LINEAR_NS * slow + wait + HOST_NS
+        length = LINEAR_NS * slow + wait + HOST_NS + hook
         records.append(
             PhaseRecord(
                 step=step,
@@ -92,6 +100,7 @@ def step_records(rank: int, step: int) -> list[Record]:
                 microbatch=microbatch,
                 duration_ns=length,
                 wait_ns=wait,
+                hook_ns=hook,
             )
         )
         if is_hooked:
@@ -127,7 +136,7 @@ def step_records(rank: int, step: int) -> list[Record]:
                     exposed_ns=wait,
                 )
             )
-        at += length
+        at += length + BETWEEN_NS
     records.append(
         PhaseRecord(
             step=step,
@@ -136,6 +145,8 @@ def step_records(rank: int, step: int) -> list[Record]:
             microbatch=0,
             start_ns=start,
             duration_ns=at - start,
+            wait_ns=2 * wait,
+            hook_ns=2 * hook,
         )
     )
     records.append(
@@ -155,9 +166,10 @@ def step_records(rank: int, step: int) -> list[Record]:
             window=0,
             start_ns=start,
             gap_ns=STEP_REST_NS // 4,
-            duration_ns=at + OPTIMIZER_NS + STEP_REST_NS * 3 // 4 - start,
+            duration_ns=at + OPTIMIZER_NS + STEP_REST_NS * 3 // 4 - start + install,
             is_hooked=is_hooked,
             flags=flags,
+            hook_ns=install,
         )
     )
     return records

@@ -16,10 +16,10 @@ from forerun.calib.workload.config import (
 )
 from forerun.calib.workload.megatron_args import (
     apply_options,
-    from_namespace,
     options,
     rewrite_command,
 )
+from forerun.calib.workload.megatron_namespace import from_namespace
 
 Layout = Callable[..., RunConfig]
 ALL_ON = {
