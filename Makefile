@@ -18,7 +18,7 @@ $(VENV)/.ready: setup.cfg pyproject.toml
 quickstart: setup
 	rm -rf $(OUT)
 	$(BIN)/torchrun --standalone --nproc-per-node 2 recipes/pretrain_gpt.py \
-	    --train-iters 80 --calibrate --calibrate-dir=$(OUT)
+	    --train-iters 200 --calibrate --calibrate-dir=$(OUT)
 	$(BIN)/forerun report $(OUT)
 
 test: setup

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from .advice.decision import Action, Decision, Limits, Rule, decide
 from .advice.forecast import Extra, Forecast, forecast, num_left
-from .advice.overhead import Overhead, overhead
+from .advice.overhead import Overhead
 from .advice.plan import Plan, plan
 from .advice.transcript import HookSummary, StepSummary, transcript_lines
-from .errors import CalibrationError
+from .evidence import (
+    hook_summary,
+    mean_waiting_s,
+    measured_overhead,
+    measured_sigma_log,
+    measured_step_s,
+    memory_offset_nbytes,
+    perturbation_s,
+)
 from .fit.calibration import Calibration, calibrate
-from .fit.training import measured_operators
+from .history import WindowError, window_history
 from .samples.table import SampleTable
 from .timeline.step import StepEstimate, estimate_step
 from .units import HOUR_S
 from .workload.config import RunConfig
-from .workload.memory import memory_offset
-from .workload.operators import OperatorKind
 
 SCHEMA = 1
-_HOST_KINDS = (OperatorKind.HOST_MICROBATCH.value, OperatorKind.HOST_STEP.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,24 +83,6 @@ class PredictedStep:
     time_s: float
     low_s: float
     high_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WindowError:
-    """How well a window was known: modelled over measured step, minus one.
-
-    ``before_frac`` is from the models of the windows before it (None for the first),
-    ``after_frac`` from the models refitted with its own rows; ``operator_*`` the same as the
-    median absolute error over its operators.
-    """
-
-    window: int
-    num_rows: int
-    measured_s: float
-    before_frac: float | None
-    after_frac: float
-    operator_before_frac: float | None
-    operator_after_frac: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +140,7 @@ def analyse(table: SampleTable, request: Request, *, problems: Sequence[str] = (
         calibration,
         num_ranks=(config.parallelism.num_ranks, *request.gpus),
         measured_step_time_s=measured_s,
+        measured_sigma_log=measured_sigma_log(table),
         memory_capacity_nbytes=request.memory_capacity_nbytes or table.device_memory_nbytes(),
         memory_offset_nbytes=memory_offset_nbytes(table),
     )
@@ -167,7 +155,7 @@ def analyse(table: SampleTable, request: Request, *, problems: Sequence[str] = (
         host_argv=request.host_argv,
         previously_met=frozenset(Rule(value) for value in request.previously_met),
     )
-    cost = _overhead(table)
+    cost = measured_overhead(table)
     waiting_s, perturbed_s = mean_waiting_s(table), perturbation_s(table, cost)
     rest_s = waiting_s - perturbed_s
     modelled = PredictedStep(
@@ -205,148 +193,6 @@ def analyse(table: SampleTable, request: Request, *, problems: Sequence[str] = (
         problems=tuple(problems),
         transcript=tuple(lines),
     )
-
-
-def measured_step_s(table: SampleTable) -> float:
-    """Median bare step of the newest window, seconds; all clean steps where none was bare."""
-    newest = _only_windows(table, _windows(table)[-1:])
-    times = newest.step_times_s(is_hooked=False)
-    if not times.size:
-        times = newest.step_times_s()
-    if not times.size:
-        raise CalibrationError("no unflagged step in the newest window; record more steps")
-    return float(np.median(times))
-
-
-def memory_offset_nbytes(table: SampleTable) -> int | None:
-    """What the measured peak of the newest run had beyond its estimate; None where not measured."""
-    peaks = table.memory_peak_nbytes()
-    return memory_offset(table.config(), max(peaks.values())) if peaks else None
-
-
-def mean_waiting_s(table: SampleTable) -> float:
-    """Waiting for later ranks per step in the newest window, mean over ranks, seconds.
-
-    A rank's step is its own work plus its waiting; averaged over ranks that is an identity, so
-    this much of a step belongs to no operator.  Waiting of stages for each other is the timeline's.
-    """
-    rows = table.skew[(table.skew["run_id"] == table.run_id) & (table.skew["role"] != "pp")]
-    rows = rows[rows["window"] == rows["window"].max()]
-    return float(rows["wait_s"].sum()) / max(1, rows["rank"].nunique())
-
-
-def perturbation_s(table: SampleTable, cost: Overhead | None) -> float:
-    """What hooks slow a step down by, seconds, beyond the time inside them, which is taken off.
-
-    Operators are timed in hooked steps, while the bare ones are what the run is made of.
-    """
-    if cost is None:
-        return 0.0
-    inside = table.phases[table.phases["name"].isin(["forward-backward", "optimizer"])]
-    hooked = table.steps[table.steps["is_clean"] & table.steps["is_hooked"]]
-    known_s = float(hooked["hook_s"].median())
-    known_s += float(inside.groupby(["rank", "step"])["hook_s"].sum().median())
-    bare = table.steps[table.steps["is_clean"] & ~table.steps["is_hooked"]]
-    return max(0.0, cost.overhead_frac * float(bare["time_s"].median()) - known_s)
-
-
-def hook_summary(table: SampleTable) -> HookSummary:
-    """Installed and fired hooks of the newest window, operator kinds and groups seen."""
-    rows = table.coverage[table.coverage["run_id"] == table.run_id]
-    rows = rows[rows["window"] == rows["window"].max()]
-    kinds = set(table.operators["kind"]) - set(_HOST_KINDS)
-    groups = set(zip(table.collectives["role"], table.collectives["num_ranks"], strict=True))
-    return HookSummary(
-        num_fired=int(rows["fired"].clip(upper=rows["installed"]).sum()),
-        num_installed=int(rows["installed"].sum()),
-        num_operator_kinds=len(kinds),
-        num_groups=len(groups),
-    )
-
-
-def window_history(table: SampleTable) -> tuple[WindowError, ...]:
-    """The error of each window under the models before it and after it, oldest first."""
-    windows = _windows(table)
-    out: list[WindowError] = []
-    for place, window in enumerate(windows):
-        here = _only_windows(table, [window])
-        after = _Fit.of(_only_windows(table, windows[: place + 1]))
-        before = _Fit.of(_only_windows(table, windows[:place])) if place else None
-        measured_s = measured_step_s(here)
-        out.append(
-            WindowError(
-                window=int(window),
-                num_rows=len(here.samples),
-                measured_s=measured_s,
-                before_frac=before.step_error_frac(measured_s) if before else None,
-                after_frac=after.step_error_frac(measured_s),
-                operator_before_frac=before.operator_error_frac(here) if before else None,
-                operator_after_frac=after.operator_error_frac(here),
-            )
-        )
-    return tuple(out)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fit:
-    calibration: Calibration
-    own_s: float
-
-    @staticmethod
-    def of(table: SampleTable) -> _Fit:
-        config = table.config()
-        calibration = calibrate(table, device=config.device)
-        rest_s = mean_waiting_s(table) - perturbation_s(table, _overhead(table))
-        own_s = estimate_step(config, calibration).time_s + rest_s
-        return _Fit(calibration=calibration, own_s=own_s)
-
-    def step_error_frac(self, measured_s: float) -> float:
-        """Modelled over measured step, minus one."""
-        return self.own_s / measured_s - 1
-
-    def operator_error_frac(self, table: SampleTable) -> float:
-        """Median absolute error of the operators that the table measured."""
-        rows = measured_operators(table)
-        if not rows:
-            return 0.0
-        found = self.calibration.operators(list(rows))
-        actual = np.array([row.time_s for row in rows.values()])
-        return float(np.median(np.abs(found.time_s / actual - 1)))
-
-
-def _windows(table: SampleTable) -> list[int]:
-    steps = table.steps[table.steps["run_id"] == table.run_id]
-    windows = sorted(int(w) for w in steps[steps["is_clean"]]["window"].unique())
-    if not windows:
-        raise CalibrationError("no window has an unflagged step; record more steps")
-    return windows
-
-
-def _only_windows(table: SampleTable, windows: Sequence[int]) -> SampleTable:
-    def keep(frame: Any) -> Any:
-        return frame[(frame["run_id"] == table.run_id) & frame["window"].isin(list(windows))]
-
-    return replace(
-        table,
-        samples=keep(table.samples),
-        steps=keep(table.steps),
-        phases=keep(table.phases),
-        skew=keep(table.skew),
-        coverage=keep(table.coverage),
-        windows=keep(table.windows),
-    )
-
-
-def _overhead(table: SampleTable) -> Overhead | None:
-    """Of all windows together; None where there are too few steps of either kind."""
-    steps = table.steps[(table.steps["run_id"] == table.run_id) & table.steps["is_clean"]]
-    by_step = steps.groupby("step", sort=True).agg(
-        time_s=("time_s", "median"), is_hooked=("is_hooked", "max")
-    )
-    try:
-        return overhead(by_step["time_s"].to_numpy(), by_step["is_hooked"].to_numpy())
-    except CalibrationError:
-        return None
 
 
 def _forecast(

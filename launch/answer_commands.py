@@ -12,8 +12,9 @@ from pathlib import Path
 
 from ..calib.advice.plan import Candidate, Plan, compare
 from ..calib.advice.plan import plan as make_plan
-from ..calib.analysis import Answer, Request, analyse, measured_step_s, memory_offset_nbytes
+from ..calib.analysis import Answer, Request, analyse
 from ..calib.errors import ConfigError, RecordError
+from ..calib.evidence import measured_sigma_log, measured_step_s, memory_offset_nbytes
 from ..calib.fit.calibration import calibrate
 from ..calib.samples.store import read_json, read_run, read_table, run_ids
 from ..calib.samples.table import SampleTable, build_table
@@ -73,6 +74,7 @@ def predict(args: argparse.Namespace) -> int:
         [config],
         calibrate(loaded.table, device=own.device),
         measured_step_time_s=measured_step_s(loaded.table),
+        measured_sigma_log=measured_sigma_log(loaded.table),
         memory_capacity_nbytes=loaded.table.device_memory_nbytes(),
         memory_offset_nbytes=memory_offset_nbytes(loaded.table),
     )
@@ -118,6 +120,7 @@ def _plan(args: argparse.Namespace, table: SampleTable) -> Plan:
         calibrate(table, device=own.device),
         num_ranks=args.gpus or own.parallelism.num_ranks,
         measured_step_time_s=measured_step_s(table),
+        measured_sigma_log=measured_sigma_log(table),
         memory_capacity_nbytes=capacity,
         memory_offset_nbytes=memory_offset_nbytes(table),
     )

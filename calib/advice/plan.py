@@ -139,6 +139,7 @@ def plan(
     *,
     num_ranks: int | Sequence[int] | None = None,
     measured_step_time_s: float | None = None,
+    measured_sigma_log: float = 0.0,
     memory_capacity_nbytes: int | None = None,
     memory_offset_nbytes: int | None = None,
     contention: float = CONTENTION,
@@ -148,6 +149,7 @@ def plan(
 
     With a measured step, a layout's time is that step times the modelled ratio, so that a bias
     which both share cancels; errors of one family of models cancel likewise.
+    ``measured_sigma_log`` is how well the measured step is known as the level of the run.
     ``memory_offset_nbytes`` is what the measured peak had beyond its estimate (None: not measured).
     """
     counts = num_ranks if isinstance(num_ranks, Sequence) else (num_ranks,)
@@ -158,6 +160,7 @@ def plan(
         [config, *layouts],
         estimator,
         measured_step_time_s=measured_step_time_s,
+        measured_sigma_log=measured_sigma_log,
         memory_capacity_nbytes=memory_capacity_nbytes,
         memory_offset_nbytes=memory_offset_nbytes,
         contention=contention,
@@ -178,6 +181,7 @@ def compare(
     estimator: Estimator,
     *,
     measured_step_time_s: float | None = None,
+    measured_sigma_log: float = 0.0,
     memory_capacity_nbytes: int | None = None,
     memory_offset_nbytes: int | None = None,
     contention: float = CONTENTION,
@@ -189,6 +193,7 @@ def compare(
         own=own,
         scale=(measured_step_time_s or own.time_s) / own.time_s,
         is_measured=measured_step_time_s is not None,
+        measured_sigma_log=measured_sigma_log,
         capacity_nbytes=memory_capacity_nbytes,
         offset_nbytes=memory_offset_nbytes,
         layout_sigma_log=layout_sigma_log,
@@ -214,6 +219,7 @@ class _Judge:
     own: StepEstimate
     scale: float
     is_measured: bool
+    measured_sigma_log: float
     capacity_nbytes: int | None
     offset_nbytes: int | None
     layout_sigma_log: float
@@ -224,7 +230,9 @@ class _Judge:
         extra = 0.0 if is_own else self.layout_sigma_log
         sigma = math.hypot(paired_sigma_log(estimate, self.own), extra)
         spread = math.exp(Z_90 * sigma)
-        whole = sigma if self.is_measured else math.hypot(estimate.sigma_log, extra)
+        whole = math.hypot(estimate.sigma_log, extra)
+        if self.is_measured:
+            whole = math.hypot(sigma, self.measured_sigma_log)
         wide = math.exp(Z_90 * whole)
         time_s = self.scale * estimate.time_s
         needed = memory(estimate.config, offset_nbytes=self.offset_nbytes or 0)
