@@ -10,6 +10,7 @@ from .evidence import (
     mean_waiting_s,
     measured_overhead,
     measured_step_s,
+    modelled_config,
     only_windows,
     perturbation_s,
     windows_of,
@@ -68,7 +69,7 @@ class _Fit:
 
     @staticmethod
     def of(table: SampleTable) -> _Fit:
-        config = table.config()
+        config = modelled_config(table)
         calibration = calibrate(table, device=config.device)
         rest_s = mean_waiting_s(table) - perturbation_s(table, measured_overhead(table))
         own_s = estimate_step(config, calibration).time_s + rest_s

@@ -14,7 +14,12 @@ from ..calib.advice.plan import Candidate, Plan, compare
 from ..calib.advice.plan import plan as make_plan
 from ..calib.analysis import Answer, Request, analyse
 from ..calib.errors import ConfigError, RecordError
-from ..calib.evidence import measured_sigma_log, measured_step_s, memory_offset_nbytes
+from ..calib.evidence import (
+    measured_sigma_log,
+    measured_step_s,
+    memory_offset_nbytes,
+    modelled_config,
+)
 from ..calib.fit.calibration import calibrate
 from ..calib.samples.store import read_json, read_run, read_table, run_ids
 from ..calib.samples.table import SampleTable, build_table
@@ -67,7 +72,7 @@ def report(args: argparse.Namespace) -> int:
 def predict(args: argparse.Namespace) -> int:
     """Print the step of another layout; 1 where it is slower than ``--fail-over``."""
     loaded = load(args.directory, args.run_id)
-    own = loaded.table.config()
+    own = modelled_config(loaded.table)
     config = apply_options(own, args.options)
     (candidate,) = compare(
         own,
@@ -109,7 +114,7 @@ def plan(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace, table: SampleTable) -> Plan:
-    own = table.config()
+    own = modelled_config(table)
     if args.gpus is not None and args.gpus < 1:
         raise ConfigError(f"--gpus {args.gpus} is below 1; give a positive whole number")
     capacity = table.device_memory_nbytes()

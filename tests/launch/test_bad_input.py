@@ -17,9 +17,10 @@ GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
 _BITS = re.compile(r"iteration +\d+/.*loss bits (0x[0-9a-f]{8})")
 
 
-def train(*own: str) -> subprocess.CompletedProcess[str]:
+def train(*own: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1",
+        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        "--nproc-per-node", str(ranks),
         str(ROOT / "recipes" / "pretrain_gpt.py"), "--train-iters", "10", "--hidden-size", "64",
         "--global-batch-size", "4", *own,
     ]  # fmt: skip
@@ -53,6 +54,19 @@ def test_a_directory_that_cannot_be_written_is_one_line_and_training_goes_on(
     assert len(lines) == 1, lines
     assert not any("Traceback" in text for text in both)
     assert _BITS.findall(done.stdout) == bare
+
+
+@pytest.mark.slow
+def test_a_layout_that_is_not_modelled_is_named_and_forecast_all_the_same(tmp_path: Path) -> None:
+    done = train(
+        "--pipeline-model-parallel-size", "2", "--num-layers-per-virtual-pipeline-stage", "1",
+        "--calibrate", f"--calibrate-dir={tmp_path}", "--calibrate-steps=4",
+        "--calibrate-wandb=off", ranks=2,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "[forerun] step" in done.stdout and "[forerun] finish" in done.stdout
+    report = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "Left out by the model: virtual_pipeline_model_parallel_size" in report
 
 
 def test_a_run_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,9 +86,11 @@ def test_sizes_between_are_fitted_and_beyond_extrapolated(fit) -> None:
 
 
 def test_one_size_alone_carries_its_neighbours(fit) -> None:
+    """Every alpha-beta law through one point lies between all latency and all bandwidth."""
+    known_s = _true_s(_call(1 << 20))
     found = fit([_call(1 << 20)], noise=0.0).collectives([_call(1 << 19), _call(1 << 22)])
-    true = [_true_s(_call(1 << 19)), _true_s(_call(1 << 22))]
-    assert found.time_s == pytest.approx(true, rel=0.35)
+    assert known_s / 2 <= found.time_s[0] <= known_s
+    assert known_s <= found.time_s[1] <= known_s * 4
 
 
 def test_a_receive_is_the_other_end_of_a_send(fit) -> None:
