@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ _TICK_S = 0.5
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until the training process ends or dies; 0."""
-    os.nice(LOWEST_PRIORITY)
+    _step_back()
     args = _parse(argv)
     beside: Beside | None = None
     held: list[Event] = []
@@ -45,6 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     _hand_over(beside, held)
     beside.finish(time.time())
     return 0
+
+
+def _step_back() -> None:
+    """Run only where nothing else wants to; elsewhere than on Linux, at the lowest priority."""
+    os.nice(LOWEST_PRIORITY)
+    if hasattr(os, "SCHED_IDLE"):
+        # A wake-up of training interrupts it at once, which the lowest priority alone does not do.
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _hand_over(beside: Beside, held: list[Event]) -> None:

@@ -19,7 +19,7 @@ import torch.distributed
 from torch.overrides import TorchFunctionMode
 
 from . import stand_in_megatron
-from .stand_in_device import CPU, cuda_names, returning
+from .stand_in_device import CPU, accelerator_names, cuda_names, returning
 
 _state = SimpleNamespace(mode=None)
 _OWNER = "FORERUN_STAND_IN_PID"
@@ -35,6 +35,9 @@ def install() -> None:
         for name, value in cuda_names().items():
             if module is torch.cuda or hasattr(module, name):
                 setattr(module, name, value)
+    if hasattr(torch, "accelerator"):  # torch 2.6 and later
+        for name, value in accelerator_names().items():
+            setattr(torch.accelerator, name, value)
     for name in ("range_push", "range_pop", "mark"):
         setattr(torch.cuda.nvtx, name, returning(None))
     _patch_tensor()

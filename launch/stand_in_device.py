@@ -37,6 +37,10 @@ class Stream:
         """True: all work is done."""
         return True
 
+    def is_capturing(self) -> bool:
+        """False: there are no graphs."""
+        return False
+
     def record_event(self, event: Event | None = None) -> Event:
         """Record ``event``, or a new one, and return it."""
         event = event or Event()
@@ -97,6 +101,16 @@ def returning(value: Any) -> Callable[..., Any]:
         return value
 
     return answer
+
+
+def accelerator_names() -> dict[str, Any]:
+    """What replaces the attributes of ``torch.accelerator``, which a CUDA build asks its driver."""
+    return {
+        "is_available": returning(False),
+        "current_device_index": returning(0),
+        "current_stream": returning(Stream()),
+        "synchronize": returning(None),
+    }
 
 
 def cuda_names() -> dict[str, Any]:
