@@ -63,8 +63,7 @@ def load_checkpoint(
         raise SystemExit(
             f"{path} is missing; resume with the layout that saved, {layout(args)} asked"
         )
-    # Our own file: the optimizer's state holds objects besides tensors.
-    state = torch.load(path, map_location="cpu", weights_only=False)
+    state = torch.load(path, map_location="cpu", weights_only=True)
     if state["layout"] != layout(args):
         raise SystemExit(
             f"checkpoint has layout {state['layout']}, this run {layout(args)}; make them agree"
