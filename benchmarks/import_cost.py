@@ -2,9 +2,10 @@
 
     python benchmarks/import_cost.py [--runs 30]
 
-Two views: whole imports in fresh processes, interleaved, with Forerun's entry point visible and
-hidden (medians, and a 90 % interval of the difference by bootstrap); and the entry point alone, its
-module's import included, which has no noise of a second-long import on top.
+Three views, each in fresh processes: whole imports, interleaved, with Forerun's entry point visible
+and hidden (medians, and a 90 % interval of the difference by bootstrap); the end of the import at
+which torch looks for entry points, the same way, without the noise of the second before it; and
+the entry point alone, its module's import included.
 """
 
 from __future__ import annotations
@@ -24,6 +25,15 @@ import sys, time
 sys.path[:0] = [{links!r}]
 begin = time.perf_counter()
 import torch
+print(time.perf_counter() - begin)
+"""
+BACKENDS = """
+import os, sys, time
+sys.path[:0] = [{links!r}]
+os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+import torch
+begin = time.perf_counter()
+torch._import_device_backends()
 print(time.perf_counter() - begin)
 """
 ALONE = """
@@ -56,6 +66,18 @@ def seconds(code: str, links: Path) -> float:
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
+def report(name: str, pairs: np.ndarray) -> None:
+    """Print medians of (without, with) and the interval of their difference."""
+    without, with_it = np.median(pairs, axis=0) * 1e3
+    picks = pairs[np.random.default_rng(0).integers(len(pairs), size=(5000, len(pairs)))]
+    medians = np.median(picks, axis=1) * 1e3
+    low, high = np.quantile(medians[:, 1] - medians[:, 0], [0.05, 0.95])
+    print(
+        f"{name}, {len(pairs)} interleaved runs: without {without:.2f} ms, with {with_it:.2f} ms, "
+        f"difference {with_it - without:+.2f} ms (90 %: {low:+.2f} to {high:+.2f})"
+    )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -65,22 +87,11 @@ def main() -> None:
         bare = link_site_packages(Path(home) / "without", has_forerun=False)
         ours = link_site_packages(Path(home) / "with", has_forerun=True)
         seconds(IMPORT, bare), seconds(IMPORT, ours)
-        pairs = np.array([(seconds(IMPORT, bare), seconds(IMPORT, ours)) for _ in range(runs)])
+        whole = np.array([(seconds(IMPORT, bare), seconds(IMPORT, ours)) for _ in range(runs)])
+        ends = np.array([(seconds(BACKENDS, bare), seconds(BACKENDS, ours)) for _ in range(runs)])
         alone = [seconds(ALONE, ours) for _ in range(runs)]
-    without, with_it = np.median(pairs, axis=0)
-    random = np.random.default_rng(0)
-    picks = pairs[random.integers(runs, size=(5000, runs))]
-    low, high = np.quantile(np.subtract(*np.median(picks, axis=1).T[::-1]), [0.05, 0.95])
-    print(
-        f"import torch, {runs} interleaved runs: without {without * 1e3:.1f} ms, with "
-        f"{with_it * 1e3:.1f} ms, difference {(with_it - without) * 1e3:+.2f} ms "
-        f"(90 %: {low * 1e3:+.2f} to {high * 1e3:+.2f})"
-    )
-    fastest = pairs.min(axis=0) * 1e3
-    print(
-        f"fastest of each: without {fastest[0]:.1f} ms, with {fastest[1]:.1f} ms, "
-        f"difference {fastest[1] - fastest[0]:+.2f} ms"
-    )
+    report("import torch", whole)
+    report("its search for entry points", ends)
     print(f"entry point alone, its import included: median {statistics.median(alone) * 1e3:.3f} ms")
 
 
