@@ -205,7 +205,7 @@ def _forecast(
     runs = table.runs[table.runs["run_id"] == table.run_id]
     started_unix_s = float(runs["started_unix_s"].min())
     cadence = config.cadence
-    last = request.last_step or int(table.steps["step"].max())
+    last = request.last_step or int(table.steps["step"].max()) + 1
     extras = [
         Extra(
             name=name,

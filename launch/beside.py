@@ -51,6 +51,15 @@ class Options:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Closed:
+    """A window that waits for its answer."""
+
+    window: int
+    last_iteration: int
+    since_unix_s: float
+
+
 class Beside:
     """Events in; transcript, files and W&B out.  It reads no clock."""
 
@@ -63,8 +72,8 @@ class Beside:
         self._score = Score()
         self._answer: Answer | None = None
         self._met: tuple[str, ...] = ()
-        self._bare_s: deque[float] = deque(maxlen=NUM_KEPT_STEPS)
-        self._pending: tuple[int, float] | None = None
+        self._bare: deque[StepRow] = deque(maxlen=NUM_KEPT_STEPS)
+        self._pending: _Closed | None = None
         self._next_look_unix_s = 0.0
         self._is_first_open = True
         self._brackets: dict[str, list[float]] = {}
@@ -77,20 +86,25 @@ class Beside:
             row = StepRow.from_event(event)
             self._last_iteration = row.iteration
             if not row.is_hooked and not row.flags:
-                self._bare_s.append(row.time_s)
+                self._bare.append(row)
             self._held.append(row)
             self._flush()
         elif kind == "phase":
             self._brackets.setdefault(event["name"], []).append(float(event["time_s"]))
         elif kind == "window_closed":
-            self._pending = (int(event["window"]), now_unix_s)
+            self._pending = _Closed(
+                window=int(event["window"]),
+                last_iteration=int(event["last_step"]) + 1,
+                since_unix_s=now_unix_s,
+            )
 
     def poll(self, now_unix_s: float, *, is_final: bool = False) -> None:
         """Analyse the closed window once all ranks' files are there, or patience is over."""
         if self._pending is None or (now_unix_s < self._next_look_unix_s and not is_final):
             return
         self._next_look_unix_s = now_unix_s + LOOK_EVERY_S
-        window, since = self._pending
+        closed = self._pending
+        window, since = closed.window, closed.since_unix_s
         try:
             run = read_run(self._options.directory, self._options.run_id)
         except ForerunError as err:
@@ -101,7 +115,7 @@ class Beside:
         if not is_window_complete(run, window) and not is_patience_over:
             return
         try:
-            self._analyse(run, now_unix_s)
+            self._analyse(run, closed, now_unix_s)
         except ForerunError as err:
             self._settle(f"no answer for window {window}: {err}")
         else:
@@ -117,12 +131,14 @@ class Beside:
             say(line)
         self._sink.close(self._score.summary())
 
-    def _analyse(self, run: RunRecords, now_unix_s: float) -> None:
+    def _analyse(self, run: RunRecords, closed: _Closed, now_unix_s: float) -> None:
+        # Steps after the window are what the answer is scored on, also those that came meanwhile.
+        known = [row.time_s for row in self._bare if row.iteration <= closed.last_iteration]
         request = replace(
             self._options.request,
             now_unix_s=now_unix_s,
             last_step=self._last_iteration,
-            step_times_s=tuple(self._bare_s),
+            step_times_s=tuple(known),
             eval_times_s=tuple(self._brackets.get("eval", ())),
             save_times_s=tuple(self._brackets.get("save-checkpoint", ())),
             previously_met=self._met,

@@ -78,6 +78,24 @@ def test_rows_after_the_window_wait_for_its_prediction(directory: Path) -> None:
     assert notes.summary is not None and notes.summary["num_scored_steps"] == 3
 
 
+def test_steps_that_came_before_the_answer_are_scored_but_never_learned_from(
+    directory: Path,
+) -> None:
+    notes = Notes()
+    beside = companion(directory, notes)
+    for step in range(WINDOW_END):
+        beside.handle(event(step, time_s=0.15), 1000.0)
+    for step in range(WINDOW_END, WINDOW_END + 50):
+        beside.handle(event(step, time_s=9.0), 1000.0)
+    beside.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
+    beside.poll(1001.0)
+    beside.finish(1002.0)
+    predicted = [v["step_time_predicted_s"] for s, v in notes.rows if s > WINDOW_END]
+    assert predicted == pytest.approx([0.15] * 50)
+    assert notes.summary is not None and notes.summary["num_scored_steps"] == 50
+    assert notes.summary["interval_coverage_frac"] == 0.0
+
+
 def test_a_missing_rank_is_waited_for_and_then_done_without(directory: Path) -> None:
     (path,) = directory.glob("records/*/rank-00000.jsonl")
     path.unlink()
