@@ -17,7 +17,3 @@ class RecordError(ForerunError):
 
 class CalibrationError(ForerunError):
     """There are too few samples, or none of something that is needed."""
-
-
-class Infeasible(ForerunError):
-    """This layout cannot run; a search catches it, a user sees it as ``ConfigError``."""

@@ -118,11 +118,6 @@ class Session:
         """True between ``begin_step`` and ``end_step``."""
         return self._step is not None
 
-    @property
-    def is_described(self) -> bool:
-        """True once an adapter has said what is trained."""
-        return self._host is not None
-
     def begin_phase(self, name: str) -> None:
         """A phase that the adapter itself brackets."""
         if self._instruments is not None:

@@ -162,11 +162,6 @@ class RunConfig:
         return self.batch.global_batch_size // (self.batch.micro_batch_size * self.parallelism.dp)
 
     @property
-    def tokens_per_step(self) -> int:
-        """Tokens that all ranks together consume in one step."""
-        return self.batch.global_batch_size * self.model.seq_length
-
-    @property
     def layers_per_stage(self) -> int:
         """Transformer layers on each stage (stages are even in this version)."""
         return self.model.num_layers // self.parallelism.pp
