@@ -28,7 +28,11 @@ OPTIMIZER_ELEMENT_NBYTES = 4
 
 
 class OperatorKind(Enum):
-    """What is computed.  The comment gives the canonical shape, sizes local to one rank."""
+    """What is computed.  The comment gives the canonical shape, sizes local to one rank.
+
+    The kinds down to the two host remainders are what ``stage_operators`` generates; the rest are
+    operators of other builds of Megatron and of public measurements, and have laws only.
+    """
 
     EMBEDDING = "embedding"  # (tokens, hidden, vocab)
     NORM = "norm"  # (tokens, hidden)
@@ -45,6 +49,21 @@ class OperatorKind(Enum):
     OPTIMIZER = "optimizer"  # (parameters,): those that this rank updates
     HOST_MICROBATCH = "host_microbatch"  # (): rest of one forward or backward of a stage
     HOST_STEP = "host_step"  # (): rest of one step
+    LINEAR = "linear"  # (tokens, in, out): a product without one of the roles above
+    BATCHED_PRODUCT = "batched_product"  # (batch, rows, inner, columns)
+    GROUPED_LINEAR = "grouped_linear"  # (experts, tokens over all of them, in, out)
+    # (micro_batch, heads, query_groups, seq, query and key channels, value channels), causal
+    FLASH_ATTENTION = "flash_attention"
+    MASK = "mask"  # (rows, columns): fill of masked scores
+    SOFTMAX = "softmax"  # (rows, columns): the framework's, on scores already masked
+    FUSED_SOFTMAX = "fused_softmax"  # (matrices, rows, columns): scale, causal mask and softmax
+    RMS_NORM = "rms_norm"  # (tokens, hidden): as a chain of eager calls
+    ROTARY = "rotary"  # (seq, micro_batch, heads, channels): as a chain of eager calls
+    ELEMENTWISE = "elementwise"  # (rows, columns)
+    ROUTER = "router"  # (tokens, hidden, experts): product, top-k and weights
+    PERMUTE = "permute"  # (tokens, hidden, copies of each token)
+    EXPERTS = "experts"  # (tokens, hidden, ffn, top-k, experts here, experts in all): fused
+    LAYER = "layer"  # (micro_batch, heads, seq, hidden, tp): a whole transformer layer
 
     @property
     def is_linear(self) -> bool:
@@ -59,6 +78,7 @@ _LINEARS = frozenset(
         OperatorKind.LINEAR_FC1,
         OperatorKind.LINEAR_FC2,
         OperatorKind.LOGITS,
+        OperatorKind.LINEAR,
     }
 )
 
@@ -68,6 +88,8 @@ class Phase(Enum):
 
     FORWARD = "forward"
     BACKWARD = "backward"
+    INPUT_GRADIENT = "input_gradient"
+    WEIGHT_GRADIENT = "weight_gradient"
     RECOMPUTE = "recompute"
     STEP = "step"
 

@@ -1,0 +1,64 @@
+"""Operators as arrays: many shapes of one kind and phase at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..workload.operators import Operator, OperatorKind, Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """Shapes of one operator kind in one phase."""
+
+    kind: OperatorKind
+    phase: Phase
+    sizes: NDArray[np.float64]
+    """Canonical sizes of the kind (comments of ``OperatorKind``), ``(rows, sizes)``."""
+    element_nbytes: NDArray[np.float64]
+    """``(rows,)``."""
+
+    def __len__(self) -> int:
+        return len(self.element_nbytes)
+
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Batch:
+        """The rows of an index or mask."""
+        return replace(self, sizes=self.sizes[rows], element_nbytes=self.element_nbytes[rows])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timed:
+    """A batch with the time that each of its rows took on one machine."""
+
+    batch: Batch
+    time_s: NDArray[np.float64]
+    weight: NDArray[np.float64]
+    """1 for a fresh sample, less for an old or doubtful one."""
+
+    def __len__(self) -> int:
+        return len(self.time_s)
+
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Timed:
+        """The rows of an index or mask."""
+        return Timed(
+            batch=self.batch.take(rows), time_s=self.time_s[rows], weight=self.weight[rows]
+        )
+
+
+def batch_of(operators: Sequence[Operator]) -> Batch:
+    """The batch of operators that all have one kind and phase, in their order.
+
+    >>> norm = Operator(kind=OperatorKind.NORM, phase=Phase.FORWARD, shape=(8, 4), element_nbytes=2)
+    >>> batch_of([norm, norm]).sizes.tolist()
+    [[8.0, 4.0], [8.0, 4.0]]
+    """
+    return Batch(
+        kind=operators[0].kind,
+        phase=operators[0].phase,
+        sizes=np.array([o.shape for o in operators], dtype=np.float64).reshape(len(operators), -1),
+        element_nbytes=np.array([o.element_nbytes for o in operators], dtype=np.float64),
+    )
