@@ -72,20 +72,71 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="exit 1 when the step is slower than this",
     )
+    _add_validate(verbs)
+    _add_import(verbs)
     doctor = verbs.add_parser("doctor", help="what is installed here and what would be attached")
     doctor.add_argument("--json", action="store_true", help="one JSON value on standard output")
     return parser
 
 
+def _add_validate(verbs: argparse._SubParsersAction) -> None:
+    validate = verbs.add_parser(
+        "validate",
+        help="how right the models are on tables of measurements",
+        description="Fits on one part of each table and scores on the rest, by several protocols. "
+        "At most 2,000 samples of an operator train and 2,000 are scored for each seed, drawn by "
+        "the seed. Columns: recipes/published/FORMAT.md.",
+        allow_abbrev=False,
+    )
+    validate.add_argument("what", choices=("operators", "collectives"))
+    validate.add_argument("files", type=Path, nargs="+", metavar="FILE", help=".csv[.gz], .parquet")
+    validate.add_argument("--json", action="store_true", help="one JSON value on standard output")
+    validate.add_argument(
+        "--protocol", action="append", metavar="NAME", help="only this one (may be repeated)"
+    )
+    validate.add_argument(
+        "--seeds", type=int, default=5, metavar="N", help="random draws to pool (default 5)"
+    )
+
+
+def _add_import(verbs: argparse._SubParsersAction) -> None:
+    importer = verbs.add_parser(
+        "import",
+        help="measurements of other tools into tables in our own format",
+        description="kineto: traces of PyTorch's profiler recorded with shapes. nccl-tests: logs. "
+        "paper: tables of estimate-train-time, under their own names.",
+        allow_abbrev=False,
+    )
+    importer.add_argument("source", choices=("kineto", "nccl-tests", "paper"))
+    importer.add_argument("files", type=Path, nargs="+", metavar="FILE")
+    importer.add_argument("--out", type=Path, required=True, metavar="FILE.csv|.parquet")
+    importer.add_argument("--json", action="store_true", help="one JSON value on standard output")
+    importer.add_argument("--fabric", metavar="NAME", help="what to call the cluster")
+    importer.add_argument(
+        "--ranks-per-node", type=int, default=8, metavar="N", help="for kineto (default 8)"
+    )
+
+
 def _command(verb: str) -> Callable[[argparse.Namespace], int]:
     """The verb's function, imported only now so that help stays quick."""
-    from . import answer_commands, doctor_command
+    if verb == "doctor":
+        from .doctor_command import doctor
+
+        return doctor
+    if verb == "validate":
+        from .validate_command import validate
+
+        return validate
+    if verb == "import":
+        from .import_command import import_files
+
+        return import_files
+    from . import answer_commands
 
     return {
         "report": answer_commands.report,
         "predict": answer_commands.predict,
         "plan": answer_commands.plan,
-        "doctor": doctor_command.doctor,
     }[verb]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,23 +14,17 @@ from ..errors import CalibrationError
 from ..samples.table import SampleTable
 from ..workload.collectives import CollectiveCall
 from ..workload.operators import Operator, OperatorKind, Phase
-from .ceilings import FittedLaw, Key, fit_law
-from .collectives import (
-    CollectiveModel,
-    Group,
-    bus_factor,
-    canonical,
-    fit_collectives,
-    group_of,
-    ring_steps,
-)
-from .efficiency import EfficiencyModel, fit_efficiency, pool_residuals
+from .batches import Timed, batch_of
+from .collectives import CollectiveModel, fit_collectives
 from .estimates import Estimates, Source
-from .intervals import UNMEASURED_SIGMA_LOG, Spreads, fit_spreads
+from .groups import Group, bus_factor, canonical, group_of, ring_steps
+from .intervals import UNMEASURED_SIGMA_LOG, Z_90
 from .laws import Ceilings, Family, family
-from .priors import DevicePrior, device_prior
+from .machine import MachineModel, fit_machine
+from .priors import device_prior
 from .training import Measured, measured_collectives, measured_host, measured_operators
 
+Key = tuple[OperatorKind, Phase]
 SCHEMA = 1
 _HOST_LAUNCHES = 10.0
 """Launches that a host constant is taken for where it was never measured."""
@@ -44,18 +38,16 @@ class Calibration:
     device: str
     sha256: str
     """Hash of the samples it was fitted on."""
-    efficiency: EfficiencyModel
+    machine: MachineModel
     transfers: CollectiveModel
     measured: Mapping[Operator, Measured]
     measured_host: Mapping[Key, Measured]
     measured_transfers: Mapping[CollectiveCall, Measured]
-    spreads: Spreads
-    transfer_spreads: Spreads
 
     @property
     def ceilings(self) -> Ceilings:
         """Rates of one rank's machine."""
-        return self.efficiency.law.ceilings
+        return self.machine.ceilings
 
     def family(self, work: Operator | CollectiveCall) -> Family:
         """Whose error it shares: within a family errors add up, between families in quadrature."""
@@ -124,64 +116,58 @@ class Calibration:
     def _put_fitted(
         self, answers: _Answers, key: Key, rows: list[int], operators: list[Operator]
     ) -> None:
-        fitted = self.efficiency.predict(key, operators)
-        name = _name(fitted.key or key)
-        sigma = self.spreads.sigma_log(name, fitted.octaves)
-        is_other = fitted.key not in (key, (key[0], Phase.FORWARD), (key[0], Phase.RECOMPUTE))
-        for i, time_s, sigma_log, octaves in zip(
-            rows, np.exp(fitted.log_time), sigma, fitted.octaves, strict=True
+        batch = batch_of(operators)
+        used = next((k for k in _stand_ins(key) if _name(k) in self.machine.pools), None)
+        if used is None:
+            found = self.machine.predict_unmeasured(batch)
+        else:
+            found = self.machine.predict(_name(used), replace(batch, phase=used[1]))
+        sigma = (found.high - found.low) / (2 * Z_90)
+        for i, log_time, sigma_log, octaves in zip(
+            rows, found.log_time, sigma, found.octaves, strict=True
         ):
-            if fitted.key is None:
+            if used is None:
                 source = Source.PRIOR
-            elif octaves > _TOUCHING_OCTAVES or is_other:
+            elif octaves > _TOUCHING_OCTAVES:
                 source = Source.EXTRAPOLATED
             else:
                 source = Source.FITTED
-            answers.put(i, float(time_s), float(sigma_log), source)
+            answers.put(i, float(np.exp(log_time)), float(sigma_log), source)
 
     def _put_transfers(
         self, answers: _Answers, group: Group, rows: list[int], nbytes: list[int]
     ) -> None:
-        sizes = np.array(nbytes, dtype=np.float64)
-        nearest = self.transfers.nearest(group)
-        if nearest is None:
-            link = self.transfers.machine
-            for i, size in zip(rows, sizes, strict=True):
-                answers.put(
-                    i, link.time_s(group[0], group[2], size), 2 * UNMEASURED_SIGMA_LOG, Source.PRIOR
-                )
-            return
-        model = self.transfers.groups[nearest]
-        octaves = model.octaves_outside(sizes) + _octaves_between(group, nearest)
-        logs = model.log_time(group, sizes)
-        sigma = self.transfer_spreads.sigma_log(_group_name(nearest), octaves)
-        for i, log_time, sigma_log, distance in zip(rows, logs, sigma, octaves, strict=True):
-            source = Source.FITTED if distance <= _TOUCHING_OCTAVES else Source.EXTRAPOLATED
+        found = self.transfers.estimate(group, np.array(nbytes, dtype=np.float64))
+        for i, log_time, sigma_log, octaves in zip(
+            rows, found.log_time, found.sigma_log, found.octaves, strict=True
+        ):
+            source = Source.FITTED if octaves <= _TOUCHING_OCTAVES else Source.EXTRAPOLATED
+            source = Source.PRIOR if found.is_prior else source
             answers.put(i, float(np.exp(log_time)), float(sigma_log), source)
 
     def _kind_rows(self) -> list[dict[str, Any]]:
         rows = []
-        for key, model in self.efficiency.kinds.items():
-            held_out = model.regressor.held_out
+        for key, operators in _by_key(self.measured).items():
+            pool = self.machine.pools[_name(key)]
+            found = self.machine.predict(_name(key), batch_of(operators))
             rows.append(
                 {
                     "kind": key[0].value,
                     "phase": key[1].value,
-                    "num_rows": model.num_rows,
-                    "num_shapes": model.num_shapes,
-                    "model": model.regressor.name,
-                    "efficiency_frac": self._median_efficiency_frac(key),
-                    "left_out_error_frac": _error_frac(held_out),
-                    "sigma_log": self.spreads.by_group.get(_name(key), self.spreads.pooled),
+                    "num_rows": sum(self.measured[o].num_rows for o in operators),
+                    "num_shapes": len(operators),
+                    "model": pool.model,
+                    "efficiency_frac": self._median_efficiency_frac(operators),
+                    "left_out_error_frac": _error_frac(pool.left_out[_name(key)]),
+                    "sigma_log": float(np.median(found.high - found.low)) / (2 * Z_90),
                     "source": Source.MEASURED.value,
                 }
             )
         return rows
 
-    def _median_efficiency_frac(self, key: Key) -> float:
-        """Time at the bare ceilings over measured time, median over the shapes of a kind."""
-        operators = [o for o in self.measured if (o.kind, o.phase) == key]
-        law = FittedLaw(ceilings=self.ceilings).log_time(key, operators)
+    def _median_efficiency_frac(self, operators: Sequence[Operator]) -> float:
+        """Time at the bare ceilings over measured time, median over shapes."""
+        law = self.machine.law.log_time(batch_of(operators))
         times = np.log([self.measured[o].time_s for o in operators])
         return float(np.exp(np.median(law - times)))
 
@@ -203,17 +189,18 @@ class Calibration:
     def _group_rows(self) -> list[dict[str, Any]]:
         rows = []
         for group, model in self.transfers.groups.items():
-            collective, role, num_ranks = group
+            steps = ring_steps(group.collective, group.num_ranks)
+            factor = bus_factor(group.collective, group.num_ranks)
             rows.append(
                 {
-                    "collective": collective.value,
-                    "role": role.value,
-                    "num_ranks": num_ranks,
+                    "collective": group.collective.value,
+                    "role": group.role.value,
+                    "num_ranks": group.num_ranks,
                     "num_rows": model.num_rows,
-                    "num_sizes": len(model.log_nbytes),
-                    "alpha_s": model.link.step_s * ring_steps(collective, num_ranks),
-                    "bytes_per_s": model.link.bus_bytes_per_s / bus_factor(collective, num_ranks),
-                    "left_out_error_frac": _error_frac(model.held_out),
+                    "num_sizes": len(model.curve.log_nbytes),
+                    "alpha_s": model.link.step_s * steps,
+                    "bytes_per_s": model.link.bus_bytes_per_s / factor,
+                    "left_out_error_frac": _error_frac(model.curve.held_out),
                     "source": Source.MEASURED.value,
                 }
             )
@@ -250,48 +237,47 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
             f"step (more --calibrate-steps, fewer saves and evaluations inside the window)"
         )
     prior = device_prior(device)
-    efficiency = fit_efficiency(measured, _law(measured, prior))
     measured_calls = measured_collectives(table)
-    transfers = fit_collectives(measured_calls, prior.network)
     return Calibration(
         device=device,
         sha256=table.sha256,
-        efficiency=efficiency,
-        transfers=transfers,
+        machine=fit_machine(_groups(measured), device=device),
+        transfers=fit_collectives(
+            measured_calls, prior.network, prior_sigma_log=prior.error_sigma_log
+        ),
         measured=measured,
         measured_host=measured_host(table),
         measured_transfers=measured_calls,
-        spreads=fit_spreads(_left_out(efficiency), prior_sigma_log=prior.error_sigma_log),
-        transfer_spreads=fit_spreads(
-            {_group_name(g): m.held_out for g, m in transfers.groups.items()},
-            prior_sigma_log=prior.error_sigma_log,
-        ),
     )
 
 
-def _law(measured: Mapping[Operator, Measured], prior: DevicePrior) -> FittedLaw:
-    found = list(measured.values())
-    return fit_law(
-        list(measured),
-        np.array([m.time_s for m in found]),
-        np.array([m.weight for m in found]),
-        prior,
-    )
+def _by_key(measured: Mapping[Operator, Measured]) -> dict[Key, list[Operator]]:
+    """Operators by kind and phase."""
+    found: defaultdict[Key, list[Operator]] = defaultdict(list)
+    for operator in measured:
+        found[operator.kind, operator.phase].append(operator)
+    return dict(found)
 
 
-def _left_out(model: EfficiencyModel) -> dict[str, NDArray[np.float64]]:
-    """Residuals per kind and phase; a product measured at one shape is held against the others."""
-    residuals = {_name(key): kind.regressor.held_out for key, kind in model.kinds.items()}
-    for key, residual in pool_residuals(model).items():
-        if not len(residuals[_name(key)]):
-            residuals[_name(key)] = np.array([residual])
-    return residuals
+def _groups(measured: Mapping[Operator, Measured]) -> dict[str, Timed]:
+    return {
+        _name(key): Timed(
+            batch=batch_of(operators),
+            time_s=np.array([measured[o].time_s for o in operators]),
+            weight=np.array([measured[o].weight for o in operators]),
+        )
+        for key, operators in _by_key(measured).items()
+    }
 
 
-def _octaves_between(group: Group, other: Group) -> float:
-    """Distance of a stand-in: doublings of its size, and one for another collective or role."""
-    sizes = abs(np.log2(group[2] / other[2]))
-    return float(sizes) + (group[0] is not other[0]) + (group[1] is not other[1])
+def _stand_ins(key: Key) -> list[Key]:
+    """Where a kind and phase may take its times from, best first."""
+    kind, phase = key
+    order = {
+        Phase.FORWARD: (Phase.FORWARD, Phase.RECOMPUTE),
+        Phase.RECOMPUTE: (Phase.RECOMPUTE, Phase.FORWARD),
+    }
+    return [(kind, other) for other in order.get(phase, (phase,))]
 
 
 def _error_frac(residuals: NDArray[np.float64]) -> float | None:
@@ -301,7 +287,3 @@ def _error_frac(residuals: NDArray[np.float64]) -> float | None:
 
 def _name(key: Key) -> str:
     return f"{key[0].value}/{key[1].value}"
-
-
-def _group_name(group: Group) -> str:
-    return f"{group[0].value}/{group[1].value}/{group[2]}"

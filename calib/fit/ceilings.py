@@ -1,19 +1,20 @@
-"""The machine's ceilings, and how far each operator kind lies from them, from the samples."""
+"""The machine's ceilings, and how far each operator lies from them, from all samples together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..workload.operators import Operator, OperatorKind, Phase
-from .laws import Ceilings, Family, family, work
+from ..workload.operators import Phase
+from .batches import Batch, Timed
+from .costs import Cost
+from .laws import Ceilings, Family, columns, family
 from .priors import DevicePrior
 from .robust import robust_minimum
 
-Key = tuple[OperatorKind, Phase]
 # How far the work of one kind and phase may lie from the law (log, one sigma): products run at
 # similar rates, pass counts of the rest are rough.
 _WORK_SIGMA_LOG = {
@@ -26,11 +27,13 @@ _WORK_SIGMA_LOG = {
 _LAUNCH_SIGMA_LOG = 0.3
 _SAMPLE_SIGMA_LOG = 0.1
 _ENVELOPE_QUANTILE = 0.9
+_MOST_ROWS = 8
+"""Samples of an operator that ceilings are fitted on, spread over its times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindScale:
-    """Factors on the law of one operator kind and phase."""
+    """Factors on the law of one operator."""
 
     launch: float = 1.0
     work: float = 1.0
@@ -39,25 +42,16 @@ class KindScale:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedLaw:
-    """Ceilings, with the factors of the kinds that were measured."""
+    """Ceilings, with the factors of the operators that were measured."""
 
     ceilings: Ceilings
-    scales: Mapping[Key, KindScale] = field(default_factory=dict)
+    scales: Mapping[str, KindScale] = field(default_factory=dict)
+    families: Mapping[str, tuple[Family, Phase]] = field(default_factory=dict)
 
-    def log_time(self, key: Key, operators: Sequence[Operator]) -> NDArray[np.float64]:
-        """Log seconds of operators by the law, with the factors of ``key``; ``(operators,)``."""
-        scale = self.scales.get(key) or self._typical(key)
-        launches, flop, nbytes = costs(operators).T
-        work_s = flop / self.ceilings.flop_per_s + nbytes / self.ceilings.bytes_per_s
-        return np.log(launches * self.ceilings.launch_s * scale.launch + work_s * scale.work)
-
-    def _typical(self, key: Key) -> KindScale:
-        """Median factors of the family's other kinds in this phase."""
-        others = [
-            s
-            for (kind, phase), s in self.scales.items()
-            if family(kind) is family(key[0]) and phase is key[1]
-        ]
+    def typical(self, batch: Batch) -> KindScale:
+        """Median factors of the measured operators of the batch's family and phase."""
+        sought = (family(batch.kind), batch.phase)
+        others = [self.scales[n] for n, found in self.families.items() if found == sought]
         if not others:
             return KindScale()
         return KindScale(
@@ -65,40 +59,43 @@ class FittedLaw:
             work=float(np.median([s.work for s in others])),
         )
 
+    def log_units(self, name: str, costs: tuple[Cost, ...]) -> NDArray[np.float64]:
+        """Log seconds of one unit of each column, with the factors of ``name``."""
+        scale = self.scales.get(name, KindScale())
+        factor = {Cost.LAUNCH: scale.launch, Cost.FLOP: scale.work, Cost.BYTES: scale.work}
+        return np.log([self.ceilings.unit_s(c) * factor[c] for c in costs])
 
-def costs(operators: Sequence[Operator]) -> NDArray[np.float64]:
-    """Launches, FLOP and bytes of each operator, ``(operators, 3)``."""
-    done = [work(o) for o in operators]
-    return np.array([[w.num_launches, w.flop, w.nbytes] for w in done], dtype=np.float64)
+    def log_time(self, batch: Batch, *, scale: KindScale | None = None) -> NDArray[np.float64]:
+        """Log seconds of a batch by the law, its parts in sum, ``(rows,)``."""
+        used = scale or KindScale()
+        launches, flop, nbytes = columns(batch).totals().T
+        work_s = flop / self.ceilings.flop_per_s + nbytes / self.ceilings.bytes_per_s
+        return np.log(launches * self.ceilings.launch_s * used.launch + work_s * used.work)
 
 
-def fit_law(
-    operators: Sequence[Operator],
-    time_s: NDArray[np.float64],
-    weight: NDArray[np.float64],
-    prior: DevicePrior,
-) -> FittedLaw:
+def fit_law(groups: Mapping[str, Timed], prior: DevicePrior) -> FittedLaw:
     """The rates and factors that explain the samples together.
 
     A maximum-a-posteriori fit of ``launches * launch_s + flop / flop_per_s + nbytes / bytes_per_s``
-    in log time, with a factor on launches and one on work per operator kind and phase: what the
-    samples do not identify stays at the prior.  The rates are then scaled to the envelope of the
-    products, the 90 % quantile of their work rates; the factors take that back.
+    in log time, with a factor on launches and one on work per operator: what the samples do not
+    identify stays at the prior.  The rates are then scaled to the envelope of the products, the
+    90 % quantile of their work rates; the factors take that back.
     """
-    sizes = [o.element_nbytes for o in operators if o.kind.is_linear]
-    assumed = prior.ceilings_for(int(np.median(sizes)) if sizes else 2)
-    start = -np.log([assumed.launch_s, 1 / assumed.flop_per_s, 1 / assumed.bytes_per_s])
-    groups: dict[Key, int] = {}
-    group = np.array(
-        [groups.setdefault((o.kind, o.phase), len(groups)) for o in operators], dtype=np.int64
-    )
-    families = [family(kind) for kind, _ in groups]
+    names = sorted(groups)
+    kept = {name: _spread(groups[name]) for name in names}
+    families = [family(groups[name].batch.kind) for name in names]
+    sizes = [
+        kept[n].batch.element_nbytes
+        for n, f in zip(names, families, strict=True)
+        if f is Family.LINEAR
+    ]
+    assumed = prior.ceilings_for(round(float(np.median(np.concatenate(sizes)))) if sizes else 2)
     problem = _Problem(
-        costs=costs(operators),
-        log_time=np.log(time_s),
-        group=group,
-        start=start,
-        weight=np.sqrt(weight) / _SAMPLE_SIGMA_LOG,
+        costs=np.concatenate([columns(t.batch, prior.num_units).totals() for t in kept.values()]),
+        log_time=np.log(np.concatenate([t.time_s for t in kept.values()])),
+        group=np.repeat(np.arange(len(names)), [len(t) for t in kept.values()]),
+        start=-np.log([assumed.launch_s, 1 / assumed.flop_per_s, 1 / assumed.bytes_per_s]),
+        weight=np.sqrt(np.concatenate([t.weight for t in kept.values()])) / _SAMPLE_SIGMA_LOG,
         rate_sigma=prior.sigma_log,
         work_sigma=np.array([_WORK_SIGMA_LOG[f] for f in families]),
     )
@@ -111,10 +108,21 @@ def fit_law(
             flop_per_s=flop_per_s, bytes_per_s=bytes_per_s, launch_s=1 / launches_per_s
         ),
         scales={
-            key: KindScale(launch=float(np.exp(launch[i])), work=float(np.exp(slower[i] + shift)))
-            for key, i in groups.items()
+            name: KindScale(launch=float(np.exp(launch[i])), work=float(np.exp(slower[i] + shift)))
+            for i, name in enumerate(names)
+        },
+        families={
+            name: (found, groups[name].batch.phase)
+            for name, found in zip(names, families, strict=True)
         },
     )
+
+
+def _spread(timed: Timed) -> Timed:
+    """A few rows evenly over the order of times."""
+    order = np.lexsort((*timed.batch.sizes.T, timed.time_s))
+    number = min(len(order), _MOST_ROWS)
+    return timed.take(order[np.linspace(0, len(order) - 1, number).round().astype(np.int64)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
-"""Transfer times of collectives: latency per ring step, and bandwidth of the busiest link.
+"""Transfer times of collectives: measured curves, and what they say of groups never measured.
 
-``time = step_s * ring_steps + nbytes * bus_factor / bus_bytes_per_s`` for every collective and
-group size, so that one that was never measured follows from those that were.  A group that was
-measured has constants of its own, drawn to the machine's, and a correction by payload between the
-measured ones.
+Each collective among so many ranks on so many nodes has a curve over payload.  A group without one
+takes the curve of the nearest that has, carried over to its ranks and nodes; where nothing
+comparable was measured, NCCL's cost model answers, or for other libraries one latency per ring step
+and the bandwidth of the busiest link, fitted on all groups.
 """
 
 from __future__ import annotations
@@ -15,50 +15,36 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..workload.collectives import Collective, CollectiveCall, GroupRole
-from .priors import NetworkPrior
-from .robust import robust_minimum
+from ..workload.collectives import Collective, CollectiveCall
+from .carry import (
+    carried_log_time,
+    grown_log_time,
+    is_comparable,
+    ratio_log_time,
+    same_chunk_nbytes,
+)
+from .curves import Curve, Expected, Law, Samples, bandwidth_share, fit_curve, fit_law
+from .groups import Group, bus_factor, canonical, group_of, octaves_between, ring_steps
+from .nccl_tuner import tuner_time_s
+from .networks import NetworkPrior
 from .training import Measured
+from .transfer_widths import (
+    NINETY,
+    TransferWidths,
+    carried_width,
+    fit_widths,
+)
 
-Group = tuple[Collective, GroupRole, int]
-_SAMPLE_SIGMA_LOG = 0.1
+Vector = NDArray[np.float64]
 _MACHINE_SIGMA_LOG = 1.0
 _GROUP_SIGMA_LOG = 0.6
-_PAIRS = frozenset({Collective.SEND, Collective.RECV})
-_LEAST_NBYTES = 1.0
 _BOUND_WEIGHT = 0.1
 """Weight of a transfer that is known from above only."""
-
-
-def bus_factor(collective: Collective, num_ranks: int) -> float:
-    """Bytes over the busiest link per byte of payload, as nccl-tests counts it.
-
-    >>> bus_factor(Collective.ALL_REDUCE, 8), bus_factor(Collective.ALL_GATHER, 4)
-    (1.75, 0.75)
-    >>> bus_factor(Collective.SEND, 2)
-    1.0
-    """
-    if num_ranks < 2:
-        return 0.0
-    share = (num_ranks - 1) / num_ranks
-    if collective is Collective.ALL_REDUCE:
-        return 2.0 * share
-    if collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL):
-        return share
-    return 1.0
-
-
-def ring_steps(collective: Collective, num_ranks: int) -> int:
-    """Latencies in a row of a ring: 2(n-1) for all-reduce, 1 for a send, else n-1.
-
-    >>> ring_steps(Collective.ALL_REDUCE, 4), ring_steps(Collective.BROADCAST, 4)
-    (6, 3)
-    """
-    if num_ranks < 2:
-        return 0
-    if collective in _PAIRS:
-        return 1
-    return (num_ranks - 1) * (2 if collective is Collective.ALL_REDUCE else 1)
+_LEAST_OCTAVES = 1.0
+_MOST_COMPARED = 64
+"""Payloads at which a group is held against its stand-in."""
+_PRIOR_SIGMA_LOG = 1.0
+"""Error where nothing comparable was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +54,13 @@ class Link:
     step_s: float
     bus_bytes_per_s: float
 
+    def law(self, collective: Collective, num_ranks: int) -> Law:
+        """Time over payload of a ring with these constants."""
+        return Law(
+            fixed_s=ring_steps(collective, num_ranks) * self.step_s,
+            byte_s=bus_factor(collective, num_ranks) / self.bus_bytes_per_s,
+        )
+
     def time_s(self, collective: Collective, num_ranks: int, nbytes: float) -> float:
         """Seconds of one transfer.
 
@@ -75,185 +68,245 @@ class Link:
         >>> round(link.time_s(Collective.ALL_REDUCE, 2, 1_000_000), 9)
         0.00102
         """
-        return (
-            ring_steps(collective, num_ranks) * self.step_s
-            + bus_factor(collective, num_ranks) * nbytes / self.bus_bytes_per_s
-        )
+        law = self.law(collective, num_ranks)
+        return law.fixed_s + nbytes * law.byte_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupModel:
-    """One collective in one role and group size, as far as it was measured."""
+    """One group, as far as it was measured."""
 
     link: Link
-    log_nbytes: NDArray[np.float64]
-    correction: NDArray[np.float64]
-    """Log of measured over modelled time at each measured payload."""
-    held_out: NDArray[np.float64]
+    curve: Curve
     num_rows: int
 
-    def log_time(self, group: Group, nbytes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Log seconds, ``(rows,)``; outside the measured payloads the nearest correction holds."""
-        collective, _, num_ranks = group
-        law = np.log([self.link.time_s(collective, num_ranks, n) for n in nbytes])
-        logs = np.log(np.maximum(nbytes, _LEAST_NBYTES))
-        return law + np.interp(logs, self.log_nbytes, self.correction)
 
-    def octaves_outside(self, nbytes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Doublings between a payload and the measured ones."""
-        logs = np.log(np.maximum(nbytes, _LEAST_NBYTES))
-        below = np.maximum(self.log_nbytes[0] - logs, 0.0)
-        return (below + np.maximum(logs - self.log_nbytes[-1], 0.0)) / np.log(2.0)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Transfers:
+    """Estimates for one group, ``(rows,)`` each."""
+
+    log_time: Vector
+    half_width_log: Vector
+    """Half of the 90 % interval of log time."""
+    octaves: Vector
+    """Doublings of payload and ranks between the estimate and what was measured."""
+    is_prior: bool
+    """Nothing comparable was measured."""
+
+    @property
+    def sigma_log(self) -> Vector:
+        """Standard deviation of log time of a normal error with this interval."""
+        return self.half_width_log / NINETY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CollectiveModel:
-    """All groups of a run; ``machine`` stands in for what was never measured."""
+    """All groups of a machine."""
 
     machine: Link
+    prior: NetworkPrior
     groups: Mapping[Group, GroupModel]
-    is_measured: bool
-    """False where nothing was recorded and ``machine`` is the prior."""
+    widths: TransferWidths
 
     def nearest(self, group: Group) -> Group | None:
-        """The measured group that stands in: same collective first, then same role, near size."""
+        """The measured group that stands in for another: itself, else one on links of its kind."""
         if group in self.groups:
             return group
-        collective, role, num_ranks = group
-        ranked = sorted(
-            self.groups,
-            key=lambda g: (
-                g[0] is not collective,
-                g[1] is not role,
-                abs(np.log(g[2] / num_ranks)),
-                g[0].value,
-                g[1].value,
-            ),
-        )
-        return ranked[0] if ranked else None
+        return _nearest(group, self.groups)
 
-    def link(self, group: Group) -> Link:
-        """Constants by which the group's transfers are timed."""
+    def estimate(self, group: Group, nbytes: Vector) -> Transfers:
+        """Transfers of these payloads among the ranks of a group."""
+        logs = np.log(np.maximum(nbytes, 1.0))
         nearest = self.nearest(group)
-        return self.groups[nearest].link if nearest else self.machine
+        if nearest is None:
+            width = np.full(len(logs), NINETY * _PRIOR_SIGMA_LOG)
+            times = np.log(self._expected(group)(np.exp(logs)))
+            far = np.full(len(logs), np.inf)
+            return Transfers(log_time=times, half_width_log=width, octaves=far, is_prior=True)
+        if nearest == group:
+            return self._measured(group, logs)
+        return self._carried(nearest, group, logs)
+
+    def _expected(self, group: Group) -> Expected:
+        return expected_time(group, self.prior) or _by_link(group, self.machine)
+
+    def _measured(self, group: Group, logs: Vector) -> Transfers:
+        curve = self.groups[group].curve
+        octaves = curve.octaves_outside(logs)
+        width = self.widths.inside(group, logs)
+        if octaves.any():
+            width = np.hypot(width, self.widths.outside(curve, logs))
+        return Transfers(
+            log_time=curve.log_time(logs), half_width_log=width, octaves=octaves, is_prior=False
+        )
+
+    def _carried(self, seen: Group, group: Group, logs: Vector) -> Transfers:
+        nbytes = np.exp(logs)
+        source = np.log(np.maximum(same_chunk_nbytes(seen, group, nbytes), 1.0))
+        inside = self._measured(seen, source)
+        between = octaves_between(seen, group)
+        share = bandwidth_share(self._expected(group), nbytes)
+        return Transfers(
+            log_time=_stand_in(seen, group, nbytes, self.groups, self.prior),
+            half_width_log=np.hypot(inside.half_width_log, self.widths.carried(seen, group, share)),
+            octaves=inside.octaves + between,
+            is_prior=False,
+        )
 
 
-def canonical(call: CollectiveCall) -> CollectiveCall:
-    """The call as samples hold it: a receive is the other end of a send between two ranks."""
-    if call.collective in _PAIRS:
-        return replace(call, collective=Collective.SEND, num_ranks=2)
-    return call
+def expected_time(group: Group, prior: NetworkPrior) -> Expected | None:
+    """NCCL's own estimate of a group as a function of payload; None on other libraries."""
+    links = prior.links
+    if links is None:
+        return None
 
+    def time_s(nbytes: Vector) -> Vector:
+        return tuner_time_s(group.collective, group.num_ranks, group.num_nodes, nbytes, links)
 
-def group_of(call: CollectiveCall) -> Group:
-    """The group whose samples speak for a canonical call."""
-    return call.collective, call.role, call.num_ranks
+    return time_s
 
 
 def fit_collectives(
-    measured: Mapping[CollectiveCall, Measured], prior: NetworkPrior
-) -> CollectiveModel:
-    """Machine constants over all samples, then those of each group around them."""
-    rows = _by_group(measured)
-    start = Link(step_s=prior.step_s, bus_bytes_per_s=prior.bus_bytes_per_s)
-    if not rows:
-        return CollectiveModel(machine=start, groups={}, is_measured=False)
-    ordered = sorted(rows, key=lambda g: (g[0].value, g[1].value, g[2]))
-    machine = _fit_link([_columns(g, rows[g]) for g in ordered], start, _MACHINE_SIGMA_LOG)
-    groups = {group: _fit_group(group, rows[group], machine) for group in ordered}
-    return CollectiveModel(machine=machine, groups=groups, is_measured=True)
-
-
-def _by_group(
     measured: Mapping[CollectiveCall, Measured],
-) -> dict[Group, list[tuple[int, Measured]]]:
-    """Payloads and times; bounds only for groups that have no exact transfer."""
+    prior: NetworkPrior,
+    *,
+    prior_sigma_log: float = 0.1,
+    nodes: Mapping[CollectiveCall, int] | None = None,
+) -> CollectiveModel:
+    """The model of a run; ``nodes`` says how many nodes a call's group spans, 1 where not named."""
     rows: defaultdict[Group, list[tuple[int, Measured]]] = defaultdict(list)
     for call, found in measured.items():
         if call.num_ranks > 1:
-            rows[group_of(canonical(call))].append((call.nbytes, found))
-    exact = {group: [row for row in found if not row[1].is_bound] for group, found in rows.items()}
-    return {
-        group: exact[group]
-        or [(n, replace(m, weight=_BOUND_WEIGHT * m.weight)) for n, m in rows[group]]
-        for group in rows
-    }
+            group = group_of(canonical(call), nodes=(nodes or {}).get(call, 1))
+            rows[group].append((call.nbytes, found))
+    samples = {group: _samples(found) for group, found in rows.items()}
+    numbers = {group: sum(m.num_rows for _, m in found) for group, found in rows.items()}
+    return fit_transfers(samples, prior, prior_sigma_log=prior_sigma_log, num_rows=numbers)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Columns:
-    """Samples of one group, ``(rows,)`` each."""
-
-    steps: NDArray[np.float64]
-    bus_nbytes: NDArray[np.float64]
-    nbytes: NDArray[np.float64]
-    log_time: NDArray[np.float64]
-    weight: NDArray[np.float64]
-
-    def only(self, keep: NDArray[np.bool_]) -> _Columns:
-        """The rows of a mask."""
-        return replace(
-            self,
-            steps=self.steps[keep],
-            bus_nbytes=self.bus_nbytes[keep],
-            nbytes=self.nbytes[keep],
-            log_time=self.log_time[keep],
-            weight=self.weight[keep],
+def fit_transfers(
+    samples: Mapping[Group, Samples],
+    prior: NetworkPrior,
+    *,
+    prior_sigma_log: float = 0.1,
+    num_rows: Mapping[Group, int] | None = None,
+) -> CollectiveModel:
+    """Machine constants over all samples, the curve of each group around them, and the widths."""
+    start = Link(step_s=prior.step_s, bus_bytes_per_s=prior.bus_bytes_per_s)
+    ordered = {group: samples[group] for group in sorted(samples, key=lambda g: g.order)}
+    machine = _fit_link(ordered, start, _MACHINE_SIGMA_LOG) if ordered else start
+    groups = {}
+    for group, found in ordered.items():
+        link = _fit_link({group: found}, machine, _GROUP_SIGMA_LOG)
+        curve = fit_curve(
+            found,
+            machine.law(group.collective, group.num_ranks),
+            sigma_log=_GROUP_SIGMA_LOG,
+            expected=expected_time(group, prior),
         )
+        rows = (num_rows or {}).get(group, len(found))
+        groups[group] = GroupModel(link=link, curve=curve, num_rows=rows)
+    widths = fit_widths(
+        {group: model.curve for group, model in groups.items()},
+        _carried_errors(groups, prior),
+        prior_sigma_log=prior_sigma_log,
+    )
+    return CollectiveModel(machine=machine, prior=prior, groups=groups, widths=widths)
 
 
-def _columns(group: Group, rows: Sequence[tuple[int, Measured]]) -> _Columns:
-    rows = sorted(rows, key=lambda row: (row[0], row[1].time_s))
-    nbytes = np.array([n for n, _ in rows], dtype=np.float64)
-    return _Columns(
-        steps=np.full(len(rows), float(ring_steps(group[0], group[2]))),
-        bus_nbytes=nbytes * bus_factor(group[0], group[2]),
-        nbytes=nbytes,
-        log_time=np.log([m.time_s for _, m in rows]),
-        weight=np.sqrt([m.weight for _, m in rows]),
+def _samples(rows: Sequence[tuple[int, Measured]]) -> Samples:
+    """Payloads and times of a group; bounds only where it has no exact transfer."""
+    exact = [row for row in rows if not row[1].is_bound]
+    kept = exact or [(n, replace(m, weight=_BOUND_WEIGHT * m.weight)) for n, m in rows]
+    return Samples(
+        nbytes=np.array([n for n, _ in kept], dtype=np.float64),
+        time_s=np.array([m.time_s for _, m in kept]),
+        weight=np.sqrt([m.weight for _, m in kept]),
     )
 
 
-def _fit_group(group: Group, rows: Sequence[tuple[int, Measured]], machine: Link) -> GroupModel:
-    columns = _columns(group, rows)
-    link = _fit_link([columns], machine, _GROUP_SIGMA_LOG)
-    index = np.arange(len(rows))
-    held_out = [
-        _residuals(columns, _fit_link([columns.only(index != i)], machine, _GROUP_SIGMA_LOG))[i]
-        for i in index
-        if len(index) > 1
-    ]
-    return GroupModel(
-        link=link,
-        log_nbytes=np.log(np.maximum(columns.nbytes, _LEAST_NBYTES)),
-        correction=_residuals(columns, link),
-        held_out=np.array(held_out),
-        num_rows=sum(m.num_rows for _, m in rows),
+def _fit_link(samples: Mapping[Group, Samples], prior: Link, sigma_log: float) -> Link:
+    """Ring constants over all groups, those of the prior as one more sample each."""
+    steps = [np.full(len(s), ring_steps(g.collective, g.num_ranks)) for g, s in samples.items()]
+    sizes = [bus_factor(g.collective, g.num_ranks) * s.nbytes for g, s in samples.items()]
+    law = fit_law(
+        np.concatenate(steps),
+        np.concatenate(sizes),
+        np.log(np.concatenate([s.time_s for s in samples.values()])),
+        np.concatenate([s.weight for s in samples.values()]),
+        Law(fixed_s=prior.step_s, byte_s=1.0 / prior.bus_bytes_per_s),
+        sigma_log=sigma_log,
+    )
+    return Link(step_s=law.fixed_s, bus_bytes_per_s=1.0 / law.byte_s)
+
+
+def _by_link(group: Group, link: Link) -> Expected:
+    law = link.law(group.collective, group.num_ranks)
+    return lambda nbytes: law.fixed_s + nbytes * law.byte_s
+
+
+def _nearest(group: Group, groups: Mapping[Group, GroupModel]) -> Group | None:
+    """Same collective first, then as many ranks a node, then same role, then near size."""
+    found = [g for g in groups if g != group and is_comparable(g, group)]
+    return min(
+        found,
+        key=lambda g: (
+            g.collective is not group.collective,
+            abs(np.log(g.ranks_per_node / group.ranks_per_node)) if group.num_nodes > 1 else 0.0,
+            g.role is not group.role,
+            abs(np.log(g.num_ranks / group.num_ranks)),
+            g.order,
+        ),
+        default=None,
     )
 
 
-def _residuals(columns: _Columns, link: Link) -> NDArray[np.float64]:
-    law = columns.steps * link.step_s + columns.bus_nbytes / link.bus_bytes_per_s
-    return columns.log_time - np.log(law)
+def _stand_in(
+    seen: Group,
+    group: Group,
+    nbytes: Vector,
+    groups: Mapping[Group, GroupModel],
+    prior: NetworkPrior,
+) -> Vector:
+    """Log seconds of ``group`` from the curve of ``seen``, by how that grew out of a third one."""
+    curve = groups[seen].curve
+    further = {g: m for g, m in groups.items() if g != group and _is_beyond(g, seen, group)}
+    third = _nearest(seen, further)
+    if third is None and _is_priced(seen, group) and prior.links is not None:
+        return ratio_log_time(curve, seen, group, nbytes, prior.links)
+    if third is None:
+        return carried_log_time(curve, seen, group, nbytes, prior)
+    return grown_log_time((groups[third].curve, curve), (third, seen), group, nbytes, prior)
 
 
-def _fit_link(parts: Sequence[_Columns], prior: Link, sigma_log: float) -> Link:
-    """Robust least squares in log time, with the prior's constants as one more sample each."""
-    steps = np.concatenate([p.steps for p in parts])
-    bus_nbytes = np.concatenate([p.bus_nbytes for p in parts])
-    log_time = np.concatenate([p.log_time for p in parts])
-    scale = np.concatenate([p.weight for p in parts]) / _SAMPLE_SIGMA_LOG
-    start = np.log([prior.step_s, 1.0 / prior.bus_bytes_per_s])
+def _is_priced(seen: Group, group: Group) -> bool:
+    """Whether NCCL's ratio is better than the ring's: the same collective inside a node."""
+    return group.num_nodes == 1 and seen.collective is group.collective
 
-    def residuals(theta: NDArray[np.float64]) -> NDArray[np.float64]:
-        step_s, byte_s = np.exp(theta)
-        data = np.log(steps * step_s + bus_nbytes * byte_s) - log_time
-        return np.concatenate([data * scale, (theta - start) / sigma_log])
 
-    def jacobian(theta: NDArray[np.float64]) -> NDArray[np.float64]:
-        costs = np.column_stack([steps, bus_nbytes]) * np.exp(theta)
-        shares = costs / costs.sum(axis=1, keepdims=True)
-        return np.concatenate([shares * scale[:, None], np.eye(2) / sigma_log])
+def _is_beyond(third: Group, seen: Group, wanted: Group) -> bool:
+    """Whether ``seen`` lies between the others in ranks, all else being equal."""
+    is_alike = third.collective is seen.collective and third.role is seen.role
+    if seen.num_nodes > 1:
+        is_alike &= third.ranks_per_node == seen.ranks_per_node == wanted.ranks_per_node
+    up = third.num_ranks < seen.num_ranks < wanted.num_ranks
+    return is_alike and (up or third.num_ranks > seen.num_ranks > wanted.num_ranks)
 
-    step_s, byte_s = np.exp(robust_minimum(residuals, jacobian, start))
-    return Link(step_s=float(step_s), bus_bytes_per_s=float(1.0 / byte_s))
+
+def _carried_errors(groups: Mapping[Group, GroupModel], prior: NetworkPrior) -> dict[Group, Vector]:
+    """Each group held against a stand-in of its own collective: absolute errors over the widths of
+    public tables."""
+    errors = {}
+    for group, model in groups.items():
+        others = {g: m for g, m in groups.items() if g != group}
+        seen = _nearest(group, others)
+        if seen is None or seen.collective is not group.collective:
+            continue
+        logs = model.curve.log_nbytes
+        logs = logs[:: max(1, len(logs) // _MOST_COMPARED)]
+        nbytes = np.exp(logs)
+        error = _stand_in(seen, group, nbytes, others, prior) - model.curve.log_time(logs)
+        expected = expected_time(group, prior) or _by_link(group, model.link)
+        octaves = max(octaves_between(seen, group), _LEAST_OCTAVES)
+        errors[group] = np.abs(error) / carried_width(octaves, bandwidth_share(expected, nbytes))
+    return errors

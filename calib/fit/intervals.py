@@ -13,8 +13,13 @@ PRIOR_WEIGHT = 5.0
 """Residuals that the prior counts for: with it 90 % intervals covered 91 % on public step times."""
 UNMEASURED_SIGMA_LOG = 0.5
 """Error of an operator whose kind was never measured."""
+Z_90 = float(norm.ppf(0.95))
 _PER_OCTAVE = 0.5
 _TAIL_DEGREES = 7.0
+_LEVEL = 0.9
+_QUANTILE_PRIOR = 20.0
+"""Residuals that the quantile of all groups counts for."""
+_LEAST_QUANTILE = 0.5
 _TAIL_FACTOR = float(t.ppf(0.95, _TAIL_DEGREES) / norm.ppf(0.95))
 """Widens a normal 90 % interval to that of Student's t with 7 degrees."""
 
@@ -53,6 +58,46 @@ def fit_spreads(residuals: Mapping[str, NDArray[np.float64]], *, prior_sigma_log
         for name, values in residuals.items()
     }
     return Spreads(by_group=by_group, pooled=_TAIL_FACTOR * float(np.sqrt(pooled)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantiles:
+    """How many of the model's own deviations hold 90 % of left-out residuals, by group."""
+
+    by_group: Mapping[str, float]
+    pooled: float
+
+    def half_width(self, group: str, sigma_log: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Half of the 90 % interval in log time, ``(rows,)``."""
+        return self.by_group.get(group, self.pooled) * sigma_log
+
+
+def fit_quantiles(scaled: Mapping[str, NDArray[np.float64]]) -> Quantiles:
+    """Quantiles of left-out residuals over their deviations (split conformal, pooled).
+
+    A group's quantile is drawn to that of all groups together, and that to Student's t.
+
+    >>> round(fit_quantiles({}).pooled, 3)
+    1.895
+    """
+    start = float(t.ppf(0.95, _TAIL_DEGREES))
+    every = np.abs(np.concatenate([np.empty(0), *[scaled[name] for name in sorted(scaled)]]))
+    pooled = _drawn(every, start)
+    return Quantiles(
+        by_group={name: _drawn(np.abs(values), pooled) for name, values in scaled.items()},
+        pooled=pooled,
+    )
+
+
+def _drawn(sizes: NDArray[np.float64], prior: float) -> float:
+    """The 90 % quantile, drawn to the prior in log by as much as few values deserve."""
+    number = len(sizes)
+    if not number:
+        return prior
+    level = min(_LEVEL * (number + 1) / number, 1.0)
+    own = max(float(np.quantile(sizes, level)), _LEAST_QUANTILE)
+    trust = number / (number + _QUANTILE_PRIOR)
+    return float(np.exp(trust * np.log(own) + (1 - trust) * np.log(prior)))
 
 
 def _shrunk(values: NDArray[np.float64], prior: float) -> float:

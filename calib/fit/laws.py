@@ -1,22 +1,17 @@
-"""What an operator costs by physics: FLOP, bytes moved, launches, and the time these take.
-
-Memory passes (how often an operator reads or writes its tensor) are starting constants read off
-public A100 samples of eager Megatron operators (Zhang et al., arXiv:2509.22832, their released
-data).  Launches are how many eager calls long an operator is, read off a model too small to compute
-anything (hidden size 32, Megatron-core 0.16 without fusions).  What differs on a machine is fitted
-on top.
-"""
+"""What an operator costs by physics, and the time that takes at the ceilings of a machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from ..errors import CalibrationError
-from ..workload.operators import Operator, OperatorKind, Phase
+import numpy as np
+from numpy.typing import NDArray
 
-_FP32_NBYTES = 4
+from ..errors import CalibrationError
+from ..workload.operators import Operator, OperatorKind
+from .batches import Batch, batch_of
+from .costs import LAWS, NUM_SIZES, Columns, Cost, linear, memory
 
 
 class Family(Enum):
@@ -38,6 +33,12 @@ class Ceilings:
     bytes_per_s: float
     launch_s: float
 
+    def unit_s(self, cost: Cost) -> float:
+        """Seconds of one launch, FLOP or byte."""
+        if cost is Cost.LAUNCH:
+            return self.launch_s
+        return 1.0 / (self.flop_per_s if cost is Cost.FLOP else self.bytes_per_s)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
@@ -48,58 +49,7 @@ class Work:
     num_launches: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Passes:
-    """Reads and writes of one element, and eager framework calls, forward and backward."""
-
-    forward: float
-    backward: float
-    forward_launches: int
-    backward_launches: int
-
-
-_PASSES = {
-    OperatorKind.EMBEDDING: _Passes(
-        forward=14.0, backward=15.0, forward_launches=22, backward_launches=13
-    ),
-    OperatorKind.NORM: _Passes(forward=3.7, backward=12.0, forward_launches=3, backward_launches=5),
-    OperatorKind.POSITION: _Passes(
-        forward=22.0, backward=52.0, forward_launches=11, backward_launches=3
-    ),
-    OperatorKind.RESIDUAL: _Passes(
-        forward=6.9, backward=6.9, forward_launches=18, backward_launches=5
-    ),
-    OperatorKind.ACTIVATION: _Passes(
-        forward=2.8, backward=3.75, forward_launches=9, backward_launches=8
-    ),
-    OperatorKind.LOSS: _Passes(
-        forward=17.0, backward=5.3, forward_launches=43, backward_launches=13
-    ),
-    # Scores of unfused attention: fill-mask and softmax, plus what the two products read and write.
-    OperatorKind.CORE_ATTENTION: _Passes(
-        forward=11.8, backward=28.3, forward_launches=35, backward_launches=13
-    ),
-}
-_NUM_SIZES = {
-    OperatorKind.EMBEDDING: 3,
-    OperatorKind.NORM: 2,
-    OperatorKind.POSITION: 2,
-    OperatorKind.CORE_ATTENTION: 5,
-    OperatorKind.RESIDUAL: 2,
-    OperatorKind.ACTIVATION: 3,
-    OperatorKind.LOSS: 2,
-    OperatorKind.OPTIMIZER: 1,
-    OperatorKind.HOST_MICROBATCH: 0,
-    OperatorKind.HOST_STEP: 0,
-}
-# Adam reads parameter, gradient and two moments and writes three of them; clipping reads the
-# gradient once more and zeroing it writes it: nine fp32 passes.
-_OPTIMIZER_PASSES = 9.0
-_OPTIMIZER_FLOP = 14.0
-# A loop over some fifty parameter tensors; their number does not show in the operator's shape.
-_OPTIMIZER_LAUNCHES = 400
-_LINEAR_LAUNCHES = 7
-_LINEAR_BACKWARD_LAUNCHES = 9
+_CHAINS = frozenset({OperatorKind.ROTARY, OperatorKind.POSITION})
 
 
 def family(kind: OperatorKind) -> Family:
@@ -115,34 +65,63 @@ def family(kind: OperatorKind) -> Family:
 
 _FAMILIES = {
     OperatorKind.CORE_ATTENTION: Family.ATTENTION,
+    OperatorKind.FLASH_ATTENTION: Family.ATTENTION,
+    OperatorKind.BATCHED_PRODUCT: Family.ATTENTION,
+    OperatorKind.GROUPED_LINEAR: Family.LINEAR,
+    OperatorKind.EXPERTS: Family.LINEAR,
+    OperatorKind.ROUTER: Family.LINEAR,
+    OperatorKind.LAYER: Family.LINEAR,
     OperatorKind.OPTIMIZER: Family.OPTIMIZER,
     OperatorKind.HOST_MICROBATCH: Family.HOST,
     OperatorKind.HOST_STEP: Family.HOST,
 }
 
 
-def work(operator: Operator) -> Work:
-    """FLOP, bytes and launches of an operator.
+def is_chain(kind: OperatorKind) -> bool:
+    """Many short eager calls in a row, which launches and bytes bound in turn, not in sum."""
+    return kind in _CHAINS
 
-    A linear's backward is two products, one for the input's and one for the weight's gradient; the
-    latter is added into an fp32 buffer.
 
+def columns(batch: Batch, num_units: int = 0) -> Columns:
+    """FLOP, bytes and launches of every row.
+
+    A product's backward is two products, one for the input's and one for the weight's gradient; a
+    linear's weight gradient is added into an fp32 buffer.  ``num_units`` is the number of
+    multiprocessors of a GPU, whose kernels pad to tiles; 0 counts the bare work.  Raises
+    ``CalibrationError`` where the number of sizes is not the kind's.
+
+    >>> from ..workload.operators import Phase
     >>> fc1 = Operator(kind=OperatorKind.LINEAR_FC1, phase=Phase.FORWARD, shape=(256, 512, 2048),
     ...                element_nbytes=2)
-    >>> work(fc1).flop == 2 * 256 * 512 * 2048
-    True
-    >>> int(work(fc1).nbytes) == 2 * (256 * 512 + 512 * 2048 + 256 * 2048)
-    True
+    >>> launches, flop, nbytes = columns(batch_of([fc1])).totals()[0]
+    >>> flop == 2 * 256 * 512 * 2048, nbytes == 2 * (256 * 512 + 512 * 2048 + 256 * 2048)
+    (np.True_, np.True_)
     """
-    expected = 3 if operator.kind.is_linear else _NUM_SIZES[operator.kind]
-    if len(operator.shape) != expected:
+    expected = 3 if batch.kind.is_linear else NUM_SIZES[batch.kind]
+    if batch.sizes.shape[1] != expected:
+        shape = tuple(int(s) for s in batch.sizes[0])
         raise CalibrationError(
-            f"{operator.kind.value} shape {operator.shape} has {len(operator.shape)} sizes, not "
-            f"{expected}; record it with the same version that reads it"
+            f"{batch.kind.value} shape {shape} has {len(shape)} sizes, not {expected}; record it "
+            f"with the same version that reads it"
         )
-    if operator.kind.is_linear:
-        return _linear(operator)
-    return _WORK.get(operator.kind, _memory)(operator)
+    law = linear if batch.kind.is_linear else LAWS.get(batch.kind, memory)
+    return law(batch, num_units)
+
+
+def work_of(batch: Batch) -> NDArray[np.float64]:
+    """How large each row is: FLOP and bytes weighed as a GPU's ceilings weigh them, ``(rows,)``."""
+    _, flop, nbytes = columns(batch).totals().T
+    return flop / _FLOP_PER_BYTE + nbytes
+
+
+_FLOP_PER_BYTE = 150.0
+"""Ratio of the two ceilings of data-centre GPUs, to the nearest fifty."""
+
+
+def work(operator: Operator) -> Work:
+    """FLOP, bytes and launches of one operator."""
+    launches, flop, nbytes = columns(batch_of([operator])).totals()[0].tolist()
+    return Work(flop=flop, nbytes=nbytes, num_launches=round(launches))
 
 
 def law_time_s(operator: Operator, ceilings: Ceilings) -> float:
@@ -150,10 +129,11 @@ def law_time_s(operator: Operator, ceilings: Ceilings) -> float:
 
     The sum fits measured products better than the maximum does, above all in the backward phase.
 
+    >>> from ..workload.operators import Phase
     >>> norm = Operator(kind=OperatorKind.NORM, phase=Phase.FORWARD, shape=(1000, 1000),
     ...                 element_nbytes=4)
-    >>> law_time_s(norm, Ceilings(flop_per_s=1e12, bytes_per_s=1e10, launch_s=1e-5))
-    0.00151
+    >>> round(law_time_s(norm, Ceilings(flop_per_s=1e12, bytes_per_s=1e10, launch_s=1e-5)), 9)
+    0.00123
     """
     done = work(operator)
     return (
@@ -161,80 +141,3 @@ def law_time_s(operator: Operator, ceilings: Ceilings) -> float:
         + done.flop / ceilings.flop_per_s
         + done.nbytes / ceilings.bytes_per_s
     )
-
-
-def _linear(operator: Operator) -> Work:
-    tokens, size_in, size_out = operator.shape
-    flop = 2.0 * tokens * size_in * size_out
-    weight = float(size_in * size_out)
-    activations = float(tokens * (size_in + size_out))
-    if operator.phase is not Phase.BACKWARD:
-        nbytes = operator.element_nbytes * (activations + weight)
-        return Work(flop=flop, nbytes=nbytes, num_launches=_LINEAR_LAUNCHES)
-    nbytes = operator.element_nbytes * (2 * activations + weight) + 2 * _FP32_NBYTES * weight
-    return Work(flop=2 * flop, nbytes=nbytes, num_launches=_LINEAR_BACKWARD_LAUNCHES)
-
-
-def _attention(operator: Operator) -> Work:
-    """Two products over the full square of scores: the mask is applied, not skipped."""
-    micro_batch, heads, query_groups, seq, channels = operator.shape
-    scores = float(micro_batch * heads * seq * seq)
-    inputs = float(micro_batch * seq * channels * (2 * heads + 2 * query_groups))
-    passes, launches = _passes(operator)
-    num_products = 4 if operator.phase is Phase.BACKWARD else 2
-    nbytes = operator.element_nbytes * (passes * scores + num_products / 2 * inputs)
-    return Work(flop=num_products * 2.0 * scores * channels, nbytes=nbytes, num_launches=launches)
-
-
-def _embedding(operator: Operator) -> Work:
-    """Backward also fills a dense gradient of the table and adds it into the fp32 buffer."""
-    tokens, hidden, vocab = operator.shape
-    passes, launches = _passes(operator)
-    nbytes = operator.element_nbytes * passes * tokens * hidden
-    if operator.phase is Phase.BACKWARD:
-        nbytes += (2 * operator.element_nbytes + 2 * _FP32_NBYTES) * float(vocab * hidden)
-    return Work(flop=0.0, nbytes=nbytes, num_launches=launches)
-
-
-def _activation(operator: Operator) -> Work:
-    tokens, size_in, size_out = operator.shape
-    passes, launches = _passes(operator)
-    elements = tokens * (size_in + size_out) / 2
-    return Work(flop=0.0, nbytes=operator.element_nbytes * passes * elements, num_launches=launches)
-
-
-def _optimizer(operator: Operator) -> Work:
-    (num_parameters,) = operator.shape
-    nbytes = _OPTIMIZER_PASSES * _FP32_NBYTES * num_parameters
-    if operator.element_nbytes < _FP32_NBYTES:
-        nbytes += 2.0 * operator.element_nbytes * num_parameters
-    return Work(
-        flop=_OPTIMIZER_FLOP * num_parameters, nbytes=nbytes, num_launches=_OPTIMIZER_LAUNCHES
-    )
-
-
-def _host(operator: Operator) -> Work:
-    return Work(flop=0.0, nbytes=0.0, num_launches=1)
-
-
-def _memory(operator: Operator) -> Work:
-    passes, launches = _passes(operator)
-    elements = float(operator.shape[0] * operator.shape[1])
-    return Work(flop=0.0, nbytes=operator.element_nbytes * passes * elements, num_launches=launches)
-
-
-def _passes(operator: Operator) -> tuple[float, int]:
-    passes = _PASSES[operator.kind]
-    if operator.phase is Phase.BACKWARD:
-        return passes.backward, passes.backward_launches
-    return passes.forward, passes.forward_launches
-
-
-_WORK: dict[OperatorKind, Callable[[Operator], Work]] = {
-    OperatorKind.CORE_ATTENTION: _attention,
-    OperatorKind.EMBEDDING: _embedding,
-    OperatorKind.ACTIVATION: _activation,
-    OperatorKind.OPTIMIZER: _optimizer,
-    OperatorKind.HOST_MICROBATCH: _host,
-    OperatorKind.HOST_STEP: _host,
-}

@@ -1,7 +1,7 @@
 """What is assumed of a machine before it was measured, by the name of its device.
 
 Peaks are 75 % of the data sheet (dense, 2-byte elements), which the best public matrix products
-reach; bus bandwidths are those that nccl-tests prints inside a node.
+reach.
 """
 
 from __future__ import annotations
@@ -10,18 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .laws import Ceilings
+from .networks import NetworkPrior, network_prior
 
 _ATTAINABLE_FRAC = 0.75
 _TERA = 1e12
 _GIGA = 1e9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkPrior:
-    """One ring step's latency and the bandwidth of the busiest link."""
-
-    step_s: float
-    bus_bytes_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +24,12 @@ class DevicePrior:
     name: str
     ceilings: Ceilings
     network: NetworkPrior
+    num_units: int
+    """Multiprocessors that blocks of a kernel are dealt to; 0 where the device has none."""
     fp32_frac: float
     """Rate of fp32 products without TF32 over that of 2-byte elements."""
+    fp8_frac: float
+    """Rate of 1-byte products over that of 2-byte elements."""
     sigma_log: float
     """Standard deviation of the logarithm of each ceiling."""
     error_sigma_log: float
@@ -41,11 +38,20 @@ class DevicePrior:
 
     def ceilings_for(self, element_nbytes: int) -> Ceilings:
         """Ceilings for elements of this size."""
-        frac = self.fp32_frac if element_nbytes >= 4 else 1.0
+        frac = {1: self.fp8_frac, 2: 1.0}.get(element_nbytes, self.fp32_frac)
         return Ceilings(
             flop_per_s=self.ceilings.flop_per_s * frac,
             bytes_per_s=self.ceilings.bytes_per_s,
             launch_s=self.ceilings.launch_s,
+        )
+
+    def peaks_for(self, element_nbytes: int) -> Ceilings:
+        """Rates of the data sheet, which nothing exceeds; of a GPU only."""
+        found = self.ceilings_for(element_nbytes)
+        return Ceilings(
+            flop_per_s=found.flop_per_s / _ATTAINABLE_FRAC,
+            bytes_per_s=found.bytes_per_s / _ATTAINABLE_FRAC,
+            launch_s=0.0,
         )
 
 
@@ -57,7 +63,7 @@ def device_prior(device: str) -> DevicePrior:
     >>> device_prior("Accelerator 9").name
     'unknown'
     """
-    low = device.lower()
+    low = device.lower().replace("_", "-").replace(" ", "-")
     for name, prior in _PRIORS.items():
         if name in low:
             return prior
@@ -65,8 +71,9 @@ def device_prior(device: str) -> DevicePrior:
 
 
 def _gpu(
-    name: str, *, peak_tera: float, fp32_tera: float, memory_tera: float, bus_giga: float
+    name: str, peak_tera: float, fp32_tera: float, memory_tera: float, num_units: int
 ) -> DevicePrior:
+    """Rates of the data sheet: dense products of 2-byte elements, true fp32, memory."""
     return DevicePrior(
         name=name,
         ceilings=Ceilings(
@@ -74,38 +81,69 @@ def _gpu(
             bytes_per_s=_ATTAINABLE_FRAC * memory_tera * _TERA,
             launch_s=1.5e-6,
         ),
-        network=NetworkPrior(step_s=4e-6, bus_bytes_per_s=bus_giga * _GIGA),
+        network=network_prior(name),
+        num_units=num_units,
         fp32_frac=fp32_tera / peak_tera,
+        fp8_frac=2.0 if name in _WITH_FP8 else 1.0,
         sigma_log=0.5,
         error_sigma_log=0.08,
     )
 
 
+_WITH_FP8 = frozenset(
+    {"gb300", "gb200", "b300", "b200", "gh200", "h200", "h100", "h800", "l40", "l4"}
+)
 # Longer names first: "gh200" holds "h200".
-_PRIORS: Mapping[str, DevicePrior] = {
-    "gb200": _gpu("gb200", peak_tera=2500, fp32_tera=80, memory_tera=8.0, bus_giga=650),
-    "b200": _gpu("b200", peak_tera=2250, fp32_tera=80, memory_tera=8.0, bus_giga=650),
-    "gh200": _gpu("gh200", peak_tera=989, fp32_tera=67, memory_tera=4.0, bus_giga=370),
-    "h200": _gpu("h200", peak_tera=989, fp32_tera=67, memory_tera=4.8, bus_giga=370),
-    "h100": _gpu("h100", peak_tera=989, fp32_tera=67, memory_tera=3.35, bus_giga=370),
-    "a100": _gpu("a100", peak_tera=312, fp32_tera=19.5, memory_tera=1.8, bus_giga=230),
-    "v100": _gpu("v100", peak_tera=125, fp32_tera=15.7, memory_tera=0.9, bus_giga=130),
-    "cpu": DevicePrior(
-        name="cpu",
-        ceilings=Ceilings(flop_per_s=60 * _GIGA, bytes_per_s=10 * _GIGA, launch_s=12e-6),
-        # Gloo in a training step: the threads that transfer have to be woken on busy cores.  Two
-        # ranks on two cores, 2026-11: all-reduce of 4 B 1.0 ms, of 128 KiB 1.3 ms, send 0.8 ms.
-        network=NetworkPrior(step_s=500e-6, bus_bytes_per_s=1.5 * _GIGA),
-        fp32_frac=1.0,
-        sigma_log=1.0,
-        error_sigma_log=0.2,
-    ),
-}
+_GPUS = (
+    _gpu("gb300", 2500, 80, 8.0, 148),
+    _gpu("gb200", 2500, 80, 8.0, 148),
+    _gpu("b300", 2250, 80, 8.0, 148),
+    _gpu("b200", 2250, 80, 8.0, 148),
+    _gpu("gh200", 989, 67, 4.0, 132),
+    _gpu("gh-96", 989, 67, 4.0, 132),
+    _gpu("h200", 989, 67, 4.8, 132),
+    _gpu("h100-pcie", 756, 51, 2.0, 114),
+    _gpu("h100", 989, 67, 3.35, 132),
+    _gpu("h800", 989, 67, 3.35, 132),
+    _gpu("h20", 148, 44, 4.0, 78),
+    _gpu("a100-pcie-40", 312, 19.5, 1.555, 108),
+    _gpu("a100-40", 312, 19.5, 1.555, 108),
+    _gpu("a100", 312, 19.5, 2.0, 108),
+    _gpu("a800", 312, 19.5, 2.0, 108),
+    _gpu("a40", 150, 37.4, 0.696, 84),
+    _gpu("a10", 125, 31.2, 0.6, 72),
+    _gpu("l40", 362, 91.6, 0.864, 142),
+    _gpu("l4", 121, 30.3, 0.3, 58),
+    _gpu("v100", 125, 15.7, 0.9, 80),
+    _gpu("p100", 21.2, 10.6, 0.732, 56),
+    _gpu("p4", 5.5, 5.5, 0.192, 20),
+    _gpu("t4", 65, 8.1, 0.32, 40),
+    _gpu("mi300", 1307, 163, 5.3, 304),
+    _gpu("mi250", 362, 45, 3.2, 208),
+    _gpu("mi210", 181, 22.6, 1.6, 104),
+    _gpu("mi100", 185, 23.1, 1.23, 120),
+    _gpu("3090", 71, 35.6, 0.936, 82),
+    _gpu("2080", 54, 13.4, 0.616, 68),
+    _gpu("titan", 65, 16.3, 0.672, 72),
+)
+_CPU = DevicePrior(
+    name="cpu",
+    ceilings=Ceilings(flop_per_s=60 * _GIGA, bytes_per_s=10 * _GIGA, launch_s=12e-6),
+    network=network_prior("cpu"),
+    num_units=0,
+    fp32_frac=1.0,
+    fp8_frac=1.0,
+    sigma_log=1.0,
+    error_sigma_log=0.2,
+)
+_PRIORS: Mapping[str, DevicePrior] = {prior.name: prior for prior in (*_GPUS, _CPU)}
 _UNKNOWN = DevicePrior(
     name="unknown",
     ceilings=Ceilings(flop_per_s=300 * _TERA, bytes_per_s=2 * _TERA, launch_s=2e-6),
-    network=NetworkPrior(step_s=5e-6, bus_bytes_per_s=200 * _GIGA),
+    network=network_prior("unknown"),
+    num_units=0,
     fp32_frac=0.1,
+    fp8_frac=1.0,
     sigma_log=1.5,
     error_sigma_log=0.15,
 )

@@ -16,7 +16,7 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert stop.value.code == 0
     out = capsys.readouterr().out
-    assert all(verb in out for verb in ("report", "predict", "plan", "doctor"))
+    assert all(verb in out for verb in ("report", "predict", "plan", "validate", "doctor"))
 
 
 def test_the_surface_is_frozen() -> None:
@@ -28,6 +28,8 @@ def test_the_surface_is_frozen() -> None:
         "report": ["--help", "--json", "--run-id"],
         "predict": ["--fail-over", "--help", "--json", "--run-id"],
         "plan": ["--gpus", "--help", "--json", "--memory-gib", "--run-id", "--top"],
+        "validate": ["--help", "--json", "--protocol", "--seeds"],
+        "import": ["--fabric", "--help", "--json", "--out", "--ranks-per-node"],
         "doctor": ["--help", "--json"],
     }
 

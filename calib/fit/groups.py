@@ -1,0 +1,104 @@
+"""Which transfers share a curve, and how a ring counts their bytes and steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..workload.collectives import Collective, CollectiveCall, GroupRole
+
+_OTHER_OCTAVES = 1.0
+_PAIRS = frozenset({Collective.SEND, Collective.RECV})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One collective among so many ranks on so many nodes."""
+
+    collective: Collective
+    num_ranks: int
+    num_nodes: int = 1
+    role: GroupRole = GroupRole.OTHER
+
+    @property
+    def name(self) -> str:
+        """As reports call it.
+
+        >>> Group(collective=Collective.SEND, num_ranks=2, role=GroupRole.PP).name
+        'send/pp/2'
+        """
+        return f"{self.collective.value}/{self.role.value}/{self.num_ranks}"
+
+    @property
+    def order(self) -> tuple[str, str, int, int]:
+        """By this groups are sorted."""
+        return self.collective.value, self.role.value, self.num_ranks, self.num_nodes
+
+    @property
+    def ranks_per_node(self) -> float:
+        """Mean over the nodes."""
+        return self.num_ranks / self.num_nodes
+
+
+def num_nodes(span: int, ranks_per_node: int | None) -> int:
+    """Nodes of a group whose ranks reach over ``span`` consecutive ranks of a run.
+
+    Without knowing how many ranks a node holds, one node is assumed.
+
+    >>> num_nodes(16, 8), num_nodes(9, 8), num_nodes(8, 8), num_nodes(64, None)
+    (2, 2, 1, 1)
+    """
+    return -(-span // ranks_per_node) if ranks_per_node else 1
+
+
+def canonical(call: CollectiveCall) -> CollectiveCall:
+    """The call as samples hold it: a receive is the other end of a send between two ranks."""
+    if call.collective in _PAIRS:
+        return replace(call, collective=Collective.SEND, num_ranks=2)
+    return call
+
+
+def group_of(call: CollectiveCall, *, nodes: int = 1) -> Group:
+    """The group whose samples speak for a canonical call."""
+    return Group(
+        collective=call.collective, num_ranks=call.num_ranks, num_nodes=nodes, role=call.role
+    )
+
+
+def bus_factor(collective: Collective, num_ranks: int) -> float:
+    """Bytes over the busiest link per byte of payload, as nccl-tests counts it.
+
+    >>> bus_factor(Collective.ALL_REDUCE, 8), bus_factor(Collective.ALL_GATHER, 4)
+    (1.75, 0.75)
+    >>> bus_factor(Collective.SEND, 2)
+    1.0
+    """
+    if num_ranks < 2:
+        return 0.0
+    share = (num_ranks - 1) / num_ranks
+    if collective is Collective.ALL_REDUCE:
+        return 2.0 * share
+    if collective in (Collective.ALL_GATHER, Collective.REDUCE_SCATTER, Collective.ALL_TO_ALL):
+        return share
+    return 1.0
+
+
+def ring_steps(collective: Collective, num_ranks: int) -> int:
+    """Latencies in a row of a ring: 2(n-1) for all-reduce, 1 for a send, else n-1.
+
+    >>> ring_steps(Collective.ALL_REDUCE, 4), ring_steps(Collective.BROADCAST, 4)
+    (6, 3)
+    """
+    if num_ranks < 2:
+        return 0
+    if collective in _PAIRS:
+        return 1
+    return (num_ranks - 1) * (2 if collective is Collective.ALL_REDUCE else 1)
+
+
+def octaves_between(group: Group, other: Group) -> float:
+    """Distance of a stand-in: doublings of its size, and one for another collective or role."""
+    sizes = abs(np.log2(group.num_ranks / other.num_ranks))
+    is_other = group.collective is not other.collective
+    return float(sizes) + _OTHER_OCTAVES * (is_other + (group.role is not other.role))

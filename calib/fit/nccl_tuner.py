@@ -1,0 +1,327 @@
+"""What NCCL expects a collective to take: the cost model by which it picks algorithm and protocol.
+
+``time = latency + nbytes / bandwidth`` for each pair of algorithm and protocol, and the least of
+them.  Formulae and figures are those of NCCL 2.30's ``src/graph/tuning.cc`` (latencies of a launch
+and of a hop, shares of the bandwidth that a protocol reaches, bends of trees and rings).  NCCL
+prices neither point-to-point nor all-to-all: those two are one Simple hop and the bytes of the
+busier of the two wires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..workload.collectives import Collective
+
+Vector = NDArray[np.float64]
+_US = 1e-6
+_GIGA = 1e9
+
+
+class Generation(Enum):
+    """Architecture of the GPU: it bounds what one channel carries."""
+
+    VOLTA = "volta"
+    AMPERE = "ampere"
+    HOPPER = "hopper"
+    BLACKWELL = "blackwell"
+
+
+class Wire(Enum):
+    """What joins the ranks of a hop."""
+
+    NVLINK = "nvlink"
+    PCIE = "pcie"
+    NETWORK = "network"
+
+
+class Algorithm(Enum):
+    """Ways through the ranks."""
+
+    RING = "ring"
+    TREE = "tree"
+    NVLS = "nvls"
+    NVLS_TREE = "nvls_tree"
+    PAT = "pat"
+
+
+class Protocol(Enum):
+    """Ways through memory: flags in every 8 bytes, in every 128 bytes, or fences."""
+
+    LL = "ll"
+    LL128 = "ll128"
+    SIMPLE = "simple"
+
+
+Option = tuple[Algorithm, Protocol]
+_GATHERS = frozenset({Collective.ALL_GATHER, Collective.REDUCE_SCATTER})
+_BASE_US: Mapping[Option, float] = {
+    (Algorithm.TREE, Protocol.LL): 6.8,
+    (Algorithm.TREE, Protocol.LL128): 14.0,
+    (Algorithm.TREE, Protocol.SIMPLE): 8.4,
+    (Algorithm.RING, Protocol.LL): 6.6,
+    (Algorithm.RING, Protocol.LL128): 14.0,
+    (Algorithm.RING, Protocol.SIMPLE): 8.4,
+    (Algorithm.PAT, Protocol.SIMPLE): 8.0,
+    (Algorithm.NVLS, Protocol.SIMPLE): 0.0,
+    (Algorithm.NVLS_TREE, Protocol.SIMPLE): 0.0,
+}
+_HOP_US: Mapping[tuple[Wire, Algorithm], tuple[float, float, float]] = {
+    (Wire.NVLINK, Algorithm.TREE): (0.6, 1.25, 4.0),
+    (Wire.NVLINK, Algorithm.RING): (0.6, 1.9, 3.4),
+    (Wire.NVLINK, Algorithm.NVLS): (0.0, 0.0, 25.0),
+    (Wire.PCIE, Algorithm.TREE): (1.0, 1.9, 4.0),
+    (Wire.PCIE, Algorithm.RING): (1.0, 2.5, 5.7),
+    (Wire.NETWORK, Algorithm.TREE): (5.0, 8.5, 14.0),
+    (Wire.NETWORK, Algorithm.RING): (2.7, 4.0, 14.0),
+    (Wire.NETWORK, Algorithm.NVLS_TREE): (0.0, 0.0, 20.9),
+}
+"""LL, LL128, Simple."""
+_POST_US = 1.0
+"""Posting one transfer to the network card; three times that under Simple."""
+_LL_BYTES_PER_S: Mapping[Generation, float] = {
+    Generation.VOLTA: 39.0 * _GIGA,
+    Generation.AMPERE: 87.7 * _GIGA,
+    Generation.HOPPER: 141.0 * _GIGA,
+    Generation.BLACKWELL: 282.0 * _GIGA,
+}
+_LL_NETWORK_BYTES_PER_S = (39.0 * _GIGA, 20.4 * _GIGA)
+"""Two nodes, more nodes."""
+_LL128_CHANNEL: Mapping[Generation, float] = {
+    Generation.VOLTA: 20.0 * _GIGA,
+    Generation.AMPERE: 20.0 * _GIGA,
+    Generation.HOPPER: 36.7 * _GIGA,
+    Generation.BLACKWELL: 40.0 * _GIGA,
+}
+_TREE_CHANNEL: Mapping[Generation, tuple[float, float, float]] = {
+    Generation.VOLTA: (26.5 * _GIGA, 18.5 * _GIGA, 10.0 * _GIGA),
+    Generation.AMPERE: (24.0 * _GIGA, 23.6 * _GIGA, 17.8 * _GIGA),
+    Generation.HOPPER: (38.7 * _GIGA, 41.4 * _GIGA, 36.0 * _GIGA),
+    Generation.BLACKWELL: (70.0 * _GIGA, 42.8 * _GIGA, 24.0 * _GIGA),
+}
+"""One node, two nodes, more."""
+_TREE_TENTHS: Mapping[Protocol, str] = {
+    Protocol.LL: "10 10 10 10 9 8 7 7 7 7 6 5 4 4 5 6 7 8 9 10 10 10 10",
+    Protocol.LL128: "10 10 10 10 10 9 8 8 8 7 6 6 6 6 6 6 8 9 9 9 9 10 10",
+    Protocol.SIMPLE: "9 9 9 9 9 9 9 8 7 6 6 5 5 5 5 6 7 8 7 7 8 9 9",
+}
+"""Tenths of its bandwidth that a tree reaches at 64 B, 128 B, ... 256 MiB."""
+_PLATEAU_NBYTES = 64
+_NVLS_LEAST_RANKS = 5
+"""From here on NVLS is picked inside a node (H200; 6 on B200): measured, ml-engineering."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkClass:
+    """What joins the ranks of a machine, inside a node and between nodes."""
+
+    wire: Wire
+    generation: Generation
+    num_channels: int
+    node_bytes_per_s: float
+    """Bus bandwidth of a ring inside a node."""
+    network_bytes_per_s: float
+    """Bandwidth of the network for each rank of a node, in one direction."""
+    nvls_bytes_per_s: float = 0.0
+    """Bus bandwidth of an all-reduce in the switch; 0 without such a switch."""
+
+    def bus_bytes_per_s(self, num_ranks: int, num_nodes: int) -> float:
+        """Bandwidth of the narrowest link of a ring."""
+        if num_nodes == 1:
+            return self.node_bytes_per_s
+        return min(self.node_bytes_per_s, num_ranks / num_nodes * self.network_bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """``latency_s`` and, per payload, the bandwidth: ``(rows,)`` or one for all."""
+
+    latency_s: float | Vector
+    bytes_per_s: float | Vector
+
+    def time_s(self, nbytes: Vector) -> Vector:
+        """Seconds, ``(rows,)``."""
+        return self.latency_s + nbytes / self.bytes_per_s
+
+
+def tuner_time_s(
+    collective: Collective, num_ranks: int, num_nodes: int, nbytes: Vector, link: LinkClass
+) -> Vector:
+    """Seconds of the cheapest algorithm and protocol, ``(rows,)``; 0 for one rank alone.
+
+    >>> link = LinkClass(wire=Wire.NVLINK, generation=Generation.AMPERE, num_channels=24,
+    ...                  node_bytes_per_s=230e9, network_bytes_per_s=25e9)
+    >>> sizes = np.array([8.0, 2.0**30])
+    >>> (tuner_time_s(Collective.ALL_REDUCE, 8, 1, sizes, link) * 1e6).round(1).tolist()
+    [15.0, 8225.8]
+    """
+    if num_ranks < 2:
+        return np.zeros(len(nbytes))
+    costs = tuner_costs(collective, num_ranks, num_nodes, nbytes, link).values()
+    return np.min([cost.time_s(nbytes) for cost in costs], axis=0)
+
+
+def tuner_costs(
+    collective: Collective, num_ranks: int, num_nodes: int, nbytes: Vector, link: LinkClass
+) -> dict[Option, Cost]:
+    """Cost of each pair that NCCL may pick for this collective and group."""
+    simple = (Algorithm.RING, Protocol.SIMPLE)
+    if collective in (Collective.SEND, Collective.RECV):
+        return {simple: _send(num_nodes, link)}
+    if collective is Collective.ALL_TO_ALL:
+        return {simple: _all_to_all(num_ranks, num_nodes, link)}
+    group = _Group(collective=collective, num_ranks=num_ranks, num_nodes=num_nodes, link=link)
+    costs = {(Algorithm.RING, p): _ring(group, p, nbytes) for p in Protocol}
+    if collective is Collective.ALL_REDUCE:
+        costs |= {(Algorithm.TREE, p): _tree(group, p, nbytes) for p in Protocol}
+        if link.nvls_bytes_per_s and num_ranks // num_nodes >= _NVLS_LEAST_RANKS:
+            is_tree = num_nodes > 1
+            algorithm = Algorithm.NVLS_TREE if is_tree else Algorithm.NVLS
+            costs[algorithm, Protocol.SIMPLE] = _nvls(group)
+    if collective in _GATHERS and num_nodes == num_ranks:
+        costs[Algorithm.PAT, Protocol.SIMPLE] = _pat(group)
+    return costs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    collective: Collective
+    num_ranks: int
+    num_nodes: int
+    link: LinkClass
+
+    @property
+    def per_node(self) -> float:
+        return self.num_ranks / self.num_nodes
+
+    @property
+    def num_steps(self) -> int:
+        if self.collective is Collective.ALL_REDUCE:
+            return 2 * (self.num_ranks - 1)
+        return self.num_ranks - 1 if self.collective in _GATHERS else self.num_ranks
+
+    @property
+    def num_network_steps(self) -> int:
+        if self.num_nodes == 1:
+            return 0
+        return (self.num_nodes - 1) * (2 if self.collective is Collective.ALL_REDUCE else 1)
+
+    @property
+    def bus_bytes_per_s(self) -> float:
+        return self.link.bus_bytes_per_s(self.num_ranks, self.num_nodes)
+
+    @property
+    def ll_bytes_per_s(self) -> float:
+        if self.num_nodes == 1:
+            return _LL_BYTES_PER_S[self.link.generation]
+        return _LL_NETWORK_BYTES_PER_S[min(self.num_nodes, 3) - 2]
+
+    def hop_us(self, wire: Wire, algorithm: Algorithm, protocol: Protocol) -> float:
+        return _HOP_US[wire, algorithm][list(Protocol).index(protocol)]
+
+
+def _ring(group: _Group, protocol: Protocol, nbytes: Vector) -> Cost:
+    bus = group.bus_bytes_per_s
+    if protocol is Protocol.LL:
+        bus = min(group.ll_bytes_per_s, 0.5 * bus)
+    elif protocol is Protocol.LL128:
+        ceiling = group.link.num_channels * _LL128_CHANNEL[group.link.generation]
+        bus = min(0.92 * bus, ceiling)
+    local_us = group.hop_us(group.link.wire, Algorithm.RING, protocol)
+    # With one rank in each node nothing hides the latency of the network: the tree's is used.
+    way = Algorithm.TREE if group.per_node == 1 else Algorithm.RING
+    far_us = group.hop_us(Wire.NETWORK, way, protocol)
+    if group.num_nodes > 1:
+        local_us = max(local_us, _POST_US * (3 if protocol is Protocol.SIMPLE else 1))
+    far = group.num_network_steps
+    latency_us = _BASE_US[Algorithm.RING, protocol]
+    latency_us += (group.num_steps - far) * local_us + far * far_us
+    return Cost(
+        latency_s=_US * latency_us * _plateau(group, protocol, nbytes),
+        bytes_per_s=bus * group.num_ranks / group.num_steps,
+    )
+
+
+def _plateau(group: _Group, protocol: Protocol, nbytes: Vector) -> Vector:
+    """Rings between nodes take longer hops once every channel has a share to send."""
+    bends = protocol is Protocol.SIMPLE and group.collective is Collective.ALL_REDUCE
+    if not bends or group.num_nodes == 1:
+        return np.ones(len(nbytes))
+    share = nbytes / (group.link.num_channels * group.num_ranks)
+    factor = 1.9 if group.link.generation is Generation.VOLTA else 1.4
+    return np.where(share >= _PLATEAU_NBYTES, factor, 1.0)
+
+
+def _tree(group: _Group, protocol: Protocol, nbytes: Vector) -> Cost:
+    link, nodes = group.link, min(group.num_nodes, 3) - 1
+    bus = min(
+        0.92 * group.bus_bytes_per_s, link.num_channels * _TREE_CHANNEL[link.generation][nodes]
+    )
+    if protocol is Protocol.LL:
+        bus = min(bus / 3.8, group.ll_bytes_per_s)
+    elif protocol is Protocol.LL128:
+        share = 7 / 9 if group.num_nodes == 1 else 120 / 128
+        bus = min(bus * share, link.num_channels * _LL128_CHANNEL[link.generation])
+    octave = np.log2(np.maximum(nbytes, 64.0) / 64.0).astype(np.int64)
+    bend = 0.1 * np.array(_TREE_TENTHS[protocol].split(), dtype=np.float64)
+    inside = octave < len(bend)
+    share = np.where(inside, bend[np.where(inside, octave, 0)], 1.0)
+    hops_us = (group.per_node - 1) * group.hop_us(link.wire, Algorithm.TREE, protocol)
+    hops_us += np.log2(group.num_nodes) * group.hop_us(Wire.NETWORK, Algorithm.TREE, protocol)
+    return Cost(
+        latency_s=_US * (_BASE_US[Algorithm.TREE, protocol] + 2 * hops_us),
+        bytes_per_s=0.5 * bus * share,
+    )
+
+
+def _nvls(group: _Group) -> Cost:
+    """One hop through the switch; between nodes a tree of them."""
+    latency_us = group.hop_us(Wire.NVLINK, Algorithm.NVLS, Protocol.SIMPLE)
+    bus = group.link.nvls_bytes_per_s
+    if group.num_nodes > 1:
+        hop_us = group.hop_us(Wire.NETWORK, Algorithm.NVLS_TREE, Protocol.SIMPLE)
+        latency_us += 2 * np.log2(group.num_nodes) * hop_us
+        bus = min(bus, group.bus_bytes_per_s * (2 if group.num_nodes == 2 else 1))
+    return Cost(latency_s=_US * latency_us, bytes_per_s=bus * group.num_ranks / group.num_steps)
+
+
+def _pat(group: _Group) -> Cost:
+    hop_us = group.hop_us(Wire.NETWORK, Algorithm.TREE, Protocol.SIMPLE)
+    latency_us = _BASE_US[Algorithm.PAT, Protocol.SIMPLE]
+    latency_us += np.log2(group.num_nodes) * hop_us / 3.5 + 2.8 * group.num_ranks
+    return Cost(latency_s=_US * latency_us, bytes_per_s=0.75 * group.bus_bytes_per_s)
+
+
+def _send(num_nodes: int, link: LinkClass) -> Cost:
+    wire = link.wire if num_nodes == 1 else Wire.NETWORK
+    hop_us = _HOP_US[wire, Algorithm.RING][2]
+    bandwidth = link.node_bytes_per_s if num_nodes == 1 else link.network_bytes_per_s
+    return Cost(
+        latency_s=_US * (_BASE_US[Algorithm.RING, Protocol.SIMPLE] + hop_us),
+        bytes_per_s=bandwidth,
+    )
+
+
+def _all_to_all(num_ranks: int, num_nodes: int, link: LinkClass) -> Cost:
+    """Peers inside the node are served at once, those behind the network one post after another."""
+    per_node = num_ranks / num_nodes
+    local_s = (per_node - 1) / num_ranks / link.node_bytes_per_s
+    far_s = (num_ranks - per_node) / num_ranks / link.network_bytes_per_s
+    latency_s = all_to_all_base_s(num_nodes) + 3 * _POST_US * _US * (num_ranks - per_node)
+    return Cost(latency_s=latency_s, bytes_per_s=1.0 / max(local_s, far_s))
+
+
+def all_to_all_base_s(num_nodes: int) -> float:
+    """Seconds of an all-to-all that do not grow with its peers: a launch, and a hop if it leaves
+    the node.
+
+    >>> round(all_to_all_base_s(2) * 1e6, 1)
+    22.4
+    """
+    hop_us = _HOP_US[Wire.NETWORK, Algorithm.RING][2] if num_nodes > 1 else 0.0
+    return _US * (_BASE_US[Algorithm.RING, Protocol.SIMPLE] + hop_us)

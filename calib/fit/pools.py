@@ -1,0 +1,277 @@
+"""One pool of operators: a law with fitted rates, and what regressors learn beside it.
+
+Matrix products of one phase form a pool, since they run at one machine's rate; every other
+operator is a pool of its own.  The regressors learn the log of measured time over the law's time,
+which is the negative log of efficiency up to a constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .batches import Batch, Timed
+from .costs import Columns
+from .gaussian import GaussianProcess, Inputs, fit_gaussian, stacked
+from .laws import columns, is_chain
+from .rates import Rates, fit_rates
+from .shapes import coordinates, halvings, trend
+from .trees import Trees, fit_trees
+
+_FEWEST_FOR_TREES = 64
+"""Distinct shapes of a member from which boosted trees take over from the process."""
+_SHARE_STEP = 0.6
+"""Doubt of the law's constants: that of each column moves log time by its share times this."""
+_LEAST_FREEDOM = 0.1
+_FREE_SHAPES = 8
+"""Shapes from which a pool's rates are its own as far as their priors allow."""
+_GROWTH_LOG = 0.025
+"""Deviation that a doubling outside the measured range adds, in log time."""
+_DECIMALS = 6
+_WILD_DEVIATIONS = 4.0
+_LEAST_SIGMA = 0.005
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Residual:
+    """What a pool says of shapes, ``(rows,)`` each."""
+
+    log_time: Vector
+    sigma_log: Vector
+    """Standard deviation of log time by the model's own account."""
+    octaves: Vector
+    """Doublings from the nearest corner of the measured range."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Support:
+    """Range of the shapes of one member."""
+
+    lowest: Vector
+    highest: Vector
+
+    @staticmethod
+    def of(points: NDArray[np.float64]) -> Support:
+        """The range of points, ``(points, sizes)``."""
+        return Support(lowest=points.min(axis=0), highest=points.max(axis=0))
+
+    def octaves_outside(self, points: NDArray[np.float64]) -> Vector:
+        """Doublings outside the range in the direction that lies farthest out, ``(rows,)``."""
+        outside = np.maximum(self.lowest - points, points - self.highest)
+        return np.maximum(outside.max(axis=1), 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PoolModel:
+    """A fitted pool."""
+
+    rates: Rates
+    members: tuple[str, ...]
+    num_shapes: int
+    num_units: int
+    process: GaussianProcess | None
+    trees: Trees | None
+    """One of the two is there."""
+    inflation: float
+    """Of the process's deviations, for the constants of the law that the same samples fitted."""
+    axes: NDArray[np.int64]
+    """Coordinates that vary among the samples."""
+    origin: Vector
+    supports: Mapping[str, Support]
+    shapes_of: Mapping[str, int]
+    """Distinct shapes of each member."""
+    left_out: Mapping[str, Vector]
+    """Residuals of left-out samples in log time, by member."""
+    left_out_sigma: Mapping[str, Vector]
+    """The model's own deviation of each of them."""
+
+    @property
+    def model(self) -> str:
+        """Name of the regressor."""
+        return "gaussian process" if self.trees is None else "xgboost"
+
+    def predict(self, member: str, batch: Batch) -> Residual:
+        """Log time of shapes of one member, or of an operator that the pool has not seen."""
+        done = columns(batch, self.num_units)
+        law = self.rates.log_time(done)
+        if member in self.members:
+            number = self.members.index(member)
+            octaves = self.supports[member].octaves_outside(_places(batch, law))
+        else:
+            number, octaves = len(self.members), np.full(len(batch), np.inf)
+        if self.process is not None:
+            inputs = _inputs(self.rates, done, batch, number, self.num_units)
+            detail, sigma = self.process.predict(inputs.along(self.axes, self.origin))
+            sigma = sigma * self.inflation
+        elif self.trees is not None:
+            features = _features(self.rates, done, batch, number, self.num_units)
+            detail = self.trees.predict(features)
+            known = [self.left_out_sigma[m] for m in self.members if member in (m, "")]
+            sigma = np.full(len(batch), max(float(k[0]) for k in known))
+        else:
+            raise AssertionError("a pool has a process or trees")
+        away = np.where(np.isfinite(octaves), octaves, 0.0)
+        sigma = np.hypot(sigma, _GROWTH_LOG * away)
+        return Residual(log_time=law + detail, sigma_log=sigma, octaves=octaves)
+
+
+def fit_pool(
+    samples: Mapping[str, Timed], *, start: Vector, sigma: Vector, num_units: int
+) -> PoolModel:
+    """Fit the samples of one pool by member; ``start`` and ``sigma`` are priors of the rates."""
+    rows = _Rows.of(samples, num_units)
+    freedom = max(rows.num_shapes - 1, _LEAST_FREEDOM) / (_FREE_SHAPES - 1)
+    rates = fit_rates(
+        rows.columns,
+        rows.log_time,
+        rows.weight,
+        start=start,
+        sigma=min(freedom, 1.0) * sigma,
+        is_chain=is_chain(rows.batches[0].kind),
+    )
+    values = rows.log_time - rates.log_time(rows.columns)
+    inputs = stacked(
+        [_inputs(rates, columns(b, num_units), b, i, num_units) for i, b in enumerate(rows.batches)]
+    )
+    axes, origin = _axes(inputs.coordinates)
+    process, trees, inflation = None, None, 1.0
+    if rows.num_shapes < _FEWEST_FOR_TREES * len(rows.members):
+        process = fit_gaussian(inputs.along(axes, origin), values, rows.weight)
+        left_out, sigma_log = process.left_out, process.left_out_sigma
+        inflation = _inflation(rows.num_shapes, len(start))
+    else:
+        features = [
+            _features(rates, columns(b, num_units), b, i, num_units)
+            for i, b in enumerate(rows.batches)
+        ]
+        trees = fit_trees(np.concatenate(features), values, rows.weight, rows.shape)
+        left_out = trees.left_out
+        each = np.array([robust_sigma(left_out[rows.of_member(m)]) for m in rows.members])
+        sigma_log = each[rows.member]
+    return PoolModel(
+        rates=rates,
+        members=rows.members,
+        num_shapes=rows.num_shapes,
+        num_units=num_units,
+        process=process,
+        trees=trees,
+        inflation=inflation,
+        axes=axes,
+        origin=origin,
+        supports=_supports(rows, rates),
+        shapes_of={m: len(np.unique(rows.shape[rows.of_member(m)])) for m in rows.members},
+        left_out={m: left_out[rows.of_member(m)] for m in rows.members},
+        left_out_sigma={m: sigma_log[rows.of_member(m)] for m in rows.members},
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rows:
+    """The samples of all members, one after the other."""
+
+    members: tuple[str, ...]
+    batches: tuple[Batch, ...]
+    columns: Columns
+    log_time: Vector
+    weight: Vector
+    member: NDArray[np.int64]
+    shape: NDArray[np.int64]
+    """Number of each row's distinct shape."""
+
+    @staticmethod
+    def of(samples: Mapping[str, Timed], num_units: int) -> _Rows:
+        members = tuple(sorted(samples))
+        timed = [samples[m] for m in members]
+        done = [columns(t.batch, num_units) for t in timed]
+        member = np.repeat(np.arange(len(members)), [len(t) for t in timed])
+        keys = np.column_stack([member, np.concatenate([coordinates(t.batch) for t in timed])])
+        shape = np.unique(np.round(keys, _DECIMALS), axis=0, return_inverse=True)[1]
+        return _Rows(
+            members=members,
+            batches=tuple(t.batch for t in timed),
+            columns=Columns(costs=done[0].costs, amounts=np.concatenate([d.amounts for d in done])),
+            log_time=np.log(np.concatenate([t.time_s for t in timed])),
+            weight=np.concatenate([t.weight for t in timed]),
+            member=member,
+            shape=shape.reshape(-1).astype(np.int64),
+        )
+
+    @property
+    def num_shapes(self) -> int:
+        return int(self.shape.max()) + 1
+
+    def of_member(self, name: str) -> NDArray[np.bool_]:
+        return self.member == self.members.index(name)
+
+
+def _inflation(num_shapes: int, num_constants: int) -> float:
+    """Root of samples over degrees of freedom, at most 2.
+
+    >>> round(_inflation(8, 3), 3)
+    1.265
+    """
+    return float(np.sqrt(num_shapes / max(num_shapes - num_constants, num_shapes / 4)))
+
+
+def _supports(rows: _Rows, rates: Rates) -> dict[str, Support]:
+    law = rates.log_time(rows.columns)
+    return {
+        m: Support.of(_places(b, law[rows.of_member(m)]))
+        for m, b in zip(rows.members, rows.batches, strict=True)
+    }
+
+
+def _places(batch: Batch, law: Vector) -> NDArray[np.float64]:
+    """Coordinates, and the doublings of the law's time, in which a shape may lie outside too."""
+    return np.column_stack([coordinates(batch), law / np.log(2.0)])
+
+
+def robust_sigma(residuals: Vector) -> float:
+    """Root mean square with wild residuals cut to four median deviations, at least 0.5 %."""
+    size = np.abs(residuals)
+    cut = np.minimum(size, _WILD_DEVIATIONS * 1.4826 * max(float(np.median(size)), _LEAST_SIGMA))
+    return max(float(np.sqrt(np.mean(cut**2))), _LEAST_SIGMA)
+
+
+def _inputs(rates: Rates, done: Columns, batch: Batch, member: int, num_units: int) -> Inputs:
+    """Coordinates, and features in which the law's own constants may be wrong."""
+    features = [trend(batch, num_units), _SHARE_STEP * rates.shares(done)]
+    return Inputs(
+        coordinates=coordinates(batch),
+        trend=np.column_stack(features),
+        member=np.full(len(batch), member, dtype=np.int64),
+    )
+
+
+def _features(
+    rates: Rates, done: Columns, batch: Batch, member: int, num_units: int
+) -> NDArray[np.float64]:
+    """What trees split on, ``(rows, features)``."""
+    return np.column_stack(
+        [
+            rates.log_time(done),
+            rates.shares(done),
+            coordinates(batch),
+            halvings(batch),
+            trend(batch, num_units),
+            np.full(len(batch), float(member)),
+        ]
+    )
+
+
+def _axes(points: NDArray[np.float64]) -> tuple[NDArray[np.int64], Vector]:
+    """Coordinates that vary and repeat no other, and their middle."""
+    middle = points.mean(axis=0)
+    moved = np.round(points - middle, _DECIMALS)
+    kept: list[int] = []
+    for axis in range(points.shape[1]):
+        is_new = all(not np.array_equal(moved[:, axis], moved[:, other]) for other in kept)
+        if is_new and np.ptp(moved[:, axis]) > 0:
+            kept.append(axis)
+    axes = np.array(kept, dtype=np.int64)
+    return axes, middle[axes]

@@ -1,0 +1,111 @@
+"""How fast a machine runs one kind of operator: seconds per launch, FLOP and byte of its law.
+
+The parts of a law add up as a power mean: exponent 1 is their sum, infinity their maximum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .costs import Columns
+from .robust import robust_minimum
+
+_LEAST = 1e-30
+_SAMPLE_SIGMA_LOG = 0.06
+_MOST_ROWS = 160
+"""Rows that constants are fitted on, spread over the sizes: more add nothing but time."""
+_POWER = (0.0, 0.2)
+"""Log exponent of the power mean, and its standard deviation."""
+_CHAIN_POWER = (np.log(2.2), 0.5)
+_LEAD = (-1.5, 1.0)
+"""Logit of the share of a chain's work that its launches do not hide, and its deviation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rates:
+    """Fitted constants of one pool of operators."""
+
+    log_unit_s: NDArray[np.float64]
+    """Log seconds of one launch, FLOP or byte of each column, ``(columns,)``."""
+    log_power: float
+    lead_frac: float
+    """Share of work that adds to the launches before the larger of the two leads; 0 for a sum."""
+
+    def log_time(self, columns: Columns) -> NDArray[np.float64]:
+        """Log seconds by the law, ``(rows,)``."""
+        return _log_time(_seconds(columns, self.log_unit_s), self.log_power, self.lead_frac)
+
+    def shares(self, columns: Columns) -> NDArray[np.float64]:
+        """How much of each row's time is due to each column, ``(rows, columns)``; rows sum to 1."""
+        parts = _seconds(columns, self.log_unit_s)
+        weight = (parts / parts.max(axis=1, keepdims=True)) ** np.exp(self.log_power)
+        return weight / weight.sum(axis=1, keepdims=True)
+
+
+def fit_rates(
+    columns: Columns,
+    log_time: NDArray[np.float64],
+    weight: NDArray[np.float64],
+    *,
+    start: NDArray[np.float64],
+    sigma: NDArray[np.float64],
+    is_chain: bool,
+) -> Rates:
+    """Constants at the greatest posterior: robust in log time, normal priors in log constants.
+
+    ``start`` and ``sigma`` are those priors, ``(columns,)``.
+    """
+    rows = _spread(columns, log_time)
+    amounts = Columns(costs=columns.costs, amounts=columns.amounts[rows])
+    seen, scale = log_time[rows], np.sqrt(weight[rows]) / _SAMPLE_SIGMA_LOG
+    power = _CHAIN_POWER if is_chain else _POWER
+    extra = [power, _LEAD] if is_chain else [power]
+    center = np.concatenate([start, [e[0] for e in extra]])
+    spread = np.concatenate([sigma, [e[1] for e in extra]])
+    number = len(start)
+
+    def residuals(theta: NDArray[np.float64]) -> NDArray[np.float64]:
+        lead = _sigmoid(theta[-1]) if is_chain else 0.0
+        law = _log_time(_seconds(amounts, theta[:number]), theta[number], lead)
+        return np.concatenate([(law - seen) * scale, (theta - center) / spread])
+
+    def jacobian(theta: NDArray[np.float64]) -> NDArray[np.float64]:
+        base, step = residuals(theta), 1e-5
+        moved = [residuals(theta + step * unit) for unit in np.eye(len(theta))]
+        return np.column_stack([(m - base) / step for m in moved])
+
+    theta = robust_minimum(residuals, jacobian, center)
+    return Rates(
+        log_unit_s=theta[:number],
+        log_power=float(theta[number]),
+        lead_frac=_sigmoid(float(theta[-1])) if is_chain else 0.0,
+    )
+
+
+def _seconds(columns: Columns, log_unit_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.maximum(columns.amounts * np.exp(log_unit_s), _LEAST)
+
+
+def _log_time(
+    parts: NDArray[np.float64], log_power: float, lead_frac: float
+) -> NDArray[np.float64]:
+    if lead_frac:
+        work = parts[:, 1:].sum(axis=1)
+        parts = np.column_stack([parts[:, 0] + lead_frac * work, work])
+    power, largest = np.exp(log_power), parts.max(axis=1, keepdims=True)
+    return np.log(largest[:, 0]) + np.log(((parts / largest) ** power).sum(axis=1)) / power
+
+
+def _sigmoid(value: float) -> float:
+    return float(1.0 / (1.0 + np.exp(-value)))
+
+
+def _spread(columns: Columns, log_time: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Rows evenly over the order of times, all where there are few."""
+    order = np.lexsort((*columns.amounts.T, log_time))
+    if len(order) <= _MOST_ROWS:
+        return order
+    return order[np.linspace(0, len(order) - 1, _MOST_ROWS).round().astype(np.int64)]

@@ -1,0 +1,173 @@
+"""How far a transfer may lie from its estimate: half-widths of 90 % intervals, in log time.
+
+Inside a curve from payloads that were left out of it, scaled by how well its neighbours were
+predicted (normalised conformal intervals, Papadopoulos et al., 2008); beyond it and for other
+groups from what such steps cost on public tables, scaled by what they cost between the measured
+groups of this machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .curves import Curve
+from .groups import Group, octaves_between
+
+Vector = NDArray[np.float64]
+NINETY = 1.645
+"""Half-width of a normal 90 % interval over its standard deviation."""
+_MEAN_ABS_PER_SIGMA = 0.8
+_NEIGHBOURS = 2
+"""Payloads on either side whose errors set the local scale."""
+_PRIOR_PAYLOADS = 3.0
+_PRIOR_RESIDUALS = 10.0
+_PRIOR_PAIRS = 2.0
+_LEAST_SCALE = 1e-3
+_CARRIED_LATENCY = 0.40
+_CARRIED_BANDWIDTH = 0.18
+"""Error of a group of twice the ranks, 90 % of payloads in public tables inside a node."""
+_PAIR_WIDTH = 0.7
+"""Two ranks of a node may share a link that the others do not have: a factor of two."""
+_BEYOND_LATENCY = 0.8
+_BEYOND_OCTAVE = 0.06
+"""Beyond the largest payload: where latency bound it, and for each doubling where bandwidth did."""
+_PRIOR_HALVES = 1.0
+_MOST_FACTOR = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CurveWidth:
+    """Mean error around each payload of a curve, ``(payloads,)``."""
+
+    log_nbytes: Vector
+    scale: Vector
+
+    def at(self, log_nbytes: Vector) -> Vector:
+        """Mean error around other payloads, ``(rows,)``."""
+        return np.interp(log_nbytes, self.log_nbytes, self.scale)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TransferWidths:
+    """Widths of one machine's curves, and of what is carried from them."""
+
+    curves: Mapping[Group, CurveWidth]
+    quantile: float
+    """Half-width over mean error."""
+    beyond_factor: float
+    """Errors of the larger half of payloads, from the smaller, over ``beyond_width``."""
+    carried_factor: float
+    """Errors between measured groups over those of public tables."""
+
+    def inside(self, group: Group, log_nbytes: Vector) -> Vector:
+        """Half-widths of a measured group, ``(rows,)``."""
+        return self.quantile * self.curves[group].at(log_nbytes)
+
+    def outside(self, curve: Curve, log_nbytes: Vector) -> Vector:
+        """Half-widths that payloads outside a curve add, ``(rows,)``."""
+        octaves = curve.octaves_outside(log_nbytes)
+        return self.beyond_factor * beyond_width(octaves, curve.top_share())
+
+    def carried(self, seen: Group, wanted: Group, bandwidth_share: Vector) -> Vector:
+        """Half-widths that carrying to another group adds, ``(rows,)``."""
+        width = carried_width(octaves_between(seen, wanted), bandwidth_share)
+        is_pair = wanted.num_nodes == 1 and seen.num_ranks == 2 < wanted.num_ranks
+        return np.hypot(self.carried_factor * width, _PAIR_WIDTH * is_pair)
+
+
+def carried_width(octaves: float, bandwidth_share: Vector) -> Vector:
+    """Half-widths of a group so many doublings away on public tables, ``(rows,)``.
+
+    >>> carried_width(4.0, np.array([0.0, 1.0])).tolist()
+    [0.8, 0.36]
+    """
+    each = _CARRIED_LATENCY + (_CARRIED_BANDWIDTH - _CARRIED_LATENCY) * bandwidth_share
+    return np.sqrt(octaves) * each
+
+
+def beyond_width(octaves: Vector, bandwidth_share: float) -> Vector:
+    """Half-widths that payloads outside a curve add, ``(rows,)``."""
+    forgotten = 1.0 - 0.5**octaves
+    return _BEYOND_LATENCY * (1.0 - bandwidth_share) * forgotten + _BEYOND_OCTAVE * octaves
+
+
+def fit_widths(
+    curves: Mapping[Group, Curve], carried: Mapping[Group, Vector], *, prior_sigma_log: float
+) -> TransferWidths:
+    """Widths from errors of left-out payloads, and from those of carrying between groups.
+
+    ``carried`` holds, for groups that another one can stand in for, absolute errors in log time
+    over ``carried_width``.
+    """
+    prior = _MEAN_ABS_PER_SIGMA * prior_sigma_log
+    absolute = {group: np.abs(curve.held_out) for group, curve in curves.items()}
+    every = np.concatenate([np.empty(0), *absolute.values()])
+    pooled = _shrunk_mean(every, prior, _PRIOR_RESIDUALS)
+    widths, ratios = {}, [np.empty(0)]
+    for group, curve in curves.items():
+        mean = _shrunk_mean(absolute[group], pooled, _PRIOR_PAYLOADS)
+        widths[group], ratio = _around(curve, mean)
+        ratios.append(ratio)
+    return TransferWidths(
+        curves=widths,
+        quantile=_shrunk_quantile(np.concatenate(ratios)),
+        beyond_factor=_factor(_halved_errors(curves.values()), _PRIOR_HALVES),
+        carried_factor=_factor(list(carried.values()), _PRIOR_PAIRS),
+    )
+
+
+def _around(curve: Curve, mean: float) -> tuple[CurveWidth, Vector]:
+    """Local scale of a curve, and its errors over the scale that their neighbours alone give."""
+    if not len(curve.held_out):
+        flat = np.full(len(curve.log_nbytes), max(mean, _LEAST_SCALE))
+        return CurveWidth(log_nbytes=curve.log_nbytes, scale=flat), np.empty(0)
+    errors = np.abs(curve.held_out)
+    of_row = np.searchsorted(curve.log_nbytes, curve.held_out_log_nbytes)
+    counts = np.bincount(of_row, minlength=len(curve.log_nbytes))
+    knot = np.bincount(of_row, weights=errors, minlength=len(counts)) / np.maximum(counts, 1)
+    window = np.ones(2 * _NEIGHBOURS + 1)
+    total = np.convolve(knot, window)[_NEIGHBOURS:-_NEIGHBOURS]
+    number = np.convolve(np.ones(len(knot)), window)[_NEIGHBOURS:-_NEIGHBOURS]
+    prior = _PRIOR_PAYLOADS * mean
+    others = (total - knot + prior) / (number - 1.0 + _PRIOR_PAYLOADS)
+    scale = (total + prior) / (number + _PRIOR_PAYLOADS)
+    width = CurveWidth(log_nbytes=curve.log_nbytes, scale=np.maximum(scale, _LEAST_SCALE))
+    return width, errors / np.maximum(others, _LEAST_SCALE)[of_row]
+
+
+def _shrunk_mean(values: Vector, prior: float, weight: float) -> float:
+    return float((np.sum(values) + weight * prior) / (len(values) + weight))
+
+
+def _shrunk_quantile(ratios: Vector) -> float:
+    """The 90 % quantile, drawn to that of a normal error where there are few ratios."""
+    normal = NINETY / _MEAN_ABS_PER_SIGMA
+    if not len(ratios):
+        return normal
+    level = min(1.0, 0.9 * (1.0 + 1.0 / len(ratios)))
+    found = float(np.quantile(ratios, level))
+    number = len(ratios)
+    return (number * found + _PRIOR_RESIDUALS * normal) / (number + _PRIOR_RESIDUALS)
+
+
+def _halved_errors(curves: Iterable[Curve]) -> list[Vector]:
+    """Absolute errors of the larger half of each curve's payloads over ``beyond_width``."""
+    found = []
+    for curve in curves:
+        half = curve.lower_half
+        if half is not None:
+            asked = curve.log_nbytes[len(half.log_nbytes) :]
+            error = np.abs(half.log_time(asked) - curve.log_time(asked))
+            found.append(error / beyond_width(half.octaves_outside(asked), half.top_share()))
+    return found
+
+
+def _factor(ratios: Sequence[Vector], prior_weight: float) -> float:
+    """Geometric mean over groups of the 90 % quantile of their ratios, drawn to 1."""
+    found = [float(np.quantile(each, 0.9)) for each in ratios if len(each)]
+    logs = np.log(np.clip(found, 1.0 / _MOST_FACTOR, _MOST_FACTOR))
+    return float(np.exp(np.sum(logs) / (len(found) + prior_weight)))

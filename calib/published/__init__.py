@@ -1,0 +1,1 @@
+"""Published tables of measurements: our own format, and one reader for each family of tables."""

@@ -1,0 +1,256 @@
+"""Readers of the profiles of planners and simulators: Aceso, Sailor, SimuMax; of peak tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pandas as pd
+
+from ..units import MIB
+from ..workload.operators import OperatorKind, Phase
+from .columns import MICROSECOND_S, element_nbytes, flags, numbers, texts
+from .formats import Family, add_flag, canonical_operators, operator_rows
+
+_FORWARD_ONLY_SKIP = ("bwd_flag",)
+_TERA = 1e12
+
+Sizes = Callable[[pd.DataFrame], Sequence[pd.Series]]
+
+_ACESO: dict[str, tuple[OperatorKind, Sizes]] = {
+    "embedding": (OperatorKind.EMBEDDING, lambda t: (t["tokens"], t["d"], t["v"] / t["tp"])),
+    "layernorm": (OperatorKind.NORM, lambda t: (t["tokens"], t["d"])),
+    "attention-qkv": (
+        OperatorKind.LINEAR_QKV,
+        lambda t: (t["tokens"], t["d"] / t["row_tp"], 3 * t["width"] / t["column_tp"]),
+    ),
+    "attention-score": (
+        OperatorKind.BATCHED_PRODUCT,
+        lambda t: (t["matrices"], t["l"], t["channels"], t["l"]),
+    ),
+    "attention-softmax": (OperatorKind.SOFTMAX, lambda t: (t["matrices"] * t["l"], t["l"])),
+    "attention-dropout": (OperatorKind.ELEMENTWISE, lambda t: (t["matrices"] * t["l"], t["l"])),
+    "attention-context": (
+        OperatorKind.BATCHED_PRODUCT,
+        lambda t: (t["matrices"], t["l"], t["l"], t["channels"]),
+    ),
+    "attention-dense": (
+        OperatorKind.LINEAR_PROJ,
+        lambda t: (t["tokens"], t["width"] / t["tp"], t["d"]),
+    ),
+    "post-attention-dropout": (OperatorKind.RESIDUAL, lambda t: (t["tokens"], t["d"])),
+    "MLP-GEMM-1": (OperatorKind.LINEAR_FC1, lambda t: (t["tokens"], t["d"], t["ffn"] / t["tp"])),
+    "MLP-gelu": (
+        OperatorKind.ACTIVATION,
+        lambda t: (t["tokens"], t["ffn"] / t["tp"], t["ffn"] / t["tp"]),
+    ),
+    "MLP-GEMM-2": (OperatorKind.LINEAR_FC2, lambda t: (t["tokens"], t["ffn"] / t["tp"], t["d"])),
+    "post-MLP-dropout": (OperatorKind.RESIDUAL, lambda t: (t["tokens"], t["d"])),
+    "post-process": (OperatorKind.LOGITS, lambda t: (t["tokens"], t["d"], t["v"] / t["tp"])),
+}
+"""By the end of the operator's name; ``layernorm`` and ``embedding`` come in several places."""
+
+
+def read_aceso(frame: pd.DataFrame) -> pd.DataFrame:
+    """Operators of GPT and T5 by Aceso's profiler, forward and backward.
+
+    Each operator name, partitioning (``tp_algo``) and element type is a group.  With tensor
+    parallelism the times of linears hold their all-reduce.  T5's decoder works on a sequence that
+    the table does not give: its operators are flagged.
+    """
+    op = texts(frame, "op_name")
+    terms = _aceso_terms(frame, op)
+    is_decoder = op.str.startswith("dec") | op.str.startswith("t5-post")
+    algo = texts(frame, "tp_algo").map(lambda a: f" algo {a}" if a not in ("", "0", "0.0") else "")
+    group = op + algo + " (" + texts(frame, "dtype") + ")"
+    stem = op.str.replace(r"-\d$", "", regex=True).where(~op.str.contains("GEMM"), op)
+    parts = []
+    for ending, (kind, sizes) in _ACESO.items():
+        rows = frame[_ends_with(stem, ending)]
+        for phase, column, skip in (
+            (Phase.FORWARD, "fwd_us", _FORWARD_ONLY_SKIP),
+            (Phase.BACKWARD, "bwd_us", ()),
+        ):
+            if rows.empty:
+                continue
+            part = operator_rows(
+                rows,
+                kind=kind,
+                phase=phase,
+                group=group.loc[rows.index],
+                device=texts(rows, "gpu"),
+                sizes=sizes(terms.loc[rows.index]),
+                element_nbytes=element_nbytes(rows),
+                time_s=numbers(rows, column) * MICROSECOND_S,
+                flag=flags(rows, skip=skip),
+                tp=numbers(rows, "tp"),
+            )
+            add_flag(part, is_decoder.loc[rows.index], "length of the decoder's sequence unknown")
+            parts.append(part)
+    return canonical_operators(parts)
+
+
+def _aceso_terms(frame: pd.DataFrame, op: pd.Series) -> pd.DataFrame:
+    tp, heads = numbers(frame, "tp").fillna(1), numbers(frame, "heads")
+    batch, seq, hidden = (numbers(frame, n) for n in ("micro_batch_size", "seq_len", "hidden"))
+    # T5's projections are wider than its hidden size; the weights of qkv tell.
+    is_qkv = op.str.contains("attention-qkv")
+    weights_nbytes = numbers(frame, "weights_mib") * MIB
+    width = (weights_nbytes * tp / (3 * hidden * element_nbytes(frame))).where(is_qkv)
+    width = width.groupby([texts(frame, "model"), hidden]).transform("median")
+    width = width.where(width > 0).fillna(hidden).round()
+    is_row_parallel = is_qkv & (numbers(frame, "tp_algo") == 1)
+    return pd.DataFrame(
+        {
+            "tokens": batch * seq,
+            "matrices": batch * heads / tp,
+            "l": seq,
+            "d": hidden,
+            "ffn": numbers(frame, "ffn"),
+            "v": numbers(frame, "vocab"),
+            "tp": tp,
+            "width": width,
+            "channels": width / heads,
+            "row_tp": tp.where(is_row_parallel, 1),
+            "column_tp": tp.where(~is_row_parallel, 1),
+        }
+    )
+
+
+def _ends_with(names: pd.Series, ending: str) -> pd.Series:
+    """Names that end so, but for those of a longer known ending."""
+    longer = [other for other in _ACESO if other != ending and other.endswith(ending)]
+    found = names.str.endswith(ending)
+    for other in longer:
+        found &= ~names.str.endswith(other)
+    return found
+
+
+def read_sailor(frame: pd.DataFrame) -> pd.DataFrame:
+    """Whole transformer layers by Sailor, forward and backward.
+
+    Embeddings and heads are left out: some published heads are faster than any device.
+    """
+    rows = frame[texts(frame, "layer_kind") == "layer"]
+    tp = numbers(rows, "tp").fillna(1)
+    sizes = [numbers(rows, n) for n in ("micro_batch_size", "heads", "seq_len", "hidden")]
+    is_fp32 = texts(rows, "precision").str.startswith("fp32")
+    parts = [
+        operator_rows(
+            rows,
+            kind=OperatorKind.LAYER,
+            phase=phase,
+            group="layer",
+            device=texts(rows, "gpu"),
+            sizes=[*sizes, tp],
+            element_nbytes=is_fp32.map({True: 4, False: 2}),
+            time_s=numbers(rows, column),
+            flag=flags(rows, skip=skip),
+            tp=tp,
+        )
+        for phase, column, skip in (
+            (Phase.FORWARD, "fwd_s", _FORWARD_ONLY_SKIP),
+            (Phase.BACKWARD, "bwd_s", ()),
+        )
+    ]
+    return canonical_operators(parts)
+
+
+_LAYOUTS = {
+    "TN": (Phase.FORWARD, ("m", "k", "n")),
+    "NN": (Phase.INPUT_GRADIENT, ("m", "n", "k")),
+    "NT": (Phase.WEIGHT_GRADIENT, ("k", "n", "m")),
+}
+"""Which columns are (tokens, in, out) of the layer that a product belongs to."""
+_STAGES = {
+    "fwd": Phase.FORWARD,
+    "bwd_grad_act": Phase.INPUT_GRADIENT,
+    "bwd_grad_w": Phase.WEIGHT_GRADIENT,
+}
+
+
+def read_simumax(frame: pd.DataFrame) -> pd.DataFrame:
+    """Efficiency tables of SimuMax as times: products by pass, grouped products, attention.
+
+    Weight gradients that are accumulated in fp32 are a group of their own.
+    """
+    op, layout, stage = (texts(frame, n) for n in ("op", "layout", "stage"))
+    is_fp32 = texts(frame, "out_dtype") == "fp32"
+    group = op.replace({"sdp_fwd": "attention", "sdp_bwd": "attention"})
+    group = group.where(~is_fp32, group + " (fp32 accumulation)")
+    experts = numbers(frame, "b")
+    parts = []
+    for name, (phase, columns) in _LAYOUTS.items():
+        rows = frame[(op == "matmul") & (layout == name)]
+        sizes = [numbers(rows, c) for c in columns]
+        parts.append(_simumax_rows(rows, OperatorKind.LINEAR, phase, group, sizes))
+    for name, phase in _STAGES.items():
+        rows = frame[(op == "group_matmul") & (stage == name)]
+        tokens = (experts * numbers(frame, "m")).loc[rows.index]
+        sizes = [experts.loc[rows.index], tokens, numbers(rows, "k"), numbers(rows, "n")]
+        parts.append(_simumax_rows(rows, OperatorKind.GROUPED_LINEAR, phase, group, sizes))
+    names = ("b", "heads", "kv_heads", "seq_len", "qk_head_dim", "v_head_dim")
+    for name, phase in (("sdp_fwd", Phase.FORWARD), ("sdp_bwd", Phase.BACKWARD)):
+        rows = frame[op == name]
+        sizes = [numbers(rows, c) for c in names]
+        parts.append(_simumax_rows(rows, OperatorKind.FLASH_ATTENTION, phase, group, sizes))
+    return canonical_operators([part for part in parts if len(part)])
+
+
+def _simumax_rows(
+    rows: pd.DataFrame,
+    kind: OperatorKind,
+    phase: Phase,
+    group: pd.Series,
+    sizes: Sequence[pd.Series],
+) -> pd.DataFrame:
+    return operator_rows(
+        rows,
+        kind=kind,
+        phase=phase,
+        group=group.loc[rows.index],
+        device=texts(rows, "gpu"),
+        sizes=sizes,
+        element_nbytes=2,
+        time_s=numbers(rows, "time_us_from_efficiency") * MICROSECOND_S,
+        flag=flags(rows),
+    )
+
+
+def read_peaks(frame: pd.DataFrame) -> pd.DataFrame:
+    """Best product of each accelerator: one row a device and precision, a table of ceilings."""
+    m, n, k = (numbers(frame, f"best_shape_{c}") for c in "mnk")
+    return operator_rows(
+        frame,
+        kind=OperatorKind.LINEAR,
+        phase=Phase.FORWARD,
+        group="best gemm " + texts(frame, "precision"),
+        device=texts(frame, "accelerator"),
+        sizes=(m, k, n),
+        element_nbytes=element_nbytes(frame, "precision"),
+        time_s=2 * m * n * k / (numbers(frame, "mamf_tflops") * _TERA),
+        flag=flags(frame),
+    )
+
+
+FAMILIES = (
+    Family(
+        name="Aceso operators",
+        columns=frozenset({"gpu", "op_name", "hidden", "heads", "seq_len", "fwd_us"}),
+        read=read_aceso,
+    ),
+    Family(
+        name="Sailor layers",
+        columns=frozenset({"gpu", "layer_kind", "micro_batch_size", "fwd_s"}),
+        read=read_sailor,
+    ),
+    Family(
+        name="SimuMax operators",
+        columns=frozenset({"gpu", "op", "b", "m", "n", "k", "time_us_from_efficiency"}),
+        read=read_simumax,
+    ),
+    Family(
+        name="GEMM ceilings",
+        columns=frozenset({"accelerator", "precision", "mamf_tflops", "best_shape_m"}),
+        read=read_peaks,
+    ),
+)

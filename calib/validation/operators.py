@@ -1,0 +1,253 @@
+"""Protocols for operator models: fit on one side of a split of a table, score on the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ..fit import machine
+from ..fit.batches import Batch, Timed
+from ..fit.gates import Refusal, refuse
+from ..fit.priors import device_prior
+from ..workload.operators import OperatorKind
+from .protocols import OPERATOR_PROTOCOLS
+from .scores import Scored, joined
+from .splits import (
+    MAX_ROWS,
+    Cell,
+    OperatorSamples,
+    Split,
+    generator,
+    operator_samples,
+    splits,
+)
+
+TRANSFERRED = frozenset(
+    {
+        OperatorKind.BATCHED_PRODUCT,
+        OperatorKind.GROUPED_LINEAR,
+        OperatorKind.FLASH_ATTENTION,
+        OperatorKind.CORE_ATTENTION,
+    }
+)
+"""What ``leave_gpu`` scores beside the linears."""
+NUM_CALIBRATION = 8
+"""Samples of the new device that give each group its one constant under ``leave_gpu``."""
+
+
+class Predicted(Protocol):
+    """Natural logs of seconds, ``(rows,)`` each; low and high are the 90 % interval."""
+
+    @property
+    def log_time(self) -> NDArray[np.float64]: ...
+    @property
+    def low(self) -> NDArray[np.float64]: ...
+    @property
+    def high(self) -> NDArray[np.float64]: ...
+
+
+class Model(Protocol):
+    """What is scored."""
+
+    def predict(self, name: str, batch: Batch) -> Predicted:
+        """The times of a batch of the group ``name``."""
+        ...
+
+
+class Method(Protocol):
+    """A way to make models: ours, or a baseline to compare with."""
+
+    def fit(self, groups: Mapping[str, Timed], *, device: str) -> Any:
+        """A ``Model`` of all groups (``<operator>/<phase>``) of one device."""
+        ...
+
+    def transfer(self, source: Any, *, target: Any) -> Any:
+        """The model of ``source`` on the device of ``target``, of which only ceilings are used."""
+        ...
+
+
+class MachineMethod:
+    """The package's own models."""
+
+    def fit(self, groups: Mapping[str, Timed], *, device: str) -> machine.MachineModel:
+        """The machine model without a prior: every figure is from the table alone."""
+        return machine.fit_machine(groups, device=device)
+
+    def transfer(
+        self, source: machine.MachineModel, *, target: machine.MachineModel
+    ) -> machine.MachineModel:
+        """Efficiencies of ``source`` under the ceilings of ``target``."""
+        return machine.transfer(source, ceilings=target.ceilings)
+
+
+def validate_operators(
+    frame: pd.DataFrame,
+    name: str,
+    *,
+    seeds: Sequence[int] = range(5),
+    protocols: Sequence[str] = tuple(OPERATOR_PROTOCOLS),
+    method: Method | None = None,
+) -> list[Scored]:
+    """Predictions of every protocol that the canonical table ``frame`` can carry.
+
+    One ``Scored`` a protocol and group; devices and seeds are pooled.  All operators of a device
+    are fitted together.  A split that no seed changes is run once.  At most ``MAX_ROWS`` shapes of
+    an operator train, and as many are scored, for each seed.
+    """
+    chosen = method or MachineMethod()
+    devices: dict[str, list[OperatorSamples]] = {}
+    for samples in operator_samples(frame):
+        devices.setdefault(samples.device, []).append(samples)
+    parts: list[Scored] = []
+    for protocol in protocols:
+        if protocol == "leave_gpu":
+            parts += _leave_gpu(devices, name, seeds, chosen)
+            continue
+        for members in devices.values():
+            parts += _within(members, name, protocol, seeds, chosen)
+    return joined(parts)
+
+
+def implausible(frame: pd.DataFrame) -> list[Refusal]:
+    """What the gates of the fit say of the whole canonical table, device by device.
+
+    Refused rows train no model; they are scored like all others.
+    """
+    found: list[Refusal] = []
+    usable = frame[frame["flag"] == ""]
+    for (device, nbytes), rows in usable.groupby(["device", "element_nbytes"], sort=False):
+        prior = device_prior(str(device))
+        peaks = prior.peaks_for(int(str(nbytes))) if prior.num_units else None
+        everything = ((s, np.ones(len(s), dtype=bool)) for s in operator_samples(rows))
+        found += refuse(_groups(everything), peaks)[1]
+    return found
+
+
+def _within(
+    members: Sequence[OperatorSamples],
+    table: str,
+    protocol: str,
+    seeds: Sequence[int],
+    method: Method,
+) -> Iterable[Scored]:
+    """The scores of one device; one fit for each seed and label of a split."""
+    for position, seed in enumerate(seeds):
+        fits: dict[str, list[tuple[OperatorSamples, Split]]] = {}
+        for samples in members:
+            for label, split in splits(samples, protocol, generator(samples, protocol, seed)):
+                fits.setdefault(label, []).append((samples, split))
+        for planned in fits.values():
+            scored = [(s, split) for s, split in planned if split.is_drawn or position == 0]
+            if not scored:
+                continue
+            model = method.fit(
+                _groups((s, split.train) for s, split in planned), device=members[0].device
+            )
+            for samples, split in scored:
+                for cell in samples.cells:
+                    test = cell.where(split.test)
+                    if len(test) and split.train[cell.sample].any():
+                        predicted = model.predict(cell.name, test.batch)
+                        yield _scored(table, protocol, cell.name, test, predicted)
+
+
+def _leave_gpu(
+    devices: Mapping[str, Sequence[OperatorSamples]],
+    table: str,
+    seeds: Sequence[int],
+    method: Method,
+) -> Iterable[Scored]:
+    """Each device from each other one: ceilings known, one constant a group calibrated."""
+    known = {
+        device: kept
+        for device, members in devices.items()
+        if (kept := [s for s in members if s.kind.is_linear or s.kind in TRANSFERRED])
+    }
+    for seed in seeds if len(known) > 1 else ():
+        models = {
+            device: method.fit(
+                _groups((s, _drawn(s, "leave_gpu train", seed, MAX_ROWS)) for s in members),
+                device=device,
+            )
+            for device, members in known.items()
+        }
+        for target, members in known.items():
+            for source in known:
+                if source == target:
+                    continue
+                moved = method.transfer(models[source], target=models[target])
+                for samples in members:
+                    yield from _transferred(samples, known[source], moved, table, seed)
+
+
+def _transferred(
+    samples: OperatorSamples,
+    sources: Sequence[OperatorSamples],
+    moved: Model,
+    table: str,
+    seed: int,
+) -> Iterable[Scored]:
+    calibration = _drawn(samples, "leave_gpu calibration", seed, NUM_CALIBRATION)
+    left = ~calibration
+    test = _drawn(samples, "leave_gpu test", seed, MAX_ROWS + NUM_CALIBRATION) & left
+    for cell in samples.cells:
+        own, scored = cell.where(calibration), cell.where(test)
+        name = _counterpart(cell, sources)
+        if name is None or not len(own) or not len(scored):
+            continue
+        offset = float(np.median(np.log(own.time_s) - moved.predict(name, own.batch).log_time))
+        predicted = moved.predict(name, scored.batch)
+        yield _scored(table, "leave_gpu", cell.name, scored, predicted, offset=offset)
+
+
+def _counterpart(cell: Cell, sources: Sequence[OperatorSamples]) -> str | None:
+    """The group of the other device to predict with: the same name, else the same kind and phase
+    with the most rows."""
+    found = [
+        other
+        for samples in sources
+        for other in samples.cells
+        if other.timed.batch.kind is cell.timed.batch.kind and other.phase is cell.phase
+    ]
+    found.sort(key=lambda other: (other.name != cell.name, -len(other.timed), other.name))
+    return found[0].name if found else None
+
+
+def _groups(
+    chosen: Iterable[tuple[OperatorSamples, NDArray[np.bool_]]],
+) -> dict[str, Timed]:
+    """Training rows by group; groups without any are left out."""
+    groups = {cell.name: cell.where(mask) for samples, mask in chosen for cell in samples.cells}
+    return {name: timed for name, timed in groups.items() if len(timed)}
+
+
+def _drawn(samples: OperatorSamples, purpose: str, seed: int, count: int) -> NDArray[np.bool_]:
+    """A mask of ``count`` random samples, of all where there are fewer."""
+    mask = np.zeros(len(samples), dtype=bool)
+    order = generator(samples, purpose, seed).permutation(len(samples))
+    mask[order[:count]] = True
+    return mask
+
+
+def _scored(
+    table: str,
+    protocol: str,
+    group: str,
+    test: Timed,
+    predicted: Predicted,
+    *,
+    offset: float = 0.0,
+) -> Scored:
+    return Scored(
+        table=table,
+        protocol=protocol,
+        group=group,
+        measured_s=test.time_s,
+        predicted_s=np.exp(predicted.log_time + offset),
+        low_s=np.exp(predicted.low + offset),
+        high_s=np.exp(predicted.high + offset),
+    )

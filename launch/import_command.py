@@ -1,0 +1,127 @@
+"""``forerun import``: measurements of other tools into tables in our own format."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..calib.errors import ConfigError, RecordError
+from ..calib.published.kineto import kineto_operators
+from ..calib.published.kineto_collectives import kineto_collectives
+from ..calib.published.nccl_tests import nccl_tests_collectives
+from ..calib.published.paper import is_summary, paper_table
+from .cli import ExitCode
+from .table_files import check_ending, read_frame, write_frame
+
+UNKNOWN_FABRIC = "unknown"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Found:
+    """What the files held so far."""
+
+    operators: list[pd.DataFrame] = field(default_factory=list)
+    collectives: list[pd.DataFrame] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def import_files(args: argparse.Namespace) -> int:
+    """Write the tables; operators and collectives of one call go into two files."""
+    check_ending(args.out)
+    if args.ranks_per_node < 1:
+        raise ConfigError(f"--ranks-per-node {args.ranks_per_node} is below 1; give a whole number")
+    found = _Found()
+    for path in args.files:
+        _READERS[args.source](path, args, found)
+    for problem in found.problems:
+        print(f"forerun: {problem}", file=sys.stderr)
+    written = []
+    for rows, out in _outputs(found, args.out):
+        write_frame(rows, out)
+        written.append({"file": str(out), "rows": len(rows)})
+    if not written:
+        raise RecordError(f"nothing to import in {', '.join(map(str, args.files))}")
+    if args.json:
+        print(json.dumps({"schema": 1, "written": written}, indent=2))
+    else:
+        for one in written:
+            print(f"{one['file']}: {one['rows']} rows")
+    return ExitCode.ANSWER
+
+
+def _kineto(path: Path, args: argparse.Namespace, found: _Found) -> None:
+    trace, name = _json(path), path.name
+    found.operators.append(kineto_operators(trace, name))
+    found.collectives.append(
+        kineto_collectives(
+            trace,
+            name,
+            fabric=args.fabric or UNKNOWN_FABRIC,
+            ranks_per_node=args.ranks_per_node,
+        )
+    )
+
+
+def _nccl_tests(path: Path, args: argparse.Namespace, found: _Found) -> None:
+    text = _bytes(path).decode(errors="replace")
+    rows, problems = nccl_tests_collectives(text, path.name, fabric=args.fabric or UNKNOWN_FABRIC)
+    found.collectives.append(rows)
+    found.problems += problems
+
+
+def _paper(path: Path, args: argparse.Namespace, found: _Found) -> None:
+    frame = read_frame(path)
+    if is_summary(frame):
+        found.problems.append(f"{path} lists trained models, no measurements: skipped")
+        return
+    # .../regressors/<cluster>/operator/<file>, .../regressors/<cluster>/nccl/<file>
+    parts = path.resolve().parts
+    cluster = args.fabric or (parts[-3] if parts[-2] in ("operator", "nccl") else UNKNOWN_FABRIC)
+    rows, is_operators = paper_table(frame, path.name.split(".")[0], cluster=cluster)
+    (found.operators if is_operators else found.collectives).append(rows)
+
+
+_READERS: dict[str, Callable[[Path, argparse.Namespace, _Found], None]] = {
+    "kineto": _kineto,
+    "nccl-tests": _nccl_tests,
+    "paper": _paper,
+}
+SOURCES: Sequence[str] = tuple(_READERS)
+
+
+def _outputs(found: _Found, out: Path) -> list[tuple[pd.DataFrame, Path]]:
+    """Operators under the name given, or collectives where there are no operators; where there are
+    both, collectives beside them."""
+    tables = [
+        pd.concat(filled, ignore_index=True)
+        for parts in (found.operators, found.collectives)
+        if (filled := [part for part in parts if len(part)])
+    ]
+    stem, ending = out.name.split(".", 1)
+    names = [out, out.with_name(f"{stem}-collectives.{ending}")]
+    return list(zip(tables, names, strict=False))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(_bytes(path))
+    except ValueError as err:
+        raise RecordError(f"{path} is no JSON ({err}); is it a whole trace?") from err
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+    except FileNotFoundError as err:
+        raise ConfigError(f"{path} is not there; give the path of a file") from err
+    except (OSError, EOFError) as err:
+        raise RecordError(f"{path} cannot be read ({err}); is it a whole file?") from err

@@ -1,0 +1,123 @@
+"""What the protocols leave out, and that a planted machine is found again in each of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from forerun.calib.errors import ConfigError
+from forerun.calib.validation.collectives import PROTOCOLS, left_out, splits, validate_collectives
+from forerun.calib.workload.collectives import Collective
+
+SIZES = [2**k for k in range(10, 31)]
+PER_NODE = 4
+
+
+def _table(*nodes: int, repeats: int = 2, noise: float = 0.02, seed: int = 0) -> pd.DataFrame:
+    """Rings with a hop of 4 us on a network of 80 GB/s, each payload timed several times."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for num, nbytes, _ in itertools.product(nodes, SIZES, range(repeats)):
+        ranks = PER_NODE * num
+        time_s = 8.1e-6 + (ranks - 1) * (4e-6 + nbytes / ranks / 80e9)
+        rows.append(
+            {
+                "device": "NVIDIA A100-SXM4-40GB",
+                "fabric": "planted",
+                "collective": Collective.ALL_GATHER.value,
+                "num_ranks": ranks,
+                "num_nodes": num,
+                "nbytes": nbytes,
+                "time_s": time_s * float(np.exp(noise * rng.normal())),
+                "flag": "",
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize("protocol", ["random", "small_to_large", "few_8"])
+def test_repeats_of_a_payload_are_on_one_side(protocol: str) -> None:
+    table = _table(1, 2, repeats=3)
+    curve = ["num_nodes", "nbytes"]
+    for split in splits(table, protocol, [0, 1, 2]):
+        known = set(map(tuple, table.loc[split.train, curve].to_numpy().tolist()))
+        asked = set(map(tuple, table.loc[split.test, curve].to_numpy().tolist()))
+        assert known
+        assert asked
+        assert not known & asked
+
+
+def test_shares_of_payloads_are_those_of_the_protocol() -> None:
+    table = _table(2, repeats=1)
+    (found,) = splits(table, "random", [0])
+    assert (found.train.sum(), found.test.sum()) == (17, 4)
+    (found,) = splits(table, "few_8", [0])
+    assert (found.train.sum(), found.test.sum()) == (8, 13)
+    (found,) = splits(table, "small_to_large", [0, 1, 2])
+    known, asked = (table.loc[mask, "nbytes"] for mask in (found.train, found.test))
+    assert sorted(known) == SIZES[:10]
+    assert sorted(asked) == SIZES[-4:]
+    assert not list(splits(table, "few_24", [0]))
+
+
+def test_seeds_differ_and_repeat() -> None:
+    table = _table(2)
+    first, other, again = (next(iter(splits(table, "random", [s]))).test for s in (0, 1, 0))
+    assert not np.array_equal(first, other)
+    assert np.array_equal(first, again)
+
+
+def test_spans_are_known_up_to_a_quarter_of_the_nodes() -> None:
+    table = _table(1, 2, 4, 8, 16)
+    nodes = table["num_nodes"].to_numpy()
+    found = [(set(nodes[s.train]), set(nodes[s.test])) for s in splits(table, "leave_span", [0])]
+    # Nothing of the network is known where only one node is: 4 from 1 is left out.
+    assert found == [({1, 2}, {8}), ({1, 2, 4}, {16})]
+
+
+def test_machines_of_one_node_leave_out_the_most_ranks() -> None:
+    table = pd.concat([_table(1), _table(2).assign(num_nodes=1)], ignore_index=True)
+    (found,) = splits(table, "leave_span", [0])
+    assert set(table.loc[found.train, "num_ranks"]) == {4}
+    assert set(table.loc[found.test, "num_ranks"]) == {8}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "bar"),
+    [("random", 0.04), ("small_to_large", 0.2), ("few_8", 0.1), ("leave_span", 0.05)],
+)
+def test_a_planted_machine_is_found_again(protocol: str, bar: float) -> None:
+    (found,) = validate_collectives(_table(2, 8), "t", seeds=range(3), protocols=[protocol])
+    figures = found.figures()
+    assert (found.table, found.protocol, found.group) == ("t", protocol, "all_gather")
+    assert figures["mape_frac"] < bar
+    assert figures["coverage_90_frac"] > 0.8
+
+
+def test_flagged_rows_are_neither_fitted_nor_scored() -> None:
+    table = _table(2)
+    wrong = table.assign(time_s=100 * table["time_s"], flag="broken")
+    with_wrong = pd.concat([table, wrong], ignore_index=True)
+    clean, found = (left_out(t, "random", seeds=[0]) for t in (table, with_wrong))
+    pd.testing.assert_frame_equal(clean, found)
+
+
+def test_machines_do_not_learn_from_each_other() -> None:
+    table = _table(2)
+    slow = table.assign(fabric="slow", time_s=50 * table["time_s"])
+    both = left_out(pd.concat([table, slow], ignore_index=True), "random", seeds=[0])
+    alone = left_out(table, "random", seeds=[0])
+    assert both["predicted_s"][: len(alone)].to_numpy() == pytest.approx(
+        alone["predicted_s"].to_numpy()
+    )
+
+
+def test_a_protocol_without_rows_has_no_entry_and_an_unknown_one_is_named() -> None:
+    table = _table(2)
+    found = validate_collectives(table, "t", seeds=[0], protocols=PROTOCOLS)
+    assert {s.protocol for s in found} == {"random", "small_to_large", "few_8"}
+    with pytest.raises(ConfigError, match="leave_gpu"):
+        validate_collectives(table, "t", seeds=[0], protocols=["leave_gpu"])

@@ -1,0 +1,168 @@
+"""Protocols keep to their word: nothing that is scored was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+
+from forerun.calib.fit.batches import Batch, Timed
+from forerun.calib.validation import splits as splitting
+from forerun.calib.validation.operators import NUM_CALIBRATION, validate_operators
+from forerun.calib.validation.protocols import OPERATOR_PROTOCOLS
+from forerun.calib.validation.scores import score_rows
+from forerun.calib.validation.splits import generator, operator_samples, splits
+
+WITHIN = [name for name in OPERATOR_PROTOCOLS if name != "leave_gpu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Predictions with an interval of 1 % either way."""
+
+    log_time: NDArray[np.float64]
+
+    @property
+    def low(self) -> NDArray[np.float64]:
+        return self.log_time - 0.01
+
+    @property
+    def high(self) -> NDArray[np.float64]:
+        return self.log_time + 0.01
+
+
+class Rates:
+    """The median rate of a group: exact on planted times."""
+
+    def __init__(self, groups: Mapping[str, Timed]) -> None:
+        self.seen = {name: timed.batch.sizes.tolist() for name, timed in groups.items()}
+        self.asked: dict[str, list[list[float]]] = {}
+        self._log_rate = {
+            name: np.median(np.log(timed.time_s / timed.batch.sizes.prod(axis=1)))
+            for name, timed in groups.items()
+        }
+
+    def predict(self, name: str, batch: Batch) -> Line:
+        self.asked.setdefault(name, []).extend(batch.sizes.tolist())
+        return Line(log_time=np.log(batch.sizes.prod(axis=1)) + self._log_rate[name])
+
+
+class Method:
+    """Makes ``Rates`` and keeps them for a look afterwards."""
+
+    def __init__(self) -> None:
+        self.models: list[Rates] = []
+
+    def fit(self, groups: Mapping[str, Timed], *, device: str) -> Rates:
+        self.models.append(Rates(groups))
+        return self.models[-1]
+
+    def transfer(self, source: Rates, *, target: Rates) -> Rates:
+        return source
+
+
+@pytest.mark.parametrize("protocol", WITHIN)
+def test_planted_times_are_found_on_rows_that_were_not_seen(
+    planted: pd.DataFrame, protocol: str
+) -> None:
+    method = Method()
+    found = validate_operators(planted, "t", seeds=range(2), protocols=[protocol], method=method)
+    rows = score_rows(found)
+    assert [r["group"] for r in rows] == [
+        *("all", "qkv/forward", "qkv/backward", "fc1/forward", "fc1/backward")
+    ]
+    assert all(r["mape_frac"] < 1e-9 and r["coverage_90_frac"] == 1 for r in rows)
+    for model in method.models:
+        for name, asked in model.asked.items():
+            seen = {tuple(row) for row in model.seen[name]}
+            assert not seen & {tuple(row) for row in asked}
+
+
+@pytest.mark.parametrize("protocol", WITHIN)
+def test_phases_of_a_shape_fall_on_one_side(planted: pd.DataFrame, protocol: str) -> None:
+    for samples in operator_samples(planted):
+        for _, split in splits(samples, protocol, generator(samples, protocol, 0)):
+            assert not (split.train & split.test).any()
+            forward, backward = (
+                {tuple(row) for row in cell.where(split.test).batch.sizes.tolist()}
+                for cell in samples.cells
+            )
+            assert forward == backward and forward
+
+
+def test_large_shapes_are_left_out_of_small_to_large(planted: pd.DataFrame) -> None:
+    for samples in operator_samples(planted):
+        ((_, split),) = splits(samples, "small_to_large", np.random.default_rng(0))
+        assert split.train.sum() == 40 and split.test.sum() == 16
+        assert samples.work[split.train].max() <= samples.work[split.test].min()
+
+
+@pytest.mark.parametrize(("protocol", "few"), [("few_8", 8), ("few_24", 24)])
+def test_few_means_so_many_of_each_operator(planted: pd.DataFrame, protocol: str, few: int) -> None:
+    for samples in operator_samples(planted):
+        ((_, split),) = splits(samples, protocol, generator(samples, protocol, 0))
+        assert split.train.sum() == few and split.test.sum() == len(samples) - few
+
+
+def test_each_degree_is_left_out_once(planted: pd.DataFrame) -> None:
+    for samples in operator_samples(planted):
+        found = list(splits(samples, "leave_tp", np.random.default_rng(0)))
+        assert [label for label, _ in found] == ["tp 1", "tp 2", "tp 4"]
+        assert sum(split.test for _, split in found).tolist() == [1] * len(samples)
+
+
+def test_another_device_needs_one_constant_and_eight_samples(planted: pd.DataFrame) -> None:
+    found = validate_operators(planted, "t", seeds=[0], protocols=["leave_gpu"], method=Method())
+    assert all(r["mape_frac"] < 1e-9 for r in score_rows(found))
+    assert {len(one.measured_s) for one in found} == {2 * (80 - NUM_CALIBRATION)}
+
+
+def test_one_device_cannot_carry_leave_gpu(planted: pd.DataFrame) -> None:
+    one = planted[planted["device"] == "one"]
+    assert not validate_operators(one, "t", protocols=["leave_gpu"], method=Method())
+
+
+def test_flagged_rows_are_neither_fitted_nor_scored(planted: pd.DataFrame) -> None:
+    bad = planted.assign(
+        time_s=planted["time_s"].where(planted.index % 3 > 0, 1.0),
+        flag=["bad" if i % 3 == 0 else "" for i in planted.index],
+    )
+    found = validate_operators(bad, "t", seeds=[0], protocols=["random"], method=Method())
+    assert all(r["mape_frac"] < 1e-9 for r in score_rows(found))
+
+
+def test_a_split_that_no_seed_changes_runs_once(planted: pd.DataFrame) -> None:
+    method = Method()
+    validate_operators(planted, "t", seeds=range(5), protocols=["small_to_large"], method=method)
+    assert len(method.models) == planted["device"].nunique()
+
+
+def test_big_groups_are_capped_by_a_seeded_draw(
+    planted: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(splitting, "MAX_ROWS", 10)
+    (samples, *_) = operator_samples(planted)
+    drawn = [
+        next(splits(samples, "random", generator(samples, "random", seed)))[1] for seed in (0, 0, 1)
+    ]
+    assert {int(split.train.sum()) for split in drawn} == {10}
+    assert (drawn[0].train == drawn[1].train).all()
+    assert (drawn[0].train != drawn[2].train).any()
+
+
+def test_a_draw_does_not_depend_on_other_operators(planted: pd.DataFrame) -> None:
+    alone = operator_samples(planted[planted["group"] == "fc1"])[0]
+    among = next(s for s in operator_samples(planted) if s.group == "fc1")
+    one, other = (next(splits(s, "random", generator(s, "random", 3)))[1] for s in (alone, among))
+    assert (one.test == other.test).all()
+
+
+def test_few_rows_carry_only_what_fits(planted: pd.DataFrame) -> None:
+    few = planted[planted["device"] == "one"].groupby(["group", "phase"]).head(14)
+    drawn = [name for name in WITHIN if name != "leave_tp"]
+    found = validate_operators(few, "t", protocols=drawn, method=Method())
+    assert {one.protocol for one in found} == {"few_8"}

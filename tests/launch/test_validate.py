@@ -1,0 +1,162 @@
+"""``forerun validate`` as a shell sees it, on the example tables that ship with the format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from forerun.calib.published.formats import NUM_SIZES
+from forerun.launch.cli import ExitCode, main
+
+PUBLISHED = Path(__file__).parents[2] / "recipes" / "published"
+OPERATORS = PUBLISHED / "example_operators.csv"
+COLLECTIVES = PUBLISHED / "example_collectives.csv"
+GOLDEN = Path(__file__).parents[1] / "golden" / "published"
+
+
+def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    code = main(["validate", *argv])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def results(text: str) -> list[dict[str, object]]:
+    value = json.loads(text)
+    assert value["schema"] == 1
+    return value["results"]
+
+
+def test_operators_are_scored_in_both_phases(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ("operators", str(OPERATORS), "--json", "--protocol", "few_8", "--seeds", "2")
+    code, out, err = run(capsys, *argv)
+    rows = results(out)
+    assert code == ExitCode.ANSWER and not err
+    assert [row["group"] for row in rows] == [
+        *("all", "layernorm/forward", "layernorm/backward", "linear1/forward", "linear1/backward")
+    ]
+    assert {row["table"] for row in rows} == {OPERATORS.name}
+    assert rows[0]["n"] == sum(int(str(row["n"])) for row in rows[1:]) == 4 * 2 * (24 - 8)
+    # 8 samples of A100 linears: the constant efficiency of a GEMM alone is within 10 %.
+    assert all(float(str(row["mape_frac"])) < 0.3 for row in rows)
+    assert run(capsys, *argv)[1] == out
+
+
+def test_collectives_are_scored(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "collectives", str(COLLECTIVES), "--json", "--seeds", "1")
+    rows = results(out)
+    assert code == ExitCode.ANSWER
+    assert {"random", "small_to_large"} <= {row["protocol"] for row in rows}
+    assert {"all", "all_reduce", "all_gather", "send"} >= {row["group"] for row in rows}
+
+
+def test_parquet_and_gzip_give_the_same_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = pd.read_csv(COLLECTIVES)
+    frame.to_parquet(tmp_path / "t.parquet")
+    frame.to_csv(tmp_path / "t.csv.gz", index=False)
+    figures = []
+    for name in ("t.parquet", "t.csv.gz"):
+        _, out, _ = run(
+            capsys, "collectives", str(tmp_path / name), "--json", "--protocol", "small_to_large"
+        )
+        figures.append([{k: v for k, v in r.items() if k != "table"} for r in results(out)])
+    assert figures[0] == figures[1] and figures[0]
+
+
+def test_text_shows_noise_beside_the_scores(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "operators", str(OPERATORS), "--protocol", "few_8", "--seeds", "1")
+    assert code == ExitCode.ANSWER
+    assert "few_8" in out and "linear1/backward" in out and "noise" in out
+
+
+def test_a_protocol_that_cannot_be_carried_is_left_out_with_a_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    protocols = ("--protocol", "few_8", "--protocol", "leave_gpu")
+    code, out, err = run(capsys, "operators", str(OPERATORS), "--json", "--seeds", "1", *protocols)
+    assert code == ExitCode.ANSWER
+    assert {row["protocol"] for row in results(out)} == {"few_8"}
+    assert err.count("\n") == 1 and "leave_gpu" in err and "two devices" in err
+
+
+def test_flagged_rows_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    frame = pd.read_csv(COLLECTIVES)
+    frame["flag"] = ["copied" if i % 8 == 0 else None for i in frame.index]
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    _, _, err = run(
+        capsys, "collectives", str(tmp_path / "t.csv"), "--json", "--protocol", "small_to_large"
+    )
+    assert "5 of 40 rows are flagged" in err and "copied" in err
+
+
+def test_implausible_rows_are_counted_and_scored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = pd.read_csv(OPERATORS)
+    backward = frame.index[(frame["group"] == "linear1") & (frame["phase"] == "backward")]
+    frame.loc[backward[:6], "time_s"] *= 0.1
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    argv = ("operators", str(tmp_path / "t.csv"), "--json", "--protocol", "few_8", "--seeds", "1")
+    _, out, err = run(capsys, *argv)
+    assert "train no model, but are scored" in err
+    assert "6 linear1/backward backward shorter than possible" in err
+    assert results(out)[0]["n"] == 4 * (24 - 8)
+
+
+@pytest.mark.parametrize(
+    ("what", "file", "code", "part"),
+    [
+        ("operators", COLLECTIVES, ExitCode.USAGE, "holds collectives"),
+        ("collectives", OPERATORS, ExitCode.USAGE, "holds operators"),
+        ("operators", PUBLISHED / "FORMAT.md", ExitCode.USAGE, ".parquet"),
+        ("operators", PUBLISHED / "none.csv", ExitCode.USAGE, "not there"),
+        ("operators", GOLDEN / "ops_aic_gemm_fp8.csv", ExitCode.NO_DATA, "no protocol"),
+    ],
+)
+def test_a_wrong_file_is_one_line(
+    what: str, file: Path, code: int, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found, out, err = run(capsys, what, str(file), "--protocol", "random")
+    assert (found, out) == (code, "")
+    assert part in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "part"),
+    [
+        ("gpu,op,dtype,msec\nA,mm,fp16,1\n", ExitCode.USAGE, "t.csv"),
+        ("", ExitCode.NO_DATA, "no rows"),
+        ("gpu,op,batch,m,n,k,time_us\n", ExitCode.NO_DATA, "no rows"),
+    ],
+)
+def test_a_table_that_says_nothing_is_one_line(
+    text: str, code: int, part: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    found, _, err = run(capsys, "operators", str(path))
+    assert found == code and part in err and err.count("\n") == 1
+
+
+def test_unknown_protocols_and_seeds_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "operators", str(OPERATORS), "--protocol", "leave_span")
+    assert code == ExitCode.USAGE and "leave_tp" in err
+    code, _, err = run(capsys, "operators", str(OPERATORS), "--seeds", "0")
+    assert code == ExitCode.USAGE and "--seeds 0" in err
+
+
+def test_the_format_names_every_kind_with_its_sizes() -> None:
+    lines = (PUBLISHED / "FORMAT.md").read_text().splitlines()
+    rows = [line.split("|")[1:3] for line in lines if line.startswith("| `")]
+    sizes = {
+        kind.strip(" `"): text.split("(")[0].split(":")[0]
+        for kinds, text in rows
+        for kind in kinds.split(",")
+    }
+    for kind, num in NUM_SIZES.items():
+        text = sizes[kind.value]
+        assert text.count(",") + 1 == num, kind
