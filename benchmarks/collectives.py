@@ -1,20 +1,9 @@
-"""How well transfers of collectives are estimated, against one latency and bandwidth a group.
-
-    python benchmarks/collectives.py coll_nccltests_public.csv.gz coll_ett.csv.gz
-
-One Markdown row per table, protocol and model.  Errors are mean absolute percentage errors, each
-collective with equal weight, over all payloads, from 16 MiB and above 256 MB; coverage and
-half-width are of the 90 % interval; the floor is how far repeats of a payload lie from their median
-over the rows that have any.  ``--fabric`` keeps machines whose fabric holds the text.
-"""
+"""Scores of estimated transfers, against one latency and bandwidth a group; for ``models.py``."""
 
 from __future__ import annotations
 
-import argparse
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -23,68 +12,56 @@ from numpy.typing import NDArray
 from forerun.calib.fit.collectives import Transfers
 from forerun.calib.fit.curves import Law, Samples, fit_law
 from forerun.calib.fit.groups import Group, bus_factor, ring_steps
-from forerun.calib.published.readers import read_published
 from forerun.calib.validation.collectives import PROTOCOLS, fit_machine, left_out
-from forerun.calib.workload.collectives import Collective
 
-SEEDS = range(5)
 LARGE_NBYTES = 16 * 2**20
 HUGE_NBYTES = 256 * 10**6
 BASELINE_SIGMA_LOG = 10.0
-HEADER = ["table", "protocol", "model", "n", "all %", ">= 16 MiB %", "> 256 MB %"]
-HEADER += ["coverage %", "half-width %", "floor %"]
+OURS, ALPHA_BETA = "ours", "alpha-beta"
 CURVE = ["device", "fabric", "collective", "num_ranks", "num_nodes"]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Score estimates of collectives.")
-    parser.add_argument("tables", type=Path, nargs="+", help="published tables of collectives, CSV")
-    parser.add_argument("--fabric", action="append", default=[], help="only fabrics with this text")
-    arguments = parser.parse_args()
-    print_row(HEADER)
-    print_row(["---"] * len(HEADER))
-    for path in arguments.tables:
-        table = read_published(pd.read_csv(path, low_memory=False), path.name).collectives
-        if table is None:
-            raise SystemExit(f"{path} is no table of collectives; give one of collectives")
-        if arguments.fabric:
-            table = table[[any(t in f for t in arguments.fabric) for f in table["fabric"]]]
-        report_accuracy(table, path.name.split(".")[0])
-    report_speed()
+def collective_figures(table: pd.DataFrame, name: str, seeds: Sequence[int]) -> pd.DataFrame:
+    """One row per protocol and ``model`` (``ours`` or ``alpha-beta``) of a canonical table, every
+    collective with equal weight.
 
-
-def report_accuracy(table: pd.DataFrame, name: str) -> None:
-    """Figures of one table in every protocol that it can carry."""
+    Mean absolute percentage errors over all payloads (``mape_frac``), from 16 MiB
+    (``large_mape_frac``) and above 256 MB (``huge_mape_frac``); coverage and half-width of the 90 %
+    interval; how far repeats of a payload lie from their median (``floor_frac``).  ``leave_span``
+    is told apart by whether the machine has several nodes.
+    """
     floor = repeats_frac(table[table["flag"] == ""])
-    for protocol in PROTOCOLS:
-        for model, fit in (("curves", fit_machine), ("alpha-beta", fit_baseline)):
-            rows = left_out(table, protocol, seeds=SEEDS, fit=fit)
-            if len(rows):
-                is_baseline = model != "curves"
-                widths = ["", ""] if is_baseline else [coverage(rows), half_width(rows)]
-                print_row(
-                    [name, protocol, model, str(len(rows)), *errors(rows), *widths, percent(floor)]
-                )
+    several = table.groupby(["device", "fabric"])["num_nodes"].transform("max") > 1
+    parts = {protocol: (protocol, table) for protocol in PROTOCOLS if protocol != "leave_span"}
+    parts["leave_span, one node"] = ("leave_span", table[~several])
+    parts["leave_span, nodes x 4"] = ("leave_span", table[several])
+    rows = []
+    for label, (protocol, part) in parts.items():
+        for model, fit in ((OURS, fit_machine), (ALPHA_BETA, fit_baseline)):
+            found = left_out(part, protocol, seeds=seeds, fit=fit)
+            if len(found):
+                labels = {"table": name, "protocol": label, "model": model, "n": len(found)}
+                inside, width = intervals(found) if model == OURS else (np.nan, np.nan)
+                figures = {"coverage_90_frac": inside, "interval_width_frac": width}
+                rows.append({**labels, **errors(found), **figures, "floor_frac": floor})
+    return pd.DataFrame(rows)
 
 
-def errors(rows: pd.DataFrame) -> list[str]:
-    """MAPE over all payloads, large and huge ones, mean over collectives."""
+def errors(rows: pd.DataFrame) -> dict[str, float]:
+    """MAPE over all payloads, large and huge ones, mean over collectives; NaN where none is."""
     error = (rows["predicted_s"] / rows["measured_s"] - 1.0).abs()
-    masks = [0.0, LARGE_NBYTES, HUGE_NBYTES]
-    kept = [rows["nbytes"] >= least for least in masks]
-    return [percent(error[k].groupby(rows["group"][k]).mean().mean()) for k in kept]
+    least = {"mape_frac": 0, "large_mape_frac": LARGE_NBYTES, "huge_mape_frac": HUGE_NBYTES}
+    kept = {name: rows["nbytes"] >= nbytes for name, nbytes in least.items()}
+    return {n: float(error[k].groupby(rows["group"][k]).mean().mean()) for n, k in kept.items()}
 
 
-def coverage(rows: pd.DataFrame) -> str:
-    """Share of measurements inside their 90 % interval, mean over collectives."""
+def intervals(rows: pd.DataFrame) -> tuple[float, float]:
+    """Share of measurements inside their 90 % interval and half of it over the estimate, mean over
+    collectives."""
     inside = rows["measured_s"].between(rows["low_s"], rows["high_s"])
-    return percent(inside.groupby(rows["group"]).mean().mean())
-
-
-def half_width(rows: pd.DataFrame) -> str:
-    """Half the interval over the estimate, mean over collectives."""
     width = (rows["high_s"] - rows["low_s"]) / 2 / rows["predicted_s"]
-    return percent(width.groupby(rows["group"]).mean().mean())
+    by = rows["group"]
+    return float(inside.groupby(by).mean().mean()), float(width.groupby(by).mean().mean())
 
 
 def repeats_frac(table: pd.DataFrame) -> float:
@@ -145,41 +122,3 @@ def fit_baseline(samples: Mapping[Group, Samples], _: str) -> AlphaBeta:
             for group, s in samples.items()
         }
     )
-
-
-def report_speed() -> None:
-    """Time of a fit of 10,000 rows in ten groups, and of 100,000 estimates."""
-    rng = np.random.default_rng(0)
-    sizes = np.geomspace(256, 2**30, 1000)
-    kinds = [Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER]
-    kinds += [Collective.ALL_TO_ALL, Collective.BROADCAST]
-    samples = {
-        Group(collective=kind, num_ranks=ranks): Samples(
-            nbytes=sizes,
-            time_s=(2e-5 + sizes / 3e11) * np.exp(0.05 * rng.normal(size=len(sizes))),
-            weight=np.ones(len(sizes)),
-        )
-        for kind in kinds
-        for ranks in (4, 8)
-    }
-    begin = time.perf_counter()
-    model = fit_machine(samples, "NVIDIA H100")
-    fitted = time.perf_counter()
-    asked = np.geomspace(256, 2**32, 10_000)
-    for group in samples:
-        model.estimate(group, asked)
-    done = time.perf_counter()
-    number = sum(len(s) for s in samples.values())
-    print(f"\nfit of {number} rows {fitted - begin:.3f} s; 100000 estimates {done - fitted:.3f} s")
-
-
-def print_row(cells: list[str]) -> None:
-    print(f"| {' | '.join(cells)} |", flush=True)
-
-
-def percent(value: float) -> str:
-    return "-" if np.isnan(value) else f"{100 * value:.1f}"
-
-
-if __name__ == "__main__":
-    main()

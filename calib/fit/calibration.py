@@ -241,7 +241,7 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
     return Calibration(
         device=device,
         sha256=table.sha256,
-        machine=fit_machine(_groups(measured), device=device),
+        machine=fit_machine(_groups(measured), device=device, use_prior=True),
         transfers=fit_collectives(
             measured_calls, prior.network, prior_sigma_log=prior.error_sigma_log
         ),

@@ -81,6 +81,8 @@ def fit_law(groups: Mapping[str, Timed], prior: DevicePrior) -> FittedLaw:
     identify stays at the prior.  The rates are then scaled to the envelope of the products, the
     90 % quantile of their work rates; the factors take that back.
     """
+    if not groups:
+        return FittedLaw(ceilings=prior.ceilings)
     names = sorted(groups)
     kept = {name: _spread(groups[name]) for name in names}
     families = [family(groups[name].batch.kind) for name in names]

@@ -26,6 +26,8 @@ _TILE = 128
 """Rows and columns of a product that one block of threads computes."""
 _HEAD_TILE = 32
 """Multiple to which fused attention pads the channels of a head."""
+_WAVE_POWER = 0.9
+"""How much of the units that the last wave of attention's blocks leaves idle costs time."""
 
 
 class Cost(Enum):
@@ -139,7 +141,7 @@ _LINEAR_LAUNCHES = 7
 _LINEAR_BACKWARD_LAUNCHES = 9
 _SORTED_IDS = 3072
 """Ids above which the embedding's backward sorts them first (PyTorch's CUDA kernel)."""
-_SORT_LAUNCHES = 20
+_SORT_LAUNCHES = 120
 _LAYER_PASSES = 34.0
 """Activation bytes of a layer over tokens x hidden (Korthikanti et al., 2022, section 4.1)."""
 
@@ -207,11 +209,18 @@ def _grouped(batch: Batch, num_units: int) -> Columns:
 
 
 def _flash(batch: Batch, num_units: int) -> Columns:
-    """Half of the square of scores (causal); backward computes the scores again: 2.5 times."""
+    """Half of the square of scores (causal); backward computes the scores again: 2.5 times.
+
+    A block of threads takes the rows of one tile of one head, the longest of which last as long as
+    the wave: with few blocks a GPU is never full.
+    """
     number, heads, groups, seq, key, value = batch.sizes.T
     tile = _HEAD_TILE if num_units else 1
     again = 2.5 if batch.phase is Phase.BACKWARD else 1.0
     flop = again * number * heads * seq**2 * (_up(key, tile) + _up(value, tile))
+    if num_units:
+        waves = number * heads * np.ceil(seq / _TILE) / num_units
+        flop = flop * (np.ceil(waves) / waves) ** _WAVE_POWER
     elements = number * seq * (heads + groups) * (key + value)
     passes, launches = (2.0, 3) if batch.phase is Phase.BACKWARD else (1.0, 1)
     return _three(launches, flop, batch.element_nbytes * passes * elements)
@@ -276,7 +285,9 @@ def _experts(batch: Batch, num_units: int) -> Columns:
     routed = tokens * top * here / overall
     # Experts that get at least one token, were they drawn evenly.
     awake = here * (1.0 - (1.0 - 1.0 / overall) ** (tokens * top))
-    flop = 6.0 * routed * hidden * ffn
+    # Each expert's rows fill whole tiles: a quarter of one is idle on average.
+    padded = routed + (_TILE / 4 * awake if num_units else 0.0)
+    flop = 6.0 * padded * hidden * ffn
     activations = routed * (2 * hidden + 4 * ffn)
     return _more(
         _three(6.0, flop, batch.element_nbytes * activations),

@@ -18,16 +18,22 @@ from .intervals import UNMEASURED_SIGMA_LOG, Z_90, Quantiles, fit_quantiles, fit
 from .laws import Ceilings, columns, family
 from .pools import PoolModel, fit_pool
 from .priors import DevicePrior, device_prior
+from .rate_priors import RatePrior, rates_prior
+from .robust import robust_minimum
 
 Vector = NDArray[np.float64]
 _UNMEASURED_HALF_WIDTH = Z_90 * UNMEASURED_SIGMA_LOG
 _FEWEST_TELLING = 4
 """Shapes of a pool below which leaving one out says nothing: the law has seen it."""
+_CARRIED_FRAC = 0.5
+_CARRIED_SIGMA = 0.75
+_SHEET_SIGMA_LOG = {Cost.LAUNCH: 0.7, Cost.FLOP: 0.2, Cost.BYTES: 0.2}
+"""How far the ratio of two devices' rates lies from that of their data sheets."""
+_FREE_SIGMA_LOG = dict.fromkeys(Cost, 1.5)
+_PROBE_OFFSET, _PROBE_SIGMA = 0.2, 0.15
 _ENOUGH_SHAPES = 8
 """Shapes of an operator from which its own residuals tell how wrong it may be."""
-_LAUNCH_SIGMA_LOG = 1.0
-_FLOP_SIGMA_LOG = 0.3
-_BYTES_SIGMA_LOG = 0.9
+_RATE_SIGMA_LOG = {Cost.LAUNCH: 1.0, Cost.FLOP: 0.3, Cost.BYTES: 0.9}
 """How far the rates of a pool may lie from where all samples together put them."""
 
 
@@ -56,6 +62,10 @@ class MachineModel:
     """Deviation of an operator of which one shape is known, beside what its pool says."""
     refusals: tuple[Refusal, ...]
     """Rows that no model was fitted on."""
+    without: tuple[str, ...] | None
+    """Public tables that the prior left out; None where no prior was used."""
+    is_moved: bool
+    """True where the pools were fitted on another machine."""
     shift: Mapping[Cost, float]
     """Log of this machine's seconds of a launch, FLOP and byte over those of the machine that the
     pools were fitted on; 0 where it is the same."""
@@ -71,22 +81,34 @@ class MachineModel:
         found = pool.predict(name, batch)
         thin = max(1.0 - pool.shapes_of[name] / _ENOUGH_SHAPES, 0.0)
         sigma = np.hypot(found.sigma_log, np.sqrt(thin) * self.thin_sigma_log)
+        log_time = found.law + found.detail
+        if self.is_moved:
+            log_time = found.law + _CARRIED_FRAC * found.detail + self._moved(pool, batch)
+            sigma = np.hypot(sigma, _CARRIED_SIGMA * pool.detail_sigma[name])
         half = self.quantiles.half_width(name, sigma)
-        log_time = found.log_time + self._moved(pool, batch)
         return Prediction(
             log_time=log_time, low=log_time - half, high=log_time + half, octaves=found.octaves
         )
 
     def predict_unmeasured(self, batch: Batch) -> Prediction:
-        """Times of operators that no sample is of, from their family; octaves are infinite."""
+        """Times of operators that no sample is of; octaves are infinite.
+
+        A product takes those of the products that were measured, another operator those that public
+        tables give for the device, and where these know nothing the bare law.
+        """
         sought = (family(batch.kind), batch.phase) if batch.kind.is_linear else None
         like = next((n for n, found in self.law.families.items() if found == sought), None)
+        half: Vector | float = _UNMEASURED_HALF_WIDTH
+        known = _rates_prior(self.prior, batch, self.without) if like is None else None
         if like is not None:
             pool = self.pools[like]
-            log_time = pool.predict("", batch).log_time + self._moved(pool, batch)
+            found = pool.predict("", batch)
+            log_time = found.law + found.detail + self._moved(pool, batch)
+        elif known is not None:
+            log_time = known.log_time(batch)
+            half = self.quantiles.pooled * known.sigma_log_time(batch)
         else:
             log_time = self.law.log_time(batch, scale=self.law.typical(batch))
-        half = _UNMEASURED_HALF_WIDTH
         return Prediction(
             log_time=log_time,
             low=log_time - half,
@@ -96,7 +118,7 @@ class MachineModel:
 
     def _moved(self, pool: PoolModel, batch: Batch) -> Vector:
         """What the law says of the change of machine, log, ``(rows,)``."""
-        if not any(self.shift.values()):
+        if not self.is_moved:
             return np.zeros(len(batch))
         done = columns(batch, pool.num_units)
         shift = np.array([self.shift[c] for c in done.costs])
@@ -104,21 +126,30 @@ class MachineModel:
         return there.log_time(done) - pool.rates.log_time(done)
 
 
-def fit_machine(groups: Mapping[str, Timed], *, device: str) -> MachineModel:
+def fit_machine(
+    groups: Mapping[str, Timed],
+    *,
+    device: str,
+    use_prior: bool = False,
+    without: tuple[str, ...] = (),
+) -> MachineModel:
     """Fit the operators of one device; the same rows in any order give the same model.
 
-    ``groups`` maps a name to rows of one kind and phase; ``device`` is the driver's name.
+    ``groups`` maps a name to rows of one kind and phase and may be empty with ``use_prior``, which
+    starts each operator where public tables of the device's generation put it, but for the tables
+    ``without``; ``device`` is the driver's name.
     """
     prior = device_prior(device)
     passed, refusals = refuse(groups, _peaks(groups, prior))
     groups = {name: _ordered(passed[name]) for name in sorted(passed)}
+    excluded = without if use_prior else None
     law = fit_law(groups, prior)
     members: defaultdict[str, dict[str, Timed]] = defaultdict(dict)
     for name, timed in groups.items():
         members[_pool(name, timed.batch)][name] = timed
     pools = {}
     for found in members.values():
-        pool = _fit(found, law, prior.num_units)
+        pool = _fit(found, law, prior, excluded)
         pools.update(dict.fromkeys(found, pool))
     return MachineModel(
         law=law,
@@ -132,6 +163,8 @@ def fit_machine(groups: Mapping[str, Timed], *, device: str) -> MachineModel:
             }
         ),
         thin_sigma_log=_thin_sigma_log(pools, prior),
+        without=excluded,
+        is_moved=False,
         shift=dict.fromkeys(Cost, 0.0),
         refusals=refusals,
     )
@@ -157,17 +190,59 @@ def _peaks(groups: Mapping[str, Timed], prior: DevicePrior) -> Ceilings | None:
     return prior.peaks_for(sizes.pop())
 
 
-def transfer(model: MachineModel, *, ceilings: Ceilings) -> MachineModel:
-    """The same efficiencies under the ceilings of another machine."""
-    return replace(
-        model,
-        law=replace(model.law, ceilings=ceilings),
-        shift={
-            cost: float(np.log(ceilings.unit_s(cost) / model.ceilings.unit_s(cost)))
-            + model.shift[cost]
-            for cost in Cost
-        },
+def transfer(
+    model: MachineModel, *, device: str, probes: Mapping[str, Timed] | None = None
+) -> MachineModel:
+    """The same efficiencies on another device.
+
+    Its seconds of a launch, FLOP and byte over those of the model's machine follow from the data
+    sheets, corrected by ``probes``: a few rows measured there, named as the model names them.  Half
+    of what the regressors know beside the law goes along, since tiles and kernels of another device
+    are others in part; the intervals widen by how much that was.
+    """
+    there, here = device_prior(device), model.prior
+    sheet = {
+        cost: float(np.log(there.ceilings.unit_s(cost) / here.ceilings.unit_s(cost)))
+        for cost in Cost
+    }
+    is_known = bool(there.num_units and here.num_units)
+    shift = _probed(model, sheet, probes or {}, _SHEET_SIGMA_LOG if is_known else _FREE_SIGMA_LOG)
+    units = {cost: model.ceilings.unit_s(cost) * np.exp(shift[cost]) for cost in Cost}
+    ceilings = Ceilings(
+        flop_per_s=float(1 / units[Cost.FLOP]),
+        bytes_per_s=float(1 / units[Cost.BYTES]),
+        launch_s=float(units[Cost.LAUNCH]),
     )
+    return replace(model, law=replace(model.law, ceilings=ceilings), shift=shift, is_moved=True)
+
+
+def _probed(
+    model: MachineModel,
+    sheet: Mapping[Cost, float],
+    probes: Mapping[str, Timed],
+    sigma_log: Mapping[Cost, float],
+) -> dict[Cost, float]:
+    """Shifts of the three rates at the greatest posterior, each probed operator off by its own
+    constant."""
+    known = {name: timed for name, timed in probes.items() if name in model.pools}
+    center = np.concatenate([[sheet[c] for c in Cost], np.zeros(len(known))])
+    spread = np.concatenate([[sigma_log[c] for c in Cost], np.full(len(known), _PROBE_OFFSET)])
+
+    def residuals(theta: Vector) -> Vector:
+        moved = replace(model, shift=dict(zip(Cost, theta.tolist(), strict=False)), is_moved=True)
+        parts = [(theta - center) / spread]
+        for i, (name, timed) in enumerate(known.items()):
+            log_time = moved.predict(name, timed.batch).log_time + theta[len(Cost) + i]
+            parts.append((np.log(timed.time_s) - log_time) / _PROBE_SIGMA)
+        return np.concatenate(parts)
+
+    def jacobian(theta: Vector) -> NDArray[np.float64]:
+        base, step = residuals(theta), 1e-4
+        moved = [residuals(theta + step * unit) for unit in np.eye(len(theta))]
+        return np.column_stack([(m - base) / step for m in moved])
+
+    theta = robust_minimum(residuals, jacobian, center) if known else center
+    return dict(zip(Cost, theta.tolist(), strict=False))
 
 
 def _pool(name: str, batch: Batch) -> str:
@@ -175,19 +250,34 @@ def _pool(name: str, batch: Batch) -> str:
     return f"linear/{batch.phase.value}" if batch.kind.is_linear else name
 
 
-def _fit(members: Mapping[str, Timed], law: FittedLaw, num_units: int) -> PoolModel:
-    costs = columns(next(iter(members.values())).batch, num_units).costs
-    sigma = {
-        Cost.LAUNCH: _LAUNCH_SIGMA_LOG,
-        Cost.FLOP: _FLOP_SIGMA_LOG,
-        Cost.BYTES: _BYTES_SIGMA_LOG,
-    }
-    return fit_pool(
-        members,
-        start=np.median([law.log_units(name, costs) for name in members], axis=0),
-        sigma=np.array([sigma[c] for c in costs]),
-        num_units=num_units,
-    )
+def _fit(
+    members: Mapping[str, Timed],
+    law: FittedLaw,
+    prior: DevicePrior,
+    without: tuple[str, ...] | None,
+) -> PoolModel:
+    """Rates start where all samples of the machine put them, drawn to those of public tables by
+    how sure these are."""
+    batch = next(iter(members.values())).batch
+    costs = columns(batch, prior.num_units).costs
+    start = np.median([law.log_units(name, costs) for name in members], axis=0)
+    sigma = np.array([_RATE_SIGMA_LOG[c] for c in costs])
+    known = _rates_prior(prior, batch, without)
+    if known is not None:
+        own, others = sigma**-2.0, np.array(known.sigma_log) ** -2.0
+        start = (own * start + others * known.rates.log_unit_s) / (own + others)
+        sigma = (own + others) ** -0.5
+    return fit_pool(members, start=start, sigma=sigma, num_units=prior.num_units)
+
+
+def _rates_prior(
+    prior: DevicePrior, batch: Batch, without: tuple[str, ...] | None
+) -> RatePrior | None:
+    """What public tables say of the batch's operator; None where nobody asked or knows."""
+    if without is None:
+        return None
+    nbytes = int(np.median(batch.element_nbytes))
+    return rates_prior(prior.name, batch.kind, batch.phase, nbytes, without=without)
 
 
 def _ordered(timed: Timed) -> Timed:

@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from .batches import Batch, Timed
 from .costs import Columns
+from .forest import Forest, fit_forest
 from .gaussian import GaussianProcess, Inputs, fit_gaussian, stacked
+from .intervals import UNMEASURED_SIGMA_LOG
 from .laws import columns, is_chain
 from .rates import Rates, fit_rates
 from .shapes import coordinates, halvings, trend
@@ -23,13 +25,15 @@ from .trees import Trees, fit_trees
 
 _FEWEST_FOR_TREES = 64
 """Distinct shapes of a member from which boosted trees take over from the process."""
+_FEWEST_FOR_FOREST = 12
 _SHARE_STEP = 0.6
 """Doubt of the law's constants: that of each column moves log time by its share times this."""
 _LEAST_FREEDOM = 0.1
 _FREE_SHAPES = 8
 """Shapes from which a pool's rates are its own as far as their priors allow."""
-_GROWTH_LOG = 0.025
-"""Deviation that a doubling outside the measured range adds, in log time."""
+_GROWTH_LOG, _GROWTH_FRAC = 0.02, 0.12
+"""Deviation that a doubling outside the measured range adds, in log time: a constant, and a share
+of what the law did not explain inside it."""
 _DECIMALS = 6
 _WILD_DEVIATIONS = 4.0
 _LEAST_SIGMA = 0.005
@@ -41,7 +45,10 @@ Vector = NDArray[np.float64]
 class Residual:
     """What a pool says of shapes, ``(rows,)`` each."""
 
-    log_time: Vector
+    law: Vector
+    """Log time by the law."""
+    detail: Vector
+    """What the regressor adds to it."""
     sigma_log: Vector
     """Standard deviation of log time by the model's own account."""
     octaves: Vector
@@ -75,8 +82,10 @@ class PoolModel:
     num_shapes: int
     num_units: int
     process: GaussianProcess | None
+    forest: Forest | None
+    """Beside the process, from a few shapes on."""
     trees: Trees | None
-    """One of the two is there."""
+    """Either the process or these."""
     inflation: float
     """Of the process's deviations, for the constants of the law that the same samples fitted."""
     axes: NDArray[np.int64]
@@ -85,6 +94,8 @@ class PoolModel:
     supports: Mapping[str, Support]
     shapes_of: Mapping[str, int]
     """Distinct shapes of each member."""
+    detail_sigma: Mapping[str, float]
+    """How much of a member's time the law does not explain: deviation of its residuals."""
     left_out: Mapping[str, Vector]
     """Residuals of left-out samples in log time, by member."""
     left_out_sigma: Mapping[str, Vector]
@@ -108,6 +119,9 @@ class PoolModel:
             inputs = _inputs(self.rates, done, batch, number, self.num_units)
             detail, sigma = self.process.predict(inputs.along(self.axes, self.origin))
             sigma = sigma * self.inflation
+            if self.forest is not None:
+                features = _features(self.rates, done, batch, number, self.num_units)
+                detail = (detail + self.forest.predict(features)) / 2
         elif self.trees is not None:
             features = _features(self.rates, done, batch, number, self.num_units)
             detail = self.trees.predict(features)
@@ -116,8 +130,10 @@ class PoolModel:
         else:
             raise AssertionError("a pool has a process or trees")
         away = np.where(np.isfinite(octaves), octaves, 0.0)
-        sigma = np.hypot(sigma, _GROWTH_LOG * away)
-        return Residual(log_time=law + detail, sigma_log=sigma, octaves=octaves)
+        spread = self.detail_sigma.get(member, max(self.detail_sigma.values()))
+        sigma = np.hypot(sigma, (_GROWTH_LOG + _GROWTH_FRAC * spread) * away)
+        sigma = np.minimum(sigma, UNMEASURED_SIGMA_LOG)
+        return Residual(law=law, detail=detail, sigma_log=sigma, octaves=octaves)
 
 
 def fit_pool(
@@ -139,32 +155,39 @@ def fit_pool(
         [_inputs(rates, columns(b, num_units), b, i, num_units) for i, b in enumerate(rows.batches)]
     )
     axes, origin = _axes(inputs.coordinates)
-    process, trees, inflation = None, None, 1.0
-    if rows.num_shapes < _FEWEST_FOR_TREES * len(rows.members):
-        process = fit_gaussian(inputs.along(axes, origin), values, rows.weight)
-        left_out, sigma_log = process.left_out, process.left_out_sigma
-        inflation = _inflation(rows.num_shapes, len(start))
-    else:
-        features = [
+    features = np.concatenate(
+        [
             _features(rates, columns(b, num_units), b, i, num_units)
             for i, b in enumerate(rows.batches)
         ]
-        trees = fit_trees(np.concatenate(features), values, rows.weight, rows.shape)
+    )
+    process, forest, trees, inflation = None, None, None, 1.0
+    each = rows.num_shapes / len(rows.members)
+    if each < _FEWEST_FOR_TREES:
+        process = fit_gaussian(inputs.along(axes, origin), values, rows.weight)
+        left_out, sigma_log = process.left_out, process.left_out_sigma
+        inflation = _inflation(rows.num_shapes, len(start))
+        if each >= _FEWEST_FOR_FOREST:
+            forest = fit_forest(features, values, rows.weight)
+    else:
+        trees = fit_trees(features, values, rows.weight, rows.shape)
         left_out = trees.left_out
-        each = np.array([robust_sigma(left_out[rows.of_member(m)]) for m in rows.members])
-        sigma_log = each[rows.member]
+        typical = np.array([robust_sigma(left_out[rows.of_member(m)]) for m in rows.members])
+        sigma_log = typical[rows.member]
     return PoolModel(
         rates=rates,
         members=rows.members,
         num_shapes=rows.num_shapes,
         num_units=num_units,
         process=process,
+        forest=forest,
         trees=trees,
         inflation=inflation,
         axes=axes,
         origin=origin,
         supports=_supports(rows, rates),
         shapes_of={m: len(np.unique(rows.shape[rows.of_member(m)])) for m in rows.members},
+        detail_sigma={m: _deviation(values[rows.of_member(m)]) for m in rows.members},
         left_out={m: left_out[rows.of_member(m)] for m in rows.members},
         left_out_sigma={m: sigma_log[rows.of_member(m)] for m in rows.members},
     )
@@ -207,6 +230,10 @@ class _Rows:
 
     def of_member(self, name: str) -> NDArray[np.bool_]:
         return self.member == self.members.index(name)
+
+
+def _deviation(values: Vector) -> float:
+    return robust_sigma(values - float(np.median(values)))
 
 
 def _inflation(num_shapes: int, num_constants: int) -> float:

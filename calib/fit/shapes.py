@@ -52,9 +52,10 @@ def trend(batch: Batch, num_units: int) -> NDArray[np.float64]:
         flags = [key % _HEAD_TILE > 0, key < 64, key > 128]
         return np.column_stack([idle_waves(blocks, num_units), *(_STEP * f for f in flags)])
     if kind in (OperatorKind.SOFTMAX, OperatorKind.FUSED_SOFTMAX):
-        return _STEP * (np.exp2(np.ceil(np.log2(sizes[:, -1:]))) > sizes[:, -1:])
+        padded = np.exp2(np.ceil(np.log2(sizes[:, -1:])))
+        return np.asarray(_STEP * (padded > sizes[:, -1:]), dtype=np.float64)
     if kind is OperatorKind.ROTARY:
-        return _STEP * (sizes[:, -1:] % 64 > 0)
+        return np.asarray(_STEP * (sizes[:, -1:] % 64 > 0), dtype=np.float64)
     return none
 
 
@@ -65,7 +66,7 @@ def idle_waves(blocks: Vector, num_units: int) -> Vector:
     [0.0, 0.288]
     """
     waves = blocks / num_units
-    return np.log(np.ceil(waves) / waves)
+    return np.asarray(np.log(np.ceil(waves) / waves), dtype=np.float64)
 
 
 def _product_waves(batch: Batch, number: Vector, num_units: int) -> NDArray[np.float64]:

@@ -1,7 +1,7 @@
 """Boosted trees over shapes: what many samples say, kinks and preferred sizes included.
 
-The samples are dealt into folds by shape and one booster is trained without each; their mean
-predicts, and each sample's residual comes from the booster that did not see it.
+One booster of all samples predicts.  Two lesser ones, each trained on one half of the shapes, tell
+how far it may be wrong: every sample's residual comes from the one that did not see its shape.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from numpy.typing import NDArray
 from xgboost import XGBRegressor
 
 _SEED = 0
-_MANY = 600
-"""Samples from which four boosters of eighty trees are worth their time over two of forty."""
+_NUM_FOLDS = 2
+_MANY = 1000
+"""Samples from which more and slower steps are worth their time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trees:
-    """Boosters of one pool."""
+    """The booster of one pool."""
 
-    boosters: tuple[XGBRegressor, ...]
+    booster: XGBRegressor
     left_out: NDArray[np.float64]
-    """Residual of each sample from the booster that did not see its shape."""
+    """Residual of each sample from a booster that did not see its shape."""
 
     def predict(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Mean over the boosters, ``(rows,)``."""
-        found = [booster.predict(features) for booster in self.boosters]
-        return np.mean(found, axis=0, dtype=np.float64)
+        """Values, ``(rows,)``."""
+        return np.asarray(self.booster.predict(features), dtype=np.float64)
 
 
 def fit_trees(
@@ -41,19 +41,19 @@ def fit_trees(
 
     ``shape`` numbers the distinct shapes: repeats of one stay on one side of a fold.
     """
-    num_folds, num_trees, rate = (4, 80, 0.15) if len(values) >= _MANY else (2, 40, 0.25)
+    steps = (150, 0.1) if len(values) >= _MANY else (60, 0.2)
+    check = (80, 0.15) if len(values) >= _MANY else (40, 0.25)
     order = np.random.default_rng(_SEED).permutation(int(shape.max()) + 1)
-    fold = order[shape] % num_folds
+    fold = order[shape] % _NUM_FOLDS
     left_out = np.empty(len(values))
-    boosters = []
-    for k in range(num_folds):
+    for k in range(_NUM_FOLDS):
         out = fold == k
-        booster = _booster(num_trees, rate).fit(
-            features[~out], values[~out], sample_weight=weight[~out]
-        )
+        booster = _booster(*check)
+        booster.fit(features[~out], values[~out], sample_weight=weight[~out])
         left_out[out] = values[out] - booster.predict(features[out])
-        boosters.append(booster)
-    return Trees(boosters=tuple(boosters), left_out=left_out)
+    booster = _booster(*steps)
+    booster.fit(features, values, sample_weight=weight)
+    return Trees(booster=booster, left_out=left_out)
 
 
 def _booster(num_trees: int, rate: float) -> XGBRegressor:

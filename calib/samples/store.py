@@ -10,6 +10,7 @@ import gzip
 import json
 import os
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,11 @@ def read_json(path: Path) -> Any:
         raise RecordError(f"{path} does not exist; run with --calibrate first") from err
     except (OSError, ValueError) as err:
         raise RecordError(f"{path} cannot be read ({err}); delete it and write it again") from err
+
+
+def read_package_json(package: str, name: str) -> Any:
+    """The JSON value of a file that is installed in a package."""
+    return json.loads(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 def write_table(path: Path, table: SampleTable, *, created_by: str = "forerun") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,6 +38,9 @@ TRANSFERRED = frozenset(
 """What ``leave_gpu`` scores beside the linears."""
 NUM_CALIBRATION = 8
 """Samples of the new device that give each group its one constant under ``leave_gpu``."""
+NUM_PROBES = 32
+"""Samples of an operator on the new device that give its rates, those of the constant among them;
+none of them is scored."""
 
 
 class Predicted(Protocol):
@@ -58,6 +62,15 @@ class Model(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Target:
+    """What is known of a device that no model was fitted on."""
+
+    device: str
+    probes: Mapping[str, Timed]
+    """A few rows measured there, by the name of the source's group that answers for them."""
+
+
 class Method(Protocol):
     """A way to make models: ours, or a baseline to compare with."""
 
@@ -65,8 +78,8 @@ class Method(Protocol):
         """A ``Model`` of all groups (``<operator>/<phase>``) of one device."""
         ...
 
-    def transfer(self, source: Any, *, target: Any) -> Any:
-        """The model of ``source`` on the device of ``target``, of which only ceilings are used."""
+    def transfer(self, source: Any, *, target: Target) -> Any:
+        """The model ``source`` on another device."""
         ...
 
 
@@ -77,11 +90,9 @@ class MachineMethod:
         """The machine model without a prior: every figure is from the table alone."""
         return machine.fit_machine(groups, device=device)
 
-    def transfer(
-        self, source: machine.MachineModel, *, target: machine.MachineModel
-    ) -> machine.MachineModel:
-        """Efficiencies of ``source`` under the ceilings of ``target``."""
-        return machine.transfer(source, ceilings=target.ceilings)
+    def transfer(self, source: machine.MachineModel, *, target: Target) -> machine.MachineModel:
+        """Efficiencies of ``source`` at the rates of ``target``."""
+        return machine.transfer(source, device=target.device, probes=target.probes)
 
 
 def validate_operators(
@@ -170,18 +181,33 @@ def _leave_gpu(
     for seed in seeds if len(known) > 1 else ():
         models = {
             device: method.fit(
-                _groups((s, _drawn(s, "leave_gpu train", seed, MAX_ROWS)) for s in members),
+                _groups((s, _drawn(s, "leave_gpu", seed, MAX_ROWS)) for s in members),
                 device=device,
             )
             for device, members in known.items()
         }
-        for target, members in known.items():
+        for device, members in known.items():
             for source in known:
-                if source == target:
+                if source == device:
                     continue
-                moved = method.transfer(models[source], target=models[target])
+                target = Target(device=device, probes=_probes(members, known[source], seed))
+                moved = method.transfer(models[source], target=target)
                 for samples in members:
                     yield from _transferred(samples, known[source], moved, table, seed)
+
+
+def _probes(
+    members: Sequence[OperatorSamples], sources: Sequence[OperatorSamples], seed: int
+) -> dict[str, Timed]:
+    """Rows of the new device that give its rates, none of which is scored."""
+    found = {}
+    for samples in members:
+        drawn = _drawn(samples, "leave_gpu", seed, NUM_PROBES)
+        for cell in samples.cells:
+            name, rows = _counterpart(cell, sources), cell.where(drawn)
+            if name is not None and len(rows):
+                found.setdefault(name, rows)
+    return found
 
 
 def _transferred(
@@ -191,9 +217,9 @@ def _transferred(
     table: str,
     seed: int,
 ) -> Iterable[Scored]:
-    calibration = _drawn(samples, "leave_gpu calibration", seed, NUM_CALIBRATION)
-    left = ~calibration
-    test = _drawn(samples, "leave_gpu test", seed, MAX_ROWS + NUM_CALIBRATION) & left
+    calibration = _drawn(samples, "leave_gpu", seed, NUM_CALIBRATION)
+    probes = _drawn(samples, "leave_gpu", seed, NUM_PROBES)
+    test = _drawn(samples, "leave_gpu", seed, MAX_ROWS + NUM_PROBES) & ~probes
     for cell in samples.cells:
         own, scored = cell.where(calibration), cell.where(test)
         name = _counterpart(cell, sources)

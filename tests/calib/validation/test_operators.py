@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from forerun.calib.fit.batches import Batch, Timed
 from forerun.calib.validation import splits as splitting
-from forerun.calib.validation.operators import NUM_CALIBRATION, validate_operators
+from forerun.calib.validation.operators import NUM_PROBES, validate_operators
 from forerun.calib.validation.protocols import OPERATOR_PROTOCOLS
 from forerun.calib.validation.scores import score_rows
 from forerun.calib.validation.splits import generator, operator_samples, splits
@@ -115,10 +115,10 @@ def test_each_degree_is_left_out_once(planted: pd.DataFrame) -> None:
         assert sum(split.test for _, split in found).tolist() == [1] * len(samples)
 
 
-def test_another_device_needs_one_constant_and_eight_samples(planted: pd.DataFrame) -> None:
+def test_another_device_is_scored_without_its_probes(planted: pd.DataFrame) -> None:
     found = validate_operators(planted, "t", seeds=[0], protocols=["leave_gpu"], method=Method())
     assert all(r["mape_frac"] < 1e-9 for r in score_rows(found))
-    assert {len(one.measured_s) for one in found} == {2 * (80 - NUM_CALIBRATION)}
+    assert {len(one.measured_s) for one in found} == {2 * (80 - NUM_PROBES)}
 
 
 def test_one_device_cannot_carry_leave_gpu(planted: pd.DataFrame) -> None:

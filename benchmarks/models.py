@@ -1,0 +1,156 @@
+"""Accuracy of the models of operators and collectives on public tables, as Markdown.
+
+    python benchmarks/models.py TABLE... [--seeds 5] [--no-baselines] [--json OUT] [--markdown OUT]
+
+TABLE are CSV files that ``forerun validate`` reads, of operators or of collectives.  Operators are
+held against the recipe of Zhang et al. (arXiv:2509.22832) and one constant efficiency per operator,
+collectives against one latency and bandwidth per group.  ``--markdown`` writes between the two
+marks in the file, at its end where it has none; the rest of the file stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+from baselines import ConstantEfficiency, PaperRecipe, WithPrior
+from collectives import OURS, collective_figures
+from operators import figures, floor_of
+from tables import (
+    CONSTANT,
+    PAPER,
+    PRIOR,
+    OperatorScores,
+    collective_text,
+    others_text,
+    paper_text,
+)
+from threadpoolctl import threadpool_limits
+
+from forerun.calib.published.readers import read_published
+from forerun.calib.validation.operators import MachineMethod, Method
+from forerun.calib.workload.operators import OperatorKind
+
+BEGIN, END = "<!-- models.py: begin -->", "<!-- models.py: end -->"
+BASELINES: Mapping[str, Method] = {PAPER: PaperRecipe(), CONSTANT: ConstantEfficiency()}
+LEGEND = """\
+Percent throughout; "a / b" is forward / backward.  Errors are mean absolute percentage errors over
+the rows of an operator and phase, then the mean over these.  Floor: mean distance of repeats of one
+shape from their median, over operators that have repeats.  Rows that the gates refuse train none of
+our models and are scored all the same, except where a row says "without".  `chosen_24` trains on 24
+shapes spread over the sizes (farthest first, in octaves)."""
+RECIPE = """\
+Paper's recipe: raw sizes to raw time by operator and phase; of its grid a forest of 100 trees and
+100 boosted trees of depth 3 or 9 (rate 0.2, 80 % of the rows), chosen by rows left out.  Constant
+efficiency: data-sheet roofline times one constant.  Both intervals: one quantile of the relative
+errors of left-out rows."""
+COLLECTIVES = """\
+Collectives, error over all sizes / from 16 MiB / above 256 MB, mean over collectives; in `random`,
+`few` and `small_to_large` the group's own curve is known, in `leave_span` a quarter of the nodes at
+most, or fewer ranks of one node.  Bars: 7 % over all sizes and 1.5 % above 256 MB in `random`; 15 %
+and, from 16 MiB, 6 % in `leave_span`."""
+
+
+def main() -> None:
+    arguments = _arguments()
+    seeds = range(arguments.seeds)
+    operators: list[OperatorScores] = []
+    collectives: list[pd.DataFrame] = []
+    with threadpool_limits(1):
+        for path in arguments.tables:
+            begin = time.process_time()
+            name = path.name.split(".")[0]
+            table = read_published(pd.read_csv(path, low_memory=False), path.name)
+            if table.operators is not None:
+                operators.append(_scores(table.operators, name, seeds, arguments.no_baselines))
+            if table.collectives is not None:
+                collectives.append(collective_figures(table.collectives, name, seeds))
+            taken_s = time.process_time() - begin
+            print(f"{name}: {taken_s:.0f} s of processor time", file=sys.stderr, flush=True)
+    text = _text(arguments, operators, collectives)
+    print(text)
+    if arguments.markdown:
+        _write(arguments.markdown, text)
+    if arguments.json:
+        arguments.json.write_text(_json(operators, collectives), encoding="utf-8")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Score the models on public tables.")
+    parser.add_argument("tables", type=Path, nargs="+", metavar="TABLE", help="public table, CSV")
+    parser.add_argument("--seeds", type=int, default=5, help="random splits (5)")
+    parser.add_argument("--no-baselines", action="store_true", help="score our models only")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="all figures of each group")
+    parser.add_argument("--markdown", type=Path, metavar="OUT", help="file to write the tables to")
+    return parser.parse_args()
+
+
+def _scores(frame: pd.DataFrame, name: str, seeds: Sequence[int], is_alone: bool) -> OperatorScores:
+    kinds = {kind.value for kind in OperatorKind if kind.is_linear}
+    linear = frame[frame["kind"].isin(kinds)]
+    methods = {**({} if is_alone else BASELINES), OURS: MachineMethod()}
+    found = [figures(frame, methods, seeds)]
+    if WithPrior.is_known() and len(linear):
+        found.append(figures(linear, {PRIOR: WithPrior()}, seeds, protocols=["few_8", "few_24"]))
+    return OperatorScores(
+        table=name,
+        figures=pd.concat(found, ignore_index=True),
+        linears=frozenset(linear["group"]),
+        floor=floor_of(frame),
+    )
+
+
+def _text(
+    arguments: argparse.Namespace,
+    operators: Sequence[OperatorScores],
+    collectives: Sequence[pd.DataFrame],
+) -> str:
+    files = " ".join(path.name for path in arguments.tables)
+    command = f"python benchmarks/models.py {files} --seeds {arguments.seeds}"
+    today = datetime.datetime.now(datetime.timezone.utc).date()
+    parts = [
+        f"`{command}`, {today}, {os.cpu_count()} cores of a shared x86-64 machine, one thread."
+    ]
+    if operators:
+        parts += [LEGEND] if arguments.no_baselines else [LEGEND, RECIPE]
+    parts += [paper_text(one) for one in operators if one.is_paper]
+    others = [one for one in operators if not one.is_paper and len(one.figures)]
+    if others:
+        parts += ["All other tables of operators, mean over groups:", others_text(others)]
+    if collectives:
+        parts += [COLLECTIVES, collective_text(pd.concat(collectives, ignore_index=True))]
+    return "\n\n".join(parts)
+
+
+def _json(operators: Sequence[OperatorScores], collectives: Sequence[pd.DataFrame]) -> str:
+    rows = {
+        "operators": pd.concat([o.figures.assign(table=o.table) for o in operators] or [_NONE]),
+        "collectives": pd.concat(collectives or [_NONE]),
+    }
+    found = {name: json.loads(frame.to_json(orient="records")) for name, frame in rows.items()}
+    return json.dumps({"schema": 1, **found}, indent=1) + "\n"
+
+
+_NONE = pd.DataFrame()
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace what stands between the marks."""
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    before, begin, rest = old.partition(BEGIN)
+    after = rest.partition(END)[2] if begin else ""
+    if not begin and before:
+        before = before.rstrip("\n") + "\n\n"
+    new = f"{before}{BEGIN}\n\n{text}\n\n{END}{after or chr(10)}"
+    path.write_text(new, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""Scores of operator models on the rows that each protocol leaves out; ``models.py`` runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from forerun.calib.fit.gates import refuse
+from forerun.calib.fit.priors import device_prior
+from forerun.calib.fit.shapes import coordinates
+from forerun.calib.validation.operators import Method, validate_operators
+from forerun.calib.validation.protocols import OPERATOR_PROTOCOLS
+from forerun.calib.validation.scores import FIGURES, Scored, noise_floors
+from forerun.calib.validation.splits import (
+    OperatorSamples,
+    Split,
+    generator,
+    operator_samples,
+    splits,
+)
+
+CHOSEN = "chosen_24"
+"""Like ``few_24``, on shapes spread evenly over those of the table."""
+NUM_CHOSEN = 24
+MIN_TEST = 5
+PROTOCOLS = (*(p for p in OPERATOR_PROTOCOLS if p != "leave_tp"), CHOSEN, "leave_tp")
+WITHOUT_REFUSED = ", without refused rows"
+"""End of the protocol's name where rows that the gates refuse are not scored."""
+Mask = NDArray[np.bool_]
+Planned = tuple[OperatorSamples, Split]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Floor:
+    """Mean distance of repeats from the median of their shape, over operators that have any."""
+
+    forward_frac: float
+    backward_frac: float
+    all_frac: float
+    by_group: Mapping[str, float]
+
+
+def floor_of(frame: pd.DataFrame) -> Floor:
+    """What no predictor can go below; NaN where no shape was measured twice."""
+    by_group = {f.group: f.mean_frac for f in noise_floors(frame)}
+    found = pd.Series(by_group, dtype=np.float64)
+    phase = found.index.str.rpartition("/").get_level_values(2) if len(found) else found.index
+    return Floor(
+        forward_frac=float(found[phase == "forward"].mean()),
+        backward_frac=float(found[phase == "backward"].mean()),
+        all_frac=float(found.mean()),
+        by_group=by_group,
+    )
+
+
+def figures(
+    frame: pd.DataFrame,
+    methods: Mapping[str, Method],
+    seeds: Sequence[int],
+    *,
+    protocols: Sequence[str] = PROTOCOLS,
+) -> pd.DataFrame:
+    """One row per method, protocol and group of a canonical table, with the figures of ``FIGURES``.
+
+    Where the gates refuse rows that a protocol scores, it has rows without these as well.
+    """
+    parts = []
+    for method_name, method in methods.items():
+        for protocol in protocols:
+            found = predictions(frame, protocol, seeds, method)
+            if found.empty:
+                continue
+            parts.append(_figures(found, method_name, protocol))
+            if found["is_refused"].any():
+                kept = found[~found["is_refused"]]
+                parts.append(_figures(kept, method_name, protocol + WITHOUT_REFUSED))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def _figures(found: pd.DataFrame, method: str, protocol: str) -> pd.DataFrame:
+    rows = []
+    for group, part in found.groupby("group", sort=False):
+        columns = {c: part[c].to_numpy() for c in _TIMES}
+        scored = Scored(table="", protocol=protocol, group=str(group), **columns)
+        name, _, phase = str(group).rpartition("/")
+        labels = {"method": method, "protocol": protocol, "operator": name, "phase": phase}
+        rows.append({**labels, "n": len(part), **scored.figures()})
+    return pd.DataFrame(rows, columns=["method", "protocol", "operator", "phase", "n", *FIGURES])
+
+
+_TIMES = ["measured_s", "predicted_s", "low_s", "high_s"]
+
+
+def predictions(
+    frame: pd.DataFrame, protocol: str, seeds: Sequence[int], method: Method
+) -> pd.DataFrame:
+    """Every row that a protocol scores: ``group``, times in seconds and ``is_refused``.
+
+    The splits are those of ``forerun validate``; ``chosen_24`` is only here.
+    """
+    if protocol == "leave_gpu":
+        parts = [
+            _frame(s, np.zeros(len(s.measured_s), dtype=bool))
+            for s in _across(frame, seeds, method)
+        ]
+    else:
+        devices: dict[str, list[OperatorSamples]] = {}
+        for samples in operator_samples(frame):
+            devices.setdefault(samples.device, []).append(samples)
+        parts = [
+            part
+            for members in devices.values()
+            for part in _within(members, protocol, seeds, method)
+        ]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+
+
+def _across(frame: pd.DataFrame, seeds: Sequence[int], method: Method) -> list[Scored]:
+    return validate_operators(frame, "", seeds=seeds, protocols=["leave_gpu"], method=method)
+
+
+def _frame(scored: Scored, is_refused: Mask) -> pd.DataFrame:
+    times = {c: getattr(scored, c) for c in _TIMES}
+    return pd.DataFrame({"group": scored.group, **times, "is_refused": is_refused})
+
+
+def _within(
+    members: Sequence[OperatorSamples], protocol: str, seeds: Sequence[int], method: Method
+) -> Iterator[pd.DataFrame]:
+    """The scores of one device; one fit for each seed and label of a split."""
+    refused = refused_rows(members)
+    for position, seed in enumerate(seeds):
+        fits: dict[str, list[Planned]] = {}
+        for samples in members:
+            for label, split in _splits(samples, protocol, seed):
+                fits.setdefault(label, []).append((samples, split))
+        for planned in fits.values():
+            scored = [(s, split) for s, split in planned if split.is_drawn or position == 0]
+            if scored:
+                yield from _scored(planned, scored, method, refused)
+
+
+def _scored(
+    planned: Iterable[Planned],
+    scored: Iterable[Planned],
+    method: Method,
+    refused: Mapping[str, Mask],
+) -> Iterator[pd.DataFrame]:
+    cells = [(cell, s, split) for s, split in planned for cell in s.cells]
+    groups = {c.name: c.where(split.train) for c, _, split in cells if split.train[c.sample].any()}
+    model = method.fit(groups, device=cells[0][1].device)
+    for samples, split in scored:
+        for cell in samples.cells:
+            test = cell.where(split.test)
+            if not len(test) or cell.name not in groups:
+                continue
+            found = model.predict(cell.name, test.batch)
+            rows = Scored(
+                table="",
+                protocol="",
+                group=cell.name,
+                measured_s=test.time_s,
+                predicted_s=np.exp(found.log_time),
+                low_s=np.exp(found.low),
+                high_s=np.exp(found.high),
+            )
+            yield _frame(rows, refused[cell.name][split.test[cell.sample]])
+
+
+def _splits(samples: OperatorSamples, protocol: str, seed: int) -> Iterable[tuple[str, Split]]:
+    if protocol != CHOSEN:
+        return splits(samples, protocol, generator(samples, protocol, seed))
+    if len(samples) < NUM_CHOSEN + MIN_TEST:
+        return []
+    train = np.zeros(len(samples), dtype=bool)
+    train[spread_samples(samples, NUM_CHOSEN, generator(samples, protocol, seed))] = True
+    return [("", Split(train=train, test=~train, is_drawn=True))]
+
+
+def spread_samples(
+    samples: OperatorSamples, number: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    """Samples that fill the space of sizes: each next one is that farthest from all before.
+
+    Distances are in octaves of each size; the first is drawn.  No time is looked at.
+    """
+    cell = max(samples.cells, key=lambda c: len(c.timed))
+    points = coordinates(cell.timed.batch)
+    chosen = [int(rng.integers(len(points)))]
+    nearest = np.full(len(points), np.inf)
+    while len(chosen) < min(number, len(points)):
+        apart = np.linalg.norm(points - points[chosen[-1]], axis=1)
+        nearest = np.minimum(nearest, apart)
+        nearest[chosen] = -1.0
+        chosen.append(int(np.argmax(nearest)))
+    return cell.sample[chosen]
+
+
+def refused_rows(members: Sequence[OperatorSamples]) -> dict[str, Mask]:
+    """Which rows of each group of one device the gates of the fit refuse, given all of them."""
+    prior = device_prior(members[0].device)
+    timed = {cell.name: cell.timed for samples in members for cell in samples.cells}
+    refused = {name: np.zeros(len(found), dtype=bool) for name, found in timed.items()}
+    sizes = np.unique(np.concatenate([t.batch.element_nbytes for t in timed.values()]))
+    for nbytes in sizes:
+        groups = {}
+        for name, found in timed.items():
+            rows = np.flatnonzero(found.batch.element_nbytes == nbytes)
+            if len(rows):
+                # The gates look at no weight: here it says which row is which.
+                groups[name] = replace(found.take(rows), weight=rows.astype(np.float64))
+                refused[name][rows] = True
+        passed, _ = refuse(groups, prior.peaks_for(int(nbytes)) if prior.num_units else None)
+        for name, kept in passed.items():
+            refused[name][kept.weight.astype(np.int64)] = False
+    return refused

@@ -1,0 +1,248 @@
+"""What fits and estimates cost on one core, in seconds of processor time, on planted samples.
+
+    python benchmarks/speed.py [--repetitions 5]
+
+A refit from the sample table (400 windows of 25 operators: 10,000 rows), a fit of 10,000 distinct
+shapes, 100,000 estimates with intervals after either, and the same for transfers.  Each row is the
+median and the least of the repetitions.  The last column is the median over that of a product of
+two 2,048 x 2,048 fp64 matrices in the same run: the figure to compare between machines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from forerun.calib.fit.batches import Batch, Timed
+from forerun.calib.fit.calibration import calibrate
+from forerun.calib.fit.collectives import fit_transfers
+from forerun.calib.fit.curves import Samples
+from forerun.calib.fit.groups import Group
+from forerun.calib.fit.laws import columns
+from forerun.calib.fit.machine import fit_machine
+from forerun.calib.fit.networks import network_prior
+from forerun.calib.samples.columns import FRAMES, normalise, shape_text
+from forerun.calib.samples.table import SampleTable
+from forerun.calib.workload.collectives import Collective
+from forerun.calib.workload.operators import Operator, OperatorKind, Phase
+
+DEVICE = "NVIDIA A100-SXM4-80GB"
+ELEMENT_NBYTES = 2
+UNIT_S = np.array([2e-6, 1 / 240e12, 1 / 1.5e12])
+"""Planted seconds of a launch, a FLOP and a byte."""
+NOISE_LOG = 0.03
+EFFICIENCIES = (0.5, 1.0)
+NUM_ROWS, NUM_WINDOWS, NUM_ESTIMATES = 10_000, 400, 100_000
+NUM_GROUPS = 10
+FIT_BAR_S, ESTIMATE_BAR_S = 0.5, 0.2
+MATRIX_SIZE = 2048
+HEADER = ["what", "median s", "least s", "bar s", "median / bar", "matrix products"]
+Case = tuple[str, float, Callable[[], object]]
+"""What is timed, its bar in seconds, and how to do it."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time fits and estimates on planted samples.")
+    parser.add_argument("--repetitions", type=int, default=5)
+    repetitions = parser.parse_args().repetitions
+    with threadpool_limits(1):
+        matrix = np.random.default_rng(0).normal(size=(MATRIX_SIZE, MATRIX_SIZE))
+        reference_s = statistics.median(process_times(lambda: matrix @ matrix, repetitions))
+        print_row(HEADER)
+        print_row(["---"] * len(HEADER))
+        for what, bar_s, act in (*operator_cases(), *transfer_cases()):
+            found = process_times(act, repetitions)
+            middle = statistics.median(found)
+            ratios = [f"{middle / bar_s:.2f}", f"{middle / reference_s:.2f}"]
+            print_row([what, f"{middle:.3f}", f"{min(found):.3f}", f"{bar_s:g}", *ratios])
+    print(f"\nOne matrix product: {reference_s:.3f} s.")
+
+
+def process_times(act: Callable[[], object], repetitions: int) -> list[float]:
+    """Seconds of processor time of each repetition after a first one that is not counted."""
+    act()
+    found = []
+    for _ in range(repetitions):
+        begin = time.process_time()
+        act()
+        found.append(time.process_time() - begin)
+    return found
+
+
+def operator_cases() -> list[Case]:
+    """Refit, fit of many shapes, estimates after each."""
+    groups = planted_groups(NUM_ROWS, seed=0)
+    asked = {name: timed.batch for name, timed in planted_groups(NUM_ESTIMATES, seed=1).items()}
+    windows = window_table(groups)
+    model = fit_machine(groups, device=DEVICE)
+    calibration = calibrate(windows, device=DEVICE)
+    operators = [o for batch in asked.values() for o in operators_of(batch)]
+    return [
+        (
+            f"refit from a table of {len(windows.samples):,} rows ({NUM_WINDOWS} windows)",
+            FIT_BAR_S,
+            lambda: calibrate(windows, device=DEVICE),
+        ),
+        (
+            f"{len(operators):,} estimates after the refit, from `Operator` objects",
+            ESTIMATE_BAR_S,
+            lambda: calibration.operators(operators),
+        ),
+        (
+            f"fit of {NUM_ROWS:,} distinct shapes, {len(groups)} operators and phases",
+            FIT_BAR_S,
+            lambda: fit_machine(groups, device=DEVICE),
+        ),
+        (
+            f"{len(operators):,} estimates after that fit, from arrays",
+            ESTIMATE_BAR_S,
+            lambda: [model.predict(name, batch) for name, batch in asked.items()],
+        ),
+    ]
+
+
+def transfer_cases() -> list[Case]:
+    """Fit and estimates of collectives on four and on eight ranks."""
+    samples = planted_transfers()
+    prior = network_prior(DEVICE)
+    model = fit_transfers(samples, prior)
+    asked = np.geomspace(256, 2**32, NUM_ESTIMATES // NUM_GROUPS)
+    return [
+        (
+            f"fit of {sum(map(len, samples.values())):,} transfers, {len(samples)} groups",
+            FIT_BAR_S,
+            lambda: fit_transfers(samples, prior),
+        ),
+        (
+            f"{NUM_ESTIMATES:,} estimates of transfers",
+            ESTIMATE_BAR_S,
+            lambda: [model.estimate(group, asked) for group in samples],
+        ),
+    ]
+
+
+def planted_groups(number: int, *, seed: int) -> dict[str, Timed]:
+    """``number`` rows of 18 kinds, forward and backward, each shape of a kind once."""
+    rng = np.random.default_rng(seed)
+    phases = (Phase.FORWARD, Phase.BACKWARD)
+    pairs = [(kind, phase) for kind in drawn_shapes(rng, 1) for phase in phases]
+    groups = {}
+    for i, (kind, phase) in enumerate(pairs):
+        share = number * (i + 1) // len(pairs) - number * i // len(pairs)
+        distinct = np.unique(drawn_shapes(rng, 4 * share)[kind], axis=0)
+        batch = Batch(
+            kind=kind,
+            phase=phase,
+            sizes=rng.permutation(distinct)[:share].astype(np.float64),
+            element_nbytes=np.full(min(share, len(distinct)), float(ELEMENT_NBYTES)),
+        )
+        groups[f"{kind.value}/{phase.value}"] = planted_times(batch, rng)
+    return groups
+
+
+def drawn_shapes(rng: np.random.Generator, number: int) -> Mapping[OperatorKind, NDArray[np.int64]]:
+    """Canonical sizes of ``number`` random layouts, by kind, ``(number, sizes)``."""
+    tp = 2 ** rng.integers(0, 4, number)
+    rows, seq = rng.integers(1, 17, number), 64 * rng.integers(8, 129, number)
+    heads, key = 8 * rng.integers(1, 11, number), 16 * rng.integers(4, 11, number)
+    tokens, hidden, here, vocab = rows * seq, heads * key, heads // np.minimum(tp, 8), 50304 // tp
+    qkv, ffn = 3 * hidden // tp, 4 * hidden // tp
+    kind = OperatorKind
+    sizes = {
+        kind.EMBEDDING: (tokens, hidden, vocab),
+        kind.NORM: (tokens, hidden),
+        kind.RMS_NORM: (tokens, hidden),
+        kind.LINEAR_QKV: (tokens, hidden, qkv),
+        kind.ROTARY: (seq, rows, here, key),
+        kind.BATCHED_PRODUCT: (rows * here, seq, key, seq),
+        kind.MASK: (rows * here * seq, seq),
+        kind.SOFTMAX: (rows * here * seq, seq),
+        kind.FUSED_SOFTMAX: (rows * here, seq, seq),
+        kind.CORE_ATTENTION: (rows, here, here, seq, key),
+        kind.FLASH_ATTENTION: (rows, here, here, seq, key, key),
+        kind.LINEAR_PROJ: (tokens, hidden // tp, hidden),
+        kind.RESIDUAL: (tokens, hidden),
+        kind.LINEAR_FC1: (tokens, hidden, ffn),
+        kind.ACTIVATION: (tokens, ffn, ffn),
+        kind.LINEAR_FC2: (tokens, ffn, hidden),
+        kind.LOGITS: (tokens, hidden, vocab),
+        kind.LOSS: (tokens, vocab),
+    }
+    return {name: np.column_stack(found) for name, found in sizes.items()}
+
+
+def planted_times(batch: Batch, rng: np.random.Generator) -> Timed:
+    """The law's time at the planted rates, one efficiency a batch, and noise."""
+    law_s = columns(batch).totals() @ UNIT_S / rng.uniform(*EFFICIENCIES)
+    noise = NOISE_LOG * rng.normal(size=len(batch))
+    return Timed(batch=batch, time_s=law_s * np.exp(noise), weight=np.ones(len(batch)))
+
+
+def operators_of(batch: Batch) -> list[Operator]:
+    """The rows of a batch as single operators."""
+    return [
+        Operator(
+            kind=batch.kind,
+            phase=batch.phase,
+            shape=tuple(int(size) for size in row),
+            element_nbytes=ELEMENT_NBYTES,
+        )
+        for row in batch.sizes
+    ]
+
+
+def window_table(groups: Mapping[str, Timed]) -> SampleTable:
+    """The first shape of some groups, measured anew in every window: 10,000 rows."""
+    rng = np.random.default_rng(2)
+    seen = [timed.take(np.arange(1)) for timed in groups.values()][: NUM_ROWS // NUM_WINDOWS]
+    operators = [operators_of(timed.batch)[0] for timed in seen]
+    windows = pd.DataFrame(
+        {
+            "row": "operator",
+            "kind": [o.kind.value for o in operators],
+            "phase": [o.phase.value for o in operators],
+            "shape": [shape_text(o.shape) for o in operators],
+            "element_nbytes": ELEMENT_NBYTES,
+            "time_s": [float(timed.time_s[0]) for timed in seen],
+            "num_steps": 10,
+            "num_seen": 2,
+            "spread_log": NOISE_LOG,
+        }
+    )
+    samples = windows.merge(pd.DataFrame({"window": range(NUM_WINDOWS)}), how="cross")
+    samples["time_s"] *= np.exp(NOISE_LOG * rng.normal(size=len(samples)))
+    rows = {"samples": samples.assign(run_id="r"), "runs": pd.DataFrame({"run_id": ["r"]})}
+    empty = pd.DataFrame()
+    return SampleTable(**{name: normalise(name, rows.get(name, empty)) for name in FRAMES})
+
+
+def planted_transfers() -> dict[Group, Samples]:
+    """Five collectives on four and on eight ranks: 10,000 payloads."""
+    rng = np.random.default_rng(3)
+    sizes = np.geomspace(256, 2**30, NUM_ROWS // NUM_GROUPS)
+    kinds = [Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER]
+    kinds += [Collective.ALL_TO_ALL, Collective.BROADCAST]
+    return {
+        Group(collective=kind, num_ranks=ranks): Samples(
+            nbytes=sizes,
+            time_s=(2e-5 + sizes / 3e11) * np.exp(NOISE_LOG * rng.normal(size=len(sizes))),
+            weight=np.ones(len(sizes)),
+        )
+        for kind in kinds
+        for ranks in (4, 8)
+    }
+
+
+def print_row(cells: list[str]) -> None:
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,352 @@
+"""Rates at which others measured operators: what an operator costs before this run measured it.
+
+``priors.json`` holds, for each device, operator and table of a public source, what
+``benchmarks/build_priors.py`` fitted; how those sources are joined, how far a new one may lie from
+them, and what a device without measurements takes from others is decided here, so that any source
+can be left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..samples.store import read_package_json
+from ..workload.operators import OperatorKind, Phase
+from .batches import Batch
+from .costs import Cost
+from .intervals import Z_90
+from .laws import Ceilings, Family, columns, family
+from .priors import DevicePrior, device_prior
+from .rates import Rates
+
+FILE = "priors.json"
+_LAUNCH_S = 1e-6
+"""Launches have no data sheet: their factor is over a microsecond."""
+_USUAL_SIGMA_LOG = {Cost.LAUNCH: 1.0, Cost.FLOP: 0.3, Cost.BYTES: 0.5}
+"""How far two sources lie apart where few pairs of them tell."""
+BARE_LOG = {Cost.LAUNCH: 0.4, Cost.FLOP: 0.3, Cost.BYTES: 0.3}
+"""Factors before anything was measured: 1.5 us a launch, 75 % of the data sheet."""
+_USUAL_PAIRS = 3.0
+_WELL_KNOWN = 0.1
+"""Doubt of a factor below which a source counts fully when sources are compared."""
+_YEARS_A_STEP = 2.0
+"""Between the generations that are compared, as a rule; doubt grows with the root of the steps."""
+_OTHER_VENDOR_YEARS = 4.0
+_OTHER_ELEMENT_YEARS = 1.0
+_OTHER_PRODUCT_YEARS = 4.0
+"""Element sizes of products have units of their own; for memory they only change the bytes."""
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """Devices of one architecture, which run operators at like shares of their data sheets."""
+
+    name: str
+    year: int
+    devices: tuple[str, ...]
+    """Names of ``DevicePrior``."""
+    vendor: str = "nvidia"
+
+    def years_to(self, other: Generation) -> float:
+        """Years apart; another vendor counts as four more."""
+        apart = 0.0 if self.vendor == other.vendor else _OTHER_VENDOR_YEARS
+        return abs(self.year - other.year) + apart
+
+
+GENERATIONS = (
+    Generation(name="gp100", year=2016, devices=("p100",)),
+    Generation(name="gp104", year=2016, devices=("p4",)),
+    Generation(name="volta", year=2017, devices=("v100",)),
+    Generation(name="turing", year=2018, devices=("t4", "2080", "titan")),
+    Generation(name="ampere", year=2020, devices=("a100", "a100-40", "a100-pcie-40", "a800")),
+    Generation(name="ga10x", year=2020, devices=("a40", "a10", "3090")),
+    Generation(name="cdna", year=2020, devices=("mi100",), vendor="amd"),
+    Generation(name="cdna2", year=2021, devices=("mi210", "mi250"), vendor="amd"),
+    Generation(
+        name="hopper",
+        year=2022,
+        devices=("h100", "h100-pcie", "h200", "h800", "gh200", "gh-96", "h20"),
+    ),
+    Generation(name="ada", year=2023, devices=("l4", "l40")),
+    Generation(name="cdna3", year=2023, devices=("mi300",), vendor="amd"),
+    Generation(name="blackwell", year=2024, devices=("b200", "b300", "gb200", "gb300")),
+)
+_UNKNOWN = Generation(name="unknown", year=2022, devices=("unknown",), vendor="unknown")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRates:
+    """What one table says of one operator on one device."""
+
+    device: str
+    pool: str
+    """``<operator>/<phase>``; all linears are ``linear``."""
+    element_nbytes: int
+    table: str
+    costs: tuple[Cost, ...]
+    log_factor: tuple[float, ...]
+    """Log of the seconds of one unit of each column over those of the data sheet."""
+    sigma_log: tuple[float, ...]
+    """How well the table tells each of them."""
+    log_power: float
+    lead_frac: float
+    shape_sigma_log: float
+    """Left-out residuals of log time over groups of shapes."""
+    median_residual: float
+    """Of all rows, in log time: what a robust fit leaves."""
+    num_rows: int
+
+    @property
+    def generation(self) -> Generation:
+        """Of the device."""
+        return generation(self.device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RatePrior:
+    """What an operator costs on a device by the measurements of others.
+
+    ``replace(prior, ceilings=...)`` is the same under other ceilings.
+    """
+
+    sources: tuple[str, ...]
+    """Device and table of each."""
+    steps: float
+    """Generations between the device and those that were measured; 0 where it was itself."""
+    ceilings: Ceilings
+    """Rates of the data sheet that the factors are over."""
+    num_units: int
+    costs: tuple[Cost, ...]
+    log_factor: tuple[float, ...]
+    sigma_log: tuple[float, ...]
+    """How far the factor of each column may lie from that of another source."""
+    log_power: float
+    lead_frac: float
+    shape_sigma_log: float
+    """What remains of the error of a shape when the factors are known."""
+
+    @property
+    def rates(self) -> Rates:
+        """Constants of the law: with ``sigma_log`` the start of a fit."""
+        units = np.log([self.ceilings.unit_s(cost) for cost in self.costs])
+        return Rates(
+            log_unit_s=units + np.array(self.log_factor),
+            log_power=self.log_power,
+            lead_frac=self.lead_frac,
+        )
+
+    def log_time(self, batch: Batch) -> Vector:
+        """Log seconds, ``(rows,)``."""
+        return self.rates.log_time(columns(batch, self.num_units))
+
+    def sigma_log_time(self, batch: Batch) -> Vector:
+        """Standard deviation of log time, ``(rows,)``: of the factors by each column's share of the
+        time, and of shapes."""
+        shares = self.rates.shares(columns(batch, self.num_units))
+        factors = ((shares * np.array(self.sigma_log)) ** 2).sum(axis=1)
+        return np.sqrt(factors + self.shape_sigma_log**2)
+
+
+def rates_prior(
+    device: str,
+    kind: OperatorKind,
+    phase: Phase,
+    element_nbytes: int,
+    *,
+    without: tuple[str, ...] = (),
+) -> RatePrior | None:
+    """The prior of an operator on a device by its driver's name; None where nobody measured it.
+
+    Sources of the device's generation are joined with equal weight, but for factors that one tells
+    better than another; of operators that only move memory the law with its counted passes is one
+    source more.  A generation without any takes the factors of the nearest one in years
+    that was measured, and doubts them as much as generations in one table differ, the more the
+    farther.  ``without`` leaves out tables by name: their rows neither set the factors nor how far
+    sources lie apart.
+    """
+    phase = Phase.FORWARD if phase is Phase.RECOMPUTE else phase
+    return _prior(device_prior(device).name, kind, phase, element_nbytes, tuple(sorted(without)))
+
+
+def pool_name(kind: OperatorKind, phase: Phase) -> str:
+    """Under which name an operator's rates are kept.
+
+    >>> pool_name(OperatorKind.LOGITS, Phase.FORWARD), pool_name(OperatorKind.NORM, Phase.BACKWARD)
+    ('linear/forward', 'norm/backward')
+    """
+    return f"{(OperatorKind.LINEAR if kind.is_linear else kind).value}/{phase.value}"
+
+
+def data_sheet(prior: DevicePrior, element_nbytes: int) -> Ceilings:
+    """What factors are over: peak rates of a GPU, and a microsecond a launch."""
+    return replace(prior.peaks_for(element_nbytes), launch_s=_LAUNCH_S)
+
+
+def generation(device: str) -> Generation:
+    """The generation of a device by the name of its ``DevicePrior``.
+
+    >>> generation("gh200").name, generation("unknown").name
+    ('hopper', 'unknown')
+    """
+    return next((g for g in GENERATIONS if device in g.devices), _UNKNOWN)
+
+
+def sources_of(parsed: Mapping[str, Any]) -> tuple[SourceRates, ...]:
+    """The entries of a parsed ``priors.json``."""
+    return tuple(
+        SourceRates(
+            **{
+                **row,
+                "costs": tuple(Cost(c) for c in row["costs"]),
+                "log_factor": tuple(row["log_factor"]),
+                "sigma_log": tuple(row["sigma_log"]),
+            }
+        )
+        for row in parsed["entries"]
+    )
+
+
+@cache
+def _prior(
+    device: str, kind: OperatorKind, phase: Phase, element_nbytes: int, without: tuple[str, ...]
+) -> RatePrior | None:
+    known = device_prior(device)
+    if device == "cpu":
+        return None
+    asked = generation(device)
+    is_product = family(kind) in (Family.LINEAR, Family.ATTENTION)
+    groups: defaultdict[tuple[float, str, int], list[SourceRates]] = defaultdict(list)
+    for source in _sources(without):
+        if source.pool == pool_name(kind, phase):
+            other = source.generation
+            years = asked.years_to(other)
+            if source.element_nbytes != element_nbytes:
+                years += _OTHER_PRODUCT_YEARS if is_product else _OTHER_ELEMENT_YEARS
+            is_own = other.name == asked.name and source.element_nbytes == element_nbytes
+            steps = 0.0 if is_own else max(years / _YEARS_A_STEP, 1.0)
+            groups[steps, other.name, source.element_nbytes].append(source)
+    if not groups:
+        return None
+    nearest = min(groups, key=lambda k: (k[0], -sum(s.num_rows for s in groups[k]), k))
+    return _joined(
+        groups[nearest],
+        _spreads(without)[kin(kind)],
+        is_product=is_product,
+        steps=nearest[0],
+        ceilings=data_sheet(known, element_nbytes),
+        num_units=known.num_units,
+    )
+
+
+def _joined(
+    sources: Sequence[SourceRates],
+    spread: Spread,
+    *,
+    is_product: bool,
+    steps: float,
+    ceilings: Ceilings,
+    num_units: int,
+) -> RatePrior:
+    """Factors as a mean by certainty: that of the source, and how far any lies from the rest."""
+    costs = sources[0].costs
+    apart = np.array([spread.source[c] for c in costs]) ** 2
+    moved = steps * np.array([spread.generation[c] for c in costs]) ** 2
+    weight = 1.0 / (np.array([s.sigma_log for s in sources]) ** 2 + apart)
+    found = np.array([s.log_factor for s in sources])
+    if not is_product:
+        weight = np.vstack([weight, [_USUAL_SIGMA_LOG[c] ** -2 for c in costs]])
+        found = np.vstack([found, [BARE_LOG[c] for c in costs]])
+    factor = (weight * found).sum(axis=0) / weight.sum(axis=0)
+    sigma = np.sqrt(apart + moved + 1.0 / weight.sum(axis=0))
+    return RatePrior(
+        sources=tuple(f"{s.device} {s.table}" for s in sources),
+        steps=steps,
+        ceilings=ceilings,
+        num_units=num_units,
+        costs=costs,
+        log_factor=tuple(factor.tolist()),
+        sigma_log=tuple(sigma.tolist()),
+        log_power=float(np.mean([s.log_power for s in sources])),
+        lead_frac=float(np.mean([s.lead_frac for s in sources])),
+        shape_sigma_log=float(np.median([s.shape_sigma_log for s in sources])),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Deviation of a factor's log, by cost."""
+
+    source: Mapping[Cost, float]
+    """Between a table and the mean of all tables of its generation."""
+    generation: Mapping[Cost, float]
+    """The same between generations in one table."""
+
+
+def kin(kind: OperatorKind) -> str:
+    """Operators whose sources are compared together: a family; whole layers stand alone."""
+    return kind.value if kind is OperatorKind.LAYER else family(kind).value
+
+
+@cache
+def _spreads(without: tuple[str, ...]) -> Mapping[str, Spread]:
+    between: defaultdict[tuple[str, Cost], list[tuple[float, float]]] = defaultdict(list)
+    across: defaultdict[tuple[str, Cost], list[tuple[float, float]]] = defaultdict(list)
+    for one, other in _alike(_sources(without)):
+        is_own = one.generation == other.generation
+        if is_own == (one.table == other.table):
+            continue
+        found = between if is_own else across
+        name = kin(OperatorKind(one.pool.partition("/")[0]))
+        for i, cost in enumerate(one.costs):
+            doubt = one.sigma_log[i] ** 2 + other.sigma_log[i] ** 2
+            trust = _WELL_KNOWN**2 / (_WELL_KNOWN**2 + doubt)
+            found[name, cost].append((abs(one.log_factor[i] - other.log_factor[i]), trust))
+    return {
+        name: Spread(
+            source={cost: _spread(between[name, cost], cost) for cost in Cost},
+            generation={cost: _spread(across[name, cost], cost) for cost in Cost},
+        )
+        for name in sorted({kin(kind) for kind in OperatorKind})
+    }
+
+
+def _alike(sources: Iterable[SourceRates]) -> Iterator[tuple[SourceRates, SourceRates]]:
+    """Pairs that measured the same operator."""
+    pools: defaultdict[tuple[str, int], list[SourceRates]] = defaultdict(list)
+    for source in sources:
+        pools[source.pool, source.element_nbytes].append(source)
+    for members in pools.values():
+        yield from combinations(members, 2)
+
+
+def _spread(pairs: Sequence[tuple[float, float]], cost: Cost) -> float:
+    """From the 90 % quantile of differences, drawn in log to what is usual where pairs are few.
+
+    >>> _spread([], Cost.FLOP)
+    0.3
+    """
+    usual = _USUAL_SIGMA_LOG[cost]
+    if not pairs:
+        return usual
+    apart, trust = np.array(sorted(pairs)).T
+    level = (np.cumsum(trust) - trust / 2) / trust.sum()
+    sigma = max(float(np.interp(0.9, level, apart)) / (np.sqrt(2.0) * Z_90), _WELL_KNOWN / 2)
+    own = float(trust.sum() / (trust.sum() + _USUAL_PAIRS))
+    return float(np.exp(own * np.log(sigma) + (1 - own) * np.log(usual)))
+
+
+@cache
+def _sources(without: tuple[str, ...]) -> tuple[SourceRates, ...]:
+    assert __package__ is not None
+    found = sources_of(read_package_json(__package__, FILE))
+    return tuple(s for s in found if s.table not in without)
