@@ -3,6 +3,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN = $(VENV)/bin
 OUT ?= quickstart-out
+# Public tables of operators and collectives that `make bench` scores the models on.
+DATA ?=
+NO_DATA = benchmarks/models.py skipped: no tables given; make bench DATA='TABLE.csv.gz ...'
 
 .PHONY: setup quickstart test test-fast check bench clean
 
@@ -36,6 +39,8 @@ bench: setup
 	$(BIN)/python benchmarks/import_cost.py
 	$(BIN)/python benchmarks/hooks.py
 	$(BIN)/python benchmarks/cpu_layouts.py --out bench-out
+	$(BIN)/python benchmarks/speed.py
+	$(if $(strip $(DATA)),$(BIN)/python benchmarks/models.py $(DATA),@echo "$(NO_DATA)")
 
 clean:
 	rm -rf $(VENV) $(OUT) bench-out build *.egg-info

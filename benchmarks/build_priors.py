@@ -192,7 +192,7 @@ def groups_of(table: pd.DataFrame, source: Source) -> dict[tuple[str, str, int],
             continue
         size = int(str(nbytes))
         groups = {c.name: c.timed for s in operator_samples(rows) for c in s.cells}
-        passed, refusals = refuse(groups, prior.peaks_for(size))
+        passed, refusals = refuse(groups, prior.peaks_for)
         doubtful = {refusal.name for refusal in refusals if refusal.is_doubtful}
         for name in sorted(set(passed) - doubtful):
             batch = passed[name].batch

@@ -22,10 +22,11 @@ from pathlib import Path
 import pandas as pd
 from baselines import ConstantEfficiency, PaperRecipe, WithPrior
 from collectives import OURS, collective_figures
-from operators import figures, floor_of
+from operators import figures
 from tables import (
     CONSTANT,
     PAPER,
+    PAPER_TABLE,
     PRIOR,
     OperatorScores,
     collective_text,
@@ -36,6 +37,7 @@ from threadpoolctl import threadpool_limits
 
 from forerun.calib.published.readers import read_published
 from forerun.calib.validation.operators import MachineMethod, Method
+from forerun.calib.validation.scores import noise_floors
 from forerun.calib.workload.operators import OperatorKind
 
 BEGIN, END = "<!-- models.py: begin -->", "<!-- models.py: end -->"
@@ -50,7 +52,10 @@ RECIPE = """\
 Paper's recipe: raw sizes to raw time by operator and phase; of its grid a forest of 100 trees and
 100 boosted trees of depth 3 or 9 (rate 0.2, 80 % of the rows), chosen by rows left out.  Constant
 efficiency: data-sheet roofline times one constant.  Both intervals: one quantile of the relative
-errors of left-out rows."""
+errors of left-out rows.  The recipe runs on all seeds of its own table, on seed 0 of all others."""
+OTHERS = """\
+All other tables of operators, mean over operators and phases of all devices of a table.  Bar of
+`leave_gpu`: 8 %."""
 COLLECTIVES = """\
 Collectives, error over all sizes / from 16 MiB / above 256 MB, mean over collectives; in `random`,
 `few` and `small_to_large` the group's own curve is known, in `leave_span` a quarter of the nodes at
@@ -96,14 +101,17 @@ def _scores(frame: pd.DataFrame, name: str, seeds: Sequence[int], is_alone: bool
     kinds = {kind.value for kind in OperatorKind if kind.is_linear}
     linear = frame[frame["kind"].isin(kinds)]
     methods = {**({} if is_alone else BASELINES), OURS: MachineMethod()}
-    found = [figures(frame, methods, seeds)]
+    found = []
+    for method, fit in methods.items():
+        is_slow = method == PAPER and PAPER_TABLE not in name
+        found.append(figures(frame, {method: fit}, seeds[:1] if is_slow else seeds))
     if WithPrior.is_known() and len(linear):
         found.append(figures(linear, {PRIOR: WithPrior()}, seeds, protocols=["few_8", "few_24"]))
     return OperatorScores(
         table=name,
-        figures=pd.concat(found, ignore_index=True),
+        figures=_joined(found),
         linears=frozenset(linear["group"]),
-        floor=floor_of(frame),
+        floors={floor.group: floor.mean_frac for floor in noise_floors(frame)},
     )
 
 
@@ -123,22 +131,23 @@ def _text(
     parts += [paper_text(one) for one in operators if one.is_paper]
     others = [one for one in operators if not one.is_paper and len(one.figures)]
     if others:
-        parts += ["All other tables of operators, mean over groups:", others_text(others)]
+        parts += [OTHERS, others_text(others)]
     if collectives:
-        parts += [COLLECTIVES, collective_text(pd.concat(collectives, ignore_index=True))]
+        parts += [COLLECTIVES, collective_text(_joined(collectives))]
     return "\n\n".join(parts)
+
+
+def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat([f for f in frames if len(f)] or [pd.DataFrame()], ignore_index=True)
 
 
 def _json(operators: Sequence[OperatorScores], collectives: Sequence[pd.DataFrame]) -> str:
     rows = {
-        "operators": pd.concat([o.figures.assign(table=o.table) for o in operators] or [_NONE]),
-        "collectives": pd.concat(collectives or [_NONE]),
+        "operators": _joined([o.figures.assign(table=o.table) for o in operators]),
+        "collectives": _joined(collectives),
     }
     found = {name: json.loads(frame.to_json(orient="records")) for name, frame in rows.items()}
     return json.dumps({"schema": 1, **found}, indent=1) + "\n"
-
-
-_NONE = pd.DataFrame()
 
 
 def _write(path: Path, text: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from forerun.calib.fit.priors import device_prior
 from forerun.calib.fit.shapes import coordinates
 from forerun.calib.validation.operators import Method, validate_operators
 from forerun.calib.validation.protocols import OPERATOR_PROTOCOLS
-from forerun.calib.validation.scores import FIGURES, Scored, noise_floors
+from forerun.calib.validation.scores import FIGURES, Scored
 from forerun.calib.validation.splits import (
     OperatorSamples,
     Split,
@@ -32,29 +32,6 @@ WITHOUT_REFUSED = ", without refused rows"
 """End of the protocol's name where rows that the gates refuse are not scored."""
 Mask = NDArray[np.bool_]
 Planned = tuple[OperatorSamples, Split]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Floor:
-    """Mean distance of repeats from the median of their shape, over operators that have any."""
-
-    forward_frac: float
-    backward_frac: float
-    all_frac: float
-    by_group: Mapping[str, float]
-
-
-def floor_of(frame: pd.DataFrame) -> Floor:
-    """What no predictor can go below; NaN where no shape was measured twice."""
-    by_group = {f.group: f.mean_frac for f in noise_floors(frame)}
-    found = pd.Series(by_group, dtype=np.float64)
-    phase = found.index.str.rpartition("/").get_level_values(2) if len(found) else found.index
-    return Floor(
-        forward_frac=float(found[phase == "forward"].mean()),
-        backward_frac=float(found[phase == "backward"].mean()),
-        all_frac=float(found.mean()),
-        by_group=by_group,
-    )
 
 
 def figures(
@@ -214,7 +191,7 @@ def refused_rows(members: Sequence[OperatorSamples]) -> dict[str, Mask]:
                 # The gates look at no weight: here it says which row is which.
                 groups[name] = replace(found.take(rows), weight=rows.astype(np.float64))
                 refused[name][rows] = True
-        passed, _ = refuse(groups, prior.peaks_for(int(nbytes)) if prior.num_units else None)
+        passed, _ = refuse(groups, prior.peaks_for if prior.num_units else None)
         for name, kept in passed.items():
             refused[name][kept.weight.astype(np.int64)] = False
     return refused

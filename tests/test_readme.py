@@ -31,7 +31,8 @@ def test_each_command_line_answers(command: str, capsys: pytest.CaptureFixture[s
 
 
 def test_there_is_a_command_for_each_verb() -> None:
-    assert {command.split()[0] for command in COMMANDS} == {"report", "predict", "plan", "doctor"}
+    told = {command.split()[0] for command in COMMANDS}
+    assert told == {"report", "predict", "plan", "doctor", "validate"}
 
 
 def test_the_make_targets_exist() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..workload.operators import Phase
+from ..workload.operators import OperatorKind, Phase
 from .batches import Batch, Timed
 from .costs import Cost
 from .laws import Ceilings, Family, columns, family
@@ -46,12 +46,15 @@ class FittedLaw:
 
     ceilings: Ceilings
     scales: Mapping[str, KindScale] = field(default_factory=dict)
-    families: Mapping[str, tuple[Family, Phase]] = field(default_factory=dict)
+    keys: Mapping[str, tuple[OperatorKind, Phase]] = field(default_factory=dict)
 
     def typical(self, batch: Batch) -> KindScale:
         """Median factors of the measured operators of the batch's family and phase."""
-        sought = (family(batch.kind), batch.phase)
-        others = [self.scales[n] for n, found in self.families.items() if found == sought]
+        others = [
+            self.scales[name]
+            for name, (kind, phase) in self.keys.items()
+            if family(kind) is family(batch.kind) and phase is batch.phase
+        ]
         if not others:
             return KindScale()
         return KindScale(
@@ -113,10 +116,7 @@ def fit_law(groups: Mapping[str, Timed], prior: DevicePrior) -> FittedLaw:
             name: KindScale(launch=float(np.exp(launch[i])), work=float(np.exp(slower[i] + shift)))
             for i, name in enumerate(names)
         },
-        families={
-            name: (found, groups[name].batch.phase)
-            for name, found in zip(names, families, strict=True)
-        },
+        keys={name: (groups[name].batch.kind, groups[name].batch.phase) for name in names},
     )
 
 

@@ -7,7 +7,7 @@ nothing better is known of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -18,6 +18,8 @@ from ..workload.operators import Phase
 from .batches import Timed
 from .laws import Ceilings, Family, columns, family
 
+Peaks = Callable[[int], Ceilings]
+"""Rates of the data sheet for elements of a number of bytes."""
 _COPY_FRAC = 0.01
 """Forward and backward of one shape this close are one number written twice."""
 _FEWEST_COPIES = 5
@@ -46,37 +48,39 @@ class Refusal:
     reason: Reason
     num_rows: int
     num_refused: int
-
-    @property
-    def is_doubtful(self) -> bool:
-        """True where most rows fail, so that none was refused."""
-        return self.num_refused > (1 - _LEAST_LEFT) * self.num_rows
+    is_doubtful: bool
+    """True where too few rows would be left, so that none was refused."""
 
 
 def refuse(
-    groups: Mapping[str, Timed], peaks: Ceilings | None
+    groups: Mapping[str, Timed], peaks: Peaks | None
 ) -> tuple[dict[str, Timed], tuple[Refusal, ...]]:
     """The rows that pass every gate, and what was refused.
 
-    ``groups`` are named ``<operator>/<phase>``.  ``peaks`` are the rates of the data sheet for the
-    groups' element size, None where they are not known: then no row is held against a roofline.
+    ``groups`` are named ``<operator>/<phase>``.  ``peaks`` gives the rates of the data sheet for a
+    size of element; None where they are not known: then no row is held against a roofline.
     """
-    kept = {name: np.ones(len(timed), dtype=bool) for name, timed in groups.items()}
+    passed: dict[str, Timed] = {}
     found: list[Refusal] = []
     for name in sorted(groups):
+        timed = groups[name]
+        kept = np.ones(len(timed), dtype=bool)
         for reason, wrong in _gates(name, groups, peaks):
             if not wrong.any():
                 continue
-            refusal = Refusal(
-                name=name,
-                reason=reason,
-                num_rows=len(wrong),
-                num_refused=int(wrong.sum()),
+            is_doubtful = bool((kept & ~wrong).sum() < _LEAST_LEFT * len(timed))
+            if not is_doubtful:
+                kept &= ~wrong
+            found.append(
+                Refusal(
+                    name=name,
+                    reason=reason,
+                    num_rows=len(timed),
+                    num_refused=int(wrong.sum()),
+                    is_doubtful=is_doubtful,
+                )
             )
-            found.append(refusal)
-            if not refusal.is_doubtful:
-                kept[name] &= ~wrong
-    passed = {name: timed.take(kept[name]) for name, timed in groups.items() if kept[name].any()}
+        passed[name] = timed.take(kept)
     return passed, tuple(found)
 
 
@@ -84,26 +88,32 @@ Mask = NDArray[np.bool_]
 
 
 def _gates(
-    name: str, groups: Mapping[str, Timed], peaks: Ceilings | None
+    name: str, groups: Mapping[str, Timed], peaks: Peaks | None
 ) -> list[tuple[Reason, Mask]]:
     timed = groups[name]
+    is_product = family(timed.batch.kind) in (Family.LINEAR, Family.ATTENTION)
     gates = []
-    if peaks is not None and family(timed.batch.kind) in (Family.LINEAR, Family.ATTENTION):
-        _, flop, _ = columns(timed.batch).totals().T
-        least_s = flop / (_ABOVE_PEAK * peaks.flop_per_s)
-        gates.append((Reason.BELOW_ROOFLINE, timed.time_s < least_s))
+    if peaks is not None and is_product:
+        gates.append((Reason.BELOW_ROOFLINE, timed.time_s < _least_s(timed, peaks)))
     other = groups.get(f"{name.rpartition('/')[0]}/{_OPPOSITE.get(timed.batch.phase, '')}")
     if other is None or other.batch.kind is not timed.batch.kind:
         return gates
     ratio = timed.time_s / _same_shape(timed, other)
-    forward, backward = (timed, other) if timed.batch.phase is Phase.FORWARD else (other, timed)
-    more_work = _work_s(backward, forward) > _COPY_WORK
-    if more_work:
+    is_forward = timed.batch.phase is Phase.FORWARD
+    forward, backward = (timed, other) if is_forward else (other, timed)
+    if _work_ratio(backward, forward) > _COPY_WORK:
         gates.append((Reason.COPIED_PHASE, _copies(ratio)))
-    is_product = family(timed.batch.kind) in (Family.LINEAR, Family.ATTENTION)
-    if is_product and timed.batch.phase is Phase.BACKWARD:
+    if is_product and not is_forward:
         gates.append((Reason.SHORT_BACKWARD, ratio < _LEAST_BACKWARD))
     return gates
+
+
+def _least_s(timed: Timed, peaks: Peaks) -> NDArray[np.float64]:
+    """Time of each row's FLOP at the data sheet's rate for its elements."""
+    _, flop, _ = columns(timed.batch).totals().T
+    known = {n: peaks(int(n)).flop_per_s for n in np.unique(timed.batch.element_nbytes)}
+    rates = np.array([known[n] for n in timed.batch.element_nbytes])
+    return flop / (_ABOVE_PEAK * rates)
 
 
 def _copies(ratio: NDArray[np.float64]) -> Mask:
@@ -120,7 +130,7 @@ _OPPOSITE = {
 }
 
 
-def _work_s(backward: Timed, forward: Timed) -> float:
+def _work_ratio(backward: Timed, forward: Timed) -> float:
     """Backward over forward work of a typical shape."""
     totals = [np.median(columns(t.batch).totals(), axis=0) for t in (backward, forward)]
     (_, flop_b, bytes_b), (_, flop_f, bytes_f) = totals
@@ -128,19 +138,18 @@ def _work_s(backward: Timed, forward: Timed) -> float:
 
 
 def _same_shape(timed: Timed, other: Timed) -> NDArray[np.float64]:
-    """Times of the other phase at each row's shape; NaN where it has none.
-
-    The k-th repeat of a shape answers to the k-th repeat there.
-    """
-    known = dict(zip(_keys(other), other.time_s, strict=True))
-    return np.array([known.get(key, np.nan) for key in _keys(timed)])
+    """The other phase's time at each row's shape, of repeats the nearest; NaN where it has none."""
+    known: dict[tuple[float, ...], list[float]] = {}
+    for key, time_s in zip(_keys(other), other.time_s.tolist(), strict=True):
+        known.setdefault(key, []).append(time_s)
+    found = np.full(len(timed), np.nan)
+    for i, (key, time_s) in enumerate(zip(_keys(timed), timed.time_s.tolist(), strict=True)):
+        if key in known:
+            times = np.array(known[key])
+            found[i] = times[np.argmin(np.abs(np.log(times / time_s)))]
+    return found
 
 
 def _keys(timed: Timed) -> list[tuple[float, ...]]:
-    seen: dict[tuple[float, ...], int] = {}
-    keys = []
-    for row in np.column_stack([timed.batch.sizes, timed.batch.element_nbytes]).tolist():
-        shape = tuple(row)
-        seen[shape] = seen.get(shape, 0) + 1
-        keys.append((*shape, seen[shape]))
-    return keys
+    rows = np.column_stack([timed.batch.sizes, timed.batch.element_nbytes])
+    return [tuple(row) for row in rows.tolist()]

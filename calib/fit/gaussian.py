@@ -87,13 +87,15 @@ def fit_gaussian(inputs: Inputs, values: Vector, weight: Vector) -> GaussianProc
     """
     is_tuned = _FEWEST_TUNED <= len(inputs) <= _MOST_TUNED
     theta = _tuned(inputs, values, weight) if is_tuned else _START
-    fitted = _solve(inputs, values, weight, theta)
+    fitted, used = _solve(inputs, values, weight, theta), weight
     for _ in range(_NUM_REWEIGHTS):
-        wild = np.abs(fitted.left_out) / fitted.left_out_sigma
+        # The deviation that a sample would have with the weight it came with.
+        lost = np.exp(2 * theta[3]) * (1.0 / weight - 1.0 / used)
+        wild = np.abs(fitted.left_out) / np.sqrt(fitted.left_out_sigma**2 + lost)
         if not (wild > _WILD).any():
             break
-        doubt = np.where(wild > _WILD, np.maximum(_WILD / wild, 0.05) ** 2, 1.0)
-        fitted = _solve(inputs, values, weight * doubt, theta)
+        used = weight * np.where(wild > _WILD, np.maximum(_WILD / wild, 0.05) ** 2, 1.0)
+        fitted = _solve(inputs, values, used, theta)
     return fitted
 
 

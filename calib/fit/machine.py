@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from .batches import Batch, Timed
 from .ceilings import FittedLaw, fit_law
 from .costs import Cost
 from .gates import Refusal, refuse
 from .intervals import UNMEASURED_SIGMA_LOG, Z_90, Quantiles, fit_quantiles, fit_spreads
-from .laws import Ceilings, columns, family
+from .laws import Ceilings, columns
 from .pools import PoolModel, fit_pool
 from .priors import DevicePrior, device_prior
 from .rate_priors import RatePrior, rates_prior
@@ -55,6 +56,8 @@ class MachineModel:
 
     law: FittedLaw
     prior: DevicePrior
+    element_nbytes: int
+    """Usual size of an element."""
     pools: Mapping[str, PoolModel]
     """The pool of each name."""
     quantiles: Quantiles
@@ -96,8 +99,14 @@ class MachineModel:
         A product takes those of the products that were measured, another operator those that public
         tables give for the device, and where these know nothing the bare law.
         """
-        sought = (family(batch.kind), batch.phase) if batch.kind.is_linear else None
-        like = next((n for n, found in self.law.families.items() if found == sought), None)
+        like = next(
+            (
+                name
+                for name, (kind, phase) in self.law.keys.items()
+                if batch.kind.is_linear and kind.is_linear and phase is batch.phase
+            ),
+            None,
+        )
         half: Vector | float = _UNMEASURED_HALF_WIDTH
         known = _rates_prior(self.prior, batch, self.without) if like is None else None
         if like is not None:
@@ -140,20 +149,17 @@ def fit_machine(
     ``without``; ``device`` is the driver's name.
     """
     prior = device_prior(device)
-    passed, refusals = refuse(groups, _peaks(groups, prior))
-    groups = {name: _ordered(passed[name]) for name in sorted(passed)}
+    ordered = {name: _ordered(groups[name]) for name in sorted(groups)}
+    groups, refusals = refuse(ordered, prior.peaks_for if prior.num_units else None)
     excluded = without if use_prior else None
-    law = fit_law(groups, prior)
-    members: defaultdict[str, dict[str, Timed]] = defaultdict(dict)
-    for name, timed in groups.items():
-        members[_pool(name, timed.batch)][name] = timed
-    pools = {}
-    for found in members.values():
-        pool = _fit(found, law, prior, excluded)
-        pools.update(dict.fromkeys(found, pool))
+    # Matrices this small are slower in threads, and training wants the cores.
+    with threadpool_limits(limits=1):
+        law = fit_law(groups, prior)
+        pools = _pools(groups, law, prior, excluded)
     return MachineModel(
         law=law,
         prior=prior,
+        element_nbytes=_element_nbytes(groups),
         pools=pools,
         quantiles=fit_quantiles(
             {
@@ -182,12 +188,11 @@ def _thin_sigma_log(pools: Mapping[str, PoolModel], prior: DevicePrior) -> float
     ).pooled
 
 
-def _peaks(groups: Mapping[str, Timed], prior: DevicePrior) -> Ceilings | None:
-    """Rates of the data sheet; None where the device or a common element size is not known."""
-    sizes = {int(n) for timed in groups.values() for n in np.unique(timed.batch.element_nbytes)}
-    if not prior.num_units or len(sizes) != 1:
-        return None
-    return prior.peaks_for(sizes.pop())
+def _element_nbytes(groups: Mapping[str, Timed]) -> int:
+    """Usual size of an element in products, in all operators where there are none; else 2."""
+    products = [t for t in groups.values() if t.batch.kind.is_linear]
+    sizes = [t.batch.element_nbytes for t in products or groups.values()]
+    return int(np.median(np.concatenate(sizes))) if sizes else 2
 
 
 def transfer(
@@ -201,19 +206,21 @@ def transfer(
     are others in part; the intervals widen by how much that was.
     """
     there, here = device_prior(device), model.prior
+    then, now = (p.ceilings_for(model.element_nbytes) for p in (here, there))
     sheet = {
-        cost: float(np.log(there.ceilings.unit_s(cost) / here.ceilings.unit_s(cost)))
+        cost: model.shift[cost] + float(np.log(now.unit_s(cost) / then.unit_s(cost)))
         for cost in Cost
     }
     is_known = bool(there.num_units and here.num_units)
     shift = _probed(model, sheet, probes or {}, _SHEET_SIGMA_LOG if is_known else _FREE_SIGMA_LOG)
-    units = {cost: model.ceilings.unit_s(cost) * np.exp(shift[cost]) for cost in Cost}
+    units = {c: model.ceilings.unit_s(c) * np.exp(shift[c] - model.shift[c]) for c in Cost}
     ceilings = Ceilings(
         flop_per_s=float(1 / units[Cost.FLOP]),
         bytes_per_s=float(1 / units[Cost.BYTES]),
         launch_s=float(units[Cost.LAUNCH]),
     )
-    return replace(model, law=replace(model.law, ceilings=ceilings), shift=shift, is_moved=True)
+    law = replace(model.law, ceilings=ceilings)
+    return replace(model, law=law, prior=there, shift=shift, is_moved=True)
 
 
 def _probed(
@@ -248,6 +255,22 @@ def _probed(
 def _pool(name: str, batch: Batch) -> str:
     """Products of one phase share a pool; every other operator has its own."""
     return f"linear/{batch.phase.value}" if batch.kind.is_linear else name
+
+
+def _pools(
+    groups: Mapping[str, Timed],
+    law: FittedLaw,
+    prior: DevicePrior,
+    without: tuple[str, ...] | None,
+) -> dict[str, PoolModel]:
+    """The pool of each name."""
+    members: defaultdict[str, dict[str, Timed]] = defaultdict(dict)
+    for name, timed in groups.items():
+        members[_pool(name, timed.batch)][name] = timed
+    pools = {}
+    for found in members.values():
+        pools.update(dict.fromkeys(found, _fit(found, law, prior, without)))
+    return pools
 
 
 def _fit(

@@ -130,9 +130,9 @@ def implausible(frame: pd.DataFrame) -> list[Refusal]:
     """
     found: list[Refusal] = []
     usable = frame[frame["flag"] == ""]
-    for (device, nbytes), rows in usable.groupby(["device", "element_nbytes"], sort=False):
+    for device, rows in usable.groupby("device", sort=False):
         prior = device_prior(str(device))
-        peaks = prior.peaks_for(int(str(nbytes))) if prior.num_units else None
+        peaks = prior.peaks_for if prior.num_units else None
         everything = ((s, np.ones(len(s), dtype=bool)) for s in operator_samples(rows))
         found += refuse(_groups(everything), peaks)[1]
     return found

@@ -12,7 +12,8 @@ from forerun.calib.fit.costs import NUM_SIZES, Cost
 from forerun.calib.fit.laws import columns
 from forerun.calib.workload.operators import OperatorKind, Phase
 
-K, P = OperatorKind, Phase
+K = OperatorKind
+P = Phase
 HALF, SINGLE = 2, 4
 PRODUCTS = [kind for kind in K if kind.is_linear]
 NUM_UNITS = 108

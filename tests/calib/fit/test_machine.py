@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 import pytest
@@ -12,11 +13,12 @@ from forerun.calib.fit.batches import Batch, Timed
 from forerun.calib.fit.machine import MachineModel, Prediction, fit_machine, transfer
 from forerun.calib.workload.operators import OperatorKind, Phase
 
-K, P = OperatorKind, Phase
+K = OperatorKind
+P = Phase
 EFFICIENCY = {K.LINEAR_FC1: 0.85, K.LINEAR_FC2: 0.65, K.NORM: 0.9, K.ACTIVATION: 0.7}
 MACHINE = PlantedMachine(efficiency=EFFICIENCY)
 KINDS = {K.LINEAR_FC1: 3, K.LINEAR_FC2: 3, K.NORM: 2}
-NUM_SEEDS = 16
+NUM_SEEDS = 6
 
 
 def _name(kind: K, phase: P = P.FORWARD) -> str:
@@ -41,6 +43,11 @@ def _groups(
     }
 
 
+@cache
+def _fitted(number: int) -> MachineModel:
+    return fit_machine(_groups(number), device=A100)
+
+
 def _median_error(
     found: Prediction, asked: Batch, machine: PlantedMachine = MACHINE, *, signed: bool = False
 ) -> float:
@@ -48,15 +55,15 @@ def _median_error(
     return float(np.median(error if signed else np.abs(error)))
 
 
-@pytest.mark.parametrize(("number", "most"), [(8, 0.06), (24, 0.035), (80, 0.03)])
+@pytest.mark.parametrize(("number", "most"), [(8, 0.06), (24, 0.035), (70, 0.03)])
 def test_operators_of_different_efficiency_are_predicted(number: int, most: float) -> None:
-    model = fit_machine(_groups(number), device=A100)
+    model = _fitted(number)
     for name, asked in _groups(40, seed=1).items():
         assert _median_error(model.predict(name, asked.batch), asked.batch) < most
 
 
 def test_the_ceiling_of_products_is_that_of_the_best() -> None:
-    model = fit_machine(_groups(24), device=A100)
+    model = _fitted(24)
     assert model.ceilings.flop_per_s == pytest.approx(0.85 * MACHINE.flop_per_s, rel=0.1)
 
 
@@ -69,7 +76,7 @@ def _equal(one: Prediction, other: Prediction) -> bool:
 
 @pytest.mark.parametrize("number", [8, 24, 70])
 def test_order_of_rows_and_of_groups_changes_nothing(number: int) -> None:
-    groups = _groups(number, kinds={K.LINEAR_FC1: 3, K.NORM: 2})
+    groups = _groups(number, kinds={K.LINEAR_FC1: 3, K.LINEAR_FC2: 3})
     rng = np.random.default_rng(7)
     shuffled = {
         name: groups[name].take(rng.permutation(number)) for name in sorted(groups, reverse=True)
@@ -87,7 +94,7 @@ def test_order_of_rows_and_of_groups_changes_nothing(number: int) -> None:
 
 def test_heavy_rows_are_followed() -> None:
     """Half of the rows come from a time when the machine was 1.4 times slower."""
-    groups = _groups(30)
+    groups = _groups(20)
     for stale_weight, fresh_weight, expected in ((0.02, 1.0, 0.0), (1.0, 0.02, math.log(1.4))):
         mixed = {
             name: stacked(
@@ -97,21 +104,21 @@ def test_heavy_rows_are_followed() -> None:
             for name, of in groups.items()
         }
         model = fit_machine(mixed, device=A100)
-        for name, asked in _groups(30, seed=1).items():
+        for name, asked in _groups(20, seed=1).items():
             bias = _median_error(model.predict(name, asked.batch), asked.batch, signed=True)
             assert bias == pytest.approx(expected, abs=0.06)
 
 
 @pytest.mark.parametrize(
-    ("number", "expected"), [(8, "gaussian process"), (24, "gaussian process"), (64, "xgboost")]
+    ("number", "expected"), [(8, "gaussian process"), (24, "gaussian process"), (70, "xgboost")]
 )
 def test_the_number_of_shapes_decides_on_the_regressor(number: int, expected: str) -> None:
-    model = fit_machine(_groups(number), device=A100)
+    model = _fitted(number)
     assert {pool.model for pool in model.pools.values()} == {expected}
 
 
 def test_products_of_a_phase_share_a_pool_and_nothing_else_does() -> None:
-    pools = fit_machine(_groups(8), device=A100).pools
+    pools = _fitted(8).pools
     for phase in P.FORWARD, P.BACKWARD:
         assert pools[_name(K.LINEAR_FC1, phase)] is pools[_name(K.LINEAR_FC2, phase)]
     assert len({id(pool) for pool in pools.values()}) == 4
@@ -129,9 +136,9 @@ def test_an_operator_with_few_shapes_is_less_certain_than_one_with_many() -> Non
     assert widths[1] > 1.2 * widths[0]
 
 
-@pytest.mark.parametrize("number", [10, 24, 70])
+@pytest.mark.parametrize("number", [8, 24, 70])
 def test_a_product_that_was_never_measured_runs_like_the_others(number: int) -> None:
-    model = fit_machine(_groups(number), device=A100)
+    model = _fitted(number)
     asked = batch(K.LINEAR_QKV, P.FORWARD, random_shapes(np.random.default_rng(3), 40, 3))
     found = model.predict_unmeasured(asked)
     # Between the two products that were, which take 1 / 0.85 and 1 / 0.65.
@@ -142,7 +149,7 @@ def test_a_product_that_was_never_measured_runs_like_the_others(number: int) -> 
 
 
 def test_memory_traffic_that_was_never_measured_follows_the_ceilings() -> None:
-    model = fit_machine(_groups(24), device=A100)
+    model = _fitted(24)
     asked = batch(K.ELEMENTWISE, P.FORWARD, random_shapes(np.random.default_rng(3), 40, 2))
     found = model.predict_unmeasured(asked)
     read_and_written_s = 2 * 2 * asked.sizes.prod(axis=1) / (0.9 * MACHINE.bytes_per_s)
@@ -152,18 +159,19 @@ def test_memory_traffic_that_was_never_measured_follows_the_ceilings() -> None:
     assert np.mean(np.abs(error) < (found.high - found.low)[large] / 2) > 0.9
 
 
+HERE = PlantedMachine()
 TWICE = PlantedMachine(
-    flop_per_s=2 * MACHINE.flop_per_s,
-    bytes_per_s=2 * MACHINE.bytes_per_s,
-    floor_s=MACHINE.floor_s,
-    efficiency=EFFICIENCY,
+    flop_per_s=2 * HERE.flop_per_s, bytes_per_s=2 * HERE.bytes_per_s, floor_s=HERE.floor_s / 2
 )
-H100_OVER_A100 = PlantedMachine(
-    flop_per_s=MACHINE.flop_per_s * 989 / 312,
-    bytes_per_s=MACHINE.bytes_per_s * 3.35 / 2.0,
-    floor_s=MACHINE.floor_s,
-    efficiency=EFFICIENCY,
+BY_SHEET = PlantedMachine(
+    flop_per_s=HERE.flop_per_s * 989 / 312, bytes_per_s=HERE.bytes_per_s * 3.35 / 2.0
 )
+
+
+@pytest.fixture(scope="module")
+def here() -> MachineModel:
+    """A machine whose operators all run at its ceilings."""
+    return fit_machine(_groups(24, machine=HERE), device=A100)
 
 
 def _moved_errors(model: MachineModel, machine: PlantedMachine) -> dict[str, float]:
@@ -174,12 +182,11 @@ def _moved_errors(model: MachineModel, machine: PlantedMachine) -> dict[str, flo
     }
 
 
-def test_the_data_sheet_alone_carries_to_a_device_that_keeps_to_it() -> None:
-    here = fit_machine(_groups(24), device=A100)
+def test_the_data_sheet_alone_carries_to_a_device_that_keeps_to_it(here: MachineModel) -> None:
     there = transfer(here, device=H100)
-    assert max(_moved_errors(there, H100_OVER_A100).values()) < 0.05
+    assert max(_moved_errors(there, BY_SHEET).values()) < 0.07
     # Staying would be off by up to the ratio of the ceilings.
-    assert max(_moved_errors(here, H100_OVER_A100).values()) > 0.4
+    assert max(_moved_errors(here, BY_SHEET).values()) > 0.4
     ratio = there.ceilings.flop_per_s / here.ceilings.flop_per_s
     assert ratio == pytest.approx(989 / 312)
     assert there.ceilings.bytes_per_s / here.ceilings.bytes_per_s == pytest.approx(3.35 / 2.0)
@@ -187,48 +194,61 @@ def test_the_data_sheet_alone_carries_to_a_device_that_keeps_to_it() -> None:
 
 
 @pytest.mark.parametrize("device", [H100, "Accelerator 9"])
-def test_probes_tell_a_device_that_is_twice_as_fast(device: str) -> None:
-    model = fit_machine(_groups(24), device=A100)
+def test_probes_tell_a_device_that_is_twice_as_fast(here: MachineModel, device: str) -> None:
     probes = _groups(8, seed=5, machine=TWICE, noise=0.02)
-    there = transfer(model, device=device, probes=probes)
+    there = transfer(here, device=device, probes=probes)
     errors = _moved_errors(there, TWICE)
-    assert np.median(list(errors.values())) < 0.06
-    assert max(errors.values()) < 0.12
-    without = transfer(model, device=device)
-    assert max(_moved_errors(without, TWICE).values()) > 2 * max(errors.values())
+    assert max(errors.values()) < 0.07
+    without = _moved_errors(transfer(here, device=device), TWICE)
+    assert max(without.values()) > 3 * max(errors.values())
 
 
-def test_probes_of_one_operator_help_the_others() -> None:
-    model = fit_machine(_groups(24), device=A100)
+def test_probes_of_one_operator_help_the_others(here: MachineModel) -> None:
     probes = {
         name: of
         for name, of in _groups(8, seed=5, machine=TWICE).items()
         if name.startswith(K.LINEAR_FC1.value)
     }
-    other = _name(K.LINEAR_FC2)
     by_sheet, probed = (
-        _moved_errors(transfer(model, device=H100, probes=p), TWICE)[other] for p in (None, probes)
+        _moved_errors(transfer(here, device="Accelerator 9", probes=p), TWICE)
+        for p in (None, probes)
     )
-    assert probed < 0.5 * by_sheet
+    for phase in P.FORWARD, P.BACKWARD:
+        other = _name(K.LINEAR_FC2, phase)
+        assert probed[other] < 0.5 * by_sheet[other]
 
 
-def test_probes_that_the_model_has_no_operator_for_are_left_out() -> None:
-    model = fit_machine(_groups(24), device=A100)
+def test_probes_that_the_model_has_no_operator_for_are_left_out(here: MachineModel) -> None:
     probes = {"other/forward": _groups(8)[_name(K.NORM)]}
-    there = transfer(model, device=H100, probes=probes)
-    assert there.shift == transfer(model, device=H100).shift
+    there = transfer(here, device=H100, probes=probes)
+    assert there.shift == transfer(here, device=H100).shift
 
 
-def test_moving_nowhere_moves_only_what_regressors_knew() -> None:
-    model = fit_machine(_groups(24), device=A100)
-    there = transfer(model, device=A100)
-    assert there.ceilings.flop_per_s == pytest.approx(model.ceilings.flop_per_s)
-    assert max(_moved_errors(there, MACHINE).values()) < 0.06
+def test_moving_nowhere_changes_little(here: MachineModel) -> None:
+    there = transfer(here, device=A100)
+    assert there.ceilings.flop_per_s == pytest.approx(here.ceilings.flop_per_s)
+    assert max(_moved_errors(there, HERE).values()) < 0.05
+
+
+def test_half_of_what_an_operator_does_otherwise_goes_along() -> None:
+    """Two products lie 0.85 / 0.65 apart; on the other device half of that remains."""
+    model = fit_machine(_groups(24, noise=0.01), device=A100)
+    there = transfer(model, device=H100)
+    asked = batch(K.LINEAR, P.FORWARD, random_shapes(np.random.default_rng(3), 40, 3, lowest=2048))
+
+    def apart(of: MachineModel) -> float:
+        first, second = (
+            of.predict(_name(kind), asked).log_time for kind in (K.LINEAR_FC1, K.LINEAR_FC2)
+        )
+        return float(np.median(second - first))
+
+    assert apart(model) == pytest.approx(math.log(0.85 / 0.65), abs=0.04)
+    assert apart(there) == pytest.approx(apart(model) / 2, abs=1e-6)
 
 
 @pytest.mark.parametrize("number", [8, 24, 70])
 def test_intervals_of_a_moved_machine_are_wider(number: int) -> None:
-    here = fit_machine(_groups(number, noise=0.08), device=A100)
+    here = _fitted(number)
     there = transfer(here, device=H100)
     for name, asked in _groups(20, seed=1).items():
         stayed, moved = here.predict(name, asked.batch), there.predict(name, asked.batch)
@@ -239,12 +259,13 @@ def test_intervals_of_a_moved_machine_are_wider(number: int) -> None:
 @pytest.mark.parametrize("number", [8, 24])
 def test_ninety_percent_intervals_cover_planted_shapes(number: int) -> None:
     """Each shape is off by its own factor of about 6 %; shapes are of the same range."""
-    hits = []
+    hits, kinds = [], {K.LINEAR_FC1: 3, K.NORM: 2}
     for seed in range(NUM_SEEDS):
-        model = fit_machine(_groups(number, seed=seed, noise=0.06), device=A100)
-        for name, asked in _groups(40, seed=1000 + seed, noise=0.06).items():
+        known = _groups(number, seed=seed, noise=0.06, kinds=kinds)
+        model = fit_machine(known, device=A100)
+        for name, asked in _groups(40, seed=1000 + seed, noise=0.06, kinds=kinds).items():
             found, seen = model.predict(name, asked.batch), np.log(asked.time_s)
             hits.append(np.mean((found.low <= seen) & (seen <= found.high)))
-    # Rows of one operator share its model: operators are the independent draws.
-    bound = 3 * math.sqrt(0.9 * 0.1 / len(hits))
+    # Rows of one operator share its model: of its forty about ten are independent.
+    bound = 3 * math.sqrt(0.9 * 0.1 / (10 * len(hits)))
     assert 0.9 - bound <= np.mean(hits) <= 0.9 + bound

@@ -12,7 +12,8 @@ from forerun.calib.fit.batches import Timed
 from forerun.calib.fit.pools import PoolModel, Support, fit_pool, robust_sigma
 from forerun.calib.workload.operators import OperatorKind, Phase
 
-K, P = OperatorKind, Phase
+K = OperatorKind
+P = Phase
 UNITS = 108
 MACHINE = PlantedMachine(efficiency={K.LINEAR_FC1: 0.8, K.LINEAR_FC2: 0.65})
 # Seven launches make the planted constant.

@@ -33,7 +33,7 @@ def _amounts(number: int, *, seed: int = 0) -> np.ndarray:
 def _fit(amounts: np.ndarray, time_s: np.ndarray, **options) -> Rates:
     chosen = {
         "weight": np.ones(len(time_s)),
-        "start": np.log(UNITS_S) + [0.5, -0.3, 0.6],
+        "start": np.log(UNITS_S) + np.array([0.5, -0.3, 0.6]),
         "sigma": SIGMA,
         "is_chain": False,
         **options,

@@ -14,7 +14,8 @@ from forerun.calib.fit.costs import NUM_SIZES
 from forerun.calib.fit.shapes import coordinates, halvings, idle_waves, trend
 from forerun.calib.workload.operators import OperatorKind, Phase
 
-K, P = OperatorKind, Phase
+K = OperatorKind
+P = Phase
 UNITS = 108
 
 
