@@ -11,7 +11,6 @@ out of an inner fit.  Each group is fitted when it is first asked for.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -221,15 +220,13 @@ def median_left_out(values: Vector) -> Vector:
     return ordered - (ordered[low + (rank <= low)] + ordered[high + (rank <= high)]) / 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WithPrior(MachineMethod):
-    """The package's own models, from what public tables say of the device."""
+    """The package's own models, from what other public tables say of the device."""
 
-    @staticmethod
-    def is_known() -> bool:
-        """Whether this version of the package has such a prior."""
-        return "use_prior" in inspect.signature(fit_machine).parameters
+    without: tuple[str, ...]
+    """Tables that the prior must not know: the one that is scored."""
 
     def fit(self, groups: Mapping[str, Timed], *, device: str) -> MachineModel:
         """Like the models without it, which learn from the samples alone."""
-        settings: dict[str, Any] = {"use_prior": True}
-        return fit_machine(groups, device=device, **settings)
+        return fit_machine(groups, device=device, use_prior=True, without=self.without)

@@ -105,8 +105,9 @@ def _scores(frame: pd.DataFrame, name: str, seeds: Sequence[int], is_alone: bool
     for method, fit in methods.items():
         is_slow = method == PAPER and PAPER_TABLE not in name
         found.append(figures(frame, {method: fit}, seeds[:1] if is_slow else seeds))
-    if WithPrior.is_known() and len(linear):
-        found.append(figures(linear, {PRIOR: WithPrior()}, seeds, protocols=["few_8", "few_24"]))
+    if len(linear):
+        informed = {PRIOR: WithPrior(without=(name,))}
+        found.append(figures(linear, informed, seeds, protocols=["few_8", "few_24"]))
     return OperatorScores(
         table=name,
         figures=_joined(found),
