@@ -181,17 +181,13 @@ def refused_rows(members: Sequence[OperatorSamples]) -> dict[str, Mask]:
     """Which rows of each group of one device the gates of the fit refuse, given all of them."""
     prior = device_prior(members[0].device)
     timed = {cell.name: cell.timed for samples in members for cell in samples.cells}
-    refused = {name: np.zeros(len(found), dtype=bool) for name, found in timed.items()}
-    sizes = np.unique(np.concatenate([t.batch.element_nbytes for t in timed.values()]))
-    for nbytes in sizes:
-        groups = {}
-        for name, found in timed.items():
-            rows = np.flatnonzero(found.batch.element_nbytes == nbytes)
-            if len(rows):
-                # The gates look at no weight: here it says which row is which.
-                groups[name] = replace(found.take(rows), weight=rows.astype(np.float64))
-                refused[name][rows] = True
-        passed, _ = refuse(groups, prior.peaks_for if prior.num_units else None)
-        for name, kept in passed.items():
-            refused[name][kept.weight.astype(np.int64)] = False
+    # The gates look at no weight: here it says which row is which.
+    numbered = {
+        name: replace(found, weight=np.arange(len(found), dtype=np.float64))
+        for name, found in timed.items()
+    }
+    refused = {name: np.ones(len(found), dtype=bool) for name, found in timed.items()}
+    passed, _ = refuse(numbered, prior.peaks_for if prior.num_units else None)
+    for name, kept in passed.items():
+        refused[name][kept.weight.astype(np.int64)] = False
     return refused

@@ -26,12 +26,13 @@ Vector = NDArray[np.float64]
 _UNMEASURED_HALF_WIDTH = Z_90 * UNMEASURED_SIGMA_LOG
 _FEWEST_TELLING = 4
 """Shapes of a pool below which leaving one out says nothing: the law has seen it."""
-_CARRIED_FRAC = 0.5
-_CARRIED_SIGMA = 0.75
+_CARRIED_FRAC, _CARRIED_SIGMA = 0.5, 0.75
+"""Share of what regressors know that goes to another device; deviation of the rest over it."""
 _SHEET_SIGMA_LOG = {Cost.LAUNCH: 0.7, Cost.FLOP: 0.2, Cost.BYTES: 0.2}
 """How far the ratio of two devices' rates lies from that of their data sheets."""
 _FREE_SIGMA_LOG = dict.fromkeys(Cost, 1.5)
 _PROBE_OFFSET, _PROBE_SIGMA = 0.2, 0.15
+"""How far an operator as a whole and one of its rows lie from a moved model, in log time."""
 _ENOUGH_SHAPES = 8
 """Shapes of an operator from which its own residuals tell how wrong it may be."""
 _RATE_SIGMA_LOG = {Cost.LAUNCH: 1.0, Cost.FLOP: 0.3, Cost.BYTES: 0.9}

@@ -74,6 +74,22 @@ class Support:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Regressors:
+    """What learns beside the law: a process for few shapes, trees for many."""
+
+    process: GaussianProcess | None
+    forest: Forest | None
+    """Beside the process, from a dozen shapes on."""
+    trees: Trees | None
+    """Either the process or these."""
+    inflation: float
+    """Of the process's deviations, for the constants of the law that the same samples fitted."""
+    left_out: Vector
+    """Residual of each sample when it was left out."""
+    left_out_sigma: Vector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PoolModel:
     """A fitted pool."""
 
@@ -81,13 +97,7 @@ class PoolModel:
     members: tuple[str, ...]
     num_shapes: int
     num_units: int
-    process: GaussianProcess | None
-    forest: Forest | None
-    """Beside the process, from a few shapes on."""
-    trees: Trees | None
-    """Either the process or these."""
-    inflation: float
-    """Of the process's deviations, for the constants of the law that the same samples fitted."""
+    regressors: Regressors
     axes: NDArray[np.int64]
     """Coordinates that vary among the samples."""
     origin: Vector
@@ -104,7 +114,7 @@ class PoolModel:
     @property
     def model(self) -> str:
         """Name of the regressor."""
-        return "gaussian process" if self.trees is None else "xgboost"
+        return "gaussian process" if self.regressors.trees is None else "xgboost"
 
     def predict(self, member: str, batch: Batch) -> Residual:
         """Log time of shapes of one member, or of an operator that the pool has not seen."""
@@ -115,25 +125,30 @@ class PoolModel:
             octaves = self.supports[member].octaves_outside(_places(batch, law))
         else:
             number, octaves = len(self.members), np.full(len(batch), np.inf)
-        if self.process is not None:
-            inputs = _inputs(self.rates, done, batch, number, self.num_units)
-            detail, sigma = self.process.predict(inputs.along(self.axes, self.origin))
-            sigma = sigma * self.inflation
-            if self.forest is not None:
-                features = _features(self.rates, done, batch, number, self.num_units)
-                detail = (detail + self.forest.predict(features)) / 2
-        elif self.trees is not None:
-            features = _features(self.rates, done, batch, number, self.num_units)
-            detail = self.trees.predict(features)
-            known = [self.left_out_sigma[m] for m in self.members if member in (m, "")]
-            sigma = np.full(len(batch), max(float(k[0]) for k in known))
-        else:
-            raise AssertionError("a pool has a process or trees")
+        detail, sigma = self._detail(member, number, done, batch)
         away = np.where(np.isfinite(octaves), octaves, 0.0)
         spread = self.detail_sigma.get(member, max(self.detail_sigma.values()))
         sigma = np.hypot(sigma, (_GROWTH_LOG + _GROWTH_FRAC * spread) * away)
         sigma = np.minimum(sigma, UNMEASURED_SIGMA_LOG)
         return Residual(law=law, detail=detail, sigma_log=sigma, octaves=octaves)
+
+    def _detail(
+        self, member: str, number: int, done: Columns, batch: Batch
+    ) -> tuple[Vector, Vector]:
+        """What the regressors add to the law, and their own deviation."""
+        learned = self.regressors
+        if learned.trees is not None:
+            features = _features(self.rates, done, batch, number, self.num_units)
+            known = [self.left_out_sigma[m] for m in self.members if member in (m, "")]
+            sigma = np.full(len(batch), max(float(k[0]) for k in known))
+            return learned.trees.predict(features), sigma
+        assert learned.process is not None
+        inputs = _inputs(self.rates, done, batch, number, self.num_units)
+        detail, sigma = learned.process.predict(inputs.along(self.axes, self.origin))
+        if learned.forest is not None:
+            features = _features(self.rates, done, batch, number, self.num_units)
+            detail = (detail + learned.forest.predict(features)) / 2
+        return detail, sigma * learned.inflation
 
 
 def fit_pool(
@@ -155,41 +170,48 @@ def fit_pool(
         [_inputs(rates, columns(b, num_units), b, i, num_units) for i, b in enumerate(rows.batches)]
     )
     axes, origin = _axes(inputs.coordinates)
-    features = np.concatenate(
-        [
-            _features(rates, columns(b, num_units), b, i, num_units)
-            for i, b in enumerate(rows.batches)
-        ]
-    )
-    process, forest, trees, inflation = None, None, None, 1.0
-    each = rows.num_shapes / len(rows.members)
-    if each < _FEWEST_FOR_TREES:
-        process = fit_gaussian(inputs.along(axes, origin), values, rows.weight)
-        left_out, sigma_log = process.left_out, process.left_out_sigma
-        inflation = _inflation(rows.num_shapes, len(start))
-        if each >= _FEWEST_FOR_FOREST:
-            forest = fit_forest(features, values, rows.weight)
-    else:
-        trees = fit_trees(features, values, rows.weight, rows.shape)
-        left_out = trees.left_out
-        typical = np.array([robust_sigma(left_out[rows.of_member(m)]) for m in rows.members])
-        sigma_log = typical[rows.member]
+    learned = _learn(rows, rates, inputs.along(axes, origin), num_units)
     return PoolModel(
         rates=rates,
         members=rows.members,
         num_shapes=rows.num_shapes,
         num_units=num_units,
-        process=process,
-        forest=forest,
-        trees=trees,
-        inflation=inflation,
+        regressors=learned,
         axes=axes,
         origin=origin,
         supports=_supports(rows, rates),
         shapes_of={m: len(np.unique(rows.shape[rows.of_member(m)])) for m in rows.members},
         detail_sigma={m: _deviation(values[rows.of_member(m)]) for m in rows.members},
-        left_out={m: left_out[rows.of_member(m)] for m in rows.members},
-        left_out_sigma={m: sigma_log[rows.of_member(m)] for m in rows.members},
+        left_out={m: learned.left_out[rows.of_member(m)] for m in rows.members},
+        left_out_sigma={m: learned.left_out_sigma[rows.of_member(m)] for m in rows.members},
+    )
+
+
+def _learn(rows: _Rows, rates: Rates, inputs: Inputs, num_units: int) -> Regressors:
+    """What the law leaves, learned by the regressor that the number of shapes deserves."""
+    values = rows.log_time - rates.log_time(rows.columns)
+    each = rows.num_shapes / len(rows.members)
+    process = forest = trees = None
+    features = [
+        _features(rates, columns(b, num_units), b, i, num_units) for i, b in enumerate(rows.batches)
+    ]
+    if each >= _FEWEST_FOR_TREES:
+        trees = fit_trees(np.concatenate(features), values, rows.weight, rows.shape)
+        left_out = trees.left_out
+        typical = np.array([robust_sigma(left_out[rows.of_member(m)]) for m in rows.members])
+        sigma_log = typical[rows.member]
+    else:
+        process = fit_gaussian(inputs, values, rows.weight)
+        left_out, sigma_log = process.left_out, process.left_out_sigma
+        if each >= _FEWEST_FOR_FOREST:
+            forest = fit_forest(np.concatenate(features), values, rows.weight)
+    return Regressors(
+        process=process,
+        forest=forest,
+        trees=trees,
+        inflation=_inflation(rows.num_shapes, rows.columns.amounts.shape[1]),
+        left_out=left_out,
+        left_out_sigma=sigma_log,
     )
 
 

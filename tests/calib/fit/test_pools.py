@@ -80,7 +80,7 @@ def test_shapes_decide_on_the_regressor(number: int, model: str, has_forest: boo
     timed = _linear(number)
     for samples in (timed, stacked(timed, timed)):
         pool = _fit({FC1: samples})
-        assert (pool.model, pool.forest is not None) == (model, has_forest)
+        assert (pool.model, pool.regressors.forest is not None) == (model, has_forest)
         assert pool.num_shapes == pool.shapes_of[FC1] == number
 
 
