@@ -82,6 +82,8 @@ def operator_cases() -> list[Case]:
     asked = {name: timed.batch for name, timed in planted_groups(NUM_ESTIMATES, seed=1).items()}
     windows = window_table(groups)
     model = fit_machine(groups, device=DEVICE)
+    few = {name: timed.take(np.arange(min(24, len(timed)))) for name, timed in groups.items()}
+    young = fit_machine(few, device=DEVICE)
     calibration = calibrate(windows, device=DEVICE)
     operators = [o for batch in asked.values() for o in operators_of(batch)]
     return [
@@ -94,6 +96,16 @@ def operator_cases() -> list[Case]:
             f"{len(operators):,} estimates after the refit, from `Operator` objects",
             ESTIMATE_BAR_S,
             lambda: calibration.operators(operators),
+        ),
+        (
+            f"fit of 24 shapes of each of {len(groups)} operators and phases",
+            FIT_BAR_S,
+            lambda: fit_machine(few, device=DEVICE),
+        ),
+        (
+            f"{len(operators):,} estimates after that fit, from arrays",
+            ESTIMATE_BAR_S,
+            lambda: [young.predict(name, batch) for name, batch in asked.items()],
         ),
         (
             f"fit of {NUM_ROWS:,} distinct shapes, {len(groups)} operators and phases",
