@@ -107,6 +107,7 @@ _PASSES = {
     OperatorKind.PERMUTE: _counted(2, 2, (3, 3)),
 }
 NUM_SIZES = {
+    **{kind: 3 for kind in OperatorKind if kind.is_linear},
     OperatorKind.EMBEDDING: 3,
     OperatorKind.NORM: 2,
     OperatorKind.POSITION: 2,
@@ -131,6 +132,7 @@ NUM_SIZES = {
     OperatorKind.EXPERTS: 6,
     OperatorKind.LAYER: 5,
 }
+"""Sizes in the canonical shape of each kind."""
 # Adam reads parameter, gradient and two moments and writes three of them; clipping reads the
 # gradient once more and zeroing it writes it: nine fp32 passes.
 _OPTIMIZER_PASSES = 9.0

@@ -97,7 +97,7 @@ def columns(batch: Batch, num_units: int = 0) -> Columns:
     >>> flop == 2 * 256 * 512 * 2048, nbytes == 2 * (256 * 512 + 512 * 2048 + 256 * 2048)
     (np.True_, np.True_)
     """
-    expected = 3 if batch.kind.is_linear else NUM_SIZES[batch.kind]
+    expected = NUM_SIZES[batch.kind]
     if batch.sizes.shape[1] != expected:
         shape = tuple(int(s) for s in batch.sizes[0])
         raise CalibrationError(

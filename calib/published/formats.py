@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import ConfigError
+from ..fit.costs import NUM_SIZES
 from ..workload.collectives import Collective
 from ..workload.operators import OperatorKind, Phase
 
@@ -38,37 +39,6 @@ COLLECTIVE_COLUMNS = (
 )
 OPTIONAL_COLUMNS = frozenset({"tp", "flag"})
 
-NUM_SIZES = {
-    OperatorKind.EMBEDDING: 3,
-    OperatorKind.NORM: 2,
-    OperatorKind.LINEAR_QKV: 3,
-    OperatorKind.POSITION: 2,
-    OperatorKind.CORE_ATTENTION: 5,
-    OperatorKind.LINEAR_PROJ: 3,
-    OperatorKind.RESIDUAL: 2,
-    OperatorKind.LINEAR_FC1: 3,
-    OperatorKind.ACTIVATION: 3,
-    OperatorKind.LINEAR_FC2: 3,
-    OperatorKind.LOGITS: 3,
-    OperatorKind.LOSS: 2,
-    OperatorKind.OPTIMIZER: 1,
-    OperatorKind.LINEAR: 3,
-    OperatorKind.BATCHED_PRODUCT: 4,
-    OperatorKind.GROUPED_LINEAR: 4,
-    OperatorKind.FLASH_ATTENTION: 6,
-    OperatorKind.MASK: 2,
-    OperatorKind.SOFTMAX: 2,
-    OperatorKind.FUSED_SOFTMAX: 3,
-    OperatorKind.RMS_NORM: 2,
-    OperatorKind.ROTARY: 4,
-    OperatorKind.ELEMENTWISE: 2,
-    OperatorKind.ROUTER: 3,
-    OperatorKind.PERMUTE: 3,
-    OperatorKind.EXPERTS: 6,
-    OperatorKind.LAYER: 5,
-}
-"""How many canonical sizes a kind has; the host remainders are not measured alone."""
-
 _PHASES = frozenset(phase.value for phase in Phase)
 _COLLECTIVES = frozenset(c.value for c in Collective if c is not Collective.OTHER)
 
@@ -81,7 +51,7 @@ def operator_table(frame: pd.DataFrame, name: str) -> pd.DataFrame:
     """
     out = _with_columns(frame, OPERATOR_COLUMNS, name)
     _check_texts(out, ("device", "group"), name)
-    kinds = {kind.value: num for kind, num in NUM_SIZES.items()}
+    kinds = {kind.value: num for kind, num in NUM_SIZES.items() if num}
     _check_choice(out["kind"], frozenset(kinds), name)
     _check_choice(out["phase"], _PHASES, name)
     _check_shapes(out, kinds, name)

@@ -28,10 +28,11 @@ from ..fit.curves import Samples
 from ..fit.groups import Group
 from ..fit.networks import network_prior
 from ..workload.collectives import Collective
+from .protocols import COLLECTIVE_PROTOCOLS
 from .scores import Scored
 
 Mask = NDArray[np.bool_]
-PROTOCOLS = ("random", "small_to_large", "few_8", "few_24", "leave_span")
+PROTOCOLS = tuple(COLLECTIVE_PROTOCOLS)
 _COLUMNS = ["group", "nbytes", "measured_s", "predicted_s", "low_s", "high_s"]
 _CURVE = ["collective", "num_ranks", "num_nodes"]
 _LEAST_PAYLOADS = 5
