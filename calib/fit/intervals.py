@@ -14,7 +14,6 @@ PRIOR_WEIGHT = 5.0
 UNMEASURED_SIGMA_LOG = 0.5
 """Error of an operator whose kind was never measured."""
 Z_90 = float(norm.ppf(0.95))
-_PER_OCTAVE = 0.5
 _TAIL_DEGREES = 7.0
 _LEVEL = 0.9
 _QUANTILE_PRIOR = 20.0
@@ -24,40 +23,17 @@ _TAIL_FACTOR = float(t.ppf(0.95, _TAIL_DEGREES) / norm.ppf(0.95))
 """Widens a normal 90 % interval to that of Student's t with 7 degrees."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spreads:
-    """Standard deviation of log time by group, and for a group without residuals of its own."""
+def shrunk_sigma_log(residuals: NDArray[np.float64], *, prior_sigma_log: float) -> float:
+    """Deviation of left-out residuals of log time, drawn to the prior where they are few.
 
-    by_group: Mapping[str, float]
-    pooled: float
+    Widened so that a normal 90 % interval is Student's with 7 degrees.
 
-    def sigma_log(self, group: str, octaves: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Spread at a distance from the measured shapes, ``(rows,)``; half more per doubling.
-
-        >>> spreads = Spreads(by_group={"norm": 0.04}, pooled=0.08)
-        >>> spreads.sigma_log("norm", np.array([0.0, 2.0])).tolist()
-        [0.04, 0.08]
-        """
-        sigma = self.by_group.get(group, self.pooled)
-        wide = sigma * (1.0 + _PER_OCTAVE * np.where(np.isfinite(octaves), octaves, 0.0))
-        return np.where(
-            np.isfinite(octaves), np.minimum(wide, UNMEASURED_SIGMA_LOG), UNMEASURED_SIGMA_LOG
-        )
-
-
-def fit_spreads(residuals: Mapping[str, NDArray[np.float64]], *, prior_sigma_log: float) -> Spreads:
-    """Variance of left-out residuals per group, drawn to that of all, and that to the prior.
-
-    >>> round(fit_spreads({}, prior_sigma_log=0.08).pooled, 4)
+    >>> round(shrunk_sigma_log(np.empty(0), prior_sigma_log=0.08), 4)
     0.0921
     """
-    every = np.concatenate([np.empty(0), *[residuals[name] for name in sorted(residuals)]])
-    pooled = _shrunk(every, prior_sigma_log**2)
-    by_group = {
-        name: _TAIL_FACTOR * float(np.sqrt(_shrunk(values, pooled)))
-        for name, values in residuals.items()
-    }
-    return Spreads(by_group=by_group, pooled=_TAIL_FACTOR * float(np.sqrt(pooled)))
+    number = len(residuals) + PRIOR_WEIGHT
+    variance = (np.sum(residuals**2) + PRIOR_WEIGHT * prior_sigma_log**2) / number
+    return _TAIL_FACTOR * float(np.sqrt(variance))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +74,3 @@ def _drawn(sizes: NDArray[np.float64], prior: float) -> float:
     own = max(float(np.quantile(sizes, level)), _LEAST_QUANTILE)
     trust = number / (number + _QUANTILE_PRIOR)
     return float(np.exp(trust * np.log(own) + (1 - trust) * np.log(prior)))
-
-
-def _shrunk(values: NDArray[np.float64], prior: float) -> float:
-    return float((np.sum(values**2) + PRIOR_WEIGHT * prior) / (len(values) + PRIOR_WEIGHT))

@@ -15,12 +15,12 @@ from .batches import Batch, Timed
 from .ceilings import FittedLaw, fit_law
 from .costs import Cost
 from .gates import Refusal, refuse
-from .intervals import UNMEASURED_SIGMA_LOG, Z_90, Quantiles, fit_quantiles, fit_spreads
+from .intervals import UNMEASURED_SIGMA_LOG, Z_90, Quantiles, fit_quantiles, shrunk_sigma_log
 from .laws import Ceilings, columns
 from .pools import PoolModel, fit_pool
 from .priors import DevicePrior, device_prior
 from .rate_priors import RatePrior, rates_prior
-from .robust import robust_minimum
+from .robust import forward_differences, robust_minimum
 
 Vector = NDArray[np.float64]
 _UNMEASURED_HALF_WIDTH = Z_90 * UNMEASURED_SIGMA_LOG
@@ -184,9 +184,9 @@ def _thin_sigma_log(pools: Mapping[str, PoolModel], prior: DevicePrior) -> float
         for name, pool in sorted(pools.items())
         if pool.num_shapes > 1 and pool.shapes_of[name] < _ENOUGH_SHAPES
     ]
-    return fit_spreads(
-        {"": np.concatenate([np.empty(0), *found])}, prior_sigma_log=prior.error_sigma_log
-    ).pooled
+    return shrunk_sigma_log(
+        np.concatenate([np.empty(0), *found]), prior_sigma_log=prior.error_sigma_log
+    )
 
 
 def _element_nbytes(groups: Mapping[str, Timed]) -> int:
@@ -244,12 +244,7 @@ def _probed(
             parts.append((np.log(timed.time_s) - log_time) / _PROBE_SIGMA)
         return np.concatenate(parts)
 
-    def jacobian(theta: Vector) -> NDArray[np.float64]:
-        base, step = residuals(theta), 1e-4
-        moved = [residuals(theta + step * unit) for unit in np.eye(len(theta))]
-        return np.column_stack([(m - base) / step for m in moved])
-
-    theta = robust_minimum(residuals, jacobian, center) if known else center
+    theta = robust_minimum(residuals, forward_differences(residuals), center) if known else center
     return dict(zip(Cost, theta.tolist(), strict=False))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .costs import Columns
-from .robust import robust_minimum
+from .robust import forward_differences, robust_minimum
 
 _LEAST = 1e-30
 _SAMPLE_SIGMA_LOG = 0.06
@@ -72,12 +72,7 @@ def fit_rates(
         law = _log_time(_seconds(amounts, theta[:number]), theta[number], lead)
         return np.concatenate([(law - seen) * scale, (theta - center) / spread])
 
-    def jacobian(theta: NDArray[np.float64]) -> NDArray[np.float64]:
-        base, step = residuals(theta), 1e-5
-        moved = [residuals(theta + step * unit) for unit in np.eye(len(theta))]
-        return np.column_stack([(m - base) / step for m in moved])
-
-    theta = robust_minimum(residuals, jacobian, center)
+    theta = robust_minimum(residuals, forward_differences(residuals), center)
     return Rates(
         log_unit_s=theta[:number],
         log_power=float(theta[number]),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from forerun.calib.fit.calibration import calibrate
-from forerun.calib.fit.intervals import fit_spreads
+from forerun.calib.fit.intervals import fit_quantiles, shrunk_sigma_log
 from forerun.calib.workload.operators import OperatorKind
 
 NUM_SEEDS = 30
@@ -38,19 +38,20 @@ def test_ninety_percent_intervals_cover_planted_shapes(make_table, planted, nois
         assert np.mean(hits) < 1.0
 
 
-def test_many_residuals_outweigh_the_prior() -> None:
+def test_many_residuals_outweigh_the_prior_and_few_do_not() -> None:
     rng = np.random.default_rng(0)
-    spreads = fit_spreads(
-        {"a": 0.02 * rng.normal(size=400), "b": 0.02 * rng.normal(size=400)}, prior_sigma_log=0.08
-    )
+    many = shrunk_sigma_log(0.02 * rng.normal(size=800), prior_sigma_log=0.08)
     # 1.15 is Student's t with 7 degrees over the normal at 95 %.
-    assert spreads.by_group["a"] == pytest.approx(1.15 * 0.02, rel=0.15)
+    assert many == pytest.approx(1.15 * 0.02, rel=0.15)
+    few = shrunk_sigma_log(0.02 * rng.normal(size=2), prior_sigma_log=0.08)
+    assert 0.8 * 1.15 * 0.08 < few < 1.15 * 0.08
 
 
-def test_a_group_with_large_residuals_is_wider_than_the_rest() -> None:
-    spreads = fit_spreads(
-        {"good": np.full(10, 0.01), "bad": np.full(10, 0.3)}, prior_sigma_log=0.08
-    )
-    assert spreads.by_group["bad"] > 1.3 * spreads.pooled > 1.3 * spreads.by_group["good"]
-    near, far = spreads.sigma_log("good", np.array([0.0, 4.0]))
-    assert far == pytest.approx(3 * near)
+def test_quantiles_follow_the_residuals_of_their_group() -> None:
+    rng = np.random.default_rng(0)
+    found = fit_quantiles({"good": rng.normal(size=2000), "bad": 3.0 * rng.normal(size=2000)})
+    # 90 % of a normal deviate's size lies below 1.645.
+    assert found.by_group["good"] == pytest.approx(Z_90, rel=0.06)
+    assert found.by_group["bad"] == pytest.approx(3.0 * Z_90, rel=0.06)
+    assert found.by_group["good"] < found.pooled < found.by_group["bad"]
+    assert found.half_width("unknown", np.ones(1))[0] == found.pooled
