@@ -1,0 +1,61 @@
+"""Frozen dataclasses of enums, numbers and tuples as JSON, and back by their annotations."""
+
+from __future__ import annotations
+
+import types
+import typing
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+from ..errors import ConfigError
+
+
+def encode(value: Any) -> Any:
+    """A JSON value of a dataclass, enum, tuple or plain value."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, tuple):
+        return [encode(v) for v in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: encode(getattr(value, name)) for name in value.__dataclass_fields__}
+    return value
+
+
+def decode(kind: Any, value: Any) -> Any:
+    """The value that ``encode`` wrote, of type ``kind``.
+
+    Unknown keys are ignored and missing ones default.  Raises ``ConfigError`` where a field without
+    a default is missing or an enum does not know its value.
+    """
+    if value is None:
+        return None
+    if hasattr(kind, "__dataclass_fields__"):
+        hints = _hints(kind)
+        known = {k: decode(hints[k], v) for k, v in value.items() if k in hints}
+        try:
+            return kind(**known)
+        except TypeError as err:
+            raise ConfigError(
+                f"{kind.__name__} is incomplete: {err}; write it with to_json"
+            ) from err
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _member(kind, value)
+    if isinstance(kind, types.UnionType):
+        return decode(next(k for k in typing.get_args(kind) if k is not type(None)), value)
+    if typing.get_origin(kind) is tuple:
+        return tuple(decode(typing.get_args(kind)[0], v) for v in value)
+    return value
+
+
+@lru_cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _member(kind: type[Enum], value: Any) -> Enum:
+    try:
+        return kind(value)
+    except ValueError as err:
+        names = ", ".join(str(member.value) for member in kind)
+        raise ConfigError(f"{kind.__name__} {value!r} is not known; choose from {names}") from err

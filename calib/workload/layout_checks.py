@@ -1,0 +1,95 @@
+"""Which layouts cannot run, and what to change: value, rule, remedy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import ConfigError
+from .parallelism import Schedule
+
+if TYPE_CHECKING:
+    from .config import RunConfig
+
+
+def check_layout(config: RunConfig) -> None:
+    """Raise ``ConfigError`` (value, rule, remedy) where the layout cannot run."""
+    par, batch = config.parallelism, config.batch
+    _check_chunks(config)
+    _check_degrees(config)
+    share = batch.micro_batch_size * par.dp
+    if batch.global_batch_size % share:
+        raise ConfigError(
+            f"global_batch_size {batch.global_batch_size} is not a multiple of micro_batch_size "
+            f"{batch.micro_batch_size} x dp {par.dp}; nearest that is: "
+            f"{max(1, round(batch.global_batch_size / share)) * share}"
+        )
+    group = par.microbatch_group_size or par.pp
+    if par.vp > 1 and config.num_microbatches % group:
+        raise ConfigError(
+            f"num_microbatches {config.num_microbatches} is not a multiple of the group of {group} "
+            f"that interleaving needs; change micro_batch_size or set vp 1"
+        )
+    if par.vp > 1 and par.schedule is not Schedule.ONE_F_ONE_B:
+        raise ConfigError(
+            f"schedule {par.schedule.value} has no virtual stages, but vp is {par.vp}; set vp 1"
+        )
+
+
+def _check_chunks(config: RunConfig) -> None:
+    model, par = config.model, config.parallelism
+    if par.chunk_layers:
+        if sum(par.chunk_layers) != model.num_layers or min(par.chunk_layers) < 0:
+            raise ConfigError(
+                f"chunk_layers {par.chunk_layers} hold {sum(par.chunk_layers)} layers, not "
+                f"num_layers {model.num_layers}; let them add up"
+            )
+    elif model.num_layers % par.num_chunks:
+        raise ConfigError(
+            f"num_layers {model.num_layers} does not split over pp {par.pp} x vp {par.vp}; "
+            f"nearest that do: {_nearest_splits(model.num_layers, par.pp, par.vp)}"
+        )
+    if par.vp > 1 and par.pp < 2:
+        raise ConfigError(f"vp {par.vp} needs a pipeline, but pp is {par.pp}; set pp >= 2 or vp 1")
+
+
+def _check_degrees(config: RunConfig) -> None:
+    model, par = config.model, config.parallelism
+    for name in ("num_attention_heads", "num_query_groups", "ffn_hidden_size", "vocab_size"):
+        if getattr(model, name) % par.tp:
+            raise ConfigError(
+                f"{name} {getattr(model, name)} is not a multiple of tp {par.tp}; "
+                f"choose tp from {_divisors(getattr(model, name))}"
+            )
+    if par.is_sequence_parallel and model.seq_length % par.tp:
+        raise ConfigError(
+            f"seq_length {model.seq_length} is not a multiple of tp {par.tp}; "
+            f"choose tp from {_divisors(model.seq_length)} or leave sequence parallelism off"
+        )
+    if model.seq_length % (2 * par.cp) and par.cp > 1:
+        raise ConfigError(
+            f"seq_length {model.seq_length} is not a multiple of 2 x cp {par.cp}, as balanced "
+            f"causal attention needs; choose cp from {_divisors(model.seq_length // 2)}"
+        )
+    experts = model.experts
+    if par.ep > 1 and experts is None:
+        raise ConfigError(f"ep {par.ep} needs experts, but the model has none; set ep 1")
+    if experts is not None and experts.num_experts % par.ep:
+        raise ConfigError(
+            f"num_experts {experts.num_experts} is not a multiple of ep {par.ep}; "
+            f"choose ep from {_divisors(experts.num_experts)}"
+        )
+
+
+def _divisors(number: int) -> str:
+    found = [d for d in (1, 2, 4, 8, 16, 32, 64) if number % d == 0]
+    return ", ".join(str(d) for d in found)
+
+
+def _nearest_splits(num_layers: int, pp: int, vp: int) -> str:
+    pairs = [
+        (abs(p * v - pp * vp), abs(p - pp), p, v)
+        for p in range(1, num_layers + 1)
+        for v in range(1, max(vp, 1) + 1)
+        if num_layers % (p * v) == 0 and (v == 1 or p > 1)
+    ]
+    return ", ".join(f"pp {p} x vp {v}" for _, _, p, v in sorted(pairs)[:2])

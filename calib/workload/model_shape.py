@@ -1,0 +1,138 @@
+"""The model as Megatron builds it: sizes before any split."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ..errors import ConfigError
+
+
+class Normalization(Enum):
+    """Norm operator of each layer, by Megatron's name."""
+
+    LAYER_NORM = "LayerNorm"
+    RMS_NORM = "RMSNorm"
+
+
+class PositionEmbedding(Enum):
+    """How positions enter the model, by Megatron's name."""
+
+    LEARNED = "learned_absolute"
+    ROPE = "rope"
+    NONE = "none"
+
+
+class Dispatcher(Enum):
+    """How tokens reach their experts, by Megatron's name; ``flex`` is DeepEP or HybridEP."""
+
+    ALL_GATHER = "allgather"
+    ALL_TO_ALL = "alltoall"
+    FLEX = "flex"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """The mixture-of-experts layers of a model."""
+
+    num_experts: int
+    top_k: int = 2
+    ffn_hidden_size: int
+    """Width of one routed expert."""
+    shared_ffn_hidden_size: int = 0
+    """Width of all shared experts together; 0 means none."""
+    layer_pattern: tuple[bool, ...] = ()
+    """Which layers have experts, first to last; empty means all."""
+    dispatcher: Dispatcher = Dispatcher.ALL_GATHER
+    capacity_factor: float = 0.0
+    """Tokens that an expert takes over the mean; 0 means that none are dropped."""
+    is_padded_to_capacity: bool = False
+    is_grouped: bool = False
+    """One grouped product for all experts of a rank instead of one product for each."""
+    overlaps_shared: bool = False
+    """The shared experts run beside the exchange of tokens."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_experts", "top_k", "ffn_hidden_size"):
+            at_least_one(name, getattr(self, name))
+        if self.top_k > self.num_experts:
+            raise ConfigError(
+                f"top_k {self.top_k} is more than num_experts {self.num_experts}; choose at most "
+                f"as many as there are"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-latent attention (DeepSeek-V2): low-rank queries, keys and values."""
+
+    q_lora_rank: int = 0
+    """0 means that queries are projected directly."""
+    kv_lora_rank: int = 32
+    qk_head_dim: int = 128
+    qk_pos_emb_head_dim: int = 64
+    v_head_dim: int = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A GPT as Megatron builds it (sizes of the whole model, before any split)."""
+
+    num_layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int
+    kv_channels: int
+    seq_length: int
+    vocab_size: int
+    """Rows of the embedding after padding, as the running layout has it."""
+    is_gated: bool = False
+    has_bias: bool = True
+    has_qkv_bias: bool = False
+    """A bias on the query, key and value product where ``has_bias`` is off."""
+    has_qk_norm: bool = False
+    is_tied: bool = True
+    normalization: Normalization = Normalization.LAYER_NORM
+    position_embedding: PositionEmbedding = PositionEmbedding.LEARNED
+    max_position_embeddings: int = 0
+    experts: Experts | None = None
+    latent_attention: LatentAttention | None = None
+    num_prediction_layers: int = 0
+    """Layers that predict tokens further ahead (multi-token prediction), after the last one."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "num_layers",
+            "hidden_size",
+            "ffn_hidden_size",
+            "num_attention_heads",
+            "num_query_groups",
+            "kv_channels",
+            "seq_length",
+            "vocab_size",
+        ):
+            at_least_one(name, getattr(self, name))
+        if self.num_attention_heads % self.num_query_groups:
+            raise ConfigError(
+                f"num_attention_heads {self.num_attention_heads} is not a multiple of "
+                f"num_query_groups {self.num_query_groups}; choose a divisor of the heads"
+            )
+        pattern = self.experts.layer_pattern if self.experts else ()
+        if pattern and len(pattern) != self.num_layers:
+            raise ConfigError(
+                f"layer_pattern has {len(pattern)} entries, not num_layers {self.num_layers}; give "
+                f"one for each layer"
+            )
+
+    def has_experts(self, layer: int) -> bool:
+        """True where the layer (counted from 0) has experts in place of a dense MLP."""
+        if self.experts is None:
+            return False
+        return not self.experts.layer_pattern or self.experts.layer_pattern[layer]
+
+
+def at_least_one(name: str, value: int) -> None:
+    """Raise ``ConfigError`` where a size or degree is below one."""
+    if value < 1:
+        raise ConfigError(f"{name} {value} is below 1; give a positive whole number")

@@ -1,0 +1,106 @@
+"""How a run is split over ranks, in what order, and what overlaps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ..errors import ConfigError
+from .model_shape import at_least_one
+
+
+class ContextComm(Enum):
+    """How attention sees the whole sequence under context parallelism, by Megatron's name."""
+
+    P2P = "p2p"
+    ALL_TO_ALL = "a2a"
+    ALL_GATHER = "allgather"
+
+
+class Schedule(Enum):
+    """Order of forward and backward passes; with vp above 1 ``ONE_F_ONE_B`` is interleaved."""
+
+    ONE_F_ONE_B = "1f1b"
+    ZERO_BUBBLE_H1 = "zb_h1"
+    """Weight gradients fill the bubble, at the activation memory of 1F1B (Qi et al. 2023)."""
+    ZERO_BUBBLE_H2 = "zb_h2"
+    """More warm-up passes, about twice the activation memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallelism:
+    """Degrees of parallelism and what overlaps; ``num_ranks = tp * cp * dp * pp``.
+
+    Experts split the same ranks anew, as ``etp * ep * expert_dp * pp``.
+    """
+
+    tp: int = 1
+    pp: int = 1
+    vp: int = 1
+    dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 0
+    """Tensor parallelism of the experts; 0 means that of the rest."""
+    chunk_layers: tuple[int, ...] = ()
+    """Layers of each of the pp x vp chunks in model order; empty means even.
+
+    Chunk c runs on stage c % pp.  The first also holds the embedding, the last the head.
+    """
+    microbatch_group_size: int = 0
+    """Micro-batches that a stage runs through one chunk before the next; 0 means pp."""
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    context_comm: ContextComm = ContextComm.P2P
+    is_pipeline_before_data: bool = False
+    """Ranks go tp-cp-ep-pp-dp (``--use-tp-pp-dp-mapping``) in place of tp-cp-ep-dp-pp."""
+    num_optimizer_instances: int = 1
+    """Copies of the distributed optimizer's state over dp."""
+    is_sequence_parallel: bool = False
+    is_optimizer_distributed: bool = False
+    overlaps_grad_reduce: bool = False
+    overlaps_param_gather: bool = False
+    overlaps_p2p: bool = True
+    """Sends of interleaved chunks run beside the passes; without vp Megatron never does."""
+    overlaps_tp: bool = False
+    """Gathers and scatters of tp run inside their products (``--tp-comm-overlap``)."""
+    bucket_numel: int = 0
+    """Elements that close a gradient bucket; 0 means Megatron's own rule."""
+    pads_buckets: bool = False
+    """Buckets end on 2**16 elements (``--ddp-pad-buckets-for-high-nccl-busbw``)."""
+    ranks_per_node: int = 0
+    """Ranks that share a node; 0 means unknown, and every group counts as one node."""
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "vp", "dp", "cp", "ep", "num_optimizer_instances"):
+            at_least_one(name, getattr(self, name))
+        if self.chunk_layers and len(self.chunk_layers) != self.pp * self.vp:
+            raise ConfigError(
+                f"chunk_layers has {len(self.chunk_layers)} entries, not pp {self.pp} x vp "
+                f"{self.vp}; give one for each chunk"
+            )
+        if self.num_ranks % (self.expert_tp * self.ep * self.pp):
+            raise ConfigError(
+                f"{self.num_ranks} ranks do not split over expert tp {self.expert_tp} x ep "
+                f"{self.ep} x pp {self.pp}; choose ep from the divisors of "
+                f"{self.num_ranks // self.pp}"
+            )
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that the layout occupies."""
+        return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def expert_tp(self) -> int:
+        """Tensor parallelism of the experts."""
+        return self.etp or self.tp
+
+    @property
+    def expert_dp(self) -> int:
+        """Replicas of each expert."""
+        return self.num_ranks // (self.expert_tp * self.ep * self.pp)
+
+    @property
+    def num_chunks(self) -> int:
+        """Pieces that the model is cut into: pp x vp."""
+        return self.pp * self.vp
