@@ -10,16 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..fit.laws import family as operator_family
-from ..workload.collectives import (
-    Collective,
-    CollectiveCall,
-    CollectiveUse,
-    GroupRole,
-    Placement,
-    collective_uses,
-)
+from ..workload.collectives import Collective, CollectiveCall, CollectiveUse, GroupRole, Placement
 from ..workload.config import RunConfig
-from ..workload.operators import Operator, OperatorKind, Phase, stage_operators
+from ..workload.operators import Operator, OperatorKind, Phase
+from ..workload.stage_work import collective_uses, stage_operators
 
 Floats = NDArray[np.float64]
 Item = Operator | CollectiveCall

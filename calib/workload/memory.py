@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from .config import Precision, Recompute, RunConfig
-from .operators import recomputed_layers
+from .blocks import recomputed_layers
 from .parameters import check_stage, parameters
 
 FITS_FRAC = 0.80

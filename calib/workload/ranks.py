@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ..errors import ConfigError
-from .collectives import GroupRole
-from .config import Parallelism
+from .collectives import Collective, CollectiveCall, GroupRole
+from .config import Parallelism, RunConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,53 +19,141 @@ class Position:
     tp_rank: int
     dp_rank: int
     stage: int
+    cp_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Order:
+    """Sizes of the axes that ranks are counted over, the first varying fastest."""
+
+    sizes: Mapping[str, int]
+
+    def places(self, rank: int) -> dict[str, int]:
+        out: dict[str, int] = {}
+        for name, size in self.sizes.items():
+            rank, out[name] = divmod(rank, size)
+        return out
+
+    def rank(self, places: Mapping[str, int]) -> int:
+        stride, rank = 1, 0
+        for name, size in self.sizes.items():
+            rank += places[name] * stride
+            stride *= size
+        return rank
+
+
+_ROLE_AXES: Mapping[GroupRole, frozenset[str]] = {
+    GroupRole.TP: frozenset({"tp"}),
+    GroupRole.CP: frozenset({"cp"}),
+    GroupRole.DP: frozenset({"dp", "cp"}),
+    GroupRole.PP: frozenset({"pp"}),
+    GroupRole.MODEL: frozenset({"tp", "pp"}),
+    GroupRole.WORLD: frozenset({"tp", "cp", "dp", "pp"}),
+    GroupRole.EMBEDDING: frozenset({"pp"}),
+    GroupRole.EXPERT_TP: frozenset({"etp"}),
+    GroupRole.EP: frozenset({"ep"}),
+    GroupRole.EXPERT_TP_EP: frozenset({"etp", "ep"}),
+    GroupRole.EXPERT_DP: frozenset({"expert_dp"}),
+}
 
 
 def position(parallelism: Parallelism, rank: int) -> Position:
     """Place of a global rank.
 
     >>> position(Parallelism(tp=2, dp=2, pp=2), 5)
-    Position(tp_rank=1, dp_rank=0, stage=1)
+    Position(tp_rank=1, dp_rank=0, stage=1, cp_rank=0)
     """
     if not 0 <= rank < parallelism.num_ranks:
         raise ConfigError(
             f"rank {rank} is not in a layout of {parallelism.num_ranks} ranks; "
             f"choose from 0 to {parallelism.num_ranks - 1}"
         )
-    rest, tp_rank = divmod(rank, parallelism.tp)
-    stage, dp_rank = divmod(rest, parallelism.dp)
-    return Position(tp_rank=tp_rank, dp_rank=dp_rank, stage=stage)
+    places = _dense(parallelism).places(rank)
+    return Position(
+        tp_rank=places["tp"], dp_rank=places["dp"], stage=places["pp"], cp_rank=places["cp"]
+    )
 
 
 def rank_at(parallelism: Parallelism, place: Position) -> int:
     """Global rank at a place: the inverse of ``position``."""
-    return place.tp_rank + parallelism.tp * (place.dp_rank + parallelism.dp * place.stage)
+    places = {"tp": place.tp_rank, "cp": place.cp_rank, "dp": place.dp_rank, "pp": place.stage}
+    return _dense(parallelism).rank(places)
 
 
+@lru_cache(maxsize=4096)
 def group(parallelism: Parallelism, role: GroupRole, rank: int) -> tuple[int, ...]:
     """Global ranks of the group with that role to which ``rank`` belongs.
 
-    ``EMBEDDING`` is empty for the ranks of middle stages.
+    ``DP`` is the group that reduces gradients, context-parallel ranks included.  ``EMBEDDING`` is
+    empty for the ranks of middle stages.
 
     >>> group(Parallelism(tp=2, dp=2, pp=2), GroupRole.DP, 5)
     (5, 7)
     """
-    place = position(parallelism, rank)
-    tp_ranks, dp_ranks, stages = (place.tp_rank,), (place.dp_rank,), (place.stage,)
-    last = parallelism.pp - 1
-    if role in (GroupRole.TP, GroupRole.MODEL, GroupRole.WORLD):
-        tp_ranks = tuple(range(parallelism.tp))
-    if role in (GroupRole.DP, GroupRole.WORLD):
-        dp_ranks = tuple(range(parallelism.dp))
-    if role in (GroupRole.PP, GroupRole.MODEL, GroupRole.WORLD):
-        stages = tuple(range(parallelism.pp))
-    if role is GroupRole.EMBEDDING:
-        stages = tuple(sorted({0, last})) if place.stage in (0, last) else ()
-    if role is GroupRole.OTHER:
+    axes = _ROLE_AXES.get(role)
+    if axes is None:
         raise ConfigError("role 'other' has no fixed group; ask for tp, pp, dp, embedding or model")
-    return tuple(
-        rank_at(parallelism, Position(tp_rank=t, dp_rank=d, stage=s))
-        for s in stages
-        for d in dp_ranks
-        for t in tp_ranks
+    place = position(parallelism, rank)
+    order = _dense(parallelism)
+    if not axes <= set(order.sizes):
+        order = _expert(parallelism)
+    found = _members(order, axes, rank)
+    if role is not GroupRole.EMBEDDING:
+        return found
+    last = parallelism.pp - 1
+    if place.stage not in (0, last):
+        return ()
+    return tuple(sorted({found[0], found[last]}))
+
+
+def num_nodes(parallelism: Parallelism, role: GroupRole) -> int:
+    """Nodes that the first group of a role reaches over; 1 where ranks per node are not known.
+
+    >>> num_nodes(Parallelism(tp=4, dp=4, ranks_per_node=8), GroupRole.DP)
+    2
+    """
+    if not parallelism.ranks_per_node:
+        return 1
+    ranks = group(parallelism, role, 0)
+    return len({rank // parallelism.ranks_per_node for rank in ranks})
+
+
+def group_call(
+    config: RunConfig, collective: Collective, role: GroupRole, nbytes: int
+) -> CollectiveCall:
+    """A collective over the whole group of a role."""
+    ranks = group(config.parallelism, role, 0)
+    return CollectiveCall(
+        collective=collective,
+        role=role,
+        num_ranks=len(ranks),
+        nbytes=nbytes,
+        num_nodes=num_nodes(config.parallelism, role),
     )
+
+
+def _members(order: _Order, axes: frozenset[str], rank: int) -> tuple[int, ...]:
+    """Every rank that differs in those axes only, in the order of ranks."""
+    places = order.places(rank)
+    number = math.prod(order.sizes[name] for name in axes)
+    out = []
+    for index in range(number):
+        for name, size in order.sizes.items():
+            if name in axes:
+                index, places[name] = divmod(index, size)
+        out.append(order.rank(places))
+    return tuple(out)
+
+
+def _dense(par: Parallelism) -> _Order:
+    return _order(par, {"tp": par.tp, "cp": par.cp}, {"dp": par.dp})
+
+
+def _expert(par: Parallelism) -> _Order:
+    return _order(par, {"etp": par.expert_tp, "ep": par.ep}, {"expert_dp": par.expert_dp})
+
+
+def _order(par: Parallelism, inner: dict[str, int], data: dict[str, int]) -> _Order:
+    pipeline = {"pp": par.pp}
+    outer = {**pipeline, **data} if par.is_pipeline_before_data else {**data, **pipeline}
+    return _Order(sizes={**inner, **outer})

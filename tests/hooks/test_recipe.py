@@ -23,7 +23,8 @@ from forerun.calib.samples.records import (
 from forerun.calib.samples.run import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.collectives import Collective, GroupRole
-from forerun.calib.workload.operators import OperatorKind, Phase, stage_operators
+from forerun.calib.workload.operators import OperatorKind, Phase
+from forerun.calib.workload.stage_work import stage_operators
 
 pytest.importorskip("megatron.core")
 pytestmark = pytest.mark.slow

@@ -13,9 +13,10 @@ from forerun.calib.errors import ConfigError
 from forerun.calib.fit.estimates import Source
 from forerun.calib.timeline.stages import Part, exposed_time
 from forerun.calib.timeline.step import Z_90, StepEstimate, estimate_many, estimate_step
-from forerun.calib.workload.collectives import GroupRole, Placement, collective_uses
+from forerun.calib.workload.collectives import GroupRole, Placement
 from forerun.calib.workload.config import Recompute, RunConfig
-from forerun.calib.workload.operators import OperatorKind, stage_operators
+from forerun.calib.workload.operators import OperatorKind
+from forerun.calib.workload.stage_work import collective_uses, stage_operators
 
 Layout = Callable[..., RunConfig]
 GPU = "NVIDIA H100 80GB HBM3"
