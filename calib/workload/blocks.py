@@ -68,22 +68,34 @@ def block(config: RunConfig, kind: BlockKind, *, is_recomputed: bool = False) ->
     )
 
 
+BlockSort = tuple[BlockKind, bool]
+"""Kind of a block, and whether the whole of it runs again in the backward pass."""
+
+
 def chunk_blocks(config: RunConfig, chunk: int) -> tuple[BlockCount, ...]:
     """Blocks of a chunk in model order; equal neighbours are one entry."""
-    found: list[tuple[BlockKind, bool, int]] = []
+    return tuple(
+        (block(config, kind, is_recomputed=is_recomputed), count)
+        for (kind, is_recomputed), count in chunk_sorts(config, chunk)
+    )
+
+
+def chunk_sorts(config: RunConfig, chunk: int) -> tuple[tuple[BlockSort, int], ...]:
+    """What ``chunk_blocks`` consists of, without making the blocks."""
+    found: list[tuple[BlockSort, int]] = []
     if chunk == 0:
-        found.append((BlockKind.EMBEDDING, False, 1))
+        found.append(((BlockKind.EMBEDDING, False), 1))
     covered = recomputed_layers(config, chunk)
     for place, layer in enumerate(config.layers_of(chunk)):
         kind = BlockKind.EXPERT_LAYER if config.model.has_experts(layer) else BlockKind.LAYER
-        is_recomputed = place < covered
-        if found and found[-1][:2] == (kind, is_recomputed):
-            found[-1] = (kind, is_recomputed, found[-1][2] + 1)
+        sort = (kind, place < covered)
+        if found and found[-1][0] == sort:
+            found[-1] = (sort, found[-1][1] + 1)
         else:
-            found.append((kind, is_recomputed, 1))
+            found.append((sort, 1))
     if chunk == config.parallelism.num_chunks - 1:
-        found.append((BlockKind.HEAD, False, 1))
-    return tuple((block(config, kind, is_recomputed=r), count) for kind, r, count in found)
+        found.append(((BlockKind.HEAD, False), 1))
+    return tuple(found)
 
 
 def recomputed_layers(config: RunConfig, chunk: int = 0) -> int:
