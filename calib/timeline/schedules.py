@@ -1,38 +1,25 @@
-"""The order in which each stage computes and exchanges: 1F1B as Megatron runs it."""
+"""The order in which each stage computes and exchanges, schedule by schedule."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import Enum
+from .interleaved import interleaved_program
+from .programs import (
+    Item,
+    Message,
+    Pass,
+    Pipeline,
+    Post,
+    TaskKind,
+    Wait,
+    passes,
+)
+from .zero_bubble import zero_bubble_program
 
-from ..errors import ConfigError
-
-
-class TaskKind(Enum):
-    """What a stage does next."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    EXCHANGE = "exchange"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """One entry of a stage's program.
-
-    An exchange at ``boundary`` i joins stages i and i + 1 and carries the activation of one
-    micro-batch down, the gradient of one up, or both at once (-1: none).
-    """
-
-    kind: TaskKind
-    microbatch: int = -1
-    boundary: int = -1
-    activation: int = -1
-    gradient: int = -1
+__all__ = ["Pipeline", "TaskKind", "num_warmup", "peak_in_flight", "stage_program"]
 
 
 def num_warmup(num_stages: int, num_microbatches: int, stage: int) -> int:
-    """Forward passes before the first backward one.
+    """Forward passes before the first backward one, without interleaving.
 
     >>> [num_warmup(4, 8, stage) for stage in range(4)]
     [3, 2, 1, 0]
@@ -40,67 +27,90 @@ def num_warmup(num_stages: int, num_microbatches: int, stage: int) -> int:
     return min(num_stages - stage - 1, num_microbatches)
 
 
-def stage_program(
-    num_stages: int, num_microbatches: int, stage: int, *, num_virtual_stages: int = 1
-) -> tuple[Task, ...]:
-    """Program of ``stage``: warm-up, one forward one backward, cool-down.
+def stage_program(pipeline: Pipeline, stage: int) -> tuple[Item, ...]:
+    """Everything that ``stage`` does in a step, in order."""
+    if pipeline.num_virtual_stages > 1:
+        return interleaved_program(pipeline, stage)
+    if pipeline.splits_backward:
+        return zero_bubble_program(pipeline, stage)
+    if pipeline.is_forward_only:
+        return _Blocking(pipeline, stage).forward_only()
+    return _Blocking(pipeline, stage).one_forward_one_backward()
 
-    Follows ``forward_backward_pipelining_without_interleaving`` of ``megatron.core`` 0.16.1, where
-    a send and the receive that follows it are one batch.  With one stage: forward and
-    backward of each micro-batch in turn.  Raises ``ConfigError`` for interleaved stages.
+
+def peak_in_flight(pipeline: Pipeline, stage: int) -> int:
+    """Most forward passes of ``stage`` whose activations are held at once, one chunk each.
+
+    A weight gradient that waits keeps its input too.
+
+    >>> [peak_in_flight(Pipeline(num_stages=4, num_microbatches=8), stage) for stage in range(4)]
+    [4, 3, 2, 1]
     """
-    if num_virtual_stages > 1:
-        raise ConfigError(
-            f"vp {num_virtual_stages}: interleaved schedules are not modelled yet; set vp 1"
-        )
-    return _Program(num_stages, num_microbatches, stage).build()
+    last = TaskKind.WEIGHT_GRADIENT if pipeline.splits_backward else TaskKind.BACKWARD
+    held = peak = 0
+    for task in passes(stage_program(pipeline, stage)):
+        held += (task.kind is TaskKind.FORWARD) - (task.kind is last)
+        peak = max(peak, held)
+    return 1 if pipeline.is_forward_only else peak
 
 
-class _Program:
-    """Writes the tasks of one stage; neighbours that are not there cost nothing."""
+class _Blocking:
+    """Writes a program in which a stage waits for each batch of messages as it posts it.
 
-    def __init__(self, num_stages: int, num_microbatches: int, stage: int) -> None:
+    Follows ``forward_backward_no_pipelining`` and ``_pipelining_without_interleaving`` of
+    ``megatron.core`` 0.16.1.  Neighbours that are not there cost nothing.
+    """
+
+    def __init__(self, pipeline: Pipeline, stage: int) -> None:
         self._stage = stage
-        self._is_first = stage == 0
-        self._is_last = stage == num_stages - 1
-        self._warmup = num_warmup(num_stages, num_microbatches, stage)
-        self._steady = num_microbatches - self._warmup
-        self._tasks: list[Task] = []
+        self._num_microbatches = pipeline.num_microbatches
+        self._warmup = num_warmup(pipeline.num_stages, pipeline.num_microbatches, stage)
+        self._last_boundary = pipeline.num_stages - 2
+        self._items: list[Item] = []
 
-    def build(self) -> tuple[Task, ...]:
+    def forward_only(self) -> tuple[Item, ...]:
+        for index in range(self._num_microbatches):
+            self._with_previous(activation=index)
+            self._compute(TaskKind.FORWARD, index)
+            self._with_next(activation=index)
+        return tuple(self._items)
+
+    def one_forward_one_backward(self) -> tuple[Item, ...]:
+        steady = self._num_microbatches - self._warmup
         for index in range(self._warmup):
             self._with_previous(activation=index)
             self._compute(TaskKind.FORWARD, index)
             self._with_next(activation=index)
-        if self._steady:
+        if steady:
             self._with_previous(activation=self._warmup)
-        for index in range(self._steady):
+        for index in range(steady):
             ahead = index + self._warmup
             self._compute(TaskKind.FORWARD, ahead)
             self._with_next(activation=ahead, gradient=index)
             self._compute(TaskKind.BACKWARD, index)
-            following = ahead + 1 if index + 1 < self._steady else -1
+            following = ahead + 1 if index + 1 < steady else -1
             self._with_previous(activation=following, gradient=index)
-        for index in range(self._steady, self._steady + self._warmup):
+        for index in range(steady, self._num_microbatches):
             self._with_next(gradient=index)
             self._compute(TaskKind.BACKWARD, index)
             self._with_previous(gradient=index)
-        return tuple(self._tasks)
+        return tuple(self._items)
 
     def _compute(self, kind: TaskKind, microbatch: int) -> None:
-        self._tasks.append(Task(kind=kind, microbatch=microbatch))
+        self._items.append(Pass(kind, self._stage, microbatch))
 
     def _with_previous(self, *, activation: int = -1, gradient: int = -1) -> None:
-        if not self._is_first:
-            self._exchange(self._stage - 1, activation, gradient)
+        self._exchange(self._stage - 1, activation, gradient)
 
     def _with_next(self, *, activation: int = -1, gradient: int = -1) -> None:
-        if not self._is_last:
-            self._exchange(self._stage, activation, gradient)
+        self._exchange(self._stage, activation, gradient)
 
     def _exchange(self, boundary: int, activation: int, gradient: int) -> None:
-        self._tasks.append(
-            Task(
-                kind=TaskKind.EXCHANGE, boundary=boundary, activation=activation, gradient=gradient
-            )
+        if not 0 <= boundary <= self._last_boundary:
+            return
+        messages = tuple(
+            Message(boundary, microbatch, is_gradient)
+            for microbatch, is_gradient in ((activation, False), (gradient, True))
+            if microbatch >= 0
         )
+        self._items += [Post(messages, is_blocking=True), Wait(messages)]

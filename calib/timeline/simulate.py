@@ -1,44 +1,40 @@
-"""Exact earliest-start times of a pipeline schedule, for many cost vectors at once.
+"""Exact earliest-start times of a pipeline schedule, for many layouts at once or one in full.
 
-An exchange is blocking on both ends, as Megatron's batched point-to-point is without interleaving:
-it starts when both stages have arrived, and both are held until it ends.
+Where both ends of a message block, as in Megatron's batched point-to-point, an exchange starts when
+both stages have arrived and holds both until it ends.  Other messages occupy their link, and hold
+only the stage that waits for them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
-from functools import lru_cache
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
-from .schedules import Task, TaskKind, stage_program
+from ..errors import ConfigError
+from .bulk import stage_ends
+from .costs import PipelineCosts, cost_tables, joined, pipeline_costs
+from .graph import event_graph
+from .programs import Pipeline
+from .spans import Span, StageUse, Timeline
+from .spans import timeline as _timeline
+
+__all__ = [
+    "Pipeline",
+    "PipelineCosts",
+    "Simulation",
+    "Span",
+    "StageUse",
+    "Timeline",
+    "joined",
+    "pipeline_costs",
+    "simulate",
+    "spans",
+    "timeline",
+]
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineCosts:
-    """Seconds per micro-batch; stages (or boundaries) first, alternatives second.
-
-    ``start_s`` is when a stage may begin.  A boundary moves an activation in ``activation_s``, a
-    gradient in ``gradient_s``, and both at once in ``both_s``.
-    """
-
-    forward_s: Floats
-    backward_s: Floats
-    activation_s: Floats
-    gradient_s: Floats
-    both_s: Floats
-    start_s: Floats
-
-    @property
-    def num_stages(self) -> int:
-        """Stages of the pipeline."""
-        return int(self.forward_s.shape[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +45,8 @@ class Simulation:
     """When a stage has finished its last task."""
     compute_s: Floats
     transfer_s: Floats
-    """Held by exchanges, without the wait for the other end."""
+    """Held by messages that it posts and waits for at once, without the wait for the other end; of
+    several in one call, the longest.  Others can hide, and what does not is in ``idle_s``."""
 
     @property
     def makespan_s(self) -> Floats:
@@ -71,180 +68,59 @@ class Simulation:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """One task of one stage in the simulated step."""
+def simulate(costs: PipelineCosts, pipeline: Pipeline | int) -> Simulation:
+    """Earliest-start times of all alternatives; a number of micro-batches means plain 1F1B.
 
-    stage: int
-    kind: TaskKind
-    microbatch: int
-    start_s: float
-    end_s: float
-
-
-def pipeline_costs(
-    forward_s: ArrayLike,
-    backward_s: ArrayLike,
-    *,
-    activation_s: ArrayLike = 0.0,
-    gradient_s: ArrayLike = 0.0,
-    both_s: ArrayLike | None = None,
-    start_s: ArrayLike = 0.0,
-) -> PipelineCosts:
-    """Costs from per-stage values; a single column where alternatives are not given.
-
-    Exchanges may be scalars; ``both_s`` is the longer of the two directions where left out.
-    """
-    forward = _columns(forward_s)
-    shape = forward.shape
-    edges = (max(shape[0] - 1, 0), shape[1])
-    activation = _shaped(activation_s, edges)
-    gradient = _shaped(gradient_s, edges)
-    both = np.maximum(activation, gradient) if both_s is None else _shaped(both_s, edges)
-    return PipelineCosts(
-        forward_s=forward,
-        backward_s=_shaped(backward_s, shape),
-        activation_s=activation,
-        gradient_s=gradient,
-        both_s=both,
-        start_s=_shaped(start_s, shape),
-    )
-
-
-def joined(many: Sequence[PipelineCosts]) -> PipelineCosts:
-    """Alternatives of equal numbers of stages side by side, for one simulation of all."""
-    names = PipelineCosts.__dataclass_fields__
-    return PipelineCosts(
-        **{name: np.concatenate([getattr(costs, name) for costs in many], axis=1) for name in names}
-    )
-
-
-def simulate(costs: PipelineCosts, num_microbatches: int) -> Simulation:
-    """Earliest-start times of 1F1B over the stages of ``costs``.
-
-    With equal stages and free exchanges the makespan is (m + p - 1)(f + b):
+    With equal stages and free exchanges the makespan of 1F1B is (m + p - 1)(f + b):
 
     >>> simulate(pipeline_costs([1.0] * 4, [2.0] * 4), 8).makespan_s.tolist()
     [33.0]
+    >>> interleaved = Pipeline(num_stages=4, num_microbatches=8, num_virtual_stages=2)
+    >>> costs = pipeline_costs([0.5] * 8, [1.0] * 8, num_virtual_stages=2)
+    >>> simulate(costs, interleaved).makespan_s.tolist()
+    [28.5]
     """
-    end = _run(costs, num_microbatches, None)
-    compute = num_microbatches * (costs.forward_s + costs.backward_s)
-    transfer = np.zeros_like(compute)
-    for (boundary, direction), count in _exchange_counts(costs.num_stages, num_microbatches):
-        held = count * _direction_cost(costs, direction)[boundary]
-        transfer[boundary] += held
-        transfer[boundary + 1] += held
-    return Simulation(end_s=end, compute_s=compute, transfer_s=transfer)
-
-
-def spans(costs: PipelineCosts, num_microbatches: int, *, column: int = 0) -> tuple[Span, ...]:
-    """Every task of one alternative with its times; exchanges appear on both stages."""
-    out: list[Span] = []
-
-    def note(stage: int, task: Task, start_s: Floats, end_s: Floats) -> None:
-        microbatch = task.microbatch if task.boundary < 0 else max(task.activation, task.gradient)
-        out.append(
-            Span(
-                stage=stage,
-                kind=task.kind,
-                microbatch=microbatch,
-                start_s=float(start_s[column]),
-                end_s=float(end_s[column]),
-            )
-        )
-
-    _run(costs, num_microbatches, note)
-    return tuple(sorted(out, key=lambda s: (s.start_s, s.stage, s.end_s)))
-
-
-_Note = Callable[[int, Task, Floats, Floats], None]
-
-
-def _run(costs: PipelineCosts, num_microbatches: int, note: _Note | None) -> Floats:
-    ready = [row.copy() for row in costs.start_s]
-    for stage, task in _event_order(costs.num_stages, num_microbatches):
-        if task.kind is TaskKind.EXCHANGE:
-            start = np.maximum(ready[stage], ready[stage + 1])
-            end = start + _direction_cost(costs, _direction(task))[stage]
-            ready[stage] = ready[stage + 1] = end
-            if note is not None:
-                note(stage, task, start, end)
-                note(stage + 1, task, start, end)
-            continue
-        is_forward = task.kind is TaskKind.FORWARD
-        start = ready[stage]
-        ready[stage] = start + (costs.forward_s if is_forward else costs.backward_s)[stage]
-        if note is not None:
-            note(stage, task, start, ready[stage])
-    return np.array(ready)
-
-
-class _Direction(Enum):
-    ACTIVATION = "activation"
-    GRADIENT = "gradient"
-    BOTH = "both"
-
-
-def _direction(task: Task) -> _Direction:
-    if task.gradient < 0:
-        return _Direction.ACTIVATION
-    return _Direction.GRADIENT if task.activation < 0 else _Direction.BOTH
-
-
-def _direction_cost(costs: PipelineCosts, direction: _Direction) -> Floats:
-    if direction is _Direction.ACTIVATION:
-        return costs.activation_s
-    return costs.gradient_s if direction is _Direction.GRADIENT else costs.both_s
-
-
-@lru_cache(maxsize=64)
-def _exchange_counts(
-    num_stages: int, num_microbatches: int
-) -> tuple[tuple[tuple[int, _Direction], int], ...]:
-    order = _event_order(num_stages, num_microbatches)
-    return tuple(
-        Counter(
-            (stage, _direction(task)) for stage, task in order if task.kind is TaskKind.EXCHANGE
-        ).items()
+    pipeline = _checked(costs, pipeline)
+    return Simulation(
+        end_s=stage_ends(costs, pipeline),
+        compute_s=_compute(costs, pipeline),
+        transfer_s=_held(costs, pipeline),
     )
 
 
-@lru_cache(maxsize=64)
-def _event_order(num_stages: int, num_microbatches: int) -> tuple[tuple[int, Task], ...]:
-    """All tasks, each after its inputs; an exchange appears once, on its upper stage."""
-    programs = [stage_program(num_stages, num_microbatches, s) for s in range(num_stages)]
-    places = [0] * num_stages
-    order: list[tuple[int, Task]] = []
-    total = sum(len(program) for program in programs)
-    while sum(places) < total:
-        before = sum(places)
-        for stage, program in enumerate(programs):
-            while places[stage] < len(program):
-                task = program[places[stage]]
-                if task.kind is not TaskKind.EXCHANGE:
-                    order.append((stage, task))
-                    places[stage] += 1
-                elif task.boundary == stage - 1 and _meets(programs, places, stage - 1, task):
-                    order.append((stage - 1, task))
-                    places[stage - 1] += 1
-                    places[stage] += 1
-                else:
-                    break
-        assert sum(places) > before, "the programs of two stages do not meet"
-    return tuple(order)
+def timeline(costs: PipelineCosts, pipeline: Pipeline | int, *, column: int = 0) -> Timeline:
+    """One alternative in full: spans, critical path, and what each stage spends its time on."""
+    return _timeline(costs, _checked(costs, pipeline), column=column)
 
 
-def _meets(programs: list[tuple[Task, ...]], places: list[int], upper: int, task: Task) -> bool:
-    return places[upper] < len(programs[upper]) and programs[upper][places[upper]] == task
+def spans(costs: PipelineCosts, pipeline: Pipeline | int, *, column: int = 0) -> tuple[Span, ...]:
+    """Every task of one alternative with its times, in order of start."""
+    return timeline(costs, pipeline, column=column).spans
 
 
-def _columns(values: ArrayLike) -> Floats:
-    array = np.asarray(values, dtype=np.float64)
-    return array[:, np.newaxis] if array.ndim == 1 else array
+def _checked(costs: PipelineCosts, pipeline: Pipeline | int) -> Pipeline:
+    if isinstance(pipeline, int):
+        pipeline = Pipeline(num_stages=costs.num_stages, num_microbatches=pipeline)
+    found = (costs.num_stages, costs.num_chunks)
+    if found != (pipeline.num_stages, pipeline.num_chunks):
+        raise ConfigError(
+            f"costs have {found[0]} stages and {found[1]} chunks, the pipeline "
+            f"{pipeline.num_stages} and {pipeline.num_chunks}; give a row for each"
+        )
+    return pipeline
 
 
-def _shaped(values: ArrayLike, shape: tuple[int, ...]) -> Floats:
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim == 1:
-        array = array[:, np.newaxis]
-    return np.broadcast_to(array, shape)
+def _compute(costs: PipelineCosts, pipeline: Pipeline) -> Floats:
+    passes = costs.forward_s if pipeline.is_forward_only else costs.forward_s + costs.backward_s
+    local = passes.reshape(pipeline.num_virtual_stages, pipeline.num_stages, -1)
+    return pipeline.num_microbatches * local.sum(axis=0)
+
+
+def _held(costs: PipelineCosts, pipeline: Pipeline) -> Floats:
+    tables = cost_tables(costs, splits_backward=pipeline.splits_backward)
+    out = np.zeros((pipeline.num_stages, costs.num_columns))
+    for held in event_graph(pipeline).held:
+        out[held.stage] += held.count * np.max(
+            [tables[cost][place] for cost, place in held.costs], axis=0
+        )
+    return out

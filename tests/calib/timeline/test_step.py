@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forerun.calib.errors import ConfigError
 from forerun.calib.fit.estimates import Source
-from forerun.calib.timeline.stages import Part, exposed_time
+from forerun.calib.timeline.evaluate import exposed_time
+from forerun.calib.timeline.items import Part
 from forerun.calib.timeline.step import Z_90, StepEstimate, estimate_many, estimate_step
 from forerun.calib.workload.collectives import GroupRole, Placement
 from forerun.calib.workload.config import Recompute, RunConfig
@@ -202,12 +202,16 @@ def test_nothing_hides_on_a_cpu_but_on_a_device(
     assert step_s(GPU, OVERLAP) < step_s(GPU, {"is_optimizer_distributed": True}) * (1 - REL)
 
 
-def test_exposed_time_is_the_last_bucket_where_the_rest_fits() -> None:
-    pass_s, bucket = np.array([100.0]), np.array([2.0])
-    assert exposed_time([bucket] * 4, pass_s, 1.0)[0] == pytest.approx(2.0)
-    assert exposed_time([bucket], pass_s, 1.3)[0] == pytest.approx(2.0)
-    # Side by side 6 s of transfers cost 0.3 x 6 s more.
-    assert exposed_time([bucket] * 4, pass_s, 1.3)[0] == pytest.approx(2.0 + 0.3 * 6.0)
+@pytest.mark.parametrize(("number", "contention", "expected"), [(4, 1.0, 2.0), (1, 1.3, 2.0)])
+def test_exposed_time_is_the_last_bucket_where_the_rest_fits(
+    number: int, contention: float, expected: float
+) -> None:
+    found = exposed(number, 2.0, 100.0, contention)
+    assert found == pytest.approx(expected)
+
+
+def test_side_by_side_six_seconds_of_transfers_cost_contention_more() -> None:
+    assert exposed(4, 2.0, 100.0, 1.3) == pytest.approx(2.0 + 0.3 * 6.0)
 
 
 @given(
@@ -219,8 +223,12 @@ def test_exposed_time_is_the_last_bucket_where_the_rest_fits() -> None:
 def test_exposed_time_never_exceeds_the_transfer(
     n: int, each: float, work: float, contention: float
 ) -> None:
-    found = exposed_time([np.array([each])] * n, np.array([work]), contention)[0]
-    assert each * (1 - REL) <= found <= n * each * (1 + REL)
+    assert each * (1 - REL) <= exposed(n, each, work, contention) <= n * each * (1 + REL)
+
+
+def exposed(number: int, each: float, work: float, contention: float) -> float:
+    total, last, one = np.array([number * each]), np.array([each]), np.array([work])
+    return float(exposed_time(total, last, np.array([float(number)]), one, contention)[0])
 
 
 def test_sources_are_shares_of_time(layout: Layout, planted: Callable[..., Any]) -> None:
@@ -232,9 +240,29 @@ def test_sources_are_shares_of_time(layout: Layout, planted: Callable[..., Any])
     assert total == pytest.approx(found.time_s, rel=REL)
 
 
-def test_interleaved_layouts_are_refused(layout: Layout, planted: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError, match="interleaved schedules are not modelled yet"):
-        estimate_step(layout(pp=2, par={"vp": 2}), planted())
+@pytest.mark.parametrize("vp", [2, 4])
+def test_interleaving_divides_the_bubble(
+    layout: Layout, planted: Callable[..., Any], vp: int
+) -> None:
+    """With edges, transfers and updates free the bubble is (p - 1)(f + b) / v."""
+    free = dict.fromkeys(
+        (
+            OperatorKind.EMBEDDING,
+            OperatorKind.LOGITS,
+            OperatorKind.LOSS,
+            OperatorKind.NORM,
+            OperatorKind.OPTIMIZER,
+            OperatorKind.HOST_MICROBATCH,
+            OperatorKind.HOST_STEP,
+        ),
+        0.0,
+    )
+    estimator = planted(kinds=free, latency_s=0.0, bytes_per_s=math.inf)
+    config = layout(pp=4, par={"vp": vp}, device=GPU, model={"num_layers": 16})
+    work = stage_operators(config, 1)
+    pass_s = sum(n * estimator.operator_s(o) for o, n in (*work.forward, *work.backward))
+    bubble_s = estimate_step(config, estimator).parts_s[Part.BUBBLE]
+    assert bubble_s == pytest.approx(3 * pass_s / vp, rel=REL)
 
 
 def test_the_gather_ahead_is_placed_before_the_first_forward(

@@ -1,0 +1,238 @@
+"""The programs of all stages as one graph of events, each listed after what it waits for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+
+from .programs import Item, Message, Pass, Pipeline, Post, TaskKind, Wait, receiver, sender
+from .schedules import stage_program
+
+
+class Cost(Enum):
+    """Which seconds an event takes; per chunk, or per boundary between chunks."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    WEIGHT_GRADIENT = "weight gradient"
+    ACTIVATION = "activation"
+    GRADIENT = "gradient"
+    BOTH = "both"
+
+
+CostPlace = tuple[Cost, int]
+"""What an event takes, and of which chunk or boundary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Messages that a stage waits for as it posts them, and how often in a step."""
+
+    costs: tuple[CostPlace, ...]
+    stage: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A pass, an exchange or a transfer: it starts when the last of ``inputs`` has ended."""
+
+    inputs: tuple[int, ...]
+    """Events by number; the first ``num_stages`` numbers are the starts of the stages."""
+    cost: CostPlace
+    kind: TaskKind
+    stage: int
+    """Stage that computes or sends; where two messages cross, the one that sends down."""
+    peer: int
+    """Stage at the other end; -1 for a pass."""
+    chunk: int
+    """Chunk, or boundary after that chunk."""
+    microbatch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventGraph:
+    """Events in an order in which they can be timed one after another."""
+
+    pipeline: Pipeline
+    events: tuple[Event, ...]
+    """Event number ``num_stages`` first."""
+    last: tuple[tuple[int, ...], ...]
+    """Per stage, the events with which it has finished."""
+    waited: tuple[tuple[int, ...], ...]
+    """Per stage, the exchanges and transfers that it waits for."""
+    held: tuple[Held, ...]
+
+
+@lru_cache(maxsize=256)
+def event_graph(pipeline: Pipeline) -> EventGraph:
+    """All events of a step; the same for every layout of this size and schedule."""
+    return _Builder(pipeline).build()
+
+
+class _Builder:
+    """Runs the programs side by side; a message becomes an event once both ends have posted."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._num_stages = pipeline.num_stages
+        self._programs = [
+            iter(stage_program(pipeline, stage)) for stage in range(pipeline.num_stages)
+        ]
+        self._events: list[Event] = []
+        self._inputs: list[tuple[int, ...]] = [()] * self._num_stages
+        self._before: list[tuple[int, ...]] = [(stage,) for stage in range(self._num_stages)]
+        """Per stage, the events that its next one waits for."""
+        self._posted: dict[Message, tuple[Post, tuple[int, ...]]] = {}
+        self._numbers: dict[Message, int] = {}
+        self._links: dict[tuple[int, int], int] = {}
+        """Last transfer from one stage to another."""
+        self._waited: list[list[int]] = [[] for _ in range(self._num_stages)]
+        self._held: Counter[tuple[frozenset[CostPlace], int]] = Counter()
+        self._last_post: list[Post | None] = [None] * self._num_stages
+
+    def build(self) -> EventGraph:
+        stuck: list[Wait | None] = [None] * self._num_stages
+        running = list(range(self._num_stages))
+        while running:
+            before = self._progress()
+            for stage in tuple(running):
+                stuck[stage] = self._run(stage, stuck[stage])
+                if stuck[stage] is None:
+                    running.remove(stage)
+            moved = self._progress() != before
+            assert moved or not running, f"stages {running} wait for each other for ever"
+        assert not self._posted, f"one end only: {list(self._posted)[:3]}"
+        return EventGraph(
+            pipeline=self._pipeline,
+            events=tuple(self._events),
+            last=tuple(self._before),
+            waited=tuple(tuple(dict.fromkeys(waited)) for waited in self._waited),
+            held=tuple(
+                Held(costs=tuple(costs), stage=stage, count=count)
+                for (costs, stage), count in self._held.items()
+            ),
+        )
+
+    def _run(self, stage: int, stuck: Wait | None) -> Wait | None:
+        """Go on to the first message that is not there yet, and return that wait."""
+        for item in self._rest(stage, stuck):
+            if isinstance(item, Pass):
+                self._compute(stage, item)
+            elif isinstance(item, Post):
+                self._post(stage, item)
+            elif all(message in self._numbers for message in item.messages):
+                self._wait(stage, item)
+            else:
+                return item
+        return None
+
+    def _progress(self) -> tuple[int, ...]:
+        return len(self._events), len(self._posted), *map(len, self._waited)
+
+    def _rest(self, stage: int, stuck: Wait | None) -> Iterator[Item]:
+        if stuck is not None:
+            yield stuck
+        yield from self._programs[stage]
+
+    def _compute(self, stage: int, task: Pass) -> None:
+        costs = {
+            TaskKind.FORWARD: Cost.FORWARD,
+            TaskKind.WEIGHT_GRADIENT: Cost.WEIGHT_GRADIENT,
+        }
+        number = self._add(
+            Event(
+                inputs=self._needed(self._before[stage]),
+                cost=(costs.get(task.kind, Cost.BACKWARD), task.chunk),
+                kind=task.kind,
+                stage=stage,
+                peer=-1,
+                chunk=task.chunk,
+                microbatch=task.microbatch,
+            )
+        )
+        self._before[stage] = (number,)
+
+    def _post(self, stage: int, post: Post) -> None:
+        """Transfers of which the other end is posted too, by the batch it was posted in."""
+        self._last_post[stage] = post
+        ready: dict[int, list[Message]] = {}
+        for message in post.messages:
+            if message not in self._posted:
+                self._posted[message] = post, self._before[stage]
+            else:
+                ready.setdefault(id(self._posted[message][0]), []).append(message)
+        for messages in ready.values():
+            other, there = self._posted[messages[0]]
+            posted = (*self._before[stage], *there)
+            is_blocking = post.is_blocking and other.is_blocking
+            is_both = len(messages) == 2 and messages[0].is_gradient != messages[1].is_gradient
+            together = [messages] if is_blocking and is_both else [[one] for one in messages]
+            for some in together:
+                self._transfer(some, posted, is_blocking)
+                for message in some:
+                    del self._posted[message]
+
+    def _transfer(
+        self, messages: list[Message], posted: tuple[int, ...], is_blocking: bool
+    ) -> None:
+        """One message, or one activation down and one gradient up at once."""
+        first = min(messages, key=lambda message: message.is_gradient)
+        stage = sender(first, self._num_stages)
+        peer = receiver(first, self._num_stages)
+        # Whoever blocks has waited for all that went before.
+        link = self._links.get((stage, peer))
+        after = () if link is None or (is_blocking and self._is_exchange(link)) else (link,)
+        number = self._add(
+            Event(
+                inputs=self._needed((*posted, *after)),
+                cost=(_message_cost(messages), first.boundary),
+                kind=TaskKind.EXCHANGE if is_blocking else TaskKind.TRANSFER,
+                stage=stage,
+                peer=peer,
+                chunk=first.boundary,
+                microbatch=first.microbatch,
+            )
+        )
+        for message in messages:
+            ends = sender(message, self._num_stages), receiver(message, self._num_stages)
+            self._links[ends] = number
+            self._numbers[message] = number
+
+    def _wait(self, stage: int, wait: Wait) -> None:
+        numbers = tuple(dict.fromkeys(self._numbers[message] for message in wait.messages))
+        self._before[stage] = self._needed((*self._before[stage], *numbers))
+        self._waited[stage] += numbers
+        post = self._last_post[stage]
+        if post and post.is_blocking and post.messages == wait.messages:
+            costs = {self._events[number - self._num_stages].cost for number in numbers}
+            self._held[frozenset(costs), stage] += 1
+
+    def _is_exchange(self, number: int) -> bool:
+        return self._events[number - self._num_stages].kind is TaskKind.EXCHANGE
+
+    def _add(self, event: Event) -> int:
+        self._events.append(event)
+        self._inputs.append(event.inputs)
+        return len(self._inputs) - 1
+
+    def _needed(self, numbers: Iterable[int]) -> tuple[int, ...]:
+        """The inputs that are not before another one already; no time is negative."""
+        distinct = tuple(dict.fromkeys(numbers))
+        if len(distinct) == 1:
+            return distinct
+        earlier: set[int] = set()
+        for number in distinct:
+            earlier.update(self._inputs[number])
+            for before in self._inputs[number]:
+                earlier.update(self._inputs[before])
+        return tuple(number for number in distinct if number not in earlier)
+
+
+def _message_cost(messages: list[Message]) -> Cost:
+    if len(messages) > 1:
+        return Cost.BOTH
+    return Cost.GRADIENT if messages[0].is_gradient else Cost.ACTIVATION

@@ -1,0 +1,115 @@
+"""What a step is made of: operators and collectives, by one name and one order."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+
+from ..fit.laws import family as operator_family
+from ..workload.collectives import CollectiveCall, GroupRole
+from ..workload.operators import Operator
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Item = Operator | CollectiveCall
+
+
+class Part(Enum):
+    """Where the time of the critical stage goes."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    RECOMPUTE = "recompute"
+    TP = "tp"
+    CP = "cp"
+    EP = "ep"
+    PP = "pp"
+    DP = "dp"
+    BUBBLE = "bubble"
+    OPTIMIZER = "optimizer"
+    HOST = "host"
+
+
+PASS_PARTS = (Part.TP, Part.CP, Part.EP)
+"""Parts that transfers within a pass of a layer go to."""
+
+
+def part_of(role: GroupRole) -> Part:
+    """Part that a transfer within a pass belongs to."""
+    if role is GroupRole.CP:
+        return Part.CP
+    is_expert = role in (GroupRole.EP, GroupRole.EXPERT_TP, GroupRole.EXPERT_TP_EP)
+    return Part.EP if is_expert else Part.TP
+
+
+def item_name(item: Item) -> str:
+    """Short name of an operator or collective.
+
+    >>> from ..workload.collectives import Collective
+    >>> item_name(CollectiveCall(collective=Collective.SEND, role=GroupRole.PP, num_ranks=2,
+    ...                          nbytes=8))
+    'send:pp'
+    """
+    if isinstance(item, Operator):
+        return item.kind.value
+    return f"{item.collective.value}:{item.role.value}"
+
+
+def family(item: Item) -> str:
+    """Name of the models whose errors the item shares: all linears, all transfers of one role...
+
+    >>> from ..workload.collectives import Collective
+    >>> family(CollectiveCall(collective=Collective.SEND, role=GroupRole.PP, num_ranks=2, nbytes=8))
+    'pp'
+    """
+    if isinstance(item, Operator):
+        return operator_family(item.kind).value
+    return item.role.value
+
+
+class ItemIndex:
+    """Numbers items in the order in which they are first met."""
+
+    def __init__(self) -> None:
+        self._places: dict[Item, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def place(self, item: Item) -> int:
+        """The number of an item."""
+        return self._places.setdefault(item, len(self._places))
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """Every item by its number."""
+        return tuple(self._places)
+
+
+class Sums:
+    """Rows of a sparse matrix that adds up the times of items, written entry by entry."""
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._columns: list[int] = []
+        self._counts: list[float] = []
+        self.num_rows = 0
+
+    def row(self) -> int:
+        """Opens the next row and returns its number."""
+        self.num_rows += 1
+        return self.num_rows - 1
+
+    def add(self, row: int, column: int, count: float = 1.0) -> None:
+        """Adds so many of an item to a row."""
+        self._rows.append(row)
+        self._columns.append(column)
+        self._counts.append(count)
+
+    def matrix(self, num_columns: int, *, num_rows: int | None = None) -> csr_array:
+        """The matrix, shape (rows, ``num_columns``)."""
+        shape = (self.num_rows if num_rows is None else num_rows, num_columns)
+        return csr_array((self._counts, (self._rows, self._columns)), shape=shape)

@@ -1,0 +1,152 @@
+"""What one stage of a pipeline does in turn: passes, messages it posts, messages it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from ..errors import ConfigError
+from ..workload.parallelism import Schedule
+
+
+class TaskKind(Enum):
+    """What a span of the simulated step is."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    INPUT_GRADIENT = "input gradient"
+    """The part of a backward pass that the stage above waits for (zero-bubble schedules)."""
+    WEIGHT_GRADIENT = "weight gradient"
+    EXCHANGE = "exchange"
+    """A blocking exchange: both ends are held until it ends."""
+    TRANSFER = "transfer"
+    """An asynchronous message: it occupies its link, and holds only whoever waits for it."""
+
+
+BACKWARD_KINDS = (TaskKind.BACKWARD, TaskKind.INPUT_GRADIENT)
+"""Kinds after which a gradient goes up and, but for its weights, an activation is free."""
+
+
+class Pass(NamedTuple):
+    """One computation of one chunk on one micro-batch."""
+
+    kind: TaskKind
+    chunk: int
+    microbatch: int
+
+
+class Message(NamedTuple):
+    """What crosses the boundary between chunks ``boundary`` and ``boundary + 1``."""
+
+    boundary: int
+    microbatch: int
+    is_gradient: bool
+
+
+class Post(NamedTuple):
+    """Messages of which this stage offers its end, sending or receiving, without waiting."""
+
+    messages: tuple[Message, ...]
+    is_blocking: bool
+    """The stage waits for all of them at once.  Where both ends do, an activation down and a
+    gradient up between the same two posts make one exchange."""
+
+
+class Wait(NamedTuple):
+    """Nothing that follows starts before these messages have arrived."""
+
+    messages: tuple[Message, ...]
+
+
+Item = Pass | Post | Wait
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Size and schedule of a pipeline: all that its order of events depends on."""
+
+    num_stages: int
+    num_microbatches: int
+    num_virtual_stages: int = 1
+    microbatch_group_size: int = 0
+    """Micro-batches that a stage runs through one chunk before the next; 0 means the stages."""
+    schedule: Schedule = Schedule.ONE_F_ONE_B
+    """With more than one virtual stage 1F1B is interleaved."""
+    is_forward_only: bool = False
+    """Evaluation: no backward pass."""
+    overlaps_p2p: bool = True
+    """Messages of the steady phase run beside the passes; read only where chunks interleave."""
+    overlaps_p2p_ends: bool = False
+    """So do those of warm-up and cool-down (``--overlap-p2p-communication-warmup-flush``)."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_stages", "num_microbatches", "num_virtual_stages"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, not at least 1; raise it")
+        if self.num_virtual_stages > 1:
+            _check_interleaved(self)
+
+    @property
+    def num_chunks(self) -> int:
+        """Pieces of the model; chunk c runs on stage c % num_stages."""
+        return self.num_stages * self.num_virtual_stages
+
+    @property
+    def group_size(self) -> int:
+        """Micro-batches that a stage runs through one chunk before the next."""
+        return self.microbatch_group_size or self.num_stages
+
+    @property
+    def splits_backward(self) -> bool:
+        """True where input and weight gradients are passes of their own."""
+        return self.schedule is not Schedule.ONE_F_ONE_B and not self.is_forward_only
+
+
+def sender(message: Message, num_stages: int) -> int:
+    """Stage that sends: an activation comes from above the boundary, a gradient from below.
+
+    >>> sender(Message(3, 0, False), 4), sender(Message(3, 0, True), 4)
+    (3, 0)
+    """
+    return (message.boundary + message.is_gradient) % num_stages
+
+
+def receiver(message: Message, num_stages: int) -> int:
+    """Stage that receives.
+
+    >>> receiver(Message(3, 0, False), 4), receiver(Message(3, 0, True), 4)
+    (0, 3)
+    """
+    return (message.boundary + 1 - message.is_gradient) % num_stages
+
+
+def passes(program: Iterable[Item]) -> list[Pass]:
+    """The computations of a program in order."""
+    return [item for item in program if isinstance(item, Pass)]
+
+
+def _check_interleaved(pipeline: Pipeline) -> None:
+    """The limits of Megatron's own schedule."""
+    stages, m, group = pipeline.num_stages, pipeline.num_microbatches, pipeline.group_size
+    if pipeline.schedule is not Schedule.ONE_F_ONE_B:
+        raise ConfigError(
+            f"schedule {pipeline.schedule.value} with vp {pipeline.num_virtual_stages}: "
+            "zero-bubble schedules have one chunk per stage; set vp 1"
+        )
+    if stages < (2 if pipeline.overlaps_p2p else 3):
+        raise ConfigError(
+            f"vp {pipeline.num_virtual_stages} on {stages} stages: interleaving needs 2, and 3 "
+            "where point-to-point messages do not overlap; set vp 1"
+        )
+    if not stages <= group <= m:
+        raise ConfigError(
+            f"microbatch_group_size is {group}, not from pp {stages} to {m} micro-batches; "
+            "choose one between, or set vp 1"
+        )
+    if 0 < m % group < stages:
+        raise ConfigError(
+            f"{m} micro-batches in groups of {group} leave {m % group}, fewer than pp {stages}; "
+            f"choose a multiple of {group}"
+        )
