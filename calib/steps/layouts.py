@@ -1,0 +1,114 @@
+"""Step times of some layouts as a function of the scales and of what each cell of layers adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..samples.step_rows import StepRow
+from ..timeline.block_times import BlockTimes
+from ..timeline.compiled import Compiled, compile_layouts
+from ..timeline.evaluate import evaluate, step_times
+from ..timeline.items import Floats
+from ..workload.blocks import BlockKind
+from .base_times import BaseTimes
+from .scales import (
+    FLOOR_BACKWARD,
+    FLOOR_FORWARD,
+    HOST_MICROBATCH,
+    HOST_STEP,
+    Scale,
+    weights,
+)
+
+_SHARPNESS = 4.0
+"""Power of the smooth maximum of launches and work."""
+_CONTENTION = 1.3
+Effect = tuple[str, int, int, int, int]
+"""What layers of some rows share: its name, hidden size, sequence length, tp and micro-batch."""
+EFFECTS = {"tp": 0.08, "micro_batch": 0.05, "cell": 0.07}
+"""How far layers lie from the global constants by tp, by micro-batch and by both; logs."""
+
+
+def effects_of(row: StepRow) -> tuple[Effect, ...]:
+    """The effects on a row's layers; another width has others."""
+    model, tp = row.config.model, row.config.parallelism.tp
+    micro = row.config.batch.micro_batch_size
+    width = (model.hidden_size, model.seq_length)
+    return ("tp", *width, tp, 0), ("micro_batch", *width, 0, micro), ("cell", *width, tp, micro)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Layouts:
+    """Rows ready to be timed with any constants."""
+
+    compiled: Compiled
+    base_s: Floats
+    weights: Floats
+    scales: tuple[Scale, ...]
+    effects: tuple[Effect, ...]
+    block_effects: Floats
+    """Which effects each block has, shape (blocks, effects)."""
+
+    @property
+    def num_constants(self) -> int:
+        """Scales and effects together."""
+        return len(self.scales) + len(self.effects)
+
+    def log_time(self, theta: Floats) -> Floats:
+        """Log step time, shape (rows, columns), of constants of shape (constants, columns)."""
+        number = len(self.scales)
+        named = {scale.name: theta[i] for i, scale in enumerate(self.scales)}
+        times_s = self.base_s[:, np.newaxis] * np.exp(self.weights @ theta[:number])
+        times_s[self.compiled.host_forward] = 0.5 * np.exp(named[HOST_MICROBATCH])
+        times_s[self.compiled.host_backward] = 0.5 * np.exp(named[HOST_MICROBATCH])
+        times_s[self.compiled.host_step] = np.exp(named[HOST_STEP])
+        factor = np.exp(self.block_effects @ theta[number:])
+        is_layer = np.array(
+            [b.kind in (BlockKind.LAYER, BlockKind.EXPERT_LAYER) for b in self.compiled.blocks]
+        )[:, np.newaxis]
+
+        def adjust(blocks: BlockTimes) -> BlockTimes:
+            forward = np.where(is_layer, np.exp(named[FLOOR_FORWARD]), 0.0)
+            backward = np.where(is_layer, np.exp(named[FLOOR_BACKWARD]), 0.0)
+            again = np.where(blocks.recompute_s > 0.5 * blocks.forward_s, forward, 0.0)
+            return replace(
+                blocks,
+                forward_s=factor * _larger(blocks.forward_s, forward),
+                backward_s=factor * _larger(blocks.backward_s, backward),
+                recompute_s=factor * _larger(blocks.recompute_s, again),
+            )
+
+        found = evaluate(self.compiled, times_s, contention=_CONTENTION, adjust=adjust)
+        return np.log(step_times(self.compiled, found))
+
+
+def layouts_of(
+    rows: Sequence[StepRow], base: BaseTimes, chosen: Sequence[Scale], effects: Sequence[Effect]
+) -> Layouts:
+    """The rows as layouts, with constants for the given effects."""
+    compiled = compile_layouts([row.config for row in rows])
+    places = {effect: place for place, effect in enumerate(effects)}
+    of_config = {id(row.config): effects_of(row) for row in rows}
+    found = np.zeros((len(compiled.blocks), len(effects)))
+    for place, (block, config) in enumerate(
+        zip(compiled.blocks, compiled.block_configs, strict=True)
+    ):
+        if block.kind in (BlockKind.LAYER, BlockKind.EXPERT_LAYER):
+            found[place, [places[effect] for effect in of_config[id(config)]]] = 1.0
+    return Layouts(
+        compiled=compiled,
+        base_s=base.times_s(compiled.items),
+        weights=weights(compiled.items, chosen),
+        scales=tuple(chosen),
+        effects=tuple(effects),
+        block_effects=found,
+    )
+
+
+def _larger(one: Floats, other: Floats) -> Floats:
+    """Smooth maximum."""
+    scale = np.maximum(np.maximum(one, other), 1e-12)
+    return scale * ((one / scale) ** _SHARPNESS + (other / scale) ** _SHARPNESS) ** (1 / _SHARPNESS)

@@ -1,0 +1,123 @@
+"""A step model calibrated by the step times of a few layouts, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import least_squares
+from scipy.stats import t as student
+
+from ..samples.step_rows import StepPredictions, StepRow
+from ..timeline.items import Floats
+from .base_times import BaseTimes
+from .layouts import EFFECTS, Effect, Layouts, effects_of, layouts_of
+from .scales import scales
+
+Base = Callable[[StepRow], BaseTimes]
+_MEASURED_SIGMA_LOG = 0.01
+_MODEL_SIGMA_LOG = 0.08
+"""Error on a layout before any residual was seen, and how many residuals that counts for."""
+_MODEL_WEIGHT = 5.0
+_FREEDOM = 7.0
+_STEP = 1e-4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepScales:
+    """What ``fit`` starts from: base times of the machine and the priors of its constants."""
+
+    base: Base
+    measured_sigma_log: float = _MEASURED_SIGMA_LOG
+
+    def fit(self, rows: Sequence[StepRow]) -> FittedScales:
+        """Constants at the greatest posterior; without rows the priors."""
+        if not rows:
+            return FittedScales(
+                start=self, effects=(), theta=None, covariance=None, sigma_log=_MODEL_SIGMA_LOG
+            )
+        base = self.base(rows[0])
+        chosen = scales(is_attention_fused=base.is_attention_fused)
+        effects = tuple(dict.fromkeys(effect for row in rows for effect in effects_of(row)))
+        layouts = layouts_of(rows, base, chosen, effects)
+        measured = np.log([row.measured_s for row in rows])
+        center, spread = prior(layouts)
+
+        def residuals(theta: Floats) -> Floats:
+            found = layouts.log_time(theta[:, np.newaxis])[:, 0]
+            return np.concatenate(
+                [(found - measured) / self.measured_sigma_log, (theta - center) / spread]
+            )
+
+        def jacobian(theta: Floats) -> Floats:
+            slopes = gradient(layouts, theta)[1]
+            return np.vstack([slopes / self.measured_sigma_log, np.diag(1 / spread)])
+
+        theta = least_squares(residuals, center, jac=jacobian, x_scale=spread, max_nfev=30).x
+        found, slopes = gradient(layouts, theta)
+        information = slopes.T @ slopes / self.measured_sigma_log**2 + np.diag(spread**-2)
+        covariance = np.linalg.inv(information)
+        leverage = np.einsum("ri,ij,rj->r", slopes, covariance, slopes) / self.measured_sigma_log**2
+        left_out = (measured - found) / np.maximum(1 - leverage, 0.05)
+        return FittedScales(
+            start=self,
+            effects=effects,
+            theta=theta,
+            covariance=covariance,
+            sigma_log=_shrunk(left_out),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FittedScales:
+    """Constants of one machine, and how well they are known."""
+
+    start: StepScales
+    effects: tuple[Effect, ...]
+    theta: Floats | None
+    covariance: Floats | None
+    sigma_log: float
+    """Error on a layout beyond that of the constants."""
+
+    def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
+        """Medians and 90 % intervals."""
+        base = self.start.base(rows[0])
+        chosen = scales(is_attention_fused=base.is_attention_fused)
+        asked = dict.fromkeys([*self.effects, *(e for row in rows for e in effects_of(row))])
+        layouts = layouts_of(rows, base, chosen, tuple(asked))
+        center, spread = prior(layouts)
+        covariance = np.diag(spread**2)
+        if self.theta is not None and self.covariance is not None:
+            known = len(self.theta)
+            center[:known] = self.theta
+            covariance[:known, :known] = self.covariance
+        found, slopes = gradient(layouts, center)
+        variance = np.einsum("ri,ij,rj->r", slopes, covariance, slopes)
+        half = student.ppf(0.95, _FREEDOM) * np.sqrt(variance + self.sigma_log**2)
+        return StepPredictions(
+            time_s=np.exp(found), low_s=np.exp(found - half), high_s=np.exp(found + half)
+        )
+
+
+def prior(layouts: Layouts) -> tuple[Floats, Floats]:
+    """Centres and deviations of all constants."""
+    center = [*(scale.log_center for scale in layouts.scales), *(0.0 for _ in layouts.effects)]
+    spread = [
+        *(scale.log_sigma for scale in layouts.scales),
+        *(EFFECTS[effect[0]] for effect in layouts.effects),
+    ]
+    return np.array(center), np.array(spread)
+
+
+def gradient(layouts: Layouts, theta: Floats) -> tuple[Floats, Floats]:
+    """Log step times and their slopes, shapes (rows,) and (rows, constants)."""
+    columns = np.column_stack([theta, theta[:, np.newaxis] + _STEP * np.eye(len(theta))])
+    found = layouts.log_time(columns)
+    return found[:, 0], (found[:, 1:] - found[:, :1]) / _STEP
+
+
+def _shrunk(residuals: Floats) -> float:
+    """Deviation of residuals, drawn to what is known before any."""
+    total = _MODEL_WEIGHT * _MODEL_SIGMA_LOG**2 + float(np.sum(residuals**2))
+    return float(np.sqrt(total / (_MODEL_WEIGHT + len(residuals))))

@@ -1,0 +1,114 @@
+"""The few global constants of a machine that step times alone can tell, with what is known of each.
+
+A scale multiplies the times of all items that it covers; a constant is a time of its own.  Both are
+held as logarithms with a normal prior.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..timeline.items import Floats, Item
+from ..workload.collectives import CollectiveCall, GroupRole
+from ..workload.operators import Operator, OperatorKind, Phase
+
+Kind = OperatorKind
+HOST_MICROBATCH, HOST_STEP = "host_microbatch", "host_step"
+FLOOR_FORWARD, FLOOR_BACKWARD = "floor_forward", "floor_backward"
+CONTENTION = "contention"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """One constant: where it starts and how far it may be off."""
+
+    name: str
+    log_center: float = 0.0
+    log_sigma: float
+    weight: Callable[[Item], float] | None = None
+    """Power with which it multiplies the time of an item; None: it is a time of its own."""
+
+
+def scales(*, is_attention_fused: bool) -> tuple[Scale, ...]:
+    """Every constant of a machine.
+
+    The launch floor is what the host takes to launch one layer: 0.8 and 1.3 ms on an eager stack of
+    2021, about half with fused kernels.
+    """
+    floors = (0.4e-3, 0.6e-3) if is_attention_fused else (0.8e-3, 1.3e-3)
+    return (
+        Scale(name="linear_forward", log_sigma=0.2, weight=_of(_LINEARS, _FORWARD)),
+        Scale(name="linear_backward", log_sigma=0.2, weight=_of(_LINEARS, _BACKWARD)),
+        Scale(name="attention_forward", log_sigma=0.3, weight=_of(_ATTENTION, _FORWARD)),
+        Scale(name="attention_backward", log_sigma=0.3, weight=_of(_ATTENTION, _BACKWARD)),
+        Scale(name="memory", log_sigma=0.4, weight=_of(_MEMORY, (*_FORWARD, *_BACKWARD))),
+        Scale(name="head", log_sigma=0.3, weight=_of(_HEAD, (*_FORWARD, *_BACKWARD))),
+        Scale(name="misaligned", log_center=0.5, log_sigma=0.5, weight=misalignment),
+        Scale(name="optimizer", log_sigma=0.5, weight=_of({Kind.OPTIMIZER}, (Phase.STEP,))),
+        Scale(name="tp", log_sigma=0.4, weight=_role(GroupRole.TP)),
+        Scale(name="dp", log_sigma=0.4, weight=_role(GroupRole.DP, GroupRole.EXPERT_DP)),
+        Scale(name="pp", log_sigma=0.5, weight=_role(GroupRole.PP)),
+        Scale(name="cp", log_sigma=0.5, weight=_role(GroupRole.CP)),
+        Scale(
+            name="ep",
+            log_sigma=0.5,
+            weight=_role(GroupRole.EP, GroupRole.EXPERT_TP, GroupRole.EXPERT_TP_EP),
+        ),
+        Scale(name=HOST_MICROBATCH, log_center=math.log(0.2e-3), log_sigma=1.0),
+        Scale(name=HOST_STEP, log_center=math.log(5e-3), log_sigma=1.0),
+        Scale(name=FLOOR_FORWARD, log_center=math.log(floors[0]), log_sigma=0.35),
+        Scale(name=FLOOR_BACKWARD, log_center=math.log(floors[1]), log_sigma=0.35),
+    )
+
+
+def weights(items: Sequence[Item], chosen: Sequence[Scale]) -> Floats:
+    """Powers of the scales in the time of each item, shape (items, scales)."""
+    out = np.zeros((len(items), len(chosen)))
+    for column, scale in enumerate(chosen):
+        if scale.weight is not None:
+            out[:, column] = [scale.weight(item) for item in items]
+    return out
+
+
+def misalignment(item: Item) -> float:
+    """How far the vocabulary of a head is from a multiple of 8: 0 where it is one, 1 where odd.
+
+    Tensor cores want rows of 16 bytes; a vocabulary that is not a multiple of 8 costs up to
+    four times the time of logits and loss.
+    """
+    if not isinstance(item, Operator) or item.kind not in (Kind.LOGITS, Kind.LOSS):
+        return 0.0
+    vocab = item.shape[-1]
+    return sum(vocab % divisor != 0 for divisor in (2, 4, 8)) / 3
+
+
+_LINEARS = frozenset(kind for kind in Kind if kind.is_linear and kind is not Kind.LOGITS) | {
+    Kind.GROUPED_LINEAR,
+    Kind.ROUTER,
+    Kind.EXPERTS,
+}
+_ATTENTION = frozenset({Kind.CORE_ATTENTION, Kind.FLASH_ATTENTION})
+_HEAD = frozenset({Kind.LOGITS, Kind.LOSS, Kind.EMBEDDING})
+_APART = frozenset({Kind.OPTIMIZER, Kind.HOST_MICROBATCH, Kind.HOST_STEP})
+_MEMORY = frozenset(Kind) - _LINEARS - _ATTENTION - _HEAD - _APART
+_FORWARD = (Phase.FORWARD, Phase.RECOMPUTE)
+_BACKWARD = (Phase.BACKWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
+
+
+def _of(kinds: frozenset[Kind] | set[Kind], phases: tuple[Phase, ...]) -> Callable[[Item], float]:
+    def weight(item: Item) -> float:
+        is_covered = isinstance(item, Operator) and item.kind in kinds and item.phase in phases
+        return float(is_covered)
+
+    return weight
+
+
+def _role(*roles: GroupRole) -> Callable[[Item], float]:
+    def weight(item: Item) -> float:
+        return float(isinstance(item, CollectiveCall) and item.role in roles)
+
+    return weight
