@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ConfigError
 from ..fit.estimates import Estimator, Source
 from ..timeline.step import CONTENTION, Z_90, StepEstimate, estimate_many
-from ..workload.config import Parallelism, Recompute, RunConfig
+from ..workload.config import RunConfig
 from ..workload.megatron_args import options
 from ..workload.memory import MemoryEstimate, Verdict, memory, verdict
+from .layouts import enumerate_layouts, layout_label
+
+__all__ = ["Candidate", "Plan", "compare", "enumerate_layouts", "layout_label", "plan"]
 
 SCHEMA = 1
 LAYOUT_SIGMA_LOG = 0.04
@@ -60,7 +62,10 @@ class Candidate:
             "num_ranks": par.num_ranks,
             "tp": par.tp,
             "pp": par.pp,
+            "vp": par.vp,
             "dp": par.dp,
+            "cp": par.cp,
+            "ep": par.ep,
             "micro_batch_size": self.config.batch.micro_batch_size,
             "recompute": self.config.recompute.value,
             **{name: getattr(self, name) for name in names},
@@ -100,37 +105,6 @@ class Plan:
             "best": best.label if best else None,
             "candidates": [candidate.to_json() for candidate in self.candidates],
         }
-
-
-def layout_label(config: RunConfig) -> str:
-    """Degrees above one, micro-batch and recompute, as ``TP4 PP2 mbs2 full``."""
-    par = config.parallelism
-    degrees = (("TP", par.tp), ("PP", par.pp), ("VP", par.vp), ("DP", par.dp))
-    words = [f"{name}{degree}" for name, degree in degrees if degree > 1]
-    words.append(f"mbs{config.batch.micro_batch_size}")
-    if config.recompute is not Recompute.NONE:
-        words.append(config.recompute.value)
-    return " ".join(words)
-
-
-def enumerate_layouts(config: RunConfig, num_ranks: int) -> list[RunConfig]:
-    """Every layout over ``num_ranks`` ranks that can run: tp, pp, dp, micro-batch, recompute.
-
-    The global batch stays; so do overlap, distributed optimizer and sequence parallelism where they
-    apply.  Interleaved stages are left out.
-    """
-    if num_ranks < 1:
-        raise ConfigError(f"{num_ranks} ranks are none; give at least 1")
-    out: list[RunConfig] = []
-    for tp in _divisors(num_ranks):
-        for pp in _divisors(num_ranks // tp):
-            dp = num_ranks // (tp * pp)
-            if config.batch.global_batch_size % dp:
-                continue
-            parallelism = _parallelism(config.parallelism, tp, pp, dp)
-            for micro in _divisors(config.batch.global_batch_size // dp):
-                out.extend(_variants(config, parallelism, micro))
-    return out
 
 
 def plan(
@@ -252,30 +226,3 @@ class _Judge:
             ),
             options=options(estimate.config),
         )
-
-
-def _parallelism(own: Parallelism, tp: int, pp: int, dp: int) -> Parallelism:
-    return replace(
-        own, tp=tp, pp=pp, dp=dp, vp=1, is_sequence_parallel=own.is_sequence_parallel and tp > 1
-    )
-
-
-def _variants(config: RunConfig, parallelism: Parallelism, micro: int) -> Iterator[RunConfig]:
-    batch = replace(config.batch, micro_batch_size=micro)
-    for recompute in Recompute:
-        kept = config.recompute_num_layers if recompute is config.recompute else 0
-        num_layers = kept if kept <= config.model.num_layers // parallelism.pp else 0
-        try:
-            yield replace(
-                config,
-                parallelism=parallelism,
-                batch=batch,
-                recompute=recompute,
-                recompute_num_layers=num_layers,
-            )
-        except ConfigError:
-            return
-
-
-def _divisors(number: int) -> list[int]:
-    return [d for d in range(1, number + 1) if number % d == 0]

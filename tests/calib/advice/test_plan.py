@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -37,7 +38,7 @@ def test_every_layout_runs_the_same_batch_on_the_ranks(
     assert len(set(found)) == len(found)
     for config in found:
         par = config.parallelism
-        assert par.num_ranks == num_ranks and par.vp == 1
+        assert par.num_ranks == num_ranks
         share = config.num_microbatches * config.batch.micro_batch_size * par.dp
         assert share == samples
 
@@ -45,19 +46,16 @@ def test_every_layout_runs_the_same_batch_on_the_ranks(
 def test_no_layout_that_could_run_is_missing(layout: Layout) -> None:
     """All pairs of degrees and micro-batches, asked one by one whether they are accepted."""
     expected = set()
-    for tp in (1, 2, 4):
-        for pp in (1, 2, 4):
-            for dp in (1, 2, 4):
-                for micro in range(1, 17):
-                    for recompute in Recompute:
-                        if tp * pp * dp != 4:
-                            continue
-                        try:
-                            expected.add(
-                                layout(tp=tp, pp=pp, dp=dp, micro=micro, recompute=recompute)
-                            )
-                        except ConfigError:
-                            continue
+    degrees = itertools.product((1, 2, 4), (1, 2, 4), (1, 2, 4), (1, 2, 4))
+    for (tp, pp, dp, vp), micro in itertools.product(degrees, range(1, 17)):
+        for recompute in Recompute:
+            if tp * pp * dp != 4:
+                continue
+            try:
+                par = {"vp": vp}
+                expected.add(layout(tp=tp, pp=pp, dp=dp, micro=micro, recompute=recompute, par=par))
+            except ConfigError:
+                continue
     assert set(enumerate_layouts(layout(dp=4), 4)) == expected
 
 
@@ -72,7 +70,7 @@ def test_settings_are_kept_where_they_apply(layout: Layout) -> None:
     for found in enumerate_layouts(config, 4):
         assert found.parallelism.is_sequence_parallel == (found.parallelism.tp > 1)
         assert found.parallelism.is_optimizer_distributed
-        is_kept = found.recompute is Recompute.FULL and found.layers_per_stage >= 2
+        is_kept = found.recompute is Recompute.FULL and found.chunk_layers[0] >= 2
         assert found.recompute_num_layers == (2 if is_kept else 0)
 
 

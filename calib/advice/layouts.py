@@ -1,0 +1,145 @@
+"""Which layouts a run could have on so many ranks, and what to call them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ..errors import ConfigError
+from ..workload.config import Batch, Parallelism, Recompute, RunConfig, Schedule
+
+LONG_SEQUENCE = 8192
+"""From this length on context parallelism is tried where the run has none."""
+_MOST_CONTEXT = 8
+_MOST_VIRTUAL = 8
+
+
+def layout_label(config: RunConfig) -> str:
+    """Degrees above one, micro-batch and recompute, as ``TP4 PP2 mbs2 full``."""
+    par = config.parallelism
+    degrees = (
+        ("TP", par.tp),
+        ("CP", par.cp),
+        ("EP", par.ep),
+        ("ETP", par.etp if par.ep > 1 and par.etp != par.tp else 0),
+        ("PP", par.pp),
+        ("VP", par.vp),
+        ("DP", par.dp),
+    )
+    words = [f"{name}{degree}" for name, degree in degrees if degree > 1]
+    if par.chunk_layers:
+        words.append("-".join(str(number) for number in par.chunk_layers))
+    if par.schedule is not Schedule.ONE_F_ONE_B:
+        words.append(par.schedule.value)
+    words.append(f"mbs{config.batch.micro_batch_size}")
+    if config.recompute is not Recompute.NONE:
+        words.append("+".join((config.recompute.value, *config.recompute_modules)))
+    return " ".join(words)
+
+
+def enumerate_layouts(config: RunConfig, num_ranks: int) -> list[RunConfig]:
+    """Every layout over ``num_ranks`` ranks that can run: degrees, micro-batch, recompute.
+
+    The global batch stays; so do overlap, distributed optimizer and sequence parallelism where they
+    apply.  Chunks are even; context parallelism is varied where the run has it or sequences are
+    long, and expert parallelism where the model has experts.
+    """
+    if num_ranks < 1:
+        raise ConfigError(f"{num_ranks} ranks are none; give at least 1")
+    return [
+        layout for degrees in _degrees(config, num_ranks) for layout in _variants(config, degrees)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Degrees:
+    tp: int
+    cp: int
+    ep: int
+    pp: int
+    dp: int
+
+
+def _degrees(config: RunConfig, num_ranks: int) -> Iterator[_Degrees]:
+    model, samples = config.model, config.batch.global_batch_size
+    for tp in _divisors(num_ranks):
+        if model.num_attention_heads % tp or model.vocab_size % tp:
+            continue
+        for cp in _contexts(config):
+            for pp in _divisors(num_ranks // (tp * cp)) if num_ranks % (tp * cp) == 0 else ():
+                dp = num_ranks // (tp * cp * pp)
+                if model.num_layers % pp or samples % dp:
+                    continue
+                for ep in _experts(config, tp * cp * dp, tp):
+                    yield _Degrees(tp=tp, cp=cp, ep=ep, pp=pp, dp=dp)
+
+
+def _contexts(config: RunConfig) -> list[int]:
+    own, seq_length = config.parallelism.cp, config.model.seq_length
+    most = _MOST_CONTEXT if config.device != "cpu" and seq_length >= LONG_SEQUENCE else 1
+    return sorted({own, *(cp for cp in _divisors(most) if seq_length % (2 * cp) == 0)} | {1})
+
+
+def _experts(config: RunConfig, num_ranks: int, tp: int) -> list[int]:
+    """Degrees of expert parallelism that divide the experts and the ranks of a stage."""
+    experts = config.model.experts
+    if experts is None:
+        return [1]
+    shared = config.parallelism.etp or tp
+    return [ep for ep in _divisors(experts.num_experts) if num_ranks % (ep * shared) == 0]
+
+
+def _variants(config: RunConfig, degrees: _Degrees) -> Iterator[RunConfig]:
+    """Virtual stages, micro-batches and recompute of one set of degrees."""
+    samples = config.batch.global_batch_size // degrees.dp
+    for micro in _divisors(samples):
+        batch = Batch(micro_batch_size=micro, global_batch_size=config.batch.global_batch_size)
+        for vp in _virtual(config, degrees, samples // micro):
+            try:
+                parallelism = _parallelism(config.parallelism, degrees, vp)
+                yield from _recomputed(config, parallelism, batch)
+            except ConfigError:
+                continue
+
+
+def _virtual(config: RunConfig, degrees: _Degrees, num_microbatches: int) -> list[int]:
+    each = config.model.num_layers // degrees.pp
+    if degrees.pp == 1 or num_microbatches % degrees.pp:
+        return [1]
+    return [vp for vp in _divisors(each) if vp <= _MOST_VIRTUAL]
+
+
+def _parallelism(own: Parallelism, degrees: _Degrees, vp: int) -> Parallelism:
+    return replace(
+        own,
+        tp=degrees.tp,
+        cp=degrees.cp,
+        ep=degrees.ep,
+        pp=degrees.pp,
+        dp=degrees.dp,
+        vp=vp,
+        chunk_layers=(),
+        microbatch_group_size=0,
+        schedule=own.schedule if vp == 1 else Schedule.ONE_F_ONE_B,
+        is_sequence_parallel=own.is_sequence_parallel and degrees.tp > 1,
+    )
+
+
+def _recomputed(config: RunConfig, parallelism: Parallelism, batch: Batch) -> Iterator[RunConfig]:
+    each = config.model.num_layers // parallelism.num_chunks
+    for recompute in Recompute:
+        is_own = recompute is config.recompute
+        kept = config.recompute_num_layers if is_own else 0
+        yield replace(
+            config,
+            parallelism=parallelism,
+            batch=batch,
+            recompute=recompute,
+            recompute_num_layers=kept if kept <= each else 0,
+            recompute_modules=config.recompute_modules if is_own else (),
+        )
+
+
+def _divisors(number: int) -> list[int]:
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
