@@ -20,7 +20,6 @@ from .evidence import (
     measured_sigma_log,
     measured_step_s,
     memory_offset_nbytes,
-    modelled_config,
     perturbation_s,
 )
 from .fit.calibration import Calibration, calibrate
@@ -133,12 +132,11 @@ def analyse(table: SampleTable, request: Request, *, problems: Sequence[str] = (
     running layout is one that the timeline does not model yet.
     """
     config = table.config()
-    layout = modelled_config(table)
     measured_s = measured_step_s(table)
     calibration = calibrate(table, device=config.device)
-    own = estimate_step(layout, calibration)
+    own = estimate_step(config, calibration)
     found = plan(
-        layout,
+        config,
         calibration,
         num_ranks=(config.parallelism.num_ranks, *request.gpus),
         measured_step_time_s=measured_s,

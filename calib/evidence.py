@@ -14,7 +14,6 @@ from .advice.overhead import Overhead, overhead
 from .advice.transcript import HookSummary
 from .errors import CalibrationError
 from .samples.table import SampleTable
-from .workload.config import RunConfig
 from .workload.memory import memory_offset
 from .workload.operators import OperatorKind
 
@@ -34,15 +33,6 @@ def measured_step_s(table: SampleTable) -> float:
     return float(np.median(times))
 
 
-def modelled_config(table: SampleTable) -> RunConfig:
-    """The running layout as the timeline takes it: interleaved stages as plain ones.
-
-    The report names them among what the model leaves out, and the difference is unexplained time.
-    """
-    config = table.config()
-    return replace(config, parallelism=replace(config.parallelism, vp=1))
-
-
 def measured_sigma_log(table: SampleTable) -> float:
     """How well the bare steps of the newest window tell the level of the run."""
     newest = only_windows(table, windows_of(table)[-1:])
@@ -58,7 +48,7 @@ def measured_sigma_log(table: SampleTable) -> float:
 def memory_offset_nbytes(table: SampleTable) -> int | None:
     """What the measured peak of the newest run had beyond its estimate; None where not measured."""
     peaks = table.memory_peak_nbytes()
-    return memory_offset(modelled_config(table), max(peaks.values())) if peaks else None
+    return memory_offset(table.config(), max(peaks.values())) if peaks else None
 
 
 def mean_waiting_s(table: SampleTable) -> float:

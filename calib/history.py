@@ -10,7 +10,6 @@ from .evidence import (
     mean_waiting_s,
     measured_overhead,
     measured_step_s,
-    modelled_config,
     only_windows,
     perturbation_s,
     windows_of,
@@ -69,7 +68,7 @@ class _Fit:
 
     @staticmethod
     def of(table: SampleTable) -> _Fit:
-        config = modelled_config(table)
+        config = table.config()
         calibration = calibrate(table, device=config.device)
         rest_s = mean_waiting_s(table) - perturbation_s(table, measured_overhead(table))
         own_s = estimate_step(config, calibration).time_s + rest_s

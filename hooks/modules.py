@@ -23,7 +23,16 @@ _BY_ATTRIBUTE = {
     "pre_mlp_layernorm": OperatorKind.NORM,
     "q_layernorm": OperatorKind.NORM,
     "k_layernorm": OperatorKind.NORM,
+    "kv_layernorm": OperatorKind.NORM,
+    "enorm": OperatorKind.NORM,
+    "hnorm": OperatorKind.NORM,
     "final_layernorm": OperatorKind.NORM,
+    "linear_q_proj": OperatorKind.LINEAR,
+    "linear_q_down_proj": OperatorKind.LINEAR,
+    "linear_q_up_proj": OperatorKind.LINEAR,
+    "linear_kv_down_proj": OperatorKind.LINEAR,
+    "linear_kv_up_proj": OperatorKind.LINEAR,
+    "eh_proj": OperatorKind.LINEAR,
     "linear_qkv": OperatorKind.LINEAR_QKV,
     "core_attention": OperatorKind.CORE_ATTENTION,
     "linear_proj": OperatorKind.LINEAR_PROJ,
@@ -34,12 +43,22 @@ _BY_ATTRIBUTE = {
 _BY_CLASS = {
     "LanguageModelEmbedding": OperatorKind.EMBEDDING,
     "SelfAttention": OperatorKind.POSITION,
+    "MLASelfAttention": OperatorKind.POSITION,
     "MLP": OperatorKind.ACTIVATION,
+    "TEGroupedMLP": OperatorKind.ACTIVATION,
+    "SequentialMLP": OperatorKind.PERMUTE,
+    "TopKRouter": OperatorKind.ROUTER,
     "TransformerLayer": OperatorKind.RESIDUAL,
 }
+_GROUPED = "TEGroupedLinear"
 _NOTHING_INSIDE = frozenset({"IdentityOp", "IdentityFuncOp"})
 _MARKS = "forerun"
 _LOSS = "compute_language_model_loss"
+_JOIN = "_concat_embeddings"
+"""Method of a prediction layer that joins its two inputs, which may run again."""
+_AT_EXPERTS = ("dispatch_postprocess", "combine_preprocess")
+_AT_HOME = ("dispatch_preprocess", "combine_postprocess")
+"""Methods of a token dispatcher that copy rows, after their transfer and before it."""
 
 
 def find_sites(models: Iterable[torch.nn.Module]) -> list[tuple[torch.nn.Module, Site]]:
@@ -51,20 +70,23 @@ def find_sites(models: Iterable[torch.nn.Module]) -> list[tuple[torch.nn.Module,
             classes = {c.__name__ for c in type(module).__mro__}
             if "TransformerLayer" in classes:
                 prefix, layer = name + ".", int(getattr(module, "layer_number", 1)) - 1
-            kind = _kind(name, classes)
+            kind = _kind(name, classes, module)
             if kind is not None:
                 is_inside = name.startswith(prefix) or name + "." == prefix
                 found.append((module, Site(kind=kind, layer=layer if is_inside else 0)))
     return found
 
 
-def _kind(name: str, classes: set[str]) -> OperatorKind | None:
+def _kind(name: str, classes: set[str], module: torch.nn.Module) -> OperatorKind | None:
     if classes & _NOTHING_INSIDE:
         return None
     kind = _BY_ATTRIBUTE.get(name.rpartition(".")[2])
     if kind is not None:
-        return kind
-    return next((kind for cls, kind in _BY_CLASS.items() if cls in classes), None)
+        return OperatorKind.GROUPED_LINEAR if _GROUPED in classes else kind
+    kind = next((kind for cls, kind in _BY_CLASS.items() if cls in classes), None)
+    if kind is OperatorKind.PERMUTE and getattr(module, "num_local_experts", 1) == 1:
+        return None  # a single expert's result is joined with no other
+    return kind
 
 
 def find_losses(models: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
@@ -77,6 +99,34 @@ def find_losses(models: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
     ]
 
 
+def find_joins(models: Iterable[torch.nn.Module]) -> list[tuple[Any, str, Site]]:
+    """Prediction layers, each with the name of the method that joins its two inputs."""
+    return [
+        (module, _JOIN, Site(kind=OperatorKind.ELEMENTWISE))
+        for model in models
+        for module in model.modules()
+        if hasattr(module, _JOIN)
+    ]
+
+
+def find_dispatches(models: Iterable[torch.nn.Module]) -> list[tuple[Any, str, Site]]:
+    """Token dispatchers of expert layers, each with the name of a method that copies rows."""
+    found = []
+    for model in models:
+        for module in model.modules():
+            dispatcher = getattr(module, "token_dispatcher", None)
+            if dispatcher is None:
+                continue
+            layer = int(getattr(module, "layer_number", None) or 1) - 1
+            site = Site(kind=OperatorKind.PERMUTE, layer=layer)
+            is_exchange = "AlltoAll" in type(dispatcher).__name__
+            names = _AT_HOME if is_exchange else ()
+            if not is_exchange or getattr(dispatcher, "num_local_experts", 1) > 1:
+                names = (*names, *_AT_EXPERTS)
+            found += [(dispatcher, name, site) for name in names]
+    return found
+
+
 class ModuleHooks:
     """Hooks on the operators of a model, between ``install`` and ``remove``."""
 
@@ -84,13 +134,18 @@ class ModuleHooks:
         chunks = list(models)
         self._recorder = recorder
         self._places = find_sites(chunks)
-        self._losses = find_losses(chunks) if self._places else []
+        losses = find_losses(chunks) if self._places else []
+        self._methods: list[tuple[Any, str, Site]] = [
+            *((module, _LOSS, Site(kind=OperatorKind.LOSS)) for module in losses),
+            *find_dispatches(chunks),
+            *find_joins(chunks),
+        ]
         self._begin = guard.protect(recorder.begin_span)
         self._finish = guard.protect(self._end_span)
         self._mark_backward = guard.protect(recorder.mark_backward)
         self._handles: list[Any] = []
-        sites = [site for _, site in self._places]
-        self.sites = (*sites, *(Site(kind=OperatorKind.LOSS) for _ in self._losses))
+        methods = [site for _, _, site in self._methods]
+        self.sites = (*(site for _, site in self._places), *methods)
 
     def install(self) -> None:
         """Register all hooks; does nothing where they are registered."""
@@ -101,11 +156,11 @@ class ModuleHooks:
             after = partial(self._after_forward, number)
             self._handles.append(module.register_forward_pre_hook(before))
             self._handles.append(module.register_forward_hook(after, with_kwargs=True))
-        for number, module in enumerate(self._losses, start=len(self._places)):
-            if _LOSS not in vars(module):
-                loss = self._wrap_loss(number, getattr(module, _LOSS))
-                setattr(module, _LOSS, loss)
-                self._handles.append(_InstanceAttribute(module, _LOSS, loss))
+        for number, (owner, name, _) in enumerate(self._methods, start=len(self._places)):
+            if name not in vars(owner):
+                wrapped = self._wrap_method(number, name, getattr(owner, name))
+                setattr(owner, name, wrapped)
+                self._handles.append(_InstanceAttribute(owner, name, wrapped))
 
     def remove(self) -> None:
         """Take all hooks away; marks on the graph of the running step stay and do nothing."""
@@ -120,17 +175,19 @@ class ModuleHooks:
     ) -> None:
         self._finish(number, module, (*args, *kwargs.values()), output)
 
-    def _wrap_loss(self, number: int, original: Callable[..., Any]) -> Callable[..., Any]:
-        def loss(*args: Any, **kwargs: Any) -> Any:
+    def _wrap_method(
+        self, number: int, name: str, original: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        def method(*args: Any, **kwargs: Any) -> Any:
             self._begin(number)
             output = original(*args, **kwargs)
-            self._finish(number, None, (*args, *kwargs.values()), output)
+            self._finish(number, name, (*args, *kwargs.values()), output)
             return output
 
-        return loss
+        return method
 
     def _end_span(
-        self, number: int, module: torch.nn.Module | None, values: tuple[Any, ...], output: Any
+        self, number: int, owner: torch.nn.Module | str, values: tuple[Any, ...], output: Any
     ) -> None:
         span = self._recorder.end_span(number)
         if span < 0:
@@ -140,7 +197,7 @@ class ModuleHooks:
             inputs = _activations(values)
             result = _first_tensor(output)
             if inputs and result is not None:
-                raw = _raw_shape(self.sites[number].kind, module, inputs, result)
+                raw = _raw_shape(self.sites[number].kind, owner, inputs, result)
                 self._recorder.describe_span(span, raw, _element_nbytes(inputs, result))
                 self._follow_backward(span, inputs, result)
         self._recorder.end_hook()
@@ -212,20 +269,37 @@ def _first_tensor(value: Any) -> torch.Tensor | None:
 
 def _raw_shape(
     kind: OperatorKind,
-    module: torch.nn.Module | None,
+    owner: torch.nn.Module | str,
     inputs: list[torch.Tensor],
     result: torch.Tensor,
 ) -> tuple[Any, ...]:
+    """What ``canonical_shape`` takes; ``owner`` is the module, or the name of the method."""
     first = inputs[0]
     if kind is OperatorKind.LOSS:
         first = next((t for t in inputs if t.is_floating_point()), first)
     if kind is OperatorKind.EMBEDDING:
-        rows = getattr(getattr(module, "word_embeddings", None), "weight", None)
+        rows = getattr(getattr(owner, "word_embeddings", None), "weight", None)
         return (first.shape, result.shape, 0 if rows is None else rows.shape[0])
     if kind is OperatorKind.CORE_ATTENTION:
-        return (first.shape, result.shape, inputs[1].shape)
-    return (first.shape, result.shape)
+        return (first.shape, result.shape, *(tensor.shape for tensor in inputs[1:3]))
+    if kind is OperatorKind.PERMUTE:
+        rows = result if str(owner).startswith("dispatch") else first
+        return (rows.shape, rows.shape)
+    more = _setting(kind, owner)
+    return (first.shape, result.shape) if more is None else (first.shape, result.shape, more)
+
+
+def _setting(kind: OperatorKind, owner: Any) -> int | None:
+    """What no tensor shows: experts, gates, and the channels of a head that carry positions."""
+    config = getattr(owner, "config", None)
+    if kind is OperatorKind.GROUPED_LINEAR:
+        return int(owner.num_gemms)
+    if kind is OperatorKind.ACTIVATION and getattr(config, "gated_linear_unit", False):
+        return 2
+    if kind is OperatorKind.POSITION and getattr(config, "multi_latent_attention", False):
+        return int(getattr(config, "qk_pos_emb_head_dim", 0))
+    return None
 
 
 def _element_nbytes(inputs: list[torch.Tensor], result: torch.Tensor) -> int:
-    return (inputs[0] if inputs[0].is_floating_point() else result).element_size()
+    return next((t for t in inputs if t.is_floating_point()), result).element_size()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..calib.advice.plan import Candidate, Plan, compare
@@ -18,15 +19,19 @@ from ..calib.evidence import (
     measured_sigma_log,
     measured_step_s,
     memory_offset_nbytes,
-    modelled_config,
 )
 from ..calib.fit.calibration import calibrate
 from ..calib.samples.store import read_json, read_run, read_table, run_ids
 from ..calib.samples.table import SampleTable, build_table
 from ..calib.units import GIB, format_bytes, format_frac, format_time
+from ..calib.workload.argument_values import whole
+from ..calib.workload.config import RunConfig
 from ..calib.workload.megatron_args import apply_options
+from ..calib.workload.megatron_command import config_from_command
+from ..calib.workload.megatron_options import options_of
 from .answers import REQUEST, SAMPLES, artefacts
 from .cli import ExitCode
+from .config_files import read_config
 from .report_tables import console, layouts_table, show, show_table
 
 
@@ -72,8 +77,9 @@ def report(args: argparse.Namespace) -> int:
 def predict(args: argparse.Namespace) -> int:
     """Print the step of another layout; 1 where it is slower than ``--fail-over``."""
     loaded = load(args.directory, args.run_id)
-    own = modelled_config(loaded.table)
-    config = apply_options(own, args.options)
+    own = loaded.table.config()
+    described = _described(args, own, _num_ranks(args.options))
+    config = apply_options(described or own, args.options)
     (candidate,) = compare(
         own,
         [config],
@@ -92,7 +98,7 @@ def predict(args: argparse.Namespace) -> int:
     else:
         _warn(loaded.problems)
         print(_line(candidate))
-        print(" ".join(candidate.options))
+        print(shlex.join(candidate.options))
     is_over = args.fail_over is not None and candidate.step_time_s > args.fail_over
     return ExitCode.THRESHOLD if is_over else ExitCode.ANSWER
 
@@ -109,22 +115,25 @@ def plan(args: argparse.Namespace) -> int:
         _warn(loaded.problems)
         show_table(layouts_table(found, args.top), console())
         if found.candidates:
-            print(" ".join(found.candidates[0].options))
+            print(shlex.join(found.candidates[0].options))
     return ExitCode.ANSWER
 
 
 def _plan(args: argparse.Namespace, table: SampleTable) -> Plan:
-    own = modelled_config(table)
+    own = table.config()
     if args.gpus is not None and args.gpus < 1:
         raise ConfigError(f"--gpus {args.gpus} is below 1; give a positive whole number")
     capacity = table.device_memory_nbytes()
     if args.memory_gib is not None:
         capacity = int(args.memory_gib * GIB)
+    # What was measured is the step of the run itself, and says nothing of another one.
+    described = _described(args, own, args.gpus or 0)
+    config = described or own
     found = make_plan(
-        own,
+        config,
         calibrate(table, device=own.device),
-        num_ranks=args.gpus or own.parallelism.num_ranks,
-        measured_step_time_s=measured_step_s(table),
+        num_ranks=args.gpus or config.parallelism.num_ranks,
+        measured_step_time_s=None if described else measured_step_s(table),
         measured_sigma_log=measured_sigma_log(table),
         memory_capacity_nbytes=capacity,
         memory_offset_nbytes=memory_offset_nbytes(table),
@@ -132,9 +141,40 @@ def _plan(args: argparse.Namespace, table: SampleTable) -> Plan:
     if not found.candidates:
         raise ConfigError(
             f"no layout of this model runs on {args.gpus} ranks with global_batch_size "
-            f"{own.batch.global_batch_size}; choose a number of ranks that divides it"
+            f"{config.batch.global_batch_size}; choose a number of ranks that divides it"
         )
     return found
+
+
+def _described(args: argparse.Namespace, own: RunConfig, num_ranks: int) -> RunConfig | None:
+    """The run that ``--config`` or the command behind ``--`` describes, on the device of this one.
+
+    What it leaves out is told on standard error.  None where neither is given.
+    """
+    if args.config is not None and args.command:
+        raise ConfigError("--config and a command behind -- exclude each other; give one")
+    if args.config is not None:
+        found = read_config(args.config, own, num_ranks=num_ranks)
+    elif args.command:
+        par = own.parallelism
+        found = config_from_command(
+            args.command,
+            num_ranks=num_ranks or par.num_ranks,
+            ranks_per_node=par.ranks_per_node,
+        )
+    else:
+        return None
+    if found.unknown:
+        _warn([f"not known, and left out: {', '.join(found.unknown)}"])
+    if found.config.unmodelled:
+        _warn([f"left out by the model: {', '.join(found.config.unmodelled)}"])
+    return replace(found.config, device=own.device, framework=own.framework)
+
+
+def _num_ranks(options: Sequence[str]) -> int:
+    """The value of ``--gpus`` among the options of a layout; 0 where it is not given."""
+    words = next((words for option, words in options_of(options) if option == "--gpus"), [])
+    return whole("gpus", words[0]) if words else 0
 
 
 def _answer(args: argparse.Namespace) -> Answer:

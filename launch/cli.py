@@ -26,10 +26,13 @@ class ExitCode(IntEnum):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code."""
     parser = build_parser()
-    args, rest = parser.parse_known_args(argv)
+    words, command = _split_command(sys.argv[1:] if argv is None else argv)
+    args, rest = parser.parse_known_args(words)
+    if command and not hasattr(args, "config"):
+        parser.error(f"{args.verb} takes no command behind --")
     if rest and not getattr(args, "takes_options", False):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    args.options = rest
+    args.options, args.command = rest, command
     try:
         return int(_command(args.verb)(args))
     except ConfigError as err:
@@ -60,6 +63,14 @@ def build_parser() -> argparse.ArgumentParser:
         sub.add_argument("--run-id", help="which run, where the directory holds several")
         sub.add_argument("--json", action="store_true", help="one JSON value on standard output")
         sub.set_defaults(takes_options=verb == "predict")
+    for verb in ("predict", "plan"):
+        verbs.choices[verb].add_argument(
+            "--config",
+            type=Path,
+            metavar="FILE",
+            help="another run over this calibration: Megatron's arguments as YAML or JSON, a "
+            "Hugging Face config.json, a checkpoint; or give its whole command behind --",
+        )
     plan = verbs.choices["plan"]
     plan.add_argument("--gpus", type=int, help="number of ranks (default: as the run)")
     plan.add_argument("--top", type=int, default=10, help="rows to show (default 10)")
@@ -79,16 +90,24 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Our own words, and the command of another run behind the first ``--``."""
+    words = list(argv)
+    place = words.index("--") if "--" in words else len(words)
+    return words[:place], words[place + 1 :]
+
+
 def _add_validate(verbs: argparse._SubParsersAction) -> None:
     validate = verbs.add_parser(
         "validate",
         help="how right the models are on tables of measurements",
         description="Fits on one part of each table and scores on the rest, by several protocols. "
         "At most 2,000 samples of an operator train and 2,000 are scored for each seed, drawn by "
-        "the seed. Columns: recipes/published/FORMAT.md.",
+        "the seed. steps: whole steps of layouts, beside three baselines. design: which of them "
+        "would teach most. Columns: recipes/published/FORMAT.md.",
         allow_abbrev=False,
     )
-    validate.add_argument("what", choices=("operators", "collectives"))
+    validate.add_argument("what", choices=("operators", "collectives", "steps", "design"))
     validate.add_argument("files", type=Path, nargs="+", metavar="FILE", help=".csv[.gz], .parquet")
     validate.add_argument("--json", action="store_true", help="one JSON value on standard output")
     validate.add_argument(
@@ -96,6 +115,26 @@ def _add_validate(verbs: argparse._SubParsersAction) -> None:
     )
     validate.add_argument(
         "--seeds", type=int, default=5, metavar="N", help="random draws to pool (default 5)"
+    )
+    validate.add_argument(
+        "--calibrate-on",
+        type=int,
+        metavar="K",
+        help="steps: rows that calibrate, the rest is scored",
+    )
+    validate.add_argument(
+        "--draws", type=int, default=20, metavar="N", help="steps: draws of these rows (default 20)"
+    )
+    validate.add_argument(
+        "--operators",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="steps: tables of operators and collectives of the same devices",
+    )
+    validate.add_argument(
+        "--rows", type=int, default=10, metavar="K", help="design: layouts to name (default 10)"
     )
 
 

@@ -29,6 +29,8 @@ def prepare() -> None:
     patches: dict[str, Callable[[ModuleType], None]] = {
         "megatron.core.transformer.torch_norm": _allow_sequence_parallel,
         "megatron.legacy.fused_kernels": _build_nothing("load"),
+        "megatron.core.transformer.moe.moe_utils": _name_missing_product,
+        "megatron.core.transformer.moe.token_dispatcher": _list_splits,
     }
     wheel = _helpers_of_the_wheel()
     if wheel is not None:
@@ -142,6 +144,24 @@ def _allow_sequence_parallel(module: ModuleType) -> None:
         return norm
 
     wrapper.__new__ = marked
+
+
+def _name_missing_product(module: ModuleType) -> None:
+    """Core 0.16 reads the name of TransformerEngine's product where that is not installed."""
+    vars(module).setdefault("te_general_gemm", None)
+
+
+def _list_splits(module: ModuleType) -> None:
+    """Sizes of an exchange become numbers only where they were on a device before."""
+    move = getattr(module, "maybe_move_tensor_to_cpu", None)
+    if move is None:
+        return
+
+    def moved(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        value = move(tensor, as_numpy=as_numpy, record_stream=record_stream)
+        return value.numpy() if as_numpy and hasattr(value, "numpy") else value
+
+    setattr(module, "maybe_move_tensor_to_cpu", moved)  # noqa: B010
 
 
 def _is_not_about_shared_state(record: logging.LogRecord) -> bool:

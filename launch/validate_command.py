@@ -29,6 +29,10 @@ _FIGURE_TITLES = ("MAPE", "median", "p90", "bias", "90 % covers", "half-width")
 
 def validate(args: argparse.Namespace) -> int:
     """Print the scores of every protocol that the tables can carry."""
+    if args.what in ("steps", "design"):
+        from .validate_steps import validate_design, validate_steps
+
+        return validate_steps(args) if args.what == "steps" else validate_design(args)
     if args.seeds < 1:
         raise ConfigError(f"--seeds {args.seeds} is below 1; give how many random draws to pool")
     is_operators = args.what == OPERATORS

@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..fit.estimates import Estimator, Source
-from ..timeline.step import CONTENTION, Z_90, StepEstimate, estimate_many
+from ..timeline.step import CONTENTION, Z_90, StepEstimate, estimate_many, median_times
 from ..workload.config import RunConfig
 from ..workload.megatron_args import options
 from ..workload.memory import MemoryEstimate, Verdict, memory, verdict
+from ..workload.memory_table import columns_of, memory_table
 from .layouts import enumerate_layouts, layout_label
 
 __all__ = ["Candidate", "Plan", "compare", "enumerate_layouts", "layout_label", "plan"]
@@ -20,6 +23,10 @@ SCHEMA = 1
 LAYOUT_SIGMA_LOG = 0.04
 """Error of the ratio of two layouts beyond that of their operators: what remains on published
 layouts after a calibration of 3 to 10 rows."""
+
+
+MOST_CANDIDATES = 200
+"""Layouts that a plan holds in full; all are ranked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +90,8 @@ class Plan:
     own: Candidate
     measured_step_time_s: float | None
     memory_capacity_nbytes: int | None
+    num_layouts: int
+    """How many others were ranked; the fastest of them are the candidates."""
     candidates: tuple[Candidate, ...]
 
     @property
@@ -102,6 +111,7 @@ class Plan:
             "own": self.own.to_json(),
             "measured_step_time_s": self.measured_step_time_s,
             "memory_capacity_nbytes": self.memory_capacity_nbytes,
+            "num_layouts": self.num_layouts,
             "best": best.label if best else None,
             "candidates": [candidate.to_json() for candidate in self.candidates],
         }
@@ -118,6 +128,7 @@ def plan(
     memory_offset_nbytes: int | None = None,
     contention: float = CONTENTION,
     layout_sigma_log: float = LAYOUT_SIGMA_LOG,
+    most: int = MOST_CANDIDATES,
 ) -> Plan:
     """The layouts of one or several numbers of ranks against the running one.
 
@@ -125,13 +136,25 @@ def plan(
     which both share cancels; errors of one family of models cancel likewise.
     ``measured_sigma_log`` is how well the measured step is known as the level of the run.
     ``memory_offset_nbytes`` is what the measured peak had beyond its estimate (None: not measured).
+    Of more than ``most`` layouts the fastest that fit get intervals and are kept.
     """
     counts = num_ranks if isinstance(num_ranks, Sequence) else (num_ranks,)
     wanted = dict.fromkeys(count or config.parallelism.num_ranks for count in counts)
     layouts = [c for count in wanted for c in enumerate_layouts(config, count) if c != config]
+    chosen = layouts
+    if len(layouts) > most:
+        order = ranking(
+            layouts,
+            estimator,
+            memory_nbytes=None
+            if memory_capacity_nbytes is None
+            else memory_capacity_nbytes - (memory_offset_nbytes or 0),
+            contention=contention,
+        )
+        chosen = [layouts[place] for place in order[:most]]
     own, *found = compare(
         config,
-        [config, *layouts],
+        [config, *chosen],
         estimator,
         measured_step_time_s=measured_step_time_s,
         measured_sigma_log=measured_sigma_log,
@@ -145,8 +168,30 @@ def plan(
         own=own,
         measured_step_time_s=measured_step_time_s,
         memory_capacity_nbytes=memory_capacity_nbytes,
+        num_layouts=len(layouts),
         candidates=tuple(found),
     )
+
+
+def ranking(
+    layouts: Sequence[RunConfig],
+    estimator: Estimator,
+    *,
+    memory_nbytes: float | None = None,
+    contention: float = CONTENTION,
+) -> list[int]:
+    """Places of the layouts, fastest first; those that need more than ``memory_nbytes`` come last.
+
+    Layouts of one model with even chunks.  Medians only: intervals are for the few at the top.
+    """
+    if not layouts:
+        return []
+    times_s = median_times(layouts, estimator, contention=contention)
+    is_over = np.zeros(len(layouts), dtype=bool)
+    if memory_nbytes is not None:
+        columns, choices = columns_of(layouts)
+        is_over = memory_table(layouts[0], columns, choices).total_nbytes > memory_nbytes
+    return np.lexsort((times_s, is_over)).tolist()
 
 
 def compare(

@@ -126,33 +126,53 @@ def _ends_with(names: pd.Series, ending: str) -> pd.Series:
 
 
 def read_sailor(frame: pd.DataFrame) -> pd.DataFrame:
-    """Whole transformer layers by Sailor, forward and backward.
+    """Whole transformer layers by Sailor, forward and backward, with the all-reduces of tp in them.
 
-    Embeddings and heads are left out: some published heads are faster than any device.
+    Embeddings and heads are there with a flag, since they are no single operators: steps are made
+    of them, nothing is fitted on them.  Some published heads are faster than any device.
     """
-    rows = frame[texts(frame, "layer_kind") == "layer"]
-    tp = numbers(rows, "tp").fillna(1)
-    sizes = [numbers(rows, n) for n in ("micro_batch_size", "heads", "seq_len", "hidden")]
-    is_fp32 = texts(rows, "precision").str.startswith("fp32")
+    kinds = texts(frame, "layer_kind")
     parts = [
-        operator_rows(
-            rows,
-            kind=OperatorKind.LAYER,
-            phase=phase,
-            group="layer",
-            device=texts(rows, "gpu"),
-            sizes=[*sizes, tp],
-            element_nbytes=is_fp32.map({True: 4, False: 2}),
-            time_s=numbers(rows, column),
-            flag=flags(rows, skip=skip),
-            tp=tp,
-        )
-        for phase, column, skip in (
-            (Phase.FORWARD, "fwd_s", _FORWARD_ONLY_SKIP),
-            (Phase.BACKWARD, "bwd_s", ()),
-        )
+        _sailor_rows(frame[kinds == name], kind=kind, phase=phase, group=name)
+        for name, kind in _SAILOR.items()
+        for phase in (Phase.FORWARD, Phase.BACKWARD)
     ]
-    return canonical_operators(parts)
+    return canonical_operators([part for part in parts if len(part)])
+
+
+_SAILOR = {
+    "layer": OperatorKind.LAYER,
+    "embedding": OperatorKind.EMBEDDING,
+    "head": OperatorKind.LOGITS,
+}
+
+
+def _sailor_rows(
+    rows: pd.DataFrame, *, kind: OperatorKind, phase: Phase, group: str
+) -> pd.DataFrame:
+    names = ("micro_batch_size", "heads", "seq_len", "hidden", "vocab")
+    number, heads, seq, hidden, vocab = (numbers(rows, name) for name in names)
+    tp = numbers(rows, "tp").fillna(1)
+    is_layer = kind is OperatorKind.LAYER
+    part = operator_rows(
+        rows,
+        kind=kind,
+        phase=phase,
+        group=group,
+        device=texts(rows, "gpu"),
+        sizes=(
+            (number, heads, seq, hidden, tp)
+            if is_layer
+            else (number * seq, hidden, (vocab / tp).round())
+        ),
+        element_nbytes=texts(rows, "precision").str.startswith("fp32").map({True: 4, False: 2}),
+        time_s=numbers(rows, "fwd_s" if phase is Phase.FORWARD else "bwd_s"),
+        flag=flags(rows, skip=_FORWARD_ONLY_SKIP if phase is Phase.FORWARD else ()),
+        tp=tp,
+    )
+    if not is_layer:
+        add_flag(part, pd.Series(data=True, index=part.index), f"a whole {group}, not one operator")
+    return part
 
 
 _LAYOUTS = {

@@ -11,24 +11,27 @@ from ..samples.step_rows import StepRow
 from ..timeline.block_times import BlockTimes
 from ..timeline.compiled import Compiled, compile_layouts
 from ..timeline.evaluate import evaluate, step_times
-from ..timeline.items import Floats
+from ..timeline.items import Floats, Ints
 from ..workload.blocks import BlockKind
+from ..workload.collectives import CollectiveCall, GroupRole
+from ..workload.operators import Operator, OperatorKind
 from .base_times import BaseTimes
 from .scales import (
-    FLOOR_BACKWARD,
-    FLOOR_FORWARD,
+    FLOOR,
+    FLOOR_RATIO,
+    HOP,
     HOST_MICROBATCH,
     HOST_STEP,
     Scale,
     weights,
 )
 
-_SHARPNESS = 4.0
+_SHARPNESS = 6.0
 """Power of the smooth maximum of launches and work."""
 _CONTENTION = 1.3
 Effect = tuple[str, int, int, int, int]
 """What layers of some rows share: its name, hidden size, sequence length, tp and micro-batch."""
-EFFECTS = {"tp": 0.08, "micro_batch": 0.05, "cell": 0.07}
+EFFECTS = {"launch": 0.1, "tp": 0.05, "micro_batch": 0.03, "cell": 0.05}
 """How far layers lie from the global constants by tp, by micro-batch and by both; logs."""
 
 
@@ -37,7 +40,12 @@ def effects_of(row: StepRow) -> tuple[Effect, ...]:
     model, tp = row.config.model, row.config.parallelism.tp
     micro = row.config.batch.micro_batch_size
     width = (model.hidden_size, model.seq_length)
-    return ("tp", *width, tp, 0), ("micro_batch", *width, 0, micro), ("cell", *width, tp, micro)
+    return (
+        ("launch", *width, tp, micro),
+        ("tp", *width, tp, 0),
+        ("micro_batch", *width, 0, micro),
+        ("cell", *width, tp, micro),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,6 +59,7 @@ class Layouts:
     effects: tuple[Effect, ...]
     block_effects: Floats
     """Which effects each block has, shape (blocks, effects)."""
+    hops: Ints
 
     @property
     def num_constants(self) -> int:
@@ -62,17 +71,20 @@ class Layouts:
         number = len(self.scales)
         named = {scale.name: theta[i] for i, scale in enumerate(self.scales)}
         times_s = self.base_s[:, np.newaxis] * np.exp(self.weights @ theta[:number])
+        times_s[self.hops] += np.exp(named[HOP])
         times_s[self.compiled.host_forward] = 0.5 * np.exp(named[HOST_MICROBATCH])
         times_s[self.compiled.host_backward] = 0.5 * np.exp(named[HOST_MICROBATCH])
         times_s[self.compiled.host_step] = np.exp(named[HOST_STEP])
-        factor = np.exp(self.block_effects @ theta[number:])
-        is_layer = np.array(
-            [b.kind in (BlockKind.LAYER, BlockKind.EXPERT_LAYER) for b in self.compiled.blocks]
+        is_launch = np.array([effect[0] == "launch" for effect in self.effects], dtype=float)
+        factor = np.exp((self.block_effects * (1 - is_launch)) @ theta[number:])
+        launch = np.exp((self.block_effects * is_launch) @ theta[number:])
+        is_launched = np.array(
+            [b.kind is not BlockKind.EMBEDDING for b in self.compiled.blocks]
         )[:, np.newaxis]
 
         def adjust(blocks: BlockTimes) -> BlockTimes:
-            forward = np.where(is_layer, np.exp(named[FLOOR_FORWARD]), 0.0)
-            backward = np.where(is_layer, np.exp(named[FLOOR_BACKWARD]), 0.0)
+            forward = np.where(is_launched, launch * np.exp(named[FLOOR]), 0.0)
+            backward = np.where(is_launched, launch * np.exp(named[FLOOR] + named[FLOOR_RATIO]), 0.0)
             again = np.where(blocks.recompute_s > 0.5 * blocks.forward_s, forward, 0.0)
             return replace(
                 blocks,
@@ -100,7 +112,8 @@ def layouts_of(
             found[place, [places[effect] for effect in of_config[id(config)]]] = 1.0
     return Layouts(
         compiled=compiled,
-        base_s=base.times_s(compiled.items),
+        base_s=_base_times_s(compiled.items, base),
+        hops=np.array([p for p, i in enumerate(compiled.items) if isinstance(i, CollectiveCall) and i.role is GroupRole.PP], dtype=np.int64),
         weights=weights(compiled.items, chosen),
         scales=tuple(chosen),
         effects=tuple(effects),
@@ -112,3 +125,19 @@ def _larger(one: Floats, other: Floats) -> Floats:
     """Smooth maximum."""
     scale = np.maximum(np.maximum(one, other), 1e-12)
     return scale * ((one / scale) ** _SHARPNESS + (other / scale) ** _SHARPNESS) ** (1 / _SHARPNESS)
+
+
+_OPTIMIZER_NBYTES = 54.0
+"""Traffic of mixed-precision Adam for one parameter.
+
+Read and write of weight, two moments (24) and the half-precision copy (6), gradient copied,
+unscaled and normed (20), zeroed (4).
+"""
+
+
+def _base_times_s(items, base):
+    out = base.times_s(items)
+    for place, item in enumerate(items):
+        if isinstance(item, Operator) and item.kind is OperatorKind.OPTIMIZER and "optimizer/step" not in base.machine.pools:
+            out[place] = item.shape[0] * _OPTIMIZER_NBYTES / base.machine.prior.ceilings.bytes_per_s
+    return out

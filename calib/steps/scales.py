@@ -18,8 +18,8 @@ from ..workload.operators import Operator, OperatorKind, Phase
 
 Kind = OperatorKind
 HOST_MICROBATCH, HOST_STEP = "host_microbatch", "host_step"
-FLOOR_FORWARD, FLOOR_BACKWARD = "floor_forward", "floor_backward"
-CONTENTION = "contention"
+FLOOR, FLOOR_RATIO = "floor", "floor_backward_over_forward"
+HOP = "hop"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,29 +39,45 @@ def scales(*, is_attention_fused: bool) -> tuple[Scale, ...]:
     The launch floor is what the host takes to launch one layer: 0.8 and 1.3 ms on an eager stack of
     2021, about half with fused kernels.
     """
-    floors = (0.4e-3, 0.6e-3) if is_attention_fused else (0.8e-3, 1.3e-3)
+    floor_s = 0.4e-3 if is_attention_fused else 0.8e-3
     return (
-        Scale(name="linear_forward", log_sigma=0.2, weight=_of(_LINEARS, _FORWARD)),
-        Scale(name="linear_backward", log_sigma=0.2, weight=_of(_LINEARS, _BACKWARD)),
-        Scale(name="attention_forward", log_sigma=0.3, weight=_of(_ATTENTION, _FORWARD)),
-        Scale(name="attention_backward", log_sigma=0.3, weight=_of(_ATTENTION, _BACKWARD)),
-        Scale(name="memory", log_sigma=0.4, weight=_of(_MEMORY, (*_FORWARD, *_BACKWARD))),
+        Scale(name="compute", log_sigma=0.2, weight=_of(_PASSES, (*_FORWARD, *_BACKWARD))),
+        Scale(name="backward", log_sigma=0.1, weight=_of(_PASSES, _BACKWARD)),
+        Scale(name="linear", log_sigma=0.1, weight=_of(_LINEARS, (*_FORWARD, *_BACKWARD))),
+        Scale(name="attention", log_sigma=0.2, weight=_of(_ATTENTION, (*_FORWARD, *_BACKWARD))),
+        Scale(name="memory", log_sigma=0.3, weight=_of(_MEMORY, (*_FORWARD, *_BACKWARD))),
         Scale(name="head", log_sigma=0.3, weight=_of(_HEAD, (*_FORWARD, *_BACKWARD))),
+        Scale(
+            name="embedding",
+            log_sigma=0.5,
+            weight=_of({Kind.EMBEDDING}, (*_FORWARD, *_BACKWARD)),
+        ),
         Scale(name="misaligned", log_center=0.5, log_sigma=0.5, weight=misalignment),
-        Scale(name="optimizer", log_sigma=0.5, weight=_of({Kind.OPTIMIZER}, (Phase.STEP,))),
-        Scale(name="tp", log_sigma=0.4, weight=_role(GroupRole.TP)),
-        Scale(name="dp", log_sigma=0.4, weight=_role(GroupRole.DP, GroupRole.EXPERT_DP)),
-        Scale(name="pp", log_sigma=0.5, weight=_role(GroupRole.PP)),
+        Scale(
+            name="optimizer",
+            log_sigma=0.6,
+            weight=_of({Kind.OPTIMIZER}, (Phase.STEP,)),
+        ),
+        Scale(name="tp", log_center=0.2, log_sigma=0.3, weight=_role(GroupRole.TP)),
+        Scale(
+            name="dp",
+            log_center=0.2,
+            log_sigma=0.3,
+            weight=_role(GroupRole.DP, GroupRole.EXPERT_DP),
+        ),
+        Scale(name="pp", log_center=0.5, log_sigma=0.7, weight=_role(GroupRole.PP)),
+        Scale(name="network", log_center=0.3, log_sigma=0.4, weight=_crosses_nodes),
         Scale(name="cp", log_sigma=0.5, weight=_role(GroupRole.CP)),
         Scale(
             name="ep",
             log_sigma=0.5,
             weight=_role(GroupRole.EP, GroupRole.EXPERT_TP, GroupRole.EXPERT_TP_EP),
         ),
-        Scale(name=HOST_MICROBATCH, log_center=math.log(0.2e-3), log_sigma=1.0),
-        Scale(name=HOST_STEP, log_center=math.log(5e-3), log_sigma=1.0),
-        Scale(name=FLOOR_FORWARD, log_center=math.log(floors[0]), log_sigma=0.35),
-        Scale(name=FLOOR_BACKWARD, log_center=math.log(floors[1]), log_sigma=0.35),
+        Scale(name=HOP, log_center=math.log(0.1e-3), log_sigma=0.7),
+        Scale(name=HOST_MICROBATCH, log_center=math.log(0.3e-3), log_sigma=1.0),
+        Scale(name=HOST_STEP, log_center=math.log(3e-3), log_sigma=1.5),
+        Scale(name=FLOOR, log_center=math.log(floor_s), log_sigma=0.3),
+        Scale(name=FLOOR_RATIO, log_center=math.log(1.6), log_sigma=0.15),
     )
 
 
@@ -92,9 +108,10 @@ _LINEARS = frozenset(kind for kind in Kind if kind.is_linear and kind is not Kin
     Kind.EXPERTS,
 }
 _ATTENTION = frozenset({Kind.CORE_ATTENTION, Kind.FLASH_ATTENTION})
-_HEAD = frozenset({Kind.LOGITS, Kind.LOSS, Kind.EMBEDDING})
-_APART = frozenset({Kind.OPTIMIZER, Kind.HOST_MICROBATCH, Kind.HOST_STEP})
+_HEAD = frozenset({Kind.LOGITS, Kind.LOSS})
+_APART = frozenset({Kind.EMBEDDING, Kind.OPTIMIZER, Kind.HOST_MICROBATCH, Kind.HOST_STEP})
 _MEMORY = frozenset(Kind) - _LINEARS - _ATTENTION - _HEAD - _APART
+_PASSES = frozenset(Kind) - _APART
 _FORWARD = (Phase.FORWARD, Phase.RECOMPUTE)
 _BACKWARD = (Phase.BACKWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
 
@@ -105,6 +122,10 @@ def _of(kinds: frozenset[Kind] | set[Kind], phases: tuple[Phase, ...]) -> Callab
         return float(is_covered)
 
     return weight
+
+
+def _crosses_nodes(item: Item) -> float:
+    return float(isinstance(item, CollectiveCall) and item.num_nodes > 1)
 
 
 def _role(*roles: GroupRole) -> Callable[[Item], float]:

@@ -72,7 +72,7 @@ def _run(steps: tuple[Step, ...], rows: list[Floats]) -> None:
                 add(out, rows[cost], out=out)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def bulk_program(pipeline: Pipeline) -> BulkProgram:
     """Steps for ``event_graph(pipeline)``."""
     return _Writer(event_graph(pipeline)).build()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.sparse import csr_array
@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..workload.blocks import Block, BlockSort, block, chunk_sorts
 from ..workload.collectives import Collective, GroupRole, Placement
 from ..workload.config import Recompute, RunConfig
-from ..workload.operators import OperatorKind, Phase
+from ..workload.operators import Phase
 from ..workload.stage_work import gradient_uses, hop_call, host_pass, step_operators
 from .block_times import BlockSums, block_sums
 from .items import Floats, Ints, Item, ItemIndex, Sums
@@ -21,14 +21,25 @@ from .programs import Pipeline
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Transfers:
-    """Transfers of each stage of each layout that are issued one after another, once in a step."""
+    """Transfers of each distinct stage that are issued one after another, once in a step."""
 
     total: csr_array
-    """Rows are layouts x stages."""
     last: csr_array
     """The one that is issued last."""
     number: Floats
-    is_overlapped: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageSums:
+    """What each distinct stage does once in a step; rows are stages, columns items."""
+
+    reduces: Transfers
+    gathers: Transfers
+    finishes: csr_array
+    """All-reduces over tp before the optimizer."""
+    embedding: csr_array
+    """Sum of the shared embedding's gradients."""
+    optimizer: csr_array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,16 +55,12 @@ class LayoutGroup:
     """Which block each layout has for a sort, shape (layouts, sorts)."""
     hops: Ints
     """Item of the message after each chunk but the last, shape (layouts, chunks - 1)."""
-    reduces: Transfers
-    gathers: Transfers
+    stages: Ints
+    """Row of the stage sums, shape (stages, layouts)."""
+    overlaps_reduces: bool
+    overlaps_gathers: bool
     gathers_ahead: bool
     """Parameters are gathered beside the first forward pass."""
-    finishes: csr_array
-    """All-reduces over tp before the optimizer; rows are layouts x stages."""
-    embedding: csr_array
-    """Sum of the shared embedding's gradients; rows are layouts."""
-    optimizer: Ints
-    """Item, shape (layouts, stages)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,6 +73,7 @@ class Compiled:
     block_configs: tuple[RunConfig, ...]
     """A layout that each block belongs to."""
     sums: BlockSums
+    stages: StageSums
     groups: tuple[LayoutGroup, ...]
     host_forward: int
     host_backward: int
@@ -119,13 +127,13 @@ def _step_key(config: RunConfig) -> tuple[Hashable, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _StageItems:
-    """Items of one stage with their number, in the order of their issue."""
+    """Items of one stage, in the order of their issue."""
 
-    reduces: tuple[tuple[int, int], ...]
-    gathers: tuple[tuple[int, int], ...]
-    finishes: tuple[tuple[int, int], ...]
-    embedding: tuple[tuple[int, int], ...]
-    optimizer: int
+    reduces: tuple[int, ...]
+    gathers: tuple[int, ...]
+    finishes: tuple[int, ...]
+    embedding: tuple[int, ...]
+    optimizer: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,83 +149,60 @@ class _Compiler:
         self._index = ItemIndex()
         self._blocks: dict[Hashable, int] = {}
         self._made: list[tuple[Block, RunConfig]] = []
-        self._steps: dict[Hashable, tuple[_StageItems, ...]] = {}
+        self._steps: dict[Hashable, tuple[int, ...]] = {}
+        self._stage_places: dict[Hashable, int] = {}
+        self._stages: list[_StageItems] = []
+        self._hop_places: dict[Hashable, list[int]] = {}
         self._compositions: dict[Hashable, _Composition] = {}
 
     def compile(self) -> Compiled:
-        index = self._index
+        place = self._index.place
         forward, _ = host_pass(Phase.FORWARD)
         backward, _ = host_pass(Phase.BACKWARD)
-        hosts = [index.place(forward), index.place(backward)]
-        groups: dict[Hashable, list[int]] = {}
-        keys: dict[Hashable, tuple[Pipeline, _Composition]] = {}
-        for place, config in enumerate(self._configs):
-            pipeline, composition = _pipeline(config), self._composition(config)
-            par = config.parallelism
-            overlaps = (par.overlaps_grad_reduce, par.overlaps_param_gather, gathers_ahead(config))
-            key = (pipeline, composition, overlaps)
-            groups.setdefault(key, []).append(place)
-            keys[key] = pipeline, composition
-        entries = [self._entries(*keys[key], members) for key, members in groups.items()]
-        blocks = [made for made, _ in self._made]
-        sums = block_sums(blocks, index)
-        host_step = next(
-            place
-            for place, item in enumerate(index.items)
-            if getattr(item, "kind", None) is OperatorKind.HOST_STEP
-        )
+        _, (host_step, _) = step_operators(self._configs[0], 0)
+        hosts = [place(item) for item in (forward, backward, host_step)]
+        groups = [self._group(key, members) for key, members in self._grouped().items()]
+        sums = block_sums([made for made, _ in self._made], self._index)
         return Compiled(
             configs=tuple(self._configs),
-            items=index.items,
-            blocks=tuple(blocks),
+            items=self._index.items,
+            blocks=tuple(made for made, _ in self._made),
             block_configs=tuple(config for _, config in self._made),
             sums=sums,
-            groups=tuple(self._group(*entry) for entry in entries),
+            stages=self._stage_sums(),
+            groups=tuple(groups),
             host_forward=hosts[0],
             host_backward=hosts[1],
-            host_step=host_step,
+            host_step=hosts[2],
             is_host_only=self._is_host_only,
         )
 
-    def _entries(
-        self, pipeline: Pipeline, composition: _Composition, members: list[int]
-    ) -> tuple[Pipeline, _Composition, list[int], Ints, Ints, list[tuple[_StageItems, ...]]]:
-        """Everything of a group that enters items; matrices follow when all items are known."""
-        configs = [self._configs[place] for place in members]
-        blocks = [self._block_places(config, composition.sorts) for config in configs]
-        hops = [self._hops(config) for config in configs]
-        steps = [self._step(config) for config in configs]
-        return pipeline, composition, members, np.array(blocks), np.array(hops, dtype=np.int64), steps
+    def _grouped(self) -> dict[tuple[Pipeline, _Composition, bool, bool], list[int]]:
+        groups: dict[tuple[Pipeline, _Composition, bool, bool], list[int]] = {}
+        for place, config in enumerate(self._configs):
+            par = config.parallelism
+            overlaps = (par.overlaps_grad_reduce, par.overlaps_param_gather)
+            key = (_pipeline(config), self._composition(config), *overlaps)
+            groups.setdefault(key, []).append(place)
+        return groups
 
     def _group(
-        self,
-        pipeline: Pipeline,
-        composition: _Composition,
-        members: list[int],
-        blocks: Ints,
-        hops: Ints,
-        steps: list[tuple[_StageItems, ...]],
+        self, key: tuple[Pipeline, _Composition, bool, bool], members: list[int]
     ) -> LayoutGroup:
-        par = self._configs[members[0]].parallelism
-        stages = [stage for layout in steps for stage in layout]
-        number = len(self._index)
+        pipeline, composition, overlaps_reduces, overlaps_gathers = key
+        configs = [self._configs[place] for place in members]
+        hops = np.array([self._hops(config) for config in configs], dtype=np.int64)
         is_async = not self._is_host_only
         return LayoutGroup(
             members=np.array(members),
             pipeline=pipeline,
             counts=np.array(composition.counts, dtype=np.float64),
-            blocks=blocks,
-            hops=hops.reshape(len(members), -1),
-            reduces=_transfers(
-                [s.reduces for s in stages], number, is_async and par.overlaps_grad_reduce
-            ),
-            gathers=_transfers(
-                [s.gathers for s in stages], number, is_async and par.overlaps_param_gather
-            ),
-            gathers_ahead=gathers_ahead(self._configs[members[0]]),
-            finishes=_sums([s.finishes for s in stages], number),
-            embedding=_sums([layout[0].embedding for layout in steps], number),
-            optimizer=np.array([[s.optimizer for s in layout] for layout in steps]),
+            blocks=np.array([self._block_places(c, composition.sorts) for c in configs]),
+            hops=hops.reshape(len(members), pipeline.num_chunks - 1),
+            stages=np.array([self._step(config, composition) for config in configs]).T,
+            overlaps_reduces=is_async and overlaps_reduces,
+            overlaps_gathers=is_async and overlaps_gathers,
+            gathers_ahead=gathers_ahead(configs[0]),
         )
 
     def _composition(self, config: RunConfig) -> _Composition:
@@ -257,37 +242,66 @@ class _Compiler:
         return out
 
     def _hops(self, config: RunConfig) -> list[int]:
-        num_chunks, pp = config.parallelism.num_chunks, config.parallelism.pp
-        if num_chunks == 1:
+        par = config.parallelism
+        if par.num_chunks == 1:
             return []
-        calls = [hop_call(config, chunk, Collective.SEND) for chunk in range(min(pp, num_chunks))]
-        places = [self._index.place(call) for call in calls]
-        return [places[chunk % pp] for chunk in range(num_chunks - 1)]
+        key = (config.model, replace(par, vp=1, chunk_layers=()), config.batch, config.precision)
+        places = self._hop_places.get(key)
+        if places is None:
+            calls = [hop_call(config, stage, Collective.SEND) for stage in range(par.pp)]
+            places = self._hop_places[key] = [self._index.place(call) for call in calls]
+        return (places * par.vp)[: par.num_chunks - 1]
 
-    def _step(self, config: RunConfig) -> tuple[_StageItems, ...]:
-        key = _step_key(config)
+    def _step(self, config: RunConfig, composition: _Composition) -> tuple[int, ...]:
+        key = (_step_key(config), composition)
         found = self._steps.get(key)
         if found is None:
-            stages = range(config.parallelism.pp)
-            found = self._steps[key] = tuple(self._stage(config, stage) for stage in stages)
+            last = config.parallelism.pp - 1
+            places = []
+            for stage in range(last + 1):
+                chunks = composition.counts[stage :: last + 1]
+                like = (key, chunks, stage in (0, last))
+                if like not in self._stage_places:
+                    self._stage_places[like] = len(self._stages)
+                    self._stages.append(self._stage(config, stage))
+                places.append(self._stage_places[like])
+            found = self._steps[key] = tuple(places)
         return found
 
     def _stage(self, config: RunConfig, stage: int) -> _StageItems:
         place = self._index.place
-        lists: dict[str, list[tuple[int, int]]] = {"reduce": [], "gather": [], "tp": [], "ends": []}
+        lists: dict[str, list[int]] = {"reduce": [], "gather": [], "tp": [], "ends": []}
         for use in gradient_uses(config, stage):
             name = "reduce" if use.placement is Placement.GRAD_REDUCE else "gather"
             if use.placement is Placement.GRAD_FINISH:
                 name = "ends" if use.call.role is GroupRole.EMBEDDING else "tp"
-            lists[name].append((place(use.call), use.count))
-        (optimizer, _), (host, _) = step_operators(config, stage)
-        place(host)
+            lists[name] += [place(use.call)] * use.count
+        (optimizer, _), _ = step_operators(config, stage)
         return _StageItems(
             reduces=tuple(lists["reduce"]),
             gathers=tuple(lists["gather"]),
             finishes=tuple(lists["tp"]),
             embedding=tuple(lists["ends"]),
-            optimizer=place(optimizer),
+            optimizer=(place(optimizer),),
+        )
+
+    def _stage_sums(self) -> StageSums:
+        number = len(self._index)
+
+        def transfers(name: str) -> Transfers:
+            lists = [getattr(stage, name) for stage in self._stages]
+            return Transfers(
+                total=_sums(lists, number),
+                last=_sums([entries[-1:] for entries in lists], number),
+                number=np.array([float(max(1, len(entries))) for entries in lists]),
+            )
+
+        return StageSums(
+            reduces=transfers("reduces"),
+            gathers=transfers("gathers"),
+            finishes=_sums([stage.finishes for stage in self._stages], number),
+            embedding=_sums([stage.embedding for stage in self._stages], number),
+            optimizer=_sums([stage.optimizer for stage in self._stages], number),
         )
 
 
@@ -305,7 +319,7 @@ def _pipeline(config: RunConfig) -> Pipeline:
         num_virtual_stages=par.vp,
         microbatch_group_size=par.microbatch_group_size,
         schedule=par.schedule,
-        overlaps_p2p=par.overlaps_p2p and config.device != "cpu",
+        overlaps_p2p=par.overlaps_p2p,
     )
 
 
@@ -316,21 +330,10 @@ def _added(config: RunConfig, chunk: int) -> dict[BlockSort, int]:
     return out
 
 
-def _transfers(
-    lists: Sequence[Sequence[tuple[int, int]]], num_items: int, is_overlapped: bool
-) -> Transfers:
-    return Transfers(
-        total=_sums(lists, num_items),
-        last=_sums([entries[-1:] for entries in lists], num_items),
-        number=np.array([float(max(1, len(entries))) for entries in lists]),
-        is_overlapped=is_overlapped,
-    )
-
-
-def _sums(lists: Sequence[Sequence[tuple[int, int]]], num_items: int) -> csr_array:
+def _sums(lists: Sequence[Sequence[int]], num_items: int) -> csr_array:
     sums = Sums()
     for entries in lists:
         row = sums.row()
-        for item, count in entries:
-            sums.add(row, item, count)
+        for item in entries:
+            sums.add(row, item)
     return sums.matrix(num_items)

@@ -1,17 +1,19 @@
-"""Step times of compiled layouts from the times of their items: the one place that adds them up."""
+"""Step times of compiled layouts from the times of their items: the one place of that sum."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from .block_times import BlockTimes, beyond
 from .compiled import Compiled, LayoutGroup, Transfers
-from .items import PASS_PARTS, Floats, Part
 from .costs import PipelineCosts, pipeline_costs
-from .simulate import Simulation, simulate
+from .items import PASS_PARTS, Floats, Ints, Part
+from .programs import TaskKind
+from .simulate import Simulation, Span
+from .steady import Run, simulate_each
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,6 +71,25 @@ class GroupTimes:
         parts[Part.BUBBLE] = max(0.0, float(self.total_s[layout, 0]) - sum(parts.values()))
         return parts
 
+    def edge_spans(self, layout: int) -> list[Span]:
+        """What runs before and after the pipeline of one layout, first alternative."""
+        out: list[Span] = []
+        column = layout * self.total_s.shape[1]
+        begin_s = float(self.ready_s[:, layout, 0].max())
+        for stage in range(self.group.pipeline.num_stages):
+
+            def add(kind: TaskKind, start_s: float, time_s: float, stage: int = stage) -> float:
+                if time_s > 0:
+                    out.append(Span(stage, kind, -1, -1, start_s, start_s + time_s))
+                return start_s + time_s
+
+            end_s = float(self.pipeline.end_s[stage, column])
+            add(TaskKind.REDUCE, end_s, float(self.ready_s[stage, layout, 0]) - end_s)
+            done_s = add(TaskKind.OPTIMIZER, begin_s, float(self.optimizer_s[stage, layout, 0]))
+            gather_s = float(self.gather_s[stage, layout, 0])
+            add(TaskKind.GATHER, 0.0 if self.group.gathers_ahead else done_s, gather_s)
+        return out
+
 
 def evaluate(
     compiled: Compiled,
@@ -76,16 +97,20 @@ def evaluate(
     *,
     contention: float | Floats,
     adjust: Callable[[BlockTimes], BlockTimes] | None = None,
+    run: Callable[[Sequence[Run]], list[Simulation]] = simulate_each,
 ) -> list[GroupTimes]:
     """The steps of every group of layouts.
 
     ``times_s`` holds the seconds of each item in each alternative, shape (items, alternatives);
-    ``adjust`` may change the times of the blocks before they are added up.
+    ``adjust`` may change the times of the blocks before they are added up; ``run`` times the
+    pipelines.
     """
-    blocks = compiled.sums.times(times_s, contention=contention, is_host_only=compiled.is_host_only)
-    if adjust is not None:
-        blocks = adjust(blocks)
-    return [_evaluate(compiled, group, blocks, times_s, contention) for group in compiled.groups]
+    study = _Evaluation(compiled, times_s, contention, adjust)
+    passes = [study.passes(group) for group in compiled.groups]
+    simulations = run([(found.costs, found.group.pipeline) for found in passes])
+    return [
+        study.finished(found, pipeline) for found, pipeline in zip(passes, simulations, strict=True)
+    ]
 
 
 def step_times(compiled: Compiled, groups: list[GroupTimes]) -> Floats:
@@ -96,89 +121,139 @@ def step_times(compiled: Compiled, groups: list[GroupTimes]) -> Floats:
     return out
 
 
-def _evaluate(
-    compiled: Compiled,
-    group: LayoutGroup,
-    blocks: BlockTimes,
-    times_s: Floats,
-    contention: float | Floats,
-) -> GroupTimes:
-    num_layouts, num_columns = len(group.members), times_s.shape[1]
-    num_stages = group.pipeline.num_stages
-    hosts = tuple(
-        times_s[place]
-        for place in (compiled.host_forward, compiled.host_backward, compiled.host_step)
-    )
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Passes:
+    """A group before its pipeline is timed."""
 
-    def chunks(values: Floats) -> Floats:
-        """(chunks, layouts, alternatives) from (blocks, alternatives)."""
-        return np.einsum("cj,rjk->crk", group.counts, values[group.blocks])
-
-    def stages(values: Floats) -> Floats:
-        """(stages, layouts, alternatives) from rows of layouts x stages."""
-        return values.reshape(num_layouts, num_stages, num_columns).transpose(1, 0, 2)
-
-    def by_stage(values: Floats) -> Floats:
-        """Sums over the chunks of each stage."""
-        return values.reshape(-1, num_stages, num_layouts, num_columns).sum(axis=0)
-
-    forward = chunks(blocks.forward_pass_s) + hosts[0]
-    backward = chunks(blocks.backward_pass_s) + hosts[1]
-    reduce_s = stages(_exposed(group.reduces, times_s, by_stage(backward), contention))
-    gather_s = stages(_exposed(group.gathers, times_s, by_stage(forward), contention))
-    costs = _costs(compiled, group, forward, backward, chunks(blocks.weight_s), times_s, gather_s)
-    pipeline = simulate(costs, group.pipeline)
-    finish_s = stages(group.finishes @ times_s)
-    embedding_s = group.embedding @ times_s
-    end_s = pipeline.end_s.reshape(num_stages, num_layouts, num_columns)
-    ready_s = end_s + reduce_s + finish_s
-    if embedding_s.any():
-        ends = [0, num_stages - 1]
-        ready_s[ends] = ready_s[ends].max(axis=0) + embedding_s
-    optimizer_s = times_s[group.optimizer].transpose(1, 0, 2)
-    tails = optimizer_s + hosts[2] + (0.0 if group.gathers_ahead else gather_s)
-    return GroupTimes(
-        group=group,
-        costs=costs,
-        pipeline=pipeline,
-        ready_s=ready_s,
-        # The gradient norm is summed over all stages: no optimizer starts before the last is ready.
-        total_s=ready_s.max(axis=0) + tails.max(axis=0),
-        blocks=blocks,
-        reduce_s=reduce_s,
-        gather_s=gather_s,
-        finish_s=finish_s,
-        embedding_s=embedding_s,
-        optimizer_s=optimizer_s,
-        host_s=hosts,
-    )
+    group: LayoutGroup
+    costs: PipelineCosts
+    reduce_s: Floats
+    gather_s: Floats
 
 
-def _costs(
-    compiled: Compiled,
-    group: LayoutGroup,
-    forward: Floats,
-    backward: Floats,
-    weight: Floats,
-    times_s: Floats,
-    gather_s: Floats,
-) -> PipelineCosts:
-    def flat(values: Floats) -> Floats:
-        return values.reshape(values.shape[0], values.shape[1] * values.shape[2])
+class _Evaluation:
+    """Sums over items, once for all groups."""
 
-    hops = flat(times_s[group.hops].transpose(1, 0, 2))
-    starts = gather_s if group.gathers_ahead else 0 * gather_s
-    return pipeline_costs(
-        flat(forward),
-        flat(backward),
-        weight_gradient_s=flat(weight),
-        activation_s=hops,
-        gradient_s=hops,
-        # Where the cores copy, two directions at once take the time of both.
-        both_s=hops * (2 if compiled.is_host_only else 1),
-        start_s=flat(starts),
-        num_virtual_stages=group.pipeline.num_virtual_stages,
-    )
+    def __init__(
+        self,
+        compiled: Compiled,
+        times_s: Floats,
+        contention: float | Floats,
+        adjust: Callable[[BlockTimes], BlockTimes] | None,
+    ) -> None:
+        blocks = compiled.sums.times(
+            times_s, contention=contention, is_host_only=compiled.is_host_only
+        )
+        self._blocks = adjust(blocks) if adjust else blocks
+        self._forward_s = self._blocks.forward_pass_s
+        self._backward_s = self._blocks.backward_pass_s
+        self._is_host_only = compiled.is_host_only
+        self._contention = contention
+        self._times_s = times_s
+        self._host_s = (
+            times_s[compiled.host_forward],
+            times_s[compiled.host_backward],
+            times_s[compiled.host_step],
+        )
+        stages = compiled.stages
+        self._reduces = _TransferTimes(stages.reduces, times_s)
+        self._gathers = _TransferTimes(stages.gathers, times_s)
+        self._finish_s = stages.finishes @ times_s
+        self._embedding_s = stages.embedding @ times_s
+        self._optimizer_s = stages.optimizer @ times_s
+
+    def passes(self, group: LayoutGroup) -> _Passes:
+        """What the pipeline of a group is made of."""
+
+        def chunks(values: Floats) -> Floats:
+            """(chunks, layouts, alternatives) from (blocks, alternatives)."""
+            return np.einsum("cj,rjk->crk", group.counts, values[group.blocks])
+
+        def by_stage(values: Floats) -> Floats:
+            """Sums over the chunks of each stage."""
+            return values.reshape(-1, *group.stages.shape, values.shape[-1]).sum(axis=0)
+
+        forward = chunks(self._forward_s) + self._host_s[0]
+        backward = chunks(self._backward_s) + self._host_s[1]
+        reduce_window = by_stage(backward) if group.overlaps_reduces else None
+        gather_window = by_stage(forward) if group.overlaps_gathers else None
+        gather_s = self._gathers.exposed(group.stages, gather_window, self._contention)
+        return _Passes(
+            group=group,
+            costs=self._costs(group, forward, backward, chunks(self._blocks.weight_s), gather_s),
+            reduce_s=self._reduces.exposed(group.stages, reduce_window, self._contention),
+            gather_s=gather_s,
+        )
+
+    def _costs(
+        self,
+        group: LayoutGroup,
+        forward: Floats,
+        backward: Floats,
+        weight: Floats,
+        gather_s: Floats,
+    ) -> PipelineCosts:
+        def flat(values: Floats) -> Floats:
+            return values.reshape(values.shape[0], values.shape[1] * values.shape[2])
+
+        hops = flat(self._times_s[group.hops].transpose(1, 0, 2))
+        starts = gather_s if group.gathers_ahead else 0 * gather_s
+        return pipeline_costs(
+            flat(forward),
+            flat(backward),
+            weight_gradient_s=flat(weight),
+            activation_s=hops,
+            gradient_s=hops,
+            # Where the cores copy, two directions at once take the time of both.
+            both_s=hops * (2 if self._is_host_only else 1),
+            start_s=flat(starts),
+            num_virtual_stages=group.pipeline.num_virtual_stages,
+        )
+
+    def finished(self, found: _Passes, pipeline: Simulation) -> GroupTimes:
+        """The step around a timed pipeline."""
+        group = found.group
+        finish_s = self._finish_s[group.stages]
+        embedding_s = self._embedding_s[group.stages[0]]
+        ready_s = pipeline.end_s.reshape(found.reduce_s.shape) + found.reduce_s + finish_s
+        if embedding_s.any():
+            ends = [0, group.pipeline.num_stages - 1]
+            ready_s[ends] = ready_s[ends].max(axis=0) + embedding_s
+        optimizer_s = self._optimizer_s[group.stages]
+        late_s = 0.0 if group.gathers_ahead else found.gather_s
+        tails = optimizer_s + self._host_s[2] + late_s
+        return GroupTimes(
+            group=group,
+            costs=found.costs,
+            pipeline=pipeline,
+            ready_s=ready_s,
+            # The gradient norm is summed over all stages: no optimizer starts before the last is
+            # ready.
+            total_s=ready_s.max(axis=0) + tails.max(axis=0),
+            blocks=self._blocks,
+            reduce_s=found.reduce_s,
+            gather_s=found.gather_s,
+            finish_s=finish_s,
+            embedding_s=embedding_s,
+            optimizer_s=optimizer_s,
+            host_s=self._host_s,
+        )
+
+
+class _TransferTimes:
+    """Transfers of a step by distinct stage."""
+
+    def __init__(self, transfers: Transfers, times_s: Floats) -> None:
+        self._total_s = transfers.total @ times_s
+        self._last_s = transfers.last @ times_s
+        self._number = transfers.number[:, np.newaxis]
+
+    def exposed(self, stages: Ints, window_s: Floats | None, contention: float | Floats) -> Floats:
+        """Exposed time beside a pass of each stage, shape (stages, layouts, alternatives)."""
+        total = self._total_s[stages]
+        if window_s is None:
+            return total
+        return exposed_time(total, self._last_s[stages], self._number[stages], window_s, contention)
 
 
 def exposed_time(
@@ -191,15 +266,3 @@ def exposed_time(
     that the forward phase needs first: in both directions nothing hides it.
     """
     return last_s + beyond(total_s - last_s, pass_s * (1 - 1 / number), contention)
-
-
-def _exposed(
-    transfers: Transfers, times_s: Floats, pass_s: Floats, contention: float | Floats
-) -> Floats:
-    """Exposed time per row of layouts x stages; ``pass_s`` has (stages, layouts, alternatives)."""
-    total = transfers.total @ times_s
-    if not transfers.is_overlapped:
-        return total
-    window = pass_s.transpose(1, 0, 2).reshape(total.shape)
-    number = transfers.number[:, np.newaxis]
-    return exposed_time(total, transfers.last @ times_s, number, window, contention)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from typing import NamedTuple
 
 from .programs import Item, Message, Pass, Pipeline, Post, TaskKind, Wait, receiver, sender
 from .schedules import stage_program
@@ -27,6 +28,14 @@ CostPlace = tuple[Cost, int]
 """What an event takes, and of which chunk or boundary."""
 
 
+_PASS_COSTS = {
+    TaskKind.FORWARD: Cost.FORWARD,
+    TaskKind.BACKWARD: Cost.BACKWARD,
+    TaskKind.INPUT_GRADIENT: Cost.BACKWARD,
+    TaskKind.WEIGHT_GRADIENT: Cost.WEIGHT_GRADIENT,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """Messages that a stage waits for as it posts them, and how often in a step."""
@@ -36,8 +45,7 @@ class Held:
     count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(NamedTuple):
     """A pass, an exchange or a transfer: it starts when the last of ``inputs`` has ended."""
 
     inputs: tuple[int, ...]
@@ -84,6 +92,8 @@ class _Builder:
         ]
         self._events: list[Event] = []
         self._inputs: list[tuple[int, ...]] = [()] * self._num_stages
+        self._earlier: list[frozenset[int]] = [frozenset()] * self._num_stages
+        """Per event, its inputs and theirs: far enough back to find inputs that add nothing."""
         self._before: list[tuple[int, ...]] = [(stage,) for stage in range(self._num_stages)]
         """Per stage, the events that its next one waits for."""
         self._posted: dict[Message, tuple[Post, tuple[int, ...]]] = {}
@@ -109,7 +119,7 @@ class _Builder:
         return EventGraph(
             pipeline=self._pipeline,
             events=tuple(self._events),
-            last=tuple(self._before),
+            last=tuple(self._needed(before) for before in self._before),
             waited=tuple(tuple(dict.fromkeys(waited)) for waited in self._waited),
             held=tuple(
                 Held(costs=tuple(costs), stage=stage, count=count)
@@ -139,14 +149,10 @@ class _Builder:
         yield from self._programs[stage]
 
     def _compute(self, stage: int, task: Pass) -> None:
-        costs = {
-            TaskKind.FORWARD: Cost.FORWARD,
-            TaskKind.WEIGHT_GRADIENT: Cost.WEIGHT_GRADIENT,
-        }
         number = self._add(
             Event(
                 inputs=self._needed(self._before[stage]),
-                cost=(costs.get(task.kind, Cost.BACKWARD), task.chunk),
+                cost=(_PASS_COSTS[task.kind], task.chunk),
                 kind=task.kind,
                 stage=stage,
                 peer=-1,
@@ -180,7 +186,9 @@ class _Builder:
         self, messages: list[Message], posted: tuple[int, ...], is_blocking: bool
     ) -> None:
         """One message, or one activation down and one gradient up at once."""
-        first = min(messages, key=lambda message: message.is_gradient)
+        first = messages[0]
+        if len(messages) > 1 and first.is_gradient:
+            first = messages[1]
         stage = sender(first, self._num_stages)
         peer = receiver(first, self._num_stages)
         # Whoever blocks has waited for all that went before.
@@ -204,7 +212,7 @@ class _Builder:
 
     def _wait(self, stage: int, wait: Wait) -> None:
         numbers = tuple(dict.fromkeys(self._numbers[message] for message in wait.messages))
-        self._before[stage] = self._needed((*self._before[stage], *numbers))
+        self._before[stage] += numbers
         self._waited[stage] += numbers
         post = self._last_post[stage]
         if post and post.is_blocking and post.messages == wait.messages:
@@ -216,20 +224,21 @@ class _Builder:
 
     def _add(self, event: Event) -> int:
         self._events.append(event)
+        of_inputs = (self._inputs[number] for number in event.inputs)
+        self._earlier.append(frozenset(event.inputs).union(*of_inputs))
         self._inputs.append(event.inputs)
         return len(self._inputs) - 1
 
-    def _needed(self, numbers: Iterable[int]) -> tuple[int, ...]:
+    def _needed(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
         """The inputs that are not before another one already; no time is negative."""
-        distinct = tuple(dict.fromkeys(numbers))
-        if len(distinct) == 1:
-            return distinct
-        earlier: set[int] = set()
-        for number in distinct:
-            earlier.update(self._inputs[number])
-            for before in self._inputs[number]:
-                earlier.update(self._inputs[before])
-        return tuple(number for number in distinct if number not in earlier)
+        if len(numbers) == 1:
+            return numbers
+        earlier = self._earlier
+        return tuple(
+            number
+            for number in dict.fromkeys(numbers)
+            if not any(number in earlier[other] for other in numbers)
+        )
 
 
 def _message_cost(messages: list[Message]) -> Cost:

@@ -23,10 +23,11 @@ class TaskKind(Enum):
     """A blocking exchange: both ends are held until it ends."""
     TRANSFER = "transfer"
     """An asynchronous message: it occupies its link, and holds only whoever waits for it."""
-
-
-BACKWARD_KINDS = (TaskKind.BACKWARD, TaskKind.INPUT_GRADIENT)
-"""Kinds after which a gradient goes up and, but for its weights, an activation is free."""
+    REDUCE = "gradient reduction"
+    """What of it no backward pass hides."""
+    GATHER = "parameter gather"
+    """What of it no forward pass hides."""
+    OPTIMIZER = "optimizer"
 
 
 class Pass(NamedTuple):

@@ -17,7 +17,7 @@ from .bulk import stage_ends
 from .costs import PipelineCosts, cost_tables, joined, pipeline_costs
 from .graph import event_graph
 from .programs import Pipeline
-from .spans import Span, StageUse, Timeline
+from .spans import Span, StageUse, Timeline, spans_of
 from .spans import timeline as _timeline
 
 __all__ = [
@@ -95,7 +95,7 @@ def timeline(costs: PipelineCosts, pipeline: Pipeline | int, *, column: int = 0)
 
 def spans(costs: PipelineCosts, pipeline: Pipeline | int, *, column: int = 0) -> tuple[Span, ...]:
     """Every task of one alternative with its times, in order of start."""
-    return timeline(costs, pipeline, column=column).spans
+    return spans_of(costs, _checked(costs, pipeline), column=column)
 
 
 def _checked(costs: PipelineCosts, pipeline: Pipeline | int) -> Pipeline:

@@ -70,6 +70,12 @@ def timeline(costs: PipelineCosts, pipeline: Pipeline, *, column: int = 0) -> Ti
     )
 
 
+def spans_of(costs: PipelineCosts, pipeline: Pipeline, *, column: int = 0) -> tuple[Span, ...]:
+    """The spans of ``timeline`` alone."""
+    graph = event_graph(pipeline)
+    return _spans(graph, _times(costs, graph, column))
+
+
 class _Times(NamedTuple):
     """Starts and ends of all events by number; those of the stages first, and instantaneous."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +18,8 @@ from ..workload.stage_work import collective_uses, stage_operators
 from .compiled import Compiled, compile_layouts
 from .evaluate import GroupTimes, evaluate, step_times
 from .items import Floats, Item, Part, family, item_name
-from .simulate import Span, spans
+from .simulate import Simulation, Span, spans
+from .steady import Run, simulate_each, simulate_long
 
 __all__ = [
     "CONTENTION",
@@ -106,11 +107,10 @@ def estimate_step(
     The errors of one operator kind or kind of transfer are taken as one: they add up linearly over
     the step, and in quadrature across kinds.
     """
-    study = _Study([config], estimator, contention)
+    study = _Study([config], estimator, contention, simulate_each)
     found = study.groups[0]
-    return study.estimate(
-        found, 0, schedule_sigma_log, spans(found.costs, found.group.pipeline, column=0)
-    )
+    drawn = spans(found.costs, found.group.pipeline, column=0)
+    return study.estimate(found, 0, schedule_sigma_log, (*drawn, *found.edge_spans(0)))
 
 
 def estimate_many(
@@ -120,10 +120,13 @@ def estimate_many(
     contention: float = CONTENTION,
     schedule_sigma_log: float = SCHEDULE_SIGMA_LOG,
 ) -> list[StepEstimate]:
-    """The modelled steps of many layouts; the estimator is asked twice, whatever their number."""
+    """The modelled steps of many layouts; the estimator is asked twice, whatever their number.
+
+    Long pipelines are continued at their pace, see ``steady``.
+    """
     if not configs:
         return []
-    study = _Study(configs, estimator, contention)
+    study = _Study(configs, estimator, contention, simulate_long)
     out: dict[int, StepEstimate] = {}
     for found in study.groups:
         for row, place in enumerate(found.group.members.tolist()):
@@ -134,12 +137,16 @@ def estimate_many(
 def median_times(
     configs: Sequence[RunConfig], estimator: Estimator, *, contention: float = CONTENTION
 ) -> Floats:
-    """Median step time of each layout, shape (layouts,): what a ranking of thousands needs."""
+    """Median step time of each layout, shape (layouts,): what a ranking of thousands needs.
+
+    Long pipelines are continued at their pace, see ``steady``.
+    """
     if not configs:
         return np.empty(0)
     compiled = compile_layouts(configs)
     times_s = np.array([row.time_s for row in _rows(compiled, estimator)])
-    return step_times(compiled, evaluate(compiled, times_s[:, None], contention=contention))[:, 0]
+    found = evaluate(compiled, times_s[:, None], contention=contention, run=simulate_long)
+    return step_times(compiled, found)[:, 0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +160,11 @@ class _Study:
     """Layouts evaluated at the medians, and once more for each family one deviation slower."""
 
     def __init__(
-        self, configs: Sequence[RunConfig], estimator: Estimator, contention: float
+        self,
+        configs: Sequence[RunConfig],
+        estimator: Estimator,
+        contention: float,
+        run: Callable[[Sequence[Run]], list[Simulation]],
     ) -> None:
         compiled = compile_layouts(configs)
         rows = _rows(compiled, estimator)
@@ -164,7 +175,7 @@ class _Study:
         times_s = np.repeat([[row.time_s] for row in rows], len(columns) + 1, axis=1)
         for place, (item, row) in enumerate(zip(compiled.items, rows, strict=True)):
             times_s[place, columns[family(item)]] *= math.exp(row.sigma_log)
-        self.groups = evaluate(compiled, times_s, contention=contention)
+        self.groups = evaluate(compiled, times_s, contention=contention, run=run)
 
     def estimate(
         self,

@@ -2,7 +2,8 @@
 
 Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism" (2023, arXiv:2401.10241), section 2.  With
 passes of equal length nothing idles in H2 between the first and the last pass of a stage, provided
-that optimizers do not wait for each other.
+that optimizers do not wait for each other.  The order does not depend on times: where a weight
+gradient takes longer than the other passes, one that is searched for the times at hand does better.
 """
 
 from __future__ import annotations

@@ -28,7 +28,10 @@ class GroupRole(Enum):
     CP = "cp"
     PP = "pp"
     DP = "dp"
-    """Reduces gradients: data- and context-parallel ranks together."""
+    """Reduces gradients: data- and context-parallel ranks together, within one instance of the
+    distributed optimizer."""
+    DP_INSTANCES = "dp_instances"
+    """The same shard of every instance of the distributed optimizer."""
     EXPERT_TP = "expert_tp"
     EP = "ep"
     EXPERT_TP_EP = "expert_tp_ep"
@@ -84,4 +87,7 @@ class CollectiveUse:
     is_overlapped: bool = False
     """Issued asynchronously: only what does not fit behind other work is exposed."""
     hides_behind: OperatorKind | None = None
-    """The operator whose backward (half of it: one of its two products) may hide the transfer."""
+    """The operator of the same pass beside which the transfer runs.
+
+    The backward phase of a linear has two products, each with a transfer of its own beside it.
+    """

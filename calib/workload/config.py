@@ -129,6 +129,11 @@ class RunConfig:
     """Layers of each chunk that are recomputed under ``FULL``; 0 means all."""
     recompute_modules: tuple[str, ...] = ()
     """Modules that are recomputed under ``SELECTIVE``, by Megatron's names; empty: core_attn."""
+    distributes_saved_activations: bool = False
+    """What a recomputed layer keeps is split over tp and gathered again."""
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    """Probabilities; above 0 the backward phase needs a mask."""
     is_loss_fused: bool = False
     """Cross-entropy as one kernel (``--cross-entropy-loss-fusion``)."""
     fuses_gradient_accumulation: bool = True

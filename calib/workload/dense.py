@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .collectives import Collective, CollectiveUse, GroupRole, Placement
 from .config import PositionEmbedding, RunConfig
+from .context_parallel import context_uses, core_attention
 from .operators import OperatorKind
 from .pieces import (
     Piece,
@@ -11,8 +14,10 @@ from .pieces import (
     column_uses,
     hidden_call,
     linear_tensors,
+    linear_use,
     local_tokens,
     norm_piece,
+    norm_tensors,
     row_uses,
     tokens_of,
 )
@@ -25,34 +30,49 @@ def attention_piece(config: RunConfig) -> Piece:
     model, tp = config.model, config.parallelism.tp
     tokens, hidden, channels = tokens_of(config), model.hidden_size, model.kv_channels
     heads, groups = model.num_attention_heads // tp, model.num_query_groups // tp
-    query, qkv = heads * channels, (heads + 2 * groups) * channels
+    query, key = heads * channels, groups * channels
+    qkv = query + 2 * key
     has_bias = model.has_bias
+    norms, norm_weights = _query_key_norms(config, heads, groups)
     return Piece(
         module="attention",
         operators=(
             (OperatorKind.LINEAR_QKV, (tokens, hidden, qkv), 1),
             (OperatorKind.POSITION, (tokens, qkv), 1),
+            *norms,
             *core_attention(config, heads, groups),
             (OperatorKind.LINEAR_PROJ, (tokens, query, hidden), 1),
         ),
-        uses=(*column_uses(config, OperatorKind.LINEAR_QKV), *row_uses(config)),
+        uses=(
+            *column_uses(config, OperatorKind.LINEAR_QKV),
+            *context_uses(config, query_width=query, key_width=key, value_width=key),
+            *row_uses(config, OperatorKind.LINEAR_PROJ),
+        ),
         tensors=(
             *linear_tensors("proj", query, hidden, has_bias=has_bias, is_row=True),
             *linear_tensors("qkv", hidden, qkv, has_bias=has_bias or model.has_qkv_bias),
+            *norm_weights,
         ),
     )
 
 
-def core_attention(config: RunConfig, heads: int, groups: int) -> tuple[Shaped, ...]:
-    """Core attention of one micro-batch on one rank."""
-    shape = (
-        config.batch.micro_batch_size,
-        heads,
-        groups,
-        config.local_seq_length,
-        config.model.kv_channels,
+def _query_key_norms(
+    config: RunConfig, heads: int, groups: int
+) -> tuple[tuple[Shaped, ...], tuple[ParameterTensor, ...]]:
+    """Norms of each head's queries and keys; every tp rank holds their weights."""
+    if not config.model.has_qk_norm:
+        return (), ()
+    tokens, channels = tokens_of(config), config.model.kv_channels
+    tensors = (
+        replace(tensor, is_sequence_parallel=False, is_head_parallel=True)
+        for name in ("query_norm", "key_norm")
+        for tensor in norm_tensors(config, name, channels)
     )
-    return ((OperatorKind.CORE_ATTENTION, shape, 1),)
+    operators: tuple[Shaped, ...] = (
+        (OperatorKind.NORM, (tokens * heads, channels), 1),
+        (OperatorKind.NORM, (tokens * groups, channels), 1),
+    )
+    return operators, tuple(tensors)
 
 
 def mlp_piece(config: RunConfig) -> Piece:
@@ -67,7 +87,10 @@ def mlp_piece(config: RunConfig) -> Piece:
             (OperatorKind.ACTIVATION, (tokens, fc1, ffn), 1),
             (OperatorKind.LINEAR_FC2, (tokens, ffn, hidden), 1),
         ),
-        uses=(*column_uses(config, OperatorKind.LINEAR_FC1), *row_uses(config)),
+        uses=(
+            *column_uses(config, OperatorKind.LINEAR_FC1),
+            *row_uses(config, OperatorKind.LINEAR_FC2),
+        ),
         tensors=(
             *linear_tensors("fc1", hidden, fc1, has_bias=model.has_bias),
             *linear_tensors("fc2", ffn, hidden, has_bias=model.has_bias, is_row=True),
@@ -89,7 +112,7 @@ def embedding_piece(config: RunConfig) -> Piece:
         ParameterTensor(
             name="embedding.word",
             numel=vocab * model.hidden_size,
-            is_shared_embedding=model.is_tied and par.pp > 1,
+            is_shared_embedding=par.pp > 1 and (model.is_tied or model.num_prediction_layers > 0),
         )
     ]
     if model.position_embedding is PositionEmbedding.LEARNED:
@@ -109,38 +132,51 @@ def head_piece(config: RunConfig) -> tuple[Piece, ...]:
     tokens, vocab = tokens_of(config), model.vocab_size // par.tp
     tensors: tuple[ParameterTensor, ...] = ()
     if not model.is_tied or par.pp > 1:
-        is_shared = model.is_tied and par.pp > 1
+        # With prediction layers the last stage shares its copy of the table instead.
+        is_shared = model.is_tied and par.pp > 1 and not model.num_prediction_layers
         numel = vocab * model.hidden_size
         tensors = (ParameterTensor(name="output", numel=numel, is_shared_embedding=is_shared),)
-    uses = list(column_uses(config, OperatorKind.LOGITS))
-    if par.tp > 1:
-        # Largest logit, the logit of the target, and the sum of exponentials, in fp32.
-        loss = group_call(config, Collective.ALL_REDUCE, GroupRole.TP, tokens * 4)
-        uses.append(CollectiveUse(call=loss, count=3, placement=Placement.FORWARD))
     head = Piece(
         module="head",
         operators=(
             (OperatorKind.LOGITS, (tokens, model.hidden_size, vocab), 1),
             (OperatorKind.LOSS, (tokens, vocab), 1),
         ),
-        uses=tuple(uses),
+        uses=(
+            *column_uses(config, OperatorKind.LOGITS, is_in_layer=False),
+            *_loss_uses(config),
+        ),
         tensors=tensors,
     )
-    return norm_piece(config, "final_norm"), head
+    return norm_piece(config, "final_norm", module="head"), head
+
+
+def _loss_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:
+    """Largest logit, the target's logit and the sum of exponentials, in fp32.
+
+    Fused, the last two travel together (``fused_vocab_parallel_cross_entropy``).
+    """
+    if config.parallelism.tp == 1:
+        return ()
+    sizes = (1, 2) if config.is_loss_fused else (1, 1, 1)
+    return tuple(
+        linear_use(
+            group_call(config, Collective.ALL_REDUCE, GroupRole.TP, tokens_of(config) * 4 * size),
+            Placement.FORWARD,
+        )
+        for size in sizes
+    )
 
 
 def _embedding_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:
     if config.parallelism.tp == 1:
         return ()
     if not config.parallelism.is_sequence_parallel:
-        call = hidden_call(config, Collective.ALL_REDUCE)
-        return (CollectiveUse(call=call, count=1, placement=Placement.FORWARD),)
+        return (linear_use(hidden_call(config, Collective.ALL_REDUCE), Placement.FORWARD),)
     # With learned positions Megatron reduces in full and then splits; otherwise it scatters.
     is_split = config.model.position_embedding is PositionEmbedding.LEARNED
     kind = Collective.ALL_REDUCE if is_split else Collective.REDUCE_SCATTER
     return (
-        CollectiveUse(call=hidden_call(config, kind), count=1, placement=Placement.FORWARD),
-        CollectiveUse(
-            call=hidden_call(config, Collective.ALL_GATHER), count=1, placement=Placement.BACKWARD
-        ),
+        linear_use(hidden_call(config, kind), Placement.FORWARD),
+        linear_use(hidden_call(config, Collective.ALL_GATHER), Placement.BACKWARD),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
-from .parallelism import Schedule
+from .parallelism import ContextComm, Schedule
 
 if TYPE_CHECKING:
     from .config import RunConfig
@@ -16,6 +16,7 @@ def check_layout(config: RunConfig) -> None:
     par, batch = config.parallelism, config.batch
     _check_chunks(config)
     _check_degrees(config)
+    _check_experts(config)
     share = batch.micro_batch_size * par.dp
     if batch.global_batch_size % share:
         raise ConfigError(
@@ -23,15 +24,27 @@ def check_layout(config: RunConfig) -> None:
             f"{batch.micro_batch_size} x dp {par.dp}; nearest that is: "
             f"{max(1, round(batch.global_batch_size / share)) * share}"
         )
-    group = par.microbatch_group_size or par.pp
-    if par.vp > 1 and config.num_microbatches % group:
-        raise ConfigError(
-            f"num_microbatches {config.num_microbatches} is not a multiple of the group of {group} "
-            f"that interleaving needs; change micro_batch_size or set vp 1"
-        )
+    if par.vp > 1:
+        _check_groups(config)
     if par.vp > 1 and par.schedule is not Schedule.ONE_F_ONE_B:
         raise ConfigError(
             f"schedule {par.schedule.value} has no virtual stages, but vp is {par.vp}; set vp 1"
+        )
+
+
+def _check_groups(config: RunConfig) -> None:
+    """The rule of Megatron's interleaved schedule (core 0.16.1)."""
+    par, num = config.parallelism, config.num_microbatches
+    group = par.microbatch_group_size or par.pp
+    if not par.pp <= group <= num:
+        raise ConfigError(
+            f"microbatch_group_size {group} is not between pp {par.pp} and num_microbatches {num}, "
+            f"as interleaving needs; change micro_batch_size or set vp 1"
+        )
+    if 0 < num % group < par.pp:
+        raise ConfigError(
+            f"num_microbatches {num} is not a multiple of the group of {group} that interleaving "
+            f"needs, nor leaves pp {par.pp} or more; change micro_batch_size or set vp 1"
         )
 
 
@@ -54,12 +67,18 @@ def _check_chunks(config: RunConfig) -> None:
 
 def _check_degrees(config: RunConfig) -> None:
     model, par = config.model, config.parallelism
-    for name in ("num_attention_heads", "num_query_groups", "ffn_hidden_size", "vocab_size"):
+    for name in ("num_attention_heads", "ffn_hidden_size", "vocab_size"):
         if getattr(model, name) % par.tp:
             raise ConfigError(
                 f"{name} {getattr(model, name)} is not a multiple of tp {par.tp}; "
                 f"choose tp from {_divisors(getattr(model, name))}"
             )
+    groups = model.num_query_groups
+    if groups % par.tp and par.tp % groups:
+        raise ConfigError(
+            f"num_query_groups {groups} is neither a multiple nor a divisor of tp {par.tp}; "
+            f"choose tp from {_divisors(groups)}"
+        )
     if par.is_sequence_parallel and model.seq_length % par.tp:
         raise ConfigError(
             f"seq_length {model.seq_length} is not a multiple of tp {par.tp}; "
@@ -70,7 +89,18 @@ def _check_degrees(config: RunConfig) -> None:
             f"seq_length {model.seq_length} is not a multiple of 2 x cp {par.cp}, as balanced "
             f"causal attention needs; choose cp from {_divisors(model.seq_length // 2)}"
         )
-    experts = model.experts
+    heads = min(model.num_attention_heads, groups)
+    is_exchanged = par.cp > 1 and par.context_comm is ContextComm.ALL_TO_ALL
+    if is_exchanged and heads % (par.tp * par.cp):
+        raise ConfigError(
+            f"{heads} heads or groups are not a multiple of tp {par.tp} x cp {par.cp}, as the "
+            f"exchange a2a needs; choose cp from {_divisors(max(1, heads // par.tp))} or p2p"
+        )
+
+
+def _check_experts(config: RunConfig) -> None:
+    par = config.parallelism
+    experts = config.model.experts
     if par.ep > 1 and experts is None:
         raise ConfigError(f"ep {par.ep} needs experts, but the model has none; set ep 1")
     if experts is not None and experts.num_experts % par.ep:

@@ -5,57 +5,72 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 from ..errors import ConfigError
-from .config import (
-    ModelShape,
-    Parallelism,
-    Recompute,
-    RunConfig,
-)
+from .argument_values import whole
+from .config import RunConfig
+from .megatron_command import split_launcher
+from .megatron_namespace import FIRST_STAGE, LAST_STAGE, from_namespace
+from .megatron_options import MODELLED, SPELLED, options_of, read_words
+from .megatron_values import as_options, layout_values, model_values
+from .pipeline_layout import write_layout
 
-_MODEL = {
-    "--num-layers": "num_layers",
-    "--hidden-size": "hidden_size",
-    "--ffn-hidden-size": "ffn_hidden_size",
-    "--num-attention-heads": "num_attention_heads",
-    "--num-query-groups": "num_query_groups",
-    "--kv-channels": "kv_channels",
-    "--seq-length": "seq_length",
-}
-_DEGREES = {
-    "--tensor-model-parallel-size": "tp",
-    "--pipeline-model-parallel-size": "pp",
-    "--data-parallel-size": "dp",
-}
-_BATCH = {
-    "--micro-batch-size": "micro_batch_size",
-    "--global-batch-size": "global_batch_size",
-}
-_SWITCHES = {
-    "--sequence-parallel": "is_sequence_parallel",
-    "--use-distributed-optimizer": "is_optimizer_distributed",
-    "--overlap-grad-reduce": "overlaps_grad_reduce",
-    "--overlap-param-gather": "overlaps_param_gather",
-}
 _GPUS = "--gpus"
-_VIRTUAL = "--num-layers-per-virtual-pipeline-stage"
-_RECOMPUTE = "--recompute-granularity"
-_RECOMPUTE_LAYERS = "--recompute-num-layers"
-_RECOMPUTE_METHOD = "--recompute-method"
-_RECOMPUTE_ALIAS = "--recompute-activations"
-_VIRTUAL_ALIAS = "--num-virtual-stages-per-pipeline-rank"
-_WITH_VALUE = (
-    *_MODEL,
-    *_DEGREES,
-    *_BATCH,
-    _GPUS,
-    _VIRTUAL,
-    _RECOMPUTE,
-    _RECOMPUTE_LAYERS,
-    _RECOMPUTE_METHOD,
+_PP = "pipeline_model_parallel_size"
+_REPLICAS = "--data-parallel-size"
+_SPLIT = frozenset(
+    (
+        "account_for_embedding_in_pipeline_split",
+        "account_for_loss_in_pipeline_split",
+        FIRST_STAGE[0],
+        LAST_STAGE[0],
+        "num_layers_per_virtual_pipeline_stage",
+        "num_virtual_stages_per_pipeline_rank",
+        "pipeline_model_parallel_layout",
+    )
 )
-_NAMES = (*_WITH_VALUE, *_SWITCHES)
+_RECOMPUTE = frozenset(
+    (
+        "distribute_saved_activations",
+        "moe_layer_recompute",
+        "recompute_activations",
+        "recompute_granularity",
+        "recompute_method",
+        "recompute_modules",
+        "recompute_num_layers",
+    )
+)
+_FP8 = frozenset(("fp4", "fp4_param", "fp8", "fp8_param_gather", "fp8_recipe"))
+_GRADIENTS = frozenset(
+    ("accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16", "main_grads_dtype")
+)
+_GRAPHS = frozenset(("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph"))
+_GROUPS = (_SPLIT, _RECOMPUTE, _FP8, _GRADIENTS, _GRAPHS)
+"""Arguments that mean something only together; several spellings of each mean the same."""
+_SWITCH_NAMES = """
+    account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
+    accumulate_allreduce_grads_in_fp32 add_bias_linear add_qkv_bias bf16 cross_entropy_loss_fusion
+    ddp_pad_buckets_for_high_nccl_busbw distribute_saved_activations enable_cuda_graph
+    external_cuda_graph fp16 fp4_param fp8_param_gather grad_reduce_in_bf16
+    gradient_accumulation_fusion group_query_attention moe_grouped_gemm moe_layer_recompute
+    moe_pad_expert_input_to_capacity moe_shared_expert_gate moe_shared_expert_overlap
+    multi_latent_attention overlap_grad_reduce overlap_p2p_comm overlap_param_gather qk_layernorm
+    quick_geglu recompute_activations sequence_parallel swiglu tp_comm_overlap
+    untie_embeddings_and_output_weights use_distributed_optimizer use_rotary_position_embeddings
+    use_tp_pp_dp_mapping
+"""
+_SWITCHES = frozenset(_SWITCH_NAMES.split())
+_LAYOUT_NAMES = """
+    context_parallel_size cp_comm_type cross_entropy_loss_fusion ddp_bucket_size
+    ddp_pad_buckets_for_high_nccl_busbw expert_model_parallel_size expert_tensor_parallel_size
+    global_batch_size gradient_accumulation_fusion micro_batch_size
+    microbatch_group_size_per_vp_stage num_distributed_optimizer_instances overlap_grad_reduce
+    overlap_p2p_comm overlap_param_gather pipeline_model_parallel_size sequence_parallel
+    tensor_model_parallel_size tp_comm_overlap use_distributed_optimizer use_tp_pp_dp_mapping
+"""
+_LAYOUT = frozenset(_LAYOUT_NAMES.split()).union(*_GROUPS)
 
 
 def apply_options(config: RunConfig, argv: Sequence[str]) -> RunConfig:
@@ -65,23 +80,14 @@ def apply_options(config: RunConfig, argv: Sequence[str]) -> RunConfig:
     ``--no-...`` turns a switch off.  Raises ``ConfigError`` for an option that is not known.
     """
     given = _parsed(argv)
-    model = replace(
-        config.model,
-        **{field: _whole(name, given[name]) for name, field in _MODEL.items() if name in given},
-    )
-    batch = replace(
-        config.batch,
-        **{field: _whole(name, given[name]) for name, field in _BATCH.items() if name in given},
-    )
-    recompute, num_layers = _recompute(config, given)
-    return replace(
-        config,
-        model=model,
-        batch=batch,
-        parallelism=_parallelism(config, model, given),
-        recompute=recompute,
-        recompute_num_layers=num_layers,
-    )
+    values = {**_kept(config, given), **given}
+    if "data_parallel_size" in given and "world_size" not in given:
+        values.pop("world_size")
+    if "recompute_num_layers" in given:
+        values.setdefault("recompute_method", "block")
+    found = _with_own(from_namespace(SimpleNamespace(**values)), config)
+    unmodelled = dict.fromkeys((*config.unmodelled, *found.unmodelled))
+    return replace(found, unmodelled=tuple(unmodelled))
 
 
 def options(config: RunConfig) -> tuple[str, ...]:
@@ -89,151 +95,161 @@ def options(config: RunConfig) -> tuple[str, ...]:
 
     Options that are Megatron's default are left out, but for the sizes.
     """
-    par = config.parallelism
-    out = [
-        "--tensor-model-parallel-size",
-        str(par.tp),
-        "--pipeline-model-parallel-size",
-        str(par.pp),
-        "--micro-batch-size",
-        str(config.batch.micro_batch_size),
-        "--global-batch-size",
-        str(config.batch.global_batch_size),
-    ]
-    if par.vp > 1:
-        out += [_VIRTUAL, str(config.model.num_layers // (par.pp * par.vp))]
-    if config.recompute is not Recompute.NONE:
-        out += [_RECOMPUTE, config.recompute.value]
-    if config.recompute is Recompute.FULL:
-        method = "block" if config.recompute_num_layers else "uniform"
-        out += [_RECOMPUTE_METHOD, method, _RECOMPUTE_LAYERS, str(config.recompute_num_layers or 1)]
-    return (*out, *(name for name, field in _SWITCHES.items() if getattr(par, field)))
+    return _flat(layout_values(config))
+
+
+def model_options(config: RunConfig) -> tuple[str, ...]:
+    """Megatron's options that give the model, its precision and the cadence of the run."""
+    return _flat(model_values(config))
 
 
 def rewrite_command(host_argv: Sequence[str], config: RunConfig) -> tuple[str, ...]:
     """The user's own command line with the options of the layout replaced, all else as it was.
 
-    Options that the user gave are changed in place; those that the layout needs beyond them come at
-    the end.
+    Options that the user gave are changed in place, unless they already say the same in other
+    words; those that the layout needs beyond them come at the end.
     """
-    wanted = _as_table(options(config))
-    known = {
-        *(n for n in _WITH_VALUE if n not in _MODEL and n not in (_GPUS,)),
-        *_SWITCHES,
-        _VIRTUAL_ALIAS,
-        _RECOMPUTE_ALIAS,
+    kept = _said_already(host_argv, config)
+    wanted = {
+        option: words
+        for option, words in as_options(
+            {name: value for name, value in layout_values(config).items() if name not in kept}
+        )
     }
     out: list[str] = []
     place = 0
     while place < len(host_argv):
         name, joined, _ = host_argv[place].partition("=")
-        place += 1
-        if name not in known:
-            out.append(host_argv[place - 1])
-            continue
-        if name in _WITH_VALUE or name == _VIRTUAL_ALIAS:
-            place += not joined
-            if name in wanted:
-                new = wanted.pop(name)
-                out += [f"{name}={new}"] if joined else [name, str(new)]
-        elif name in wanted:
-            out.append(name)
-            wanted.pop(name)
-    for name, new in wanted.items():
-        if new is None:
-            out.append(name)
-        elif name not in _DEGREES or new != "1":
-            out += [name, new]
+        target = _target(name) if name.startswith("--") else ""
+        end = place + 1
+        if target not in _LAYOUT or target in kept:
+            out.append(host_argv[place])
+        else:
+            while not joined and end < len(host_argv) and not host_argv[end].startswith("--"):
+                end += 1
+            words = wanted.pop(name, None)
+            if words is not None:
+                out += [f"{name}={words[0]}"] if joined and words else [name, *words]
+        place = end
+    for name, words in wanted.items():
+        if words != ["1"] or not name.endswith("-model-parallel-size"):
+            out += [name, *words]
     return tuple(out)
 
 
-def _parsed(argv: Sequence[str]) -> dict[str, str]:
-    """Option to its value (``""`` for a switch that is on, ``"off"`` for ``--no-...``)."""
-    given: dict[str, str] = {}
-    place = 0
-    while place < len(argv):
-        name, joined, value = argv[place].partition("=")
-        place += 1
-        if name in _SWITCHES:
-            given[name] = ""
-        elif name.startswith("--no-") and "--" + name[5:] in _SWITCHES:
-            given["--" + name[5:]] = "off"
-        elif name in _WITH_VALUE:
-            if not joined:
-                if place >= len(argv):
-                    raise ConfigError(f"{name} has no value; write {name} VALUE")
-                value = argv[place]
-                place += 1
-            given[name] = value
+def _kept(config: RunConfig, given: dict[str, Any]) -> dict[str, Any]:
+    """The config's own values, without those that the given ones make void."""
+    values = {**model_values(config), **layout_values(config)}
+    par = config.parallelism
+    values |= {"world_size": par.num_ranks, "ranks_per_node": par.ranks_per_node}
+    void: set[str] = set()
+    if given.keys() & _SPLIT:
+        void |= _SPLIT
+    elif given.keys() & {_PP, "num_layers"}:
+        void |= _SPLIT
+        pp = whole(_PP, given.get(_PP, par.pp))
+        values["virtual_pipeline_model_parallel_size"] = par.vp if pp > 1 else 1
+    granularity = given.get("recompute_granularity")
+    if granularity is not None and granularity != config.recompute.value:
+        void |= _RECOMPUTE
+    if "mtp_num_layers" in given and par.chunk_layers and not void & _SPLIT:
+        predicted = whole("mtp_num_layers", given["mtp_num_layers"])
+        values["pipeline_model_parallel_layout"] = write_layout(par.chunk_layers, predicted)
+    for name, others in _EXCLUSIVE.items():
+        if name in given:
+            void |= others
+    return {name: value for name, value in values.items() if name not in void}
+
+
+_EXCLUSIVE = {
+    "bf16": {"fp16"},
+    "fp16": {"bf16"},
+    "fp4": {"fp8", "fp8_recipe", "fp8_param_gather"},
+    "fp8": {"fp4", "fp4_param"},
+    "vocab_size": {"padded_vocab_size"},
+}
+
+
+def _parsed(argv: Sequence[str]) -> dict[str, Any]:
+    """Values by their names in the namespace; ``--no-...`` is False."""
+    given: dict[str, Any] = {}
+    for option, words in options_of(argv):
+        target, constant = SPELLED.get(option[2:].replace("-", "_"), (_target(option), None))
+        negated = option[5:].replace("-", "_") if option.startswith("--no-") else ""
+        if option in (_GPUS, _REPLICAS):
+            target = "world_size" if option == _GPUS else "data_parallel_size"
+        if constant is not None or (target in _SWITCHES and not words):
+            given[target] = True if constant is None else constant
+        elif negated in _SWITCHES:
+            given[negated] = False
+        elif target in MODELLED or option in (_GPUS, _REPLICAS):
+            given[target] = _value(option, words, is_switch=target in _SWITCHES)
         else:
-            near = difflib.get_close_matches(name, _NAMES, n=3, cutoff=0.4) or sorted(_NAMES)[:3]
-            raise ConfigError(f"{name} is not an option of a layout; nearest: {', '.join(near)}")
+            raise ConfigError(
+                f"{option or words[0]} is not an option of a layout; "
+                f"nearest: {', '.join(_nearest(option))}"
+            )
     return given
 
 
-def _whole(name: str, value: str) -> int:
+def _value(option: str, words: list[str], *, is_switch: bool) -> Any:
+    if not words:
+        raise ConfigError(f"{option} has no value; write {option} VALUE")
+    if is_switch:
+        raise ConfigError(f"{option} is a switch and takes no {words[0]!r}; leave it out")
+    if len(words) == 1:
+        return words[0]
+    if _target(option) not in ("recompute_modules", "rampup_batch_size", "cp_comm_type"):
+        raise ConfigError(f"{option} has {len(words)} values {words}; give one")
+    return words
+
+
+def _nearest(option: str) -> list[str]:
+    names = ["--" + name.replace("_", "-") for name in (*MODELLED, *SPELLED)] + [_GPUS, _REPLICAS]
+    return difflib.get_close_matches(option, names, n=3, cutoff=0.4) or sorted(names)[:3]
+
+
+def _said_already(host_argv: Sequence[str], config: RunConfig) -> frozenset[str]:
+    """Names of the groups whose options in the user's command already mean this layout."""
+    host = read_words(split_launcher(host_argv)[1]).values
+    own = {**model_values(config), **layout_values(config)}
+    own["world_size"] = config.parallelism.num_ranks
+    own["ranks_per_node"] = config.parallelism.ranks_per_node
+    found: frozenset[str] = frozenset()
+    for group in _GROUPS:
+        values = {name: value for name, value in own.items() if name not in group}
+        values |= {name: value for name, value in host.items() if name in group}
+        if host.keys() & group and _means(values, config):
+            found |= group
+    return found
+
+
+def _means(values: dict[str, Any], config: RunConfig) -> bool:
     try:
-        return int(value)
-    except ValueError as err:
-        raise ConfigError(f"{name} {value!r} is not a whole number; give one") from err
+        found = from_namespace(SimpleNamespace(**values))
+    except ConfigError:
+        return False
+    return replace(_with_own(found, config), unmodelled=config.unmodelled) == config
 
 
-def _parallelism(config: RunConfig, model: ModelShape, given: dict[str, str]) -> Parallelism:
-    par = config.parallelism
-    degree = {field: _whole(name, given[name]) for name, field in _DEGREES.items() if name in given}
-    tp, pp = degree.get("tp", par.tp), degree.get("pp", par.pp)
-    if min(tp, pp) < 1:
-        raise ConfigError(f"tp {tp} x pp {pp} is not a layout; give degrees of at least 1")
-    num_ranks = _whole(_GPUS, given[_GPUS]) if _GPUS in given else par.num_ranks
-    dp = degree.get("dp", 0)
-    if not dp:
-        dp, rest = divmod(num_ranks, tp * pp)
-        if rest or not dp:
-            raise ConfigError(
-                f"{num_ranks} ranks do not split over tp {tp} x pp {pp}; "
-                f"give {_GPUS} {max(1, round(num_ranks / (tp * pp))) * tp * pp}"
-            )
-    elif _GPUS in given and dp * tp * pp != num_ranks:
-        raise ConfigError(
-            f"{_GPUS} {num_ranks} is not tp {tp} x pp {pp} x dp {dp}; leave one of them out"
-        )
-    switches = {field: given[name] != "off" for name, field in _SWITCHES.items() if name in given}
-    vp = par.vp if pp > 1 else 1
-    if _VIRTUAL in given:
-        vp = _virtual(model.num_layers, pp, _whole(_VIRTUAL, given[_VIRTUAL]))
-    return replace(par, tp=tp, pp=pp, dp=dp, vp=vp, **switches)
+def _with_own(found: RunConfig, config: RunConfig) -> RunConfig:
+    """The found config with what Megatron's arguments cannot say taken from the other."""
+    experts, own = found.model.experts, config.model.experts
+    if experts is not None and own is not None:
+        experts = replace(experts, imbalance=own.imbalance)
+    return replace(
+        found,
+        model=replace(found.model, experts=experts),
+        parallelism=replace(found.parallelism, schedule=config.parallelism.schedule),
+        device=config.device,
+        framework=config.framework,
+    )
 
 
-def _virtual(num_layers: int, pp: int, per_virtual: int) -> int:
-    if per_virtual < 1 or num_layers % (pp * per_virtual):
-        raise ConfigError(
-            f"{_VIRTUAL} {per_virtual} does not divide the {num_layers} layers over pp {pp}; "
-            f"choose a divisor of {num_layers // pp}"
-        )
-    return num_layers // (pp * per_virtual)
+def _flat(values: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(word for option, words in as_options(values) for word in (option, *words))
 
 
-def _recompute(config: RunConfig, given: dict[str, str]) -> tuple[Recompute, int]:
-    recompute, num_layers = config.recompute, config.recompute_num_layers
-    if _RECOMPUTE in given:
-        values = [r.value for r in Recompute]
-        if given[_RECOMPUTE] not in values:
-            raise ConfigError(
-                f"{_RECOMPUTE} {given[_RECOMPUTE]!r} is not known; choose from {', '.join(values)}"
-            )
-        recompute = Recompute(given[_RECOMPUTE])
-        num_layers = num_layers if recompute is config.recompute else 0
-    if _RECOMPUTE_LAYERS in given:
-        num_layers = _whole(_RECOMPUTE_LAYERS, given[_RECOMPUTE_LAYERS])
-    if given.get(_RECOMPUTE_METHOD) == "uniform":
-        num_layers = 0
-    return recompute, num_layers
-
-
-def _as_table(argv: Sequence[str]) -> dict[str, str | None]:
-    table: dict[str, str | None] = {}
-    rest = list(argv)
-    while rest:
-        name = rest.pop(0)
-        table[name] = None if name in _SWITCHES else rest.pop(0)
-    return table
+def _target(option: str) -> str:
+    name = option[2:].replace("-", "_")
+    return SPELLED.get(name, (name, None))[0]

@@ -1,23 +1,28 @@
 """Peak device memory of a layout, per stage and part, and whether it fits.
 
-Weights and optimizer follow Megatron's ``theoretical_memory_usage.py``; activations Korthikanti et
-al. (arXiv:2205.05198, Table 2), per tensor, so that grouped queries, gated units and fp32 are
-covered.
+Weights and optimizer follow Megatron's ``theoretical_memory_usage.py``; activations are counted
+tensor by tensor (``activations.py``), and per schedule (``in_flight.py``).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
-from .config import Precision, Recompute, RunConfig
-from .blocks import recomputed_layers
-from .parameters import check_stage, parameters
+from .config import Attention, Recompute, RunConfig
+from .in_flight import InFlight, in_flight
+from .memory_blocks import ChunkLayers, PieceBytes, piece_bytes, stage_bytes, state_bytes
+from .parallelism import Parallelism
+from .parameters import check_stage
 
 FITS_FRAC = 0.80
 """Below this share of the device, 454 published runs never ran out (Fujii et al., 2411.06465)."""
 FITS_FRAC_CALIBRATED = 0.92
 """The same once the estimate is offset by a measured peak."""
+CONTEXT_NBYTES = 400 * 1024**2
+"""An accelerator's context, outside of the allocator: 0.3 to 0.5 GB (okoge, 2025)."""
+COMMUNICATOR_NBYTES = 500 * 10**6
+"""Buffers of one NCCL communicator, likewise (okoge, 2025); a prior, not a measurement."""
 
 
 class Verdict(Enum):
@@ -39,20 +44,31 @@ class MemoryEstimate:
     optimizer_nbytes: int
     activations_nbytes: int
     logits_nbytes: int
+    """Logits, loss and gradients of the output product; 0 where the peak is elsewhere."""
+    scratch_nbytes: int = 0
+    """Placeholders, gather buffers and workspaces that stay for the whole run."""
+    overhead_nbytes: int = 0
+    """Context and communicators: on the device, but not in its allocator."""
     offset_nbytes: int = 0
     """What a measured peak had beyond the estimate of its own layout."""
 
     @property
-    def total_nbytes(self) -> int:
-        """All parts together."""
+    def allocated_nbytes(self) -> int:
+        """What the allocator reports (``torch.cuda.max_memory_allocated``)."""
         return (
             self.weights_nbytes
             + self.grads_nbytes
             + self.optimizer_nbytes
             + self.activations_nbytes
             + self.logits_nbytes
+            + self.scratch_nbytes
             + self.offset_nbytes
         )
+
+    @property
+    def total_nbytes(self) -> int:
+        """All parts together."""
+        return self.allocated_nbytes + self.overhead_nbytes
 
     def to_json(self) -> dict[str, int]:
         """A JSON object with every part and the total."""
@@ -66,13 +82,11 @@ def memory(
     """Peak memory of the stage that needs most.
 
     ``is_attention_fused`` says that no seq x seq matrix is kept (flash or fused kernels); left out,
-    it is assumed everywhere but on the CPU.
+    the config says.
     """
+    pieces = piece_bytes(_with_attention(config, is_attention_fused))
     stages = range(config.parallelism.pp)
-    found = [
-        stage_memory(config, s, offset_nbytes=offset_nbytes, is_attention_fused=is_attention_fused)
-        for s in stages
-    ]
+    found = [_stage_memory(config, pieces, stage, offset_nbytes) for stage in stages]
     return max(found, key=lambda m: m.total_nbytes)
 
 
@@ -83,34 +97,26 @@ def stage_memory(
     offset_nbytes: int = 0,
     is_attention_fused: bool | None = None,
 ) -> MemoryEstimate:
-    """Peak memory of one rank of ``stage``: all in-flight micro-batches held at once."""
+    """Peak memory of one rank of ``stage``."""
     check_stage(config, stage)
-    if is_attention_fused is None:
-        is_attention_fused = config.device != "cpu"
-    held = parameters(config, stage)
-    weights, grads, optimizer = _state_nbytes(config)
-    return MemoryEstimate(
-        stage=stage,
-        weights_nbytes=held * weights,
-        grads_nbytes=held * grads,
-        optimizer_nbytes=round(held * optimizer),
-        activations_nbytes=round(_activations_nbytes(config, stage, is_attention_fused)),
-        logits_nbytes=_logits_nbytes(config, stage),
-        offset_nbytes=offset_nbytes,
-    )
+    pieces = piece_bytes(_with_attention(config, is_attention_fused))
+    return _stage_memory(config, pieces, stage, offset_nbytes)
 
 
 def in_flight_microbatches(config: RunConfig, stage: int) -> int:
-    """Micro-batches whose activations a stage holds at once under 1F1B."""
-    return min(config.num_microbatches, config.parallelism.pp - stage)
+    """Forward passes of chunks that a stage holds at once, at most."""
+    return _in_flight(config, stage).most
 
 
 def memory_offset(
     config: RunConfig, measured_peak_nbytes: int, *, is_attention_fused: bool | None = None
 ) -> int:
-    """Bytes to add to estimates of other layouts: measured peak minus estimate of this one."""
+    """Bytes to add to estimates of other layouts: measured peak minus estimate of this one.
+
+    The peak is that of the allocator, which sees neither context nor communicators.
+    """
     estimate = memory(config, is_attention_fused=is_attention_fused)
-    return measured_peak_nbytes - estimate.total_nbytes
+    return measured_peak_nbytes - estimate.allocated_nbytes
 
 
 def verdict(
@@ -129,65 +135,79 @@ def verdict(
     return Verdict.FITS if share <= safe else Verdict.TIGHT
 
 
-def _state_nbytes(config: RunConfig) -> tuple[int, int, float]:
-    """Bytes per parameter of weights, gradients and optimizer.
-
-    Mixed precision: 2 + 4 + 12 (fp32 copy and two moments); fp32: 4 + 4 + 8.
-    """
-    par = config.parallelism
-    shards = par.dp if par.is_optimizer_distributed else 1
-    if config.precision is Precision.FP32:
-        return 4, 4, 8 / shards
-    return 2, 4, 12 / shards
-
-
-def _activations_nbytes(config: RunConfig, stage: int, is_attention_fused: bool) -> float:
-    """In-flight activations of layers and embedding, plus one layer that is being recomputed."""
-    covered = recomputed_layers(config)
-    layer = _layer_nbytes(config, is_attention_fused)
-    kept = _replicated_nbytes(config, config.precision.nbytes)
-    each = covered * kept + (config.layers_per_stage - covered) * layer
-    if stage == 0:
-        tokens = config.batch.micro_batch_size * config.model.seq_length
-        each += 8 * tokens + _replicated_nbytes(config, 1)
-    working = layer if covered else 0.0
-    return in_flight_microbatches(config, stage) * each + working
-
-
-def _layer_nbytes(config: RunConfig, is_attention_fused: bool) -> float:
-    """Activations of one layer: replicated part 10 sbh, split part 24 sbh / t, scores 5 abs^2 / t.
-
-    The factors are those of two-byte elements and ffn = 4 h.
-    """
-    model, tp = config.model, config.parallelism.tp
-    nbytes, batch = config.precision.nbytes, config.batch.micro_batch_size
-    tokens = batch * model.seq_length
-    replicated = _replicated_nbytes(config, 4 * nbytes + 2)
-    query = model.num_attention_heads * model.kv_channels
-    key_value = 2 * model.num_query_groups * model.kv_channels
-    ffn = model.ffn_hidden_size * (3 if model.is_gated else 2)
-    split = nbytes * tokens * (2 * query + key_value + ffn) / tp
-    if is_attention_fused or config.recompute is Recompute.SELECTIVE:
-        return replicated + split
-    scores = batch * model.num_attention_heads * model.seq_length**2
-    return replicated + split + (2 * nbytes + 1) * scores / tp
-
-
-def _replicated_nbytes(config: RunConfig, element_nbytes: int) -> float:
-    """Bytes of (tokens, hidden): split over tp only under sequence parallelism."""
-    tokens = config.batch.micro_batch_size * config.model.seq_length
-    par = config.parallelism
-    share = par.tp if par.is_sequence_parallel else 1
-    return element_nbytes * tokens * config.model.hidden_size / share
-
-
-def _logits_nbytes(config: RunConfig, stage: int) -> int:
-    """Final norm, input of the head, and logits with their fp32 copy, of one micro-batch."""
-    par = config.parallelism
-    if stage != par.pp - 1:
+def overhead_nbytes(par: Parallelism, device: str) -> int:
+    """Context and one communicator for each group of more than one rank; none on the CPU."""
+    if device == "cpu":
         return 0
-    nbytes = config.precision.nbytes
-    tokens = config.batch.micro_batch_size * config.model.seq_length
-    per_logit = 4 if config.precision is Precision.FP32 else 4 + nbytes
-    logits = per_logit * tokens * config.model.vocab_size // par.tp
-    return round(_replicated_nbytes(config, 2 * nbytes)) + logits
+    groups = [par.tp, par.pp, par.dp * par.cp, par.cp]
+    if par.ep > 1:
+        groups += [par.ep * par.expert_tp, par.expert_dp]
+    return CONTEXT_NBYTES + COMMUNICATOR_NBYTES * sum(size > 1 for size in groups)
+
+
+def optimizer_shards(par: Parallelism) -> tuple[int, int]:
+    """Ranks over which the state of dense parameters and of experts is split."""
+    if not par.is_optimizer_distributed:
+        return 1, 1
+    copies = par.num_optimizer_instances
+    return max(1, par.dp * par.cp // copies), max(1, par.expert_dp // copies)
+
+
+def _stage_memory(
+    config: RunConfig, pieces: PieceBytes, stage: int, offset_nbytes: int
+) -> MemoryEstimate:
+    par = config.parallelism
+    shards, expert_shards = optimizer_shards(par)
+    found = stage_bytes(
+        pieces,
+        state_bytes(config, shards=shards, expert_shards=expert_shards),
+        [_chunk_layers(config, chunk) for chunk in config.chunks_of(stage)],
+        _in_flight(config, stage),
+        is_first=stage == 0,
+        is_last=stage == par.pp - 1,
+        is_tied=config.model.is_tied,
+    )
+    return MemoryEstimate(
+        stage=stage,
+        weights_nbytes=round(float(found.weights)),
+        grads_nbytes=round(float(found.grads)),
+        optimizer_nbytes=round(float(found.optimizer)),
+        activations_nbytes=round(float(found.activations)),
+        logits_nbytes=round(float(found.logits)),
+        scratch_nbytes=round(float(found.scratch)),
+        overhead_nbytes=overhead_nbytes(par, config.device),
+        offset_nbytes=offset_nbytes,
+    )
+
+
+def _chunk_layers(config: RunConfig, chunk: int) -> ChunkLayers:
+    layers = config.layers_of(chunk)
+    covered = 0
+    if config.recompute is Recompute.FULL:
+        covered = min(config.recompute_num_layers or len(layers), len(layers))
+    again = sum(config.model.has_experts(layer) for layer in layers[:covered])
+    plain = sum(config.model.has_experts(layer) for layer in layers[covered:])
+    return ChunkLayers(
+        dense=len(layers) - covered - plain,
+        dense_again=covered - again,
+        expert=plain,
+        expert_again=again,
+    )
+
+
+def _in_flight(config: RunConfig, stage: int) -> InFlight:
+    par = config.parallelism
+    return in_flight(
+        num_stages=par.pp,
+        num_virtual_stages=par.vp,
+        num_microbatches=config.num_microbatches,
+        group_size=par.microbatch_group_size or par.pp,
+        schedule=par.schedule,
+        stage=stage,
+    )
+
+
+def _with_attention(config: RunConfig, is_fused: bool | None) -> RunConfig:
+    if is_fused is None or is_fused == config.is_attention_fused:
+        return config
+    return replace(config, attention=Attention.FUSED if is_fused else Attention.UNFUSED)

@@ -51,6 +51,12 @@ class Experts:
     """One grouped product for all experts of a rank instead of one product for each."""
     overlaps_shared: bool = False
     """The shared experts run beside the exchange of tokens."""
+    has_shared_gate: bool = False
+    """A learned gate scales what the shared experts give."""
+    has_fp32_router: bool = False
+    """Weights of routed tokens travel in fp32 (``--moe-router-dtype fp32``)."""
+    imbalance: float = 1.0
+    """Tokens on the busiest rank over the mean of all; a step waits for that rank."""
 
     def __post_init__(self) -> None:
         for name in ("num_experts", "top_k", "ffn_hidden_size"):
@@ -59,6 +65,14 @@ class Experts:
             raise ConfigError(
                 f"top_k {self.top_k} is more than num_experts {self.num_experts}; choose at most "
                 f"as many as there are"
+            )
+        if self.imbalance < 1.0:
+            raise ConfigError(
+                f"imbalance {self.imbalance} is below 1; give busiest rank's tokens over mean"
+            )
+        if self.is_padded_to_capacity and not self.capacity_factor:
+            raise ConfigError(
+                "is_padded_to_capacity needs capacity_factor, but that is 0; give one, such as 1.0"
             )
 
 

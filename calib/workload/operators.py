@@ -23,8 +23,11 @@ class OperatorKind(Enum):
     EMBEDDING = "embedding"  # (tokens, hidden, vocab)
     NORM = "norm"  # (tokens, hidden)
     LINEAR_QKV = "linear_qkv"  # (tokens, in, out)
-    POSITION = "position"  # (tokens, qkv width): rotary embedding, split and reshape of q, k, v
-    CORE_ATTENTION = "core_attention"  # (micro_batch, heads, query_groups, seq, kv_channels)
+    # (tokens, qkv width): rotary embedding, split and reshape of q, k, v; the width that is rotated
+    # where that is a part of each head (latent attention)
+    POSITION = "position"
+    # (micro_batch, heads, query_groups, seq, channels of a head: the mean where values have others)
+    CORE_ATTENTION = "core_attention"
     LINEAR_PROJ = "linear_proj"  # (tokens, in, out)
     RESIDUAL = "residual"  # (tokens, hidden): both bias-dropout-adds of a layer together
     LINEAR_FC1 = "linear_fc1"  # (tokens, in, out)
@@ -47,7 +50,8 @@ class OperatorKind(Enum):
     ROTARY = "rotary"  # (seq, micro_batch, heads, channels): as a chain of eager calls
     ELEMENTWISE = "elementwise"  # (rows, columns)
     ROUTER = "router"  # (tokens, hidden, experts): product, top-k and weights
-    PERMUTE = "permute"  # (tokens, hidden, copies of each token)
+    # (tokens, hidden, copies of each token); in a layer of experts each row is its own token
+    PERMUTE = "permute"
     EXPERTS = "experts"  # (tokens, hidden, ffn, top-k, experts here, experts in all): fused
     LAYER = "layer"  # (micro_batch, heads, seq, hidden, tp): a whole transformer layer
 

@@ -1,42 +1,12 @@
-"""Parameter tensors of one rank, in Megatron's order, and the buckets that gradients travel in."""
+"""Parameter tensors of one rank, in Megatron's order, and their number by how they are treated."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-
 from ..errors import ConfigError
 from .blocks import chunk_blocks
+from .buckets import num_shards
 from .config import Precision, RunConfig
-from .tensors import ParameterTensor
-
-__all__ = [
-    "Bucket",
-    "ParameterTensor",
-    "buckets",
-    "check_stage",
-    "grad_nbytes",
-    "parameter_tensors",
-    "parameters",
-    "sequence_parallel_numel",
-    "updated_parameters",
-]
-
-_START_ALIGNMENT = 64
-_BUCKET_ALIGNMENT = 128
-_PADDED_BUCKET_ALIGNMENT = 2**16
-_MIN_BUCKET = 40_000_000
-_BUCKET_PER_RANK = 1_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
-    """Gradients that are reduced in one collective."""
-
-    numel: int
-    is_expert: bool = False
+from .tensors import BlockNumel, ParameterTensor
 
 
 def parameter_tensors(config: RunConfig, chunk: int) -> tuple[ParameterTensor, ...]:
@@ -53,41 +23,21 @@ def parameter_tensors(config: RunConfig, chunk: int) -> tuple[ParameterTensor, .
     )
 
 
-@lru_cache(maxsize=4096)
 def parameters(config: RunConfig, stage: int) -> int:
     """Parameters that one rank of ``stage`` holds."""
-    return sum(t.numel for t in _stage_tensors(config, stage))
+    return sum(numel.whole * count for numel, count in _stage_numel(config, stage))
 
 
 def updated_parameters(config: RunConfig, stage: int) -> int:
     """Parameters that one rank of ``stage`` updates: a share when the optimizer is distributed."""
     par = config.parallelism
-    tensors = _stage_tensors(config, stage)
-    experts = sum(t.numel for t in tensors if t.is_expert)
-    rest = sum(t.numel for t in tensors) - experts
+    dense = experts = 0
+    for numel, count in _stage_numel(config, stage):
+        dense += numel.dense * count
+        experts += numel.expert * count
     if not par.is_optimizer_distributed:
-        return rest + experts
-    copies = par.num_optimizer_instances
-    dense_shards = max(1, par.dp * par.cp // copies)
-    return -(-rest // dense_shards) - (-experts // max(1, par.expert_dp // copies))
-
-
-def buckets(config: RunConfig, chunk: int) -> tuple[Bucket, ...]:
-    """Each gradient bucket, in the order in which the backward phase fills them.
-
-    Without overlap, and on every chunk but the first, there is one bucket; with it a bucket closes
-    at max(40 M, 1 M x dp) elements.  The distributed optimizer pads starts to 64 and ends to
-    lcm(dp, 128), and gives a shared embedding a bucket of its own (``_ParamAndGradBuffer``).
-    Experts fill buckets of their own.
-    """
-    tensors = parameter_tensors(config, chunk)
-    par = config.parallelism
-    sizes = _fill(config, chunk, [t for t in tensors if not t.is_expert], par.dp * par.cp)
-    experts = _fill(config, chunk, [t for t in tensors if t.is_expert], par.expert_dp)
-    return (
-        *(Bucket(numel=numel) for numel in sizes),
-        *(Bucket(numel=numel, is_expert=True) for numel in experts),
-    )
+        return dense + experts
+    return -(-dense // num_shards(par)) - (-experts // num_shards(par, is_expert=True))
 
 
 def grad_nbytes(config: RunConfig) -> int:
@@ -95,9 +45,17 @@ def grad_nbytes(config: RunConfig) -> int:
     return 2 if config.precision is Precision.FP16 or config.reduces_grads_in_bf16 else 4
 
 
-def sequence_parallel_numel(config: RunConfig, stage: int) -> int:
-    """Elements whose gradients are all-reduced over tp because of sequence parallelism."""
-    return sum(t.numel for t in _stage_tensors(config, stage) if t.is_sequence_parallel)
+def tp_reduced_numel(config: RunConfig, stage: int) -> int:
+    """Elements that every tp rank holds with a part of their gradient, which is summed over tp.
+
+    Under sequence parallelism norms and biases after row-parallel linears; always the norms of
+    queries and keys (``_allreduce_non_tensor_model_parallel_grads``).
+    """
+    is_split = config.parallelism.is_sequence_parallel
+    return sum(
+        (numel.head_parallel + is_split * numel.sequence_parallel) * count
+        for numel, count in _stage_numel(config, stage)
+    )
 
 
 def check_stage(config: RunConfig, stage: int) -> None:
@@ -118,41 +76,10 @@ def check_chunk(config: RunConfig, chunk: int) -> None:
         )
 
 
-def _stage_tensors(config: RunConfig, stage: int) -> list[ParameterTensor]:
+def _stage_numel(config: RunConfig, stage: int) -> list[tuple[BlockNumel, int]]:
     check_stage(config, stage)
-    return [t for chunk in config.chunks_of(stage) for t in parameter_tensors(config, chunk)]
-
-
-def _fill(
-    config: RunConfig, chunk: int, tensors: Sequence[ParameterTensor], num_ranks: int
-) -> list[int]:
-    par = config.parallelism
-    is_padded = par.is_optimizer_distributed
-    limit = par.bucket_numel or max(_MIN_BUCKET, _BUCKET_PER_RANK * num_ranks)
-    if not par.overlaps_grad_reduce or chunk > 0:
-        limit = 0
-    aligned = math.lcm(num_ranks, _BUCKET_ALIGNMENT)
-    if par.pads_buckets:
-        aligned = math.lcm(aligned, _PADDED_BUCKET_ALIGNMENT)
-    divisor = aligned if is_padded else 1
-    sizes: list[int] = []
-    start = end = 0
-    for tensor in reversed(tensors):
-        begin = _pad(end, _START_ALIGNMENT) if is_padded else end
-        is_alone = is_padded and tensor.is_shared_embedding
-        if is_alone and end > start:
-            begin = _pad(begin, divisor)
-            sizes.append(begin - start)
-            start = begin
-        end = begin + tensor.numel
-        if is_alone or (limit and end - start >= limit):
-            end = _pad(end, divisor)
-            sizes.append(end - start)
-            start = end
-    if end > start:
-        sizes.append(_pad(end, divisor) - start)
-    return sizes
-
-
-def _pad(number: int, divisor: int) -> int:
-    return -(-number // divisor) * divisor
+    return [
+        (block.numel, count)
+        for chunk in config.chunks_of(stage)
+        for block, count in chunk_blocks(config, chunk)
+    ]

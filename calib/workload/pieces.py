@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .collectives import (
     Collective,
@@ -11,7 +11,7 @@ from .collectives import (
     GroupRole,
     Placement,
 )
-from .config import Normalization, RunConfig
+from .config import Fp8Recipe, Normalization, RunConfig
 from .operators import OperatorKind
 from .ranks import group_call
 from .tensors import ParameterTensor
@@ -48,16 +48,40 @@ def hidden_nbytes(config: RunConfig) -> int:
     return tokens_of(config) * config.model.hidden_size * config.precision.nbytes
 
 
-def hidden_call(config: RunConfig, collective: Collective) -> CollectiveCall:
-    """A collective over tp that carries (tokens, hidden)."""
-    return group_call(config, collective, GroupRole.TP, hidden_nbytes(config))
+def hidden_call(config: RunConfig, collective: Collective, width: int = 0) -> CollectiveCall:
+    """A collective over tp that carries (tokens, width); 0 means hidden."""
+    nbytes = tokens_of(config) * (width or config.model.hidden_size) * config.precision.nbytes
+    return group_call(config, collective, GroupRole.TP, nbytes)
 
 
-def norm_piece(config: RunConfig, name: str, count: int = 1) -> Piece:
+_GATHERED_BITS = {
+    Fp8Recipe.DELAYED: 8.0,
+    Fp8Recipe.TENSORWISE: 8.0,
+    Fp8Recipe.MXFP8: 8 + 8 / 32,
+    Fp8Recipe.BLOCKWISE: 8 + 32 / 128,
+    Fp8Recipe.NVFP4: 4 + 8 / 16,
+}
+"""Bits of an element that is quantized before it is gathered, with its share of a block's scale."""
+
+
+def gathered_call(config: RunConfig, *, is_quantized: bool, width: int = 0) -> CollectiveCall:
+    """The gather of (tokens, width) over tp; ``is_quantized``: for a product in 8 bits.
+
+    TransformerEngine quantizes first and gathers what the product reads.
+    """
+    call = hidden_call(config, Collective.ALL_GATHER, width)
+    bits = _GATHERED_BITS.get(config.fp8) if is_quantized else None
+    if bits is None:
+        return call
+    numel = call.nbytes // config.precision.nbytes
+    return replace(call, nbytes=round(numel * bits / 8))
+
+
+def norm_piece(config: RunConfig, name: str, count: int = 1, *, module: str = "layernorm") -> Piece:
     """One norm over hidden; its weights' gradients are partial under sequence parallelism."""
     width = config.model.hidden_size
     return Piece(
-        module="layernorm",
+        module=module,
         operators=((OperatorKind.NORM, (local_tokens(config), width), count),),
         tensors=norm_tensors(config, name, width),
     )
@@ -77,49 +101,59 @@ def linear_tensors(
     name: str, num_in: int, num_out: int, *, has_bias: bool, is_row: bool = False
 ) -> tuple[ParameterTensor, ...]:
     """Weight and bias of a linear; a row-parallel bias is whole on every tp rank."""
-    weight = ParameterTensor(name=f"{name}.weight", numel=num_in * num_out)
+    weight = ParameterTensor(name=f"{name}.weight", numel=num_in * num_out, is_quantized=True)
     if not has_bias:
         return (weight,)
     return weight, ParameterTensor(name=f"{name}.bias", numel=num_out, is_sequence_parallel=is_row)
 
 
-def column_uses(config: RunConfig, kind: OperatorKind) -> tuple[CollectiveUse, ...]:
-    """Around a column-parallel linear whose input is (tokens, hidden).
+def column_uses(
+    config: RunConfig, kind: OperatorKind, *, width: int = 0, is_in_layer: bool = True
+) -> tuple[CollectiveUse, ...]:
+    """Around a column-parallel linear whose input is (tokens, width); 0 means hidden.
 
     Forwards the input is gathered under sequence parallelism; backwards its gradient is summed,
-    asynchronously behind one of the two products.
+    asynchronously behind one of the two products.  A linear in a layer may be quantized, and its
+    gather run inside the product; that of the logits never.
     """
     if config.parallelism.tp == 1:
         return ()
-    kinds = [Collective.ALL_REDUCE]
-    uses: list[CollectiveUse] = []
-    if config.parallelism.is_sequence_parallel:
-        kinds = [Collective.ALL_GATHER, Collective.REDUCE_SCATTER]
-        gather = hidden_call(config, Collective.ALL_GATHER)
-        uses.append(CollectiveUse(call=gather, count=1, placement=Placement.FORWARD))
-    uses += [
-        CollectiveUse(
-            call=hidden_call(config, collective),
-            count=1,
-            placement=Placement.BACKWARD,
-            is_overlapped=True,
-            hides_behind=kind,
-        )
-        for collective in kinds
-    ]
-    return tuple(uses)
+    if not config.parallelism.is_sequence_parallel:
+        reduce = hidden_call(config, Collective.ALL_REDUCE, width)
+        return (linear_use(reduce, Placement.BACKWARD, kind),)
+    gather = gathered_call(config, is_quantized=is_in_layer, width=width)
+    scatter = hidden_call(config, Collective.REDUCE_SCATTER, width)
+    is_inside = config.parallelism.overlaps_tp and is_in_layer
+    return (
+        linear_use(gather, Placement.FORWARD, kind if is_inside else None),
+        linear_use(gather, Placement.BACKWARD, kind),
+        linear_use(scatter, Placement.BACKWARD, kind),
+    )
 
 
-def row_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:
-    """After a row-parallel linear whose output is (tokens, hidden)."""
+def row_uses(config: RunConfig, kind: OperatorKind | None = None) -> tuple[CollectiveUse, ...]:
+    """After a row-parallel linear of that kind whose output is (tokens, hidden)."""
     if config.parallelism.tp == 1:
         return ()
     if not config.parallelism.is_sequence_parallel:
-        call = hidden_call(config, Collective.ALL_REDUCE)
-        return (CollectiveUse(call=call, count=1, placement=Placement.FORWARD),)
+        return (linear_use(hidden_call(config, Collective.ALL_REDUCE), Placement.FORWARD),)
+    behind = kind if config.parallelism.overlaps_tp else None
     scatter = hidden_call(config, Collective.REDUCE_SCATTER)
-    gather = hidden_call(config, Collective.ALL_GATHER)
+    gather = gathered_call(config, is_quantized=True)
     return (
-        CollectiveUse(call=scatter, count=1, placement=Placement.FORWARD),
-        CollectiveUse(call=gather, count=1, placement=Placement.BACKWARD),
+        linear_use(scatter, Placement.FORWARD, behind),
+        linear_use(gather, Placement.BACKWARD, behind),
+    )
+
+
+def linear_use(
+    call: CollectiveCall, placement: Placement, behind: OperatorKind | None = None
+) -> CollectiveUse:
+    """One transfer, beside the operator ``behind`` where that is given."""
+    return CollectiveUse(
+        call=call,
+        count=1,
+        placement=placement,
+        is_overlapped=behind is not None,
+        hides_behind=behind,
     )

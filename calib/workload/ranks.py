@@ -1,4 +1,8 @@
-"""Which rank sits where: Megatron's order tp-cp-ep-dp-pp, the first varying fastest."""
+"""Which rank sits where: Megatron's order tp-cp-ep-dp-pp, the first varying fastest.
+
+As ``RankGenerator`` and ``initialize_model_parallel`` of ``megatron.core`` 0.16.1 have it.  Experts
+count the same ranks anew as tp-ep-dp-pp, with sizes of their own.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +58,10 @@ _ROLE_AXES: Mapping[GroupRole, frozenset[str]] = {
     GroupRole.EP: frozenset({"ep"}),
     GroupRole.EXPERT_TP_EP: frozenset({"etp", "ep"}),
     GroupRole.EXPERT_DP: frozenset({"expert_dp"}),
+    GroupRole.DP_INSTANCES: frozenset({"expert_dp"}),
 }
+_SHARDED = frozenset({GroupRole.DP, GroupRole.EXPERT_DP, GroupRole.DP_INSTANCES})
+"""Roles that several instances of the distributed optimizer cut up."""
 
 
 def position(parallelism: Parallelism, rank: int) -> Position:
@@ -84,8 +91,9 @@ def rank_at(parallelism: Parallelism, place: Position) -> int:
 def group(parallelism: Parallelism, role: GroupRole, rank: int) -> tuple[int, ...]:
     """Global ranks of the group with that role to which ``rank`` belongs.
 
-    ``DP`` is the group that reduces gradients, context-parallel ranks included.  ``EMBEDDING`` is
-    empty for the ranks of middle stages.
+    ``DP`` and ``EXPERT_DP`` are the groups that reduce gradients, context-parallel ranks included;
+    with several instances of the distributed optimizer, those within one, and ``DP_INSTANCES``
+    joins the instances.  ``EMBEDDING`` is empty for the ranks of middle stages.
 
     >>> group(Parallelism(tp=2, dp=2, pp=2), GroupRole.DP, 5)
     (5, 7)
@@ -98,14 +106,19 @@ def group(parallelism: Parallelism, role: GroupRole, rank: int) -> tuple[int, ..
     if not axes <= set(order.sizes):
         order = _expert(parallelism)
     found = _members(order, axes, rank)
-    if role is not GroupRole.EMBEDDING:
+    if role is GroupRole.EMBEDDING:
+        last = parallelism.pp - 1
+        return tuple(sorted({found[0], found[last]})) if place.stage in (0, last) else ()
+    if role not in _SHARDED:
         return found
-    last = parallelism.pp - 1
-    if place.stage not in (0, last):
-        return ()
-    return tuple(sorted({found[0], found[last]}))
+    size = len(found) // parallelism.num_optimizer_instances
+    instance, shard = divmod(found.index(rank), size)
+    if role is GroupRole.DP_INSTANCES:
+        return found[shard::size]
+    return found[instance * size : (instance + 1) * size]
 
 
+@lru_cache(maxsize=4096)
 def num_nodes(parallelism: Parallelism, role: GroupRole) -> int:
     """Nodes that the first group of a role reaches over; 1 where ranks per node are not known.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from .blocks import BlockCount, chunk_blocks
+from .buckets import Bucket, buckets
 from .collectives import Collective, CollectiveCall, CollectiveUse, GroupRole, Placement
-from .config import Parallelism, RunConfig
+from .config import Fp8Recipe, Parallelism, RunConfig
 from .operators import (
     OPTIMIZER_ELEMENT_NBYTES,
     Operator,
@@ -14,14 +15,7 @@ from .operators import (
     OperatorKind,
     Phase,
 )
-from .parameters import (
-    Bucket,
-    buckets,
-    check_stage,
-    grad_nbytes,
-    sequence_parallel_numel,
-    updated_parameters,
-)
+from .parameters import check_stage, grad_nbytes, tp_reduced_numel, updated_parameters
 from .pieces import hidden_nbytes
 from .ranks import group, group_call
 
@@ -137,14 +131,21 @@ def gradient_uses(config: RunConfig, stage: int) -> tuple[CollectiveUse, ...]:
     """Reductions of gradients and gathers of parameters, once in a step."""
     model, par = config.model, config.parallelism
     uses: list[CollectiveUse] = []
+    known: dict[Bucket, tuple[CollectiveUse, ...]] = {}
     for chunk in config.chunks_of(stage):
         for bucket in buckets(config, chunk):
-            uses += bucket_uses(config, bucket)
-    if par.tp > 1 and par.is_sequence_parallel:
-        nbytes = sequence_parallel_numel(config, stage) * grad_nbytes(config)
+            if bucket not in known:
+                known[bucket] = bucket_uses(config, bucket)
+            uses += known[bucket]
+    if len({bucket.is_expert for bucket in known}) > 1 and not par.overlaps_param_gather:
+        # Experts and the rest have an optimizer each, and either gathers all after its step.
+        uses = [_repeated(use) for use in uses]
+    nbytes = tp_reduced_numel(config, stage) * grad_nbytes(config)
+    if par.tp > 1 and nbytes:
         call = group_call(config, Collective.ALL_REDUCE, GroupRole.TP, nbytes)
         uses.append(_use(call, Placement.GRAD_FINISH))
-    if model.is_tied and par.pp > 1 and stage in (0, par.pp - 1):
+    shares_embedding = model.is_tied or model.num_prediction_layers > 0
+    if shares_embedding and par.pp > 1 and stage in (0, par.pp - 1):
         nbytes = model.vocab_size // par.tp * model.hidden_size * grad_nbytes(config)
         call = group_call(config, Collective.ALL_REDUCE, GroupRole.EMBEDDING, nbytes)
         uses.append(_use(call, Placement.GRAD_FINISH))
@@ -152,21 +153,42 @@ def gradient_uses(config: RunConfig, stage: int) -> tuple[CollectiveUse, ...]:
 
 
 def bucket_uses(config: RunConfig, bucket: Bucket) -> tuple[CollectiveUse, ...]:
-    """One reduction, and with the distributed optimizer one gather of the parameters."""
+    """Its reduction, and with the distributed optimizer the gather of its parameters.
+
+    Several instances of the optimizer scatter within one and then reduce each shard over all.
+    """
     par = config.parallelism
     role = GroupRole.EXPERT_DP if bucket.is_expert else GroupRole.DP
-    is_split = par.is_optimizer_distributed
+    nbytes = bucket.numel * grad_nbytes(config)
+    is_split, is_beside = par.is_optimizer_distributed, par.overlaps_grad_reduce
+    uses: list[CollectiveUse] = []
+
+    def add(call: CollectiveCall, placement: Placement, *, is_overlapped: bool) -> None:
+        if call.num_ranks > 1:
+            uses.append(_use(call, placement, is_overlapped=is_overlapped))
+
     kind = Collective.REDUCE_SCATTER if is_split else Collective.ALL_REDUCE
-    reduce = group_call(config, kind, role, bucket.numel * grad_nbytes(config))
-    if reduce.num_ranks == 1:
-        return ()
-    first = _use(reduce, Placement.GRAD_REDUCE, is_overlapped=par.overlaps_grad_reduce)
+    reduce = group_call(config, kind, role, nbytes)
+    add(reduce, Placement.GRAD_REDUCE, is_overlapped=is_beside)
     if not is_split:
-        return (first,)
-    element_nbytes = 1 if config.keeps_fp8_params else config.precision.nbytes
-    gather = group_call(config, Collective.ALL_GATHER, role, bucket.numel * element_nbytes)
-    is_ahead = par.overlaps_param_gather
-    return first, _use(gather, Placement.PARAM_GATHER, is_overlapped=is_ahead)
+        return tuple(uses)
+    across = GroupRole.DP_INSTANCES
+    shard = group_call(config, Collective.ALL_REDUCE, across, nbytes // reduce.num_ranks)
+    add(shard, Placement.GRAD_REDUCE, is_overlapped=is_beside)
+    gathered = bucket.numel * _held_nbytes(config, bucket)
+    gather = group_call(config, Collective.ALL_GATHER, role, gathered)
+    add(gather, Placement.PARAM_GATHER, is_overlapped=par.overlaps_param_gather)
+    return tuple(uses)
+
+
+def _repeated(use: CollectiveUse) -> CollectiveUse:
+    return replace(use, count=2 * use.count) if use.placement is Placement.PARAM_GATHER else use
+
+
+def _held_nbytes(config: RunConfig, bucket: Bucket) -> int:
+    """Bytes of an element as the ranks gather it: in blocks of 32, Megatron gathers bf16."""
+    is_whole = config.fp8 in (Fp8Recipe.MXFP8, Fp8Recipe.NVFP4)
+    return 1 if bucket.is_quantized and not is_whole else config.precision.nbytes
 
 
 def _use(

@@ -1,7 +1,8 @@
-"""One parameter tensor of one rank."""
+"""Parameter tensors of one rank, and sums over them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -13,7 +14,80 @@ class ParameterTensor:
     numel: int
     is_sequence_parallel: bool = False
     """Replicated over tp, but with a gradient of a part of the sequence only."""
+    is_head_parallel: bool = False
+    """Replicated over tp, but with a gradient of a part of the heads only."""
     is_shared_embedding: bool = False
     """Held by the first and the last stage, whose gradients are summed."""
     is_expert: bool = False
     """Split over the expert groups: its gradient is reduced among the replicas of the expert."""
+    is_quantized: bool = False
+    """Held in 8 bits where weights are kept so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockNumel:
+    """Elements of the parameters of a block on one rank, summed by how they are treated."""
+
+    dense: int
+    """Of all but the experts."""
+    expert: int
+    sequence_parallel: int
+    head_parallel: int
+
+    @property
+    def whole(self) -> int:
+        """Of every parameter."""
+        return self.dense + self.expert
+
+
+def block_numel(tensors: Iterable[ParameterTensor]) -> BlockNumel:
+    """Sums over the tensors of a block."""
+    dense = expert = sequence_parallel = head_parallel = 0
+    for tensor in tensors:
+        if tensor.is_expert:
+            expert += tensor.numel
+        else:
+            dense += tensor.numel
+        if tensor.is_sequence_parallel:
+            sequence_parallel += tensor.numel
+        elif tensor.is_head_parallel:
+            head_parallel += tensor.numel
+    return BlockNumel(
+        dense=dense,
+        expert=expert,
+        sequence_parallel=sequence_parallel,
+        head_parallel=head_parallel,
+    )
+
+
+START_ALIGNMENT = 64
+"""Elements on whose multiples the distributed optimizer lets a parameter begin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strip:
+    """Parameters of a block that follow one another in one gradient buffer, last first."""
+
+    parts: tuple[tuple[int, bool], ...]
+    """Elements of each, and whether it is a shared embedding."""
+    has_shared_embedding: bool
+    numel: int
+    """Elements without padding."""
+    aligned_numel: int
+    """Elements where each parameter begins on ``START_ALIGNMENT``, the last one padded as well."""
+
+    @property
+    def aligned_end(self) -> int:
+        """Where the strip ends if it begins aligned: the last one is not padded."""
+        return self.aligned_numel - -self.parts[-1][0] % START_ALIGNMENT
+
+
+def strip(tensors: Sequence[ParameterTensor]) -> Strip:
+    """The strip of some tensors, given first to last."""
+    parts = tuple((tensor.numel, tensor.is_shared_embedding) for tensor in reversed(tensors))
+    return Strip(
+        parts=parts,
+        has_shared_embedding=any(is_shared for _, is_shared in parts),
+        numel=sum(numel for numel, _ in parts),
+        aligned_numel=sum(-(-numel // START_ALIGNMENT) * START_ALIGNMENT for numel, _ in parts),
+    )

@@ -117,8 +117,12 @@ def test_the_roles_are_read_from_megatrons_descriptions(group: dist.ProcessGroup
     assert [r.sequence for r in step.records] == [0, 0]
 
 
-def test_a_group_that_is_not_known_is_other() -> None:
-    assert role_of("EXPERT_MODEL_PARALLEL_GROUP") is GroupRole.OTHER
+def test_the_groups_of_experts_are_known_and_a_strange_group_is_other() -> None:
+    assert role_of("EXPERT_MODEL_PARALLEL_GROUP") is GroupRole.EP
+    assert role_of("EXPERT_TENSOR_PARALLEL_GROUP") is GroupRole.EXPERT_TP
+    assert role_of("EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP") is GroupRole.EXPERT_TP_EP
+    assert role_of("EXPERT_DATA_PARALLEL_GROUP") is GroupRole.EXPERT_DP
+    assert role_of("TENSOR_AND_CONTEXT_PARALLEL_GROUP") is GroupRole.OTHER
 
 
 def test_a_wrong_call_raises_what_it_raised_before(group: dist.ProcessGroup) -> None:

@@ -26,9 +26,20 @@ def test_the_surface_is_frozen() -> None:
     }
     assert surface == {
         "report": ["--help", "--json", "--run-id"],
-        "predict": ["--fail-over", "--help", "--json", "--run-id"],
-        "plan": ["--gpus", "--help", "--json", "--memory-gib", "--run-id", "--top"],
-        "validate": ["--help", "--json", "--protocol", "--seeds"],
+        "predict": ["--config", "--fail-over", "--help", "--json", "--run-id"],
+        "plan": [
+            "--config",
+            "--gpus",
+            "--help",
+            "--json",
+            "--memory-gib",
+            "--run-id",
+            "--top",
+        ],
+        "validate": [
+            *("--calibrate-on", "--draws", "--help", "--json", "--operators", "--protocol"),
+            *("--rows", "--seeds"),
+        ],
         "import": ["--fabric", "--help", "--json", "--out", "--ranks-per-node"],
         "doctor": ["--help", "--json"],
     }

@@ -1,60 +1,137 @@
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
 import pytest
-from hypothesis import given
+from event_driven_pipeline import links, pipelines
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from forerun.calib.errors import ConfigError
-from forerun.calib.timeline.schedules import Task, TaskKind, num_warmup, stage_program
+from forerun.calib.timeline.interleaved import num_interleaved_warmup
+from forerun.calib.timeline.programs import Pass, Pipeline, TaskKind, passes
+from forerun.calib.timeline.schedules import num_warmup, peak_in_flight, stage_program
+from forerun.calib.workload.parallelism import Schedule
 
-STAGES, MICROBATCHES = st.integers(1, 9), st.integers(1, 20)
+LETTERS = {
+    TaskKind.FORWARD: "f",
+    TaskKind.BACKWARD: "b",
+    TaskKind.INPUT_GRADIENT: "b",
+    TaskKind.WEIGHT_GRADIENT: "w",
+}
 
 
-def computed(program: tuple[Task, ...]) -> list[tuple[TaskKind, int]]:
-    return [(t.kind, t.microbatch) for t in program if t.kind is not TaskKind.EXCHANGE]
+def letters(pipeline: Pipeline, stage: int) -> str:
+    return "".join(LETTERS[task.kind] for task in passes(stage_program(pipeline, stage)))
 
 
 def test_the_last_stage_alternates() -> None:
-    found = computed(stage_program(4, 3, 3))
-    pairs = [(kind, i) for i in range(3) for kind in (TaskKind.FORWARD, TaskKind.BACKWARD)]
-    assert found == pairs
+    found = passes(stage_program(Pipeline(num_stages=4, num_microbatches=3), 3))
+    assert found == [
+        Pass(kind, 3, index) for index in range(3) for kind in (TaskKind.FORWARD, TaskKind.BACKWARD)
+    ]
 
 
 def test_the_first_stage_warms_up_and_cools_down() -> None:
-    names = "".join(kind.value[0] for kind, _ in computed(stage_program(4, 6, 0)))
-    assert names == "fff" + "fb" * 3 + "bbb"
+    assert letters(Pipeline(num_stages=4, num_microbatches=6), 0) == "fff" + "fb" * 3 + "bbb"
 
 
-@given(stages=STAGES, microbatches=MICROBATCHES, data=st.data())
-def test_every_pass_runs_once_and_in_order(
-    stages: int, microbatches: int, data: st.DataObject
-) -> None:
-    stage = data.draw(st.integers(0, stages - 1))
-    found = computed(stage_program(stages, microbatches, stage))
-    for kind in (TaskKind.FORWARD, TaskKind.BACKWARD):
-        assert [i for k, i in found if k is kind] == list(range(microbatches))
-    in_flight = peak = 0
-    for kind, _ in found:
-        in_flight += 1 if kind is TaskKind.FORWARD else -1
-        peak = max(peak, in_flight)
-    assert peak == min(microbatches, stages - stage)
-    assert num_warmup(stages, microbatches, stage) == min(microbatches, stages - stage - 1)
+def test_interleaved_chunks_take_turns_as_in_the_paper() -> None:
+    """Narayanan et al. (SC 2021), figure 4: 4 devices, 2 chunks, 8 micro-batches, last device."""
+    pipeline = Pipeline(num_stages=4, num_microbatches=8, num_virtual_stages=2)
+    found = passes(stage_program(pipeline, 3))
+    forward = [(t.chunk // 4, t.microbatch) for t in found if t.kind is TaskKind.FORWARD]
+    first, second = range(4), range(4, 8)
+    assert forward == [(chunk, i) for group in (first, second) for chunk in (0, 1) for i in group]
+    backward = [(t.chunk // 4, t.microbatch) for t in found if t.kind is TaskKind.BACKWARD]
+    assert backward == [(chunk, i) for group in (first, second) for chunk in (1, 0) for i in group]
+    assert letters(pipeline, 3) == "ffff" + "fb" * 12 + "bbbb"
 
 
-@given(stages=st.integers(2, 9), microbatches=MICROBATCHES, data=st.data())
-def test_both_sides_of_a_boundary_exchange_the_same_in_the_same_order(
-    stages: int, microbatches: int, data: st.DataObject
-) -> None:
-    upper = data.draw(st.integers(0, stages - 2))
-    above, below = (
-        [t for t in stage_program(stages, microbatches, s) if t.boundary == upper]
-        for s in (upper, upper + 1)
+def test_zero_bubble_schedules_of_the_paper() -> None:
+    """Qi et al. (2023), figures 2 and 3: four stages; the last one puts 3 and 6 weights off."""
+    h1 = Pipeline(num_stages=4, num_microbatches=8, schedule=Schedule.ZERO_BUBBLE_H1)
+    h2 = replace(h1, schedule=Schedule.ZERO_BUBBLE_H2)
+    assert letters(h1, 0) == "fff" + "fbw" * 5 + "bw" * 3
+    assert letters(h1, 3) == "fb" * 3 + "fbw" * 5 + "www"
+    assert letters(h2, 0) == "f" * 6 + "fbw" * 2 + "bw" * 6
+    assert letters(h2, 3) == "fb" * 6 + "fbw" * 2 + "w" * 6
+
+
+@given(pipeline=pipelines(), data=st.data())
+def test_every_pass_runs_once(pipeline: Pipeline, data: st.DataObject) -> None:
+    stage = data.draw(st.integers(0, pipeline.num_stages - 1))
+    found = Counter(passes(stage_program(pipeline, stage)))
+    kinds = [TaskKind.FORWARD]
+    if not pipeline.is_forward_only:
+        kinds += (
+            [TaskKind.INPUT_GRADIENT, TaskKind.WEIGHT_GRADIENT]
+            if pipeline.splits_backward
+            else [TaskKind.BACKWARD]
+        )
+    assert found == Counter(
+        Pass(kind, chunk, index)
+        for kind in kinds
+        for chunk in range(stage, pipeline.num_chunks, pipeline.num_stages)
+        for index in range(pipeline.num_microbatches)
     )
-    assert above == below
-    assert sum(t.activation >= 0 for t in above) == microbatches
-    assert sum(t.gradient >= 0 for t in above) == microbatches
 
 
-def test_interleaving_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="vp 2: interleaved schedules are not modelled yet"):
-        stage_program(4, 8, 0, num_virtual_stages=2)
+@given(pipeline=pipelines())
+def test_both_ends_of_a_link_post_the_same_in_the_same_order(pipeline: Pipeline) -> None:
+    """Point-to-point messages carry no name: the k-th send meets the k-th receive."""
+    total = 0
+    for sent, received in links(pipeline):
+        assert sent == received
+        total += len(sent)
+    directions = 1 if pipeline.is_forward_only else 2
+    assert total == directions * (pipeline.num_chunks - 1) * pipeline.num_microbatches
+
+
+@given(pipeline=pipelines(), data=st.data())
+def test_activations_in_flight(pipeline: Pipeline, data: st.DataObject) -> None:
+    stage = data.draw(st.integers(0, pipeline.num_stages - 1))
+    p, m = pipeline.num_stages, pipeline.num_microbatches
+    peak = peak_in_flight(pipeline, stage)
+    if pipeline.is_forward_only:
+        assert peak == 1
+    elif pipeline.num_virtual_stages > 1:
+        warmup = num_interleaved_warmup(pipeline, stage)
+        assert peak == min(warmup + 1, m * pipeline.num_virtual_stages)
+    elif pipeline.schedule is Schedule.ONE_F_ONE_B:
+        assert peak == min(m, p - stage) == min(m, num_warmup(p, m, stage) + 1)
+    else:
+        limit = p if pipeline.schedule is Schedule.ZERO_BUBBLE_H1 else 2 * p - 1
+        assert peak == min(m, limit)
+
+
+@given(pipeline=pipelines(), data=st.data())
+def test_a_backward_pass_follows_its_forward_pass(pipeline: Pipeline, data: st.DataObject) -> None:
+    assume(not pipeline.is_forward_only)
+    stage = data.draw(st.integers(0, pipeline.num_stages - 1))
+    order = {task: place for place, task in enumerate(passes(stage_program(pipeline, stage)))}
+    for task, place in order.items():
+        if task.kind in (TaskKind.BACKWARD, TaskKind.INPUT_GRADIENT):
+            assert order[task._replace(kind=TaskKind.FORWARD)] < place
+        if task.kind is TaskKind.WEIGHT_GRADIENT:
+            assert order[task._replace(kind=TaskKind.INPUT_GRADIENT)] < place
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_stages": 0}, "num_stages is 0, not at least 1"),
+        ({"num_microbatches": 3}, "microbatch_group_size is 4, not from pp 4 to 3 micro-batches"),
+        ({"microbatch_group_size": 3}, "microbatch_group_size is 3, not from pp 4"),
+        ({"num_microbatches": 10}, "10 micro-batches in groups of 4 leave 2, fewer than pp 4"),
+        ({"num_stages": 1}, "vp 2 on 1 stages"),
+        ({"num_stages": 2, "overlaps_p2p": False}, "vp 2 on 2 stages"),
+        ({"schedule": Schedule.ZERO_BUBBLE_H2}, "schedule zb_h2 with vp 2"),
+    ],
+)
+def test_what_megatron_refuses_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    fitting = {"num_stages": 4, "num_microbatches": 8, "num_virtual_stages": 2}
+    with pytest.raises(ConfigError, match=message):
+        Pipeline(**{**fitting, **settings})

@@ -1,38 +1,70 @@
 from __future__ import annotations
 
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
+from event_driven_pipeline import EventDriven, costs_of, pipelines
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from forerun.calib.timeline.schedules import TaskKind
-from forerun.calib.timeline.simulate import joined, pipeline_costs, simulate, spans
+from forerun.calib.errors import ConfigError
+from forerun.calib.timeline import bulk
+from forerun.calib.timeline.programs import Pipeline
+from forerun.calib.timeline.simulate import PipelineCosts, joined, pipeline_costs, simulate
+from forerun.calib.workload.parallelism import Schedule
 
-Floats = NDArray[np.float64]
 REL = 1e-9
 """Sums of a few thousand floats in different orders."""
+TIMES = st.integers(1, 9)
 
 
-@st.composite
-def cases(draw: st.DrawFn) -> tuple[int, Floats, Floats, Floats, Floats]:
-    """Micro-batches, forward, backward, and the two directions of each boundary."""
-    stages, microbatches = draw(st.integers(1, 6)), draw(st.integers(1, 12))
-    times = st.floats(0.01, 10.0)
-
-    def row(number: int) -> Floats:
-        return np.array(draw(st.lists(times, min_size=number, max_size=number)))
-
-    edges = stages - 1
-    return microbatches, row(stages), row(stages), row(edges), row(edges)
-
-
-@given(p=st.integers(1, 10), m=st.integers(1, 40), f=st.integers(1, 9), b=st.integers(1, 9))
+@given(p=st.integers(1, 10), m=st.integers(1, 40), f=TIMES, b=TIMES)
 def test_equal_stages_follow_the_closed_form(p: int, m: int, f: int, b: int) -> None:
-    found = simulate(pipeline_costs([float(f)] * p, [float(b)] * p), m)
-    assert found.makespan_s.tolist() == [(m + p - 1) * (f + b)]
+    """1F1B idles (p - 1)(f + b); evaluation fills with (p - 1) f."""
+    costs = pipeline_costs([float(f)] * p, [float(b)] * p)
+    assert simulate(costs, m).makespan_s.tolist() == [(m + p - 1) * (f + b)]
+    evaluation = Pipeline(num_stages=p, num_microbatches=m, is_forward_only=True)
+    assert simulate(costs, evaluation).makespan_s.tolist() == [(m + p - 1) * f]
+
+
+@given(
+    p=st.integers(3, 6),
+    v=st.integers(2, 4),
+    groups=st.integers(1, 5),
+    f=TIMES,
+    b=TIMES,
+    overlaps=st.booleans(),
+)
+def test_interleaving_divides_the_bubble(
+    p: int, v: int, groups: int, f: int, b: int, overlaps: bool
+) -> None:
+    """Narayanan et al. (SC 2021), section 2.2: (p - 1)(f + b) / v; f and b of a whole stage."""
+    m = groups * p
+    costs = pipeline_costs([float(f)] * p * v, [float(b)] * p * v, num_virtual_stages=v)
+    pipeline = Pipeline(
+        num_stages=p, num_microbatches=m, num_virtual_stages=v, overlaps_p2p=overlaps
+    )
+    assert simulate(costs, pipeline).makespan_s.tolist() == [(m * v + p - 1) * (f + b)]
+
+
+@given(p=st.integers(1, 6), extra=st.integers(0, 9), f=TIMES, b=TIMES, data=st.data())
+def test_zero_bubble_schedules_follow_the_closed_forms(
+    p: int, extra: int, f: int, b: int, data: st.DataObject
+) -> None:
+    """Qi et al. (2023), table 1: H1 idles (p - 1)(f + b - w), H2 (p - 1)(f + b - 2 w) within each
+    stage's own step; b without w.  From 2 p - 1 micro-batches on, and where w is the shortest."""
+    w, m = data.draw(st.integers(1, min(f, b))), 2 * p - 1 + extra
+    costs = pipeline_costs([float(f)] * p, [float(b + w)] * p, weight_gradient_s=[float(w)] * p)
+
+    def found(schedule: Schedule) -> Any:
+        return simulate(costs, Pipeline(num_stages=p, num_microbatches=m, schedule=schedule))
+
+    work = m * (f + b + w)
+    h1, h2 = found(Schedule.ZERO_BUBBLE_H1), found(Schedule.ZERO_BUBBLE_H2)
+    assert h1.makespan_s.tolist() == [work + (p - 1) * (f + b - w)]
+    own = h2.end_s[:, 0] - f * np.arange(p)
+    assert own.max() == work + (p - 1) * (f + b - 2 * w)
 
 
 def test_two_stages_with_transfers_match_a_hand_count() -> None:
@@ -56,87 +88,129 @@ def test_a_slow_stage_sets_the_pace() -> None:
     assert simulate(costs, m).makespan_s[0] == 1 + m * 2 * slow + 1
 
 
-@settings(max_examples=150)
-@given(case=cases())
-def test_makespan_is_bounded_by_chain_and_by_busiest_stage(
-    case: tuple[int, Floats, Floats, Floats, Floats],
+def test_messages_that_overlap_hide_in_the_steady_phase() -> None:
+    """Blocking, each of the m v rounds pays for messages; overlapping, warm-up and cool-down do."""
+    p, v, m, hop = 4, 2, 64, 0.1
+    costs = pipeline_costs(
+        [1.0] * p * v, [1.0] * p * v, activation_s=hop, gradient_s=hop, num_virtual_stages=v
+    )
+
+    def makespan(**settings: bool) -> float:
+        pipeline = Pipeline(num_stages=p, num_microbatches=m, num_virtual_stages=v, **settings)
+        return float(simulate(costs, pipeline).makespan_s[0])
+
+    free = 2.0 * (m * v + p - 1)
+    ends, steady, blocking = (
+        makespan(overlaps_p2p_ends=True),
+        makespan(),
+        makespan(overlaps_p2p=False),
+    )
+    assert free < ends <= steady < blocking
+    assert steady - free < 0.25 * (blocking - free)
+    assert blocking - free > hop * m * v
+
+
+@settings(max_examples=200)
+@given(pipeline=pipelines(), data=st.data())
+def test_the_simulation_is_that_of_a_plain_event_driven_run(
+    pipeline: Pipeline, data: st.DataObject
 ) -> None:
-    m, forward, backward, down, up = case
-    found = simulate(pipeline_costs(forward, backward, activation_s=down, gradient_s=up), m)
-    makespan = found.makespan_s[0]
-    chain = forward.sum() + backward.sum() + down.sum() + up.sum()
-    assert makespan >= chain * (1 - REL)
-    assert makespan >= (found.compute_s + found.transfer_s).max() * (1 - REL)
-    serial = m * (forward.sum() + backward.sum() + down.sum() + up.sum())
-    assert makespan <= serial * (1 + REL)
+    costs = data.draw(costs_of(pipeline))
+    assert simulate(costs, pipeline).end_s[:, 0].tolist() == EventDriven(pipeline, costs).end_s
 
 
 @settings(max_examples=100)
-@given(case=cases())
-def test_spans_fill_each_stage_without_overlap(
-    case: tuple[int, Floats, Floats, Floats, Floats],
+@given(pipeline=pipelines(), data=st.data())
+def test_makespan_is_bounded_by_chain_by_busiest_stage_and_by_the_sum(
+    pipeline: Pipeline, data: st.DataObject
 ) -> None:
-    m, forward, backward, down, up = case
-    costs = pipeline_costs(forward, backward, activation_s=down, gradient_s=up)
-    found = simulate(costs, m)
-    for stage in range(len(forward)):
-        own = [s for s in spans(costs, m) if s.stage == stage]
-        busy = sum(s.end_s - s.start_s for s in own)
-        idle = found.idle_s[stage, 0]
-        assert busy + idle == pytest.approx(found.makespan_s[0], rel=REL)
-        assert idle >= -REL * found.makespan_s[0]
-        ordered = sorted(own, key=lambda s: (s.start_s, s.end_s))
-        for before, after in pairwise(ordered):
-            assert after.start_s >= before.end_s - REL * found.makespan_s[0]
-        assert sum(s.kind is TaskKind.FORWARD for s in own) == m
+    costs = data.draw(costs_of(pipeline))
+    found = simulate(costs, pipeline)
+    makespan, m = found.makespan_s[0], pipeline.num_microbatches
+    down = costs.forward_s.sum() + costs.activation_s.sum()
+    backward = costs.backward_s - (costs.weight_gradient_s if pipeline.splits_backward else 0.0)
+    up = 0.0 if pipeline.is_forward_only else backward.sum() + costs.gradient_s.sum()
+    assert makespan >= (down + up) * (1 - REL)
+    assert np.all(found.idle_s >= -REL * makespan)
+    assert np.all(found.end_s >= costs.start_s)
+    every = found.compute_s.sum() + m * (
+        costs.activation_s.sum() + costs.gradient_s.sum() + costs.both_s.sum()
+    )
+    assert makespan <= costs.start_s.max() + every * (1 + REL)
 
 
 @settings(max_examples=60)
-@given(case=cases(), factor=st.floats(0.1, 10.0))
+@given(pipeline=pipelines(), data=st.data())
+def test_work_is_conserved(pipeline: Pipeline, data: st.DataObject) -> None:
+    costs = data.draw(costs_of(pipeline))
+    found = simulate(costs, pipeline).compute_s[:, 0]
+    passes = costs.forward_s + (0.0 if pipeline.is_forward_only else costs.backward_s)
+    for stage in range(pipeline.num_stages):
+        expected = pipeline.num_microbatches * passes[stage :: pipeline.num_stages, 0].sum()
+        assert found[stage] == pytest.approx(expected, rel=REL)
+
+
+@settings(max_examples=60)
+@given(pipeline=pipelines(), data=st.data(), factor=st.floats(0.1, 10.0))
 def test_scaling_all_times_scales_the_makespan(
-    case: tuple[int, Floats, Floats, Floats, Floats], factor: float
+    pipeline: Pipeline, data: st.DataObject, factor: float
 ) -> None:
-    m, *rows = case
-    base, scaled = (
-        simulate(pipeline_costs(k * f, k * b, activation_s=k * d, gradient_s=k * u), m)
-        for k in (1.0, factor)
-        for f, b, d, u in [rows]
+    costs = data.draw(costs_of(pipeline))
+    scaled = PipelineCosts(
+        **{name: factor * getattr(costs, name) for name in PipelineCosts.__dataclass_fields__}
     )
-    assert scaled.makespan_s[0] == pytest.approx(factor * base.makespan_s[0], rel=REL)
+    base = simulate(costs, pipeline).end_s
+    assert simulate(scaled, pipeline).end_s == pytest.approx(factor * base, rel=REL)
 
 
-@settings(max_examples=60)
-@given(case=cases(), data=st.data())
-def test_a_slower_part_never_makes_the_step_faster(
-    case: tuple[int, Floats, Floats, Floats, Floats], data: st.DataObject
+@settings(max_examples=100)
+@given(pipeline=pipelines(), data=st.data())
+def test_a_slower_part_never_makes_any_stage_end_earlier(
+    pipeline: Pipeline, data: st.DataObject
 ) -> None:
-    m, *rows = case
-    which = data.draw(st.sampled_from([i for i, row in enumerate(rows) if row.size]))
-    place = data.draw(st.integers(0, rows[which].size - 1))
-    slower = [row.copy() for row in rows]
-    slower[which][place] += data.draw(st.floats(0.0, 5.0))
-    base, changed = (
-        simulate(pipeline_costs(f, b, activation_s=d, gradient_s=u), m)
-        for f, b, d, u in (rows, slower)
-    )
-    assert changed.makespan_s[0] >= base.makespan_s[0] * (1 - REL)
+    costs = data.draw(costs_of(pipeline))
+    names = [n for n in PipelineCosts.__dataclass_fields__ if getattr(costs, n).size]
+    name = data.draw(st.sampled_from([n for n in names if n != "weight_gradient_s"]))
+    rows = {n: getattr(costs, n).copy() for n in PipelineCosts.__dataclass_fields__}
+    row = data.draw(st.integers(0, rows[name].shape[0] - 1))
+    rows[name][row] += data.draw(st.floats(0.0, 5.0))
+    slower = simulate(PipelineCosts(**rows), pipeline).end_s
+    assert np.all(slower >= simulate(costs, pipeline).end_s * (1 - REL))
 
 
-@given(case=cases(), other=st.floats(0.5, 2.0))
+@settings(max_examples=40)
+@given(pipeline=pipelines(), data=st.data())
 def test_alternatives_side_by_side_do_not_touch_each_other(
-    case: tuple[int, Floats, Floats, Floats, Floats], other: float
+    pipeline: Pipeline, data: st.DataObject
 ) -> None:
-    m, f, b, d, u = case
-    one = pipeline_costs(f, b, activation_s=d, gradient_s=u)
-    two = pipeline_costs(other * f, b, activation_s=d, gradient_s=u)
-    both = simulate(joined([one, two]), m)
-    for index, costs in enumerate((one, two)):
-        alone = simulate(costs, m)
-        part = both.columns(index, index + 1)
-        assert part.end_s.tolist() == alone.end_s.tolist()
-        assert part.transfer_s.tolist() == alone.transfer_s.tolist()
+    costs = data.draw(costs_of(pipeline, num_columns=3))
+    alone = [costs.columns(index, index + 1) for index in range(3)]
+    for together in (simulate(costs, pipeline), simulate(joined(alone), pipeline)):
+        for index, one in enumerate(alone):
+            part, expected = together.columns(index, index + 1), simulate(one, pipeline)
+            assert part.end_s.tolist() == expected.end_s.tolist()
+            assert part.transfer_s.tolist() == expected.transfer_s.tolist()
+            assert part.compute_s.tolist() == expected.compute_s.tolist()
+
+
+def test_blocks_of_columns_make_one_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = Pipeline(num_stages=3, num_microbatches=6, num_virtual_stages=2)
+    rng = np.random.default_rng(3)
+    costs = pipeline_costs(
+        rng.uniform(1, 2, (6, 203)), rng.uniform(1, 2, (6, 203)), num_virtual_stages=2
+    )
+    whole = simulate(costs, pipeline).end_s
+    monkeypatch.setattr(bulk, "BLOCK_NBYTES", 0)
+    assert bulk.LEAST_COLUMNS < 203 / 3
+    assert simulate(costs, pipeline).end_s.tolist() == whole.tolist()
 
 
 def test_a_late_start_delays_one_stage_only() -> None:
     costs = pipeline_costs([1.0], [2.0], start_s=[5.0])
     assert simulate(costs, 3).makespan_s[0] == 5 + 9
+
+
+def test_costs_that_do_not_fit_the_pipeline_are_refused() -> None:
+    pipeline = Pipeline(num_stages=2, num_microbatches=4, num_virtual_stages=2)
+    with pytest.raises(ConfigError, match="costs have 4 stages and 4 chunks, the pipeline 2 and 4"):
+        simulate(pipeline_costs([1.0] * 4, [1.0] * 4), pipeline)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from forerun.calib.fit.estimates import Source
 from forerun.calib.timeline.evaluate import exposed_time
 from forerun.calib.timeline.items import Part
+from forerun.calib.timeline.programs import TaskKind
 from forerun.calib.timeline.step import Z_90, StepEstimate, estimate_many, estimate_step
 from forerun.calib.workload.collectives import GroupRole, Placement
 from forerun.calib.workload.config import Recompute, RunConfig
@@ -269,7 +270,7 @@ def test_the_gather_ahead_is_placed_before_the_first_forward(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
     found = estimate_step(layout(dp=2, par=OVERLAP, device=GPU), planted())
-    first = min(span.start_s for span in found.spans)
+    first = min(span.start_s for span in found.spans if span.kind is TaskKind.FORWARD)
     gather = [
         u for u in collective_uses(found.config, stage=0) if u.placement is Placement.PARAM_GATHER
     ]

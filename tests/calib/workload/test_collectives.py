@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
+from forerun.calib.workload.buckets import buckets
 from forerun.calib.workload.collectives import Collective, CollectiveUse, GroupRole, Placement
 from forerun.calib.workload.config import Precision, Recompute, RunConfig
-from forerun.calib.workload.parameters import buckets, parameters
+from forerun.calib.workload.parameters import parameters
 from forerun.calib.workload.stage_work import collective_uses, step_collectives
 
 Layout = Callable[..., RunConfig]

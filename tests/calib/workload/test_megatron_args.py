@@ -19,7 +19,10 @@ from forerun.calib.workload.megatron_args import (
     options,
     rewrite_command,
 )
+from forerun.calib.workload.megatron_harmless import HARMLESS
 from forerun.calib.workload.megatron_namespace import from_namespace
+from forerun.calib.workload.megatron_options import DERIVED, MODELLED
+from forerun.calib.workload.megatron_unmodelled import LEFT_OUT, SWITCHED_OFF
 
 Layout = Callable[..., RunConfig]
 ALL_ON = {
@@ -239,23 +242,60 @@ def test_a_llama_namespace_is_read() -> None:
 def test_settings_outside_the_model_are_listed() -> None:
     config = from_namespace(
         namespace(
-            context_parallel_size=2,
-            num_experts=8,
+            cp_comm_type=["p2p", "a2a"],
+            window_size=(128, 0),
+            use_megatron_fsdp=True,
+            cpu_offloading_num_layers=1,
+            tp_comm_overlap_ag=False,
+            optimizer="adam",
             fp8="hybrid",
-            multi_latent_attention=True,
-            virtual_pipeline_model_parallel_size=2,
-            data_parallel_size=1,
+            num_experts=8,
             recompute_modules=["mlp"],
         )
     )
     assert set(config.unmodelled) == {
-        "context_parallel_size",
-        "num_experts",
-        "fp8",
-        "multi_latent_attention",
-        "virtual_pipeline_model_parallel_size",
-        "recompute_modules",
+        "cp_comm_type",
+        "cpu_offloading_num_layers",
+        "tp_comm_overlap_ag",
+        "use_megatron_fsdp",
+        "window_size",
     }
+
+
+class Recorder:
+    """A namespace that has nothing, and keeps what it was asked for."""
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values, asked=set())
+
+    def __getattr__(self, name: str) -> Any:
+        self.__dict__["asked"].add(name)
+        raise AttributeError(name)
+
+
+def test_what_is_called_modelled_is_read() -> None:
+    sizes = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "vocab_size")
+    read: set[str] = {*sizes, "micro_batch_size"}
+    for switches in (
+        {"num_experts": 8, "multi_latent_attention": True, "bf16": True, "fp8": "hybrid"},
+        {"group_query_attention": True, "fp16": True, "recompute_granularity": "full"},
+        {"moe_layer_recompute": True, "num_layers_per_virtual_pipeline_stage": 16},
+        {"recompute_granularity": "full", "recompute_method": "block"},
+        {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2}
+        | {"global_batch_size": 16},
+        {"seq_length": None, "encoder_seq_length": 16, "num_layers": None, "encoder_num_layers": 2},
+    ):
+        values = {**dict.fromkeys(sizes, 16), "micro_batch_size": 1, **switches}
+        given = Recorder(**{name: value for name, value in values.items() if value is not None})
+        from_namespace(given)
+        read |= given.__dict__["asked"] | switches.keys()
+    assert read >= MODELLED
+    assert read - MODELLED - DERIVED <= {*LEFT_OUT, *SWITCHED_OFF, "fp8_format"}
+
+
+def test_no_argument_is_in_two_tables() -> None:
+    tables = (MODELLED, set(LEFT_OUT), set(SWITCHED_OFF), HARMLESS)
+    assert sum(len(table) for table in tables) == len(set().union(*tables))
 
 
 def test_the_data_parallel_size_follows_from_the_world() -> None:

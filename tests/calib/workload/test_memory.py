@@ -5,8 +5,31 @@ from dataclasses import replace
 
 import pytest
 
-from forerun.calib.workload.config import Precision, Recompute, RunConfig
+from forerun.calib.timeline.programs import Pipeline, TaskKind, passes
+from forerun.calib.timeline.schedules import peak_in_flight, stage_program
+from forerun.calib.workload.activations import (
+    LayerActivations,
+    attention_working_nbytes,
+    layer_activations,
+    layer_tensors,
+    mlp_working_nbytes,
+    routed_tokens,
+)
+from forerun.calib.workload.config import (
+    Attention,
+    Experts,
+    Fp8Recipe,
+    LatentAttention,
+    Normalization,
+    Precision,
+    Recompute,
+    RunConfig,
+    Schedule,
+)
+from forerun.calib.workload.in_flight import in_flight
 from forerun.calib.workload.memory import (
+    COMMUNICATOR_NBYTES,
+    CONTEXT_NBYTES,
     Verdict,
     in_flight_microbatches,
     memory,
@@ -15,18 +38,25 @@ from forerun.calib.workload.memory import (
     verdict,
 )
 from forerun.calib.workload.parameters import parameters
+from forerun.calib.workload.weights import layer_numel
 
 Layout = Callable[..., RunConfig]
 WIDE = {"ffn_hidden_size": 4 * 64}
+DROPOUT = {"hidden_dropout": 0.1, "attention_dropout": 0.1, "device": "H100"}
+NORMS = 2 * 8
 S, B, H, A = 32, 2, 64, 4
 SBH = S * B * H
 
 
-def layers_nbytes(config: RunConfig, *, is_fused: bool) -> int:
-    """Activations of the four layers of a middle stage with one micro-batch in flight."""
-    last = config.parallelism.pp - 1
-    assert in_flight_microbatches(config, last) == 1
-    return stage_memory(config, last, is_attention_fused=is_fused).activations_nbytes
+def layer(config: RunConfig) -> LayerActivations:
+    return layer_activations(config, has_experts=False)
+
+
+def statistics(config: RunConfig) -> float:
+    """Norm and softmax statistics, which the paper leaves out: 8 bytes per token and norm."""
+    par = config.parallelism
+    share = par.tp if par.is_sequence_parallel else 1
+    return S * B * (NORMS / share + (4 * A / par.tp if config.is_attention_fused else 0))
 
 
 @pytest.mark.parametrize(
@@ -45,22 +75,39 @@ def test_activations_of_a_layer_are_those_of_korthikanti(
     """Table 2 of arXiv:2205.05198, two-byte elements and ffn = 4 h."""
     config = layout(
         tp=tp,
-        pp=2,
         model=WIDE,
         precision=Precision.BF16,
         par={"is_sequence_parallel": is_sequence_parallel},
+        attention=Attention.FUSED if is_fused else Attention.UNFUSED,
+        **DROPOUT,
     )
-    assert layers_nbytes(config, is_fused=is_fused) == 2 * SBH * factor
+    assert layer(config).kept_nbytes == pytest.approx(SBH * factor + statistics(config))
 
 
 def test_selective_recompute_drops_the_scores(layout: Layout) -> None:
-    selective = layout(pp=2, model=WIDE, precision=Precision.BF16, recompute=Recompute.SELECTIVE)
-    assert layers_nbytes(selective, is_fused=False) == 2 * SBH * 34
+    plain = layout(model=WIDE, precision=Precision.BF16, attention=Attention.UNFUSED, **DROPOUT)
+    selective = replace(plain, recompute=Recompute.SELECTIVE)
+    assert layer(selective).kept_nbytes == pytest.approx(34 * SBH + statistics(selective))
+    scores = 5 * A * S * S * B
+    attention, mlp = attention_working_nbytes(plain), mlp_working_nbytes(plain, has_experts=False)
+    freed = sum(t.nbytes for t in layer_tensors(plain, has_experts=False) if t.part == "mlp")
+    assert layer(selective).working_nbytes == max(mlp, attention - freed + scores)
 
 
 def test_full_recompute_keeps_inputs_and_one_layer_at_work(layout: Layout) -> None:
-    full = layout(pp=2, model=WIDE, precision=Precision.BF16, recompute=Recompute.FULL)
-    assert layers_nbytes(full, is_fused=True) == 2 * 2 * SBH + 34 * SBH
+    plain = layout(pp=4, model={**WIDE, "num_layers": 8}, precision=Precision.BF16)
+    full = replace(plain, recompute=Recompute.FULL)
+    stage = 1
+    held = in_flight_microbatches(full, stage)
+    working = layer(full).recompute_working_nbytes
+    found = stage_memory(full, stage).activations_nbytes
+    assert found == pytest.approx(held * 2 * 2 * SBH + working)
+    assert working > layer(plain).kept_nbytes - 2 * SBH
+    some = replace(full, recompute_num_layers=1)
+    assert found < stage_memory(some, stage).activations_nbytes
+    assert (
+        stage_memory(some, stage).activations_nbytes < stage_memory(plain, stage).activations_nbytes
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,6 +139,135 @@ def test_the_fullest_stage_is_the_answer(layout: Layout) -> None:
     totals = [stage_memory(config, s).total_nbytes for s in range(4)]
     assert memory(config).total_nbytes == max(totals)
     assert memory(config).stage == totals.index(max(totals))
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+@pytest.mark.parametrize(("pp", "m"), [(2, 2), (4, 3), (4, 16), (8, 11)])
+def test_what_is_held_follows_the_order_of_the_schedule(
+    schedule: Schedule, pp: int, m: int
+) -> None:
+    pipeline = Pipeline(num_stages=pp, num_microbatches=m, schedule=schedule)
+    for stage in range(pp):
+        held = in_flight(
+            num_stages=pp,
+            num_virtual_stages=1,
+            num_microbatches=m,
+            group_size=pp,
+            schedule=schedule,
+            stage=stage,
+        )
+        assert held.most == peak_in_flight(pipeline, stage)
+
+
+@pytest.mark.parametrize(
+    ("pp", "vp", "m", "group"),
+    [(2, 2, 2, 2), (2, 2, 12, 2), (4, 3, 8, 4), (4, 2, 48, 6), (4, 5, 24, 8), (8, 4, 64, 8)],
+)
+def test_interleaved_chunks_are_held_as_megatron_runs_them(
+    pp: int, vp: int, m: int, group: int
+) -> None:
+    pipeline = Pipeline(
+        num_stages=pp, num_microbatches=m, num_virtual_stages=vp, microbatch_group_size=group
+    )
+    for stage in range(pp):
+        held = in_flight(
+            num_stages=pp,
+            num_virtual_stages=vp,
+            num_microbatches=m,
+            group_size=group,
+            schedule=Schedule.ONE_F_ONE_B,
+            stage=stage,
+        )
+        counts, seen = [0] * vp, set()
+        for task in passes(stage_program(pipeline, stage)):
+            counts[task.chunk // pp] += 1 if task.kind is TaskKind.FORWARD else -1
+            seen.add(tuple(counts))
+        assert set(held.peaks) <= seen
+        for one in seen:
+            assert any(all(a <= b for a, b in zip(one, peak, strict=True)) for peak in held.peaks)
+        assert held.most == peak_in_flight(pipeline, stage)
+
+
+def test_shards_of_dense_and_expert_parameters(layout: Layout) -> None:
+    """18 bytes per parameter less 12 that are split: over dp x cp, and over replicas of experts."""
+    experts = Experts(num_experts=8, ffn_hidden_size=32, is_grouped=True)
+    config = layout(
+        dp=8,
+        samples=16,
+        model={"experts": experts, "is_gated": True},
+        par={"ep": 4, "cp": 2, "is_optimizer_distributed": True},
+        precision=Precision.BF16,
+    )
+    one_expert = 32 * (64 + 1) * 2 + 64 * (32 + 1)
+    expert = 4 * 2 * one_expert
+    dense = 256 * 64 + 32 * 64 + 2 * 64 + 4 * (4 * 64 * 65 + 4 * 64 + 8 * 64)
+    found = memory(config)
+    assert found.weights_nbytes == 2 * (dense + expert)
+    assert found.grads_nbytes == 4 * (dense + expert)
+    assert found.optimizer_nbytes == 12 * dense // 16 + 12 * expert // 4
+    copies = replace(config.parallelism, num_optimizer_instances=2)
+    twice = memory(replace(config, parallelism=copies)).optimizer_nbytes
+    assert twice == 2 * found.optimizer_nbytes
+    halved = memory(replace(config, reduces_grads_in_bf16=True)).grads_nbytes
+    assert halved == found.grads_nbytes // 2
+
+
+def test_latent_attention_has_the_parameters_of_megatrons_own_count(layout: Layout) -> None:
+    """``compute_weight_and_optimizer_memory`` of Megatron-LM, which has no biases."""
+    latent = LatentAttention(
+        q_lora_rank=24, kv_lora_rank=16, qk_head_dim=8, qk_pos_emb_head_dim=4, v_head_dim=12
+    )
+    experts = Experts(num_experts=8, ffn_hidden_size=32, shared_ffn_hidden_size=48)
+    shape = {
+        "has_bias": False,
+        "is_gated": True,
+        "latent_attention": latent,
+        "experts": experts,
+        "normalization": Normalization.RMS_NORM,
+    }
+    h, a = 64, 4
+    attention = 24 * (h + a * 12 + 1) + 16 * (h + a * 20 + 1) + h * 4 + a * 12 * h
+    numel = layer_numel(layout(model=shape), has_experts=True)
+    mlp = 3 * h * (32 * 8 + 48)
+    router = 8 * h
+    assert numel.dense + numel.expert == attention + mlp + 2 * h + router
+    assert numel.expert == 3 * h * 32 * 8
+
+
+def test_padding_to_capacity_rounds_up_each_expert(layout: Layout) -> None:
+    experts = Experts(
+        num_experts=6, top_k=2, ffn_hidden_size=32, capacity_factor=1.0, is_padded_to_capacity=True
+    )
+    config = layout(model={"experts": experts}, precision=Precision.BF16)
+    assert routed_tokens(config) == 6 * 22  # 64 tokens x 2 / 6 = 21.3
+    even = replace(
+        config.model, experts=replace(experts, capacity_factor=0.0, is_padded_to_capacity=False)
+    )
+    assert routed_tokens(replace(config, model=even)) == 128
+
+
+def test_eight_bit_products_keep_one_byte_and_two_copies_of_weights(layout: Layout) -> None:
+    plain = layout(pp=2, precision=Precision.BF16, device="H100", model={"has_bias": False})
+    eight = replace(plain, fp8=Fp8Recipe.TENSORWISE)
+    by_name = {t.name: t.nbytes for t in layer_tensors(plain, has_experts=False)}
+    by_name8 = {t.name: t.nbytes for t in layer_tensors(eight, has_experts=False)}
+    for name in ("input norm output", "mlp norm output", "activation output"):
+        assert by_name8[name] == by_name[name] / 2
+    assert by_name8["query, key, value"] == by_name["query, key, value"]
+    products = 2 * (4 * 64 * 64 + 2 * 64 * 128)
+    extra = stage_memory(eight, 0).weights_nbytes - stage_memory(plain, 0).weights_nbytes
+    assert extra == 2 * products
+    kept = replace(eight, keeps_fp8_params=True)
+    assert stage_memory(kept, 0).weights_nbytes == stage_memory(plain, 0).weights_nbytes
+
+
+def test_the_context_and_communicators_are_no_part_of_a_measured_peak(layout: Layout) -> None:
+    config = layout(tp=2, dp=2, device="H100")
+    found = memory(config)
+    assert found.overhead_nbytes == CONTEXT_NBYTES + 2 * COMMUNICATOR_NBYTES
+    assert memory(layout(tp=2)).overhead_nbytes == 0
+    offset = memory_offset(config, found.allocated_nbytes + 7)
+    assert memory(config, offset_nbytes=offset).allocated_nbytes == found.allocated_nbytes + 7
 
 
 def test_an_offset_makes_the_own_layout_exact(layout: Layout) -> None:

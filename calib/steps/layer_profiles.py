@@ -1,0 +1,180 @@
+"""Base times from profiles of whole layers, in place of operators.
+
+A profile times one layer as a stack ran it on tp ranks: its launches and the all-reduces of tensor
+parallelism are in it.  A layout's layer is a list of operators; the time of the layer is put on its
+query-key-value product, and everything else in a layer takes none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from ..fit.priors import DevicePrior, device_prior
+from ..published.formats import shape_sizes
+from ..timeline.items import Floats, Item
+from ..workload.collectives import GroupRole
+from ..workload.operators import Operator, OperatorKind, Phase
+from .base_times import BaseTimes
+from .operator_tables import OperatorTables, operator_tables
+
+Kind = OperatorKind
+_NO_TIME_S = 1e-9
+_TENSOR_FRAC = 0.5
+"""Rate of TF32 products over that of two-byte elements on the data sheet."""
+_SAME_LOG = 0.02
+"""An edge was profiled where its vocabulary is the asked one up to padding."""
+_IN_LAYER = frozenset(
+    {
+        *(Kind.NORM, Kind.RMS_NORM, Kind.POSITION, Kind.ROTARY, Kind.CORE_ATTENTION),
+        *(Kind.LINEAR_PROJ, Kind.RESIDUAL, Kind.LINEAR_FC1, Kind.ACTIVATION, Kind.LINEAR_FC2),
+    }
+)
+_STATED: Mapping[str, float] = {
+    "floor": math.log(_NO_TIME_S),
+    "compute": 0.0,
+    "tp": 0.0,
+    "misaligned": 0.0,
+    "host_microbatch": math.log(1e-5),
+}
+"""What a profile of layers as they were launched leaves nothing to say about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edge:
+    """A profile of what stands before or after the layers: embedding, or head with loss."""
+
+    kind: OperatorKind
+    phase: Phase
+    tokens: int
+    hidden: int
+    vocab: int
+    time_s: float
+
+    def is_possible(self, prior: DevicePrior) -> bool:
+        """False where the product of a head is faster than the device's data sheet."""
+        if self.kind is not Kind.LOGITS:
+            return True
+        number = 2 if self.phase is Phase.BACKWARD else 1
+        flop = number * 2.0 * self.tokens * self.hidden * self.vocab
+        return flop / self.time_s < _TENSOR_FRAC * prior.peaks_for(2).flop_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerTimes:
+    """Profiles of layers, embeddings and heads on one device; ``rest`` is asked for all else."""
+
+    layers: OperatorTables
+    models: Mapping[int, tuple[int, int]]
+    """Heads and sequence length of the profiled model of each hidden size."""
+    edges: tuple[Edge, ...]
+    prior: DevicePrior
+    rest: BaseTimes
+    log_centers: Mapping[str, float] = field(default_factory=lambda: _STATED)
+
+    @property
+    def is_attention_fused(self) -> bool:
+        """As in the stack whose layers were profiled."""
+        return self.rest.is_attention_fused
+
+    def times_s(self, items: Sequence[Item]) -> Floats:
+        """Median seconds of each item, shape (items,); 1 for what only the host does."""
+        out = self.rest.times_s(items)
+        layers: dict[int, Operator] = {}
+        for place, item in enumerate(items):
+            if not isinstance(item, Operator):
+                if item.role is GroupRole.TP:
+                    out[place] = _NO_TIME_S
+            elif item.kind is Kind.LINEAR_QKV:
+                layers[place] = self._layer(item)
+            elif item.kind in _IN_LAYER:
+                out[place] = _NO_TIME_S
+            elif item.kind in (Kind.EMBEDDING, Kind.LOGITS, Kind.LOSS):
+                out[place] = self._edge_s(item, out[place])
+        if layers:
+            out[list(layers)] = self.layers.times_s(list(layers.values()))
+        return out
+
+    def _layer(self, product: Operator) -> Operator:
+        """The layer that a query-key-value product (tokens, hidden, 3 hidden / tp) belongs to."""
+        tokens, hidden, width = product.shape
+        known = min(self.models, key=lambda other: abs(math.log(other / hidden)))
+        heads, seq = self.models[known]
+        heads = max(1, round(heads * hidden / known))
+        is_backward = product.phase is Phase.BACKWARD
+        return Operator(
+            kind=Kind.LAYER,
+            phase=Phase.BACKWARD if is_backward else Phase.FORWARD,
+            shape=(max(1, tokens // seq), heads, seq, hidden, max(1, round(3 * hidden / width))),
+            element_nbytes=product.element_nbytes,
+        )
+
+    def _edge_s(self, item: Operator, otherwise_s: float) -> float:
+        """Seconds of an embedding or a head; the loss is in the head's where that was profiled."""
+        kind = Kind.LOGITS if item.kind is Kind.LOSS else item.kind
+        alike = [
+            edge
+            for edge in self.edges
+            if edge.kind is kind
+            and edge.phase is item.phase
+            and abs(math.log(edge.vocab / item.shape[-1])) < _SAME_LOG
+            and (item.kind is Kind.LOSS or edge.hidden == item.shape[1])
+        ]
+        if alike and item.kind is Kind.LOSS:
+            return _NO_TIME_S
+        if alike:
+            tokens = item.shape[0]
+            near = min(alike, key=lambda edge: abs(math.log(edge.tokens / tokens)))
+            return near.time_s * tokens / near.tokens
+        if item.kind is Kind.LOGITS:
+            number = 2 if item.phase is Phase.BACKWARD else 1
+            rate = _TENSOR_FRAC * self.prior.ceilings_for(2).flop_per_s
+            return number * 2.0 * math.prod(item.shape) / rate
+        return otherwise_s
+
+
+def layer_times(frames: Sequence[pd.DataFrame], *, device: str, rest: BaseTimes) -> LayerTimes:
+    """Layers, embeddings and heads of canonical tables on one device.
+
+    Of several rows of one shape the last counts: the first layer of a model is profiled apart.
+    Heads that are faster than the device's data sheet count as not profiled.
+    """
+    prior = device_prior(device)
+    rows = pd.concat(list(frames), ignore_index=True)
+    rows = rows[rows["device"].map(lambda name: device_prior(str(name)).name == prior.name)]
+    identity = ["device", "group", "kind", "phase", "shape", "element_nbytes"]
+    rows = rows.groupby(identity, sort=False).last().reset_index()
+    layers = rows[(rows["kind"] == Kind.LAYER.value) & (rows["flag"] == "")]
+    sizes = shape_sizes(layers["shape"]).astype(int).tolist()
+    edges = [edge for edge in _edges(rows) if edge.is_possible(prior)]
+    return LayerTimes(
+        layers=operator_tables((layers,), device=device),
+        models={hidden: (heads, seq) for _, heads, seq, hidden, _ in sizes},
+        edges=tuple(edges),
+        prior=prior,
+        rest=rest,
+    )
+
+
+def _edges(rows: pd.DataFrame) -> list[Edge]:
+    out = []
+    for kind in (Kind.EMBEDDING, Kind.LOGITS):
+        found = rows[(rows["kind"] == kind.value) & (rows["group"] != "layer")]
+        sizes = shape_sizes(found["shape"]).astype(int).tolist()
+        for (tokens, hidden, vocab), phase, time_s in zip(
+            sizes, found["phase"], found["time_s"], strict=True
+        ):
+            if tokens:
+                edge = Edge(
+                    kind=kind,
+                    phase=Phase(phase),
+                    tokens=tokens,
+                    hidden=hidden,
+                    vocab=vocab,
+                    time_s=float(time_s),
+                )
+                out.append(edge)
+    return out

@@ -1,0 +1,149 @@
+"""Times of operators from published tables: what was measured as it is, all else by a fit."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ..fit.batches import Timed, batch_of
+from ..fit.machine import MachineModel, fit_machine
+from ..fit.priors import device_prior
+from ..published.formats import shape_sizes
+from ..timeline.items import Floats
+from ..workload.operators import Operator, OperatorKind, Phase
+
+_MAX_ROWS = 1500
+"""Rows of an operator that the fit is given; more make it slow and no better."""
+_FP32_ACCUMULATION = "fp32"
+"""Found in the name of groups whose weight gradients are added into an fp32 buffer."""
+Key = tuple[OperatorKind, Phase]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OperatorTables:
+    """The operators of one device, by kind and phase."""
+
+    machine: MachineModel
+    names: Mapping[Key, tuple[str, ...]]
+    """Fitted groups of each kind and phase."""
+    shapes: Mapping[str, Floats]
+    """Logs of the measured sizes of each group."""
+    measured_s: Mapping[tuple[str, Shape, int], float]
+    """Median by group, shape and element size."""
+
+    def has(self, kind: OperatorKind, phase: Phase) -> bool:
+        """Whether any table times it."""
+        return (kind, phase) in self.names
+
+    def channels(self, total: int) -> tuple[int, int] | None:
+        """Widths of a head's key and value that were measured and add up to ``total``."""
+        key = (OperatorKind.FLASH_ATTENTION, Phase.FORWARD)
+        found = {
+            (shape[4], shape[5])
+            for name, shape, _ in self.measured_s
+            if name in self.names.get(key, ()) and shape[4] + shape[5] == total
+        }
+        return min(found, key=lambda pair: abs(pair[0] - pair[1]), default=None)
+
+    def times_s(self, operators: Sequence[Operator]) -> Floats:
+        """Seconds of operators of kinds that the tables have, shape (operators,)."""
+        out = np.empty(len(operators))
+        asked: defaultdict[str, list[int]] = defaultdict(list)
+        for place, operator in enumerate(operators):
+            name = self._nearest(operator)
+            found = self.measured_s.get((name, operator.shape, operator.element_nbytes))
+            if found is None:
+                asked[name].append(place)
+            else:
+                out[place] = found
+        for name, places in asked.items():
+            batch = batch_of([operators[place] for place in places])
+            out[places] = np.exp(self.machine.predict(name, batch).log_time)
+        return out
+
+    def _nearest(self, operator: Operator) -> str:
+        """Of several groups of one kind, such as the two products of attention, the one that was
+        measured at the most similar sizes."""
+        names = self.names[operator.kind, operator.phase]
+        if len(names) == 1:
+            return names[0]
+        sizes = np.log(operator.shape)
+        return min(names, key=lambda n: float(np.abs(self.shapes[n] - sizes).sum(axis=1).min()))
+
+
+def operator_tables(
+    frames: Sequence[pd.DataFrame], *, device: str, is_flagged_used: bool = False
+) -> OperatorTables:
+    """The fit of all canonical tables on the rows of one device.
+
+    Rows of devices with another data sheet are left out, and flagged ones unless asked for.  Where
+    weight gradients were timed with and without accumulation in fp32, those with are taken: Megatron
+    adds them into an fp32 buffer.
+    """
+    rows = pd.concat([pd.DataFrame(columns=_COLUMNS), *(f[_COLUMNS] for f in frames)])
+    wanted = device_prior(device).name
+    is_here = rows["device"].map(lambda d: device_prior(str(d)).name == wanted).astype(bool)
+    exact = rows["device"].astype(str) == device
+    rows = rows[exact if exact.any() else is_here]
+    if not is_flagged_used:
+        rows = rows[rows["flag"] == ""]
+    groups: dict[str, Timed] = {}
+    names: defaultdict[Key, list[str]] = defaultdict(list)
+    measured: dict[tuple[str, Shape, int], float] = {}
+    shapes: dict[str, Floats] = {}
+    for (kind, phase), found in rows.groupby(["kind", "phase"], sort=True):
+        is_exact = found["group"].str.contains(_FP32_ACCUMULATION)
+        for group, part in (found[is_exact] if is_exact.any() else found).groupby("group"):
+            name = f"{kind}/{phase}/{group}"
+            timed = _timed(OperatorKind(kind), Phase(phase), part)
+            names[OperatorKind(kind), Phase(phase)].append(name)
+            measured.update(_medians(name, part))
+            groups[name] = timed
+            shapes[name] = np.log(timed.batch.sizes)
+    return OperatorTables(
+        machine=fit_machine(
+            {name: _thinned(timed) for name, timed in groups.items()}, device=device, use_prior=True
+        ),
+        names={key: tuple(found) for key, found in names.items()},
+        shapes=shapes,
+        measured_s=measured,
+    )
+
+
+_COLUMNS = ["device", "group", "kind", "phase", "shape", "element_nbytes", "time_s", "flag"]
+
+
+def _timed(kind: OperatorKind, phase: Phase, rows: pd.DataFrame) -> Timed:
+    sizes = shape_sizes(rows["shape"])
+    nbytes = rows["element_nbytes"].astype(int)
+    operators = [
+        Operator(kind=kind, phase=phase, shape=tuple(map(round, size)), element_nbytes=width)
+        for size, width in zip(sizes.tolist(), nbytes, strict=True)
+    ]
+    return Timed(
+        batch=batch_of(operators),
+        time_s=rows["time_s"].to_numpy(dtype=np.float64),
+        weight=np.ones(len(rows)),
+    )
+
+
+def _medians(name: str, rows: pd.DataFrame) -> dict[tuple[str, Shape, int], float]:
+    found = rows.groupby(["shape", "element_nbytes"])["time_s"].median()
+    sizes = shape_sizes(pd.Series([shape for shape, _ in found.index]))
+    return {
+        (name, tuple(map(round, size)), int(nbytes)): float(time_s)
+        for size, (_, nbytes), time_s in zip(sizes.tolist(), found.index, found, strict=True)
+    }
+
+
+def _thinned(timed: Timed) -> Timed:
+    """Every k-th row by size, where there are very many."""
+    if len(timed) <= _MAX_ROWS:
+        return timed
+    order = np.lexsort(timed.batch.sizes.T[::-1])
+    return timed.take(order[np.linspace(0, len(order) - 1, _MAX_ROWS).astype(np.int64)])

@@ -1,0 +1,176 @@
+"""What a step model has to beat: a constant FLOP rate, a trivial order, ten analytical terms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from ..fit.intervals import Z_90, shrunk_sigma_log
+from ..fit.priors import device_prior
+from ..samples.step_rows import StepPredictions, StepRow
+from ..workload.config import RunConfig
+from .step_terms import NUM_TERMS, bubble_frac, step_flop, step_terms
+
+Array = NDArray[np.float64]
+_PRIOR_RATE_FRAC = 0.4
+"""Share of the data sheet that a step reaches before any was seen."""
+_RATE_SIGMA_LOG = 0.3
+TERM_SIGMA_LOG = 0.7
+"""How far the scale of a term may lie from its prior."""
+_NOISE_SIGMA_LOG = 0.06
+_MODEL_SIGMA_LOG = 0.1
+_MOST = 10_000
+"""Above every pp and micro-batch size."""
+
+
+class ConstantRate:
+    """FLOP over one rate per device, stretched by the bubble of the pipeline."""
+
+    name = "constant rate"
+
+    def fit(self, rows: Sequence[StepRow]) -> FittedRate:
+        """The median rate of the rows."""
+        logs = np.log([row.measured_s for row in rows]) - _log_work(rows)
+        level = float(np.median(logs)) if len(rows) else -np.log(_PRIOR_RATE_FRAC)
+        others = range(len(rows) if len(rows) > 1 else 0)
+        left_out = [float(logs[i] - np.median(np.delete(logs, i))) for i in others]
+        sigma = shrunk_sigma_log(np.array(left_out), prior_sigma_log=_RATE_SIGMA_LOG)
+        return FittedRate(level_log=level, sigma_log=sigma)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedRate:
+    """One constant: log of step time over the time that the data sheet's rate would take."""
+
+    level_log: float
+    sigma_log: float
+
+    def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
+        """Times and intervals."""
+        return _predictions(_log_work(rows) + self.level_log, np.full(len(rows), self.sigma_log))
+
+
+class TrivialOrder:
+    """Smallest tp first, then smallest pp, then largest micro-batch: an order, no times."""
+
+    name = "trivial rule"
+    orders_only = True
+
+    def fit(self, rows: Sequence[StepRow]) -> TrivialOrder:
+        """Nothing is learned."""
+        return self
+
+    def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
+        """Numbers that say the order alone, comparable between calls."""
+        keys = [
+            (
+                row.config.parallelism.tp,
+                row.config.parallelism.pp,
+                _MOST - row.config.batch.micro_batch_size,
+            )
+            for row in rows
+        ]
+        order = np.array([(tp * _MOST + pp) * _MOST + rest for tp, pp, rest in keys], dtype=float)
+        return StepPredictions(time_s=order, low_s=order, high_s=order)
+
+
+class TenTerms:
+    """Ten physical terms with a scale each, fitted to log times by MAP under wide priors.
+
+    Terms: ``step_terms``.  The scales have log-normal priors around what data sheets promise, so
+    that few rows, or none, still give an answer.
+    """
+
+    name = "ten-term analytical"
+
+    def fit(self, rows: Sequence[StepRow]) -> FittedTerms:
+        """The scales at the maximum of the posterior, and their covariance (Laplace)."""
+        terms = _terms(rows)
+        logs = np.log([row.measured_s for row in rows])
+
+        def residuals(scales: Array) -> Array:
+            return np.concatenate(
+                [(_log_time(terms, scales) - logs) / _NOISE_SIGMA_LOG, scales / TERM_SIGMA_LOG]
+            )
+
+        def slopes(scales: Array) -> Array:
+            return np.vstack(
+                [_shares(terms, scales) / _NOISE_SIGMA_LOG, np.eye(NUM_TERMS) / TERM_SIGMA_LOG]
+            )
+
+        # scipy's stub knows only the names of its own differences.
+        jac: Any = slopes
+        found = least_squares(residuals, np.zeros(NUM_TERMS), jac=jac)
+        jacobian = slopes(found.x)
+        covariance = np.linalg.inv(jacobian.T @ jacobian)
+        count = len(rows)
+        leverage = np.einsum("ij,jk,ik->i", jacobian, covariance, jacobian)[:count]
+        left_out = residuals(found.x)[:count] * _NOISE_SIGMA_LOG / (1 - np.minimum(leverage, 0.95))
+        sigma = shrunk_sigma_log(left_out, prior_sigma_log=_MODEL_SIGMA_LOG)
+        return FittedTerms(scales_log=found.x, covariance=covariance, sigma_log=sigma)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FittedTerms:
+    """Scales of the terms and how sure they are."""
+
+    scales_log: Array
+    covariance: Array
+    sigma_log: float
+    """Deviation of what the terms leave out."""
+
+    def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
+        """Times and intervals."""
+        terms = _terms(rows)
+        shares = _shares(terms, self.scales_log)
+        variance = np.einsum("ij,jk,ik->i", shares, self.covariance, shares)
+        return _predictions(
+            _log_time(terms, self.scales_log), np.sqrt(variance + self.sigma_log**2)
+        )
+
+
+BASELINES = (ConstantRate(), TrivialOrder(), TenTerms())
+
+
+def term_shares(rows: Sequence[StepRow]) -> Array:
+    """Share of each term in each row's time at the priors, ``(rows, terms)``."""
+    return _shares(_terms(rows), np.zeros(NUM_TERMS))
+
+
+def _predictions(log_time: Array, sigma_log: Array) -> StepPredictions:
+    half = Z_90 * sigma_log
+    return StepPredictions(
+        time_s=np.exp(log_time), low_s=np.exp(log_time - half), high_s=np.exp(log_time + half)
+    )
+
+
+def _log_work(rows: Sequence[StepRow]) -> Array:
+    """Log of the time at the data sheet's rate with the bubble, ``(rows,)``."""
+    return np.array([np.log(_work_s(row.config)) for row in rows], dtype=np.float64)
+
+
+def _work_s(config: RunConfig) -> float:
+    nbytes = 1 if config.fp8.value != "none" else config.precision.nbytes
+    peak = device_prior(config.device).peaks_for(nbytes).flop_per_s
+    rate = peak * config.parallelism.num_ranks
+    return step_flop(config) / rate * (1 + bubble_frac(config))
+
+
+def _terms(rows: Sequence[StepRow]) -> Array:
+    found = [step_terms(row.config) for row in rows]
+    return np.array(found, dtype=np.float64).reshape(len(rows), NUM_TERMS)
+
+
+def _log_time(terms: Array, scales_log: Array) -> Array:
+    return np.log(terms @ np.exp(scales_log))
+
+
+def _shares(terms: Array, scales_log: Array) -> Array:
+    """Share of each term in the time, ``(rows, terms)``: the slope of its log."""
+    parts = terms * np.exp(scales_log)
+    return parts / parts.sum(axis=1, keepdims=True)

@@ -1,0 +1,142 @@
+"""Which rows of a table of steps calibrate and which are scored.
+
+Rows of different machines never share a calibration.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..samples.step_rows import StepRow
+
+MAX_SUBSETS = 256
+"""All subsets of the calibration size are run where there are no more than these."""
+LEAVE_ONE_OUT, LEAVE_GROUP, LEAVE_WIDTH, LEAVE_DEPTH, SCALE_OUT = (
+    "leave_one_out",
+    "leave_group",
+    "leave_width",
+    "leave_depth",
+    "scale_out",
+)
+STEP_PROTOCOLS = {
+    LEAVE_ONE_OUT: "a machine with two rows or more",
+    LEAVE_GROUP: "a machine with rows of two models, numbers of GPUs or batches or more",
+    LEAVE_WIDTH: "a machine with rows of two hidden sizes or more",
+    LEAVE_DEPTH: "a machine with rows of one hidden size and two depths or more",
+    SCALE_OUT: "a machine with rows of two numbers of GPUs or more",
+}
+"""Besides these, ``calibrate_K`` needs a machine with more than K rows, as ``designed_K`` does."""
+MAX_LEFT_OUT = 200
+"""Rows of a machine that are left out one at a time, at most; drawn where there are more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """Positions of the rows that calibrate and of those that are scored."""
+
+    protocol: str
+    machine: str
+    draw: int
+    train: tuple[int, ...]
+    test: tuple[int, ...]
+
+
+def machines(rows: Sequence[StepRow]) -> dict[str, list[int]]:
+    """Positions of the usable rows of each machine, in the order of the table."""
+    found: dict[str, list[int]] = {}
+    for position, row in enumerate(rows):
+        if not row.flag:
+            found.setdefault(row.machine, []).append(position)
+    return found
+
+
+def calibrate_on(rows: Sequence[StepRow], num_rows: int, num_draws: int) -> Iterator[Fold]:
+    """``num_rows`` random rows of each machine calibrate, the rest is scored.
+
+    All subsets where they are few, else ``num_draws`` drawn with the machine's name and the draw as
+    seed.  Without rows there is one fold.
+    """
+    name = f"calibrate_{num_rows}"
+    for machine, positions in machines(rows).items():
+        if len(positions) <= num_rows:
+            continue
+        for draw, train in enumerate(_subsets(machine, positions, num_rows, num_draws)):
+            yield _fold(name, machine, draw, positions, train)
+
+
+def designed(
+    rows: Sequence[StepRow], num_rows: int, design: Callable[[Sequence[StepRow], int], list[int]]
+) -> Iterator[Fold]:
+    """The rows that ``design`` picks calibrate; it sees no measured time."""
+    for machine, positions in machines(rows).items():
+        if len(positions) > num_rows:
+            chosen = design([rows[i] for i in positions], num_rows)
+            train = [positions[i] for i in chosen]
+            yield _fold(f"designed_{num_rows}", machine, 0, positions, train)
+
+
+def named(rows: Sequence[StepRow], protocol: str) -> Iterator[Fold]:
+    """The folds of one of ``STEP_PROTOCOLS``; all are of one draw, since none is random."""
+    for machine, positions in machines(rows).items():
+        keys = {i: _KEYS[protocol](rows[i]) for i in positions}
+        if protocol == LEAVE_ONE_OUT:
+            keys = {i: str(i) for i in positions}
+        values = list(dict.fromkeys(keys.values()))
+        if len(values) < 2:
+            continue
+        if protocol == SCALE_OUT:
+            least = min(values, key=float)
+            train = [i for i in positions if keys[i] == least]
+            yield _fold(protocol, machine, 0, positions, train)
+            continue
+        for value in _drawn(machine, values):
+            train = [i for i in positions if keys[i] != value]
+            yield _fold(protocol, machine, 0, positions, train)
+
+
+_KEYS: dict[str, Callable[[StepRow], str]] = {
+    LEAVE_ONE_OUT: lambda row: row.row_id,
+    LEAVE_GROUP: lambda row: row.group,
+    LEAVE_WIDTH: lambda row: row.width,
+    LEAVE_DEPTH: lambda row: f"{row.width} L{row.config.model.num_layers}",
+    SCALE_OUT: lambda row: str(row.num_ranks),
+}
+
+
+def _subsets(
+    machine: str, positions: Sequence[int], num_rows: int, num_draws: int
+) -> Iterator[tuple[int, ...]]:
+    if math.comb(len(positions), num_rows) <= MAX_SUBSETS:
+        yield from itertools.combinations(positions, num_rows)
+        return
+    for draw in range(num_draws):
+        generator = np.random.default_rng([zlib.crc32(machine.encode()), num_rows, draw])
+        chosen = generator.choice(len(positions), size=num_rows, replace=False)
+        yield tuple(positions[i] for i in sorted(chosen))
+
+
+def _drawn(machine: str, values: Sequence[str]) -> Sequence[str]:
+    if len(values) <= MAX_LEFT_OUT:
+        return values
+    generator = np.random.default_rng(zlib.crc32(machine.encode()))
+    chosen = np.sort(generator.permutation(len(values))[:MAX_LEFT_OUT])
+    return [values[int(i)] for i in chosen]
+
+
+def _fold(
+    protocol: str, machine: str, draw: int, positions: Sequence[int], train: Sequence[int]
+) -> Fold:
+    chosen = frozenset(train)
+    return Fold(
+        protocol=protocol,
+        machine=machine,
+        draw=draw,
+        train=tuple(train),
+        test=tuple(i for i in positions if i not in chosen),
+    )

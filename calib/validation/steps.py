@@ -1,0 +1,119 @@
+"""Step models held against measured steps: fit on some rows of a machine, score on the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ForerunError
+from ..samples.step_rows import SkippedRow, StepKind, StepPredictions, StepRow, StepTable, Trait
+from ..workload.memory import memory
+from .step_protocols import Fold
+
+__all__ = [
+    "FittedSteps",
+    "SkippedRow",
+    "StepKind",
+    "StepModel",
+    "StepPredictions",
+    "StepRow",
+    "StepTable",
+    "StepsScored",
+    "Trait",
+    "score_folds",
+]
+
+
+class FittedSteps(Protocol):
+    """A step model calibrated on some rows."""
+
+    def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
+        """Step times with 90 % intervals; the rows' measured figures are not there to be read."""
+        ...
+
+
+class StepModel(Protocol):
+    """A way to predict step times of layouts from those of others."""
+
+    def fit(self, rows: Sequence[StepRow]) -> FittedSteps:
+        """Calibrated on rows of one machine; without rows on priors alone."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepsScored:
+    """Predictions of one fold beside what was measured, ``(rows,)`` each."""
+
+    protocol: str
+    draw: int
+    machine: str
+    rows: tuple[StepRow, ...]
+    predicted_s: NDArray[np.float64]
+    low_s: NDArray[np.float64]
+    high_s: NDArray[np.float64]
+    reasons: tuple[str, ...]
+    """Why the model abstains, "" where it does not."""
+    memory_nbytes: NDArray[np.float64]
+    """Peak of the fullest rank; NaN where none was measured or can be told."""
+
+    @property
+    def measured_s(self) -> NDArray[np.float64]:
+        """What the steps took."""
+        return np.array([row.measured_s for row in self.rows], dtype=np.float64)
+
+    @property
+    def error_frac(self) -> NDArray[np.float64]:
+        """``(predicted - measured) / measured``; NaN where the model abstains."""
+        return self.predicted_s / self.measured_s - 1
+
+
+def score_folds(
+    rows: Sequence[StepRow], folds: Iterable[Fold], model: StepModel
+) -> list[StepsScored]:
+    """Each fold fitted and predicted.  The model never sees a measured figure of a scored row."""
+    scored = []
+    for fold in folds:
+        train = [rows[i] for i in fold.train]
+        test = tuple(rows[i] for i in fold.test)
+        blind = [replace(row, measured_s=math.nan, measured_memory_nbytes=None) for row in test]
+        found = model.fit(train).predict(blind)
+        scored.append(
+            StepsScored(
+                protocol=fold.protocol,
+                draw=fold.draw,
+                machine=fold.machine,
+                rows=test,
+                predicted_s=found.time_s,
+                low_s=found.low_s,
+                high_s=found.high_s,
+                reasons=found.reasons or ("",) * len(test),
+                memory_nbytes=_memory(train, test),
+            )
+        )
+    return scored
+
+
+def _memory(train: Sequence[StepRow], test: Sequence[StepRow]) -> NDArray[np.float64]:
+    """Estimates of rows whose peak was measured, plus the median offset of the calibration rows."""
+    known = [row for row in train if row.measured_memory_nbytes]
+    offsets = [float(row.measured_memory_nbytes or 0) - _estimate(row) for row in known]
+    offset = float(np.nanmedian(offsets)) if offsets else 0.0
+    values = [_estimate(row) + offset if row.measured_memory_nbytes else math.nan for row in test]
+    return np.array(values, dtype=np.float64)
+
+
+def _estimate(row: StepRow) -> float:
+    try:
+        fused = row.config.is_attention_fused
+        return float(memory(row.config, is_attention_fused=fused).total_nbytes)
+    except ForerunError:
+        return math.nan
+
+
+Design = Callable[[Sequence[StepRow], int], list[int]]
+"""Which of some rows to calibrate on: positions, the most telling first."""

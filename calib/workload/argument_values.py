@@ -1,0 +1,83 @@
+"""Values of Megatron's arguments, whether argparse, a YAML file or a command line gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import SimpleNamespace
+from typing import Any
+
+from ..errors import ConfigError
+
+
+class Arguments:
+    """Reads a namespace (or a mapping) by one or several names; ``None`` counts as not given."""
+
+    def __init__(self, args: Any) -> None:
+        self._args = SimpleNamespace(**args) if isinstance(args, Mapping) else args
+
+    def get(self, *names: str) -> Any:
+        """The first value that is given, else None."""
+        for name in names:
+            value = getattr(self._args, name, None)
+            if value is not None:
+                return value
+        return None
+
+    def number(self, *names: str, default: int = 0) -> int:
+        """A whole number; ``ConfigError`` names the option where it is none."""
+        value = self.get(*names)
+        return default if value is None else whole(names[0], value)
+
+    def real(self, *names: str) -> float:
+        """A number, 0 where none is given."""
+        value = self.get(*names)
+        try:
+            return float(value or 0)
+        except (TypeError, ValueError) as err:
+            raise ConfigError(f"{option_of(names[0])} {value!r} is not a number; give one") from err
+
+    def required(self, name: str) -> int:
+        """A whole number that nothing can replace."""
+        if self.get(name) is None:
+            raise ConfigError(
+                f"{name} is missing from the arguments of the run; give {option_of(name)}"
+            )
+        return self.number(name)
+
+    def is_on(self, *names: str, default: bool = False) -> bool:
+        """A switch."""
+        value = self.get(*names)
+        return default if value is None else is_true(value)
+
+    def text(self, *names: str, default: str = "") -> str:
+        """A word; of an enum its name."""
+        value = self.get(*names)
+        if isinstance(value, Enum):
+            return value.value if isinstance(value.value, str) else value.name
+        return default if value is None else str(value)
+
+    def words(self, *names: str) -> tuple[str, ...]:
+        """A list of words; one word is a list of one."""
+        value = self.get(*names)
+        if value is None:
+            return ()
+        return tuple(str(v) for v in value) if isinstance(value, list | tuple) else (str(value),)
+
+
+def option_of(name: str) -> str:
+    """The option of a name in the namespace."""
+    return "--" + name.replace("_", "-")
+
+
+def is_true(value: Any) -> bool:
+    """False for what YAML, JSON and shells write for it."""
+    return str(value).lower() not in ("false", "0", "none", "")
+
+
+def whole(name: str, value: Any) -> int:
+    """A whole number; ``ConfigError`` names the option where it is none."""
+    try:
+        return int(value)
+    except (TypeError, ValueError) as err:
+        raise ConfigError(f"{option_of(name)} {value!r} is not a whole number; give one") from err

@@ -1,0 +1,159 @@
+"""Arguments of Megatron-LM core_v0.16.1 that a model of a run need not know.
+
+They touch no time (paths, learning rates, logging), or they only choose among kernels of one
+operator (fusions, dropout), which the samples of a run tell by themselves, or they qualify an
+argument that is listed itself (mamba_*, rl_*, fsdp_*).  Dashes are written as underscores.
+"""
+
+from __future__ import annotations
+
+_HARMLESS = """
+    activation_func_clamp_value adam_beta1 adam_beta2 adam_eps adlr_autoresume
+    adlr_autoresume_interval allow_ambiguous_pad_tokens app_tag_run_name app_tag_run_version
+    apply_layernorm_1p apply_query_key_layer_scaling apply_residual_connection_post_layernorm
+    apply_wd_to_qk_layernorm async_save attention_softmax_in_fp32
+    auto_detect_ckpt_format bert_embedder_type bert_load bert_no_binary_head
+    biencoder_projection_dim biencoder_shared_query_context_model block_data_path cache_mla_latents
+    calc_ft_timeouts calculate_per_token_loss check_for_large_grads check_for_spiky_loss
+    ckpt_assume_constant_structure ckpt_convert_format ckpt_convert_save
+    ckpt_convert_update_legacy_dist_opt_format ckpt_format ckpt_fully_parallel_load
+    ckpt_fully_parallel_save ckpt_step classes_fraction clip_grad config_logger_dir
+    create_all_gather_group cross_entropy_fusion_impl cuda_graph_warmup_steps data_args_path
+    data_cache_path data_parallel_random_init data_parallel_sharding_strategy data_path
+    data_per_class_fraction dataloader_defer_npy_index_mmap dataloader_fast_cache_load
+    dataloader_type ddp_average_in_collective decode_only_cuda_graphs decoder_seq_length
+    decoupled_lr decoupled_min_lr dino_bottleneck_size dino_freeze_last_layer dino_head_hidden_size
+    dino_local_crops_number dino_local_img_size dino_norm_last_layer dino_teacher_temp
+    dino_warmup_teacher_temp dino_warmup_teacher_temp_epochs
+    disable_async_tensor_model_parallel_allreduce disable_bf16_reduced_precision_matmul
+    disable_chunked_prefill disable_ckpt_fully_parallel_save
+    disable_clone_scatter_output_in_embedding disable_gloo_process_groups disable_jit_fuser
+    disable_log_loss_scale_to_tensorboard disable_mamba_mem_eff_path disable_manual_gc_eval
+    disable_msc disable_straggler_on_startup disable_strict_fsdp_dtensor_load
+    disable_symmetric_registration disable_use_tokenizer_model_from_checkpoint_args dist_ckpt_format
+    dist_ckpt_optim_fully_reshardable dist_ckpt_save_pre_mcore_014 dist_ckpt_strictness
+    distrib_optim_fully_reshardable_mem_efficient distributed_backend distributed_timeout_minutes
+    distributed_timeout_seconds_after_init dsa_indexer_head_dim dsa_indexer_loss_coeff
+    dsa_indexer_n_heads dsa_indexer_topk dsa_indexer_use_sparse_loss dump_param_to_param_group_map
+    embedding_init_method_std embedding_path enable_chunked_prefill enable_experimental
+    enable_ft_package enable_full_sharding_in_hsdp end_weight_decay eod_mask_loss
+    ep_overlap_early_attn_memory_release error_injection_rate error_injection_type
+    evidence_data_path exit_duration_in_mins exit_interval exit_on_missing_checkpoint exit_signal
+    exit_signal_handler exit_signal_handler_for_dataloader fake_process_group fim_data fim_eod_token
+    fim_fragment_rate fim_middle_token fim_no_prefix fim_pad_token fim_prefix_token fim_rate
+    fim_split_sample fim_spm_rate fim_suffix_token finetune flash_decode fp16_lm_cross_entropy
+    fp4_quantizer_factory fp4_recipe fp8_amax_compute_algo fp8_amax_history_len fp8_interval
+    fp8_margin fp8_quantizer_factory fsdp_double_buffer fsdp_manual_registration ft_num_warmup_iters
+    glu_linear_offset grpo_clamp_eps_lower grpo_clamp_eps_upper grpo_entropy_term_weight
+    grpo_filter_groups_with_same_reward grpo_group_size grpo_iterations grpo_kl_beta
+    grpo_prompts_per_step head_lr_mult high_priority_stream_groups hysteresis
+    ict_head_size ict_load img_h img_w indexer_batch_size indexer_log_interval
+    inference_batch_times_seqlen_threshold inference_coordinator_port inference_dynamic_batching
+    inference_dynamic_batching_block_size inference_dynamic_batching_buffer_size_gb
+    inference_dynamic_batching_cuda_graph_max_tokens
+    inference_dynamic_batching_cuda_graph_mixed_prefill_count
+    inference_dynamic_batching_max_requests inference_dynamic_batching_max_tokens
+    inference_dynamic_batching_num_cuda_graphs inference_dynamic_batching_paused_buffer_size_gb
+    inference_dynamic_batching_track_paused_request_events
+    inference_dynamic_batching_unified_memory_level inference_fuse_tp_communication
+    inference_logging_step_interval inference_max_batch_size inference_max_requests
+    inference_max_seq_length inference_rng_tracker inference_wandb_logging init_method_std
+    init_method_xavier_uniform init_model_with_meta_device initial_loss_scale
+    inprocess_active_world_size inprocess_barrier_timeout inprocess_completion_timeout
+    inprocess_empty_cuda_cache inprocess_granularity inprocess_hard_timeout
+    inprocess_heartbeat_interval inprocess_heartbeat_timeout inprocess_last_call_wait
+    inprocess_max_iterations inprocess_monitor_process_interval inprocess_monitor_thread_interval
+    inprocess_progress_watchdog_interval inprocess_restart inprocess_soft_timeout
+    inprocess_termination_grace_time iter_per_epoch iterations_to_skip keep_fp8_transpose_cache
+    kitchen_attention_backend langrl_env_config langrl_external_server
+    langrl_inference_server_conversation_template langrl_inference_server_type lazy_mpu_init
+    legacy_tokenizer linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads
+    linear_num_value_heads linear_value_head_dim load load_main_params_from_ckpt local_rank
+    log_device_memory_used log_energy log_interval log_max_attention_logit log_memory_interval
+    log_memory_to_tensorboard log_progress log_straggler log_throughput log_timers_to_tensorboard
+    log_validation_ppl_to_tensorboard log_world_size_to_tensorboard logging_level loss_scale
+    loss_scale_window lr lr_decay_iters lr_decay_samples lr_decay_style lr_warmup_fraction
+    lr_warmup_init lr_warmup_iters lr_warmup_samples lr_wsd_decay_iters lr_wsd_decay_samples
+    lr_wsd_decay_style mamba_head_dim mamba_num_groups mamba_num_heads mamba_state_dim manual_gc
+    manual_gc_interval mask_factor mask_prob mask_type max_seqlen_per_dp_cp_rank max_tokens_to_oom
+    memory_snapshot_path merge_file mid_level_dataset_surplus min_loss_scale min_lr
+    min_offloaded_tensor_size mlp_chunks_for_prefill mock_data moe_apply_probs_on_input
+    moe_aux_loss_coeff moe_deepep_num_sms moe_enable_deepep moe_enable_routing_replay
+    moe_flex_dispatcher_backend moe_hybridep_num_sms moe_input_jitter_eps
+    moe_pad_experts_for_cuda_graph_inference moe_per_layer_logging moe_permute_fusion
+    moe_router_bias_update_rate moe_router_enable_expert_bias
+    moe_router_force_load_balancing moe_router_fusion moe_router_group_topk
+    moe_router_load_balancing_type moe_router_num_groups moe_router_padding_for_fp8
+    moe_router_padding_for_quantization moe_router_pre_softmax moe_router_score_function
+    moe_router_topk_scaling_factor moe_token_drop_policy moe_upcycling_granularity
+    moe_use_legacy_grouped_gemm moe_use_upcycling moe_z_loss_coeff mrope_section mscale
+    mscale_all_dim mtp_loss_scaling_factor mtp_standalone muon_extra_scale_factor
+    muon_fp32_matmul_prec muon_momentum muon_no_split_qkv muon_num_ns_steps muon_scale_mode
+    muon_tp_mode muon_use_nesterov nccl_all_reduce_for_prefill nccl_communicator_config_path
+    no_align_grad_reduce no_align_param_gather no_async_tensor_model_parallel_allreduce
+    no_barrier_with_level_1_timing no_bias_dropout_fusion no_bias_gelu_fusion no_bias_swiglu_fusion
+    no_check_for_nan_in_loss_and_grad no_ckpt_fully_parallel_save
+    no_clone_scatter_output_in_embedding no_create_attention_mask_in_dataloader no_data_sharding
+    no_gradient_reduce_div_fusion no_inference_wandb_logging no_initialization
+    no_langrl_external_server no_load_optim no_load_rng no_log_loss_scale_to_tensorboard
+    no_manual_gc_eval no_masked_softmax_fusion no_mmap_bin_files no_one_logger no_persist_layer_norm
+    no_pin_cpu_grads no_pin_cpu_params no_position_embedding no_rl_inference_logprobs_is_correction
+    no_rl_offload_inference_model_weights_when_idle no_rl_offload_kv_cache_during_training
+    no_rl_partial_rollouts no_rl_remove_kv_cache_during_training no_rl_reset_cuda_graphs
+    no_rl_skip_bos_token no_rl_training_cuda_graphs no_rl_use_sequence_packing
+    no_rl_verify_model_weights_swap no_rope_freq no_rope_fusion no_save_optim no_save_rng
+    no_scatter_gather_tensors_in_pipeline no_strict_fsdp_dtensor_load
+    no_use_tokenizer_model_from_checkpoint_args no_weight_decay_cond_type non_persistent_ckpt_type
+    non_persistent_global_ckpt_dir non_persistent_local_ckpt_algo non_persistent_local_ckpt_dir
+    norm_epsilon num_channels num_classes num_dataset_builder_threads num_layers_at_end_in_bf16
+    num_layers_at_start_in_bf16 num_workers object_storage_cache_path offload_modules
+    one_logger_async one_logger_project one_logger_run_name onnx_safe openai_gelu
+    optimizer_offload_fraction outer_dp_sharding_strategy output_bert_embeddings
+    overlap_cpu_optimizer_d2h_h2d override_opt_param_scheduler patch_dim per_dataset_sequences_path
+    per_split_data_args_path phase_transition_iterations pretrained_checkpoint profile profile_ranks
+    profile_step_end profile_step_start qk_clip_alpha qk_clip_threshold query_in_block_prob
+    record_memory_history refit_method relative_attention_max_distance
+    relative_attention_num_buckets replication replication_factor replication_jump rerun_mode
+    reset_attention_mask reset_position_ids result_rejected_tracker_filename
+    retriever_report_topk_accuracies retriever_score_scaling reuse_grad_buf_for_mxfp8_param_ag
+    rl_default_temperature rl_default_top_k rl_default_top_p rl_importance_sampling_truncation_coef
+    rl_inference_expert_model_parallel_size rl_inference_expert_tensor_model_parallel_size
+    rl_inference_logprobs_is_correction rl_inference_model_unified_memory_level
+    rl_inference_pipeline_model_parallel_size rl_inference_tensor_model_parallel_size
+    rl_offload_inference_model_weights_when_idle rl_offload_kv_cache_during_training
+    rl_offload_optimizer_during_inference rl_parallel_generation_tasks rl_partial_rollouts
+    rl_prompts_per_eval rl_remove_kv_cache_during_training rl_reset_cuda_graphs
+    rl_sequence_packing_algo rl_sequence_packing_max_sequences_per_bin rl_skip_bos_token
+    rl_training_cuda_graphs rl_use_sequence_packing rl_verify_model_weights_swap rope_scaling_factor
+    rope_type rotary_base rotary_interleaved rotary_percent rotary_scaling_factor
+    rotary_seq_len_interpolation_factor run_workload_inspector_server sample_rate save
+    save_dgrads_interval save_retain_interval save_wgrads_interval seed sft_tokenizer_prompt_format
+    sgd_momentum sharp_enabled_group short_seq_prob split squared_relu start_weight_decay
+    straggler_ctrlr_port straggler_minmax_count suggested_communication_unit_size swin_backbone_type
+    te_rng_tracker tensorboard_dir tensorboard_log_interval tensorboard_queue_size test_data_path
+    test_mode tiktoken_num_special_tokens tiktoken_pattern tiktoken_special_tokens timing_log_option
+    titles_data_path tokenizer_hf_include_special_tokens tokenizer_hf_use_fast tokenizer_metadata
+    tokenizer_model tokenizer_sentencepiece_legacy tokenizer_special_tokens
+    torch_fsdp2_no_reshard_after_forward tp_comm_bootstrap_backend tp_comm_overlap_cfg
+    train_data_path trust_remote_code use_checkpoint_args use_checkpoint_opt_param_scheduler
+    use_cpu_initialization use_dist_ckpt use_flash_attn use_fused_weighted_squared_relu
+    use_legacy_static_engine use_mcore_models use_mp_args_from_checkpoint_args use_one_sent_docs
+    use_persistent_ckpt_worker use_pytorch_profiler use_rope_scaling use_te_activation_func
+    use_torch_optimizer_for_cpu_offload valid_data_path vision_backbone_type vision_pretraining_type
+    vocab_extra_ids vocab_file wandb_entity wandb_exp_name wandb_project wandb_save_dir weight_decay
+    weight_decay_incr_style wgrad_deferral_limit window_attn_skip_freq
+"""
+HARMLESS = frozenset(_HARMLESS.split())
+_WHEN_VALIDATED = """
+    add_position_embedding apply_rope_fusion barrier_with_L1_time bert_binary_head
+    ckpt_fully_parallel_save_deprecated consumed_train_bins consumed_train_samples
+    consumed_valid_samples deprecated_use_mcore_models disable_chunked_prefill
+    dist_ckpt_format_deprecated do_test do_train do_valid enable_gloo_process_groups enable_msc
+    enable_one_logger grpo_samples_per_iteration iteration layernorm_epsilon
+    layernorm_zero_centered_gamma model_type muon_split_qkv num_floating_point_operations_so_far
+    params_dtype perform_initialization rank skipped_train_samples torch_fsdp2_reshard_after_forward
+    transformer_pipeline_model_parallel_size use_dist_ckpt use_dist_ckpt_deprecated
+    use_mamba_mem_eff_path variable_seq_lengths
+"""
+HARMLESS_WHEN_VALIDATED = frozenset(_WHEN_VALIDATED.split())
+"""Names of the namespace alone: of switches that are spelled otherwise, or added by validation."""

@@ -1,0 +1,103 @@
+"""Which rows calibrate: folds of steps are honest, seeded, and within one machine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.calib.samples.step_rows import StepRow
+from forerun.calib.validation.step_protocols import (
+    LEAVE_DEPTH,
+    LEAVE_GROUP,
+    LEAVE_ONE_OUT,
+    LEAVE_WIDTH,
+    MAX_LEFT_OUT,
+    MAX_SUBSETS,
+    SCALE_OUT,
+    STEP_PROTOCOLS,
+    Fold,
+    calibrate_on,
+    designed,
+    named,
+)
+
+from .step_fixtures import grid
+
+
+def two_machines() -> list[StepRow]:
+    rows = grid(depths=(8, 16))
+    return [replace(row, machine="ab"[i % 2], group=f"g{i % 4}") for i, row in enumerate(rows)]
+
+
+def check(fold: Fold, rows: list[StepRow]) -> None:
+    assert not set(fold.train) & set(fold.test) and fold.test
+    assert {rows[i].machine for i in (*fold.train, *fold.test)} == {fold.machine}
+    assert not any(rows[i].flag for i in (*fold.train, *fold.test))
+
+
+@given(count=st.integers(0, 9), draws=st.integers(1, 4), flagged=st.sets(st.integers(0, 11)))
+def test_folds_split_the_usable_rows_of_a_machine(
+    count: int, draws: int, flagged: set[int]
+) -> None:
+    rows = two_machines()
+    rows = [replace(r, flag="bad") if i in flagged else r for i, r in enumerate(rows)]
+    for fold in calibrate_on(rows, count, draws):
+        check(fold, rows)
+        usable = [i for i, r in enumerate(rows) if r.machine == fold.machine and not r.flag]
+        assert len(fold.train) == count and sorted((*fold.train, *fold.test)) == usable
+
+
+@pytest.mark.parametrize("protocol", STEP_PROTOCOLS)
+def test_named_protocols_split_too(protocol: str) -> None:
+    rows = two_machines()
+    folds = list(named(rows, protocol))
+    for fold in folds:
+        check(fold, rows)
+        assert len(fold.train) + len(fold.test) == len(rows) // 2
+    assert bool(folds) == (protocol not in (LEAVE_WIDTH,))
+
+
+def test_all_subsets_where_few_and_draws_where_many() -> None:
+    rows = grid()[:12]
+    assert len(list(calibrate_on(rows, 3, 5))) == math.comb(12, 3) <= MAX_SUBSETS
+    folds = list(calibrate_on(rows, 5, 7))
+    assert math.comb(12, 5) > MAX_SUBSETS and len(folds) == 7
+    assert len({fold.train for fold in folds}) == 7
+    assert folds == list(calibrate_on(rows, 5, 7))
+    assert [fold.draw for fold in folds] == list(range(7))
+
+
+def test_what_is_left_out_is_whole() -> None:
+    rows = two_machines()
+    for protocol, key in (
+        (LEAVE_GROUP, lambda r: r.group),
+        (LEAVE_DEPTH, lambda r: r.config.model.num_layers),
+    ):
+        for fold in named(rows, protocol):
+            left = {key(rows[i]) for i in fold.test}
+            assert len(left) == 1 and not left & {key(rows[i]) for i in fold.train}
+    for fold in named(rows, SCALE_OUT):
+        most = max(rows[i].num_ranks for i in fold.train)
+        assert all(rows[i].num_ranks > most for i in fold.test)
+
+
+def test_one_out_leaves_every_row_out_once_up_to_a_number() -> None:
+    rows = grid()
+    folds = list(named(rows, LEAVE_ONE_OUT))
+    assert sorted(fold.test for fold in folds) == [(i,) for i in range(len(rows))]
+    many = rows * (MAX_LEFT_OUT // len(rows) + 2)
+    assert len(list(named(many, LEAVE_ONE_OUT))) == MAX_LEFT_OUT
+
+
+def test_a_design_chooses_within_the_usable_rows() -> None:
+    rows = two_machines()
+    rows[0] = replace(rows[0], flag="bad")
+    folds = list(designed(rows, 2, lambda own, count: list(range(len(own)))[-count:]))
+    assert len(folds) == 2
+    for fold in folds:
+        check(fold, rows)
+        assert list(fold.train) == sorted((*fold.train, *fold.test))[-2:]

@@ -1,0 +1,165 @@
+"""Whole commands and files of arguments: launchers, unknown arguments, other spellings."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+
+from forerun.calib.errors import ConfigError
+from forerun.calib.workload.config import Recompute
+from forerun.calib.workload.layer_pattern import expert_layers
+from forerun.calib.workload.megatron_args import rewrite_command
+from forerun.calib.workload.megatron_command import config_from_command, config_from_mapping
+
+SIZES = shlex.split(
+    "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
+    "--micro-batch-size 1 --global-batch-size 32 --vocab-size 1000"
+)
+PATHS = shlex.split("--data-path 0.5 a 0.5 b --lr 1e-4 --save out --log-interval 10")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "ranks", "per_node"),
+    [
+        ("torchrun --nproc-per-node 8 --nnodes 2 pretrain_gpt.py", 16, 8),
+        ("torchrun --nproc_per_node=4 --nnodes=1:2 --rdzv-backend c10d train.py", 8, 4),
+        ("python -m torch.distributed.run --nproc-per-node 2 train.py", 2, 2),
+        ("torchrun --nproc-per-node 2 -m package.train", 2, 2),
+        ("python pretrain_gpt.py", 4, 0),
+        ("", 4, 0),
+    ],
+)
+def test_the_launcher_gives_the_ranks(launcher: str, ranks: int, per_node: int) -> None:
+    found = config_from_command([*launcher.split(), *SIZES, *PATHS], num_ranks=4)
+    par = found.config.parallelism
+    assert (par.num_ranks, par.ranks_per_node, found.unknown) == (ranks, per_node, ())
+
+
+def test_unknown_arguments_are_returned_in_order() -> None:
+    words = ["train.py", "stray", *SIZES, "--make-it-fast", "twice", "--swiglu", "--mtp-layers=2"]
+    found = config_from_command(words)
+    assert found.unknown == ("stray", "--make-it-fast", "--mtp-layers")
+    assert found.config.model.is_gated
+
+
+def test_the_last_of_two_wins_as_in_argparse() -> None:
+    found = config_from_command([*SIZES, "--num-layers=4"])
+    assert found.config.model.num_layers == 4
+
+
+def test_variables_of_a_shell_are_named() -> None:
+    with pytest.raises(ConfigError, match="tensor_model_parallel_size: a variable of the shell"):
+        config_from_command([*SIZES, "--tensor-model-parallel-size", "$TP"])
+
+
+def test_model_args_of_functional_tests_and_flat_names_mean_the_same() -> None:
+    named: dict[str, Any] = {
+        "num_layers": 8,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "seq_length": 32,
+        "micro_batch_size": 1,
+        "global_batch_size": 32,
+        "vocab_size": 1000,
+        "add_bias_linear": False,
+        "recompute_granularity": "selective",
+        "recompute_modules": ["mlp", "layernorm"],
+        "pipeline_model_parallel_size": 2,
+        "pipeline_model_parallel_layout": "Et*2|(tt|)*2ttL",
+        "rampup_batch_size": [8, 8, 100],
+        "lr": 1e-4,
+    }
+    options: dict[str, Any] = {"--" + k.replace("_", "-"): v for k, v in named.items()}
+    options.pop("--add-bias-linear")
+    options |= {
+        "--disable-bias-linear": True,
+        "--swiglu": False,
+        "--recompute-modules": "[mlp layernorm]",
+        "--rampup-batch-size": "8 8 100",
+        "--pipeline-model-parallel-layout": r"Et*2\\|\\(tt\\|\\)*2ttL",
+    }
+    flat = config_from_mapping(named, num_ranks=2)
+    tests = config_from_mapping({"ENV_VARS": {}, "MODEL_ARGS": options}, num_ranks=2)
+    assert flat == tests
+    assert flat.unknown == () and not flat.config.model.has_bias
+    assert flat.config.recompute is Recompute.SELECTIVE
+    assert flat.config.recompute_modules == ("mlp", "layernorm")
+    assert (flat.config.parallelism.vp, flat.config.chunk_layers) == (2, (2, 2, 2, 2))
+
+
+def test_sections_of_megatrons_own_yaml_are_looked_into() -> None:
+    found = config_from_mapping(
+        {
+            "language_model": {"num_layers": 8, "hidden_size": 64, "num_attention_heads": 4},
+            "model_parallel": {"tensor_model_parallel_size": 2},
+            "seq_length": 32,
+            "micro_batch_size": 1,
+            "vocab_size": 1000,
+            "who_knows": 3,
+        },
+        num_ranks=4,
+    )
+    assert (found.config.parallelism.tp, found.config.parallelism.dp) == (2, 2)
+    assert found.unknown == ("who_knows",)
+
+
+def test_other_words_for_the_same_layout_stay() -> None:
+    layout = (
+        "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 1 "
+        "--decoder-last-pipeline-num-layers 3 --bf16 --fp8-format e4m3 "
+        "--recompute-activations --accumulate-allreduce-grads-in-fp32"
+    )
+    host = ["torchrun", "--nproc-per-node", "8", "train.py", *SIZES, *shlex.split(layout)]
+    config = config_from_command(host).config
+    assert config.chunk_layers == (1, 2, 2, 3)
+    assert rewrite_command(host, config) == tuple(host)
+
+
+@pytest.mark.parametrize(
+    ("freq", "expected"),
+    [
+        (1, ()),
+        ("1", ()),
+        (3, (True, False, False, True, False, False)),
+        ("([0]*2+[1]*4)", (False, False, True, True, True, True)),
+        ("([0]+[1])*3", (False, True) * 3),
+        ([1] * 6, ()),
+    ],
+)
+def test_expert_layers_by_every_spelling(freq: Any, expected: tuple[bool, ...]) -> None:
+    assert expert_layers(freq, 6) == expected
+
+
+@pytest.mark.parametrize("freq", ["__import__('os')", "[0]*10**9", "0", "[1]*99999999", "x", 0, ""])
+def test_no_other_expression_is_evaluated(freq: Any) -> None:
+    with pytest.raises(ConfigError, match="--moe-layer-freq"):
+        expert_layers(freq, 6)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("--num-experts many", "--num-experts 'many' is not a whole number"),
+        ("--moe-expert-capacity-factor big --num-experts 4", "is not a number"),
+        ("--rampup-batch-size 1 2", "START INCREMENT SAMPLES"),
+        ("--pipeline-model-parallel-size 3", "does not split over pp 3"),
+        ("--kv-channels 16 --num-attention-heads 0", "num_attention_heads 0 is below 1"),
+        ("--num-attention-heads 5", "not a multiple of num_attention_heads 5"),
+        ("--pipeline-model-parallel-layout Et*7|tmL", "has 1 m, not mtp_num_layers 0"),
+        ("--moe-token-dispatcher-type pigeon --num-experts 4", "Dispatcher 'pigeon' is not known"),
+        ("--num-layers-per-virtual-pipeline-stage 0", "choose a divisor of 8"),
+    ],
+)
+def test_impossible_arguments_are_named(more: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_from_command([*SIZES, *more.split()])
+
+
+def test_a_tokenizer_of_unknown_size_is_asked_for() -> None:
+    words = [*SIZES[:-2], "--tokenizer-type", "GPTSentencePieceTokenizer"]
+    with pytest.raises(ConfigError, match="give --vocab-size"):
+        config_from_command(words)
+    gpt2 = config_from_command([*SIZES[:-2], "--tokenizer-type", "GPT2BPETokenizer"])
+    assert gpt2.config.model.vocab_size == 50304

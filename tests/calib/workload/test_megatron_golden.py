@@ -1,0 +1,84 @@
+"""Megatron's arguments as given, against what Megatron-LM itself made of them (golden)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forerun.calib.workload.config import ContextComm, Fp8Recipe, Recompute, RunConfig
+from forerun.calib.workload.megatron_command import config_from_command, config_from_mapping
+from forerun.calib.workload.megatron_namespace import from_namespace
+
+FILE = Path(__file__).parents[2] / "golden" / "megatron_args" / "core_v0.16.1.json"
+ROWS: dict[str, Any] = {row["name"]: row for row in json.loads(FILE.read_text())}
+
+
+def described(name: str) -> RunConfig:
+    row = ROWS[name]
+    found = config_from_command(row["argv"].split(), num_ranks=row["num_ranks"])
+    assert found.unknown == ()
+    return found.config
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_arguments_as_given_mean_what_megatron_makes_of_them(name: str) -> None:
+    validated = ROWS[name]["validated"]
+    config = described(name)
+    assert from_namespace(SimpleNamespace(**validated)) == config
+    assert config_from_mapping(validated).config == config
+    assert list(config.chunk_layers) == ROWS[name]["chunk_layers"]
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_size_is_megatrons(name: str) -> None:
+    validated, config = ROWS[name]["validated"], described(name)
+    model, par = config.model, config.parallelism
+    found = {
+        "ffn_hidden_size": model.ffn_hidden_size,
+        "kv_channels": model.kv_channels,
+        "padded_vocab_size": model.vocab_size,
+        "data_parallel_size": par.dp,
+        "expert_tensor_parallel_size": par.expert_tp,
+        "global_batch_size": config.batch.global_batch_size,
+        "train_iters": config.cadence.train_iters,
+    }
+    assert found == {key: validated[key] for key in found}
+    assert (par.vp, par.is_sequence_parallel) == (
+        validated.get("virtual_pipeline_model_parallel_size", 1),
+        validated.get("sequence_parallel", False),
+    )
+    if par.vp > 1:
+        assert par.overlaps_p2p == validated.get("overlap_p2p_comm", False)
+    if model.experts:
+        assert model.experts.ffn_hidden_size == validated["moe_ffn_hidden_size"]
+
+
+def test_what_is_modelled_is_not_listed() -> None:
+    listed = {name: described(name).unmodelled for name in ROWS}
+    assert {name: names for name, names in listed.items() if names} == {
+        "layout_prediction_apart": ("pipeline_model_parallel_layout",),
+        "samples": ("log_params_norm", "window_size", "optimizer"),
+    }
+
+
+def test_settings_reach_their_fields() -> None:
+    assert described("fp8").fp8 is Fp8Recipe.BLOCKWISE and described("fp8").keeps_fp8_params
+    assert described("fp8").reduces_grads_in_bf16
+    assert described("fp4").fp8 is Fp8Recipe.NVFP4 and described("fp4").uses_cuda_graphs
+    assert described("recompute_alias").recompute is Recompute.SELECTIVE
+    assert described("recompute_modules").recompute_modules == ("layernorm", "mlp", "core_attn")
+    assert described("recompute_modules").is_loss_fused
+    assert described("recompute_block").recompute_num_layers == 3
+    assert described("layers_per_virtual_stage").parallelism.microbatch_group_size == 8
+    assert described("context_parallel").parallelism.context_comm is ContextComm.ALL_TO_ALL
+    assert described("context_parallel").parallelism.is_pipeline_before_data
+    assert described("fp16_ramp_up_in_samples").cadence.rampup_batch_size == (64, 32, 40000)
+    latent = described("latent_attention_experts_by_list").model
+    assert latent.latent_attention and latent.latent_attention.q_lora_rank == 384
+    assert latent.experts and latent.experts.layer_pattern == (False,) + (True,) * 15
+    numbered = described("experts_by_number").model.experts
+    assert numbered and numbered.layer_pattern == (True, False) * 8

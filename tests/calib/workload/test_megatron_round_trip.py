@@ -1,0 +1,235 @@
+"""Config to options and back gives the same config, whatever the layout."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from forerun.calib.errors import ConfigError
+from forerun.calib.workload.config import (
+    Attention,
+    Batch,
+    Cadence,
+    ContextComm,
+    Dispatcher,
+    Experts,
+    Fp8Recipe,
+    LatentAttention,
+    ModelShape,
+    Normalization,
+    Parallelism,
+    PositionEmbedding,
+    Precision,
+    Recompute,
+    RunConfig,
+)
+from forerun.calib.workload.megatron_args import (
+    apply_options,
+    model_options,
+    options,
+    rewrite_command,
+)
+from forerun.calib.workload.megatron_command import config_from_command
+from forerun.calib.workload.megatron_namespace import from_namespace
+from forerun.calib.workload.megatron_values import layout_values, model_values
+
+DEGREES = st.sampled_from([1, 2, 4])
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ModelShape:
+    num_layers = draw(st.sampled_from([8, 16]))
+    has_bias = draw(st.booleans())
+    latent = draw(st.none() | st.builds(LatentAttention, q_lora_rank=st.sampled_from([0, 96])))
+    pattern = draw(
+        st.just(()) | st.tuples(*[st.booleans()] * num_layers).filter(lambda p: not all(p))
+    )
+    capacity = draw(st.sampled_from([0.0, 1.25]))
+    experts = draw(
+        st.none()
+        | st.builds(
+            Experts,
+            num_experts=st.sampled_from([4, 8]),
+            top_k=st.integers(1, 4),
+            ffn_hidden_size=st.sampled_from([64, 128]),
+            shared_ffn_hidden_size=st.sampled_from([0, 64]),
+            layer_pattern=st.just(pattern),
+            dispatcher=st.sampled_from(Dispatcher),
+            capacity_factor=st.just(capacity),
+            is_padded_to_capacity=st.booleans() if capacity else st.just(False),
+            is_grouped=st.booleans(),
+            overlaps_shared=st.booleans(),
+            has_shared_gate=st.booleans(),
+            has_fp32_router=st.booleans(),
+        )
+    )
+    return ModelShape(
+        num_layers=num_layers,
+        hidden_size=256,
+        ffn_hidden_size=1024,
+        num_attention_heads=16,
+        num_query_groups=16 if latent else draw(st.sampled_from([2, 8, 16])),
+        kv_channels=16,
+        seq_length=128,
+        vocab_size=1024,
+        is_gated=draw(st.booleans()),
+        has_bias=has_bias,
+        has_qkv_bias=not has_bias and draw(st.booleans()),
+        has_qk_norm=draw(st.booleans()),
+        is_tied=draw(st.booleans()),
+        normalization=draw(st.sampled_from(Normalization)),
+        position_embedding=draw(st.sampled_from(PositionEmbedding)),
+        max_position_embeddings=128,
+        experts=experts,
+        latent_attention=latent,
+        num_prediction_layers=draw(st.integers(0, 2)),
+    )
+
+
+@st.composite
+def layouts(draw: st.DrawFn, num_layers: int, max_ep: int) -> Parallelism:
+    tp, pp, cp = draw(DEGREES), draw(DEGREES), draw(st.sampled_from([1, 2]))
+    vp = draw(st.sampled_from([1, 2])) if pp > 1 else 1
+    etp = draw(st.sampled_from([0, 1, 2]))
+    cuts = draw(
+        st.none() | st.lists(st.integers(0, num_layers), min_size=pp * vp - 1, max_size=pp * vp - 1)
+    )
+    chunks: tuple[int, ...] = ()
+    if cuts is not None:
+        edges = [0, *sorted(cuts), num_layers]
+        chunks = tuple(b - a for a, b in pairwise(edges))
+        chunks = () if len(set(chunks)) == 1 else chunks
+    switches = ("is_optimizer_distributed", "overlaps_grad_reduce", "overlaps_param_gather")
+    names = (*switches, "overlaps_tp", "pads_buckets", "is_pipeline_before_data")
+    return Parallelism(
+        tp=tp,
+        pp=pp,
+        vp=vp,
+        dp=4,
+        cp=cp,
+        ep=draw(st.sampled_from([1, 2])) if max_ep > 1 else 1,
+        etp=0 if etp == tp else etp,
+        chunk_layers=chunks,
+        microbatch_group_size=draw(st.sampled_from([0, 8])) if vp > 1 and pp < 8 else 0,
+        context_comm=draw(st.sampled_from(ContextComm)),
+        num_optimizer_instances=draw(st.sampled_from([1, 2])),
+        is_sequence_parallel=tp > 1 and draw(st.booleans()),
+        overlaps_p2p=vp == 1 or draw(st.booleans()),
+        bucket_numel=draw(st.sampled_from([0, 1_000_000])),
+        ranks_per_node=draw(st.sampled_from([4, 8])),
+        **{name: draw(st.booleans()) for name in names},
+    )
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> RunConfig:
+    model = draw(models())
+    fp8 = draw(st.sampled_from(Fp8Recipe))
+    precision = draw(st.sampled_from(Precision))
+    recompute = draw(st.sampled_from(Recompute))
+    listed = st.sampled_from([(), ("mlp",), ("layernorm", "core_attn")])
+    fields: dict[str, Any] = {
+        "model": model,
+        "batch": Batch(micro_batch_size=2, global_batch_size=64),
+        "precision": precision,
+        "fp8": fp8,
+        "keeps_fp8_params": fp8 is not Fp8Recipe.NONE and draw(st.booleans()),
+        "attention": draw(st.sampled_from(Attention)),
+        "recompute": recompute,
+        "recompute_num_layers": draw(st.integers(0, 1)) if recompute is Recompute.FULL else 0,
+        "recompute_modules": draw(listed) if recompute is Recompute.SELECTIVE else (),
+        "distributes_saved_activations": recompute is Recompute.FULL and draw(st.booleans()),
+        "is_loss_fused": draw(st.booleans()),
+        "fuses_gradient_accumulation": draw(st.booleans()),
+        "reduces_grads_in_bf16": precision is not Precision.FP32 and draw(st.booleans()),
+        "uses_cuda_graphs": draw(st.booleans()),
+        "hidden_dropout": draw(st.sampled_from([0.0, 0.1])),
+        "cadence": Cadence(
+            train_iters=draw(st.integers(0, 1000)),
+            eval_iters=draw(st.integers(0, 10)),
+            rampup_batch_size=draw(st.sampled_from([(), (16, 16, 1000)])),
+        ),
+    }
+    max_ep = model.experts.num_experts if model.experts else 1
+    try:
+        return RunConfig(parallelism=draw(layouts(model.num_layers, max_ep)), **fields)
+    except ConfigError:
+        assume(False)
+        raise
+
+
+def torchrun(config: RunConfig) -> list[str]:
+    par = config.parallelism
+    nodes, rest = divmod(par.num_ranks, par.ranks_per_node)
+    assume(not rest)
+    return [
+        "torchrun",
+        f"--nproc-per-node={par.ranks_per_node}",
+        "--nnodes",
+        str(nodes),
+        "train.py",
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(config=configs())
+def test_a_namespace_gives_the_config_back(config: RunConfig) -> None:
+    par = config.parallelism
+    values = {**model_values(config), **layout_values(config)}
+    ranks = {"world_size": par.num_ranks, "ranks_per_node": par.ranks_per_node}
+    assert from_namespace(SimpleNamespace(**values, **ranks)) == config
+
+
+@settings(max_examples=50, deadline=None)
+@given(config=configs())
+def test_a_command_gives_the_config_back(config: RunConfig) -> None:
+    command = [*torchrun(config), *model_options(config), *options(config)]
+    found = config_from_command(command)
+    assert (found.config, found.unknown) == (config, ())
+
+
+@settings(max_examples=50, deadline=None)
+@given(config=configs())
+def test_options_lead_from_a_plain_layout_to_the_config(config: RunConfig) -> None:
+    par = config.parallelism
+    plain = replace(
+        config,
+        parallelism=Parallelism(dp=par.dp, ranks_per_node=par.ranks_per_node),
+        fp8=Fp8Recipe.NONE,
+        keeps_fp8_params=False,
+        recompute=Recompute.NONE,
+        recompute_num_layers=0,
+        recompute_modules=(),
+        distributes_saved_activations=False,
+        is_loss_fused=False,
+        fuses_gradient_accumulation=True,
+        reduces_grads_in_bf16=config.precision is Precision.FP16,
+        uses_cuda_graphs=False,
+    )
+    argv = [*options(config), "--gpus", str(par.num_ranks)]
+    assert apply_options(plain, argv) == config
+
+
+@settings(max_examples=50, deadline=None)
+@given(first=configs(), data=st.data())
+def test_a_rewritten_command_means_the_new_layout(first: RunConfig, data: st.DataObject) -> None:
+    max_ep = first.model.experts.num_experts if first.model.experts else 1
+    par = data.draw(layouts(first.model.num_layers, max_ep))
+    try:
+        other = replace(first, parallelism=par, recompute=Recompute.NONE, recompute_num_layers=0)
+        other = replace(other, recompute_modules=(), distributes_saved_activations=False)
+        other = replace(other, is_loss_fused=not first.is_loss_fused)
+    except ConfigError:
+        assume(False)
+        raise
+    host = ["train.py", *model_options(first), "--lr", "1e-4", *options(first), "--data-path", "a"]
+    written = rewrite_command(host, other)
+    launcher = torchrun(other)[:-1]
+    assert config_from_command([*launcher, *written]).config == other
+    assert rewrite_command(written, other) == written
+    assert {"--lr", "1e-4", "--data-path", "a"} <= set(written)

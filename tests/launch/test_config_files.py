@@ -1,0 +1,195 @@
+"""``--config FILE`` and ``-- COMMAND``: another run over a calibration."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from argparse import Namespace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.calib.errors import ConfigError
+from forerun.calib.samples.store import read_run
+from forerun.calib.samples.table import build_table
+from forerun.calib.workload.config import RunConfig
+from forerun.calib.workload.megatron_args import model_options, options
+from forerun.launch.cli import ExitCode, main
+from forerun.launch.config_files import read_config
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
+ARGUMENTS = """
+MODEL_ARGS:
+  --num-layers: 4
+  --hidden-size: 64
+  --num-attention-heads: 4
+  --seq-length: 64
+  --micro-batch-size: 2
+  --global-batch-size: 16
+  --vocab-size: 256
+  --swiglu: true
+  --bf16: false
+  --lr: 1.0e-4
+"""
+
+
+@pytest.fixture(scope="module")
+def own() -> RunConfig:
+    return build_table(read_run(GOLDEN, None)).config()
+
+
+def test_arguments_as_yaml(tmp_path: Path, own: RunConfig) -> None:
+    file = tmp_path / "model_config.yaml"
+    file.write_text(ARGUMENTS + "  --surprise: 1\n")
+    found = read_config(file, own)
+    assert found.unknown == ("--surprise",)
+    assert (found.config.model.num_layers, found.config.model.is_gated) == (4, True)
+    assert found.config.parallelism.num_ranks == own.parallelism.num_ranks == 2
+    assert read_config(file, own, num_ranks=8).config.parallelism.dp == 8
+
+
+def test_our_own_config_as_json(tmp_path: Path, own: RunConfig) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(own.to_json()))
+    assert read_config(file, own).config == own
+
+
+def test_a_model_of_hugging_face_takes_the_place_of_ours(tmp_path: Path, own: RunConfig) -> None:
+    file = tmp_path / "config.json"
+    model = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 6, "n_positions": 128}
+    file.write_text(json.dumps({**model, "vocab_size": 1000}))
+    found = read_config(file, own).config
+    assert (found.model.num_layers, found.model.vocab_size) == (6, 1024)
+    assert found.model.seq_length == own.model.seq_length
+    assert found.parallelism == own.parallelism
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.yaml", "- 1\n- 2\n", "holds no mapping"),
+        ("a.yaml", "a: [", "is not YAML"),
+        ("a.json", "{", "is not JSON"),
+        ("a.json", '{"model_type": "bert"}', "is not known; known are"),
+        ("a.yaml", "x: !!python/object/apply:os.getcwd []", "is not YAML"),
+    ],
+)
+def test_bad_files_are_one_line(
+    tmp_path: Path, own: RunConfig, name: str, text: str, message: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=message) as err:
+        read_config(tmp_path / name, own)
+    assert "\n" not in str(err.value)
+
+
+def test_a_missing_file_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = main(["predict", str(GOLDEN), "--config", str(tmp_path / "none.yaml")])
+    assert code == ExitCode.USAGE
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def step_s(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["predict", str(GOLDEN), "--json", *words]) == ExitCode.ANSWER
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_command_that_says_the_running_layout_predicts_its_step(
+    capsys: pytest.CaptureFixture[str], own: RunConfig
+) -> None:
+    command = ["torchrun", "--nproc-per-node", "2", "train.py"]
+    command += [*model_options(own), *options(own), "--lr", "1e-4"]
+    plain, described = step_s(capsys), step_s(capsys, "--", *command)
+    assert described["step_time_s"] == pytest.approx(plain["step_time_s"], rel=1e-9)
+    deeper = step_s(capsys, "--", *command, "--num-layers", str(3 * own.model.num_layers))
+    assert deeper["step_time_s"] > 1.3 * plain["step_time_s"]
+    wider = step_s(capsys, "--gpus", "4", "--", *command[4:])
+    assert wider["dp"] == 4
+
+
+def test_plan_of_a_described_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "model_config.yaml"
+    file.write_text(ARGUMENTS + "  --surprise: 1\n  --use-sharp: true\n")
+    assert main(["plan", str(GOLDEN), "--json", "--config", str(file), "--gpus", "4"]) == 0
+    out, err = capsys.readouterr()
+    value = json.loads(out)
+    assert value["config"]["model"]["num_layers"] == 4
+    assert {c["num_ranks"] for c in value["candidates"]} == {4}
+    assert value["measured_step_time_s"] is None
+    assert "--surprise" in err and "use_sharp" in err
+
+
+def test_other_verbs_take_no_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["report", str(GOLDEN), "--", "train.py"])
+    assert stop.value.code == ExitCode.USAGE
+    assert main(["plan", str(GOLDEN), "--config", "x.yaml", "--", "train.py"]) == ExitCode.USAGE
+
+
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+
+
+@needs_torch
+@pytest.mark.slow
+def test_arguments_of_a_checkpoint(tmp_path: Path, own: RunConfig) -> None:
+    import torch
+
+    args: dict[str, Any] = {
+        "num_layers": 4,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "seq_length": 64,
+        "micro_batch_size": 2,
+        "global_batch_size": 16,
+        "padded_vocab_size": 256,
+        "params_dtype": torch.bfloat16,
+        "bf16": True,
+        "world_size": 4,
+        "data_parallel_size": 4,
+    }
+    if find_spec("megatron") is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from megatron.core.transformer.enums import AttnBackend
+        args["attention_backend"] = AttnBackend.unfused
+    directory = tmp_path / "iter_0000010"
+    directory.mkdir()
+    state = {"args": Namespace(**args), "model": {"weight": torch.ones(3)}, "iteration": 10}
+    torch.save(state, directory / "common.pt")
+    for path in (directory, directory / "common.pt"):
+        found = read_config(path, own)
+        assert found.config.parallelism.dp == 4
+        assert found.config.precision.value == "bf16"
+        assert found.config.attention.value == ("unfused" if len(args) == 12 else "auto")
+
+
+class Malicious:
+    """Would run a command when unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("ran",)
+
+
+@needs_torch
+@pytest.mark.slow
+def test_a_checkpoint_cannot_run_anything(
+    tmp_path: Path, own: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    torch.save({"args": Namespace(num_layers=Malicious())}, tmp_path / "bad.pt")
+    with pytest.raises(ConfigError, match="mkdir, which is not a class of Megatron"):
+        read_config(tmp_path / "bad.pt", own)
+    torch.save({"iteration": 1}, tmp_path / "empty.pt")
+    with pytest.raises(ConfigError, match="holds no args"):
+        read_config(tmp_path / "empty.pt", own)
+    (tmp_path / "text.pt").write_text("no checkpoint")
+    with pytest.raises(ConfigError, match="is not a checkpoint"):
+        read_config(tmp_path / "text.pt", own)
+    assert not (tmp_path / "ran").exists()
