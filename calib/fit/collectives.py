@@ -171,13 +171,12 @@ def fit_collectives(
     prior: NetworkPrior,
     *,
     prior_sigma_log: float = 0.1,
-    nodes: Mapping[CollectiveCall, int] | None = None,
 ) -> CollectiveModel:
-    """The model of a run; ``nodes`` says how many nodes a call's group spans, 1 where not named."""
+    """The model of a run from its transfers."""
     rows: defaultdict[Group, list[tuple[int, Measured]]] = defaultdict(list)
     for call, found in measured.items():
         if call.num_ranks > 1:
-            group = group_of(canonical(call), nodes=(nodes or {}).get(call, 1))
+            group = group_of(canonical(call))
             rows[group].append((call.nbytes, found))
     samples = {group: _samples(found) for group, found in rows.items()}
     numbers = {group: sum(m.num_rows for _, m in found) for group, found in rows.items()}

@@ -59,10 +59,13 @@ def canonical(call: CollectiveCall) -> CollectiveCall:
     return call
 
 
-def group_of(call: CollectiveCall, *, nodes: int = 1) -> Group:
+def group_of(call: CollectiveCall) -> Group:
     """The group whose samples speak for a canonical call."""
     return Group(
-        collective=call.collective, num_ranks=call.num_ranks, num_nodes=nodes, role=call.role
+        collective=call.collective,
+        num_ranks=call.num_ranks,
+        num_nodes=call.num_nodes,
+        role=call.role,
     )
 
 

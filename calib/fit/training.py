@@ -14,6 +14,7 @@ from ..samples.columns import parse_shape
 from ..samples.table import SampleTable
 from ..workload.collectives import Collective, CollectiveCall, GroupRole
 from ..workload.operators import Operator, OperatorKind, Phase
+from .groups import num_nodes
 
 AGE_FACTOR = 0.7
 """Weight of a window over that of the one after it: old rows count less and are never dropped."""
@@ -72,9 +73,12 @@ def measured_host(table: SampleTable) -> dict[tuple[OperatorKind, Phase], Measur
 def measured_collectives(table: SampleTable) -> dict[CollectiveCall, Measured]:
     """Each distinct collective and its transfer time, in a fixed order."""
     rows = _with_weight(table, table.collectives)
+    per_node = table.ranks_per_node()
+    spans = zip(rows["num_ranks"], rows["span"], strict=True)
+    rows["num_nodes"] = [min(int(n), num_nodes(int(span), per_node)) for n, span in spans]
     found = {}
-    for (kind, role, num_ranks, nbytes), group in _groups(
-        rows, ["kind", "role", "num_ranks", "nbytes"]
+    for (kind, role, num_ranks, nodes, nbytes), group in _groups(
+        rows, ["kind", "role", "num_ranks", "num_nodes", "nbytes"]
     ):
         exact = group[~group["is_bound"]]
         call = CollectiveCall(
@@ -82,6 +86,7 @@ def measured_collectives(table: SampleTable) -> dict[CollectiveCall, Measured]:
             role=GroupRole(role),
             num_ranks=int(num_ranks),
             nbytes=int(nbytes),
+            num_nodes=int(nodes),
         )
         joined = _join(group if exact.empty else exact)
         found[call] = replace(joined, is_bound=exact.empty)

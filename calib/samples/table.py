@@ -81,6 +81,13 @@ class SampleTable:
         newest = self.runs.sort_values(["started_unix_s", "run_id"], kind="stable")
         return str(newest["run_id"].iloc[-1])
 
+    def ranks_per_node(self) -> int:
+        """Ranks of the newest run that share a node; 0 where the run does not say."""
+        try:
+            return self.config().parallelism.ranks_per_node
+        except CalibrationError:
+            return 0
+
     def config(self, run_id: str | None = None) -> RunConfig:
         """The layout of a run (the newest by default), as its first rank saw it."""
         name = run_id or self.run_id

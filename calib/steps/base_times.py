@@ -13,6 +13,8 @@ import pandas as pd
 from ..fit.batches import batch_of
 from ..fit.collectives import CollectiveModel
 from ..fit.groups import canonical, group_of
+from ..fit.machine import MachineModel
+from ..fit.networks import NetworkPrior
 from ..timeline.items import Floats, Item
 from ..workload.collectives import CollectiveCall
 from ..workload.operators import Operator, OperatorKind, Phase
@@ -29,6 +31,11 @@ class BaseTimes(Protocol):
     @property
     def is_attention_fused(self) -> bool:
         """Attention is one kernel, as is most else of the stack."""
+        ...
+
+    @property
+    def machine(self) -> MachineModel:
+        """The fit of the device; ``pools`` tells which operators were measured."""
         ...
 
     @property
@@ -53,6 +60,11 @@ class FittedTimes:
     has_fused_kernels: bool = False
     """What no table has moves the bytes of fused kernels; otherwise those of the device's prior."""
 
+    @property
+    def machine(self) -> MachineModel:
+        """The fit of the device."""
+        return self.operators.machine
+
     def times_s(self, items: Sequence[Item]) -> Floats:
         """Median seconds of each item, shape (items,); 1 for what only the host does."""
         out = np.ones(len(items))
@@ -70,7 +82,7 @@ class FittedTimes:
         np.add.at(out, places, self._operator_times(parts))
         for call, members in groups.items():
             nbytes = np.array([float(items[place].nbytes) for place in members])  # type: ignore[union-attr]
-            group = group_of(canonical(call), nodes=call.num_nodes)
+            group = group_of(canonical(call))
             out[members] = np.exp(self.transfers.estimate(group, nbytes).log_time)
         return np.maximum(out, _FASTEST_S)
 
@@ -85,7 +97,7 @@ class FittedTimes:
         if operator.kind.is_linear and operator.kind is not OperatorKind.LINEAR:
             kinds.append(OperatorKind.LINEAR)
         for kind in kinds:
-            phases = [(operator.phase,)]
+            phases: list[tuple[Phase, ...]] = [(operator.phase,)]
             if operator.phase is Phase.BACKWARD:
                 phases.append((Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT))
             for found in phases:
@@ -133,6 +145,7 @@ def table_times(
     *,
     device: str,
     is_attention_fused: bool,
+    network: NetworkPrior | None = None,
 ) -> FittedTimes:
     """What canonical tables of operators and collectives say of a device.
 
@@ -141,7 +154,7 @@ def table_times(
     """
     return FittedTimes(
         operators=operator_tables(operators, device=device),
-        transfers=transfer_tables(collectives, device=device),
+        transfers=transfer_tables(collectives, device=device, network=network),
         is_attention_fused=is_attention_fused,
         has_fused_kernels=is_attention_fused,
     )
@@ -163,14 +176,10 @@ def decomposed(operator: Operator, *, is_fused: bool) -> Iterable[Operator]:
         return (replace(operator, kind=OperatorKind.FLASH_ATTENTION, shape=shape),)
     matrices = batch * heads
     return (
-        replace(
-            operator, kind=OperatorKind.BATCHED_PRODUCT, shape=(matrices, seq, channels, seq)
-        ),
+        replace(operator, kind=OperatorKind.BATCHED_PRODUCT, shape=(matrices, seq, channels, seq)),
         replace(operator, kind=OperatorKind.FUSED_SOFTMAX, shape=(matrices, seq, seq)),
         replace(operator, kind=OperatorKind.ELEMENTWISE, shape=(matrices * seq, seq)),
-        replace(
-            operator, kind=OperatorKind.BATCHED_PRODUCT, shape=(matrices, seq, seq, channels)
-        ),
+        replace(operator, kind=OperatorKind.BATCHED_PRODUCT, shape=(matrices, seq, seq, channels)),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from ..fit.machine import MachineModel
 from ..fit.priors import DevicePrior, device_prior
 from ..published.formats import shape_sizes
 from ..timeline.items import Floats, Item
@@ -79,6 +80,11 @@ class LayerTimes:
     def is_attention_fused(self) -> bool:
         """As in the stack whose layers were profiled."""
         return self.rest.is_attention_fused
+
+    @property
+    def machine(self) -> MachineModel:
+        """The fit of the device, layers apart."""
+        return self.rest.machine
 
     def times_s(self, items: Sequence[Item]) -> Floats:
         """Median seconds of each item, shape (items,); 1 for what only the host does."""

@@ -17,9 +17,9 @@ from .scales import scales
 
 Base = Callable[[StepRow], BaseTimes]
 _MEASURED_SIGMA_LOG = 0.01
-_MODEL_SIGMA_LOG = 0.08
-"""Error on a layout before any residual was seen, and how many residuals that counts for."""
-_MODEL_WEIGHT = 5.0
+MODEL_SIGMA_LOG = 0.02
+"""Error on a layout that no constant explains."""
+_WEIGHT = 5.0
 _FREEDOM = 7.0
 _STEP = 1e-4
 
@@ -35,7 +35,7 @@ class StepScales:
         """Constants at the greatest posterior; without rows the priors."""
         if not rows:
             return FittedScales(
-                start=self, effects=(), theta=None, covariance=None, sigma_log=_MODEL_SIGMA_LOG
+                start=self, effects=(), theta=None, covariance=None, spread_factor=1.0
             )
         base = self.base(rows[0])
         chosen = scales(is_attention_fused=base.is_attention_fused)
@@ -59,13 +59,12 @@ class StepScales:
         information = slopes.T @ slopes / self.measured_sigma_log**2 + np.diag(spread**-2)
         covariance = np.linalg.inv(information)
         leverage = np.einsum("ri,ij,rj->r", slopes, covariance, slopes) / self.measured_sigma_log**2
-        left_out = (measured - found) / np.maximum(1 - leverage, 0.05)
         return FittedScales(
             start=self,
             effects=effects,
             theta=theta,
             covariance=covariance,
-            sigma_log=_shrunk(left_out),
+            spread_factor=_spread_factor((measured - found) / self.measured_sigma_log, leverage),
         )
 
 
@@ -77,8 +76,8 @@ class FittedScales:
     effects: tuple[Effect, ...]
     theta: Floats | None
     covariance: Floats | None
-    sigma_log: float
-    """Error on a layout beyond that of the constants."""
+    spread_factor: float
+    """How much wider errors of left-out rows are than the posterior says."""
 
     def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
         """Medians and 90 % intervals."""
@@ -94,7 +93,8 @@ class FittedScales:
             covariance[:known, :known] = self.covariance
         found, slopes = gradient(layouts, center)
         variance = np.einsum("ri,ij,rj->r", slopes, covariance, slopes)
-        half = student.ppf(0.95, _FREEDOM) * np.sqrt(variance + self.sigma_log**2)
+        sigma = np.sqrt(variance + self.start.measured_sigma_log**2 + MODEL_SIGMA_LOG**2)
+        half = student.ppf(0.95, _FREEDOM) * self.spread_factor * sigma
         return StepPredictions(
             time_s=np.exp(found), low_s=np.exp(found - half), high_s=np.exp(found + half)
         )
@@ -117,7 +117,11 @@ def gradient(layouts: Layouts, theta: Floats) -> tuple[Floats, Floats]:
     return found[:, 0], (found[:, 1:] - found[:, :1]) / _STEP
 
 
-def _shrunk(residuals: Floats) -> float:
-    """Deviation of residuals, drawn to what is known before any."""
-    total = _MODEL_WEIGHT * _MODEL_SIGMA_LOG**2 + float(np.sum(residuals**2))
-    return float(np.sqrt(total / (_MODEL_WEIGHT + len(residuals))))
+def _spread_factor(residuals: Floats, leverage: Floats) -> float:
+    """Deviation of standardised leave-one-out residuals, drawn to 1 as by so many residuals.
+
+    Without row i its error has the variance sigma^2 / (1 - h_i), and the residual is
+    r_i / (1 - h_i).
+    """
+    squares = residuals**2 / np.maximum(1 - leverage, 0.01)
+    return float(np.sqrt((_WEIGHT + np.sum(squares)) / (_WEIGHT + len(squares))))

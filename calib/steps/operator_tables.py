@@ -16,7 +16,7 @@ from ..published.formats import shape_sizes
 from ..timeline.items import Floats
 from ..workload.operators import Operator, OperatorKind, Phase
 
-_MAX_ROWS = 1500
+_MAX_ROWS = 300
 """Rows of an operator that the fit is given; more make it slow and no better."""
 _FP32_ACCUMULATION = "fp32"
 """Found in the name of groups whose weight gradients are added into an fp32 buffer."""
@@ -82,8 +82,8 @@ def operator_tables(
     """The fit of all canonical tables on the rows of one device.
 
     Rows of devices with another data sheet are left out, and flagged ones unless asked for.  Where
-    weight gradients were timed with and without accumulation in fp32, those with are taken: Megatron
-    adds them into an fp32 buffer.
+    weight gradients were timed with and without accumulation in fp32, those with are taken:
+    Megatron adds them into an fp32 buffer.
     """
     rows = pd.concat([pd.DataFrame(columns=_COLUMNS), *(f[_COLUMNS] for f in frames)])
     wanted = device_prior(device).name
@@ -98,8 +98,9 @@ def operator_tables(
     shapes: dict[str, Floats] = {}
     for (kind, phase), found in rows.groupby(["kind", "phase"], sort=True):
         is_exact = found["group"].str.contains(_FP32_ACCUMULATION)
-        for group, part in (found[is_exact] if is_exact.any() else found).groupby("group"):
-            name = f"{kind}/{phase}/{group}"
+        parts = list((found[is_exact] if is_exact.any() else found).groupby("group"))
+        for group, part in parts:
+            name = f"{kind}/{phase}" + (f"/{group}" if len(parts) > 1 else "")
             timed = _timed(OperatorKind(kind), Phase(phase), part)
             names[OperatorKind(kind), Phase(phase)].append(name)
             measured.update(_medians(name, part))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -10,13 +12,42 @@ import pandas as pd
 from ..fit.collectives import CollectiveModel, fit_transfers
 from ..fit.curves import Samples
 from ..fit.groups import Group
-from ..fit.networks import NetworkPrior
+from ..fit.networks import NetworkPrior, network_prior
 from ..fit.priors import device_prior
 from ..workload.collectives import Collective
 
 _COLUMNS = ("collective", "num_ranks", "num_nodes", "nbytes", "time_s")
 _MAX_ROWS = 400
 """Payloads of a group that its curve is drawn through."""
+
+
+_GIGA = 1e9
+_REACHED_FRAC = 0.9
+_CARDS: tuple[tuple[str, float], ...] = (
+    ("slingshot-10", 12.5 * _GIGA),
+    ("slingshot-11", 25 * _GIGA),
+    ("slingshot", 25 * _GIGA),
+    ("xdr", 100 * _GIGA),
+    ("ndr", 50 * _GIGA),
+    ("hdr", 25 * _GIGA),
+    ("edr", 12.5 * _GIGA),
+)
+"""Rates of one network card by the name of its generation."""
+
+
+def network_of(place: str, device: str) -> NetworkPrior:
+    """Links of a cluster: those usual for the device, with the network that its name tells.
+
+    >>> network_of("Alps (4xGH200, Slingshot-11)", "GH200").links.network_bytes_per_s
+    22500000000.0
+    """
+    usual = network_prior(device)
+    words = place.lower()
+    rate = next((rate for name, rate in _CARDS if re.search(rf"\b{name}\b", words)), None)
+    if rate is None or usual.links is None:
+        return usual
+    links = replace(usual.links, network_bytes_per_s=_REACHED_FRAC * rate)
+    return replace(usual, links=links)
 
 
 def transfer_tables(
@@ -46,13 +77,16 @@ def transfer_tables(
 
 def _samples(rows: pd.DataFrame) -> dict[Group, Samples]:
     out = {}
-    for (kind, ranks, nodes), found in rows.groupby(["collective", "num_ranks", "num_nodes"]):
-        if kind == Collective.OTHER.value:
+    for _, found in rows.groupby(["collective", "num_ranks", "num_nodes"]):
+        first = found.iloc[0]
+        kind = Collective(str(first["collective"]))
+        if kind is Collective.OTHER:
             continue
-        group = Group(collective=Collective(kind), num_ranks=int(ranks), num_nodes=int(nodes))
+        group = Group(
+            collective=kind, num_ranks=int(first["num_ranks"]), num_nodes=int(first["num_nodes"])
+        )
         medians = found.groupby("nbytes")["time_s"].median().sort_index()
-        step = max(1, len(medians) // _MAX_ROWS)
-        kept = medians.iloc[::step]
+        kept = medians.iloc[:: max(1, len(medians) // _MAX_ROWS)]
         out[group] = Samples(
             nbytes=kept.index.to_numpy(dtype=np.float64),
             time_s=kept.to_numpy(dtype=np.float64),

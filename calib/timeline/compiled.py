@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.sparse import csr_array
 
 from ..errors import ConfigError
-from ..workload.blocks import Block, BlockSort, block, chunk_sorts
+from ..workload.blocks import Block, BlockKind, BlockSort, block, block_key, chunk_sorts
 from ..workload.collectives import Collective, GroupRole, Placement
-from ..workload.config import Recompute, RunConfig
+from ..workload.config import ModelShape, Recompute, RunConfig
 from ..workload.operators import Phase
 from ..workload.stage_work import gradient_uses, hop_call, host_pass, step_operators
 from .block_times import BlockSums, block_sums
@@ -90,34 +90,9 @@ def compile_layouts(configs: Sequence[RunConfig]) -> Compiled:
     return _Compiler(configs, is_host_only=True in is_host_only).compile()
 
 
-def block_key(config: RunConfig) -> tuple[Hashable, ...]:
-    """Everything that a block depends on."""
-    par = config.parallelism
-    is_selective = config.recompute is Recompute.SELECTIVE
-    return (
-        config.model,
-        par.tp,
-        par.cp,
-        par.ep,
-        par.etp,
-        par.context_comm,
-        par.is_sequence_parallel,
-        par.overlaps_tp,
-        par.ranks_per_node,
-        par.pp > 1,
-        config.batch.micro_batch_size,
-        config.precision,
-        config.fp8,
-        config.is_attention_fused,
-        config.is_loss_fused,
-        config.recompute_modules or is_selective if is_selective else None,
-    )
-
-
 def _step_key(config: RunConfig) -> tuple[Hashable, ...]:
     """Everything that the transfers and operators of a step depend on."""
     return (
-        config.model,
         config.parallelism,
         config.precision,
         config.reduces_grads_in_bf16,
@@ -140,6 +115,8 @@ class _StageItems:
 class _Composition:
     sorts: tuple[BlockSort, ...]
     counts: tuple[tuple[int, ...], ...]
+    held: tuple[tuple[tuple[BlockKind, int], ...], ...]
+    """The same by kind alone: what parameters depend on."""
 
 
 class _Compiler:
@@ -147,6 +124,8 @@ class _Compiler:
         self._configs = configs
         self._is_host_only = is_host_only
         self._index = ItemIndex()
+        self._models: dict[ModelShape, int] = {}
+        self._model_numbers: dict[int, int] = {}
         self._blocks: dict[Hashable, int] = {}
         self._made: list[tuple[Block, RunConfig]] = []
         self._steps: dict[Hashable, tuple[int, ...]] = {}
@@ -222,11 +201,13 @@ class _Compiler:
             chunks = [dict(_added(config, c)) for c in range(config.parallelism.num_chunks)]
             sorts = tuple(dict.fromkeys(sort for chunk in chunks for sort in chunk))
             counts = tuple(tuple(chunk.get(sort, 0) for sort in sorts) for chunk in chunks)
-            found = self._compositions[key] = _Composition(sorts=sorts, counts=counts)
+            held = tuple(_by_kind(chunk) for chunk in chunks)
+            found = _Composition(sorts=sorts, counts=counts, held=held)
+            self._compositions[key] = found
         return found
 
     def _block_places(self, config: RunConfig, sorts: Sequence[BlockSort]) -> list[int]:
-        key = block_key(config)
+        key = (self._model(config), *block_key(config)[1:])
         out = []
         for sort in sorts:
             place = self._blocks.get((key, sort))
@@ -241,11 +222,23 @@ class _Compiler:
             out.append(place)
         return out
 
+    def _model(self, config: RunConfig) -> int:
+        """A number for the model: hashing one takes as long as all else of a layout."""
+        found = self._model_numbers.get(id(config.model))
+        if found is None:
+            found = self._models.setdefault(config.model, len(self._models))
+            self._model_numbers[id(config.model)] = found
+        return found
+
     def _hops(self, config: RunConfig) -> list[int]:
         par = config.parallelism
         if par.num_chunks == 1:
             return []
-        key = (config.model, replace(par, vp=1, chunk_layers=()), config.batch, config.precision)
+        key = (
+            self._model(config),
+            *(par.tp, par.cp, par.dp, par.pp, par.is_sequence_parallel, par.ranks_per_node),
+            *(par.is_pipeline_before_data, config.batch.micro_batch_size, config.precision),
+        )
         places = self._hop_places.get(key)
         if places is None:
             calls = [hop_call(config, stage, Collective.SEND) for stage in range(par.pp)]
@@ -253,13 +246,13 @@ class _Compiler:
         return (places * par.vp)[: par.num_chunks - 1]
 
     def _step(self, config: RunConfig, composition: _Composition) -> tuple[int, ...]:
-        key = (_step_key(config), composition)
+        key = (self._model(config), *_step_key(config), composition.held)
         found = self._steps.get(key)
         if found is None:
             last = config.parallelism.pp - 1
             places = []
             for stage in range(last + 1):
-                chunks = composition.counts[stage :: last + 1]
+                chunks = composition.held[stage :: last + 1]
                 like = (key, chunks, stage in (0, last))
                 if like not in self._stage_places:
                     self._stage_places[like] = len(self._stages)
@@ -271,11 +264,16 @@ class _Compiler:
     def _stage(self, config: RunConfig, stage: int) -> _StageItems:
         place = self._index.place
         lists: dict[str, list[int]] = {"reduce": [], "gather": [], "tp": [], "ends": []}
-        for use in gradient_uses(config, stage):
+        # Equal buckets are one object: looking that up saves most of the hashing.
+        places: dict[int, int] = {}
+        uses = gradient_uses(config, stage)
+        for use in uses:
+            if id(use) not in places:
+                places[id(use)] = place(use.call)
             name = "reduce" if use.placement is Placement.GRAD_REDUCE else "gather"
             if use.placement is Placement.GRAD_FINISH:
                 name = "ends" if use.call.role is GroupRole.EMBEDDING else "tp"
-            lists[name] += [place(use.call)] * use.count
+            lists[name] += [places[id(use)]] * use.count
         (optimizer, _), _ = step_operators(config, stage)
         return _StageItems(
             reduces=tuple(lists["reduce"]),
@@ -328,6 +326,13 @@ def _added(config: RunConfig, chunk: int) -> dict[BlockSort, int]:
     for sort, count in chunk_sorts(config, chunk):
         out[sort] = out.get(sort, 0) + count
     return out
+
+
+def _by_kind(chunk: dict[BlockSort, int]) -> tuple[tuple[BlockKind, int], ...]:
+    out: dict[BlockKind, int] = {}
+    for (kind, _), count in chunk.items():
+        out[kind] = out.get(kind, 0) + count
+    return tuple(out.items())
 
 
 def _sums(lists: Sequence[Sequence[int]], num_items: int) -> csr_array:

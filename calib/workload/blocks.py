@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import lru_cache
 
 from .collectives import Collective, CollectiveUse, GroupRole, Placement
@@ -19,10 +18,11 @@ from .latent_attention import latent_attention_pieces
 from .operators import Operator, OperatorCount, OperatorKind, Phase
 from .pieces import Piece, Shaped, hidden_call, linear_use, norm_piece
 from .prediction import EMBEDDING, HEAD, embedding_copy_piece, prediction_pieces
+from .quick_enum import QuickEnum
 from .tensors import BlockNumel, ParameterTensor, Strip, block_numel, strip
 
 
-class BlockKind(Enum):
+class BlockKind(QuickEnum):
     """What a block is, in the order in which a model has them."""
 
     EMBEDDING = "embedding"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from .operators import OperatorKind
+from .quick_enum import QuickEnum
 
 
-class Collective(Enum):
+class Collective(QuickEnum):
     """A transfer among the ranks of a group; ``nbytes`` is counted as nccl-tests does."""
 
     ALL_REDUCE = "all_reduce"
@@ -21,7 +21,7 @@ class Collective(Enum):
     OTHER = "other"
 
 
-class GroupRole(Enum):
+class GroupRole(QuickEnum):
     """What a process group is for; the hooks derive it from Megatron's ``group_desc``."""
 
     TP = "tp"
@@ -58,7 +58,7 @@ class CollectiveCall:
     """Nodes that the group reaches over."""
 
 
-class Placement(Enum):
+class Placement(QuickEnum):
     """Where in the step a collective runs; the first five once per micro-batch."""
 
     FORWARD = "forward"

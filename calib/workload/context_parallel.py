@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..errors import ConfigError
 from .collectives import Collective, CollectiveUse, GroupRole, Placement
 from .config import ContextComm, RunConfig
 from .operators import OperatorKind
@@ -29,11 +28,6 @@ def core_attention(
     par, model = config.parallelism, config.model
     seq, count = config.local_seq_length, par.cp
     if par.cp > 1 and par.context_comm is ContextComm.ALL_TO_ALL:
-        if groups % par.cp:
-            raise ConfigError(
-                f"num_query_groups {model.num_query_groups} do not split over tp {par.tp} x cp "
-                f"{par.cp}, as all-to-all needs; choose cp from the divisors of {groups}"
-            )
         heads, groups, seq, count = heads // par.cp, groups // par.cp, model.seq_length, 1
     shape = (config.batch.micro_batch_size, heads, groups, seq, channels or model.kv_channels)
     return ((OperatorKind.CORE_ATTENTION, shape, count),)

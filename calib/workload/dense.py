@@ -29,9 +29,9 @@ def attention_piece(config: RunConfig) -> Piece:
     """Query, key and value product, positions, core attention and projection."""
     model, tp = config.model, config.parallelism.tp
     tokens, hidden, channels = tokens_of(config), model.hidden_size, model.kv_channels
-    heads, groups = model.num_attention_heads // tp, model.num_query_groups // tp
+    heads, groups = model.num_attention_heads // tp, max(1, model.num_query_groups // tp)
     query, key = heads * channels, groups * channels
-    qkv = query + 2 * key
+    qkv = (model.num_attention_heads + 2 * model.num_query_groups) * channels // tp
     has_bias = model.has_bias
     norms, norm_weights = _query_key_norms(config, heads, groups)
     return Piece(
@@ -45,6 +45,7 @@ def attention_piece(config: RunConfig) -> Piece:
         ),
         uses=(
             *column_uses(config, OperatorKind.LINEAR_QKV),
+            *_shared_group_uses(config, qkv),
             *context_uses(config, query_width=query, key_width=key, value_width=key),
             *row_uses(config, OperatorKind.LINEAR_PROJ),
         ),
@@ -54,6 +55,20 @@ def attention_piece(config: RunConfig) -> Piece:
             *norm_weights,
         ),
     )
+
+
+def _shared_group_uses(config: RunConfig, qkv: int) -> tuple[CollectiveUse, ...]:
+    """Where ranks share a query group, each gathers all queries, keys and values and picks its own.
+
+    ``qkv``: width of what one rank has made.
+    """
+    tp = config.parallelism.tp
+    if config.model.num_query_groups >= tp:
+        return ()
+    nbytes = tokens_of(config) * qkv * tp * config.precision.nbytes
+    gather = group_call(config, Collective.ALL_GATHER, GroupRole.TP, nbytes)
+    scatter = replace(gather, collective=Collective.REDUCE_SCATTER)
+    return linear_use(gather, Placement.FORWARD), linear_use(scatter, Placement.BACKWARD)
 
 
 def _query_key_norms(

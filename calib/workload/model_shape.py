@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from ..errors import ConfigError
+from .quick_enum import QuickEnum
 
 
-class Normalization(Enum):
+class Normalization(QuickEnum):
     """Norm operator of each layer, by Megatron's name."""
 
     LAYER_NORM = "LayerNorm"
     RMS_NORM = "RMSNorm"
 
 
-class PositionEmbedding(Enum):
+class PositionEmbedding(QuickEnum):
     """How positions enter the model, by Megatron's name."""
 
     LEARNED = "learned_absolute"
@@ -23,7 +23,7 @@ class PositionEmbedding(Enum):
     NONE = "none"
 
 
-class Dispatcher(Enum):
+class Dispatcher(QuickEnum):
     """How tokens reach their experts, by Megatron's name; ``flex`` is DeepEP or HybridEP."""
 
     ALL_GATHER = "allgather"

@@ -7,13 +7,14 @@ generates: both sides build ``Operator`` values, and equal values are the same w
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+
+from .quick_enum import QuickEnum
 
 OPTIMIZER_ELEMENT_NBYTES = 4
 """The optimizer works on fp32 copies in every precision."""
 
 
-class OperatorKind(Enum):
+class OperatorKind(QuickEnum):
     """What is computed.  The comment gives the canonical shape, sizes local to one rank.
 
     The kinds down to the two host remainders are what a dense layout generates; some of the rest
@@ -73,7 +74,7 @@ _LINEARS = frozenset(
 )
 
 
-class Phase(Enum):
+class Phase(QuickEnum):
     """Which pass an operator runs in.  Backward is input and weight gradient together."""
 
     FORWARD = "forward"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from ..errors import ConfigError
 from .model_shape import at_least_one
+from .quick_enum import QuickEnum
 
 
-class ContextComm(Enum):
+class ContextComm(QuickEnum):
     """How attention sees the whole sequence under context parallelism, by Megatron's name."""
 
     P2P = "p2p"
@@ -17,7 +17,7 @@ class ContextComm(Enum):
     ALL_GATHER = "allgather"
 
 
-class Schedule(Enum):
+class Schedule(QuickEnum):
     """Order of forward and backward passes; with vp above 1 ``ONE_F_ONE_B`` is interleaved."""
 
     ONE_F_ONE_B = "1f1b"

@@ -133,10 +133,13 @@ def gradient_uses(config: RunConfig, stage: int) -> tuple[CollectiveUse, ...]:
     uses: list[CollectiveUse] = []
     known: dict[Bucket, tuple[CollectiveUse, ...]] = {}
     for chunk in config.chunks_of(stage):
+        found: list[CollectiveUse] = []
         for bucket in buckets(config, chunk):
             if bucket not in known:
                 known[bucket] = bucket_uses(config, bucket)
-            uses += known[bucket]
+            found += known[bucket]
+        # Past its first chunk, a stage issues all buckets of a chunk in one call.
+        uses += found if chunk < par.pp else _coalesced(found)
     if len({bucket.is_expert for bucket in known}) > 1 and not par.overlaps_param_gather:
         # Experts and the rest have an optimizer each, and either gathers all after its step.
         uses = [_repeated(use) for use in uses]
@@ -183,6 +186,16 @@ def bucket_uses(config: RunConfig, bucket: Bucket) -> tuple[CollectiveUse, ...]:
 
 def _repeated(use: CollectiveUse) -> CollectiveUse:
     return replace(use, count=2 * use.count) if use.placement is Placement.PARAM_GATHER else use
+
+
+def _coalesced(uses: list[CollectiveUse]) -> list[CollectiveUse]:
+    joined: dict[tuple[Collective, GroupRole, Placement], CollectiveUse] = {}
+    for use in uses:
+        key = (use.call.collective, use.call.role, use.placement)
+        before = joined.get(key)
+        nbytes = use.call.nbytes + (0 if before is None else before.call.nbytes)
+        joined[key] = replace(use, call=replace(use.call, nbytes=nbytes))
+    return list(joined.values())
 
 
 def _held_nbytes(config: RunConfig, bucket: Bucket) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
@@ -58,8 +59,10 @@ def place() -> dict[str, int]:
 
 
 def with_device(config: RunConfig, device: str, framework: str) -> RunConfig:
-    """The config of a run that is really there."""
-    return replace(config, device=device, framework=framework)
+    """The config of a run that is really there, with as many ranks on a node as were launched."""
+    per_node = config.parallelism.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE") or 0)
+    parallelism = replace(config.parallelism, ranks_per_node=per_node)
+    return replace(config, device=device, framework=framework, parallelism=parallelism)
 
 
 def run_config(models: tuple[Any, ...], call: Mapping[str, Any], hint: CadenceHint) -> RunConfig:
@@ -94,6 +97,10 @@ def run_config(models: tuple[Any, ...], call: Mapping[str, Any], hint: CadenceHi
         use_distributed_optimizer=getattr(ddp, "use_distributed_optimizer", False),
         overlap_grad_reduce=getattr(ddp, "overlap_grad_reduce", False),
         overlap_param_gather=getattr(ddp, "overlap_param_gather", False),
+        num_distributed_optimizer_instances=getattr(ddp, "num_distributed_optimizer_instances", 1),
+        grad_reduce_in_fp32=getattr(ddp, "grad_reduce_in_fp32", False),
+        ddp_bucket_size=getattr(ddp, "bucket_size", None),
+        ddp_pad_buckets_for_high_nccl_busbw=getattr(ddp, "pad_buckets_for_high_nccl_busbw", False),
         train_iters=hint.train_iters,
         eval_interval=hint.eval_interval,
         eval_iters=hint.eval_iters,

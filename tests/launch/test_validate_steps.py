@@ -62,6 +62,7 @@ def test_no_rows_all_subsets_and_memory(capsys: pytest.CaptureFixture[str]) -> N
     assert warm["results"][0]["memory_mape_frac"] < cold["results"][0]["memory_mape_frac"]
 
 
+@pytest.mark.slow
 def test_protocols_by_name_and_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     default = told(capsys, "steps", MULTI)
     assert {row["protocol"] for row in default["results"]} == {"calibrate_0", "leave_one_out"}
@@ -79,6 +80,7 @@ def test_text_names_groups_baselines_and_worst_rows(capsys: pytest.CaptureFixtur
         assert part in out
 
 
+@pytest.mark.slow
 def test_rows_left_out_are_told_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     path = GOLDEN / "e2e_megatron_bridge.csv"
     code, out, err = run(capsys, "steps", str(path), "--calibrate-on", "0", "--json")

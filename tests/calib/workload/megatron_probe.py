@@ -197,7 +197,7 @@ def build(config: RunConfig) -> tuple[list[DistributedDataParallel], Any]:
             lr=1e-4,
             bf16=dtype is torch.bfloat16,
             fp16=dtype is torch.float16,
-            loss_scale=1.0,
+            loss_scale=1.0 if dtype is torch.float16 else None,
             params_dtype=dtype,
             use_distributed_optimizer=par.is_optimizer_distributed,
             overlap_param_gather=par.overlaps_param_gather,
@@ -327,16 +327,17 @@ def count_calls(calls: Counter[tuple[str, str, int, int]]) -> None:
 
 def counting(original: Any, name: str, place: int, calls: Counter[Any]) -> Any:
     def call(self: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
-        for nbytes in payloads(args[place]):
-            calls[KINDS[name], self.group_desc, self.size(), nbytes] += 1
+        nbytes = payload_nbytes(args[place])
+        calls[KINDS[name], self.group_desc, self.size(), nbytes] += 1
         return original(self, *args, **kwargs)
 
     return call
 
 
-def payloads(value: Any) -> list[int]:
+def payload_nbytes(value: Any) -> int:
+    """Bytes of a tensor, or of all that one call sends together."""
     tensors = [value] if isinstance(value, torch.Tensor) else value
-    return [tensor.numel() * tensor.element_size() for tensor in tensors]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 if __name__ == "__main__":

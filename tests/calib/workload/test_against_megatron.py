@@ -116,6 +116,7 @@ CASES: dict[str, Case] = {
         {"tp": 2, "dp": 2, "model": LLAMA, "par": SEQUENCE, "recompute": Recompute.FULL},
         0,
     ),
+    "llama, ranks share a query group": ({"tp": 4, "dp": 2, "model": LLAMA, "par": SEQUENCE}, 3),
     "qwen, norms of heads": ({"tp": 2, "dp": 2, "model": QWEN, "par": DIST}, 2),
     "qwen, sequence parallel": ({"tp": 2, "pp": 2, "model": QWEN, "par": SEQUENCE}, 3),
     "learned positions, sequence parallel": ({"tp": 2, "pp": 2, "par": SEQUENCE}, 0),

@@ -1,0 +1,141 @@
+"""How many complete layouts a plan ranks per second on one core: step time, schedule and memory.
+
+    python benchmarks/plan.py [--gpus 64 256 1024] [--repetitions 3]
+
+A Llama-3 70B on H100s, operators and transfers from the shipped priors.  ``cold`` includes building
+the event orders of the pipelines, which later plans of the same process share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from forerun.calib.advice.plan import enumerate_layouts, ranking
+from forerun.calib.fit.estimates import Estimates, Source
+from forerun.calib.steps.base_times import prior_times
+from forerun.calib.timeline.compiled import compile_layouts
+from forerun.calib.timeline.evaluate import evaluate
+from forerun.calib.timeline.steady import simulate_long
+from forerun.calib.units import GIB
+from forerun.calib.workload.collectives import CollectiveCall
+from forerun.calib.workload.config import (
+    Batch,
+    ModelShape,
+    Normalization,
+    Parallelism,
+    PositionEmbedding,
+    Precision,
+    RunConfig,
+)
+from forerun.calib.workload.memory_table import columns_of, memory_table
+from forerun.calib.workload.operators import Operator
+
+DEVICE = "NVIDIA H100 80GB HBM3"
+LLAMA_70B = ModelShape(
+    num_layers=80,
+    hidden_size=8192,
+    ffn_hidden_size=28672,
+    num_attention_heads=64,
+    num_query_groups=8,
+    kv_channels=128,
+    seq_length=8192,
+    vocab_size=128256,
+    is_gated=True,
+    has_bias=False,
+    is_tied=False,
+    normalization=Normalization.RMS_NORM,
+    position_embedding=PositionEmbedding.ROPE,
+)
+
+
+class Prior:
+    """An estimator from the shipped priors alone."""
+
+    def __init__(self) -> None:
+        self._base = prior_times(DEVICE, is_attention_fused=True)
+
+    def operators(self, operators: Sequence[Operator]) -> Estimates:
+        """Medians; a plan's ranking needs no more."""
+        return self._estimates(operators)
+
+    def collectives(self, calls: Sequence[CollectiveCall]) -> Estimates:
+        """Medians."""
+        return self._estimates(calls)
+
+    def _estimates(self, items: Sequence[Operator] | Sequence[CollectiveCall]) -> Estimates:
+        return Estimates(
+            time_s=self._base.times_s(items),
+            sigma_log=np.full(len(items), 0.1),
+            sources=(Source.PRIOR,) * len(items),
+        )
+
+
+def running(gpus: int) -> RunConfig:
+    """A usual layout on so many GPUs."""
+    return RunConfig(
+        model=LLAMA_70B,
+        parallelism=Parallelism(
+            tp=8,
+            pp=4,
+            dp=gpus // 32,
+            is_sequence_parallel=True,
+            is_optimizer_distributed=True,
+            overlaps_grad_reduce=True,
+            overlaps_param_gather=True,
+            ranks_per_node=8,
+        ),
+        batch=Batch(micro_batch_size=1, global_batch_size=1024),
+        precision=Precision.BF16,
+        device=DEVICE,
+    )
+
+
+def timed(gpus: int, repetitions: int) -> str:
+    """One row: layouts, and layouts per second in all and in each part."""
+    config, prior = running(gpus), Prior()
+    begin = time.process_time()
+    layouts = enumerate_layouts(config, gpus)
+    listed_s = time.process_time() - begin
+    costs = []
+    for _ in range(repetitions + 1):
+        begin = time.process_time()
+        ranking(layouts, prior, memory_nbytes=80 * GIB)
+        costs.append(time.process_time() - begin)
+    cold_s, warm_s = costs[0] + listed_s, min(costs[1:]) + listed_s
+    begin = time.process_time()
+    compiled = compile_layouts(layouts)
+    compile_s = time.process_time() - begin
+    times_s = prior._base.times_s(compiled.items)[:, np.newaxis]
+    begin = time.process_time()
+    evaluate(compiled, times_s, contention=1.3, run=simulate_long)
+    evaluate_s = time.process_time() - begin
+    begin = time.process_time()
+    memory_table(config, *columns_of(layouts))
+    memory_s = time.process_time() - begin
+    number = len(layouts)
+    parts = (cold_s, warm_s, listed_s, compile_s, evaluate_s, memory_s)
+    return (
+        " | ".join([f"| {gpus}", str(number), *(f"{number / part:,.0f}" for part in parts)]) + " |"
+    )
+
+
+def main() -> None:
+    """Print a row for each number of GPUs."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--gpus", type=int, nargs="+", default=[64, 256, 1024])
+    parser.add_argument("--repetitions", type=int, default=3)
+    arguments = parser.parse_args()
+    print("| GPUs | layouts | complete, cold | complete | list | compile | evaluate | memory |")
+    print("|" + "---|" * 8)
+    with threadpool_limits(1):
+        for gpus in arguments.gpus:
+            print(timed(gpus, arguments.repetitions), flush=True)
+
+
+if __name__ == "__main__":
+    main()
