@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from forerun.calib.advice.layouts import enumerate_layouts
+from forerun.calib.errors import ConfigError
+from forerun.calib.timeline.block_times import beyond
+from forerun.calib.timeline.compiled import compile_layouts
+from forerun.calib.timeline.costs import pipeline_costs
+from forerun.calib.timeline.evaluate import evaluate, step_times
+from forerun.calib.timeline.programs import Pipeline
+from forerun.calib.timeline.simulate import simulate
+from forerun.calib.timeline.steady import simulate_each, simulate_long
+from forerun.calib.timeline.step import estimate_step, median_times
+from forerun.calib.workload.config import Experts, RunConfig, Schedule
+
+Layout = Callable[..., RunConfig]
+GPU = "NVIDIA H100 80GB HBM3"
+REL = 1e-9
+EXPERTS = Experts(num_experts=4, top_k=2, ffn_hidden_size=64, layer_pattern=(False, True) * 4)
+
+
+def many(layout: Layout) -> list[RunConfig]:
+    par = {"is_sequence_parallel": True, "is_optimizer_distributed": True}
+    config = layout(tp=2, dp=2, device=GPU, model={"num_layers": 8}, par=par)
+    return enumerate_layouts(config, 4)
+
+
+def test_layouts_together_take_what_each_takes_alone(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    configs, estimator = many(layout), planted()
+    together = median_times(configs, estimator)
+    alone = [estimate_step(config, estimator).time_s for config in configs]
+    assert together == pytest.approx(alone, rel=REL)
+
+
+def test_layouts_share_their_blocks_and_keep_their_order(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    configs, estimator = many(layout), planted()
+    compiled = compile_layouts(configs)
+    # Alone each has an embedding, layers and a head.
+    assert len(compiled.blocks) < 2 * len(configs)
+    assert len(set(compiled.items)) == len(compiled.items)
+    forward, backward = median_times(configs, estimator), median_times(configs[::-1], estimator)
+    assert forward == pytest.approx(backward[::-1], rel=REL)
+
+
+def test_columns_are_alternatives_of_their_own(layout: Layout, planted: Callable[..., Any]) -> None:
+    compiled, factors = compile_layouts(many(layout)), np.array([1.0, 2.0, 0.5])
+    times_s = np.random.default_rng(0).uniform(1e-5, 1e-3, len(compiled.items))
+    found = step_times(
+        compiled, evaluate(compiled, times_s[:, np.newaxis] * factors, contention=1.3)
+    )
+    assert found == pytest.approx(found[:, :1] * factors, rel=REL)
+
+
+def test_every_item_that_is_slower_slows_the_step_or_nothing(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    par = {"is_optimizer_distributed": True, "overlaps_grad_reduce": True}
+    config = layout(tp=2, pp=2, dp=2, device=GPU, par=par)
+    compiled = compile_layouts([config])
+    times_s = np.full(len(compiled.items), 1e-3)
+    slower = times_s[:, np.newaxis] + 1e-3 * np.eye(len(times_s))
+    base = step_times(compiled, evaluate(compiled, times_s[:, np.newaxis], contention=1.0))
+    found = step_times(compiled, evaluate(compiled, slower, contention=1.0))
+    assert np.all(found >= base * (1 - REL))
+
+
+def test_expert_layers_are_blocks_of_their_own(layout: Layout, planted: Callable[..., Any]) -> None:
+    model = {"num_layers": 8, "experts": EXPERTS}
+    dense = layout(dp=4, device=GPU, model={"num_layers": 8})
+    sparse = [layout(dp=4, device=GPU, model=model, par={"ep": ep}) for ep in (1, 2, 4)]
+    times = median_times([dense, *sparse], planted())
+    assert len(set(times.round(12))) == len(times)
+
+
+def test_cpu_and_accelerator_do_not_mix(layout: Layout) -> None:
+    with pytest.raises(ConfigError, match="compile them apart"):
+        compile_layouts([layout(), layout(device=GPU)])
+
+
+@given(st.floats(0, 10), st.floats(0, 10), st.floats(1, 2))
+def test_a_transfer_beside_work_is_never_slower_than_after_it(
+    transfer: float, work: float, contention: float
+) -> None:
+    found = float(beyond(np.array([transfer]), np.array([work]), contention)[0])
+    assert max(0.0, transfer - work) * (1 - REL) <= found + 1e-12
+    assert found <= transfer * (1 + REL)
+
+
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_long_pipelines_of_even_stages_continue_exactly(data: st.DataObject) -> None:
+    stages, vp = data.draw(st.sampled_from([2, 3, 4])), data.draw(st.sampled_from([1, 2]))
+    groups, rest = data.draw(st.integers(1, 20)), data.draw(st.integers(0, 3))
+    number = groups * stages + (rest if vp == 1 else 0)
+    forward, hop = data.draw(st.floats(0.1, 2)), data.draw(st.floats(0, 0.5))
+    costs = pipeline_costs(
+        [forward] * stages * vp,
+        [2 * forward] * stages * vp,
+        activation_s=hop,
+        gradient_s=hop,
+        num_virtual_stages=vp,
+    )
+    pipeline = Pipeline(num_stages=stages, num_microbatches=number, num_virtual_stages=vp)
+    exact = simulate(costs, pipeline)
+    found = simulate_long([(costs, pipeline)])[0]
+    assert found.makespan_s == pytest.approx(exact.makespan_s, rel=0.02)
+    assert found.compute_s == pytest.approx(exact.compute_s, rel=REL)
+
+
+def test_equal_pipelines_side_by_side_are_those_alone() -> None:
+    rng = np.random.default_rng(1)
+    pipeline = Pipeline(num_stages=4, num_microbatches=8, schedule=Schedule.ZERO_BUBBLE_H1)
+    other = Pipeline(num_stages=4, num_microbatches=9)
+    runs = [
+        (pipeline_costs(rng.random((4, n)), 2 + rng.random((4, n)), weight_gradient_s=0.5), shape)
+        for n, shape in ((1, pipeline), (3, other), (2, pipeline))
+    ]
+    for (costs, shape), found in zip(runs, simulate_each(runs), strict=True):
+        assert found.end_s == pytest.approx(simulate(costs, shape).end_s, rel=REL)
