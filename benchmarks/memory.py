@@ -140,6 +140,7 @@ def simumax(row: pd.Series) -> RunConfig:
         ),
         precision=Precision.BF16,
         is_loss_fused="cef" in str(row["case"]),
+        keeps_fp32_logits="cef" not in str(row["case"]),
         device=str(row["gpu"]),
     )
 

@@ -229,6 +229,7 @@ def run_config(
         attention=stack.attention,
         recompute=recompute,
         is_loss_fused=is_loss_fused,
+        keeps_fp32_logits=not is_loss_fused,
         # In fp16 Megatron reduces gradients as they are; in bf16 it adds them up in fp32.
         reduces_grads_in_bf16=precision is Precision.FP16,
         device=device,

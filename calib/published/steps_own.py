@@ -177,6 +177,7 @@ def _run(config: RunConfig) -> dict[str, Any]:
         ),
         "grad_reduce_in_fp32": not config.reduces_grads_in_bf16 if is_16 else None,
         "cross_entropy_loss_fusion": _set(config.is_loss_fused),
+        "cross_entropy_fusion_impl": "" if config.keeps_fp32_logits else "te",
     }
 
 

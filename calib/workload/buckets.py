@@ -1,4 +1,4 @@
-"""Buckets that gradients travel in, as ``_ParamAndGradBuffer`` of megatron.core 0.16.1 cuts them."""
+"""Buckets that gradients travel in, as ``_ParamAndGradBuffer`` (megatron.core 0.16.1) cuts them."""
 
 from __future__ import annotations
 

@@ -136,6 +136,8 @@ class RunConfig:
     """Probabilities; above 0 the backward phase needs a mask."""
     is_loss_fused: bool = False
     """Cross-entropy as one kernel (``--cross-entropy-loss-fusion``)."""
+    keeps_fp32_logits: bool = True
+    """The loss works on a copy of the logits; Transformer Engine's works in place."""
     fuses_gradient_accumulation: bool = True
     reduces_grads_in_bf16: bool = False
     uses_cuda_graphs: bool = False

@@ -47,7 +47,8 @@ _GRADIENTS = frozenset(
     ("accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16", "main_grads_dtype")
 )
 _GRAPHS = frozenset(("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph"))
-_GROUPS = (_SPLIT, _RECOMPUTE, _FP8, _GRADIENTS, _GRAPHS)
+_LOSS = frozenset(("cross_entropy_fusion_impl", "cross_entropy_loss_fusion"))
+_GROUPS = (_SPLIT, _RECOMPUTE, _FP8, _GRADIENTS, _GRAPHS, _LOSS)
 """Arguments that mean something only together; several spellings of each mean the same."""
 _SWITCH_NAMES = """
     account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
@@ -63,7 +64,7 @@ _SWITCH_NAMES = """
 """
 _SWITCHES = frozenset(_SWITCH_NAMES.split())
 _LAYOUT_NAMES = """
-    context_parallel_size cp_comm_type cross_entropy_loss_fusion ddp_bucket_size
+    context_parallel_size cp_comm_type ddp_bucket_size
     ddp_pad_buckets_for_high_nccl_busbw expert_model_parallel_size expert_tensor_parallel_size
     global_batch_size gradient_accumulation_fusion micro_batch_size
     microbatch_group_size_per_vp_stage num_distributed_optimizer_instances overlap_grad_reduce

@@ -18,7 +18,7 @@ _HARMLESS = """
     ckpt_assume_constant_structure ckpt_convert_format ckpt_convert_save
     ckpt_convert_update_legacy_dist_opt_format ckpt_format ckpt_fully_parallel_load
     ckpt_fully_parallel_save ckpt_step classes_fraction clip_grad config_logger_dir
-    create_all_gather_group cross_entropy_fusion_impl cuda_graph_warmup_steps data_args_path
+    create_all_gather_group cuda_graph_warmup_steps data_args_path
     data_cache_path data_parallel_random_init data_parallel_sharding_strategy data_path
     data_per_class_fraction dataloader_defer_npy_index_mmap dataloader_fast_cache_load
     dataloader_type ddp_average_in_collective decode_only_cuda_graphs decoder_seq_length

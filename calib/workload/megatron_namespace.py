@@ -83,6 +83,10 @@ def _kernels(given: Arguments, precision: Precision) -> dict[str, Any]:
         and any(given.is_on(name) for name in ("fp8_param_gather", "fp8_param", "fp4_param")),
         "attention": _attention(given),
         "is_loss_fused": given.is_on("cross_entropy_loss_fusion"),
+        "keeps_fp32_logits": not (
+            given.text("cross_entropy_fusion_impl") == "te"
+            and given.is_on("cross_entropy_loss_fusion")
+        ),
         "fuses_gradient_accumulation": given.is_on("gradient_accumulation_fusion", default=True),
         "reduces_grads_in_bf16": _reduces_in_16_bits(given, precision),
         "uses_cuda_graphs": given.text("cuda_graph_impl", default="none") != "none"

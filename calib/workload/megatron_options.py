@@ -14,7 +14,8 @@ from .megatron_unmodelled import LEFT_OUT, SWITCHED_OFF
 _MODELLED = """
     account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
     accumulate_allreduce_grads_in_fp32 add_bias_linear add_qkv_bias attention_backend
-    attention_dropout bf16 context_parallel_size cp_comm_type cross_entropy_loss_fusion
+    attention_dropout bf16 context_parallel_size cp_comm_type cross_entropy_fusion_impl
+    cross_entropy_loss_fusion
     cuda_graph_impl ddp_bucket_size ddp_pad_buckets_for_high_nccl_busbw
     decoder_first_pipeline_num_layers decoder_last_pipeline_num_layers distribute_saved_activations
     enable_cuda_graph encoder_num_layers encoder_seq_length eval_interval eval_iters

@@ -57,6 +57,7 @@ def layout_values(config: RunConfig) -> dict[str, Any]:
         "tp_comm_overlap": par.overlaps_tp,
         "ddp_pad_buckets_for_high_nccl_busbw": par.pads_buckets,
         "cross_entropy_loss_fusion": config.is_loss_fused,
+        "cross_entropy_fusion_impl": None if config.keeps_fp32_logits else "te",
         **_gradient_values(config),
     }
     values.update((name, value) for name, value in optional.items() if value)

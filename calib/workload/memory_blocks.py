@@ -290,7 +290,7 @@ def _kept_logits_nbytes(config: RunConfig) -> float:
     """What cross-entropy keeps: fp32 probabilities, or the logits that its kernel overwrites."""
     size = sizes(config)
     logits = size.tokens * config.model.vocab_size / config.parallelism.tp
-    return logits * (size.nbytes if config.is_loss_fused else 4)
+    return logits * (4 if config.keeps_fp32_logits else size.nbytes)
 
 
 def _loss_nbytes(config: RunConfig) -> float:
@@ -303,7 +303,7 @@ def _loss_nbytes(config: RunConfig) -> float:
     model, size = config.model, sizes(config)
     logits = size.tokens * model.vocab_size / config.parallelism.tp
     in_loss = _kept_logits_nbytes(config)
-    if not config.is_loss_fused and size.nbytes < 4:
+    if config.keeps_fp32_logits and size.nbytes < 4:
         in_loss += logits * size.nbytes
     grads = size.tokens * model.hidden_size
     if size.is_gathered:

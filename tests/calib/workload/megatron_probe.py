@@ -106,7 +106,7 @@ def probe(config: RunConfig, calls: Counter[tuple[str, str, int, int]]) -> dict[
     }
 
 
-def known_groups() -> dict[str, ProcessGroup]:
+def known_groups() -> dict[str, Any]:
     dp = {"with_context_parallel": True, "partial_data_parallel": True}
     return {
         "tp": parallel_state.get_tensor_model_parallel_group(),
@@ -208,7 +208,7 @@ def build(config: RunConfig) -> tuple[list[DistributedDataParallel], Any]:
     transformer.grad_scale_func = optimizer.scale_loss
     transformer.finalize_model_grads_func = finalize_model_grads
     if par.overlaps_grad_reduce:
-        functions = [chunk.no_sync for chunk in chunks]
+        functions: list[Any] = [chunk.no_sync for chunk in chunks]
         transformer.no_sync_func = functions if len(functions) > 1 else functions[0]
     return chunks, optimizer
 
@@ -299,7 +299,7 @@ def step(config: RunConfig, chunks: list[DistributedDataParallel], optimizer: An
     get_forward_backward_func()(
         forward_step_func=forward_step,
         data_iterator=[iter(lambda: config, None)] * len(chunks),
-        model=chunks,
+        model=list[torch.nn.Module](chunks),
         num_microbatches=config.num_microbatches,
         seq_length=config.model.seq_length,
         micro_batch_size=config.batch.micro_batch_size,

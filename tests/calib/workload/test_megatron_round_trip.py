@@ -144,7 +144,8 @@ def configs(draw: st.DrawFn) -> RunConfig:
         "recompute_num_layers": draw(st.integers(0, 1)) if recompute is Recompute.FULL else 0,
         "recompute_modules": draw(listed) if recompute is Recompute.SELECTIVE else (),
         "distributes_saved_activations": recompute is Recompute.FULL and draw(st.booleans()),
-        "is_loss_fused": draw(st.booleans()),
+        "is_loss_fused": (is_loss_fused := draw(st.booleans())),
+        "keeps_fp32_logits": not is_loss_fused or draw(st.booleans()),
         "fuses_gradient_accumulation": draw(st.booleans()),
         "reduces_grads_in_bf16": precision is not Precision.FP32 and draw(st.booleans()),
         "uses_cuda_graphs": draw(st.booleans()),
@@ -207,6 +208,7 @@ def test_options_lead_from_a_plain_layout_to_the_config(config: RunConfig) -> No
         recompute_modules=(),
         distributes_saved_activations=False,
         is_loss_fused=False,
+        keeps_fp32_logits=True,
         fuses_gradient_accumulation=True,
         reduces_grads_in_bf16=config.precision is Precision.FP16,
         uses_cuda_graphs=False,
@@ -223,7 +225,7 @@ def test_a_rewritten_command_means_the_new_layout(first: RunConfig, data: st.Dat
     try:
         other = replace(first, parallelism=par, recompute=Recompute.NONE, recompute_num_layers=0)
         other = replace(other, recompute_modules=(), distributes_saved_activations=False)
-        other = replace(other, is_loss_fused=not first.is_loss_fused)
+        other = replace(other, is_loss_fused=not first.is_loss_fused, keeps_fp32_logits=True)
     except ConfigError:
         assume(False)
         raise
