@@ -318,6 +318,7 @@ def _pipeline(config: RunConfig) -> Pipeline:
         microbatch_group_size=par.microbatch_group_size,
         schedule=par.schedule,
         overlaps_p2p=par.overlaps_p2p,
+        overlaps_p2p_ends=par.overlaps_p2p_ends,
     )
 
 

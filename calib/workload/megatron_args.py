@@ -57,7 +57,8 @@ _SWITCH_NAMES = """
     external_cuda_graph fp16 fp4_param fp8_param_gather grad_reduce_in_bf16
     gradient_accumulation_fusion group_query_attention moe_grouped_gemm moe_layer_recompute
     moe_pad_expert_input_to_capacity moe_shared_expert_gate moe_shared_expert_overlap
-    multi_latent_attention overlap_grad_reduce overlap_p2p_comm overlap_param_gather qk_layernorm
+    multi_latent_attention overlap_grad_reduce overlap_p2p_comm overlap_p2p_comm_warmup_flush
+    overlap_param_gather qk_layernorm
     quick_geglu recompute_activations sequence_parallel swiglu tp_comm_overlap
     untie_embeddings_and_output_weights use_distributed_optimizer use_rotary_position_embeddings
     use_tp_pp_dp_mapping
@@ -68,7 +69,8 @@ _LAYOUT_NAMES = """
     ddp_pad_buckets_for_high_nccl_busbw expert_model_parallel_size expert_tensor_parallel_size
     global_batch_size gradient_accumulation_fusion micro_batch_size
     microbatch_group_size_per_vp_stage num_distributed_optimizer_instances overlap_grad_reduce
-    overlap_p2p_comm overlap_param_gather pipeline_model_parallel_size sequence_parallel
+    overlap_p2p_comm overlap_p2p_comm_warmup_flush overlap_param_gather
+    pipeline_model_parallel_size sequence_parallel
     tensor_model_parallel_size tp_comm_overlap use_distributed_optimizer use_tp_pp_dp_mapping
 """
 _LAYOUT = frozenset(_LAYOUT_NAMES.split()).union(*_GROUPS)

@@ -128,6 +128,7 @@ def _parallelism(given: Arguments, layout: PipelineLayout | None) -> Parallelism
         overlaps_grad_reduce=given.is_on("overlap_grad_reduce"),
         overlaps_param_gather=given.is_on("overlap_param_gather"),
         overlaps_p2p=vp == 1 or given.is_on("overlap_p2p_comm", default=True),
+        overlaps_p2p_ends=given.is_on("overlap_p2p_comm_warmup_flush") and vp > 1,
         overlaps_tp=given.is_on("tp_comm_overlap"),
         bucket_numel=given.number("ddp_bucket_size"),
         pads_buckets=given.is_on("ddp_pad_buckets_for_high_nccl_busbw"),

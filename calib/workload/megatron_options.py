@@ -30,6 +30,7 @@ _MODELLED = """
     mtp_num_layers multi_latent_attention normalization num_attention_heads
     num_distributed_optimizer_instances num_experts num_layers num_layers_per_virtual_pipeline_stage
     num_query_groups num_virtual_stages_per_pipeline_rank overlap_grad_reduce overlap_p2p_comm
+    overlap_p2p_comm_warmup_flush
     overlap_param_gather padded_vocab_size pipeline_model_parallel_layout
     pipeline_model_parallel_size position_embedding_type q_lora_rank qk_head_dim qk_layernorm
     qk_pos_emb_head_dim quick_geglu rampup_batch_size recompute_activations recompute_granularity

@@ -19,7 +19,7 @@ _LEFT_OUT = """
     is_hybrid_model kitchen_config_file kitchen_recipe_number linear_attention_freq
     log_num_zeros_in_grad log_params_norm moe_extended_tp moe_latent_size
     multiple_validation_sets nccl_ub non_persistent_save_interval optimizer_cpu_offload
-    overlap_moe_expert_parallel_comm overlap_p2p_comm_warmup_flush
+    overlap_moe_expert_parallel_comm
     overlap_param_gather_with_optimizer_step perform_rl_step qk_clip qk_l2_norm sft skip_train
     step_batch_size_schedule symmetric_ar_type te_precision_config_file timing_log_level
     tp_comm_overlap_rs_dgrad train_sync_interval use_custom_fsdp use_kitchen_attention

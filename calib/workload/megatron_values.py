@@ -63,6 +63,8 @@ def layout_values(config: RunConfig) -> dict[str, Any]:
     values.update((name, value) for name, value in optional.items() if value)
     if par.vp > 1 and not par.overlaps_p2p:
         values["overlap_p2p_comm"] = False
+    if par.overlaps_p2p_ends:
+        values["overlap_p2p_comm_warmup_flush"] = True
     if not config.fuses_gradient_accumulation:
         values["gradient_accumulation_fusion"] = False
     return values

@@ -61,6 +61,8 @@ class Parallelism:
     overlaps_param_gather: bool = False
     overlaps_p2p: bool = True
     """Sends of interleaved chunks run beside the passes; without vp Megatron never does."""
+    overlaps_p2p_ends: bool = False
+    """So do those of warm-up and cool-down (``--overlap-p2p-communication-warmup-flush``)."""
     overlaps_tp: bool = False
     """Gathers and scatters of tp run inside their products (``--tp-comm-overlap``)."""
     bucket_numel: int = 0
