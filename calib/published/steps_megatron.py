@@ -109,11 +109,15 @@ def _simumax_shape(record: Record) -> ModelShape:
     name = record.text("model")
     seq_length, layers = record.whole("seq_len"), record.whole("layers")
     if "deepseek" not in name.lower() and "moe" not in name.lower() and record.whole("ep") == 1:
-        return llama_like(gpt_shape(record, vocab=record.whole("vocab")))
+        return llama_like(gpt_shape(record, vocab=_simumax_vocab(record)))
     shape = public_shape(name, seq_length=seq_length, num_layers=layers, num_dense_layers=1)
     assert isinstance(shape.experts, Experts)
     experts = replace(shape.experts, capacity_factor=1.0, is_padded_to_capacity=True)
-    return replace(shape, vocab_size=record.whole("vocab"), experts=experts)
+    return replace(shape, vocab_size=_simumax_vocab(record), experts=experts)
+
+
+def _simumax_vocab(record: Record) -> int:
+    return padded_vocab(record.whole("vocab"), record.whole("tp"))
 
 
 def read_small_tables(record: Record, row_id: str, table: str) -> StepRow:

@@ -102,7 +102,9 @@ class FittedTimes:
                 phases.append((Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT))
             for found in phases:
                 if all(self.operators.has(kind, phase) for phase in found):
-                    return tuple(self._widened(operator, kind, phase) for phase in found)
+                    parts = tuple(self._widened(operator, kind, phase) for phase in found)
+                    # Tables time one addition; a layer has two.
+                    return parts * (2 if kind is OperatorKind.RESIDUAL else 1)
         return (operator,)
 
     def _widened(self, operator: Operator, kind: OperatorKind, phase: Phase) -> Operator:

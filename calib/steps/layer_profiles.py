@@ -146,7 +146,7 @@ def layer_times(frames: Sequence[pd.DataFrame], *, device: str, rest: BaseTimes)
     """Layers, embeddings and heads of canonical tables on one device.
 
     Of several rows of one shape the last counts: the first layer of a model is profiled apart.
-    Heads that are faster than the device's data sheet count as not profiled.
+    The heads of a model of which one is faster than the device's data sheet count as not profiled.
     """
     prior = device_prior(device)
     rows = pd.concat(list(frames), ignore_index=True)
@@ -155,11 +155,12 @@ def layer_times(frames: Sequence[pd.DataFrame], *, device: str, rest: BaseTimes)
     rows = rows.groupby(identity, sort=False).last().reset_index()
     layers = rows[(rows["kind"] == Kind.LAYER.value) & (rows["flag"] == "")]
     sizes = shape_sizes(layers["shape"]).astype(int).tolist()
-    edges = [edge for edge in _edges(rows) if edge.is_possible(prior)]
+    edges = _edges(rows)
+    wrong = {(edge.kind, edge.hidden) for edge in edges if not edge.is_possible(prior)}
     return LayerTimes(
         layers=operator_tables((layers,), device=device),
         models={hidden: (heads, seq) for _, heads, seq, hidden, _ in sizes},
-        edges=tuple(edges),
+        edges=tuple(edge for edge in edges if (edge.kind, edge.hidden) not in wrong),
         prior=prior,
         rest=rest,
     )

@@ -154,12 +154,13 @@ def neox_steps(
     """The model of the machine that a row ran on."""
     device = row.config.device
     is_socket = Trait.SOCKET_NETWORK in row.traits
-    tables = [frame.assign(flag="") if is_socket else frame for frame in collectives]
-    rows = pd.concat(tables, ignore_index=True)
-    rows = rows[(rows["flag"] == "") & (rows["device"] == device)]
+    rows = pd.concat(list(collectives), ignore_index=True)
+    rows = rows[(rows["device"] == device) & ((rows["flag"] == "") | is_socket)]
     return NeoxSteps(
         operators=operator_tables(operators, device=device),
-        transfers=Transfers(rows=rows, model=transfer_tables(tables, device=device)),
+        transfers=Transfers(
+            rows=rows, model=transfer_tables([rows], device=device, is_flagged_used=is_socket)
+        ),
     )
 
 

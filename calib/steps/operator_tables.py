@@ -16,7 +16,7 @@ from ..published.formats import shape_sizes
 from ..timeline.items import Floats
 from ..workload.operators import Operator, OperatorKind, Phase
 
-_MAX_ROWS = 300
+_MAX_ROWS = 150
 """Rows of an operator that the fit is given; more make it slow and no better."""
 _FP32_ACCUMULATION = "fp32"
 """Found in the name of groups whose weight gradients are added into an fp32 buffer."""
@@ -76,44 +76,50 @@ class OperatorTables:
         return min(names, key=lambda n: float(np.abs(self.shapes[n] - sizes).sum(axis=1).min()))
 
 
-def operator_tables(
-    frames: Sequence[pd.DataFrame], *, device: str, is_flagged_used: bool = False
-) -> OperatorTables:
+def operator_tables(frames: Sequence[pd.DataFrame], *, device: str) -> OperatorTables:
     """The fit of all canonical tables on the rows of one device.
 
-    Rows of devices with another data sheet are left out, and flagged ones unless asked for.  Where
-    weight gradients were timed with and without accumulation in fp32, those with are taken:
-    Megatron adds them into an fp32 buffer.
+    Flagged rows are left out, and those of devices with another data sheet; of devices with the
+    same one only where the device itself has none.  Where weight gradients were timed with and
+    without accumulation in fp32, those with are taken: Megatron adds them into an fp32 buffer.
     """
-    rows = pd.concat([pd.DataFrame(columns=_COLUMNS), *(f[_COLUMNS] for f in frames)])
-    wanted = device_prior(device).name
-    is_here = rows["device"].map(lambda d: device_prior(str(d)).name == wanted).astype(bool)
-    exact = rows["device"].astype(str) == device
-    rows = rows[exact if exact.any() else is_here]
-    if not is_flagged_used:
-        rows = rows[rows["flag"] == ""]
+    rows = _usable(
+        pd.concat([pd.DataFrame(columns=_COLUMNS), *(f[_COLUMNS] for f in frames)]), device
+    )
     groups: dict[str, Timed] = {}
     names: defaultdict[Key, list[str]] = defaultdict(list)
     measured: dict[tuple[str, Shape, int], float] = {}
-    shapes: dict[str, Floats] = {}
     for (kind, phase), found in rows.groupby(["kind", "phase"], sort=True):
-        is_exact = found["group"].str.contains(_FP32_ACCUMULATION)
-        parts = list((found[is_exact] if is_exact.any() else found).groupby("group"))
+        key = OperatorKind(kind), Phase(phase)
+        parts = list(_accumulated(found, key[1]).groupby("group"))
         for group, part in parts:
             name = f"{kind}/{phase}" + (f"/{group}" if len(parts) > 1 else "")
-            timed = _timed(OperatorKind(kind), Phase(phase), part)
-            names[OperatorKind(kind), Phase(phase)].append(name)
+            names[key].append(name)
+            groups[name] = _timed(*key, part)
             measured.update(_medians(name, part))
-            groups[name] = timed
-            shapes[name] = np.log(timed.batch.sizes)
     return OperatorTables(
         machine=fit_machine(
             {name: _thinned(timed) for name, timed in groups.items()}, device=device, use_prior=True
         ),
         names={key: tuple(found) for key, found in names.items()},
-        shapes=shapes,
+        shapes={name: np.log(timed.batch.sizes) for name, timed in groups.items()},
         measured_s=measured,
     )
+
+
+def _usable(rows: pd.DataFrame, device: str) -> pd.DataFrame:
+    wanted = device_prior(device).name
+    is_alike = np.array([device_prior(str(d)).name == wanted for d in rows["device"]], dtype=bool)
+    is_same = (rows["device"].astype(str) == device).to_numpy()
+    return rows[(is_same if is_same.any() else is_alike) & (rows["flag"] == "").to_numpy()]
+
+
+def _accumulated(rows: pd.DataFrame, phase: Phase) -> pd.DataFrame:
+    """The rows that were added into an fp32 buffer, where a weight gradient has such."""
+    if phase is not Phase.WEIGHT_GRADIENT:
+        return rows
+    is_into_fp32 = rows["group"].str.contains(_FP32_ACCUMULATION)
+    return rows[is_into_fp32] if is_into_fp32.any() else rows
 
 
 _COLUMNS = ["device", "group", "kind", "phase", "shape", "element_nbytes", "time_s", "flag"]

@@ -66,7 +66,8 @@ def transfer_tables(
     wanted = device_prior(device).name
     samples: dict[Group, Samples] = {}
     for frame in frames:
-        rows = frame[frame["device"].map(lambda d: device_prior(str(d)).name == wanted)]
+        is_here = [device_prior(str(name)).name == wanted for name in frame["device"]]
+        rows = frame[np.array(is_here, dtype=bool)]
         if not is_flagged_used:
             rows = rows[rows["flag"] == ""]
         if len(rows):

@@ -1,0 +1,152 @@
+"""Profiles of whole layers: a step is made of them, and of nothing else in a layer."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from forerun.calib.samples.step_rows import StepRow
+from forerun.calib.steps.layer_profiles import LayerTimes
+from forerun.calib.steps.row_times import row_times, times_key
+from forerun.calib.timeline.compiled import compile_layouts
+from forerun.calib.workload.blocks import BlockKind
+from forerun.calib.workload.collectives import CollectiveCall, GroupRole
+from forerun.calib.workload.config import (
+    Attention,
+    Batch,
+    ModelShape,
+    Parallelism,
+    Recompute,
+    RunConfig,
+)
+
+HIDDEN, HEADS, SEQ, VOCAB = 1024, 16, 512, 51200
+FORWARD_S, BACKWARD_S = {1: 3e-3, 2: 2e-3}, {1: 6e-3, 2: 4e-3}
+HEAD_S = {"forward": 5e-3, "backward": 7e-3}
+EMBEDDING_S = {"forward": 1e-3, "backward": 1e-5}
+
+
+def profiles(head_factor: float = 1.0) -> pd.DataFrame:
+    rows = []
+    for micro in (1, 2, 4):
+        for tp in (1, 2):
+            layer = f"{micro}x{HEADS}x{SEQ}x{HIDDEN}x{tp}"
+            edge = f"{micro * SEQ}x{HIDDEN}x{VOCAB // tp}"
+            for phase, layer_s in (("forward", FORWARD_S), ("backward", BACKWARD_S)):
+                # The first layer of a model was slower; the rest follow in the table.
+                for factor in (1.5, 1.0):
+                    rows.append(("layer", "layer", phase, layer, factor * micro * layer_s[tp], ""))
+                for kind, group, edge_s in (
+                    ("embedding", "embedding", EMBEDDING_S),
+                    ("logits", "head", head_factor * pd.Series(HEAD_S)),
+                ):
+                    time_s = micro * edge_s[phase] / tp
+                    rows.append((group, kind, phase, edge, time_s, "a whole one"))
+    names = ["group", "kind", "phase", "shape", "time_s", "flag"]
+    return pd.DataFrame(rows, columns=names).assign(device="GH-96", element_nbytes=4)
+
+
+def row(
+    *,
+    tp: int = 1,
+    dp: int = 2,
+    micro: int = 1,
+    hidden: int = HIDDEN,
+    machine: str = "GH-96",
+    recompute: Recompute = Recompute.NONE,
+) -> StepRow:
+    config = RunConfig(
+        model=ModelShape(
+            num_layers=4,
+            hidden_size=hidden,
+            ffn_hidden_size=4 * hidden,
+            num_attention_heads=HEADS,
+            num_query_groups=HEADS,
+            kv_channels=hidden // HEADS,
+            seq_length=SEQ,
+            vocab_size=VOCAB,
+        ),
+        parallelism=Parallelism(tp=tp, dp=dp, ranks_per_node=4),
+        batch=Batch(micro_batch_size=micro, global_batch_size=dp * micro),
+        attention=Attention.UNFUSED,
+        recompute=recompute,
+        device="GH-96",
+    )
+    return StepRow(
+        table="t", row_id="1", config=config, measured_s=float("nan"), machine=machine, group="g"
+    )
+
+
+def passes_s(asked: StepRow, times: LayerTimes, kind: BlockKind) -> tuple[float, float, float]:
+    """Forward, backward and recomputation of a block with its transfers."""
+    compiled = compile_layouts([asked.config])
+    found = compiled.sums.times(
+        times.times_s(compiled.items)[:, None], contention=1.3, is_host_only=False
+    )
+    place = next(i for i, block in enumerate(compiled.blocks) if block.kind is kind)
+    again = found.recompute_s[place, 0]
+    backward = found.backward_pass_s[place, 0] - again
+    return found.forward_pass_s[place, 0], backward, again
+
+
+def times_of(asked: StepRow, head_factor: float = 1.0) -> LayerTimes:
+    times = row_times(asked, [profiles(head_factor)])
+    assert isinstance(times, LayerTimes)
+    return times
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("micro", [1, 4])
+def test_a_layer_takes_what_was_profiled_with_its_transfers(tp: int, micro: int) -> None:
+    asked = row(tp=tp, micro=micro, recompute=Recompute.FULL)
+    forward, backward, again = passes_s(asked, times_of(asked), BlockKind.LAYER)
+    assert forward == pytest.approx(micro * FORWARD_S[tp], rel=1e-4)
+    assert backward == pytest.approx(micro * BACKWARD_S[tp], rel=1e-4)
+    assert again == pytest.approx(micro * FORWARD_S[tp], rel=1e-4)
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_head_and_embedding_are_those_profiled(tp: int) -> None:
+    asked = row(tp=tp, micro=2)
+    times = times_of(asked)
+    head = passes_s(asked, times, BlockKind.HEAD)
+    assert head[:2] == pytest.approx((2 * 5e-3 / tp, 2 * 7e-3 / tp), rel=1e-4)
+    embedding = passes_s(asked, times, BlockKind.EMBEDDING)
+    assert embedding[:2] == pytest.approx((2 * 1e-3 / tp, 2 * 1e-5 / tp), rel=1e-3)
+
+
+def test_a_head_faster_than_the_device_does_not_count() -> None:
+    asked = row(micro=2)
+    forward, backward, _ = passes_s(asked, times_of(asked, head_factor=1e-3), BlockKind.HEAD)
+    # TF32 on Hopper: 494 TFLOP/s by the data sheet.
+    least = 2 * 2 * SEQ * HIDDEN * VOCAB / 494e12
+    assert forward > least
+    assert backward > 2 * least
+
+
+def test_a_layer_that_was_not_profiled_follows_its_work() -> None:
+    asked = row(micro=3)
+    times = times_of(asked)
+    forward, backward, _ = passes_s(asked, times, BlockKind.LAYER)
+    assert forward == pytest.approx(3 * FORWARD_S[1], rel=0.1)
+    assert backward == pytest.approx(3 * BACKWARD_S[1], rel=0.1)
+    wide = row(micro=2, hidden=2 * HIDDEN)
+    # Products grow with the square of the width, attention with the width.
+    assert 2 < passes_s(wide, times, BlockKind.LAYER)[0] / (2 * FORWARD_S[1]) < 4.5
+
+
+def test_machines_do_not_share_times_and_their_names_tell_the_network() -> None:
+    near, far = row(dp=8, machine="GH-96 NDR"), row(dp=8, machine="GH-96 (4x, Slingshot-11)")
+    assert times_key(near) != times_key(far)
+    found = []
+    for asked in (near, far):
+        compiled = compile_layouts([asked.config])
+        times_s = row_times(asked).times_s(compiled.items)
+        (reduce,) = [
+            i
+            for i, item in enumerate(compiled.items)
+            if isinstance(item, CollectiveCall) and item.role is GroupRole.DP
+        ]
+        found.append(times_s[reduce])
+    # Gradients cross the network at 400 and at 200 Gb/s.
+    assert found[1] == pytest.approx(2 * found[0], rel=0.1)
