@@ -180,18 +180,22 @@ def ranking(
     memory_nbytes: float | None = None,
     contention: float = CONTENTION,
 ) -> list[int]:
-    """Places of the layouts, fastest first; those that need more than ``memory_nbytes`` come last.
+    """Places of the layouts, fastest first.
 
+    Those that need more than ``memory_nbytes`` come last and are not timed, the smallest first.
     Layouts of one model with even chunks.  Medians only: intervals are for the few at the top.
     """
     if not layouts:
         return []
-    times_s = median_times(layouts, estimator, contention=contention)
-    is_over = np.zeros(len(layouts), dtype=bool)
+    needed = np.zeros(len(layouts))
     if memory_nbytes is not None:
         columns, choices = columns_of(layouts)
-        is_over = memory_table(layouts[0], columns, choices).total_nbytes > memory_nbytes
-    return np.lexsort((times_s, is_over)).tolist()
+        needed = memory_table(layouts[0], columns, choices).total_nbytes
+    is_over = needed > (math.inf if memory_nbytes is None else memory_nbytes)
+    fitting, over = np.flatnonzero(~is_over), np.flatnonzero(is_over)
+    times_s = median_times([layouts[i] for i in fitting], estimator, contention=contention)
+    order = [fitting[np.argsort(times_s, kind="stable")], over[np.argsort(needed[over])]]
+    return np.concatenate(order).tolist()
 
 
 def compare(

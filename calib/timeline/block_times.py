@@ -145,11 +145,18 @@ class _Writer:
         )
 
     def _operators(self, row: int, block: Block) -> None:
-        for operator, count in block.operators:
-            place = self._index.place(operator)
-            self._phases[operator.phase].add(row, place, count)
-            if operator.phase is Phase.BACKWARD and has_weights(operator.kind):
-                self._phases[Phase.WEIGHT_GRADIENT].add(row, place, count / 2)
+        place = self._index.place
+        for phase, operators in (
+            (Phase.FORWARD, block.forward),
+            (Phase.BACKWARD, block.backward),
+            (Phase.RECOMPUTE, block.recompute),
+        ):
+            columns = [place(operator) for operator, _ in operators]
+            self._phases[phase].extend(row, columns, [float(count) for _, count in operators])
+            if phase is Phase.BACKWARD:
+                for column, (operator, count) in zip(columns, operators, strict=True):
+                    if has_weights(operator.kind):
+                        self._phases[Phase.WEIGHT_GRADIENT].add(row, column, count / 2)
 
     def _transfers(self, row: int, block: Block, uses: Sequence[CollectiveUse]) -> None:
         entry = self._uses.row()

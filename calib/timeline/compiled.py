@@ -214,10 +214,6 @@ class _Compiler:
             if place is None:
                 place = self._blocks[key, sort] = len(self._made)
                 made = block(config, sort[0], is_recomputed=sort[1])
-                for operator, _ in made.operators:
-                    self._index.place(operator)
-                for use in made.uses:
-                    self._index.place(use.call)
                 self._made.append((made, config))
             out.append(place)
         return out

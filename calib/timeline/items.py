@@ -109,6 +109,12 @@ class Sums:
         self._columns.append(column)
         self._counts.append(count)
 
+    def extend(self, row: int, columns: list[int], counts: list[float]) -> None:
+        """Adds so many of each item to a row."""
+        self._rows += [row] * len(columns)
+        self._columns += columns
+        self._counts += counts
+
     def matrix(self, num_columns: int, *, num_rows: int | None = None) -> csr_array:
         """The matrix, shape (rows, ``num_columns``)."""
         shape = (self.num_rows if num_rows is None else num_rows, num_columns)

@@ -56,10 +56,10 @@ def test_json_has_results_baselines_and_rows(capsys: pytest.CaptureFixture[str])
 
 def test_no_rows_all_subsets_and_memory(capsys: pytest.CaptureFixture[str]) -> None:
     cold = told(capsys, "steps", SIMUMAX, "--calibrate-on", "0")
-    assert cold["results"][0]["n"] == 12 and cold["results"][0]["memory_mape_frac"] < 0.1
+    assert cold["results"][0]["n"] == 12 and cold["results"][0]["memory_mape_frac"] < 0.02
     warm = told(capsys, "steps", SIMUMAX, "--calibrate-on", "1", "--draws", "2")
     assert warm["results"][0]["n"] == 12 * 11
-    assert warm["results"][0]["memory_mape_frac"] < cold["results"][0]["memory_mape_frac"]
+    assert warm["results"][0]["memory_mape_frac"] < 0.02
 
 
 @pytest.mark.slow

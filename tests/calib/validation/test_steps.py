@@ -102,7 +102,7 @@ def test_tau_is_scipys_and_ties_may_be_left_out() -> None:
 
 def test_memory_is_offset_by_the_calibration_rows() -> None:
     rows = ranked([1.0, 2.0, 3.0, 4.0])
-    peaks = [memory(r.config).total_nbytes + 2e9 for r in rows]
+    peaks = [memory(r.config).allocated_nbytes + 2e9 for r in rows]
     rows = [replace(r, measured_memory_nbytes=p) for r, p in zip(rows, peaks, strict=True)]
     model = Told({r.row_id: 1.0 for r in rows})
     cold = step_results(score_folds(rows, calibrate_on(rows, 0, 1), model), "t")[0]
