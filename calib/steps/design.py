@@ -2,9 +2,9 @@
 
 I-optimal design (Atkinson, Donev & Tobias 2007, section 10.6): the mean variance of the predicted
 log step times over all layouts is as small as so many measurements make it.  Greedy choice, then
-exchange of one row at a time (Fedorov 1972) while that helps.  Variances are those of the step model
-linearised at its prior mode; with its effects of (tp, micro-batch) among the constants, without
-which a design crowds into a few cells.
+exchange of one row at a time (Fedorov 1972) while that helps.  Variances are those of the step
+model, linearised at its prior mode; the effects of tp and micro-batch are among the constants, or a
+design would crowd into a few cells.
 """
 
 from __future__ import annotations
@@ -17,18 +17,15 @@ import numpy as np
 from ..errors import ConfigError
 from ..samples.step_rows import StepRow
 from ..timeline.items import Floats
-from .base_times import prior_times
+from .base_times import BaseTimes, prior_times
 from .layouts import effects_of, layouts_of
 from .model import MODEL_SIGMA_LOG, StepScales, gradient, prior
-from .scales import scales
 
 _MAX_EXCHANGES = 50
 _GAIN_FRAC = 1e-6
 
 
-def design(
-    rows: Sequence[StepRow], num_rows: int, start: StepScales | None = None
-) -> list[int]:
+def design(rows: Sequence[StepRow], num_rows: int, start: StepScales | None = None) -> list[int]:
     """Positions of the rows to calibrate on, in the order of choice; reads no measured time.
 
     ``start`` says what is known of the machine; without it the priors of the first row's device.
@@ -84,14 +81,13 @@ def _study(rows: Sequence[StepRow], start: StepScales | None) -> _Study:
     start = start or StepScales(base=_prior_of)
     base = start.base(rows[0])
     effects = tuple(dict.fromkeys(effect for row in rows for effect in effects_of(row)))
-    chosen = scales(is_attention_fused=base.is_attention_fused)
-    layouts = layouts_of(rows, base, chosen, effects)
+    layouts = layouts_of(rows, base, effects)
     center, spread = prior(layouts)
     noise = start.measured_sigma_log**2 + MODEL_SIGMA_LOG**2
     return _Study(slopes=gradient(layouts, center)[1] * spread, noise_variance=noise)
 
 
-def _prior_of(row: StepRow):
+def _prior_of(row: StepRow) -> BaseTimes:
     return prior_times(row.config.device, is_attention_fused=row.config.is_attention_fused)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -13,14 +14,16 @@ from ..samples.step_rows import StepPredictions, StepRow
 from ..timeline.items import Floats
 from .base_times import BaseTimes
 from .layouts import EFFECTS, Effect, Layouts, effects_of, layouts_of
-from .scales import scales
 
 Base = Callable[[StepRow], BaseTimes]
 _MEASURED_SIGMA_LOG = 0.01
 MODEL_SIGMA_LOG = 0.02
 """Error on a layout that no constant explains."""
 _WEIGHT = 5.0
-_FREEDOM = 7.0
+"""Residuals that the prior of a deviation counts for."""
+_MAX_ROUNDS, _GROWTH = 3, 1.2
+_WIDEST = 2.0
+_FREEDOM = 10.0
 _STEP = 1e-4
 
 
@@ -35,37 +38,41 @@ class StepScales:
         """Constants at the greatest posterior; without rows the priors."""
         if not rows:
             return FittedScales(
-                start=self, effects=(), theta=None, covariance=None, spread_factor=1.0
+                start=self,
+                effects=(),
+                theta=None,
+                covariance=None,
+                sigma_log=self.measured_sigma_log,
+                spread_factor=1.0,
             )
-        base = self.base(rows[0])
-        chosen = scales(is_attention_fused=base.is_attention_fused)
         effects = tuple(dict.fromkeys(effect for row in rows for effect in effects_of(row)))
-        layouts = layouts_of(rows, base, chosen, effects)
+        layouts = layouts_of(rows, self.base(rows[0]), effects)
         measured = np.log([row.measured_s for row in rows])
-        center, spread = prior(layouts)
-
-        def residuals(theta: Floats) -> Floats:
-            found = layouts.log_time(theta[:, np.newaxis])[:, 0]
-            return np.concatenate(
-                [(found - measured) / self.measured_sigma_log, (theta - center) / spread]
-            )
-
-        def jacobian(theta: Floats) -> Floats:
-            slopes = gradient(layouts, theta)[1]
-            return np.vstack([slopes / self.measured_sigma_log, np.diag(1 / spread)])
-
-        theta = least_squares(residuals, center, jac=jacobian, x_scale=spread, max_nfev=30).x
-        found, slopes = gradient(layouts, theta)
-        information = slopes.T @ slopes / self.measured_sigma_log**2 + np.diag(spread**-2)
-        covariance = np.linalg.inv(information)
-        leverage = np.einsum("ri,ij,rj->r", slopes, covariance, slopes) / self.measured_sigma_log**2
+        sigma = self.measured_sigma_log
+        found = _mode(layouts, measured, prior(layouts)[0], sigma)
+        for _ in range(_MAX_ROUNDS):
+            wider = self._noise(found)
+            if wider < _GROWTH * sigma:
+                break
+            sigma = wider
+            found = _mode(layouts, measured, found.theta, sigma)
         return FittedScales(
             start=self,
             effects=effects,
-            theta=theta,
-            covariance=covariance,
-            spread_factor=_spread_factor((measured - found) / self.measured_sigma_log, leverage),
+            theta=found.theta,
+            covariance=found.covariance,
+            sigma_log=sigma,
+            spread_factor=_spread_factor(found.residuals / sigma, found.leverage),
         )
+
+    def _noise(self, found: _Mode) -> float:
+        """Deviation of the residuals over the degrees of freedom that the constants leave.
+
+        MacKay 1992, "Bayesian interpolation", section 4; never below what is known of measurements.
+        """
+        freedom = _WEIGHT + len(found.residuals) - float(np.sum(found.leverage))
+        total = _WEIGHT * self.measured_sigma_log**2 + float(np.sum(found.residuals**2))
+        return max(self.measured_sigma_log, float(np.sqrt(total / freedom)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,15 +83,15 @@ class FittedScales:
     effects: tuple[Effect, ...]
     theta: Floats | None
     covariance: Floats | None
+    sigma_log: float
+    """Noise of a step time, and what of it the constants cannot follow."""
     spread_factor: float
     """How much wider errors of left-out rows are than the posterior says."""
 
     def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
         """Medians and 90 % intervals."""
-        base = self.start.base(rows[0])
-        chosen = scales(is_attention_fused=base.is_attention_fused)
         asked = dict.fromkeys([*self.effects, *(e for row in rows for e in effects_of(row))])
-        layouts = layouts_of(rows, base, chosen, tuple(asked))
+        layouts = layouts_of(rows, self.start.base(rows[0]), tuple(asked))
         center, spread = prior(layouts)
         covariance = np.diag(spread**2)
         if self.theta is not None and self.covariance is not None:
@@ -93,11 +100,47 @@ class FittedScales:
             covariance[:known, :known] = self.covariance
         found, slopes = gradient(layouts, center)
         variance = np.einsum("ri,ij,rj->r", slopes, covariance, slopes)
-        sigma = np.sqrt(variance + self.start.measured_sigma_log**2 + MODEL_SIGMA_LOG**2)
+        sigma = np.sqrt(variance + self.sigma_log**2 + MODEL_SIGMA_LOG**2)
         half = student.ppf(0.95, _FREEDOM) * self.spread_factor * sigma
         return StepPredictions(
             time_s=np.exp(found), low_s=np.exp(found - half), high_s=np.exp(found + half)
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Mode:
+    """The greatest posterior and its neighbourhood."""
+
+    theta: Floats
+    residuals: Floats
+    """Measured minus found log times, shape (rows,)."""
+    covariance: Floats
+    leverage: Floats
+    """How far each row draws its own prediction, 0 to 1, shape (rows,)."""
+
+
+def _mode(layouts: Layouts, measured: Floats, start: Floats, sigma: float) -> _Mode:
+    center, spread = prior(layouts)
+
+    def residuals(theta: Floats) -> Floats:
+        found = layouts.log_time(theta[:, np.newaxis])[:, 0]
+        return np.concatenate([(found - measured) / sigma, (theta - center) / spread])
+
+    def jacobian(theta: Floats) -> Floats:
+        return np.vstack([gradient(layouts, theta)[1] / sigma, np.diag(1 / spread)])
+
+    slopes_of: Any = jacobian
+    theta = least_squares(
+        residuals, start, jac=slopes_of, x_scale=spread, ftol=1e-5, xtol=1e-5, max_nfev=20
+    ).x
+    found, slopes = gradient(layouts, theta)
+    covariance = np.linalg.inv(slopes.T @ slopes / sigma**2 + np.diag(spread**-2))
+    return _Mode(
+        theta=theta,
+        residuals=measured - found,
+        covariance=covariance,
+        leverage=np.einsum("ri,ij,rj->r", slopes, covariance, slopes) / sigma**2,
+    )
 
 
 def prior(layouts: Layouts) -> tuple[Floats, Floats]:
@@ -124,4 +167,4 @@ def _spread_factor(residuals: Floats, leverage: Floats) -> float:
     r_i / (1 - h_i).
     """
     squares = residuals**2 / np.maximum(1 - leverage, 0.01)
-    return float(np.sqrt((_WEIGHT + np.sum(squares)) / (_WEIGHT + len(squares))))
+    return min(_WIDEST, float(np.sqrt((_WEIGHT + np.sum(squares)) / (_WEIGHT + len(squares)))))

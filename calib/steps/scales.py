@@ -7,8 +7,8 @@ held as logarithms with a normal prior.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,13 +33,24 @@ class Scale:
     """Power with which it multiplies the time of an item; None: it is a time of its own."""
 
 
-def scales(*, is_attention_fused: bool) -> tuple[Scale, ...]:
-    """Every constant of a machine.
+def scales(
+    *, is_attention_fused: bool, log_centers: Mapping[str, float] | None = None
+) -> tuple[Scale, ...]:
+    """Every constant of a machine; ``log_centers`` are those that its base times know better.
 
-    The launch floor is what the host takes to launch one layer: 0.8 and 1.3 ms on an eager stack of
-    2021, about half with fused kernels.
+    ``compute`` is common to all passes and what follows it apart for parts of them: errors of a
+    device's rates go together.  The launch floor is what the host takes to launch the forward pass
+    of one layer: 0.8 ms on an eager stack of 2021, about half with fused kernels.  ``network`` is
+    common to all that crosses nodes, whose cards all groups share.
     """
-    floor_s = 0.4e-3 if is_attention_fused else 0.8e-3
+    known = log_centers or {}
+    return tuple(
+        replace(scale, log_center=known.get(scale.name, scale.log_center))
+        for scale in _scales(0.4e-3 if is_attention_fused else 0.8e-3)
+    )
+
+
+def _scales(floor_s: float) -> tuple[Scale, ...]:
     return (
         Scale(name="compute", log_sigma=0.2, weight=_of(_PASSES, (*_FORWARD, *_BACKWARD))),
         Scale(name="backward", log_sigma=0.1, weight=_of(_PASSES, _BACKWARD)),

@@ -1,0 +1,208 @@
+"""The step model calibrated by step times alone, on rows that were planted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from forerun.calib.errors import ConfigError
+from forerun.calib.samples.step_rows import StepRow
+from forerun.calib.steps.base_times import prior_times
+from forerun.calib.steps.design import design, expected_sigma_log
+from forerun.calib.steps.layouts import effects_of, layouts_of
+from forerun.calib.steps.model import StepScales
+from forerun.calib.timeline.compiled import compile_layouts
+from forerun.calib.timeline.evaluate import evaluate, step_times
+from forerun.calib.timeline.items import Floats, Item
+from forerun.calib.workload.collectives import CollectiveCall
+from forerun.calib.workload.config import (
+    Batch,
+    ModelShape,
+    Parallelism,
+    PositionEmbedding,
+    RunConfig,
+)
+from forerun.calib.workload.operators import Operator, OperatorKind
+
+BASE = prior_times("A100", is_attention_fused=True)
+MODEL = StepScales(base=lambda row: BASE)
+HOST = {OperatorKind.HOST_MICROBATCH: 5e-5, OperatorKind.HOST_STEP: 3e-3}
+
+
+def row(
+    *,
+    layers: int = 16,
+    hidden: int = 4096,
+    tp: int = 1,
+    pp: int = 1,
+    micro: int = 4,
+    m: int = 8,
+    seq: int = 2048,
+) -> StepRow:
+    shape = ModelShape(
+        num_layers=layers,
+        hidden_size=hidden,
+        ffn_hidden_size=4 * hidden,
+        num_attention_heads=hidden // 128,
+        num_query_groups=hidden // 128,
+        kv_channels=128,
+        seq_length=2048,
+        vocab_size=51200,
+        position_embedding=PositionEmbedding.ROPE,
+    )
+    config = RunConfig(
+        model=shape,
+        parallelism=Parallelism(tp=tp, pp=pp, ranks_per_node=8),
+        batch=Batch(micro_batch_size=micro, global_batch_size=micro * m),
+        device="A100",
+    )
+    name = f"{layers} {hidden} {tp} {pp} {micro} {m}"
+    return StepRow(
+        table="planted", row_id=name, config=config, measured_s=1.0, machine="a", group="a"
+    )
+
+
+ROWS = tuple(
+    row(layers=layers, tp=tp, pp=pp, micro=micro, m=m)
+    for tp in (1, 2, 4)
+    for pp in (1, 2)
+    for micro in (2, 4, 8)
+    for layers, m in ((16, 8), (24, 4))
+)
+
+
+def planted(rows: Sequence[StepRow], compute: float, tp: float) -> list[StepRow]:
+    """Times by the engine alone: base times of operators and of transfers times a factor."""
+    compiled = compile_layouts([r.config for r in rows])
+    times_s = BASE.times_s(compiled.items)
+    for place, item in enumerate(compiled.items):
+        if isinstance(item, CollectiveCall):
+            times_s[place] *= tp
+        elif isinstance(item, Operator) and item.kind in HOST:
+            times_s[place] = HOST[item.kind]
+        elif item.kind is OperatorKind.OPTIMIZER:
+            times_s[place] = item.shape[0] * 40 / BASE.machine.prior.ceilings.bytes_per_s
+        else:
+            times_s[place] *= compute
+    found = step_times(compiled, evaluate(compiled, times_s[:, None], contention=1.3))[:, 0]
+    return [replace(r, measured_s=float(t)) for r, t in zip(rows, found, strict=True)]
+
+
+def errors(train: Sequence[StepRow], test: Sequence[StepRow]) -> np.ndarray:
+    found = MODEL.fit(train).predict([replace(r, measured_s=math.nan) for r in test])
+    return np.log(found.time_s / [r.measured_s for r in test])
+
+
+@pytest.mark.parametrize(("compute", "tp"), [(0.8, 1.6), (1.3, 0.8)])
+def test_planted_factors_are_found_from_a_few_steps(compute: float, tp: float) -> None:
+    rows = planted(ROWS, compute, tp)
+    train = [rows[i] for i in design(rows, 8)]
+    rest = [r for r in rows if r not in train]
+    before, after = np.abs(errors([], rest)).mean(), np.abs(errors(train, rest)).mean()
+    assert after < 0.025
+    assert after < 0.3 * before
+
+
+def test_without_rows_the_prior_speaks_and_its_interval_is_wide() -> None:
+    found = MODEL.fit([]).predict(ROWS)
+    effects = tuple(dict.fromkeys(e for r in ROWS for e in effects_of(r)))
+    layouts = layouts_of(ROWS, BASE, effects)
+    center = [s.log_center for s in layouts.scales] + [0.0] * len(effects)
+    assert np.log(found.time_s) == pytest.approx(layouts.log_time(np.array(center)[:, None])[:, 0])
+    assert (found.high_s > 1.2 * found.time_s).all()
+    known = MODEL.fit(planted(ROWS, 1.0, 1.0)).predict(ROWS)
+    assert (known.high_s / known.low_s < found.high_s / found.low_s).all()
+
+
+class Instant:
+    """A device whose kernels take no time: what is left is the host."""
+
+    is_attention_fused, machine, log_centers = True, BASE.machine, BASE.log_centers
+
+    def times_s(self, items: Sequence[Item]) -> Floats:
+        return np.full(len(items), 1e-9)
+
+
+def test_on_an_instant_device_a_layer_takes_what_its_launches_take() -> None:
+    """Closed form: each more layer is a floor forwards and 1.6 floors backwards."""
+    few, many = (row(layers=n, hidden=128, micro=1, m=4) for n in (2, 6))
+    found = StepScales(base=lambda row: Instant()).fit([]).predict([few, many]).time_s
+    optimizer_s = 4 * 12 * 128**2 * 40 / BASE.machine.prior.ceilings.bytes_per_s
+    each = (found[1] - found[0] - optimizer_s) / (4 * 4)
+    assert each == pytest.approx(0.4e-3 * 2.6, rel=1e-3)
+
+
+def test_effects_stay_with_their_width() -> None:
+    rows = planted(ROWS, 1.0, 1.0)
+    fit = MODEL.fit(rows[:6])
+    assert fit.theta is not None
+    theta = fit.theta.copy()
+    theta[-len(fit.effects) :] += 0.5
+    moved = replace(fit, theta=theta)
+    other = [row(hidden=8192, layers=8)]
+    assert moved.predict(other).time_s == pytest.approx(fit.predict(other).time_s)
+    assert (moved.predict(rows[:6]).time_s > 1.5 * fit.predict(rows[:6]).time_s).all()
+
+
+def test_order_of_rows_does_not_matter() -> None:
+    rows = planted(ROWS, 0.9, 1.2)
+    one = MODEL.fit(rows[:8]).predict(rows)
+    other = MODEL.fit(rows[7::-1]).predict(rows[::-1])
+    assert other.time_s[::-1] == pytest.approx(one.time_s, rel=1e-4)
+    assert MODEL.fit(rows[:8]).predict(rows).high_s.tolist() == one.high_s.tolist()
+
+
+def test_steps_that_no_constants_explain_widen_the_noise_not_the_constants() -> None:
+    rows = planted(ROWS, 1.0, 1.0)
+    odd = [replace(rows[0], measured_s=rows[0].measured_s * f) for f in (0.5, 2.0, 0.5, 2.0)]
+    fit = MODEL.fit(odd)
+    assert fit.sigma_log > 0.2
+    assert float(np.abs(errors(odd, rows)).mean()) < 0.2
+
+
+def test_intervals_cover_cells_that_differ_as_assumed() -> None:
+    generator = np.random.default_rng(0)
+    inside = []
+    for _ in range(12):
+        rows = planted(ROWS, float(np.exp(generator.normal(0, 0.2))), 1.2)
+        cells = {effects_of(r)[-1]: generator.normal(0, 0.06) for r in rows}
+        rows = [
+            replace(r, measured_s=r.measured_s * math.exp(cells[effects_of(r)[-1]])) for r in rows
+        ]
+        chosen = generator.permutation(len(rows))
+        train, test = [rows[i] for i in chosen[:6]], [rows[i] for i in chosen[6:]]
+        found = MODEL.fit(train).predict(test)
+        measured = np.array([r.measured_s for r in test])
+        inside += ((found.low_s <= measured) & (measured <= found.high_s)).tolist()
+    assert 0.82 <= np.mean(inside) <= 0.99
+
+
+def test_a_design_tells_more_than_random_rows() -> None:
+    generator = np.random.default_rng(1)
+    chosen = design(ROWS, 6)
+    random = [generator.permutation(len(ROWS))[:6].tolist() for _ in range(10)]
+    others = [expected_sigma_log(ROWS, one) for one in random]
+    assert len(set(chosen)) == 6
+    assert expected_sigma_log(ROWS, chosen) < min(others)
+    # Noise-free rows in which each cell differs: the design's errors are smaller as well.
+    rows = planted(ROWS, 0.8, 1.5)
+    cells = {effects_of(r)[-1]: generator.normal(0, 0.06) for r in rows}
+    rows = [replace(r, measured_s=r.measured_s * math.exp(cells[effects_of(r)[-1]])) for r in rows]
+
+    def mape(positions: Sequence[int]) -> float:
+        return float(np.abs(errors([rows[i] for i in positions], rows)).mean())
+
+    assert mape(chosen) < np.mean([mape(one) for one in random])
+
+
+def test_a_design_reads_no_measured_time_and_needs_enough_rows() -> None:
+    blind = [replace(r, measured_s=math.nan) for r in ROWS]
+    assert design(blind, 5) == design(ROWS, 5)
+    assert design(ROWS, 0) == []
+    call: Callable[[], object] = lambda: design(ROWS[:3], 4)  # noqa: E731
+    with pytest.raises(ConfigError, match="--rows 4"):
+        call()
