@@ -29,8 +29,8 @@ from threadpoolctl import threadpool_limits
 from forerun.calib.published.readers import PublishedTable, read_published
 from forerun.calib.published.steps import read_steps
 from forerun.calib.samples.step_rows import StepRow, StepTable
+from forerun.calib.steps.design import design
 from forerun.calib.validation.step_baselines import BASELINES
-from forerun.calib.validation.step_design import design_rows
 from forerun.calib.validation.step_models import CalibratedSteps
 from forerun.calib.validation.step_protocols import Fold
 from forerun.calib.validation.step_scores import order_only, step_results, worst_rows
@@ -104,7 +104,7 @@ def _line(
     """Figures of the model and of the baselines for one claim, and the model's worst rows."""
     begin = time.process_time()
     rows = claim.usable(_table(arguments.data, claim.table).rows)
-    folds = claim.folds(rows, arguments.draws, design_rows)
+    folds = claim.folds(rows, arguments.draws, design)
     operators = tuple(_operators(arguments.data, name) for name in claim.operators)
     scored = _scored(claim, rows, folds, known[chosen](operators))
     ours = _whole(scored, claim)

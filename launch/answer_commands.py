@@ -32,7 +32,7 @@ from ..calib.workload.megatron_options import options_of
 from .answers import REQUEST, SAMPLES, artefacts
 from .cli import ExitCode
 from .config_files import read_config
-from .report_tables import console, layouts_table, show, show_table
+from .report_tables import console, layouts_table, show, show_table, telling_note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +116,8 @@ def plan(args: argparse.Namespace) -> int:
         show_table(layouts_table(found, args.top), console())
         if found.candidates:
             print(shlex.join(found.candidates[0].options))
+        if note := telling_note(found):
+            print(note)
     return ExitCode.ANSWER
 
 

@@ -235,10 +235,20 @@ def _skew(answer: Answer) -> ReportTable:
     )
 
 
+def telling_note(plan: Plan) -> str:
+    """How many layouts were ranked, and which of them to try in order to know the others better."""
+    labels = ", ".join(candidate.label for candidate in plan.telling)
+    if not labels:
+        return ""
+    return f"{plan.num_layouts} other layouts ranked; to know them better, run steps of {labels}."
+
+
 def _notes(answer: Answer) -> list[str]:
     def notes() -> Iterator[str]:
         if answer.config.unmodelled:
             yield "Left out by the model: " + ", ".join(answer.config.unmodelled) + "."
+        if telling := telling_note(answer.plan):
+            yield telling
         if answer.config.device == "cpu":
             yield "Measured on a CPU stand-in: for correctness and dry runs, not for speed."
         for problem in answer.problems:

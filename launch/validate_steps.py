@@ -13,9 +13,9 @@ from ..calib.errors import CalibrationError, ConfigError
 from ..calib.published.readers import read_published
 from ..calib.published.steps import read_steps
 from ..calib.samples.step_rows import StepRow, StepTable
+from ..calib.steps.design import design, expected_sigma_log
 from ..calib.units import format_frac
 from ..calib.validation.step_baselines import BASELINES
-from ..calib.validation.step_design import design_rows, expected_sigma_log
 from ..calib.validation.step_models import CalibratedSteps
 from ..calib.validation.step_protocols import (
     LEAVE_ONE_OUT,
@@ -97,7 +97,7 @@ def validate_design(args: argparse.Namespace) -> int:
     for table in _tables(args):
         for machine, positions in machines(table.rows).items():
             own = [table.rows[i] for i in positions]
-            chosen = design_rows(own, min(args.rows, len(own)))
+            chosen = design(own, min(args.rows, len(own)))
             head = {"table": table.name, "machine": machine}
             found += [
                 {**head, **_designed(own, chosen, place)} for place in range(1, len(chosen) + 1)

@@ -16,6 +16,7 @@ from ..workload.megatron_args import options
 from ..workload.memory import MemoryEstimate, Verdict, memory, verdict
 from ..workload.memory_table import columns_of, memory_table
 from .layouts import enumerate_layouts, layout_label
+from .teaching import most_telling
 
 __all__ = ["Candidate", "Plan", "compare", "enumerate_layouts", "layout_label", "plan"]
 
@@ -27,6 +28,7 @@ layouts after a calibration of 3 to 10 rows."""
 
 MOST_CANDIDATES = 200
 """Layouts that a plan holds in full; all are ranked."""
+_MOST_TELLING = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,8 @@ class Candidate:
     time_frac_high: float
     log_ratio_sigma: float
     """Standard deviation of the log of the ratio; shared errors have cancelled."""
+    family_log: Mapping[str, float]
+    """Change of the log of the ratio when one family of models is off by one deviation."""
     memory: MemoryEstimate
     verdict: Verdict
     source_frac: Mapping[Source, float]
@@ -102,6 +106,12 @@ class Plan:
                 return candidate
         return None
 
+    @property
+    def telling(self) -> tuple[Candidate, ...]:
+        """Layouts whose measured step would tell most about all candidates."""
+        able = [c for c in self.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
+        return tuple(able[i] for i in most_telling([c.family_log for c in able], _MOST_TELLING))
+
     def to_json(self) -> dict[str, Any]:
         """A JSON object with its schema."""
         best = self.best
@@ -113,6 +123,7 @@ class Plan:
             "memory_capacity_nbytes": self.memory_capacity_nbytes,
             "num_layouts": self.num_layouts,
             "best": best.label if best else None,
+            "telling": [candidate.label for candidate in self.telling],
             "candidates": [candidate.to_json() for candidate in self.candidates],
         }
 
@@ -229,12 +240,13 @@ def paired_sigma_log(one: StepEstimate, other: StepEstimate) -> float:
 
     An error that lengthens both alike cancels: families are subtracted before they are squared.
     """
+    return math.sqrt(sum(log**2 for log in family_ratio(one, other).values()))
+
+
+def family_ratio(one: StepEstimate, other: StepEstimate) -> dict[str, float]:
+    """Change of the log ratio of two modelled steps by family of models."""
     names = {*one.family_log, *other.family_log}
-    return math.sqrt(
-        sum(
-            (one.family_log.get(name, 0.0) - other.family_log.get(name, 0.0)) ** 2 for name in names
-        )
-    )
+    return {n: one.family_log.get(n, 0.0) - other.family_log.get(n, 0.0) for n in sorted(names)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,6 +280,7 @@ class _Judge:
             time_frac_low=ratio / spread - 1,
             time_frac_high=ratio * spread - 1,
             log_ratio_sigma=sigma,
+            family_log=family_ratio(estimate, self.own),
             memory=needed,
             source_frac=estimate.source_frac,
             verdict=verdict(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -12,6 +13,7 @@ from ..timeline.block_times import BlockTimes
 from ..timeline.compiled import Compiled, compile_layouts
 from ..timeline.evaluate import evaluate, step_times
 from ..timeline.items import Floats, Ints
+from ..timeline.steady import simulate_long
 from ..workload.blocks import BlockKind
 from ..workload.collectives import CollectiveCall, GroupRole, Placement
 from .base_times import BaseTimes
@@ -21,6 +23,8 @@ from .traffic import base_times_s
 _SHARPNESS = 8.0
 """Power of the smooth maximum of launches and work."""
 _CONTENTION = 1.3
+_RUN = partial(simulate_long, start=4, period=4)
+"""Pipelines longer than eight groups of micro-batches continue at their pace."""
 _CALL_S = 40e-6
 """What the host takes to launch one collective."""
 _LAUNCH = "launch"
@@ -91,7 +95,7 @@ class Layouts:
                 recompute_s=work * larger(blocks.recompute_s, is_whole * again_s),
             )
 
-        found = evaluate(self.compiled, times_s, contention=_CONTENTION, adjust=adjust)
+        found = evaluate(self.compiled, times_s, contention=_CONTENTION, adjust=adjust, run=_RUN)
         return np.log(step_times(self.compiled, found))
 
 

@@ -137,11 +137,6 @@ class FittedTerms:
 BASELINES = (ConstantRate(), TrivialOrder(), TenTerms())
 
 
-def term_shares(rows: Sequence[StepRow]) -> Array:
-    """Share of each term in each row's time at the priors, ``(rows, terms)``."""
-    return _shares(_terms(rows), np.zeros(NUM_TERMS))
-
-
 def _predictions(log_time: Array, sigma_log: Array) -> StepPredictions:
     half = Z_90 * sigma_log
     return StepPredictions(

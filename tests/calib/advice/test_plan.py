@@ -18,6 +18,7 @@ from forerun.calib.advice.plan import (
     paired_sigma_log,
     plan,
 )
+from forerun.calib.advice.teaching import most_telling
 from forerun.calib.errors import ConfigError
 from forerun.calib.timeline.step import Z_90, estimate_step
 from forerun.calib.workload.config import Recompute, RunConfig
@@ -165,6 +166,13 @@ def test_labels_name_what_differs_from_one(layout: Layout) -> None:
     config = layout(tp=4, pp=2, recompute=Recompute.FULL)
     assert layout_label(config) == "TP4 PP2 mbs2 full"
     assert layout_label(layout(dp=2)) == "DP2 mbs2"
+
+
+def test_the_most_telling_layouts_differ_in_what_they_would_tell() -> None:
+    """Two layouts off by the same family tell the same: only one of them is asked for."""
+    slopes = [{"tp": 0.1}, {"tp": 0.12}, {"pp": 0.05}, {"linear": 0.001}]
+    assert most_telling(slopes, 3) == [1, 2]
+    assert most_telling([], 2) == []
 
 
 def test_json_is_complete_and_plain(planned: Callable[..., Plan]) -> None:

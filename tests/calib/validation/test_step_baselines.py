@@ -1,17 +1,14 @@
-"""The baselines recover what was planted, and the design asks for what tells them apart."""
+"""The baselines recover what was planted."""
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from forerun.calib.errors import ConfigError
 from forerun.calib.fit.priors import device_prior
 from forerun.calib.validation.step_baselines import ConstantRate, TenTerms, TrivialOrder
-from forerun.calib.validation.step_design import design_rows, expected_sigma_log
 from forerun.calib.validation.step_terms import NUM_TERMS, bubble_frac, step_flop, step_terms
 from forerun.calib.workload.config import Attention, Parallelism, Recompute
 
@@ -112,19 +109,3 @@ def test_the_trivial_order_prefers_small_tp_then_small_pp_then_large_micro_batch
         for i in order
     ]
     assert keys == sorted(keys)
-
-
-def test_the_design_lowers_the_expected_error_with_each_row() -> None:
-    rows = grid(depths=(8, 16))
-    chosen = design_rows(rows, 8)
-    assert len(set(chosen)) == 8
-    sigmas = [expected_sigma_log(rows, chosen[:count]) for count in range(9)]
-    assert all(after < before for before, after in itertools.pairwise(sigmas))
-    rng = np.random.default_rng(1)
-    drawn = [expected_sigma_log(rows, list(rng.permutation(len(rows))[:8])) for _ in range(20)]
-    assert sigmas[-1] < min(drawn)
-    assert len({rows[i].config.parallelism.tp for i in chosen}) >= 3
-    blind = timed(rows, [np.nan] * len(rows))
-    assert design_rows(blind, 8) == chosen
-    with pytest.raises(ConfigError, match="--rows"):
-        design_rows(rows, len(rows) + 1)
