@@ -5,7 +5,10 @@ BIN = $(VENV)/bin
 OUT ?= quickstart-out
 # Public tables of operators and collectives that `make bench` scores the models on.
 DATA ?=
+# Folder of public tables of step times and peak memory, for the same.
+STEPS ?=
 NO_DATA = benchmarks/models.py skipped: no tables given; make bench DATA='TABLE.csv.gz ...'
+NO_STEPS = benchmarks/steps.py and memory.py skipped: no folder given; make bench STEPS=FOLDER
 
 .PHONY: setup quickstart test test-fast check bench clean
 
@@ -40,6 +43,10 @@ bench: setup
 	$(BIN)/python benchmarks/hooks.py
 	$(BIN)/python benchmarks/cpu_layouts.py --out bench-out
 	$(BIN)/python benchmarks/speed.py
+	$(BIN)/python benchmarks/schedules.py
+	$(BIN)/python benchmarks/plan.py
+	$(if $(strip $(STEPS)),$(BIN)/python benchmarks/memory.py $(STEPS),@echo "$(NO_STEPS)")
+	$(if $(strip $(STEPS)),$(BIN)/python benchmarks/steps.py $(STEPS))
 	$(if $(strip $(DATA)),$(BIN)/python benchmarks/models.py $(DATA),@echo "$(NO_DATA)")
 
 clean:

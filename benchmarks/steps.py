@@ -17,6 +17,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -106,11 +107,11 @@ def _line(
     rows = claim.usable(_table(arguments.data, claim.table).rows)
     folds = claim.folds(rows, arguments.draws, design)
     operators = tuple(_operators(arguments.data, name) for name in claim.operators)
-    scored = _scored(claim, rows, folds, known[chosen](operators))
+    scored = _scored(claim, rows, folds, known[chosen](operators), chosen)
     ours = _whole(scored, claim)
     baselines = {
         baseline.name: (order_only if getattr(baseline, "orders_only", False) else dict)(
-            _whole(_scored(claim, rows, folds, baseline), claim)
+            _whole(_scored(claim, rows, folds, baseline, baseline.name), claim)
         )
         for baseline in BASELINES
     }
@@ -128,23 +129,33 @@ def _line(
     return line, worst_rows(scored)
 
 
+_KNOWN: dict[tuple[str, ...], list[StepsScored]] = {}
+"""What each model said of the folds of a table: lines that score parts of it share them."""
+
+
 def _scored(
-    claim: Claim, rows: Sequence[StepRow], folds: Sequence[Fold], model: StepModel
+    claim: Claim, rows: Sequence[StepRow], folds: Sequence[Fold], model: StepModel, name: str
 ) -> list[StepsScored]:
-    keep = claim.is_scored
-    if keep is None:
-        return score_folds(rows, folds, model)
-    cut = [
-        Fold(
-            protocol=fold.protocol,
-            machine=fold.machine,
-            draw=fold.draw,
-            train=fold.train,
-            test=tuple(i for i in fold.test if keep(rows[i])),
-        )
-        for fold in folds
-    ]
-    return score_folds(rows, [fold for fold in cut if fold.test], model)
+    key = (claim.table, claim.protocol, claim.machine, *claim.operators, name)
+    if key not in _KNOWN:
+        _KNOWN[key] = score_folds(rows, folds, model)
+    if claim.is_scored is None:
+        return _KNOWN[key]
+    cut = [_part(fold, claim.is_scored) for fold in _KNOWN[key]]
+    return [fold for fold in cut if fold.rows]
+
+
+def _part(scored: StepsScored, keep: Callable[[StepRow], bool]) -> StepsScored:
+    places = [place for place, row in enumerate(scored.rows) if keep(row)]
+    return replace(
+        scored,
+        rows=tuple(scored.rows[place] for place in places),
+        reasons=tuple(scored.reasons[place] for place in places),
+        predicted_s=scored.predicted_s[places],
+        low_s=scored.low_s[places],
+        high_s=scored.high_s[places],
+        memory_nbytes=scored.memory_nbytes[places],
+    )
 
 
 def _whole(scored: Sequence[StepsScored], claim: Claim) -> dict[str, Any]:

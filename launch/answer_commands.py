@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import sys
 import time
@@ -29,6 +30,7 @@ from ..calib.workload.config import RunConfig
 from ..calib.workload.megatron_args import apply_options
 from ..calib.workload.megatron_command import config_from_command
 from ..calib.workload.megatron_options import options_of
+from ..calib.workload.model_shape import at_least_one
 from .answers import REQUEST, SAMPLES, artefacts
 from .cli import ExitCode
 from .config_files import read_config
@@ -123,8 +125,11 @@ def plan(args: argparse.Namespace) -> int:
 
 def _plan(args: argparse.Namespace, table: SampleTable) -> Plan:
     own = table.config()
-    if args.gpus is not None and args.gpus < 1:
-        raise ConfigError(f"--gpus {args.gpus} is below 1; give a positive whole number")
+    for option, count in (("--gpus", args.gpus), ("--top", args.top)):
+        if count is not None and count < 1:
+            raise ConfigError(f"{option} {count} is below 1; give a positive whole number")
+    if args.memory_gib is not None and not 0 < args.memory_gib < math.inf:
+        raise ConfigError(f"--memory-gib {args.memory_gib} is no memory; give a number above 0")
     capacity = table.device_memory_nbytes()
     if args.memory_gib is not None:
         capacity = int(args.memory_gib * GIB)
@@ -176,7 +181,11 @@ def _described(args: argparse.Namespace, own: RunConfig, num_ranks: int) -> RunC
 def _num_ranks(options: Sequence[str]) -> int:
     """The value of ``--gpus`` among the options of a layout; 0 where it is not given."""
     words = next((words for option, words in options_of(options) if option == "--gpus"), [])
-    return whole("gpus", words[0]) if words else 0
+    if not words:
+        return 0
+    number = whole("gpus", words[0])
+    at_least_one("--gpus", number)
+    return number
 
 
 def _answer(args: argparse.Namespace) -> Answer:

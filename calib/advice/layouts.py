@@ -41,8 +41,8 @@ def enumerate_layouts(config: RunConfig, num_ranks: int) -> list[RunConfig]:
     """Every layout over ``num_ranks`` ranks that can run: degrees, micro-batch, recompute.
 
     The global batch stays; so do overlap, distributed optimizer and sequence parallelism where they
-    apply.  Chunks are even; context parallelism is varied where the run has it or sequences are
-    long, and expert parallelism where the model has experts.
+    apply (experts over tp always have the last).  Chunks are even; context parallelism is varied
+    where the run has it or sequences are long, and expert parallelism where the model has experts.
     """
     if num_ranks < 1:
         raise ConfigError(f"{num_ranks} ranks are none; give at least 1")
@@ -96,7 +96,7 @@ def _variants(config: RunConfig, degrees: _Degrees) -> Iterator[RunConfig]:
         batch = Batch(micro_batch_size=micro, global_batch_size=config.batch.global_batch_size)
         for vp in _virtual(config, degrees, samples // micro):
             try:
-                parallelism = _parallelism(config.parallelism, degrees, vp)
+                parallelism = _parallelism(config, degrees, vp)
                 yield from _recomputed(config, parallelism, batch)
             except ConfigError:
                 continue
@@ -109,7 +109,10 @@ def _virtual(config: RunConfig, degrees: _Degrees, num_microbatches: int) -> lis
     return [vp for vp in _divisors(each) if vp <= _MOST_VIRTUAL]
 
 
-def _parallelism(own: Parallelism, degrees: _Degrees, vp: int) -> Parallelism:
+def _parallelism(config: RunConfig, degrees: _Degrees, vp: int) -> Parallelism:
+    own = config.parallelism
+    # Megatron trains experts over tp only with sequence parallelism.
+    is_split = own.is_sequence_parallel or config.model.experts is not None
     return replace(
         own,
         tp=degrees.tp,
@@ -121,7 +124,7 @@ def _parallelism(own: Parallelism, degrees: _Degrees, vp: int) -> Parallelism:
         chunk_layers=(),
         microbatch_group_size=0,
         schedule=own.schedule if vp == 1 else Schedule.ONE_F_ONE_B,
-        is_sequence_parallel=own.is_sequence_parallel and degrees.tp > 1,
+        is_sequence_parallel=is_split and degrees.tp > 1,
     )
 
 

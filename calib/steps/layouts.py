@@ -21,7 +21,7 @@ from .scales import FLOOR, FLOOR_RATIO, HOP, HOST_MICROBATCH, HOST_STEP, Scale, 
 from .traffic import base_times_s
 
 _SHARPNESS = 8.0
-"""Power of the smooth maximum of launches and work."""
+"""Power of the smooth maximum of launches and work; chosen on public step times, as ``_CALL_S``."""
 _CONTENTION = 1.3
 _RUN = partial(simulate_long, start=4, period=4)
 """Pipelines longer than eight groups of micro-batches continue at their pace."""

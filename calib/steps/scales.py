@@ -41,7 +41,8 @@ def scales(
     ``compute`` is common to all passes and what follows it apart for parts of them: errors of a
     device's rates go together.  The launch floor is what the host takes to launch the forward pass
     of one layer: 0.8 ms on an eager stack of 2021, about half with fused kernels.  ``network`` is
-    common to all that crosses nodes, whose cards all groups share.
+    common to all that crosses nodes, whose cards all groups share.  Centres and deviations were
+    chosen with public step times in view (``benchmarks/RESULTS.md``), and are the same for all.
     """
     known = log_centers or {}
     return tuple(
@@ -74,7 +75,7 @@ def _scales(floor_s: float) -> tuple[Scale, ...]:
             name="dp",
             log_center=0.2,
             log_sigma=0.3,
-            weight=_role(GroupRole.DP, GroupRole.EXPERT_DP),
+            weight=_role(GroupRole.DP, GroupRole.DP_INSTANCES, GroupRole.EXPERT_DP),
         ),
         Scale(name="pp", log_center=0.5, log_sigma=0.7, weight=_role(GroupRole.PP)),
         Scale(name="network", log_center=0.3, log_sigma=0.4, weight=_crosses_nodes),

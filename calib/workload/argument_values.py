@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import Enum
 from types import SimpleNamespace
@@ -30,12 +31,15 @@ class Arguments:
         return default if value is None else whole(names[0], value)
 
     def real(self, *names: str) -> float:
-        """A number, 0 where none is given."""
+        """A finite number, 0 where none is given."""
         value = self.get(*names)
         try:
-            return float(value or 0)
-        except (TypeError, ValueError) as err:
-            raise ConfigError(f"{option_of(names[0])} {value!r} is not a number; give one") from err
+            number = float(value or 0)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise ConfigError(f"{option_of(names[0])} {value!r} is not a number; give one")
+        return number
 
     def required(self, name: str) -> int:
         """A whole number that nothing can replace."""
@@ -79,5 +83,5 @@ def whole(name: str, value: Any) -> int:
     """A whole number; ``ConfigError`` names the option where it is none."""
     try:
         return int(value)
-    except (TypeError, ValueError) as err:
+    except (TypeError, ValueError, OverflowError) as err:
         raise ConfigError(f"{option_of(name)} {value!r} is not a whole number; give one") from err

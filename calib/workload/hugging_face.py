@@ -15,6 +15,7 @@ from .model_shape import (
     ModelShape,
     Normalization,
     PositionEmbedding,
+    at_least_one,
 )
 
 _VOCAB_MULTIPLE = 128
@@ -40,6 +41,8 @@ def from_hugging_face(
             f"{', '.join(sorted(_KINDS))}"
         )
     given = Arguments(config)
+    for name in ("num_attention_heads", "n_head"):
+        at_least_one(name, given.number(name, default=1))
     shape = _KINDS[kind](given)
     length = seq_length or shape.max_position_embeddings
     vocab = -(-shape.vocab_size // vocab_multiple) * vocab_multiple

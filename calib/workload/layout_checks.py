@@ -9,6 +9,7 @@ from .parallelism import ContextComm, Schedule
 
 if TYPE_CHECKING:
     from .config import RunConfig
+    from .parallelism import Parallelism
 
 
 def check_layout(config: RunConfig) -> None:
@@ -36,6 +37,11 @@ def _check_groups(config: RunConfig) -> None:
     """The rule of Megatron's interleaved schedule (core 0.16.1)."""
     par, num = config.parallelism, config.num_microbatches
     group = par.microbatch_group_size or par.pp
+    if par.pp == 2 and not par.overlaps_p2p:
+        raise ConfigError(
+            f"vp {par.vp} on 2 stages needs messages that overlap, but they do not; leave "
+            f"--no-overlap-p2p-communication out or set vp 1"
+        )
     if not par.pp <= group <= num:
         raise ConfigError(
             f"microbatch_group_size {group} is not between pp {par.pp} and num_microbatches {num}, "
@@ -79,16 +85,33 @@ def _check_degrees(config: RunConfig) -> None:
             f"num_query_groups {groups} is neither a multiple nor a divisor of tp {par.tp}; "
             f"choose tp from {_divisors(groups)}"
         )
-    if par.is_sequence_parallel and model.seq_length % par.tp:
-        raise ConfigError(
-            f"seq_length {model.seq_length} is not a multiple of tp {par.tp}; "
-            f"choose tp from {_divisors(model.seq_length)} or leave sequence parallelism off"
-        )
+    _check_replicas(par)
+    _check_sequence(config)
+
+
+def _check_replicas(par: Parallelism) -> None:
+    """The rule of ``initialize_model_parallel`` (core 0.16.1), for either kind of replicas."""
+    for name, number in (("dp x cp", par.dp * par.cp), ("expert dp", par.expert_dp)):
+        if number % par.num_optimizer_instances:
+            raise ConfigError(
+                f"num_optimizer_instances {par.num_optimizer_instances} does not divide {name} "
+                f"{number}; choose from {_divisors(number)}"
+            )
+
+
+def _check_sequence(config: RunConfig) -> None:
+    model, par = config.model, config.parallelism
     if model.seq_length % (2 * par.cp) and par.cp > 1:
         raise ConfigError(
             f"seq_length {model.seq_length} is not a multiple of 2 x cp {par.cp}, as balanced "
             f"causal attention needs; choose cp from {_divisors(model.seq_length // 2)}"
         )
+    if par.is_sequence_parallel and config.local_seq_length % par.tp:
+        raise ConfigError(
+            f"seq_length {model.seq_length} over cp {par.cp} is not a multiple of tp {par.tp}; "
+            f"choose tp from {_divisors(config.local_seq_length)} or leave sequence parallelism off"
+        )
+    groups = model.num_query_groups
     heads = min(model.num_attention_heads, groups)
     is_exchanged = par.cp > 1 and par.context_comm is ContextComm.ALL_TO_ALL
     if is_exchanged and heads % (par.tp * par.cp):
@@ -107,6 +130,23 @@ def _check_experts(config: RunConfig) -> None:
         raise ConfigError(
             f"num_experts {experts.num_experts} is not a multiple of ep {par.ep}; "
             f"choose ep from {_divisors(experts.num_experts)}"
+        )
+    if experts is None:
+        return
+    for name, width, tp in (
+        ("expert ffn_hidden_size", experts.ffn_hidden_size, par.expert_tp),
+        ("shared_ffn_hidden_size", experts.shared_ffn_hidden_size, par.tp),
+    ):
+        if width % tp:
+            raise ConfigError(
+                f"{name} {width} is not a multiple of its tp {tp}; choose tp or expert tp from "
+                f"{_divisors(width)}"
+            )
+    if par.tp > 1 and not par.is_sequence_parallel:
+        # ``MoELayer.forward`` of core 0.16.1 refuses to train so.
+        raise ConfigError(
+            f"experts with tp {par.tp} need sequence parallelism, but it is off; give "
+            f"--sequence-parallel or set tp 1"
         )
 
 

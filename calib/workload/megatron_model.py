@@ -13,6 +13,7 @@ from .model_shape import (
     ModelShape,
     Normalization,
     PositionEmbedding,
+    at_least_one,
 )
 
 NUM_EXPERTS = ("num_experts", "num_moe_experts")
@@ -27,6 +28,7 @@ def model_shape(given: Arguments, tp: int) -> ModelShape:
     Raises ``ConfigError`` where a size that nothing can replace is missing.
     """
     hidden, heads = given.required("hidden_size"), given.required("num_attention_heads")
+    at_least_one("num_attention_heads", heads)
     if not given.number("kv_channels") and hidden % heads:
         raise ConfigError(
             f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}; "

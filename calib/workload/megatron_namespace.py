@@ -30,7 +30,12 @@ FIRST_STAGE = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipelin
 LAST_STAGE = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
 """By Megatron's argument, and by the field of its ``TransformerConfig``."""
 _FP8 = ("fp8", "fp8_format")
+_FP8_NUMBERS = ("e4m3", "hybrid")
 _FP4 = ("fp4", "fp4_format")
+_MODULES = frozenset(
+    ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+)
+"""What ``--recompute-modules`` may name."""
 
 
 def from_namespace(args: Any) -> RunConfig:
@@ -50,6 +55,12 @@ def from_namespace(args: Any) -> RunConfig:
             f"{predicted}; let them agree"
         )
     parallelism = _parallelism(given, layout)
+    model = model_shape(given, parallelism.tp)
+    if layout is not None and sum(layout.chunk_layers) != model.num_layers:
+        raise ConfigError(
+            f"the pipeline layout has {sum(layout.chunk_layers)} t, not num_layers "
+            f"{model.num_layers}; let them agree"
+        )
     micro = given.required("micro_batch_size")
     recompute, num_layers, modules = _recompute(given)
     precision = _precision(given)
@@ -58,7 +69,7 @@ def from_namespace(args: Any) -> RunConfig:
         global_batch_size=given.number("global_batch_size") or micro * parallelism.dp,
     )
     return RunConfig(
-        model=model_shape(given, parallelism.tp),
+        model=model,
         parallelism=parallelism,
         batch=batch,
         precision=precision,
@@ -195,6 +206,11 @@ def _recompute(given: Arguments) -> tuple[Recompute, int, tuple[str, ...]]:
     if given.is_on("recompute_activations"):
         granularity = Recompute.SELECTIVE.value
     modules = given.words("recompute_modules")
+    if strange := sorted(set(modules) - _MODULES):
+        raise ConfigError(
+            f"--recompute-modules {' '.join(strange)} is not known; choose from "
+            f"{', '.join(sorted(_MODULES))}"
+        )
     if given.is_on("moe_layer_recompute"):
         granularity = Recompute.SELECTIVE.value
         modules = tuple(dict.fromkeys((*(modules or ("core_attn",)), "moe")))
@@ -225,6 +241,10 @@ def _fp8(given: Arguments) -> Fp8Recipe:
         return Fp8Recipe.NVFP4
     if not _is_in_8_bits(given):
         return Fp8Recipe.NONE
+    if (numbers := given.text(*_FP8)) not in _FP8_NUMBERS:
+        raise ConfigError(
+            f"--fp8-format {numbers!r} is not known; choose from {', '.join(_FP8_NUMBERS)}"
+        )
     recipe = given.text("fp8_recipe", default=Fp8Recipe.DELAYED.value)
     known = [r.value for r in Fp8Recipe]
     # A custom recipe (named among what is left out) scales by some rule of its own.

@@ -78,6 +78,8 @@ def true_time_s(operator: Operator) -> float:
 
 @pytest.fixture(scope="session")
 def make_table() -> MakeTable:
+    empty = {name: normalise(name, pd.DataFrame(columns=list(FRAMES[name]))) for name in FRAMES}
+
     def make(
         operators: Mapping[Operator, float] | None = None,
         collectives: Mapping[CollectiveCall, float] | None = None,
@@ -122,9 +124,7 @@ def make_table() -> MakeTable:
             }
             for c, time_s in (collectives or {}).items()
         ]
-        frames = {
-            name: normalise(name, pd.DataFrame(columns=list(FRAMES[name]))) for name in FRAMES
-        }
+        frames = {name: frame.copy() for name, frame in empty.items()}
         filled = pd.DataFrame(rows).fillna(
             {c: "" if k == "str" else 0 for c, k in FRAMES["samples"].items()}
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
@@ -14,23 +15,32 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "published"
 TABLES = sorted(path.stem for path in GOLDEN.glob("*.csv"))
 
 
-def golden_frame(name: str) -> pd.DataFrame:
-    """The published rows as they are."""
-    return pd.read_csv(GOLDEN / f"{name}.csv")
+@cache
+def golden_table(name: str) -> tuple[pd.DataFrame, PublishedTable]:
+    """Published and canonical rows, read once for all tests, none of which changes them."""
+    frame = pd.read_csv(GOLDEN / f"{name}.csv")
+    return frame, read_published(frame, name)
 
 
 @pytest.fixture(params=TABLES)
-def frame(request: pytest.FixtureRequest) -> pd.DataFrame:
+def name(request: pytest.FixtureRequest) -> str:
     """Each table in turn."""
-    return golden_frame(request.param)
+    return request.param
+
+
+@pytest.fixture
+def frame(name: str) -> pd.DataFrame:
+    """Its published rows."""
+    return golden_table(name)[0].copy()
+
+
+@pytest.fixture
+def table(name: str) -> PublishedTable:
+    """What its published rows come to."""
+    return golden_table(name)[1]
 
 
 @pytest.fixture
 def golden() -> Callable[[str], tuple[pd.DataFrame, PublishedTable]]:
     """Published and canonical rows of one table."""
-
-    def read(name: str) -> tuple[pd.DataFrame, PublishedTable]:
-        frame = golden_frame(name)
-        return frame, read_published(frame, name)
-
-    return read
+    return golden_table

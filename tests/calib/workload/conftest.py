@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from forerun.calib.workload.ranks import group, position
 from forerun.calib.workload.stage_work import stage_operators, step_collectives
 
 PROBE = Path(__file__).parent / "expert_probe.py"
+TIMEOUT_S = 300
 CONTROL_NBYTES = 64
 """Norms and flags are at most this long, and are left out by design."""
 NOT_GENERATED = {"other", "model", "world"}
@@ -43,8 +45,59 @@ def llama(layout: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
     return make
 
 
+class ExpertProbe:
+    """``expert_probe.py`` in a process of its own, which answers for one rank after another."""
+
+    def __init__(self, errors: Path) -> None:
+        self._errors = errors
+        self._process: subprocess.Popen[str] | None = None
+
+    def ask(self, config: RunConfig, rank: int) -> dict[str, Any]:
+        """What the rank holds and does; a rank that fails ends the process, not the next ask."""
+        process = self._process = self._process or self._start()
+        assert process.stdin is not None and process.stdout is not None
+        limit = threading.Timer(TIMEOUT_S, process.kill)
+        limit.start()
+        try:
+            print(json.dumps([config.to_json(), rank]), file=process.stdin, flush=True)
+            found = next((line for line in process.stdout if line.startswith("RESULT")), "")
+        except BrokenPipeError:
+            found = ""
+        finally:
+            limit.cancel()
+        if not found:
+            self.close()
+        assert found, self._errors.read_text()[-3000:]
+        return json.loads(found.removeprefix("RESULT"))
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+    def _start(self) -> subprocess.Popen[str]:
+        with self._errors.open("w") as errors:
+            return subprocess.Popen(
+                [sys.executable, "-W", "ignore", str(PROBE)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+            )
+
+
+@pytest.fixture(scope="session")
+def expert_probe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ExpertProbe]:
+    """One for the tests of all files: what is dear is to import megatron.core."""
+    probe = ExpertProbe(tmp_path_factory.mktemp("probe") / "errors.txt")
+    yield probe
+    probe.close()
+
+
 @pytest.fixture
-def assert_as_megatron() -> Callable[..., None]:
+def assert_as_megatron(expert_probe: ExpertProbe) -> Callable[..., None]:
     """Asserts that a rank holds, runs and sends what it does in Megatron.
 
     ``unseen`` are kinds that run outside of what the hooks see in this layout: they are generated,
@@ -52,7 +105,7 @@ def assert_as_megatron() -> Callable[..., None]:
     """
 
     def check(config: RunConfig, rank: int, unseen: Iterable[tuple[Any, ...]] = ()) -> None:
-        found = _probed(config, rank)
+        found = expert_probe.ask(config, rank)
         stage = position(config.parallelism, rank).stage
         assert [t.numel for t in parameter_tensors(config, stage)] == found["parameters"]
         generated = [[bucket.numel, bucket.is_expert] for bucket in buckets(config, stage)]
@@ -71,21 +124,6 @@ def assert_as_megatron() -> Callable[..., None]:
         }
 
     return check
-
-
-def _probed(config: RunConfig, rank: int) -> dict[str, Any]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(PROBE), json.dumps(config.to_json()), str(rank)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT"))
-    return json.loads(line.removeprefix("RESULT"))
 
 
 def _operators(config: RunConfig, stage: int) -> dict[tuple[Any, ...], int]:

@@ -1,9 +1,9 @@
-"""One rank of a real megatron.core GPT with experts, latent attention or further predictions.
+"""Ranks of real megatron.core GPTs with experts, latent attention or further predictions.
 
-Alone in its process, over a backend that sends nothing.  Reads a run config and a rank as JSON from
-the command line; writes as JSON to stdout what the rank holds, and every operator and collective
-that the hooks see in its second step.  The router's choice is overruled so that every expert gets
-the same number of tokens of each rank: then all shapes follow from the layout.
+One after another, over a backend that sends nothing.  Each line of stdin is a run config and a rank
+as JSON; the answer to it is one line of JSON on stdout: what the rank holds, and every operator and
+collective that the hooks see in its second step.  The router's choice is overruled so that every
+expert gets the same number of tokens of each rank: then all shapes follow from the layout.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from megatron.core.transformer import (
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from forerun.calib.samples.records import CollectiveRecord, OperatorRecord
@@ -53,10 +54,17 @@ PREFERENCE = 100.0
 
 
 def main() -> None:
-    config, rank = RunConfig.from_json(json.loads(sys.argv[1])), int(sys.argv[2])
     stand_in.install()
     TopKRouter.gating = balanced(TopKRouter.gating)
-    begin(config, rank)
+    for line in sys.stdin:
+        settings, rank = json.loads(line)
+        config = RunConfig.from_json(settings)
+        begin(config, rank)
+        print("RESULT" + json.dumps(probe(config)), flush=True)
+        end()
+
+
+def probe(config: RunConfig) -> dict[str, Any]:
     recorder, guard = Recorder(HostStopwatch()), Guard()
     transformer = transformer_config(config)
     transformer.timers = Timers(recorder)
@@ -68,8 +76,10 @@ def main() -> None:
     recorder.open(StepLog(step=0, window=0, sites=modules.sites))
     step(config, ddp, optimizer)
     log = recorder.close()
+    groups.remove()
+    modules.remove()
     assert log is not None and guard.num_faults == 0
-    print("RESULT" + json.dumps({**held(model, ddp), **seen(log)}))
+    return {**held(model, ddp), **seen(log)}
 
 
 def held(model: GPTModel, ddp: DistributedDataParallel) -> dict[str, Any]:
@@ -160,7 +170,15 @@ def begin(config: RunConfig, rank: int) -> None:
         create_gloo_process_groups=False,
     )
     torch.manual_seed(1)
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    tensor_parallel.model_parallel_cuda_manual_seed(1, force_reset_rng=True)
+
+
+def end() -> None:
+    """Leaves nothing to the next rank, neither its groups nor what process-wide state kept."""
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+    MTPLossLoggingHelper.tracker.clear()
+    sys.excepthook = sys.__excepthook__  # each group of processes adds its rank to every line
 
 
 def transformer_config(config: RunConfig) -> TransformerConfig:

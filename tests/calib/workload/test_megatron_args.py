@@ -250,6 +250,7 @@ def test_settings_outside_the_model_are_listed() -> None:
             optimizer="adam",
             fp8="hybrid",
             num_experts=8,
+            sequence_parallel=True,
             recompute_modules=["mlp"],
         )
     )
