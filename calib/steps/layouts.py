@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..samples.step_rows import StepRow
 from ..timeline.block_times import BlockTimes
@@ -17,7 +18,17 @@ from ..timeline.steady import simulate_long
 from ..workload.blocks import BlockKind
 from ..workload.collectives import CollectiveCall, GroupRole, Placement
 from .base_times import BaseTimes
-from .scales import FLOOR, FLOOR_RATIO, HOP, HOST_MICROBATCH, HOST_STEP, Scale, scales, weights
+from .scales import (
+    EXPERT_LAUNCHES,
+    FLOOR,
+    FLOOR_RATIO,
+    HOP,
+    HOST_MICROBATCH,
+    HOST_STEP,
+    Scale,
+    scales,
+    weights,
+)
 from .traffic import base_times_s
 
 _SHARPNESS = 8.0
@@ -30,9 +41,10 @@ _CALL_S = 40e-6
 _LAUNCH = "launch"
 Effect = tuple[str, int, int, int, int]
 """What layers of some rows share: its name, hidden size, sequence length, tp and micro-batch."""
-EFFECTS = {_LAUNCH: 0.08, "tp": 0.05, "micro_batch": 0.03, "cell": 0.04}
-"""How far layers lie from the global constants, in logs: their launches by tp and micro-batch,
-their work by tp, by micro-batch and by both.  Chosen on the public tables; the same for all."""
+EFFECTS = {_LAUNCH: 0.08, "width": 0.08, "tp": 0.05, "micro_batch": 0.03, "cell": 0.04}
+"""How far layers lie from the global constants, in logs: launches by tp and micro-batch, their
+work by hidden size and sequence, by tp, by micro-batch and by all of them.  Chosen on the public
+tables; the same for all."""
 _PASSES = (Placement.FORWARD, Placement.BACKWARD, Placement.RECOMPUTE)
 
 
@@ -43,6 +55,7 @@ def effects_of(row: StepRow) -> tuple[Effect, ...]:
     width = (model.hidden_size, model.seq_length)
     return (
         (_LAUNCH, *width, tp, micro),
+        ("width", *width, 0, 0),
         ("tp", *width, tp, 0),
         ("micro_batch", *width, 0, micro),
         ("cell", *width, tp, micro),
@@ -68,6 +81,8 @@ class Layouts:
     """What the host takes to launch the collectives of each block, shape (blocks, 1)."""
     is_launched: Floats
     """1 for blocks of as many kernels as a layer has, shape (blocks, 1)."""
+    has_experts: NDArray[np.bool_]
+    """Which blocks launch the kernels of experts, shape (blocks, 1)."""
 
     def log_time(self, theta: Floats) -> Floats:
         """Log step time, shape (rows, columns), of constants of shape (constants, columns)."""
@@ -79,6 +94,7 @@ class Layouts:
         times_s[self.compiled.host_backward] = 0.5 * np.exp(named[HOST_MICROBATCH])
         times_s[self.compiled.host_step] = np.exp(named[HOST_STEP])
         launch = self.is_launched * np.exp(self.launch_effects @ theta[number:])
+        launch = np.where(self.has_experts, launch * np.exp(named[EXPERT_LAUNCHES]), launch)
         work = np.exp(self.work_effects @ theta[number:])
         floor_s = launch * np.exp(named[FLOOR])
         forward_s = floor_s + self.calls_s[Placement.FORWARD]
@@ -126,6 +142,7 @@ def layouts_of(rows: Sequence[StepRow], base: BaseTimes, effects: Sequence[Effec
         ),
         calls_s={place: _calls_s(compiled, place) for place in _PASSES},
         is_launched=np.array(is_launched, dtype=np.float64)[:, np.newaxis],
+        has_experts=np.array([[b.kind is BlockKind.EXPERT_LAYER] for b in compiled.blocks]),
     )
 
 

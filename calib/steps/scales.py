@@ -19,6 +19,7 @@ from ..workload.operators import Operator, OperatorKind, Phase
 Kind = OperatorKind
 HOST_MICROBATCH, HOST_STEP = "host_microbatch", "host_step"
 FLOOR, FLOOR_RATIO = "floor", "floor_backward_over_forward"
+EXPERT_LAUNCHES = "expert_launches"
 HOP = "hop"
 
 
@@ -88,6 +89,8 @@ def _scales(floor_s: float) -> tuple[Scale, ...]:
         Scale(name=HOP, log_center=math.log(0.1e-3), log_sigma=0.7),
         Scale(name=HOST_MICROBATCH, log_center=math.log(0.3e-3), log_sigma=1.0),
         Scale(name=HOST_STEP, log_center=math.log(3e-3), log_sigma=1.5),
+        # Router, sort, permutes and quantisation of every expert: many times the kernels of an MLP.
+        Scale(name=EXPERT_LAUNCHES, log_center=math.log(4.0), log_sigma=0.5),
         Scale(name=FLOOR, log_center=math.log(floor_s), log_sigma=0.3),
         Scale(name=FLOOR_RATIO, log_center=math.log(1.6), log_sigma=0.15),
     )
