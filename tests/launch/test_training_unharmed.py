@@ -56,7 +56,7 @@ def train(*options: str) -> subprocess.CompletedProcess[str]:
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
         str(ROOT / "recipes" / "pretrain_gpt.py"), "--train-iters", str(ITERS),
-        "--hidden-size", "64", *options,
+        "--hidden-size", "64", "--global-batch-size", "8", *options,
     ]  # fmt: skip
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=environ | {"WANDB_SILENT": "true"}

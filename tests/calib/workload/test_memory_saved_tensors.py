@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,27 @@ EXPERT_CASES: tuple[dict[str, Any], ...] = (
 SHAPE = {"seq_length": 128, "hidden_size": 64}
 
 
-def measured(configs: list[RunConfig]) -> list[int]:
+def dense_configs(layout: Layout) -> list[RunConfig]:
+    return [
+        layout(**{**case, "model": {**SHAPE, **case.get("model", {})}})
+        for case in DENSE_CASES.values()
+    ]
+
+
+def expert_configs(layout: Layout) -> list[RunConfig]:
+    gated = {**SHAPE, "is_gated": True, "has_bias": False}
+    return [layout(model={**gated, "experts": replace(EXPERTS, **case)}) for case in EXPERT_CASES]
+
+
+@pytest.fixture
+def kept(layout: Layout) -> dict[RunConfig, int]:
+    """Bytes that Megatron keeps of a layer of each config, dense ones and those with experts."""
+    configs = (*dense_configs(layout), *expert_configs(layout))
+    return dict(zip(configs, measured(configs), strict=True))
+
+
+@cache
+def measured(configs: tuple[RunConfig, ...]) -> list[int]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [
@@ -87,26 +108,18 @@ def extra_nbytes(config: RunConfig) -> int:
 
 
 @pytest.mark.slow
-def test_a_dense_layer_keeps_what_is_counted(layout: Layout) -> None:
-    configs = [
-        layout(**{**case, "model": {**SHAPE, **case.get("model", {})}})
-        for case in DENSE_CASES.values()
-    ]
-    for name, config, found in zip(DENSE_CASES, configs, measured(configs), strict=True):
+def test_a_dense_layer_keeps_what_is_counted(layout: Layout, kept: dict[RunConfig, int]) -> None:
+    for name, config in zip(DENSE_CASES, dense_configs(layout), strict=True):
         layer = layer_activations(config, has_experts=False)
         is_full = config.recompute is Recompute.FULL
         counted = layer.input_nbytes if is_full else layer.kept_nbytes
         # Norm statistics are of two bytes in bf16 here; a checkpoint keeps an element of its own.
-        assert found == pytest.approx(counted + extra_nbytes(config), rel=2e-3), name
+        assert kept[config] == pytest.approx(counted + extra_nbytes(config), rel=2e-3), name
 
 
 @pytest.mark.slow
-def test_an_expert_layer_keeps_what_is_counted(layout: Layout) -> None:
-    gated = {**SHAPE, "is_gated": True, "has_bias": False}
-    configs = [
-        layout(model={**gated, "experts": replace(EXPERTS, **case)}) for case in EXPERT_CASES
-    ]
-    for config, found in zip(configs, measured(configs), strict=True):
+def test_an_expert_layer_keeps_what_is_counted(layout: Layout, kept: dict[RunConfig, int]) -> None:
+    for config in expert_configs(layout):
         counted = layer_activations(config, has_experts=True).kept_nbytes
         # The maps of the router are those of Transformer Engine: up to 1 % of so small a layer.
-        assert found == pytest.approx(counted, rel=1e-2)
+        assert kept[config] == pytest.approx(counted, rel=1e-2)
