@@ -12,7 +12,6 @@ from ..errors import ConfigError
 from ..samples.step_rows import StepKind, StepRow
 from ..units import GIB
 from ..workload.config import Attention, ContextComm, ModelShape, Parallelism, Recompute
-from ..workload.model_shape import Experts
 from .model_shapes import public_shape
 from .step_families import StepFamily
 from .step_records import (
@@ -101,17 +100,18 @@ def read_simumax(record: Record, row_id: str, table: str) -> StepRow:
         machine=f"{record.text('gpu')} SimuMax {record.text('precision')}",
         label=f"{record.text('model')} L{model.num_layers} s{model.seq_length}",
         measured_s=_MS * record.number("real_step_time_ms"),
-        memory_nbytes=GIB * record.number("real_max_alloc_gib"),
+        memory_nbytes=GIB * record.number("real_max_alloc_gib", default=0) or None,
     )
 
 
 def _simumax_shape(record: Record) -> ModelShape:
-    name = record.text("model")
+    name, ep = record.text("model"), record.whole("ep", default=1)
     seq_length, layers = record.whole("seq_len"), record.whole("layers")
-    if "deepseek" not in name.lower() and "moe" not in name.lower() and record.whole("ep") == 1:
+    if "deepseek" not in name.lower() and "moe" not in name.lower() and ep == 1:
         return llama_like(gpt_shape(record, vocab=_simumax_vocab(record)))
     shape = public_shape(name, seq_length=seq_length, num_layers=layers, num_dense_layers=1)
-    assert isinstance(shape.experts, Experts)
+    if shape.experts is None:
+        raise ConfigError(f"model {name!r} has no experts, but ep is {ep}; give ep 1")
     experts = replace(shape.experts, capacity_factor=1.0, is_padded_to_capacity=True)
     return replace(shape, vocab_size=_simumax_vocab(record), experts=experts)
 

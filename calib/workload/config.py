@@ -21,6 +21,7 @@ from .model_shape import (
     Normalization,
     PositionEmbedding,
     at_least_one,
+    not_negative,
 )
 from .parallelism import ContextComm, Parallelism, Schedule
 
@@ -151,6 +152,7 @@ class RunConfig:
     """Settings of the run that the model leaves out, by name; listed in every report."""
 
     def __post_init__(self) -> None:
+        not_negative("recompute_num_layers", self.recompute_num_layers)
         check_layout(self)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 import typing
+from collections.abc import Mapping
 from enum import Enum
 from functools import lru_cache
 from typing import Any
@@ -26,11 +27,14 @@ def decode(kind: Any, value: Any) -> Any:
     """The value that ``encode`` wrote, of type ``kind``.
 
     Unknown keys are ignored and missing ones default.  Raises ``ConfigError`` where a field without
-    a default is missing or an enum does not know its value.
+    a default is missing, an enum does not know its value, or a value has another form.
     """
-    if value is None:
-        return None
+    if isinstance(kind, types.UnionType):
+        inner = next(k for k in typing.get_args(kind) if k is not type(None))
+        return None if value is None else decode(inner, value)
     if hasattr(kind, "__dataclass_fields__"):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{kind.__name__} {value!r} is no object; write it with to_json")
         hints = _hints(kind)
         known = {k: decode(hints[k], v) for k, v in value.items() if k in hints}
         try:
@@ -41,9 +45,9 @@ def decode(kind: Any, value: Any) -> Any:
             ) from err
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _member(kind, value)
-    if isinstance(kind, types.UnionType):
-        return decode(next(k for k in typing.get_args(kind) if k is not type(None)), value)
     if typing.get_origin(kind) is tuple:
+        if not isinstance(value, list | tuple):
+            raise ConfigError(f"{value!r} is no list of values; write it with to_json")
         return tuple(decode(typing.get_args(kind)[0], v) for v in value)
     return value
 

@@ -22,6 +22,7 @@ from .config import (
     Recompute,
     RunConfig,
 )
+from .config_json import decode
 from .megatron_model import model_shape
 from .megatron_unmodelled import left_out
 from .pipeline_layout import PipelineLayout, Split, parse_layout, split_layers, virtual_stages
@@ -32,6 +33,7 @@ LAST_STAGE = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_s
 _FP8 = ("fp8", "fp8_format")
 _FP8_NUMBERS = ("e4m3", "hybrid")
 _FP4 = ("fp4", "fp4_format")
+_MIXED = "a2a+p2p"
 _MODULES = frozenset(
     ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 )
@@ -119,8 +121,6 @@ def _parallelism(given: Arguments, layout: PipelineLayout | None) -> Parallelism
     etp = given.number("expert_tensor_parallel_size")
     vp, chunk_layers = _chunks(given, layout, pp)
     group = given.number("microbatch_group_size_per_vp_stage")
-    comms = given.words("cp_comm_type")
-    comm = comms[0] if len(set(comms)) == 1 else ContextComm.P2P.value
     return Parallelism(
         tp=tp,
         pp=pp,
@@ -131,7 +131,7 @@ def _parallelism(given: Arguments, layout: PipelineLayout | None) -> Parallelism
         etp=0 if etp == tp else etp,
         chunk_layers=() if len(set(chunk_layers)) == 1 else chunk_layers,
         microbatch_group_size=0 if vp == 1 or group == pp else group,
-        context_comm=ContextComm(comm if comm in [c.value for c in ContextComm] else "p2p"),
+        context_comm=_context_comm(given),
         is_pipeline_before_data=given.is_on("use_tp_pp_dp_mapping"),
         num_optimizer_instances=given.number("num_distributed_optimizer_instances", default=1),
         is_sequence_parallel=given.is_on("sequence_parallel") and tp > 1,
@@ -145,6 +145,15 @@ def _parallelism(given: Arguments, layout: PipelineLayout | None) -> Parallelism
         pads_buckets=given.is_on("ddp_pad_buckets_for_high_nccl_busbw"),
         ranks_per_node=given.number("ranks_per_node"),
     )
+
+
+def _context_comm(given: Arguments) -> ContextComm:
+    """That of all layers; of several, or of the mixed one, which are left out, the plainest."""
+    # The help of Megatron's parser says "allgather", which Transformer Engine does not take.
+    comms = {"all_gather" if c == "allgather" else c for c in given.words("cp_comm_type")}
+    for comm in sorted(comms - {_MIXED}):
+        decode(ContextComm, comm)
+    return ContextComm(comms.pop()) if len(comms - {_MIXED}) == len(comms) == 1 else ContextComm.P2P
 
 
 def _replicas(given: Arguments, degrees: dict[str, int]) -> int:
@@ -246,9 +255,8 @@ def _fp8(given: Arguments) -> Fp8Recipe:
             f"--fp8-format {numbers!r} is not known; choose from {', '.join(_FP8_NUMBERS)}"
         )
     recipe = given.text("fp8_recipe", default=Fp8Recipe.DELAYED.value)
-    known = [r.value for r in Fp8Recipe]
     # A custom recipe (named among what is left out) scales by some rule of its own.
-    return Fp8Recipe(recipe) if recipe in known else Fp8Recipe.TENSORWISE
+    return Fp8Recipe.TENSORWISE if recipe == "custom" else decode(Fp8Recipe, recipe)
 
 
 def _attention(given: Arguments) -> Attention:
@@ -304,7 +312,7 @@ def _num_steps(samples: int, global_batch_size: int, rampup: tuple[int, ...]) ->
 
 def _unmodelled(args: Any, given: Arguments, layout: PipelineLayout | None) -> tuple[str, ...]:
     found = list(left_out(args))
-    if len(set(given.words("cp_comm_type"))) > 1 or "a2a+p2p" in given.words("cp_comm_type"):
+    if len(set(given.words("cp_comm_type"))) > 1 or _MIXED in given.words("cp_comm_type"):
         found.append("cp_comm_type")
     if _is_in_8_bits(given) and given.text("fp8_recipe") == "custom":
         found.append("fp8_recipe")

@@ -61,6 +61,7 @@ class Experts:
     def __post_init__(self) -> None:
         for name in ("num_experts", "top_k", "ffn_hidden_size"):
             at_least_one(name, getattr(self, name))
+        not_negative("shared_ffn_hidden_size", self.shared_ffn_hidden_size)
         if self.top_k > self.num_experts:
             raise ConfigError(
                 f"top_k {self.top_k} is more than num_experts {self.num_experts}; choose at most "
@@ -86,6 +87,12 @@ class LatentAttention:
     qk_head_dim: int = 128
     qk_pos_emb_head_dim: int = 64
     v_head_dim: int = 128
+
+    def __post_init__(self) -> None:
+        not_negative("q_lora_rank", self.q_lora_rank)
+        not_negative("qk_pos_emb_head_dim", self.qk_pos_emb_head_dim)
+        for name in ("kv_lora_rank", "qk_head_dim", "v_head_dim"):
+            at_least_one(name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +134,7 @@ class ModelShape:
             "vocab_size",
         ):
             at_least_one(name, getattr(self, name))
+        not_negative("num_prediction_layers", self.num_prediction_layers)
         if self.num_attention_heads % self.num_query_groups:
             raise ConfigError(
                 f"num_attention_heads {self.num_attention_heads} is not a multiple of "
@@ -150,3 +158,9 @@ def at_least_one(name: str, value: int) -> None:
     """Raise ``ConfigError`` where a size or degree is below one."""
     if value < 1:
         raise ConfigError(f"{name} {value} is below 1; give a positive whole number")
+
+
+def not_negative(name: str, value: int) -> None:
+    """Raise ``ConfigError`` where a size that may be absent is below zero."""
+    if value < 0:
+        raise ConfigError(f"{name} {value} is below 0; give a whole number, or 0 for none")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ConfigError
-from .model_shape import at_least_one
+from .model_shape import at_least_one, not_negative
 from .quick_enum import QuickEnum
 
 
@@ -14,7 +14,7 @@ class ContextComm(QuickEnum):
 
     P2P = "p2p"
     ALL_TO_ALL = "a2a"
-    ALL_GATHER = "allgather"
+    ALL_GATHER = "all_gather"
 
 
 class Schedule(QuickEnum):
@@ -75,6 +75,8 @@ class Parallelism:
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "vp", "dp", "cp", "ep", "num_optimizer_instances"):
             at_least_one(name, getattr(self, name))
+        for name in ("etp", "microbatch_group_size", "bucket_numel", "ranks_per_node"):
+            not_negative(name, getattr(self, name))
         if self.chunk_layers and len(self.chunk_layers) != self.pp * self.vp:
             raise ConfigError(
                 f"chunk_layers has {len(self.chunk_layers)} entries, not pp {self.pp} x vp "

@@ -237,6 +237,7 @@ def test_our_format_takes_megatrons_arguments() -> None:
         "global_batch_size": 64,
         "world_size": 8,
         "tensor_model_parallel_size": 2,
+        "sequence_parallel": True,
         "pipeline_model_parallel_size": 2,
         "decoder_first_pipeline_num_layers": 2,
         "num_experts": 8,

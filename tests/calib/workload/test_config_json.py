@@ -1,0 +1,55 @@
+"""Configs as JSON: what was written comes back, anything else is a ``ConfigError``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.calib.errors import ConfigError
+from forerun.calib.samples.store import read_run
+from forerun.calib.samples.table import build_table
+from forerun.calib.workload.config import RunConfig, Schedule
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+
+
+@pytest.fixture
+def written() -> dict[str, Any]:
+    """A config that was recorded before there were experts and context parallelism."""
+    return json.loads(json.dumps(build_table(read_run(GOLDEN, None)).config().to_json()))
+
+
+def test_an_old_recording_takes_todays_defaults(written: dict[str, Any]) -> None:
+    config = RunConfig.from_json(written)
+    assert config.parallelism.schedule is Schedule.ONE_F_ONE_B
+    assert (config.parallelism.cp, config.parallelism.ep, config.model.experts) == (1, 1, None)
+    assert RunConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+    assert RunConfig.from_json(written | {"surprise": 1}) == config
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("precision",), "fp7"),
+        (("recompute",), None),
+        (("batch",), 3),
+        (("parallelism",), None),
+        (("parallelism", "schedule"), "zz"),
+        (("parallelism", "tp"), "2"),
+        (("parallelism", "chunk_layers"), 3),
+        (("model", "experts"), {"num_experts": 4}),
+        (("model", "experts"), 4),
+    ],
+)
+def test_other_forms_are_refused(
+    written: dict[str, Any], path: tuple[str, ...], value: Any
+) -> None:
+    inner = written
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = value
+    with pytest.raises(ConfigError):
+        RunConfig.from_json(written)
