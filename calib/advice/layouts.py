@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from ..errors import ConfigError
 from ..workload.config import Batch, Parallelism, Recompute, RunConfig, Schedule
@@ -28,7 +29,7 @@ def layout_label(config: RunConfig) -> str:
     )
     words = [f"{name}{degree}" for name, degree in degrees if degree > 1]
     if par.chunk_layers:
-        words.append("-".join(str(number) for number in par.chunk_layers))
+        words.append(_layers(par.chunk_layers))
     if par.schedule is not Schedule.ONE_F_ONE_B:
         words.append(par.schedule.value)
     words.append(f"mbs{config.batch.micro_batch_size}")
@@ -37,12 +38,23 @@ def layout_label(config: RunConfig) -> str:
     return " ".join(words)
 
 
+def _layers(chunk_layers: tuple[int, ...]) -> str:
+    """Layers of the chunks in short.
+
+    >>> _layers((16, 16, 16, 14))
+    '16x3-14'
+    """
+    runs = [(number, len(list(run))) for number, run in groupby(chunk_layers)]
+    return "-".join(f"{number}x{count}" if count > 1 else f"{number}" for number, count in runs)
+
+
 def enumerate_layouts(config: RunConfig, num_ranks: int) -> list[RunConfig]:
     """Every layout over ``num_ranks`` ranks that can run: degrees, micro-batch, recompute.
 
     The global batch stays; so do overlap, distributed optimizer and sequence parallelism where they
-    apply (experts over tp always have the last).  Chunks are even; context parallelism is varied
-    where the run has it or sequences are long, and expert parallelism where the model has experts.
+    apply (experts over tp always have the last).  Where layers do not split evenly the last stage
+    has fewer or more.  Context parallelism is varied where the run has it or sequences are long,
+    and expert parallelism where the model has experts.
     """
     if num_ranks < 1:
         raise ConfigError(f"{num_ranks} ranks are none; give at least 1")
@@ -68,7 +80,7 @@ def _degrees(config: RunConfig, num_ranks: int) -> Iterator[_Degrees]:
         for cp in _contexts(config):
             for pp in _divisors(num_ranks // (tp * cp)) if num_ranks % (tp * cp) == 0 else ():
                 dp = num_ranks // (tp * cp * pp)
-                if model.num_layers % pp or samples % dp:
+                if pp > model.num_layers or samples % dp:
                     continue
                 for ep in _experts(config, tp * cp * dp, tp):
                     yield _Degrees(tp=tp, cp=cp, ep=ep, pp=pp, dp=dp)
@@ -104,7 +116,7 @@ def _variants(config: RunConfig, degrees: _Degrees) -> Iterator[RunConfig]:
 
 def _virtual(config: RunConfig, degrees: _Degrees, num_microbatches: int) -> list[int]:
     each = config.model.num_layers // degrees.pp
-    if degrees.pp == 1 or num_microbatches % degrees.pp:
+    if degrees.pp == 1 or num_microbatches % degrees.pp or config.model.num_layers % degrees.pp:
         return [1]
     return [vp for vp in _divisors(each) if vp <= _MOST_VIRTUAL]
 
@@ -121,15 +133,31 @@ def _parallelism(config: RunConfig, degrees: _Degrees, vp: int) -> Parallelism:
         pp=degrees.pp,
         dp=degrees.dp,
         vp=vp,
-        chunk_layers=(),
+        chunk_layers=_uneven(config.model.num_layers, degrees.pp),
         microbatch_group_size=0,
         schedule=own.schedule if vp == 1 else Schedule.ONE_F_ONE_B,
         is_sequence_parallel=is_split and degrees.tp > 1,
     )
 
 
+def _uneven(num_layers: int, pp: int) -> tuple[int, ...]:
+    """Layers of each stage where they are not even: the last, which has the head, has the fewest.
+
+    >>> _uneven(61, 8), _uneven(64, 8)
+    ((8, 8, 8, 8, 8, 8, 8, 5), ())
+    """
+    if num_layers % pp == 0:
+        return ()
+    each = -(-num_layers // pp)
+    if each * (pp - 1) >= num_layers:
+        each -= 1
+    return (*[each] * (pp - 1), num_layers - each * (pp - 1))
+
+
 def _recomputed(config: RunConfig, parallelism: Parallelism, batch: Batch) -> Iterator[RunConfig]:
     each = config.model.num_layers // parallelism.num_chunks
+    if parallelism.chunk_layers:
+        each = min(parallelism.chunk_layers)
     for recompute in Recompute:
         is_own = recompute is config.recompute
         kept = config.recompute_num_layers if is_own else 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..fit.estimates import Estimator, Source
 from ..timeline.step import CONTENTION, Z_90, StepEstimate, estimate_many, median_times
@@ -194,19 +195,31 @@ def ranking(
     """Places of the layouts, fastest first.
 
     Those that need more than ``memory_nbytes`` come last and are not timed, the smallest first.
-    Layouts of one model with even chunks.  Medians only: intervals are for the few at the top.
+    Layouts of one model.  Medians only: intervals are for the few at the top.
     """
     if not layouts:
         return []
     needed = np.zeros(len(layouts))
     if memory_nbytes is not None:
-        columns, choices = columns_of(layouts)
-        needed = memory_table(layouts[0], columns, choices).total_nbytes
+        needed = _peaks_nbytes(layouts)
     is_over = needed > (math.inf if memory_nbytes is None else memory_nbytes)
     fitting, over = np.flatnonzero(~is_over), np.flatnonzero(is_over)
     times_s = median_times([layouts[i] for i in fitting], estimator, contention=contention)
     order = [fitting[np.argsort(times_s, kind="stable")], over[np.argsort(needed[over])]]
     return np.concatenate(order).tolist()
+
+
+def _peaks_nbytes(layouts: Sequence[RunConfig]) -> NDArray[np.float64]:
+    """Peak memory of each layout; those with even chunks at once."""
+    out = np.empty(len(layouts))
+    is_even = np.array([not layout.parallelism.chunk_layers for layout in layouts])
+    even = [layouts[i] for i in np.flatnonzero(is_even)]
+    if even:
+        columns, choices = columns_of(even)
+        out[is_even] = memory_table(even[0], columns, choices).total_nbytes
+    for place in np.flatnonzero(~is_even):
+        out[place] = memory(layouts[place]).total_nbytes
+    return out
 
 
 def compare(

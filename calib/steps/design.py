@@ -83,6 +83,9 @@ def _study(rows: Sequence[StepRow], start: StepScales | None) -> _Study:
     effects = tuple(dict.fromkeys(effect for row in rows for effect in effects_of(row)))
     layouts = layouts_of(rows, base, effects)
     center, spread = prior(layouts)
+    # What all rows share cannot be told from the machine's own constants.
+    is_shared = [all(effect in effects_of(row) for row in rows) for effect in effects]
+    spread[len(layouts.scales) :][is_shared] = 0.0
     noise = start.measured_sigma_log**2 + MODEL_SIGMA_LOG**2
     return _Study(slopes=gradient(layouts, center)[1] * spread, noise_variance=noise)
 

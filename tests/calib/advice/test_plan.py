@@ -60,6 +60,12 @@ def test_no_layout_that_could_run_is_missing(layout: Layout) -> None:
     assert set(enumerate_layouts(layout(dp=4), 4)) == expected
 
 
+def test_layers_that_do_not_split_evenly_still_have_pipelines(layout: Layout) -> None:
+    config = layout(dp=4, model={"num_layers": 7})
+    found = {c.parallelism.chunk_layers for c in enumerate_layouts(config, 4)}
+    assert found == {(), (4, 3), (2, 2, 2, 1)}
+
+
 def test_settings_are_kept_where_they_apply(layout: Layout) -> None:
     config = layout(
         tp=2,
