@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from forerun.calib.advice.plan import enumerate_layouts, ranking
+from forerun.calib.advice.plan import enumerate_layouts, peaks_nbytes, ranking
 from forerun.calib.fit.estimates import Estimates, Source
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.timeline.compiled import compile_layouts
@@ -32,7 +32,6 @@ from forerun.calib.workload.config import (
     Precision,
     RunConfig,
 )
-from forerun.calib.workload.memory_table import columns_of, memory_table
 from forerun.calib.workload.operators import Operator
 
 DEVICE = "NVIDIA H100 80GB HBM3"
@@ -115,7 +114,7 @@ def timed(gpus: int, repetitions: int) -> str:
     evaluate(compiled, times_s, contention=1.3, run=simulate_long)
     evaluate_s = time.process_time() - begin
     begin = time.process_time()
-    memory_table(config, *columns_of(layouts))
+    peaks_nbytes(layouts)
     memory_s = time.process_time() - begin
     number = len(layouts)
     parts = (cold_s, warm_s, listed_s, compile_s, evaluate_s, memory_s)

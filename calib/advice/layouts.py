@@ -8,6 +8,7 @@ from itertools import groupby
 
 from ..errors import ConfigError
 from ..workload.config import Batch, Parallelism, Recompute, RunConfig, Schedule
+from ..workload.uneven import uneven_layers
 
 LONG_SEQUENCE = 8192
 """From this length on context parallelism is tried where the run has none."""
@@ -133,25 +134,11 @@ def _parallelism(config: RunConfig, degrees: _Degrees, vp: int) -> Parallelism:
         pp=degrees.pp,
         dp=degrees.dp,
         vp=vp,
-        chunk_layers=_uneven(config.model.num_layers, degrees.pp),
+        chunk_layers=uneven_layers(config.model.num_layers, degrees.pp),
         microbatch_group_size=0,
         schedule=own.schedule if vp == 1 else Schedule.ONE_F_ONE_B,
         is_sequence_parallel=is_split and degrees.tp > 1,
     )
-
-
-def _uneven(num_layers: int, pp: int) -> tuple[int, ...]:
-    """Layers of each stage where they are not even: the last, which has the head, has the fewest.
-
-    >>> _uneven(61, 8), _uneven(64, 8)
-    ((8, 8, 8, 8, 8, 8, 8, 5), ())
-    """
-    if num_layers % pp == 0:
-        return ()
-    each = -(-num_layers // pp)
-    if each * (pp - 1) >= num_layers:
-        each -= 1
-    return (*[each] * (pp - 1), num_layers - each * (pp - 1))
 
 
 def _recomputed(config: RunConfig, parallelism: Parallelism, batch: Batch) -> Iterator[RunConfig]:

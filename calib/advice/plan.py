@@ -15,7 +15,7 @@ from ..timeline.step import CONTENTION, Z_90, StepEstimate, estimate_many, media
 from ..workload.config import RunConfig
 from ..workload.megatron_args import options
 from ..workload.memory import MemoryEstimate, Verdict, memory, verdict
-from ..workload.memory_table import columns_of, memory_table
+from ..workload.memory_table import columns_of, is_usual, memory_table
 from .layouts import enumerate_layouts, layout_label
 from .teaching import most_telling
 
@@ -201,23 +201,23 @@ def ranking(
         return []
     needed = np.zeros(len(layouts))
     if memory_nbytes is not None:
-        needed = _peaks_nbytes(layouts)
+        needed = peaks_nbytes(layouts)
     is_over = needed > (math.inf if memory_nbytes is None else memory_nbytes)
     fitting, over = np.flatnonzero(~is_over), np.flatnonzero(is_over)
-    times_s = median_times([layouts[i] for i in fitting], estimator, contention=contention)
+    times_s = median_times([layouts[i] for i in fitting.tolist()], estimator, contention=contention)
     order = [fitting[np.argsort(times_s, kind="stable")], over[np.argsort(needed[over])]]
     return np.concatenate(order).tolist()
 
 
-def _peaks_nbytes(layouts: Sequence[RunConfig]) -> NDArray[np.float64]:
-    """Peak memory of each layout; those with even chunks at once."""
+def peaks_nbytes(layouts: Sequence[RunConfig]) -> NDArray[np.float64]:
+    """Peak memory of each layout; at once but for those with stages of a layout of their own."""
     out = np.empty(len(layouts))
-    is_even = np.array([not layout.parallelism.chunk_layers for layout in layouts])
-    even = [layouts[i] for i in np.flatnonzero(is_even)]
+    is_even = np.array([is_usual(layout) for layout in layouts])
+    even = [layouts[i] for i in np.flatnonzero(is_even).tolist()]
     if even:
         columns, choices = columns_of(even)
         out[is_even] = memory_table(even[0], columns, choices).total_nbytes
-    for place in np.flatnonzero(~is_even):
+    for place in np.flatnonzero(~is_even).tolist():
         out[place] = memory(layouts[place]).total_nbytes
     return out
 

@@ -21,6 +21,7 @@ from .memory_blocks import (
     state_bytes,
 )
 from .parallelism import Parallelism
+from .uneven import uneven_layers
 
 Integers = npt.NDArray[np.int64]
 
@@ -36,7 +37,10 @@ class RecomputeChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutColumns:
-    """One entry per layout in each array, all of shape (layouts,); chunks are even."""
+    """One entry per layout in each array, all of shape (layouts,).
+
+    Chunks are even; without virtual stages, where layers do not split, as ``uneven_layers`` has it.
+    """
 
     tp: Integers
     pp: Integers
@@ -60,10 +64,17 @@ class LayoutColumns:
         return np.where(self.etp > 0, self.etp, self.tp)
 
 
+def is_usual(config: RunConfig) -> bool:
+    """True where ``LayoutColumns`` can hold the layout's chunks."""
+    par = config.parallelism
+    chunks = par.chunk_layers
+    return not chunks or (par.vp == 1 and chunks == uneven_layers(config.model.num_layers, par.pp))
+
+
 def columns_of(
     configs: Sequence[RunConfig],
 ) -> tuple[LayoutColumns, tuple[RecomputeChoice, ...]]:
-    """Layouts of one model with even chunks as columns, and the choices of recompute in them."""
+    """Layouts of one model, all of them usual, as columns, and the choices of recompute in them."""
     choices: dict[RecomputeChoice, int] = {}
     rows = []
     for config in configs:
@@ -257,15 +268,18 @@ def _fullest(
 def _layers(config: RunConfig, shape: _Pipeline, chunk: int) -> ChunkLayers:
     model = config.model
     each, rest = divmod(model.num_layers, shape.pp * shape.vp)
-    if rest:
+    begin = chunk * each
+    if rest and shape.vp > 1:
         raise ConfigError(
             f"num_layers {model.num_layers} does not split over pp {shape.pp} x vp {shape.vp}; "
             f"leave such layouts out, or ask for them one by one with chunk_layers"
         )
+    if rest:
+        stages = uneven_layers(model.num_layers, shape.pp)
+        begin, each = sum(stages[:chunk]), stages[chunk]
     covered = 0
     if shape.choice.recompute is Recompute.FULL:
         covered = min(shape.choice.recompute_num_layers or each, each)
-    begin = chunk * each
     again = sum(map(model.has_experts, range(begin, begin + covered)))
     plain = sum(map(model.has_experts, range(begin + covered, begin + each)))
     return ChunkLayers(

@@ -11,6 +11,8 @@ from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import Batch, Experts, Precision, Recompute, RunConfig
 from forerun.calib.workload.memory import memory
 from forerun.calib.workload.memory_table import LayoutColumns, RecomputeChoice, memory_table
+from forerun.calib.workload.memory_table import columns_of as memory_columns
+from forerun.calib.workload.uneven import uneven_layers
 
 Layout = Callable[..., RunConfig]
 CHOICES = (
@@ -80,8 +82,18 @@ def test_every_entry_is_that_of_the_layout_alone(
     assert table.total_nbytes == pytest.approx([m.total_nbytes for m in alone], abs=4)
 
 
-def test_uneven_chunks_are_refused(layout: Layout) -> None:
+def test_stages_that_do_not_split_evenly_equal_those_alone(layout: Layout) -> None:
+    model = {"num_layers": 7, "experts": replace(EXPERTS, layer_pattern=(False,) + (True,) * 6)}
+    for pp, recompute in product((2, 4), (Recompute.NONE, Recompute.FULL)):
+        par = {"chunk_layers": uneven_layers(7, pp)}
+        base = layout(pp=pp, dp=2, model=model, par=par, recompute=recompute, device="B200")
+        columns, choices = memory_columns([base])
+        table = memory_table(base, columns, choices)
+        assert table.total_nbytes[0] == pytest.approx(memory(base).total_nbytes, abs=4)
+
+
+def test_uneven_virtual_stages_are_refused(layout: Layout) -> None:
     base = layout(model={"num_layers": 6})
     odd = columns_of([base], [0])
     with pytest.raises(ConfigError, match="leave such layouts out"):
-        memory_table(base, replace(odd, pp=np.array([4])))
+        memory_table(base, replace(odd, pp=np.array([4]), vp=np.array([2])))
