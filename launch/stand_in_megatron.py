@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import logging
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.machinery import ModuleSpec
@@ -23,6 +24,10 @@ NEED_TRITON = (
 """They import triton unguarded and define kernels that a CPU run does not launch (0.16.1, main)."""
 
 
+_MOST_IN_FLIGHT = 16
+"""Outputs that may be on their way from one rank at the same time, and more."""
+
+
 def prepare() -> None:
     """Arrange for the changes; modules that are already there are changed now."""
     logging.getLogger("megatron.core.tensor_parallel.random").addFilter(_is_not_about_shared_state)
@@ -31,6 +36,7 @@ def prepare() -> None:
         "megatron.legacy.fused_kernels": _build_nothing("load"),
         "megatron.core.transformer.moe.moe_utils": _name_missing_product,
         "megatron.core.transformer.moe.token_dispatcher": _list_splits,
+        "megatron.core.pipeline_parallel.schedules": _hold_what_is_sent,
     }
     wheel = _helpers_of_the_wheel()
     if wheel is not None:
@@ -149,6 +155,25 @@ def _allow_sequence_parallel(module: ModuleType) -> None:
 def _name_missing_product(module: ModuleType) -> None:
     """Core 0.16 reads the name of TransformerEngine's product where that is not installed."""
     vars(module).setdefault("te_general_gemm", None)
+
+
+def _hold_what_is_sent(module: ModuleType) -> None:
+    """Outputs live on while gloo may still send them.
+
+    Megatron frees an output right after its send was issued, which is safe on a device, where the
+    stream orders both; gloo's threads read the memory later, and would send what came to lie there.
+    """
+    free = getattr(module, "deallocate_output_tensor", None)
+    if free is None:
+        return
+    sent: deque[Any] = deque(maxlen=_MOST_IN_FLIGHT)
+
+    def held(out: Any, *args: Any, **kwargs: Any) -> None:
+        if hasattr(out, "detach"):
+            sent.append(out.detach())
+        free(out, *args, **kwargs)
+
+    setattr(module, "deallocate_output_tensor", held)  # noqa: B010
 
 
 def _list_splits(module: ModuleType) -> None:

@@ -7,8 +7,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import torch
+
+from forerun.launch import stand_in_megatron
 
 LOOK = """
 import json, torch
@@ -116,3 +120,20 @@ def test_an_unbuilt_clone_uses_the_helpers_of_the_wheel(tmp_path: Path) -> None:
         tmp_path,
     )
     assert line == f"{datasets.parent / '__init__.py'} [0, 1, 0, 1]"
+
+
+def test_what_was_sent_lives_on_when_megatron_frees_it() -> None:
+    """gloo reads a tensor after ``isend`` returned: its memory must not be given away."""
+    schedules = ModuleType("schedules")
+
+    def free(out: torch.Tensor) -> None:
+        out.data = torch.empty(1)
+
+    vars(schedules)["deallocate_output_tensor"] = free
+    stand_in_megatron._hold_what_is_sent(schedules)
+    out = torch.full((100_003,), 7.0)
+    place = out.data_ptr()
+    vars(schedules)["deallocate_output_tensor"](out)
+    assert out.numel() == 1
+    others = [torch.zeros(100_003) for _ in range(8)]
+    assert all(other.data_ptr() != place for other in others)
