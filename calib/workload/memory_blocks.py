@@ -239,9 +239,9 @@ def _ends(piece: PieceBytes, is_first: bool, is_last: bool, is_tied: bool) -> Nu
     numel = numel + piece.norm_numel + piece.prediction_numel
     if not (is_tied and is_first):
         numel = numel + piece.vocabulary_numel
-    if not is_first and not is_tied:
+    if not is_first:
         # Multi-token prediction embeds its tokens on the last stage.
-        numel = numel + np.where(piece.prediction_numel > 0, piece.vocabulary_numel, 0.0)
+        numel = numel + np.where(piece.prediction_numel > 0, piece.embedding_numel, 0.0)
     return numel
 
 

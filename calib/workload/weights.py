@@ -1,4 +1,8 @@
-"""Weight matrices and parameter counts of a layer and of the ends of a model, on one rank."""
+"""Weight matrices and parameter counts of a layer and of the ends of a model, on one rank.
+
+Arithmetic for planners, which ask for thousands of layouts; a test holds it against the tensors of
+``parameters``.
+"""
 
 from __future__ import annotations
 
@@ -79,10 +83,11 @@ def layer_numel(config: RunConfig, *, has_experts: bool) -> Numel:
     model, latent = config.model, config.model.latent_attention
     mlp = mlp_matrices(config, has_experts=has_experts)
     norms = 2 * model.hidden_size
-    if latent is not None:
-        norms += latent.q_lora_rank + latent.kv_lora_rank
-    elif model.has_qk_norm:
-        norms += 2 * model.kv_channels
+    if model.has_qk_norm:
+        ranks = (
+            2 * model.kv_channels if latent is None else latent.q_lora_rank + latent.kv_lora_rank
+        )
+        norms += ranks
     experts = model.experts
     router = 0
     if has_experts and experts is not None:

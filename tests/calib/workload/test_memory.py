@@ -222,6 +222,7 @@ def test_latent_attention_has_the_parameters_of_megatrons_own_count(layout: Layo
         "has_bias": False,
         "is_gated": True,
         "latent_attention": latent,
+        "has_qk_norm": True,
         "experts": experts,
         "normalization": Normalization.RMS_NORM,
     }
