@@ -17,39 +17,24 @@ from threadpoolctl import threadpool_limits
 
 from forerun.calib.advice.plan import enumerate_layouts, peaks_nbytes, ranking
 from forerun.calib.fit.estimates import Estimates, Source
+from forerun.calib.published.model_shapes import public_shape
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.timeline.evaluate import evaluate
 from forerun.calib.timeline.steady import simulate_long
+from forerun.calib.timeline.step import CONTENTION
 from forerun.calib.units import GIB
 from forerun.calib.workload.collectives import CollectiveCall
 from forerun.calib.workload.config import (
     Batch,
-    ModelShape,
-    Normalization,
     Parallelism,
-    PositionEmbedding,
     Precision,
     RunConfig,
 )
 from forerun.calib.workload.operators import Operator
 
 DEVICE = "NVIDIA H100 80GB HBM3"
-LLAMA_70B = ModelShape(
-    num_layers=80,
-    hidden_size=8192,
-    ffn_hidden_size=28672,
-    num_attention_heads=64,
-    num_query_groups=8,
-    kv_channels=128,
-    seq_length=8192,
-    vocab_size=128256,
-    is_gated=True,
-    has_bias=False,
-    is_tied=False,
-    normalization=Normalization.RMS_NORM,
-    position_embedding=PositionEmbedding.ROPE,
-)
+LLAMA_70B = public_shape("LLAMA3_70B", seq_length=8192)
 
 
 class Prior:
@@ -111,7 +96,7 @@ def timed(gpus: int, repetitions: int) -> str:
     compile_s = time.process_time() - begin
     times_s = prior._base.times_s(compiled.items)[:, np.newaxis]
     begin = time.process_time()
-    evaluate(compiled, times_s, contention=1.3, run=simulate_long)
+    evaluate(compiled, times_s, contention=CONTENTION, run=simulate_long)
     evaluate_s = time.process_time() - begin
     begin = time.process_time()
     peaks_nbytes(layouts)

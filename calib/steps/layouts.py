@@ -15,6 +15,7 @@ from ..timeline.compiled import Compiled, compile_layouts
 from ..timeline.evaluate import evaluate, step_times
 from ..timeline.items import Floats, Ints
 from ..timeline.steady import simulate_long
+from ..timeline.step import CONTENTION
 from ..workload.blocks import BlockKind
 from ..workload.collectives import CollectiveCall, GroupRole, Placement
 from .base_times import BaseTimes
@@ -33,7 +34,6 @@ from .traffic import base_times_s
 
 _SHARPNESS = 8.0
 """Power of the smooth maximum of launches and work; chosen on public step times, as ``_CALL_S``."""
-_CONTENTION = 1.3
 _RUN = partial(simulate_long, start=4, period=4)
 """Pipelines longer than eight groups of micro-batches continue at their pace."""
 _CALL_S = 40e-6
@@ -111,7 +111,7 @@ class Layouts:
                 recompute_s=work * larger(blocks.recompute_s, is_whole * again_s),
             )
 
-        found = evaluate(self.compiled, times_s, contention=_CONTENTION, adjust=adjust, run=_RUN)
+        found = evaluate(self.compiled, times_s, contention=CONTENTION, adjust=adjust, run=_RUN)
         return np.log(step_times(self.compiled, found))
 
 
