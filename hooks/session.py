@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..calib.samples.records import (
@@ -21,6 +21,7 @@ from ..calib.samples.records import (
     StepRecord,
     WindowRecord,
 )
+from .between import Between
 from .guard import Guard
 from .live import Live
 from .settings import Settings
@@ -35,7 +36,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 EVAL = "eval"
 SAVE = "save-checkpoint"
-_BRACKET_FLAGS = {EVAL: StepFlag.EVALUATED, SAVE: StepFlag.SAVED}
+PROBE = "probe"
+_BRACKET_FLAGS = {
+    EVAL: StepFlag.EVALUATED,
+    SAVE: StepFlag.SAVED,
+    PROBE: StepFlag.PROBED,
+}
 
 
 @dataclass(slots=True)
@@ -50,30 +56,6 @@ class _Step:
     num_faults: int
     excluded_ns: int = 0
     hook_ns: int = 0
-
-
-@dataclass(slots=True)
-class _Between:
-    """What lies between the previous step and the next."""
-
-    end_ns: int | None = None
-    brackets: dict[str, tuple[int, int]] = field(default_factory=dict)
-
-    def extend(self, name: str, start_ns: int, end_ns: int) -> None:
-        """Brackets of one name are one: its first begin to its last end."""
-        known = self.brackets.get(name, (start_ns, end_ns))
-        self.brackets[name] = (min(known[0], start_ns), max(known[1], end_ns))
-
-    def gap_ns(self, start_ns: int) -> int:
-        """From the last step's end to ``start_ns`` without the brackets."""
-        if self.end_ns is None:
-            return 0
-        gap_ns, covered_ns = start_ns - self.end_ns, self.end_ns
-        for begin_ns, end_ns in sorted(self.brackets.values()):
-            begin_ns = max(begin_ns, covered_ns)
-            gap_ns -= max(0, end_ns - begin_ns)
-            covered_ns = max(covered_ns, end_ns)
-        return max(0, gap_ns)
 
 
 class Session:
@@ -96,7 +78,7 @@ class Session:
         self._index = 0
         self._next = 0
         self._step: _Step | None = None
-        self._between = _Between()
+        self._between = Between()
         self._brackets: dict[str, int] = {}
         self._pending: list[StepLog] = []
         self._ending: WindowEnd | None = None
@@ -258,7 +240,7 @@ class Session:
 
     def _report_brackets(self) -> set[StepFlag]:
         """Write down what lay between the steps; the flags that it puts on the next one."""
-        brackets, self._between = self._between.brackets, _Between()
+        brackets, self._between = self._between.brackets, Between()
         step = max(0, self._next - 1)
         for name, (start_ns, end_ns) in brackets.items():
             self._writer.put(

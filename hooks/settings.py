@@ -22,6 +22,14 @@ class WandbMode(Enum):
     OFF = "off"
 
 
+class TraceChoice(Enum):
+    """Whether a step or two of the window run under Kineto: ``auto`` only where there is a GPU."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
 class DeviceChoice(Enum):
     """Where training runs: what torch finds, or the CPU stand-in."""
 
@@ -73,6 +81,9 @@ class Settings:
     gpus: tuple[int, ...] = ()
     wandb: WandbMode = WandbMode.AUTO
     device: DeviceChoice = DeviceChoice.AUTO
+    probe_s: float = 0.0
+    """Time that all probes together may take between steps; 0: none."""
+    trace: TraceChoice = TraceChoice.AUTO
     cadence: CadenceHint = field(default_factory=CadenceHint)
     host_argv: tuple[str, ...] = ()
     companion_command: tuple[str, ...] = ()

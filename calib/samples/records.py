@@ -26,6 +26,8 @@ class StepFlag(Enum):
     RERAN = "reran"
     COLLECTED = "collected"
     FAULTED = "faulted"
+    PROBED = "probed"
+    TRACED = "traced"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,25 @@ class WindowRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankRecord:
+    """What one rank did in the hooked steps of a window: small enough to come from every rank.
+
+    Medians over those steps, per step: passes and optimizer without the waiting inside them, and
+    the waiting in collectives, ``wait_ns[i]`` on groups of role ``wait_roles[i]``.
+    """
+
+    window: int
+    num_steps: int
+    step_ns: int
+    forward_ns: int
+    backward_ns: int
+    optimizer_ns: int
+    wait_roles: tuple[str, ...] = ()
+    wait_ns: tuple[int, ...] = ()
+    memory_peak_nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """The run description as this rank saw it, ``RunConfig.to_json`` inside."""
 
@@ -164,6 +185,7 @@ Record = (
     | CollectiveRecord
     | CoverageRecord
     | WindowRecord
+    | RankRecord
     | RunRecord
 )
 
@@ -175,6 +197,7 @@ _TYPES: dict[str, type[Any]] = {
     "collective": CollectiveRecord,
     "coverage": CoverageRecord,
     "window": WindowRecord,
+    "rank": RankRecord,
     "run": RunRecord,
 }
 _NAMES = {kind: name for name, kind in _TYPES.items()}
@@ -231,6 +254,8 @@ def _decode(name: str, value: Any) -> Any:
 def _check(record: Any) -> None:
     for spec in fields(record):
         value = getattr(record, spec.name)
+        if isinstance(value, tuple):
+            continue
         if spec.name.endswith("_ns") and (not isinstance(value, int) or value < 0):
             if spec.name in ("start_ns", "issue_ns") and isinstance(value, int):
                 continue
