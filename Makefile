@@ -3,6 +3,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN = $(VENV)/bin
 OUT ?= quickstart-out
+GPU_OUT ?= gpu-report-out
+GPU_OPTIONS ?=
 # Public tables of operators and collectives that `make bench` scores the models on.
 DATA ?=
 # Folder of public tables of step times and peak memory, for the same.
@@ -10,7 +12,7 @@ STEPS ?=
 NO_DATA = benchmarks/models.py skipped: no tables given; make bench DATA='TABLE.csv.gz ...'
 NO_STEPS = benchmarks/steps.py and memory.py skipped: no folder given; make bench STEPS=FOLDER
 
-.PHONY: setup quickstart test test-fast check bench clean
+.PHONY: setup quickstart test test-fast check bench gpu-report clean
 
 setup: $(VENV)/.ready
 
@@ -48,6 +50,10 @@ bench: setup
 	$(if $(strip $(STEPS)),$(BIN)/python benchmarks/memory.py $(STEPS),@echo "$(NO_STEPS)")
 	$(if $(strip $(STEPS)),$(BIN)/python benchmarks/steps.py $(STEPS))
 	$(if $(strip $(DATA)),$(BIN)/python benchmarks/models.py $(DATA),@echo "$(NO_DATA)")
+
+# All that only a GPU can show; exits 3 where there is none.  GPU_OPTIONS=--cpu: at a toy size.
+gpu-report: setup
+	$(BIN)/python benchmarks/gpu_report.py --out $(GPU_OUT) $(GPU_OPTIONS)
 
 clean:
 	rm -rf $(VENV) $(OUT) bench-out build *.egg-info

@@ -11,15 +11,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .calib.errors import ForerunError as ForerunError
     from .calib.workload.config import RunConfig as RunConfig
+    from .hooks.adapters.bridge import bridge_callback as bridge_callback
+    from .hooks.adapters.hugging_face import hugging_face_callback as hugging_face_callback
+    from .hooks.adapters.lightning import lightning_callback as lightning_callback
     from .hooks.attach import attach as attach
 
 __version__ = "0.1.0"
-__all__ = ["ForerunError", "RunConfig", "__version__", "attach"]
+__all__ = [
+    "ForerunError",
+    "RunConfig",
+    "__version__",
+    "attach",
+    "bridge_callback",
+    "hugging_face_callback",
+    "lightning_callback",
+]
 
 _HOMES = {
     "ForerunError": ".calib.errors",
     "RunConfig": ".calib.workload.config",
     "attach": ".hooks.attach",
+    "bridge_callback": ".hooks.adapters.bridge",
+    "hugging_face_callback": ".hooks.adapters.hugging_face",
+    "lightning_callback": ".hooks.adapters.lightning",
 }
 
 

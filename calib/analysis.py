@@ -27,6 +27,7 @@ from .history import WindowError, window_history
 from .samples.table import SampleTable
 from .timeline.step import StepEstimate, estimate_step
 from .units import HOUR_S
+from .waiting import WaitingReport, waiting_report
 from .workload.config import RunConfig
 
 SCHEMA = 1
@@ -107,6 +108,7 @@ class Answer:
     perturbation_s: float
     """What hooks slow a hooked step down by beyond the time that they take themselves."""
     skew_s: Mapping[int, float]
+    waiting: WaitingReport
     problems: tuple[str, ...]
     transcript: tuple[str, ...]
 
@@ -161,6 +163,7 @@ def analyse(table: SampleTable, request: Request, *, problems: Sequence[str] = (
     modelled = PredictedStep(
         time_s=own.time_s + rest_s, low_s=own.low_s + rest_s, high_s=own.high_s + rest_s
     )
+    waiting = waiting_report(table, measured_s)
     lines = transcript_lines(
         hooks=hooks,
         overhead=cost,
@@ -170,6 +173,7 @@ def analyse(table: SampleTable, request: Request, *, problems: Sequence[str] = (
             low_s=modelled.low_s,
             high_s=modelled.high_s,
         ),
+        slow=waiting.line,
         forecast=ahead if config.cadence.train_iters else None,
         plan=found,
         decision=decision,
@@ -190,6 +194,7 @@ def analyse(table: SampleTable, request: Request, *, problems: Sequence[str] = (
         waiting_s=waiting_s,
         perturbation_s=perturbed_s,
         skew_s=table.skew_s(),
+        waiting=waiting,
         problems=tuple(problems),
         transcript=tuple(lines),
     )

@@ -81,13 +81,16 @@ def hook_summary(table: SampleTable) -> HookSummary:
     """Installed and fired hooks of the newest window, operator kinds and groups seen."""
     rows = table.coverage[table.coverage["run_id"] == table.run_id]
     rows = rows[rows["window"] == rows["window"].max()]
-    kinds = set(table.operators["kind"]) - set(_HOST_KINDS)
-    groups = set(zip(table.collectives["role"], table.collectives["num_ranks"], strict=True))
+    seen = table.operators[~table.operators["is_probe"]]
+    transfers = table.collectives[~table.collectives["is_probe"]]
+    kinds = set(seen["kind"]) - set(_HOST_KINDS)
+    groups = set(zip(transfers["role"], transfers["num_ranks"], strict=True))
     return HookSummary(
         num_fired=int(rows["fired"].clip(upper=rows["installed"]).sum()),
         num_installed=int(rows["installed"].sum()),
         num_operator_kinds=len(kinds),
         num_groups=len(groups),
+        remarks=tuple(sorted(set(rows.loc[rows["installed"] == 0, "name"]))),
     )
 
 
@@ -112,6 +115,10 @@ def only_windows(table: SampleTable, windows: Sequence[int]) -> SampleTable:
         steps=keep(table.steps),
         phases=keep(table.phases),
         skew=keep(table.skew),
+        arrivals=keep(table.arrivals),
+        clocks=keep(table.clocks),
+        links=keep(table.links),
+        ranks=keep(table.ranks),
         coverage=keep(table.coverage),
         windows=keep(table.windows),
     )

@@ -10,6 +10,7 @@
             optimizer.step()         recorder: marks in integer arrays, of host or device time
         on_training_step_end()       instruments.take_off; live: one event to the companion
     (window closes)                  writer: attribution makes records of the marks, in its thread
+                                     large worlds: duty says who records, exchange sends the rest
 
 Nothing here raises into training, waits for the device, or draws a random number; ``guard`` takes
 everything off after three faults.

@@ -41,6 +41,28 @@ def attach(
     is modelled.  ``rank`` is read from ``torch.distributed`` where that is initialised.
     ``is_analysed`` starts the process that answers while the run goes on.
     """
+    session = new_session(
+        directory=directory,
+        steps=steps,
+        every=every,
+        rank=rank,
+        train_iters=train_iters,
+        is_analysed=is_analysed and config is not None,
+    )
+    models = (model,) if isinstance(model, torch.nn.Module) else tuple(model)
+    return AttachedRun(session, models, optimizer, config)
+
+
+def new_session(
+    *,
+    directory: str | Path = "forerun-out",
+    steps: int = 20,
+    every: int = 0,
+    rank: RankInfo | None = None,
+    train_iters: int | None = None,
+    is_analysed: bool = True,
+) -> Session:
+    """A session that no flag started; the arguments are those of ``attach``."""
     settings = Settings(
         rank=rank or current_rank(),
         steps=steps,
@@ -48,10 +70,9 @@ def attach(
         directory=Path(directory),
         cadence=CadenceHint(train_iters=train_iters),
         host_argv=tuple(sys.argv),
-        companion_command=_COMPANION if is_analysed and config is not None else (),
+        companion_command=_COMPANION if is_analysed else (),
     )
-    models = (model,) if isinstance(model, torch.nn.Module) else tuple(model)
-    return AttachedRun(Session(settings), models, optimizer, config)
+    return Session(settings)
 
 
 class AttachedRun:
@@ -73,6 +94,8 @@ class AttachedRun:
                 optimizers=() if optimizer is None else (optimizer,),
                 run_config=None if config is None else lambda: config,
                 dp_rank=session.settings.rank.rank,
+                is_home=session.settings.rank.rank == 0,
+                is_wandb_stepped=False,
             )
         )
 
@@ -81,10 +104,11 @@ class AttachedRun:
         if self._optimizer is not None:
             begin = self._session.guard.protect(self._session.begin_phase)
             end = self._session.guard.protect(self._session.end_phase)
-            self._handles = [
-                self._optimizer.register_step_pre_hook(lambda *_: begin(OPTIMIZER)),
-                self._optimizer.register_step_post_hook(lambda *_: end(OPTIMIZER)),
-            ]
+            # An optimizer that is none of torch's may have no hooks; then it is in no phase.
+            for name, mark in (("register_step_pre_hook", begin), ("register_step_post_hook", end)):
+                register = getattr(self._optimizer, name, None)
+                if register is not None:
+                    self._handles.append(register(lambda *_, mark=mark: mark(OPTIMIZER)))
         self._session.begin_step()
         return self
 

@@ -3,30 +3,37 @@
 The marks lie in the order of execution.  The time between two of them goes to the transfer that is
 waited for, else to the deepest open operator, and always to the open phases.  So a duration is
 an operator's own: nested operators, synchronous collectives and our own hooks are out.
+
+Where the host's clock jumps back, what is open at that moment has no duration: it is dropped and
+counted.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from ..calib.samples.records import CollectiveRecord, OperatorRecord, PhaseRecord, Record
 from ..calib.workload.operators import OperatorKind, Phase
-from .recorder import BACKWARD, FORWARD, NO_PARENT, OPTIMIZER, Code, StepLog, split
+from .recorder import BACKWARD, FORWARD, OPTIMIZER
 from .shapes import Shape, canonical_shape
-
-BLOCKED_NS = 20_000
-"""A wait that took less found its transfer complete: the call itself takes some microseconds."""
+from .step_log import NO_SHAPE, NO_SPAN, Code, StepLog, split
+from .waits import Waits
 
 
 @dataclass(slots=True)
-class _Span:
+class Span:
+    """An operator that is open: ``instance`` is the number of its forward span."""
+
     site: int
     instance: int
     phase: Phase
     depth: int
     microbatch: int
     start_ns: int
+    num_jumps: int
     own_ns: int = 0
 
 
@@ -34,38 +41,33 @@ class _Span:
 class _Bracket:
     number: int
     start_ns: int
+    num_jumps: int
     wait_ns: int = 0
     hook_ns: int = 0
 
 
-@dataclass(slots=True)
-class _Waits:
-    """Times of one transfer: in the call, then in each wait for it."""
-
-    issue_ns: int
-    begin_ns: int
-    call_end_ns: int = -1
-    end_ns: int = -1
-    exposed_ns: int = 0
-    blocked_ns: int = 0
-    is_sync: bool = False
-
-
-@dataclass(slots=True)
 class Attribution:
-    """Records of one resolved step.  ``fired`` collects (site, is_backward) for the coverage."""
+    """Records of one resolved step.
 
-    log: StepLog
-    fired: set[tuple[int, bool]] = field(default_factory=set)
-    _now_ns: int = 0
-    _open: list[_Span] = field(default_factory=list)
-    _brackets: list[_Bracket] = field(default_factory=list)
-    _waits: dict[int, _Waits] = field(default_factory=dict)
-    _waiting: int = 0
-    _depths: dict[int, int] = field(default_factory=dict)
-    _parents: dict[int, int] = field(default_factory=dict)
-    _shapes: dict[int, Shape] = field(default_factory=dict)
-    _parts: dict[int, dict[OperatorKind, Shape]] = field(default_factory=dict)
+    ``fired`` collects (site, is_backward) of the operators that have a record, for the coverage;
+    ``num_dropped`` counts what a jump of the clock has cost.
+    """
+
+    def __init__(self, log: StepLog) -> None:
+        self.log = log
+        self.fired: set[tuple[int, bool]] = set()
+        self.num_dropped = 0
+        num_spans = len(log.span_sites)
+        self._now_ns = log.marks[0] if log.marks else 0
+        self._num_jumps = 0
+        self._open: list[Span] = []
+        self._brackets: list[_Bracket] = []
+        self._waits = Waits(len(log.transfer_kinds))
+        self._depths = array("h", [0]) * num_spans
+        self._parents = array("i", [NO_SPAN]) * num_spans
+        self._shapes: list[Shape | None] = [None] * num_spans
+        self._interned: dict[Shape, Shape] = {}
+        self._parts: dict[int, dict[OperatorKind, Shape]] = {}
 
     def records(self) -> Iterator[Record]:
         """All records of the step, operators first as they ended, transfers last."""
@@ -74,24 +76,29 @@ class Attribution:
         for what, mark in zip(log.what, log.marks, strict=True):
             code, number = split(what)
             self._spend(mark, is_ours=code == Code.HOOK_END)
-            if code == Code.SPAN_BEGIN:
-                yield from self._begin(number)
-            elif code == Code.SPAN_END:
-                yield from self._end(number)
+            if code <= Code.BACKWARD_END:
+                yield from self._mark_span(code, number)
             elif code == Code.PHASE_BEGIN:
-                self._brackets.append(_Bracket(number, mark))
+                self._brackets.append(_Bracket(number, self._now_ns, self._num_jumps))
             elif code == Code.PHASE_END:
                 yield from self._end_phase(number)
             elif code == Code.WAIT_BEGIN:
-                self._begin_wait(number, is_next=before == number)
-            elif code == Code.WAIT_END:
-                self._end_wait(number)
+                self._waits.begin(number, self._now_ns, self._num_jumps, is_next=before == number)
+            elif code != Code.HOOK_END:
+                is_done = code == Code.CALL_DONE
+                self._waits.end(number, self._now_ns, self._num_jumps, is_done=is_done)
             before = number if code == Code.WAIT_END else -1
         yield from self._close(self._open)
         yield from self._transfers()
 
     def _spend(self, mark: int, *, is_ours: bool) -> None:
         spent = mark - self._now_ns
+        if spent < 0:
+            # Events of several streams need not pass in the order in which they were queued.
+            if not self.log.is_host:
+                return
+            self._num_jumps += 1
+            spent = 0
         self._now_ns = mark
         if self._waiting:
             for bracket in self._brackets:
@@ -100,27 +107,48 @@ class Attribution:
             for bracket in self._brackets:
                 bracket.hook_ns += spent
         elif self._open:
-            _deepest(self._open).own_ns += spent
+            deepest(self._open).own_ns += spent
 
-    def _begin(self, number: int) -> Iterator[Record]:
-        site, parent, _, _ = self.log.spans[number]
-        if site is None:
-            forward = self.log.spans[parent][0]
-            yield from self._close(self._unrelated(parent))
-            self._open.append(self._span(forward, parent, Phase.BACKWARD))
-            return
+    def _mark_span(self, code: int, number: int) -> Iterator[Record]:
+        if code == Code.SPAN_BEGIN:
+            self._begin(number)
+        elif code == Code.BACKWARD_BEGIN:
+            yield from self._close(self._unrelated(number))
+            self._open.append(self._span(number, Phase.BACKWARD))
+        else:
+            is_backward = code == Code.BACKWARD_END
+            ended = [
+                span
+                for span in self._open
+                if span.instance == number and (span.phase is Phase.BACKWARD) == is_backward
+            ]
+            yield from self._close(ended)
+
+    @property
+    def _waiting(self) -> int:
+        """Calls and waits that last now."""
+        return self._waits.num_open
+
+    def _begin(self, number: int) -> None:
         is_again = any(self.log.phases[b.number][0] == BACKWARD for b in self._brackets)
-        if parent == NO_PARENT and is_again and self._open:
+        around = [span for span in self._open if span.phase is not Phase.BACKWARD]
+        parent = around[-1].instance if around else NO_SPAN
+        if parent == NO_SPAN and is_again and self._open:
             # Recomputed inside the backward pass of the operator that is open now.
-            parent = _deepest(self._open).instance
+            parent = deepest(self._open).instance
         self._parents[number] = parent
-        self._depths[number] = self._depths.get(parent, -1) + 1
-        self._open.append(self._span(site, number, Phase.RECOMPUTE if is_again else Phase.FORWARD))
+        self._depths[number] = self._depths[parent] + 1 if parent != NO_SPAN else 0
+        self._open.append(self._span(number, Phase.RECOMPUTE if is_again else Phase.FORWARD))
 
-    def _span(self, site: int, instance: int, phase: Phase) -> _Span:
-        self.fired.add((site, phase is Phase.BACKWARD))
-        return _Span(
-            site, instance, phase, self._depths.get(instance, 0), self._microbatch(), self._now_ns
+    def _span(self, instance: int, phase: Phase) -> Span:
+        return Span(
+            self.log.span_sites[instance],
+            instance,
+            phase,
+            self._depths[instance],
+            self._microbatch(),
+            self._now_ns,
+            self._num_jumps,
         )
 
     def _microbatch(self) -> int:
@@ -130,7 +158,7 @@ class Attribution:
                 return count
         return 0
 
-    def _unrelated(self, instance: int) -> list[_Span]:
+    def _unrelated(self, instance: int) -> list[Span]:
         """Open backward spans that are neither inside nor around ``instance``."""
         line = {instance, *self._ancestors(instance)}
         return [
@@ -143,36 +171,30 @@ class Attribution:
 
     def _ancestors(self, instance: int) -> set[int]:
         found = set()
-        while (instance := self._parents.get(instance, NO_PARENT)) != NO_PARENT:
+        while (instance := self._parents[instance]) != NO_SPAN:
             found.add(instance)
         return found
 
-    def _end(self, number: int) -> Iterator[Record]:
-        site, parent, _, _ = self.log.spans[number]
-        is_backward = site is None
-        instance = parent if is_backward else number
-        ended = [
-            span
-            for span in self._open
-            if span.instance == instance and (span.phase is Phase.BACKWARD) == is_backward
-        ]
-        yield from self._close(ended)
-
-    def _close(self, spans: list[_Span]) -> Iterator[Record]:
+    def _close(self, spans: list[Span]) -> Iterator[Record]:
+        log = self.log
         for span in list(spans):
             self._open.remove(span)
             shape = self._shape(span.instance)
             if shape is None:
                 continue
-            site = self.log.sites[span.site]
+            if span.num_jumps != self._num_jumps:
+                self.num_dropped += 1
+                continue
+            self.fired.add((span.site, span.phase is Phase.BACKWARD))
+            site = log.sites[span.site]
             yield OperatorRecord(
-                step=self.log.step,
-                window=self.log.window,
+                step=log.step,
+                window=log.window,
                 microbatch=span.microbatch,
                 kind=site.kind,
                 phase=span.phase,
                 shape=shape,
-                element_nbytes=self.log.spans[span.instance][3],
+                element_nbytes=log.shapes[log.span_shapes[span.instance]][1],
                 layer=site.layer,
                 start_ns=span.start_ns,
                 duration_ns=span.own_ns,
@@ -180,16 +202,17 @@ class Attribution:
 
     def _shape(self, instance: int) -> Shape | None:
         """Canonical shape, known once the operators inside are; None where it broke off."""
-        if instance in self._shapes:
-            return self._shapes[instance]
-        site, _, raw, _ = self.log.spans[instance]
-        if raw is None:
-            return None
-        kind = self.log.sites[site].kind
-        shape = canonical_shape(kind, raw, self._parts.get(instance, {}))
-        self._shapes[instance] = shape
-        parent = self._parents.get(instance, NO_PARENT)
-        self._parts.setdefault(parent, {})[kind] = shape
+        known = self._shapes[instance]
+        number = self.log.span_shapes[instance]
+        if known is not None or number == NO_SHAPE:
+            return known
+        kind = self.log.sites[self.log.span_sites[instance]].kind
+        raw, _ = self.log.shapes[number]
+        shape = canonical_shape(kind, raw, self._parts.pop(instance, {}))
+        shape = self._shapes[instance] = self._interned.setdefault(shape, shape)
+        parent = self._parents[instance]
+        if parent != NO_SPAN and self._shapes[parent] is None:
+            self._parts.setdefault(parent, {})[kind] = shape
         return shape
 
     def _end_phase(self, number: int) -> Iterator[Record]:
@@ -200,7 +223,10 @@ class Attribution:
         name, count = self.log.phases[number]
         if name in (FORWARD, BACKWARD):
             yield from self._close(self._open)
-        common = {
+        if bracket.num_jumps != self._num_jumps:
+            self.num_dropped += 1
+            return
+        common: dict[str, Any] = {
             "step": self.log.step,
             "window": self.log.window,
             "microbatch": count,
@@ -225,40 +251,19 @@ class Attribution:
                 **common,
             )
 
-    def _begin_wait(self, number: int, *, is_next: bool) -> None:
-        self._waiting += 1
-        waits = self._waits.get(number)
-        if waits is None:
-            self._waits[number] = _Waits(self._now_ns, self._now_ns)
-            return
-        waits.is_sync = waits.is_sync or (is_next and waits.end_ns < 0)
-        waits.begin_ns = self._now_ns
-
-    def _end_wait(self, number: int) -> None:
-        self._waiting = max(0, self._waiting - 1)
-        waits = self._waits.get(number)
-        if waits is None:
-            return
-        spent = self._now_ns - waits.begin_ns
-        waits.exposed_ns += spent
-        if waits.call_end_ns < 0:
-            waits.call_end_ns = self._now_ns
-        elif waits.end_ns < 0:
-            waits.end_ns, waits.blocked_ns = self._now_ns, spent
-
     def _transfers(self) -> Iterator[Record]:
-        for number, transfer in enumerate(self.log.transfers):
-            waits = self._waits.get(number)
-            if transfer is None or waits is None or waits.call_end_ns < 0:
+        log = self.log
+        for number in range(1, len(log.transfer_kinds)):
+            times = self._waits.times(number, self._now_ns, self._num_jumps)
+            if times is None:
                 continue
-            is_sync = waits.is_sync or number in self.log.finished
-            end_ns = waits.end_ns
-            if end_ns < 0:
-                end_ns = waits.call_end_ns if is_sync else self._now_ns
-            is_known = is_sync or (waits.end_ns >= 0 and waits.blocked_ns >= BLOCKED_NS)
+            if times.is_broken:
+                self.num_dropped += 1
+                continue
+            transfer = log.transfer(number)
             yield CollectiveRecord(
-                step=self.log.step,
-                window=self.log.window,
+                step=log.step,
+                window=log.window,
                 collective=transfer.collective,
                 role=transfer.role,
                 group=transfer.group,
@@ -266,15 +271,15 @@ class Attribution:
                 nbytes=transfer.nbytes,
                 sequence=transfer.sequence,
                 peer=transfer.peer,
-                is_async=not is_sync,
-                is_bound=not is_known,
-                issue_ns=waits.issue_ns,
-                duration_ns=end_ns - waits.issue_ns,
-                exposed_ns=waits.exposed_ns,
+                is_async=not times.is_sync,
+                is_bound=not times.is_known,
+                issue_ns=times.issue_ns,
+                duration_ns=times.end_ns - times.issue_ns,
+                exposed_ns=times.exposed_ns,
             )
 
 
-def _deepest(spans: list[_Span]) -> _Span:
+def deepest(spans: list[Span]) -> Span:
     """The innermost of the open operators; of equals, the latest."""
     best = spans[0]
     for span in spans:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-import os
+import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+
+from .guard import is_failing
 
 _log = logging.getLogger(__name__)
 PATIENCE_S = 30.0
+FAILING_S = 1.0
+"""The same at the end of a process that an error ends."""
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 _WORKER_NAMES = frozenset(
     {
         "RANK",
@@ -41,24 +47,30 @@ def companion_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class CompanionPipe:
-    """Events to one companion; what does not fit into the pipe at once is dropped and counted."""
+    """Events to one companion; what does not fit into the pipe at once is dropped and counted.
+
+    The pipe is a pair of sockets: writing to one whose reader has died can be done without the
+    signal that ends a training process where the user has set ``SIGPIPE`` to its default.
+    """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self.num_dropped = 0
+        self._socket, theirs = socket.socketpair()
         try:
-            self._process = subprocess.Popen(
-                list(command), stdin=subprocess.PIPE, env=companion_environment(environment)
-            )
+            with theirs:
+                self._process = subprocess.Popen(
+                    list(command), stdin=theirs.fileno(), env=companion_environment(environment)
+                )
         except OSError as err:
+            self._socket.close()
             _log.warning(
                 "[forerun] no live answers: cannot start %s (%s); records are written",
                 command[0],
                 err,
             )
             return
-        assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)
+        self._socket.setblocking(False)
 
     @property
     def is_alive(self) -> bool:
@@ -67,25 +79,29 @@ class CompanionPipe:
 
     def send(self, event: Mapping[str, Any]) -> None:
         """Write one event, or drop it."""
-        if self._process is None or self._process.stdin is None:
+        if self._process is None:
             return
         line = json.dumps(event).encode() + b"\n"
         try:
-            # Lines are shorter than PIPE_BUF: the pipe takes one whole or not at all.
-            os.write(self._process.stdin.fileno(), line)
+            # A line fits into one buffer of the socket: it is taken whole or not at all.
+            self._socket.send(line, _NO_SIGNAL)
         except BlockingIOError:
             self.num_dropped += 1
         except OSError:
             _log.warning("[forerun] the companion has ended; records are still written")
             self._process = None
+            self._socket.close()
 
     def close(self, timeout_s: float = PATIENCE_S) -> None:
-        """Close its input and wait for its last words; only for the end of the process."""
+        """End its input and wait for its last words; only for the end of the process."""
         process, self._process = self._process, None
-        if process is None or process.stdin is None:
+        if process is None:
             return
-        process.stdin.close()
+        with suppress(OSError):  # it has died
+            self._socket.shutdown(socket.SHUT_WR)  # a forked child may hold the socket too
         try:
-            process.wait(timeout_s)
+            process.wait(min(timeout_s, FAILING_S) if is_failing() else timeout_s)
         except subprocess.TimeoutExpired:
-            _log.warning("[forerun] the companion still works after %.0f s; left alone", timeout_s)
+            _log.warning("[forerun] the companion still works at the end; it is left alone")
+        finally:
+            self._socket.close()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
+import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
 _log = logging.getLogger(__name__)
@@ -13,13 +16,19 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 MAX_FAULTS = 3
+_MAX_TEXT = 200
 
 
 class Guard:
-    """Counts faults of one session; after ``MAX_FAULTS`` it asks for all hooks to be removed."""
+    """Counts faults of one session; after ``MAX_FAULTS`` it asks for all hooks to be removed.
+
+    What ends a process or a loop (``KeyboardInterrupt``, ``SystemExit``) passes: a signal may have
+    come while a hook ran.
+    """
 
     def __init__(self, on_trip: Callable[[], None] | None = None) -> None:
         self._on_trip = on_trip
+        self._thread = threading.get_ident()
         self.num_faults = 0
         self.is_tripped = False
 
@@ -37,24 +46,44 @@ class Guard:
         return protected
 
     def fault(self, err: Exception) -> None:
-        """Count ``err``; say where the first one happened, and when hooks go."""
+        """Count ``err``; say where the first one happened, and when hooks go.  Never raises.
+
+        Another thread than the one that trains leaves the removal to ``enter``: hooks that are
+        being put on or called are not taken off under its hands.
+        """
         self.num_faults += 1
-        if self.num_faults == 1:
-            _log.warning("[forerun] hook fault at %s: %s; training goes on", place(err), err)
+        # Also where the user's log handler fails, or the stack has no room left for a message.
+        with suppress(Exception):
+            if self.num_faults == 1:
+                _say("hook fault", err)
         if self.num_faults < MAX_FAULTS or self.is_tripped:
             return
         self.is_tripped = True
-        _log.warning(
-            "[forerun] hooks removed after %d faults, the last at %s: %s; training goes on",
-            self.num_faults,
-            place(err),
-            err,
-        )
-        if self._on_trip is not None:
-            try:
-                self._on_trip()
-            except Exception as trip_err:
-                _log.warning("[forerun] removal fault at %s: %s", place(trip_err), trip_err)
+        with suppress(Exception):
+            _say(f"hooks removed after {self.num_faults} faults, the last", err)
+        if threading.get_ident() == self._thread:
+            self._remove()
+
+    def enter(self) -> None:
+        """This thread trains: do the removal that another has asked for, and those to come."""
+        self._thread = threading.get_ident()
+        if self.is_tripped:
+            self._remove()
+
+    def _remove(self) -> None:
+        on_trip, self._on_trip = self._on_trip, None
+        if on_trip is None:
+            return
+        try:
+            on_trip()
+        except Exception as err:
+            with suppress(Exception):
+                _say("removal fault", err)
+
+
+def is_failing() -> bool:
+    """True at the end of a process that an error ends: what waits for it is not held up long."""
+    return hasattr(sys, "last_value")
 
 
 def place(err: BaseException) -> str:
@@ -62,3 +91,9 @@ def place(err: BaseException) -> str:
     frames = traceback.extract_tb(err.__traceback__)
     where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "unknown place"
     return f"{where} {type(err).__name__}"
+
+
+def _say(what: str, err: Exception) -> None:
+    # A text, not the error: a handler that keeps its records would keep the tensors of its frames.
+    text = str(err)[:_MAX_TEXT]
+    _log.warning("[forerun] %s at %s: %s; training goes on", what, place(err), text)

@@ -17,7 +17,17 @@ class Host:
     optimizers: tuple[Any, ...] = ()
     timer_holders: tuple[tuple[Any, str], ...] = ()
     """Objects and the attribute under which each keeps the framework's timers."""
+    passes: tuple[Any, ...] = ()
+    """A model and its wrappers: the outermost call of any is a forward phase; empty: timers say."""
+    unseen: tuple[str, ...] = ()
+    """What hooks cannot see here, one name each; part of the coverage."""
     run_config: Callable[[], RunConfig] | None = None
     stage: int = 0
     tp_rank: int = 0
     dp_rank: int = 0
+    num_steps: int = 0
+    """Steps of the whole run where the host says so without a run config; 0: unknown."""
+    is_home: bool | None = None
+    """True on the rank where the host prints and logs; None: that is the last one."""
+    is_wandb_stepped: bool = True
+    """The host gives W&B its own step; else ours joins the host's next row, whatever its step."""

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,7 +16,9 @@ _FORECAST_KEYS = ("finish_p50_unix_s", "finish_p95_unix_s", "overhead_frac")
 
 def host_run() -> Any | None:
     """The run that the host has open in this process; W&B is never imported for it."""
-    return getattr(sys.modules.get("wandb"), "run", None)
+    with suppress(Exception):  # a module that is not W&B's, or is only half imported
+        return getattr(sys.modules.get("wandb"), "run", None)
+    return None
 
 
 class ForecastFile:
@@ -47,8 +50,9 @@ class ForecastFile:
 class HostWandb:
     """Logs ``calib/*`` of each step into the host's run."""
 
-    def __init__(self, forecast: ForecastFile) -> None:
+    def __init__(self, forecast: ForecastFile, *, is_stepped: bool = True) -> None:
         self._forecast = forecast
+        self._is_stepped = is_stepped
         self._bare_s: deque[float] = deque(maxlen=64)
 
     def note_bare(self, time_s: float) -> None:
@@ -58,7 +62,9 @@ class HostWandb:
     def log(self, *, step: int, time_s: float, is_after_window: bool) -> None:
         """Log the step under the number that the host gives to it.
 
-        That is ``step + 1``, or the next after the host's last where a resumed run counts on.
+        That is ``step + 1``, or the next after the host's last where a resumed run counts on.  Of
+        a host whose numbers are not known, a row ahead of its own would make W&B reject those:
+        there the values wait for the host's next row, and the latest ones go with it.
         """
         run = host_run()
         if run is None:
@@ -71,7 +77,10 @@ class HostWandb:
             for key in _FORECAST_KEYS:
                 if key in self._forecast.values:
                     values[f"calib/{key}"] = self._forecast.values[key]
-        run.log(values, step=max(step, run.step) + 1)
+        if self._is_stepped:
+            run.log(values, step=max(step, run.step) + 1)
+        else:
+            run.log(values, commit=False)
 
     def _predicted_s(self) -> float | None:
         predicted = self._forecast.values.get("step_time_s")

@@ -8,37 +8,65 @@ from typing import Any
 import torch
 
 from ..calib.samples.records import CoverageRecord
+from .flight_recorder import FlightRecorder
 from .guard import Guard
 from .host import Host
+from .kineto import traced_samples
 from .modules import ModuleHooks
+from .passes import PassHooks
 from .process_groups import ProcessGroupHooks
-from .recorder import Recorder, StepLog
+from .recorder import Recorder
+from .regions import find_regions
+from .sampling import samples
+from .step_log import MAX_MARKS, MAX_WINDOW_MARKS, StepLog
 from .stopwatch import DeviceStopwatch, HostStopwatch, Stopwatch
 from .timers import TimerHooks
-from .writer import coverage_name
-
-MAX_STRIDE = 8
+from .window_records import coverage_name
 
 
 class Instruments:
-    """The hooks of one training process, off unless a step is being hooked."""
+    """The hooks of one training process, off unless a step is being hooked.
 
-    def __init__(self, host: Host, guard: Guard, *, num_passes: int = 0) -> None:
+    ``microbatches[k]`` is the micro-batch of pass k, as far as that is known; a window has at most
+    ``num_steps`` hooked steps, which share the recorder's memory.  Without ``has_operators`` only
+    phases and collectives are recorded.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        guard: Guard,
+        *,
+        microbatches: tuple[int, ...] = (),
+        num_steps: int = 1,
+        has_operators: bool = True,
+    ) -> None:
         self._host = host
+        self._guard = guard
         self._num_hooked = 0
-        self._stride = sampling_stride(num_passes)
+        self._microbatches = microbatches
+        self._max_marks = min(MAX_MARKS, MAX_WINDOW_MARKS // max(1, num_steps))
         self.device = device_name(host.models)
         self.recorder = Recorder(_stopwatch(host.models))
-        self._modules = ModuleHooks(host.models, self.recorder, guard)
+        self._modules = ModuleHooks(host.models if has_operators else (), self.recorder, guard)
+        self._regions = find_regions(host.models)
+        self.flight = FlightRecorder()
         self._timers = TimerHooks(self.recorder, guard)
+        self._passes = PassHooks(host.passes, self.recorder, guard)
         self._groups = (
             ProcessGroupHooks(self.recorder, guard) if torch.distributed.is_available() else None
         )
 
-    def put_on(self, *, step: int, window: int) -> None:
+    @property
+    def is_graphed(self) -> bool:
+        """True where parts of the model are replayed as CUDA graphs."""
+        return self._regions.is_graphed
+
+    def put_on(self, *, step: int, window: int, is_traced: bool = False) -> None:
         """Install all hooks and open the step's log."""
         self._modules.install()
         self._timers.install(self._host.timer_holders)
+        self._passes.install()
         if self._groups is not None:
             self._groups.install()
         self.recorder.open(
@@ -46,20 +74,32 @@ class Instruments:
                 step=step,
                 window=window,
                 sites=self._modules.sites,
-                stride=self._stride,
-                offset=self._num_hooked,
+                samples=(
+                    traced_samples(self._microbatches)
+                    if is_traced
+                    else samples(self._microbatches, self._num_hooked)
+                ),
+                max_marks=self._max_marks,
                 num_parameters=num_parameters(self._host.optimizers),
             )
         )
-        self._num_hooked += 1
+        self._num_hooked += not is_traced
+        self.flight.begin_step()
 
     def take_off(self) -> StepLog | None:
         """Close the log and remove all hooks, whatever state they are in."""
-        log = self.recorder.close()
-        self._modules.remove()
-        self._timers.remove()
-        if self._groups is not None:
-            self._groups.remove()
+        protect = self._guard.protect
+        log = protect(self.recorder.close)()
+        if log is not None:
+            protect(self.flight.end_step)(log.step)
+        # One that fails keeps none of the others from being taken off.
+        for hooks in (self._modules, self._timers, self._passes, self._groups):
+            if hooks is not None:
+                try:
+                    hooks.remove()
+                except Exception as err:
+                    self._guard.fault(err)
+                    protect(hooks.remove)()  # goes on after what failed
         return log
 
     def coverage(self, window: int) -> tuple[CoverageRecord, ...]:
@@ -70,14 +110,18 @@ class Instruments:
             for kind, count in kinds.items()
             for is_backward in (False, True)
         }
-        if self._host.timer_holders:
+        if self._host.timer_holders or self._host.passes:
             installed["timers"] = 1
+        installed |= dict.fromkeys(self._host.unseen, 1)
+        installed |= Counter(self._modules.unseen)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             installed["collectives"] = int(torch.distributed.get_world_size() > 1)
+        named = {name: count for name, count in installed.items() if count}
+        # A remark about what is silent: its operators are counted under their own names.
+        named |= dict.fromkeys(self._regions.names, 0)
         return tuple(
             CoverageRecord(window=window, name=name, installed=count, fired=0)
-            for name, count in installed.items()
-            if count
+            for name, count in named.items()
         )
 
     def memory_peak_nbytes(self) -> int:
@@ -95,21 +139,11 @@ class Instruments:
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
 
 
-def sampling_stride(num_passes: int) -> int:
-    """Distance between the micro-batches of a step whose operators are timed: at least two are.
-
-    All ranks time the same ones.  Where the number of passes is not known (0), every one is.
-
-    >>> [sampling_stride(n) for n in (0, 1, 2, 4, 8, 64)]
-    [1, 1, 1, 2, 4, 8]
-    """
-    return max(1, min(num_passes // 2, MAX_STRIDE))
-
-
 def num_parameters(optimizers: tuple[Any, ...]) -> int:
-    """Parameters that this rank updates: its shards under the distributed optimizer."""
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    return sum(weight.numel() for group in groups for weight in group["params"])
+    """Parameters that this rank updates: its shards where they are distributed."""
+    groups = [group for o in optimizers for group in getattr(o, "param_groups", ())]
+    weights = [weight for group in groups for weight in group["params"]]
+    return sum(getattr(weight, "_local_tensor", weight).numel() for weight in weights)
 
 
 def device_name(models: tuple[Any, ...]) -> str:
@@ -131,7 +165,12 @@ def _stopwatch(models: tuple[Any, ...]) -> Stopwatch:
     weight = _any_parameter(models)
     if weight is None or weight.device.type != "cuda":
         return HostStopwatch()
+    device = torch.cuda.current_device()
+    # Half the time of ``torch.cuda.current_stream``, which makes an object for each call.
+    stream_key = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return DeviceStopwatch(
         lambda: torch.cuda.Event(enable_timing=True),
+        stream_key=(lambda: stream_key(device)) if stream_key else None,
+        current_stream=torch.cuda.current_stream,
         is_capturing=torch.cuda.is_current_stream_capturing,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Iterable
@@ -10,13 +11,16 @@ from typing import Any
 
 from ..calib.samples.records import StepFlag
 from .companion import CompanionPipe
+from .host import Host
 from .host_wandb import ForecastFile, HostWandb, host_run
 from .settings import Settings, WandbMode
 from .window import StepPlan
 
+_log = logging.getLogger(__name__)
+
 
 class Live:
-    """Active on the last rank only, where Megatron prints and logs; elsewhere it does nothing."""
+    """Events on the rank where the host logs (Megatron: the last), metrics where its run is."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -25,16 +29,23 @@ class Live:
         self._wandb: HostWandb | None = None
         self._is_after_window = False
 
-    def start(self) -> None:
-        """Start the companion and look for the host's W&B run."""
-        if not self._settings.rank.is_last:
-            return
+    def start(self, host: Host | None = None) -> None:
+        """Start the companion on the rank that logs; look for the host's W&B run on every one."""
         has_host_wandb = host_run() is not None
         if has_host_wandb and self._settings.wandb is not WandbMode.OFF:
-            self._wandb = HostWandb(self._forecast)
+            self._wandb = HostWandb(
+                self._forecast, is_stepped=host is None or host.is_wandb_stepped
+            )
+        is_home = None if host is None else host.is_home
+        if not (self._settings.rank.is_last if is_home is None else is_home):
+            return
         command = self._settings.companion_command
         if command and self._pipe is None:
-            arguments = companion_arguments(self._settings, has_host_wandb=has_host_wandb)
+            arguments = companion_arguments(
+                self._settings,
+                has_host_wandb=has_host_wandb,
+                num_steps=0 if host is None else host.num_steps,
+            )
             self._pipe = CompanionPipe((*command, *arguments), os.environ)
 
     def step(
@@ -61,7 +72,11 @@ class Live:
         if self._wandb is not None:
             if plan.window is not None and not plan.is_hooked and not plan.is_warmup:
                 self._wandb.note_bare(time_s)
-            self._wandb.log(step=number, time_s=time_s, is_after_window=is_after_window)
+            try:
+                self._wandb.log(step=number, time_s=time_s, is_after_window=is_after_window)
+            except Exception as err:  # W&B raises its own, network and service errors alike.
+                self._wandb = None
+                _log.warning("[forerun] W&B is off: %s; records are written", err)
 
     def phase(self, name: str, step: int, duration_ns: int) -> None:
         """An evaluation or a save has ended."""
@@ -71,6 +86,10 @@ class Live:
         """This rank's records of a window are on disk."""
         self._send({"event": "window_closed", "window": window, "last_step": last_step})
 
+    def probed(self, window: int, last_step: int) -> None:
+        """This rank's probes are on disk: the answer of a window can be given again."""
+        self._send({"event": "probed", "window": window, "last_step": last_step})
+
     def end(self, step: int) -> None:
         """Training has ended."""
         self._send({"event": "end", "step": step})
@@ -79,6 +98,10 @@ class Live:
         """Look for a new forecast; from the writer's thread."""
         if self._wandb is not None:
             self._forecast.poll()
+
+    def leave(self) -> None:
+        """In a forked child: the companion and the W&B run are the parent's."""
+        self._pipe = self._wandb = None
 
     def close(self) -> None:
         """Wait for the companion's last words, at most its patience."""
@@ -90,7 +113,9 @@ class Live:
             self._pipe.send(event)
 
 
-def companion_arguments(settings: Settings, *, has_host_wandb: bool) -> tuple[str, ...]:
+def companion_arguments(
+    settings: Settings, *, has_host_wandb: bool, num_steps: int = 0
+) -> tuple[str, ...]:
     """What the companion is told on its command line."""
     told = {
         "steps": settings.steps,
@@ -104,6 +129,7 @@ def companion_arguments(settings: Settings, *, has_host_wandb: bool) -> tuple[st
         "wandb": settings.wandb.value,
         "host_argv": list(settings.host_argv),
         "has_host_wandb": has_host_wandb,
+        "num_steps": num_steps or settings.cadence.train_iters or 0,
     }
     return (
         "--directory",

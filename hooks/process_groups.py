@@ -8,23 +8,41 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Work
 
 from ..calib.workload.collectives import GroupRole
 from .guard import Guard
 from .payloads import PAYLOADS, Payload, role_of
-from .recorder import UNKNOWN_TRANSFER, Recorder
+from .recorder import Recorder
+from .step_log import NO_TRANSFER, UNKNOWN_TRANSFER, StepLog, TransferKind
+
+_WithoutModes = torch._C.DisableTorchFunction
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Group:
+    """A group of the running step, and its kinds of transfer by method and peer."""
+
     name: str
     role: GroupRole
     ranks: tuple[int, ...]
+    kinds: dict[tuple[str, int], int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Seam:
+    """A method that is replaced, with the wrapper of what was found there last."""
+
+    owner: type
+    name: str
+    wrap: Callable[[Any], Callable[..., Any]]
+    original: Any = None
+    wrapper: Any = None
 
 
 class ProcessGroupHooks:
@@ -32,48 +50,62 @@ class ProcessGroupHooks:
 
     def __init__(self, recorder: Recorder, guard: Guard) -> None:
         self._recorder = recorder
-        self._before = guard.protect(self._begin_call)
-        self._after = guard.protect(self._end_call)
-        self._before_wait = guard.protect(self._begin_work_wait)
-        self._after_wait = guard.protect(recorder.end_wait)
-        self._saved: list[tuple[type, str, Any]] = []
+        self._fault = guard.fault
+        self._is_installed = False
         self._groups: dict[int, _Group] = {}
-        self._works: dict[int, tuple[Any, list[int]]] = {}
+        self._works: dict[int, tuple[Any, tuple[int, ...]]] = {}
         self._coalesced: list[int] | None = None
         self._is_in_call = False
+        # One wrapper object per name: dynamo refuses one object under two names of torch.
+        self._seams = [
+            *(
+                _Seam(ProcessGroup, name, lambda f, n=name, p=payload: self._wrap_call(f, n, p))
+                for name, payload in PAYLOADS.items()
+            ),
+            _Seam(ProcessGroup, "_start_coalescing", self._wrap_start_coalescing),
+            _Seam(ProcessGroup, "_end_coalescing", self._wrap_end_coalescing),
+            _Seam(Work, "wait", self._wrap_wait),
+        ]
 
     def install(self) -> None:
         """Replace the methods; does nothing where they are replaced already."""
-        if self._saved:
+        if self._is_installed:
             return
-        # One wrapper object per name: dynamo refuses one object under two names of torch.
-        for name, payload in PAYLOADS.items():
-            self._replace(ProcessGroup, name, lambda f, p=payload: self._wrap_call(f, p))
-        self._replace(ProcessGroup, "_start_coalescing", self._wrap_start_coalescing)
-        self._replace(ProcessGroup, "_end_coalescing", self._wrap_end_coalescing)
-        self._replace(Work, "wait", self._wrap_wait)
+        self._is_installed = True
+        for seam in self._seams:
+            found = vars(seam.owner).get(seam.name)
+            if found is not seam.original:
+                seam.original, seam.wrapper = found, seam.wrap(found)
+            if found is not None:
+                setattr(seam.owner, seam.name, seam.wrapper)
 
     def remove(self) -> None:
         """Put the original methods back and forget the step's groups and works."""
-        while self._saved:
-            owner, name, original = self._saved.pop()
-            setattr(owner, name, original)
+        if not self._is_installed:
+            return
+        self._is_installed = False
+        for seam in self._seams:
+            if seam.original is not None and vars(seam.owner).get(seam.name) is seam.wrapper:
+                setattr(seam.owner, seam.name, seam.original)
         self._groups.clear()
         self._works.clear()
         self._coalesced = None
         self._is_in_call = False
 
-    def _replace(self, owner: type, name: str, wrap: Callable[[Any], Callable[..., Any]]) -> None:
-        original = vars(owner).get(name)
-        if original is not None:
-            setattr(owner, name, wrap(original))
-            self._saved.append((owner, name, original))
+    def _wrap_call(self, original: Any, name: str, payload: Payload) -> Callable[..., Any]:
+        recorder, fault = self._recorder, self._fault
 
-    def _wrap_call(self, original: Any, payload: Payload) -> Callable[..., Any]:
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_in_call or self._recorder.log is None:
+            log = recorder.log
+            if log is None or self._is_in_call:
                 return original(group, *args, **kwargs)
-            transfer = self._before(group, payload, args, kwargs) or UNKNOWN_TRANSFER
+            transfer = NO_TRANSFER
+            try:
+                values = args or tuple(kwargs.values())
+                transfer = self._add(log, group, name, payload, values)
+                recorder.begin_wait(transfer)
+            except Exception as err:
+                fault(err)
             work = None
             self._is_in_call = True
             try:
@@ -81,39 +113,46 @@ class ProcessGroupHooks:
                 return work
             finally:
                 self._is_in_call = False
-                self._after(transfer, work)
+                try:
+                    self._end_call(transfer, work)
+                except Exception as err:
+                    fault(err)
 
         return call
 
-    def _begin_call(
-        self, group: Any, payload: Payload, args: tuple[Any, ...], kwargs: dict[str, Any]
+    def _add(
+        self, log: StepLog, group: Any, name: str, payload: Payload, values: tuple[Any, ...]
     ) -> int:
-        values = args if args else tuple(kwargs.values())
-        known = self._group(group)
+        known = self._groups.get(id(group))
+        if known is None:
+            known = self._groups[id(group)] = _describe(group)
         peer = -1
         if payload.peer is not None and len(values) > payload.peer:
             peer = known.ranks[int(values[payload.peer])]
-        transfer = self._recorder.add_transfer(
-            collective=payload.collective,
-            role=known.role,
-            group=known.name,
-            ranks=known.ranks,
-            nbytes=payload.nbytes(values),
-            peer=peer,
-        )
-        self._recorder.begin_wait(transfer)
-        return transfer
+        kind = known.kinds.get((name, peer))
+        if kind is None:
+            kind = known.kinds[name, peer] = log.kind_number(
+                TransferKind(
+                    collective=payload.collective,
+                    role=known.role,
+                    group=known.name,
+                    ranks=known.ranks,
+                    peer=peer,
+                )
+            )
+        # Reading a size is a call of every torch function mode in force.
+        with _WithoutModes():
+            return self._recorder.add_transfer(kind, payload.nbytes(values))
 
     def _end_call(self, transfer: int, work: Any) -> None:
-        self._recorder.end_wait(transfer)
+        is_done = work is None and self._coalesced is None
+        self._recorder.end_wait(transfer, is_done=is_done)
         if self._coalesced is not None:
             self._coalesced.append(transfer)
         elif work is not None:
-            self._remember(work, [transfer])
-        elif self._recorder.log is not None:
-            self._recorder.log.finished.add(transfer)
+            self._remember(work, (transfer,))
 
-    def _remember(self, work: Any, transfers: list[int]) -> None:
+    def _remember(self, work: Any, transfers: tuple[int, ...]) -> None:
         # A strong reference would keep the transfer's buffers alive longer than without us.
         self._works[id(work)] = (weakref.ref(work), transfers)
 
@@ -129,42 +168,51 @@ class ProcessGroupHooks:
             transfers, self._coalesced = self._coalesced, None
             work = original(group, *args, **kwargs)
             if work is not None and transfers:
-                self._remember(work, transfers)
+                try:
+                    self._remember(work, tuple(transfers))
+                except Exception as err:
+                    self._fault(err)
             return work
 
         return end_coalescing
 
     def _wrap_wait(self, original: Any) -> Callable[..., Any]:
+        recorder, fault = self._recorder, self._fault
+
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_in_call or self._recorder.log is None:
+            if self._is_in_call or recorder.log is None:
                 return original(work, *args, **kwargs)
-            transfers = self._before_wait(work) or [UNKNOWN_TRANSFER]
+            transfers: tuple[int, ...] = ()
+            try:
+                transfers = self._begin_wait(work)
+            except Exception as err:
+                fault(err)
             self._is_in_call = True
             try:
                 return original(work, *args, **kwargs)
             finally:
                 self._is_in_call = False
-                for transfer in reversed(transfers):
-                    self._after_wait(transfer)
+                try:
+                    for transfer in reversed(transfers):
+                        recorder.end_wait(transfer)
+                except Exception as err:
+                    fault(err)
 
         return wait
 
-    def _begin_work_wait(self, work: Any) -> list[int]:
-        reference, transfers = self._works.pop(id(work), (None, []))
+    def _begin_wait(self, work: Any) -> tuple[int, ...]:
+        reference, transfers = self._works.pop(id(work), (None, ()))
         if reference is None or reference() is not work:
-            transfers = [UNKNOWN_TRANSFER]
+            transfers = (UNKNOWN_TRANSFER,)
         for transfer in transfers:
             self._recorder.begin_wait(transfer)
         return transfers
 
-    def _group(self, group: Any) -> _Group:
-        known = self._groups.get(id(group))
-        if known is None:
-            description = group.group_desc
-            known = _Group(
-                name=f"{description}#{group.group_name}",
-                role=role_of(description),
-                ranks=tuple(dist.get_process_group_ranks(group)),
-            )
-            self._groups[id(group)] = known
-        return known
+
+def _describe(group: Any) -> _Group:
+    description = group.group_desc
+    return _Group(
+        name=f"{description}#{group.group_name}",
+        role=role_of(description),
+        ranks=tuple(dist.get_process_group_ranks(group)),
+    )

@@ -3,40 +3,44 @@
 from __future__ import annotations
 
 import atexit
-import gc
 import logging
-import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..calib.samples.records import (
-    SCHEMA,
     Header,
     PhaseRecord,
     RunRecord,
     StepFlag,
     StepRecord,
-    WindowRecord,
 )
+from ..calib.workload.recording import Part
 from .between import Between
+from .collections_seen import CollectionWatch
+from .duty import Duty
+from .forks import in_forked_child
 from .guard import Guard
+from .header import header_of
+from .ledger import Ledger
 from .live import Live
+from .probe_turns import PROBE, ProbeTurns
+from .sampling import pass_microbatches
 from .settings import Settings
-from .window import StepPlan, WindowPlan
-from .writer import RecordWriter, WindowEnd
+from .tracing import Tracing
+from .window import NUM_WARMUP_STEPS, StepPlan, WindowPlan
+from .writer import RecordWriter
 
 if TYPE_CHECKING:
     from .host import Host
     from .instruments import Instruments
-    from .recorder import StepLog
 
 _log = logging.getLogger(__name__)
 EVAL = "eval"
 SAVE = "save-checkpoint"
-PROBE = "probe"
+RESTART_WINDOWS = 1000
+"""Windows of a loop that was begun again in the same process count on from a multiple of this."""
 _BRACKET_FLAGS = {
     EVAL: StepFlag.EVALUATED,
     SAVE: StepFlag.SAVED,
@@ -65,34 +69,49 @@ class Session:
         self, settings: Settings, *, clock: Callable[[], int] = time.perf_counter_ns
     ) -> None:
         self.settings = settings
-        self.guard = Guard(self._trip)
+        self.guard = Guard(self._abandon)
         self._clock = clock
         self._started_unix_s = time.time()
         self._plan = WindowPlan(steps=settings.steps, every=settings.every)
         self._host: Host | None = None
+        self._owner: object | None = None
+        self._is_described = False
         self._instruments: Instruments | None = None
         self._live = Live(settings)
+        self._duty = Duty(settings)
         self._writer = RecordWriter(
-            settings.directory, self._header, self.guard, on_idle=self._live.poll
+            settings.directory,
+            self._header,
+            self.guard,
+            on_idle=self._live.poll,
+            exchange=self._duty.exchange,
         )
+        self._ledger = Ledger(self._writer, self.guard, self._live.window_closed)
+        self._probes = ProbeTurns(
+            settings,
+            self.guard,
+            put=self._writer.put,
+            on_done=lambda: self._live.probed(self._ledger.window, self._ledger.last),
+            clock=clock,
+        )
+        self._tracing = Tracing(settings.trace, self.guard, self._writer.put)
         self._index = 0
         self._next = 0
         self._step: _Step | None = None
         self._between = Between()
+        self._collections = CollectionWatch(self._note_collection)
         self._brackets: dict[str, int] = {}
-        self._pending: list[StepLog] = []
-        self._ending: WindowEnd | None = None
-        self._first: int | None = None
-        self._last = 0
-        self._window = 0
-        self._num_dropped = 0
-        self._num_passes = 0
+        self._microbatches: tuple[int, ...] = ()
+        self._num_restarts = 0
+        self._has_started = False
         self._is_finished = False
         protect = self.guard.protect
         self.begin_step = protect(self._begin_step)
         self.end_step = protect(self._end_step)
         self.begin_bracket = protect(self._begin_bracket)
         self.end_bracket = protect(self._end_bracket)
+        self.abandon = protect(self._abandon)
+        self.restart = protect(self._restart)
         self.finish = protect(self._finish)
 
     @property
@@ -110,74 +129,130 @@ class Session:
         if self._instruments is not None:
             self._instruments.recorder.end_phase(name)
 
+    def claim(self, adapter: object) -> bool:
+        """True where this adapter's loop is the one that is watched: the first that asks."""
+        if self._owner is None and self._host is None:
+            self._owner = adapter
+        return self._owner is adapter
+
+    @property
+    def is_claimed(self) -> bool:
+        """True where an adapter has the session for its own loop."""
+        return self._owner is not None
+
     def describe(self, host: Host) -> None:
         """What is trained here, as far as it is known by now; a later call replaces it."""
         self._host = host
         if self._instruments is not None and self._step is None:
             self._instruments = None
+        if self._index < self._plan.num_warmup:
+            from .regions import find_regions
+
+            num_warmup = max(NUM_WARMUP_STEPS, find_regions(host.models).warmup_steps)
+            self._plan = replace(self._plan, num_warmup=num_warmup)
 
     def _begin_step(self, step: int | None = None) -> None:
+        self.guard.enter()
         if self.guard.is_tripped or self._is_finished:
             return
+        planned, last = self._plan.at(self._index), self._next - 1
+        self._probes.before_step(
+            self._host, planned, self._between, step=last, window=self._ledger.window
+        )
         start_ns = self._clock()
         gap_ns = self._between.gap_ns(start_ns)
         flags = self._report_brackets()
         plan = self._plan.at(self._index)
+        if plan.window is not None and self._num_restarts:
+            plan = replace(plan, window=plan.window + self._num_restarts * RESTART_WINDOWS)
         if plan.is_warmup:
             flags.add(StepFlag.WARMUP)
         number = self._next if step is None else step
         self._next, self._index = number + 1, self._index + 1
         self._step = _Step(number, plan, start_ns, gap_ns, flags, self.guard.num_faults)
-        if self._index == 1:
+        if not self._has_started:
+            self._has_started = True
             self._start()
+        self._describe_run()
         if plan.window is not None:
-            self._watch_collector()
+            self._collections.begin()
+        if plan.is_hooked:
+            self._decide()
         if plan.is_hooked and plan.window is not None and self._host is not None:
             if self._instruments is None:
                 from .instruments import Instruments
 
-                self._instruments = Instruments(self._host, self.guard, num_passes=self._num_passes)
+                self._instruments = Instruments(
+                    self._host,
+                    self.guard,
+                    microbatches=self._microbatches,
+                    num_steps=self._plan.num_hooked,
+                    has_operators=self._duty.part is Part.OPERATORS,
+                )
+                num_traced = int(self._tracing.is_wanted(self._instruments))
+                self._plan = replace(self._plan, num_traced=num_traced)
             self._instruments.put_on(step=number, window=plan.window)
             self._step.hook_ns += self._clock() - start_ns
+        if plan.is_traced and self._duty.part is Part.OPERATORS:
+            flags |= self._tracing.begin(self._instruments, step=number, window=plan.window or 0)
 
     def _start(self) -> None:
-        """On the first step: the run's description, and the companion where it belongs."""
+        """On the first step: the companion where it belongs."""
         atexit.register(self._at_exit)
-        self.guard.protect(self._live.start)()
-        if self._host is not None and self._host.run_config is not None:
-            config = self.guard.protect(self._host.run_config)()
-            if config is not None:
-                # Interleaving reorders the passes: forward n and backward n are not the same one.
-                self._num_passes = config.num_microbatches if config.parallelism.vp == 1 else 0
-                self._writer.put(RunRecord(config=config.to_json()))
+        in_forked_child(self, Session._leave)
+        self.guard.protect(self._live.start)(self._host)
+
+    def _describe_run(self) -> None:
+        """Once, as soon as the host tells: what is trained, for all that is modelled."""
+        if self._is_described or self._host is None or self._host.run_config is None:
+            return
+        self._is_described = True
+        config = self.guard.protect(self._host.run_config)()
+        self._duty.describe(config)
+        if config is not None:
+            self._microbatches = self.guard.protect(pass_microbatches)(config) or ()
+            self._writer.put(RunRecord(config=config.to_json()))
+            self._decide()
+
+    def _decide(self) -> None:
+        """Before the first hooked step: who records, in a large world."""
+        plan = self._duty.decide(is_home=self._host.is_home if self._host else None)
+        if plan is not None:
+            self._writer.put(plan)
 
     def _end_step(self, *, is_rerun: bool = False) -> None:
         step, self._step = self._step, None
         if step is None:
             return
         done_ns = self._clock()
-        log = self._instruments.take_off() if self._instruments and step.plan.is_hooked else None
+        log = None
+        if self._instruments is not None and step.plan.is_hooked:
+            take_off = self.guard.protect(self._instruments.take_off)
+            log = take_off() or take_off()  # what a fault has left on is taken off once more
+        if step.plan.is_traced:
+            self._tracing.end()
         end_ns = self._clock()
         step.hook_ns += end_ns - done_ns if log is not None else 0
         self._between.end_ns = end_ns
         if log is not None:
-            self._pending.append(log)
+            self._ledger.add_log(log)
         if is_rerun or (log is not None and log.starts.get("forward-backward", 1) > 1):
             step.flags.add(StepFlag.RERAN)
         if self.guard.num_faults > step.num_faults:
             step.flags.add(StepFlag.FAULTED)
         plan = replace(step.plan, is_hooked=log is not None)
-        self._report(step, plan, end_ns - step.start_ns - step.excluded_ns)
+        duration_ns = end_ns - step.start_ns - step.excluded_ns
+        if duration_ns < 0 or step.hook_ns < 0:
+            # The clock has jumped back: the step took no time that anybody knows.
+            step.flags.add(StepFlag.FAULTED)
+            duration_ns, step.hook_ns = max(0, duration_ns), max(0, step.hook_ns)
+        self._report(step, plan, duration_ns)
         self._drain()
 
     def _report(self, step: _Step, plan: StepPlan, duration_ns: int) -> None:
         flags = tuple(sorted(step.flags, key=lambda flag: flag.value))
         if plan.window is not None:
-            self._window = plan.window
-            if not plan.is_warmup:
-                self._first = step.number if self._first is None else self._first
-            self._last = step.number
-            self._writer.put(
+            self._ledger.add_step(
                 StepRecord(
                     step=step.number,
                     window=plan.window,
@@ -187,42 +262,19 @@ class Session:
                     is_hooked=plan.is_hooked,
                     flags=flags,
                     hook_ns=step.hook_ns,
-                )
+                ),
+                is_warmup=plan.is_warmup,
             )
         self._live.step(step.number, plan, duration_ns, step.gap_ns, flags)
         if plan.is_last:
             self._end_window()
 
     def _end_window(self) -> None:
-        self._unwatch_collector()
-        if self._first is None:
-            return
-        window, last = self._window, self._last
-        instruments = self._instruments
-        self._ending = WindowEnd(
-            record=WindowRecord(
-                window=window,
-                first_step=self._first,
-                last_step=last,
-                num_faults=self.guard.num_faults,
-                num_dropped=self._num_dropped + self._writer.num_dropped,
-                memory_peak_nbytes=instruments.memory_peak_nbytes() if instruments else 0,
-                device_memory_nbytes=instruments.device_memory_nbytes() if instruments else 0,
-            ),
-            coverage=instruments.coverage(window) if instruments else (),
-            on_written=lambda: self._live.window_closed(window, last),
-        )
-        self._first = None
+        self._collections.end()
+        self._ledger.end_window(self._instruments)
 
     def _drain(self) -> None:
-        """Hand on the steps whose marks can be read by now, then the window's end."""
-        while self._pending and self._pending[0].resolve():
-            log = self._pending.pop(0)
-            self._num_dropped += log.num_dropped
-            self._writer.put(log)
-        if self._ending is not None and not self._pending:
-            ending, self._ending = self._ending, None
-            self._writer.put(ending)
+        self._ledger.drain(is_held=self._tracing.is_reading)
 
     def _begin_bracket(self, name: str) -> None:
         self._brackets.setdefault(name, self._clock())
@@ -246,7 +298,7 @@ class Session:
             self._writer.put(
                 PhaseRecord(
                     step=step,
-                    window=self._window,
+                    window=self._ledger.window,
                     name=name,
                     microbatch=0,
                     start_ns=start_ns,
@@ -256,74 +308,74 @@ class Session:
             self._live.phase(name, step, end_ns - start_ns)
         return {_BRACKET_FLAGS[name] for name in brackets if name in _BRACKET_FLAGS}
 
-    def _watch_collector(self) -> None:
-        if self._on_collection not in gc.callbacks:
-            gc.callbacks.append(self._on_collection)
-
-    def _unwatch_collector(self) -> None:
-        with suppress(ValueError):
-            gc.callbacks.remove(self._on_collection)
-
-    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
-        # Young generations are collected in every step; only full collections stand out.
-        if phase == "start" and info.get("generation") == 2 and self._step is not None:
+    def _note_collection(self) -> None:
+        if self._step is not None:
             self._step.flags.add(StepFlag.COLLECTED)
 
-    def _trip(self) -> None:
-        """Three faults: everything off, what was recorded stays."""
-        self._unwatch_collector()
+    def _abandon(self) -> None:
+        """The step that runs will not end: everything off, the steps before it stay."""
+        self._collections.end()
+        self._probes.stop()
+        self._tracing.end(is_kept=False)
         if self._instruments is not None:
             self._instruments.take_off()
         self._step = None
+
+    def _restart(self) -> None:
+        """Training begins again in this process: no state of the loop before, a new warm-up."""
+        self._abandon()
+        self._host = self._instruments = None
+        self._ledger.forget()
+        self._between, self._brackets = Between(), {}
+        self._is_described = False
+        self._index = 0
+        self._num_restarts += 1
 
     def _finish(self) -> None:
         """Training is over: close an open window, write the rest, tell the companion."""
         if self._is_finished:
             return
         self._is_finished = True
+        self._tracing.finish()
         if self._step is not None and self._instruments is not None:
             self._instruments.take_off()
-        self._unwatch_collector()
+        self._collections.end()
         self._report_brackets()
-        if self._first is not None:
+        if self._ledger.is_open:
             self._end_window()
         self._drain()
-        # What the device has not reached by now is given up: waiting would be a synchronisation.
-        self._num_dropped += sum(len(log.what) for log in self._pending)
-        self._pending.clear()
+        self._ledger.give_up()
         self._drain()
         self._writer.close()
+        self._probes.finish()
         self._live.end(max(0, self._next - 1))
 
     def _at_exit(self) -> None:
         self.finish()
         self._live.close()
 
+    def _leave(self) -> None:
+        """In a forked child, which is not training: no hook, no file, no word to the companion."""
+        self._is_finished = True
+        self._writer.leave()
+        self._live.leave()
+        if self._instruments is not None:
+            self._instruments.take_off()
+        self._step = None
+
     def _header(self) -> Header:
-        rank, host = self.settings.rank, self._host
-        return Header(
-            schema=SCHEMA,
-            run_id=rank.run_id,
-            rank=rank.rank,
-            world_size=rank.world_size,
-            created_by=_created_by(),
-            device=self._instruments.device if self._instruments else "cpu",
-            started_unix_s=self._started_unix_s,
-            stage=host.stage if host else 0,
-            tp_rank=host.tp_rank if host else 0,
-            dp_rank=host.dp_rank if host else 0,
+        device = self._instruments.device if self._instruments else "cpu"
+        return header_of(
+            self.settings.rank, self._host, device=device, started_unix_s=self._started_unix_s
         )
 
 
-def _created_by() -> str:
-    # Not an import: beside an editable installation, a records folder named like the package hides
-    # the package's own __init__ from a script in the same directory.
-    name = __name__.partition(".")[0]
-    version = getattr(sys.modules.get(name), "__version__", "")
-    return f"{name} {version}".strip()
-
-
 _STATE: dict[str, Session] = {}
+
+
+def running() -> Session | None:
+    """The session that a flag started in this process."""
+    return _STATE.get("session")
 
 
 def start(settings: Settings) -> Session:
@@ -331,8 +383,17 @@ def start(settings: Settings) -> Session:
     session = _STATE.get("session")
     if session is None:
         session = _STATE["session"] = Session(settings)
-        from .adapters import megatron_core, megatron_training
+        from .adapters import (
+            bridge,
+            hugging_face,
+            lightning,
+            megatron_core,
+            megatron_training,
+            torch_loop,
+            torchtitan,
+        )
 
-        megatron_training.wait_for(session)
-        megatron_core.wait_for(session)
+        adapters = (megatron_training, megatron_core, bridge, hugging_face, lightning, torchtitan)
+        for adapter in (*adapters, torch_loop):
+            adapter.wait_for(session)
     return session

@@ -24,6 +24,8 @@ def canonical_shape(
     >>> canonical_shape(OperatorKind.LINEAR_QKV, ((4, 2, 64), (8, 2, 96)), {})
     (16, 64, 96)
     """
+    if raw[0] is None:  # a configuration told it
+        return tuple(raw[1])
     first, output = tuple(raw[0]), tuple(raw[1])
     if kind in _LINEARS:
         return (max(_rows(first), _rows(output)), first[-1], output[-1])

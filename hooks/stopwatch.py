@@ -7,17 +7,24 @@ stream; events are read when all have happened, so reading can never block.
 
 from __future__ import annotations
 
+import math
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
+
+MAX_EVENTS = 65_536
+"""Events that exist at once; without a free one a mark repeats the one before, and is counted."""
+SLICE_S = 0.001
+"""Time that one step's end gives to reading events."""
+_SLICE_EVENTS = 64
 
 
 class DeviceEvent(Protocol):
     """The part of ``torch.cuda.Event`` that is used."""
 
-    def record(self) -> None:
-        """Put the event on the current stream."""
+    def record(self, stream: Any = ...) -> None:
+        """Put the event on a stream, by default the current one."""
 
     def query(self) -> bool:
         """True once the stream has passed it."""
@@ -31,12 +38,14 @@ class DeviceEvent(Protocol):
 class Readings(Protocol):
     """The marks of one finished step, perhaps still on their way."""
 
+    num_dropped: int
+
     def is_ready(self) -> bool:
-        """True when ``read`` can be called without waiting."""
+        """True when ``read`` can be called without waiting; each call may do a part of the work."""
         ...
 
-    def read(self, marks: array[int]) -> array[int]:
-        """``marks`` in nanoseconds of the host's clock; to be called once."""
+    def read(self, marks: array[int]) -> array[int] | None:
+        """``marks`` in nanoseconds of the host's clock, None where they make no sense; once."""
         ...
 
 
@@ -57,6 +66,8 @@ class Stopwatch(Protocol):
 class HostReadings:
     """Marks that are nanoseconds already."""
 
+    num_dropped = 0
+
     def is_ready(self) -> bool:
         """Always True."""
         return True
@@ -64,6 +75,23 @@ class HostReadings:
     def read(self, marks: array[int]) -> array[int]:
         """``marks`` itself."""
         return marks
+
+
+class TimeReadings:
+    """Marks that are places in a sequence of times, nanoseconds."""
+
+    num_dropped = 0
+
+    def __init__(self, times_ns: Sequence[int]) -> None:
+        self._times_ns = times_ns
+
+    def is_ready(self) -> bool:
+        """Always True."""
+        return True
+
+    def read(self, marks: array[int]) -> array[int]:
+        """The times of ``marks``."""
+        return array("q", [self._times_ns[mark] for mark in marks])
 
 
 class HostStopwatch:
@@ -83,15 +111,23 @@ class HostStopwatch:
 
 
 class EventPool:
-    """Events that have been read and can be recorded again; grows as needed."""
+    """Events that have been read and can be recorded again; at most ``max_events`` exist."""
 
-    def __init__(self, make_event: Callable[[], DeviceEvent]) -> None:
+    def __init__(
+        self, make_event: Callable[[], DeviceEvent], *, max_events: int = MAX_EVENTS
+    ) -> None:
         self._make_event = make_event
         self._free: list[DeviceEvent] = []
+        self._num_left = max_events
 
-    def take(self) -> DeviceEvent:
-        """A free event, or a new one."""
-        return self._free.pop() if self._free else self._make_event()
+    def take(self) -> DeviceEvent | None:
+        """A free event, or a new one; None where there are enough already."""
+        if self._free:
+            return self._free.pop()
+        if self._num_left <= 0:
+            return None
+        self._num_left -= 1
+        return self._make_event()
 
     def give(self, events: list[DeviceEvent]) -> None:
         """Return events whose times have been read."""
@@ -101,29 +137,62 @@ class EventPool:
 class DeviceReadings:
     """Events of one step; times are relative to the first, which is anchored on the host."""
 
-    def __init__(self, pool: EventPool, anchor_ns: int, events: list[DeviceEvent]) -> None:
+    def __init__(
+        self,
+        pool: EventPool,
+        anchor_ns: int,
+        events: list[DeviceEvent],
+        last: Sequence[DeviceEvent],
+        *,
+        num_dropped: int = 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.num_dropped = num_dropped
         self._pool = pool
         self._anchor_ns = anchor_ns
         self._events = events
+        self._last = list(last)
+        self._clock = clock
+        self._times: array[float] = array("d")
 
     def is_ready(self) -> bool:
-        """True when the device has passed all events; asks, never waits."""
-        # The last event alone is not enough: marks may lie on several streams.
-        return all(event.query() for event in reversed(self._events))
+        """True when the device has passed all events and all have been read, a slice per call."""
+        # Events of one stream happen in order: the last of each stream stands for all before it.
+        while self._last:
+            if not self._last[-1].query():
+                return False
+            self._last.pop()
+        end_s = self._clock() + SLICE_S
+        while len(self._times) < len(self._events):
+            self._read_slice()
+            if self._clock() >= end_s:
+                break
+        return len(self._times) == len(self._events)
 
-    def read(self, marks: array[int]) -> array[int]:
-        """``marks`` in nanoseconds; gives the events back to the pool."""
+    def _read_slice(self) -> None:
+        done = len(self._times)
         elapsed = self._events[0].elapsed_time
-        times = [self._anchor_ns + round(elapsed(event) * 1e6) for event in self._events]
-        read = array("q", [times[mark] for mark in marks])
-        self._pool.give(self._events)
-        self._events = []
-        return read
+        self._times.extend(map(elapsed, self._events[done : done + _SLICE_EVENTS]))
+
+    def read(self, marks: array[int]) -> array[int] | None:
+        """``marks`` in nanoseconds, after ``is_ready``; gives the events back to the pool.
+
+        None where a time is no number or lies before the reference: the device's clock has failed.
+        """
+        times, events = self._times, self._events
+        self._times, self._events = array("d"), []
+        self._pool.give(events)
+        if not times or not all(map(math.isfinite, times)) or min(times) < 0.0:
+            return None
+        read = array("q", [self._anchor_ns + round(time_ms * 1e6) for time_ms in times])
+        return array("q", [read[mark] for mark in marks])
 
 
 class DeviceStopwatch:
     """Marks of events on the device's current stream; never synchronises.
 
+    ``stream_key`` names the current stream cheaply, and ``current_stream`` makes the object that an
+    event is recorded on; it is asked once per step and stream.  Without them every event is asked.
     ``is_capturing`` tells whether a graph is being captured, when no event may be recorded: then a
     mark repeats the one before.
     """
@@ -134,32 +203,62 @@ class DeviceStopwatch:
         self,
         make_event: Callable[[], DeviceEvent],
         *,
+        stream_key: Callable[[], int] | None = None,
+        current_stream: Callable[[], Any] = lambda: None,
         is_capturing: Callable[[], bool] = lambda: False,
         clock: Callable[[], int] = time.perf_counter_ns,
+        max_events: int = MAX_EVENTS,
     ) -> None:
-        self._pool = EventPool(make_event)
+        self._pool = EventPool(make_event, max_events=max_events)
+        self._stream_key = stream_key
+        self._current_stream = current_stream
         self._is_capturing = is_capturing
         self._clock = clock
+        self._streams: dict[int, Any] = {}
+        self._last: dict[int, DeviceEvent] = {}
         self._events: list[DeviceEvent] = []
+        self._num_dropped = 0
         self._anchor_ns = 0
 
     def begin_step(self) -> None:
         """Record the reference event, which is mark 0."""
-        reference = self._pool.take()
-        reference.record()
+        self._events, self._num_dropped = [], 0
+        self._streams.clear()
+        self._last.clear()
+        self._record()
         self._anchor_ns = self._clock()
-        self._events = [reference]
 
     def mark(self) -> int:
         """Record an event and return its number in the step."""
         if not self._is_capturing():
-            event = self._pool.take()
+            self._record()
+        return max(0, len(self._events) - 1)
+
+    def _record(self) -> None:
+        event = self._pool.take()
+        if event is None:
+            self._num_dropped += 1
+            return
+        if self._stream_key is None:
+            key = len(self._events)
             event.record()
-            self._events.append(event)
-        return len(self._events) - 1
+        else:
+            key = self._stream_key()
+            stream = self._streams.get(key)
+            if stream is None:
+                stream = self._streams[key] = self._current_stream()
+            event.record(stream)
+        self._last[key] = event
+        self._events.append(event)
 
     def end_step(self) -> DeviceReadings:
-        """Readings that become ready when the device has passed the last mark."""
-        readings = DeviceReadings(self._pool, self._anchor_ns, self._events)
+        """Readings that become ready when the device has passed the last mark of each stream."""
+        readings = DeviceReadings(
+            self._pool,
+            self._anchor_ns,
+            self._events,
+            tuple(self._last.values()),
+            num_dropped=self._num_dropped,
+        )
         self._events = []
         return readings

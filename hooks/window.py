@@ -16,6 +16,7 @@ class StepPlan:
     is_hooked: bool
     is_warmup: bool = False
     is_last: bool = False
+    is_traced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,20 +33,36 @@ class WindowPlan:
 
     steps: int
     every: int = 0
+    num_warmup: int = NUM_WARMUP_STEPS
+    num_traced: int = 0
+    """Steps at the end of the first window that are neither hooked nor bare."""
 
     def at(self, index: int) -> StepPlan:
         """The plan of step ``index``, counted from 0 since this process began to train."""
-        if index < NUM_WARMUP_STEPS:
+        if index < self.num_warmup:
             return StepPlan(window=0 if self.steps > 0 else None, is_hooked=False, is_warmup=True)
-        first = index - NUM_WARMUP_STEPS
+        first = index - self.num_warmup
         if first < self.steps:
-            return _inside(0, first, self.steps)
+            return _inside(0, first, self.steps + self.num_traced)
+        if first < self.steps + self.num_traced:
+            is_last = first == self.steps + self.num_traced - 1
+            return StepPlan(window=0, is_hooked=False, is_traced=True, is_last=is_last)
         if self.every <= 0:
             return StepPlan(window=None, is_hooked=False)
         window, offset = divmod(index, self.period)
         if window == 0 or offset >= self.reopened_steps:
             return StepPlan(window=None, is_hooked=False)
         return _inside(window, offset, self.reopened_steps)
+
+    @property
+    def num_hooked(self) -> int:
+        """Hooked steps of the longest window.
+
+        >>> WindowPlan(steps=20).num_hooked
+        10
+        """
+        length = max(self.steps, self.reopened_steps if self.every > 0 else 0)
+        return sum(_BLOCK[offset % len(_BLOCK)] for offset in range(length))
 
     @property
     def reopened_steps(self) -> int:
@@ -55,7 +72,8 @@ class WindowPlan:
     @property
     def period(self) -> int:
         """Steps from one window to the next: ``every``, but never inside an open window."""
-        return max(self.every, self.reopened_steps + 1, NUM_WARMUP_STEPS + self.steps + 1)
+        first = self.num_warmup + self.steps + self.num_traced
+        return max(self.every, self.reopened_steps + 1, first + 1)
 
 
 def _inside(window: int, offset: int, length: int) -> StepPlan:

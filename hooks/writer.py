@@ -2,13 +2,14 @@
 
 Training hands things over and never waits.  Marks of hooked steps become records only when their
 window has closed, in small slices, so that this thread does not take the interpreter from training
-while it is being measured.
+while it is being measured.  In a large world most ranks write no file, and those that do are
+bounded: ``bounded_window`` has what becomes of a window there.
 """
 
 from __future__ import annotations
 
-import json
 import logging
+import os
 import queue
 import threading
 import time
@@ -18,15 +19,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from ..calib.samples.records import CoverageRecord, Header, Record, WindowRecord, to_dict
-from .attribution import Attribution
-from .guard import Guard
-from .recorder import StepLog
+from ..calib.samples.records import CoverageRecord, Header, Record, WindowRecord
+from ..calib.workload.recording import RecordingPlan
+from .bounded_window import BoundedWindow
+from .exchange import Exchange
+from .flight_recorder import FlightWindow
+from .guard import Guard, is_failing
+from .header import seam_after
+from .selection import line_of
+from .step_log import StepLog
+from .window_records import WindowRecords
 
 _log = logging.getLogger(__name__)
 QUEUE_LENGTH = 4096
 SLICE_S = 0.001
 PAUSE_S = 0.004
+MAX_EARLY = 1000
+FAILING_S = 3.0
+"""How long the end of a process is held up that an error has ended."""
 _IDLE_S = 1.0
 
 
@@ -37,21 +47,17 @@ class WindowEnd:
     record: WindowRecord
     coverage: tuple[CoverageRecord, ...] = ()
     on_written: Callable[[], None] | None = None
+    flight: FlightWindow = field(default_factory=FlightWindow)
 
 
-Item = Record | StepLog | WindowEnd
-
-
-@dataclass(slots=True)
-class _Window:
-    """What is held back until the window closes."""
-
-    logs: list[StepLog] = field(default_factory=list)
-    fired: dict[str, set[int]] = field(default_factory=dict)
+Item = Record | StepLog | WindowEnd | RecordingPlan
 
 
 class RecordWriter:
-    """Writes records of one rank; where it cannot, says so once and training goes on."""
+    """Writes records of one rank; where it cannot, says so once and training goes on.
+
+    With an ``exchange`` nothing is written before a ``RecordingPlan`` has been put.
+    """
 
     def __init__(
         self,
@@ -60,16 +66,23 @@ class RecordWriter:
         guard: Guard,
         *,
         on_idle: Callable[[], None] | None = None,
+        exchange: Exchange | None = None,
         queue_length: int = QUEUE_LENGTH,
     ) -> None:
         self._directory = directory
         self._header = header
         self._guard = guard
         self._on_idle = on_idle
+        self._exchange = exchange
         self._items: queue.Queue[Item | None] = queue.Queue(maxsize=queue_length)
         self._thread: threading.Thread | None = None
         self._file: IO[str] | None = None
-        self._window = _Window()
+        self._plan: RecordingPlan | None = None
+        self._early: list[Record] = []
+        self._window = WindowRecords()
+        self._bounded: BoundedWindow | None = None
+        self._is_file_off = False
+        self._slice_begin_s = 0.0
         self._is_closing = False
         self.is_broken = False
         self.num_dropped = 0
@@ -93,11 +106,21 @@ class RecordWriter:
         self._is_closing = True
         if self._thread is None:
             return
+        timeout_s = min(timeout_s, FAILING_S) if is_failing() else timeout_s
         try:
             self._items.put(None, timeout=timeout_s)
         except queue.Full:
             return
         self._thread.join(timeout_s)
+
+    def leave(self) -> None:
+        """In a forked child: the file is the parent's, and so is what has not reached it yet."""
+        self.is_broken = True
+        self._thread = None
+        if self._file is not None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._file.fileno())
+            os.close(nowhere)
 
     def _run(self) -> None:
         handle = self._guard.protect(self._handle)
@@ -114,13 +137,20 @@ class RecordWriter:
             if self._items.empty():
                 idle()
         handle(None)
+        if self._exchange is not None:
+            self._guard.protect(self._exchange.finish)()
 
     def _idle(self) -> None:
         try:
+            aside = self._bounded.aside() if self._bounded is not None else ""
+            if aside:
+                self._write([aside])
             if self._file is not None:
                 self._file.flush()
         except OSError as err:
             self._give_up(err)
+        if self._exchange is not None:
+            self._exchange.poll()
         if self._on_idle is not None:
             self._on_idle()
 
@@ -132,25 +162,59 @@ class RecordWriter:
                 self._window.logs.append(item)
             elif isinstance(item, WindowEnd):
                 self._write_window(item)
+            elif isinstance(item, RecordingPlan):
+                self._begin(item)
             elif item is not None:
-                self._write([item])
+                self._write_now(item)
             else:
-                self._write(self._held_records())
-                if self._file is not None:
-                    self._file.close()
+                self._write_rest()
         except OSError as err:
             self._give_up(err)
 
+    def _begin(self, plan: RecordingPlan) -> None:
+        """Who records is known: what came before goes its way."""
+        rank = self._header().rank
+        if self._exchange is not None:
+            self._exchange.begin(plan)
+            if self._bounded is None or plan != self._plan:
+                self._bounded = BoundedWindow(
+                    plan, rank, pace=self._pace, on_fault=self._guard.fault
+                )
+        self._plan = plan
+        early, self._early = self._early, []
+        for record in early:
+            self._write_now(record)
+
+    def _write_now(self, record: Record) -> None:
+        """A record that does not wait for its window's end."""
+        if self._exchange is not None and self._plan is None:
+            self._early = [*self._early[-MAX_EARLY:], record]
+            return
+        self._window.note(record)
+        line = line_of(record)
+        if self._bounded is None or self._bounded.takes(record, line):
+            self._write([line])
+
+    def _write_rest(self) -> None:
+        """The process ends inside a window: what its steps have is kept where files are kept."""
+        if self._exchange is None:
+            self._write(line_of(r) for log in self._taken_logs() for r in self._window.of(log))
+        if self._file is not None:
+            self._file.close()
+
     def _give_up(self, err: OSError) -> None:
-        if not self.is_broken:
+        if not self._is_file_off:
             _log.warning(
                 "[forerun] recording is off: cannot write %s (%s); free space or choose another "
                 "--calibrate-dir; training goes on",
                 self._path,
                 err.strerror or err,
             )
-        self.is_broken = True
-        self._window = _Window()
+        # Where ranks send what they have, that goes on.
+        self._is_file_off = True
+        if self._exchange is None:
+            self.is_broken = True
+            self._window = WindowRecords()
         opened, self._file = self._file, None
         if opened is not None:
             with suppress(OSError):
@@ -165,55 +229,68 @@ class RecordWriter:
         path = self._path
         path.parent.mkdir(parents=True, exist_ok=True)
         # A restarted worker finds its own file: it goes on after it, with a header again.
+        seam = seam_after(path)
         opened = path.open("a", encoding="utf-8")
-        opened.write(json.dumps(to_dict(self._header())) + "\n")
+        opened.write(seam + line_of(self._header()))
         return opened
 
-    def _write(self, records: Iterable[Record]) -> None:
-        if self._file is None:
-            self._file = self._open()
-        begin_s = time.perf_counter()
-        for record in records:
-            self._file.write(json.dumps(to_dict(record)) + "\n")
-            if time.perf_counter() - begin_s > SLICE_S and not self._is_closing:
-                time.sleep(PAUSE_S)
-                begin_s = time.perf_counter()
+    def _write(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            if self._is_file_off:
+                return
+            if self._file is None:
+                self._file = self._open()
+            self._file.write(line)
+            self._pace()
+
+    def _pace(self) -> None:
+        """Give the interpreter back every millisecond."""
+        if time.perf_counter() - self._slice_begin_s > SLICE_S and not self._is_closing:
+            time.sleep(PAUSE_S)
+            self._slice_begin_s = time.perf_counter()
+
+    def _taken_logs(self) -> list[StepLog]:
+        logs, self._window.logs = self._window.logs, []
+        return logs
 
     def _write_window(self, end: WindowEnd) -> None:
-        self._write(self._held_records())
-        self._write(self._coverage(end))
-        self._write([end.record])
-        self._window = _Window()
-        if self._file is not None:
-            self._file.flush()
-        if end.on_written is not None:
-            end.on_written()
+        self._window.flight = end.flight
+        if self._bounded is not None and self._exchange is not None:
+            self._write_bounded(end, self._bounded, self._exchange)
+        else:
+            for log in self._taken_logs():
+                self._write_step(log)
+            self._write(map(line_of, self._window.coverage(end.coverage)))
+            closing = self._window.counted(end.record)
+            self._write([line_of(self._window.summary(closing)), line_of(closing)])
+            if self._file is not None:
+                self._file.flush()
+            if end.on_written is not None:
+                end.on_written()
+        self._window = WindowRecords()
 
-    def _held_records(self) -> Iterable[Record]:
-        logs, self._window.logs = self._window.logs, []
-        for log in logs:
-            attribution = Attribution(log)
-            yield from attribution.records()
-            for site, is_backward in attribution.fired:
-                name = coverage_name(log.sites[site].kind.value, is_backward)
-                self._window.fired.setdefault(name, set()).add(site)
-            seams = self._window.fired
-            if log.phases:
-                seams.setdefault("timers", set()).add(0)
-            if len(log.transfers) > 1:
-                seams.setdefault("collectives", set()).add(0)
+    def _write_step(self, log: StepLog) -> None:
+        """What can be told from a step's marks; a step that makes no sense costs no other."""
+        try:
+            self._write(line_of(record) for record in self._window.of(log))
+        except OSError:
+            raise
+        except Exception as err:
+            self._guard.fault(err)
+            self.num_dropped += 1
 
-    def _coverage(self, end: WindowEnd) -> Iterable[Record]:
-        for installed in end.coverage:
-            fired = len(self._window.fired.get(installed.name, ()))
-            yield CoverageRecord(
-                window=installed.window,
-                name=installed.name,
-                installed=installed.installed,
-                fired=fired,
-            )
-
-
-def coverage_name(kind: str, is_backward: bool) -> str:
-    """Name of an operator's forward or backward hooks in the coverage."""
-    return f"{kind}:backward" if is_backward else kind
+    def _write_bounded(self, end: WindowEnd, bounded: BoundedWindow, exchange: Exchange) -> None:
+        closed = bounded.close(
+            self._taken_logs(),
+            self._window,
+            end.record,
+            end.coverage,
+            header=line_of(self._header()),
+        )
+        try:
+            self._write(closed.lines)
+            if self._file is not None:
+                self._file.flush()
+        except OSError as err:
+            self._give_up(err)
+        exchange.hand_over(end.record.window, closed.message, on_complete=end.on_written)

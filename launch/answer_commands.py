@@ -86,8 +86,8 @@ def predict(args: argparse.Namespace) -> int:
         own,
         [config],
         calibrate(loaded.table, device=own.device),
-        measured_step_time_s=measured_step_s(loaded.table),
-        measured_sigma_log=measured_sigma_log(loaded.table),
+        measured_step_time_s=_step_s(loaded.table),
+        measured_sigma_log=_sigma_log(loaded.table),
         memory_capacity_nbytes=loaded.table.device_memory_nbytes(),
         memory_offset_nbytes=memory_offset_nbytes(loaded.table),
     )
@@ -140,8 +140,8 @@ def _plan(args: argparse.Namespace, table: SampleTable) -> Plan:
         config,
         calibrate(table, device=own.device),
         num_ranks=args.gpus or config.parallelism.num_ranks,
-        measured_step_time_s=None if described else measured_step_s(table),
-        measured_sigma_log=measured_sigma_log(table),
+        measured_step_time_s=None if described else _step_s(table),
+        measured_sigma_log=_sigma_log(table),
         memory_capacity_nbytes=capacity,
         memory_offset_nbytes=memory_offset_nbytes(table),
     )
@@ -151,6 +151,15 @@ def _plan(args: argparse.Namespace, table: SampleTable) -> Plan:
             f"{config.batch.global_batch_size}; choose a number of ranks that divides it"
         )
     return found
+
+
+def _step_s(table: SampleTable) -> float | None:
+    """The measured step; None where a machine was probed and nothing trained."""
+    return None if table.steps.empty else measured_step_s(table)
+
+
+def _sigma_log(table: SampleTable) -> float:
+    return 0.0 if table.steps.empty else measured_sigma_log(table)
 
 
 def _described(args: argparse.Namespace, own: RunConfig, num_ranks: int) -> RunConfig | None:

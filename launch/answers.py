@@ -10,6 +10,7 @@ from ..calib.analysis import Answer, Request
 from ..calib.samples.store import write_json, write_table, write_text
 from ..calib.samples.table import SampleTable
 from ..calib.timeline.trace import MeasuredSpan, chrome_trace
+from ..calib.unmodelled_run import MeasuredAnswer
 from .report_tables import markdown, report_tables
 
 SAMPLES = "samples.parquet"
@@ -34,8 +35,18 @@ def write_answer(
     write_json(directory / "timeline.json.gz", trace)
 
 
+def write_measured(
+    directory: Path, table: SampleTable, request: Request, answer: MeasuredAnswer
+) -> None:
+    """Write what is known of a run that is not modelled: its samples, and its forecast."""
+    write_table(directory / SAMPLES, table)
+    write_json(directory / REQUEST, _stamped(request.to_json(), answer.run_id))
+    if answer.forecast is not None:
+        write_json(directory / "forecast.json", _stamped(answer.forecast.to_json(), answer.run_id))
+
+
 def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
-    """The JSON artefacts by name: calibration, forecast, plan, decision."""
+    """The JSON artefacts by name: calibration, forecast, plan, waiting, decision."""
     found = answer.forecast.to_json()
     if answer.overhead is not None:
         found["overhead_frac"] = answer.overhead.overhead_frac
@@ -44,6 +55,7 @@ def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
         | {"history": [_plain(error) for error in answer.history]},
         "forecast": found,
         "plan": answer.plan.to_json(),
+        "waiting": answer.waiting.to_json(),
         "decision": answer.decision.to_json()
         | {"transcript": list(answer.transcript), "problems": list(answer.problems)},
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 _OWNER = "FORERUN_OWNER_PID"
 """Set here, never by a user: what the training process starts inherits it, and opens no session."""
@@ -35,7 +36,7 @@ def _is_asked() -> bool:
 
 def _begin() -> None:
     from ..calib.errors import ConfigError
-    from ..hooks.settings import DeviceChoice
+    from ..hooks.settings import DeviceChoice, TraceChoice
     from . import flags
 
     asked = flags.split(sys.argv[1:])
@@ -55,6 +56,10 @@ def _begin() -> None:
         os.environ["FORERUN_DEVICE"] = "cpu"
         _install_stand_in()
     if settings is not None:
+        if settings.trace is TraceChoice.ON:
+            from ..hooks.flight_recorder import prepare
+
+            prepare(os.environ)
         from ..hooks.session import start
 
         start(settings)
@@ -69,4 +74,5 @@ def _install_stand_in() -> None:
 def _say(text: str) -> None:
     """One line, from one rank."""
     if os.environ.get("RANK") == "0":
-        print(f"[forerun] {text}", flush=True)
+        with suppress(OSError, ValueError, AttributeError):  # nobody may be reading, or no stdout
+            print(f"[forerun] {text}", flush=True)

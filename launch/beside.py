@@ -13,10 +13,11 @@ from ..calib.errors import ForerunError
 from ..calib.samples.records import WindowRecord
 from ..calib.samples.run import RunRecords
 from ..calib.samples.store import read_run
-from ..calib.samples.table import build_table
+from ..calib.samples.table import SampleTable, build_table
 from ..calib.timeline.measured import measured_spans
+from ..calib.unmodelled_run import analyse_steps
 from ..hooks.settings import OnAdvice, WandbMode
-from .answers import wandb_tables, write_answer, write_score
+from .answers import wandb_tables, write_answer, write_measured, write_score
 from .scoring import Score, StepRow
 from .wandb_sink import NoSink, Sink, open_sink
 
@@ -58,6 +59,8 @@ class _Closed:
     window: int
     last_iteration: int
     since_unix_s: float
+    is_again: bool = False
+    """It had its answer; probes have come since."""
 
 
 class Beside:
@@ -72,6 +75,7 @@ class Beside:
         self._score = Score()
         self._answer: Answer | None = None
         self._met: tuple[str, ...] = ()
+        self._met_before: tuple[str, ...] = ()
         self._bare: deque[StepRow] = deque(maxlen=NUM_KEPT_STEPS)
         self._pending: _Closed | None = None
         self._next_look_unix_s = 0.0
@@ -91,11 +95,12 @@ class Beside:
             self._flush()
         elif kind == "phase":
             self._brackets.setdefault(event["name"], []).append(float(event["time_s"]))
-        elif kind == "window_closed":
+        elif kind in ("window_closed", "probed"):
             self._pending = _Closed(
                 window=int(event["window"]),
                 last_iteration=int(event["last_step"]) + 1,
                 since_unix_s=now_unix_s,
+                is_again=kind == "probed" and self._pending is None,
             )
 
     def poll(self, now_unix_s: float, *, is_final: bool = False) -> None:
@@ -141,11 +146,16 @@ class Beside:
             step_times_s=tuple(known),
             eval_times_s=tuple(self._brackets.get("eval", ())),
             save_times_s=tuple(self._brackets.get("save-checkpoint", ())),
-            previously_met=self._met,
+            previously_met=self._met_before if closed.is_again else self._met,
         )
         table = build_table(run)
+        if not run.configs:
+            self._say_measured(table, request)
+            return
         answer = analyse(table, request, problems=run.problems)
         self._answer = answer
+        if not closed.is_again:
+            self._met_before = self._met
         self._met = tuple(sorted(rule.value for rule in answer.decision.rules_met))
         directory = self._options.directory
         write_answer(directory, table, request, answer, measured_spans(run))
@@ -156,6 +166,14 @@ class Beside:
         self._sink.tables(self._logged_iteration(), wandb_tables(answer))
         if answer.is_stop and self._options.settings.get("on_advice") == OnAdvice.ALERT.value:
             self._sink.alert("forerun: stop advised", answer.transcript[-1])
+
+    def _say_measured(self, table: SampleTable, request: Request) -> None:
+        """The answer of a run whose layout is not known."""
+        num_steps = int(self._options.settings.get("num_steps") or 0)
+        measured = analyse_steps(table, request, num_steps=num_steps)
+        write_measured(self._options.directory, table, request, measured)
+        for line in measured.transcript:
+            print(line, flush=True)
 
     def _settle(self, problem: str = "") -> None:
         """The pending window is done with: held rows may go."""
@@ -182,13 +200,13 @@ class Beside:
 
 
 def is_window_complete(run: RunRecords, window: int) -> bool:
-    """True when every rank of the run has closed this window."""
+    """True when every rank that records has closed this window."""
     closed = {
         rank
         for rank, records in run.records.items()
         if any(isinstance(r, WindowRecord) and r.window == window for r in records)
     }
-    return len(closed) == run.world_size
+    return closed.issuperset(run.recording_plan.recorders)
 
 
 def say(text: str) -> None:

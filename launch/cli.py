@@ -85,6 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     _add_validate(verbs)
     _add_import(verbs)
+    _add_probe(verbs)
     doctor = verbs.add_parser("doctor", help="what is installed here and what would be attached")
     doctor.add_argument("--json", action="store_true", help="one JSON value on standard output")
     return parser
@@ -156,6 +157,23 @@ def _add_import(verbs: argparse._SubParsersAction) -> None:
     )
 
 
+def _add_probe(verbs: argparse._SubParsersAction) -> None:
+    probe = verbs.add_parser(
+        "probe",
+        help="measure a new machine without training, alone or under torchrun",
+        description="Products, memory and the operators of a layout; under torchrun collectives as "
+        "well: torchrun --nproc-per-node N -m forerun probe --out DIR. The layout is that of "
+        "--config or of the command behind --, else a GPT that suits the device.",
+        allow_abbrev=False,
+    )
+    probe.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the records")
+    probe.add_argument("--config", type=Path, metavar="FILE", help="as for predict")
+    probe.add_argument("--seconds", type=float, default=60.0, help="for all of it (default 60)")
+    probe.add_argument("--operators", action="store_true", help="these alone")
+    probe.add_argument("--collectives", action="store_true", help="these alone")
+    probe.add_argument("--json", action="store_true", help="one JSON value on standard output")
+
+
 def _command(verb: str) -> Callable[[argparse.Namespace], int]:
     """The verb's function, imported only now so that help stays quick."""
     if verb == "doctor":
@@ -166,6 +184,10 @@ def _command(verb: str) -> Callable[[argparse.Namespace], int]:
         from .validate_command import validate
 
         return validate
+    if verb == "probe":
+        from .probe_command import probe
+
+        return probe
     if verb == "import":
         from .import_command import import_files
 

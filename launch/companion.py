@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import queue
+import signal
 import sys
 import threading
 import time
@@ -31,6 +32,8 @@ _TICK_S = 0.5
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until the training process ends or dies; 0."""
     _step_back()
+    # Ctrl-C is for training, which then ends our input: what is known by then is still said.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     args = _parse(argv)
     beside: Beside | None = None
     held: list[Event] = []

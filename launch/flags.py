@@ -25,6 +25,7 @@ from ..hooks.settings import (
     OnAdvice,
     RankInfo,
     Settings,
+    TraceChoice,
     WandbMode,
 )
 
@@ -259,8 +260,10 @@ _FIELDS: dict[str, tuple[str, Reader, str]] = {
     "restart-cost": ("restart_cost_s", _duration, "10m"),
     "confidence": ("confidence", _real(0.5, 1.0, "from 0.5 to 1; such as 0.9"), "0.9"),
     "gpus": ("gpus", _counts, "8,16"),
+    "probe-seconds": ("probe_s", _real(0.0, 3600.0, "seconds from 0 to 3600; such as 10"), "10"),
     "wandb": ("wandb", _choice(WandbMode), "auto"),
     "device": ("device", _choice(DeviceChoice), "cpu"),
+    "trace": ("trace", _choice(TraceChoice), "auto"),
 }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from rich import box
 from rich.console import Console
@@ -15,24 +14,16 @@ from ..calib.analysis import Answer
 from ..calib.fit.estimates import Source
 from ..calib.timeline.step import Contribution
 from ..calib.units import format_bytes, format_frac, format_time
+from .report_table import ReportTable
+from .report_waiting import waiting_tables
 
 NUM_LAYOUTS = 10
 NEGLIGIBLE_S = 1e-6
 WIDTH = 140
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportTable:
-    """A titled table of text; ``key`` names it on W&B."""
-
-    key: str
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
 def report_tables(answer: Answer) -> list[ReportTable]:
-    """Where the step goes, operators, collectives, layouts, windows, ranks, hooks."""
+    """Where the step goes, operators, collectives, layouts, windows, waiting."""
     return [
         table
         for table in (
@@ -42,7 +33,7 @@ def report_tables(answer: Answer) -> list[ReportTable]:
             _collectives(answer),
             layouts_table(answer.plan),
             _windows(answer),
-            _skew(answer),
+            *waiting_tables(answer),
         )
         if table.rows
     ]
@@ -225,16 +216,6 @@ def _windows(answer: Answer) -> ReportTable:
     )
 
 
-def _skew(answer: Answer) -> ReportTable:
-    rows = [(str(rank), format_time(wait_s)) for rank, wait_s in answer.skew_s.items()]
-    return ReportTable(
-        key="skew",
-        title="Waiting for later ranks, per step",
-        columns=("rank", "waits"),
-        rows=tuple(rows),
-    )
-
-
 def telling_note(plan: Plan) -> str:
     """How many layouts were ranked, and which of them to try in order to know the others better."""
     labels = ", ".join(candidate.label for candidate in plan.telling)
@@ -245,6 +226,8 @@ def telling_note(plan: Plan) -> str:
 
 def _notes(answer: Answer) -> list[str]:
     def notes() -> Iterator[str]:
+        if answer.waiting.slow.reason:
+            yield f"Slow ranks: {answer.waiting.slow.reason}."
         if answer.config.unmodelled:
             yield "Left out by the model: " + ", ".join(answer.config.unmodelled) + "."
         if telling := telling_note(answer.plan):

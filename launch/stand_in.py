@@ -41,6 +41,7 @@ def install() -> None:
     for name in ("range_push", "range_pop", "mark"):
         setattr(torch.cuda.nvtx, name, returning(None))
     _patch_tensor()
+    _patch_loaders()
     _patch_process_groups()
     stand_in_megatron.prepare()
     _state.mode = _CpuMode()
@@ -104,6 +105,28 @@ def _patch_tensor() -> None:
     torch.Tensor.pin_memory = lambda self, *_, **__: self  # type: ignore[method-assign]
     torch.Tensor.record_stream = returning(None)  # type: ignore[method-assign]
     torch.nn.Module.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+
+
+def _patch_loaders() -> None:
+    """A loader that begins draws a seed from the CPU's random state, never from a device's.
+
+    Here both are one: a run that loads a checkpoint would go on with other dropout than it stopped.
+    """
+    from torch.utils.data import dataloader
+
+    seeds = torch.Generator()
+    owner: Any = getattr(dataloader, "_BaseDataLoaderIter")  # noqa: B009
+    begin = owner.__init__
+
+    def begin_apart(self: Any, loader: Any) -> None:
+        given = loader.generator
+        loader.generator = seeds if given is None else given
+        try:
+            begin(self, loader)
+        finally:
+            loader.generator = given
+
+    owner.__init__ = begin_apart
 
 
 def _keep_mode_in_backward(mode: TorchFunctionMode) -> None:

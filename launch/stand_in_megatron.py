@@ -37,6 +37,7 @@ def prepare() -> None:
         "megatron.core.transformer.moe.moe_utils": _name_missing_product,
         "megatron.core.transformer.moe.token_dispatcher": _list_splits,
         "megatron.core.pipeline_parallel.schedules": _hold_what_is_sent,
+        "megatron.core.fp8_utils": _quantize_nothing,
     }
     wheel = _helpers_of_the_wheel()
     if wheel is not None:
@@ -174,6 +175,21 @@ def _hold_what_is_sent(module: ModuleType) -> None:
         free(out, *args, **kwargs)
 
     setattr(module, "deallocate_output_tensor", held)  # noqa: B010
+
+
+def _quantize_nothing(module: ModuleType) -> None:
+    """The distributed optimizer in bf16 asks for its fp8 weights, of which there are none.
+
+    Core 0.12 refuses even that where TransformerEngine is not installed.
+    """
+    quantize = getattr(module, "_quantize_param_shard_impl", None)
+    if quantize is None:
+        return
+
+    def quantized(model_params: Any, *args: Any, **kwargs: Any) -> Any:
+        return quantize(model_params, *args, **kwargs) if model_params else None
+
+    setattr(module, "_quantize_param_shard_impl", quantized)  # noqa: B010
 
 
 def _list_splits(module: ModuleType) -> None:

@@ -67,6 +67,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--rotary-base", type=int, default=10000)
     group.add_argument("--untie-embeddings-and-output-weights", action="store_true")
+    group.add_argument(
+        "--vocab-size", type=int, default=256, help="rows of the embedding; data uses 256 of them"
+    )
     group.add_argument("--make-vocab-size-divisible-by", type=int, default=64)
     group.add_argument("--attention-dropout", type=float, default=0.0)
     group.add_argument("--hidden-dropout", type=float, default=0.0)
@@ -87,6 +90,12 @@ def _add_parallelism(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--recompute-method", choices=("uniform", "block"))
     group.add_argument("--recompute-num-layers", type=int)
     group.add_argument("--distributed-backend", choices=("nccl", "gloo"), default="nccl")
+    group.add_argument(
+        "--fake-process-group",
+        action="store_true",
+        help="one process plays rank RANK of WORLD_SIZE; nothing is transferred, losses mean "
+        "nothing",
+    )
     group.add_argument("--distributed-timeout-minutes", type=int, default=10)
 
 
@@ -174,7 +183,9 @@ def _complete(args: argparse.Namespace) -> None:
         args.lr_decay_iters = args.train_iters
     _complete_stages(args)
     unit = args.make_vocab_size_divisible_by * tensor
-    args.padded_vocab_size = -(-256 // unit) * unit
+    if args.vocab_size < 256:
+        raise ValueError(f"vocabulary size {args.vocab_size} is below the 256 values of a byte")
+    args.padded_vocab_size = -(-args.vocab_size // unit) * unit
 
 
 def _complete_stages(args: argparse.Namespace) -> None:

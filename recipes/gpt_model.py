@@ -37,7 +37,7 @@ def build(
         overlap_grad_reduce=args.overlap_grad_reduce,
         overlap_param_gather=args.overlap_param_gather,
         use_distributed_optimizer=args.use_distributed_optimizer,
-        check_for_nan_in_grad=True,
+        check_for_nan_in_grad=not args.fake_process_group,
         bucket_size=args.ddp_bucket_size,
     )
     chunks = [
@@ -49,7 +49,9 @@ def build(
         )
         for index, chunk in enumerate(plain)
     ]
-    optimizer = get_megatron_optimizer(_optimizer_config(args), chunks)
+    optimizer = get_megatron_optimizer(
+        _optimizer_config(args), chunks, use_gloo_process_groups=not args.fake_process_group
+    )
     config.grad_scale_func = optimizer.scale_loss
     config.finalize_model_grads_func = finalize_model_grads
     if args.overlap_grad_reduce:

@@ -66,14 +66,22 @@ def initialize(args: argparse.Namespace) -> None:
     fit_to_world(args, int(os.environ["WORLD_SIZE"]))
     if torch.cuda.current_device() == torch.device("cpu"):
         args.use_cpu_initialization = True
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    # Ranks may share a device: NCCL 2.30 and later can with NCCL_MULTI_RANK_GPU_ENABLE=1.
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % max(1, torch.cuda.device_count()))
     timeout = datetime.timedelta(minutes=args.distributed_timeout_minutes)
-    dist.init_process_group(backend=args.distributed_backend, timeout=timeout)
+    if args.fake_process_group:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        place = {"rank": int(os.environ["RANK"]), "world_size": args.world_size}
+        dist.init_process_group(backend="fake", store=FakeStore(), timeout=timeout, **place)
+    else:
+        dist.init_process_group(backend=args.distributed_backend, timeout=timeout)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=args.tensor_model_parallel_size,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
         virtual_pipeline_model_parallel_size=args.virtual_pipeline_model_parallel_size,
         distributed_timeout_minutes=args.distributed_timeout_minutes,
+        create_gloo_process_groups=not args.fake_process_group,
     )
     torch.manual_seed(args.seed + 100 * parallel_state.get_pipeline_model_parallel_rank())
     tensor_parallel.model_parallel_cuda_manual_seed(args.seed)

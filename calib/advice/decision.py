@@ -22,7 +22,7 @@ MIN_COVERAGE_FRAC = 0.9
 """Share of installed hooks that must have fired before other layouts are judged."""
 MIN_STEPS = 5
 """Measured steps below which nothing is decided."""
-_NUM_NODES = 32
+_NUM_NODES = 128
 
 
 class Action(Enum):
@@ -151,23 +151,19 @@ def decide(
 
 
 def saving_probability(forecast: Forecast, candidate: Candidate, cost_s: float) -> float:
-    """P(time left here - time left there > cost): the ratio log-normal, the time left normal.
+    """P(time left here - time left there > cost): the ratio log-normal, the time left as it is.
 
-    Steps and evaluations shrink alike; what is left is integrated over by Gauss-Hermite quadrature.
+    Steps, evaluations and failures shrink alike; what is left is integrated over.
     """
-    nodes, weights = np.polynomial.hermite_e.hermegauss(_NUM_NODES)
-    left = forecast.remaining_s + forecast.remaining_sigma_s * nodes
     mean, sigma = math.log1p(candidate.time_frac), max(candidate.log_ratio_sigma, 1e-12)
+    left = forecast.left.nodes(_NUM_NODES)
     chances = [_below(1 - cost_s / here, mean, sigma) if here > cost_s else 0.0 for here in left]
-    return float(np.dot(weights, chances) / weights.sum())
+    return float(np.mean(chances))
 
 
 def lateness_probability(forecast: Forecast, deadline_unix_s: float) -> float:
-    """P(finish > deadline) for a normal finish time."""
-    early_s = deadline_unix_s - forecast.finish_p50_unix_s
-    if forecast.remaining_sigma_s <= 0:
-        return float(early_s < 0)
-    return float(stats.norm.sf(early_s / forecast.remaining_sigma_s))
+    """P(finish > deadline)."""
+    return forecast.left.chance_beyond(deadline_unix_s - forecast.now_unix_s)
 
 
 def _below(ratio: float, mean: float, sigma: float) -> float:

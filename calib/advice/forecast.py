@@ -13,13 +13,22 @@ from scipy import stats
 
 from ..errors import CalibrationError
 from ..timeline.step import StepEstimate
+from .finish import Failures, TimeLeft
 
 SCHEMA = 1
 DRIFT_FRAC = 0.01
 """Standard deviation of the level of a steady run between a window and the rest: medians of 50
 steps repeat within 0.6 to 4 % on a quiet machine, repeated releases within 2 %."""
+CPU_DRIFT_FRAC = 0.04
+"""The same on processors that other work shares."""
 _MIN_STEPS = 2
 _MIN_BLOCKS = 5
+_DRIFT_WEIGHT = 8.0
+"""Blocks that the prior of the drift is worth."""
+_FEW_BLOCKS = 20
+_DRIFT_BLOCKS = 6
+
+_NORMAL_95 = float(stats.norm.ppf(0.95))
 
 Floats = NDArray[np.float64]
 
@@ -50,6 +59,16 @@ class Extra:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepLoad:
+    """Steps that are left at one global batch size, relative to the steps that were measured."""
+
+    num_left: int
+    time_ratio: float = 1.0
+    sigma_log: float = 0.0
+    """Standard deviation of the logarithm of ``time_ratio``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """The run to its end.  All intervals are 90 %; ``p95`` has 5 % beyond it."""
 
@@ -69,10 +88,13 @@ class Forecast:
     """Steps that are left."""
     extras_s: float
     """Evaluations, saves and the like that are left."""
+    failures_s: float
+    """What failures and restarts are expected to cost."""
     remaining_s: float
+    """Median of ``left``."""
     remaining_low_s: float
     remaining_high_s: float
-    remaining_sigma_s: float
+    left: TimeLeft
     elapsed_s: float
     total_s: float
     finish_p50_unix_s: float
@@ -80,8 +102,8 @@ class Forecast:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with its schema."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {"schema": SCHEMA, **values}
+        names = [name for name in self.__dataclass_fields__ if name != "left"]
+        return {"schema": SCHEMA, **{name: getattr(self, name) for name in names}}
 
 
 def mean_estimate(values: ArrayLike) -> MeanEstimate:
@@ -122,25 +144,32 @@ def forecast(
     step_times_s: ArrayLike = (),
     estimate: StepEstimate | None = None,
     extras: Sequence[Extra] = (),
+    loads: Sequence[StepLoad] = (),
+    failures: Failures | None = None,
     drift_frac: float = DRIFT_FRAC,
 ) -> Forecast:
     """The forecast from measured steps, or from the modelled one where fewer than two are there.
 
     ``step_times_s`` are full periods (start to start, so logging and data are in) of unflagged
-    steps, oldest first.  ``elapsed_s`` is what the run has spent, start-up included.  The variance
-    of the sum is long_run_sd^2 (N^2/n + N) for N steps from n, plus ``drift_frac`` of the whole.
-    Raises ``CalibrationError`` where there is neither a measured nor a modelled step.
+    steps, oldest first.  ``elapsed_s`` is what the run has spent, start-up included.  ``loads``
+    says where later steps are longer or shorter; without it all that are left are as measured.
+    The variance of the sum is long_run_sd^2 (N^2/n + N) for N steps from n, plus ``drift_frac`` of
+    the whole.  Raises ``CalibrationError`` where there is neither a measured nor a modelled step.
     """
     step = _step(np.asarray(step_times_s, dtype=np.float64), estimate)
     left = max(0, steps_total - steps_done)
-    steps_s = left * step.mean
+    loads = loads or (StepLoad(num_left=left),)
+    steps_s = step.mean * sum(load.num_left * load.time_ratio for load in loads)
     extras_s = sum(extra.num_left * extra.time_s for extra in extras)
-    sigma_s = _remaining_sigma(step, left, extras, drift_frac)
     wide = float(stats.t.ppf(0.95, step.degrees))
-    remaining = steps_s + extras_s
-    high = remaining + wide * sigma_s
+    # Seen as a normal variable of the same 95 % point, so that rules can ask for any level.
+    sigma_s = _remaining_sigma(step, loads, extras, drift_frac) * wide / _NORMAL_95
+    time_left = TimeLeft.normal(steps_s + extras_s, sigma_s)
+    if failures is not None:
+        time_left = TimeLeft.with_failures(steps_s + extras_s, sigma_s, failures)
     own = wide * step.standard_error
     single = wide * math.hypot(step.sd, step.standard_error)
+    median_s, high_s = time_left.quantile(0.5), time_left.quantile(0.95)
     return Forecast(
         now_unix_s=now_unix_s,
         steps_done=steps_done,
@@ -154,16 +183,35 @@ def forecast(
         single_high_s=step.mean + single,
         steps_s=steps_s,
         extras_s=extras_s,
-        remaining_s=remaining,
-        remaining_low_s=max(0.0, remaining - wide * sigma_s),
-        remaining_high_s=high,
-        # Seen as a normal variable of the same 95 % point, so that rules can ask for any level.
-        remaining_sigma_s=wide * sigma_s / float(stats.norm.ppf(0.95)),
+        failures_s=time_left.mean_s - steps_s - extras_s,
+        remaining_s=median_s,
+        remaining_low_s=time_left.quantile(0.05),
+        remaining_high_s=high_s,
+        left=time_left,
         elapsed_s=elapsed_s,
-        total_s=elapsed_s + remaining,
-        finish_p50_unix_s=now_unix_s + remaining,
-        finish_p95_unix_s=now_unix_s + high,
+        total_s=elapsed_s + median_s,
+        finish_p50_unix_s=now_unix_s + median_s,
+        finish_p95_unix_s=now_unix_s + high_s,
     )
+
+
+def learned_drift_frac(step_times_s: ArrayLike, *, prior_frac: float = DRIFT_FRAC) -> float:
+    """How far the level of this run wanders, relative, from what it has shown so far.
+
+    The spread of medians of long blocks beyond what single steps explain, pooled with the prior as
+    if that were eight blocks.  A run that has been steady for long comes down to what it shows.
+    """
+    values = np.asarray(step_times_s, dtype=np.float64)
+    size = values.size // _DRIFT_BLOCKS
+    if size < _FEW_BLOCKS:
+        return prior_frac
+    logs = np.log(values[values.size - size * _DRIFT_BLOCKS :].reshape(_DRIFT_BLOCKS, size))
+    medians = np.median(logs, axis=1)
+    within = float(np.median(logs.std(axis=1, ddof=1))) * math.sqrt(math.pi / 2 / size)
+    wander2 = max(0.0, float(medians.var(ddof=1)) - within**2)
+    degrees = _DRIFT_BLOCKS - 1
+    pooled = _DRIFT_WEIGHT * prior_frac**2 + degrees * wander2
+    return math.sqrt(pooled / (_DRIFT_WEIGHT + degrees))
 
 
 def num_left(*, steps_done: int, steps_total: int, interval: int) -> int:
@@ -176,10 +224,17 @@ def num_left(*, steps_done: int, steps_total: int, interval: int) -> int:
 
 
 def _remaining_sigma(
-    step: MeanEstimate, left: int, extras: Sequence[Extra], drift_frac: float
+    step: MeanEstimate, loads: Sequence[StepLoad], extras: Sequence[Extra], drift_frac: float
 ) -> float:
-    variance = (left * step.standard_error) ** 2 + left * step.long_run_sd**2
-    variance += (drift_frac * left * step.mean) ** 2
+    counts = np.asarray([load.num_left for load in loads], dtype=np.float64)
+    ratios = np.asarray([load.time_ratio for load in loads])
+    sigmas = np.asarray([load.sigma_log for load in loads])
+    whole = float(np.dot(counts, ratios))
+    variance = (whole * step.standard_error) ** 2
+    variance += float(np.dot(counts, ratios**2)) * step.long_run_sd**2
+    variance += (drift_frac * whole * step.mean) ** 2
+    # One model gives all ratios, so that their errors go together.
+    variance += (step.mean * float(np.dot(counts * ratios, sigmas))) ** 2
     variance += sum((extra.num_left * extra.sigma_s) ** 2 for extra in extras)
     return math.sqrt(variance)
 

@@ -27,6 +27,8 @@ class HookSummary:
     num_installed: int
     num_operator_kinds: int
     num_groups: int
+    remarks: tuple[str, ...] = ()
+    """What hooks cannot see here, or what stood down, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,7 @@ def transcript_lines(
     hooks: HookSummary | None = None,
     overhead: Overhead | None = None,
     step: StepSummary | None = None,
+    slow: str = "",
     forecast: Forecast | None = None,
     plan: Plan | None = None,
     decision: Decision | None = None,
@@ -58,7 +61,7 @@ def transcript_lines(
     time_limit_s: float | None = None,
     format_moment: FormatMoment | None = None,
 ) -> list[str]:
-    """Up to five lines with ``[forerun]`` before each; moments as UTC unless formatted otherwise.
+    """Up to six lines with ``[forerun]`` before each; moments as UTC unless formatted otherwise.
 
     ``time_limit_s`` is the scheduler's limit for the whole run.
     """
@@ -66,6 +69,7 @@ def transcript_lines(
     lines = [
         _hook_line(hooks, overhead),
         _step_line(step),
+        slow,
         _finish_line(forecast, energy_j, time_limit_s, moment),
         _plan_line(plan),
         _decision_line(decision),
@@ -89,6 +93,7 @@ def _hook_line(hooks: HookSummary | None, overhead: Overhead | None) -> str:
             f"hooks: {hooks.num_fired}/{hooks.num_installed} fired",
             _plural(hooks.num_operator_kinds, "operator kind"),
             _plural(hooks.num_groups, "group"),
+            *hooks.remarks,
         ]
     if overhead is not None:
         steps = overhead.num_hooked + overhead.num_bare

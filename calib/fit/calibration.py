@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import CalibrationError
 from ..samples.table import SampleTable
+from ..samples.traced import weight_fracs
 from ..workload.collectives import CollectiveCall
 from ..workload.operators import Operator, OperatorKind, Phase
 from .batches import Timed, batch_of
@@ -43,6 +44,8 @@ class Calibration:
     measured: Mapping[Operator, Measured]
     measured_host: Mapping[Key, Measured]
     measured_transfers: Mapping[CollectiveCall, Measured]
+    weight_fracs: Mapping[OperatorKind, float] = field(default_factory=dict)
+    """Share of the weight's gradient in a linear's backward phase, by kind, where it was traced."""
 
     @property
     def ceilings(self) -> Ceilings:
@@ -60,7 +63,7 @@ class Calibration:
         for i, operator in enumerate(operators):
             found = self.measured.get(operator)
             if found is not None:
-                answers.put(i, found.time_s, found.sigma_log, Source.MEASURED)
+                answers.put(i, found.time_s, found.sigma_log, _source(found))
             else:
                 groups[operator.kind, operator.phase].append(i)
         for key, rows in groups.items():
@@ -77,7 +80,7 @@ class Calibration:
         for i, call in enumerate(map(canonical, calls)):
             found = self.measured_transfers.get(call)
             if found is not None and not found.is_bound:
-                answers.put(i, found.time_s, found.sigma_log, Source.MEASURED)
+                answers.put(i, found.time_s, found.sigma_log, _source(found))
             elif call.num_ranks < 2:
                 answers.put(i, 0.0, 0.0, Source.FITTED)
             else:
@@ -248,7 +251,12 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
         measured=measured,
         measured_host=measured_host(table),
         measured_transfers=measured_calls,
+        weight_fracs=weight_fracs(table.traced),
     )
+
+
+def _source(found: Measured) -> Source:
+    return Source.PROBED if found.is_probe else Source.MEASURED
 
 
 def _by_key(measured: Mapping[Operator, Measured]) -> dict[Key, list[Operator]]:

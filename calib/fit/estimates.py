@@ -20,6 +20,8 @@ class Source(Enum):
 
     MEASURED = "measured"
     """The same operator and shape was measured on this run."""
+    PROBED = "probed"
+    """The same operator and shape was measured beside this run, between two steps."""
     FITTED = "fitted"
     """Inside the range of shapes that were measured."""
     EXTRAPOLATED = "extrapolated"

@@ -35,6 +35,8 @@ class Measured:
     num_rows: int
     is_bound: bool = False
     """Known from above only: the transfer had ended before anybody looked."""
+    is_probe: bool = False
+    """Measured between steps only."""
 
 
 def measured_operators(table: SampleTable) -> dict[Operator, Measured]:
@@ -54,7 +56,7 @@ def measured_operators(table: SampleTable) -> dict[Operator, Measured]:
             shape=parse_shape(shape),
             element_nbytes=int(nbytes),
         )
-        found[operator] = _join(group)
+        found[operator] = _join(_live_first(group))
     return found
 
 
@@ -74,12 +76,17 @@ def measured_collectives(table: SampleTable) -> dict[CollectiveCall, Measured]:
     """Each distinct collective and its transfer time, in a fixed order."""
     rows = _with_weight(table, table.collectives)
     per_node = table.ranks_per_node()
-    spans = zip(rows["num_ranks"], rows["span"], strict=True)
-    rows["num_nodes"] = [min(int(n), num_nodes(int(span), per_node)) for n, span in spans]
+    sizes = zip(rows["num_ranks"], rows["span"], rows["num_nodes"], strict=True)
+    # Tables without counted nodes have the span alone, which is right for unbroken groups.
+    rows["num_nodes"] = [
+        int(known) or min(int(number), num_nodes(int(span), per_node))
+        for number, span, known in sizes
+    ]
     found = {}
     for (kind, role, num_ranks, nodes, nbytes), group in _groups(
         rows, ["kind", "role", "num_ranks", "num_nodes", "nbytes"]
     ):
+        group = _live_first(group)
         exact = group[~group["is_bound"]]
         call = CollectiveCall(
             collective=Collective(kind),
@@ -111,6 +118,12 @@ def _with_weight(table: SampleTable, rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(weight=AGE_FACTOR ** rows["age"] * steps / _MOST_STEPS)
 
 
+def _live_first(group: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the run itself where it has exact ones; with probes otherwise."""
+    live = group[~group["is_probe"] & ~group["is_bound"]]
+    return group if live.empty else live
+
+
 def _join(group: pd.DataFrame) -> Measured:
     weights = group["weight"].to_numpy(dtype=np.float64)
     logs = np.log(group["time_s"].to_numpy(dtype=np.float64))
@@ -125,4 +138,5 @@ def _join(group: pd.DataFrame) -> Measured:
         sigma_log=math.sqrt(REPEAT_SIGMA_LOG**2 + within + between),
         weight=float(weights.max()),
         num_rows=len(group),
+        is_probe=bool(group["is_probe"].all()),
     )

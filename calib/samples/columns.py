@@ -22,6 +22,7 @@ FRAMES: Mapping[str, Mapping[str, str]] = {
         "role": "str",
         "num_ranks": "int64",
         "span": "int64",
+        "num_nodes": "int64",
         "nbytes": "int64",
         "is_bound": "bool",
         "time_s": "float64",
@@ -29,6 +30,7 @@ FRAMES: Mapping[str, Mapping[str, str]] = {
         "num_steps": "int64",
         "num_seen": "int64",
         "spread_log": "float64",
+        "is_probe": "bool",
     },
     "steps": {
         "run_id": "str",
@@ -60,7 +62,70 @@ FRAMES: Mapping[str, Mapping[str, str]] = {
         "role": "str",
         "collective": "str",
         "wait_s": "float64",
+        "transfer_s": "float64",
         "num_steps": "int64",
+    },
+    "arrivals": {
+        "run_id": "str",
+        "window": "int64",
+        "rank": "int64",
+        "role": "str",
+        "num_events": "int64",
+        "num_last": "int64",
+        "late_s": "float64",
+        "num_steps": "int64",
+    },
+    "clocks": {
+        "run_id": "str",
+        "window": "int64",
+        "rank": "int64",
+        "reference": "int64",
+        "offset_s": "float64",
+        "low_s": "float64",
+        "high_s": "float64",
+        "drift_frac": "float64",
+        "num_moments": "int64",
+        "num_dropped": "int64",
+        "is_reached": "bool",
+        "is_shared": "bool",
+    },
+    "links": {
+        "run_id": "str",
+        "window": "int64",
+        "kind": "str",
+        "role": "str",
+        "num_ranks": "int64",
+        "num_nodes": "int64",
+        "nbytes": "int64",
+        "ranks": "str",
+        "time_s": "float64",
+        "exposed_s": "float64",
+        "count": "int64",
+        "num_steps": "int64",
+        "spread_log": "float64",
+    },
+    "ranks": {
+        "run_id": "str",
+        "window": "int64",
+        "rank": "int64",
+        "num_steps": "int64",
+        "step_s": "float64",
+        "forward_s": "float64",
+        "backward_s": "float64",
+        "optimizer_s": "float64",
+        "wait_s": "float64",
+    },
+    "traced": {
+        "run_id": "str",
+        "window": "int64",
+        "kind": "str",
+        "phase": "str",
+        "shape": "str",
+        "element_nbytes": "int64",
+        "stage": "int64",
+        "time_s": "float64",
+        "count": "int64",
+        "num_kernels": "int64",
     },
     "coverage": {
         "run_id": "str",
@@ -100,7 +165,11 @@ FRAMES: Mapping[str, Mapping[str, str]] = {
 (``row`` is ``collective``, ``kind`` its name): ``time_s`` is the median over steps of the mean
 within a step, ``spread_log`` the scaled median deviation of its logarithm over steps, ``count`` the
 events, ``num_steps`` the steps, ``num_seen`` the ranks that recorded it, ``span`` the ranks from
-the group's first to its last.  ``wait_s`` in ``skew`` is per step.
+the group's first to its last, ``num_nodes`` the nodes that it touches, 0 where not known.
+``wait_s`` and ``transfer_s`` in ``skew`` add up to how long a rank stands still per step.
+``skew.py`` tells of ``arrivals`` and ``links``, ``clocks.py`` of ``clocks``; ``ranks`` is
+the small summary that every rank sends, per step.  ``traced.py`` tells of ``traced``.
+``is_probe`` rows were measured between steps: their ``num_steps`` are repeats.
 """
 
 KEYS: Mapping[str, tuple[str, ...]] = {
@@ -116,11 +185,18 @@ KEYS: Mapping[str, tuple[str, ...]] = {
         "role",
         "num_ranks",
         "span",
+        "num_nodes",
         "nbytes",
+        "is_probe",
     ),
     "steps": ("run_id", "window", "rank", "step"),
     "phases": ("run_id", "window", "rank", "step", "name"),
     "skew": ("run_id", "window", "rank", "role", "collective"),
+    "arrivals": ("run_id", "window", "rank", "role"),
+    "clocks": ("run_id", "window", "rank"),
+    "links": ("run_id", "window", "kind", "role", "num_ranks", "num_nodes", "nbytes", "ranks"),
+    "ranks": ("run_id", "window", "rank"),
+    "traced": ("run_id", "window", "kind", "phase", "shape", "element_nbytes", "stage"),
     "coverage": ("run_id", "window", "rank", "name"),
     "windows": ("run_id", "window", "rank"),
     "runs": ("run_id", "rank"),

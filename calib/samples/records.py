@@ -13,8 +13,11 @@ from typing import Any, TypeVar
 from ..errors import RecordError
 from ..workload.collectives import Collective, GroupRole
 from ..workload.operators import OperatorKind, Phase
+from .rank_runs import from_runs, to_runs
 
 SCHEMA = 1
+MAX_LISTED_RANKS = 8
+"""Members of a larger group are written as runs."""
 
 
 class StepFlag(Enum):
@@ -83,7 +86,10 @@ class PhaseRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorRecord:
-    """One operator of one micro-batch; ``duration_ns`` leaves nested ones and collectives out."""
+    """One operator of one micro-batch; ``duration_ns`` leaves nested ones and collectives out.
+
+    A probe ran between steps and belongs to none; its ``microbatch`` counts repeats.
+    """
 
     step: int
     window: int
@@ -95,6 +101,27 @@ class OperatorRecord:
     layer: int
     start_ns: int
     duration_ns: int
+    is_probe: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRecord:
+    """Work of one operator in a traced step: what its kernels took, without gaps between them.
+
+    On a CPU its calls into the framework take their place.  The backward phase of a linear is two
+    records, of the input's and of the weight's gradient, where the trace tells them apart.
+    """
+
+    step: int
+    window: int
+    microbatch: int
+    kind: OperatorKind
+    phase: Phase
+    shape: tuple[int, ...]
+    element_nbytes: int
+    layer: int
+    duration_ns: int
+    num_kernels: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +132,8 @@ class CollectiveRecord:
     ranks of the group (for point-to-point: on both ends, by direction) is the same transfer.
     ``issue_ns`` is when the call was made, ``duration_ns`` from there to its known end; for an
     asynchronous call that had already ended when it was waited for, an upper bound (``is_bound``).
-    ``exposed_ns`` is how long the host stood still for it.  Hooked steps have all of them.
+    ``exposed_ns`` is how long the host stood still for it.  Hooked steps have all of them, unless
+    there was no room: then ``stands_for`` is how many calls of like passes this one speaks for.
     """
 
     step: int
@@ -122,6 +150,9 @@ class CollectiveRecord:
     issue_ns: int
     duration_ns: int
     exposed_ns: int
+    stands_for: float = 1.0
+    is_probe: bool = False
+    """Ran between steps, over the group ``ranks``; ``role`` is then what it stands for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +170,7 @@ class WindowRecord:
     """The window has closed on this rank: nothing more of it follows.
 
     ``memory_peak_nbytes`` is the device's peak (CPU: resident set), ``device_memory_nbytes`` what
-    it has; 0 where unknown.
+    it has; 0 where unknown.  ``num_left_out`` counts hooked steps without detail, for lack of room.
     """
 
     window: int
@@ -149,6 +180,7 @@ class WindowRecord:
     num_dropped: int
     memory_peak_nbytes: int = 0
     device_memory_nbytes: int = 0
+    num_left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +214,7 @@ Record = (
     | StepRecord
     | PhaseRecord
     | OperatorRecord
+    | TraceRecord
     | CollectiveRecord
     | CoverageRecord
     | WindowRecord
@@ -194,6 +227,7 @@ _TYPES: dict[str, type[Any]] = {
     "step": StepRecord,
     "phase": PhaseRecord,
     "operator": OperatorRecord,
+    "trace": TraceRecord,
     "collective": CollectiveRecord,
     "coverage": CoverageRecord,
     "window": WindowRecord,
@@ -217,6 +251,8 @@ def to_dict(record: Record) -> dict[str, Any]:
         value = getattr(record, spec.name)
         if isinstance(value, Enum):
             value = value.value
+        elif spec.name == "ranks" and len(value) > MAX_LISTED_RANKS:
+            value = to_runs(value)
         elif isinstance(value, tuple):
             value = [v.value if isinstance(v, Enum) else v for v in value]
         out[spec.name] = value
@@ -248,6 +284,8 @@ def _decode(name: str, value: Any) -> Any:
         return _ENUMS[name](value)
     if name == "flags":
         return tuple(StepFlag(v) for v in value)
+    if name == "ranks" and isinstance(value, str):
+        return from_runs(value)
     return tuple(value) if isinstance(value, list) else value
 
 

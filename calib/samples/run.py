@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ..errors import ConfigError, RecordError
 from ..workload.config import RunConfig
-from .records import SCHEMA, Header, Record, RunRecord, from_dict
+from ..workload.recording import RecordingPlan, recording_plan
+from .packed import unpacked
+from .records import SCHEMA, Header, RankRecord, Record, RunRecord, from_dict
 
 _SIGNED = frozenset({"peer", "start_ns", "issue_ns"})
+_NUM_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,14 @@ class RunRecords:
     """Steps, phases, operators, collectives, coverage and windows, in the order of the file."""
     problems: tuple[str, ...] = ()
     """What was skipped and why, one line each."""
+    summaries: Mapping[int, tuple[RankRecord, ...]] = field(default_factory=dict)
+    """One per window of each rank, those without a file included."""
+
+    @property
+    def recording_plan(self) -> RecordingPlan:
+        """Who was to record, by the size of the world and the layout where one is known."""
+        config = next(iter(self.configs.values()), None)
+        return recording_plan(self.world_size, config.parallelism if config else None)
 
     @property
     def world_size(self) -> int:
@@ -41,6 +52,14 @@ class RankFile:
     header: Header | None
     config: RunConfig | None
     records: tuple[Record, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryFile:
+    """The summaries of ranks that have no file."""
+
+    summaries: Mapping[int, tuple[RankRecord, ...]]
     problems: tuple[str, ...]
 
 
@@ -63,7 +82,7 @@ def parse_file(name: str, lines: Iterable[str]) -> RankFile:
     config: RunConfig | None = None
     records: list[Record] = []
     problems: list[str] = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(unpacked(lines), start=1):
         if not line.strip():
             continue
         try:
@@ -89,7 +108,29 @@ def parse_file(name: str, lines: Iterable[str]) -> RankFile:
     )
 
 
-def join_ranks(run_id: str, files: Iterable[RankFile]) -> RunRecords:
+def parse_summaries(name: str, lines: Iterable[str]) -> SummaryFile:
+    """Parse the lines of the file in which the ranks without a file of their own stand."""
+    found: dict[int, list[RankRecord]] = {}
+    problems = []
+    for number, line in enumerate(unpacked(lines), start=1):
+        try:
+            value = _parse_json(line)
+            record = _checked(value)
+            rank = value.get("rank")
+            if not isinstance(record, RankRecord) or type(rank) is not int:
+                raise RecordError("line is no summary of a rank; skipped")
+            found.setdefault(rank, []).append(record)
+        except RecordError as err:
+            problems.append(f"{name}:{number}: {err}")
+    return SummaryFile(
+        summaries={rank: tuple(records) for rank, records in found.items()},
+        problems=tuple(problems),
+    )
+
+
+def join_ranks(
+    run_id: str, files: Iterable[RankFile], summaries: SummaryFile | None = None
+) -> RunRecords:
     """Put the files of a run together; a foreign file is named and skipped."""
     ordered = sorted(files, key=lambda file: file.name)
     problems = [problem for file in ordered for problem in file.problems]
@@ -108,15 +149,38 @@ def join_ranks(run_id: str, files: Iterable[RankFile]) -> RunRecords:
         headers[rank], records[rank] = file.header, file.records
         if file.config is not None:
             configs[rank] = file.config
-    if 0 < len(headers) < world_size:
-        problems.append(f"records of {len(headers)} of {world_size} ranks")
-    return RunRecords(
+    known = {
+        rank: tuple(r for r in found if type(r) is RankRecord) for rank, found in records.items()
+    }
+    if summaries is not None:
+        known |= {r: found for r, found in summaries.summaries.items() if r not in known}
+        problems += summaries.problems
+    run = RunRecords(
         run_id=run_id,
         headers=_by_rank(headers),
         configs=_by_rank(configs),
         records=_by_rank(records),
-        problems=tuple(problems),
+        summaries=_by_rank(known),
     )
+    return replace(run, problems=(*problems, *_absent(run)))
+
+
+def _absent(run: RunRecords) -> list[str]:
+    """A line on ranks that were to record and did not."""
+    if not run.headers:
+        return []
+    wanted = run.recording_plan.recorders
+    missing = [rank for rank in wanted if rank not in run.headers]
+    if not missing:
+        return []
+    if len(wanted) == run.world_size:
+        return [f"records of {len(run.headers)} of {run.world_size} ranks"]
+    named = ", ".join(map(str, missing[:_NUM_NAMED]))
+    more = ", ..." if len(missing) > _NUM_NAMED else ""
+    return [
+        f"records of {len(wanted) - len(missing)} of {len(wanted)} ranks that record, of "
+        f"{run.world_size}; missing: {named}{more}"
+    ]
 
 
 def _by_rank(mapping: dict[int, Any]) -> dict[int, Any]:
@@ -143,6 +207,10 @@ def _no_constant(text: str) -> float:
 
 
 def _parse_line(line: str) -> Record:
+    return _checked(_parse_json(line))
+
+
+def _parse_json(line: str) -> dict[str, Any]:
     try:
         value = json.loads(line, parse_constant=_no_constant)
     except ValueError as err:
@@ -150,6 +218,10 @@ def _parse_line(line: str) -> Record:
         raise RecordError(f"{reason} ({err}); skipped") from err
     if not isinstance(value, dict):
         raise RecordError(f"line holds a {type(value).__name__}, not a record; skipped")
+    return value
+
+
+def _checked(value: dict[str, Any]) -> Record:
     record = from_dict(value)
     for spec in fields(record):
         _check_value(spec.name, str(spec.type), getattr(record, spec.name))

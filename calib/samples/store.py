@@ -21,7 +21,15 @@ import pyarrow.parquet as pq
 
 from ..errors import RecordError
 from .columns import FRAMES, TABLE_SCHEMA, normalise
-from .run import RankFile, RunRecords, join_ranks, parse_file, parse_header
+from .run import (
+    RankFile,
+    RunRecords,
+    SummaryFile,
+    join_ranks,
+    parse_file,
+    parse_header,
+    parse_summaries,
+)
 from .table import SampleTable
 
 _SCHEMA_KEY = b"forerun_schema"
@@ -47,14 +55,14 @@ def read_run(directory: Path, run_id: str | None = None) -> RunRecords:
         if not found:
             raise RecordError(_nothing(directory))
         run_id = found[-1]
-    paths = sorted((home / run_id).glob("rank-*.jsonl"))
+    paths = _rank_paths(home / run_id)
     if not paths:
         raise RecordError(
             f"no records of run {run_id!r} under {home}; "
             f"runs there: {', '.join(run_ids(directory)) or 'none'}"
         )
     files = [_read_rank(path) for path in paths]
-    run = join_ranks(run_id, files)
+    run = join_ranks(run_id, files, _read_summaries(home / run_id / "summaries.jsonl"))
     if not run.headers:
         raise RecordError(f"run {run_id!r} cannot be read: {'; '.join(run.problems)}")
     return run
@@ -153,7 +161,7 @@ def _run_folders(directory: Path) -> list[Path]:
 def _started_unix_s(folder: Path) -> float | None:
     """Start of the earliest readable rank, None where no file of the folder can be read."""
     starts = []
-    for path in sorted(folder.glob("rank-*.jsonl")):
+    for path in _rank_paths(folder):
         with path.open(encoding="utf-8", errors="replace") as lines:
             try:
                 header = parse_header(next(lines, ""))
@@ -162,6 +170,24 @@ def _started_unix_s(folder: Path) -> float | None:
         if header.run_id == folder.name:
             starts.append(float(header.started_unix_s))
     return min(starts, default=None)
+
+
+def _rank_paths(folder: Path) -> list[Path]:
+    """A rank's own file where it is here, else what was received of it."""
+    own = {path.name.removeprefix("rank-"): path for path in folder.glob("rank-*.jsonl")}
+    sent = {path.name.removeprefix("received-"): path for path in folder.glob("received-*.jsonl")}
+    return [path for _, path in sorted((sent | own).items())]
+
+
+def _read_summaries(path: Path) -> SummaryFile | None:
+    if not path.exists():
+        return None
+    try:
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            return parse_summaries(path.name, lines)
+    except OSError as err:
+        problem = f"{path.name}: cannot be read ({err})"
+        return SummaryFile(summaries={}, problems=(problem,))
 
 
 def _read_rank(path: Path) -> RankFile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pandas as pd
@@ -15,17 +15,25 @@ from ..errors import CalibrationError
 from ..units import NS_PER_S
 from ..workload.collectives import GroupRole
 from ..workload.config import RunConfig
+from ..workload.parallelism import Parallelism
+from .clocks import clock_rows
 from .columns import FRAMES, normalise, shape_text
 from .operator_rows import host_microbatch_rows, host_step_rows, operator_rows
+from .probe_rows import probed_collective_rows, probed_operator_rows
 from .records import (
     CollectiveRecord,
     CoverageRecord,
     OperatorRecord,
     PhaseRecord,
+    RankRecord,
+    StepFlag,
     StepRecord,
+    TraceRecord,
     WindowRecord,
 )
 from .run import RunRecords
+from .skew import arrival_rows, link_rows
+from .traced import traced_rows
 from .transfers import collective_rows, match_ranks, skew_rows
 
 
@@ -37,6 +45,11 @@ class SampleTable:
     steps: pd.DataFrame
     phases: pd.DataFrame
     skew: pd.DataFrame
+    arrivals: pd.DataFrame
+    clocks: pd.DataFrame
+    links: pd.DataFrame
+    ranks: pd.DataFrame
+    traced: pd.DataFrame
     coverage: pd.DataFrame
     windows: pd.DataFrame
     runs: pd.DataFrame
@@ -135,19 +148,35 @@ def build_table(run: RunRecords) -> SampleTable:
     operators = _clean(_operator_frame(run), marks)
     every_phase = _phase_frame(run)
     phases = _clean(every_phase, marks)
-    matched = match_ranks(_clean(_collective_frame(run), marks))
+    layout = next((config.parallelism for config in run.configs.values()), None)
+    matched = match_ranks(_clean(_collective_frame(run), marks), layout)
+    clocks = clock_rows(matched)
     clean_steps = steps[steps["is_clean"]]
+    seen = operator_rows(operators)
+    is_host = all(header.device == "cpu" for header in run.headers.values())
+    probed = _operator_frame(run, is_probe=True)
+    probed["stage"] = [run.headers[rank].stage for rank in probed["rank"]]
+    probed_transfers = _collective_frame(run, is_probe=True)
     samples = [
-        operator_rows(operators).assign(row="operator"),
+        seen.assign(row="operator"),
+        probed_operator_rows(probed, seen, is_host=is_host).assign(row="operator"),
         host_microbatch_rows(operators, phases).assign(row="operator"),
         host_step_rows(phases, clean_steps).assign(row="operator"),
-        collective_rows(matched).assign(row="collective"),
+        collective_rows(_with_traced(matched, steps, _collective_frame(run), layout)).assign(
+            row="collective"
+        ),
+        probed_collective_rows(probed_transfers, layout).assign(row="collective"),
     ]
     frames = {
         "samples": _stack(samples),
         "steps": steps,
         "phases": _phase_totals(every_phase),
-        "skew": skew_rows(matched),
+        "skew": skew_rows(matched[matched["rank"].isin(run.recording_plan.replica)]),
+        "arrivals": arrival_rows(matched, clocks),
+        "clocks": clocks,
+        "links": link_rows(matched),
+        "ranks": _rank_frame(run),
+        "traced": traced_rows(_trace_frame(run)),
         "coverage": _frame(run, CoverageRecord),
         "windows": _frame(run, WindowRecord),
         "runs": _run_frame(run),
@@ -168,13 +197,13 @@ def _stack(parts: list[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(known, ignore_index=True) if known else pd.DataFrame()
 
 
-def _frame(run: RunRecords, kind: type) -> pd.DataFrame:
+def _frame(run: RunRecords, kind: type, *, is_probe: bool = False) -> pd.DataFrame:
     """One row per record of a type, with its rank; empty with columns where there is none."""
     names = [spec.name for spec in fields(kind)]
     columns: dict[str, list[object]] = {name: [] for name in ["rank", *names]}
     for rank, records in run.records.items():
         for record in records:
-            if type(record) is kind:
+            if type(record) is kind and getattr(record, "is_probe", False) == is_probe:
                 columns["rank"].append(rank)
                 for name in names:
                     columns[name].append(getattr(record, name))
@@ -198,13 +227,41 @@ def _step_frame(run: RunRecords) -> pd.DataFrame:
     return frame
 
 
-def _operator_frame(run: RunRecords) -> pd.DataFrame:
-    frame = _frame(run, OperatorRecord)
+def _rank_frame(run: RunRecords) -> pd.DataFrame:
+    frame = _frame(replace(run, records=run.summaries), RankRecord)
+    for name in ("step", "forward", "backward", "optimizer"):
+        frame[f"{name}_s"] = _seconds(frame[f"{name}_ns"])
+    frame["wait_s"] = [sum(waits) / NS_PER_S for waits in frame["wait_ns"]]
+    return frame
+
+
+def _operator_frame(run: RunRecords, *, is_probe: bool = False) -> pd.DataFrame:
+    frame = _frame(run, OperatorRecord, is_probe=is_probe)
     frame["kind"] = [kind.value for kind in frame["kind"]]
     frame["phase"] = [phase.value for phase in frame["phase"]]
     frame["shape"] = [shape_text(shape) for shape in frame["shape"]]
     frame["time_s"] = _seconds(frame["duration_ns"])
     return frame
+
+
+def _trace_frame(run: RunRecords) -> pd.DataFrame:
+    frame = _frame(run, TraceRecord)
+    frame["kind"] = [kind.value for kind in frame["kind"]]
+    frame["phase"] = [phase.value for phase in frame["phase"]]
+    frame["shape"] = [shape_text(shape) for shape in frame["shape"]]
+    frame["time_s"] = _seconds(frame["duration_ns"])
+    frame["stage"] = [run.headers[rank].stage for rank in frame["rank"]]
+    return frame
+
+
+def _with_traced(
+    matched: pd.DataFrame, steps: pd.DataFrame, transfers: pd.DataFrame, layout: Parallelism | None
+) -> pd.DataFrame:
+    """The transfers, and those of the traced steps, which have their kernels' times."""
+    marks = steps[steps["flags"] == StepFlag.TRACED.value].assign(is_clean=True)
+    marks = marks[["window", "rank", "step", "is_hooked", "is_clean", "stage"]]
+    traced = _clean(transfers, marks)
+    return matched if traced.empty else pd.concat([matched, match_ranks(traced, layout)])
 
 
 def _phase_frame(run: RunRecords) -> pd.DataFrame:
@@ -215,8 +272,8 @@ def _phase_frame(run: RunRecords) -> pd.DataFrame:
     return frame
 
 
-def _collective_frame(run: RunRecords) -> pd.DataFrame:
-    frame = _frame(run, CollectiveRecord)
+def _collective_frame(run: RunRecords, *, is_probe: bool = False) -> pd.DataFrame:
+    frame = _frame(run, CollectiveRecord, is_probe=is_probe)
     frame["collective"] = [value.value for value in frame["collective"]]
     frame["role"] = [role.value for role in frame["role"]]
     frame = frame[np.array([len(ranks) > 1 for ranks in frame["ranks"]], dtype=bool)].copy()

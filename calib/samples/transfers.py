@@ -5,25 +5,31 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from ..workload.collectives import Collective
+from ..workload.collectives import Collective, GroupRole
+from ..workload.config import Parallelism
+from ..workload.ranks import position
 from .reduce import median_over_steps
 
-_EVENT = ["window", "step", "collective", "group", "ranks", "source", "target", "sequence"]
-_KEYS = ["window", "collective", "role", "num_ranks", "span", "nbytes"]
+EVENT_KEYS = ["window", "step", "collective", "group", "ranks", "source", "target", "sequence"]
+"""What tells a transfer from all others; ``match_ranks`` makes the last three of a message."""
+_KEYS = ["window", "collective", "role", "num_ranks", "span", "num_nodes", "nbytes"]
+_UNSPECIFIC = (GroupRole.WORLD.value, GroupRole.OTHER.value)
 
 
-def match_ranks(events: pd.DataFrame) -> pd.DataFrame:
+def match_ranks(events: pd.DataFrame, layout: Parallelism | None = None) -> pd.DataFrame:
     """Each record with its transfer's time: the minimum over the ranks of the group.
 
     The last rank to arrive waits least, so its duration is the transfer.  ``wait_s`` is how much
     longer a rank stood still.  ``is_bound`` marks transfers known from above only: no rank has an
-    exact end, or a rank of the group is missing.
+    exact end, or a rank of the group is missing.  ``num_nodes`` is 0 where the layout does not say
+    how many ranks share a node.  Messages between neighbouring stages belong to the pipeline,
+    whatever group they are sent over: Megatron takes that of all ranks for one direction of two.
     """
-    events = _with_ends(events)
-    groups = events.groupby(_EVENT, sort=False)
+    events = _with_ends(events, layout)
+    groups = events.groupby(EVENT_KEYS, sort=False)
     events["transfer_s"] = groups["time_s"].transform("min")
     events["nbytes"] = groups["nbytes"].transform("max")
-    is_exact = (~events["is_bound"]).groupby([events[c] for c in _EVENT], sort=False)
+    is_exact = (~events["is_bound"]).groupby([events[c] for c in EVENT_KEYS], sort=False)
     seen = groups["rank"].transform("nunique")
     events["is_bound"] = ~is_exact.transform("any") | (seen < events["num_ranks"])
     stood = np.minimum(events["exposed_s"], events["time_s"])
@@ -32,9 +38,12 @@ def match_ranks(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def collective_rows(matched: pd.DataFrame) -> pd.DataFrame:
-    """One row per window, collective, role, size, span and payload; exact ends win over bounds."""
+    """One row per window, collective, role, size, span, number of nodes and payload.
+
+    Exact ends win over bounds.
+    """
     seen = matched.groupby(_KEYS, sort=True)["rank"].nunique().rename("num_seen")
-    events = matched.drop_duplicates(subset=_EVENT).drop(columns="time_s")
+    events = matched.drop_duplicates(subset=EVENT_KEYS).drop(columns="time_s")
     events = events.rename(columns={"transfer_s": "time_s"})
     events["rank"] = 0
     all_bound = events.groupby(_KEYS, sort=False)["is_bound"].transform("all")
@@ -44,38 +53,67 @@ def collective_rows(matched: pd.DataFrame) -> pd.DataFrame:
 
 
 def skew_rows(matched: pd.DataFrame) -> pd.DataFrame:
-    """Mean waiting per step of each rank, by role and collective, in seconds."""
+    """Mean waiting and transfer per step of each rank, by role and collective, in seconds.
+
+    Together they are how long it stood still.
+    """
     keys = ["window", "rank", "role", "collective"]
     matched = matched.sort_values([*keys, "step", "wait_s"], kind="stable")
     num_steps = matched.groupby(["window", "rank"])["step"].nunique().rename("num_steps")
-    rows = matched.groupby(keys, sort=True)["wait_s"].sum().reset_index()
+    stood = np.minimum(matched["exposed_s"], matched["time_s"])
+    weight = matched.get("stands_for", 1.0)
+    matched = matched.assign(moved_s=(stood - matched["wait_s"]) * weight)
+    matched["wait_s"] *= weight
+    rows = matched.groupby(keys, sort=True)[["wait_s", "moved_s"]].sum().reset_index()
+    rows = rows.rename(columns={"moved_s": "transfer_s"})
     rows = rows.merge(num_steps.reset_index(), on=["window", "rank"])
     rows["wait_s"] /= rows["num_steps"]
+    rows["transfer_s"] /= rows["num_steps"]
     return rows
 
 
-def _with_ends(events: pd.DataFrame) -> pd.DataFrame:
-    """Group size and span; both ends of a send become one transfer between source and target."""
+def _with_ends(events: pd.DataFrame, layout: Parallelism | None) -> pd.DataFrame:
+    """Group size, span and nodes; both ends of a send become one transfer of source and target."""
     is_send = events["collective"] == Collective.SEND.value
     is_recv = events["collective"] == Collective.RECV.value
     is_pair = is_send | is_recv
     source = events["rank"].where(is_send, events["peer"]).where(is_pair, -1)
     target = events["peer"].where(is_send, events["rank"]).where(is_pair, -1)
-    sizes = events["ranks"].map(_size)
-    spans = events["ranks"].map(_span)
+    per_node = layout.ranks_per_node if layout is not None else 0
+    members = {text: _members(text) for text in events["ranks"].unique()}
+    spans = {text: max(ranks) - min(ranks) + 1 for text, ranks in members.items()}
+    nodes = {text: _num_nodes(ranks, per_node) for text, ranks in members.items()}
+    apart = source // max(per_node, 1) != target // max(per_node, 1)
+    ends = np.where(apart, 2, 1) if per_node else np.zeros(len(events), dtype=np.int64)
+    sizes = events["ranks"].map({text: len(ranks) for text, ranks in members.items()})
     return events.assign(
         collective=events["collective"].where(~is_recv, Collective.SEND.value),
+        role=events["role"].where(~_crosses_stages(events["role"], source, target, layout), "pp"),
         source=source,
         target=target,
         num_ranks=sizes.where(~is_pair, 2),
-        span=spans.where(~is_pair, (source - target).abs() + 1),
+        span=events["ranks"].map(spans).where(~is_pair, (source - target).abs() + 1),
+        num_nodes=events["ranks"].map(nodes).where(~is_pair, ends),
     )
 
 
-def _size(ranks: str) -> int:
-    return ranks.count(",") + 1
+def _crosses_stages(
+    role: pd.Series, source: pd.Series, target: pd.Series, layout: Parallelism | None
+) -> pd.Series:
+    """Messages over a group that is for anything, between one stage and the next or the first."""
+    is_open = role.isin(_UNSPECIFIC) & (source >= 0) & (target >= 0)
+    if layout is None or layout.pp == 1 or not is_open.any():
+        return is_open & False
+    known = pd.unique(pd.concat([source[is_open], target[is_open]]))
+    stages = {int(r): position(layout, int(r)).stage for r in known if r < layout.num_ranks}
+    apart = (source.map(stages) - target.map(stages)).abs()
+    return is_open & apart.isin([1, layout.pp - 1])
 
 
-def _span(ranks: str) -> int:
-    members = [int(rank) for rank in ranks.split(",")]
-    return max(members) - min(members) + 1
+def _members(ranks: str) -> list[int]:
+    return [int(rank) for rank in ranks.split(",")]
+
+
+def _num_nodes(ranks: list[int], ranks_per_node: int) -> int:
+    """Distinct nodes of the ranks, 0 where not known."""
+    return len({rank // ranks_per_node for rank in ranks}) if ranks_per_node else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from ..workload.collectives import CollectiveUse, Placement
 from ..workload.operators import OperatorKind, Phase
 from .items import PASS_PARTS, Floats, ItemIndex, Part, Sums, part_of
 
+_WEIGHT_FRAC = 0.5
 _PASSES = (Placement.FORWARD, Placement.BACKWARD, Placement.RECOMPUTE)
 
 
@@ -106,14 +107,23 @@ def beyond(transfer_s: Floats, window_s: Floats, contention: float | Floats) -> 
     return np.minimum(slower - window_s, transfer_s)
 
 
-def block_sums(blocks: Sequence[Block], index: ItemIndex) -> BlockSums:
-    """The matrices of some blocks; their items are entered into the index."""
-    return _Writer(index).write(blocks)
+def block_sums(
+    blocks: Sequence[Block],
+    index: ItemIndex,
+    weight_fracs: Mapping[OperatorKind, float] | None = None,
+) -> BlockSums:
+    """The matrices of some blocks; their items are entered into the index.
+
+    ``weight_fracs`` is the measured share of the weight's gradient in a backward phase by kind; a
+    linear that it leaves out has half, as its two products have the same FLOP.
+    """
+    return _Writer(index, weight_fracs or {}).write(blocks)
 
 
 class _Writer:
-    def __init__(self, index: ItemIndex) -> None:
+    def __init__(self, index: ItemIndex, weight_fracs: Mapping[OperatorKind, float]) -> None:
         self._index = index
+        self._weight_fracs = weight_fracs
         self._phases = {
             Phase.FORWARD: Sums(),
             Phase.BACKWARD: Sums(),
@@ -156,7 +166,8 @@ class _Writer:
             if phase is Phase.BACKWARD:
                 for column, (operator, count) in zip(columns, operators, strict=True):
                     if has_weights(operator.kind):
-                        self._phases[Phase.WEIGHT_GRADIENT].add(row, column, count / 2)
+                        share = self._weight_fracs.get(operator.kind, _WEIGHT_FRAC)
+                        self._phases[Phase.WEIGHT_GRADIENT].add(row, column, count * share)
 
     def _transfers(self, row: int, block: Block, uses: Sequence[CollectiveUse]) -> None:
         entry = self._uses.row()

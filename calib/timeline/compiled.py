@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..workload.blocks import Block, BlockKind, BlockSort, block, block_key, chunk_sorts
 from ..workload.collectives import Collective, GroupRole, Placement
 from ..workload.config import ModelShape, Recompute, RunConfig
-from ..workload.operators import Phase
+from ..workload.operators import OperatorKind, Phase
 from ..workload.stage_work import gradient_uses, hop_call, host_pass, step_operators
 from .block_times import BlockSums, block_sums
 from .items import Floats, Ints, Item, ItemIndex, Sums
@@ -82,12 +82,17 @@ class Compiled:
     """The device has no streams of its own: nothing overlaps."""
 
 
-def compile_layouts(configs: Sequence[RunConfig]) -> Compiled:
-    """The layouts as arrays.  Raises ``ConfigError`` where CPU and accelerators are mixed."""
+def compile_layouts(
+    configs: Sequence[RunConfig], weight_fracs: Mapping[OperatorKind, float] | None = None
+) -> Compiled:
+    """The layouts as arrays.  Raises ``ConfigError`` where CPU and accelerators are mixed.
+
+    ``weight_fracs`` splits backward phases, see ``block_sums``.
+    """
     is_host_only = {config.device == "cpu" for config in configs}
     if len(is_host_only) > 1:
         raise ConfigError("layouts on cpu and on an accelerator together; compile them apart")
-    return _Compiler(configs, is_host_only=True in is_host_only).compile()
+    return _Compiler(configs, weight_fracs or {}, is_host_only=True in is_host_only).compile()
 
 
 def _step_key(config: RunConfig) -> tuple[Hashable, ...]:
@@ -120,8 +125,15 @@ class _Composition:
 
 
 class _Compiler:
-    def __init__(self, configs: Sequence[RunConfig], *, is_host_only: bool) -> None:
+    def __init__(
+        self,
+        configs: Sequence[RunConfig],
+        weight_fracs: Mapping[OperatorKind, float],
+        *,
+        is_host_only: bool,
+    ) -> None:
         self._configs = configs
+        self._weight_fracs = weight_fracs
         self._is_host_only = is_host_only
         self._index = ItemIndex()
         self._models: dict[ModelShape, int] = {}
@@ -141,7 +153,8 @@ class _Compiler:
         _, (host_step, _) = step_operators(self._configs[0], 0)
         hosts = [place(item) for item in (forward, backward, host_step)]
         groups = [self._group(key, members) for key, members in self._grouped().items()]
-        sums = block_sums([made for made, _ in self._made], self._index)
+        made = [block for block, _ in self._made]
+        sums = block_sums(made, self._index, self._weight_fracs)
         return Compiled(
             configs=tuple(self._configs),
             items=self._index.items,

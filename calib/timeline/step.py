@@ -13,7 +13,7 @@ from ..fit.estimates import Estimates, Estimator, Source
 from ..fit.intervals import Z_90
 from ..workload.collectives import Collective, CollectiveCall
 from ..workload.config import RunConfig
-from ..workload.operators import Operator, Phase
+from ..workload.operators import Operator, OperatorKind, Phase
 from ..workload.stage_work import collective_uses, stage_operators
 from .compiled import Compiled, compile_layouts
 from .evaluate import GroupTimes, evaluate, step_times
@@ -143,7 +143,7 @@ def median_times(
     """
     if not configs:
         return np.empty(0)
-    compiled = compile_layouts(configs)
+    compiled = compile_layouts(configs, _weight_fracs(estimator))
     times_s = np.array([row.time_s for row in _rows(compiled, estimator)])
     found = evaluate(compiled, times_s[:, None], contention=contention, run=simulate_long)
     return step_times(compiled, found)[:, 0]
@@ -166,7 +166,7 @@ class _Study:
         contention: float,
         run: Callable[[Sequence[Run]], list[Simulation]],
     ) -> None:
-        compiled = compile_layouts(configs)
+        compiled = compile_layouts(configs, _weight_fracs(estimator))
         rows = _rows(compiled, estimator)
         self._compiled = compiled
         self._rows = dict(zip(compiled.items, rows, strict=True))
@@ -208,6 +208,11 @@ class _Study:
             source_frac=_shares(contributions),
             spans=drawn,
         )
+
+
+def _weight_fracs(estimator: Estimator) -> Mapping[OperatorKind, float]:
+    """What a traced step told of linears' backward phases, where the estimator has seen one."""
+    return getattr(estimator, "weight_fracs", {})
 
 
 def _rows(compiled: Compiled, estimator: Estimator) -> list[_Row]:

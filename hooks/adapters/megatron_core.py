@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
+
+import torch.distributed as dist
 
 from ..host import Host
 from ..post_import import when_imported
 from ..recorder import OPTIMIZER
 from ..session import EVAL, SAVE, Session
 from .megatron_model import chunks_of, place, run_config, timer_holders
-from .seams import bracket
+from .seams import Seams, bracket
 
 _PACKAGE = "megatron.core.pipeline_parallel"
 _GETTER = "get_forward_backward_func"
@@ -35,11 +38,13 @@ class CoreLoop:
 
     def __init__(self, session: Session) -> None:
         self._session = session
+        self._seams = Seams()
         self._depth = 0
         self._call: dict[str, Any] = {}
         self._models: tuple[Any, ...] = ()
         self._optimizers: tuple[Any, ...] = ()
         self._has_optimizer_seams = False
+        self._world: Callable[[], Any] = _no_world
         protect = session.guard.protect
         self._before_training = protect(self._begin_training)
         self._before_step = protect(self._begin_optimizer)
@@ -47,12 +52,15 @@ class CoreLoop:
 
     @property
     def is_standing_down(self) -> bool:
-        """True where Megatron-LM's training loop runs, which has an adapter of its own."""
-        return "megatron.training.training" in sys.modules
+        """True where a loop runs that has an adapter of its own, such as Megatron-LM's."""
+        return "megatron.training.training" in sys.modules or self._session.is_claimed
 
     def attach_schedules(self, schedules: ModuleType) -> None:
         """Wrap what ``get_forward_backward_func`` returns, in both namespaces that have it."""
-        original = getattr(schedules, _GETTER)
+        original: Any = getattr(schedules, _GETTER, None)
+        lost = "steps of a loop on megatron.core are not seen"
+        if not self._seams.note(schedules, _GETTER, original is not None, lost):
+            return
 
         @functools.wraps(original)
         def getter(*args: Any, **kwargs: Any) -> Any:
@@ -65,7 +73,8 @@ class CoreLoop:
     def attach_saving(self, module: ModuleType) -> None:
         """Bracket checkpoints."""
         if not self.is_standing_down:
-            bracket(self._session, module, "save", SAVE)
+            is_there = bracket(self._session, module, "save", SAVE)
+            self._seams.note(module, "save", is_there, "saves count as time between steps")
 
     def _wrap(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(schedule)
@@ -74,7 +83,11 @@ class CoreLoop:
                 return schedule(*args, **kwargs)
             if not kwargs.get("forward_only", False):
                 self._before_training(kwargs)
-                return schedule(*args, **kwargs)
+                try:
+                    return schedule(*args, **kwargs)
+                except BaseException:
+                    self._session.abandon()  # whoever catches this goes on without our hooks
+                    raise
             self._session.begin_bracket(EVAL)
             try:
                 return schedule(*args, **kwargs)
@@ -84,16 +97,26 @@ class CoreLoop:
         return forward_backward
 
     def _begin_training(self, call: dict[str, Any]) -> None:
+        world = dist.group.WORLD if dist.is_available() else None
+        is_new = self._models and self._models[0] is not chunks_of(call["model"])[0]
+        if is_new or (self._models and self._world() is not world):
+            self._forget()
         if self._session.is_in_step:
             return
         if not self._has_optimizer_seams:
             self._has_optimizer_seams = True
             self._attach_optimizers()
         if not self._models:
+            self._world = _no_world if world is None else weakref.ref(world)
             self._call = {name: value for name, value in call.items() if isinstance(value, int)}
             self._models = chunks_of(call["model"])
             self._describe()
         self._session.begin_step()
+
+    def _forget(self) -> None:
+        """Another loop trains other objects in this process."""
+        self._session.restart()
+        self._models, self._optimizers, self._depth = (), (), 0
 
     def _describe(self) -> None:
         hint = self._session.settings.cadence
@@ -103,8 +126,9 @@ class CoreLoop:
                 models=models,
                 optimizers=self._optimizers,
                 timer_holders=timer_holders(models, self._optimizers),
+                unseen=self._seams.unseen,
                 run_config=lambda: run_config(models, call, hint),
-                **place(),
+                **(self._session.guard.protect(place)() or {}),
             )
         )
 
@@ -149,6 +173,10 @@ class CoreLoop:
         if not self._optimizers and not self.is_standing_down:
             self._optimizers = (optimizer,)
             self._describe()
+
+
+def _no_world() -> None:
+    """Where there are no process groups."""
 
 
 def _subclasses(cls: type) -> Iterator[type]:

@@ -45,7 +45,7 @@ def timer_holders(models: Iterable[Any], optimizers: Iterable[Any]) -> tuple[tup
     return tuple((part, "timers") for part in unique.values())
 
 
-def place() -> dict[str, int]:
+def place() -> dict[str, Any]:
     """Stage and ranks of this process as ``Host`` takes them."""
     from megatron.core import parallel_state
 

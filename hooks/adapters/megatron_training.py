@@ -19,9 +19,10 @@ from ..host import Host
 from ..post_import import when_imported
 from ..session import EVAL, SAVE, Session
 from .megatron_model import chunks_of, place, timer_holders, with_device
-from .seams import around, bracket
+from .seams import Seams, around, bracket
 
-_TRAIN = "train"
+_TRAIN, _STEP, _SAVE = "train", "train_step", "save_checkpoint_and_time"
+_STEP_START, _STEP_END = "on_training_step_start", "on_training_step_end"
 _GETTER = "get_forward_backward_func"
 _GLOBALS = "megatron.training.global_vars"
 _TIMERS = "_GLOBAL_TIMERS"
@@ -35,34 +36,70 @@ def wait_for(session: Session) -> None:
     when_imported("megatron.training.training", adapter.attach_training)
 
 
+def request_stop() -> bool:
+    """Ask Megatron to save a checkpoint and exit with 0 after the step that runs; True where asked.
+
+    To be called on all ranks in the same step, before its ``on_training_step_end`` returns:
+    Megatron reads ``exit_interval`` anew after every step and does not compare it between ranks.
+    It then saves (with ``--save``), finishes asynchronous saves, waits for all ranks and exits.
+    """
+    args = _arguments()
+    step = getattr(args, "curr_iteration", None)
+    if step is None:
+        return False
+    args.exit_interval = step + 1
+    return True
+
+
 class TrainingLoop:
     """Steps, evaluation, saves and the end of ``megatron.training.pretrain``."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._num_passes = 0
+        self._seams = Seams()
+        self._has_steps = False
+        self._has_trained = False
         protect = session.guard.protect
-        self._before_train = protect(self._describe)
+        self._before_train = protect(self._begin_training)
         self._before_step = protect(self._begin_step)
         self._after_step = protect(self._end_step)
 
     def attach_lifecycle(self, module: ModuleType) -> None:
-        """Step boundaries."""
-        around(module, "on_training_step_start", _nothing, self._before_step)
-        around(module, "on_training_step_end", self._after_step, _nothing)
+        """Step boundaries, and the last call of a run that ends early."""
+        names = (_STEP_START, _STEP_END)
+        self._has_steps = all(
+            self._seams.note(module, name, hasattr(module, name), "train_step marks the steps")
+            for name in names
+        )
+        if self._has_steps:
+            around(module, _STEP_START, _nothing, self._before_step)
+            around(module, _STEP_END, self._after_step, _nothing)
+        self._around_end(module, "shutdown")
 
     def attach_end(self, module: ModuleType) -> None:
         """The last call of a run that ends by itself."""
-        around(module, "finish", _nothing, self._session.finish)
+        self._around_end(module, "finish")
 
     def attach_training(self, module: ModuleType) -> None:
         """Model and optimizer, passes per step, evaluation and checkpoints."""
-        for name, wrap in ((_TRAIN, self._wrap_train), (_GETTER, self._wrap_getter)):
-            original = getattr(module, name, None)
-            if original is not None:
+        for name, wrap, lost in (
+            (_TRAIN, self._wrap_train, "no operators, phases and description of the run"),
+            (_GETTER, self._wrap_getter, "steps that Megatron ran twice are not told apart"),
+        ):
+            original: Any = getattr(module, name, None)
+            if self._seams.note(module, name, original is not None, lost):
                 setattr(module, name, wrap(original))
-        bracket(self._session, module, "evaluate_and_print_results", EVAL)
-        bracket(self._session, module, "save_checkpoint_and_time", SAVE)
+        for name, label in (("evaluate_and_print_results", EVAL), (_SAVE, SAVE)):
+            lost = f"the time of {label} counts as time between steps"
+            self._seams.note(module, name, bracket(self._session, module, name, label), lost)
+        if not self._has_steps:
+            is_there = around(module, _STEP, self._before_step, self._after_step)
+            self._seams.note(module, _STEP, is_there, "no steps are seen, nothing is recorded")
+
+    def _around_end(self, module: ModuleType, name: str) -> None:
+        is_there = around(module, name, _nothing, self._session.finish)
+        self._seams.note(module, name, is_there, "the records are finished at the process's exit")
 
     def _wrap_train(self, original: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(original)
@@ -70,7 +107,11 @@ class TrainingLoop:
         @functools.wraps(original)
         def train(*args: Any, **kwargs: Any) -> Any:
             self._before_train(signature, args, kwargs)
-            return original(*args, **kwargs)
+            try:
+                return original(*args, **kwargs)
+            except BaseException:
+                self._session.abandon()  # an in-process restart comes back with other objects
+                raise
 
         return train
 
@@ -88,12 +129,22 @@ class TrainingLoop:
 
         return getter
 
+    def _begin_training(
+        self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        if self._has_trained:
+            self._session.restart()
+        self._has_trained = True
+        self._session.claim(self)
+        self._describe(signature, args, kwargs)
+
     def _describe(
         self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         given = signature.bind(*args, **kwargs).arguments
         models = chunks_of(given["model"])
         optimizers = (given["optimizer"],)
+        self._note_dispatchers(models)
         holders = [*timer_holders(models, optimizers)]
         if hasattr(given.get("config"), "timers"):
             holders.append((given["config"], "timers"))
@@ -105,10 +156,22 @@ class TrainingLoop:
                 models=models,
                 optimizers=optimizers,
                 timer_holders=tuple(holders),
+                unseen=self._seams.unseen,
                 run_config=functools.partial(_run_config, models),
-                **place(),
+                **(self._session.guard.protect(place)() or {}),
             )
         )
+
+    def _note_dispatchers(self, models: tuple[Any, ...]) -> None:
+        from ..sites import dispatch_methods
+
+        modules = (module for model in models for module in model.modules())
+        dispatchers = (getattr(module, "token_dispatcher", None) for module in modules)
+        known = {type(dispatcher): dispatcher for dispatcher in dispatchers if dispatcher}
+        lost = "the copies of rows to and from experts are not timed"
+        for kind, dispatcher in known.items():
+            for name in dispatch_methods(dispatcher):
+                self._seams.note(kind, name, hasattr(kind, name), lost)
 
     def _begin_step(self) -> None:
         self._num_passes = 0

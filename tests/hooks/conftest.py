@@ -50,8 +50,10 @@ def _ours() -> list[object]:
 
 
 def is_hooked(model: torch.nn.Module) -> bool:
-    """True where any module of ``model`` has a forward hook."""
-    return any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    """True where any module of ``model`` has a forward hook or a method of its own."""
+    return any(
+        m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in model.modules()
+    )
 
 
 @pytest.fixture

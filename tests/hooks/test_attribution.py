@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import forerun.hooks.recorder as recorder_module
 from forerun.calib.samples.records import CollectiveRecord, OperatorRecord, PhaseRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind, Phase
-from forerun.hooks.attribution import BLOCKED_NS, Attribution
-from forerun.hooks.recorder import Recorder, Site, StepLog, backward_mark
+from forerun.hooks.attribution import Attribution
+from forerun.hooks.recorder import Recorder, backward_mark
+from forerun.hooks.step_log import Site, StepLog, TransferKind
 from forerun.hooks.stopwatch import HostStopwatch
+from forerun.hooks.waits import BLOCKED_NS
 
 LAYER, ATTENTION, QKV, PROJ = range(4)
 SITES = (
@@ -31,20 +33,21 @@ _T = TypeVar("_T")
 class Play:
     """A step that is played by hand: every call lets time pass before its mark."""
 
-    def __init__(self, clock, **log: int) -> None:
+    def __init__(self, clock, **log: Any) -> None:
         self.clock = clock
+        self.stack: list[tuple[int, int]] = []
         self.recorder = Recorder(HostStopwatch(clock))
         self.log = self.recorder.open(StepLog(step=4, window=0, sites=SITES, **log))
 
     def begin(self, site: int, after_ns: int = 0) -> None:
         self.clock.tick(after_ns)
-        self.recorder.begin_span(site)
+        self.stack.append((site, self.recorder.begin_span(site)))
 
     def end(self, site: int, after_ns: int = 0) -> int:
         self.clock.tick(after_ns)
-        span = self.recorder.end_span(site)
-        if span >= 0:
-            self.recorder.describe_span(span, RAW, 2)
+        begun, span = self.stack.pop()
+        assert begun == site
+        self.recorder.end_span(span, self.clock(), RAW, 2)
         return span
 
     def reach(self, *marks: int, after_ns: int = 0) -> None:
@@ -60,14 +63,10 @@ class Play:
         self.recorder.end_phase(name)
 
     def transfer(self) -> int:
-        return self.recorder.add_transfer(
-            collective=Collective.ALL_REDUCE,
-            role=GroupRole.TP,
-            group="tp#1",
-            ranks=(0, 1),
-            nbytes=64,
-            peer=-1,
+        kind = TransferKind(
+            collective=Collective.ALL_REDUCE, role=GroupRole.TP, group="tp#1", ranks=(0, 1)
         )
+        return self.recorder.add_transfer(self.log.kind_number(kind), 64)
 
     def wait(self, transfer: int, for_ns: int) -> None:
         self.recorder.begin_wait(transfer)
@@ -114,9 +113,10 @@ def test_nested_operators_and_waits_are_not_an_operators_own_time(play: Play) ->
 def test_our_own_time_after_a_module_is_nobodys(play: Play) -> None:
     play.begin(LAYER)
     play.begin(QKV)
-    play.end(QKV, after_ns=50)
+    play.clock.tick(50)
+    at = play.clock()
     play.clock.tick(9)
-    play.recorder.end_hook()
+    play.recorder.end_span(play.stack.pop()[1], at, RAW, 2)
     play.end(LAYER, after_ns=3)
     assert own(play.records(OperatorRecord)) == {
         (OperatorKind.LINEAR_QKV, Phase.FORWARD): 50,
@@ -125,17 +125,17 @@ def test_our_own_time_after_a_module_is_nobodys(play: Play) -> None:
 
 
 def forward(play: Play) -> dict[int, int]:
-    """A layer's forward; returns the backward span of each site."""
+    """A layer's forward; returns the span of each site."""
     play.phase("forward-compute")
     spans = {}
     play.begin(LAYER)
     play.begin(ATTENTION)
     play.begin(QKV)
-    spans[QKV] = play.recorder.add_backward(play.end(QKV, after_ns=1))
+    spans[QKV] = play.end(QKV, after_ns=1)
     play.begin(PROJ)
-    spans[PROJ] = play.recorder.add_backward(play.end(PROJ, after_ns=1))
-    spans[ATTENTION] = play.recorder.add_backward(play.end(ATTENTION, after_ns=1))
-    spans[LAYER] = play.recorder.add_backward(play.end(LAYER, after_ns=1))
+    spans[PROJ] = play.end(PROJ, after_ns=1)
+    spans[ATTENTION] = play.end(ATTENTION, after_ns=1)
+    spans[LAYER] = play.end(LAYER, after_ns=1)
     play.stop("forward-compute")
     return spans
 
@@ -187,7 +187,7 @@ def test_forward_inside_the_backward_phase_is_recomputation_inside_its_operator(
     play.phase("backward-compute")
     play.reach(backward_mark(spans[ATTENTION], is_begin=True))
     play.begin(QKV, after_ns=5)
-    again = play.recorder.add_backward(play.end(QKV, after_ns=70))
+    again = play.end(QKV, after_ns=70)
     play.reach(backward_mark(again, is_begin=True))
     play.reach(backward_mark(again, is_begin=False), after_ns=90)
     play.reach(backward_mark(spans[ATTENTION], is_begin=False), after_ns=6)
@@ -247,8 +247,8 @@ def test_the_optimizer_is_its_phase_without_waits(clock) -> None:
     assert record.duration_ns == 42 and record.element_nbytes == 4
 
 
-def test_only_every_stride_th_pass_has_operators_and_all_have_phases(clock) -> None:
-    play = Play(clock, stride=2, offset=1)
+def test_only_sampled_passes_have_operators_and_all_have_phases(clock) -> None:
+    play = Play(clock, samples=(-1, 1, -1, 3))
     for _ in range(4):
         play.phase("forward-compute")
         play.begin(QKV)
@@ -260,15 +260,34 @@ def test_only_every_stride_th_pass_has_operators_and_all_have_phases(clock) -> N
     assert [r.microbatch for r in records if isinstance(r, OperatorRecord)] == [1, 3]
 
 
-def test_marks_beyond_the_limit_are_dropped_and_counted(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(recorder_module, "MAX_MARKS", 4)
+def test_marks_beyond_the_limit_are_dropped_and_counted(clock) -> None:
+    play = Play(clock, max_marks=20)
     for _ in range(5):
         play.begin(QKV)
         play.end(QKV, after_ns=5)
     assert len(play.records(OperatorRecord)) == 2
-    assert play.log.num_dropped == 6
+    assert play.log.num_dropped == 3
+
+
+def test_where_there_is_no_room_operators_of_whole_later_micro_batches_are_missing(clock) -> None:
+    play = Play(clock, samples=tuple(range(8)), max_marks=100)
+    for name in ("forward-compute", "backward-compute"):
+        for _ in range(8):
+            play.phase(name)
+            for site in (LAYER, QKV):
+                play.begin(site)
+            for site in (QKV, LAYER):
+                play.end(site, after_ns=5)
+            play.stop(name)
+    log = play.recorder.close()
+    records = list(Attribution(log).records())
+    passes = Counter((r.phase, r.microbatch) for r in records if isinstance(r, OperatorRecord))
+    forward = [key for key in passes if key[0] is Phase.FORWARD]
+    assert set(passes.values()) == {2}
+    assert forward == [(Phase.FORWARD, number) for number in range(len(forward))]
+    assert 0 < len(forward) < 8 and log.num_dropped > 0
+    assert all(number < len(forward) for _, number in passes)
+    assert sum(isinstance(r, PhaseRecord) for r in records) == 16
 
 
 def test_a_mark_after_the_step_changes_nothing(play: Play) -> None:
@@ -286,8 +305,9 @@ def test_outside_a_step_nothing_is_recorded(clock) -> None:
     recorder.end_phase("x")
     recorder.begin_wait(0)
     recorder.end_wait(0)
-    recorder.end_hook()
-    assert recorder.end_span(0) == -1 and recorder.close() is None
+    recorder.end_span(0, 0, None, 0)
+    assert recorder.begin_span(0) == -1 and recorder.close() is None
+    assert recorder.add_transfer(0, 8) == -1
 
 
 @given(st.data())
@@ -317,3 +337,57 @@ def test_own_times_and_the_rest_add_up_to_the_phase(data: st.DataObject) -> None
     assert 0 <= taken + phase.wait_ns <= phase.duration_ns
     exposed = sum(r.exposed_ns for r in records if isinstance(r, CollectiveRecord))
     assert exposed == phase.wait_ns
+
+
+def test_a_clock_that_jumps_back_costs_what_was_open_and_nothing_else(play: Play) -> None:
+    play.phase("forward-compute")
+    play.begin(LAYER)
+    play.begin(QKV)
+    play.end(QKV, after_ns=5)
+    play.begin(PROJ, after_ns=1)
+    play.clock.tick(-1_000_000)
+    play.end(PROJ)
+    play.end(LAYER, after_ns=2)
+    play.stop("forward-compute")
+    play.phase("optimizer")
+    play.stop("optimizer", after_ns=9)
+    log = play.recorder.close()
+    attribution = Attribution(log)
+    records = list(attribution.records())
+    assert own([r for r in records if isinstance(r, OperatorRecord)]) == {
+        (OperatorKind.LINEAR_QKV, Phase.FORWARD): 5
+    }
+    assert [(r.name, r.duration_ns) for r in records if isinstance(r, PhaseRecord)] == [
+        ("optimizer", 9)
+    ]
+    assert attribution.num_dropped == 3
+
+
+@given(st.lists(st.integers(-500, 1000), min_size=1, max_size=40), st.data())
+def test_whatever_the_clock_does_no_record_is_negative(
+    ticks: list[int], data: st.DataObject
+) -> None:
+    from .conftest import FakeClock
+
+    play = Play(FakeClock())
+    play.phase("forward-compute")
+    for tick in ticks:
+        play.clock.tick(tick)
+        action = data.draw(st.sampled_from(["begin", "end", "wait"]))
+        if action == "begin":
+            play.begin(data.draw(st.sampled_from([LAYER, QKV])))
+        elif action == "end" and play.stack:
+            play.end(play.stack[-1][0])
+        else:
+            play.wait(play.transfer(), for_ns=tick)
+    play.stop("forward-compute")
+    for record in Attribution(play.recorder.close()).records():
+        times = {name: getattr(record, name, 0) for name in ("duration_ns", "exposed_ns")}
+        assert all(value >= 0 for value in times.values()), record
+
+
+def test_an_operator_without_shape_or_gradient_has_not_fired(play: Play) -> None:
+    play.begin(QKV)
+    play.recorder.end_span(play.stack.pop()[1], play.clock(), None, 0)
+    attribution = Attribution(play.recorder.close())
+    assert list(attribution.records()) == [] and attribution.fired == set()

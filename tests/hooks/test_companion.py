@@ -55,7 +55,6 @@ def test_a_companion_that_died_is_said_once(caplog: pytest.LogCaptureFixture) ->
         for _ in range(5):
             pipe.send({"event": "step"})
     assert len(caplog.records) == 1 and not pipe.is_alive
-    process.stdin.close()
 
 
 def test_a_program_that_is_not_there_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import pickle
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -227,7 +231,7 @@ def test_a_fault_in_a_hook_leaves_the_forward_pass_alone(
     model = Model()
     expected = model(ids)
     hooks = Hooked(model)
-    monkeypatch.setattr("forerun.hooks.modules._raw_shape", lambda *_: 1 / 0)
+    monkeypatch.setattr("forerun.hooks.modules._activations", lambda *_: 1 / 0)
     hooks.hooks.install()
     hooks.recorder.open(StepLog(step=0, window=0, sites=hooks.hooks.sites))
     assert torch.equal(model(ids), expected)
@@ -238,3 +242,63 @@ def test_a_fault_in_a_hook_leaves_the_forward_pass_alone(
 
 def test_a_model_of_another_make_has_no_sites() -> None:
     assert find_sites([nn.Sequential(nn.Linear(2, 2), nn.ReLU())]) == []
+
+
+def test_a_model_copied_or_pickled_while_hooked_is_a_model_without_us(ids: torch.Tensor) -> None:
+    model = Model()
+    hooks = Hooked(model)
+    hooks.hooks.install()
+    log = hooks.recorder.open(StepLog(step=0, window=0, sites=hooks.hooks.sites))
+    copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    for weight in model.parameters():
+        weight.data.zero_()
+    losses = [twin(ids).item() for twin in copies]
+    assert len(log.span_sites) == 0 and hooks.guard.num_faults == 0
+    hooks.recorder.close()
+    hooks.hooks.remove()
+    bare = model(ids).item()
+    assert losses[0] == losses[1] != bare
+
+
+def test_a_forward_of_the_users_own_is_left_alone_and_named(
+    ids: torch.Tensor, hooked: Callable[[nn.Module], bool]
+) -> None:
+    model = Model()
+    linear = model.layers[0].mlp.linear_fc1
+    linear.forward = own = functools.partial(nn.functional.linear, weight=linear.weight)
+    hooks = Hooked(model)
+    records = hooks.run(model, ids)
+    assert hooks.hooks.unseen == ("linear_fc1:replaced",)
+    assert linear.forward is own
+    assert Counter(r.kind for r in records)[K.LINEAR_FC1] == 2
+
+
+def test_what_the_user_puts_on_a_hooked_module_stays(ids: torch.Tensor) -> None:
+    model = Model()
+    hooks = Hooked(model)
+    hooks.hooks.install()
+    own = model.final_layernorm.forward = nn.Identity().forward
+    hooks.hooks.remove()
+    assert vars(model.final_layernorm).pop("forward") is own
+
+
+def test_compiled_and_captured_regions_are_not_entered_and_named() -> None:
+    model = Model()
+    model.layers[0].compile(backend="eager")
+    model.layers[1].cudagraph_manager = nn.Identity()
+    hooks = Hooked(model).hooks
+    per_layer = sum(PER_LAYER.values()) // 2 + 2
+    reasons = Counter(name.partition(":")[2] for name in hooks.unseen)
+    assert reasons == {"compiled": per_layer, "captured": per_layer}
+    hooks.install()
+    assert not any("forward" in vars(m) for layer in model.layers for m in layer.modules())
+    hooks.remove()
+
+
+def test_a_hook_that_waits_before_a_module_is_not_the_modules_time(ids: torch.Tensor) -> None:
+    model = Model()
+    waited_ns = 20_000_000
+    model.output_layer.register_forward_pre_hook(lambda *_: time.sleep(waited_ns * 1e-9))
+    records = Hooked(model).run(model, ids)
+    logits = next(r for r in records if r.kind is K.LOGITS and r.phase is Phase.FORWARD)
+    assert logits.duration_ns < waited_ns

@@ -141,7 +141,7 @@ def test_a_fault_of_ours_leaves_the_collective_alone(
 ) -> None:
     hooks = ProcessGroupHooks(Recorder(HostStopwatch()), guard := Guard())
     hooks._recorder.open(StepLog(step=0, window=0, sites=()))
-    monkeypatch.setattr(hooks, "_group", lambda group: 1 / 0)
+    monkeypatch.setattr("forerun.hooks.process_groups._describe", lambda group: 1 / 0)
     hooks.install()
     tensor = torch.ones(3)
     dist.all_reduce(tensor)

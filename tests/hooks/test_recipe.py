@@ -58,6 +58,7 @@ def report():
     hooked = 0
     for chunk in chunks:
         hooked += sum(bool(m._forward_hooks or m._forward_pre_hooks) for m in chunk.modules())
+        hooked += sum('forward' in vars(m) for m in chunk.modules())
         hooked += chunk.config.timers is not None
     ours = [c for c in gc.callbacks if "forerun" in str(getattr(c, "__module__", ""))]
     print("LEFT", len(replaced), hooked, len(ours), flush=True)

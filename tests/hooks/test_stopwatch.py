@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from array import array
 
-from forerun.hooks.stopwatch import DeviceStopwatch, HostStopwatch
+import pytest
+
+from forerun.hooks.step_log import StepLog
+from forerun.hooks.stopwatch import DeviceReadings, DeviceStopwatch, EventPool, HostStopwatch
 
 
 class FakeStream:
@@ -111,3 +114,77 @@ def test_while_a_graph_is_captured_no_event_is_recorded() -> None:
     watch.begin_step()
     assert [watch.mark(), watch.mark()] == [0, 0]
     assert stream.num_events == 1
+
+
+@pytest.mark.parametrize("reading_ms", [float("nan"), float("inf"), -1.0])
+def test_a_reading_that_is_no_time_drops_the_step_and_is_counted(reading_ms: float) -> None:
+    stream = FakeStream()
+
+    class Event(FakeEvent):
+        def elapsed_time(self, end_event: FakeEvent) -> float:
+            return reading_ms
+
+    watch = DeviceStopwatch(lambda: Event(stream))
+    log = StepLog(step=0, window=0, sites=())
+    watch.begin_step()
+    log.marks.append(watch.mark())
+    log.what.append(0)
+    log.readings = watch.end_step()
+    stream.done_ms = float("inf")
+    assert log.resolve()
+    assert (len(log.marks), len(log.what), log.num_dropped) == (0, 0, 1)
+
+
+def test_only_the_last_event_of_each_stream_is_asked() -> None:
+    stream, asked, key = FakeStream(), [], [7]
+
+    class Event(FakeEvent):
+        def record(self, on: object) -> None:
+            self.on = on
+            super().record()
+
+        def query(self) -> bool:
+            asked.append(self.on)
+            return super().query()
+
+        def elapsed_time(self, end_event: FakeEvent) -> float:
+            return end_event.at_ms - self.at_ms
+
+    watch = DeviceStopwatch(
+        lambda: Event(stream), stream_key=lambda: key[0], current_stream=lambda: f"stream {key[0]}"
+    )
+    watch.begin_step()
+    for key[0] in (7, 9, 7, 7, 9, 7):
+        watch.mark()
+    readings = watch.end_step()
+    stream.done_ms = 1.0
+    assert readings.is_ready()
+    assert sorted(asked) == ["stream 7", "stream 9"]
+
+
+def test_a_pool_without_events_repeats_the_mark_before_and_counts() -> None:
+    stream = FakeStream()
+    watch = DeviceStopwatch(stream.event, max_events=3)
+    watch.begin_step()
+    assert [watch.mark() for _ in range(4)] == [1, 2, 2, 2]
+    readings = watch.end_step()
+    assert readings.num_dropped == 2 and stream.num_events == 3
+
+
+def test_events_are_read_in_slices() -> None:
+    stream, now_s = FakeStream(), [0.0]
+
+    def clock() -> float:
+        now_s[0] += 1.0
+        return now_s[0]
+
+    pool = EventPool(stream.event)
+    events = [pool.take() for _ in range(200)]
+    for event in events:
+        event.record()
+    readings = DeviceReadings(pool, 0, events, events[-1:], clock=clock)
+    calls = 1
+    while not readings.is_ready():
+        calls += 1
+    assert calls == 4
+    assert list(readings.read(array("q", [0, 199]))) == [0, 0]

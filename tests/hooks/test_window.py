@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,3 +61,18 @@ def test_windows_are_contiguous_numbered_in_order_and_end_once(steps: int, every
 def test_outside_windows_no_step_is_hooked(steps: int, every: int, index: int) -> None:
     plan = WindowPlan(steps=steps, every=every).at(index)
     assert plan.window is not None or not (plan.is_hooked or plan.is_last)
+
+
+@pytest.mark.parametrize("num_warmup", [3, 7])
+@pytest.mark.parametrize("num_traced", [1, 2])
+def test_traced_steps_close_the_first_window_and_are_neither_hooked_nor_bare(
+    num_warmup, num_traced
+):
+    plan = WindowPlan(steps=8, every=50, num_warmup=num_warmup, num_traced=num_traced)
+    plain = WindowPlan(steps=8, every=50, num_warmup=num_warmup)
+    end = num_warmup + 8
+    assert [plan.at(i).is_hooked for i in range(end)] == [plain.at(i).is_hooked for i in range(end)]
+    assert [i for i in range(200) if plan.at(i).is_traced] == [*range(end, end + num_traced)]
+    assert [i for i in range(40) if plan.at(i).is_last] == [end + num_traced - 1]
+    assert not any(plan.at(i).is_hooked for i in range(end, 50))
+    assert plan.at(end + num_traced).window is None

@@ -14,7 +14,8 @@ from forerun.calib.samples.records import SCHEMA, CoverageRecord, Header, StepRe
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.operators import OperatorKind
 from forerun.hooks.guard import Guard
-from forerun.hooks.recorder import Recorder, Site, StepLog
+from forerun.hooks.recorder import Recorder
+from forerun.hooks.step_log import Site, StepLog
 from forerun.hooks.stopwatch import HostStopwatch
 from forerun.hooks.writer import RecordWriter, WindowEnd
 
@@ -72,8 +73,8 @@ def test_operators_follow_when_the_window_closes_and_coverage_counts_what_fired(
     recorder = Recorder(HostStopwatch(clock))
     site = Site(kind=OperatorKind.NORM)
     log = recorder.open(StepLog(step=1, window=0, sites=(site, site)))
-    recorder.begin_span(0)
-    recorder.describe_span(recorder.end_span(0), ((4, 8), (4, 8)), 4)
+    span = recorder.begin_span(0)
+    recorder.end_span(span, clock(), ((4, 8), (4, 8)), 4)
     recorder.close()
     log.resolve()
     written = threading.Event()
@@ -87,7 +88,8 @@ def test_operators_follow_when_the_window_closes_and_coverage_counts_what_fired(
     )
     assert written.wait(20)
     path = tmp_path / "records" / "r" / "rank-00000.jsonl"
-    assert [r["type"] for r in lines(path)] == ["header", "step", "operator", "coverage", "window"]
+    types = ["header", "step", "operator", "coverage", "rank", "window"]
+    assert [r["type"] for r in lines(path)] == types
     coverage = lines(path)[3]
     assert (coverage["installed"], coverage["fired"]) == (2, 1)
     writer.close()

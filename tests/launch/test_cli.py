@@ -41,6 +41,10 @@ def test_the_surface_is_frozen() -> None:
             *("--rows", "--seeds"),
         ],
         "import": ["--fabric", "--help", "--json", "--out", "--ranks-per-node"],
+        "probe": [
+            *("--collectives", "--config", "--help", "--json", "--operators", "--out"),
+            "--seconds",
+        ],
         "doctor": ["--help", "--json"],
     }
 

@@ -52,6 +52,9 @@ torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1)
 group = torch.distributed.new_group([0], backend="nccl")
 total = torch.ones(2, device="cuda")
 torch.distributed.all_reduce(total, group=group)
+before = torch.get_rng_state()
+list(torch.utils.data.DataLoader([1, 2], shuffle=False))
+is_apart = torch.equal(before, torch.get_rng_state())
 def step(x):
     return x + 1
 print(json.dumps({
@@ -63,7 +66,8 @@ print(json.dumps({
     "types": [torch.ones(1).type(), torch.ones(1).type("torch.cuda.HalfTensor").type()],
     "is_ordered": begin.elapsed_time(end) >= 0, "backend": torch.distributed.get_backend(group),
     "total": total.tolist(), "is_eager": torch.compile(step) is step,
-    "is_available": torch.cuda.is_available(), "count": torch.cuda.device_count(),
+    "is_loader_apart": is_apart, "is_available": torch.cuda.is_available(),
+    "count": torch.cuda.device_count(),
 }))
 torch.distributed.destroy_process_group()
 """
@@ -93,6 +97,7 @@ def test_the_cpu_answers_for_cuda(tmp_path: Path) -> None:
         "backend": "gloo",
         "total": [1.0, 1.0],
         "is_eager": True,
+        "is_loader_apart": True,
         "is_available": True,
         "count": 1,
     }

@@ -17,6 +17,7 @@ from forerun.calib.advice.decision import (
     lateness_probability,
     saving_probability,
 )
+from forerun.calib.advice.finish import TimeLeft
 from forerun.calib.advice.forecast import Forecast
 from forerun.calib.advice.plan import Candidate, Plan
 
@@ -69,10 +70,11 @@ def test_the_probability_of_saving_is_that_of_a_simulation(
     steady: Steady, planned: Planned
 ) -> None:
     """Monte Carlo with the same two distributions; 0.01 is three standard errors of 40,000."""
-    run = replace(steady(), remaining_sigma_s=400.0)
+    run = steady()
+    run = replace(run, left=TimeLeft.normal(run.remaining_s, 400.0))
     candidate = replace(best_of(planned()), time_frac=-0.1, log_ratio_sigma=0.05)
     random = np.random.default_rng(2)
-    left = run.remaining_s + run.remaining_sigma_s * random.standard_normal(40_000)
+    left = run.remaining_s + 400.0 * random.standard_normal(40_000)
     ratio = 0.9 * np.exp(0.05 * random.standard_normal(40_000))
     for cost_s in (0.0, 500.0, 1000.0, 2000.0):
         simulated = float(np.mean(left - ratio * left > cost_s))
@@ -93,7 +95,7 @@ def test_lateness_is_the_tail_of_the_finish(steady: Steady) -> None:
     run = steady()
     assert lateness_probability(run, run.finish_p50_unix_s) == pytest.approx(0.5)
     assert lateness_probability(run, run.finish_p95_unix_s) == pytest.approx(0.05)
-    exact = replace(run, remaining_sigma_s=0.0)
+    exact = replace(run, left=TimeLeft.normal(run.remaining_s, 0.0))
     assert lateness_probability(exact, run.finish_p50_unix_s - 1) == 1
     assert lateness_probability(exact, run.finish_p50_unix_s + 1) == 0
 

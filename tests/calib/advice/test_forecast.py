@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from forerun.calib.advice.forecast import Extra, forecast, mean_estimate, num_left
+from forerun.calib.advice.finish import Failures
+from forerun.calib.advice.forecast import (
+    Extra,
+    StepLoad,
+    forecast,
+    learned_drift_frac,
+    mean_estimate,
+    num_left,
+)
 from forerun.calib.errors import CalibrationError
 from forerun.calib.timeline.step import estimate_step
 from forerun.calib.workload.config import RunConfig
@@ -99,7 +107,8 @@ def test_errors_of_evaluations_and_drift_are_added() -> None:
         drift_frac=0.02,
         extras=[Extra(name="eval", num_left=10, time_s=5.0, sigma_s=1.0)],
     )
-    assert found.remaining_sigma_s == pytest.approx(np.hypot(20.0, 10.0) * 1.729 / 1.645, rel=1e-3)
+    (sigma_s,) = found.left.sigmas_s
+    assert sigma_s == pytest.approx(np.hypot(20.0, 10.0) * 1.729 / 1.645, rel=1e-3)
 
 
 def test_the_modelled_step_stands_in_before_the_first_steps(
@@ -133,3 +142,29 @@ def test_json_has_its_schema_and_every_number() -> None:
     value = predict(np.array([1.0, 1.1, 0.9]), left=10).to_json()
     assert value["schema"] == 1
     assert value["finish_p95_unix_s"] > value["finish_p50_unix_s"] > NOW
+
+
+def test_steps_of_other_batch_sizes_are_longer() -> None:
+    loads = [StepLoad(num_left=10), StepLoad(num_left=30, time_ratio=2.0, sigma_log=0.1)]
+    found = predict(np.full(20, 1.0), left=40, drift_frac=0.0, loads=loads)
+    assert found.steps_s == 70.0
+    (sigma_s,) = found.left.sigmas_s
+    assert sigma_s == pytest.approx(0.1 * 60.0 * 1.729 / 1.645, rel=1e-3)
+
+
+def test_failures_are_expected_to_cost_their_share() -> None:
+    failures = Failures(mtbf_s=500.0, restart_s=20.0, save_every_s=60.0)
+    found = predict(np.full(20, 1.0), left=1000, drift_frac=0.0, failures=failures)
+    assert found.failures_s == pytest.approx(2 * (20.0 + 30.0), rel=1e-3)
+    assert found.remaining_low_s >= 999.99
+    assert found.remaining_high_s > 1000.0 + 2 * 50.0
+
+
+def test_the_drift_of_a_run_is_learned_from_its_blocks() -> None:
+    random = np.random.default_rng(9)
+    steady = 1 + 0.02 * random.standard_normal(2000)
+    level = np.repeat([0.95, 1.05, 0.95, 1.05, 0.95, 1.05], 333)
+    assert learned_drift_frac(steady[:50], prior_frac=0.01) == 0.01
+    assert learned_drift_frac(steady, prior_frac=0.01) < 0.009
+    found = learned_drift_frac(steady[:1998] * level, prior_frac=0.01)
+    assert found == pytest.approx(np.sqrt((8 * 0.01**2 + 5 * 0.0548**2) / 13), rel=0.1)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from forerun.calib.advice.decision import Limits, decide
+from forerun.calib.advice.finish import TimeLeft
 from forerun.calib.advice.forecast import Forecast
 from forerun.calib.advice.overhead import Overhead
 from forerun.calib.advice.plan import Plan
@@ -42,7 +43,7 @@ def test_the_five_lines(steady: Steady, planned: Planned) -> None:
         finish_p95_unix_s=1_700_153_100.0,
         total_s=148_320.0,
         remaining_s=10_000.0,
-        remaining_sigma_s=100.0,
+        left=TimeLeft.normal(10_000.0, 100.0),
     )
     decision = decide(Limits(restart_cost_s=900.0), forecast=run, plan=plan)
     lines = transcript_lines(

@@ -1,0 +1,8 @@
+"""``python -m forerun``, so that ``torchrun ... -m forerun probe`` works: the command line."""
+
+import sys
+
+from .launch.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

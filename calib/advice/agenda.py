@@ -1,0 +1,153 @@
+"""What a run still has to do: steps at each batch size, evaluations, saves.
+
+The counts are those of Megatron-LM's training loop (``train`` and ``pretrain`` of core 0.16.1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLevel:
+    """A global batch size, and how many samples have been consumed where it begins to hold."""
+
+    from_samples: int
+    global_batch_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGroup:
+    """Neighbouring steps of one global batch size; ``end`` is the first step after them."""
+
+    begin: int
+    end: int
+    global_batch_size: int
+
+    @property
+    def num_steps(self) -> int:
+        """Steps in the group."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agenda:
+    """What is left after some steps."""
+
+    groups: tuple[StepGroup, ...]
+    num_evals: int
+    """Evaluations, each of ``eval_iters`` passes, those after the last step among them."""
+    num_saves: int
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that are left."""
+        return sum(group.num_steps for group in self.groups)
+
+
+def ramp_levels(
+    rampup: Sequence[int], global_batch_size: int, *, micro_batch_of_all: int = 1
+) -> tuple[BatchLevel, ...]:
+    """Levels of ``--rampup-batch-size START INCREMENT SAMPLES``; one level without a ramp.
+
+    ``micro_batch_of_all`` is micro-batch size times data-parallel size: a batch is rounded down to
+    whole ones, as ``--decrease-batch-size-if-needed`` does (without it Megatron refuses to run).
+
+    >>> [level.global_batch_size for level in ramp_levels((16, 16, 300), 64)]
+    [16, 32, 48, 64]
+    """
+    whole = BatchLevel(from_samples=0, global_batch_size=global_batch_size)
+    if len(rampup) != 3 or rampup[1] < 1 or rampup[0] >= global_batch_size:
+        return (whole,)
+    start, increment, samples = rampup
+    count = (global_batch_size - start) // increment
+    each = samples / count
+    levels = [
+        BatchLevel(
+            from_samples=min(_least_with(number, each), samples + 1),
+            global_batch_size=_rounded(start + number * increment, micro_batch_of_all),
+        )
+        for number in range(count + 1)
+    ]
+    return tuple(levels)
+
+
+def agenda(
+    *,
+    steps_done: int,
+    steps_total: int,
+    levels: Sequence[BatchLevel],
+    eval_interval: int = 0,
+    num_final_evals: int = 0,
+    save_interval: int = 0,
+    is_saving: bool = False,
+) -> Agenda:
+    """What is left of a run that counts its steps from 0.
+
+    A save is due every ``save_interval`` steps, where the batch size changes, and at the end.
+    """
+    groups = step_groups(steps_total, levels)
+    left = tuple(
+        StepGroup(
+            begin=max(group.begin, steps_done),
+            end=group.end,
+            global_batch_size=group.global_batch_size,
+        )
+        for group in groups
+        if group.end > steps_done
+    )
+    saves = set(_multiples(save_interval, steps_done, steps_total)) if is_saving else set()
+    if is_saving and steps_done < steps_total:
+        saves |= {steps_total}
+    changes = sum(group.begin > steps_done for group in groups) if is_saving else 0
+    evals = len(_multiples(eval_interval, steps_done, steps_total))
+    return Agenda(
+        groups=left,
+        num_evals=evals + (num_final_evals if steps_done < steps_total else 0),
+        num_saves=len(saves) + changes,
+    )
+
+
+def step_groups(steps_total: int, levels: Sequence[BatchLevel]) -> tuple[StepGroup, ...]:
+    """The whole run in groups of one batch size.
+
+    >>> [g.num_steps for g in step_groups(100, ramp_levels((16, 16, 300), 64))]
+    [7, 3, 2, 88]
+    """
+    groups: list[StepGroup] = []
+    step = consumed = 0
+    for level, after in zip(levels, [*levels[1:], None], strict=True):
+        if step >= steps_total:
+            break
+        num_steps = steps_total - step
+        if after is not None:
+            missing = max(0, after.from_samples - consumed)
+            num_steps = min(num_steps, math.ceil(missing / level.global_batch_size))
+        if num_steps:
+            groups.append(
+                StepGroup(
+                    begin=step, end=step + num_steps, global_batch_size=level.global_batch_size
+                )
+            )
+        step += num_steps
+        consumed += num_steps * level.global_batch_size
+    return tuple(groups)
+
+
+def _multiples(interval: int, done: int, total: int) -> range:
+    """Steps after which something is due that is due every ``interval`` steps."""
+    if interval <= 0:
+        return range(0)
+    return range((done // interval + 1) * interval, total + 1, interval)
+
+
+def _least_with(number: int, each: float) -> int:
+    """The least number of samples n with int(n / each) == number."""
+    least = math.ceil(number * each)
+    return least if int(least / each) >= number else least + 1
+
+
+def _rounded(batch: int, of_all: int) -> int:
+    return batch // of_all * of_all or of_all

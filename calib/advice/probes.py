@@ -1,0 +1,332 @@
+"""Which shapes and transfers of other layouts are worth measuring beside a run, and their cost.
+
+A pure function of the running layout: every rank comes to the same list without talking.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..fit.groups import canonical
+from ..fit.laws import work
+from ..fit.unmeasured import Unmeasured
+from ..workload.collectives import Collective, CollectiveCall, GroupRole
+from ..workload.config import RunConfig
+from ..workload.operators import Operator, OperatorKind, Phase
+from ..workload.ranks import group, num_nodes
+from ..workload.stage_work import collective_uses, stage_operators, step_collectives
+from .layouts import enumerate_layouts
+from .plan import peaks_nbytes
+
+WARMUPS, REPEATS = 2, 5
+MOST_LAYOUTS = 8
+"""Best layouts of different degrees that probes are chosen for."""
+MOST_PROBES = 96
+_MOST_BUDGET_FRAC = 0.25
+"""Share of the budget that one probe may be expected to take."""
+_BUFFER_FRAC = 0.75
+"""Memory of a probe over the bytes that its law moves: most are read or written several times."""
+_FUSED_COPIES = 10.0
+"""Queries, keys, values, output and their gradients, and room for the kernel."""
+
+_ELEMENTWISE = {
+    OperatorKind.EMBEDDING,
+    OperatorKind.NORM,
+    OperatorKind.POSITION,
+    OperatorKind.CORE_ATTENTION,
+    OperatorKind.RESIDUAL,
+    OperatorKind.ACTIVATION,
+    OperatorKind.LOSS,
+    OperatorKind.OPTIMIZER,
+    OperatorKind.ROUTER,
+    OperatorKind.GROUPED_LINEAR,
+    OperatorKind.PERMUTE,
+}
+PROBED_KINDS = frozenset({*_ELEMENTWISE, *(kind for kind in OperatorKind if kind.is_linear)})
+"""Operators that can be run outside their model."""
+PROBED_COLLECTIVES = frozenset(
+    {
+        Collective.ALL_REDUCE,
+        Collective.ALL_GATHER,
+        Collective.REDUCE_SCATTER,
+        Collective.ALL_TO_ALL,
+        Collective.SEND,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorProbe:
+    """One shape, to be run forwards and backwards (the optimizer: as a step)."""
+
+    kind: OperatorKind
+    shape: tuple[int, ...]
+    element_nbytes: int
+    is_control: bool
+    """A shape that the run itself has: how far a probe is from the same work inside training."""
+    value: float
+    cost_s: float
+    nbytes: int
+    """Memory that it needs, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveProbe:
+    """One transfer, over the groups of role ``over``, which exist and have the wanted shape."""
+
+    call: CollectiveCall
+    over: GroupRole
+    value: float
+    cost_s: float
+    nbytes: int
+
+
+Probe = OperatorProbe | CollectiveProbe
+_Shape = tuple[OperatorKind, tuple[int, ...], int]
+
+
+def probe_plan(
+    config: RunConfig,
+    *,
+    budget_s: float,
+    known: Collection[Operator | CollectiveCall] = (),
+    memory_nbytes: float | None = None,
+) -> tuple[Probe, ...]:
+    """What to measure for the best other layouts, the most telling first, within ``budget_s``.
+
+    Wanted are operators and transfers of those layouts that neither the running one has nor
+    ``known`` holds, ordered by the share of a step that they decide times how unsure it is.  For
+    each kind of operator the running layout's largest shape comes first, as a control.  Layouts
+    that need more than ``memory_nbytes`` are left out.
+    """
+    expected = Unmeasured(device=config.device)
+    own = _works(config)
+    had: set[Operator | CollectiveCall] = {*own, *known}
+    values: defaultdict[Operator | CollectiveCall, float] = defaultdict(float)
+    layouts, weights = _best_layouts(config, memory_nbytes)
+    for layout, weight in zip(layouts, weights, strict=True):
+        times_s = _works(layout)
+        whole_s = sum(times_s.values())
+        for wanted, time_s in times_s.items():
+            if wanted not in had:
+                values[wanted] += weight * time_s / whole_s * _sigma_log(wanted, expected)
+    found = [*_operators(values, own, config), *_transfers(values, config)]
+    return _within(_with_controls(found, own, config), budget_s)
+
+
+def fingerprint(probes: Iterable[Probe]) -> str:
+    """Equal on all ranks that have the same list."""
+    text = json.dumps([_text(probe) for probe in probes])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def carriers(config: RunConfig) -> dict[tuple[int, int], GroupRole]:
+    """Roles of groups that carry traffic of this layout, by their ranks and nodes."""
+    par = config.parallelism
+    roles = {
+        use.call.role
+        for stage in sorted({0, min(1, par.pp - 1), par.pp - 1})
+        for use in collective_uses(config, stage=stage)
+        if use.call.role is not GroupRole.EMBEDDING
+    }
+    found: dict[tuple[int, int], GroupRole] = {}
+    for role in sorted(roles, key=lambda role: role.value):
+        found.setdefault((len(group(par, role, 0)), num_nodes(par, role)), role)
+    return found
+
+
+def operator_cost(
+    shape: _Shape, config: RunConfig, *, repeats: int = WARMUPS + REPEATS
+) -> tuple[float, int]:
+    """Expected seconds of a probe of this shape, and the bytes that it needs."""
+    works = operators_of(*shape)
+    expected = Unmeasured(device=config.device).operators(works)
+    needed = _BUFFER_FRAC * sum(work(operator).nbytes for operator in works)
+    if shape[0] is OperatorKind.CORE_ATTENTION and config.is_attention_fused:
+        micro_batch, heads, _, seq, channels = shape[1]
+        needed = _FUSED_COPIES * micro_batch * heads * seq * channels * shape[2]
+    return repeats * float(expected.time_s.sum()), int(needed)
+
+
+def operators_of(kind: OperatorKind, shape: tuple[int, ...], element_nbytes: int) -> list[Operator]:
+    """The operators that a probe of one shape measures."""
+    is_step = kind is OperatorKind.OPTIMIZER
+    return [
+        Operator(kind=kind, phase=phase, shape=shape, element_nbytes=element_nbytes)
+        for phase in ((Phase.STEP,) if is_step else (Phase.FORWARD, Phase.BACKWARD))
+    ]
+
+
+def _best_layouts(
+    config: RunConfig, memory_nbytes: float | None
+) -> tuple[list[RunConfig], list[float]]:
+    """The fastest of each set of degrees, also with the running micro-batch, and how near each
+    comes to the fastest of all."""
+    layouts = [c for c in enumerate_layouts(config, config.parallelism.num_ranks) if c != config]
+    # Virtual stages and recomputing change no shape.
+    layouts = [c for c in layouts if c.recompute is config.recompute and c.parallelism.vp == 1]
+    if memory_nbytes is not None and layouts:
+        needed = peaks_nbytes(layouts)
+        layouts = [c for c, nbytes in zip(layouts, needed, strict=True) if nbytes <= memory_nbytes]
+    order = sorted((_rough_s(layout), place) for place, layout in enumerate(layouts))
+    best: dict[tuple[int, ...], dict[bool, tuple[float, RunConfig]]] = {}
+    for time_s, place in order:
+        par, batch = layouts[place].parallelism, layouts[place].batch
+        of_degrees = best.setdefault((par.tp, par.cp, par.ep, par.pp), {})
+        is_own_batch = batch == config.batch
+        of_degrees.setdefault(False, (time_s, layouts[place]))
+        if is_own_batch:
+            of_degrees.setdefault(True, (time_s, layouts[place]))
+    found = [pair for of_degrees in [*best.values()][:MOST_LAYOUTS] for pair in of_degrees.values()]
+    return [c for _, c in found], [order[0][0] / time_s for time_s, _ in found]
+
+
+def _rough_s(config: RunConfig) -> float:
+    """Work of the fullest stage and the pipeline's bubble: enough to choose what to measure by."""
+    passes, stages = config.num_microbatches, config.parallelism.pp
+    return sum(_works(config).values()) * (passes + stages - 1) / passes
+
+
+def _works(config: RunConfig) -> dict[Operator | CollectiveCall, float]:
+    """Every operator and transfer of a step, with its seconds on the stage where it has most."""
+    expected = Unmeasured(device=config.device)
+    counts: dict[Operator | CollectiveCall, int] = {}
+    last = config.parallelism.pp - 1
+    for stage in sorted({0, min(1, last), last}):
+        for wanted, count in _stage_counts(config, stage):
+            counts[wanted] = max(counts.get(wanted, 0), count)
+    operators = [wanted for wanted in counts if isinstance(wanted, Operator)]
+    calls = [wanted for wanted in counts if isinstance(wanted, CollectiveCall)]
+    times_s = [
+        *expected.operators(operators).time_s.tolist(),
+        *expected.collectives(calls).time_s.tolist(),
+    ]
+    return {w: counts[w] * t for w, t in zip([*operators, *calls], times_s, strict=True)}
+
+
+def _stage_counts(config: RunConfig, stage: int) -> list[tuple[Operator | CollectiveCall, int]]:
+    done = stage_operators(config, stage)
+    passes = config.num_microbatches
+    found: list[tuple[Operator | CollectiveCall, int]] = [
+        (operator, count * passes) for operator, count in (*done.forward, *done.backward)
+    ]
+    found += done.step
+    calls: defaultdict[CollectiveCall, int] = defaultdict(int)
+    for call, count in step_collectives(config, stage=stage):
+        calls[canonical(call)] += count
+    return [*found, *calls.items()]
+
+
+def _sigma_log(wanted: Operator | CollectiveCall, expected: Unmeasured) -> float:
+    if isinstance(wanted, Operator):
+        return float(expected.operators([wanted]).sigma_log[0])
+    return float(expected.collectives([wanted]).sigma_log[0])
+
+
+def _operators(
+    values: Mapping[Operator | CollectiveCall, float],
+    own: Mapping[Operator | CollectiveCall, float],
+    config: RunConfig,
+) -> list[OperatorProbe]:
+    shapes: defaultdict[_Shape, float] = defaultdict(float)
+    for wanted, value in values.items():
+        if isinstance(wanted, Operator) and _is_probed(wanted.kind, config):
+            shapes[wanted.kind, wanted.shape, wanted.element_nbytes] += value
+    return [_operator_probe(shape, value, config) for shape, value in shapes.items()]
+
+
+def _is_probed(kind: OperatorKind, config: RunConfig) -> bool:
+    # Latent attention rotates a part of each head, which the shape alone does not tell.
+    is_told = kind is not OperatorKind.POSITION or config.model.latent_attention is None
+    return kind in PROBED_KINDS and is_told
+
+
+def _operator_probe(
+    shape: _Shape, value: float, config: RunConfig, *, is_control: bool = False
+) -> OperatorProbe:
+    cost_s, nbytes = operator_cost(shape, config)
+    return OperatorProbe(
+        kind=shape[0],
+        shape=shape[1],
+        element_nbytes=shape[2],
+        is_control=is_control,
+        value=value,
+        cost_s=cost_s,
+        nbytes=nbytes,
+    )
+
+
+def _transfers(
+    values: Mapping[Operator | CollectiveCall, float], config: RunConfig
+) -> list[CollectiveProbe]:
+    """Transfers whose number of ranks and nodes an existing group has."""
+    roles = carriers(config)
+    found = []
+    for call, value in values.items():
+        if isinstance(call, Operator) or call.collective not in PROBED_COLLECTIVES:
+            continue
+        over = roles.get((call.num_ranks, call.num_nodes))
+        if over is not None and call.num_ranks > 1:
+            found.append(collective_probe(call, over, config, value=value))
+    return found
+
+
+def collective_probe(
+    call: CollectiveCall, over: GroupRole, config: RunConfig, *, value: float = 0.0
+) -> CollectiveProbe:
+    """A probe with its expected cost."""
+    expected = Unmeasured(device=config.device).collectives([call])
+    return CollectiveProbe(
+        call=call,
+        over=over,
+        value=value,
+        cost_s=(WARMUPS + REPEATS) * float(expected.time_s[0]),
+        nbytes=2 * call.nbytes,
+    )
+
+
+def _with_controls(
+    found: Sequence[Probe], own: Mapping[Operator | CollectiveCall, float], config: RunConfig
+) -> list[Probe]:
+    """The most valuable first, and before the first of a kind that kind's control."""
+    largest: dict[OperatorKind, tuple[float, _Shape]] = {}
+    for wanted, time_s in own.items():
+        if isinstance(wanted, Operator):
+            shape = (wanted.kind, wanted.shape, wanted.element_nbytes)
+            before = largest.get(wanted.kind, (-1.0, shape))
+            if (time_s, shape[1]) > (before[0], before[1][1]):
+                largest[wanted.kind] = (time_s, shape)
+    ordered: list[Probe] = []
+    seen: set[OperatorKind] = set()
+    for probe in sorted(found, key=lambda probe: (-probe.value, json.dumps(_text(probe)))):
+        if isinstance(probe, OperatorProbe) and probe.kind not in seen:
+            seen.add(probe.kind)
+            if probe.kind in largest:
+                shape = largest[probe.kind][1]
+                ordered.append(_operator_probe(shape, probe.value, config, is_control=True))
+        ordered.append(probe)
+    return ordered
+
+
+def _within(ordered: Sequence[Probe], budget_s: float) -> tuple[Probe, ...]:
+    """As many as the budget is expected to hold; none that takes too much of it alone."""
+    taken: list[Probe] = []
+    spent_s = 0.0
+    for probe in ordered:
+        is_small = probe.cost_s <= _MOST_BUDGET_FRAC * budget_s
+        if is_small and spent_s + probe.cost_s <= budget_s and len(taken) < MOST_PROBES:
+            taken.append(probe)
+            spent_s += probe.cost_s
+    return tuple(taken)
+
+
+def _text(probe: Probe) -> list[object]:
+    if isinstance(probe, OperatorProbe):
+        return [probe.kind.value, list(probe.shape), probe.element_nbytes, probe.is_control]
+    call = probe.call
+    names = [call.collective.value, call.role.value, probe.over.value]
+    return [*names, call.num_ranks, call.num_nodes, call.nbytes]

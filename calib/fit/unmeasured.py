@@ -1,0 +1,70 @@
+"""Times before anything was measured: data-sheet rates and the cost model of the network.
+
+Numpy only and without a fit, so that a training process can ask it between two steps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..workload.collectives import CollectiveCall
+from ..workload.operators import Operator, OperatorKind, Phase
+from .batches import batch_of
+from .estimates import Estimates, Source
+from .groups import bus_factor, canonical, ring_steps
+from .laws import columns
+from .nccl_tuner import tuner_time_s
+from .priors import DevicePrior, device_prior
+
+TRANSFER_SIGMA_LOG = 0.5
+"""Error of a transfer's expected time: public tables scatter about NCCL's own figure by as much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unmeasured:
+    """What is expected of a device by its name; implements ``estimates.Estimator``."""
+
+    device: str
+
+    def operators(self, operators: Sequence[Operator]) -> Estimates:
+        """Launches, FLOP and bytes one after the other, at 75 % of the data sheet."""
+        prior = device_prior(self.device)
+        times = np.zeros(len(operators))
+        groups: defaultdict[tuple[OperatorKind, Phase, int], list[int]] = defaultdict(list)
+        for i, operator in enumerate(operators):
+            groups[operator.kind, operator.phase, operator.element_nbytes].append(i)
+        for (_, _, nbytes), rows in groups.items():
+            rates = prior.ceilings_for(nbytes)
+            totals = columns(batch_of([operators[i] for i in rows])).totals()
+            units = (rates.launch_s, 1.0 / rates.flop_per_s, 1.0 / rates.bytes_per_s)
+            times[rows] = totals @ np.array(units)
+        return Estimates(
+            time_s=times,
+            sigma_log=np.full(len(operators), prior.error_sigma_log),
+            sources=(Source.PRIOR,) * len(operators),
+        )
+
+    def collectives(self, calls: Sequence[CollectiveCall]) -> Estimates:
+        """NCCL's cost model, or a ring where another library carries the data."""
+        prior = device_prior(self.device)
+        return Estimates(
+            time_s=np.array([_transfer_s(canonical(call), prior) for call in calls]),
+            sigma_log=np.full(len(calls), TRANSFER_SIGMA_LOG),
+            sources=(Source.PRIOR,) * len(calls),
+        )
+
+
+def _transfer_s(call: CollectiveCall, prior: DevicePrior) -> float:
+    if call.num_ranks < 2:
+        return 0.0
+    network = prior.network
+    if network.links is not None:
+        nbytes = np.array([float(call.nbytes)])
+        found = tuner_time_s(call.collective, call.num_ranks, call.num_nodes, nbytes, network.links)
+        return float(found[0])
+    wire_s = bus_factor(call.collective, call.num_ranks) * call.nbytes / network.bus_bytes_per_s
+    return ring_steps(call.collective, call.num_ranks) * network.step_s + wire_s

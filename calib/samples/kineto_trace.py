@@ -1,0 +1,278 @@
+"""What a Kineto trace says: the work of the device, who launched it, and what of it is a product.
+
+The events are those of PyTorch's profiler, read in the process or from its Chrome trace; the words
+for their categories are Kineto's own.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..workload.collectives import Collective
+from .collective_names import collective_named
+
+CPU_OP = "cpu_op"
+KERNEL = "kernel"
+DEVICE_WORK = frozenset({KERNEL, "gpu_memcpy", "gpu_memset"})
+RUNTIME = frozenset({"cuda_runtime", "cuda_driver"})
+MESSAGE_OP = "record_param_comms"
+SHAPES = "Input Dims"
+_PRODUCT_OPS = frozenset(
+    f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_grouped_mm")
+)
+# cuBLAS, cuBLASLt (nvjet on Hopper and later), CUTLASS and rocBLAS (Cijk) name their kernels so.
+_PRODUCT_KERNEL = re.compile(r"(?<!fb)gemm|nvjet|cutlass|xmma|wgmma|^Cijk", re.IGNORECASE)
+_NO_PRODUCT = re.compile(r"split_?k_?reduce|reduce_?splitk", re.IGNORECASE)
+_WRAPPERS = ("autograd::", "torch::autograd", "c10d::", "torch::jit")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceEvent:
+    """One span of a trace.
+
+    ``number`` is a host operation's own, ``link`` that of the operation around a launch (0: not
+    known), ``correlation`` what a launch shares with its work on the device.
+    """
+
+    name: str
+    category: str
+    start_ns: int
+    duration_ns: int
+    thread: int = 0
+    number: int = 0
+    link: int = 0
+    correlation: int = 0
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def end_ns(self) -> int:
+        """First nanosecond after it."""
+        return self.start_ns + self.duration_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What a collective's kernel says of itself; ``group`` is its description and name."""
+
+    collective: Collective
+    group: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One kernel or copy; on a CPU, one operation of the framework.
+
+    ``launched_ns`` is when the host asked for it, ``call`` the host operation around it.  ``inner``
+    is the size that a product sums over, 0 where it is not known.
+    """
+
+    name: str
+    start_ns: int
+    duration_ns: int
+    launched_ns: int
+    call: int = 0
+    is_product: bool = False
+    inner: int = 0
+    message: Message | None = None
+
+
+def from_chrome(events: Iterable[Mapping[str, Any]]) -> list[TraceEvent]:
+    """The complete events of a Chrome trace that PyTorch wrote; its times are microseconds."""
+    found = []
+    for event in events:
+        if event.get("ph") != "X" or "dur" not in event:
+            continue
+        details = event.get("args") or {}
+        category = str(event.get("cat", ""))
+        number = int(details.get("External id") or 0)
+        is_host = category == CPU_OP
+        found.append(
+            TraceEvent(
+                name=str(event["name"]),
+                category=category,
+                start_ns=round(float(event["ts"]) * 1000),
+                duration_ns=round(float(event["dur"]) * 1000),
+                thread=int(event["tid"]) if str(event.get("tid")).isdecimal() else 0,
+                number=number if is_host else 0,
+                link=0 if is_host else number,
+                correlation=int(details.get("correlation") or 0),
+                details=details,
+            )
+        )
+    return found
+
+
+def work_of(events: Sequence[TraceEvent]) -> list[Work]:
+    """What the device did in the order of launching; where it did nothing, what the host did."""
+    work = _device_work(events) or _host_work(events)
+    return sorted(work, key=lambda item: (item.launched_ns, item.start_ns))
+
+
+def split_gradients(
+    work: Sequence[Work], *, tokens: int, outputs: int
+) -> tuple[Sequence[Work], Sequence[Work]] | None:
+    """A linear's backward work, in order, as input gradient and weight gradient.
+
+    A product that sums over ``tokens`` is of the weight's gradient, one over ``outputs`` of the
+    input's.  Where shapes do not tell, the input's come first, as in Megatron, in Transformer
+    Engine and in PyTorch with a bias (not without one: MmBackward0).  What follows the products
+    belongs to the weight: bias, casts, accumulation.  None where the products are not pairs:
+    weights that are frozen, or whose gradient is put off.
+    """
+    ends = _product_ends(work)
+    if not ends or len(ends) % 2:
+        return None
+    middle, last = ends[len(ends) // 2 - 1], ends[-1]
+    first = next(item for item in work if item.is_product)
+    if tokens != outputs and first.inner == tokens:
+        return work[middle:last], (*work[:middle], *work[last:])
+    return work[:middle], work[middle:]
+
+
+def _product_ends(work: Sequence[Work]) -> list[int]:
+    """Where each product ends: behind the last piece of work of its call."""
+    ends: list[int] = []
+    for position, item in enumerate(work):
+        is_same = bool(ends) and item.call != 0 and work[ends[-1] - 1].call == item.call
+        if is_same:
+            ends[-1] = position + 1
+        elif item.is_product:
+            ends.append(position + 1)
+    return ends
+
+
+def _device_work(events: Sequence[TraceEvent]) -> list[Work]:
+    launches = {e.correlation: e for e in events if e.category in RUNTIME and e.correlation}
+    operations = {e.number: e for e in events if e.category == CPU_OP and e.number}
+    nesting = _Nesting(events)
+    found = []
+    for event in events:
+        if event.category not in DEVICE_WORK:
+            continue
+        launch = launches.get(event.correlation)
+        call = operations.get(event.link)
+        if call is None and launch is not None:
+            call = operations.get(launch.link) or nesting.around(launch)
+        if call is None and launch is None:
+            continue
+        found.append(
+            Work(
+                name=event.name,
+                start_ns=event.start_ns,
+                duration_ns=event.duration_ns,
+                launched_ns=_launch_ns(launch, call),
+                call=call.number if call else 0,
+                is_product=event.category == KERNEL and _is_product(event.name, call),
+                inner=_inner(call),
+                message=_message(event, call),
+            )
+        )
+    return found
+
+
+def _launch_ns(launch: TraceEvent | None, call: TraceEvent | None) -> int:
+    """When the host launched; its clock is the operations', a launch's may be some us off."""
+    if call is None:
+        return launch.start_ns if launch is not None else 0
+    if launch is None:
+        return call.start_ns
+    return max(call.start_ns, min(launch.start_ns, call.end_ns))
+
+
+def _is_product(name: str, call: TraceEvent | None) -> bool:
+    if _NO_PRODUCT.search(name):
+        return False
+    return bool(_PRODUCT_KERNEL.search(name)) or (call is not None and call.name in _PRODUCT_OPS)
+
+
+def _inner(call: TraceEvent | None) -> int:
+    """Size that ``aten::mm(a, b)`` sums over: the last of a."""
+    if call is None or call.name != "aten::mm":
+        return 0
+    dims = call.details.get(SHAPES)
+    return int(dims[0][-1]) if dims and dims[0] else 0
+
+
+def _message(event: TraceEvent, call: TraceEvent | None) -> Message | None:
+    details = event.details
+    if "Collective name" not in details and call is not None and call.name == MESSAGE_OP:
+        details = call.details
+    if "Collective name" in details:
+        description = details.get("Process Group Description", "")
+        return Message(
+            collective=collective_named(str(details["Collective name"])),
+            group=f"{description}#{details.get('Process Group Name', '')}",
+        )
+    if "nccl" in event.name.lower():
+        return Message(collective=Collective.OTHER, group="")
+    return None
+
+
+def _host_work(events: Sequence[TraceEvent]) -> list[Work]:
+    """The outermost operations of the framework on each thread: they do not overlap."""
+    ends: dict[int, int] = {}
+    found = []
+    for event in sorted(_operations(events), key=lambda e: (e.start_ns, -e.duration_ns)):
+        if event.start_ns < ends.get(event.thread, event.start_ns):
+            continue
+        ends[event.thread] = event.end_ns
+        found.append(
+            Work(
+                name=event.name,
+                start_ns=event.start_ns,
+                duration_ns=event.duration_ns,
+                launched_ns=event.start_ns,
+                call=event.number,
+                is_product=event.name in _PRODUCT_OPS,
+                inner=_inner(event),
+            )
+        )
+    return found
+
+
+def _operations(events: Iterable[TraceEvent]) -> Iterable[TraceEvent]:
+    return (
+        e
+        for e in events
+        if e.category == CPU_OP and "::" in e.name and not e.name.startswith(_WRAPPERS)
+    )
+
+
+class _Nesting:
+    """The innermost host operation at a launch, by thread and time; for traces without links."""
+
+    def __init__(self, events: Sequence[TraceEvent]) -> None:
+        self._by_thread: dict[int, list[TraceEvent]] = {}
+        for event in events:
+            if event.category == CPU_OP:
+                self._by_thread.setdefault(event.thread, []).append(event)
+        self._starts: dict[int, list[int]] = {}
+        self._parents: dict[int, list[int]] = {}
+        for thread, inside in self._by_thread.items():
+            inside.sort(key=lambda e: (e.start_ns, -e.duration_ns))
+            self._starts[thread] = [e.start_ns for e in inside]
+            self._parents[thread] = _parents(inside)
+
+    def around(self, launch: TraceEvent) -> TraceEvent | None:
+        inside = self._by_thread.get(launch.thread)
+        if inside is None:
+            return None
+        at = bisect_right(self._starts[launch.thread], launch.start_ns) - 1
+        while at >= 0 and inside[at].end_ns < launch.start_ns:
+            at = self._parents[launch.thread][at]
+        return inside[at] if at >= 0 else None
+
+
+def _parents(inside: Sequence[TraceEvent]) -> list[int]:
+    stack: list[int] = []
+    parents = []
+    for position, event in enumerate(inside):
+        while stack and inside[stack[-1]].end_ns <= event.start_ns:
+            stack.pop()
+        parents.append(stack[-1] if stack else -1)
+        stack.append(position)
+    return parents

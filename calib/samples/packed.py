@@ -1,0 +1,81 @@
+"""Many lines of a record file as one: compressed, so that a bounded file holds a whole window."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+
+from ..errors import RecordError
+
+MAX_NBYTES = 64 << 20
+"""What one packed line may hold; more is damage."""
+_HEAD = '{"type": "packed", "data": "'
+_TAIL = '"}\n'
+
+
+class Packer:
+    """Lines under a bound: ``add`` takes a batch wholly or, where it would not fit, not at all."""
+
+    def __init__(self, limit_nbytes: int) -> None:
+        self._zip = zlib.compressobj()
+        self._parts: list[bytes] = []
+        # In base64 three bytes become four; the stream's end takes some more.
+        self.num_left = (limit_nbytes - len(_HEAD) - len(_TAIL)) * 3 // 4 - 16
+        """Compressed bytes that still fit."""
+
+    def add(self, lines: Iterable[str]) -> bool:
+        """True where the batch is in; each line ends in a newline."""
+        trial = self._zip.copy()
+        part = trial.compress("".join(lines).encode()) + trial.flush(zlib.Z_SYNC_FLUSH)
+        if len(part) > self.num_left:
+            return False
+        self._zip = trial
+        self._parts.append(part)
+        self.num_left -= len(part)
+        return True
+
+    def line(self) -> str:
+        """The packed line with its newline; nothing can be added any more."""
+        data = b"".join((*self._parts, self._zip.flush()))
+        return f"{_HEAD}{base64.b64encode(data).decode()}{_TAIL}"
+
+    @staticmethod
+    def compressed_nbytes(lines: Iterable[str]) -> int:
+        """Bytes of ``num_left`` that the lines would take by themselves."""
+        return len(zlib.compress("".join(lines).encode()))
+
+
+def pack(lines: Iterable[str]) -> str:
+    """All lines as one."""
+    packer = Packer(MAX_NBYTES)
+    packer.add(lines)
+    return packer.line()
+
+
+def unpacked(lines: Iterable[str]) -> Iterator[str]:
+    r"""The lines with those inside packed ones in their place; a damaged one stays as it is.
+
+    >>> list(unpacked(["a\n", pack(["b\n", "c\n"])]))
+    ['a\n', 'b\n', 'c\n']
+    """
+    for line in lines:
+        if not line.startswith(_HEAD):
+            yield line
+            continue
+        try:
+            yield from _inside(line)
+        except RecordError:
+            yield line
+
+
+def _inside(line: str) -> list[str]:
+    try:
+        data = base64.b64decode(json.loads(line)["data"], validate=True)
+        unzip = zlib.decompressobj()
+        text = unzip.decompress(data, MAX_NBYTES)
+        return text.decode().splitlines(keepends=True)
+    except (ValueError, KeyError, TypeError, zlib.error, binascii.Error) as err:
+        raise RecordError(f"packed line is damaged ({err}); skipped") from err

@@ -1,0 +1,122 @@
+"""Megatron-Bridge, through its callbacks; the model and its operators are megatron.core's."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from ...calib.workload.config import RunConfig
+from ..attach import new_session
+from ..guard import Guard
+from ..host import Host
+from ..post_import import when_imported
+from ..session import EVAL, SAVE, Session, running
+from ..settings import CadenceHint
+from .megatron_model import chunks_of, place, run_config, timer_holders
+from .replaced import Replaced
+
+_TRAINING = "megatron.bridge.training"
+
+
+def wait_for(session: Session) -> None:
+    """Join the callbacks of every ``pretrain``."""
+    when_imported(f"{_TRAINING}.callbacks", _join)
+
+
+def _join(module: Any) -> None:
+    original = module.normalize_callbacks
+
+    @functools.wraps(original)
+    def normalize_callbacks(callbacks: Any) -> Any:
+        manager = original(callbacks)
+        manager = module.CallbackManager() if manager is None else manager
+        manager.add(bridge_callback())
+        return manager
+
+    module.normalize_callbacks = normalize_callbacks
+
+
+def bridge_callback(**options: Any) -> BridgeCallback:
+    """A callback for ``pretrain(..., callbacks=[...])``; the options are those of ``attach``.
+
+    Where ``--calibrate`` started a session, it is that one, and the options are ignored.
+    """
+    return BridgeCallback(options)
+
+
+class BridgeCallback:
+    """Events of Megatron-Bridge; it takes any object that has methods of these names."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self._session: Session | None = None
+        self._replaced: Replaced | None = None
+
+    def on_train_start(self, context: Any) -> None:
+        """Take the session, and say what is trained."""
+        Guard().protect(self._begin)(context)
+
+    def _begin(self, context: Any) -> None:
+        session = running() or new_session(**self._options)
+        if not session.claim(self):
+            return
+        models = chunks_of(context.model)
+        state, optimizers = context.state, (context.optimizer,)
+        session.describe(
+            Host(
+                models=models,
+                optimizers=optimizers,
+                timer_holders=(*timer_holders(models, optimizers), (state, "_timers")),
+                run_config=lambda: _run_config(models, state.cfg),
+                **place(),
+            )
+        )
+        self._replaced = Replaced(session)
+        training = importlib.import_module(f"{_TRAINING}.train")
+        self._replaced.bracket(training, "save_checkpoint_and_time", SAVE)
+        self._session = session
+
+    def on_train_step_start(self, context: Any) -> None:
+        """A step, by Bridge's own number."""
+        if self._session is not None:
+            self._session.begin_step(context.state.train_state.step)
+
+    def on_train_step_end(self, context: Any) -> None:
+        """Its end, before anything is logged."""
+        if self._session is not None:
+            self._session.end_step()
+
+    def on_eval_start(self, context: Any) -> None:
+        """An evaluation."""
+        if self._session is not None:
+            self._session.begin_bracket(EVAL)
+
+    def on_eval_end(self, context: Any) -> None:
+        """Its end."""
+        if self._session is not None:
+            self._session.end_bracket(EVAL)
+
+    def on_train_end(self, context: Any) -> None:
+        """Nothing of ours is left."""
+        if self._session is not None and self._replaced is not None:
+            self._replaced.remove()
+            self._session.finish()
+        self._session = self._replaced = None
+
+
+def _run_config(models: tuple[Any, ...], config: Any) -> RunConfig:
+    from megatron.core.num_microbatches_calculator import get_num_microbatches
+
+    call = {
+        "micro_batch_size": config.train.micro_batch_size,
+        "num_microbatches": get_num_microbatches(),
+        "seq_length": config.model.seq_length,
+    }
+    hint = CadenceHint(
+        train_iters=config.train.train_iters,
+        eval_interval=getattr(config.validation, "eval_interval", None),
+        eval_iters=getattr(config.validation, "eval_iters", None),
+        save_interval=getattr(config.checkpoint, "save_interval", None),
+    )
+    return run_config(models, call, hint)

@@ -1,0 +1,140 @@
+"""What the adapters that are callbacks of a framework have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..guard import Guard
+from ..host import Host
+from ..session import Session, running
+from .chain import chain_of, unseen_in
+from .first_step import FirstStep, Known
+from .replaced import Replaced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a framework hands to a callback when training begins."""
+
+    optimizer: Any
+    known: Known
+    brackets: tuple[tuple[Any, str, str], ...] = ()
+    """Owner and name of what evaluates and saves, and the label of it."""
+    models: tuple[Any, ...] = ()
+    """Empty: the modules around the optimizer's parameters."""
+    tells_passes: bool = False
+    """The callbacks say when passes begin and end; else the modules do."""
+
+
+class WatchedTraining:
+    """One training run of a framework: its session, and its description after a first step.
+
+    The session is the one that ``--calibrate`` started, else one that ``make_session`` makes when
+    training begins and the ranks know each other.  Without a session (another loop has it) every
+    method does nothing.
+    """
+
+    def __init__(self, make_session: Callable[[], Session]) -> None:
+        self._make_session = make_session
+        self._session: Session | None = None
+        self._found: Found | None = None
+        self._replaced: Replaced | None = None
+        self._first: FirstStep | None = None
+        self._number = -1
+
+    def begin(self, find: Callable[[], Found]) -> None:
+        """Training begins; where ``find`` fails, the run is not watched."""
+        Guard().protect(self._begin)(find)
+
+    def _begin(self, find: Callable[[], Found]) -> None:
+        session = running() or self._make_session()
+        if not session.claim(self):
+            return
+        found = self._found = find()
+        chain = found.models or chain_of(found.optimizer)
+        self._first = FirstStep(chain, session.guard)
+        self._replaced = Replaced(session)
+        for owner, name, label in found.brackets:
+            self._replaced.bracket(owner, name, label)
+        session.describe(self._host(session, found, chain))
+        self._session = session
+
+    def _host(
+        self,
+        session: Session,
+        found: Found,
+        chain: tuple[Any, ...],
+        run_config: Callable[[], Any] | None = None,
+    ) -> Host:
+        rank = session.settings.rank.rank
+        return Host(
+            models=chain[:1],
+            optimizers=(found.optimizer,),
+            passes=() if found.tells_passes else chain,
+            unseen=unseen_in(chain),
+            run_config=run_config,
+            dp_rank=rank,
+            num_steps=found.known.cadence.train_iters,
+            is_home=rank == 0,
+            is_wandb_stepped=False,
+        )
+
+    def begin_step(self, number: int) -> None:
+        """A micro-batch of step ``number`` is next; inside a step, nothing happens."""
+        if self._session is not None and not self._session.is_in_step:
+            self._number = number
+            self._session.begin_step(number)
+
+    def end_step(self) -> None:
+        """The optimizer has stepped."""
+        if self._session is not None:
+            self._session.end_step()
+            if self._first is not None:
+                self._session.guard.protect(self._end_first)(self._session)
+
+    def _end_first(self, session: Session) -> None:
+        first, self._first = self._first, None
+        if first is None or self._found is None:
+            return
+        first.close()
+        rank, found = session.settings.rank, self._found
+        session.describe(
+            self._host(
+                session,
+                found,
+                first.chain,
+                lambda: first.run_config(found.optimizer, rank, found.known),
+            )
+        )
+
+    def begin_phase(self, name: str) -> None:
+        """A part of the step begins."""
+        if self._session is not None:
+            self._session.guard.protect(self._session.begin_phase)(name)
+
+    def end_phase(self, name: str) -> None:
+        """It ends."""
+        if self._session is not None:
+            self._session.guard.protect(self._session.end_phase)(name)
+
+    def begin_bracket(self, name: str) -> None:
+        """An evaluation begins."""
+        if self._session is not None:
+            self._session.begin_bracket(name)
+
+    def end_bracket(self, name: str) -> None:
+        """It ends."""
+        if self._session is not None:
+            self._session.end_bracket(name)
+
+    def end(self) -> None:
+        """Training is over: everything goes back to where it was."""
+        if self._first is not None:
+            self._first.close()
+        if self._replaced is not None:
+            self._replaced.remove()
+        if self._session is not None:
+            self._session.finish()
+        self._session = self._found = self._first = self._replaced = None

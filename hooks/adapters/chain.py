@@ -1,0 +1,84 @@
+"""The modules around a set of parameters: a model and its wrappers, found among those alive."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+_UNSEEN_DDP = "collectives inside DistributedDataParallel"
+_UNSEEN_COMPILED = "collectives through torch.compile"
+_UNSEEN_DTENSOR = "collectives through DTensor"
+
+
+def chain_of(optimizer: Any) -> tuple[nn.Module, ...]:
+    """Live modules that hold all parameters of an optimizer, the outermost first.
+
+    Every object that Python tracks is looked at once, some tens of milliseconds: for warm-up only.
+    Empty where the objects are hidden from the collector (``gc.freeze``).
+    """
+    wanted = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    parents: dict[int, list[nn.Module]] = {}
+    owner: nn.Module | None = None
+    for module in [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]:
+        if any(id(weight) in wanted for weight in module._parameters.values()):
+            owner = module
+        for child in module._modules.values():
+            parents.setdefault(id(child), []).append(module)
+    if owner is None:
+        return ()
+    found = {id(module): module for module in _line(owner, parents)}
+    holding = [module for module in found.values() if _holds(module, wanted)]
+    return tuple(sorted(holding, key=lambda module: -sum(1 for _ in module.modules())))
+
+
+def _line(module: nn.Module, parents: dict[int, list[nn.Module]]) -> Iterable[nn.Module]:
+    """The module and all that it is inside of."""
+    seen, left = set[int](), [module]
+    while left:
+        module = left.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            yield module
+            left += parents.get(id(module), ())
+
+
+def _holds(module: nn.Module, wanted: set[int]) -> bool:
+    return wanted <= {id(weight) for weight in module.parameters()}
+
+
+def unseen_in(chain: Iterable[nn.Module]) -> tuple[str, ...]:
+    """Names of what the process-group hooks cannot see of these modules.
+
+    DistributedDataParallel reduces its buckets in C++.  Compiled regions and DTensor call
+    functional collectives; the shards of FSDP2 are DTensors too, but their collectives are seen.
+    """
+    names, tree = [], {id(m): m for module in chain for m in module.modules()}.values()
+    if any(isinstance(module, DistributedDataParallel) for module in tree):
+        names.append(_UNSEEN_DDP)
+    if any(_is_compiled(module) for module in tree):
+        names.append(_UNSEEN_COMPILED)
+    if any(_is_split(weight) for module in tree for weight in module._parameters.values()):
+        names.append(_UNSEEN_DTENSOR)
+    return tuple(names)
+
+
+def is_sharded(chain: Iterable[nn.Module]) -> bool:
+    """True where parameters are spread over the ranks (FSDP1 or FSDP2)."""
+    names = {cls.__name__ for module in chain for m in module.modules() for cls in type(m).__mro__}
+    return bool(names & {"FullyShardedDataParallel", "FSDPModule"})
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    is_wrapper = any(cls.__name__ == "OptimizedModule" for cls in type(module).__mro__)
+    return is_wrapper or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _is_split(weight: Any) -> bool:
+    """True for a DTensor that is split along more than the dimension that FSDP2 splits."""
+    mesh = getattr(weight, "device_mesh", None)
+    names = set(getattr(mesh, "mesh_dim_names", None) or ())
+    return bool(names & {"tp", "cp", "ep", "etp"})

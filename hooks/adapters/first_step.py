@@ -1,0 +1,129 @@
+"""What one warm-up step shows of a run that no framework describes: its batch, and its model."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...calib.errors import ConfigError
+from ...calib.workload.config import Cadence, RunConfig
+from ...calib.workload.hugging_face_training import Training, from_training
+from ..guard import Guard
+from ..instruments import device_name
+from ..settings import RankInfo
+from .chain import is_sharded
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What a framework's own arguments add."""
+
+    cadence: Cadence = field(default_factory=Cadence)
+    autocast_dtype: str = ""
+    framework: str = ""
+    num_microbatches: int = 0
+    """0: as many as the first step ran."""
+
+
+class FirstStep:
+    """Counts passes and reads the shape of a batch, through hooks that are gone by ``close``."""
+
+    def __init__(self, chain: Iterable[torch.nn.Module], guard: Guard) -> None:
+        self.chain = tuple(chain)
+        self._passes: Counter[int] = Counter()
+        self._shape: tuple[int, ...] = ()
+        self._autocast_dtype = ""
+        self._handles = [
+            module.register_forward_pre_hook(guard.protect(self._see), with_kwargs=True)
+            for module in self.chain
+            if getattr(module, "_compiled_call_impl", None) is None
+        ]
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def _see(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.is_grad_enabled():
+            self._passes[id(module)] += 1
+            tokens = next((t for t in _tensors((args, kwargs)) if _is_tokens(t)), None)
+            if tokens is not None and not self._shape:
+                self._shape = tuple(tokens.shape)
+                self._autocast_dtype = _autocast_dtype(tokens.device.type)
+
+    def run_config(self, optimizer: Any, rank: RankInfo, known: Known) -> RunConfig | None:
+        """The run, where its model carries a configuration of a known kind; else None, and said."""
+        try:
+            return self._run_config(optimizer, rank, known)
+        except ConfigError as err:
+            if rank.rank == 0:
+                _log.warning(
+                    "[forerun] no layout is modelled: %s; steps, phases and collectives are "
+                    "recorded",
+                    err,
+                )
+            return None
+
+    def _run_config(self, optimizer: Any, rank: RankInfo, known: Known) -> RunConfig:
+        config = next((c for c in map(_config_of, self.chain) if c is not None), None)
+        if config is None or not self._shape:
+            raise ConfigError("the model has no transformers configuration, or takes no tokens")
+        inner = [module for model in self.chain[:1] for module in model.modules()]
+        weights = (weight for group in optimizer.param_groups for weight in group["params"])
+        return from_training(
+            config,
+            Training(
+                micro_batch_size=self._shape[0],
+                seq_length=self._shape[1],
+                num_microbatches=known.num_microbatches or max(self._passes.values()),
+                num_ranks=rank.world_size,
+                ranks_per_node=rank.local_world_size,
+                is_sharded=is_sharded(self.chain),
+                element_dtype=_name(next(weights).dtype),
+                autocast_dtype=known.autocast_dtype or self._autocast_dtype,
+                recomputes=any(getattr(m, "gradient_checkpointing", False) for m in inner),
+                cadence=known.cadence,
+                device=device_name(self.chain),
+                framework=known.framework or f"PyTorch {torch.__version__}",
+            ),
+        )
+
+
+def _config_of(module: torch.nn.Module) -> Mapping[str, Any] | None:
+    for inner in module.modules():
+        config: Any = getattr(inner, "config", None)
+        if hasattr(config, "to_dict") and getattr(config, "model_type", ""):
+            return config.to_dict()
+    return None
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _is_tokens(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 2 and not tensor.is_floating_point()
+
+
+def _autocast_dtype(device_type: str) -> str:
+    is_on = torch.is_autocast_enabled(device_type)
+    return _name(torch.get_autocast_dtype(device_type)) if is_on else ""
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

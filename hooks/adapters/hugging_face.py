@@ -1,0 +1,102 @@
+"""The Trainer of transformers, through its callbacks; evaluation and saves around its methods."""
+
+from __future__ import annotations
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from ...calib.workload.config import Cadence
+from ..attach import new_session
+from ..post_import import when_imported
+from ..recorder import OPTIMIZER
+from ..session import EVAL, SAVE, Session
+from .callbacks import Found, WatchedTraining
+from .first_step import Known
+
+_STEPS = "steps"
+_EVERY = ("eval", "save")
+
+
+def wait_for(session: Session) -> None:
+    """Give every Trainer our callback, once transformers has one."""
+    when_imported("transformers.trainer", _add_to_trainers)
+
+
+def hugging_face_callback(**options: Any) -> Any:
+    """A ``TrainerCallback`` for ``Trainer(callbacks=[...])``; the options are those of ``attach``.
+
+    Where ``--calibrate`` started a session, it is that one, and the options are ignored.
+    """
+    return _callback_class()(functools.partial(new_session, **options))
+
+
+def _add_to_trainers(module: ModuleType) -> None:
+    trainer = module.Trainer
+    original = trainer.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        known = getattr(self.callback_handler, "callbacks", ())
+        if not any(isinstance(callback, _Events) for callback in known):
+            self.add_callback(hugging_face_callback())
+
+    trainer.__init__ = init
+
+
+class _Events(WatchedTraining):
+    """A step is ``on_step_begin`` to ``on_step_end``: all micro-batches of one optimizer step."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Take the session, and stand around what is not a step."""
+        self.begin(lambda: _found(args, state, given["optimizer"]))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """The first micro-batch of a step."""
+        self.begin_step(state.global_step)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Gradients are clipped."""
+        self.begin_phase(OPTIMIZER)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Parameters are updated."""
+        self.end_phase(OPTIMIZER)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """The step is counted; what the Trainer logs, evaluates and saves comes after it."""
+        self.end_step()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Nothing of ours is left."""
+        self.end()
+
+
+@functools.cache
+def _callback_class() -> type:
+    from transformers import TrainerCallback
+
+    return type("ForerunCallback", (_Events, TrainerCallback), {})
+
+
+def _found(args: Any, state: Any, optimizer: Any) -> Found:
+    import transformers
+
+    trainer = transformers.Trainer
+    is_steps = {name: getattr(args, f"{name}_strategy", None) == _STEPS for name in _EVERY}
+    every = {name: int(getattr(args, f"{name}_steps") or 0) for name in _EVERY if is_steps[name]}
+    return Found(
+        optimizer=optimizer,
+        known=Known(
+            cadence=Cadence(
+                train_iters=int(state.max_steps),
+                eval_interval=every.get("eval", 0),
+                save_interval=every.get("save", 0),
+            ),
+            autocast_dtype="bfloat16" if args.bf16 else "float16" if args.fp16 else "",
+            framework=f"transformers {transformers.__version__}",
+            num_microbatches=int(args.gradient_accumulation_steps),
+        ),
+        brackets=((trainer, "evaluate", EVAL), (trainer, "_save_checkpoint", SAVE)),
+    )

@@ -1,0 +1,118 @@
+"""Lightning's Trainer, through its callbacks; under its old name and its new one."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from types import ModuleType
+from typing import Any
+
+from ...calib.workload.config import Cadence
+from ..attach import new_session
+from ..post_import import when_imported
+from ..recorder import BACKWARD, FORWARD, OPTIMIZER
+from ..session import EVAL, SAVE, Session
+from .callbacks import Found, WatchedTraining
+from .first_step import Known
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+
+
+def wait_for(session: Session) -> None:
+    """Give every Trainer our callback, once there is one."""
+    for package in _PACKAGES:
+        add = functools.partial(_add_to_trainers, package)
+        when_imported(f"{package}.trainer.trainer", add)
+
+
+def lightning_callback(package: str = _PACKAGES[0], **options: Any) -> Any:
+    """A ``Callback`` for ``Trainer(callbacks=[...])``; the options are those of ``attach``.
+
+    ``package`` is the one that the Trainer comes from, ``lightning.pytorch`` or
+    ``pytorch_lightning``.  Where ``--calibrate`` started a session, it is that one.
+    """
+    return _callback_class(package)(functools.partial(new_session, **options))
+
+
+def _add_to_trainers(package: str, module: ModuleType) -> None:
+    trainer = module.Trainer
+    original = trainer.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if not any(isinstance(callback, _Events) for callback in self.callbacks):
+            # First of all: what others do at the end of a batch, such as saves, is no step's.
+            self.callbacks.insert(0, lightning_callback(package))
+
+    trainer.__init__ = init
+
+
+class _Events(WatchedTraining):
+    """A step is all batches up to a change of ``global_step``."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Take the session."""
+        self.begin(lambda: _found(trainer))
+
+    def on_train_batch_start(self, trainer: Any, *given: Any) -> None:
+        """A micro-batch; the first one of a step begins it."""
+        self.begin_step(trainer.global_step)
+        self.begin_phase(FORWARD)
+
+    def on_before_backward(self, trainer: Any, *given: Any) -> None:
+        """The loss is there."""
+        self.end_phase(FORWARD)
+        self.begin_phase(BACKWARD)
+
+    def on_after_backward(self, trainer: Any, *given: Any) -> None:
+        """The gradients are."""
+        self.end_phase(BACKWARD)
+
+    def on_before_optimizer_step(self, trainer: Any, *given: Any) -> None:
+        """All gradients of the step are."""
+        self.begin_phase(OPTIMIZER)
+
+    def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
+        """The end of the step, where the optimizer has stepped."""
+        self.end_phase(FORWARD)  # manual optimization without Lightning's backward
+        if trainer.global_step != self._number:
+            self.end_phase(OPTIMIZER)
+            self.end_step()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """An evaluation, which lies between two steps."""
+        self.begin_bracket(EVAL)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Its end."""
+        self.end_bracket(EVAL)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Nothing of ours is left."""
+        self.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The same where training breaks off."""
+        self.end()
+
+
+@functools.cache
+def _callback_class(package: str) -> type:
+    return type("ForerunCallback", (_Events, importlib.import_module(package).Callback), {})
+
+
+def _found(trainer: Any) -> Found:
+    version = importlib.import_module(type(trainer).__module__.partition(".")[0]).__version__
+    limit = int(trainer.max_steps)
+    steps = int(min(trainer.estimated_stepping_batches, limit if limit > 0 else float("inf")))
+    return Found(
+        optimizer=trainer.optimizers[0],
+        known=Known(
+            cadence=Cadence(train_iters=steps),
+            framework=f"Lightning {version}",
+            num_microbatches=int(trainer.accumulate_grad_batches),
+        ),
+        brackets=((type(trainer), "save_checkpoint", SAVE),),
+        tells_passes=True,
+    )

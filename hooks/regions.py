@@ -1,0 +1,105 @@
+"""Parts of a model that run without Python: CUDA graphs and compiled code, where hooks are silent.
+
+What is inside them is named in the coverage; the time around them is recorded as ever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_NONE = "none"
+_SCOPES = ("cuda_graph_modules", "cuda_graph_scope")
+_DEFAULT_WARMUP_STEPS = 3
+_CAPTURE_STEPS = 2
+"""Steps after those run eagerly: one in which graphs are captured, one that replays them first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regions:
+    """What was found in a model, in words, and the steps until graphs are replayed."""
+
+    names: tuple[str, ...] = ()
+    warmup_steps: int = 0
+    is_graphed: bool = False
+
+
+def find_regions(models: Iterable[torch.nn.Module]) -> Regions:
+    """The silent regions of some model chunks.
+
+    Looked at when hooks are first put on: whatever is compiled or captured later is seen as
+    operators that do not fire.
+    """
+    found: Counter[str] = Counter()
+    warmup_steps = 0
+    for model in models:
+        compiled: set[torch.nn.Module] = set()
+        for module in model.modules():
+            if is_compiled(module) and module not in compiled:
+                compiled.update(module.modules())
+                found["compiled"] += 1
+        for what, config in _graphed(model):
+            found[what] += 1
+            steps = int(getattr(config, "cuda_graph_warmup_steps", _DEFAULT_WARMUP_STEPS))
+            warmup_steps = max(warmup_steps, steps + _CAPTURE_STEPS)
+    return Regions(
+        names=tuple(_words(what, count) for what, count in sorted(found.items())),
+        warmup_steps=warmup_steps,
+        is_graphed=warmup_steps > 0,
+    )
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """True for what ``torch.compile(module)`` returns and after ``module.compile()``."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _graphed(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Per captured layer, or once for a whole iteration: what is captured, and its config."""
+    layers = [module for module in model.modules() if _is_layer(module)]
+    config = getattr(model, "config", None) or (layers and getattr(layers[0], "config", None))
+    if _implementation(config) == "full_iteration" or "full_iteration" in _scope(config):
+        yield "whole iteration", config
+        return
+    for layer in layers:
+        own = getattr(layer, "config", None)
+        implementation = _implementation(own)
+        if implementation != _NONE:
+            scope = sorted(_scope(own) - {"full"})
+            yield f"{implementation}:{','.join(scope)}", own
+
+
+def _is_layer(module: torch.nn.Module) -> bool:
+    return any(cls.__name__ == "TransformerLayer" for cls in type(module).__mro__)
+
+
+def _implementation(config: Any) -> str:
+    """Megatron's name of it; before core 0.15 two switches said the same."""
+    named = getattr(config, "cuda_graph_impl", None)
+    if named and named != _NONE:
+        return str(named)
+    if getattr(config, "enable_cuda_graph", False):
+        return "local"
+    return "transformer_engine" if getattr(config, "external_cuda_graph", False) else _NONE
+
+
+def _scope(config: Any) -> set[str]:
+    """Which modules of a layer are captured: a name, a list of names or of enum members."""
+    value = next((v for name in _SCOPES if (v := getattr(config, name, None))), ())
+    parts = (value,) if isinstance(value, str) else value
+    return {str(getattr(part, "name", part)) for part in parts}
+
+
+def _words(what: str, count: int) -> str:
+    if what == "compiled":
+        return f"inside compiled code: {count} module{'s' * (count > 1)}, outer time only"
+    if what == "whole iteration":
+        return "inside a CUDA graph: the whole iteration, step time only"
+    implementation, _, scope = what.partition(":")
+    layers = f"{count} layer{'s' * (count > 1)}"
+    parts = f" ({scope})" if scope else ""
+    return f"inside a CUDA graph ({implementation}): {layers}{parts}, outer time only"

@@ -1,0 +1,42 @@
+"""Time left with failures, against a run that is played a hundred thousand times."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from forerun.calib.advice.finish import Failures, TimeLeft, learned_mtbf_s
+
+
+@pytest.mark.parametrize("mtbf_s", [500.0, 5_000.0, 500_000.0])
+def test_quantiles_are_those_of_played_runs(mtbf_s: float):
+    failures = Failures(mtbf_s=mtbf_s, restart_s=60.0, save_every_s=120.0)
+    left = TimeLeft.with_failures(10_000.0, 150.0, failures)
+    rng = np.random.default_rng(5)
+    work = rng.normal(10_000.0, 150.0, 100_000)
+    counts = rng.poisson(10_000.0 / mtbf_s, work.size)
+    lost = np.asarray([rng.uniform(0, 120.0, n).sum() for n in counts])
+    played = work + 60.0 * counts + lost
+    for level in (0.05, 0.5, 0.9, 0.95):
+        assert left.quantile(level) == pytest.approx(np.quantile(played, level), rel=0.002)
+    assert left.mean_s == pytest.approx(played.mean(), rel=0.001)
+    assert left.chance_beyond(10_200.0) == pytest.approx((played > 10_200.0).mean(), abs=0.01)
+
+
+def test_without_noise_the_time_is_certain():
+    left = TimeLeft.normal(50.0, 0.0)
+    assert left.quantile(0.01) == left.quantile(0.99) == 50.0
+    assert (left.chance_beyond(49.9), left.chance_beyond(50.1)) == (1.0, 0.0)
+
+
+def test_nodes_integrate_the_mean():
+    failures = Failures(mtbf_s=3_000.0, restart_s=600.0)
+    left = TimeLeft.with_failures(6_000.0, 100.0, failures)
+    assert left.nodes(400).mean() == pytest.approx(left.mean_s, rel=0.01)
+
+
+def test_failures_that_were_seen_outweigh_the_prior():
+    assert learned_mtbf_s(20, 20 * 1_000.0, prior_mtbf_s=1e6, prior_weight=0.01) == pytest.approx(
+        1_500.0, rel=0.01
+    )
+    assert learned_mtbf_s(0, 1e5, prior_mtbf_s=1e4) > 1e4

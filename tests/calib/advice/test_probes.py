@@ -1,0 +1,101 @@
+"""Which probes a run asks for: what other layouts need and it lacks, the same list on all ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from forerun.calib.advice.probes import (
+    CollectiveProbe,
+    OperatorProbe,
+    carriers,
+    fingerprint,
+    probe_plan,
+)
+from forerun.calib.workload.collectives import Collective, GroupRole
+from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
+from forerun.calib.workload.stage_work import stage_operators, step_collectives
+
+MODEL = ModelShape(
+    num_layers=4,
+    hidden_size=256,
+    ffn_hidden_size=1024,
+    num_attention_heads=8,
+    num_query_groups=8,
+    kv_channels=32,
+    seq_length=256,
+    vocab_size=1024,
+)
+
+
+def config(**degrees: int) -> RunConfig:
+    return RunConfig(
+        model=MODEL,
+        parallelism=Parallelism(**degrees),
+        batch=Batch(micro_batch_size=2, global_batch_size=16),
+    )
+
+
+DP2 = config(dp=2, ranks_per_node=2)
+
+
+def test_a_data_parallel_run_asks_for_what_two_tensor_parallel_ranks_would_do() -> None:
+    probes = probe_plan(DP2, budget_s=100.0)
+    tp2 = config(tp=2, ranks_per_node=2)
+    wanted = {o for o, _ in stage_operators(tp2, 0).forward if o.shape}
+    own = {o for o, _ in stage_operators(DP2, 0).forward}
+    asked = {(p.kind, p.shape) for p in probes if isinstance(p, OperatorProbe)}
+    assert {(o.kind, o.shape) for o in wanted - own} <= asked
+    calls = {p.call for p in probes if isinstance(p, CollectiveProbe)}
+    needed = {call for call, _ in step_collectives(tp2, stage=0)}
+    assert needed <= calls
+    assert any(call.collective is Collective.SEND for call in calls)
+    assert {p.over for p in probes if isinstance(p, CollectiveProbe)} == {GroupRole.DP}
+
+
+def test_what_the_run_has_is_probed_as_a_control_only() -> None:
+    probes = [p for p in probe_plan(DP2, budget_s=100.0) if isinstance(p, OperatorProbe)]
+    done = stage_operators(DP2, 0)
+    own = {(o.kind, o.shape) for o, _ in (*done.forward, *done.step)}
+    assert all(((p.kind, p.shape) in own) == p.is_control for p in probes)
+    kinds = [p.kind for p in probes]
+    controlled = [p.kind for p in probes if p.is_control]
+    assert len(controlled) == len(set(controlled))
+    assert all(probes[kinds.index(kind)].is_control for kind in controlled)
+
+
+def test_what_is_known_is_not_asked_for() -> None:
+    first = next(p for p in probe_plan(DP2, budget_s=100.0) if isinstance(p, CollectiveProbe))
+    rest = probe_plan(DP2, budget_s=100.0, known={first.call})
+    assert first.call not in {p.call for p in rest if isinstance(p, CollectiveProbe)}
+
+
+@pytest.mark.parametrize("budget_s", [0.0, 0.3, 2.0])
+def test_the_expected_cost_is_within_the_budget(budget_s: float) -> None:
+    probes = probe_plan(DP2, budget_s=budget_s)
+    assert sum(p.cost_s for p in probes) <= budget_s
+    values = [p.value for p in probes if not (isinstance(p, OperatorProbe) and p.is_control)]
+    assert values == sorted(values, reverse=True)
+
+
+def test_equal_runs_have_equal_lists_and_others_have_not() -> None:
+    twin = RunConfig.from_json(DP2.to_json())
+    assert probe_plan(twin, budget_s=5.0) == probe_plan(DP2, budget_s=5.0)
+    other = replace(DP2, model=replace(MODEL, hidden_size=512, kv_channels=64))
+    names = {fingerprint(probe_plan(c, budget_s=5.0)) for c in (DP2, twin, other)}
+    assert len(names) == 2
+
+
+def test_only_groups_of_the_same_ranks_and_nodes_carry() -> None:
+    across = config(dp=2, ranks_per_node=1)
+    assert carriers(across) == {(2, 2): GroupRole.DP}
+    assert carriers(config(tp=2, dp=4, ranks_per_node=2)) == {
+        (2, 1): GroupRole.TP,
+        (4, 4): GroupRole.DP,
+    }
+    assert not [p for p in probe_plan(config(), budget_s=9.0) if isinstance(p, CollectiveProbe)]
+
+
+def test_a_layout_that_does_not_fit_asks_for_nothing() -> None:
+    assert probe_plan(DP2, budget_s=100.0, memory_nbytes=1.0) == ()

@@ -1,0 +1,208 @@
+"""Frameworks other than Megatron, for real: two ranks over gloo, watched without an edit.
+
+Each launch trains watched and unwatched; what is recorded is held against what the script did.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import adapter_runs as script
+import pytest
+import wandb_file
+
+from forerun.calib.samples.records import (
+    CollectiveRecord,
+    CoverageRecord,
+    OperatorRecord,
+    PhaseRecord,
+    StepFlag,
+    StepRecord,
+)
+from forerun.calib.samples.run import RunRecords
+from forerun.calib.samples.store import read_run
+from forerun.calib.workload.collectives import Collective
+from forerun.calib.workload.operators import OperatorKind, Phase
+from forerun.calib.workload.stage_work import stage_operators
+
+pytestmark = pytest.mark.slow
+SCRIPT = Path(script.__file__)
+WINDOW = 8
+NUM_WEIGHTS = 3 * (32 * 32 + 32)
+_SEPARATE_PRODUCTS = {OperatorKind.LINEAR_QKV, OperatorKind.LINEAR_FC1, OperatorKind.LINEAR}
+_NOT_MODULES = {OperatorKind.HOST_MICROBATCH, OperatorKind.POSITION, OperatorKind.LOSS}
+
+
+def launch(kind: str, directory: Path, *own: str) -> str:
+    left_out = ("WANDB", "FORERUN", "RANK", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+    environ = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        str(SCRIPT), kind, str(directory), *own,
+    ]  # fmt: skip
+    done = subprocess.run(
+        command,
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env=environ | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true"},
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@cache
+def watched(kind: str, directory: Path) -> str:
+    own = ("--calibrate", f"--calibrate-steps={WINDOW}", f"--calibrate-dir={directory / 'out'}")
+    return launch(kind, directory, *own)
+
+
+def losses(output: str) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for name, bits in re.findall(r"LOSSES (\S+) (\S+)", output):
+        found.setdefault(name, set()).add(bits)
+    return found
+
+
+def of(run: RunRecords, kind: type) -> list:
+    return [r for r in run.records[0] if isinstance(r, kind)]
+
+
+def flagged(run: RunRecords, flag: StepFlag) -> list[int]:
+    return [s.step for s in of(run, StepRecord) if flag in s.flags]
+
+
+def check_steps(run: RunRecords, first: int) -> None:
+    """The window follows three warm-up steps; every step has its passes and one optimizer step."""
+    assert run.problems == () and sorted(run.records) == [0, 1]
+    steps = of(run, StepRecord)
+    assert [s.step for s in steps] == list(range(first, first + 3 + WINDOW))
+    hooked = [s.step for s in steps if s.is_hooked]
+    assert hooked == [first + 3 + i for i in (0, 3, 4, 7)]
+    phases = Counter((p.step, p.name) for p in of(run, PhaseRecord))
+    for step in hooked:
+        assert phases[step, "forward-compute"] == script.ACCUMULATED
+        assert phases[step, "backward-compute"] == script.ACCUMULATED
+        assert phases[step, "optimizer"] == 1
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    directory = tmp_path_factory.mktemp("plain")
+    return watched("plain", directory), directory
+
+
+def test_plain_loops_lose_no_bit(plain: tuple[str, Path], tmp_path: Path) -> None:
+    bare = losses(launch("plain", tmp_path))
+    assert sorted(bare) == ["ddp", "fsdp1", "fsdp2"]
+    assert all(len(bits) == 2 for bits in bare.values())
+    assert losses(plain[0]) == bare
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp1", "fsdp2"])
+def test_plain_loops_are_recorded(plain: tuple[str, Path], kind: str) -> None:
+    """The first step shows the loop, so that the second, number 1, is the first on record."""
+    directory = plain[1] / ("out" if kind == "ddp" else kind)
+    run = read_run(directory)
+    check_steps(run, first=1)
+    assert flagged(run, StepFlag.EVALUATED) == [script.EVALUATED + 1]
+    assert flagged(run, StepFlag.SAVED) == [script.SAVED + 1]
+    shape = {o.shape for o in of(run, OperatorRecord) if o.kind is OperatorKind.OPTIMIZER}
+    assert shape == {(NUM_WEIGHTS if kind == "ddp" else NUM_WEIGHTS // 2,)}
+
+
+def test_only_the_hooks_of_the_framework_are_left(plain: tuple[str, Path]) -> None:
+    own = re.search(r"OWN (\d+)", plain[0])
+    assert own is not None
+    left = re.findall(r"LEFT (.+)", plain[0])
+    assert Counter(left) == {"0 0 0 0": 4, f"{own[1]} 0 0 0": 2}
+
+
+def test_gathers_of_shards_are_seen_and_buckets_of_ddp_are_said_to_be_unseen(
+    plain: tuple[str, Path],
+) -> None:
+    """FSDP1 gathers everything once a pass, both ways of reshard; FSDP2 each of its layers."""
+    for kind, nbytes in (("fsdp1", NUM_WEIGHTS * 4), ("fsdp2", NUM_WEIGHTS * 4 // 3)):
+        calls = Counter(
+            (c.step, c.collective, c.nbytes)
+            for c in of(read_run(plain[1] / kind), CollectiveRecord)
+        )
+        steps = {step for step, _, _ in calls}
+        per_pass = NUM_WEIGHTS * 4 // nbytes
+        for step in steps:
+            assert calls[step, Collective.REDUCE_SCATTER, nbytes] == 2 * per_pass
+            assert calls[step, Collective.ALL_GATHER, nbytes] >= 2 * per_pass
+    names = {c.name: c.fired for c in of(read_run(plain[1] / "out"), CoverageRecord)}
+    assert names["collectives inside DistributedDataParallel"] == 0
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    for package in ("transformers", "accelerate"):
+        pytest.importorskip(package)
+    directory = tmp_path_factory.mktemp("hugging_face")
+    return watched("hugging_face", directory), directory
+
+
+def test_a_trainer_is_recorded_and_loses_no_bit(trained: tuple[str, Path]) -> None:
+    output, directory = trained
+    found = losses(output)
+    assert found["watched"] == found["bare"]
+    run = read_run(directory / "out")
+    check_steps(run, first=0)
+    assert script.EVALUATED in flagged(run, StepFlag.EVALUATED)
+    assert script.SAVED in flagged(run, StepFlag.SAVED)
+    assert set(re.findall(r"LEFT (.+)", output)) == {"0 0 0 0"}
+
+
+def test_a_trainers_operators_are_those_of_its_layout(trained: tuple[str, Path]) -> None:
+    """Kinds and shapes are generated from the configuration that the model carries."""
+    run = read_run(trained[1] / "out")
+    config = run.configs[0]
+    assert (config.batch.micro_batch_size, config.num_microbatches) == (2, script.ACCUMULATED)
+    assert (config.parallelism.dp, config.model.seq_length) == (2, 16)
+    assert config.cadence.train_iters == script.STEPS
+    for phase, work in (
+        (Phase.FORWARD, stage_operators(config, 0).forward),
+        (Phase.BACKWARD, stage_operators(config, 0).backward),
+    ):
+        seen = Counter((o.kind, o.shape) for o in of(run, OperatorRecord) if o.phase is phase)
+        passes = seen[OperatorKind.LOGITS, (32, 32, 64)]
+        assert passes > 0
+        skipped = _SEPARATE_PRODUCTS | _NOT_MODULES
+        assert {k: n for k, n in seen.items() if k[0] not in skipped} == {
+            (o.kind, o.shape): count * passes for o, count in work if o.kind not in skipped
+        }
+        wide = sum(n * s[2] for (k, s), n in seen.items() if k in _SEPARATE_PRODUCTS)
+        assert wide == passes * sum(
+            count * o.shape[2] for o, count in work if o.kind in _SEPARATE_PRODUCTS
+        )
+
+
+def test_metrics_join_the_rows_of_the_trainers_own_run(trained: tuple[str, Path]) -> None:
+    rows = [row for _, row in wandb_file.history(trained[1])]
+    logged = [row for row in rows if "train/loss" in row]
+    assert [row["train/global_step"] for row in logged] == list(range(1, script.STEPS + 1))
+    assert all(row["calib/step_time_s"] > 0 for row in logged)
+
+
+def test_lightning_is_recorded_and_loses_no_bit(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    output = watched("lightning", tmp_path)
+    found = losses(output)
+    assert found["watched"] == found["bare"]
+    run = read_run(tmp_path / "out")
+    check_steps(run, first=0)
+    assert script.EVALUATED in flagged(run, StepFlag.EVALUATED)
+    assert script.SAVED in flagged(run, StepFlag.SAVED)
+    left = set(re.findall(r"LEFT (.+)", output))
+    # Lightning's redirection leaves a forward on the module; without us it does so, too.
+    assert left == {"0 1 0 0"}

@@ -1,0 +1,252 @@
+"""Steps that are really traced, on a CPU; what is against it; and that nothing is left behind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from forerun.calib.samples.kineto_trace import split_gradients, work_of
+from forerun.calib.samples.records import CoverageRecord, StepFlag, StepRecord, TraceRecord
+from forerun.calib.samples.store import read_run
+from forerun.calib.workload.operators import OperatorKind, Phase
+from forerun.hooks.guard import Guard
+from forerun.hooks.host import Host
+from forerun.hooks.instruments import Instruments
+from forerun.hooks.kineto import Tracer, reason_against
+from forerun.hooks.recorder import BACKWARD, FORWARD, OPTIMIZER
+from forerun.hooks.session import Session
+from forerun.hooks.settings import RankInfo, Settings, TraceChoice
+from forerun.hooks.traced import MARK, TracedStep, _event
+
+TOKENS, HIDDEN, FFN = 16, 32, 64
+RANK = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, run_id="run")
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear_fc1 = nn.Linear(HIDDEN, FFN)
+        self.linear_fc2 = nn.Linear(FFN, HIDDEN)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.linear_fc2(torch.relu(self.linear_fc1(hidden)))
+
+
+class Loop:
+    """Two micro-batches a step, bracketed as a framework would do it."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(Mlp(), Mlp())
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.host = Host(models=(self.model,), optimizers=(self.optimizer,))
+
+    def step(self, recorder) -> float:
+        loss = torch.zeros(())
+        for _ in range(2):
+            hidden = torch.ones(TOKENS, 1, HIDDEN, requires_grad=True)
+            recorder.begin_phase(FORWARD)
+            loss = self.model(hidden).square().mean()
+            recorder.end_phase(FORWARD)
+            recorder.begin_phase(BACKWARD)
+            loss.backward()
+            recorder.end_phase(BACKWARD)
+        recorder.begin_phase(OPTIMIZER)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        recorder.end_phase(OPTIMIZER)
+        return float(loss.detach())
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def trace(loop: Loop, **settings: object) -> TracedStep:
+    instruments = Instruments(loop.host, Guard(), **settings)  # type: ignore[arg-type]
+    tracer = Tracer(instruments.recorder, is_device=False)
+    tracer.begin()
+    instruments.put_on(step=5, window=0, is_traced=True)
+    loop.step(instruments.recorder)
+    traced = tracer.end()
+    assert instruments.take_off() is None  # the tracer has closed the log
+    assert traced is not None
+    return traced
+
+
+def test_the_parts_of_a_linear_are_the_profilers_own_times():
+    traced = trace(Loop())
+    products = [e.duration_ns() for e in traced.events if e.name() == "aten::mm"]
+    forwards = [e.duration_ns() for e in traced.events if e.name() == "aten::linear"]
+    adds = [e.duration_ns() for e in traced.events if e.name() == "aten::sum"]
+    records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
+    linears = [r for r in records if r.kind.is_linear]
+    sums = {
+        phase: sum(r.duration_ns for r in linears if r.phase is phase)
+        for phase in (Phase.FORWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT, Phase.BACKWARD)
+    }
+    # Four linears in two micro-batches, each with two products, the input's gradient first.
+    assert [len(linears), len(products)] == [3 * 8, 2 * 8]
+    assert sums[Phase.BACKWARD] == 0
+    assert sums[Phase.FORWARD] >= sum(forwards)
+    assert sums[Phase.INPUT_GRADIENT] >= sum(products[0::2])
+    assert sums[Phase.WEIGHT_GRADIENT] >= sum(products[1::2]) + sum(adds)
+    shapes = {r.shape for r in linears if r.kind is OperatorKind.LINEAR_FC1}
+    assert shapes == {(TOKENS, HIDDEN, FFN)}
+    (update,) = (r for r in records if r.phase is Phase.STEP)
+    assert update.shape == (sum(p.numel() for p in Loop().model.parameters()),)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_the_gradients_are_told_apart_by_what_their_products_sum_over(has_bias):
+    loop = Loop()
+    loop.model = nn.Sequential(Mlp())
+    if not has_bias:  # PyTorch then computes the weight's gradient first
+        loop.model[0].linear_fc1.bias = None
+    loop.host = Host(models=(loop.model,), optimizers=(loop.optimizer,))
+    traced = trace(loop)
+    work = work_of([_event(event) for event in traced.events])
+    # Two micro-batches, each with two products of fc2 and then two of fc1.
+    products = [item for item in work if item.name == "aten::mm"]
+    assert len(products) == 8
+    for first, second in (products[2:4], products[6:8]):
+        assert [first.inner, second.inner] == ([FFN, TOKENS] if has_bias else [TOKENS, FFN])
+        halves = split_gradients([first, second], tokens=TOKENS, outputs=FFN)
+        assert halves is not None
+        assert [item.inner for half in halves for item in half] == [FFN, TOKENS]
+
+
+def test_a_long_step_is_traced_from_its_last_but_one_micro_batch_on():
+    traced = trace(Loop(), microbatches=(0, 1))
+    names = [event.name() for event in traced.events]
+    records = traced.records(lambda _: None)
+    assert {r.microbatch for r in records if isinstance(r, TraceRecord) and r.kind.is_linear} == {0}
+    assert names.count(MARK) == traced.num_marks
+    # It lasts to the end of the step, so the other micro-batch is in it as well.
+    assert names.count("aten::linear") == 8
+
+
+def test_a_step_without_the_chosen_micro_batch_gives_nothing_and_frees_the_profiler():
+    loop = Loop()
+    instruments = Instruments(loop.host, Guard(), microbatches=(0, 1, 2, 3))
+    tracer = Tracer(instruments.recorder, is_device=False)
+    tracer.begin()
+    instruments.put_on(step=5, window=0, is_traced=True)
+    loop.step(instruments.recorder)
+    assert tracer.end() is None
+    instruments.take_off()
+    with torch.profiler.profile() as own:
+        Loop().step(instruments.recorder)
+    assert any(event.key == "aten::linear" for event in own.key_averages())
+
+
+def test_a_trace_that_lost_marks_gives_nothing_and_says_so():
+    traced = trace(Loop())
+    traced.events = [e for e in traced.events if e.name() != MARK][:100]
+    assert traced.records(lambda _: None) == []
+    assert traced.problem == f"0 of {traced.num_marks} marks are in the trace"
+
+
+def test_a_device_without_kernels_is_named():
+    traced = trace(Loop())
+    traced.is_device = True
+    assert traced.records(lambda _: None) == []
+    assert "no kernels" in traced.problem
+
+
+def test_the_environment_of_cupti_is_as_before():
+    for before in ({}, {"TEARDOWN_CUPTI": "0"}):
+        environ = dict(before)
+        tracer = Tracer(
+            Instruments(Loop().host, Guard()).recorder, is_device=False, environ=environ
+        )
+        tracer.begin()
+        tracer.end()
+        assert environ == before
+
+
+def settings(tmp_path: Path, choice: TraceChoice) -> Settings:
+    return Settings(rank=RANK, steps=4, directory=tmp_path, trace=choice)
+
+
+def train(tmp_path: Path, choice: TraceChoice, num_steps: int = 10) -> list[float]:
+    loop, session = Loop(), Session(settings(tmp_path, choice))
+    losses = []
+    for _ in range(num_steps):
+        if not losses:
+            session.describe(loop.host)
+        session.begin_step()
+        losses.append(loop.step(session))
+        session.end_step()
+    session.finish()
+    assert session.guard.num_faults == 0
+    return losses
+
+
+def of_type(tmp_path: Path, kind: type) -> list:
+    return [r for r in read_run(tmp_path).records[0] if isinstance(r, kind)]
+
+
+def test_a_session_traces_one_step_after_the_window(tmp_path):
+    traced = train(tmp_path / "on", TraceChoice.ON)
+    assert traced == train(tmp_path / "off", TraceChoice.OFF)
+    steps = of_type(tmp_path / "on", StepRecord)
+    assert [s.step for s in steps if StepFlag.TRACED in s.flags] == [7]
+    assert [s.step for s in steps if s.is_hooked] == [3, 6]
+    assert {r.step for r in of_type(tmp_path / "on", TraceRecord)} == {7}
+    assert len(of_type(tmp_path / "off", StepRecord)) == 7
+    notes = {r.name: r.fired for r in of_type(tmp_path / "on", CoverageRecord)}
+    assert notes["trace"] == 1
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_on_a_cpu_a_trace_has_to_be_asked_for(tmp_path):
+    train(tmp_path, TraceChoice.AUTO)
+    assert of_type(tmp_path, TraceRecord) == []
+    assert [s.flags for s in of_type(tmp_path, StepRecord)][3:] == [()] * 4
+
+
+def test_beside_a_profiler_of_the_users_the_step_is_a_bare_one(tmp_path):
+    with torch.profiler.profile() as own:
+        train(tmp_path, TraceChoice.ON)
+    assert any(event.key == "aten::linear" for event in own.key_averages())
+    assert of_type(tmp_path, TraceRecord) == []
+    (note,) = (r for r in of_type(tmp_path, CoverageRecord) if r.name.startswith("trace"))
+    assert note.name == "trace stands down: a profiler of the user's is on"
+    assert note.installed == 0
+
+
+@pytest.mark.parametrize(
+    ("environ", "arguments", "is_graphed", "expected"),
+    [
+        ({}, None, False, ""),
+        ({"NSYS_PROFILING_SESSION_ID": "1"}, None, False, "Nsight Systems profiles"),
+        (
+            {"CUDA_INJECTION64_PATH": "x.so"},
+            None,
+            False,
+            "a tool in CUDA_INJECTION64_PATH profiles",
+        ),
+        ({}, {"profile": True}, False, "--profile of steps 10 to 12"),
+        ({}, {"profile": False}, False, ""),
+        ({}, {"profile": True, "profile_step_start": 90, "profile_step_end": 95}, False, ""),
+        ({}, None, True, "CUDA graphs do not survive a trace before CUDA 12.6, this is None"),
+    ],
+)
+def test_the_trace_stands_down_and_says_why(monkeypatch, environ, arguments, is_graphed, expected):
+    if arguments is not None:
+        known = {"profile_step_start": 10, "profile_step_end": 12, **arguments}
+        module = SimpleNamespace(_GLOBAL_ARGS=SimpleNamespace(**known))
+        monkeypatch.setitem(sys.modules, "megatron.training.global_vars", module)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert reason_against(8, is_device=True, is_graphed=is_graphed, environ=environ) == expected

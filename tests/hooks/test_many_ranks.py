@@ -1,0 +1,113 @@
+"""Sixteen real ranks on two nodes without a common disk: one directory gets to know all of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import many_ranks
+import pytest
+
+from forerun.calib.samples.records import (
+    CollectiveRecord,
+    OperatorRecord,
+    PhaseRecord,
+    StepRecord,
+    WindowRecord,
+)
+from forerun.calib.samples.run import RunRecords
+from forerun.calib.samples.store import read_run
+from forerun.calib.samples.table import SampleTable, build_table
+from forerun.calib.workload.recording import MESSAGE_NBYTES, Part, recording_plan
+from forerun.launch.beside import is_window_complete
+
+pytestmark = pytest.mark.slow
+PLAN = recording_plan(many_ranks.WORLD, many_ranks.LAYOUT)
+NODES = (range(8), range(8, 16))
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("many")
+    done = subprocess.run(
+        [sys.executable, many_ranks.__file__, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "[forerun]" not in done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(directory: Path) -> Path:
+    (summaries,) = directory.glob("node*/records/*/summaries.jsonl")
+    return summaries.parents[2]
+
+
+@pytest.fixture(scope="module")
+def run(home: Path) -> RunRecords:
+    return read_run(home)
+
+
+@pytest.fixture(scope="module")
+def table(run: RunRecords) -> SampleTable:
+    return build_table(run)
+
+
+def test_training_is_what_it_is_without_us(directory: Path) -> None:
+    told = [json.loads(path.read_text()) for path in directory.glob("told-*.json")]
+    assert len(told) == many_ranks.WORLD
+    for row in told:
+        assert row["hooked"] == row["bare"]
+        assert row["hooked_calls"] == row["bare_calls"] == [2 * many_ranks.NUM_STEPS] * 2
+
+
+def test_the_home_node_has_the_records_of_all_that_record(run: RunRecords) -> None:
+    assert tuple(run.records) == PLAN.recorders and run.problems == ()
+    assert is_window_complete(run, 0) and not is_window_complete(run, 1)
+    numbers = {
+        tuple(r.step for r in found if isinstance(r, StepRecord)) for found in run.records.values()
+    }
+    assert len(numbers) == 1
+    kinds = {
+        rank: {type(record) for record in found} - {StepRecord, WindowRecord}
+        & {PhaseRecord, OperatorRecord, CollectiveRecord}
+        for rank, found in run.records.items()
+    }
+    for rank, found in kinds.items():
+        has_phases = PhaseRecord in found
+        assert has_phases == (PLAN.part(rank) is not Part.GROUPS) and CollectiveRecord in found
+
+
+def test_every_rank_is_summarised(run: RunRecords, table: SampleTable) -> None:
+    assert tuple(run.summaries) == tuple(range(many_ranks.WORLD))
+    for found in run.summaries.values():
+        assert len(found) == 1 and found[0].num_steps >= 1 and found[0].step_ns > 0
+        assert found[0].wait_roles == ("tp", "world")
+    assert sorted(table.ranks["rank"]) == list(range(many_ranks.WORLD))
+
+
+def test_transfers_inside_the_replica_are_measured_on_all_their_ranks(table: SampleTable) -> None:
+    rows = table.collectives.set_index("role")
+    assert not rows.loc[["tp"], "is_bound"].any()
+    assert set(rows.loc[["tp"], "num_seen"]) == {many_ranks.TP}
+    assert set(table.skew["rank"]) == PLAN.replica
+
+
+def test_the_other_node_has_its_own_files_alone(directory: Path, home: Path) -> None:
+    for node, ranks in enumerate(NODES):
+        folder = directory / f"node{node}"
+        own = {int(path.stem[-5:]) for path in folder.glob("records/*/rank-*.jsonl")}
+        received = {int(path.stem[-5:]) for path in folder.glob("records/*/received-*.jsonl")}
+        assert own == set(PLAN.recorders) & set(ranks)
+        assert received == (set(PLAN.recorders) - set(ranks) if folder == home else set())
+
+
+def test_what_was_sent_is_bounded(home: Path) -> None:
+    sizes = [path.stat().st_size for path in home.glob("records/*/received-*.jsonl")]
+    assert sizes and max(sizes) <= MESSAGE_NBYTES
+    assert (next(home.glob("records/*/summaries.jsonl"))).stat().st_size < 4096

@@ -1,0 +1,72 @@
+"""A rank that is throttled in a real run over gloo is named, and with what it costs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forerun.calib.evidence import measured_step_s
+from forerun.calib.samples.store import read_run
+from forerun.calib.samples.table import SampleTable, build_table
+from forerun.calib.slow_ranks import SlowKind
+from forerun.calib.waiting import waiting_report
+
+pytest.importorskip("megatron.core")
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+NUM_LAYERS, NUM_MICROBATCHES, BURN_S = 2, 4, 0.03
+PLANTED_S = NUM_LAYERS * NUM_MICROBATCHES * BURN_S
+NOBODY = -1
+
+
+def train(directory: Path, throttled: int) -> SampleTable:
+    dropped = ("RANK", "WORLD_SIZE", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", str(ROOT / "tests" / "support" / "throttled_rank.py")),
+            *(str(ROOT / "recipes" / "pretrain_gpt.py"), "--num-layers", str(NUM_LAYERS)),
+            *("--global-batch-size", str(2 * NUM_MICROBATCHES), "--micro-batch-size", "1"),
+            *("--hidden-size", "32", "--seq-length", "32", "--mock-data", "--train-iters", "24"),
+            *("--calibrate", "--calibrate-steps=20", "--calibrate-wandb=off"),
+            f"--calibrate-dir={directory}",
+        ],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={
+            **{name: value for name, value in os.environ.items() if name not in dropped},
+            "OMP_NUM_THREADS": "1",
+            "FORERUN_DEVICE": "cpu",
+            "WANDB_MODE": "disabled",
+            "THROTTLED_RANK": str(throttled),
+            "THROTTLED_S": str(BURN_S),
+        },
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return build_table(read_run(directory))
+
+
+def test_the_throttled_rank_is_named_and_costs_what_the_step_loses(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    bare = train(tmp_path_factory.mktemp("bare"), NOBODY)
+    slow = train(tmp_path_factory.mktemp("slow"), throttled=1)
+    report = waiting_report(slow, measured_step_s(slow))
+    (found,) = report.slow.slow
+    assert (found.ranks, found.stage, found.kind) == ((1,), 0, SlowKind.COMPUTE)
+    assert report.line.startswith("slow: rank 1 (stage 0) +")
+    # The burnt time is known; beyond it the busy core slows the rank's own work down.
+    assert found.cost_s > 0.8 * PLANTED_S
+    lost_s = measured_step_s(slow) - measured_step_s(bare)
+    slack_s = (found.high_s - found.low_s) / 2 + 0.3 * PLANTED_S
+    assert found.cost_s == pytest.approx(lost_s, abs=slack_s)
+    assert report.last_frac[1] > report.last_frac[0]
+    assert report.clocks == () and bare.clocks["is_shared"].all()

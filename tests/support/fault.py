@@ -1,0 +1,65 @@
+"""A fault as one row of the table, and the rows of records that are expected again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fault_injections import Arrange, at
+from fault_runs import RUN_ID, Rows
+from fault_training import MegatronTraining, Moment, Training
+
+WINDOW = (3, 6)
+ALL = Rows(steps=tuple(range(7)), whole=WINDOW, windows=(0,))
+NO_OPERATORS = Rows(steps=ALL.steps, windows=(0,))
+NOTHING = Rows()
+TWO_IN_ONE = Rows(steps=ALL.steps, whole=(6,), partial=(3,), windows=(0,))
+"""The first hooked step holds the passes of two, and is flagged as run again."""
+NOTHING_HOOKED = Rows(steps=ALL.steps, faulted=WINDOW, windows=(0,))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One row of the table.  ``act`` is the training's own and happens without us too."""
+
+    name: str
+    rows: Rows
+    status: tuple[int, ...] = (0,)
+    loop: type[Training] = MegatronTraining
+    num_ranks: int = 1
+    act: Moment | None = None
+    arrange: Arrange | None = None
+    strike: Moment | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    is_control: bool = False
+
+    def put_in_place(self, training: Training) -> None:
+        """Throw in what comes before training, and start the session as ``--calibrate`` does."""
+        if self.arrange is not None:
+            self.arrange(training)
+        from forerun.hooks.session import start
+        from forerun.hooks.settings import RankInfo, Settings
+
+        rank = RankInfo(
+            rank=training.rank,
+            world_size=self.num_ranks,
+            local_rank=training.rank,
+            local_world_size=self.num_ranks,
+            run_id=RUN_ID,
+        )
+        out = training.folder / "out"
+        if self.loop is MegatronTraining:
+            start(Settings(rank=rank, steps=4, directory=out, **self.settings))
+        else:
+            training.memory["settings"] = {"rank": rank, "steps": 4, "directory": out}
+
+
+def shell(script: str) -> dict[str, Any]:
+    """A companion that does this."""
+    return {"companion_command": ("/bin/sh", "-c", script)}
+
+
+def hooked(name: str, do: Callable[[Any], object], *, rank: int = 0) -> Moment:
+    """In the first hooked step."""
+    return at(3, name, do, rank=rank)
