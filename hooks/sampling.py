@@ -28,12 +28,12 @@ def pass_microbatches(config: RunConfig) -> tuple[int, ...]:
 
 
 def sampling_stride(num_microbatches: int) -> int:
-    """Distance between the micro-batches of a step whose operators are timed: at least two are.
+    """Distance between the micro-batches of a step whose operators are timed.
 
     >>> [sampling_stride(n) for n in (0, 1, 2, 4, 8, 64)]
-    [1, 1, 1, 2, 4, 8]
+    [1, 1, 2, 4, 8, 8]
     """
-    return max(1, min(num_microbatches // 2, MAX_STRIDE))
+    return max(1, min(num_microbatches, MAX_STRIDE))
 
 
 def samples(microbatches: tuple[int, ...], num_hooked: int) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ def samples(microbatches: tuple[int, ...], num_hooked: int) -> tuple[int, ...]:
     rotates.  Empty where all are recorded, or the passes are not known.
 
     >>> samples((0, 1, 2, 3), 0), samples((0, 1, 2, 3), 1)
-    ((0, -1, 2, -1), (-1, 1, -1, 3))
+    ((0, -1, -1, -1), (-1, 1, -1, -1))
     """
     stride = sampling_stride(1 + max(microbatches, default=-1))
     if stride == 1:

@@ -134,6 +134,7 @@ def untraceable(models: Iterable[torch.nn.Module]) -> dict[int, str]:
     """By ``id``, modules (and dispatchers) inside a region that Python does not run line by line.
 
     A compiled or captured region has no inside to cover, and would be compiled or captured anew.
+    Replicas of ``DataParallel`` are shallow copies, which a method of the original must not reach.
     """
     found: dict[int, str] = {}
     for model in models:
@@ -155,6 +156,8 @@ def _region(module: torch.nn.Module) -> str | None:
         return "compiled"
     if "cudagraph_manager" in {*own, *own.get("_modules", ())} or own.get("cuda_graphs"):
         return "captured"
+    if isinstance(module, torch.nn.DataParallel):
+        return "replicated"
     return "scripted" if isinstance(module, torch.jit.ScriptModule) else None
 
 

@@ -12,7 +12,9 @@ from datetime import timedelta
 from typing import Any
 
 CONNECT_S = 5.0
-"""Within which a server that is there has answered."""
+"""Within which a server that is there takes a connection."""
+ANSWER_S = 30.0
+"""The same for the store's client, which may look up names first: seconds where DNS is slow."""
 
 
 class StoreLink:
@@ -38,7 +40,7 @@ class StoreLink:
             # The client of the store tries again and again, and prints whole stacks: ask first.
             socket.create_connection(self._address, timeout=CONNECT_S).close()
             host, port = self._address
-            timeout = timedelta(seconds=CONNECT_S)
+            timeout = timedelta(seconds=ANSWER_S)
             store = self._open(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
         return self._with_prefix(f"forerun/{self._key}", store)
 
