@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-import numpy as np
-
 from .advice.decision import Action, Decision, Limits, Rule, decide
-from .advice.forecast import Extra, Forecast, forecast, num_left
+from .advice.forecast import Forecast
 from .advice.overhead import Overhead
 from .advice.plan import Plan, plan
 from .advice.transcript import HookSummary, StepSummary, transcript_lines
@@ -21,9 +19,12 @@ from .evidence import (
     measured_step_s,
     memory_offset_nbytes,
     perturbation_s,
+    recalibration_s,
 )
 from .fit.calibration import Calibration, calibrate
 from .history import WindowError, window_history
+from .outlook import Outlook, outlook
+from .run_forecast import SoFar, run_forecast
 from .samples.table import SampleTable
 from .timeline.step import StepEstimate, estimate_step
 from .units import HOUR_S
@@ -41,17 +42,38 @@ class Request:
     last_step: int = 0
     step_times_s: tuple[float, ...] = ()
     """Every unflagged bare step so far, oldest first; empty: those of the table's windows."""
+    step_numbers: tuple[int, ...] = ()
+    """Iterations of ``step_times_s``, from 1; empty: all at the running batch size."""
+    irregular_times_s: tuple[float, ...] = ()
+    """Steps that collected garbage, or came after an evaluation or a save."""
+    num_regular: int = 0
+    """Unflagged steps that came meanwhile."""
+    level_since_step: int = 0
+    """Steps from this one on (from 0) are of the level that holds now: a drift came before."""
     eval_times_s: tuple[float, ...] = ()
     save_times_s: tuple[float, ...] = ()
     deadline_unix_s: float | None = None
     budget_hours: float | None = None
     restart_cost_s: float = 600.0
+    mtbf_hours: float | None = None
+    num_restarts: int = 0
+    price_per_gpu_hour: float | None = None
+    limit_unix_s: float | None = None
+    """When the scheduler ends the job."""
+    energy_used_j: float | None = None
+    mean_power_w: float | None = None
     confidence: float = 0.9
     gpus: tuple[int, ...] = ()
     host_argv: tuple[str, ...] = ()
     memory_capacity_nbytes: int | None = None
     previously_met: tuple[str, ...] = ()
     """Values of the rules that spoke for stopping in the window before."""
+
+    def time_limit_s(self, forecast: Forecast) -> float | None:
+        """The scheduler's limit on the scale of ``forecast.total_s``: from the run's start."""
+        if self.limit_unix_s is None:
+            return None
+        return self.limit_unix_s - forecast.now_unix_s + forecast.elapsed_s
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that ``from_json`` reads back."""
@@ -98,6 +120,8 @@ class Answer:
     overhead: Overhead | None
     hooks: HookSummary
     forecast: Forecast
+    outlook: Outlook
+    """What later forecasts start from, without a new fit."""
     plan: Plan
     decision: Decision
     history: tuple[WindowError, ...]
@@ -146,11 +170,12 @@ def analyse(table: SampleTable, request: Request, *, problems: Sequence[str] = (
         memory_capacity_nbytes=request.memory_capacity_nbytes or table.device_memory_nbytes(),
         memory_offset_nbytes=memory_offset_nbytes(table),
     )
-    ahead = _forecast(table, config, request, own)
+    view = _outlook(table, request, calibration, own)
+    ahead = run_forecast(view, so_far(request, last_step=int(table.steps["step"].max()) + 1))
     hooks = hook_summary(table)
     coverage = hooks.num_fired / hooks.num_installed if hooks.num_installed else None
     decision = decide(
-        request.limits,
+        replace(request.limits, recalibration_s=recalibration_s(table)),
         forecast=ahead,
         plan=found,
         coverage_frac=coverage,
@@ -177,6 +202,7 @@ def analyse(table: SampleTable, request: Request, *, problems: Sequence[str] = (
         forecast=ahead if config.cadence.train_iters else None,
         plan=found,
         decision=decision,
+        time_limit_s=request.time_limit_s(ahead),
     )
     return Answer(
         run_id=table.run_id,
@@ -187,6 +213,7 @@ def analyse(table: SampleTable, request: Request, *, problems: Sequence[str] = (
         overhead=cost,
         hooks=hooks,
         forecast=ahead,
+        outlook=view,
         plan=found,
         decision=decision,
         history=window_history(table),
@@ -200,34 +227,36 @@ def analyse(table: SampleTable, request: Request, *, problems: Sequence[str] = (
     )
 
 
-def _forecast(
-    table: SampleTable, config: RunConfig, request: Request, own: StepEstimate
-) -> Forecast:
-    recorded = tuple(table.step_times_s(is_hooked=False).tolist())
-    times = max(request.step_times_s, recorded, key=len)
-    runs = table.runs[table.runs["run_id"] == table.run_id]
-    started_unix_s = float(runs["started_unix_s"].min())
-    cadence = config.cadence
-    last = request.last_step or int(table.steps["step"].max()) + 1
-    extras = [
-        Extra(
-            name=name,
-            num_left=num_left(steps_done=last, steps_total=cadence.train_iters, interval=interval),
-            time_s=float(np.mean(seen)),
-            sigma_s=float(np.std(seen, ddof=1) / np.sqrt(len(seen))) if len(seen) > 1 else 0.0,
-        )
-        for name, interval, seen in (
-            ("eval", cadence.eval_interval, request.eval_times_s),
-            ("save", cadence.save_interval, request.save_times_s),
-        )
-        if seen
-    ]
-    return forecast(
+def so_far(request: Request, *, last_step: int = 0) -> SoFar:
+    """What the request tells of the run, for a forecast; ``last_step`` where it does not say."""
+    return SoFar(
         now_unix_s=request.now_unix_s,
-        steps_done=last,
-        steps_total=max(cadence.train_iters, last),
-        elapsed_s=max(0.0, request.now_unix_s - started_unix_s),
-        step_times_s=times,
-        estimate=own,
-        extras=extras,
+        steps_done=request.last_step or last_step,
+        step_times_s=request.step_times_s,
+        step_numbers=request.step_numbers,
+        irregular_times_s=request.irregular_times_s,
+        num_regular=request.num_regular,
+        eval_times_s=request.eval_times_s,
+        save_times_s=request.save_times_s,
+        mtbf_hours=request.mtbf_hours,
+        num_restarts=request.num_restarts,
+        restart_cost_s=request.restart_cost_s,
+        price_per_gpu_hour=request.price_per_gpu_hour,
+        energy_used_j=request.energy_used_j,
+        mean_power_w=request.mean_power_w,
+    )
+
+
+def _outlook(
+    table: SampleTable, request: Request, calibration: Calibration, own: StepEstimate
+) -> Outlook:
+    recent = replace(table, steps=table.steps[table.steps["step"] >= request.level_since_step])
+    runs = table.runs[table.runs["run_id"] == table.run_id]
+    return outlook(
+        table.config(),
+        calibration,
+        own,
+        started_unix_s=float(runs["started_unix_s"].min()),
+        recorded_s=tuple(recent.step_times_s(is_hooked=False).tolist()),
+        recorded_numbers=recent.bare_step_numbers(),
     )

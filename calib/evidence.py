@@ -45,6 +45,15 @@ def measured_sigma_log(table: SampleTable) -> float:
     return math.hypot(found.standard_error / found.mean, DRIFT_FRAC)
 
 
+def recalibration_s(table: SampleTable) -> float:
+    """What a new calibration costs, seconds: what the first window, warm-up among it, took longer
+    than as many bare steps."""
+    steps = table.steps[table.steps["run_id"] == table.run_id]
+    first = steps[steps["window"] == steps["window"].min()]
+    times = first.groupby("step", sort=True)["time_s"].median()
+    return max(0.0, float(times.sum()) - len(times) * measured_step_s(table))
+
+
 def memory_offset_nbytes(table: SampleTable) -> int | None:
     """What the measured peak of the newest run had beyond its estimate; None where not measured."""
     peaks = table.memory_peak_nbytes()

@@ -18,7 +18,7 @@ from ..calib.workload.config import RunConfig
 from .host import Host
 from .recorder import OPTIMIZER
 from .session import EVAL, SAVE, Session
-from .settings import CadenceHint, RankInfo, Settings
+from .settings import CadenceHint, OnAdvice, RankInfo, Settings
 
 _COMPANION = (sys.executable, "-m", f"{__name__.partition('.')[0]}.launch.companion")
 
@@ -34,12 +34,14 @@ def attach(
     every: int = 0,
     rank: RankInfo | None = None,
     is_analysed: bool = True,
+    on_advice: str = "log",
 ) -> AttachedRun:
     """A context manager around a training loop; call its ``step()`` at the end of every step.
 
     ``config`` describes the run; without it steps, phases and collectives are recorded but nothing
     is modelled.  ``rank`` is read from ``torch.distributed`` where that is initialised.
-    ``is_analysed`` starts the process that answers while the run goes on.
+    ``is_analysed`` starts the process that answers while the run goes on.  ``on_advice`` is one of
+    ``log``, ``alert`` and ``stop``; with ``stop`` ask ``run.should_stop()`` after every step.
     """
     session = new_session(
         directory=directory,
@@ -48,6 +50,7 @@ def attach(
         rank=rank,
         train_iters=train_iters,
         is_analysed=is_analysed and config is not None,
+        on_advice=on_advice,
     )
     models = (model,) if isinstance(model, torch.nn.Module) else tuple(model)
     return AttachedRun(session, models, optimizer, config)
@@ -61,6 +64,7 @@ def new_session(
     rank: RankInfo | None = None,
     train_iters: int | None = None,
     is_analysed: bool = True,
+    on_advice: str = "log",
 ) -> Session:
     """A session that no flag started; the arguments are those of ``attach``."""
     settings = Settings(
@@ -69,6 +73,7 @@ def new_session(
         every=every,
         directory=Path(directory),
         cadence=CadenceHint(train_iters=train_iters),
+        on_advice=OnAdvice(on_advice),
         host_argv=tuple(sys.argv),
         companion_command=_COMPANION if is_analysed else (),
     )
@@ -116,6 +121,13 @@ class AttachedRun:
         """The optimizer has been stepped: end this step and begin the next."""
         self._session.end_step()
         self._session.begin_step()
+
+    def should_stop(self) -> bool:
+        """True once all ranks are to end, the same answer on all after the same step.
+
+        Save and leave the loop then; always False without ``on_advice="stop"``.
+        """
+        return bool(self._session.should_stop())
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -16,6 +16,7 @@ _log = logging.getLogger(__name__)
 PATIENCE_S = 30.0
 FAILING_S = 1.0
 """The same at the end of a process that an error ends."""
+_MOST_NBYTES = 1 << 16
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 _WORKER_NAMES = frozenset(
     {
@@ -56,6 +57,7 @@ class CompanionPipe:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self.num_dropped = 0
+        self._received = b""
         self._socket, theirs = socket.socketpair()
         try:
             with theirs:
@@ -91,6 +93,19 @@ class CompanionPipe:
             _log.warning("[forerun] the companion has ended; records are still written")
             self._process = None
             self._socket.close()
+
+    def receive(self) -> list[dict[str, Any]]:
+        """What the companion has written back since the last call; never waits."""
+        if self._process is None:
+            return []
+        with suppress(OSError):
+            self._received += self._socket.recv(_MOST_NBYTES)
+        *lines, self._received = self._received.split(b"\n")
+        values: list[dict[str, Any]] = []
+        for line in lines:
+            with suppress(ValueError):
+                values.append(json.loads(line))
+        return values
 
     def close(self, timeout_s: float = PATIENCE_S) -> None:
         """End its input and wait for its last words; only for the end of the process."""

@@ -29,5 +29,9 @@ class Host:
     """Steps of the whole run where the host says so without a run config; 0: unknown."""
     is_home: bool | None = None
     """True on the rank where the host prints and logs; None: that is the last one."""
+    stop: Callable[[], bool] | None = None
+    """Asks the framework to save and end after the step that runs; to be called on all ranks."""
+    stop_is_lossy: str = ""
+    """Why it must not be asked: what a stop would lose, and the remedy."""
     is_wandb_stepped: bool = True
     """The host gives W&B its own step; else ours joins the host's next row, whatever its step."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from ..calib.samples.records import StepRecord, WindowRecord
+from ..calib.samples.records import PhaseRecord, StepRecord, WindowRecord
 from .flight_recorder import FlightWindow
 from .guard import Guard
 from .writer import RecordWriter, WindowEnd
@@ -45,6 +45,20 @@ class Ledger:
         if not is_warmup and self._first is None:
             self._first = record.step
         self._writer.put(record)
+
+    def add_brackets(self, brackets: Mapping[str, tuple[int, int]], step: int) -> None:
+        """Evaluations, saves and probes that came after ``step``: begin and end, nanoseconds."""
+        for name, (start_ns, end_ns) in brackets.items():
+            self._writer.put(
+                PhaseRecord(
+                    step=step,
+                    window=self.window,
+                    name=name,
+                    microbatch=0,
+                    start_ns=start_ns,
+                    duration_ns=end_ns - start_ns,
+                )
+            )
 
     def add_log(self, log: StepLog) -> None:
         """Marks of a hooked step."""

@@ -78,6 +78,10 @@ class Live:
                 self._wandb = None
                 _log.warning("[forerun] W&B is off: %s; records are written", err)
 
+    def orders(self) -> list[dict[str, Any]]:
+        """What the companion has asked of this run since the last call; elsewhere nothing."""
+        return [] if self._pipe is None else self._pipe.receive()
+
     def phase(self, name: str, step: int, duration_ns: int) -> None:
         """An evaluation or a save has ended."""
         self._send({"event": "phase", "name": name, "time_s": duration_ns * 1e-9, "step": step})
@@ -92,7 +96,7 @@ class Live:
 
     def end(self, step: int) -> None:
         """Training has ended."""
-        self._send({"event": "end", "step": step})
+        self._send({"event": "end", "step": step, "unix_s": time.time()})
 
     def poll(self) -> None:
         """Look for a new forecast; from the writer's thread."""
@@ -124,6 +128,13 @@ def companion_arguments(
         "deadline_unix_s": settings.deadline_unix_s,
         "budget_hours": settings.budget_hours,
         "restart_cost_s": settings.restart_cost_s,
+        "mtbf_hours": settings.mtbf_hours,
+        "price_per_gpu_hour": settings.price_per_gpu_hour,
+        "limit_unix_s": settings.limit_unix_s,
+        "started_unix_s": time.time(),
+        "num_restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
+        "num_ranks": settings.rank.world_size,
+        "num_local_ranks": settings.rank.local_world_size,
         "confidence": settings.confidence,
         "gpus": list(settings.gpus),
         "wandb": settings.wandb.value,

@@ -6,16 +6,10 @@ import atexit
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..calib.samples.records import (
-    Header,
-    PhaseRecord,
-    RunRecord,
-    StepFlag,
-    StepRecord,
-)
+from ..calib.samples.records import Header, RunRecord, StepFlag
 from ..calib.workload.recording import Part
 from .between import Between
 from .collections_seen import CollectionWatch
@@ -25,6 +19,8 @@ from .guard import Guard
 from .header import header_of
 from .ledger import Ledger
 from .live import Live
+from .open_step import OpenStep
+from .orders import Orders
 from .probe_turns import PROBE, ProbeTurns
 from .sampling import pass_microbatches
 from .settings import Settings
@@ -48,20 +44,6 @@ _BRACKET_FLAGS = {
 }
 
 
-@dataclass(slots=True)
-class _Step:
-    """The step that is running."""
-
-    number: int
-    plan: StepPlan
-    start_ns: int
-    gap_ns: int
-    flags: set[StepFlag]
-    num_faults: int
-    excluded_ns: int = 0
-    hook_ns: int = 0
-
-
 class Session:
     """What adapters call.  No method raises; after three faults all of them do nothing."""
 
@@ -69,7 +51,7 @@ class Session:
         self, settings: Settings, *, clock: Callable[[], int] = time.perf_counter_ns
     ) -> None:
         self.settings = settings
-        self.guard = Guard(self._abandon)
+        self.guard = Guard(self._take_all_off)
         self._clock = clock
         self._started_unix_s = time.time()
         self._plan = WindowPlan(steps=settings.steps, every=settings.every)
@@ -78,6 +60,7 @@ class Session:
         self._is_described = False
         self._instruments: Instruments | None = None
         self._live = Live(settings)
+        self._orders = Orders(settings, self.guard, self._live.orders)
         self._duty = Duty(settings)
         self._writer = RecordWriter(
             settings.directory,
@@ -97,7 +80,8 @@ class Session:
         self._tracing = Tracing(settings.trace, self.guard, self._writer.put)
         self._index = 0
         self._next = 0
-        self._step: _Step | None = None
+        self._step: OpenStep | None = None
+        self._is_in_step = False
         self._between = Between()
         self._collections = CollectionWatch(self._note_collection)
         self._brackets: dict[str, int] = {}
@@ -113,11 +97,12 @@ class Session:
         self.abandon = protect(self._abandon)
         self.restart = protect(self._restart)
         self.finish = protect(self._finish)
+        self.should_stop = protect(self._orders.ask)
 
     @property
     def is_in_step(self) -> bool:
         """True between ``begin_step`` and ``end_step``."""
-        return self._step is not None
+        return self._is_in_step
 
     def begin_phase(self, name: str) -> None:
         """A phase that the adapter itself brackets."""
@@ -143,6 +128,7 @@ class Session:
     def describe(self, host: Host) -> None:
         """What is trained here, as far as it is known by now; a later call replaces it."""
         self._host = host
+        self._orders.describe(host)
         if self._instruments is not None and self._step is None:
             self._instruments = None
         if self._index < self._plan.num_warmup:
@@ -153,23 +139,28 @@ class Session:
 
     def _begin_step(self, step: int | None = None) -> None:
         self.guard.enter()
+        # Counted before all else, faults or not: ranks agree on what they do at which number.
+        last, number = self._next - 1, self._next if step is None else step
+        self._next, self._is_in_step = number + 1, True
+        is_opening = self._orders.begin_step(number)
         if self.guard.is_tripped or self._is_finished:
             return
-        planned, last = self._plan.at(self._index), self._next - 1
+        if is_opening:
+            self._plan = self._plan.opened_at(self._index)
+        planned = self._plan.at(self._index)
         self._probes.before_step(
             self._host, planned, self._between, step=last, window=self._ledger.window
         )
         start_ns = self._clock()
         gap_ns = self._between.gap_ns(start_ns)
-        flags = self._report_brackets()
+        flags = self._report_brackets(last)
         plan = self._plan.at(self._index)
         if plan.window is not None and self._num_restarts:
             plan = replace(plan, window=plan.window + self._num_restarts * RESTART_WINDOWS)
         if plan.is_warmup:
             flags.add(StepFlag.WARMUP)
-        number = self._next if step is None else step
-        self._next, self._index = number + 1, self._index + 1
-        self._step = _Step(number, plan, start_ns, gap_ns, flags, self.guard.num_faults)
+        self._index += 1
+        self._step = OpenStep(number, plan, start_ns, gap_ns, flags, self.guard.num_faults)
         if not self._has_started:
             self._has_started = True
             self._start()
@@ -221,6 +212,8 @@ class Session:
             self._writer.put(plan)
 
     def _end_step(self, *, is_rerun: bool = False) -> None:
+        self._orders.end_step(self._next - 1)
+        self._is_in_step = False
         step, self._step = self._step, None
         if step is None:
             return
@@ -249,29 +242,18 @@ class Session:
         self._report(step, plan, duration_ns)
         self._drain()
 
-    def _report(self, step: _Step, plan: StepPlan, duration_ns: int) -> None:
-        flags = tuple(sorted(step.flags, key=lambda flag: flag.value))
+    def _report(self, step: OpenStep, plan: StepPlan, duration_ns: int) -> None:
         if plan.window is not None:
-            self._ledger.add_step(
-                StepRecord(
-                    step=step.number,
-                    window=plan.window,
-                    start_ns=step.start_ns,
-                    duration_ns=duration_ns,
-                    gap_ns=step.gap_ns,
-                    is_hooked=plan.is_hooked,
-                    flags=flags,
-                    hook_ns=step.hook_ns,
-                ),
-                is_warmup=plan.is_warmup,
-            )
-        self._live.step(step.number, plan, duration_ns, step.gap_ns, flags)
+            record = step.record(plan.window, duration_ns, is_hooked=plan.is_hooked)
+            self._ledger.add_step(record, is_warmup=plan.is_warmup)
+        self._live.step(step.number, plan, duration_ns, step.gap_ns, step.sorted_flags)
         if plan.is_last:
             self._end_window()
 
     def _end_window(self) -> None:
         self._collections.end()
         self._ledger.end_window(self._instruments)
+        self._orders.listen()
 
     def _drain(self) -> None:
         self._ledger.drain(is_held=self._tracing.is_reading)
@@ -288,23 +270,14 @@ class Session:
         if self._step is not None:
             # A loop of the user's own may evaluate or save before it says that a step has ended.
             self._step.excluded_ns += end_ns - max(start_ns, self._step.start_ns)
-            self._step.flags |= self._report_brackets()
+            self._step.flags |= self._report_brackets(self._next - 1)
 
-    def _report_brackets(self) -> set[StepFlag]:
-        """Write down what lay between the steps; the flags that it puts on the next one."""
+    def _report_brackets(self, last: int) -> set[StepFlag]:
+        """Write down what came after step ``last``; the flags that it puts on the next one."""
         brackets, self._between = self._between.brackets, Between()
-        step = max(0, self._next - 1)
+        step = max(0, last)
+        self._ledger.add_brackets(brackets, step)
         for name, (start_ns, end_ns) in brackets.items():
-            self._writer.put(
-                PhaseRecord(
-                    step=step,
-                    window=self._ledger.window,
-                    name=name,
-                    microbatch=0,
-                    start_ns=start_ns,
-                    duration_ns=end_ns - start_ns,
-                )
-            )
             self._live.phase(name, step, end_ns - start_ns)
         return {_BRACKET_FLAGS[name] for name in brackets if name in _BRACKET_FLAGS}
 
@@ -314,6 +287,10 @@ class Session:
 
     def _abandon(self) -> None:
         """The step that runs will not end: everything off, the steps before it stay."""
+        self._is_in_step = False
+        self._take_all_off()
+
+    def _take_all_off(self) -> None:
         self._collections.end()
         self._probes.stop()
         self._tracing.end(is_kept=False)
@@ -340,13 +317,14 @@ class Session:
         if self._step is not None and self._instruments is not None:
             self._instruments.take_off()
         self._collections.end()
-        self._report_brackets()
+        self._report_brackets(self._next - 1)
         if self._ledger.is_open:
             self._end_window()
         self._drain()
         self._ledger.give_up()
         self._drain()
         self._writer.close()
+        self._orders.close()
         self._probes.finish()
         self._live.end(max(0, self._next - 1))
 
@@ -358,6 +336,7 @@ class Session:
         """In a forked child, which is not training: no hook, no file, no word to the companion."""
         self._is_finished = True
         self._writer.leave()
+        self._orders.leave()
         self._live.leave()
         if self._instruments is not None:
             self._instruments.take_off()
@@ -376,6 +355,15 @@ _STATE: dict[str, Session] = {}
 def running() -> Session | None:
     """The session that a flag started in this process."""
     return _STATE.get("session")
+
+
+def should_stop() -> bool:
+    """For a loop of one's own, after each step: True once all ranks end here, to save and leave.
+
+    The same answer on all ranks; False where ``--calibrate-on-advice=stop`` is not given.
+    """
+    session = running()
+    return session is not None and bool(session.should_stop())
 
 
 def start(settings: Settings) -> Session:

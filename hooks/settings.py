@@ -12,6 +12,7 @@ class OnAdvice(Enum):
 
     LOG = "log"
     ALERT = "alert"
+    STOP = "stop"
 
 
 class WandbMode(Enum):
@@ -58,9 +59,16 @@ class CadenceHint:
     """How long the run is, read from the host's own arguments where they use Megatron's names."""
 
     train_iters: int | None = None
+    train_samples: int | None = None
     eval_interval: int | None = None
     eval_iters: int | None = None
     save_interval: int | None = None
+    exit_interval: int | None = None
+    global_batch_size: int | None = None
+    rampup_batch_size: tuple[int, ...] = ()
+    step_batch_size_schedule: str = ""
+    save: str = ""
+    """The folder that checkpoints go to; empty: none are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +85,13 @@ class Settings:
     deadline_unix_s: float | None = None
     budget_hours: float | None = None
     restart_cost_s: float = 600.0
+    mtbf_hours: float | None = None
+    """Mean time between failures of the whole job, hours."""
+    price_per_gpu_hour: float | None = None
+    limit_unix_s: float | None = None
+    """When the scheduler ends the job, as ``forerun run`` was told."""
+    takes_requests: bool = False
+    """``forerun run`` may ask for a stop, since that limit is near."""
     confidence: float = 0.9
     gpus: tuple[int, ...] = ()
     wandb: WandbMode = WandbMode.AUTO

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 NUM_WARMUP_STEPS = 3
 _BLOCK = (True, False, False, True)
@@ -36,6 +36,8 @@ class WindowPlan:
     num_warmup: int = NUM_WARMUP_STEPS
     num_traced: int = 0
     """Steps at the end of the first window that are neither hooked nor bare."""
+    ordered: tuple[int, ...] = ()
+    """First steps of windows that all ranks have agreed on, in order."""
 
     def at(self, index: int) -> StepPlan:
         """The plan of step ``index``, counted from 0 since this process began to train."""
@@ -47,12 +49,37 @@ class WindowPlan:
         if first < self.steps + self.num_traced:
             is_last = first == self.steps + self.num_traced - 1
             return StepPlan(window=0, is_hooked=False, is_traced=True, is_last=is_last)
+        opened = self._reopened(index)
+        if opened is None:
+            return StepPlan(window=None, is_hooked=False)
+        return _inside(*opened, self.reopened_steps)
+
+    def opened_at(self, index: int) -> WindowPlan:
+        """The plan with a window more, from step ``index`` on; as it is inside an open one.
+
+        >>> WindowPlan(steps=8).opened_at(40).at(43)
+        StepPlan(window=1, is_hooked=True, is_warmup=False, is_last=True, is_traced=False)
+        """
+        is_free = self.steps > 0 and self.at(index).window is None
+        return replace(self, ordered=(*self.ordered, index)) if is_free else self
+
+    def _reopened(self, index: int) -> tuple[int, int] | None:
+        """Number of the window after the first that is open, counted in order, and steps in it.
+
+        Where an ordered window reaches into one that comes by itself, that one is left out.
+        """
+        length = self.reopened_steps
+        for count, begin in enumerate(self.ordered):
+            if begin <= index < begin + length:
+                own = begin // self.period if self.every > 0 else 0
+                return own + count + 1, index - begin
         if self.every <= 0:
-            return StepPlan(window=None, is_hooked=False)
+            return None
         window, offset = divmod(index, self.period)
-        if window == 0 or offset >= self.reopened_steps:
-            return StepPlan(window=None, is_hooked=False)
-        return _inside(window, offset, self.reopened_steps)
+        begin = index - offset
+        if window == 0 or offset >= length or any(abs(o - begin) < length for o in self.ordered):
+            return None
+        return window + sum(o < begin for o in self.ordered), offset
 
     @property
     def num_hooked(self) -> int:
@@ -61,7 +88,7 @@ class WindowPlan:
         >>> WindowPlan(steps=20).num_hooked
         10
         """
-        length = max(self.steps, self.reopened_steps if self.every > 0 else 0)
+        length = max(self.steps, self.reopened_steps if self.steps > 0 or self.every > 0 else 0)
         return sum(_BLOCK[offset % len(_BLOCK)] for offset in range(length))
 
     @property

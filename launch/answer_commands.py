@@ -34,6 +34,7 @@ from ..calib.workload.model_shape import at_least_one
 from .answers import REQUEST, SAMPLES, artefacts
 from .cli import ExitCode
 from .config_files import read_config
+from .earlier import Earlier
 from .report_tables import console, layouts_table, show, show_table, telling_note
 
 
@@ -52,7 +53,7 @@ def load(directory: Path, run_id: str | None) -> Loaded:
     """
     if run_ids(directory):
         run = read_run(directory, run_id)
-        return Loaded(table=build_table(run), problems=run.problems)
+        return Loaded(table=Earlier(directory).join(build_table(run)), problems=run.problems)
     if not (directory / SAMPLES).exists():
         raise RecordError(
             f"{directory} has neither records nor {SAMPLES}; train with --calibrate "

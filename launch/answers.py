@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..calib.advice.track import Track
 from ..calib.analysis import Answer, Request
 from ..calib.samples.store import write_json, write_table, write_text
 from ..calib.samples.table import SampleTable
 from ..calib.timeline.trace import MeasuredSpan, chrome_trace
 from ..calib.unmodelled_run import MeasuredAnswer
+from .forecast_log import append_forecast
+from .lived import Lived
+from .report_page import write_page
 from .report_tables import markdown, report_tables
 
 SAMPLES = "samples.parquet"
@@ -24,13 +28,16 @@ def write_answer(
     request: Request,
     answer: Answer,
     measured: Sequence[MeasuredSpan] = (),
+    lived: Lived | None = None,
 ) -> None:
     """Write every artefact of the answer, each replaced at once."""
     write_table(directory / SAMPLES, table)
     write_json(directory / REQUEST, _stamped(request.to_json(), answer.run_id))
     for name, value in artefacts(answer).items():
         write_json(directory / f"{name}.json", _stamped(value, answer.run_id))
+    append_forecast(directory, answer)
     write_text(directory / "report.md", markdown(answer))
+    write_page(directory, table, answer, measured, lived)
     trace = chrome_trace(answer.own, measured)
     write_json(directory / "timeline.json.gz", trace)
 
@@ -43,17 +50,21 @@ def write_measured(
     write_json(directory / REQUEST, _stamped(request.to_json(), answer.run_id))
     if answer.forecast is not None:
         write_json(directory / "forecast.json", _stamped(answer.forecast.to_json(), answer.run_id))
+        append_forecast(directory, answer)
+
+
+def write_forecast(directory: Path, answer: Answer) -> None:
+    """Write a forecast that was made between windows."""
+    write_json(directory / "forecast.json", _stamped(_forecast(answer), answer.run_id))
+    append_forecast(directory, answer)
 
 
 def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
     """The JSON artefacts by name: calibration, forecast, plan, waiting, decision."""
-    found = answer.forecast.to_json()
-    if answer.overhead is not None:
-        found["overhead_frac"] = answer.overhead.overhead_frac
     return {
         "calibration": answer.calibration.summary()
         | {"history": [_plain(error) for error in answer.history]},
-        "forecast": found,
+        "forecast": _forecast(answer),
         "plan": answer.plan.to_json(),
         "waiting": answer.waiting.to_json(),
         "decision": answer.decision.to_json()
@@ -61,9 +72,12 @@ def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
     }
 
 
-def write_score(directory: Path, score: Mapping[str, Any], run_id: str) -> None:
+def write_score(
+    directory: Path, score: Mapping[str, Any], run_id: str, track: Track | None = None
+) -> None:
     """Write ``score.json``: what the predictions of a finished run were worth."""
-    write_json(directory / "score.json", _stamped({"schema": 1, **score}, run_id))
+    found = {} if track is None else {"track": track.to_json()}
+    write_json(directory / "score.json", _stamped({"schema": 2, **score, **found}, run_id))
 
 
 def wandb_tables(answer: Answer) -> dict[str, list[dict[str, Any]]]:
@@ -72,6 +86,13 @@ def wandb_tables(answer: Answer) -> dict[str, list[dict[str, Any]]]:
         table.key: [dict(zip(table.columns, row, strict=True)) for row in table.rows]
         for table in report_tables(answer)
     }
+
+
+def _forecast(answer: Answer) -> dict[str, Any]:
+    found = answer.forecast.to_json()
+    if answer.overhead is not None:
+        found["overhead_frac"] = answer.overhead.overhead_frac
+    return found
 
 
 def _stamped(value: Mapping[str, Any], run_id: str) -> dict[str, Any]:

@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-from collections import deque
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..calib.advice.adaptive import AdaptiveInterval
+from ..calib.advice.agenda import step_groups
+from ..calib.advice.drift import Drift
+from ..calib.advice.forecast import Forecast
+from ..calib.advice.transcript import transcript_lines
 from ..calib.analysis import Answer, Request, analyse
 from ..calib.errors import ForerunError
+from ..calib.outlook import batch_levels
 from ..calib.samples.records import WindowRecord
 from ..calib.samples.run import RunRecords
 from ..calib.samples.store import read_run
 from ..calib.samples.table import SampleTable, build_table
 from ..calib.timeline.measured import measured_spans
+from ..calib.timeline.trace import MeasuredSpan
 from ..calib.unmodelled_run import analyse_steps
 from ..hooks.settings import OnAdvice, WandbMode
-from .answers import wandb_tables, write_answer, write_measured, write_score
+from .advice_orders import AdviceOrders
+from .answers import wandb_tables, write_answer, write_forecast, write_measured, write_score
+from .earlier import Earlier
+from .energy import ReadEnergy, open_meter
+from .forecast_log import score_lines
+from .forecasting import Forecasts, RunSoFar
+from .lived import Lived
+from .report_page import write_page
+from .run_files import StopRequests
 from .scoring import Score, StepRow
 from .wandb_sink import NoSink, Sink, open_sink
+from .watching import Watching
 
+_ALERTING = (OnAdvice.ALERT.value, OnAdvice.STOP.value)
 PATIENCE_S = 30.0
 """How long the other ranks' files are waited for after a window has closed here."""
 LOOK_EVERY_S = 1.0
 """How often they are looked for."""
-NUM_KEPT_STEPS = 1000
-"""Bare steps that a forecast rests on: the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +61,10 @@ class Options:
             deadline_unix_s=get("deadline_unix_s"),
             budget_hours=get("budget_hours"),
             restart_cost_s=float(get("restart_cost_s", 600.0)),
+            mtbf_hours=get("mtbf_hours"),
+            num_restarts=int(get("num_restarts") or 0),
+            price_per_gpu_hour=get("price_per_gpu_hour"),
+            limit_unix_s=get("limit_unix_s"),
             confidence=float(get("confidence", 0.9)),
             gpus=tuple(get("gpus") or ()),
             host_argv=tuple(get("host_argv") or ()),
@@ -67,34 +86,59 @@ class Beside:
     """Events in; transcript, files and W&B out.  It reads no clock."""
 
     def __init__(
-        self, options: Options, *, open_sink: Callable[[Options], Sink] | None = None
+        self,
+        options: Options,
+        *,
+        open_sink: Callable[[Options], Sink] | None = None,
+        read_energy: ReadEnergy | None = None,
+        give_order: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self._options = options
+        self._orders = AdviceOrders(options.settings, give_order or _to_nobody)
+        self._requests = StopRequests(
+            options.directory,
+            float(options.settings.get("started_unix_s") or 0.0),
+            give_order or _to_nobody,
+        )
         self._sink = (open_sink or sink_of)(options)
         self._held: list[StepRow] = []
         self._score = Score()
+        self._lived = Lived()
+        self._end_unix_s = 0.0
         self._answer: Answer | None = None
+        self._shown: tuple[SampleTable, tuple[MeasuredSpan, ...]] | None = None
         self._met: tuple[str, ...] = ()
         self._met_before: tuple[str, ...] = ()
-        self._bare: deque[StepRow] = deque(maxlen=NUM_KEPT_STEPS)
+        get = options.settings.get
+        num_local = int(get("num_local_ranks") or 1)
+        self._run = RunSoFar(num_nodes=int(get("num_ranks") or num_local) / num_local)
+        self._read_energy = read_energy or open_meter(num_local, os.environ)
+        self._forecasts = Forecasts()
+        self._earlier = Earlier(options.directory)
+        self._next_step = AdaptiveInterval()
+        self._watching = Watching(
+            options.directory,
+            options.run_id,
+            tell=self._tell_drift,
+            give_order=give_order or _to_nobody,
+        )
         self._pending: _Closed | None = None
         self._next_look_unix_s = 0.0
         self._is_first_open = True
-        self._brackets: dict[str, list[float]] = {}
-        self._last_iteration = 0
 
     def handle(self, event: dict[str, Any], now_unix_s: float) -> None:
         """Take one event of the training process."""
         kind = event.get("event")
         if kind == "step":
             row = StepRow.from_event(event)
-            self._last_iteration = row.iteration
-            if not row.is_hooked and not row.flags:
-                self._bare.append(row)
+            self._run.add(row, float(event.get("unix_s") or now_unix_s))
             self._held.append(row)
-            self._flush()
+            self._rebase(self._watching.add(row))
+            self._flush(is_live=not self._is_first_open)
         elif kind == "phase":
-            self._brackets.setdefault(event["name"], []).append(float(event["time_s"]))
+            self._run.add_bracket(event)
+        elif kind == "end":
+            self._end_unix_s = float(event.get("unix_s") or now_unix_s)
         elif kind in ("window_closed", "probed"):
             self._pending = _Closed(
                 window=int(event["window"]),
@@ -105,7 +149,13 @@ class Beside:
 
     def poll(self, now_unix_s: float, *, is_final: bool = False) -> None:
         """Analyse the closed window once all ranks' files are there, or patience is over."""
-        if self._pending is None or (now_unix_s < self._next_look_unix_s and not is_final):
+        if now_unix_s < self._next_look_unix_s and not is_final:
+            return
+        self._requests.look()
+        self._run.read_energy(self._read_energy, now_unix_s)
+        if self._pending is None:
+            self._next_look_unix_s = now_unix_s + LOOK_EVERY_S
+            self._forecast_again(now_unix_s)
             return
         self._next_look_unix_s = now_unix_s + LOOK_EVERY_S
         closed = self._pending
@@ -130,41 +180,79 @@ class Beside:
         """Last words: what is still held, and how the predictions did."""
         self.poll(now_unix_s, is_final=True)
         self._flush(is_final=True)
-        if self._answer is not None:
-            write_score(self._options.directory, self._score.summary(), self._answer.run_id)
-        for line in self._score.lines():
+        directory, run_id = self._options.directory, self._options.run_id
+        track = self._lived.close(directory, run_id, self._end_unix_s or now_unix_s)
+        if self._answer is not None or track is not None:
+            write_score(directory, self._score.summary(), run_id, track)
+        if self._answer is not None and self._shown is not None:
+            write_page(directory, self._shown[0], self._answer, self._shown[1], self._lived)
+        for line in (*self._score.lines(), *score_lines(track)):
             say(line)
         self._sink.close(self._score.summary())
 
+    def _tell_drift(self, line: str) -> None:
+        say(line)
+        if self._options.settings.get("on_advice") in _ALERTING:
+            self._sink.alert("forerun: drift", line)
+
+    def _rebase(self, drift: Drift | None) -> None:
+        """From a drift on, forecasts rest on the steps since then, those of windows left out."""
+        if drift is None:
+            return
+        self._run.rebase(drift.since_iteration)
+        self._forecasts.rebase()
+        if self._answer is not None:
+            view = replace(self._answer.outlook, recorded_s=())
+            self._answer = replace(self._answer, outlook=view)
+
+    def _forecast_again(self, now_unix_s: float) -> None:
+        """Between windows: all steps so far, no new fit."""
+        answer = self._answer
+        if answer is None or not answer.config.cadence.train_iters:
+            return
+        found = self._forecasts.again(answer, self._run, self._options.request, now_unix_s)
+        if found is None:
+            return
+        self._answer = replace(answer, forecast=found)
+        write_forecast(self._options.directory, self._answer)
+        if self._forecasts.is_news(found):
+            self._say_forecast(found)
+
+    def _say_forecast(self, forecast: Forecast) -> None:
+        limit_s = self._options.request.time_limit_s(forecast)
+        for line in transcript_lines(forecast=forecast, time_limit_s=limit_s):
+            print(line, flush=True)
+
     def _analyse(self, run: RunRecords, closed: _Closed, now_unix_s: float) -> None:
         # Steps after the window are what the answer is scored on, also those that came meanwhile.
-        known = [row.time_s for row in self._bare if row.iteration <= closed.last_iteration]
+        known = self._run.request(
+            self._options.request, now_unix_s, last_iteration=closed.last_iteration
+        )
         request = replace(
-            self._options.request,
-            now_unix_s=now_unix_s,
-            last_step=self._last_iteration,
-            step_times_s=tuple(known),
-            eval_times_s=tuple(self._brackets.get("eval", ())),
-            save_times_s=tuple(self._brackets.get("save-checkpoint", ())),
+            known,
             previously_met=self._met_before if closed.is_again else self._met,
         )
-        table = build_table(run)
+        table = self._earlier.join(build_table(run))
+        self._watching.window_closed(table, closed.window, unix_s=request.now_unix_s)
         if not run.configs:
             self._say_measured(table, request)
             return
         answer = analyse(table, request, problems=run.problems)
         self._answer = answer
+        self._forecasts.answered(answer, self._run.last_iteration)
         if not closed.is_again:
             self._met_before = self._met
         self._met = tuple(sorted(rule.value for rule in answer.decision.rules_met))
         directory = self._options.directory
-        write_answer(directory, table, request, answer, measured_spans(run))
+        self._shown = table, measured_spans(run)
+        write_answer(directory, table, request, answer, self._shown[1], self._lived)
         for line in answer.transcript:
             print(line, flush=True)
-        where = f"{directory}/report.md · decision.json · timeline.json.gz"
+        where = f"{directory}/report.html · decision.json · timeline.json.gz"
         say(f"report: {where} · W&B: {self._sink.where}")
         self._sink.tables(self._logged_iteration(), wandb_tables(answer))
-        if answer.is_stop and self._options.settings.get("on_advice") == OnAdvice.ALERT.value:
+        self._orders.follow(answer.decision)
+        if answer.is_stop and self._options.settings.get("on_advice") in _ALERTING:
             self._sink.alert("forerun: stop advised", answer.transcript[-1])
 
     def _say_measured(self, table: SampleTable, request: Request) -> None:
@@ -181,12 +269,18 @@ class Beside:
             say(problem)
         self._pending = None
         self._is_first_open = False
+        ends: tuple[int, ...] = ()
+        if self._answer is not None and (total := self._answer.config.cadence.train_iters):
+            groups = step_groups(total, batch_levels(self._answer.config))
+            ends = tuple(group.end for group in groups)
+        for drift in self._watching.begin(ends):
+            self._rebase(drift)
         self._flush()
 
     def _logged_iteration(self) -> int:
-        return self._held[0].iteration if self._held else self._last_iteration
+        return self._held[0].iteration if self._held else self._run.last_iteration
 
-    def _flush(self, *, is_final: bool = False) -> None:
+    def _flush(self, *, is_final: bool = False, is_live: bool = False) -> None:
         """Log held rows in order; rows after the first window wait for its prediction."""
         while self._held:
             row = self._held[0]
@@ -195,7 +289,12 @@ class Beside:
             self._held.pop(0)
             values = {"step_time_s": row.time_s}
             if row.is_after_window and self._answer is not None:
-                values |= self._score.add(row, self._answer)
+                interval = self._next_step.interval() if is_live else None
+                values |= self._score.add(row, self._answer, interval)
+            values |= self._watching.values()
+            self._lived.add(row, values)
+            if not row.flags and not row.is_hooked:
+                self._next_step.add(row.time_s)
             self._sink.step(row.iteration, values)
 
 
@@ -212,6 +311,10 @@ def is_window_complete(run: RunRecords, window: int) -> bool:
 def say(text: str) -> None:
     """One line into the training log."""
     print(f"[forerun] {text}", flush=True)
+
+
+def _to_nobody(order: dict[str, Any]) -> None:
+    """Where no training listens."""
 
 
 def sink_of(options: Options) -> Sink:

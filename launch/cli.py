@@ -1,6 +1,7 @@
 """The command line: one verb per question, errors to exit codes.
 
-Exit codes: 0 answer, 1 answer and a threshold crossed, 2 usage or configuration, 3 not enough data.
+Exit codes: 0 answer, 1 answer and a threshold crossed, 2 usage or configuration, 3 not enough data;
+``run``: the code of its command, or 93 where it was stopped on advice and is not to be requeued.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
+from .run_options import add_run
 
 
 class ExitCode(IntEnum):
@@ -28,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser()
     words, command = _split_command(sys.argv[1:] if argv is None else argv)
     args, rest = parser.parse_known_args(words)
-    if command and not hasattr(args, "config"):
+    if command and not hasattr(args, "config") and not hasattr(args, "takes_command"):
         parser.error(f"{args.verb} takes no command behind --")
     if rest and not getattr(args, "takes_options", False):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -86,6 +88,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_validate(verbs)
     _add_import(verbs)
     _add_probe(verbs)
+    _add_compare(verbs)
+    add_run(verbs)
     doctor = verbs.add_parser("doctor", help="what is installed here and what would be attached")
     doctor.add_argument("--json", action="store_true", help="one JSON value on standard output")
     return parser
@@ -174,12 +178,35 @@ def _add_probe(verbs: argparse._SubParsersAction) -> None:
     probe.add_argument("--json", action="store_true", help="one JSON value on standard output")
 
 
+def _add_compare(verbs: argparse._SubParsersAction) -> None:
+    compare = verbs.add_parser(
+        "compare",
+        help="every forecast that was made, against what happened",
+        description="For each run of these directories that has come to its end: error of the "
+        "forecast finish over time, how often its intervals and those of single steps held, and "
+        "from when on it was right.",
+        allow_abbrev=False,
+    )
+    compare.add_argument("directories", type=Path, nargs="+", metavar="DIR")
+    compare.add_argument("--json", action="store_true", help="one JSON value on standard output")
+    compare.add_argument(
+        "--fail-over",
+        type=float,
+        metavar="FRAC",
+        help="exit 1 when the first forecast of a run was off by more than this share of it",
+    )
+
+
 def _command(verb: str) -> Callable[[argparse.Namespace], int]:
     """The verb's function, imported only now so that help stays quick."""
     if verb == "doctor":
         from .doctor_command import doctor
 
         return doctor
+    if verb == "run":
+        from .run_command import run
+
+        return run
     if verb == "validate":
         from .validate_command import validate
 
@@ -188,6 +215,10 @@ def _command(verb: str) -> Callable[[argparse.Namespace], int]:
         from .probe_command import probe
 
         return probe
+    if verb == "compare":
+        from .compare_command import compare
+
+        return compare
     if verb == "import":
         from .import_command import import_files
 

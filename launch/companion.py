@@ -71,7 +71,14 @@ def _wake(args: argparse.Namespace) -> Beside:
 
     return Beside(
         Options(directory=args.directory, run_id=args.run_id, settings=args.settings),
+        give_order=_write_back,
     )
+
+
+def _write_back(order: Event) -> None:
+    """To the training process, over the pair of sockets that our input comes from."""
+    with suppress(OSError):  # training is gone, or our input is a mere pipe
+        os.write(0, json.dumps(order).encode() + b"\n")
 
 
 def _events() -> Iterator[Event | None]:
@@ -84,9 +91,11 @@ def _events() -> Iterator[Event | None]:
         except queue.Empty:
             yield None
             continue
-        if event is None or event.get("event") == "end":
+        if event is None:
             return
         yield event
+        if event.get("event") == "end":
+            return
 
 
 def _read(events: queue.Queue[Event | None]) -> None:

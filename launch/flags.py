@@ -31,6 +31,10 @@ from ..hooks.settings import (
 
 FLAG = "--calibrate"
 PREFIX = "--calibrate-"
+LIMIT = "FORERUN_LIMIT_UNIX_S"
+"""Set by ``forerun run``: when the scheduler ends the job."""
+REQUESTS = "FORERUN_REQUESTS"
+"""Set to 1 by ``forerun run``: it may ask the session to save and stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +71,17 @@ def parse(
 ) -> Settings:
     """The settings that flags, torchrun's variables and the host's arguments say.
 
-    Any flag of ours switches calibration on.  Of our own variables only ``FORERUN_DEVICE`` is read
-    here, and a flag wins over it.  Raises ``ConfigError`` with the value, the rule and the remedy.
+    Any flag of ours switches calibration on.  Of our own variables ``FORERUN_DEVICE`` is read
+    here, and a flag wins over it, and what ``forerun run`` tells.  Raises ``ConfigError`` with the
+    value, the rule and the remedy.
     """
     values: dict[str, Any] = {}
     device = environ.get("FORERUN_DEVICE")
     if device:
         values["device"] = _choice(DeviceChoice)("FORERUN_DEVICE=" + device, device)
+    if limit := environ.get(LIMIT):
+        values["limit_unix_s"] = _moment(f"{LIMIT}={limit}", limit)
+    values["takes_requests"] = environ.get(REQUESTS) == "1"
     for flag in own:
         if flag != FLAG:
             field, value = _value(flag)
@@ -139,18 +147,40 @@ def cadence_hint(host_argv: Sequence[str]) -> CadenceHint:
     >>> cadence_hint(["--train-iters", "500", "--save-interval=100"]).save_interval
     100
     """
-    found: dict[str, int] = {}
-    for name in ("train_iters", "eval_interval", "eval_iters", "save_interval"):
-        flag = "--" + name.replace("_", "-")
-        for index, argument in enumerate(host_argv):
-            text = argument.removeprefix(flag + "=")
-            if argument == flag and index + 1 < len(host_argv):
-                text = host_argv[index + 1]
-            elif text == argument:
-                continue
-            if text.isdecimal():
-                found[name] = int(text)
+    found: dict[str, Any] = {}
+    for name in _CADENCE_NUMBERS:
+        (text,) = _words_of(host_argv, name, 1) or ("",)
+        if text.isdecimal():
+            found[name] = int(text)
+    ramp = _words_of(host_argv, "rampup_batch_size", 3)
+    if len(ramp) == 3 and all(word.isdecimal() for word in ramp):
+        found["rampup_batch_size"] = tuple(int(word) for word in ramp)
+    for name in ("save", "step_batch_size_schedule"):
+        (found[name],) = _words_of(host_argv, name, 1) or ("",)
     return CadenceHint(**found)
+
+
+_CADENCE_NUMBERS = (
+    "train_iters",
+    "train_samples",
+    "eval_interval",
+    "eval_iters",
+    "save_interval",
+    "exit_interval",
+    "global_batch_size",
+)
+
+
+def _words_of(host_argv: Sequence[str], name: str, count: int) -> tuple[str, ...]:
+    """The words behind the last mention of an option; empty where it is not there."""
+    option = "--" + name.replace("_", "-")
+    found: tuple[str, ...] = ()
+    for index, argument in enumerate(host_argv):
+        if argument == option:
+            found = tuple(host_argv[index + 1 : index + 1 + count])
+        elif argument.startswith(option + "="):
+            found = (argument.removeprefix(option + "="),)
+    return found
 
 
 Reader = Callable[[str, str], Any]
@@ -200,12 +230,12 @@ def _positive(flag: str, text: str) -> float:
     return _real(math.ulp(0.0), math.inf, "a number above 0; give hours, such as 48")(flag, text)
 
 
+def _price(flag: str, text: str) -> float:
+    return _real(0.0, math.inf, "a price of 0 or more; such as 2.5")(flag, text)
+
+
 def _choice(kind: type[Enum]) -> Reader:
     def read(flag: str, text: str) -> Enum:
-        if kind is OnAdvice and text == "stop":
-            raise ConfigError(
-                f"{flag}: this version advises, it does not stop a run; use log or alert"
-            )
         try:
             return kind(text)
         except ValueError:
@@ -258,6 +288,8 @@ _FIELDS: dict[str, tuple[str, Reader, str]] = {
     "deadline": ("deadline_unix_s", _moment, "2030-01-31T18:00:00+00:00"),
     "budget-hours": ("budget_hours", _positive, "48"),
     "restart-cost": ("restart_cost_s", _duration, "10m"),
+    "mtbf-hours": ("mtbf_hours", _positive, "48"),
+    "price-per-gpu-hour": ("price_per_gpu_hour", _price, "2.5"),
     "confidence": ("confidence", _real(0.5, 1.0, "from 0.5 to 1; such as 0.9"), "0.9"),
     "gpus": ("gpus", _counts, "8,16"),
     "probe-seconds": ("probe_s", _real(0.0, 3600.0, "seconds from 0 to 3600; such as 10"), "10"),

@@ -46,7 +46,7 @@ def markdown(answer: Answer) -> str:
     for table in report_tables(answer):
         lines += [f"## {table.title}", "", _row(table.columns)]
         lines += [_row(("---",) * len(table.columns)), *map(_row, table.rows), ""]
-    lines += _notes(answer)
+    lines += notes(answer)
     return "\n".join(lines) + "\n"
 
 
@@ -62,7 +62,7 @@ def show(answer: Answer, out: Console) -> None:
     for table in report_tables(answer):
         out.print()
         show_table(table, out)
-    for line in _notes(answer):
+    for line in notes(answer):
         out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -224,8 +224,10 @@ def telling_note(plan: Plan) -> str:
     return f"{plan.num_layouts} other layouts ranked; to know them better, run steps of {labels}."
 
 
-def _notes(answer: Answer) -> list[str]:
-    def notes() -> Iterator[str]:
+def notes(answer: Answer) -> list[str]:
+    """What belongs below the tables, a sentence each."""
+
+    def found() -> Iterator[str]:
         if answer.waiting.slow.reason:
             yield f"Slow ranks: {answer.waiting.slow.reason}."
         if answer.config.unmodelled:
@@ -237,7 +239,7 @@ def _notes(answer: Answer) -> list[str]:
         for problem in answer.problems:
             yield f"Problem: {problem}"
 
-    return list(notes())
+    return list(found())
 
 
 def _provenance(shares: Mapping[Source, float]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -21,6 +21,8 @@ class StepRow:
     is_after_window: bool
     is_hooked: bool
     flags: tuple[str, ...]
+    unix_s: float = 0.0
+    """Its end."""
 
     @staticmethod
     def from_event(event: dict[str, Any]) -> StepRow:
@@ -32,6 +34,7 @@ class StepRow:
             is_after_window=bool(event.get("is_after_window")),
             is_hooked=bool(event.get("is_hooked")),
             flags=tuple(event.get("flags") or ()),
+            unix_s=float(event.get("unix_s") or 0.0),
         )
 
 
@@ -42,9 +45,16 @@ class Score:
     errors_frac: list[float] = field(default_factory=list)
     is_inside: list[bool] = field(default_factory=list)
 
-    def add(self, row: StepRow, answer: Answer) -> dict[str, float]:
-        """Values to log for a step after the window; steps with flags do not count in the score."""
+    def add(
+        self, row: StepRow, answer: Answer, interval: tuple[float, float] | None = None
+    ) -> dict[str, float]:
+        """Values to log for a step after the window; steps with flags do not count in the score.
+
+        ``interval`` is what the steps before this one say, where there are enough of them.
+        """
         predicted = answer.predicted_step
+        if interval is not None:
+            predicted = replace(predicted, low_s=interval[0], high_s=interval[1])
         error_frac = predicted.time_s / row.time_s - 1.0
         inside = predicted.low_s <= row.time_s <= predicted.high_s
         if not row.flags:

@@ -3,8 +3,9 @@
     torchrun --standalone --nproc-per-node 2 recipes/pretrain_gpt.py --train-iters 80 --calibrate
 
 A real training run: Megatron's model, schedules, data-parallel wrapper, optimizer and collectives.
-Where there is no CUDA it puts Forerun's CPU stand-in in place by itself.  Forerun is used for
-nothing else here: ``--calibrate`` reaches it in the same way as in any other script.
+Where there is no CUDA it puts Forerun's CPU stand-in in place by itself.  ``--calibrate`` reaches
+it in the same way as any other script; only for ``--calibrate-on-advice=stop`` the loop asks
+Forerun, once per step, whether all ranks are to end.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from forerun import should_stop
 
 
 def main() -> None:
@@ -216,6 +219,8 @@ class Exit:
                 return f"{args.exit_duration_in_mins} minutes are over"
         if args.exit_interval and iteration % args.exit_interval == 0:
             return f"exit interval {args.exit_interval}"
+        if args.save and should_stop():
+            return "advice"
         return None
 
     def _on_signal(self, *_: object) -> None:

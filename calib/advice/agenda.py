@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLevel:
@@ -72,6 +74,22 @@ def ramp_levels(
         for number in range(count + 1)
     ]
     return tuple(levels)
+
+
+def schedule_levels(schedule: str, *, seq_length: int) -> tuple[BatchLevel, ...]:
+    """Levels of ``--step-batch-size-schedule "TOKENS:SIZE …"`` (core 0.18 and later).
+
+    K, M, B and T are powers of 1000; tokens become samples of ``seq_length``, rounded down.
+
+    >>> [(x.from_samples, x.global_batch_size) for x in schedule_levels("0:8 1K:16", seq_length=10)]
+    [(0, 8), (100, 16)]
+    """
+    pairs = (entry.partition(":")[::2] for entry in schedule.replace(",", " ").split())
+    levels = [
+        BatchLevel(from_samples=_count(text) // seq_length, global_batch_size=_count(size))
+        for text, size in pairs
+    ]
+    return tuple(sorted(levels, key=lambda level: level.from_samples))
 
 
 def agenda(
@@ -147,6 +165,21 @@ def _least_with(number: int, each: float) -> int:
     """The least number of samples n with int(n / each) == number."""
     least = math.ceil(number * each)
     return least if int(least / each) >= number else least + 1
+
+
+_POWERS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def _count(text: str) -> int:
+    """A number with an optional suffix; ``ConfigError`` where it is none."""
+    word = text.strip().upper()
+    power = _POWERS.get(word[-1:], 1)
+    try:
+        return int(float(word[:-1] if power > 1 else word) * power)
+    except ValueError:
+        raise ConfigError(
+            f"{text!r} in --step-batch-size-schedule is not a number; such as 0:768 250B:1536"
+        ) from None
 
 
 def _rounded(batch: int, of_all: int) -> int:

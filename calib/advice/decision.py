@@ -12,9 +12,11 @@ import numpy as np
 from scipy import stats
 
 from ..units import format_frac, format_time
-from ..workload.megatron_args import rewrite_command
+from ..workload.megatron_args import resumed_command, rewrite_command
+from ..workload.memory import Verdict
 from .forecast import Forecast
 from .plan import Candidate, Plan
+from .selection import selection_bias_log
 
 SCHEMA = 1
 CONFIDENCE = 0.9
@@ -75,7 +77,8 @@ class Decision:
     candidate: Candidate | None = None
     """The layout that the restart rule was asked about."""
     command: tuple[str, ...] = ()
-    """The user's command line with that layout, where it would be worth a restart."""
+    """The user's command line with that layout, where it would be worth a restart, or the run is to
+    end in any case; it goes on from the checkpoint."""
 
     @property
     def rules_met(self) -> frozenset[Rule]:
@@ -129,17 +132,18 @@ def decide(
         now_unix_s = forecast.now_unix_s if forecast else None
         return _abstain(limits, [_evidence(text, {"num_steps": float(steps)})], now_unix_s)
     reasons = _limit_reasons(limits, forecast)
-    candidate = plan.best if plan else None
+    candidate = _candidate(plan)
     gaps = _gaps(limits, plan, coverage_frac)
     if not gaps:
-        reasons.append(_restart_reason(limits, forecast, candidate))
+        reasons.append(_restart_reason(limits, forecast, candidate, plan))
     met = {reason.rule for reason in reasons if reason.is_met}
     confirmed = met & previously_met
     if gaps and not confirmed:
         return _abstain(limits, [*gaps, *reasons], forecast.now_unix_s)
     command: tuple[str, ...] = ()
-    if Rule.RESTART in met and candidate is not None and host_argv:
-        command = rewrite_command(host_argv, candidate.config)
+    if (Rule.RESTART in met or confirmed) and candidate is not None and host_argv:
+        running = plan.own.config if plan else None
+        command = resumed_command(rewrite_command(host_argv, candidate.config, running=running))
     return Decision(
         action=Action.STOP if confirmed else Action.CONTINUE,
         reasons=(*reasons, *gaps),
@@ -150,24 +154,24 @@ def decide(
     )
 
 
-def saving_probability(forecast: Forecast, candidate: Candidate, cost_s: float) -> float:
+def saving_probability(
+    forecast: Forecast, candidate: Candidate, cost_s: float, *, bias_log: float = 0.0
+) -> float:
     """P(time left here - time left there > cost): the ratio log-normal, the time left as it is.
 
-    Steps, evaluations and failures shrink alike; what is left is integrated over.
+    Steps, evaluations and failures shrink alike; what is left is integrated over.  ``bias_log`` is
+    what the log of the ratio is too low by, see ``selection_bias_log``.
     """
-    mean, sigma = math.log1p(candidate.time_frac), max(candidate.log_ratio_sigma, 1e-12)
+    mean, sigma = math.log1p(candidate.time_frac) + bias_log, max(candidate.log_ratio_sigma, 1e-12)
     left = forecast.left.nodes(_NUM_NODES)
-    chances = [_below(1 - cost_s / here, mean, sigma) if here > cost_s else 0.0 for here in left]
-    return float(np.mean(chances))
+    worth = left[left > cost_s]
+    logs = np.log1p(-cost_s / worth)
+    return float(stats.norm.cdf((logs - mean) / sigma).sum() / _NUM_NODES)
 
 
 def lateness_probability(forecast: Forecast, deadline_unix_s: float) -> float:
     """P(finish > deadline)."""
     return forecast.left.chance_beyond(deadline_unix_s - forecast.now_unix_s)
-
-
-def _below(ratio: float, mean: float, sigma: float) -> float:
-    return float(stats.norm.cdf((math.log(ratio) - mean) / sigma)) if ratio > 0 else 0.0
 
 
 def _limit_reasons(limits: Limits, forecast: Forecast) -> list[Reason]:
@@ -200,18 +204,26 @@ def _limit(rule: Rule, name: str, chance: float, over_s: float, confidence: floa
     )
 
 
-def _restart_reason(limits: Limits, forecast: Forecast, best: Candidate | None) -> Reason:
+def _restart_reason(
+    limits: Limits, forecast: Forecast, best: Candidate | None, plan: Plan | None
+) -> Reason:
     cost_s = limits.restart_cost_s + limits.recalibration_s
-    if best is None:
+    if best is None or plan is None:
         return Reason(rule=Rule.RESTART, is_met=False, text="no other layout is faster and fits")
-    chance = saving_probability(forecast, best, cost_s)
-    saved_s = -forecast.remaining_s * best.time_frac - cost_s
-    is_met = chance >= limits.confidence
+    rivals = [c for c in plan.candidates if c.verdict is best.verdict]
+    bias_log = selection_bias_log(best, rivals)
+    chance = saving_probability(forecast, best, cost_s, bias_log=bias_log)
+    expected_frac = math.exp(bias_log) * (1.0 + best.time_frac) - 1.0
+    saved_s = -forecast.remaining_s * expected_frac - cost_s
+    fits = best.verdict is Verdict.FITS
+    is_met = chance >= limits.confidence and fits
     verb = "save" if saved_s >= 0 else "lose"
     text = (
         f"restart would {verb} {format_time(abs(saved_s))}, P = {chance:.2f} "
-        f"{'>=' if is_met else '<'} {limits.confidence:.2f}"
+        f"{'>=' if chance >= limits.confidence else '<'} {limits.confidence:.2f}"
     )
+    if not fits:
+        text += f"; memory: {best.verdict.value}, must fit"
     return Reason(
         rule=Rule.RESTART,
         is_met=is_met,
@@ -222,10 +234,19 @@ def _restart_reason(limits: Limits, forecast: Forecast, best: Candidate | None) 
             "cost_s": cost_s,
             "remaining_s": forecast.remaining_s,
             "time_frac": best.time_frac,
+            "expected_time_frac": expected_frac,
             "time_frac_low": best.time_frac_low,
             "time_frac_high": best.time_frac_high,
         },
     )
+
+
+def _candidate(plan: Plan | None) -> Candidate | None:
+    """The fastest layout that surely fits; where none does, the fastest that may."""
+    if plan is None:
+        return None
+    faster = (c for c in plan.candidates if c.verdict is Verdict.FITS and c.time_frac < 0)
+    return next(faster, plan.best)
 
 
 def _gaps(limits: Limits, plan: Plan | None, coverage_frac: float | None) -> list[Reason]:

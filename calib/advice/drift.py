@@ -43,11 +43,11 @@ class DriftSettings:
     clip: float = 4.0
     min_probability: float = 0.9
     min_sigmas: float = 4.0
-    """The change in standard errors of a median of ``num_confirm`` steps."""
+    """The change in standard errors of the difference of two medians."""
     min_sigma_log: float = 0.004
     """Steps are never taken to be quieter than this: timers and logging alone do as much."""
     recovered_frac: float = 0.04
-    """A level this close to an earlier one is that level again."""
+    """A level this close to an earlier one is that level again, also one within its noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,13 +160,17 @@ class DriftMonitor:
         settings = self._settings
         if max(self._up, self._down) <= settings.threshold:
             return None
-        latest = [value for _, value in self._recent][-settings.num_confirm :]
-        if len(latest) < settings.num_confirm:
-            return None
-        level = float(np.median(latest))
-        change = level - self._center
-        least = max(_log_change(settings, change), settings.min_sigmas * self._level_sigma)
-        if abs(change) < least:
+        # Noisy steps need more of them; twice as many still tell within fifteen.
+        for size in (settings.num_confirm, 2 * settings.num_confirm):
+            if len(self._recent) < size:
+                return None
+            latest = [value for _, value in self._recent][-size:]
+            level = float(np.median(latest))
+            change = level - self._center
+            least = max(_log_change(settings, change), self._least_change(size))
+            if abs(change) >= least:
+                break
+        else:
             return None
         probability = self._points.recent_probability(self._num_recent)
         if probability < settings.min_probability:
@@ -175,6 +179,12 @@ class DriftMonitor:
             if len(self._recent) < self._num_recent or abs(slow) < least or slow * change < 0:
                 return None
         return self._drift(level, change, probability)
+
+    def _least_change(self, size: int) -> float:
+        """What the medians of ``size`` steps and of the steady ones differ by at most, by noise."""
+        confirm = self._settings.num_confirm
+        share = confirm / size + confirm / max(len(self._steady), 1)
+        return self._settings.min_sigmas * self._level_sigma * math.sqrt(share)
 
     def _drift(self, level: float, change: float, probability: float) -> Drift:
         since = self._since(change)
@@ -204,7 +214,10 @@ class DriftMonitor:
         return since
 
     def _kind(self, before: float, after: float) -> DriftKind:
-        is_back = any(abs(after - old) < self._settings.recovered_frac for old in self._levels)
+        near = max(
+            self._settings.recovered_frac, min(2.0 * self._level_sigma, 0.5 * abs(after - before))
+        )
+        is_back = any(abs(after - old) < near for old in self._levels)
         if after < before:
             return DriftKind.RECOVERED if is_back else DriftKind.FASTER
         return DriftKind.SLOWER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,21 @@ class Extra:
     time_s: float
     sigma_s: float = 0.0
     """Standard error of ``time_s``."""
+    scatter_s: float = 0.0
+    """Standard deviation of single ones."""
+    provenance: str = "measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForecastPart:
+    """One kind of what is left, and what its time rests on."""
+
+    name: str
+    num_left: float
+    time_s: float
+    """All of them together."""
+    sigma_s: float
+    provenance: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,11 +114,23 @@ class Forecast:
     total_s: float
     finish_p50_unix_s: float
     finish_p95_unix_s: float
+    parts: tuple[ForecastPart, ...] = ()
+    """What ``left`` is made of."""
+    gpu_hours: float | None = None
+    """Of this launch from its begin to the end; None on processors that have no price."""
+    cost: float | None = None
+    """In the currency of the price that was given."""
+    energy_j: float | None = None
+    """Of all accelerators, from the first reading to the end."""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with its schema."""
-        names = [name for name in self.__dataclass_fields__ if name != "left"]
-        return {"schema": SCHEMA, **{name: getattr(self, name) for name in names}}
+        names = [name for name in self.__dataclass_fields__ if name not in ("left", "parts")]
+        return {
+            "schema": SCHEMA,
+            **{name: getattr(self, name) for name in names},
+            "parts": [asdict(part) for part in self.parts],
+        }
 
 
 def mean_estimate(values: ArrayLike) -> MeanEstimate:
@@ -168,7 +195,7 @@ def forecast(
     if failures is not None:
         time_left = TimeLeft.with_failures(steps_s + extras_s, sigma_s, failures)
     own = wide * step.standard_error
-    single = wide * math.hypot(step.sd, step.standard_error)
+    single = wide * math.hypot(step.sd, step.standard_error, drift_frac * step.mean)
     median_s, high_s = time_left.quantile(0.5), time_left.quantile(0.95)
     return Forecast(
         now_unix_s=now_unix_s,
@@ -236,6 +263,7 @@ def _remaining_sigma(
     # One model gives all ratios, so that their errors go together.
     variance += (step.mean * float(np.dot(counts * ratios, sigmas))) ** 2
     variance += sum((extra.num_left * extra.sigma_s) ** 2 for extra in extras)
+    variance += sum(extra.num_left * extra.scatter_s**2 for extra in extras)
     return math.sqrt(variance)
 
 

@@ -134,15 +134,36 @@ def _finish_line(
         f"{moment(forecast.finish_p95_unix_s)} (P95)",
         format_time(forecast.total_s),
     ]
+    if forecast.gpu_hours is not None:
+        words.append(f"{forecast.gpu_hours:.3g} GPU-hours")
+    if forecast.cost is not None:
+        words.append(f"cost {forecast.cost:,.2f}")
+    if energy_j is None:
+        energy_j = forecast.energy_j
     if energy_j is not None:
-        words.append(f"{energy_j / 3.6e9:.3g} MWh")
+        words.append(_energy(energy_j))
     if time_limit_s is not None:
         worst_s = forecast.elapsed_s + forecast.remaining_high_s
         fits = "ok" if worst_s <= time_limit_s else "at risk"
         if forecast.total_s > time_limit_s:
-            fits = "too short"
+            done = _done_frac(forecast, time_limit_s - forecast.elapsed_s)
+            fits = f"will not finish: {done * 100:.0f} % done at the limit"
         words.append(f"Slurm limit {format_time(time_limit_s)}: {fits}")
     return _SEPARATOR.join(words)
+
+
+def _done_frac(forecast: Forecast, ahead_s: float) -> float:
+    """Share of the steps that will be done so many seconds from now, at the expected speed."""
+    steps = forecast.steps_done + forecast.steps_left
+    more = min(1.0, max(0.0, ahead_s) / forecast.remaining_s) * forecast.steps_left
+    return (forecast.steps_done + more) / steps
+
+
+def _energy(energy_j: float) -> str:
+    kilowatt_hours = energy_j / 3.6e6
+    if kilowatt_hours >= 100:
+        return f"{kilowatt_hours / 1000:.3g} MWh"
+    return f"{kilowatt_hours:.3g} kWh"
 
 
 def _plan_line(plan: Plan | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -103,6 +104,23 @@ class Calibration:
             "operators": [*self._kind_rows(), *self._host_rows()],
             "collectives": self._group_rows(),
         }
+
+    def left_out_times(self) -> list[tuple[str, float, float]]:
+        """Each measured shape: its name, what its model says without it, and what it took, seconds.
+
+        Shapes that could not be left out of their model are not there.
+        """
+        rows: list[tuple[str, float, float]] = []
+        for key, operators in _by_key(self.measured).items():
+            residuals = self.machine.pools[_name(key)].left_out[_name(key)]
+            if len(residuals) != len(operators):
+                continue
+            for operator, residual in zip(operators, residuals.tolist(), strict=True):
+                time_s = self.measured[operator].time_s
+                shape = "x".join(map(str, operator.shape))
+                name = f"{key[0].value} {key[1].value} {shape}"
+                rows.append((name, time_s * math.exp(-residual), time_s))
+        return rows
 
     def _put_host(self, answers: _Answers, key: Key, rows: list[int]) -> None:
         found = self.measured_host.get(key)

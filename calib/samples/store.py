@@ -82,6 +82,38 @@ def write_text(path: Path, text: str) -> None:
     _replace(path, lambda temporary: temporary.write_bytes(data))
 
 
+def append_line(path: Path, value: Any) -> None:
+    """Add ``value`` as one line of JSON, in one write; a torn last line stays a line of its own."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(value, allow_nan=False) + "\n"
+    with path.open("ab+") as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            line = line if file.read(1) == b"\n" else "\n" + line
+        file.write(line.encode())
+
+
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Objects of a file of JSON lines, and what was skipped; ``RecordError`` where none is."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError as err:
+        raise RecordError(f"{path} does not exist; run with --calibrate first") from err
+    except OSError as err:
+        raise RecordError(f"{path} cannot be read ({err}); make it readable") from err
+    values, problems = [], []
+    for number, line in enumerate(lines, start=1):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            value = None
+        if isinstance(value, dict):
+            values.append(value)
+        elif line.strip():
+            problems.append(f"{path.name} line {number}: damaged, skipped")
+    return values, tuple(problems)
+
+
 def read_json(path: Path) -> Any:
     """The JSON value in ``path``; ``RecordError`` where it is missing or damaged."""
     try:

@@ -119,6 +119,12 @@ class SampleTable:
             keep &= steps["is_hooked"] == is_hooked
         return steps[keep].groupby("step", sort=True)["time_s"].median().to_numpy(dtype=np.float64)
 
+    def bare_step_numbers(self) -> tuple[int, ...]:
+        """Iterations, from 1, of the newest run's clean bare steps; in the order of their times."""
+        steps = self.steps
+        keep = steps["is_clean"] & (steps["run_id"] == self.run_id) & ~steps["is_hooked"]
+        return tuple(int(step) + 1 for step in sorted(steps[keep]["step"].unique()))
+
     def skew_s(self, role: GroupRole | None = None) -> dict[int, float]:
         """Mean waiting per step of each rank for later ranks, newest window of the newest run."""
         skew = self.skew[self.skew["run_id"] == self.run_id]

@@ -111,6 +111,16 @@ class Cadence:
     save_interval: int = 0
     rampup_batch_size: tuple[int, ...] = ()
     """First global batch size, its increment, and samples until it is reached."""
+    step_batch_size_schedule: str = ""
+    """``TOKENS:SIZE TOKENS:SIZE …`` of core 0.18 and later, in place of the ramp."""
+    full_batch_size: int = 0
+    """Global batch size behind the ramp; 0 means that of ``RunConfig.batch``."""
+    is_saving: bool = False
+    """There is a folder to save into: the last step and new batch sizes are saved as well."""
+    num_final_evals: int = 0
+    """Evaluations after the last step: Megatron's are on the validation and on the test set."""
+    exit_interval: int = 0
+    """The process ends after a step whose number this divides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

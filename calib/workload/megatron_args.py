@@ -106,17 +106,28 @@ def model_options(config: RunConfig) -> tuple[str, ...]:
     return _flat(model_values(config))
 
 
-def rewrite_command(host_argv: Sequence[str], config: RunConfig) -> tuple[str, ...]:
+def rewrite_command(
+    host_argv: Sequence[str], config: RunConfig, *, running: RunConfig | None = None
+) -> tuple[str, ...]:
     """The user's own command line with the options of the layout replaced, all else as it was.
 
     Options that the user gave are changed in place, unless they already say the same in other
-    words; those that the layout needs beyond them come at the end.
+    words; those that the layout needs beyond them come at the end, but what is so in the
+    ``running`` layout without having been given, which a script's own defaults may do.
     """
     kept = _said_already(host_argv, config)
+    given = read_words(split_launcher(host_argv)[1]).values
+    unsaid = {} if running is None else layout_values(running)
+    unsaid = {name: value for name, value in unsaid.items() if name not in given}
+    values = layout_values(config).items()
     wanted = {
         option: words
         for option, words in as_options(
-            {name: value for name, value in layout_values(config).items() if name not in kept}
+            {
+                name: value
+                for name, value in values
+                if name not in kept and not (name in unsaid and unsaid[name] == value)
+            }
         )
     }
     out: list[str] = []
@@ -138,6 +149,46 @@ def rewrite_command(host_argv: Sequence[str], config: RunConfig) -> tuple[str, .
         if words != ["1"] or not name.endswith("-model-parallel-size"):
             out += [name, *words]
     return tuple(out)
+
+
+def resumed_command(host_argv: Sequence[str]) -> tuple[str, ...]:
+    """The command line that goes on from what this one saves: ``--load`` says what ``--save`` does.
+
+    What would begin anew, or at another checkpoint, is left out.  As it is without ``--save``.
+
+    >>> resumed_command(["t.py", "--finetune", "--load", "old", "--save", "here"])
+    ('t.py', '--load', 'here', '--save', 'here')
+    """
+    options = _option_words(host_argv)
+    saved = [words for name, words in options if name == "--save" and words]
+    if not saved:
+        return tuple(host_argv)
+    out: list[str] = []
+    for name, words in options:
+        if name == "--load":
+            words = saved[-1]
+        if name not in _NOT_RESUMED:
+            out += ([name] if name else []) + words
+    if not any(name == "--load" for name, _ in options):
+        out += ["--load", *saved[-1]]
+    return tuple(out)
+
+
+def _option_words(host_argv: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Options with the words behind them, split at ``=``; words before the first have no option."""
+    out: list[tuple[str, list[str]]] = [("", [])]
+    for word in host_argv:
+        name, equals, value = word.partition("=")
+        if not word.startswith("--"):
+            out[-1][1].append(word)
+        elif name in ("--save", "--load", *_NOT_RESUMED) and equals:
+            out.append((name, [value]))
+        else:
+            out.append((word, []))
+    return out
+
+
+_NOT_RESUMED = ("--finetune", "--ckpt-step", "--pretrained-checkpoint")
 
 
 def _kept(config: RunConfig, given: dict[str, Any]) -> dict[str, Any]:

@@ -287,13 +287,19 @@ def _cadence(given: Arguments, batch: Batch) -> Cadence:
     samples = given.number("train_samples")
     num_steps = given.number("train_iters")
     if samples and not num_steps:
-        num_steps = _num_steps(samples, batch.global_batch_size, rampup)
+        full = given.number("full_batch_size") or batch.global_batch_size
+        num_steps = _num_steps(samples, full, rampup)
     return Cadence(
         train_iters=num_steps,
         eval_interval=given.number("eval_interval"),
         eval_iters=given.number("eval_iters"),
         save_interval=given.number("save_interval"),
         rampup_batch_size=rampup,
+        step_batch_size_schedule=" ".join(given.words("step_batch_size_schedule")),
+        full_batch_size=given.number("full_batch_size"),
+        is_saving=bool(given.text("save")),
+        num_final_evals=given.number("num_final_evals"),
+        exit_interval=given.number("exit_interval"),
     )
 
 

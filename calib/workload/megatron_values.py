@@ -34,7 +34,7 @@ def layout_values(config: RunConfig) -> dict[str, Any]:
         "tensor_model_parallel_size": par.tp,
         "pipeline_model_parallel_size": par.pp,
         "micro_batch_size": config.batch.micro_batch_size,
-        "global_batch_size": config.batch.global_batch_size,
+        "global_batch_size": config.cadence.full_batch_size or config.batch.global_batch_size,
     }
     optional = {
         "context_parallel_size": par.cp if par.cp > 1 else 0,

@@ -118,5 +118,9 @@ def _run_config(models: tuple[Any, ...], config: Any) -> RunConfig:
         eval_interval=getattr(config.validation, "eval_interval", None),
         eval_iters=getattr(config.validation, "eval_iters", None),
         save_interval=getattr(config.checkpoint, "save_interval", None),
+        save=str(getattr(config.checkpoint, "save", None) or ""),
+        exit_interval=getattr(config.train, "exit_interval", None),
+        global_batch_size=config.train.global_batch_size,
+        rampup_batch_size=tuple(getattr(config.train, "rampup_batch_size", None) or ()),
     )
     return run_config(models, call, hint)

@@ -109,6 +109,11 @@ class WatchedTraining:
             )
         )
 
+    @property
+    def should_stop(self) -> bool:
+        """True once all ranks have agreed to end after this step."""
+        return self._session is not None and bool(self._session.should_stop())
+
     def begin_phase(self, name: str) -> None:
         """A part of the step begins."""
         if self._session is not None:

@@ -67,6 +67,8 @@ class _Events(WatchedTraining):
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """The step is counted; what the Trainer logs, evaluates and saves comes after it."""
         self.end_step()
+        if self.should_stop:
+            control.should_save = control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Nothing of ours is left."""

@@ -79,6 +79,8 @@ class _Events(WatchedTraining):
         if trainer.global_step != self._number:
             self.end_phase(OPTIMIZER)
             self.end_step()
+            if trainer.checkpoint_callbacks and self.should_stop:
+                trainer.should_stop = True
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """An evaluation, which lies between two steps."""

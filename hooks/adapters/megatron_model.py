@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,6 +14,9 @@ from ...calib.workload.megatron_namespace import from_namespace
 from ..settings import CadenceHint
 
 _WRAPPER_DEPTH = 6
+
+NUM_FINAL_EVALS = 2
+"""``pretrain`` of Megatron-LM ends with the validation and the test set."""
 
 
 def chunks_of(model: Any) -> tuple[Any, ...]:
@@ -65,6 +69,30 @@ def with_device(config: RunConfig, device: str, framework: str) -> RunConfig:
     return replace(config, device=device, framework=framework, parallelism=parallelism)
 
 
+def with_running_batch(config: RunConfig) -> RunConfig:
+    """The config at the batch size that is running, which a ramp leads up from."""
+    from megatron.core import num_microbatches_calculator as calculator
+
+    cadence = replace(config.cadence, num_final_evals=NUM_FINAL_EVALS)
+    if not _has_ramp():
+        cadence = replace(cadence, rampup_batch_size=())
+    if not (cadence.rampup_batch_size or cadence.step_batch_size_schedule):
+        return replace(config, cadence=cadence)
+    size = calculator.get_current_running_global_batch_size()
+    return replace(
+        config,
+        batch=replace(config.batch, global_batch_size=size),
+        cadence=replace(cadence, full_batch_size=config.batch.global_batch_size),
+    )
+
+
+def _has_ramp() -> bool:
+    """Core 0.18 and later take ``--rampup-batch-size`` and ignore it."""
+    from megatron.core import num_microbatches_calculator
+
+    return hasattr(num_microbatches_calculator, "RampupBatchsizeNumMicroBatchesCalculator")
+
+
 def run_config(models: tuple[Any, ...], call: Mapping[str, Any], hint: CadenceHint) -> RunConfig:
     """The run as its model, its wrappers and the arguments of its schedule describe it."""
     import megatron.core
@@ -102,9 +130,16 @@ def run_config(models: tuple[Any, ...], call: Mapping[str, Any], hint: CadenceHi
         ddp_bucket_size=getattr(ddp, "bucket_size", None),
         ddp_pad_buckets_for_high_nccl_busbw=getattr(ddp, "pad_buckets_for_high_nccl_busbw", False),
         train_iters=hint.train_iters,
+        train_samples=hint.train_samples,
         eval_interval=hint.eval_interval,
         eval_iters=hint.eval_iters,
-        save_interval=hint.save_interval,
+        save_interval=hint.save_interval if hint.save else None,
+        save=hint.save,
+        num_final_evals=NUM_FINAL_EVALS if "megatron.training" in sys.modules else 0,
+        exit_interval=hint.exit_interval,
+        rampup_batch_size=hint.rampup_batch_size if _has_ramp() else (),
+        step_batch_size_schedule=hint.step_batch_size_schedule,
+        full_batch_size=hint.global_batch_size,
     )
     version = f"megatron-core {megatron.core.__version__}"
     return with_device(from_namespace(SimpleNamespace(**settings)), device_name(models), version)

@@ -18,7 +18,7 @@ from ...calib.workload.config import RunConfig
 from ..host import Host
 from ..post_import import when_imported
 from ..session import EVAL, SAVE, Session
-from .megatron_model import chunks_of, place, timer_holders, with_device
+from .megatron_model import chunks_of, place, timer_holders, with_device, with_running_batch
 from .seams import Seams, around, bracket
 
 _TRAIN, _STEP, _SAVE = "train", "train_step", "save_checkpoint_and_time"
@@ -26,6 +26,10 @@ _STEP_START, _STEP_END = "on_training_step_start", "on_training_step_end"
 _GETTER = "get_forward_backward_func"
 _GLOBALS = "megatron.training.global_vars"
 _TIMERS = "_GLOBAL_TIMERS"
+_LOSSY = (
+    "without --save a stop would lose what has been trained; give --save DIR; "
+    "until then advice is logged, and the run goes on"
+)
 
 
 def wait_for(session: Session) -> None:
@@ -158,6 +162,8 @@ class TrainingLoop:
                 timer_holders=tuple(holders),
                 unseen=self._seams.unseen,
                 run_config=functools.partial(_run_config, models),
+                stop=request_stop if _saves() else None,
+                stop_is_lossy="" if _saves() else _LOSSY,
                 **(self._session.guard.protect(place)() or {}),
             )
         )
@@ -186,6 +192,10 @@ def _arguments() -> Any:
     return importlib.import_module(_GLOBALS).get_args()
 
 
+def _saves() -> bool:
+    return bool(getattr(_arguments(), "save", None))
+
+
 def _run_config(models: tuple[Any, ...]) -> RunConfig:
     import megatron.core
 
@@ -193,7 +203,8 @@ def _run_config(models: tuple[Any, ...]) -> RunConfig:
     from ..instruments import device_name
 
     version = f"Megatron-LM {megatron.core.__version__}"
-    return with_device(from_namespace(_arguments()), device_name(models), version)
+    config = with_device(from_namespace(_arguments()), device_name(models), version)
+    return with_running_batch(config)
 
 
 def _nothing() -> None:

@@ -76,3 +76,26 @@ def test_traced_steps_close_the_first_window_and_are_neither_hooked_nor_bare(
     assert [i for i in range(40) if plan.at(i).is_last] == [end + num_traced - 1]
     assert not any(plan.at(i).is_hooked for i in range(end, 50))
     assert plan.at(end + num_traced).window is None
+
+
+@given(
+    steps=STEPS,
+    every=EVERY,
+    asked=st.lists(st.integers(min_value=0, max_value=250), max_size=4).map(sorted),
+)
+def test_what_is_agreed_on_later_changes_no_step_before(
+    steps: int, every: int, asked: list[int]
+) -> None:
+    plan, known = WindowPlan(steps=steps, every=every), []
+    for index in range(300):
+        if index in asked:
+            plan = plan.opened_at(index)
+        known.append(plan.at(index))
+    assert known == [plan.at(i) for i in range(300)]
+    numbers = [p.window for p in known if p.window is not None]
+    assert numbers == sorted(numbers)
+    for opening in plan.ordered:
+        inside = [i for i, p in enumerate(known) if p.window == known[opening].window]
+        assert inside == list(range(opening, opening + plan.reopened_steps))
+        assert known[opening].is_hooked and known[inside[-1]].is_last
+        assert sum(known[i].is_hooked for i in inside) <= plan.num_hooked

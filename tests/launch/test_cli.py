@@ -16,7 +16,7 @@ def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert stop.value.code == 0
     out = capsys.readouterr().out
-    assert all(verb in out for verb in ("report", "predict", "plan", "validate", "doctor"))
+    assert all(verb in out for verb in ("report", "predict", "plan", "validate", "run", "doctor"))
 
 
 def test_the_surface_is_frozen() -> None:
@@ -45,6 +45,12 @@ def test_the_surface_is_frozen() -> None:
             *("--collectives", "--config", "--help", "--json", "--operators", "--out"),
             "--seconds",
         ],
+        "run": [
+            *("--directory", "--dry-run", "--grace", "--help", "--job-time", "--json", "--margin"),
+            *("--resubmit-template", "--save-before-limit", "--stop-exit-code"),
+            *("--stop-patience", "--time-limit"),
+        ],
+        "compare": ["--fail-over", "--help", "--json"],
         "doctor": ["--help", "--json"],
     }
 

@@ -137,6 +137,32 @@ def test_a_deadline_that_cannot_be_met_alerts_in_the_second_window(directory: Pa
     assert value["action"] == "stop"
 
 
+def test_after_a_drift_the_forecast_rests_on_the_steps_since_then(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes, orders = Notes(), []
+    options = Options(directory=directory, run_id="golden-run", settings={"on_advice": "alert"})
+    beside = Beside(options, open_sink=lambda _: notes, give_order=orders.append)
+    for step in range(WINDOW_END):
+        beside.handle(event(step), 1000.0)
+    beside.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
+    beside.poll(1001.0)
+    usual_s = json.loads((directory / "forecast.json").read_text(encoding="utf-8"))["step_time_s"]
+    for step in range(WINDOW_END, 80):
+        beside.handle(event(step, time_s=0.15 if step < 50 else 0.3), 1010.0)
+    beside.poll(1011.0)
+    value = json.loads((directory / "forecast.json").read_text(encoding="utf-8"))
+    assert usual_s == pytest.approx(0.15, rel=0.05)
+    assert value["step_time_s"] == pytest.approx(0.3, rel=0.05)
+    (kept,) = json.loads((directory / "drift.json").read_text(encoding="utf-8"))["events"]
+    assert kept["since_iteration"] == 51 and kept["run_id"] == "golden-run"
+    assert [order["order"] for order in orders if "drift" in order["reason"]] == ["window"]
+    assert notes.alerts == [kept["line"]]
+    assert f"[forerun] {kept['line']}" in capsys.readouterr().out
+    assert notes.rows[-1][1]["level_s"] == pytest.approx(0.3)
+    assert notes.rows[-1][1]["drift_frac"] == pytest.approx(1.0)
+
+
 def test_the_end_of_its_input_ends_it(directory: Path) -> None:
     command = [
         sys.executable, "-m", "forerun.launch.companion", "--directory", str(directory),

@@ -63,7 +63,7 @@ def test_a_deadline_may_be_unix_seconds_and_the_last_of_two_flags_wins() -> None
     [
         "--calibrate=20", "--calibrate-steps", "--calibrate-steps=", "--calibrate-steps=3",
         "--calibrate-steps=x", "--calibrate-every=-1", "--calibrate-dir=",
-        "--calibrate-on-advice=stop", "--calibrate-on-advice=mail", "--calibrate-deadline=noon",
+        "--calibrate-on-advice=mail", "--calibrate-deadline=noon",
         "--calibrate-deadline=nan", "--calibrate-deadline=-5", "--calibrate-budget-hours=0",
         "--calibrate-budget-hours=inf", "--calibrate-restart-cost=10d", "--calibrate-confidence=9",
         "--calibrate-confidence=nan", "--calibrate-gpus=8,,16", "--calibrate-gpus=0",
@@ -84,9 +84,13 @@ def test_an_unknown_flag_names_the_nearest_and_all_known() -> None:
     assert all(flag.partition("=")[0] in str(caught.value) for flag in ALL)
 
 
-def test_stop_is_refused_with_what_this_version_does() -> None:
-    with pytest.raises(ConfigError, match="advises, it does not stop"):
-        parse("--calibrate-on-advice=stop")
+def test_the_wrapper_tells_the_limit_and_that_it_may_ask_for_a_stop() -> None:
+    alone = parse("--calibrate")
+    assert (alone.limit_unix_s, alone.takes_requests) == (None, False)
+    told = parse("--calibrate", FORERUN_LIMIT_UNIX_S="1795309392", FORERUN_REQUESTS="1")
+    assert (told.limit_unix_s, told.takes_requests) == (1795309392.0, True)
+    with pytest.raises(ConfigError, match="FORERUN_LIMIT_UNIX_S=soon"):
+        parse(FORERUN_LIMIT_UNIX_S="soon")
 
 
 def test_the_device_variable_counts_and_a_flag_wins_over_it() -> None:

@@ -40,6 +40,7 @@ def planned(layout: Callable[..., RunConfig], planted: Callable[..., Any]) -> Ca
 
     def make(*, measured_step_time_s: float | None = 1.0, **more: Any) -> Plan:
         config = layout(tp=4, dp=2, micro=1)
+        more.setdefault("memory_capacity_nbytes", 10**13)
         return plan(config, planted(), measured_step_time_s=measured_step_time_s, **more)
 
     return make

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.calib.advice.agenda import BatchLevel, agenda, ramp_levels, step_groups
+from forerun.calib.advice.agenda import (
+    BatchLevel,
+    agenda,
+    ramp_levels,
+    schedule_levels,
+    step_groups,
+)
+from forerun.calib.errors import ConfigError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -92,3 +99,40 @@ def test_nothing_is_saved_without_a_place():
         save_interval=2,
     )
     assert found.num_saves == 0
+
+
+def walked_schedule(pairs: list[tuple[int, int]], steps: int) -> list[int]:
+    """``StepBatchsizeNumMicroBatchesCalculator`` of core 0.19, walked: the last entry reached."""
+    consumed, out = 0, []
+    for _ in range(steps):
+        out.append([size for threshold, size in pairs if consumed >= threshold][-1])
+        consumed += out[-1]
+    return out
+
+
+@given(
+    more=st.lists(
+        st.tuples(st.integers(1, 3000), st.integers(1, 64)),
+        max_size=5,
+        unique_by=lambda pair: pair[0],
+    ),
+    first=st.integers(1, 64),
+    steps=st.integers(1, 150),
+)
+def test_a_schedule_is_walked_as_megatron_does(
+    more: list[tuple[int, int]], first: int, steps: int
+) -> None:
+    length = 8
+    pairs = [(0, first), *sorted(more)]
+    text = " ".join(f"{threshold * length}:{size}" for threshold, size in pairs)
+    groups = step_groups(steps, schedule_levels(text, seq_length=length))
+    ours = [g.global_batch_size for g in groups for _ in range(g.num_steps)]
+    assert ours == walked_schedule(pairs, steps)
+    if hasattr(calculators, "StepBatchsizeNumMicroBatchesCalculator"):
+        calculator = calculators.StepBatchsizeNumMicroBatchesCalculator
+        assert calculator._parse_schedule(text, length) == pairs
+
+
+def test_a_schedule_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="is not a number"):
+        schedule_levels("0:8 many:16", seq_length=8)

@@ -20,6 +20,7 @@ from forerun.calib.advice.decision import (
 from forerun.calib.advice.finish import TimeLeft
 from forerun.calib.advice.forecast import Forecast
 from forerun.calib.advice.plan import Candidate, Plan
+from forerun.calib.workload.memory import Verdict
 
 Steady = Callable[..., Forecast]
 Planned = Callable[..., Plan]
@@ -54,6 +55,28 @@ def test_the_advised_command_is_the_users_own_with_the_layout(
     assert found.command[place + 1] == str(best.batch.micro_batch_size)
     calm = decide(Limits(restart_cost_s=1e9), forecast=steady(), plan=plan, host_argv=HOST)
     assert calm.command == ()
+
+
+@pytest.mark.parametrize("capacity_nbytes", [None, 1])
+def test_a_restart_into_a_layout_that_may_not_fit_is_not_advised(
+    steady: Steady, planned: Planned, capacity_nbytes: int | None
+) -> None:
+    plan = planned(memory_capacity_nbytes=capacity_nbytes)
+    found = decide(Limits(restart_cost_s=60.0), forecast=steady(), plan=plan, host_argv=HOST)
+    assert not found.rules_met and found.command == ()
+
+
+def test_the_fastest_layout_that_surely_fits_is_the_one_that_is_asked_about(
+    steady: Steady, planned: Planned
+) -> None:
+    roomy = planned()
+    needs = [c.memory.total_nbytes for c in roomy.candidates if c.time_frac < 0]
+    assert needs[0] > min(needs)
+    plan = planned(memory_capacity_nbytes=int(1.01 * needs[0]))
+    found = decide(Limits(restart_cost_s=60.0), forecast=steady(), plan=plan, host_argv=HOST)
+    assert plan.best is not None and plan.best.verdict is Verdict.TIGHT
+    assert found.candidate is not None and found.candidate.verdict is Verdict.FITS
+    assert found.rules_met == {Rule.RESTART}
 
 
 def test_a_restart_that_costs_more_than_it_saves_is_not_advised(
@@ -168,5 +191,5 @@ def test_json_holds_reasons_numbers_and_command(steady: Steady, planned: Planned
     assert value["action"] == "continue"
     assert value["command"][0] == "pretrain_gpt.py"
     numbers = value["reasons"][0]["numbers"]
-    expected = -numbers["remaining_s"] * numbers["time_frac"] - numbers["cost_s"]
+    expected = -numbers["remaining_s"] * numbers["expected_time_frac"] - numbers["cost_s"]
     assert math.isclose(numbers["saved_s"], expected)

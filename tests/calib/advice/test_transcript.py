@@ -87,7 +87,11 @@ def test_a_limit_that_is_too_short_is_said(steady: Steady) -> None:
         transcript_lines(forecast=run, time_limit_s=limit)[0].rsplit(": ", 1)[1]
         for limit in (run.total_s * 2, run.total_s + 1, run.total_s / 2)
     ]
-    assert words == ["ok", "at risk", "too short"]
+    assert words[:2] == ["ok", "at risk"]
+    # At a steady speed half of the whole time is half of the steps.
+    half = run.steps_done + run.steps_left * (run.total_s / 2 - run.elapsed_s) / run.remaining_s
+    share = half / (run.steps_done + run.steps_left)
+    assert words[2] == f"{share * 100:.0f} % done at the limit"
 
 
 def test_a_cpu_run_names_ranks_and_memory_without_a_capacity(planned: Planned) -> None:

@@ -1,0 +1,235 @@
+"""Drift: how surely and how soon it is found, and whether its cause is named.
+
+    python benchmarks/drift.py [DATA_FOLDER] [--draws N] [--real]
+
+Noise is drawn as AR(1), and, where a folder with published step series is given, in blocks from
+those series.  ``--real`` trains the CPU recipe on two ranks, one of which is throttled on the way.
+Exits 1 where a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from planted_drifts import TRANSFER_S, groups_of, window  # noqa: E402
+from planted_stragglers import WORK_S  # noqa: E402
+
+from forerun.calib.advice.drift import Drift, DriftKind, DriftMonitor  # noqa: E402
+from forerun.calib.advice.drift_causes import CauseKind, causes, group_causes  # noqa: E402
+from forerun.calib.workload.config import Parallelism  # noqa: E402
+
+Floats = NDArray[np.float64]
+Noise = Callable[[np.random.Generator, int], Floats]
+"""Logarithms of steps over their level, shape (count,)."""
+
+SERIES = "e2e_mlperf_steps.csv.gz"
+DRIFTING = "3072x"
+"""The system whose own steps drift (3,072 GPUs)."""
+BLOCK = 20
+IN_TIME = 15
+NUM_STEADY = 10_000
+RUN = 1000
+CHANGES = {"one rank +15 %": 0.15, "+12 %": 0.12, "+30 %": 0.30, "-15 %": -0.15}
+LAYOUTS = (Parallelism(dp=2), Parallelism(tp=2, dp=2), Parallelism(tp=2, dp=4))
+
+
+def ar1(sigma: float, related: float = 0.5) -> Noise:
+    """Neighbours that go together, and one step in a hundred far out."""
+
+    def draw(rng: np.random.Generator, count: int) -> Floats:
+        shocks = rng.normal(0.0, sigma * math.sqrt(1 - related**2), count)
+        values = np.empty(count)
+        values[0] = rng.normal(0.0, sigma)
+        for place in range(1, count):
+            values[place] = related * values[place - 1] + shocks[place]
+        return values + np.where(rng.random(count) < 0.01, rng.uniform(0.2, 1.4, count), 0.0)
+
+    return draw
+
+
+def blocks(series: list[Floats]) -> Noise:
+    """Blocks of neighbouring steps of one published run, in random order."""
+
+    def draw(rng: np.random.Generator, count: int) -> Floats:
+        whole = series[rng.integers(len(series))]
+        starts = rng.integers(0, len(whole) - BLOCK + 1, count // BLOCK + 1)
+        return np.concatenate([whole[start : start + BLOCK] for start in starts])[:count]
+
+    return draw
+
+
+def published(folder: Path) -> list[Floats]:
+    """Logarithms over the median of each run that is long enough and does not drift itself."""
+    rows = pd.read_csv(folder / SERIES)
+    rows = rows[~rows["system"].str.contains(DRIFTING)]
+    found = []
+    for _, run in rows.groupby(["round", "submitter", "system", "result"]):
+        times = run["train_step_time_s"].to_numpy(dtype=np.float64)[1:]
+        if len(times) >= 3 * BLOCK:
+            found.append(np.log(times / np.median(times)))
+    return found
+
+
+def watched(logs: Floats) -> list[Drift]:
+    """All drifts of a series at a level of one second."""
+    return DriftMonitor().add_all(range(len(logs)), np.exp(logs).tolist())
+
+
+def detection(noise: Noise, draws: int) -> Iterator[dict[str, object]]:
+    """Rate and delay of each planted change, and of the recovery from it."""
+    for name, change in CHANGES.items():
+        delays, early, recovered = [], 0, 0
+        for seed in range(draws):
+            rng = np.random.default_rng(seed)
+            logs, start = noise(rng, 260), 60 + seed % 60
+            logs[start : start + 80] += math.log1p(change)
+            found = watched(logs)
+            early += sum(d.iteration < start for d in found)
+            first = [d.iteration - start + 1 for d in found if start <= d.iteration < start + 80]
+            delays.append(first[0] if first else math.inf)
+            after = [d for d in found if start + 80 <= d.iteration < start + 80 + IN_TIME]
+            back = DriftKind.RECOVERED if change > 0 else DriftKind.SLOWER
+            recovered += bool(after) and after[0].kind is back
+        in_time = np.asarray(delays) <= IN_TIME
+        yield {
+            "change": name,
+            "found_in_time": float(in_time.mean()),
+            "delay_median": float(np.median(delays)),
+            "early_alarms": early,
+            "recovery_in_time": recovered / draws,
+        }
+
+
+def false_alarms(noise: Noise) -> dict[str, int]:
+    """Drifts in steady steps, also with single outliers and with periodic saves among them."""
+    counts = {"steady": 0, "outliers": 0, "saves": 0}
+    for seed in range(NUM_STEADY // RUN):
+        logs = noise(np.random.default_rng(1000 + seed), RUN)
+        counts["steady"] += len(watched(logs))
+        spiked, saved = logs.copy(), logs.copy()
+        spiked[np.random.default_rng(seed).random(RUN) < 0.03] += 1.0
+        saved[::50] += 1.5
+        counts["outliers"] += len(watched(spiked))
+        counts["saves"] += len(watched(saved))
+    return counts
+
+
+def attribution(sigma_log: float, draws: int) -> dict[str, float]:
+    """Share of planted changes whose cause is named rightly, per cause."""
+    right = dict.fromkeys(("rank +15 %", "all +15 %", "data", "group +30 %", "nothing"), 0)
+    step_s = WORK_S + 2 * TRANSFER_S
+    for seed in range(draws):
+        rng = np.random.default_rng(seed)
+        layout = LAYOUTS[seed % len(LAYOUTS)]
+        rank, every = seed % layout.num_ranks, dict.fromkeys(range(layout.num_ranks), 0.15)
+        group = list(groups_of(layout))[seed % len(groups_of(layout))]
+        before = window(layout, rng, sigma_log=sigma_log)
+
+        def told(before=before, layout=layout, rng=rng, **change):
+            after = window(layout, rng, sigma_log=sigma_log, **change)
+            return causes(before, after, change_s=0.135, step_s=step_s)[0], after
+
+        one, _ = told(slower={rank: 0.15})
+        right["rank +15 %"] += (one.kind, one.ranks) == (CauseKind.RANK, (rank,))
+        right["all +15 %"] += told(slower=every)[0].kind is CauseKind.CLOCKS
+        part = ("data", "gap")[seed % 2]
+        right["data"] += told(slower=every, part=part)[0].kind is CauseKind.DATA
+        _, after = told(slower_groups={group: 0.3})
+        found = group_causes(before, after, step_s=TRANSFER_S * 4)
+        ranks = tuple(map(int, group[1].split(",")))
+        right["group +30 %"] += [(c.role, c.ranks) for c in found] == [(group[0], ranks)]
+        none, after = told()
+        quiet = not group_causes(before, after, step_s=TRANSFER_S * 4)
+        right["nothing"] += none.kind is CauseKind.UNKNOWN and quiet
+    return {name: count / draws for name, count in right.items()}
+
+
+def real_run(directory: Path, *, begin: int = 120, iterations: int = 420) -> dict[str, object]:
+    """The recipe on two ranks, rank 1 throttled after ``begin`` steps: what the companion kept."""
+    layers, microbatches = 2, 2
+    dropped = ("RANK", "WORLD_SIZE", "TORCH_DEVICE_BACKEND_AUTOLOAD")
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        str(ROOT / "tests" / "support" / "throttled_rank.py"),
+        *(str(ROOT / "recipes" / "pretrain_gpt.py"), "--num-layers", str(layers)),
+        *("--global-batch-size", str(2 * microbatches), "--micro-batch-size", "1"),
+        *("--hidden-size", "32", "--seq-length", "32", "--mock-data"),
+        *("--train-iters", str(iterations), "--calibrate", "--calibrate-steps=20"),
+        *("--calibrate-every=100000", "--calibrate-wandb=off", f"--calibrate-dir={directory}"),
+    ]
+    environment = {
+        **{name: value for name, value in os.environ.items() if name not in dropped},
+        "OMP_NUM_THREADS": "1",
+        "FORERUN_DEVICE": "cpu",
+        "WANDB_MODE": "disabled",
+        "THROTTLED_RANK": "1",
+        "THROTTLED_S": "0.03",
+        "THROTTLED_AFTER": str(begin * layers * microbatches),
+    }
+    done = subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, check=False
+    )
+    lines = [x for x in done.stdout.splitlines() if x.startswith("[forerun]")]
+    if done.returncode != 0:
+        return {"rc": done.returncode, "lines": lines, "error": done.stderr[-1500:]}
+    kept = directory / "drift.json"
+    events = json.loads(kept.read_text(encoding="utf-8"))["events"] if kept.exists() else []
+    slower = [e for e in events if e["kind"] == "slower" and e["iteration"] > begin]
+    return {
+        "rc": 0,
+        "lines": lines,
+        "found_after": slower[0]["iteration"] - begin if slower else None,
+        "early": sum(e["iteration"] <= begin for e in events),
+        "causes": [(c["kind"], c["ranks"]) for e in slower[:1] for c in e["causes"]],
+    }
+
+
+def main() -> int:
+    """Print the table; 1 where a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", nargs="?", type=Path)
+    parser.add_argument("--draws", type=int, default=200)
+    parser.add_argument("--real", action="store_true")
+    args = parser.parse_args()
+    noises: dict[str, Noise] = {"AR(1) 3 %": ar1(0.03), "AR(1) 5 %": ar1(0.05)}
+    if args.data is not None:
+        noises["MLPerf blocks"] = blocks(published(args.data))
+    missed = 0
+    for name, noise in noises.items():
+        for row in detection(noise, args.draws):
+            print(name, row, flush=True)
+            is_barred = row["change"] != "+12 %"
+            missed += is_barred and (row["found_in_time"] < 0.95 or row["early_alarms"] > 0)
+        counts = false_alarms(noise)
+        print(name, f"false alarms in {NUM_STEADY} steps each:", counts, flush=True)
+        missed += any(counts.values())
+    for sigma_log in (0.01, 0.03):
+        rates = attribution(sigma_log, args.draws // 4)
+        print(f"attribution, noise of ranks {sigma_log:.0%}:", rates, flush=True)
+        missed += min(rates.values()) < 0.9
+    if args.real:
+        with tempfile.TemporaryDirectory() as folder:
+            found = real_run(Path(folder))
+        print("real run:", json.dumps(found, indent=1), flush=True)
+        missed += ("straggling rank", [1]) not in found.get("causes", [])
+    print("all bars met" if not missed else f"{missed} bars missed")
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

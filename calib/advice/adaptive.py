@@ -1,0 +1,75 @@
+"""Where the next single step lies: an interval that learns from how often it has held.
+
+Adaptive conformal inference (Gibbs and Candes, 2021, section 2): after each step the share of
+misses that is aimed at moves by ``rate * (aimed - missed)``, so that the long-run coverage is right
+whatever the steps do; each side has a share of its own, since slow steps are more frequent than
+fast ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+NUM_RECENT = 100
+"""Steps that the interval rests on."""
+NUM_FIRST = 20
+"""Steps before the interval is taken from them."""
+MISSED_FRAC = 0.05
+"""Aimed at on each side."""
+RATE = 0.02
+_MIN_SPREAD_LOG = 1e-3
+
+
+class AdaptiveInterval:
+    """Takes steps one by one; ``interval`` is the 90 % interval of the next one.
+
+    >>> known = AdaptiveInterval()
+    >>> known.interval() is None
+    True
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=NUM_RECENT)
+        self._low_frac = self._high_frac = MISSED_FRAC
+
+    def interval(self) -> tuple[float, float] | None:
+        """Seconds; None while too few steps are known."""
+        if len(self._recent) < NUM_FIRST:
+            return None
+        logs = np.asarray(self._recent)
+        low = -_upper(-logs, self._low_frac)
+        return math.exp(low), math.exp(_upper(logs, self._high_frac))
+
+    def add(self, time_s: float) -> None:
+        """A step that counts: not flagged, and positive."""
+        if not time_s > 0 or not math.isfinite(time_s):
+            return
+        expected = self.interval()
+        if expected is not None:
+            low_s, high_s = expected
+            self._low_frac = _moved(self._low_frac, is_missed=time_s < low_s)
+            self._high_frac = _moved(self._high_frac, is_missed=time_s > high_s)
+        self._recent.append(math.log(time_s))
+
+
+def _moved(frac: float, *, is_missed: bool) -> float:
+    moved = frac + RATE * (MISSED_FRAC - is_missed)
+    return min(0.5, max(-0.5, moved))
+
+
+def _upper(logs: NDArray[np.float64], frac: float) -> float:
+    """The value that a share ``frac`` of the next ones exceeds, with conformal's n + 1.
+
+    Beyond what n values can tell, the largest one and as far again from the median as is asked.
+    """
+    count = logs.size
+    rank = (1.0 - frac) * (count + 1)
+    if rank <= count:
+        return float(np.quantile(logs, max(0.0, (rank - 1.0) / (count - 1.0))))
+    largest, middle = float(logs.max()), float(np.median(logs))
+    reach = max(largest - middle, _MIN_SPREAD_LOG)
+    return largest + reach * (rank - count) / (count + 1) * 4.0

@@ -1,0 +1,321 @@
+"""Forecasts held against what happened: error over time, coverage, from when on they were right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from scipy import stats
+
+from ..errors import RecordError
+from .forecast import Forecast
+
+SCHEMA = 1
+NOMINAL_FRAC = (0.5, 0.8, 0.9, 0.95)
+"""Central intervals whose coverage is counted."""
+SETTLED_FRAC = (0.05, 0.02)
+"""Shares of the whole run's time within which a forecast counts as right."""
+_STATED_FRAC = 0.9
+"""Share of the interval that a forecast gives for a single step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """One forecast as it was made."""
+
+    run_id: str
+    unix_s: float
+    iteration: int
+    """Steps that were done."""
+    steps_left: int
+    elapsed_s: float
+    finish_p50_unix_s: float
+    finish_p95_unix_s: float
+    finish_low_unix_s: float
+    """5 % lies before it."""
+    finish_intervals_unix_s: Mapping[str, tuple[float, float]]
+    """Central intervals by their nominal share, as ``"0.9"``."""
+    step_time_s: float
+    step_low_s: float
+    step_high_s: float
+    single_low_s: float
+    single_high_s: float
+    num_samples: int
+    """Measured steps that it rests on."""
+    is_measured: bool
+    extras_s: float = 0.0
+    failures_s: float = 0.0
+
+    @staticmethod
+    def of(forecast: Forecast, run_id: str) -> Made:
+        """What is kept of a forecast."""
+        now, left = forecast.now_unix_s, forecast.left
+        bounds = {
+            str(share): (
+                now + left.quantile(0.5 - 0.5 * share),
+                now + left.quantile(0.5 + 0.5 * share),
+            )
+            for share in NOMINAL_FRAC
+        }
+        return Made(
+            run_id=run_id,
+            unix_s=now,
+            iteration=forecast.steps_done,
+            finish_low_unix_s=now + forecast.remaining_low_s,
+            finish_intervals_unix_s=bounds,
+            **{name: getattr(forecast, name) for name in _TAKEN},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that ``from_json`` reads back."""
+        values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        values["finish_intervals_unix_s"] = {
+            share: list(bounds) for share, bounds in self.finish_intervals_unix_s.items()
+        }
+        return {"schema": SCHEMA, "kind": "forecast", **values}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Made:
+        """The forecast of a line; ``RecordError`` where it is not one."""
+        known = _known(Made, value)
+        bounds = {
+            str(share): (float(low), float(high))
+            for share, (low, high) in dict(known["finish_intervals_unix_s"]).items()
+        }
+        return Made(**{**known, "finish_intervals_unix_s": bounds})
+
+
+_TAKEN = (
+    *("steps_left", "elapsed_s", "finish_p50_unix_s", "finish_p95_unix_s", "step_time_s"),
+    *("step_low_s", "step_high_s", "single_low_s", "single_high_s", "num_samples", "is_measured"),
+    *("extras_s", "failures_s"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """How the run ended."""
+
+    run_id: str
+    last_step_unix_s: float
+    end_unix_s: float
+    """Of the end of training: last evaluations and saves are in."""
+    iteration: int
+    """Steps that were done."""
+    steps_total: int
+    """Steps that were to be done."""
+    num_steps: int = 0
+    """Unflagged steps that a single-step interval was given for."""
+    num_inside: Mapping[str, int] = field(default_factory=dict)
+    """How many of them lay in each nominal interval."""
+
+    @property
+    def is_complete(self) -> bool:
+        """True where it reached its last step: only then has its finish been seen."""
+        return 0 < self.steps_total <= self.iteration
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that ``from_json`` reads back."""
+        values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
+        return {"schema": SCHEMA, "kind": "end", **values, "num_inside": dict(self.num_inside)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Ended:
+        """The end of a line; ``RecordError`` where it is not one."""
+        return Ended(**_known(Ended, value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishError:
+    """One forecast of the finish against the finish.  Positive: forecast too late."""
+
+    iteration: int
+    error_s: float
+    of_left_frac: float
+    """Error over the time that was then left."""
+    of_total_frac: float
+    """Error over the time of the whole run."""
+    is_inside: bool
+    """Within the 90 % interval."""
+    is_beyond_p95: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coverage:
+    """A nominal interval and how often it held."""
+
+    nominal_frac: float
+    num: int
+    num_inside: int
+
+    @property
+    def observed_frac(self) -> float:
+        """Share that it held."""
+        return self.num_inside / self.num if self.num else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """From when on forecasts were within a share of the whole run's time."""
+
+    within_frac: float
+    first_iteration: int | None
+    """Of the first forecast that was within; None: none was."""
+    stays_from_iteration: int | None
+    """Of the first after which none was outside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Track:
+    """All forecasts of one run against how it went."""
+
+    run_id: str
+    num_forecasts: int
+    is_complete: bool
+    total_s: float
+    errors: tuple[FinishError, ...]
+    finish: tuple[Coverage, ...]
+    steps: tuple[Coverage, ...]
+    settled: tuple[Settled, ...]
+
+    @property
+    def first(self) -> FinishError | None:
+        """The first forecast of the run."""
+        return self.errors[0] if self.errors else None
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return {
+            "run_id": self.run_id,
+            "num_forecasts": self.num_forecasts,
+            "is_complete": self.is_complete,
+            "total_s": self.total_s,
+            "first_error_of_total_frac": self.first.of_total_frac if self.first else None,
+            "errors": [_plain(error) for error in self.errors],
+            "finish_coverage": [_coverage(row) for row in self.finish],
+            "step_coverage": [_coverage(row) for row in self.steps],
+            "settled": [_plain(row) for row in self.settled],
+        }
+
+
+@dataclass(slots=True)
+class StepTally:
+    """Counts single steps in the intervals that forecasts gave for them."""
+
+    num_steps: int = 0
+    num_inside: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_KEYS, 0))
+
+    def add(self, time_s: float, low_s: float, high_s: float) -> None:
+        """One step and its 90 % interval, which other levels scale as a normal one.
+
+        >>> tally = StepTally()
+        >>> for time_s in (1.0, 1.05, 1.09, 1.2):
+        ...     tally.add(time_s, 0.9, 1.1)
+        >>> tally.num_inside
+        {'0.5': 1, '0.8': 2, '0.9': 3, '0.95': 3}
+        """
+        self.num_steps += 1
+        away_s, half_s = abs(time_s - 0.5 * (low_s + high_s)), 0.5 * (high_s - low_s)
+        for key, wide in _WIDTHS.items():
+            self.num_inside[key] += away_s <= half_s * wide
+
+
+def _wide(share: float) -> float:
+    return float(stats.norm.ppf(0.5 + 0.5 * share) / stats.norm.ppf(0.5 + 0.5 * _STATED_FRAC))
+
+
+_WIDTHS = {str(share): _wide(share) for share in NOMINAL_FRAC}
+_KEYS = tuple(_WIDTHS)
+
+
+def track(made: Sequence[Made], ended: Ended) -> Track:
+    """The forecasts of a run, in the order of their making, against its end.
+
+    A run that stopped before its last step has no finish to hold them against: then only its single
+    steps are scored.  Forecasts from after the last step foretell nothing and are left out.
+    """
+    ahead = sorted((m for m in made if m.steps_left > 0), key=lambda m: (m.iteration, m.unix_s))
+    scored = ahead if ended.is_complete else []
+    total_s = ended.end_unix_s - min(((m.unix_s - m.elapsed_s) for m in made), default=0.0)
+    errors = tuple(_error(m, ended.end_unix_s, total_s) for m in scored)
+    return Track(
+        run_id=ended.run_id,
+        num_forecasts=len(ahead),
+        is_complete=ended.is_complete,
+        total_s=total_s,
+        errors=errors,
+        finish=finish_coverage([(m, ended) for m in scored]),
+        steps=step_coverage([ended]),
+        settled=tuple(_settled(errors, within) for within in SETTLED_FRAC),
+    )
+
+
+def finish_coverage(pairs: Iterable[tuple[Made, Ended]]) -> tuple[Coverage, ...]:
+    """How often intervals of the finish held, over forecasts of one run or several."""
+    kept = list(pairs)
+    rows = []
+    for key, share in zip(_KEYS, NOMINAL_FRAC, strict=True):
+        bounds = [(m.finish_intervals_unix_s[key], e.end_unix_s) for m, e in kept]
+        inside = sum(low <= end <= high for (low, high), end in bounds)
+        rows.append(Coverage(nominal_frac=share, num=len(bounds), num_inside=inside))
+    return tuple(rows)
+
+
+def step_coverage(ends: Sequence[Ended]) -> tuple[Coverage, ...]:
+    """How often intervals of single steps held, over one run or several."""
+    return tuple(
+        Coverage(
+            nominal_frac=share,
+            num=sum(end.num_steps for end in ends),
+            num_inside=sum(end.num_inside.get(key, 0) for end in ends),
+        )
+        for key, share in zip(_KEYS, NOMINAL_FRAC, strict=True)
+    )
+
+
+def _error(made: Made, end_unix_s: float, total_s: float) -> FinishError:
+    error_s = made.finish_p50_unix_s - end_unix_s
+    left_s = end_unix_s - made.unix_s
+    return FinishError(
+        iteration=made.iteration,
+        error_s=error_s,
+        of_left_frac=error_s / left_s if left_s > 0 else 0.0,
+        of_total_frac=error_s / total_s if total_s > 0 else 0.0,
+        is_inside=made.finish_low_unix_s <= end_unix_s <= made.finish_p95_unix_s,
+        is_beyond_p95=end_unix_s > made.finish_p95_unix_s,
+    )
+
+
+def _settled(errors: Sequence[FinishError], within_frac: float) -> Settled:
+    good = [abs(error.of_total_frac) <= within_frac for error in errors]
+    bad = [place for place, is_good in enumerate(good) if not is_good]
+    stays = bad[-1] + 1 if bad else 0
+    return Settled(
+        within_frac=within_frac,
+        first_iteration=errors[good.index(True)].iteration if True in good else None,
+        stays_from_iteration=errors[stays].iteration if stays < len(errors) else None,
+    )
+
+
+def _known(kind: type[Made] | type[Ended], value: Mapping[str, Any]) -> dict[str, Any]:
+    schema = value.get("schema")
+    if not isinstance(schema, int) or schema > SCHEMA:
+        raise RecordError(f"schema {schema!r}, this version reads up to {SCHEMA}; upgrade forerun")
+    known = {spec.name: value[spec.name] for spec in fields(kind) if spec.name in value}
+    try:
+        kind(**known)
+    except TypeError as err:
+        raise RecordError(f"not a forecast or an end ({err}); the line is skipped") from err
+    return known
+
+
+def _plain(value: FinishError | Settled) -> dict[str, Any]:
+    return {spec.name: getattr(value, spec.name) for spec in fields(value)}
+
+
+def _coverage(row: Coverage) -> dict[str, Any]:
+    return {
+        **{s.name: getattr(row, s.name) for s in fields(row)},
+        "observed_frac": row.observed_frac,
+    }

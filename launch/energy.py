@@ -1,0 +1,66 @@
+"""Energy of this node's accelerators from NVML's own counters; absent where there is no NVML.
+
+Read by the companion, never in training.  NVML is loaded by name, without torch; a driver that
+does not count energy, or devices that cannot be told apart from those of other jobs, read as None.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+JOULES_PER_MJ = 1e-3
+"""NVML counts millijoules."""
+
+ReadEnergy = Callable[[], "float | None"]
+
+
+def open_meter(num_local_ranks: int, environ: Mapping[str, str]) -> ReadEnergy:
+    """A function that returns joules since the driver was loaded, summed over this job's devices.
+
+    It returns None from the first error on.
+    """
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        handles = _handles(nvml, num_local_ranks, environ)
+    except Exception:  # No NVML, no driver, no permission: each raises its own.
+        handles = []
+        nvml = None
+    return _Meter(nvml, handles).read
+
+
+class _Meter:
+    def __init__(self, nvml: Any, handles: list[Any]) -> None:
+        self._nvml = nvml
+        self._handles = handles
+
+    def read(self) -> float | None:
+        if not self._handles:
+            return None
+        try:
+            counts = [self._nvml.nvmlDeviceGetTotalEnergyConsumption(h) for h in self._handles]
+        except Exception:  # Devices before Volta do not count; a lost device raises as well.
+            self._handles = []
+            return None
+        return sum(counts) * JOULES_PER_MJ
+
+
+def _handles(nvml: Any, num_local_ranks: int, environ: Mapping[str, str]) -> list[Any]:
+    """Devices of the local ranks; none where it is not known which of them they are."""
+    words = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    words = [word.strip() for word in words if word.strip()]
+    if not words:
+        words = [str(index) for index in range(nvml.nvmlDeviceGetCount())]
+        if len(words) != num_local_ranks:
+            return []
+    chosen = words[:num_local_ranks]
+    if len(chosen) != num_local_ranks or any(word.startswith("MIG") for word in chosen):
+        return []
+    return [
+        nvml.nvmlDeviceGetHandleByIndex(int(word))
+        if word.isdecimal()
+        else nvml.nvmlDeviceGetHandleByUUID(word)
+        for word in chosen
+    ]

@@ -1,0 +1,109 @@
+"""``forecasts.jsonl``: every forecast that was made and how the run ended, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..calib.advice.forecast import Forecast
+from ..calib.advice.track import Ended, Made, Track, track
+from ..calib.analysis import Answer
+from ..calib.errors import RecordError
+from ..calib.samples.store import append_line, read_lines
+from ..calib.units import format_frac
+from ..calib.unmodelled_run import MeasuredAnswer
+
+FORECASTS = "forecasts.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """What a directory knows of the forecasts of its runs."""
+
+    made: Mapping[str, tuple[Made, ...]]
+    """By run, oldest first."""
+    ended: Mapping[str, Ended]
+    problems: tuple[str, ...]
+
+    def track(self, run_id: str) -> Track | None:
+        """The forecasts of a run that has ended against its end."""
+        ended = self.ended.get(run_id)
+        return track(self.made.get(run_id, ()), ended) if ended is not None else None
+
+
+def append_forecast(
+    directory: Path, forecast: Forecast | Answer | MeasuredAnswer, run_id: str = ""
+) -> None:
+    """Keep a forecast; called wherever ``forecast.json`` is written.
+
+    An answer brings its run with it; one without a forecast leaves nothing.
+    """
+    if not isinstance(forecast, Forecast):
+        run_id = forecast.run_id
+        found = forecast.forecast
+    else:
+        found = forecast
+    if found is not None:
+        append_line(directory / FORECASTS, Made.of(found, run_id).to_json())
+
+
+def append_end(directory: Path, ended: Ended) -> None:
+    """Keep how a run ended."""
+    append_line(directory / FORECASTS, ended.to_json())
+
+
+def read_forecasts(directory: Path) -> Logged:
+    """All forecasts and ends of a directory; what is damaged or foreign is named and skipped.
+
+    ``RecordError`` where there is no such file.
+    """
+    values, problems = read_lines(directory / FORECASTS)
+    made: dict[str, list[Made]] = {}
+    ended: dict[str, Ended] = {}
+    skipped = list(problems)
+    for value in values:
+        try:
+            if value.get("kind") == "forecast":
+                found = Made.from_json(value)
+                made.setdefault(found.run_id, []).append(found)
+            elif value.get("kind") == "end":
+                end = Ended.from_json(value)
+                ended[end.run_id] = end
+            else:
+                skipped.append(f"{FORECASTS}: kind {value.get('kind')!r} is not known, skipped")
+        except (RecordError, KeyError, TypeError, ValueError) as err:
+            skipped.append(f"{FORECASTS}: {err}")
+    return Logged(
+        made={run_id: tuple(rows) for run_id, rows in made.items()},
+        ended=ended,
+        problems=tuple(skipped),
+    )
+
+
+def score_lines(found: Track | None) -> list[str]:
+    """The same, as lines to say."""
+    line = "" if found is None else finish_line(found)
+    return [line] if line else []
+
+
+def finish_line(found: Track) -> str:
+    """How well the finish was foretold, as the last line of a log; empty where nothing can be said.
+
+    The first forecast counts: it is the one that a user plans with.
+    """
+    first = found.first
+    if first is None:
+        return ""
+    words = [
+        f"finish was predicted within {format_frac(abs(first.of_total_frac))} "
+        f"after {first.iteration} steps"
+    ]
+    tight = found.settled[-1]
+    if tight.stays_from_iteration is not None and found.num_forecasts > 1:
+        words.append(
+            f"within {format_frac(tight.within_frac)} from step {tight.stays_from_iteration} on"
+        )
+    inside = next(row for row in found.finish if row.nominal_frac == 0.9)
+    words.append(f"90 % interval held in {inside.num_inside} of {inside.num} forecasts")
+    return " · ".join(words)

@@ -1,0 +1,69 @@
+"""The options of ``forerun run``: its command stands behind ``--``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from .slurm import duration_s
+
+STOP_EXIT_CODE = 93
+"""Stopped on advice: do not requeue."""
+SCRIPT = "resubmit.sh"
+
+
+def add_run(verbs: argparse._SubParsersAction) -> None:
+    """The options of ``forerun run``."""
+    run_parser = verbs.add_parser(
+        "run",
+        help="start a training command and own the exit code that the scheduler sees",
+        usage="forerun run [options] -- COMMAND ...",
+        description="Starts the command behind --, passes SIGTERM, SIGINT and SIGHUP on once, "
+        "takes SIGUSR1 and SIGUSR2 as a request to save and stop, leaves no process behind. Exits "
+        "with the command's code, 128+n where signal n ended it, 93 where it stopped on advice.",
+        allow_abbrev=False,
+    )
+    run_parser.set_defaults(takes_command=True)
+    add = run_parser.add_argument
+    add(
+        "--directory", type=Path, metavar="DIR", help="--calibrate-dir of a command inside a script"
+    )
+    add("--stop-exit-code", type=_code, default=STOP_EXIT_CODE, metavar="N", help="default 93")
+    add("--grace", type=_time, default=120.0, metavar="TIME", help="SIGTERM to SIGKILL (2m)")
+    add(
+        "--stop-patience",
+        type=_time,
+        default=300.0,
+        metavar="TIME",
+        help="request to save and stop to SIGTERM (5m)",
+    )
+    add("--margin", type=_time, default=300.0, metavar="TIME", help="spare before the limit (5m)")
+    add("--time-limit", type=_time, metavar="TIME", help="from now (default: what Slurm says)")
+    add("--save-before-limit", action="store_true", help="save and stop in time, not only warn")
+    add("--job-time", type=_time, metavar="TIME", help="wall time to count chained jobs for")
+    add(
+        "--resubmit-template",
+        type=Path,
+        metavar="FILE",
+        help=f"script with the advised layout (on an advised stop: DIR/{SCRIPT})",
+    )
+    add("--dry-run", action="store_true", help="say what would run and what the scheduler grants")
+    add("--json", action="store_true", help="one JSON value as the last line of standard output")
+
+
+def _time(text: str) -> float:
+    """Seconds from a number with s, m, h or d, or from Slurm's ``days-hours:minutes:seconds``."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text, re.ASCII)
+    if match is not None:
+        return float(match[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[match[2]]
+    found = duration_s(text)
+    if 0 < found < float("inf"):
+        return found
+    raise argparse.ArgumentTypeError(f"{text!r} is no time; such as 600, 10m, 48h or 2-00:00:00")
+
+
+def _code(text: str) -> int:
+    if re.fullmatch(r"\d{1,3}", text, re.ASCII) and 1 <= int(text) <= 125:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no exit code to choose; give 1 to 125")

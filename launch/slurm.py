@@ -1,0 +1,176 @@
+"""The allocation that a scheduler gave: when it began, when it ends, and where that was read."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+_YEAR_S = 365 * 86400.0
+_PATIENCE_S = 20.0
+QUARTER_S = 900.0
+
+Ask = Callable[[Sequence[str]], "str | None"]
+"""A command to what it prints; None where it is absent, fails or hangs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """What the scheduler grants; None where it does not say or sets no limit."""
+
+    job_id: str = ""
+    start_unix_s: float | None = None
+    end_unix_s: float | None = None
+    source: str = ""
+    """Where it was read, in words; empty: nowhere."""
+
+    @property
+    def length_s(self) -> float | None:
+        """From the start to the limit."""
+        if self.start_unix_s is None or self.end_unix_s is None:
+            return None
+        return self.end_unix_s - self.start_unix_s
+
+
+def allocation(
+    environ: Mapping[str, str], now_unix_s: float, ask: Ask | None = None, *, is_anew: bool = False
+) -> Allocation:
+    """The allocation of this job; without a source where Slurm cannot be asked, as in a container.
+
+    The variables (Slurm 23.02 and later) hold what was granted at the start and cost no call;
+    ``is_anew`` asks first, since a limit can be changed while a job runs.
+    """
+    job_id = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or ""
+    if not job_id:
+        return Allocation()
+    ask = ask or ask_slurm
+    told = from_environment(environ, job_id)
+    if told is not None and not is_anew:
+        return told
+    shown = ask(["scontrol", "show", "job", "-o", job_id])
+    found = None if shown is None else from_scontrol(shown, job_id)
+    if found is None and told is None:
+        left = ask(["squeue", "-h", "-j", job_id, "-o", "%L"])
+        found = None if left is None else from_squeue(left, job_id, now_unix_s)
+    return found or told or Allocation(job_id=job_id)
+
+
+def from_environment(environ: Mapping[str, str], job_id: str) -> Allocation | None:
+    """From ``SLURM_JOB_START_TIME`` and ``SLURM_JOB_END_TIME``, in Unix seconds.
+
+    A job without a limit has its end a year after its start there.
+    """
+    try:
+        start, end = (float(environ[f"SLURM_JOB_{edge}_TIME"]) for edge in ("START", "END"))
+    except (KeyError, ValueError):
+        return None
+    is_limited = start < end < start + _YEAR_S
+    return Allocation(
+        job_id=job_id,
+        start_unix_s=start,
+        end_unix_s=end if is_limited else None,
+        source="SLURM_JOB_END_TIME",
+    )
+
+
+def from_scontrol(text: str, job_id: str) -> Allocation | None:
+    """From ``scontrol show job -o``; of an array the first element. Times are local to the node.
+
+    >>> text = "TimeLimit=UNLIMITED TimeMin=N/A StartTime=2026-11-22T00:23:02 EndTime=Unknown"
+    >>> from_scontrol(text, "7").end_unix_s is None
+    True
+    """
+    # With its neighbours, since the name of a job may be any text.
+    span = re.search(r" ?TimeLimit=(\S+) TimeMin=", text)
+    edges = re.search(r" StartTime=(\S+) EndTime=(\S+)", text)
+    if span is None or edges is None:
+        return None
+    start, end = _moment(edges[1]), _moment(edges[2])
+    limit = duration_s(span[1])
+    if math.isinf(limit):
+        end = None
+    elif end is None and start is not None and not math.isnan(limit):
+        end = start + limit
+    return Allocation(job_id=job_id, start_unix_s=start, end_unix_s=end, source="scontrol")
+
+
+def from_squeue(text: str, job_id: str, now_unix_s: float) -> Allocation | None:
+    """From the time that is left, as ``squeue -o %L`` prints it."""
+    left = duration_s(text.strip().partition("\n")[0])
+    if math.isnan(left):
+        return None
+    end = None if math.isinf(left) else now_unix_s + left
+    return Allocation(job_id=job_id, end_unix_s=end, source="squeue")
+
+
+def duration_s(text: str) -> float:
+    """Slurm's ``[days-]hours:minutes:seconds``, ``minutes:seconds`` or ``days-hours`` in seconds.
+
+    Infinite for ``UNLIMITED``, not a number for anything else.
+
+    >>> duration_s("1-02:00:00"), duration_s("30:00"), duration_s("2-12"), duration_s("UNLIMITED")
+    (93600.0, 1800.0, 216000.0, inf)
+    """
+    if text.upper() in ("UNLIMITED", "INFINITE"):
+        return math.inf
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text, re.ASCII)
+    if match is None:
+        return math.nan
+    days, parts = match[1], [float(part) for part in match[2].split(":")]
+    if days is not None:  # days-hours[:minutes[:seconds]]
+        hours, minutes, seconds = (*parts, 0.0, 0.0)[:3]
+        return int(days) * 86400.0 + hours * 3600.0 + minutes * 60.0 + seconds
+    hours, minutes, seconds = {1: (0.0, parts[0], 0.0), 2: (0.0, *parts), 3: tuple(parts)}[
+        len(parts)
+    ]
+    return hours * 3600.0 + minutes * 60.0 + seconds
+
+
+def time_option(time_s: float) -> str:
+    """The value of ``--time`` that holds so long, rounded up to a quarter of an hour.
+
+    >>> time_option(93600.0 - 1.0), time_option(60.0)
+    ('1-02:00:00', '00:15:00')
+    """
+    minutes = max(1, math.ceil(time_s / QUARTER_S)) * 15
+    days, minutes = divmod(minutes, 1440)
+    text = f"{minutes // 60:02d}:{minutes % 60:02d}:00"
+    return f"{days}-{text}" if days else text
+
+
+def num_jobs(left_s: float, job_s: float, lost_s: float) -> int | None:
+    """Jobs of ``job_s`` that do ``left_s`` of work when each loses ``lost_s``; None: none would do.
+
+    >>> num_jobs(100.0, 24.0, 4.0), num_jobs(1.0, 4.0, 4.0)
+    (5, None)
+    """
+    return math.ceil(left_s / (job_s - lost_s)) if job_s > lost_s else None
+
+
+def ask_slurm(command: Sequence[str]) -> str | None:
+    """What the command prints; None where it is absent, fails or does not answer in time."""
+    try:
+        done = subprocess.run(
+            list(command),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_PATIENCE_S,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def _moment(text: str) -> float | None:
+    """Unix seconds; None for ``Unknown`` and the like."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None

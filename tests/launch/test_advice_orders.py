@@ -1,0 +1,57 @@
+"""What the companion asks of training after each decision."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.launch.beside import PATIENCE_S, Beside, Options
+from forerun.launch.wandb_sink import NoSink
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
+
+
+def asked(directory: Path, num_windows: int, **settings: Any) -> list[dict[str, Any]]:
+    """The orders of a run whose deadline is over, window after window."""
+    orders: list[dict[str, Any]] = []
+    told = {"deadline_unix_s": 900.0, **settings}
+    beside = Beside(
+        Options(directory=directory, run_id="golden-run", settings=told),
+        open_sink=lambda _: NoSink(),
+        give_order=orders.append,
+    )
+    for step in range(3, 11):
+        value = {"event": "step", "step": step, "time_s": 0.15, "gap_s": 0.0, "is_hooked": False,
+                 "window": 0, "is_after_window": False, "flags": [], "unix_s": 1000.0}  # fmt: skip
+        beside.handle(value, 1000.0)
+    for window in range(num_windows):
+        beside.handle({"event": "window_closed", "window": window, "last_step": 10}, 1000.0)
+        beside.poll(1001.0 + PATIENCE_S * (window + 1))
+    return orders
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    shutil.copytree(GOLDEN / "records", tmp_path / "records")
+    return tmp_path
+
+
+def test_a_second_window_is_asked_for_and_then_the_stop(directory: Path) -> None:
+    first, second = asked(directory, 2, on_advice="stop", host_argv=["t.py", "--save", "there"])
+    assert (first["order"], second["order"]) == ("window", "stop")
+    assert first["reason"].startswith("deadline")
+    assert second["rule"] == "deadline" and "after the deadline" in second["reason"]
+    assert second["command"][-2:] == ["--load", "there"]
+
+
+def test_where_windows_come_by_themselves_none_is_asked_for(directory: Path) -> None:
+    orders = asked(directory, 2, on_advice="stop", every=500)
+    assert [order["order"] for order in orders] == ["stop"]
+
+
+@pytest.mark.parametrize("choice", ["log", "alert"])
+def test_a_run_that_is_not_to_be_stopped_gets_no_order(directory: Path, choice: str) -> None:
+    assert not asked(directory, 2, on_advice=choice)

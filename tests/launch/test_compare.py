@@ -1,0 +1,160 @@
+"""Forecasts that are kept, the end of a run, and both held against each other."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+
+from forerun.calib.analysis import Request, analyse
+from forerun.calib.samples.store import read_lines, read_run
+from forerun.calib.samples.table import build_table
+from forerun.launch.beside import Beside, Options
+from forerun.launch.cli import ExitCode, main
+from forerun.launch.forecast_log import FORECASTS
+from forerun.launch.report_charts import charts
+from forerun.launch.report_page import PAGE, page_of, render
+
+ROOT = Path(__file__).parent.parent.parent
+GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
+WINDOW_END, NUM_STEPS, STEP_S = 11, 20, 0.15
+MOST_NBYTES = 5_000_000
+
+
+class Silent:
+    """A sink that keeps nothing."""
+
+    where = "nowhere"
+
+    def step(self, step: int, values: Mapping[str, float]) -> None: ...
+    def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None: ...
+    def alert(self, title: str, text: str) -> None: ...
+    def close(self, summary: Mapping[str, Any]) -> None: ...
+
+
+def run_to(directory: Path, last: int) -> None:
+    """The recorded run, told again up to step ``last`` of 20; 1 s later it is over."""
+    shutil.copytree(GOLDEN / "records", directory / "records")
+    start = float(build_table(read_run(directory)).runs["started_unix_s"].min())
+    options = Options(directory=directory, run_id="golden-run", settings={})
+    beside = Beside(options, open_sink=lambda _: Silent())
+    for step in range(last):
+        at = start + STEP_S * (step + 1)
+        is_inside = 3 <= step < WINDOW_END
+        beside.handle(
+            {
+                "event": "step", "step": step, "time_s": STEP_S, "gap_s": 0.0, "is_hooked": False,
+                "window": 0 if is_inside else None, "is_after_window": step >= WINDOW_END,
+                "flags": ["warmup"] if step < 3 else [], "unix_s": at,
+            },
+            at,
+        )  # fmt: skip
+        if step == WINDOW_END - 1:
+            closed = {"event": "window_closed", "window": 0, "last_step": step}
+            beside.handle(closed, at)
+            beside.poll(at)
+    end = start + STEP_S * last + 1.0
+    beside.handle({"event": "end", "step": last - 1, "unix_s": end}, end)
+    beside.finish(end + 5.0)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    run_to(directory, NUM_STEPS)
+    return directory
+
+
+def test_forecasts_and_the_end_are_kept(whole: Path) -> None:
+    values, problems = read_lines(whole / FORECASTS)
+    kinds = [value["kind"] for value in values]
+    assert not problems and kinds[-1] == "end" and kinds.count("end") == 1
+    first, end = values[0], values[-1]
+    assert (first["iteration"], first["steps_left"]) == (WINDOW_END, NUM_STEPS - WINDOW_END)
+    assert first["run_id"] == "golden-run"
+    assert end["end_unix_s"] - end["last_step_unix_s"] == pytest.approx(1.0)
+    assert (end["iteration"], end["num_steps"]) == (NUM_STEPS, NUM_STEPS - WINDOW_END)
+
+
+def test_the_error_is_that_of_the_first_forecast(
+    whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *_, end = read_lines(whole / FORECASTS)[0]
+    assert main(["compare", str(whole), "--json"]) == ExitCode.ANSWER
+    (told,) = json.loads(capsys.readouterr().out)["runs"]
+    start = first["unix_s"] - first["elapsed_s"]
+    expected = (first["finish_p50_unix_s"] - end["end_unix_s"]) / (end["end_unix_s"] - start)
+    assert told["first_error_of_total_frac"] == pytest.approx(expected)
+    score = json.loads((whole / "score.json").read_text(encoding="utf-8"))
+    assert (score["schema"], score["track"]) == (2, told)
+    assert score["num_scored_steps"] == NUM_STEPS - WINDOW_END
+
+
+def test_a_threshold_that_is_crossed_exits_1(
+    whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", str(whole), "--fail-over", "0"]) == ExitCode.THRESHOLD
+    assert "finish was predicted within" in capsys.readouterr().out
+    assert main(["compare", str(whole.parent), "--fail-over", "10"]) == ExitCode.ANSWER
+    assert main(["compare", str(whole), "--fail-over", "-1"]) == ExitCode.USAGE
+
+
+def test_a_run_that_was_cut_short_is_not_scored_on_its_finish(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_to(tmp_path, NUM_STEPS - 4)
+    assert "finish was predicted" not in capsys.readouterr().out
+    assert main(["compare", str(tmp_path), "--fail-over", "0"]) == ExitCode.ANSWER
+    assert "not reached" in capsys.readouterr().out
+
+
+def test_damaged_lines_are_named_and_the_rest_is_used(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (whole / FORECASTS).read_text(encoding="utf-8").splitlines()
+    text = "\n".join([lines[0], lines[0][:40], '{"schema": 1, "kind": "?"}', lines[-1]])
+    (tmp_path / FORECASTS).write_text(text, encoding="utf-8")
+    assert main(["compare", str(tmp_path)]) == ExitCode.ANSWER
+    err = capsys.readouterr().err
+    assert "line 2: damaged" in err and "kind '?'" in err
+
+
+def test_no_forecasts_are_no_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(tmp_path)]) == ExitCode.NO_DATA
+    assert "--calibrate" in capsys.readouterr().err
+
+
+def test_the_page_needs_no_network_and_is_small(whole: Path) -> None:
+    text = (whole / PAGE).read_text(encoding="utf-8")
+    assert len(text.encode()) < MOST_NBYTES
+    assert "<script src" not in text and "<link" not in text
+    assert text.count('id="chart-') >= 8
+    assert "finish was predicted within" in text
+
+
+def test_plotly_accepts_every_chart(whole: Path) -> None:
+    table = build_table(read_run(whole))
+    answer = analyse(table, Request(now_unix_s=1.0, last_step=WINDOW_END))
+    drawn = charts(page_of(whole, table, answer))
+    titles = [title for title, _ in drawn]
+    assert len(titles) == len(set(titles)) >= 7
+    for _, figure in drawn:
+        assert go.Figure(figure).data
+    finish = dict(drawn)["When the run ends, as forecast over time"]
+    assert "actual end" in [trace["name"] for trace in finish["data"]]
+
+
+def test_markup_in_a_report_stays_text(whole: Path) -> None:
+    table = build_table(read_run(whole))
+    answer = analyse(table, Request(now_unix_s=1.0, last_step=WINDOW_END))
+    evil = (("</script>", 1.0, 2.0),)
+    page = replace(page_of(whole, table, answer), notes=("<b>&</b>",), operators=evil)
+    text = render(page)
+    assert "&lt;b&gt;&amp;&lt;/b&gt;" in text
+    assert text.partition("const figures")[2].count("</script>") == 1

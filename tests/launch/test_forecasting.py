@@ -1,0 +1,143 @@
+"""Forecasts between windows, on the recorded run; energy from counters that a stand-in holds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forerun.calib.analysis import Answer, Request, analyse
+from forerun.calib.samples.store import read_run
+from forerun.calib.samples.table import build_table
+from forerun.launch.beside import Beside, Options
+from forerun.launch.energy import open_meter
+from forerun.launch.forecasting import AGAIN_AFTER_S, AGAIN_AFTER_STEPS, Forecasts, RunSoFar
+from forerun.launch.scoring import StepRow
+from forerun.launch.wandb_sink import NoSink
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "cpu_dp2"
+BEGIN_S = 1795187030.0
+
+
+def row(iteration: int, time_s: float = 0.2, *flags: str) -> StepRow:
+    return StepRow(
+        iteration=iteration,
+        time_s=time_s,
+        window=None,
+        is_after_window=True,
+        is_hooked=False,
+        flags=flags,
+    )
+
+
+@pytest.fixture(scope="module")
+def answer() -> Answer:
+    found = analyse(build_table(read_run(GOLDEN)), Request(now_unix_s=BEGIN_S, last_step=11))
+    cadence = replace(found.outlook.config.cadence, train_iters=1000)
+    config = replace(found.config, cadence=cadence)
+    return replace(found, config=config, outlook=replace(found.outlook, config=config))
+
+
+def test_what_is_irregular_is_kept_apart() -> None:
+    run = RunSoFar()
+    for iteration in range(1, 41):
+        run.add(row(iteration), BEGIN_S + iteration)
+    run.add(row(41, 0.9, "collected"), BEGIN_S + 41)
+    run.add(row(42, 5.0, "warmup", "collected"), BEGIN_S + 42)
+    run.add_bracket({"name": "eval", "time_s": 3.0})
+    found = run.request(Request(now_unix_s=0.0), BEGIN_S + 99)
+    assert found.step_numbers == tuple(range(1, 41))
+    assert found.irregular_times_s == (0.9,) and found.num_regular == 40
+    assert found.eval_times_s == (3.0,)
+    # Events may have waited: the forecast starts where the last step ended.
+    assert (found.now_unix_s, found.last_step) == (BEGIN_S + 42, 42)
+
+
+def test_a_new_forecast_waits_for_steps_and_seconds(answer: Answer) -> None:
+    run, made = RunSoFar(), Forecasts()
+    made.answered(answer, 11)
+    wishes = Request(now_unix_s=0.0)
+    for iteration in range(12, 12 + AGAIN_AFTER_STEPS):
+        assert made.again(answer, run, wishes, BEGIN_S + AGAIN_AFTER_S) is None
+        run.add(row(iteration), BEGIN_S + iteration)
+    assert made.again(answer, run, wishes, BEGIN_S + 0.5 * AGAIN_AFTER_S) is None
+    found = made.again(answer, run, wishes, BEGIN_S + AGAIN_AFTER_S)
+    assert found is not None
+    assert found.remaining_s == pytest.approx(0.2 * (1000 - run.last_iteration), rel=1e-6)
+    assert made.again(answer, run, wishes, BEGIN_S + 1e6) is None
+
+
+def test_it_is_news_where_the_end_leaves_the_interval(answer: Answer) -> None:
+    said = answer.forecast
+    made = Forecasts()
+    made.answered(answer, 11)
+    inside = replace(said, finish_p50_unix_s=0.5 * (said.now_unix_s + said.finish_p95_unix_s))
+    assert not made.is_news(replace(said, now_unix_s=said.now_unix_s + 1))
+    late = replace(inside, finish_p50_unix_s=said.finish_p95_unix_s + 1)
+    assert made.is_news(late)
+    assert not made.is_news(replace(said, finish_p50_unix_s=said.finish_p95_unix_s))
+
+
+def test_the_companion_writes_it_and_says_only_news(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(GOLDEN / "records", tmp_path / "records")
+    counters = iter(range(10**6))
+    beside = Beside(
+        Options(directory=tmp_path, run_id="golden-run", settings={"num_ranks": 2}),
+        open_sink=lambda _: NoSink(),
+        read_energy=lambda: 100.0 * next(counters),
+    )
+
+    def step(number: int, time_s: float) -> dict[str, Any]:
+        return {
+            "event": "step", "step": number, "time_s": time_s, "window": None,
+            "is_after_window": number >= 11, "is_hooked": False, "flags": [],
+            "unix_s": BEGIN_S + number * time_s,
+        }  # fmt: skip
+
+    for number in range(11):
+        beside.handle(step(number, 0.13), BEGIN_S)
+    beside.handle({"event": "window_closed", "window": 0, "last_step": 10}, BEGIN_S)
+    beside.poll(BEGIN_S + 2)
+    assert capsys.readouterr().out.count("finish ") == 1
+    first = json.loads((tmp_path / "forecast.json").read_text(encoding="utf-8"))
+    # The recorded run has 20 steps; slow ones then bring it far beyond its interval.
+    for number in range(11, 19):
+        beside.handle(step(number, 60.0), BEGIN_S + 500)
+    beside.poll(BEGIN_S + 5000)
+    assert "finish " not in capsys.readouterr().out  # 8 new steps are not yet 20
+    assert json.loads((tmp_path / "forecast.json").read_text(encoding="utf-8")) == first
+    assert first["energy_j"] is None or first["energy_j"] >= 0
+
+
+def nvml(num_devices: int) -> Any:
+    counts = [1000 * (index + 1) for index in range(num_devices)]
+    return SimpleNamespace(
+        nvmlInit=lambda: None,
+        nvmlDeviceGetCount=lambda: num_devices,
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetTotalEnergyConsumption=lambda index: counts[index],
+    )
+
+
+@pytest.mark.parametrize(
+    ("visible", "num_local", "expected_j"),
+    [("", 2, 3.0), ("1", 1, 2.0), ("", 1, None), ("0,1", 2, 3.0), ("MIG-0", 1, None)],
+)
+def test_only_devices_of_this_job_are_counted(
+    monkeypatch: pytest.MonkeyPatch, visible: str, num_local: int, expected_j: float | None
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(2))
+    assert open_meter(num_local, {"CUDA_VISIBLE_DEVICES": visible})() == expected_j
+
+
+def test_without_a_driver_there_is_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert open_meter(1, {})() is None

@@ -1,0 +1,379 @@
+"""``forerun run``: codes, signals, and /proc afterwards; processes are real, torchrun is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forerun.launch.run_files import StopRequests, request_stop, withdraw_request
+
+SUPPORT = Path(__file__).parent.parent / "support"
+PATIENCE_S = 60.0
+
+
+class Launch:
+    """One ``forerun run`` in a process of its own."""
+
+    def __init__(self, home: Path, *command: str, options: tuple[str, ...] = ()) -> None:
+        self.home = home
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "forerun.launch.cli", "run", "--json", *options, "--", *command],
+            cwd=home,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.err = ""
+
+    def end(self) -> tuple[int, dict[str, object]]:
+        out, self.err = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, json.loads(out.splitlines()[-1])
+
+
+class Torchrun(Launch):
+    """A wrapped stand-in for torchrun, with its workers there."""
+
+    def __init__(
+        self, home: Path, worker: str, *flags: str, options: tuple[str, ...] = ("--grace=3s",)
+    ) -> None:
+        self.pids = home / "pids"
+        script = str(SUPPORT / "fake_launcher.py")
+        super().__init__(
+            home,
+            *(sys.executable, "-S", script, str(self.pids), worker, "60", *flags),
+            options=options,
+        )
+        wait_until(lambda: self.pids.exists() and self.pids.read_text().count("\n") == 2)
+
+    @property
+    def agent(self) -> int:
+        return int((self.home / "pids.agent").read_text())
+
+    def left(self) -> list[int]:
+        everyone = [*map(int, self.pids.read_text().split()), self.agent, self.process.pid]
+        return [pid for pid in everyone if is_alive(pid)]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_until(is_true: object) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not is_true():  # type: ignore[operator]
+        assert time.monotonic() < end, "patience is over"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    for pid in (tmp_path / "pids").read_text().split() if (tmp_path / "pids").exists() else ():
+        if is_alive(int(pid)):  # a test has failed: its sleepers must not stay
+            os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -9 $$", 137), ("kill -ABRT $$", 134)]
+)
+def test_the_code_is_the_commands_own(home: Path, script: str, code: int) -> None:
+    found, said = Launch(home, "bash", "-c", script).end()
+    assert (found, said["exit_code"], said["num_left"]) == (code, code, 0)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+@pytest.mark.parametrize("worker", ["plain", "saving"])
+def test_a_signal_is_passed_on_once_and_leaves_nobody(home: Path, name: str, worker: str) -> None:
+    launch = Torchrun(home, worker)
+    number = getattr(signal, name)
+    launch.process.send_signal(number)
+    if name == "SIGTERM":
+        time.sleep(0.1)
+        launch.process.send_signal(number)
+    code, said = launch.end()
+    assert (code, said["signals"], said["num_killed"]) == (1, [number], 0)
+    assert (home / "pids.signals").read_text() == str(int(number))
+    assert launch.left() == []
+    saved = home / "pids.saved"
+    assert (saved.read_text().count("saved") if saved.exists() else 0) == 2 * (worker == "saving")
+
+
+def test_the_second_interrupt_does_not_wait_for_the_deaf(home: Path) -> None:
+    launch = Torchrun(home, "deaf", options=("--grace=50s",))
+    begin = time.monotonic()
+    launch.process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    launch.process.send_signal(signal.SIGINT)
+    code, said = launch.end()
+    assert code == 137 and launch.left() == []
+    assert time.monotonic() - begin < 40.0 and said["num_killed"]
+
+
+def test_who_ignores_sigterm_is_killed_after_the_grace(home: Path) -> None:
+    launch = Torchrun(home, "deaf", options=("--grace=1s",))
+    launch.process.send_signal(signal.SIGTERM)
+    code, said = launch.end()
+    assert code == 137 and said["num_killed"] and launch.left() == []
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGUSR1"])
+@pytest.mark.parametrize("worker", ["saving", "deaf"])
+def test_orphans_of_a_launcher_that_dies_are_ended(home: Path, name: str, worker: str) -> None:
+    launch = Torchrun(home, worker, options=("--grace=2s",))
+    number = getattr(signal, name)
+    os.kill(launch.agent, number)
+    code, said = launch.end()
+    assert code == 128 + number and launch.left() == []
+    assert bool(said["num_killed"]) is (worker == "deaf")
+    assert (home / "pids.saved").exists() is (worker == "saving")
+
+
+def test_a_wrapper_that_is_killed_takes_its_launcher_with_it(home: Path) -> None:
+    launch = Torchrun(home, "saving")
+    launch.process.kill()
+    launch.process.communicate(timeout=PATIENCE_S)
+    wait_until(lambda: launch.left() == [])
+    assert (home / "pids.saved").read_text().count("saved") == 2
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
+def test_a_warning_without_a_session_ends_the_command(home: Path, name: str) -> None:
+    launch = Torchrun(home, "saving")
+    launch.process.send_signal(getattr(signal, name))
+    code, said = launch.end()
+    assert (code, said["signals"]) == (1, [signal.SIGTERM]) and name in str(said["asked"])
+    assert (home / "pids.saved").read_text().count("saved") == 2 and launch.left() == []
+
+
+def test_a_warning_becomes_a_request_that_no_later_launch_finds(home: Path) -> None:
+    request = home / "out" / "stop-request.json"
+    launch = Torchrun(
+        home,
+        *("saving", "--calibrate-dir=out", "--calibrate-on-advice=stop"),
+        options=("--grace=3s", "--stop-patience=1s"),
+    )
+    launch.process.send_signal(signal.SIGUSR1)
+    wait_until(request.exists)
+    asked = json.loads(request.read_text())
+    assert asked["rule"] == "request" and "SIGUSR1" in asked["reason"]
+    assert not (home / "pids.signals").exists(), "the command must not have seen a signal yet"
+    code, said = launch.end()  # nobody answers here: SIGTERM after the patience
+    assert (code, said["signals"]) == (1, [signal.SIGTERM])
+    assert launch.left() == [] and not request.exists()
+
+
+STOPPING = """
+import json, pathlib, sys, time
+home = pathlib.Path("out"); home.mkdir(exist_ok=True)
+value = {"schema": 1, "run_id": "r", "iteration": 30, "unix_s": time.time() + float(sys.argv[1]),
+         "reason": "restart would save 3 h", "rule": sys.argv[2],
+         "command": ["train.py", "--lr", "1", "--tensor-model-parallel-size", "2"]}
+(home / "stop.json").write_text(json.dumps(value))
+sys.exit(int(sys.argv[3]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("shift", "rule", "child", "options", "code"),
+    [
+        ("0", "restart", "0", (), 93),
+        ("0", "deadline", "1", (), 93),
+        ("0", "restart", "0", ("--stop-exit-code=42",), 42),
+        ("0", "request", "0", (), 0),
+        ("-3600", "restart", "0", (), 0),
+        ("-3600", "restart", "5", (), 5),
+    ],
+)
+def test_only_an_advised_stop_of_this_launch_is_93(
+    home: Path, shift: str, rule: str, child: str, options: tuple[str, ...], code: int
+) -> None:
+    command = (sys.executable, "-S", "-c", STOPPING, shift, rule, child)
+    found, said = Launch(home, *command, "--calibrate-dir=out", options=options).end()
+    assert (found, said["child_code"]) == (code, int(child))
+    assert (said["stop"] is not None) is (shift == "0")
+
+
+def test_an_advised_stop_leaves_a_script_that_starts_the_advised_layout(home: Path) -> None:
+    (home / "train.py").write_text("import sys; print(sys.argv[1:])")
+    (home / "launch.py").write_text(STOPPING)
+    command = (sys.executable, "launch.py", "0", "restart", "0", "train.py", "--lr", "1")
+    code, said = Launch(home, *command, "--calibrate", "--calibrate-dir=out").end()
+    script = home / str(said["resubmit"])
+    assert code == 93 and os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    text = " ".join(script.read_text().replace("\\\n", "").split())
+    assert "train.py --lr 1 --tensor-model-parallel-size 2 --calibrate --calibrate-dir=out" in text
+
+
+SLEEPER = "import pathlib, time; pathlib.Path('up').touch(); time.sleep(60)"
+
+
+def test_it_saves_before_the_limit_only_where_that_is_wanted(home: Path) -> None:
+    command = (sys.executable, "-S", "-c", SLEEPER)
+    limit = ("--time-limit=3s", "--margin=1s", "--grace=1s")
+    saving = Launch(home, *command, options=(*limit, "--save-before-limit"))
+    code, said = saving.end()
+    assert code == 143 and "before the limit" in str(said["asked"])
+    warning = Launch(home, "sleep", "4", options=limit)
+    code, said = warning.end()
+    assert (code, said["asked"]) == (0, "") and "--save-before-limit" in warning.err
+
+
+def test_the_session_is_told_the_limit_and_workers_have_time_to_save(home: Path) -> None:
+    show = "echo $FORERUN_LIMIT_UNIX_S $TORCH_ELASTIC_SHUTDOWN_TIMEOUT > seen"
+    begin = time.time()
+    Launch(home, "bash", "-c", show, options=("--time-limit=1h", "--grace=90s")).end()
+    limit, timeout = (home / "seen").read_text().split()
+    assert begin + 3599 <= float(limit) <= time.time() + 3600 and timeout == "89"
+
+
+FORECAST = """
+import json, pathlib, time
+home = pathlib.Path("out"); home.mkdir()
+(home / "request.json").write_text(json.dumps({"save_times_s": [60.0, 90.0]}))
+(home / "forecast.json").write_text(json.dumps({"now_unix_s": time.time(), "steps_done": 20,
+    "steps_left": 80, "remaining_s": 36000.0, "remaining_high_s": 40000.0}))
+raise SystemExit(1)
+"""
+
+
+def test_the_next_job_is_as_long_as_what_is_left(home: Path) -> None:
+    command = (sys.executable, "-S", "-c", FORECAST)
+    options = ("--directory=out", "--time-limit=5h", "--margin=10m", "--job-time=4h")
+    launch = Launch(home, *command, options=options)
+    code, said = launch.end()
+    found = said["suggestion"]
+    assert code == 1 and isinstance(found, dict)
+    # 40,000 s, a save of 90 s, 600 s to spare, start-up below a minute: 11 h 18 min, so 11 h 30.
+    assert found["time"] == "11:30:00" and found["num_jobs"] == 3
+    # Half of the time that is expected to be left passes before the limit: 20 % + 80 % / 2.
+    assert "60 % done at the limit" in launch.err
+
+
+REAL_WORKER = """
+import os, pathlib, signal, subprocess, time
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+child = subprocess.Popen(["sleep", "60"])
+with open("pids", "a") as out:
+    out.write(f"{os.getpid()} {child.pid}\\n")
+while not asked:
+    time.sleep(0.02)
+time.sleep(1)
+with open("pids.saved", "a") as out:
+    out.write("saved\\n")
+child.kill()
+raise SystemExit(3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGKILL"])
+def test_workers_of_a_real_torchrun_save_and_nobody_stays(home: Path, name: str) -> None:
+    pytest.importorskip("torch")
+    (home / "worker.py").write_text(REAL_WORKER)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=2")
+    launch = Launch(home, *torchrun, "--nproc-per-node=2", "worker.py", options=("--grace=20s",))
+    pids = home / "pids"
+    wait_until(lambda: pids.exists() and pids.read_text().count("\n") == 2)
+    number = getattr(signal, name)
+    if name == "SIGKILL":  # torchrun itself, as for want of memory: its workers are orphans
+        worker = int(pids.read_text().split()[0])
+        os.kill(int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1]), 9)
+    else:
+        launch.process.send_signal(number)
+    code, said = launch.end()
+    assert code == (137 if name == "SIGKILL" else 1), launch.err
+    assert (home / "pids.saved").read_text().count("saved") == 2
+    assert said["num_killed"] == 0
+    assert [pid for pid in map(int, pids.read_text().split()) if is_alive(pid)] == []
+
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "pretrain_gpt.py"
+TINY = (
+    *("--num-layers", "2", "--hidden-size", "32", "--seq-length", "32", "--micro-batch-size", "2"),
+    *("--global-batch-size", "8", "--train-iters", "100000", "--save", "ck"),
+    *("--save-interval", "100000", "--distributed-backend", "gloo", "--log-interval", "50"),
+)
+
+
+@pytest.mark.slow
+def test_a_warning_makes_a_real_run_save_and_stop(home: Path) -> None:
+    pytest.importorskip("megatron.core")
+    launch = Launch(
+        home,
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+        *(str(RECIPE), *TINY, "--calibrate", "--calibrate-steps=4", "--calibrate-dir=out"),
+        *("--calibrate-device=cpu", "--calibrate-wandb=off"),
+        options=("--time-limit=30m", "--grace=30s"),
+    )
+    wait_until(lambda: (home / "out" / "report.md").exists())
+    launch.process.send_signal(signal.SIGUSR1)
+    code, said = launch.end()
+    stop, asked = said["stop"], said["suggestion"]
+    assert isinstance(stop, dict) and isinstance(asked, dict)
+    assert (code, said["signals"], stop["rule"]) == (0, [], "request")
+    last = int((home / "ck" / "latest_checkpointed_iteration.txt").read_text())
+    assert last == stop["iteration"] > 7
+    # 100,000 steps do not fit into 30 minutes.
+    assert "% done at the limit" in launch.err and asked["num_jobs"] != 1
+
+
+def test_dry_run_starts_nothing(home: Path) -> None:
+    code, said = Launch(home, "touch", "started", options=("--dry-run",)).end()
+    assert code == 0 and said["command"] == ["touch", "started"]
+    assert not (home / "started").exists()
+
+
+@pytest.mark.parametrize(("command", "code"), [(("no-such-program",), 127), (("/etc/hosts",), 126)])
+def test_what_cannot_be_started_has_the_shells_code(
+    home: Path, command: tuple[str, ...], code: int
+) -> None:
+    launch = Launch(home, *command)
+    assert launch.end()[0] == code and launch.err.count("\n") == 1
+
+
+def test_it_needs_the_standard_library_alone() -> None:
+    code = (
+        "import sys; from forerun.launch.cli import main; main(['run', '--', 'true']); "
+        "print(sorted(set(sys.modules) & {'torch', 'numpy', 'pandas', 'wandb', 'rich'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_request_is_passed_on_once_and_only_to_the_run_that_it_is_for(home: Path) -> None:
+    given: list[dict[str, object]] = []
+    assert request_stop(home, "SIGUSR1 from the scheduler")
+    StopRequests(home, time.time() + 60.0, given.append).look()
+    assert given == []
+    requests = StopRequests(home, time.time() - 60.0, given.append)
+    requests.look()
+    requests.look()
+    order = {"order": "stop", "rule": "request", "reason": "SIGUSR1 from the scheduler"}
+    assert given == [order]
+    withdraw_request(home)
+    assert list(home.iterdir()) == []
+
+
+def test_without_a_command_it_is_a_usage_error(home: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "forerun.launch.cli", "run"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=home,
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1

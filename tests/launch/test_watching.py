@@ -1,0 +1,99 @@
+"""A drift in the companion: said, kept, asked about, and what the forecast then rests on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forerun.launch.scoring import StepRow
+from forerun.launch.watching import DRIFT, Watching
+
+STEP_S = 0.5
+
+
+class Listener:
+    """What a watching says and asks for."""
+
+    def __init__(self, directory: Path, run_id: str = "run") -> None:
+        self.lines: list[str] = []
+        self.orders: list[dict[str, Any]] = []
+        self.watching = Watching(
+            directory, run_id, tell=self.lines.append, give_order=self.orders.append
+        )
+
+
+def rows(times_s: np.ndarray, flags: dict[int, tuple[str, ...]] | None = None) -> list[StepRow]:
+    return [
+        StepRow(
+            iteration=i + 1, time_s=float(time_s), window=None, is_after_window=True,
+            is_hooked=False, flags=(flags or {}).get(i + 1, ()), unix_s=float(i),
+        )
+        for i, time_s in enumerate(times_s)
+    ]  # fmt: skip
+
+
+def noisy(count: int) -> np.ndarray:
+    return STEP_S * np.exp(0.01 * np.random.default_rng(0).standard_normal(count))
+
+
+def events(directory: Path) -> list[dict[str, Any]]:
+    value = json.loads((directory / DRIFT).read_text(encoding="utf-8"))
+    assert value["schema"] == 1
+    return value["events"]
+
+
+def test_a_drift_is_said_kept_and_asked_about_and_its_recovery_as_well(tmp_path: Path) -> None:
+    told = Listener(tmp_path)
+    times = noisy(300)
+    times[100:200] *= 1.2
+    told.watching.begin()
+    found = [drift for row in rows(times) if (drift := told.watching.add(row)) is not None]
+    assert [drift.since_iteration for drift in found] == pytest.approx([101, 201], abs=2)
+    assert told.lines[0].startswith("drift: step 0.5") and "(+" in told.lines[0]
+    assert told.lines[1].startswith("recovered: step 0.6")
+    assert [order["order"] for order in told.orders] == ["window", "window"]
+    assert [e["kind"] for e in events(tmp_path)] == ["slower", "recovered"]
+    values = told.watching.values()
+    assert values["level_s"] == pytest.approx(STEP_S, rel=0.02)
+    assert values["drift_frac"] == pytest.approx(0.0, abs=0.02)
+
+
+def test_what_came_before_the_first_answer_is_judged_with_it(tmp_path: Path) -> None:
+    told, times = Listener(tmp_path), noisy(120)
+    times[60:] *= 1.3
+    assert not any(told.watching.add(row) for row in rows(times))
+    (drift,) = told.watching.begin()
+    assert drift.since_iteration == pytest.approx(61, abs=1)
+
+
+def test_a_new_batch_size_and_flagged_steps_are_no_drift(tmp_path: Path) -> None:
+    told, times = Listener(tmp_path), noisy(300)
+    times[150:] *= 2.0
+    told.watching.begin(ends=(150, 300))
+    flags = {}
+    for step in range(10, 290, 12):
+        times[step : step + 3] *= 5.0
+        flags |= {step + n: ("evaluated",) for n in (1, 2, 3)}
+    assert not any(told.watching.add(row) for row in rows(times, flags))
+    assert told.lines == [] and not (tmp_path / DRIFT).exists()
+
+
+def test_events_of_earlier_launches_stay_and_a_damaged_file_is_replaced(tmp_path: Path) -> None:
+    times = noisy(120)
+    times[60:] *= 1.3
+    for run_id in ("first", "second"):
+        told = Listener(tmp_path, run_id)
+        told.watching.begin()
+        for row in rows(times):
+            told.watching.add(row)
+    assert [event["run_id"] for event in events(tmp_path)] == ["first", "second"]
+    (tmp_path / DRIFT).write_text("{", encoding="utf-8")
+    told = Listener(tmp_path, "third")
+    told.watching.begin()
+    for row in rows(times):
+        told.watching.add(row)
+    assert [event["run_id"] for event in events(tmp_path)] == ["third"]

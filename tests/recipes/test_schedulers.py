@@ -1,0 +1,99 @@
+"""What a user copies for a scheduler: it parses, it is shipped, its figures are the program's."""
+
+from __future__ import annotations
+
+import configparser
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from forerun.launch.cli import build_parser
+from forerun.launch.flags import is_own, parse, split
+from forerun.launch.resubmit import relaunch, write_script
+from forerun.launch.run_command import wishes_of
+from forerun.launch.run_options import STOP_EXIT_CODE
+
+ROOT = Path(__file__).parent.parent.parent
+SBATCH = ROOT / "recipes" / "slurm.sbatch"
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "1"}
+
+
+@pytest.fixture(scope="module")
+def job() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "recipes" / "kubernetes.yaml").read_text(encoding="utf-8"))
+
+
+def launch_of(text: str) -> list[str]:
+    """The words of the one command that a script becomes."""
+    (line,) = [x for x in text.replace("\\\n", " ").splitlines() if x.startswith("exec ")]
+    return shlex.split(line)[1:]
+
+
+def checked(words: list[str]) -> list[str]:
+    """The training command of a wrapped launch whose options and flags are all known."""
+    assert words[:2] == ["forerun", "run"]
+    place = words.index("--")
+    args = build_parser().parse_args(words[1:place])
+    args.command = words[place + 1 :]
+    parse(split(args.command).own, TORCHRUN, (), ())
+    assert wishes_of(args, {}, 0.0).listens
+    return args.command
+
+
+def test_both_are_shipped() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    shipped = setup["options.package_data"]["forerun.recipes"].split(", ")
+    assert {"slurm.sbatch", "kubernetes.yaml"} <= set(shipped)
+
+
+def test_the_slurm_script_is_bash_and_runs_what_there_is() -> None:
+    subprocess.run(["bash", "-n", str(SBATCH)], check=True)
+    command = checked(launch_of(SBATCH.read_text(encoding="utf-8")))
+    assert command[0] == "srun" and any(map(is_own, command))
+
+
+def test_the_kubernetes_job_gives_up_at_our_exit_code_only(job: dict[str, Any]) -> None:
+    rule, *others = job["spec"]["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob" and rule["onExitCodes"]["values"] == [STOP_EXIT_CODE]
+    assert not [other for other in others if other["action"] == "FailJob"]
+    pod = job["spec"]["template"]["spec"]
+    assert pod["restartPolicy"] == "Never"  # a failure policy is refused with any other
+    (container,) = pod["containers"]
+    assert container["name"] == rule["onExitCodes"]["containerName"]
+    words = [*container["command"], *container["args"]]
+    checked(words)
+    args = build_parser().parse_args(words[1 : words.index("--")])
+    assert args.grace < pod["terminationGracePeriodSeconds"]
+
+
+def test_the_written_script_is_for_the_next_job_and_not_for_this_one(tmp_path: Path) -> None:
+    ran = launch_of(SBATCH.read_text(encoding="utf-8"))
+    given = {"$SLURM_JOB_ID": "4711", "$SLURM_JOB_NUM_NODES": "2", "$SLURMD_NODENAME": "node7"}
+    for name, value in {**given, "$out": "/data/out"}.items():
+        ran = [word.replace(name, value) for word in ran]
+    place = ran.index("--")
+    again = relaunch(ran[place + 1 :], ["pretrain_gpt.py", "--tensor-model-parallel-size", "4"])
+    script = tmp_path / "resubmit.sh"
+    environ = {"SLURM_JOB_ID": "4711", "SLURMD_NODENAME": "node7", "SLURM_JOB_NUM_NODES": "2"}
+    write_script(
+        script,
+        again,
+        wrapper=ran[:place],
+        reason="faster\nelsewhere $(reboot)",
+        time="1-02:00:00",
+        environ=environ,
+    )
+    subprocess.run(["bash", "-n", str(script)], check=True)
+    text = script.read_text()
+    assert "#SBATCH --time=1-02:00:00" in text and "#SBATCH --nodes=2" in text
+    assert "4711" not in text and "node7" not in text
+    assert "\n# Written by forerun: faster elsewhere $(reboot)\n" in text
+    words = launch_of(text)
+    assert words[words.index("--rdzv-endpoint") + 1] == "$SLURMD_NODENAME:29500"
+    assert words[words.index("pretrain_gpt.py") + 1 :][:2] == ["--tensor-model-parallel-size", "4"]
+    checked(words)
