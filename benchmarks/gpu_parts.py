@@ -222,7 +222,9 @@ def nccl_part(runner: Runner) -> Part:
         hooked = runner.run(
             f"{name}, two ranks", options, num_ranks=2, window_steps=4, environ=environ
         )
-        plain = runner.run(f"{name}, plain", options, num_ranks=2, window_steps=0, environ=environ)
+        plain = runner.run(
+            f"{name}, plain", options, num_ranks=2, window_steps=4, environ=environ, is_bare=True
+        )
         num_common = min(len(hooked.loss_bits), len(plain.loss_bits))
         is_equal = num_common > 0 and hooked.loss_bits[:num_common] == plain.loss_bits[:num_common]
         counts = {rank: _counts(found) for rank, found in hooked.records.records.items()}

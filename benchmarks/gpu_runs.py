@@ -126,12 +126,21 @@ class Runner:
         window_steps: int | None = None,
         trace: str = "off",
         environ: Mapping[str, str] | None = None,
+        is_bare: bool = False,
     ) -> Run:
-        """Train, calibrating in a window of so many steps (0: not at all)."""
+        """Train, calibrating in a window of so many steps (0, or ``is_bare``: not at all)."""
         if name not in self.known:
             steps = self.size.window_steps if window_steps is None else window_steps
-            self.known[name] = self._train(name, options, num_ranks, steps, trace, environ or {})
+            flags: tuple[str, ...] = ()
+            if steps and not is_bare:
+                directory = self._directory(name)
+                flags = ("--calibrate", f"--calibrate-steps={steps}", f"--calibrate-trace={trace}")
+                flags += (f"--calibrate-dir={directory}", "--calibrate-wandb=off")
+            self.known[name] = self._train(name, options, num_ranks, steps, flags, environ or {})
         return self.known[name]
+
+    def _directory(self, name: str) -> Path:
+        return self.out / "runs" / re.sub(r"[^A-Za-z0-9]+", "-", name)
 
     def fake(self, name: str, options: tuple[str, ...], rank: int, num_ranks: int) -> Run:
         """One process as rank ``rank`` of ``num_ranks``, in Megatron's fake process group."""
@@ -146,21 +155,18 @@ class Runner:
         options: tuple[str, ...],
         num_ranks: int,
         window_steps: int,
-        trace: str,
+        flags: tuple[str, ...],
         environ: Mapping[str, str],
     ) -> Run:
-        directory = self.out / "runs" / re.sub(r"[^A-Za-z0-9]+", "-", name)
+        directory = self._directory(name)
+        # As many steps with flags as without: data and learning rate follow from their number.
         iters = WARMUP_STEPS + window_steps + 2 + self.size.steps_after
         launcher = [sys.executable]
         if num_ranks:
             torchrun = str(Path(sys.executable).parent / "torchrun")
             launcher = [torchrun, "--standalone", "--nproc-per-node", str(num_ranks)]
         command = [*launcher, str(RECIPE), *self.size.options, *options]
-        command += ["--train-iters", str(iters), "--log-interval", "1"]
-        if window_steps:
-            command += ["--calibrate", f"--calibrate-steps={window_steps}"]
-            command += [f"--calibrate-dir={directory}", "--calibrate-wandb=off"]
-            command += [f"--calibrate-trace={trace}"]
+        command += ["--train-iters", str(iters), "--log-interval", "1", *flags]
         settings = {**os.environ, **environ}
         if self.is_cpu:
             settings |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}

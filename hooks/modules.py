@@ -60,7 +60,7 @@ class ModuleHooks:
             if reason is not None:
                 unseen.append(f"{site.kind.value}:{reason}")
                 continue
-            covers.append((vars(owner), name, self._cover(len(sites), site.kind, owner, name)))
+            covers.append((vars(owner), name, self._cover(len(sites), site, owner, name)))
             sites.append(site)
         self._covers = tuple(covers)
         self.sites = tuple(sites)
@@ -78,11 +78,11 @@ class ModuleHooks:
             if attributes.get(name) is cover:
                 del attributes[name]
 
-    def _cover(self, number: int, kind: OperatorKind, owner: Any, name: str) -> MethodType:
+    def _cover(self, number: int, site: Site, owner: Any, name: str) -> MethodType:
         recorder, begin, finish = self._recorder, self._recorder.begin_span, self._end_span
         fault, original = self._guard.fault, getattr(type(owner), name)
         told_by = owner if name == _FORWARD else name
-        read = _reader(kind)
+        read = _reader(site)
 
         def cover(self: Any, *args: Any, **kwargs: Any) -> Any:
             log = recorder.log
@@ -185,8 +185,11 @@ ReadShape = Callable[[Any, list[torch.Tensor], torch.Tensor], tuple[Any, ...]]
 """What ``canonical_shape`` takes, from the module (or the method's name), inputs and result."""
 
 
-def _reader(kind: OperatorKind) -> ReadShape:
-    return _READERS.get(kind, _ends)
+def _reader(site: Site) -> ReadShape:
+    told = site.shape_of
+    if told is None:
+        return _READERS.get(site.kind, _ends)
+    return lambda owner, inputs, result: (None, told(tuple(result.shape)))
 
 
 def _ends(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:

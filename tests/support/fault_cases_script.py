@@ -175,7 +175,7 @@ SCRIPT = (
     ),
     Fault(
         name="fewer micro-batches from a hooked step on",
-        rows=Rows(steps=ALL.steps, partial=WINDOW, windows=(0,)),
+        rows=Rows(steps=ALL.steps, whole=(3,), partial=(6,), windows=(0,)),
         act=hooked("begin", acts.fewer_microbatches),
     ),
     Fault(

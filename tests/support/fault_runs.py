@@ -9,6 +9,7 @@ training costs and its exit status is real.
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ import socket
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,11 +99,16 @@ def run_folder(folder: Path, fault: Any, *, is_bare: bool) -> Path:
     return folder / f"bare-{fault.loop.__name__}-{fault.num_ranks}-{act}"
 
 
+_PORTS = itertools.count(12_000 + os.getpid() % 15_000)
+
+
 def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
+    """A port that nobody uses now, below those that connections are given at random."""
+    while True:
+        port = next(_PORTS)
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 def slug(name: str) -> str:
@@ -125,6 +132,8 @@ def _start(fault: Any, home: Path, *, is_bare: bool) -> _Running:
 
 
 def _train(fault: Any, home: Path, rank: int, port: int, *, is_bare: bool) -> None:
+    # A shell that starts tests in the background has them ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     log = os.open(home / f"log-{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
