@@ -17,6 +17,8 @@ _T = TypeVar("_T")
 
 MAX_FAULTS = 3
 _MAX_TEXT = 200
+OWN_THREAD = "forerun-"
+"""How the names of our own threads begin: what fails there does not spoil a step of training."""
 
 
 class Guard:
@@ -30,6 +32,7 @@ class Guard:
         self._on_trip = on_trip
         self._thread = threading.get_ident()
         self.num_faults = 0
+        self.num_training_faults = 0
         self.is_tripped = False
 
     def protect(self, function: Callable[_P, _T]) -> Callable[_P, _T | None]:
@@ -52,6 +55,7 @@ class Guard:
         being put on or called are not taken off under its hands.
         """
         self.num_faults += 1
+        self.num_training_faults += not threading.current_thread().name.startswith(OWN_THREAD)
         # Also where the user's log handler fails, or the stack has no room left for a message.
         with suppress(Exception):
             if self.num_faults == 1:

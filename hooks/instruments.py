@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import Any
 
@@ -40,10 +41,12 @@ class Instruments:
         microbatches: tuple[int, ...] = (),
         num_steps: int = 1,
         has_operators: bool = True,
+        num_local_ranks: int = 1,
     ) -> None:
         self._host = host
         self._guard = guard
         self._num_hooked = 0
+        self._num_local_ranks = num_local_ranks
         self._microbatches = microbatches
         self._max_marks = min(MAX_MARKS, MAX_WINDOW_MARKS // max(1, num_steps))
         self.device = device_name(host.models)
@@ -133,9 +136,10 @@ class Instruments:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def device_memory_nbytes(self) -> int:
-        """Memory that the device has; 0 on CPU, where ranks share it."""
+        """Memory that the device has; on CPU an equal share of the host's for each rank of it."""
         if self.device == "cpu":
-            return 0
+            host_nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            return host_nbytes // self._num_local_ranks
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
 
 

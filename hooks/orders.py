@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .ballots import LATE, YES, Ballots, Order, OrderKind, Proposal, why_not
-from .guard import Guard
+from .guard import OWN_THREAD, Guard
 from .settings import OnAdvice, Settings
 from .store_link import StoreLink, find_link
 
@@ -114,7 +114,7 @@ class Orders:
         if not self.is_wanted or self._thread is not None or self._closing.is_set():
             return
         self._link = find_link(self._rank.run_id) if self._rank.world_size > 1 else None
-        self._thread = threading.Thread(target=self._run, name="forerun-orders", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{OWN_THREAD}orders", daemon=True)
         self._thread.start()
 
     def begin_step(self, number: int) -> bool:

@@ -48,7 +48,8 @@ class ProbeTurns:
             self.finish()
             return
         start_ns = self._clock()
-        self._take_turn(host, max(0, step), window)
+        if not self._take_turn(host, max(0, step), window):
+            self.stop()
         between.extend(PROBE, start_ns, self._clock())
 
     def stop(self) -> None:
@@ -63,17 +64,14 @@ class ProbeTurns:
             self.is_over = True
             self._on_done()
 
-    def _take(self, host: Host, step: int, window: int) -> None:
-        try:
-            if self._probing is None:
-                self._probing = self._begin(host)
-            if self._probing is None:
-                self.is_over = True
-                return
-            self._probing.run_slice(step, window)
-        except Exception:
-            self.stop()
-            raise
+    def _take(self, host: Host, step: int, window: int) -> bool:
+        """One slice; False where there is nothing to probe here."""
+        if self._probing is None:
+            self._probing = self._begin(host)
+        if self._probing is None:
+            return False
+        self._probing.run_slice(step, window)
+        return True
 
     def _begin(self, host: Host) -> Probing | None:
         config = host.run_config() if host.run_config is not None else None

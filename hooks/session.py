@@ -160,7 +160,7 @@ class Session:
         if plan.is_warmup:
             flags.add(StepFlag.WARMUP)
         self._index += 1
-        self._step = OpenStep(number, plan, start_ns, gap_ns, flags, self.guard.num_faults)
+        self._step = OpenStep(number, plan, start_ns, gap_ns, flags, self.guard.num_training_faults)
         if not self._has_started:
             self._has_started = True
             self._start()
@@ -179,6 +179,7 @@ class Session:
                     microbatches=self._microbatches,
                     num_steps=self._plan.num_hooked,
                     has_operators=self._duty.part is Part.OPERATORS,
+                    num_local_ranks=self.settings.rank.local_world_size,
                 )
                 num_traced = int(self._tracing.is_wanted(self._instruments))
                 self._plan = replace(self._plan, num_traced=num_traced)
@@ -231,7 +232,7 @@ class Session:
             self._ledger.add_log(log)
         if is_rerun or (log is not None and log.starts.get("forward-backward", 1) > 1):
             step.flags.add(StepFlag.RERAN)
-        if self.guard.num_faults > step.num_faults:
+        if self.guard.num_training_faults > step.num_faults:
             step.flags.add(StepFlag.FAULTED)
         plan = replace(step.plan, is_hooked=log is not None)
         duration_ns = end_ns - step.start_ns - step.excluded_ns

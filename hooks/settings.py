@@ -77,7 +77,8 @@ class Settings:
 
     rank: RankInfo
     steps: int = 20
-    every: int = 0
+    every: int = 500
+    """Steps from one window to the next; 0: one window, and nothing after it."""
     directory: Path = Path("forerun-out")
     """Not an importable name: a folder ``forerun`` in the working directory would hide an editable
     install of the package."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..calib.samples.records import CoverageRecord, Record, StepFlag
-from .guard import Guard
+from .guard import OWN_THREAD, Guard
 from .settings import TraceChoice
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class Tracing:
         if traced is not None and is_kept:
             read = self._guard.protect(self._read)
             self._thread = threading.Thread(
-                target=read, args=(traced,), name="forerun-trace", daemon=True
+                target=read, args=(traced,), name=f"{OWN_THREAD}trace", daemon=True
             )
             self._thread.start()
 

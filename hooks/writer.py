@@ -24,7 +24,7 @@ from ..calib.workload.recording import RecordingPlan
 from .bounded_window import BoundedWindow
 from .exchange import Exchange
 from .flight_recorder import FlightWindow
-from .guard import Guard, is_failing
+from .guard import OWN_THREAD, Guard, is_failing
 from .header import seam_after
 from .selection import line_of
 from .step_log import StepLog
@@ -97,7 +97,9 @@ class RecordWriter:
             self.num_dropped += 1
             return False
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="forerun-writer", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, name=f"{OWN_THREAD}writer", daemon=True
+            )
             self._thread.start()
         return True
 

@@ -1,4 +1,4 @@
-"""What the companion asks of training where a decision is to stop: that, or a second opinion."""
+"""What follows from a decision for training: a stop, or a window for a second opinion."""
 
 from __future__ import annotations
 
@@ -13,21 +13,19 @@ MOST_WINDOWS = 3
 
 
 class AdviceOrders:
-    """A stop needs two windows in a row: where none comes by itself, the second is asked for."""
+    """Advice needs two windows in a row: the second is asked for, so that it comes soon."""
 
     def __init__(self, settings: Mapping[str, Any], give: Callable[[dict[str, Any]], None]) -> None:
         self._may_stop = settings.get("on_advice") == OnAdvice.STOP.value
-        self._has_windows = int(settings.get("every") or 0) > 0
         self._give = give
         self._num_windows = 0
 
     def follow(self, decision: Decision) -> None:
-        """Ask for what follows from a decision; nothing where the run is not to be stopped."""
-        if not self._may_stop:
-            return
+        """Ask for what follows from a decision; for a stop only where the user has opted in."""
         if decision.action is Action.STOP:
-            self._give(stop_order(decision))
-        elif decision.rules_met and not self._has_windows and self._num_windows < MOST_WINDOWS:
+            if self._may_stop:
+                self._give(stop_order(decision))
+        elif decision.rules_met and self._num_windows < MOST_WINDOWS:
             self._num_windows += 1
             rules = ", ".join(sorted(rule.value for rule in decision.rules_met))
             self._give({"order": "window", "reason": f"{rules}: a second window has to agree"})

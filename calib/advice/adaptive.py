@@ -9,6 +9,7 @@ fast ones.
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 
 import numpy as np
@@ -22,6 +23,7 @@ MISSED_FRAC = 0.05
 """Aimed at on each side."""
 RATE = 0.02
 _MIN_SPREAD_LOG = 1e-3
+_MOST_LOG = math.log(sys.float_info.max)
 
 
 class AdaptiveInterval:
@@ -42,7 +44,8 @@ class AdaptiveInterval:
             return None
         logs = np.asarray(self._recent)
         low = -_upper(-logs, self._low_frac)
-        return math.exp(low), math.exp(_upper(logs, self._high_frac))
+        high = min(_upper(logs, self._high_frac), _MOST_LOG)
+        return math.exp(min(low, high)), math.exp(high)
 
     def add(self, time_s: float) -> None:
         """A step that counts: not flagged, and positive."""

@@ -37,7 +37,7 @@ def wait_for(session: Session) -> None:
 
 
 class TorchLoop:
-    """Steps from one optimizer step to the next; ``model.eval()`` ... ``train()`` evaluates."""
+    """Steps from one optimizer step to the next; evaluation is from ``eval`` to ``train``."""
 
     def __init__(self, session: Session) -> None:
         self._session = session

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -126,15 +125,16 @@ def test_patience_ends_without_the_end_of_the_process(
 
 @pytest.mark.parametrize("kind", ["none", "gone"])
 def test_without_a_store_it_is_said_once_and_nothing_waits(
-    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    naps: list[float] = []
+    monkeypatch.setattr(module.time, "sleep", naps.append)
     store: TCPStore | None = None
     if kind == "gone":
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     done: list[int] = []
     home, sender = end(LAST, tmp_path, store), end(3, tmp_path, store)
     del store
-    begin_s = time.perf_counter()
     with caplog.at_level(logging.WARNING):
         for window in range(3):
             sender.hand_over(window, text(3))
@@ -144,7 +144,7 @@ def test_without_a_store_it_is_said_once_and_nothing_waits(
         home.finish()
         sender.finish()
     assert done == [0, 1, 2]
-    assert time.perf_counter() - begin_s < module.LAST_PATIENCE_S / 2
+    assert not naps
     assert len(caplog.records) == 2  # one of either end
     assert "exchange between ranks" in caplog.text
 
@@ -220,13 +220,11 @@ def test_a_message_above_the_bound_is_not_sent(
 
 def test_nothing_is_waited_for_where_a_key_is_not_there() -> None:
     store = HashStore()
-    store.set_timeout(timedelta(seconds=30))
-    begin_s = time.perf_counter()
+    store.set_timeout(timedelta(hours=1))  # to ask for a missing key outlasts this test's limit
     assert module.values(store, ["a", "b"]) is None
     store.set("a", "1")
     assert module.values(store, ["a", "b"]) is None
     assert module.values(store, ["a"]) == [b"1"]
-    assert time.perf_counter() - begin_s < 10
 
 
 def test_without_a_process_group_there_is_no_link() -> None:

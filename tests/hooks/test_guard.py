@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from forerun.hooks.guard import Guard
+from forerun.hooks.guard import OWN_THREAD, Guard
 
 
 def fail(text: str) -> None:
@@ -43,6 +43,17 @@ def test_the_third_fault_removes_hooks_once() -> None:
     for _ in range(5):
         guard.protect(fail)("x")
     assert trips == [1] and guard.is_tripped and guard.num_faults == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "num_steps_spoilt"), [("autograd", 1), (f"{OWN_THREAD}writer", 0)]
+)
+def test_a_fault_of_our_own_threads_spoils_no_step(name: str, num_steps_spoilt: int) -> None:
+    guard = Guard()
+    thread = threading.Thread(target=guard.protect(fail), args=("x",), name=name)
+    thread.start()
+    thread.join()
+    assert (guard.num_faults, guard.num_training_faults) == (1, num_steps_spoilt)
 
 
 def test_a_fault_of_the_removal_stays_inside() -> None:

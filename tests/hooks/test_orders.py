@@ -227,7 +227,8 @@ def test_whatever_ranks_do_and_in_which_order_none_reads_another_outcome(
 def test_runs_that_never_stop_or_reopen_have_no_thread(tmp_path: Path) -> None:
     rank = RankInfo(rank=0, world_size=2, local_rank=0, local_world_size=2, run_id="r")
     for choice in (OnAdvice.LOG, OnAdvice.ALERT):
-        orders = Orders(Settings(rank=rank, directory=tmp_path, on_advice=choice), Guard(), list)
+        settings = Settings(rank=rank, directory=tmp_path, on_advice=choice, every=0)
+        orders = Orders(settings, Guard(), list)
         before = threading.active_count()
         orders.listen()
         assert threading.active_count() == before and not orders.begin_step(0)

@@ -47,11 +47,9 @@ def test_a_second_window_is_asked_for_and_then_the_stop(directory: Path) -> None
     assert second["command"][-2:] == ["--load", "there"]
 
 
-def test_where_windows_come_by_themselves_none_is_asked_for(directory: Path) -> None:
-    orders = asked(directory, 2, on_advice="stop", every=500)
-    assert [order["order"] for order in orders] == ["stop"]
-
-
 @pytest.mark.parametrize("choice", ["log", "alert"])
-def test_a_run_that_is_not_to_be_stopped_gets_no_order(directory: Path, choice: str) -> None:
-    assert not asked(directory, 2, on_advice=choice)
+def test_a_run_that_is_not_to_be_stopped_is_only_looked_at_again(
+    directory: Path, choice: str
+) -> None:
+    orders = asked(directory, 3, on_advice=choice)
+    assert [order["order"] for order in orders] == ["window"]

@@ -10,6 +10,7 @@ import gc
 import json
 import random
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -36,7 +37,7 @@ ARGUMENTS = (
 Moment = Callable[["Training", str], None]
 
 
-class Training:
+class Training(ABC):
     """What both loops share.  Moments: start, begin, forward, middle, end, over."""
 
     is_bare = True
@@ -68,18 +69,18 @@ class Training:
         finally:
             self._note_end(error)
 
+    @abstractmethod
     def build(self) -> None:
         """Make model and optimizer, with the same weights every time."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step(self) -> None:
         """One optimizer step."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def modules(self) -> list[nn.Module]:
         """All modules of the model that is trained now."""
-        raise NotImplementedError
 
     def loop(self) -> None:
         """Steps to the end."""

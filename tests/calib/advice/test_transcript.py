@@ -95,7 +95,7 @@ def test_a_limit_that_is_too_short_is_said(steady: Steady) -> None:
 
 
 def test_a_cpu_run_names_ranks_and_memory_without_a_capacity(planned: Planned) -> None:
-    (line,) = transcript_lines(plan=planned())
+    (line,) = transcript_lines(plan=planned(memory_capacity_nbytes=None))
     assert line.startswith("[forerun] faster on the same ranks: ")
     assert line.rsplit(" · ", 1)[1].startswith("memory ")
     assert " of " not in line.rsplit(" · ", 1)[1]
