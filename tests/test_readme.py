@@ -14,6 +14,7 @@ from forerun.launch.cli import ExitCode, main
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
+ENDED = ROOT / "tests" / "golden" / "megatron_forecasts"
 COMMANDS = re.findall(r"^    forerun (.+)$", README, flags=re.MULTILINE)
 SOURCES = [
     path.read_text(encoding="utf-8")
@@ -24,7 +25,8 @@ SOURCES = [
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_line_answers(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = [str(GOLDEN) if word == "DIR" else word for word in shlex.split(command)]
+    home = ENDED if command.startswith("compare") else GOLDEN
+    argv = [str(home) if word == "DIR" else word for word in shlex.split(command)]
     if "--gpus" in argv:  # 64 ranks would need a larger batch than the recorded run's 16 samples
         argv[argv.index("--gpus") + 1] = "4"
     assert main(argv) == ExitCode.ANSWER, capsys.readouterr().err
@@ -32,7 +34,14 @@ def test_each_command_line_answers(command: str, capsys: pytest.CaptureFixture[s
 
 def test_there_is_a_command_for_each_verb() -> None:
     told = {command.split()[0] for command in COMMANDS}
-    assert told == {"report", "predict", "plan", "doctor", "validate"}
+    assert told == {"report", "predict", "plan", "compare", "doctor", "validate"}
+
+
+def test_the_wrapped_command_can_be_started(capsys: pytest.CaptureFixture[str]) -> None:
+    (command,) = re.findall(r"^    exec forerun (run .+)$", README, flags=re.MULTILINE)
+    verb, *rest = shlex.split(command)
+    assert main([verb, "--dry-run", *rest]) == ExitCode.ANSWER
+    assert "calibrate directory: forerun-out" in capsys.readouterr().out
 
 
 def test_the_make_targets_exist() -> None:
