@@ -137,9 +137,13 @@ def _resubmit(
 
 
 def _wrapper() -> list[str]:
-    """Our own words of this launch, as far as they can be known: those before ``--``."""
+    """Our own words of this launch, as far as they can be known: those before ``--``.
+
+    The program as it was started, so that the script needs no environment to be activated.
+    """
     own = sys.argv[1 : sys.argv.index("--")] if "--" in sys.argv else ["run"]
-    return ["forerun", *own]
+    is_script = Path(sys.argv[0]).name == "forerun"
+    return [*([sys.argv[0]] if is_script else [sys.executable, "-m", "forerun"]), *own]
 
 
 def _dry_run(args: argparse.Namespace, wishes: Wishes) -> int:
