@@ -170,7 +170,7 @@ def real_run(directory: Path, *, begin: int = 120, iterations: int = 420) -> dic
         *("--global-batch-size", str(2 * microbatches), "--micro-batch-size", "1"),
         *("--hidden-size", "32", "--seq-length", "32", "--mock-data"),
         *("--train-iters", str(iterations), "--calibrate", "--calibrate-steps=20"),
-        *("--calibrate-every=100000", "--calibrate-wandb=off", f"--calibrate-dir={directory}"),
+        *("--calibrate-wandb=off", f"--calibrate-dir={directory}"),
     ]
     environment = {
         **{name: value for name, value in os.environ.items() if name not in dropped},

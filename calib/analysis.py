@@ -234,6 +234,7 @@ def so_far(request: Request, *, last_step: int = 0) -> SoFar:
         steps_done=request.last_step or last_step,
         step_times_s=request.step_times_s,
         step_numbers=request.step_numbers,
+        level_since=request.level_since_step + 1,
         irregular_times_s=request.irregular_times_s,
         num_regular=request.num_regular,
         eval_times_s=request.eval_times_s,

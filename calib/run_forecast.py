@@ -57,6 +57,8 @@ class SoFar:
     step_times_s: tuple[float, ...] = ()
     step_numbers: tuple[int, ...] = ()
     """Iterations of ``step_times_s`` from 1; empty: all at the batch size of the config."""
+    level_since: int = 0
+    """Steps of earlier iterations tell how far the level moves, not where it is: a drift came."""
     irregular_times_s: tuple[float, ...] = ()
     """Steps that collected garbage, or came after an evaluation or a save."""
     num_regular: int = 0
@@ -87,10 +89,11 @@ def run_forecast(outlook: Outlook, so_far: SoFar) -> Forecast:
         is_saving=cadence.is_saving or cadence.save_interval > 0,
     )
     left = _with_due(left, config, done, total)
-    seen = _by_size(outlook, so_far, levels)
+    seen = _by_size(outlook, so_far, levels, since=so_far.level_since)
     reference = next(reversed(seen), config.batch.global_batch_size)
     ratios = measured_ratios(seen, reference, outlook.ratios)
     times = _series(seen, reference, ratios)
+    history = _series(_by_size(outlook, so_far, levels), reference, ratios)
     loads, words = _loads(left, reference, ratios)
     prior = CPU_DRIFT_FRAC if config.device == "cpu" else DRIFT_FRAC
     extras = _extras(outlook, so_far, left, times, reference)
@@ -104,7 +107,7 @@ def run_forecast(outlook: Outlook, so_far: SoFar) -> Forecast:
         extras=extras,
         loads=loads,
         failures=_failures(outlook, so_far, left, times),
-        drift_frac=learned_drift_frac(times, prior_frac=prior) if len(times) else prior,
+        drift_frac=learned_drift_frac(history, prior_frac=prior),
     )
     return _with_parts(found, config, so_far, extras, words if found.is_measured else "modelled")
 
@@ -143,9 +146,10 @@ def _at(outlook: Outlook, size: int) -> StepEstimate:
 
 
 def _by_size(
-    outlook: Outlook, so_far: SoFar, levels: Sequence[BatchLevel]
+    outlook: Outlook, so_far: SoFar, levels: Sequence[BatchLevel], *, since: int = 0
 ) -> dict[int, list[float]]:
-    """Bare steps by global batch size, the newest size last."""
+    """Bare steps by global batch size, the newest size last; those of iterations before ``since``
+    left out."""
     own = outlook.config.batch.global_batch_size
     times, numbers = so_far.step_times_s, so_far.step_numbers
     if len(times) < len(outlook.recorded_s):
@@ -156,8 +160,9 @@ def _by_size(
     groups = step_groups(max(numbers), levels)
     ends = np.asarray([group.end for group in groups])
     places = np.searchsorted(ends, np.asarray(numbers) - 1, side="right")
-    for place, time_s in zip(places.tolist(), times, strict=True):
-        seen.setdefault(groups[place].global_batch_size, []).append(time_s)
+    for place, number, time_s in zip(places.tolist(), numbers, times, strict=True):
+        if number >= since:
+            seen.setdefault(groups[place].global_batch_size, []).append(time_s)
     return seen
 
 

@@ -4,7 +4,7 @@ The companion knows on one rank what all have to do: stop, or open a window.  A 
 looks at the store from the end of the first window on; what training does is to compare the number
 of its step with one that has been agreed on long before.  No collective, no barrier and nothing of
 the device is involved, so losses stay what they are; a rank whose hooks are off says no, and then
-nobody stops.  Only runs that may stop or reopen windows have such a thread.
+nobody stops.  With ``--calibrate-every=0`` and without a stop there is no such thread.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from .ballots import LATE, YES, Ballots, Order, OrderKind, Proposal, why_not
@@ -32,6 +34,8 @@ MARKER = "stop.json"
 SCHEMA = 1
 PAUSE_S = 0.5
 """Between two looks at the store, where a look is cheap and ranks are few."""
+CALM_PAUSE_S = 2.0
+"""The same in runs that may open windows, but never stop."""
 RANKS_PER_S = 500
 """Looks that the server of the store is asked to answer per second, of all ranks together."""
 DUTY = 50
@@ -74,16 +78,19 @@ class Orders:
         receive: Callable[[], list[dict[str, Any]]],
         *,
         clock: Callable[[], float] = time.monotonic,
-        pause_s: float = PAUSE_S,
+        pause_s: float | None = None,
     ) -> None:
         self._settings = settings
         self._guard = guard
         self._receive = receive
         self._clock = clock
         self._rank = settings.rank
-        self._pause_s = max(pause_s, self._rank.world_size / RANKS_PER_S)
-        self._least_pause_s = self._pause_s
         may_stop = settings.on_advice is OnAdvice.STOP or settings.takes_requests
+        wanted_s = (PAUSE_S if may_stop else CALM_PAUSE_S) if pause_s is None else pause_s
+        self._pause_s = max(wanted_s, self._rank.world_size / RANKS_PER_S)
+        self._least_pause_s = self._pause_s
+        # One that was slow, as where a name is looked up anew, tells nothing of the next.
+        self._looks_s: deque[float] = deque(maxlen=5)
         self.is_wanted = may_stop or settings.every > 0
         self._link: StoreLink | None = None
         self._thread: threading.Thread | None = None
@@ -182,8 +189,8 @@ class Orders:
                 break
             else:
                 failures = 0
-            took_s = self._clock() - begin_s
-            self._pause_s = max(self._least_pause_s, DUTY * took_s)
+            self._looks_s.append(self._clock() - begin_s)
+            self._pause_s = max(self._least_pause_s, DUTY * median(self._looks_s))
             self._mark()
         if self._course is not None:
             self._course.settle("no: the store cannot be asked")

@@ -81,6 +81,11 @@ class Transfer:
     sequence: int
     peer: int = -1
 
+    @property
+    def called(self) -> dict[str, Any]:
+        """The same by the names of a ``CollectiveRecord``."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 def _numbers() -> array[int]:
     return array("i")

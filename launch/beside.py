@@ -29,7 +29,7 @@ from .answers import wandb_tables, write_answer, write_forecast, write_measured,
 from .earlier import Earlier
 from .energy import ReadEnergy, open_meter
 from .forecast_log import score_lines
-from .forecasting import Forecasts, RunSoFar
+from .forecasting import Forecasts, OwnWork, RunSoFar
 from .lived import Lived
 from .report_page import write_page
 from .run_files import StopRequests
@@ -114,6 +114,7 @@ class Beside:
         self._run = RunSoFar(num_nodes=int(get("num_ranks") or num_local) / num_local)
         self._read_energy = read_energy or open_meter(num_local, os.environ)
         self._forecasts = Forecasts()
+        self._own_work = OwnWork()
         self._earlier = Earlier(options.directory)
         self._next_step = AdaptiveInterval()
         self._watching = Watching(
@@ -128,9 +129,11 @@ class Beside:
 
     def handle(self, event: dict[str, Any], now_unix_s: float) -> None:
         """Take one event of the training process."""
+        self._own_work.now(now_unix_s)
         kind = event.get("event")
         if kind == "step":
             row = StepRow.from_event(event)
+            row = replace(row, is_disturbed=self._own_work.covers(row.unix_s))
             self._run.add(row, float(event.get("unix_s") or now_unix_s))
             self._held.append(row)
             self._rebase(self._watching.add(row))
@@ -140,6 +143,7 @@ class Beside:
         elif kind == "end":
             self._end_unix_s = float(event.get("unix_s") or now_unix_s)
         elif kind in ("window_closed", "probed"):
+            self._own_work.begin(self._run.last_unix_s or now_unix_s)
             self._pending = _Closed(
                 window=int(event["window"]),
                 last_iteration=int(event["last_step"]) + 1,
@@ -149,6 +153,7 @@ class Beside:
 
     def poll(self, now_unix_s: float, *, is_final: bool = False) -> None:
         """Analyse the closed window once all ranks' files are there, or patience is over."""
+        self._own_work.now(now_unix_s)
         if now_unix_s < self._next_look_unix_s and not is_final:
             return
         self._requests.look()
@@ -268,6 +273,7 @@ class Beside:
         if problem:
             say(problem)
         self._pending = None
+        self._own_work.over()
         self._is_first_open = False
         ends: tuple[int, ...] = ()
         if self._answer is not None and (total := self._answer.config.cadence.train_iters):

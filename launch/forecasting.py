@@ -42,7 +42,7 @@ class RunSoFar:
     def add(self, row: StepRow, unix_s: float) -> None:
         """A step has ended."""
         self.last_iteration, self.last_unix_s = row.iteration, unix_s
-        if row.is_hooked:
+        if row.is_hooked or row.is_disturbed:
             return
         if not row.flags:
             self._bare.append(row)
@@ -50,11 +50,10 @@ class RunSoFar:
             self._irregular.append(row)
 
     def rebase(self, since_iteration: int) -> None:
-        """The step has drifted: what came before ``since_iteration`` tells nothing any more."""
+        """The step has drifted: what came before tells of its level no more, but of its drifts."""
         self.level_since = since_iteration
-        for rows in (self._bare, self._irregular):
-            while rows and rows[0].iteration < since_iteration:
-                rows.popleft()
+        while self._irregular and self._irregular[0].iteration < since_iteration:
+            self._irregular.popleft()
 
     def add_bracket(self, event: dict[str, Any]) -> None:
         """An evaluation or a save has ended."""
@@ -76,7 +75,8 @@ class RunSoFar:
         end = self.last_iteration if last_iteration is None else last_iteration
         bare = [row for row in self._bare if row.iteration <= end]
         irregular = [row for row in self._irregular if row.iteration <= end]
-        since = irregular[0].iteration if len(irregular) == NUM_KEPT_IRREGULAR else 0
+        is_full = len(irregular) == NUM_KEPT_IRREGULAR
+        since = max(self.level_since, irregular[0].iteration if is_full else 0)
         used_j, power_w = self._used()
         return replace(
             wishes,
@@ -99,6 +99,32 @@ class RunSoFar:
         (begin_s, begin_j), (end_s, end_j) = self._energy
         used_j = max(0.0, end_j - begin_j) * self.num_nodes
         return used_j, used_j / (end_s - begin_s) if end_s > begin_s else None
+
+
+@dataclass(slots=True)
+class OwnWork:
+    """From when to when the companion computed: steps at that time are not as others are."""
+
+    _begin_unix_s: float = math.inf
+    _end_unix_s: float = -math.inf
+    _is_over: bool = True
+
+    def begin(self, unix_s: float) -> None:
+        """A window has closed: its analysis is next."""
+        self._begin_unix_s, self._end_unix_s, self._is_over = unix_s, math.inf, False
+
+    def over(self) -> None:
+        """It is done; when, the next ``now`` says."""
+        self._is_over = True
+
+    def now(self, unix_s: float) -> None:
+        """The clock of the loop."""
+        if self._is_over and self._end_unix_s == math.inf:
+            self._end_unix_s = unix_s
+
+    def covers(self, unix_s: float) -> bool:
+        """True where a step that ended then ran beside it."""
+        return self._begin_unix_s < unix_s <= self._end_unix_s
 
 
 class Forecasts:

@@ -23,6 +23,8 @@ class StepRow:
     flags: tuple[str, ...]
     unix_s: float = 0.0
     """Its end."""
+    is_disturbed: bool = False
+    """This process was computing meanwhile, on a processor that training may need as well."""
 
     @staticmethod
     def from_event(event: dict[str, Any]) -> StepRow:

@@ -69,7 +69,7 @@ class Watching:
         if place != self._size_place:
             self._size_place, self._first_level_s = place, None
             self._monitor = DriftMonitor()
-        is_masked = row.is_hooked or bool(row.flags)
+        is_masked = row.is_hooked or row.is_disturbed or bool(row.flags)
         found = self._monitor.add(row.iteration, row.time_s, is_masked=is_masked)
         if self._first_level_s is None:
             self._first_level_s = self._monitor.level_s

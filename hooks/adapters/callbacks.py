@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from ..guard import Guard
 from ..host import Host
@@ -12,6 +12,9 @@ from ..session import Session, running
 from .chain import chain_of, unseen_in
 from .first_step import FirstStep, Known
 from .replaced import Replaced
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,15 +117,20 @@ class WatchedTraining:
         """True once all ranks have agreed to end after this step."""
         return self._session is not None and bool(self._session.should_stop())
 
+    def protected(self, function: Callable[_P, _T]) -> Callable[_P, _T | None]:
+        """``function``, whose faults do not reach training."""
+        guard = Guard() if self._session is None else self._session.guard
+        return guard.protect(function)
+
     def begin_phase(self, name: str) -> None:
         """A part of the step begins."""
         if self._session is not None:
-            self._session.guard.protect(self._session.begin_phase)(name)
+            self.protected(self._session.begin_phase)(name)
 
     def end_phase(self, name: str) -> None:
         """It ends."""
         if self._session is not None:
-            self._session.guard.protect(self._session.end_phase)(name)
+            self.protected(self._session.end_phase)(name)
 
     def begin_bracket(self, name: str) -> None:
         """An evaluation begins."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -79,7 +80,8 @@ class _Events(WatchedTraining):
         if trainer.global_step != self._number:
             self.end_phase(OPTIMIZER)
             self.end_step()
-            if trainer.checkpoint_callbacks and self.should_stop:
+            if self.should_stop and trainer.checkpoint_callbacks and not trainer.should_stop:
+                self.protected(_save)(trainer)
                 trainer.should_stop = True
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
@@ -97,6 +99,12 @@ class _Events(WatchedTraining):
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """The same where training breaks off."""
         self.end()
+
+
+def _save(trainer: Any) -> None:
+    """Write a checkpoint of this step: Lightning's own come at fixed steps, not at a stop."""
+    folder = Path(trainer.checkpoint_callback.dirpath or trainer.default_root_dir)
+    trainer.save_checkpoint(folder / f"stopped-step={trainer.global_step}.ckpt")
 
 
 @functools.cache

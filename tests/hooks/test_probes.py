@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from launched import torchrun
 
 from forerun.calib.fit.calibration import calibrate
 from forerun.calib.fit.estimates import Source
@@ -50,24 +51,7 @@ def train(directory: Path, *arguments: str, code: str = "") -> str:
         f"sys.path[0] = {str(RECIPE.parent)!r}\n{code}\n"
         f"runpy.run_path({str(RECIPE)!r}, run_name='__main__')\n"
     )
-    dropped = ("RANK", "WORLD_SIZE", "TORCH_DEVICE_BACKEND_AUTOLOAD")
-    environment = {name: value for name, value in os.environ.items() if name not in dropped}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run(
-        [*launcher, "--nproc-per-node", "2", str(script), *ARGUMENTS, *arguments],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env={
-            **environment,
-            "OMP_NUM_THREADS": "1",
-            "FORERUN_DEVICE": "cpu",
-            "WANDB_MODE": "disabled",
-        },
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = torchrun(directory, str(script), *ARGUMENTS, *arguments)
     return done.stdout + done.stderr
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import pytest
+from launched import torchrun
 
 from forerun.calib.samples.records import (
     CollectiveRecord,
@@ -81,38 +79,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def launch(directory: Path, *arguments: str) -> str:
     probe = directory / "probe.py"
     probe.write_text(PROBE)
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("RANK", "WORLD_SIZE", "TORCH_DEVICE_BACKEND_AUTOLOAD")
-    }
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            str(probe),
-            str(ROOT / "recipes" / "pretrain_gpt.py"),
-            *SMALL,
-            *arguments,
-        ],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env={
-            **environment,
-            "OMP_NUM_THREADS": "1",
-            "FORERUN_DEVICE": "cpu",
-            "WANDB_MODE": "disabled",
-        },
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    recipe = ROOT / "recipes" / "pretrain_gpt.py"
+    return torchrun(directory, str(probe), str(recipe), *SMALL, *arguments).stdout
 
 
 def losses(output: str) -> list[str]:

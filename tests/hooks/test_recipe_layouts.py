@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from launched import torchrun
 
 from forerun.calib.samples.records import CollectiveRecord, OperatorRecord, StepRecord
 from forerun.calib.samples.run import RunRecords
@@ -55,29 +53,13 @@ CONTROL_NBYTES = 64
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunRecords:
     num_ranks, arguments = LAYOUTS[request.param]
     directory = tmp_path_factory.mktemp("run")
-    dropped = ("RANK", "WORLD_SIZE", "TORCH_DEVICE_BACKEND_AUTOLOAD")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(num_ranks), str(RECIPE)),
-            *SMALL.split(),
-            *arguments.split(),
-            *("--calibrate", "--calibrate-steps=4", "--calibrate-wandb=off"),
-            f"--calibrate-dir={directory / 'out'}",
-        ],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-        env={
-            **{name: value for name, value in os.environ.items() if name not in dropped},
-            "OMP_NUM_THREADS": "1",
-            "FORERUN_DEVICE": "cpu",
-            "WANDB_MODE": "disabled",
-        },
+    own = ("--calibrate", "--calibrate-steps=4", "--calibrate-wandb=off")
+    torchrun(
+        directory,
+        *(str(RECIPE), *SMALL.split(), *arguments.split(), *own),
+        f"--calibrate-dir={directory / 'out'}",
+        num_ranks=num_ranks,
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     found = read_run(directory / "out")
     assert found.problems == () and len(found.records) == num_ranks
     return found

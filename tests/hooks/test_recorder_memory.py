@@ -6,10 +6,10 @@ import tracemalloc
 from collections import Counter
 
 import pytest
+from simulated_steps import KINDS
 
 from forerun.calib.samples.records import OperatorRecord, PhaseRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
-from forerun.calib.workload.operators import OperatorKind
 from forerun.hooks.attribution import Attribution
 from forerun.hooks.recorder import BACKWARD, FORWARD, Recorder, backward_mark
 from forerun.hooks.sampling import samples
@@ -18,16 +18,6 @@ from forerun.hooks.stopwatch import HostStopwatch
 
 LIMIT_NBYTES = 50 * 2**20
 NUM_LAYERS, NUM_CHUNKS, NUM_MICROBATCHES, NUM_STAGES = 100, 4, 512, 8
-KINDS = (
-    OperatorKind.NORM,
-    OperatorKind.LINEAR_QKV,
-    OperatorKind.CORE_ATTENTION,
-    OperatorKind.LINEAR_PROJ,
-    OperatorKind.NORM,
-    OperatorKind.LINEAR_FC1,
-    OperatorKind.ACTIVATION,
-    OperatorKind.LINEAR_FC2,
-)
 RAW = ((8, 1, 4, 4), (8, 1, 6), (8, 1, 4, 4))
 TENSOR_PARALLEL = TransferKind(
     collective=Collective.ALL_REDUCE, role=GroupRole.TP, group="tp#1", ranks=(0, 1)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launched import torchrun
 
 from forerun.calib.evidence import measured_step_s
 from forerun.calib.samples.store import read_run
@@ -25,32 +23,17 @@ NOBODY = -1
 
 
 def train(directory: Path, throttled: int) -> SampleTable:
-    dropped = ("RANK", "WORLD_SIZE", "TORCH_DEVICE_BACKEND_AUTOLOAD")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", "2", str(ROOT / "tests" / "support" / "throttled_rank.py")),
-            *(str(ROOT / "recipes" / "pretrain_gpt.py"), "--num-layers", str(NUM_LAYERS)),
-            *("--global-batch-size", str(2 * NUM_MICROBATCHES), "--micro-batch-size", "1"),
-            *("--hidden-size", "32", "--seq-length", "32", "--mock-data", "--train-iters", "24"),
-            *("--calibrate", "--calibrate-steps=20", "--calibrate-wandb=off"),
-            f"--calibrate-dir={directory}",
-        ],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env={
-            **{name: value for name, value in os.environ.items() if name not in dropped},
-            "OMP_NUM_THREADS": "1",
-            "FORERUN_DEVICE": "cpu",
-            "WANDB_MODE": "disabled",
-            "THROTTLED_RANK": str(throttled),
-            "THROTTLED_S": str(BURN_S),
-        },
+    torchrun(
+        directory,
+        str(ROOT / "tests" / "support" / "throttled_rank.py"),
+        *(str(ROOT / "recipes" / "pretrain_gpt.py"), "--num-layers", str(NUM_LAYERS)),
+        *("--global-batch-size", str(2 * NUM_MICROBATCHES), "--micro-batch-size", "1"),
+        *("--hidden-size", "32", "--seq-length", "32", "--mock-data", "--train-iters", "24"),
+        *("--calibrate", "--calibrate-steps=20", "--calibrate-wandb=off"),
+        f"--calibrate-dir={directory}",
+        THROTTLED_RANK=str(throttled),
+        THROTTLED_S=str(BURN_S),
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     return build_table(read_run(directory))
 
 

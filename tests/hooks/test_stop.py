@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 import torch
+from launched import torchrun
 
 pytest.importorskip("megatron.core")
 pytestmark = pytest.mark.slow
@@ -21,24 +19,8 @@ SMALL = (
     "--num-layers", "2", "--hidden-size", "32", "--seq-length", "32", "--micro-batch-size", "2",
     "--global-batch-size", "8", "--lr-decay-iters", "10", "--log-interval", "1",
 )  # fmt: skip
+RESTARTS = ("--max-restarts=2",)
 PAST = "--calibrate-deadline=1000"
-
-
-def launch(directory: Path, *command: str) -> str:
-    ours = ("RANK", "WORLD_SIZE", "FORERUN_CALIBRATE")
-    environment = {name: value for name, value in os.environ.items() if name not in ours}
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [sys.executable, *launcher, "--max-restarts=2", *command],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env={**environment, "OMP_NUM_THREADS": "1", "FORERUN_DEVICE": "cpu"},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def losses(output: str) -> dict[int, float]:
@@ -49,11 +31,11 @@ def losses(output: str) -> dict[int, float]:
 def test_a_stopped_run_has_saved_on_all_ranks_and_goes_on_in_the_advised_layout(
     tmp_path: Path,
 ) -> None:
-    output = launch(
+    output = torchrun(
         tmp_path, str(RECIPE), *SMALL, "--train-iters", "100000", "--save", "saved",
         "--calibrate-steps=12", "--calibrate-on-advice=stop", PAST, "--calibrate-dir=out",
-        "--calibrate-wandb=off",
-    )  # fmt: skip
+        "--calibrate-wandb=off", options=RESTARTS,
+    ).stdout  # fmt: skip
     marker = json.loads((tmp_path / "out" / "stop.json").read_text(encoding="utf-8"))
     decision = json.loads((tmp_path / "out" / "decision.json").read_text(encoding="utf-8"))
     last = marker["iteration"]
@@ -69,8 +51,8 @@ def test_a_stopped_run_has_saved_on_all_ranks_and_goes_on_in_the_advised_layout(
 
     command = marker["command"]
     assert command[command.index("--load") + 1] == "saved"
-    resumed = launch(tmp_path, *command, "--exit-interval", str(last + 2))
-    after = losses(resumed)
+    again = torchrun(tmp_path, *command, "--exit-interval", str(last + 2), options=RESTARTS)
+    after = losses(again.stdout)
     assert list(after) == [last + 1, last + 2]
     level = fmean(loss for step, loss in before.items() if step > last - 20)
     assert abs(fmean(after.values()) - level) < 0.3 * (before[1] - level)
