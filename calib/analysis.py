@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from .advice.decision import Action, Decision, Limits, Rule, decide
-from .advice.forecast import Forecast
+from .advice.forecast import NORMAL_95, Forecast
 from .advice.overhead import Overhead
 from .advice.plan import Plan, plan
 from .advice.transcript import HookSummary, StepSummary, transcript_lines
+from .batch_ratios import BatchRatio
 from .evidence import (
     hook_summary,
     mean_waiting_s,
@@ -23,7 +25,7 @@ from .evidence import (
 )
 from .fit.calibration import Calibration, calibrate
 from .history import WindowError, window_history
-from .outlook import Outlook, outlook
+from .outlook import Outlook, at_batch_size, batch_size_at, full_batch_size, outlook
 from .run_forecast import SoFar, run_forecast
 from .samples.table import SampleTable
 from .timeline.step import StepEstimate, estimate_step
@@ -107,6 +109,20 @@ class PredictedStep:
     low_s: float
     high_s: float
 
+    def scaled(self, by: BatchRatio) -> PredictedStep:
+        """The step at another batch size, its interval wider by the error of the ratio.
+
+        >>> twice = BatchRatio(ratio=2.0, sigma_log=0.0)
+        >>> PredictedStep(time_s=2.0, low_s=1.0, high_s=3.0).scaled(twice)
+        PredictedStep(time_s=4.0, low_s=2.0, high_s=6.0)
+        """
+        wide = math.exp(NORMAL_95 * by.sigma_log)
+        return PredictedStep(
+            time_s=self.time_s * by.ratio,
+            low_s=self.low_s * by.ratio / wide,
+            high_s=self.high_s * by.ratio * wide,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -136,14 +152,23 @@ class Answer:
     problems: tuple[str, ...]
     transcript: tuple[str, ...]
 
-    @property
-    def predicted_step(self) -> PredictedStep:
-        """What the next step of this run will take."""
-        return PredictedStep(
+    def predicted_step(self, iteration: int) -> PredictedStep:
+        """What a step of this run, counted from 1, will take."""
+        step = PredictedStep(
             time_s=self.forecast.step_time_s,
             low_s=self.forecast.single_low_s,
             high_s=self.forecast.single_high_s,
         )
+        return step.scaled(self.outlook.ratio(iteration, self.forecast.steps_done))
+
+    def modelled_at(self, iteration: int) -> PredictedStep:
+        """The same from the models alone."""
+        window_size = self.config.batch.global_batch_size
+        size = batch_size_at(self.config, iteration)
+        ratios = self.outlook.ratios
+        if size == window_size or size not in ratios:
+            return self.modelled_step
+        return self.modelled_step.scaled(ratios[size])
 
     @property
     def is_stop(self) -> bool:
@@ -157,20 +182,25 @@ def analyse(table: SampleTable, request: Request, *, problems: Sequence[str] = (
     Raises ``CalibrationError`` where steps or operators are missing, ``ConfigError`` where the
     running layout is one that the timeline does not model yet.
     """
+    # A ramp may have gone on since the run described itself.
     config = table.config()
+    config = at_batch_size(config, batch_size_at(config, int(table.steps["step"].max()) + 1))
     measured_s = measured_step_s(table)
     calibration = calibrate(table, device=config.device)
     own = estimate_step(config, calibration)
+    view = _outlook(table, config, request, calibration, own)
+    # Other layouts are for what is left: the steps behind the ramp.
+    full = full_batch_size(config)
+    full = full if full in view.ratios else config.batch.global_batch_size
     found = plan(
-        config,
+        at_batch_size(config, full),
         calibration,
         num_ranks=(config.parallelism.num_ranks, *request.gpus),
-        measured_step_time_s=measured_s,
+        measured_step_time_s=measured_s * view.ratios[full].ratio,
         measured_sigma_log=measured_sigma_log(table),
         memory_capacity_nbytes=request.memory_capacity_nbytes or table.device_memory_nbytes(),
         memory_offset_nbytes=memory_offset_nbytes(table),
     )
-    view = _outlook(table, request, calibration, own)
     ahead = run_forecast(view, so_far(request, last_step=int(table.steps["step"].max()) + 1))
     hooks = hook_summary(table)
     coverage = hooks.num_fired / hooks.num_installed if hooks.num_installed else None
@@ -249,12 +279,16 @@ def so_far(request: Request, *, last_step: int = 0) -> SoFar:
 
 
 def _outlook(
-    table: SampleTable, request: Request, calibration: Calibration, own: StepEstimate
+    table: SampleTable,
+    config: RunConfig,
+    request: Request,
+    calibration: Calibration,
+    own: StepEstimate,
 ) -> Outlook:
     recent = replace(table, steps=table.steps[table.steps["step"] >= request.level_since_step])
     runs = table.runs[table.runs["run_id"] == table.run_id]
     return outlook(
-        table.config(),
+        config,
         calibration,
         own,
         started_unix_s=float(runs["started_unix_s"].min()),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .advice.agenda import BatchLevel, ramp_levels, schedule_levels
+from .advice.agenda import BatchLevel, ramp_levels, schedule_levels, step_groups
 from .batch_ratios import BatchRatio, model_ratios
 from .fit.estimates import Estimator
 from .timeline.items import Part
@@ -46,6 +46,28 @@ class Outlook:
     """One evaluation of ``eval_iters`` passes."""
     save_s: float
 
+    def ratio(self, iteration: int, to: int) -> BatchRatio:
+        """The step of an iteration, from 1, over that of iteration ``to``: 1 without a ramp."""
+        sizes = [batch_size_at(self.config, number) for number in (iteration, to)]
+        if sizes[0] == sizes[1] or not self.ratios.keys() >= set(sizes):
+            return BatchRatio(ratio=1.0, sigma_log=0.0)
+        own, base = (self.ratios[size] for size in sizes)
+        # One model gives both, so that their errors go together.
+        sigma_log = abs(own.sigma_log - base.sigma_log) or own.sigma_log
+        return BatchRatio(ratio=own.ratio / base.ratio, sigma_log=sigma_log)
+
+
+def batch_size_at(config: RunConfig, iteration: int) -> int:
+    """Global batch size of an iteration, from 1; that of the config where none was before it."""
+    levels = batch_levels(config)
+    groups = step_groups(iteration, levels) if len(levels) > 1 else ()
+    return groups[-1].global_batch_size if groups else config.batch.global_batch_size
+
+
+def at_batch_size(config: RunConfig, size: int) -> RunConfig:
+    """The config with another global batch size."""
+    return replace(config, batch=replace(config.batch, global_batch_size=size))
+
 
 def batch_levels(config: RunConfig) -> tuple[BatchLevel, ...]:
     """The global batch sizes of a run, in the order in which they hold."""
@@ -54,7 +76,7 @@ def batch_levels(config: RunConfig) -> tuple[BatchLevel, ...]:
         return schedule_levels(cadence.step_batch_size_schedule, seq_length=config.model.seq_length)
     return ramp_levels(
         cadence.rampup_batch_size,
-        _full_batch(config) if cadence.rampup_batch_size else batch.global_batch_size,
+        full_batch_size(config) if cadence.rampup_batch_size else batch.global_batch_size,
         micro_batch_of_all=batch.micro_batch_size * config.parallelism.dp,
     )
 
@@ -69,7 +91,7 @@ def outlook(
     recorded_numbers: Sequence[int] = (),
 ) -> Outlook:
     """What the model says of steps at other batch sizes, of an evaluation and of a save."""
-    full = _full_batch(config)
+    full = full_batch_size(config)
     sizes = {level.global_batch_size for level in batch_levels(config)} | {full}
     estimates, ratios = model_ratios(config, estimator, own, sorted(sizes))
     largest = estimates[full]
@@ -90,5 +112,6 @@ def outlook(
     )
 
 
-def _full_batch(config: RunConfig) -> int:
+def full_batch_size(config: RunConfig) -> int:
+    """Global batch size behind the ramp."""
     return config.cadence.full_batch_size or config.batch.global_batch_size

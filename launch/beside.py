@@ -117,6 +117,7 @@ class Beside:
         self._own_work = OwnWork()
         self._earlier = Earlier(options.directory)
         self._next_step = AdaptiveInterval()
+        self._size_ends: tuple[int, ...] = ()
         self._watching = Watching(
             options.directory,
             options.run_id,
@@ -275,11 +276,10 @@ class Beside:
         self._pending = None
         self._own_work.over()
         self._is_first_open = False
-        ends: tuple[int, ...] = ()
         if self._answer is not None and (total := self._answer.config.cadence.train_iters):
             groups = step_groups(total, batch_levels(self._answer.config))
-            ends = tuple(group.end for group in groups)
-        for drift in self._watching.begin(ends):
+            self._size_ends = tuple(group.end for group in groups)
+        for drift in self._watching.begin(self._size_ends):
             self._rebase(drift)
         self._flush()
 
@@ -301,6 +301,8 @@ class Beside:
             self._lived.add(row, values)
             if not row.flags and not row.is_hooked:
                 self._next_step.add(row.time_s)
+            if row.iteration in self._size_ends:
+                self._next_step = AdaptiveInterval()
             self._sink.step(row.iteration, values)
 
 

@@ -93,17 +93,19 @@ def _window_steps(table: SampleTable, answer: Answer) -> list[StepPoint]:
     steps = table.steps
     own = steps[(steps["run_id"] == answer.run_id) & steps["is_clean"] & ~steps["is_hooked"]]
     own = own[own["rank"] == own["rank"].min()].tail(NUM_KEPT_POINTS)
-    said = answer.predicted_step
-    return [
-        StepPoint(
-            iteration=int(step) + 1,
-            time_s=float(time_s + gap_s),
-            predicted_s=said.time_s,
-            low_s=said.low_s,
-            high_s=said.high_s,
+    points = []
+    for step, time_s, gap_s in zip(own["step"], own["time_s"], own["gap_s"], strict=True):
+        said = answer.predicted_step(int(step) + 1)
+        points.append(
+            StepPoint(
+                iteration=int(step) + 1,
+                time_s=float(time_s + gap_s),
+                predicted_s=said.time_s,
+                low_s=said.low_s,
+                high_s=said.high_s,
+            )
         )
-        for step, time_s, gap_s in zip(own["step"], own["time_s"], own["gap_s"], strict=True)
-    ]
+    return points
 
 
 def _script_json(figures: Sequence[Figure]) -> Markup:

@@ -94,10 +94,10 @@ def wishes_of(args: argparse.Namespace, environ: Mapping[str, str], now_unix_s: 
 def suggest(outcome: Outcome, wishes: Wishes, wall_s: float | None) -> Suggestion | None:
     """The time of the next job; None where the run is done or was never forecast."""
     is_done = outcome.child_code == 0 and outcome.stopped is None and not outcome.asked
-    if outcome.outlook is None or is_done:
+    if outcome.forecast is None or is_done:
         return None
-    left_s = outcome.outlook.left_s(outcome.end_unix_s)
-    lost_s = outcome.startup_s + outcome.outlook.longest_save_s + wishes.margin_s
+    left_s = outcome.forecast.left_s(outcome.end_unix_s)
+    lost_s = outcome.startup_s + outcome.forecast.longest_save_s + wishes.margin_s
     wall_s = wall_s or wishes.allocation.length_s
     return Suggestion(
         left_p95_s=left_s,

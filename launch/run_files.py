@@ -97,7 +97,7 @@ class StopRequests:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class NewestForecast:
     """What the newest forecast of a launch says, from ``forecast.json`` and ``request.json``."""
 
     now_unix_s: float
@@ -120,7 +120,7 @@ class Outlook:
         return self.done_frac + (1.0 - self.done_frac) * gone
 
 
-def outlook_since(directory: Path, start_unix_s: float) -> Outlook | None:
+def newest_forecast(directory: Path, start_unix_s: float) -> NewestForecast | None:
     """The newest forecast of a launch that began then; None before there is one."""
     found = read_object(directory / "forecast.json")
     if found is None or _number(found.get("now_unix_s")) < start_unix_s:
@@ -130,7 +130,7 @@ def outlook_since(directory: Path, start_unix_s: float) -> Outlook | None:
         return None
     asked = read_object(directory / "request.json") or {}
     saves = asked.get("save_times_s")
-    return Outlook(
+    return NewestForecast(
         now_unix_s=_number(found.get("now_unix_s")),
         left_p95_s=_number(found.get("remaining_high_s")),
         left_p50_s=_number(found.get("remaining_s")),

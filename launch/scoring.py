@@ -54,7 +54,7 @@ class Score:
 
         ``interval`` is what the steps before this one say, where there are enough of them.
         """
-        predicted = answer.predicted_step
+        predicted = answer.predicted_step(row.iteration)
         if interval is not None:
             predicted = replace(predicted, low_s=interval[0], high_s=interval[1])
         error_frac = predicted.time_s / row.time_s - 1.0
@@ -66,7 +66,7 @@ class Score:
             "step_time_predicted_s": predicted.time_s,
             "step_time_predicted_low_s": predicted.low_s,
             "step_time_predicted_high_s": predicted.high_s,
-            "step_time_modelled_s": answer.modelled_step.time_s,
+            "step_time_modelled_s": answer.modelled_at(row.iteration).time_s,
             "step_time_error_frac": error_frac,
             "is_in_interval": float(inside),
             "finish_p50_unix_s": answer.forecast.finish_p50_unix_s,

@@ -12,7 +12,14 @@ from pathlib import Path
 
 from .children import Family
 from .flags import LIMIT, REQUESTS
-from .run_files import Outlook, Stopped, outlook_since, request_stop, stop_since, withdraw_request
+from .run_files import (
+    NewestForecast,
+    Stopped,
+    newest_forecast,
+    request_stop,
+    stop_since,
+    withdraw_request,
+)
 from .signals import END, WARN, SignalInbox
 from .slurm import Allocation, allocation, ask_slurm
 
@@ -54,7 +61,7 @@ class Outcome:
     num_ended: int
     """Processes that had to be killed at the end."""
     stopped: Stopped | None = None
-    outlook: Outlook | None = None
+    forecast: NewestForecast | None = None
     startup_s: float = 0.0
     """Until the first forecast: start-up, and the steps that it rests on."""
     left: tuple[int, ...] = field(default=())
@@ -77,7 +84,7 @@ class Wrapped:
         self._signals: list[int] = []
         self._asked = ""
         self._term_at_s = float("inf")
-        self._outlook: Outlook | None = None
+        self._forecast: NewestForecast | None = None
         self._startup_s = 0.0
         self._has_warned = self._has_told = False
         self._is_hurried = False
@@ -103,7 +110,7 @@ class Wrapped:
             signals=tuple(self._signals),
             num_ended=num_ended,
             stopped=stop_since(self._wishes.directory, self._start_unix_s),
-            outlook=self._outlook,
+            forecast=self._forecast,
             startup_s=self._startup_s,
             left=tuple(sorted(family.rest())),
         )
@@ -201,12 +208,12 @@ class Wrapped:
         self._term_at_s = time.monotonic() + patience_s
 
     def _look_at_forecast(self) -> None:
-        found = outlook_since(self._wishes.directory, self._start_unix_s)
+        found = newest_forecast(self._wishes.directory, self._start_unix_s)
         if found is None:
             return
-        if self._outlook is None:
+        if self._forecast is None:
             self._startup_s = found.now_unix_s - self._start_unix_s
-        self._outlook = found
+        self._forecast = found
         end_unix_s = self._allocation.end_unix_s
         if end_unix_s is None or self._has_told or found.left_s(end_unix_s) <= 0:
             return
@@ -236,7 +243,7 @@ class Wrapped:
 
     def _lead_s(self, end_unix_s: float) -> float:
         """Before the limit: two of the longest saves and the margin, at most half of the time."""
-        save_s = self._outlook.longest_save_s if self._outlook else 0.0
+        save_s = self._forecast.longest_save_s if self._forecast else 0.0
         wanted_s = 2.0 * save_s + self._wishes.margin_s
         return min(wanted_s, 0.5 * max(0.0, end_unix_s - self._start_unix_s))
 

@@ -20,8 +20,8 @@ DRIFT_FRAC = 0.01
 """Standard deviation of the level of a steady run between a window and the rest: medians of 50
 steps repeat within 0.6 to 4 % on a quiet machine, repeated releases within 2 %."""
 CPU_DRIFT_FRAC = 0.09
-"""The same on processors that other work shares: what was left of a run against what was seen of it,
-root mean square over 22 runs on such a machine."""
+"""The same on processors that other work shares: what was left of 22 runs on such a machine against
+what was seen of them, root mean square."""
 _MIN_STEPS = 2
 _MIN_BLOCKS = 5
 _DRIFT_WEIGHT = 8.0
@@ -29,7 +29,7 @@ _DRIFT_WEIGHT = 8.0
 _FEW_BLOCKS = 20
 _DRIFT_BLOCKS = 6
 
-_NORMAL_95 = float(stats.norm.ppf(0.95))
+NORMAL_95 = float(stats.norm.ppf(0.95))
 
 Floats = NDArray[np.float64]
 
@@ -191,7 +191,7 @@ def forecast(
     extras_s = sum(extra.num_left * extra.time_s for extra in extras)
     wide = float(stats.t.ppf(0.95, step.degrees))
     # Seen as a normal variable of the same 95 % point, so that rules can ask for any level.
-    sigma_s = _remaining_sigma(step, loads, extras, drift_frac) * wide / _NORMAL_95
+    sigma_s = _remaining_sigma(step, loads, extras, drift_frac) * wide / NORMAL_95
     time_left = TimeLeft.normal(steps_s + extras_s, sigma_s)
     if failures is not None:
         time_left = TimeLeft.with_failures(steps_s + extras_s, sigma_s, failures)
