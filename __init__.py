@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .hooks.adapters.hugging_face import hugging_face_callback as hugging_face_callback
     from .hooks.adapters.lightning import lightning_callback as lightning_callback
     from .hooks.attach import attach as attach
-    from .hooks.session import should_stop as should_stop
+    from .hooks.stopping import should_stop as should_stop
 
 __version__ = "0.1.0"
 __all__ = [
@@ -36,7 +36,7 @@ _HOMES = {
     "bridge_callback": ".hooks.adapters.bridge",
     "hugging_face_callback": ".hooks.adapters.hugging_face",
     "lightning_callback": ".hooks.adapters.lightning",
-    "should_stop": ".hooks.session",
+    "should_stop": ".hooks.stopping",
 }
 
 

@@ -358,15 +358,6 @@ def running() -> Session | None:
     return _STATE.get("session")
 
 
-def should_stop() -> bool:
-    """For a loop of one's own, after each step: True once all ranks end here, to save and leave.
-
-    The same answer on all ranks; False where ``--calibrate-on-advice=stop`` is not given.
-    """
-    session = running()
-    return session is not None and bool(session.should_stop())
-
-
 def start(settings: Settings) -> Session:
     """Begin this process's session and wait for a host; a second call changes nothing."""
     session = _STATE.get("session")

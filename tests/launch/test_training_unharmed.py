@@ -99,7 +99,7 @@ def test_the_transcript_is_printed_and_the_files_are_there(pair: Pair) -> None:
         assert any(word in line for line in lines), word
     for name in ("decision", "forecast", "plan", "calibration", "score"):
         value = json.loads((pair.directory / f"{name}.json").read_text(encoding="utf-8"))
-        assert value["schema"] == 1 and value["run_id"]
+        assert value["schema"] == (2 if name == "score" else 1) and value["run_id"]
 
 
 def test_every_installed_hook_fired(pair: Pair) -> None:
