@@ -31,7 +31,7 @@ NUM_SEEN = 20
 NUM_WARMUP = 3
 _KEYS = ("round", "submitter", "system", "benchmark", "result")
 _COMMON = (
-    "--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "64",
+    "--num-layers", "2", "--num-attention-heads", "4", "--seq-length", "64",
     "--micro-batch-size", "2", "--global-batch-size", "16", "--mock-data", "--log-interval", "1",
 )  # fmt: skip
 _MEGATRON = (
@@ -94,7 +94,7 @@ def published(path: Path) -> list[Row]:
     return rows
 
 
-def train(out: Path, number: int, steps: int, megatron: Path | None) -> list[Row]:
+def train(out: Path, number: int, steps: int, megatron: Path | None, hidden_size: int) -> list[Row]:
     """One real run, and the forecasts that it made of itself."""
     directory, saves = out / f"run-{number}", out / f"checkpoints-{number}"
     script = ROOT / "recipes" / "pretrain_gpt.py"
@@ -105,7 +105,8 @@ def train(out: Path, number: int, steps: int, megatron: Path | None) -> list[Row
         options = [*_COMMON, *_MEGATRON, "--train-samples", str(400 + 16 * (steps - 43))]
     command = [
         *(str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", "2"),
-        *(str(script), *options, "--eval-interval", "100", "--eval-iters", "2"),
+        *(str(script), *options, "--hidden-size", str(hidden_size)),
+        *("--eval-interval", "100", "--eval-iters", "2"),
         *("--save", str(saves), "--save-interval", "200", "--calibrate"),
         *(f"--calibrate-dir={directory}", "--calibrate-device=cpu", "--calibrate-wandb=off"),
     ]
@@ -193,6 +194,7 @@ def main() -> None:
     parser.add_argument("--recipe", type=int, default=0, metavar="N")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--megatron", type=Path)
+    parser.add_argument("--hidden-size", type=int, default=64)
     parser.add_argument("--out", type=Path, default=Path("forecast-out"))
     args = parser.parse_args()
     if args.data is not None:
@@ -202,7 +204,7 @@ def main() -> None:
             print(f"\n{summary(rows)}")
     rows = []
     for number in range(args.recipe):
-        rows += train(args.out, number, args.steps, args.megatron)
+        rows += train(args.out, number, args.steps, args.megatron, args.hidden_size)
     if rows:
         print(table(rows) + "\n")
     for steps in (20, 100):

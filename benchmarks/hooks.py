@@ -11,22 +11,27 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import TCPStore
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from forerun.hooks.ballots import Ballots
 from forerun.hooks.guard import Guard
 from forerun.hooks.host import Host
 from forerun.hooks.instruments import Instruments
 from forerun.hooks.modules import ModuleHooks
+from forerun.hooks.orders import CALM_PAUSE_S
 from forerun.hooks.process_groups import ProcessGroupHooks
 from forerun.hooks.recorder import Recorder
 from forerun.hooks.session import Session
 from forerun.hooks.settings import RankInfo, Settings, WandbMode
 from forerun.hooks.step_log import StepLog
 from forerun.hooks.stopwatch import DeviceStopwatch, HostStopwatch
+from forerun.hooks.store_link import StoreLink
 from forerun.hooks.timers import TimersProxy, null_timers
 
 NUM_CALLS = 4
@@ -217,6 +222,7 @@ def report_timer() -> None:
                         rank=rank, world_size=2, local_rank=rank, local_world_size=2, run_id="timer"
                     ),
                     steps=0,
+                    every=10**9,
                     directory=Path(home),
                     wandb=WandbMode.OFF,
                     companion_command=reader if is_last else (),
@@ -236,6 +242,18 @@ def report_timer() -> None:
             session.finish()
 
 
+def report_look() -> None:
+    """One look at the store for an order, processor time of a thread beside training."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    link = StoreLink(server, "look")
+    taken = []
+    for _ in range(60):
+        begin_s = time.thread_time()
+        Ballots(link.connect(), num_ranks=8).proposal(0)
+        taken.append(time.thread_time() - begin_s)
+    print(f"{f'a look for orders, every {CALM_PAUSE_S:g} s':40s} {median(taken) * 1e9:10,.0f}")
+
+
 def main() -> None:
     """Print the extra time of each kind of hook."""
     torch.set_num_threads(1)
@@ -245,6 +263,7 @@ def main() -> None:
     report_groups(recorder, guard)
     report_marks(recorder, guard)
     report_timer()
+    report_look()
     assert guard.num_faults == 0
 
 

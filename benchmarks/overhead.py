@@ -75,6 +75,7 @@ def timer_s(*, is_last: bool, num_calls: int = 300) -> float:
                     rank=rank, world_size=2, local_rank=rank, local_world_size=2, run_id="timer"
                 ),
                 steps=0,
+                every=10**9,
                 directory=Path(home),
                 wandb=WandbMode.OFF,
                 companion_command=READER if is_last else (),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -27,6 +28,11 @@ NUM_DRAWS = 2
 STEP_S = WORK_S + 2 * TRANSFER_S
 
 
+@cache
+def steady(layout: Parallelism, seed: int, sigma_log: float) -> SampleTable:
+    return window(layout, np.random.default_rng(seed), sigma_log=sigma_log)
+
+
 def attributed(
     layout: Parallelism,
     seed: int,
@@ -38,8 +44,8 @@ def attributed(
     is_recovery: bool = False,
     change_s: float = 0.13,
 ) -> Cause:
-    draw = np.random.default_rng(seed)
-    usual = window(layout, draw, sigma_log=sigma_log)
+    usual = steady(layout, seed, sigma_log)
+    draw = np.random.default_rng(1000 + seed)
     changed = window(
         layout, draw, sigma_log=sigma_log, slower=slower, part=part, slower_groups=slower_groups
     )
