@@ -19,6 +19,18 @@ SUPPORT = Path(__file__).parent.parent / "support"
 PATIENCE_S = 60.0
 
 
+@pytest.fixture(autouse=True)
+def heard() -> Iterator[None]:
+    """What a shell lets its background jobs ignore would be ignored by all that is started here."""
+    numbers = (signal.SIGINT, signal.SIGHUP)
+    ignored = [number for number in numbers if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
 class Launch:
     """One ``forerun run`` in a process of its own."""
 
