@@ -23,11 +23,13 @@ def open_meter(num_local_ranks: int, environ: Mapping[str, str]) -> ReadEnergy:
     """
     try:
         nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return _Meter(None, []).read
+    try:
         nvml.nvmlInit()
         handles = _handles(nvml, num_local_ranks, environ)
-    except Exception:  # No NVML, no driver, no permission: each raises its own.
+    except nvml.NVMLError:  # no driver, no permission, no such device
         handles = []
-        nvml = None
     return _Meter(nvml, handles).read
 
 
@@ -41,7 +43,7 @@ class _Meter:
             return None
         try:
             counts = [self._nvml.nvmlDeviceGetTotalEnergyConsumption(h) for h in self._handles]
-        except Exception:  # Devices before Volta do not count; a lost device raises as well.
+        except self._nvml.NVMLError:  # before Volta they do not count; a lost one raises too
             self._handles = []
             return None
         return sum(counts) * JOULES_PER_MJ
