@@ -64,6 +64,7 @@ def words(folder: Path) -> dict[int, list[str]]:
     return found
 
 
+@pytest.mark.slow  # a connection for each rank: seconds where names are slow to look up
 def test_recorders_get_a_file_each_and_all_others_one_together(
     tmp_path: Path, server: TCPStore
 ) -> None:
@@ -183,6 +184,7 @@ def test_launches_do_not_read_each_others_messages(tmp_path: Path) -> None:
     assert words(tmp_path) == {}
 
 
+@pytest.mark.slow
 def test_a_run_of_many_windows_leaves_one_message_per_rank_in_the_store(tmp_path: Path) -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     before = store.num_keys()

@@ -232,6 +232,7 @@ def test_an_advised_stop_leaves_a_script_that_starts_the_advised_layout(home: Pa
 SLEEPER = "import pathlib, time; pathlib.Path('up').touch(); time.sleep(60)"
 
 
+@pytest.mark.slow
 def test_it_saves_before_the_limit_only_where_that_is_wanted(home: Path) -> None:
     command = (sys.executable, "-S", "-c", SLEEPER)
     limit = ("--time-limit=3s", "--margin=1s", "--grace=1s")
