@@ -25,6 +25,13 @@ class BatchRatio:
     sigma_log: float
     provenance: str = "modelled"
 
+    def over(self, base: BatchRatio) -> BatchRatio:
+        """Ratio of two sizes from their ratios to a third: of one model, so errors go together."""
+        return BatchRatio(
+            ratio=self.ratio / base.ratio,
+            sigma_log=abs(self.sigma_log - base.sigma_log) or base.sigma_log,
+        )
+
 
 def model_ratios(
     config: RunConfig, estimator: Estimator, own: StepEstimate, sizes: Sequence[int]
@@ -63,15 +70,10 @@ def measured_ratios(
     A step is a part that stays and one that grows with the number of micro-batches, so that sizes
     in between lie on a line, and those beyond it nearly so.
     """
-    base = modelled[reference].ratio if reference in modelled else 1.0
-    base_sigma = modelled[reference].sigma_log if reference in modelled else 0.0
+    same = BatchRatio(ratio=1.0, sigma_log=0.0)
+    base = modelled.get(reference, same)
     out = {
-        size: BatchRatio(
-            ratio=known.ratio / base, sigma_log=abs(known.sigma_log - base_sigma) or base_sigma
-        )
-        if size != reference
-        else BatchRatio(ratio=1.0, sigma_log=0.0)
-        for size, known in modelled.items()
+        size: known.over(base) if size != reference else same for size, known in modelled.items()
     }
     means = {
         size: (float(np.mean(times)), float(np.std(times, ddof=1)) / math.sqrt(len(times)))

@@ -51,10 +51,7 @@ class Outlook:
         sizes = [batch_size_at(self.config, number) for number in (iteration, to)]
         if sizes[0] == sizes[1] or not self.ratios.keys() >= set(sizes):
             return BatchRatio(ratio=1.0, sigma_log=0.0)
-        own, base = (self.ratios[size] for size in sizes)
-        # One model gives both, so that their errors go together.
-        sigma_log = abs(own.sigma_log - base.sigma_log) or own.sigma_log
-        return BatchRatio(ratio=own.ratio / base.ratio, sigma_log=sigma_log)
+        return self.ratios[sizes[0]].over(self.ratios[sizes[1]])
 
 
 def batch_size_at(config: RunConfig, iteration: int) -> int:

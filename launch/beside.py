@@ -28,7 +28,7 @@ from .advice_orders import AdviceOrders
 from .answers import wandb_tables, write_answer, write_forecast, write_measured, write_score
 from .earlier import Earlier
 from .energy import ReadEnergy, open_meter
-from .forecast_log import score_lines
+from .forecast_log import finish_line
 from .forecasting import Forecasts, OwnWork, RunSoFar
 from .lived import Lived
 from .report_page import write_page
@@ -192,8 +192,9 @@ class Beside:
             write_score(directory, self._score.summary(), run_id, track)
         if self._answer is not None and self._shown is not None:
             write_page(directory, self._shown[0], self._answer, self._shown[1], self._lived)
-        for line in (*self._score.lines(), *score_lines(track)):
-            say(line)
+        for line in (*self._score.lines(), finish_line(track) if track else ""):
+            if line:
+                say(line)
         self._sink.close(self._score.summary())
 
     def _tell_drift(self, line: str) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..calib.advice.forecast import Forecast
 from ..calib.advice.track import Ended, Made, Track, track
 from ..calib.analysis import Answer
 from ..calib.errors import RecordError
@@ -32,20 +31,10 @@ class Logged:
         return track(self.made.get(run_id, ()), ended) if ended is not None else None
 
 
-def append_forecast(
-    directory: Path, forecast: Forecast | Answer | MeasuredAnswer, run_id: str = ""
-) -> None:
-    """Keep a forecast; called wherever ``forecast.json`` is written.
-
-    An answer brings its run with it; one without a forecast leaves nothing.
-    """
-    if not isinstance(forecast, Forecast):
-        run_id = forecast.run_id
-        found = forecast.forecast
-    else:
-        found = forecast
-    if found is not None:
-        append_line(directory / FORECASTS, Made.of(found, run_id).to_json())
+def append_forecast(directory: Path, answer: Answer | MeasuredAnswer) -> None:
+    """Keep the forecast of an answer, if any; called wherever ``forecast.json`` is written."""
+    if answer.forecast is not None:
+        append_line(directory / FORECASTS, Made.of(answer.forecast, answer.run_id).to_json())
 
 
 def append_end(directory: Path, ended: Ended) -> None:
@@ -79,12 +68,6 @@ def read_forecasts(directory: Path) -> Logged:
         ended=ended,
         problems=tuple(skipped),
     )
-
-
-def score_lines(found: Track | None) -> list[str]:
-    """The same, as lines to say."""
-    line = "" if found is None else finish_line(found)
-    return [line] if line else []
 
 
 def finish_line(found: Track) -> str:

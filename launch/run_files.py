@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-STOP = "stop.json"
-"""The session: all ranks have stopped, why, and the command line to go on with."""
+from ..hooks.orders import MARKER
+
 STOP_REQUEST = "stop-request.json"
 """The wrapper: please save and stop, since the scheduler soon ends this job."""
 REQUEST_RULE = "request"
@@ -42,7 +42,7 @@ class Stopped:
 
 def stop_since(directory: Path, start_unix_s: float) -> Stopped | None:
     """The stop of a launch that began then; None where there was none."""
-    value = read_object(directory / STOP)
+    value = read_object(directory / MARKER)
     if value is None or _number(value.get("unix_s")) < start_unix_s:
         return None
     iteration = value.get("iteration")

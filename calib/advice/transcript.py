@@ -57,7 +57,6 @@ def transcript_lines(
     forecast: Forecast | None = None,
     plan: Plan | None = None,
     decision: Decision | None = None,
-    energy_j: float | None = None,
     time_limit_s: float | None = None,
     format_moment: FormatMoment | None = None,
 ) -> list[str]:
@@ -70,7 +69,7 @@ def transcript_lines(
         _hook_line(hooks, overhead),
         _step_line(step),
         slow,
-        _finish_line(forecast, energy_j, time_limit_s, moment),
+        _finish_line(forecast, time_limit_s, moment),
         _plan_line(plan),
         _decision_line(decision),
     ]
@@ -123,7 +122,6 @@ def _step_line(step: StepSummary | None) -> str:
 
 def _finish_line(
     forecast: Forecast | None,
-    energy_j: float | None,
     time_limit_s: float | None,
     moment: FormatMoment,
 ) -> str:
@@ -138,10 +136,8 @@ def _finish_line(
         words.append(f"{forecast.gpu_hours:.3g} GPU-hours")
     if forecast.cost is not None:
         words.append(f"cost {forecast.cost:,.2f}")
-    if energy_j is None:
-        energy_j = forecast.energy_j
-    if energy_j is not None:
-        words.append(_energy(energy_j))
+    if forecast.energy_j is not None:
+        words.append(_energy(forecast.energy_j))
     if time_limit_s is not None:
         worst_s = forecast.elapsed_s + forecast.remaining_high_s
         fits = "ok" if worst_s <= time_limit_s else "at risk"

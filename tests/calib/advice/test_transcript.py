@@ -44,6 +44,7 @@ def test_the_five_lines(steady: Steady, planned: Planned) -> None:
         total_s=148_320.0,
         remaining_s=10_000.0,
         left=TimeLeft.normal(10_000.0, 100.0),
+        energy_j=8.28e8,
     )
     decision = decide(Limits(restart_cost_s=900.0), forecast=run, plan=plan)
     lines = transcript_lines(
@@ -55,7 +56,6 @@ def test_the_five_lines(steady: Steady, planned: Planned) -> None:
         forecast=run,
         plan=plan,
         decision=decision,
-        energy_j=8.28e8,
         time_limit_s=172_800.0,
     )
     assert lines == [
