@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..calib.samples.files import replace_file
 from ..calib.samples.packed import pack
 from ..calib.workload.recording import MESSAGE_NBYTES, SUMMARIES_NBYTES, RecordingPlan
 from .settings import RankInfo
@@ -215,10 +216,7 @@ class Exchange:
         self._kept.append(pack(lines))
         while len(self._kept) > 1 and sum(map(len, self._kept)) > SUMMARIES_NBYTES:
             self._kept.pop(0)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        temporary = self._folder / ".summaries.tmp"
-        temporary.write_text("".join(self._kept), encoding="utf-8")
-        temporary.replace(self._folder / "summaries.jsonl")
+        replace_file(self._folder / "summaries.jsonl", "".join(self._kept))
 
     def _warn(self, reason: object) -> None:
         if not self._has_warned:

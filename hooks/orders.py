@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import threading
 import time
 from collections import deque
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from ..calib.samples.files import PRIVATE, replace_file
 from .ballots import LATE, YES, Ballots, Order, OrderKind, Proposal, why_not
 from .guard import OWN_THREAD, Guard
 from .settings import OnAdvice, Settings
@@ -314,9 +314,6 @@ class Orders:
         }
         path = self._settings.directory / MARKER
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(f"{MARKER}.part")
-            part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-            os.replace(part, path)
+            replace_file(path, json.dumps(value, indent=1) + "\n", mode=PRIVATE)
         except OSError as err:
             _log.warning("[forerun] cannot write %s: %s", path, err.strerror or err)

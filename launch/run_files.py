@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -11,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..calib.samples.files import replace_file
 from ..hooks.orders import MARKER
 
 STOP_REQUEST = "stop-request.json"
@@ -59,12 +59,8 @@ def stop_since(directory: Path, start_unix_s: float) -> Stopped | None:
 def request_stop(directory: Path, reason: str) -> bool:
     """Ask the session to save and stop; False where the file cannot be written."""
     value = {"schema": 1, "unix_s": time.time(), "reason": reason, "rule": REQUEST_RULE}
-    path = directory / STOP_REQUEST
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(value) + "\n", encoding="utf-8")
-        os.replace(part, path)
+        replace_file(directory / STOP_REQUEST, json.dumps(value) + "\n")
     except OSError:
         return False
     return True

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import pyarrow.parquet as pq
 
 from ..errors import RecordError
 from .columns import FRAMES, TABLE_SCHEMA, normalise
+from .files import OPEN, replace_by, replace_file
 from .run import (
     RankFile,
     RunRecords,
@@ -68,18 +68,18 @@ def read_run(directory: Path, run_id: str | None = None) -> RunRecords:
     return run
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, *, mode: int = OPEN) -> None:
     """Replace ``path`` with ``value`` at once; keys keep their order, NaN is refused."""
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    write_text(path, text)
+    write_text(path, text, mode=mode)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, mode: int = OPEN) -> None:
     """Replace ``path`` with the text at once; compressed where the name ends in ``.gz``."""
     data = text.encode()
     if path.suffix == ".gz":
         data = gzip.compress(data, mtime=0)
-    _replace(path, lambda temporary: temporary.write_bytes(data))
+    replace_file(path, data, mode=mode)
 
 
 def append_line(path: Path, value: Any) -> None:
@@ -140,7 +140,7 @@ def write_table(path: Path, table: SampleTable, *, created_by: str = "forerun") 
     whole = whole.replace_schema_metadata(
         {_SCHEMA_KEY: str(TABLE_SCHEMA).encode(), _CREATED_KEY: created_by.encode()}
     )
-    _replace(path, lambda temporary: pq.write_table(whole, temporary, compression="zstd"))
+    replace_by(path, lambda file: pq.write_table(whole, file, compression="zstd"))
 
 
 def read_table(path: Path) -> SampleTable:
@@ -166,16 +166,6 @@ def _read_frame(whole: pa.Table, name: str) -> pd.DataFrame:
     columns = [c for c in FRAMES[name] if c in whole.column_names]
     rows = whole.filter(pc.field("table") == name)
     return normalise(name, rows.select(columns).to_pandas())
-
-
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _nothing(directory: Path) -> str:

@@ -1,0 +1,68 @@
+"""Replaced at once, under names that nobody can prepare, with the rights that were asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from forerun.calib.samples import files
+from forerun.calib.samples.files import OPEN, PRIVATE, replace_by, replace_file
+
+
+@pytest.fixture
+def umask_22() -> object:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask_22")
+@pytest.mark.parametrize(("mode", "seen"), [(OPEN, 0o644), (PRIVATE, 0o600)])
+def test_rights_follow_the_umask_or_are_the_owners_alone(
+    tmp_path: Path, mode: int, seen: int
+) -> None:
+    replace_file(tmp_path / "deep" / "a.json", "{}", mode=mode)
+    assert (tmp_path / "deep" / "a.json").stat().st_mode & 0o777 == seen
+
+
+def test_a_link_at_the_place_is_replaced_and_its_target_left_alone(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.write_text("the user's")
+    (tmp_path / "a.json").symlink_to(target)
+    replace_file(tmp_path / "a.json", "ours")
+    assert target.read_text() == "the user's"
+    assert not (tmp_path / "a.json").is_symlink()
+    assert (tmp_path / "a.json").read_text() == "ours"
+
+
+def test_a_link_that_waits_under_the_temporary_name_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "target"
+    target.write_text("the user's")
+    monkeypatch.setattr(files.secrets, "token_hex", lambda _: "known")
+    (tmp_path / ".a.json.known.tmp").symlink_to(target)
+    with pytest.raises(FileExistsError):
+        replace_file(tmp_path / "a.json", "ours")
+    assert target.read_text() == "the user's"
+
+
+def test_nothing_is_left_where_writing_fails(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("before")
+
+    def fail(file: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        replace_by(tmp_path / "a.json", fail)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+    assert (tmp_path / "a.json").read_text() == "before"
+
+
+def test_two_writers_never_share_a_temporary_file(tmp_path: Path) -> None:
+    names = set()
+    for _ in range(2):
+        replace_by(tmp_path / "a", lambda _: names.update(p.name for p in tmp_path.glob(".a.*")))
+    assert len(names) == 2
