@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -70,26 +70,6 @@ def withdraw_request(directory: Path) -> None:
     """No request is left for a later launch."""
     with suppress(OSError):
         (directory / STOP_REQUEST).unlink()
-
-
-class StopRequests:
-    """The companion's side: a request becomes an order to all ranks, once."""
-
-    def __init__(
-        self, directory: Path, since_unix_s: float, give: Callable[[dict[str, Any]], None]
-    ) -> None:
-        self._path = directory / STOP_REQUEST
-        self._since_unix_s = since_unix_s
-        self._give = give
-        self._is_given = False
-
-    def look(self) -> None:
-        """Pass on a request that is newer than the run."""
-        value = None if self._is_given else read_object(self._path)
-        if value is None or _number(value.get("unix_s")) < self._since_unix_s:
-            return
-        self._is_given = True
-        self._give({"order": "stop", "rule": REQUEST_RULE, "reason": str(value.get("reason", ""))})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
