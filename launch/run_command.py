@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..calib.errors import ConfigError
-from .flags import PREFIX, is_own
+from .flags import FLAGS, split
 from .resubmit import relaunch, write_script
 from .run_files import advised_command
 from .run_options import SCRIPT
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 def wishes_of(args: argparse.Namespace, environ: Mapping[str, str], now_unix_s: float) -> Wishes:
     """What the options, the flags inside the command and the scheduler say together."""
-    own = [word for word in args.command if is_own(word)]
+    own = split([word for word in args.command if word != "--"]).own
     directory = args.directory or Path(_last(own, "dir", DIRECTORY))
     granted = allocation(environ, now_unix_s)
     if args.time_limit is not None:
@@ -243,6 +243,6 @@ def _no_start(args: argparse.Namespace, text: str, code: int) -> int:
 
 def _last(own: Sequence[str], name: str, default: str) -> str:
     """The value of the last flag of that name."""
-    option = f"{PREFIX}{name}="
-    found = [word.removeprefix(option) for word in own if word.startswith(option)]
+    options = tuple(f"{flag}-{name}=" for flag in FLAGS)
+    found = [word.partition("=")[2] for word in own if word.startswith(options)]
     return found[-1] if found else default
