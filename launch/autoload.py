@@ -36,6 +36,7 @@ def _is_asked() -> bool:
 
 def _begin() -> None:
     from ..calib.errors import ConfigError
+    from ..hooks.interpreter import companion_command
     from ..hooks.settings import DeviceChoice, TraceChoice
     from . import flags
 
@@ -44,7 +45,7 @@ def _begin() -> None:
     is_calibrating = asked.present or os.environ.get("FORERUN_CALIBRATE") == "1"
     settings = None
     if is_calibrating:
-        command = (sys.executable, "-m", "forerun.launch.companion")
+        command = companion_command(os.environ)
         try:
             settings = flags.parse(asked.own, os.environ, sys.argv, command)
         except ConfigError as err:
