@@ -49,15 +49,18 @@ def launch_folder(directory: Path, launch_id: str) -> Path:
     return directory / RUNS / launch_id
 
 
+def is_launch_id(text: object) -> bool:
+    """True for letters, digits, ``._-``, at most 64, neither hidden nor a way up."""
+    return isinstance(text, str) and _IS_NAME.fullmatch(text) is not None
+
+
 def safe_launch_id(text: str) -> str:
     """``text`` where it can be the name of a folder, else a safe text that stands for it alone.
-
-    Letters, digits, ``._-``, at most 64, neither hidden nor a way up.
 
     >>> safe_launch_id("nightly-7")
     'nightly-7'
     """
-    if _IS_NAME.fullmatch(text):
+    if is_launch_id(text):
         return text
     digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
     safe = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip(".-_")[:48]

@@ -12,6 +12,7 @@ from ..calib.samples.records import StepFlag
 from .companion import CompanionPipe
 from .host import Host
 from .host_wandb import ForecastFile, HostWandb, host_run
+from .interpreter import waiting
 from .launch_identity import LaunchIdentity
 from .settings import Settings, WandbMode
 from .window import StepPlan
@@ -31,6 +32,7 @@ class Live:
         self._forecast = ForecastFile(settings.directory, self.launch_id)
         self._wandb: HostWandb | None = None
         self._is_after_window = False
+        self._has_said_where = False
 
     def start(self, host: Host | None = None) -> None:
         """On the rank that logs, a way to a companion; the host's W&B run on every one.
@@ -44,7 +46,8 @@ class Live:
             )
         is_home = None if host is None else host.is_home
         is_home = self._settings.rank.is_last if is_home is None else is_home
-        if is_home and self._settings.companion_command and self._pipe is None:
+        has_program = bool(self._settings.companion_command)
+        if is_home and has_program and self._pipe is None:
             self._environment = dict(os.environ)
             self._told = companion_settings(
                 self._settings,
@@ -52,6 +55,9 @@ class Live:
                 num_steps=0 if host is None else host.num_steps,
             )
             self._pipe = CompanionPipe()
+        if is_home and not has_program and self._settings.is_answered and not self._has_said_where:
+            self._has_said_where = True
+            _log.warning("[forerun] %s", waiting(self._settings.directory))
         self._identity.begin(is_needed=self._pipe is not None or self._wandb is not None)
 
     def launch_id(self) -> str:

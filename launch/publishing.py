@@ -20,7 +20,7 @@ from typing import Any
 
 from ..calib.samples.files import replace_by, replace_file
 from ..hooks.launch_identity import LAUNCH, boot_id, launch_folder, process_start
-from .run_files import read_object
+from .bounded_files import number, read_object
 
 OWNER = "owner.json"
 SCHEMA = 1
@@ -225,8 +225,8 @@ def show_file(source: Path, target: Path) -> None:
 
 def is_live(owner: Mapping[str, Any], now_unix_s: float) -> bool:
     """True where the companion that a claim names is still there."""
-    unix_s, pid = owner.get("unix_s"), owner.get("pid")
-    if not isinstance(unix_s, (int, float)) or not unix_s > 0:
+    unix_s, pid = number(owner.get("unix_s")), owner.get("pid")
+    if unix_s <= 0:
         return False
     if owner.get("host") != this_host():
         return now_unix_s - STALE_S < unix_s < now_unix_s + STALE_S

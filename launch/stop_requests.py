@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
+from .bounded_files import number, read_object
 from .publishing import Place
-from .run_files import REQUEST_RULE, STOP_REQUEST, read_object
+
+STOP_REQUEST = "stop-request.json"
+"""The wrapper: please save and stop, since the scheduler soon ends this job."""
+REQUEST_RULE = "request"
+"""The rule of a stop that the wrapper asked for."""
 
 
 class StopRequests:
@@ -29,13 +33,7 @@ class StopRequests:
         if value is None or value.get("launch_id") != self._place.launch_id:
             return
         # A name may be given again, and the wrapper of the launch before have died.
-        if _number(value.get("unix_s")) < self._since_unix_s:
+        if number(value.get("unix_s")) < self._since_unix_s:
             return
         self._is_given = True
         self._give({"order": "stop", "rule": REQUEST_RULE, "reason": str(value.get("reason", ""))})
-
-
-def _number(value: object) -> float:
-    with suppress(OverflowError):
-        return float(value) if isinstance(value, (int, float)) else 0.0
-    return 0.0

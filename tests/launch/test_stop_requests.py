@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from forerun.launch.publishing import Place
-from forerun.launch.run_files import STOP_REQUEST
-from forerun.launch.stop_requests import StopRequests
+from forerun.launch.stop_requests import STOP_REQUEST, StopRequests
 
 
 def request(folder: Path, **values: object) -> None:
