@@ -14,8 +14,13 @@ from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 
+from .. import __version__
 from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
+from ..hooks.interpreter import EXTRA, missing
 from .run_options import add_run
+
+_BARE = frozenset({"doctor", "run"})
+"""Verbs of the standard library."""
 
 
 class ExitCode(IntEnum):
@@ -38,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     args.options, args.command = rest, command
     try:
+        _check_packages(args.verb)
         code = int(_command(args.verb)(args))
         if sys.stdout is not None:
             sys.stdout.flush()
@@ -64,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="When does the run end, which layout would be faster, should it stop now?",
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"forerun {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, text in (
         ("report", "what a calibrated run says about itself"),
@@ -205,6 +212,13 @@ def _add_compare(verbs: argparse._SubParsersAction) -> None:
         metavar="FRAC",
         help="exit 1 when the first forecast of a run was off by more than this share of it",
     )
+
+
+def _check_packages(verb: str) -> None:
+    """``ConfigError`` where the verb needs packages that are not here."""
+    lacking = [] if verb in _BARE else missing()
+    if lacking:
+        raise ConfigError(f"{verb} needs {', '.join(lacking)}: {EXTRA}")
 
 
 def _command(verb: str) -> Callable[[argparse.Namespace], int]:

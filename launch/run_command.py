@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..calib.errors import ConfigError
-from .flags import PREFIX, is_own
+from .flags import FLAGS, split
 from .launch_ids import launch_id
 from .resubmit import Script, relaunch
 from .run_options import SCRIPT
@@ -96,7 +96,7 @@ def _guarded(what: str, work: Callable[[], _Found], otherwise: _Found) -> _Found
 
 def wishes_of(args: argparse.Namespace, environ: Mapping[str, str], now_unix_s: float) -> Wishes:
     """What the options, the flags inside the command and the scheduler say together."""
-    own = [word for word in args.command if is_own(word)]
+    own = split([word for word in args.command if word != "--"]).own
     directory = args.directory or Path(_last(own, "dir", DIRECTORY))
     granted = _guarded("read the limit", lambda: allocation(environ, now_unix_s), Allocation())
     if args.time_limit is not None:
@@ -302,6 +302,6 @@ def _no_start(args: argparse.Namespace, text: str, code: int) -> int:
 
 def _last(own: Sequence[str], name: str, default: str) -> str:
     """The value of the last flag of that name."""
-    option = f"{PREFIX}{name}="
-    found = [word.removeprefix(option) for word in own if word.startswith(option)]
+    options = tuple(f"{flag}-{name}=" for flag in FLAGS)
+    found = [word.partition("=")[2] for word in own if word.startswith(options)]
     return found[-1] if found else default
