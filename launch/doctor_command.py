@@ -9,7 +9,8 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from .doctor import Verdict, examine
+from .doctor import examine
+from .findings import Verdict
 
 
 def doctor(args: argparse.Namespace) -> int:
