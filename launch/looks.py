@@ -81,7 +81,7 @@ class Looks:
         self._asked = reason
         self._bell.set()
 
-    def end(self, patience_s: float = 10.0) -> Ending:
+    def end(self, patience_s: float = 5.0) -> Ending:
         """What was found, with a last look where that can be had in time."""
         self._is_closing = True
         self._bell.set()

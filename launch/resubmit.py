@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -16,7 +17,8 @@ from .script_template import Template
 from .voice import one_line
 
 MARK = "# Written by forerun"
-"""The line by which a script is known as ours, so that it may be replaced."""
+_SEAL = "# As it was written: "
+"""The last line: a digest of all before it, so that what a user has edited is not replaced."""
 _MODE = 0o700
 """It holds arguments."""
 
@@ -68,8 +70,8 @@ class Script:
         """Write it; raises ``OSError``, ``FileExistsError`` for a file that we did not write."""
         if os.path.lexists(path) and not is_ours(path):
             raise FileExistsError(None, "not written by forerun, so it stays as it is", str(path))
-        text = self.text(environ)
-        replace_file(path, text.encode("utf-8", "surrogateescape"), mode=_MODE)
+        data = self.text(environ).encode("utf-8", "surrogateescape")
+        replace_file(path, data + _seal(data), mode=_MODE)
 
     def text(self, environ: Mapping[str, str]) -> str:
         """The script; raises ``OSError`` where the working directory is gone."""
@@ -100,9 +102,14 @@ class Script:
 
 
 def is_ours(path: Path) -> bool:
-    """True for a regular file that begins as a script of ours does."""
-    head = read_bounded(path) or b""
-    return any(line.startswith(MARK.encode()) for line in head.splitlines()[:40])
+    """True for a regular file that we wrote and that nobody has changed since."""
+    data = read_bounded(path) or b""
+    text, seal, _ = data.rpartition(_SEAL.encode())
+    return bool(seal) and MARK.encode() in text and data == text + _seal(text)
+
+
+def _seal(data: bytes) -> bytes:
+    return f"{_SEAL}{hashlib.sha256(data).hexdigest()[:16]}\n".encode()
 
 
 def quoted(word: str) -> str:

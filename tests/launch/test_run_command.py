@@ -12,9 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-SUPPORT = Path(__file__).parent.parent / "support"
-PATIENCE_S = 60.0
+from wrapped_launch import PATIENCE_S, Launch, Torchrun, is_alive, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -27,64 +25,6 @@ def heard() -> Iterator[None]:
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
-
-
-class Launch:
-    """One ``forerun run`` in a process of its own."""
-
-    def __init__(self, home: Path, *command: str, options: tuple[str, ...] = ()) -> None:
-        self.home = home
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "forerun.launch.cli", "run", "--json", *options, "--", *command],
-            cwd=home,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.err = ""
-
-    def end(self) -> tuple[int, dict[str, object]]:
-        out, self.err = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode, json.loads(out.splitlines()[-1])
-
-
-class Torchrun(Launch):
-    """A wrapped stand-in for torchrun, with its workers there."""
-
-    def __init__(
-        self, home: Path, worker: str, *flags: str, options: tuple[str, ...] = ("--grace=3s",)
-    ) -> None:
-        self.pids = home / "pids"
-        script = str(SUPPORT / "fake_launcher.py")
-        super().__init__(
-            home,
-            *(sys.executable, "-S", script, str(self.pids), worker, "60", *flags),
-            options=options,
-        )
-        wait_until(lambda: self.pids.exists() and self.pids.read_text().count("\n") == 2)
-
-    @property
-    def agent(self) -> int:
-        return int((self.home / "pids.agent").read_text())
-
-    def left(self) -> list[int]:
-        everyone = [*map(int, self.pids.read_text().split()), self.agent, self.process.pid]
-        return [pid for pid in everyone if is_alive(pid)]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] != "Z"
-
-
-def wait_until(is_true: object) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not is_true():  # type: ignore[operator]
-        assert time.monotonic() < end, "patience is over"
-        time.sleep(0.02)
 
 
 @pytest.fixture
