@@ -18,11 +18,11 @@ FAILING_S = 1.0
 """The same at the end of a process that an error ends."""
 SETTINGS_FD = "--settings-fd"
 """Behind it: the number of the file descriptor that the companion reads its settings from."""
-SETTINGS_S = 10.0
+SETTINGS_S = 30.0
 """How long the companion may take until it has read them."""
 _MOST_NBYTES = 1 << 16
 _HELD_NBYTES = 1 << 19
-"""What the system may hold of events until the companion reads them."""
+"""What the system may hold of events, and of settings, until the companion reads them."""
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 _WORKER_NAMES = frozenset(
     {
@@ -166,6 +166,7 @@ def _hand_over(ours: socket.socket, text: bytes) -> None:
     """All of it, within ``SETTINGS_S``; a program that does not read them has its own reasons."""
     ours.settimeout(SETTINGS_S)
     with suppress(OSError):
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _HELD_NBYTES)
         sent = 0
         while sent < len(text):
             sent += ours.send(text[sent : sent + _MOST_NBYTES], _NO_SIGNAL)

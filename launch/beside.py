@@ -167,6 +167,7 @@ class Beside:
             if self._answer is not None and self._shown is not None:
                 write_page(place, self._shown[0], self._answer, self._shown[1], self._lived)
             self._publish()
+        self._publisher.end()
         for line in (*self._score.lines(), finish_line(track) if track else ""):
             if line:
                 say(line)

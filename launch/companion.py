@@ -34,19 +34,24 @@ _TICK_S = 0.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until the training process ends or dies; 0."""
+    """Run until the training process ends or dies; 0, or 1 where there are no settings."""
+    # A thread of training waits until the settings are read: before all else.
+    try:
+        options = _options(argv)
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        _say(f"no live answers: the companion was told nothing that it can read ({err})")
+        return 1
     _step_back()
     # Ctrl-C is for training, which then ends our input: what is known by then is still said.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    options = _options(argv)
     publisher = Publisher(options.place)
     _say(publisher.begin(time.time()))
+    publisher.start_beating(_say)
     beside: Beside | None = None
     held: list[Event] = []
     for event in _events():
         if event is not None:
             held.append(event)
-        _say(publisher.beat(time.time()))
         if beside is None and event is not None and event.get("event") == "window_closed":
             beside = _wake(options, publisher)
         if beside is not None:
@@ -55,7 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     beside = beside or _wake(options, publisher)
     _hand_over(beside, held)
     beside.finish(time.time())
-    publisher.end()
     return 0
 
 

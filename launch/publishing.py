@@ -12,7 +12,9 @@ import os
 import secrets
 import shutil
 import socket
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,8 +78,9 @@ class Publisher:
         self.is_owner = False
         self._previous = ""
         self._published: dict[str, tuple[int, int]] = {}
-        self._next_beat_unix_s = 0.0
         self._has_told = False
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
 
     @property
     def shown(self) -> Path:
@@ -101,32 +104,47 @@ class Publisher:
         self.is_owner = True
         return ""
 
+    def start_beating(self, say: Callable[[str], object]) -> None:
+        """Renew the claim from a thread of its own: an analysis may take longer than a claim holds.
+
+        ``say`` is told what is to be said.
+        """
+
+        def run() -> None:
+            while self.is_owner and not self._ended.wait(BEAT_S):
+                if said := self.beat(time.time()):
+                    say(said)
+
+        threading.Thread(target=run, daemon=True).start()
+
     def beat(self, now_unix_s: float) -> str:
-        """Renew the claim where that is due; what is to be said."""
-        if not self.is_owner or now_unix_s < self._next_beat_unix_s:
+        """Renew the claim; what is to be said."""
+        with self._lock:
+            if not self.is_owner:
+                return ""
+            if said := self._look():
+                return said
+            try:
+                self._claim(now_unix_s)
+            except OSError as err:
+                return self._cannot(err)
             return ""
-        if said := self._look():
-            return said
-        try:
-            self._claim(now_unix_s)
-        except OSError as err:
-            return self._cannot(err)
-        return ""
 
     def publish(self) -> str:
         """Show at the top what has changed in the launch's folder; what is to be said."""
-        if not self.is_owner:
+        with self._lock:
+            if not self.is_owner:
+                return ""
+            if said := self._look():
+                return said
+            try:
+                for name in PUBLISHED:
+                    self._show(name)
+                if self._published:
+                    self._clear()
+            except OSError as err:
+                return self._cannot(err)
             return ""
-        if said := self._look():
-            return said
-        try:
-            for name in PUBLISHED:
-                self._show(name)
-            if self._published:
-                self._clear()
-        except OSError as err:
-            return self._cannot(err)
-        return ""
 
     def is_newest(self) -> bool:
         """False once a later start of the same launch writes into its folder."""
@@ -136,10 +154,13 @@ class Publisher:
 
     def end(self) -> None:
         """Leave what is shown, and the top to whoever comes next."""
-        if self.is_owner and not self._look():
-            with suppress(OSError):
-                self._claim(0.0)
-        self.is_owner = False
+        self._ended.set()
+        with self._lock:
+            # A claim that names another is left as it is.
+            if self.is_owner and not self._look() and self.is_owner:
+                with suppress(OSError):
+                    self._claim(0.0)
+            self.is_owner = False
 
     def _note_run(self) -> None:
         """Which runs are of this launch, the newest last."""
@@ -159,7 +180,6 @@ class Publisher:
             "pid_start": process_start(os.getpid()),
             "unix_s": now_unix_s,
         }
-        self._next_beat_unix_s = now_unix_s + BEAT_S
         replace_file(self.place.directory / OWNER, json.dumps(value, indent=2) + "\n")
 
     def _look(self) -> str:
