@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -207,13 +207,18 @@ def _load(environ: MutableMapping[str, str], is_explicit: bool) -> None:
     asked = split(words)
     owner = _owner(environ)
     is_worker = "RANK" in environ and (is_explicit or "LOCAL_RANK" in environ)
-    if environ.get(OFF, "0") not in ("", "0"):
+    if is_off(environ):
         if is_worker and asked.own and asked.own[0].startswith(FLAGS[0]):
             sys.argv[1:] = asked.rest
     elif owner == "another":
         _be_child(environ, asked)
     elif is_worker:
         _be_worker(environ, asked, is_again=owner == "self")
+
+
+def is_off(environ: Mapping[str, str]) -> bool:
+    """True where the user has switched everything off."""
+    return environ.get(OFF, "0") not in ("", "0")
 
 
 def _be_worker(environ: MutableMapping[str, str], asked: FlagSplit, *, is_again: bool) -> None:
@@ -248,7 +253,7 @@ def _be_child(environ: MutableMapping[str, str], asked: FlagSplit) -> None:
         install()
 
 
-def _taken(environ: MutableMapping[str, str]) -> tuple[str, ...]:
+def _taken(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(flag for flag in environ.get(TAKEN, "").split(_BETWEEN) if flag)
 
 
@@ -263,7 +268,7 @@ def _release(environ: MutableMapping[str, str]) -> None:
         environ.pop(TAKEN, None)
 
 
-def _owner(environ: MutableMapping[str, str]) -> str:
+def _owner(environ: Mapping[str, str]) -> str:
     """Who has the session: ``self`` (before an exec, it may be), ``another`` that lives, nobody."""
     pid, _, start = environ.get(OWNER, "").partition(":")
     if not pid.isdecimal() or len(pid) > 10 or started(int(pid)) != start:
