@@ -80,6 +80,7 @@ class LaunchFiles:
         self._given_id = launch_id
         self.launch_id = launch_id
         self._before: dict[Path, tuple[int, int, int]] = {}
+        self._begun_unix_s, self._begun_s = time.time(), time.monotonic()
 
     @property
     def folder(self) -> Path:
@@ -106,10 +107,12 @@ class LaunchFiles:
         value = read_object(path)
         if value is not None and value.get("launch_id") == self.launch_id:
             return
+        # Not before the session began, whatever the clock has been set to since.
+        unix_s = self._begun_unix_s + time.monotonic() - self._begun_s
         value = {
             "schema": 1,
             "launch_id": self.launch_id,
-            "unix_s": time.time(),
+            "unix_s": max(unix_s, time.time()),
             "reason": reason,
             "rule": REQUEST_RULE,
         }
