@@ -32,6 +32,7 @@ from .timeline.step import StepEstimate, estimate_step
 from .units import HOUR_S
 from .waiting import WaitingReport, waiting_report
 from .workload.config import RunConfig
+from .workload.kept_arguments import kept_arguments
 
 SCHEMA = 1
 
@@ -67,9 +68,13 @@ class Request:
     confidence: float = 0.9
     gpus: tuple[int, ...] = ()
     host_argv: tuple[str, ...] = ()
+    """Only what may be kept: the rest is masked, since the request is written to a file."""
     memory_capacity_nbytes: int | None = None
     previously_met: tuple[str, ...] = ()
     """Values of the rules that spoke for stopping in the window before."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "host_argv", kept_arguments(self.host_argv))
 
     def time_limit_s(self, forecast: Forecast) -> float | None:
         """The scheduler's limit on the scale of ``forecast.total_s``: from the run's start."""

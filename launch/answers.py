@@ -8,6 +8,7 @@ from typing import Any
 
 from ..calib.advice.track import Track
 from ..calib.analysis import Answer, Request
+from ..calib.samples.files import OPEN, PRIVATE
 from ..calib.samples.store import write_json, write_table, write_text
 from ..calib.samples.table import SampleTable
 from ..calib.timeline.trace import MeasuredSpan, chrome_trace
@@ -20,6 +21,7 @@ from .report_tables import markdown, report_tables
 SAMPLES = "samples.parquet"
 REQUEST = "request.json"
 CREATED_BY = "forerun"
+_WITH_ARGUMENTS = ("decision",)
 
 
 def write_answer(
@@ -32,9 +34,10 @@ def write_answer(
 ) -> None:
     """Write every artefact of the answer, each replaced at once."""
     write_table(directory / SAMPLES, table)
-    write_json(directory / REQUEST, _stamped(request.to_json(), answer.run_id))
+    write_json(directory / REQUEST, _stamped(request.to_json(), answer.run_id), mode=PRIVATE)
     for name, value in artefacts(answer).items():
-        write_json(directory / f"{name}.json", _stamped(value, answer.run_id))
+        mode = PRIVATE if name in _WITH_ARGUMENTS else OPEN
+        write_json(directory / f"{name}.json", _stamped(value, answer.run_id), mode=mode)
     append_forecast(directory, answer)
     write_text(directory / "report.md", markdown(answer))
     write_page(directory, table, answer, measured, lived)
@@ -47,7 +50,7 @@ def write_measured(
 ) -> None:
     """Write what is known of a run that is not modelled: its samples, and its forecast."""
     write_table(directory / SAMPLES, table)
-    write_json(directory / REQUEST, _stamped(request.to_json(), answer.run_id))
+    write_json(directory / REQUEST, _stamped(request.to_json(), answer.run_id), mode=PRIVATE)
     if answer.forecast is not None:
         write_json(directory / "forecast.json", _stamped(answer.forecast.to_json(), answer.run_id))
         append_forecast(directory, answer)

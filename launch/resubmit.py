@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
+from ..calib.samples.files import replace_file
+from ..calib.workload.kept_arguments import restored
 from .flags import split
 
 _KEPT = {
@@ -20,12 +22,15 @@ _KEPT = {
     "SLURM_CPUS_PER_TASK": "cpus-per-task",
 }
 """What the job says of its own submission."""
+_OWNERS = 0o700
+"""The script holds the user's arguments as they are."""
 
 
 def relaunch(command: Sequence[str], advised: Sequence[str]) -> tuple[str, ...]:
     """The launcher of ``command`` with the program and arguments of ``advised``, and our flags.
 
-    Empty where the program of ``advised`` is not in ``command``, as when a shell script starts it.
+    Values that ``advised`` masks are those of ``command``.  Empty where the program or a masked
+    value is not in ``command``, as when a shell script starts it.
 
     >>> ran = ["torchrun", "--nproc-per-node", "8", "train.py", "--lr", "1", "--calibrate"]
     >>> relaunch(ran, ["train.py", "--lr", "1", "--tensor-model-parallel-size", "4"])[3:6]
@@ -34,8 +39,9 @@ def relaunch(command: Sequence[str], advised: Sequence[str]) -> tuple[str, ...]:
     place = _program(command, advised[0]) if advised else None
     if place is None:
         return ()
-    own = split(list(command[place + 1 :])).own
-    return (*command[: place + 1], *advised[1:], *own)
+    asked = split(list(command[place + 1 :]))
+    again = restored(advised, (command[place], *asked.rest))
+    return (*command[: place + 1], *again[1:], *asked.own) if again else ()
 
 
 def write_script(
@@ -63,9 +69,7 @@ def write_script(
         f"cd {shlex.quote(os.getcwd())}",
         "exec " + " \\\n    ".join(_options([*wrapper, "--", *again], environ)),
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    path.chmod(0o755)
+    replace_file(path, "\n".join(lines) + "\n", mode=_OWNERS)
 
 
 def _program(command: Sequence[str], program: str) -> int | None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..calib.errors import ConfigError
+from ..calib.workload.kept_arguments import MASK, kept_command
 from .flags import PREFIX, is_own
 from .resubmit import relaunch, write_script
 from .run_files import advised_command
@@ -121,6 +122,8 @@ def _resubmit(
     if not again:
         if advised:
             say(f"advised, for a script that starts it itself: {shlex.join(advised)}")
+            if any(MASK in word for word in advised):
+                say(f"{MASK} stands for a value that is not kept; write your own in its place")
         return None
     path = args.resubmit_template or wishes.directory / SCRIPT
     reason = outcome.stopped.reason if outcome.stopped else "the advised layout"
@@ -150,7 +153,7 @@ def _dry_run(args: argparse.Namespace, wishes: Wishes) -> int:
     if args.json:
         print(json.dumps({"schema": 1, **_plan(wishes)}))
         return 0
-    print(shlex.join(wishes.command))
+    print(shlex.join(kept_command(wishes.command)))
     print(f"calibrate directory: {wishes.directory}")
     print(f"requests to save and stop: {'to the session' if wishes.listens else 'SIGTERM'}")
     print(f"before the limit: {'save and stop' if wishes.saves_before_limit else 'warn'}")
@@ -160,7 +163,7 @@ def _dry_run(args: argparse.Namespace, wishes: Wishes) -> int:
 def _plan(wishes: Wishes) -> dict[str, Any]:
     granted = wishes.allocation
     return {
-        "command": list(wishes.command),
+        "command": list(kept_command(wishes.command)),
         "directory": str(wishes.directory),
         "listens": wishes.listens,
         "saves_before_limit": wishes.saves_before_limit,
@@ -237,7 +240,11 @@ def _say_end(outcome: Outcome, code: int, suggestion: Suggestion | None) -> None
 def _no_start(args: argparse.Namespace, text: str, code: int) -> int:
     print(f"forerun: {text}", file=sys.stderr)
     if args.json:
-        print(json.dumps({"schema": 1, "command": list(args.command), "exit_code": code}))
+        print(
+            json.dumps(
+                {"schema": 1, "command": list(kept_command(args.command)), "exit_code": code}
+            )
+        )
     return code
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..calib.samples.files import replace_file
+from ..calib.samples.files import PRIVATE, replace_file
 from ..hooks.orders import MARKER
 
 STOP_REQUEST = "stop-request.json"
@@ -60,7 +60,7 @@ def request_stop(directory: Path, reason: str) -> bool:
     """Ask the session to save and stop; False where the file cannot be written."""
     value = {"schema": 1, "unix_s": time.time(), "reason": reason, "rule": REQUEST_RULE}
     try:
-        replace_file(directory / STOP_REQUEST, json.dumps(value) + "\n")
+        replace_file(directory / STOP_REQUEST, json.dumps(value) + "\n", mode=PRIVATE)
     except OSError:
         return False
     return True

@@ -16,6 +16,42 @@ from urllib.parse import urlparse
 from ..hooks.settings import WandbMode
 
 PREFIX = "calib/"
+Mode = Literal["online", "offline", "disabled", "shared"]
+CONFIG_KEYS = (
+    "confidence",
+    "every",
+    "gpus",
+    "num_local_ranks",
+    "num_ranks",
+    "num_restarts",
+    "num_steps",
+    "on_advice",
+    "steps",
+    "versions",
+)
+"""What of our settings the run is told; never arguments, paths or environment."""
+_QUIET: dict[str, Any] = {
+    "silent": True,
+    "console": "off",
+    "disable_code": True,
+    "disable_git": True,
+    "disable_job_creation": True,
+    "save_code": False,
+    "host": "",
+    "program": "",
+    "username": "",
+    **{
+        prefix + name: value
+        for prefix in ("x_", "_")
+        for name, value in (
+            ("disable_meta", True),
+            ("disable_stats", True),
+            ("disable_machine_info", True),
+            ("save_requirements", False),
+        )
+    },
+}
+_YES = ("1", "true", "yes", "on")
 
 
 class Sink(Protocol):
@@ -70,19 +106,21 @@ class NoSink:
 class OwnRun:
     """A W&B run that belongs to Forerun; raises what ``wandb.init`` raises."""
 
-    def __init__(self, *, directory: Path, run_id: str, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, *, directory: Path, run_id: str, config: Mapping[str, Any], mode: Mode
+    ) -> None:
         import wandb
 
         self._wandb = wandb
-        mode = _mode()
-        self._where = f"{PREFIX}* ({mode})"
+        told = f"; wandb sync {directory}/wandb/offline-run-* sends it"
+        self._where = f"{PREFIX}* ({mode}{told if mode == 'offline' else ''})"
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "forerun"),
             name=f"forerun-{run_id}",
             dir=str(directory),
             mode=mode,
-            config={"calib": dict(config)},
-            settings=wandb.Settings(silent=True, console="off"),
+            config={"calib": {key: config[key] for key in CONFIG_KEYS if key in config}},
+            settings=_settings(wandb),
         )
 
     @property
@@ -124,15 +162,28 @@ def open_sink(
         return NoSink()
     if has_host_run:
         return NoSink(f"{PREFIX}* in the host's run")
-    return OwnRun(directory=directory, run_id=run_id, config=config)
+    chosen = _mode(mode)
+    if chosen == "disabled":
+        return NoSink("off (WANDB_MODE)")
+    return OwnRun(directory=directory, run_id=run_id, config=config, mode=chosen)
 
 
-def _mode() -> Literal["online", "offline", "disabled", "shared"]:
-    """Offline where there is no key; the user's ``WANDB_MODE`` wins."""
-    chosen = os.environ.get("WANDB_MODE")
-    if chosen in ("online", "offline", "disabled", "shared"):
+def _mode(wanted: WandbMode) -> Mode:
+    """Online only where the flag asks for it, and the user's ``WANDB_MODE`` does not forbid it."""
+    chosen = os.environ.get("WANDB_MODE", "")
+    if chosen == "disabled" or os.environ.get("WANDB_DISABLED", "").lower() in _YES:
+        return "disabled"
+    if wanted is not WandbMode.ON or chosen in ("offline", "dryrun"):
+        return "offline"
+    if chosen in ("online", "shared"):
         return chosen
     return "online" if has_key() else "offline"
+
+
+def _settings(wandb: Any) -> Any:
+    """W&B's settings with all off that it collects by itself, as far as this version has them."""
+    known = getattr(wandb.Settings, "model_fields", None) or wandb.Settings.__annotations__
+    return wandb.Settings(**{name: value for name, value in _QUIET.items() if name in known})
 
 
 def has_key() -> bool:
