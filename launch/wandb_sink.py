@@ -162,22 +162,22 @@ def open_sink(
         return NoSink()
     if has_host_run:
         return NoSink(f"{PREFIX}* in the host's run")
-    chosen = _mode(mode)
+    chosen = run_mode(mode, os.environ)
     if chosen == "disabled":
         return NoSink("off (WANDB_MODE)")
     return OwnRun(directory=directory, run_id=run_id, config=config, mode=chosen)
 
 
-def _mode(wanted: WandbMode) -> Mode:
+def run_mode(wanted: WandbMode, environ: Mapping[str, str]) -> Mode:
     """Online only where the flag asks for it, and the user's ``WANDB_MODE`` does not forbid it."""
-    chosen = os.environ.get("WANDB_MODE", "")
-    if chosen == "disabled" or os.environ.get("WANDB_DISABLED", "").lower() in _YES:
+    chosen = environ.get("WANDB_MODE", "")
+    if chosen == "disabled" or environ.get("WANDB_DISABLED", "").lower() in _YES:
         return "disabled"
     if wanted is not WandbMode.ON or chosen in ("offline", "dryrun"):
         return "offline"
     if chosen in ("online", "shared"):
         return chosen
-    return "online" if has_key() else "offline"
+    return "online" if has_key(environ) else "offline"
 
 
 def _settings(wandb: Any) -> Any:
@@ -186,12 +186,12 @@ def _settings(wandb: Any) -> Any:
     return wandb.Settings(**{name: value for name, value in _QUIET.items() if name in known})
 
 
-def has_key() -> bool:
+def has_key(environ: Mapping[str, str] = os.environ) -> bool:
     """True where the environment or the netrc file holds a key, without asking the network."""
-    if os.environ.get("WANDB_API_KEY"):
+    if environ.get("WANDB_API_KEY"):
         return True
-    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
-    path = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+    host = urlparse(environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
+    path = Path(environ.get("NETRC", Path.home() / ".netrc"))
     try:
         return netrc(str(path)).authenticators(host or "") is not None
     except (OSError, NetrcParseError):
