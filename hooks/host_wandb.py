@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections import deque
@@ -10,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from ..calib.samples.plain_json import parse_json
 
 _FORECAST_KEYS = ("finish_p50_unix_s", "finish_p95_unix_s", "overhead_frac")
 
@@ -35,7 +36,7 @@ class ForecastFile:
             modified_ns = self._path.stat().st_mtime_ns
             if modified_ns == self._modified_ns:
                 return
-            value = json.loads(self._path.read_text(encoding="utf-8"))
+            value = parse_json(self._path.read_bytes())
         except (OSError, ValueError):
             return
         self._modified_ns = modified_ns

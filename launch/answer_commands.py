@@ -204,6 +204,8 @@ def _answer(args: argparse.Namespace) -> Answer:
     path = args.directory / REQUEST
     if path.exists():
         saved = read_json(path)
+        if not isinstance(saved, dict):
+            raise RecordError(f"{path} holds no object; delete it")
         if saved.pop("run_id", None) == loaded.table.run_id:
             request = Request.from_json(saved)
     return analyse(loaded.table, request, problems=loaded.problems)
