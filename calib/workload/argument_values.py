@@ -10,6 +10,8 @@ from typing import Any
 
 from ..errors import ConfigError
 
+_MOST = 2**63
+
 
 class Arguments:
     """Reads a namespace (or a mapping) by one or several names; ``None`` counts as not given."""
@@ -82,7 +84,12 @@ def is_true(value: Any) -> bool:
 def whole(name: str, value: Any) -> int:
     """A whole number; ``ConfigError`` names the option where it is none."""
     try:
-        return int(value)
+        number = int(value)
+        if abs(number) > _MOST:
+            raise ConfigError(f"{option_of(name)} is above 64 bits; give a size that can be")
+        return number
+    except ConfigError:
+        raise
     except (TypeError, ValueError, OverflowError) as err:
         raise ConfigError(
             f"{option_of(name)} {shown(value)} is not a whole number; give one"

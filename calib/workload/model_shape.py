@@ -201,4 +201,6 @@ def at_most(name: str, value: int) -> None:
 def _shown(value: Any) -> str:
     if isinstance(value, Integral):
         return str(value) if abs(value) < 10**15 else f"{Decimal(int(value)):.3g}"
-    return repr(value) if isinstance(value, (str, float)) else f"({type(value).__name__})"
+    if isinstance(value, str | float):
+        return repr(value[:80] if isinstance(value, str) else value)
+    return f"({type(value).__name__})"
