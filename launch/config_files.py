@@ -67,8 +67,10 @@ def _json(path: Path, text: str) -> Any:
 
 
 def _yaml(path: Path, text: str) -> Any:
-    import yaml
-
+    try:
+        import yaml
+    except ImportError as err:
+        raise ConfigError(f"{path} needs PyYAML: pip install PyYAML, or give JSON") from err
     try:
         value = yaml.safe_load(text)
     except RecursionError as err:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import urlparse
 
+from ..hooks.interpreter import is_installed
 from ..hooks.settings import WandbMode
 
 PREFIX = "calib/"
@@ -165,6 +166,8 @@ def open_sink(
     chosen = run_mode(mode, os.environ)
     if chosen == "disabled":
         return NoSink("off (WANDB_MODE)")
+    if not is_installed("wandb"):
+        return NoSink("off (pip install wandb, where it is wanted)")
     return OwnRun(directory=directory, run_id=run_id, config=config, mode=chosen)
 
 
