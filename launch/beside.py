@@ -22,6 +22,7 @@ from ..calib.samples.table import SampleTable, build_table
 from ..calib.timeline.measured import measured_spans
 from ..calib.timeline.trace import MeasuredSpan
 from ..calib.unmodelled_run import analyse_steps
+from ..calib.workload.kept_arguments import masked_text
 from ..hooks.settings import OnAdvice, WandbMode
 from .advice_orders import AdviceOrders
 from .answers import wandb_tables, write_answer, write_forecast, write_measured, write_score
@@ -303,7 +304,7 @@ def is_window_complete(run: RunRecords, window: int) -> bool:
 
 def say(text: str) -> None:
     """One line into the training log."""
-    print(f"[forerun] {text}", flush=True)
+    print(f"[forerun] {masked_text(text)}", flush=True)
 
 
 def _to_nobody(order: dict[str, Any]) -> None:

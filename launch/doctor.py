@@ -148,5 +148,6 @@ def _wandb() -> Finding:
     if mode:
         state = f"mode {mode}"
     else:
-        state = "online, a key was found" if has_key() else "offline without a key"
+        key = "a key was found" if has_key() else "no key"
+        state = f"{key}; a run of our own stays offline without --calibrate-wandb=on"
     return Finding(name="wandb", value=f"{version}, {state}", verdict=Verdict.OK)
