@@ -13,6 +13,7 @@ from ..calib.samples.records import StepFlag
 from .companion import CompanionPipe
 from .host import Host
 from .host_wandb import ForecastFile, HostWandb, host_run
+from .interpreter import waiting
 from .settings import Settings, WandbMode
 from .window import StepPlan
 
@@ -28,6 +29,7 @@ class Live:
         self._forecast = ForecastFile(settings.directory / "forecast.json")
         self._wandb: HostWandb | None = None
         self._is_after_window = False
+        self._has_said_where = False
 
     def start(self, host: Host | None = None) -> None:
         """Start the companion on the rank that logs; look for the host's W&B run on every one."""
@@ -47,6 +49,9 @@ class Live:
                 num_steps=0 if host is None else host.num_steps,
             )
             self._pipe = CompanionPipe((*command, *arguments), os.environ)
+        if not command and self._settings.is_answered and not self._has_said_where:
+            self._has_said_where = True
+            _log.warning("[forerun] %s", waiting(self._settings.directory))
 
     def step(
         self, number: int, plan: StepPlan, duration_ns: int, gap_ns: int, flags: Iterable[StepFlag]
@@ -76,7 +81,7 @@ class Live:
                 self._wandb.log(step=number, time_s=time_s, is_after_window=is_after_window)
             except Exception as err:  # W&B raises its own, network and service errors alike.
                 self._wandb = None
-                _log.warning("[forerun] W&B is off: %s; records are written", err)
+                _log.warning("[forerun] W&B is off: %s; records are written", str(err))
 
     def orders(self) -> list[dict[str, Any]]:
         """What the companion has asked of this run since the last call; elsewhere nothing."""

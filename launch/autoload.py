@@ -22,12 +22,13 @@ def begin(own: Sequence[str], *, is_calibrating: bool) -> None:
         return
     _begun.append(own)
     from ..calib.errors import ConfigError
+    from ..hooks.interpreter import companion_command
     from ..hooks.settings import DeviceChoice, TraceChoice
     from . import flags
 
     settings = None
     if is_calibrating:
-        command = (sys.executable, "-m", "forerun.launch.companion")
+        command = companion_command(os.environ)
         try:
             settings = flags.parse(own, os.environ, sys.argv, command)
         except ConfigError as err:

@@ -8,6 +8,7 @@ import platform
 import sys
 from importlib import metadata
 
+from ..hooks.interpreter import EXTRA, PACKAGES, VARIABLE, missing
 from .attached import attachment
 from .findings import Finding, Verdict
 from .wandb_sink import has_key
@@ -21,8 +22,10 @@ def examine() -> list[Finding]:
             value=platform.python_version(),
             verdict=Verdict.OK if sys.version_info < (3, 14) else Verdict.WARN,
         ),
-        *[_package(name) for name in ("forerun", "numpy", "pandas", "pyarrow", "scikit-learn")],
-        _xgboost(),
+        _package("forerun", Verdict.MISSING),
+        _answers(),
+        *[_package(name) for name in PACKAGES],
+        _trees(),
         _torch(),
         _megatron(),
         *attachment(),
@@ -38,28 +41,43 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _package(name: str) -> Finding:
+def _package(name: str, absent: Verdict = Verdict.WARN) -> Finding:
     version = _version(name)
     if version is None:
         return Finding(
-            name=name,
-            value="not installed",
-            verdict=Verdict.MISSING,
-            remedy=f"pip install {name}",
+            name=name, value="not installed", verdict=absent, remedy=f"pip install {name}"
         )
     return Finding(name=name, value=version, verdict=Verdict.OK)
 
 
-def _xgboost() -> Finding:
-    if _version("xgboost") is not None:
+def _answers() -> Finding:
+    """Where the process beside training would run, and what the verbs that answer lack."""
+    lacking = missing()
+    if not lacking:
+        return Finding(name="answers", value="in this Python", verdict=Verdict.OK)
+    named = os.environ.get(VARIABLE)
+    return Finding(
+        name="answers",
+        value=f"by {VARIABLE}={named}" if named else "not here; training is recorded all the same",
+        verdict=Verdict.OK if named else Verdict.WARN,
+        remedy=f"for answers here: {EXTRA} (missing: {', '.join(lacking)})"
+        + ("" if named else ", or name a Python that has it: --calibrate-python=PATH"),
+    )
+
+
+def _trees() -> Finding:
+    """Which trees learn many shapes; two distributions write the same files of one ``xgboost``."""
+    found = [f"{name} {v}" for name in ("xgboost", "xgboost-cpu") if (v := _version(name))]
+    if len(found) > 1:
         return Finding(
-            name="xgboost",
-            value=f"xgboost {_version('xgboost')}",
+            name="trees",
+            value=" and ".join(found),
             verdict=Verdict.WARN,
-            remedy="it brings an NCCL wheel that overwrites torch's: "
-            "pip uninstall xgboost, then pip install --force-reinstall xgboost-cpu",
+            remedy="both write the same files: pip uninstall xgboost xgboost-cpu, then install "
+            "the one you want",
         )
-    return _package("xgboost-cpu")
+    value = found[0] if found else "a forest of scikit-learn, since there is no xgboost"
+    return Finding(name="trees", value=value, verdict=Verdict.OK)
 
 
 def _torch() -> Finding:
@@ -120,7 +138,12 @@ def _nccl() -> Finding:
 def _wandb() -> Finding:
     version = _version("wandb")
     if version is None:
-        return _package("wandb")
+        return Finding(
+            name="wandb",
+            value="not installed: nothing is logged there",
+            verdict=Verdict.OK,
+            remedy="pip install wandb, where it is wanted",
+        )
     mode = os.environ.get("WANDB_MODE")
     if mode:
         state = f"mode {mode}"

@@ -20,6 +20,7 @@ from .._forerun_autoload import FLAGS as FLAGS
 from .._forerun_autoload import near
 from .._forerun_autoload import split as split
 from ..calib.errors import ConfigError
+from ..hooks import interpreter
 from ..hooks.settings import (
     CadenceHint,
     DeviceChoice,
@@ -60,11 +61,14 @@ def parse(
         if flag not in FLAGS:
             field, value = _value(flag)
             values[field] = value
+    if python := values.pop("python", ""):
+        companion_command = interpreter.companion_command(environ, python)
     return Settings(
         rank=rank_info(environ),
         cadence=cadence_hint(host_argv),
         host_argv=tuple(host_argv),
         companion_command=tuple(companion_command),
+        is_answered=True,
         **values,
     )
 
@@ -267,6 +271,7 @@ _FIELDS: dict[str, tuple[str, Reader, str]] = {
     "price-per-gpu-hour": ("price_per_gpu_hour", _price, "2.5"),
     "confidence": ("confidence", _real(0.5, 1.0, "from 0.5 to 1; such as 0.9"), "0.9"),
     "gpus": ("gpus", _counts, "8,16"),
+    "python": ("python", lambda _, text: text, "/opt/forerun/bin/python"),
     "probe-seconds": ("probe_s", _real(0.0, 3600.0, "seconds from 0 to 3600; such as 10"), "10"),
     "wandb": ("wandb", _choice(WandbMode), "auto"),
     "device": ("device", _choice(DeviceChoice), "cpu"),

@@ -47,8 +47,8 @@ def test_the_surface_is_frozen() -> None:
         ],
         "run": [
             *("--directory", "--dry-run", "--grace", "--help", "--job-time", "--json", "--margin"),
-            *("--resubmit-template", "--save-before-limit", "--stop-exit-code"),
-            *("--stop-patience", "--time-limit"),
+            *("--resubmit-script", "--resubmit-template", "--save-before-limit"),
+            *("--stop-exit-code", "--stop-patience", "--time-limit"),
         ],
         "compare": ["--fail-over", "--help", "--json"],
         "doctor": ["--help", "--json"],
@@ -79,7 +79,7 @@ def test_doctor_tells_versions_and_the_entry_point(capsys: pytest.CaptureFixture
     assert code == (1 if any(r["verdict"] == "missing" for r in value["findings"]) else 0)
 
 
-def test_doctor_warns_of_the_xgboost_that_brings_its_own_nccl(
+def test_doctor_warns_of_two_distributions_of_xgboost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from importlib import metadata
@@ -90,5 +90,6 @@ def test_doctor_warns_of_the_xgboost_that_brings_its_own_nccl(
     monkeypatch.setattr(
         doctor.metadata, "version", lambda name: "3.2.0" if name == "xgboost" else real(name)
     )
-    row = next(f for f in doctor.examine() if f.name == "xgboost")
+    row = next(f for f in doctor.examine() if f.name == "trees")
     assert row.verdict is doctor.Verdict.WARN and "xgboost-cpu" in row.remedy
+    assert row.value.startswith("xgboost 3.2.0 and xgboost-cpu")

@@ -44,7 +44,10 @@ def test_every_flag_reaches_its_setting() -> None:
 def test_no_flag_gives_the_defaults_of_the_settings() -> None:
     settings = parse()
     assert settings == Settings(
-        rank=settings.rank, companion_command=("python", "-m", "companion"), host_argv=()
+        rank=settings.rank,
+        companion_command=("python", "-m", "companion"),
+        is_answered=True,
+        host_argv=(),
     )
 
 
