@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 import os
 import re
@@ -62,6 +63,13 @@ def windows_with(kind: type, directory: Path) -> set[int]:
     return {record.window for record in records if type(record) is kind and record.window >= 0}
 
 
+def check_left(left: dict[str, Any], bare: dict[str, Any]) -> None:
+    """Some frameworks keep parts of what they trained: those are left, and no others."""
+    for name in ("alive", "tensor_nbytes", "cuda_nbytes"):
+        assert left[name] == bare[name]
+    assert not {"model0.", "optimizer"} & set(left["alive"])
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("plain")
@@ -73,7 +81,8 @@ def test_loops_of_ones_own_leave_nothing(plain: Path, kind: str) -> None:
     left = watched("plain", plain)[kind]
     times = [*(f"step {step}" for step in script.AFTER), "the end"]
     assert left["held"] == {when: [] for when in times}
-    assert (left["alive"], left["num_buffers"], left["errors"]) == ([], 0, [])
+    assert (left["num_buffers"], left["errors"]) == (0, [])
+    check_left(left, launch("plain", plain)[kind])
     # The second window has found what is trained again.
     folder = plain / ("out" if kind == "ddp" else kind)
     assert windows_with(PhaseRecord, folder) == {0, 1}
@@ -83,9 +92,10 @@ def test_loops_of_ones_own_leave_nothing(plain: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["interrupted", "another"])
 def test_a_model_dies_whose_training_broke_off_in_a_hooked_step(plain: Path, kind: str) -> None:
     left = watched("plain", plain)[kind]
-    assert (left["alive"], left["held"]["the end"], left["errors"]) == ([], [], [])
-    hooked = [r for r in read_run(plain / "interrupted").records[0] if type(r) is StepRecord]
-    assert (hooked and left["num_buffers"] == 0) or kind == "interrupted"
+    assert (left["held"]["the end"], left["errors"]) == ([], [])
+    check_left(left, launch("plain", plain)[kind])
+    if kind == "another":  # its first step ends the session of the one before
+        assert left["num_buffers"] == 0
 
 
 @pytest.mark.slow
@@ -96,18 +106,16 @@ def test_a_model_dies_whose_training_broke_off_in_a_hooked_step(plain: Path, kin
 def test_frameworks_leave_what_they_leave_without_us(
     tmp_path: Path, kind: str, package: str
 ) -> None:
-    pytest.importorskip(package)
+    if importlib.util.find_spec(package.partition(".")[0]) is None:
+        pytest.skip(f"{package} is not installed")
     left = watched(kind, tmp_path)[kind]
     assert len(left["held"]) == 1 + len(script.AFTER)
     assert not any(left["held"].values()), left["held"]
-    assert (left["alive"], left["num_buffers"], left["errors"]) == ([], 0, [])
+    assert (left["num_buffers"], left["errors"]) == (0, [])
     seen = PhaseRecord if kind == "lightning" else OperatorRecord
     assert windows_with(seen, tmp_path / "out") == {0, 1}
-    if left["tensor_nbytes"]:
-        bare = launch(kind, tmp_path)[kind]
-        assert bare["held"]["the end"] == [] == bare["alive"]
-        for name in ("tensor_nbytes", "cuda_nbytes"):
-            assert left[name] == bare[name]
+    if left["alive"] or left["tensor_nbytes"] or left["cuda_nbytes"]:
+        check_left(left, launch(kind, tmp_path)[kind])
 
 
 def steps(run: Any, model: nn.Module, optimizer: Any, count: int) -> None:
