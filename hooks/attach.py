@@ -16,11 +16,10 @@ import torch
 
 from ..calib.workload.config import RunConfig
 from .host import Host
+from .interpreter import companion_command
 from .recorder import OPTIMIZER
 from .session import EVAL, SAVE, Session
 from .settings import CadenceHint, OnAdvice, RankInfo, Settings
-
-_COMPANION = (sys.executable, "-m", f"{__name__.partition('.')[0]}.launch.companion")
 
 
 def attach(
@@ -75,7 +74,8 @@ def new_session(
         cadence=CadenceHint(train_iters=train_iters),
         on_advice=OnAdvice(on_advice),
         host_argv=tuple(sys.argv),
-        companion_command=_COMPANION if is_analysed else (),
+        companion_command=companion_command(os.environ) if is_analysed else (),
+        is_answered=is_analysed,
     )
     return Session(settings)
 
