@@ -15,7 +15,11 @@ from forerun.calib.samples.records import CoverageRecord, StepRecord
 from forerun.calib.samples.store import read_run
 from forerun.hooks.attach import attach
 
-pytestmark = pytest.mark.slow
+# torch's own, as it compiles a layer whose input is another's output.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
 STEPS, EVERY = 36, 8
 
 
