@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import nn
 
 STEPS, WINDOW, EVERY = 16, 4, 10
-IS_WATCHED = "FORERUN_OWNER_PID" in os.environ
+IS_WATCHED = "FORERUN_OWNER" in os.environ
 AFTER = (8, STEPS)
 """Steps that have ended when it is looked: after the first window, and after the second."""
 _PLAIN = (
