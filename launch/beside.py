@@ -129,6 +129,7 @@ class Beside:
     def poll(self, now_unix_s: float, *, is_final: bool = False) -> None:
         """Analyse the closed window once all ranks' files are there, or patience is over."""
         self._own_work.now(now_unix_s)
+        self._follow_clock(now_unix_s)
         if now_unix_s < self._next_look_unix_s and not is_final:
             return
         self._requests.look()
@@ -155,6 +156,13 @@ class Beside:
             self._settle(f"no answer for window {window}: {err}")
         else:
             self._settle()
+
+    def _follow_clock(self, now_unix_s: float) -> None:
+        """A clock that was set back holds up no look and no answer."""
+        if now_unix_s < self._next_look_unix_s - LOOK_EVERY_S:
+            self._next_look_unix_s = now_unix_s
+            if self._pending is not None:
+                self._pending = replace(self._pending, since_unix_s=now_unix_s)
 
     def finish(self, now_unix_s: float) -> None:
         """Last words: what is still held, and how the predictions did."""
