@@ -1,4 +1,4 @@
-"""The same rows give the same models on other processors: BLAS and NumPy are told to take theirs."""
+"""The same rows give the same models on other processors, whose BLAS and NumPy round otherwise."""
 
 from __future__ import annotations
 
