@@ -38,7 +38,7 @@ def tables(draw: Any) -> Table:
 
 
 @given(table=tables())
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_every_table_gives_a_finite_process(table: Table) -> None:
     """Warnings are errors: nothing overflows and nothing is divided by zero on the way."""
     inputs, values, weight = table
@@ -72,7 +72,7 @@ def test_the_gradient_is_that_of_differences(table: Table, seed: int) -> None:
 
 
 @given(table=tables())
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_no_start_finds_anything_better(table: Table) -> None:
     inputs, values, weight = table
     found = Posterior.of(inputs, values, weight)
