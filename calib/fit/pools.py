@@ -25,7 +25,7 @@ from .shapes import coordinates, halvings, trend
 from .trees import Trees, fit_trees
 
 _FEWEST_FOR_TREES = 64
-"""Distinct shapes of a member from which boosted trees take over from the process."""
+"""Distinct shapes of a member from which trees alone take over from the process."""
 _FEWEST_FOR_FOREST = 12
 _SHARE_STEP = 0.6
 """Doubt of the law's constants: that of each column moves log time by its share times this."""
@@ -115,7 +115,7 @@ class PoolModel:
     @property
     def model(self) -> str:
         """Name of the regressor."""
-        return "gaussian process" if self.regressors.trees is None else "xgboost"
+        return "gaussian process" if self.regressors.trees is None else self.regressors.trees.name
 
     def predict(self, member: str, batch: Batch) -> Residual:
         """Log time of shapes of one member, or of an operator that the pool has not seen."""
