@@ -13,14 +13,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .choices import on_grid
 from .forest import fit_forest
 
 try:
     from xgboost import XGBRegressor
 except Exception:  # absent, or its libraries are: then it raises errors of its own
     XGBRegressor = None
-
-from .choices import on_grid
 
 _SEED = 0
 _NUM_FOLDS = 2
