@@ -13,14 +13,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .choices import on_grid
 from .forest import fit_forest
 
 try:
     from xgboost import XGBRegressor
 except Exception:  # absent, or its libraries are: then it raises errors of its own
     XGBRegressor = None
-
-from .choices import on_grid
 
 _SEED = 0
 _NUM_FOLDS = 2
@@ -54,7 +53,7 @@ def fit_trees(
     ``shape`` numbers the distinct shapes: repeats of one stay on one side of a fold.  Values are
     taken to a millionth, so that last digits decide on no split.
     """
-    values, weight = on_grid(values), weight.astype(np.float32)
+    values = on_grid(values)
     steps = (150, 0.1) if len(values) >= _MANY else (60, 0.2)
     check = (80, 0.15) if len(values) >= _MANY else (40, 0.25)
     order = np.random.default_rng(_SEED).permutation(int(shape.max()) + 1)
