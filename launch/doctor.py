@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib import metadata
 
-from ..hooks.interpreter import EXTRA, PACKAGES, VARIABLE, missing
+from ..hooks.interpreter import PACKAGES, VARIABLE, missing, remedy
 from .wandb_sink import has_key
 
 
@@ -79,7 +79,7 @@ def _answers() -> Finding:
         name="answers",
         value=f"by {VARIABLE}={named}" if named else "not here; training is recorded all the same",
         verdict=Verdict.OK if named else Verdict.WARN,
-        remedy=f"for answers here: {EXTRA} (missing: {', '.join(lacking)})"
+        remedy=f"for answers here: {remedy()} (missing: {', '.join(lacking)})"
         + ("" if named else ", or name a Python that has it: --calibrate-python=PATH"),
     )
 
