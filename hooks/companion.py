@@ -69,7 +69,7 @@ class CompanionPipe:
             _log.warning(
                 "[forerun] no live answers: cannot start %s (%s); records are written",
                 command[0],
-                err,
+                str(err),
             )
             return
         self._socket.setblocking(False)

@@ -81,7 +81,7 @@ class Live:
                 self._wandb.log(step=number, time_s=time_s, is_after_window=is_after_window)
             except Exception as err:  # W&B raises its own, network and service errors alike.
                 self._wandb = None
-                _log.warning("[forerun] W&B is off: %s; records are written", err)
+                _log.warning("[forerun] W&B is off: %s; records are written", str(err))
 
     def orders(self) -> list[dict[str, Any]]:
         """What the companion has asked of this run since the last call; elsewhere nothing."""

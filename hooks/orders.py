@@ -182,7 +182,7 @@ class Orders:
             except (OSError, RuntimeError) as err:
                 failures += 1
                 if failures >= MOST_FAILURES:
-                    _log.warning("[forerun] no orders: the store cannot be asked: %s", err)
+                    _log.warning("[forerun] no orders: the store cannot be asked: %s", str(err))
                     break
             except Exception as err:
                 self._guard.fault(err)

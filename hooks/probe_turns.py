@@ -59,12 +59,12 @@ class ProbeTurns:
         """No more turns here, and no more collectives on any rank."""
         if not self.is_over and self._probing is not None:
             self._probing.abstain()
-        self.is_over = True
+        self.is_over, self._probing = True, None  # it has buffers and groups
 
     def finish(self) -> None:
         """All that was measured has been handed over."""
         if not self.is_over and self._probing is not None:
-            self.is_over = True
+            self.is_over, self._probing = True, None
             self._on_done()
 
     def _take(self, host: Host, step: int, window: int) -> bool:

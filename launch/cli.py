@@ -7,8 +7,10 @@ Exit codes: 0 answer, 1 answer and a threshold crossed, 2 usage or configuration
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 
@@ -42,7 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.options, args.command = rest, command
     try:
         _check_packages(args.verb)
-        return int(_command(args.verb)(args))
+        code = int(_command(args.verb)(args))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
     except ConfigError as err:
         return _fail(err, ExitCode.USAGE)
     except (RecordError, CalibrationError) as err:
@@ -50,7 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ForerunError as err:
         return _fail(err, ExitCode.USAGE)
     except BrokenPipeError:
+        _drop_output()
         return ExitCode.ANSWER
+    except OSError as err:
+        code = _fail(_of_system(err), ExitCode.USAGE)
+        _drop_output()
+        return code
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -246,9 +256,24 @@ def _command(verb: str) -> Callable[[argparse.Namespace], int]:
     }[verb]
 
 
-def _fail(err: Exception, code: ExitCode) -> int:
-    print(f"forerun: {err}", file=sys.stderr)
+def _fail(err: Exception | str, code: ExitCode) -> int:
+    with suppress(OSError, ValueError):  # where nobody can be told, the code still says it
+        if sys.stderr is not None:
+            print(f"forerun: {err}", file=sys.stderr, flush=True)
     return code
+
+
+def _of_system(err: OSError) -> str:
+    """A full disk, a file that may not be read, an output that is gone: where, and what."""
+    what = err.strerror or type(err).__name__
+    return f"{err.filename}: {what}" if err.filename is not None else f"cannot write: {what}"
+
+
+def _drop_output() -> None:
+    """What could not be written is not tried again at exit, which would change the exit code."""
+    with suppress(OSError, ValueError):
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -6,30 +6,12 @@ import importlib.util
 import os
 import platform
 import sys
-from dataclasses import dataclass
-from enum import Enum
 from importlib import metadata
 
 from ..hooks.interpreter import PACKAGES, VARIABLE, missing, remedy
+from .attached import attachment
+from .findings import Finding, Verdict
 from .wandb_sink import has_key
-
-
-class Verdict(Enum):
-    """How a fact bears on calibration."""
-
-    OK = "ok"
-    WARN = "warn"
-    MISSING = "missing"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One fact, and what to do about it where it stands in the way."""
-
-    name: str
-    value: str
-    verdict: Verdict
-    remedy: str = ""
 
 
 def examine() -> list[Finding]:
@@ -46,8 +28,7 @@ def examine() -> list[Finding]:
         _trees(),
         _torch(),
         _megatron(),
-        _entry_point(),
-        _autoload(),
+        *attachment(),
         _nccl(),
         _wandb(),
     ]
@@ -134,29 +115,6 @@ def _megatron() -> Finding:
     has_training = importlib.util.find_spec("megatron.training") is not None
     seams = "megatron.training and megatron.core seams" if has_training else "megatron.core seams"
     return Finding(name="megatron-core", value=f"{version}, {seams}", verdict=Verdict.OK)
-
-
-def _entry_point() -> Finding:
-    names = [e.value for e in metadata.entry_points(group="torch.backends") if e.name == "forerun"]
-    if not names:
-        return Finding(
-            name="flag",
-            value="--calibrate is not attached",
-            verdict=Verdict.MISSING,
-            remedy="install forerun into this environment, or use -m forerun.launch",
-        )
-    return Finding(name="flag", value=f"--calibrate via {names[0]}", verdict=Verdict.OK)
-
-
-def _autoload() -> Finding:
-    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
-        return Finding(
-            name="autoload",
-            value="TORCH_DEVICE_BACKEND_AUTOLOAD=0",
-            verdict=Verdict.WARN,
-            remedy="the bare flag does nothing; unset it or use -m forerun.launch",
-        )
-    return Finding(name="autoload", value="on", verdict=Verdict.OK)
 
 
 def _nccl() -> Finding:

@@ -7,7 +7,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from .doctor import Finding, Verdict, examine
+from .doctor import examine
+from .findings import Finding, Verdict
 
 
 def doctor(args: argparse.Namespace) -> int:

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from .batches import Batch, Timed
 from .costs import Columns
+from .covariance import Inputs, stacked
 from .forest import Forest, fit_forest
-from .gaussian import GaussianProcess, Inputs, fit_gaussian, stacked
+from .gaussian import GaussianProcess, fit_gaussian
 from .intervals import UNMEASURED_SIGMA_LOG
 from .laws import columns, is_chain
 from .rates import Rates, fit_rates

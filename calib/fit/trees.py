@@ -20,6 +20,8 @@ try:
 except Exception:  # absent, or its libraries are: then it raises errors of its own
     XGBRegressor = None
 
+from .choices import on_grid
+
 _SEED = 0
 _NUM_FOLDS = 2
 _MANY = 1000
@@ -50,8 +52,10 @@ def fit_trees(
 ) -> Trees:
     """Fit so that a few slow repeats of a shape do not move the model.
 
-    ``shape`` numbers the distinct shapes: repeats of one stay on one side of a fold.
+    ``shape`` numbers the distinct shapes: repeats of one stay on one side of a fold.  Values are
+    taken to a millionth, so that last digits decide on no split.
     """
+    values, weight = on_grid(values), weight.astype(np.float32)
     steps = (150, 0.1) if len(values) >= _MANY else (60, 0.2)
     check = (80, 0.15) if len(values) >= _MANY else (40, 0.25)
     order = np.random.default_rng(_SEED).permutation(int(shape.max()) + 1)

@@ -47,8 +47,8 @@ def test_the_surface_is_frozen() -> None:
         ],
         "run": [
             *("--directory", "--dry-run", "--grace", "--help", "--job-time", "--json", "--margin"),
-            *("--resubmit-template", "--save-before-limit", "--stop-exit-code"),
-            *("--stop-patience", "--time-limit"),
+            *("--resubmit-script", "--resubmit-template", "--save-before-limit"),
+            *("--stop-exit-code", "--stop-patience", "--time-limit"),
         ],
         "compare": ["--fail-over", "--help", "--json"],
         "doctor": ["--help", "--json"],

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from forerun.launch.cli import build_parser
-from forerun.launch.flags import is_own, parse, split
-from forerun.launch.resubmit import relaunch, write_script
+from forerun.launch.flags import parse, split
+from forerun.launch.resubmit import Script, relaunch
 from forerun.launch.run_command import wishes_of
 from forerun.launch.run_options import STOP_EXIT_CODE
 
@@ -54,7 +54,7 @@ def test_both_are_shipped() -> None:
 def test_the_slurm_script_is_bash_and_runs_what_there_is() -> None:
     subprocess.run(["bash", "-n", str(SBATCH)], check=True)
     command = checked(launch_of(SBATCH.read_text(encoding="utf-8")))
-    assert command[0] == "srun" and any(map(is_own, command))
+    assert command[0] == "srun" and split(command).present
 
 
 def test_the_kubernetes_job_gives_up_at_our_exit_code_only(job: dict[str, Any]) -> None:
@@ -80,14 +80,14 @@ def test_the_written_script_is_for_the_next_job_and_not_for_this_one(tmp_path: P
     again = relaunch(ran[place + 1 :], ["pretrain_gpt.py", "--tensor-model-parallel-size", "4"])
     script = tmp_path / "resubmit.sh"
     environ = {"SLURM_JOB_ID": "4711", "SLURMD_NODENAME": "node7", "SLURM_JOB_NUM_NODES": "2"}
-    write_script(
-        script,
-        again,
-        wrapper=ran[:place],
+    Script(
+        again=again,
+        wrapper=tuple(ran[:place]),
         reason="faster\nelsewhere $(reboot)",
         time="1-02:00:00",
-        environ=environ,
-    )
+        launch_id="slurm-4711-0",
+        directory=Path("/data/out"),
+    ).write(script, environ)
     subprocess.run(["bash", "-n", str(script)], check=True)
     text = script.read_text()
     assert "#SBATCH --time=1-02:00:00" in text and "#SBATCH --nodes=2" in text
