@@ -58,13 +58,14 @@ class Session:
         self._owner: object | None = None
         self._is_described = False
         self._live = Live(settings)
-        self._orders = Orders(settings, self.guard, self._live.orders)
+        self._orders = Orders(settings, self.guard, self._live.orders, self._live.launch_id)
         self._duty = Duty(settings)
         self._writer = RecordWriter(
             settings.directory,
             self._header,
             self.guard,
             on_idle=self._live.poll,
+            on_end=self._live.settle,
             exchange=self._duty.exchange,
         )
         self._fitting = Fitting(self.guard, self._writer.put)
@@ -188,10 +189,11 @@ class Session:
             )
 
     def _start(self) -> None:
-        """On the first step: the companion where it belongs."""
+        """On the first step: a way to the companion where it belongs; the writer starts it."""
         atexit.register(self._at_exit)
         in_forked_child(self, Session._leave)
         self.guard.protect(self._live.start)(self._fitting.host)
+        self._writer.wake()
 
     def _describe_run(self) -> None:
         """Once, as soon as the host tells: what is trained, for all that is modelled."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ..calib.advice.adaptive import AdaptiveInterval
@@ -31,9 +30,11 @@ from .energy import ReadEnergy, open_meter
 from .forecast_log import finish_line
 from .forecasting import Forecasts, OwnWork, RunSoFar
 from .lived import Lived
+from .options import Options
+from .publishing import Publisher
 from .report_page import write_page
-from .run_files import StopRequests
 from .scoring import Score, StepRow
+from .stop_requests import StopRequests
 from .wandb_sink import NoSink, Sink, open_sink
 from .watching import Watching
 
@@ -42,33 +43,6 @@ PATIENCE_S = 30.0
 """How long the other ranks' files are waited for after a window has closed here."""
 LOOK_EVERY_S = 1.0
 """How often they are looked for."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What the session told us on the command line."""
-
-    directory: Path
-    run_id: str
-    settings: dict[str, Any]
-
-    @property
-    def request(self) -> Request:
-        """The user's wishes in the form that the core takes; the clock is read by the caller."""
-        get = self.settings.get
-        return Request(
-            now_unix_s=0.0,
-            deadline_unix_s=get("deadline_unix_s"),
-            budget_hours=get("budget_hours"),
-            restart_cost_s=float(get("restart_cost_s", 600.0)),
-            mtbf_hours=get("mtbf_hours"),
-            num_restarts=int(get("num_restarts") or 0),
-            price_per_gpu_hour=get("price_per_gpu_hour"),
-            limit_unix_s=get("limit_unix_s"),
-            confidence=float(get("confidence", 0.9)),
-            gpus=tuple(get("gpus") or ()),
-            host_argv=tuple(get("host_argv") or ()),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,16 +63,16 @@ class Beside:
         self,
         options: Options,
         *,
+        publisher: Publisher | None = None,
         open_sink: Callable[[Options], Sink] | None = None,
         read_energy: ReadEnergy | None = None,
         give_order: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self._options = options
+        self._publisher = publisher or Publisher(options.place)
         self._orders = AdviceOrders(options.settings, give_order or _to_nobody)
         self._requests = StopRequests(
-            options.directory,
-            float(options.settings.get("started_unix_s") or 0.0),
-            give_order or _to_nobody,
+            options.place, give_order or _to_nobody, since_unix_s=options.asked_since_unix_s
         )
         self._sink = (open_sink or sink_of)(options)
         self._held: list[StepRow] = []
@@ -119,8 +93,7 @@ class Beside:
         self._next_step = AdaptiveInterval()
         self._size_ends: tuple[int, ...] = ()
         self._watching = Watching(
-            options.directory,
-            options.run_id,
+            options.place,
             tell=self._tell_drift,
             give_order=give_order or _to_nobody,
         )
@@ -186,18 +159,27 @@ class Beside:
         """Last words: what is still held, and how the predictions did."""
         self.poll(now_unix_s, is_final=True)
         self._flush(is_final=True)
-        directory, run_id = self._options.directory, self._options.run_id
-        track = self._lived.close(directory, run_id, self._end_unix_s or now_unix_s)
-        if self._answer is not None or track is not None:
-            write_score(directory, self._score.summary(), run_id, track)
-        if self._answer is not None and self._shown is not None:
-            write_page(directory, self._shown[0], self._answer, self._shown[1], self._lived)
+        place = self._options.place
+        track = self._lived.close(place, self._end_unix_s or now_unix_s)
+        if self._publisher.is_newest():
+            if self._answer is not None or track is not None:
+                write_score(place, self._score.summary(), track)
+            if self._answer is not None and self._shown is not None:
+                write_page(place, self._shown[0], self._answer, self._shown[1], self._lived)
+            self._publish()
+        self._publisher.end()
         for line in (*self._score.lines(), finish_line(track) if track else ""):
             if line:
                 say(line)
         self._sink.close(self._score.summary())
 
+    def _publish(self) -> None:
+        """To the top what has been written, where that is ours."""
+        if problem := self._publisher.publish():
+            say(problem)
+
     def _tell_drift(self, line: str) -> None:
+        self._publish()
         say(line)
         if self._options.settings.get("on_advice") in _ALERTING:
             self._sink.alert("forerun: drift", line)
@@ -221,7 +203,8 @@ class Beside:
         if found is None:
             return
         self._answer = replace(answer, forecast=found)
-        write_forecast(self._options.directory, self._answer)
+        write_forecast(self._options.place, self._answer)
+        self._publish()
         if self._forecasts.is_news(found):
             self._say_forecast(found)
 
@@ -250,12 +233,12 @@ class Beside:
         if not closed.is_again:
             self._met_before = self._met
         self._met = tuple(sorted(rule.value for rule in answer.decision.rules_met))
-        directory = self._options.directory
         self._shown = table, measured_spans(run)
-        write_answer(directory, table, request, answer, self._shown[1], self._lived)
+        write_answer(self._options.place, table, request, answer, self._shown[1], self._lived)
+        self._publish()
         for line in answer.transcript:
             print(line, flush=True)
-        where = f"{directory}/report.html · decision.json · timeline.json.gz"
+        where = f"{self._publisher.shown}/report.html · decision.json · timeline.json.gz"
         say(f"report: {where} · W&B: {self._sink.where}")
         self._sink.tables(self._logged_iteration(), wandb_tables(answer))
         self._orders.follow(answer.decision)
@@ -266,7 +249,8 @@ class Beside:
         """The answer of a run whose layout is not known."""
         num_steps = int(self._options.settings.get("num_steps") or 0)
         measured = analyse_steps(table, request, num_steps=num_steps)
-        write_measured(self._options.directory, table, request, measured)
+        write_measured(self._options.place, table, request, measured)
+        self._publish()
         for line in measured.transcript:
             print(line, flush=True)
 

@@ -21,6 +21,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..hooks.companion import SETTINGS_FD
+from .options import Options
+from .publishing import Publisher
+
 if TYPE_CHECKING:
     from .beside import Beside
 
@@ -30,22 +34,30 @@ _TICK_S = 0.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until the training process ends or dies; 0."""
+    """Run until the training process ends or dies; 0, or 1 where there are no settings."""
+    # A thread of training waits until the settings are read: before all else.
+    try:
+        options = _options(argv)
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        _say(f"no live answers: the companion was told nothing that it can read ({err})")
+        return 1
     _step_back()
     # Ctrl-C is for training, which then ends our input: what is known by then is still said.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    args = _parse(argv)
+    publisher = Publisher(options.place)
+    _say(publisher.begin(time.time()))
+    publisher.start_beating(_say)
     beside: Beside | None = None
     held: list[Event] = []
     for event in _events():
         if event is not None:
             held.append(event)
         if beside is None and event is not None and event.get("event") == "window_closed":
-            beside = _wake(args)
+            beside = _wake(options, publisher)
         if beside is not None:
             _hand_over(beside, held)
             beside.poll(time.time())
-    beside = beside or _wake(args)
+    beside = beside or _wake(options, publisher)
     _hand_over(beside, held)
     beside.finish(time.time())
     return 0
@@ -66,13 +78,10 @@ def _hand_over(beside: Beside, held: list[Event]) -> None:
     held.clear()
 
 
-def _wake(args: argparse.Namespace) -> Beside:
-    from .beside import Beside, Options
+def _wake(options: Options, publisher: Publisher) -> Beside:
+    from .beside import Beside
 
-    return Beside(
-        Options(directory=args.directory, run_id=args.run_id, settings=args.settings),
-        give_order=_write_back,
-    )
+    return Beside(options, publisher=publisher, give_order=_write_back)
 
 
 def _write_back(order: Event) -> None:
@@ -107,12 +116,24 @@ def _read(events: queue.Queue[Event | None]) -> None:
     events.put(None)
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def _options(argv: Sequence[str] | None) -> Options:
+    """What the session tells over the descriptor that its command line names."""
     parser = argparse.ArgumentParser(prog="forerun.launch.companion")
-    parser.add_argument("--directory", type=Path, required=True)
-    parser.add_argument("--run-id", required=True)
-    parser.add_argument("--settings", type=json.loads, default={})
-    return parser.parse_args(argv)
+    parser.add_argument(SETTINGS_FD, type=int, required=True)
+    with os.fdopen(parser.parse_args(argv).settings_fd, encoding="utf-8") as file:
+        told = json.load(file)
+    return Options(
+        directory=Path(told["directory"]),
+        run_id=told["run_id"],
+        launch_id=told.get("launch_id", ""),
+        settings=told["settings"],
+    )
+
+
+def _say(text: str) -> None:
+    if text:
+        with suppress(OSError):  # nobody reads, or the disk is full
+            print(f"[forerun] {text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,17 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from ..calib.samples.files import replace_file
+from ..hooks.launch_identity import LAUNCH, RUNS, is_launch_id
 from ..hooks.orders import MARKER
 from .bounded_files import number, read_object, words
-from .launch_ids import is_launch_id
-from .run_files import REQUEST_RULE, STOP_REQUEST
+from .stop_requests import REQUEST_RULE, STOP_REQUEST
 
-RUNS = "runs"
-"""In the calibrate directory: one folder per launch."""
-POINTER = "launch.json"
-"""In the folder of the id that the wrapper gave: the id that the ranks agreed on."""
 _LONGEST_S = 100 * 365 * 86400.0
-_READ = (POINTER, MARKER, "forecast.json", "decision.json")
+_READ = (LAUNCH, MARKER, "forecast.json", "decision.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +80,7 @@ class LaunchFiles:
         self._given_id = launch_id
         self.launch_id = launch_id
         self._before: dict[Path, tuple[int, int, int]] = {}
+        self._begun_unix_s, self._begun_s = time.time(), time.monotonic()
 
     @property
     def folder(self) -> Path:
@@ -100,7 +97,7 @@ class LaunchFiles:
 
     def follow(self) -> None:
         """Go over to the id that the ranks agreed on, where that is another node's."""
-        found = self._new(self._runs / self._given_id / POINTER) or {}
+        found = self._new(self._runs / self._given_id / LAUNCH) or {}
         if is_launch_id(agreed := found.get("launch_id")):
             self.launch_id = str(agreed)
 
@@ -110,10 +107,12 @@ class LaunchFiles:
         value = read_object(path)
         if value is not None and value.get("launch_id") == self.launch_id:
             return
+        # Not before the session began, whatever the clock has been set to since.
+        unix_s = self._begun_unix_s + time.monotonic() - self._begun_s
         value = {
             "schema": 1,
             "launch_id": self.launch_id,
-            "unix_s": time.time(),
+            "unix_s": max(unix_s, time.time()),
             "reason": reason,
             "rule": REQUEST_RULE,
         }

@@ -15,6 +15,7 @@ from ..calib.errors import ForerunError
 from ..calib.evidence import windows_of
 from ..calib.samples.store import read_json, write_json
 from ..calib.samples.table import SampleTable
+from .publishing import Place
 from .scoring import StepRow
 
 DRIFT = "drift.json"
@@ -32,13 +33,12 @@ class Watching:
 
     def __init__(
         self,
-        directory: Path,
-        run_id: str,
+        place: Place,
         *,
         tell: Callable[[str], None],
         give_order: Callable[[dict[str, Any]], None],
     ) -> None:
-        self._directory, self._run_id = directory, run_id
+        self._place, self._run_id = place, place.run_id
         self._tell, self._give_order = tell, give_order
         self._monitor = DriftMonitor()
         self._waiting: deque[StepRow] = deque(maxlen=_MOST_WAITING)
@@ -46,7 +46,7 @@ class Watching:
         self._ends: tuple[int, ...] = ()
         self._size_place = 0
         self._first_level_s: float | None = None
-        self._kept = _read_events(directory / DRIFT)
+        self._kept = _read_events(place.path / DRIFT)
         self._events: list[DriftEvent] = []
         self._open: int | None = None
         """Place of the newest event whose causes are not known yet."""
@@ -119,24 +119,24 @@ class Watching:
         if not found:
             return False
         self._events[self._open] = replace(event, causes=found)
-        self._tell(self._events[self._open].line)
-        self._open = None
+        line, self._open = self._events[self._open].line, None
         self._write()
+        self._tell(line)
         return True
 
     def _keep(self, event: DriftEvent) -> None:
         self._events.append(event)
-        self._tell(event.line)
         self._write()
+        self._tell(event.line)
 
     def _write(self) -> None:
         events = [*self._kept, *(event.to_json() for event in self._events)]
-        value = {"schema": SCHEMA, "created_by": "forerun", "run_id": self._run_id}
-        write_json(self._directory / DRIFT, {**value, "events": events})
+        value = {"schema": SCHEMA, "created_by": "forerun", **self._place.stamp()}
+        write_json(self._place.path / DRIFT, {**value, "events": events})
 
 
 def _read_events(path: Path) -> list[dict[str, Any]]:
-    """What launches before this one have kept; nothing where the file is missing or damaged."""
+    """What earlier starts of this launch have kept; nothing where it is missing or damaged."""
     if not path.is_file():
         return []
     try:

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..hooks.launch_identity import LAUNCH_ID
 from .children import Family
 from .flags import LIMIT, REQUESTS
 from .launch_files import LaunchFiles, Stopped
-from .launch_ids import LAUNCH_ID
 from .looks import Ending, Looks
 from .signals import END, WARN, SignalInbox
 from .slurm import Allocation, ask_slurm

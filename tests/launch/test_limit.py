@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 from wrapped_launch import PATIENCE_S
 
-from forerun.launch.launch_files import NewestForecast
+from forerun.launch.launch_files import LaunchFiles, NewestForecast
 from forerun.launch.slurm import duration_s, from_scontrol, from_squeue, time_option
 
 RUN = (sys.executable, "-m", "forerun.launch.cli", "run")
@@ -41,7 +43,8 @@ def test_a_limit_that_only_squeue_tells_is_kept(tmp_path: Path) -> None:
         check=False,
     )
     assert "(squeue)" in done.stderr
-    assert done.returncode == 143 and "s before the limit" in done.stderr
+    told = re.search(r"(\d+) s before the limit", done.stderr)
+    assert done.returncode == 143 and told is not None and int(told[1]) > 0, done.stderr
 
 
 SET_CLOCK = """
@@ -75,6 +78,17 @@ def test_what_is_left_goes_by_the_time_that_passed_and_not_by_the_clock() -> Non
         longest_save_s=0.0,
     )
     assert (found.left_s(40.0), found.left_s(200.0), found.done_frac_after(40.0)) == (60, 0, 0.625)
+
+
+def test_a_request_is_younger_than_its_session_though_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, real = LaunchFiles(tmp_path, "own"), time.time
+    session_unix_s = real()
+    monkeypatch.setattr(time, "time", lambda: real() - 3600.0)
+    files.ask("the limit is near")
+    value = json.loads((files.folder / "stop-request.json").read_text())
+    assert value["unix_s"] >= session_unix_s - 1e-3
 
 
 def test_slurm_says_what_is_left_by_its_own_clock() -> None:

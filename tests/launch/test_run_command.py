@@ -14,8 +14,6 @@ from pathlib import Path
 import pytest
 from wrapped_launch import PATIENCE_S, Launch, Torchrun, is_alive, wait_until
 
-from forerun.launch.run_files import StopRequests, request_stop, withdraw_request
-
 
 @pytest.fixture(autouse=True)
 def heard() -> Iterator[None]:
@@ -311,20 +309,6 @@ def test_it_needs_the_standard_library_alone() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_a_request_is_passed_on_once_and_only_to_the_run_that_it_is_for(home: Path) -> None:
-    given: list[dict[str, object]] = []
-    assert request_stop(home, "SIGUSR1 from the scheduler")
-    StopRequests(home, time.time() + 60.0, given.append).look()
-    assert given == []
-    requests = StopRequests(home, time.time() - 60.0, given.append)
-    requests.look()
-    requests.look()
-    order = {"order": "stop", "rule": "request", "reason": "SIGUSR1 from the scheduler"}
-    assert given == [order]
-    withdraw_request(home)
-    assert list(home.iterdir()) == []
 
 
 def test_without_a_command_it_is_a_usage_error(home: Path) -> None:

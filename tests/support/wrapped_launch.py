@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 SUPPORT = Path(__file__).parent
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 class Launch:
