@@ -41,6 +41,7 @@ OPTIONS = (
     "confidence",
     "gpus",
     "probe-seconds",
+    "python",
     "wandb",
     "device",
     "trace",

