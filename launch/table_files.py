@@ -24,7 +24,7 @@ def read_frame(path: Path) -> pd.DataFrame:
     try:
         if path.suffix == ".parquet":
             return pd.read_parquet(path)
-        return pd.read_csv(path, low_memory=False, float_precision="round_trip")
+        return pd.read_csv(path, low_memory=False)
     except FileNotFoundError as err:
         raise ConfigError(f"{path} is not there; give the path of a table") from err
     except pd.errors.EmptyDataError as err:
