@@ -25,6 +25,7 @@ _SEED = 0
 _NUM_FOLDS = 2
 _MANY = 1000
 """Samples from which more and slower steps are worth their time."""
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,7 +85,7 @@ def _fit(
     steps: tuple[int, float],
 ) -> _Model:
     if XGBRegressor is None:
-        return fit_forest(features, _medians(values, shape), weight)
+        return fit_forest(features, _medians(values, weight, shape), weight)
     booster = XGBRegressor(
         n_estimators=steps[0],
         learning_rate=steps[1],
@@ -100,18 +101,25 @@ def _fit(
     return booster.fit(features, values, sample_weight=weight)
 
 
-def _medians(values: NDArray[np.float64], shape: NDArray[np.int64]) -> NDArray[np.float64]:
-    """For each sample the median of its shape, ``(rows,)``.
+def _medians(
+    values: NDArray[np.float64], weight: NDArray[np.float64], shape: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """For each sample the median of its shape by weight, ``(rows,)``.
 
-    >>> _medians(np.array([1.0, 2.0, 9.0, 4.0]), np.array([0, 0, 0, 1])).tolist()
+    >>> _medians(np.array([1.0, 2.0, 9.0, 4.0]), np.ones(4), np.array([0, 0, 0, 1])).tolist()
     [2.0, 2.0, 2.0, 4.0]
     """
     order = np.lexsort((values, shape))
-    _, first, place, count = np.unique(
-        shape[order], return_index=True, return_inverse=True, return_counts=True
+    _, first, group = np.unique(shape[order], return_index=True, return_inverse=True)
+    group = group.reshape(-1)
+    summed = np.cumsum(weight[order])
+    below = (summed - weight[order])[first]
+    share = (summed - below[group]) / np.add.reduceat(weight[order], first)[group]
+    # Where the weights below and above a gap are equal, its middle.
+    low, high = (
+        values[order][first + np.add.reduceat(share < half, first)]
+        for half in (0.5 - _ROUNDING, 0.5 + _ROUNDING)
     )
-    ordered = values[order]
-    middle = (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
     found = np.empty(len(values))
-    found[order] = middle[place.reshape(-1)]
+    found[order] = ((low + high) / 2)[group]
     return found

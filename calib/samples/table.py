@@ -103,6 +103,11 @@ class SampleTable:
         except CalibrationError:
             return 0
 
+    @property
+    def is_described(self) -> bool:
+        """True where the layout of the newest run is known."""
+        return bool(((self.runs["run_id"] == self.run_id) & (self.runs["config"] != "")).any())
+
     def config(self, run_id: str | None = None) -> RunConfig:
         """The layout of a run (the newest by default), as its first rank saw it."""
         name = run_id or self.run_id
