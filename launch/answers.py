@@ -63,7 +63,7 @@ def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
     """The JSON artefacts by name: calibration, forecast, plan, waiting, decision."""
     return {
         "calibration": answer.calibration.summary()
-        | {"history": [_plain(error) for error in answer.history]},
+        | {"history": [_plain(error) for error in answer.history.errors]},
         "forecast": _forecast(answer),
         "plan": answer.plan.to_json(),
         "waiting": answer.waiting.to_json(),

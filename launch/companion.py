@@ -3,7 +3,7 @@
 It takes the lowest priority before anything else, and loads pandas, the models and W&B only when
 the first window has closed, so that it does not disturb what the window measures.  Events arrive as
 JSON lines on its standard input; end of file means that training is gone, and it finishes what it
-can.
+can in a fixed time.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import queue
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from .farewell import Farewell
+from .inbox import Inbox
 
 if TYPE_CHECKING:
     from .beside import Beside
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 LOWEST_PRIORITY = 19
 _TICK_S = 0.5
+_MARGIN = 1.5
+"""The last window is analysed where there is this many times the time of the longest analysis."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,20 +39,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Ctrl-C is for training, which then ends our input: what is known by then is still said.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     args = _parse(argv)
-    beside: Beside | None = None
-    held: list[Event] = []
-    for event in _events():
-        if event is not None:
-            held.append(event)
-        if beside is None and event is not None and event.get("event") == "window_closed":
-            beside = _wake(args)
-        if beside is not None:
-            _hand_over(beside, held)
-            beside.poll(time.time())
-    beside = beside or _wake(args)
-    _hand_over(beside, held)
-    beside.finish(time.time())
+    inbox, farewell = Inbox(), Farewell()
+    threading.Thread(target=_read, args=(inbox, farewell), daemon=True).start()
+    inbox.wait_for_window()
+    beside = _wake(args)
+    farewell.knows(lambda: beside.say_last_words(time.time()))
+    longest_s = _answer(beside, inbox)
+    has_time = farewell.left_s > _MARGIN * longest_s
+    beside.finish(time.time(), is_analysed=has_time)
     return 0
+
+
+def _answer(beside: Beside, inbox: Inbox) -> float:
+    """Until the end; how long the longest answer took, seconds."""
+    longest_s = 0.0
+    is_over = is_said = False
+    while not is_over:
+        events, is_over = inbox.take(_TICK_S)
+        for event in events:
+            beside.handle(event, time.time())
+        if inbox.num_dropped and not is_said:
+            is_said = True
+            beside.miss(inbox.num_dropped)
+        begin_s = time.monotonic()
+        if not is_over and beside.poll(time.time()):
+            longest_s = max(longest_s, time.monotonic() - begin_s)
+    return longest_s
 
 
 def _step_back() -> None:
@@ -58,12 +74,6 @@ def _step_back() -> None:
         # A wake-up of training interrupts it at once, which the lowest priority alone does not do.
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-
-
-def _hand_over(beside: Beside, held: list[Event]) -> None:
-    for event in held:
-        beside.handle(event, time.time())
-    held.clear()
 
 
 def _wake(args: argparse.Namespace) -> Beside:
@@ -81,30 +91,19 @@ def _write_back(order: Event) -> None:
         os.write(0, json.dumps(order).encode() + b"\n")
 
 
-def _events() -> Iterator[Event | None]:
-    """The events up to the last one; None whenever none has come for a while."""
-    events: queue.Queue[Event | None] = queue.Queue()
-    threading.Thread(target=_read, args=(events,), daemon=True).start()
-    while True:
-        try:
-            event = events.get(timeout=_TICK_S)
-        except queue.Empty:
-            yield None
-            continue
-        if event is None:
-            return
-        yield event
-        if event.get("event") == "end":
-            return
-
-
-def _read(events: queue.Queue[Event | None]) -> None:
-    for line in sys.stdin:
-        try:
-            events.put(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    events.put(None)
+def _read(inbox: Inbox, farewell: Farewell) -> None:
+    try:
+        for line in sys.stdin:
+            with suppress(ValueError, RecursionError):
+                event = json.loads(line)
+                if not isinstance(event, dict):
+                    continue
+                inbox.put(event)
+                if event.get("event") == "end":
+                    break
+    finally:
+        farewell.begin()
+        inbox.close()
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

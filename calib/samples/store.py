@@ -6,9 +6,12 @@ one file is replaced at once, so that a reader never meets frames of two differe
 
 from __future__ import annotations
 
+import copy
 import gzip
+import io
 import json
 import os
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,8 +26,10 @@ from .columns import FRAMES, TABLE_SCHEMA, normalise
 from .files import OPEN, replace_by, replace_file
 from .run import (
     RankFile,
+    RankParser,
     RunRecords,
     SummaryFile,
+    SummaryParser,
     join_ranks,
     parse_file,
     parse_header,
@@ -34,6 +39,18 @@ from .table import SampleTable
 
 _SCHEMA_KEY = b"forerun_schema"
 _CREATED_KEY = b"forerun_created_by"
+SUMMARIES = "summaries.jsonl"
+"""The summaries of ranks without a file, in a run's folder."""
+_NUM_COMPARED = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRecords:
+    """Headers, configs and problems of the whole run; records and summaries that are new."""
+
+    run: RunRecords
+    is_whole: bool
+    """All there are: at first, and where a file was replaced or has shrunk."""
 
 
 def run_ids(directory: Path) -> tuple[str, ...]:
@@ -57,15 +74,101 @@ def read_run(directory: Path, run_id: str | None = None) -> RunRecords:
         run_id = found[-1]
     paths = _rank_paths(home / run_id)
     if not paths:
-        raise RecordError(
-            f"no records of run {run_id!r} under {home}; "
-            f"runs there: {', '.join(run_ids(directory)) or 'none'}"
-        )
+        raise _no_run(directory, run_id)
     files = [_read_rank(path) for path in paths]
-    run = join_ranks(run_id, files, _read_summaries(home / run_id / "summaries.jsonl"))
-    if not run.headers:
-        raise RecordError(f"run {run_id!r} cannot be read: {'; '.join(run.problems)}")
-    return run
+    return _readable(join_ranks(run_id, files, _read_summaries(home / run_id / SUMMARIES)))
+
+
+class RunReader:
+    """Reads a run that is being written: each file from where the last reading ended."""
+
+    def __init__(self, directory: Path, run_id: str) -> None:
+        self._directory, self._run_id = directory, run_id
+        self._ranks: dict[Path, tuple[_Tail, RankParser]] = {}
+        self._summaries: tuple[_Tail, SummaryParser] | None = None
+
+    def read(self) -> NewRecords:
+        """What has come since the last reading; all of these together are what ``read_run`` gives.
+
+        A last line without its end waits for it.  ``RecordError`` where nothing can be read.
+        """
+        folder = self._directory / "records" / self._run_id
+        paths = _rank_paths(folder)
+        if not paths:
+            raise _no_run(self._directory, self._run_id)
+        tails = [tail for tail, _ in (*self._ranks.values(), *self._known_summaries())]
+        is_whole = not tails or any(tail.is_other() for tail in tails)
+        if is_whole or not self._ranks.keys() <= set(paths):
+            self._ranks, self._summaries, is_whole = {}, None, True
+        files = [self._read_rank(path) for path in paths]
+        run = join_ranks(self._run_id, files, self._read_summaries(folder / SUMMARIES))
+        return NewRecords(run=_readable(run), is_whole=is_whole)
+
+    def _known_summaries(self) -> list[tuple[_Tail, SummaryParser]]:
+        return [] if self._summaries is None else [self._summaries]
+
+    def _read_rank(self, path: Path) -> RankFile:
+        name = f"{path.parent.name}/{path.name}"
+        tail, parser = self._ranks.setdefault(path, (_Tail(path), RankParser(name)))
+        try:
+            lines, torn = tail.read()
+        except OSError as err:
+            return _unreadable(name, err)
+        found = parser.file(parser.take(lines))
+        if torn:
+            # For good it is damage: said, and forgotten when the rest of it comes.
+            trial = copy.deepcopy(parser)
+            trial.take([torn])
+            found = replace(found, problems=tuple(trial.problems))
+        return found
+
+    def _read_summaries(self, path: Path) -> SummaryFile | None:
+        if self._summaries is None:
+            if not path.exists():
+                return None
+            self._summaries = _Tail(path), SummaryParser(path.name)
+        tail, parser = self._summaries
+        try:
+            return parser.take(tail.read()[0])
+        except OSError as err:
+            return _unreadable_summaries(path, err)
+
+
+class _Tail:
+    """A file that grows, and how far it has been read; whole lines only."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: tuple[int, int] | None = None
+        self._offset = 0
+        self._last = b""
+        """The bytes before the offset: a file that was written anew has others there."""
+
+    def read(self) -> tuple[list[str], str]:
+        """Lines since the last reading, and the beginning of one that has no end yet."""
+        with self._path.open("rb") as file:
+            told = os.fstat(file.fileno())
+            self._file = told.st_dev, told.st_ino
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        self._last = (self._last + whole)[-_NUM_COMPARED:]
+        return _text_lines(whole), data[len(whole) :].decode(errors="replace")
+
+    def is_other(self) -> bool:
+        """True where what was read is not in the file any more: shrunk, replaced or gone."""
+        if self._file is None:
+            return False
+        try:
+            with self._path.open("rb") as file:
+                told = os.fstat(file.fileno())
+                if (told.st_dev, told.st_ino) != self._file or told.st_size < self._offset:
+                    return True
+                file.seek(self._offset - len(self._last))
+                return file.read(len(self._last)) != self._last
+        except OSError:
+            return True
 
 
 def write_json(path: Path, value: Any, *, mode: int = OPEN) -> None:
@@ -194,6 +297,24 @@ def _started_unix_s(folder: Path) -> float | None:
     return min(starts, default=None)
 
 
+def _no_run(directory: Path, run_id: str) -> RecordError:
+    return RecordError(
+        f"no records of run {run_id!r} under {directory / 'records'}; "
+        f"runs there: {', '.join(run_ids(directory)) or 'none'}"
+    )
+
+
+def _readable(run: RunRecords) -> RunRecords:
+    if not run.headers:
+        raise RecordError(f"run {run.run_id!r} cannot be read: {'; '.join(run.problems)}")
+    return run
+
+
+def _text_lines(data: bytes) -> list[str]:
+    """The lines as an open text file gives them."""
+    return list(io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="replace"))
+
+
 def _rank_paths(folder: Path) -> list[Path]:
     """A rank's own file where it is here, else what was received of it."""
     own = {path.name.removeprefix("rank-"): path for path in folder.glob("rank-*.jsonl")}
@@ -208,8 +329,11 @@ def _read_summaries(path: Path) -> SummaryFile | None:
         with path.open(encoding="utf-8", errors="replace") as lines:
             return parse_summaries(path.name, lines)
     except OSError as err:
-        problem = f"{path.name}: cannot be read ({err})"
-        return SummaryFile(summaries={}, problems=(problem,))
+        return _unreadable_summaries(path, err)
+
+
+def _unreadable_summaries(path: Path, err: OSError) -> SummaryFile:
+    return SummaryFile(summaries={}, problems=(f"{path.name}: cannot be read ({err})",))
 
 
 def _read_rank(path: Path) -> RankFile:
@@ -218,10 +342,14 @@ def _read_rank(path: Path) -> RankFile:
         with path.open(encoding="utf-8", errors="replace") as lines:
             return parse_file(name, lines)
     except OSError as err:
-        return RankFile(
-            name=name,
-            header=None,
-            config=None,
-            records=(),
-            problems=(f"{name}: cannot be read ({err})",),
-        )
+        return _unreadable(name, err)
+
+
+def _unreadable(name: str, err: OSError) -> RankFile:
+    return RankFile(
+        name=name,
+        header=None,
+        config=None,
+        records=(),
+        problems=(f"{name}: cannot be read ({err})",),
+    )
