@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,24 @@ def write_answer(
     measured: Sequence[MeasuredSpan] = (),
     lived: Lived | None = None,
 ) -> None:
-    """Write every artefact of the answer, each replaced at once."""
-    write_table(directory / SAMPLES, table)
-    write_json(directory / REQUEST, _stamped(request.to_json(), answer.run_id))
-    for name, value in artefacts(answer).items():
-        write_json(directory / f"{name}.json", _stamped(value, answer.run_id))
-    append_forecast(directory, answer)
-    write_text(directory / "report.md", markdown(answer))
-    write_page(directory, table, answer, measured, lived)
+    """Write every artefact of the answer, each replaced at once.
+
+    Those that can be written are, whatever becomes of the others; then the first ``OSError``.
+    """
+    run_id = answer.run_id
     trace = chrome_trace(answer.own, measured)
-    write_json(directory / "timeline.json.gz", trace)
+    json_files = {
+        REQUEST: _stamped(request.to_json(), run_id),
+        **{f"{name}.json": _stamped(value, run_id) for name, value in artefacts(answer).items()},
+        "timeline.json.gz": trace,
+    }
+    _do_all(
+        lambda: write_table(directory / SAMPLES, table),
+        *(partial(write_json, directory / name, value) for name, value in json_files.items()),
+        lambda: append_forecast(directory, answer),
+        lambda: write_text(directory / "report.md", markdown(answer)),
+        lambda: write_page(directory, table, answer, measured, lived),
+    )
 
 
 def write_measured(
@@ -86,6 +95,18 @@ def wandb_tables(answer: Answer) -> dict[str, list[dict[str, Any]]]:
         table.key: [dict(zip(table.columns, row, strict=True)) for row in table.rows]
         for table in report_tables(answer)
     }
+
+
+def _do_all(*writes: Callable[[], object]) -> None:
+    """Each of them, also where one before it fails; the first failure is raised at the end."""
+    errors = []
+    for write in writes:
+        try:
+            write()
+        except OSError as err:
+            errors.append(err)
+    if errors:
+        raise errors[0]
 
 
 def _forecast(answer: Answer) -> dict[str, Any]:

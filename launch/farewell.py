@@ -52,7 +52,9 @@ class Farewell:
 
     def _speak(self) -> None:
         if self._last_words is not None:
-            self._last_words()
+            # The loop may be at work on the same things: what then fails was its own to say.
+            with suppress(Exception):
+                self._last_words()
 
 
 def _come_forward() -> None:

@@ -186,14 +186,21 @@ def write_text(path: Path, text: str, *, mode: int = OPEN) -> None:
 
 
 def append_line(path: Path, value: Any) -> None:
-    """Add ``value`` as one line of JSON, in one write; a torn last line stays a line of its own."""
+    """Add ``value`` as one line of JSON, in one write; a torn last line stays a line of its own.
+
+    Raises ``OSError`` with the file's name.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(value, allow_nan=False) + "\n"
-    with path.open("ab+") as file:
-        if file.seek(0, os.SEEK_END):
-            file.seek(-1, os.SEEK_END)
-            line = line if file.read(1) == b"\n" else "\n" + line
-        file.write(line.encode())
+    try:
+        with path.open("ab+") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else "\n" + line
+            file.write(line.encode())
+    except OSError as err:
+        err.filename = str(path)
+        raise
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
