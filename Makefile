@@ -12,7 +12,7 @@ STEPS ?=
 NO_DATA = benchmarks/models.py skipped: no tables given; make bench DATA='TABLE.csv.gz ...'
 NO_STEPS = benchmarks/steps.py and memory.py skipped: no folder given; make bench STEPS=FOLDER
 
-.PHONY: setup quickstart test test-fast check bench gpu-report clean
+.PHONY: setup quickstart test test-fast check dist bench gpu-report clean
 
 setup: $(VENV)/.ready
 
@@ -20,7 +20,7 @@ $(VENV)/.ready: setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet -e '.[megatron,dev]'
+	$(BIN)/python -m pip install --quiet -e '.[all,megatron,dev]'
 	touch $@
 
 quickstart: setup
@@ -40,6 +40,11 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# The wheel is built from the sdist, so that either is whole.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+
 bench: setup
 	$(BIN)/python benchmarks/import_cost.py
 	$(BIN)/python benchmarks/hooks.py
@@ -56,4 +61,4 @@ gpu-report: setup
 	$(BIN)/python benchmarks/gpu_report.py --out $(GPU_OUT) $(GPU_OPTIONS)
 
 clean:
-	rm -rf $(VENV) $(OUT) bench-out build *.egg-info
+	rm -rf $(VENV) $(OUT) bench-out build dist *.egg-info

@@ -21,7 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from forerun.hooks.ballots import Ballots
 from forerun.hooks.guard import Guard
-from forerun.hooks.host import Host
+from forerun.hooks.host import Host, KnownHost
 from forerun.hooks.instruments import Instruments
 from forerun.hooks.modules import ModuleHooks
 from forerun.hooks.orders import CALM_PAUSE_S
@@ -140,7 +140,7 @@ def report_modules(recorder: Recorder, guard: Guard) -> None:
 
     call: Action = lambda: dispatcher.dispatch_postprocess(hidden)  # noqa: E731
     report("dispatcher method", call, put_on_methods, take_off_methods)
-    instruments = Instruments(Host(models=(model,)), guard)
+    instruments = Instruments(KnownHost(Host(models=(model,))), guard)
 
     def step() -> None:
         instruments.put_on(step=0, window=0)

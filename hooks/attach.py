@@ -15,12 +15,11 @@ from typing import Any
 import torch
 
 from ..calib.workload.config import RunConfig
-from .host import Host
+from .host import Host, reference
+from .interpreter import companion_command
 from .recorder import OPTIMIZER
 from .session import EVAL, SAVE, Session
 from .settings import CadenceHint, OnAdvice, RankInfo, Settings
-
-_COMPANION = (sys.executable, "-m", f"{__name__.partition('.')[0]}.launch.companion")
 
 
 def attach(
@@ -75,7 +74,8 @@ def new_session(
         cadence=CadenceHint(train_iters=train_iters),
         on_advice=OnAdvice(on_advice),
         host_argv=tuple(sys.argv),
-        companion_command=_COMPANION if is_analysed else (),
+        companion_command=companion_command(os.environ) if is_analysed else (),
+        is_answered=is_analysed,
     )
     return Session(settings)
 
@@ -91,7 +91,7 @@ class AttachedRun:
         config: RunConfig | None,
     ) -> None:
         self._session = session
-        self._optimizer = optimizer
+        self._optimizer = reference(optimizer)
         self._handles: list[Any] = []
         session.describe(
             Host(
@@ -106,12 +106,13 @@ class AttachedRun:
 
     def __enter__(self) -> AttachedRun:
         """Begin the first step."""
-        if self._optimizer is not None:
+        optimizer = self._optimizer()
+        if optimizer is not None:
             begin = self._session.guard.protect(self._session.begin_phase)
             end = self._session.guard.protect(self._session.end_phase)
             # An optimizer that is none of torch's may have no hooks; then it is in no phase.
             for name, mark in (("register_step_pre_hook", begin), ("register_step_post_hook", end)):
-                register = getattr(self._optimizer, name, None)
+                register = getattr(optimizer, name, None)
                 if register is not None:
                     self._handles.append(register(lambda *_, mark=mark: mark(OPTIMIZER)))
         self._session.begin_step()

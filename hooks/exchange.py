@@ -121,7 +121,7 @@ class Exchange:
         try:
             self._connect().set(str(self._rank.rank), data)
         except (OSError, RuntimeError) as err:
-            self._warn(err)
+            self._warn(str(err))
         else:
             self.num_sent_nbytes += len(data)
 
@@ -150,7 +150,7 @@ class Exchange:
             # One slow rank holds up its batch until all have had their turn, then only itself.
             self._take_all(collection, splits=waited_s > spread_s)
         except (OSError, RuntimeError) as err:
-            self._warn(err)
+            self._warn(str(err))
             self._settle()
             return
         if not collection.batches or waited_s > spread_s + PATIENCE_S:

@@ -76,7 +76,7 @@ class FlightWindow:
         try:
             return parse_dump(text)
         except RecordError as err:
-            _log.warning("[forerun] %s; asynchronous transfers keep their bounds", err)
+            _log.warning("[forerun] %s; asynchronous transfers keep their bounds", str(err))
             return []
 
 

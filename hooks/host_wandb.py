@@ -6,11 +6,16 @@ import json
 import math
 import sys
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from .launch_identity import launch_folder
+
+FORECAST = "forecast.json"
+_MOST_NBYTES = 1 << 20
 _FORECAST_KEYS = ("finish_p50_unix_s", "finish_p95_unix_s", "overhead_frac")
 
 
@@ -22,28 +27,33 @@ def host_run() -> Any | None:
 
 
 class ForecastFile:
-    """The newest forecast of the companion; read off the training thread."""
+    """The newest forecast of this launch's companion; read off the training thread."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, directory: Path, launch_id: Callable[[], str]) -> None:
+        self._directory = directory
+        self._launch_id = launch_id
         self._modified_ns = 0
         self.values: dict[str, float] = {}
 
     def poll(self) -> None:
-        """Read the file where it has changed; a missing or damaged one changes nothing."""
-        try:
-            modified_ns = self._path.stat().st_mtime_ns
-            if modified_ns == self._modified_ns:
-                return
-            value = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        """Read the file where it has changed; a missing, damaged or foreign one changes nothing."""
+        name = self._launch_id()
+        if not name:
             return
-        self._modified_ns = modified_ns
-        if isinstance(value, dict):
+        path = launch_folder(self._directory, name) / FORECAST
+        try:
+            found = path.stat()
+            if found.st_mtime_ns == self._modified_ns or found.st_size > _MOST_NBYTES:
+                return
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return
+        self._modified_ns = found.st_mtime_ns
+        if isinstance(value, dict) and value.get("launch_id") == name:
             self.values = {
-                key: float(value[key])
+                key: number
                 for key in ("step_time_s", *_FORECAST_KEYS)
-                if isinstance(value.get(key), (int, float)) and math.isfinite(value[key])
+                if (number := _number(value.get(key))) is not None
             }
 
 
@@ -87,3 +97,11 @@ class HostWandb:
         if predicted is None and self._bare_s:
             predicted = median(self._bare_s)
         return predicted
+
+
+def _number(value: object) -> float | None:
+    """A finite number, else None."""
+    with suppress(OverflowError):
+        if isinstance(value, (int, float)) and math.isfinite(value):
+            return float(value)
+    return None

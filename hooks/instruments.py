@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from typing import Any
 
 import torch
 
 from ..calib.samples.records import CoverageRecord
 from .flight_recorder import FlightRecorder
 from .guard import Guard
-from .host import Host
+from .host import KnownHost
 from .kineto import traced_samples
 from .modules import ModuleHooks
 from .passes import PassHooks
@@ -29,33 +28,39 @@ class Instruments:
     """The hooks of one training process, off unless a step is being hooked.
 
     ``microbatches[k]`` is the micro-batch of pass k, as far as that is known; a window has at most
-    ``num_steps`` hooked steps, which share the recorder's memory.  Without ``has_operators`` only
-    phases and collectives are recorded.
+    ``num_steps`` hooked steps, which share the recorder's memory; ``num_hooked`` were hooked before
+    it.  Without ``has_operators`` only phases and collectives are recorded.  Nothing of the host is
+    kept alive; one whose model is gone raises ``ReferenceError``.
     """
 
     def __init__(
         self,
-        host: Host,
+        host: KnownHost,
         guard: Guard,
         *,
         microbatches: tuple[int, ...] = (),
         num_steps: int = 1,
+        num_hooked: int = 0,
         has_operators: bool = True,
         num_local_ranks: int = 1,
     ) -> None:
+        found = host.alive()
+        if found is None:
+            raise ReferenceError("the model is gone")
         self._host = host
         self._guard = guard
-        self._num_hooked = 0
+        self.num_hooked = num_hooked
         self._num_local_ranks = num_local_ranks
         self._microbatches = microbatches
         self._max_marks = min(MAX_MARKS, MAX_WINDOW_MARKS // max(1, num_steps))
-        self.device = device_name(host.models)
-        self.recorder = Recorder(_stopwatch(host.models))
-        self._modules = ModuleHooks(host.models if has_operators else (), self.recorder, guard)
-        self._regions = find_regions(host.models)
+        self.device = device_name(found.models)
+        self.recorder = Recorder(_stopwatch(found.models))
+        self._modules = ModuleHooks(found.models if has_operators else (), self.recorder, guard)
+        self._regions = find_regions(found.models)
         self.flight = FlightRecorder()
         self._timers = TimerHooks(self.recorder, guard)
-        self._passes = PassHooks(host.passes, self.recorder, guard)
+        self._passes = PassHooks(found.passes, self.recorder, guard)
+        self._has_timers = bool(found.timer_holders or found.passes)
         self._groups = (
             ProcessGroupHooks(self.recorder, guard) if torch.distributed.is_available() else None
         )
@@ -66,9 +71,10 @@ class Instruments:
         return self._regions.is_graphed
 
     def put_on(self, *, step: int, window: int, is_traced: bool = False) -> None:
-        """Install all hooks and open the step's log."""
+        """Install all hooks and open the step's log; on what is gone there are none."""
+        found = self._host.alive()
         self._modules.install()
-        self._timers.install(self._host.timer_holders)
+        self._timers.install(found.timer_holders if found is not None else ())
         self._passes.install()
         if self._groups is not None:
             self._groups.install()
@@ -80,13 +86,13 @@ class Instruments:
                 samples=(
                     traced_samples(self._microbatches)
                     if is_traced
-                    else samples(self._microbatches, self._num_hooked)
+                    else samples(self._microbatches, self.num_hooked)
                 ),
                 max_marks=self._max_marks,
-                num_parameters=num_parameters(self._host.optimizers),
+                num_parameters=self._host.num_parameters,
             )
         )
-        self._num_hooked += not is_traced
+        self.num_hooked += not is_traced
         self.flight.begin_step()
 
     def take_off(self) -> StepLog | None:
@@ -113,9 +119,9 @@ class Instruments:
             for kind, count in kinds.items()
             for is_backward in (False, True)
         }
-        if self._host.timer_holders or self._host.passes:
+        if self._has_timers:
             installed["timers"] = 1
-        installed |= dict.fromkeys(self._host.unseen, 1)
+        installed |= dict.fromkeys(self._host.told.unseen, 1)
         installed |= Counter(self._modules.unseen)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             installed["collectives"] = int(torch.distributed.get_world_size() > 1)
@@ -143,14 +149,7 @@ class Instruments:
         return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
 
 
-def num_parameters(optimizers: tuple[Any, ...]) -> int:
-    """Parameters that this rank updates: its shards where they are distributed."""
-    groups = [group for o in optimizers for group in getattr(o, "param_groups", ())]
-    weights = [weight for group in groups for weight in group["params"]]
-    return sum(getattr(weight, "_local_tensor", weight).numel() for weight in weights)
-
-
-def device_name(models: tuple[Any, ...]) -> str:
+def device_name(models: tuple[torch.nn.Module, ...]) -> str:
     """Name of the accelerator that holds the parameters, or ``cpu``.
 
     ``torch.cuda.is_available`` is not asked: under the CPU stand-in it says yes.
@@ -161,11 +160,11 @@ def device_name(models: tuple[Any, ...]) -> str:
     return torch.cuda.get_device_name(weight.device)
 
 
-def _any_parameter(models: tuple[Any, ...]) -> torch.Tensor | None:
+def _any_parameter(models: tuple[torch.nn.Module, ...]) -> torch.Tensor | None:
     return next((weight for model in models for weight in model.parameters()), None)
 
 
-def _stopwatch(models: tuple[Any, ...]) -> Stopwatch:
+def _stopwatch(models: tuple[torch.nn.Module, ...]) -> Stopwatch:
     weight = _any_parameter(models)
     if weight is None or weight.device.type != "cuda":
         return HostStopwatch()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -13,6 +12,8 @@ from ..calib.samples.records import StepFlag
 from .companion import CompanionPipe
 from .host import Host
 from .host_wandb import ForecastFile, HostWandb, host_run
+from .interpreter import waiting
+from .launch_identity import LaunchIdentity
 from .settings import Settings, WandbMode
 from .window import StepPlan
 
@@ -25,28 +26,43 @@ class Live:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._pipe: CompanionPipe | None = None
-        self._forecast = ForecastFile(settings.directory / "forecast.json")
+        self._told: dict[str, Any] = {}
+        self._environment: dict[str, str] = {}
+        self._identity = LaunchIdentity(settings)
+        self._forecast = ForecastFile(settings.directory, self.launch_id)
         self._wandb: HostWandb | None = None
         self._is_after_window = False
+        self._has_said_where = False
 
     def start(self, host: Host | None = None) -> None:
-        """Start the companion on the rank that logs; look for the host's W&B run on every one."""
+        """On the rank that logs, a way to a companion; the host's W&B run on every one.
+
+        The companion itself is started by ``poll``, once its launch has a name.
+        """
         has_host_wandb = host_run() is not None
         if has_host_wandb and self._settings.wandb is not WandbMode.OFF:
             self._wandb = HostWandb(
                 self._forecast, is_stepped=host is None or host.is_wandb_stepped
             )
         is_home = None if host is None else host.is_home
-        if not (self._settings.rank.is_last if is_home is None else is_home):
-            return
-        command = self._settings.companion_command
-        if command and self._pipe is None:
-            arguments = companion_arguments(
+        is_home = self._settings.rank.is_last if is_home is None else is_home
+        has_program = bool(self._settings.companion_command)
+        if is_home and has_program and self._pipe is None:
+            self._environment = dict(os.environ)
+            self._told = companion_settings(
                 self._settings,
                 has_host_wandb=has_host_wandb,
                 num_steps=0 if host is None else host.num_steps,
             )
-            self._pipe = CompanionPipe((*command, *arguments), os.environ)
+            self._pipe = CompanionPipe()
+        if is_home and not has_program and self._settings.is_answered and not self._has_said_where:
+            self._has_said_where = True
+            _log.warning("[forerun] %s", waiting(self._settings.directory))
+        self._identity.begin(is_needed=self._pipe is not None or self._wandb is not None)
+
+    def launch_id(self) -> str:
+        """The name of this launch; empty until it is known."""
+        return self._identity.name
 
     def step(
         self, number: int, plan: StepPlan, duration_ns: int, gap_ns: int, flags: Iterable[StepFlag]
@@ -76,7 +92,7 @@ class Live:
                 self._wandb.log(step=number, time_s=time_s, is_after_window=is_after_window)
             except Exception as err:  # W&B raises its own, network and service errors alike.
                 self._wandb = None
-                _log.warning("[forerun] W&B is off: %s; records are written", err)
+                _log.warning("[forerun] W&B is off: %s; records are written", str(err))
 
     def orders(self) -> list[dict[str, Any]]:
         """What the companion has asked of this run since the last call; elsewhere nothing."""
@@ -99,9 +115,19 @@ class Live:
         self._send({"event": "end", "step": step, "unix_s": time.time()})
 
     def poll(self) -> None:
-        """Look for a new forecast; from the writer's thread."""
+        """Start the companion once the launch has a name, look for a new forecast.
+
+        From the writer's thread.
+        """
+        self._identity.poll()
+        self._start_companion()
         if self._wandb is not None:
             self._forecast.poll()
+
+    def settle(self) -> None:
+        """The process ends: a companion that is not there yet is started, for its last words."""
+        self._identity.settle()
+        self._start_companion()
 
     def leave(self) -> None:
         """In a forked child: the companion and the W&B run are the parent's."""
@@ -112,15 +138,22 @@ class Live:
         if self._pipe is not None:
             self._pipe.close()
 
+    def _start_companion(self) -> None:
+        pipe, name = self._pipe, self._identity.name
+        if pipe is None or pipe.is_started or not name:
+            return
+        told = {**self._told, "launch_id": name}
+        pipe.start(self._settings.companion_command, self._environment, told)
+
     def _send(self, event: dict[str, Any]) -> None:
         if self._pipe is not None:
             self._pipe.send(event)
 
 
-def companion_arguments(
+def companion_settings(
     settings: Settings, *, has_host_wandb: bool, num_steps: int = 0
-) -> tuple[str, ...]:
-    """What the companion is told on its command line."""
+) -> dict[str, Any]:
+    """What the companion is told, but for the name of its launch."""
     told = {
         "steps": settings.steps,
         "every": settings.every,
@@ -142,11 +175,8 @@ def companion_arguments(
         "has_host_wandb": has_host_wandb,
         "num_steps": num_steps or settings.cadence.train_iters or 0,
     }
-    return (
-        "--directory",
-        str(settings.directory),
-        "--run-id",
-        settings.rank.run_id,
-        "--settings",
-        json.dumps(told),
-    )
+    return {
+        "directory": str(settings.directory),
+        "run_id": settings.rank.run_id,
+        "settings": told,
+    }

@@ -8,6 +8,7 @@ and ends where it reaches the node of an input; both marks go with the graph.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import MethodType
 from typing import Any
@@ -39,7 +40,7 @@ class ModuleHooks:
 
     A ``forward`` on the instance covers that of its class: it costs no more than a call, runs
     inside all hooks of torch (so that what they wait for is no operator's), and is taken away
-    without a trace.
+    without a trace.  Modules are found again by weak references.
     """
 
     def __init__(self, models: Iterable[torch.nn.Module], recorder: Recorder, guard: Guard) -> None:
@@ -52,7 +53,7 @@ class ModuleHooks:
             loss = Site(kind=OperatorKind.LOSS)
             places += [(module, LOSS, loss) for module in find_losses(chunks)]
         places += [*find_dispatches(chunks), *find_joins(chunks)]
-        covers: list[tuple[dict[str, Any], str, Any]] = []
+        covers: list[tuple[weakref.ref[Any], str, Callable[..., Any]]] = []
         sites: list[Site] = []
         unseen: list[str] = []
         for owner, name, site in places:
@@ -60,7 +61,7 @@ class ModuleHooks:
             if reason is not None:
                 unseen.append(f"{site.kind.value}:{reason}")
                 continue
-            covers.append((vars(owner), name, self._cover(len(sites), site, owner, name)))
+            covers.append((weakref.ref(owner), name, self._cover(len(sites), site, owner, name)))
             sites.append(site)
         self._covers = tuple(covers)
         self.sites = tuple(sites)
@@ -69,24 +70,27 @@ class ModuleHooks:
 
     def install(self) -> None:
         """Cover all operators; what another has put in the place meanwhile is left alone."""
-        for attributes, name, cover in self._covers:
-            attributes.setdefault(name, cover)
+        for reference, name, cover in self._covers:
+            owner = reference()
+            if owner is not None:
+                # A method of the instance: copied and pickled, it is the copy's method.
+                vars(owner).setdefault(name, MethodType(cover, owner))
 
     def remove(self) -> None:
         """Uncover them; marks on the graph of the running step stay and do nothing."""
-        for attributes, name, cover in self._covers:
-            if attributes.get(name) is cover:
-                del attributes[name]
+        for reference, name, cover in self._covers:
+            owner = reference()
+            if owner is not None and getattr(vars(owner).get(name), "__func__", None) is cover:
+                del vars(owner)[name]
 
-    def _cover(self, number: int, site: Site, owner: Any, name: str) -> MethodType:
+    def _cover(self, number: int, site: Site, owner: Any, name: str) -> Callable[..., Any]:
         recorder, begin, finish = self._recorder, self._recorder.begin_span, self._end_span
         fault, original = self._guard.fault, getattr(type(owner), name)
-        told_by = owner if name == _FORWARD else name
-        read = _reader(site)
+        is_forward, read, reference = name == _FORWARD, _reader(site), weakref.ref(owner)
 
         def cover(self: Any, *args: Any, **kwargs: Any) -> Any:
             log = recorder.log
-            if log is None or not log.is_sampling or self is not owner:
+            if log is None or not log.is_sampling or self is not reference():
                 return original(self, *args, **kwargs)
             span = NO_SPAN
             try:
@@ -96,14 +100,14 @@ class ModuleHooks:
             output = original(self, *args, **kwargs)
             if span >= 0:
                 try:
+                    told_by = self if is_forward else name
                     finish(log, span, read, told_by, (*args, *kwargs.values()), output)
                 except Exception as err:
                     fault(err)
             return output
 
-        # A method of the instance under its own name: copied and pickled, it is the copy's method.
         functools.update_wrapper(cover, original)
-        return MethodType(cover, owner)
+        return cover
 
     def _end_span(
         self,

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from ..calib.samples.files import PRIVATE, replace_file
 from .ballots import LATE, YES, Ballots, Order, OrderKind, Proposal, why_not
 from .guard import OWN_THREAD, Guard
+from .launch_identity import launch_folder
 from .settings import OnAdvice, Settings
 from .store_link import StoreLink, find_link
 
@@ -76,6 +77,7 @@ class Orders:
         settings: Settings,
         guard: Guard,
         receive: Callable[[], list[dict[str, Any]]],
+        launch_id: Callable[[], str],
         *,
         clock: Callable[[], float] = time.monotonic,
         pause_s: float | None = None,
@@ -83,6 +85,7 @@ class Orders:
         self._settings = settings
         self._guard = guard
         self._receive = receive
+        self._launch_id = launch_id
         self._clock = clock
         self._rank = settings.rank
         may_stop = settings.on_advice is OnAdvice.STOP or settings.takes_requests
@@ -182,7 +185,7 @@ class Orders:
             except (OSError, RuntimeError) as err:
                 failures += 1
                 if failures >= MOST_FAILURES:
-                    _log.warning("[forerun] no orders: the store cannot be asked: %s", err)
+                    _log.warning("[forerun] no orders: the store cannot be asked: %s", str(err))
                     break
             except Exception as err:
                 self._guard.fault(err)
@@ -300,11 +303,13 @@ class Orders:
     def _mark(self) -> None:
         """On the companion's rank: that the run has been stopped, for who starts the next one."""
         order = self._last_order
-        if self._stopped_after is None or order is None or self._is_marked:
+        launch_id = self._launch_id()
+        if self._stopped_after is None or order is None or self._is_marked or not launch_id:
             return
         self._is_marked = True
         value = {
             "schema": SCHEMA,
+            "launch_id": launch_id,
             "run_id": self._rank.run_id,
             "iteration": self._stopped_after + 1,
             "unix_s": time.time(),
@@ -312,7 +317,7 @@ class Orders:
             "rule": order.rule,
             "command": list(order.command),
         }
-        path = self._settings.directory / MARKER
+        path = launch_folder(self._settings.directory, launch_id) / MARKER
         try:
             replace_file(path, json.dumps(value, indent=1) + "\n", mode=PRIVATE)
         except OSError as err:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .guard import Guard
+from .host import living, references
 from .recorder import BACKWARD, FORWARD, Recorder
 
 
@@ -23,7 +24,7 @@ class PassHooks:
     def __init__(
         self, modules: Iterable[torch.nn.Module], recorder: Recorder, guard: Guard
     ) -> None:
-        self._modules = tuple(modules)
+        self._modules = references(modules)
         self._begin = guard.protect(recorder.begin_phase)
         self._end = guard.protect(recorder.end_phase)
         self._handles: list[Any] = []
@@ -35,7 +36,7 @@ class PassHooks:
         """Hook the modules and stand before the backward pass."""
         if self._handles or not self._modules:
             return
-        for module in self._modules:
+        for module in living(self._modules):
             # Before the hooks that gather sharded parameters: they are part of the pass.
             self._handles += [
                 module.register_forward_pre_hook(self._before_forward, prepend=True),

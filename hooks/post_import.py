@@ -106,5 +106,5 @@ def _run(callback: Callback, module: ModuleType) -> None:
         callback(module)
     except Exception as err:
         _log.warning(
-            "[forerun] not attached to %s: fault at %s: %s", module.__name__, place(err), err
+            "[forerun] not attached to %s: fault at %s: %s", module.__name__, place(err), str(err)
         )

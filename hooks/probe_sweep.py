@@ -15,13 +15,8 @@ from itertools import chain
 import torch
 import torch.distributed as dist
 
-from ..calib.advice.probes import (
-    CollectiveProbe,
-    OperatorProbe,
-    collective_probe,
-    operator_cost,
-    probe_plan,
-)
+from ..calib.advice.probe_list import CollectiveProbe, OperatorProbe
+from ..calib.advice.probes import collective_probe, operator_cost, probe_plan
 from ..calib.samples.records import CollectiveRecord, Record
 from ..calib.workload.collectives import Collective, CollectiveCall, GroupRole
 from ..calib.workload.config import RunConfig

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ..calib.samples.records import Record
 from .between import Between
 from .guard import Guard
+from .interpreter import is_installed
 from .settings import Settings
 from .window import StepPlan
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from .host import Host
     from .probes import Probing
 
+_log = logging.getLogger(__name__)
 PROBE = "probe"
 
 
@@ -56,12 +59,12 @@ class ProbeTurns:
         """No more turns here, and no more collectives on any rank."""
         if not self.is_over and self._probing is not None:
             self._probing.abstain()
-        self.is_over = True
+        self.is_over, self._probing = True, None  # it has buffers and groups
 
     def finish(self) -> None:
         """All that was measured has been handed over."""
         if not self.is_over and self._probing is not None:
-            self.is_over = True
+            self.is_over, self._probing = True, None
             self._on_done()
 
     def _take(self, host: Host, step: int, window: int) -> bool:
@@ -77,6 +80,10 @@ class ProbeTurns:
         config = host.run_config() if host.run_config is not None else None
         weight = next((w for model in host.models for w in model.parameters()), None)
         if config is None or weight is None:
+            return None
+        if not is_installed("numpy"):
+            if self._settings.rank.is_last:
+                _log.warning("[forerun] no probes: choosing them needs numpy beside training")
             return None
         from . import instruments
         from .probes import Probing

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from ..calib.advice.probes import CollectiveProbe, OperatorProbe, fingerprint, probe_plan
+from ..calib.advice.probe_list import CollectiveProbe, OperatorProbe, fingerprint
+from ..calib.advice.probes import probe_plan
 from ..calib.samples.records import Record
 from ..calib.workload.config import RunConfig
 from ..calib.workload.ranks import group

@@ -14,6 +14,7 @@ from ..calib.workload.recording import Part
 from .between import Between
 from .collections_seen import CollectionWatch
 from .duty import Duty
+from .fitting import Fitting
 from .forks import in_forked_child
 from .guard import Guard
 from .header import header_of
@@ -30,7 +31,6 @@ from .writer import RecordWriter
 
 if TYPE_CHECKING:
     from .host import Host
-    from .instruments import Instruments
 
 _log = logging.getLogger(__name__)
 EVAL = "eval"
@@ -55,20 +55,20 @@ class Session:
         self._clock = clock
         self._started_unix_s = time.time()
         self._plan = WindowPlan(steps=settings.steps, every=settings.every)
-        self._host: Host | None = None
         self._owner: object | None = None
         self._is_described = False
-        self._instruments: Instruments | None = None
         self._live = Live(settings)
-        self._orders = Orders(settings, self.guard, self._live.orders)
+        self._orders = Orders(settings, self.guard, self._live.orders, self._live.launch_id)
         self._duty = Duty(settings)
         self._writer = RecordWriter(
             settings.directory,
             self._header,
             self.guard,
             on_idle=self._live.poll,
+            on_end=self._live.settle,
             exchange=self._duty.exchange,
         )
+        self._fitting = Fitting(self.guard, self._writer.put)
         self._ledger = Ledger(self._writer, self.guard, self._live.window_closed)
         self._probes = ProbeTurns(
             settings,
@@ -106,17 +106,17 @@ class Session:
 
     def begin_phase(self, name: str) -> None:
         """A phase that the adapter itself brackets."""
-        if self._instruments is not None:
-            self._instruments.recorder.begin_phase(name)
+        if self._fitting.instruments is not None:
+            self._fitting.instruments.recorder.begin_phase(name)
 
     def end_phase(self, name: str) -> None:
         """The end of such a phase."""
-        if self._instruments is not None:
-            self._instruments.recorder.end_phase(name)
+        if self._fitting.instruments is not None:
+            self._fitting.instruments.recorder.end_phase(name)
 
     def claim(self, adapter: object) -> bool:
         """True where this adapter's loop is the one that is watched: the first that asks."""
-        if self._owner is None and self._host is None:
+        if self._owner is None and self._fitting.host is None:
             self._owner = adapter
         return self._owner is adapter
 
@@ -127,10 +127,10 @@ class Session:
 
     def describe(self, host: Host) -> None:
         """What is trained here, as far as it is known by now; a later call replaces it."""
-        self._host = host
+        self._fitting.describe(host)
         self._orders.describe(host)
-        if self._instruments is not None and self._step is None:
-            self._instruments = None
+        if self._step is None:
+            self._fitting.drop()
         if self._index < self._plan.num_warmup:
             from .regions import find_regions
 
@@ -147,10 +147,11 @@ class Session:
             return
         if is_opening:
             self._plan = self._plan.opened_at(self._index)
-        planned = self._plan.at(self._index)
-        self._probes.before_step(
-            self._host, planned, self._between, step=last, window=self._ledger.window
-        )
+        if not self._probes.is_over:
+            host = self._fitting.alive()
+            planned, window = self._plan.at(self._index), self._ledger.window
+            self._probes.before_step(host, planned, self._between, step=last, window=window)
+            del host  # this frame is in the traceback of what training raises
         start_ns = self._clock()
         gap_ns = self._between.gap_ns(start_ns)
         flags = self._report_brackets(last)
@@ -169,37 +170,38 @@ class Session:
             self._collections.begin()
         if plan.is_hooked:
             self._decide()
-        if plan.is_hooked and plan.window is not None and self._host is not None:
-            if self._instruments is None:
-                from .instruments import Instruments
-
-                self._instruments = Instruments(
-                    self._host,
-                    self.guard,
-                    microbatches=self._microbatches,
-                    num_steps=self._plan.num_hooked,
-                    has_operators=self._duty.part is Part.OPERATORS,
-                    num_local_ranks=self.settings.rank.local_world_size,
-                )
-                num_traced = int(self._tracing.is_wanted(self._instruments))
+        if plan.is_hooked and plan.window is not None and self._fitting.host is not None:
+            instruments = self._fitting.put_on(
+                step=number,
+                window=plan.window,
+                microbatches=self._microbatches,
+                num_steps=self._plan.num_hooked,
+                has_operators=self._duty.part is Part.OPERATORS,
+                num_local_ranks=self.settings.rank.local_world_size,
+            )
+            if instruments is not None:
+                num_traced = int(self._tracing.is_wanted(instruments))
                 self._plan = replace(self._plan, num_traced=num_traced)
-            self._instruments.put_on(step=number, window=plan.window)
             self._step.hook_ns += self._clock() - start_ns
         if plan.is_traced and self._duty.part is Part.OPERATORS:
-            flags |= self._tracing.begin(self._instruments, step=number, window=plan.window or 0)
+            flags |= self._tracing.begin(
+                self._fitting.instruments, step=number, window=plan.window or 0
+            )
 
     def _start(self) -> None:
-        """On the first step: the companion where it belongs."""
+        """On the first step: a way to the companion where it belongs; the writer starts it."""
         atexit.register(self._at_exit)
         in_forked_child(self, Session._leave)
-        self.guard.protect(self._live.start)(self._host)
+        self.guard.protect(self._live.start)(self._fitting.host)
+        self._writer.wake()
 
     def _describe_run(self) -> None:
         """Once, as soon as the host tells: what is trained, for all that is modelled."""
-        if self._is_described or self._host is None or self._host.run_config is None:
+        host = self._fitting.host
+        if self._is_described or host is None or host.run_config is None:
             return
         self._is_described = True
-        config = self.guard.protect(self._host.run_config)()
+        config = self.guard.protect(host.run_config)()
         self._duty.describe(config)
         if config is not None:
             self._microbatches = self.guard.protect(pass_microbatches)(config) or ()
@@ -208,7 +210,7 @@ class Session:
 
     def _decide(self) -> None:
         """Before the first hooked step: who records, in a large world."""
-        plan = self._duty.decide(is_home=self._host.is_home if self._host else None)
+        plan = self._duty.decide(is_home=self._fitting.host.is_home if self._fitting.host else None)
         if plan is not None:
             self._writer.put(plan)
 
@@ -220,8 +222,8 @@ class Session:
             return
         done_ns = self._clock()
         log = None
-        if self._instruments is not None and step.plan.is_hooked:
-            take_off = self.guard.protect(self._instruments.take_off)
+        if self._fitting.instruments is not None and step.plan.is_hooked:
+            take_off = self.guard.protect(self._fitting.instruments.take_off)
             log = take_off() or take_off()  # what a fault has left on is taken off once more
         if step.plan.is_traced:
             self._tracing.end()
@@ -253,7 +255,8 @@ class Session:
 
     def _end_window(self) -> None:
         self._collections.end()
-        self._ledger.end_window(self._instruments)
+        self._ledger.end_window(self._fitting.instruments)
+        self._fitting.drop()
         self._orders.listen()
 
     def _drain(self) -> None:
@@ -295,14 +298,14 @@ class Session:
         self._collections.end()
         self._probes.stop()
         self._tracing.end(is_kept=False)
-        if self._instruments is not None:
-            self._instruments.take_off()
+        if self._fitting.instruments is not None:
+            self._fitting.instruments.take_off()
         self._step = None
 
     def _restart(self) -> None:
         """Training begins again in this process: no state of the loop before, a new warm-up."""
         self._abandon()
-        self._host = self._instruments = None
+        self._fitting.forget()
         self._ledger.forget()
         self._between, self._brackets = Between(), {}
         self._is_described = False
@@ -315,8 +318,8 @@ class Session:
             return
         self._is_finished = True
         self._tracing.finish()
-        if self._step is not None and self._instruments is not None:
-            self._instruments.take_off()
+        if self._step is not None and self._fitting.instruments is not None:
+            self._fitting.instruments.take_off()
         self._collections.end()
         self._report_brackets(self._next - 1)
         if self._ledger.is_open:
@@ -327,6 +330,7 @@ class Session:
         self._writer.close()
         self._orders.close()
         self._probes.finish()
+        self._fitting.drop()
         self._live.end(max(0, self._next - 1))
 
     def _at_exit(self) -> None:
@@ -339,14 +343,16 @@ class Session:
         self._writer.leave()
         self._orders.leave()
         self._live.leave()
-        if self._instruments is not None:
-            self._instruments.take_off()
+        if self._fitting.instruments is not None:
+            self._fitting.instruments.take_off()
         self._step = None
 
     def _header(self) -> Header:
-        device = self._instruments.device if self._instruments else "cpu"
         return header_of(
-            self.settings.rank, self._host, device=device, started_unix_s=self._started_unix_s
+            self.settings.rank,
+            self._fitting.host,
+            device=self._fitting.device,
+            started_unix_s=self._started_unix_s,
         )
 
 

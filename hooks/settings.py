@@ -105,3 +105,5 @@ class Settings:
     companion_command: tuple[str, ...] = ()
     """The program that reads the records and answers, started once on the last rank; its last
     argument will be the directory.  Empty: records are written, nothing is analysed live."""
+    is_answered: bool = False
+    """Live answers are wanted: where there is no program for them, one line says what to do."""

@@ -165,4 +165,6 @@ def why_not(owner: Any, name: str) -> str | None:
     """Why a method of an object cannot be covered on the object; None where it can."""
     if not isfunction(getattr(type(owner), name, None)) or not hasattr(owner, "__dict__"):
         return "not a method"
+    if not type(owner).__weakrefoffset__:
+        return "no weak reference"
     return "replaced" if name in vars(owner) else None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from .guard import Guard
+from .host import Reference, reference
 from .recorder import Recorder
 
 
@@ -79,7 +80,7 @@ class TimerHooks:
     def __init__(self, recorder: Recorder, guard: Guard) -> None:
         self._recorder = recorder
         self._guard = guard
-        self._saved: list[tuple[Any, str, Any, TimersProxy]] = []
+        self._saved: list[tuple[Reference, str, Any, TimersProxy]] = []
 
     @property
     def num_installed(self) -> int:
@@ -90,8 +91,8 @@ class TimerHooks:
         """Replace the attribute of each (object, attribute); None becomes a proxy of no timers."""
         proxies: dict[int, TimersProxy] = {}
         for owner, name in holders:
-            real = getattr(owner, name, None)
-            if isinstance(real, TimersProxy):
+            real, find = getattr(owner, name, None), reference(owner)
+            if isinstance(real, TimersProxy) or find() is None:
                 continue
             proxy = proxies.get(id(real))
             if proxy is None:
@@ -99,11 +100,12 @@ class TimerHooks:
                 proxy = TimersProxy(target, self._recorder, self._guard)
                 proxies[id(real)] = proxy
             setattr(owner, name, proxy)
-            self._saved.append((owner, name, real, proxy))
+            self._saved.append((find, name, real, proxy))
 
     def remove(self) -> None:
         """Put the host's timers back wherever the proxy still is."""
         while self._saved:
-            owner, name, real, proxy = self._saved.pop()
-            if getattr(owner, name, None) is proxy:
+            find, name, real, proxy = self._saved.pop()
+            owner = find()
+            if owner is not None and getattr(owner, name, None) is proxy:
                 setattr(owner, name, real)

@@ -67,6 +67,7 @@ class RecordWriter:
         guard: Guard,
         *,
         on_idle: Callable[[], None] | None = None,
+        on_end: Callable[[], None] | None = None,
         exchange: Exchange | None = None,
         queue_length: int = QUEUE_LENGTH,
     ) -> None:
@@ -74,6 +75,7 @@ class RecordWriter:
         self._header = header
         self._guard = guard
         self._on_idle = on_idle
+        self._on_end = on_end
         self._exchange = exchange
         self._items: queue.Queue[Item | None] = queue.Queue(maxsize=queue_length)
         self._thread: threading.Thread | None = None
@@ -98,12 +100,16 @@ class RecordWriter:
         except queue.Full:
             self.num_dropped += 1
             return False
-        if self._thread is None:
+        self.wake()
+        return True
+
+    def wake(self) -> None:
+        """Start the thread where it does not run yet: its idle time is of use before any record."""
+        if self._thread is None and not (self.is_broken or self._is_closing):
             self._thread = threading.Thread(
                 target=self._run, name=f"{OWN_THREAD}writer", daemon=True
             )
             self._thread.start()
-        return True
 
     def close(self, timeout_s: float = 20.0) -> None:
         """Write what is left, at full speed; only for the end of the process."""
@@ -129,6 +135,7 @@ class RecordWriter:
     def _run(self) -> None:
         handle = self._guard.protect(self._handle)
         idle = self._guard.protect(self._idle)
+        idle()
         while True:
             try:
                 item = self._items.get(timeout=_IDLE_S)
@@ -141,6 +148,8 @@ class RecordWriter:
             if self._items.empty():
                 idle()
         handle(None)
+        if self._on_end is not None:
+            self._guard.protect(self._on_end)()
         if self._exchange is not None:
             self._guard.protect(self._exchange.finish)()
 

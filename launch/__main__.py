@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
 
     from .autoload import load
 
-    load()
+    load(is_explicit=True)
     if is_module:
         runpy.run_module(target, run_name="__main__", alter_sys=True)
     else:

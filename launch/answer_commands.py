@@ -22,7 +22,7 @@ from ..calib.evidence import (
     memory_offset_nbytes,
 )
 from ..calib.fit.calibration import calibrate
-from ..calib.samples.store import read_json, read_run, read_table, run_ids
+from ..calib.samples.store import read_run, read_table, run_ids
 from ..calib.samples.table import SampleTable, build_table
 from ..calib.units import GIB, format_bytes, format_frac, format_time
 from ..calib.workload.argument_values import whole
@@ -36,6 +36,7 @@ from .cli import ExitCode
 from .config_files import read_config
 from .earlier import Earlier
 from .report_tables import console, layouts_table, show, show_table, telling_note
+from .run_folders import object_of_run, paths_of, top_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,22 +50,38 @@ class Loaded:
 def load(directory: Path, run_id: str | None) -> Loaded:
     """From the records where they are, else from the sample table.
 
-    Raises ``RecordError`` where there is neither, or where the run is not in the directory.
+    ``directory`` may be the folder of one launch.  Raises ``RecordError`` where there is neither,
+    or where the run is not in the directory.
     """
-    if run_ids(directory):
-        run = read_run(directory, run_id)
-        return Loaded(table=Earlier(directory).join(build_table(run)), problems=run.problems)
-    if not (directory / SAMPLES).exists():
+    top, own = top_of(directory)
+    known = run_ids(top)
+    if known and (run_id is not None or not own or set(own) & set(known)):
+        if run_id is None and own:
+            run_id = next(name for name in reversed(known) if name in own)
+        run = read_run(top, run_id)
+        return Loaded(table=Earlier(top).join(build_table(run)), problems=run.problems)
+    paths = paths_of(directory, SAMPLES)
+    if not paths:
         raise RecordError(
             f"{directory} has neither records nor {SAMPLES}; train with --calibrate "
             f"--calibrate-dir={directory} first"
         )
-    table = read_table(directory / SAMPLES)
-    if run_id is not None and run_id not in set(table.runs["run_id"]):
-        raise RecordError(
-            f"run {run_id!r} is not in {directory / SAMPLES}; it holds {table.run_id!r}"
-        )
-    return Loaded(table=table, problems=())
+    if run_id is None:
+        return Loaded(table=read_table(paths[0]), problems=())
+    return Loaded(table=_table_of(paths, run_id), problems=())
+
+
+def _table_of(paths: Sequence[Path], run_id: str) -> SampleTable:
+    tables = (read_table(path) for path in paths)
+    held = []
+    for table in tables:
+        if run_id in set(table.runs["run_id"]):
+            return table
+        held.append(table.run_id)
+    raise RecordError(
+        f"run {run_id!r} is not in {paths[0]}; it holds {held[0]!r}"
+        + (f", and launches beside it {', '.join(map(repr, held[1:]))}" if held[1:] else "")
+    )
 
 
 def report(args: argparse.Namespace) -> int:
@@ -201,11 +218,10 @@ def _num_ranks(options: Sequence[str]) -> int:
 def _answer(args: argparse.Namespace) -> Answer:
     loaded = load(args.directory, args.run_id)
     request = Request(now_unix_s=time.time())
-    path = args.directory / REQUEST
-    if path.exists():
-        saved = read_json(path)
-        if saved.pop("run_id", None) == loaded.table.run_id:
-            request = Request.from_json(saved)
+    top, own = top_of(args.directory)
+    saved = object_of_run(top if own else args.directory, REQUEST, loaded.table.run_id)
+    if saved is not None:
+        request = Request.from_json(saved)
     return analyse(loaded.table, request, problems=loaded.problems)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ..calib.advice.track import Track
@@ -13,8 +12,10 @@ from ..calib.samples.store import write_json, write_table, write_text
 from ..calib.samples.table import SampleTable
 from ..calib.timeline.trace import MeasuredSpan, chrome_trace
 from ..calib.unmodelled_run import MeasuredAnswer
+from ..hooks.host_wandb import FORECAST
 from .forecast_log import append_forecast
 from .lived import Lived
+from .publishing import Place
 from .report_page import write_page
 from .report_tables import markdown, report_tables
 
@@ -24,7 +25,7 @@ CREATED_BY = "forerun"
 
 
 def write_answer(
-    directory: Path,
+    place: Place,
     table: SampleTable,
     request: Request,
     answer: Answer,
@@ -35,37 +36,37 @@ def write_answer(
 
     Those that can be written are, whatever becomes of the others; then the first ``OSError``.
     """
-    run_id = answer.run_id
+    home = place.path
     trace = chrome_trace(answer.own, measured)
     json_files = {
-        REQUEST: _stamped(request.to_json(), run_id),
-        **{f"{name}.json": _stamped(value, run_id) for name, value in artefacts(answer).items()},
+        REQUEST: _stamped(request.to_json(), place),
+        **{f"{name}.json": _stamped(value, place) for name, value in artefacts(answer).items()},
         "timeline.json.gz": trace,
     }
     _do_all(
-        lambda: write_table(directory / SAMPLES, table),
-        *(partial(write_json, directory / name, value) for name, value in json_files.items()),
-        lambda: append_forecast(directory, answer),
-        lambda: write_text(directory / "report.md", markdown(answer)),
-        lambda: write_page(directory, table, answer, measured, lived),
+        lambda: write_table(home / SAMPLES, table),
+        *(partial(write_json, home / name, value) for name, value in json_files.items()),
+        lambda: append_forecast(place, answer),
+        lambda: write_text(home / "report.md", markdown(answer)),
+        lambda: write_page(place, table, answer, measured, lived),
     )
 
 
 def write_measured(
-    directory: Path, table: SampleTable, request: Request, answer: MeasuredAnswer
+    place: Place, table: SampleTable, request: Request, answer: MeasuredAnswer
 ) -> None:
     """Write what is known of a run that is not modelled: its samples, and its forecast."""
-    write_table(directory / SAMPLES, table)
-    write_json(directory / REQUEST, _stamped(request.to_json(), answer.run_id))
+    write_table(place.path / SAMPLES, table)
+    write_json(place.path / REQUEST, _stamped(request.to_json(), place))
     if answer.forecast is not None:
-        write_json(directory / "forecast.json", _stamped(answer.forecast.to_json(), answer.run_id))
-        append_forecast(directory, answer)
+        write_json(place.path / FORECAST, _stamped(answer.forecast.to_json(), place))
+        append_forecast(place, answer)
 
 
-def write_forecast(directory: Path, answer: Answer) -> None:
+def write_forecast(place: Place, answer: Answer) -> None:
     """Write a forecast that was made between windows."""
-    write_json(directory / "forecast.json", _stamped(_forecast(answer), answer.run_id))
-    append_forecast(directory, answer)
+    write_json(place.path / FORECAST, _stamped(_forecast(answer), place))
+    append_forecast(place, answer)
 
 
 def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
@@ -81,12 +82,10 @@ def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
     }
 
 
-def write_score(
-    directory: Path, score: Mapping[str, Any], run_id: str, track: Track | None = None
-) -> None:
+def write_score(place: Place, score: Mapping[str, Any], track: Track | None = None) -> None:
     """Write ``score.json``: what the predictions of a finished run were worth."""
     found = {} if track is None else {"track": track.to_json()}
-    write_json(directory / "score.json", _stamped({"schema": 2, **score, **found}, run_id))
+    write_json(place.path / "score.json", _stamped({"schema": 2, **score, **found}, place))
 
 
 def wandb_tables(answer: Answer) -> dict[str, list[dict[str, Any]]]:
@@ -116,8 +115,8 @@ def _forecast(answer: Answer) -> dict[str, Any]:
     return found
 
 
-def _stamped(value: Mapping[str, Any], run_id: str) -> dict[str, Any]:
-    return {"schema": 1, "created_by": CREATED_BY, "run_id": run_id, **value}
+def _stamped(value: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    return {"schema": 1, "created_by": CREATED_BY, **place.stamp(), **value}
 
 
 def _plain(value: Any) -> dict[str, Any]:

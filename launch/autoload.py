@@ -1,60 +1,46 @@
-"""Entry point of the group ``torch.backends``: PyTorch calls it at the end of ``import torch``.
-
-Without a flag of ours, or outside a worker of a distributed launch, it looks at the arguments and
-returns.  An exception here would abort ``import torch``, so none leaves.
-"""
+"""What the entry point begins in a worker: the stand-in and the session, where asked for."""
 
 from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Sequence
 
-_OWNER = "FORERUN_OWNER_PID"
-"""Set here, never by a user: what the training process starts inherits it, and opens no session."""
+from .._forerun_autoload import load as load  # the entry point of older installations
+from .._forerun_autoload import say
 
-
-def load() -> None:
-    """Start the stand-in and the session where they were asked for; a second call does nothing."""
-    try:
-        if "RANK" not in os.environ or not _is_asked():
-            return
-        if _OWNER not in os.environ:
-            os.environ[_OWNER] = str(os.getpid())
-            _begin()
-        elif os.environ.get("FORERUN_DEVICE") == "cpu":
-            _install_stand_in()  # a spawned child imports the same script, on the same device
-    except Exception as err:  # training comes first, whatever is wrong with us
-        _say(f"{type(err).__name__}: {err}; calibration is off, training goes on")
+_begun: list[Sequence[str]] = []
 
 
-def _is_asked() -> bool:
-    if os.environ.get("FORERUN_CALIBRATE") == "1" or os.environ.get("FORERUN_DEVICE") == "cpu":
-        return True
-    return any(argument.startswith("--calibrate") for argument in sys.argv[1:])
+def begin(own: Sequence[str], *, is_calibrating: bool) -> None:
+    """Start the stand-in and the session; a second call does nothing.
 
-
-def _begin() -> None:
+    ``own`` are our flags as they were written; they count only where ``is_calibrating``.  A mistake
+    in them is one line, and training goes on.
+    """
+    if _begun:
+        return
+    _begun.append(own)
     from ..calib.errors import ConfigError
+    from ..hooks.interpreter import companion_command
     from ..hooks.settings import DeviceChoice, TraceChoice
     from . import flags
 
-    asked = flags.split(sys.argv[1:])
-    sys.argv[1:] = asked.rest
-    is_calibrating = asked.present or os.environ.get("FORERUN_CALIBRATE") == "1"
     settings = None
     if is_calibrating:
-        command = (sys.executable, "-m", "forerun.launch.companion")
+        command = companion_command(os.environ)
         try:
-            settings = flags.parse(asked.own, os.environ, sys.argv, command)
+            settings = flags.parse(own, os.environ, sys.argv, command)
         except ConfigError as err:
-            _say(f"{err}; calibration is off, training goes on")
+            say(f"{err}; calibration is off, training goes on")
     is_cpu = os.environ.get("FORERUN_DEVICE") == "cpu"
     if settings is not None:
         is_cpu = settings.device is DeviceChoice.CPU
     if is_cpu:
+        from . import stand_in
+
         os.environ["FORERUN_DEVICE"] = "cpu"
-        _install_stand_in()
+        stand_in.install()
     if settings is not None:
         if settings.trace is TraceChoice.ON:
             from ..hooks.flight_recorder import prepare
@@ -63,16 +49,3 @@ def _begin() -> None:
         from ..hooks.session import start
 
         start(settings)
-
-
-def _install_stand_in() -> None:
-    from . import stand_in
-
-    stand_in.install()
-
-
-def _say(text: str) -> None:
-    """One line, from one rank."""
-    if os.environ.get("RANK") == "0":
-        with suppress(OSError, ValueError, AttributeError):  # nobody may be reading, or no stdout
-            print(f"[forerun] {text}", flush=True)

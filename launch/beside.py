@@ -6,13 +6,13 @@ import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from ..calib.advice.adaptive import AdaptiveInterval
 from ..calib.advice.agenda import step_groups
 from ..calib.advice.drift import Drift
 from ..calib.advice.forecast import Forecast
+from ..calib.advice.track import Track
 from ..calib.advice.transcript import transcript_lines
 from ..calib.analysis import Answer, Request, analyse
 from ..calib.errors import ForerunError
@@ -33,10 +33,12 @@ from .energy import ReadEnergy, open_meter
 from .forecast_log import finish_line
 from .forecasting import Forecasts, OwnWork, RunSoFar
 from .lived import Lived
+from .options import Options
+from .publishing import Place, Publisher
 from .report_page import write_page
-from .run_files import StopRequests
 from .saying import Writing, say, say_lines
 from .scoring import Score, StepRow
+from .stop_requests import StopRequests
 from .wandb_sink import NoSink, Sink, open_sink
 from .watching import Watching
 
@@ -47,33 +49,6 @@ LOOK_EVERY_S = 1.0
 """How often they are looked for."""
 MOST_HELD = 10_000
 """Steps that wait for the first window's prediction."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What the session told us on the command line."""
-
-    directory: Path
-    run_id: str
-    settings: dict[str, Any]
-
-    @property
-    def request(self) -> Request:
-        """The user's wishes in the form that the core takes; the clock is read by the caller."""
-        get = self.settings.get
-        return Request(
-            now_unix_s=0.0,
-            deadline_unix_s=get("deadline_unix_s"),
-            budget_hours=get("budget_hours"),
-            restart_cost_s=float(get("restart_cost_s", 600.0)),
-            mtbf_hours=get("mtbf_hours"),
-            num_restarts=int(get("num_restarts") or 0),
-            price_per_gpu_hour=get("price_per_gpu_hour"),
-            limit_unix_s=get("limit_unix_s"),
-            confidence=float(get("confidence", 0.9)),
-            gpus=tuple(get("gpus") or ()),
-            host_argv=tuple(get("host_argv") or ()),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,16 +69,16 @@ class Beside:
         self,
         options: Options,
         *,
+        publisher: Publisher | None = None,
         open_sink: Callable[[Options], Sink] | None = None,
         read_energy: ReadEnergy | None = None,
         give_order: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self._options = options
+        self._publisher = publisher or Publisher(options.place)
         self._orders = AdviceOrders(options.settings, give_order or _to_nobody)
         self._requests = StopRequests(
-            options.directory,
-            float(options.settings.get("started_unix_s") or 0.0),
-            give_order or _to_nobody,
+            options.place, give_order or _to_nobody, since_unix_s=options.asked_since_unix_s
         )
         self._sink = (open_sink or sink_of)(options)
         self._writing = Writing()
@@ -128,8 +103,7 @@ class Beside:
         self._next_step = AdaptiveInterval()
         self._size_ends: tuple[int, ...] = ()
         self._watching = Watching(
-            options.directory,
-            options.run_id,
+            options.place,
             tell=self._tell_drift,
             writing=self._writing,
             give_order=give_order or _to_nobody,
@@ -215,19 +189,25 @@ class Beside:
                 f"the last answer stands, forerun report reads the records"
             )
         self._flush(is_final=True)
-        directory, run_id = self._options.directory, self._options.run_id
+        place = self._options.place
         end_unix_s = self._end_unix_s or now_unix_s
-        track = self._writing(lambda: self._lived.close(directory, run_id, end_unix_s))
-        score = {**self._score.summary(), **self._answered.counts()}
-        if self._answer is not None or track is not None:
-            self._writing(lambda: write_score(directory, score, run_id, track))
-        answer, shown = self._answer, self._shown
-        if answer is not None and shown is not None:
-            self._writing(lambda: write_page(directory, shown[0], answer, shown[1], self._lived))
+        track = self._writing(lambda: self._lived.close(place, end_unix_s))
+        if self._publisher.is_newest():
+            self._write_last(place, track)
+            self._publish()
+        self._publisher.end()
         for line in (*self._score.lines(), finish_line(track) if track else ""):
             if line:
                 say(line)
         self._sink.close(self._score.summary())
+
+    def _write_last(self, place: Place, track: Track | None) -> None:
+        answer, shown = self._answer, self._shown
+        score = {**self._score.summary(), **self._answered.counts()}
+        if answer is not None or track is not None:
+            self._writing(lambda: write_score(place, score, track))
+        if answer is not None and shown is not None:
+            self._writing(lambda: write_page(place, shown[0], answer, shown[1], self._lived))
 
     def miss(self, num_events: int) -> None:
         """So many events were dropped before this one."""
@@ -236,7 +216,13 @@ class Beside:
             f"are not in the score; training and records are not affected"
         )
 
+    def _publish(self) -> None:
+        """To the top what has been written, where that is ours."""
+        if problem := self._publisher.publish():
+            say(problem)
+
     def _tell_drift(self, line: str) -> None:
+        self._publish()
         say(line)
         if self._options.settings.get("on_advice") in _ALERTING:
             self._sink.alert("forerun: drift", line)
@@ -261,7 +247,8 @@ class Beside:
             return
         self._answer = replace(answer, forecast=found)
         renewed = self._answer
-        self._writing(lambda: write_forecast(self._options.directory, renewed))
+        self._writing(lambda: write_forecast(self._options.place, renewed))
+        self._publish()
         if self._forecasts.is_news(found):
             self._say_forecast(found)
 
@@ -291,12 +278,12 @@ class Beside:
         if not closed.is_again:
             self._met_before = self._met
         self._met = tuple(sorted(rule.value for rule in answer.decision.rules_met))
-        directory = self._options.directory
         self._shown = table, measured_spans(run)
-        spans, lived = self._shown[1], self._lived
-        self._writing(lambda: write_answer(directory, table, request, answer, spans, lived))
+        place, spans, lived = self._options.place, self._shown[1], self._lived
+        self._writing(lambda: write_answer(place, table, request, answer, spans, lived))
+        self._publish()
         say_lines(answer.transcript)
-        where = f"{directory}/report.html · decision.json · timeline.json.gz"
+        where = f"{self._publisher.shown}/report.html · decision.json · timeline.json.gz"
         say(f"report: {where} · W&B: {self._sink.where}")
         self._sink.tables(self._logged_iteration(), wandb_tables(answer))
         self._orders.follow(answer.decision)
@@ -307,8 +294,8 @@ class Beside:
         """The answer of a run whose layout is not known."""
         num_steps = int(self._options.settings.get("num_steps") or 0)
         measured = analyse_steps(table, request, num_steps=num_steps)
-        directory = self._options.directory
-        self._writing(lambda: write_measured(directory, table, request, measured))
+        self._writing(lambda: write_measured(self._options.place, table, request, measured))
+        self._publish()
         say_lines(measured.transcript)
 
     def _settle(self, problem: str = "") -> None:

@@ -89,6 +89,29 @@ class Family:
             self.reap()
             time.sleep(0.02)
 
+    def outlast(self, numbers: Sequence[int]) -> None:
+        """Wait for the command in the simplest way there is; these signals end it as SIGTERM.
+
+        For where watching has failed: nothing is killed, and ``code`` is the command's.
+        """
+        for number in numbers:
+            with suppress(Exception):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, lambda *_: self._end_quietly())
+        while self.code is None:
+            try:
+                _, status = os.waitpid(self.pid, 0)
+                self.code = self._process.returncode = os.waitstatus_to_exitcode(status)
+            except ChildProcessError:
+                self.code = self._process.returncode or 0
+            except BaseException:  # such as one that a signal brought
+                time.sleep(0.1)
+
+    def _end_quietly(self) -> None:
+        with suppress(Exception):
+            if self.code is None:
+                os.killpg(self.pid, signal.SIGTERM)
+
     def _group(self) -> set[int]:
         return {pid for pid, (_, group) in _living().items() if group == self.pid}
 

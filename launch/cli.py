@@ -7,13 +7,20 @@ Exit codes: 0 answer, 1 answer and a threshold crossed, 2 usage or configuration
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 
+from .. import __version__
 from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
+from ..hooks.interpreter import EXTRA, missing
 from .run_options import add_run
+
+_BARE = frozenset({"doctor", "run"})
+"""Verbs of the standard library."""
 
 
 class ExitCode(IntEnum):
@@ -36,7 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     args.options, args.command = rest, command
     try:
-        return int(_command(args.verb)(args))
+        _check_packages(args.verb)
+        code = int(_command(args.verb)(args))
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
     except ConfigError as err:
         return _fail(err, ExitCode.USAGE)
     except (RecordError, CalibrationError) as err:
@@ -44,7 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ForerunError as err:
         return _fail(err, ExitCode.USAGE)
     except BrokenPipeError:
+        _drop_output()
         return ExitCode.ANSWER
+    except OSError as err:
+        code = _fail(_of_system(err), ExitCode.USAGE)
+        _drop_output()
+        return code
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -54,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="When does the run end, which layout would be faster, should it stop now?",
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"forerun {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, text in (
         ("report", "what a calibrated run says about itself"),
@@ -197,6 +214,13 @@ def _add_compare(verbs: argparse._SubParsersAction) -> None:
     )
 
 
+def _check_packages(verb: str) -> None:
+    """``ConfigError`` where the verb needs packages that are not here."""
+    lacking = [] if verb in _BARE else missing()
+    if lacking:
+        raise ConfigError(f"{verb} needs {', '.join(lacking)}: {EXTRA}")
+
+
 def _command(verb: str) -> Callable[[argparse.Namespace], int]:
     """The verb's function, imported only now so that help stays quick."""
     if verb == "doctor":
@@ -232,9 +256,24 @@ def _command(verb: str) -> Callable[[argparse.Namespace], int]:
     }[verb]
 
 
-def _fail(err: Exception, code: ExitCode) -> int:
-    print(f"forerun: {err}", file=sys.stderr)
+def _fail(err: Exception | str, code: ExitCode) -> int:
+    with suppress(OSError, ValueError):  # where nobody can be told, the code still says it
+        if sys.stderr is not None:
+            print(f"forerun: {err}", file=sys.stderr, flush=True)
     return code
+
+
+def _of_system(err: OSError) -> str:
+    """A full disk, a file that may not be read, an output that is gone: where, and what."""
+    what = err.strerror or type(err).__name__
+    return f"{err.filename}: {what}" if err.filename is not None else f"cannot write: {what}"
+
+
+def _drop_output() -> None:
+    """What could not be written is not tried again at exit, which would change the exit code."""
+    with suppress(OSError, ValueError):
+        if sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

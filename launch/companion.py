@@ -20,8 +20,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..hooks.companion import SETTINGS_FD
 from .farewell import Farewell
 from .inbox import Inbox
+from .options import Options
+from .publishing import Publisher
+from .saying import say
 
 if TYPE_CHECKING:
     from .beside import Beside
@@ -34,15 +38,23 @@ _MARGIN = 1.5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until the training process ends or dies; 0."""
+    """Run until the training process ends or dies; 0, or 1 where there are no settings."""
+    # A thread of training waits until the settings are read: before all else.
+    try:
+        options = _options(argv)
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        say(f"no live answers: the companion was told nothing that it can read ({err})")
+        return 1
     _step_back()
     # Ctrl-C is for training, which then ends our input: what is known by then is still said.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    args = _parse(argv)
+    publisher = Publisher(options.place)
+    say(publisher.begin(time.time()))
+    publisher.start_beating(say)
     inbox, farewell = Inbox(), Farewell()
     threading.Thread(target=_read, args=(inbox, farewell), daemon=True).start()
     inbox.wait_for_window()
-    beside = _wake(args)
+    beside = _wake(options, publisher)
     farewell.knows(lambda: beside.say_last_words(time.time()))
     longest_s = _answer(beside, inbox)
     has_time = farewell.left_s > _MARGIN * longest_s
@@ -76,13 +88,10 @@ def _step_back() -> None:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-def _wake(args: argparse.Namespace) -> Beside:
-    from .beside import Beside, Options
+def _wake(options: Options, publisher: Publisher) -> Beside:
+    from .beside import Beside
 
-    return Beside(
-        Options(directory=args.directory, run_id=args.run_id, settings=args.settings),
-        give_order=_write_back,
-    )
+    return Beside(options, publisher=publisher, give_order=_write_back)
 
 
 def _write_back(order: Event) -> None:
@@ -106,12 +115,18 @@ def _read(inbox: Inbox, farewell: Farewell) -> None:
         inbox.close()
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def _options(argv: Sequence[str] | None) -> Options:
+    """What the session tells over the descriptor that its command line names."""
     parser = argparse.ArgumentParser(prog="forerun.launch.companion")
-    parser.add_argument("--directory", type=Path, required=True)
-    parser.add_argument("--run-id", required=True)
-    parser.add_argument("--settings", type=json.loads, default={})
-    return parser.parse_args(argv)
+    parser.add_argument(SETTINGS_FD, type=int, required=True)
+    with os.fdopen(parser.parse_args(argv).settings_fd, encoding="utf-8") as file:
+        told = json.load(file)
+    return Options(
+        directory=Path(told["directory"]),
+        run_id=told["run_id"],
+        launch_id=told.get("launch_id", ""),
+        settings=told["settings"],
+    )
 
 
 if __name__ == "__main__":

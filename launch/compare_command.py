@@ -16,6 +16,7 @@ from .cli import ExitCode
 from .forecast_log import FORECASTS, finish_line, read_forecasts
 from .report_table import ReportTable
 from .report_tables import console, show_table
+from .run_folders import top_of
 
 NUM_ROWS = 12
 """Forecasts of a run that a table shows."""
@@ -44,17 +45,23 @@ def compare(args: argparse.Namespace) -> int:
 
 
 def found_tracks(directories: Sequence[Path]) -> tuple[list[Track], list[str]]:
-    """Runs that have ended, in these directories or below them; and what could not be read."""
+    """Runs that have ended, in these directories or below them; and what could not be read.
+
+    Of a directory that is the folder of one launch, its runs alone.
+    """
     tracks: list[Track] = []
     problems: list[str] = []
     for directory in directories:
-        homes = [directory] if (directory / FORECASTS).exists() else _homes_below(directory)
+        top, own = top_of(directory)
+        homes = [top] if (top / FORECASTS).exists() else _homes_below(directory)
         if not homes:
             problems.append(f"{directory} holds no {FORECASTS}; was it what --calibrate-dir was?")
         for home in homes:
             logged = read_forecasts(home)
             problems += logged.problems
             for run_id in logged.made:
+                if own and run_id not in own:
+                    continue
                 found = logged.track(run_id)
                 if found is None:
                     problems.append(f"run {run_id!r} in {home} has not ended, or died; left out")

@@ -60,8 +60,10 @@ def _json(path: Path, text: str) -> Any:
 
 
 def _yaml(path: Path, text: str) -> Any:
-    import yaml
-
+    try:
+        import yaml
+    except ImportError as err:
+        raise ConfigError(f"{path} needs PyYAML: pip install PyYAML, or give JSON") from err
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as err:

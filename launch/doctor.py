@@ -6,29 +6,12 @@ import importlib.util
 import os
 import platform
 import sys
-from dataclasses import dataclass
-from enum import Enum
 from importlib import metadata
 
+from ..hooks.interpreter import EXTRA, PACKAGES, VARIABLE, missing
+from .attached import attachment
+from .findings import Finding, Verdict
 from .wandb_sink import has_key
-
-
-class Verdict(Enum):
-    """How a fact bears on calibration."""
-
-    OK = "ok"
-    WARN = "warn"
-    MISSING = "missing"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One fact, and what to do about it where it stands in the way."""
-
-    name: str
-    value: str
-    verdict: Verdict
-    remedy: str = ""
 
 
 def examine() -> list[Finding]:
@@ -39,12 +22,13 @@ def examine() -> list[Finding]:
             value=platform.python_version(),
             verdict=Verdict.OK if sys.version_info < (3, 14) else Verdict.WARN,
         ),
-        *[_package(name) for name in ("forerun", "numpy", "pandas", "pyarrow", "scikit-learn")],
-        _xgboost(),
+        _package("forerun", Verdict.MISSING),
+        _answers(),
+        *[_package(name) for name in PACKAGES],
+        _trees(),
         _torch(),
         _megatron(),
-        _entry_point(),
-        _autoload(),
+        *attachment(),
         _nccl(),
         _wandb(),
     ]
@@ -57,28 +41,43 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _package(name: str) -> Finding:
+def _package(name: str, absent: Verdict = Verdict.WARN) -> Finding:
     version = _version(name)
     if version is None:
         return Finding(
-            name=name,
-            value="not installed",
-            verdict=Verdict.MISSING,
-            remedy=f"pip install {name}",
+            name=name, value="not installed", verdict=absent, remedy=f"pip install {name}"
         )
     return Finding(name=name, value=version, verdict=Verdict.OK)
 
 
-def _xgboost() -> Finding:
-    if _version("xgboost") is not None:
+def _answers() -> Finding:
+    """Where the process beside training would run, and what the verbs that answer lack."""
+    lacking = missing()
+    if not lacking:
+        return Finding(name="answers", value="in this Python", verdict=Verdict.OK)
+    named = os.environ.get(VARIABLE)
+    return Finding(
+        name="answers",
+        value=f"by {VARIABLE}={named}" if named else "not here; training is recorded all the same",
+        verdict=Verdict.OK if named else Verdict.WARN,
+        remedy=f"for answers here: {EXTRA} (missing: {', '.join(lacking)})"
+        + ("" if named else ", or name a Python that has it: --calibrate-python=PATH"),
+    )
+
+
+def _trees() -> Finding:
+    """Which trees learn many shapes; two distributions write the same files of one ``xgboost``."""
+    found = [f"{name} {v}" for name in ("xgboost", "xgboost-cpu") if (v := _version(name))]
+    if len(found) > 1:
         return Finding(
-            name="xgboost",
-            value=f"xgboost {_version('xgboost')}",
+            name="trees",
+            value=" and ".join(found),
             verdict=Verdict.WARN,
-            remedy="it brings an NCCL wheel that overwrites torch's: "
-            "pip uninstall xgboost, then pip install --force-reinstall xgboost-cpu",
+            remedy="both write the same files: pip uninstall xgboost xgboost-cpu, then install "
+            "the one you want",
         )
-    return _package("xgboost-cpu")
+    value = found[0] if found else "a forest of scikit-learn, since there is no xgboost"
+    return Finding(name="trees", value=value, verdict=Verdict.OK)
 
 
 def _torch() -> Finding:
@@ -118,29 +117,6 @@ def _megatron() -> Finding:
     return Finding(name="megatron-core", value=f"{version}, {seams}", verdict=Verdict.OK)
 
 
-def _entry_point() -> Finding:
-    names = [e.value for e in metadata.entry_points(group="torch.backends") if e.name == "forerun"]
-    if not names:
-        return Finding(
-            name="flag",
-            value="--calibrate is not attached",
-            verdict=Verdict.MISSING,
-            remedy="install forerun into this environment, or use -m forerun.launch",
-        )
-    return Finding(name="flag", value=f"--calibrate via {names[0]}", verdict=Verdict.OK)
-
-
-def _autoload() -> Finding:
-    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
-        return Finding(
-            name="autoload",
-            value="TORCH_DEVICE_BACKEND_AUTOLOAD=0",
-            verdict=Verdict.WARN,
-            remedy="the bare flag does nothing; unset it or use -m forerun.launch",
-        )
-    return Finding(name="autoload", value="on", verdict=Verdict.OK)
-
-
 def _nccl() -> Finding:
     wheels = sorted(
         f"{name} {d.version}"
@@ -162,7 +138,12 @@ def _nccl() -> Finding:
 def _wandb() -> Finding:
     version = _version("wandb")
     if version is None:
-        return _package("wandb")
+        return Finding(
+            name="wandb",
+            value="not installed: nothing is logged there",
+            verdict=Verdict.OK,
+            remedy="pip install wandb, where it is wanted",
+        )
     mode = os.environ.get("WANDB_MODE")
     if mode:
         state = f"mode {mode}"

@@ -1,15 +1,14 @@
-"""``forerun doctor``: the findings as a table or JSON."""
+"""``forerun doctor``: the findings as text or JSON, with nothing but the standard library."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 
-from rich.console import Console
-from rich.table import Table
-
-from .doctor import Verdict, examine
+from .doctor import examine
+from .findings import Finding, Verdict
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -19,10 +18,19 @@ def doctor(args: argparse.Namespace) -> int:
         rows = [asdict(f) | {"verdict": f.verdict.value} for f in findings]
         print(json.dumps({"schema": 1, "findings": rows}, indent=2))
     else:
-        table = Table(show_edge=False, pad_edge=False)
-        for column in ("what", "found", "verdict", "remedy"):
-            table.add_column(column)
-        for finding in findings:
-            table.add_row(finding.name, finding.value, finding.verdict.value, finding.remedy)
-        Console().print(table)
+        print("\n".join(_lines(findings)))
     return int(any(f.verdict is Verdict.MISSING for f in findings))
+
+
+def _lines(findings: Sequence[Finding]) -> list[str]:
+    """One line for each fact, and below it the remedy where there is one."""
+    name, verdict = (
+        max(len(word) for word in words)
+        for words in zip(*[(f.name, f.verdict.value) for f in findings], strict=True)
+    )
+    lines = []
+    for found in findings:
+        lines.append(f"{found.name:{name}}  {found.verdict.value:{verdict}}  {found.value}")
+        if found.remedy:
+            lines.append(f"{'':{name}}  {'':{verdict}}  -> {found.remedy}")
+    return lines

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -67,6 +66,4 @@ def _come_forward() -> None:
 
 def _leave() -> None:
     """Answers are replaced at once, so that none is left half written."""
-    with suppress(Exception):
-        sys.stdout.flush()
     os._exit(0)

@@ -1,24 +1,26 @@
-"""The ``--calibrate`` flags: taken out of an argument list and read into settings.
+"""The ``--calibrate`` flags, ``--forerun`` by their other name: read into settings.
 
-Every flag stands alone or in the ``=`` form, so that taking them out never takes an argument of the
-host's.  Standard library only: this is imported before training, on every rank.
+What of an argument list is ours says ``split``.  Standard library only: this is imported before
+training, on every rank.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from .._forerun_autoload import FLAGS as FLAGS
+from .._forerun_autoload import near
+from .._forerun_autoload import split as split
 from ..calib.errors import ConfigError
+from ..hooks import interpreter
 from ..hooks.settings import (
     CadenceHint,
     DeviceChoice,
@@ -29,38 +31,11 @@ from ..hooks.settings import (
     WandbMode,
 )
 
-FLAG = "--calibrate"
-PREFIX = "--calibrate-"
+FLAG = FLAGS[1]
 LIMIT = "FORERUN_LIMIT_UNIX_S"
 """Set by ``forerun run``: when the scheduler ends the job."""
 REQUESTS = "FORERUN_REQUESTS"
 """Set to 1 by ``forerun run``: it may ask the session to save and stop."""
-
-
-@dataclass(frozen=True, slots=True)
-class FlagSplit:
-    """An argument list taken apart: is any flag of ours there, ours, and the host's in order."""
-
-    present: bool
-    own: tuple[str, ...]
-    rest: tuple[str, ...]
-
-
-def split(argv: Sequence[str]) -> FlagSplit:
-    """Take our flags out; what follows a bare ``--`` is the host's.
-
-    >>> split(["--lr", "1", "--calibrate", "--calibrate-steps=8"]).rest
-    ('--lr', '1')
-    """
-    end = argv.index("--") if "--" in argv else len(argv)
-    own = tuple(arg for arg in argv[:end] if is_own(arg))
-    rest = (*(arg for arg in argv[:end] if not is_own(arg)), *argv[end:])
-    return FlagSplit(bool(own), own, rest)
-
-
-def is_own(argument: str) -> bool:
-    """True for ``--calibrate``, ``--calibrate=...`` and ``--calibrate-...``."""
-    return argument == FLAG or argument.startswith((PREFIX, FLAG + "="))
 
 
 def parse(
@@ -83,14 +58,17 @@ def parse(
         values["limit_unix_s"] = _moment(f"{LIMIT}={limit}", limit)
     values["takes_requests"] = environ.get(REQUESTS) == "1"
     for flag in own:
-        if flag != FLAG:
+        if flag not in FLAGS:
             field, value = _value(flag)
             values[field] = value
+    if python := values.pop("python", ""):
+        companion_command = interpreter.companion_command(environ, python)
     return Settings(
         rank=rank_info(environ),
         cadence=cadence_hint(host_argv),
         host_argv=tuple(host_argv),
         companion_command=tuple(companion_command),
+        is_answered=True,
         **values,
     )
 
@@ -188,17 +166,18 @@ Reader = Callable[[str, str], Any]
 
 def _value(flag: str) -> tuple[str, Any]:
     """The settings field and its value that one flag says."""
-    name, equals, text = flag.removeprefix(PREFIX).partition("=")
-    if flag.startswith(FLAG + "="):
-        raise ConfigError(f"{flag}: --calibrate takes no value; write --calibrate alone")
+    written, equals, text = flag.partition("=")
+    first = FLAGS[0] if written.startswith(FLAGS[0]) else FLAG
+    name = written.removeprefix(first).removeprefix("-")
+    if not name:
+        raise ConfigError(f"{flag}: {first} takes no value; write {first} alone")
     if name not in _FIELDS:
-        near = difflib.get_close_matches(name, _FIELDS, n=1)
-        hint = f"did you mean {PREFIX}{near[0]}=...? " if near else ""
-        known = ", ".join(PREFIX + known for known in _FIELDS)
-        raise ConfigError(f"{flag}: unknown flag; {hint}known: {FLAG}, {known}")
+        hint = f"did you mean {first}-{near(name)}=...? " if near(name) else ""
+        known = ", ".join(f"{first}-{known}" for known in _FIELDS)
+        raise ConfigError(f"{flag}: unknown flag; {hint}known: {first}, {known}")
     field, reader, example = _FIELDS[name]
     if not equals or not text:
-        raise ConfigError(f"{flag}: needs a value after '='; for example {PREFIX}{name}={example}")
+        raise ConfigError(f"{flag}: needs a value after '='; for example {first}-{name}={example}")
     return field, reader(flag, text)
 
 
@@ -292,6 +271,7 @@ _FIELDS: dict[str, tuple[str, Reader, str]] = {
     "price-per-gpu-hour": ("price_per_gpu_hour", _price, "2.5"),
     "confidence": ("confidence", _real(0.5, 1.0, "from 0.5 to 1; such as 0.9"), "0.9"),
     "gpus": ("gpus", _counts, "8,16"),
+    "python": ("python", lambda _, text: text, "/opt/forerun/bin/python"),
     "probe-seconds": ("probe_s", _real(0.0, 3600.0, "seconds from 0 to 3600; such as 10"), "10"),
     "wandb": ("wandb", _choice(WandbMode), "auto"),
     "device": ("device", _choice(DeviceChoice), "cpu"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..calib.advice.track import Ended, Made, Track, track
 from ..calib.analysis import Answer
@@ -12,6 +13,7 @@ from ..calib.errors import RecordError
 from ..calib.samples.store import append_line, read_lines
 from ..calib.units import format_frac
 from ..calib.unmodelled_run import MeasuredAnswer
+from .publishing import Place
 
 FORECASTS = "forecasts.jsonl"
 
@@ -31,15 +33,19 @@ class Logged:
         return track(self.made.get(run_id, ()), ended) if ended is not None else None
 
 
-def append_forecast(directory: Path, answer: Answer | MeasuredAnswer) -> None:
+def append_forecast(place: Place, answer: Answer | MeasuredAnswer) -> None:
     """Keep the forecast of an answer, if any; called wherever ``forecast.json`` is written."""
     if answer.forecast is not None:
-        append_line(directory / FORECASTS, Made.of(answer.forecast, answer.run_id).to_json())
+        _append(place, Made.of(answer.forecast, answer.run_id).to_json())
 
 
-def append_end(directory: Path, ended: Ended) -> None:
+def append_end(place: Place, ended: Ended) -> None:
     """Keep how a run ended."""
-    append_line(directory / FORECASTS, ended.to_json())
+    _append(place, ended.to_json())
+
+
+def _append(place: Place, value: Mapping[str, Any]) -> None:
+    append_line(place.directory / FORECASTS, {**value, **place.stamp()})
 
 
 def read_forecasts(directory: Path) -> Logged:

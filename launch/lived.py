@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..calib.advice.track import Coverage, Ended, StepTally, Track, step_coverage
 from ..calib.errors import RecordError
 from .forecast_log import append_end, read_forecasts
+from .publishing import Place
 from .scoring import StepRow
 
 NUM_KEPT_POINTS = 2000
@@ -65,17 +65,17 @@ class Lived:
         """How often intervals of single steps have held so far."""
         return step_coverage([self._ended("", 0.0, 0)])
 
-    def close(self, directory: Path, run_id: str, end_unix_s: float) -> Track | None:
+    def close(self, place: Place, end_unix_s: float) -> Track | None:
         """Keep how the run ended; its forecasts against that, None where none was made."""
         try:
-            made = read_forecasts(directory).made.get(run_id, ())
+            made = read_forecasts(place.directory).made.get(place.run_id, ())
         except RecordError:
             return None
         if not made or not self._iteration:
             return None
         steps_total = made[-1].iteration + made[-1].steps_left
-        append_end(directory, self._ended(run_id, end_unix_s, steps_total))
-        return read_forecasts(directory).track(run_id)
+        append_end(place, self._ended(place.run_id, end_unix_s, steps_total))
+        return read_forecasts(place.directory).track(place.run_id)
 
     def _ended(self, run_id: str, end_unix_s: float, steps_total: int) -> Ended:
         last_unix_s = self._last_step_unix_s or end_unix_s

@@ -18,6 +18,7 @@ from ..calib.samples.table import SampleTable
 from ..calib.timeline.trace import MeasuredSpan
 from .forecast_log import Logged, finish_line, read_forecasts
 from .lived import NUM_KEPT_POINTS, Lived, StepPoint
+from .publishing import Place
 from .report_charts import Figure, Page, charts
 from .report_tables import notes, report_tables
 
@@ -25,17 +26,18 @@ PAGE = "report.html"
 
 
 def write_page(
-    directory: Path,
+    place: Place,
     table: SampleTable,
     answer: Answer,
     measured: Sequence[MeasuredSpan] = (),
     lived: Lived | None = None,
 ) -> None:
-    """Replace ``report.html``; forecasts and the end come from ``forecasts.jsonl`` beside it.
+    """Replace ``report.html``; forecasts and the end come from ``forecasts.jsonl`` at the top.
 
     ``lived`` is what the companion saw of the run; without it the steps of the windows are shown.
     """
-    write_text(directory / PAGE, render(page_of(directory, table, answer, measured, lived)))
+    page = page_of(place.directory, table, answer, measured, lived)
+    write_text(place.path / PAGE, render(page))
 
 
 def page_of(

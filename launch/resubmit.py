@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from ..calib.samples.files import replace_file
+from .bounded_files import read_bounded
 from .flags import split
+from .script_template import Template
+from .voice import one_line
+
+MARK = "# Written by forerun"
+_SEAL = "# As it was written: "
+"""The last line: a digest of all before it, so that what a user has edited is not replaced."""
+_MODE = 0o700
+"""It holds arguments."""
 
 _KEPT = {
     "SLURM_JOB_NAME": "job-name",
@@ -38,34 +51,104 @@ def relaunch(command: Sequence[str], advised: Sequence[str]) -> tuple[str, ...]:
     return (*command[: place + 1], *advised[1:], *own)
 
 
-def write_script(
-    path: Path,
-    again: Sequence[str],
-    *,
-    wrapper: Sequence[str],
-    reason: str,
-    time: str,
-    environ: Mapping[str, str],
-) -> None:
-    """Write the script, for ``bash`` and ``sbatch`` alike; raises ``OSError``."""
-    lines = ["#!/bin/bash"]
-    if environ.get("SLURM_JOB_ID"):
-        kept = {name: environ[key] for key, name in _KEPT.items() if environ.get(key)}
-        if time:
-            kept["time"] = time
-        lines += [f"#SBATCH --{name}={value}" for name, value in kept.items()]
-        lines.append("#SBATCH --signal=B:USR1@600")
-    lines += [
-        f"# Written by forerun: {_one_line(reason)}",
-        "# Read it, then start it yourself. The layout has changed; where the number of ranks has",
-        "# as well, so must the launcher's (--nproc-per-node, --nnodes).",
-        "set -eu",
-        f"cd {shlex.quote(os.getcwd())}",
-        "exec " + " \\\n    ".join(_options([*wrapper, "--", *again], environ)),
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    path.chmod(0o755)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What is to be started again, and how: for ``bash`` and ``sbatch`` alike."""
+
+    again: tuple[str, ...]
+    """The launch, without us."""
+    wrapper: tuple[str, ...]
+    """Our own words, which stand before it."""
+    reason: str
+    time: str
+    """Of the next job, as ``--time`` takes it; empty: not known."""
+    launch_id: str
+    directory: Path
+    template: Template | None = None
+
+    def write(self, path: Path, environ: Mapping[str, str]) -> None:
+        """Write it; raises ``OSError``, ``FileExistsError`` for a file that we did not write."""
+        if os.path.lexists(path) and not is_ours(path):
+            raise FileExistsError(None, "not written by forerun, so it stays as it is", str(path))
+        data = self.text(environ).encode("utf-8", "surrogateescape")
+        replace_file(path, data + _seal(data), mode=_MODE)
+
+    def text(self, environ: Mapping[str, str]) -> str:
+        """The script; raises ``OSError`` where the working directory is gone."""
+        mark = f"{MARK}: {one_line(self.reason)}"
+        words = _options([*self.wrapper, "--", *self.again], environ)
+        if self.template is not None:
+            values = {
+                "command": " ".join(words),
+                "time": self.time,
+                "reason": quoted(one_line(self.reason)),
+                "directory": quoted(str(self.directory)),
+                "launch_id": quoted(self.launch_id),
+            }
+            first, *rest = self.template.filled(values).splitlines()
+            lines = [first, mark, *rest] if first.startswith("#!") else [mark, first, *rest]
+            return "\n".join(lines) + "\n"
+        lines = [
+            "#!/bin/bash",
+            *_submission(environ, self.time),
+            mark,
+            "# Read it, then start it yourself. The layout has changed; where the number of ranks",
+            "# has as well, so must the launcher's (--nproc-per-node, --nnodes).",
+            "set -eu",
+            f"cd -- {quoted(os.getcwd())}",
+            "exec " + " \\\n    ".join(words),
+        ]
+        return "\n".join(lines) + "\n"
+
+
+def is_ours(path: Path) -> bool:
+    """True for a regular file that we wrote and that nobody has changed since."""
+    data = read_bounded(path) or b""
+    text, seal, _ = data.rpartition(_SEAL.encode())
+    return bool(seal) and MARK.encode() in text and data == text + _seal(text)
+
+
+def _seal(data: bytes) -> bytes:
+    return f"{_SEAL}{hashlib.sha256(data).hexdigest()[:16]}\n".encode()
+
+
+def quoted(word: str) -> str:
+    """One word for ``bash``, on one line whatever is in it.
+
+    >>> quoted("a b"), quoted("a\\nreboot")
+    ("'a b'", "$'a\\\\nreboot'")
+    """
+    if all(c.isprintable() or "\udc80" <= c <= "\udcff" for c in word):
+        return shlex.quote(word)
+    return "$'" + "".join(map(_escaped, word)) + "'"
+
+
+def _escaped(char: str) -> str:
+    if char in "\\'":
+        return "\\" + char
+    if char.isprintable() or "\udc80" <= char <= "\udcff":
+        return char
+    if char == "\n":
+        return "\\n"
+    return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
+
+
+def _submission(environ: Mapping[str, str], time: str) -> list[str]:
+    """Lines for ``sbatch``: what this job says of its own submission."""
+    if not environ.get("SLURM_JOB_ID"):
+        return []
+    kept = {name: environ[key] for key, name in _KEPT.items() if environ.get(key)}
+    if time:
+        kept["time"] = time
+    lines = [f"#SBATCH --{name}={_slurm_quoted(one_line(value))}" for name, value in kept.items()]
+    return [*lines, "#SBATCH --signal=B:USR1@600"]
+
+
+def _slurm_quoted(value: str) -> str:
+    """As ``sbatch`` reads its lines: quotes as in a shell, and a backslash counts everywhere."""
+    if re.fullmatch(r"[A-Za-z0-9@%+=:,./_-]+", value):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def _program(command: Sequence[str], program: str) -> int | None:
@@ -89,18 +172,14 @@ def _options(command: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     job_id, node = environ.get("SLURM_JOB_ID"), environ.get("SLURMD_NODENAME")
     lines: list[str] = []
     for word in command:
-        quoted = shlex.quote(word)
+        text = quoted(word)
         host, colon, port = word.partition(":")
         if job_id and word == job_id:
-            quoted = '"$SLURM_JOB_ID"'
+            text = '"$SLURM_JOB_ID"'
         elif node and host == node and port.isdecimal():
-            quoted = '"$SLURMD_NODENAME' + colon + port + '"'
+            text = '"$SLURMD_NODENAME' + colon + port + '"'
         if lines and not word.startswith("--"):
-            lines[-1] += " " + quoted
+            lines[-1] += " " + text
         else:
-            lines.append(quoted)
+            lines.append(text)
     return lines
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

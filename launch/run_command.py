@@ -8,22 +8,27 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..calib.errors import ConfigError
-from .flags import PREFIX, is_own
-from .resubmit import relaunch, write_script
-from .run_files import advised_command
+from .flags import FLAGS, split
+from .launch_ids import launch_id
+from .resubmit import Script, relaunch
 from .run_options import SCRIPT
+from .script_template import Template, read_template
 from .slurm import Allocation, allocation, num_jobs, time_option
-from .wrapped import Outcome, Wishes, Wrapped, say, words
+from .voice import answer, complain, finish, hold_standard_descriptors, say
+from .wrapped import Outcome, Wishes, Wrapped, words
 
 DIRECTORY = "forerun-out"
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +50,16 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "no command to run; give one behind --, as in: forerun run -- torchrun ..."
         )
+    hold_standard_descriptors()
     wishes = wishes_of(args, os.environ, time.time())
     _say_limit(wishes.allocation)
-    if args.dry_run:
-        return _dry_run(args, wishes)
+    template = _guarded("read the template", lambda: _template(args), None)
+    code = _dry_run(args, wishes) if args.dry_run else _launch(args, wishes, template)
+    finish()
+    return code
+
+
+def _launch(args: argparse.Namespace, wishes: Wishes, template: Template | None) -> int:
     try:
         outcome = Wrapped(wishes).run()
     except FileNotFoundError:
@@ -57,19 +68,37 @@ def run(args: argparse.Namespace) -> int:
         why = f"{args.command[0]}: {err.strerror or err}; give a program that can be started"
         return _no_start(args, why, _NOT_EXECUTABLE)
     code = outcome.exit_code(args.stop_exit_code)
-    suggestion = suggest(outcome, wishes, args.job_time)
-    script = _resubmit(args, wishes, outcome, suggestion)
-    _say_end(outcome, code, suggestion)
-    if args.json:
-        print(json.dumps(_told(wishes, outcome, code, suggestion, script)), flush=True)
+
+    def conclude() -> None:
+        suggestion = suggest(outcome, wishes, args.job_time)
+        script = _guarded(
+            "write the script",
+            lambda: _resubmit(args, wishes, outcome, suggestion, template),
+            None,
+        )
+        _say_end(outcome, code, suggestion)
+        if args.json:
+            answer(json.dumps(_told(wishes, outcome, code, suggestion, script)))
+
+    with suppress(KeyboardInterrupt):
+        _guarded("tell how it ended", conclude, None)
     return code
+
+
+def _guarded(what: str, work: Callable[[], _Found], otherwise: _Found) -> _Found:
+    """A fault of ours is told and changes neither training nor the exit code."""
+    try:
+        return work()
+    except Exception as err:
+        say(f"cannot {what} ({type(err).__name__}: {err})")
+        return otherwise
 
 
 def wishes_of(args: argparse.Namespace, environ: Mapping[str, str], now_unix_s: float) -> Wishes:
     """What the options, the flags inside the command and the scheduler say together."""
-    own = [word for word in args.command if is_own(word)]
+    own = split([word for word in args.command if word != "--"]).own
     directory = args.directory or Path(_last(own, "dir", DIRECTORY))
-    granted = allocation(environ, now_unix_s)
+    granted = _guarded("read the limit", lambda: allocation(environ, now_unix_s), Allocation())
     if args.time_limit is not None:
         granted = Allocation(
             job_id=granted.job_id,
@@ -81,6 +110,7 @@ def wishes_of(args: argparse.Namespace, environ: Mapping[str, str], now_unix_s: 
     return Wishes(
         command=tuple(args.command),
         directory=directory,
+        launch_id=launch_id(environ),
         allocation=granted,
         grace_s=args.grace,
         margin_s=args.margin,
@@ -94,10 +124,11 @@ def wishes_of(args: argparse.Namespace, environ: Mapping[str, str], now_unix_s: 
 def suggest(outcome: Outcome, wishes: Wishes, wall_s: float | None) -> Suggestion | None:
     """The time of the next job; None where the run is done or was never forecast."""
     is_done = outcome.child_code == 0 and outcome.stopped is None and not outcome.asked
-    if outcome.forecast is None or is_done:
+    forecast = outcome.ending.forecast
+    if forecast is None or is_done:
         return None
-    left_s = outcome.forecast.left_s(outcome.end_unix_s)
-    lost_s = outcome.startup_s + outcome.forecast.longest_save_s + wishes.margin_s
+    left_s = forecast.left_s(outcome.ending.forecast_age_s)
+    lost_s = outcome.ending.startup_s + forecast.longest_save_s + wishes.margin_s
     wall_s = wall_s or wishes.allocation.length_s
     return Suggestion(
         left_p95_s=left_s,
@@ -108,32 +139,59 @@ def suggest(outcome: Outcome, wishes: Wishes, wall_s: float | None) -> Suggestio
     )
 
 
+def _template(args: argparse.Namespace) -> Template | None:
+    """What ``--resubmit-template`` names; one that cannot be used is told of before the start."""
+    path = args.resubmit_template
+    if path is None:
+        return None
+    try:
+        return read_template(path)
+    except (OSError, ConfigError) as err:
+        why = (err.strerror or err) if isinstance(err, OSError) else err
+        say(f"--resubmit-template {path}: {why}; the script will be written without it")
+        return None
+
+
 def _resubmit(
-    args: argparse.Namespace, wishes: Wishes, outcome: Outcome, suggestion: Suggestion | None
+    args: argparse.Namespace,
+    wishes: Wishes,
+    outcome: Outcome,
+    suggestion: Suggestion | None,
+    template: Template | None,
 ) -> Path | None:
     """Write the script where there is advice; a problem is told and changes nothing."""
     is_stop = outcome.stopped is not None and outcome.stopped.is_advised
-    if not is_stop and args.resubmit_template is None:
+    if not is_stop and args.resubmit_template is None and args.resubmit_script is None:
         return None
-    stopped = outcome.stopped.command if outcome.stopped else ()
-    advised = stopped or advised_command(wishes.directory, outcome.start_unix_s)
+    advised = (outcome.stopped.command if outcome.stopped else ()) or outcome.ending.advised
     again = relaunch(wishes.command, advised)
     if not again:
         if advised:
             say(f"advised, for a script that starts it itself: {shlex.join(advised)}")
         return None
-    path = args.resubmit_template or wishes.directory / SCRIPT
-    reason = outcome.stopped.reason if outcome.stopped else "the advised layout"
-    time_text = suggestion.time if suggestion else ""
+    script = Script(
+        again=again,
+        wrapper=tuple(_wrapper()),
+        reason=outcome.stopped.reason if outcome.stopped else "the advised layout",
+        time=suggestion.time if suggestion else "",
+        launch_id=outcome.folder.name,
+        directory=wishes.directory,
+        template=template,
+    )
+    wanted = args.resubmit_script or wishes.directory / SCRIPT
+    written = [path for path in (outcome.folder / SCRIPT, wanted) if _is_written(script, path)]
+    if written:
+        say(f"to go on in the advised layout: {written[-1]}")
+    return written[-1] if written else None
+
+
+def _is_written(script: Script, path: Path) -> bool:
     try:
-        write_script(
-            path, again, wrapper=_wrapper(), reason=reason, time=time_text, environ=os.environ
-        )
+        script.write(path, os.environ)
     except OSError as err:
-        say(f"{path}: {err.strerror or err}; the advised layout is in decision.json")
-        return None
-    say(f"to go on in the advised layout: {path}")
-    return path
+        say(f"{path}: {err.strerror or err}")
+        return False
+    return True
 
 
 def _wrapper() -> list[str]:
@@ -148,12 +206,12 @@ def _wrapper() -> list[str]:
 
 def _dry_run(args: argparse.Namespace, wishes: Wishes) -> int:
     if args.json:
-        print(json.dumps({"schema": 1, **_plan(wishes)}))
+        answer(json.dumps({"schema": 1, **_plan(wishes)}))
         return 0
-    print(shlex.join(wishes.command))
-    print(f"calibrate directory: {wishes.directory}")
-    print(f"requests to save and stop: {'to the session' if wishes.listens else 'SIGTERM'}")
-    print(f"before the limit: {'save and stop' if wishes.saves_before_limit else 'warn'}")
+    answer(shlex.join(wishes.command))
+    answer(f"calibrate directory: {wishes.directory}")
+    answer(f"requests to save and stop: {'to the session' if wishes.listens else 'SIGTERM'}")
+    answer(f"before the limit: {'save and stop' if wishes.saves_before_limit else 'warn'}")
     return 0
 
 
@@ -162,6 +220,7 @@ def _plan(wishes: Wishes) -> dict[str, Any]:
     return {
         "command": list(wishes.command),
         "directory": str(wishes.directory),
+        "launch_id": wishes.launch_id,
         "listens": wishes.listens,
         "saves_before_limit": wishes.saves_before_limit,
         "allocation": {
@@ -185,7 +244,7 @@ def _told(
         **_plan(wishes),
         "exit_code": code,
         "child_code": outcome.child_code,
-        "wall_s": outcome.end_unix_s - outcome.start_unix_s,
+        "wall_s": outcome.wall_s,
         "asked": outcome.asked,
         "signals": [int(number) for number in outcome.signals],
         "num_killed": outcome.num_ended,
@@ -235,14 +294,14 @@ def _say_end(outcome: Outcome, code: int, suggestion: Suggestion | None) -> None
 
 
 def _no_start(args: argparse.Namespace, text: str, code: int) -> int:
-    print(f"forerun: {text}", file=sys.stderr)
+    complain(text)
     if args.json:
-        print(json.dumps({"schema": 1, "command": list(args.command), "exit_code": code}))
+        answer(json.dumps({"schema": 1, "command": list(args.command), "exit_code": code}))
     return code
 
 
 def _last(own: Sequence[str], name: str, default: str) -> str:
     """The value of the last flag of that name."""
-    option = f"{PREFIX}{name}="
-    found = [word.removeprefix(option) for word in own if word.startswith(option)]
+    options = tuple(f"{flag}-{name}=" for flag in FLAGS)
+    found = [word.partition("=")[2] for word in own if word.startswith(options)]
     return found[-1] if found else default

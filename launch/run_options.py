@@ -11,6 +11,7 @@ from .slurm import duration_s
 STOP_EXIT_CODE = 93
 """Stopped on advice: do not requeue."""
 SCRIPT = "resubmit.sh"
+_LONGEST_S = 100 * 365 * 86400.0
 
 
 def add_run(verbs: argparse._SubParsersAction) -> None:
@@ -46,7 +47,15 @@ def add_run(verbs: argparse._SubParsersAction) -> None:
         "--resubmit-template",
         type=Path,
         metavar="FILE",
-        help=f"script with the advised layout (on an advised stop: DIR/{SCRIPT})",
+        help="your own script, which is read: {command}, {time}, {reason}, {directory} and "
+        "{launch_id} in it are filled in",
+    )
+    add(
+        "--resubmit-script",
+        type=Path,
+        metavar="FILE",
+        help="where the script with the advised layout goes, also without a stop (on an advised "
+        f"stop: DIR/{SCRIPT}); a file that Forerun did not write stays as it is",
     )
     add("--dry-run", action="store_true", help="say what would run and what the scheduler grants")
     add("--json", action="store_true", help="one JSON value as the last line of standard output")
@@ -56,9 +65,11 @@ def _time(text: str) -> float:
     """Seconds from a number with s, m, h or d, or from Slurm's ``days-hours:minutes:seconds``."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text, re.ASCII)
     if match is not None:
-        return float(match[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[match[2]]
-    found = duration_s(text)
-    if 0 < found < float("inf"):
+        unit_s = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[match[2]]
+        found = float(match[1]) * unit_s
+    else:
+        found = duration_s(text) or float("inf")
+    if found < _LONGEST_S:
         return found
     raise argparse.ArgumentTypeError(f"{text!r} is no time; such as 600, 10m, 48h or 2-00:00:00")
 

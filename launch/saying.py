@@ -10,8 +10,9 @@ _T = TypeVar("_T")
 
 
 def say(text: str) -> None:
-    """One line into the training log."""
-    say_lines([f"[forerun] {text}"])
+    """One line into the training log; nothing where there is no text."""
+    if text:
+        say_lines([f"[forerun] {text}"])
 
 
 def say_lines(lines: Iterable[str]) -> None:

@@ -51,8 +51,9 @@ class SignalInbox:
 
     def wait(self, timeout_s: float) -> list[int]:
         """The signals that came since the last call, or within the time; children left out."""
-        ready, _, _ = select.select([self._read], [], [], max(0.0, timeout_s))
-        if not ready:
+        waiting = select.poll()  # unlike select, of any number of open files
+        waiting.register(self._read, select.POLLIN)
+        if not waiting.poll(max(0.0, timeout_s) * 1000.0):
             return []
         with suppress(BlockingIOError):
             return [n for n in os.read(self._read, 4096) if n != signal.SIGCHLD]

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 _YEAR_S = 365 * 86400.0
@@ -27,6 +27,8 @@ class Allocation:
     end_unix_s: float | None = None
     source: str = ""
     """Where it was read, in words; empty: nowhere."""
+    left_s: float | None = field(default=None, compare=False)
+    """Until the limit when Slurm was asked, by its clock and not this node's; None: not known."""
 
     @property
     def length_s(self) -> float | None:
@@ -95,7 +97,15 @@ def from_scontrol(text: str, job_id: str) -> Allocation | None:
         end = None
     elif end is None and start is not None and not math.isnan(limit):
         end = start + limit
-    return Allocation(job_id=job_id, start_unix_s=start, end_unix_s=end, source="scontrol")
+    gone = re.search(r" RunTime=(\S+) TimeLimit=\S+ TimeMin=", text)
+    left = math.nan if gone is None else limit - duration_s(gone[1])
+    return Allocation(
+        job_id=job_id,
+        start_unix_s=start,
+        end_unix_s=end,
+        source="scontrol",
+        left_s=left if math.isfinite(left) else None,
+    )
 
 
 def from_squeue(text: str, job_id: str, now_unix_s: float) -> Allocation | None:
@@ -103,8 +113,9 @@ def from_squeue(text: str, job_id: str, now_unix_s: float) -> Allocation | None:
     left = duration_s(text.strip().partition("\n")[0])
     if math.isnan(left):
         return None
-    end = None if math.isinf(left) else now_unix_s + left
-    return Allocation(job_id=job_id, end_unix_s=end, source="squeue")
+    if math.isinf(left):
+        return Allocation(job_id=job_id, source="squeue")
+    return Allocation(job_id=job_id, end_unix_s=now_unix_s + left, source="squeue", left_s=left)
 
 
 def duration_s(text: str) -> float:
@@ -117,7 +128,7 @@ def duration_s(text: str) -> float:
     """
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return math.inf
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text, re.ASCII)
+    match = re.fullmatch(r"(?:(\d{1,6})-)?(\d{1,9}(?::\d{1,9}){0,2})", text, re.ASCII)
     if match is None:
         return math.nan
     days, parts = match[1], [float(part) for part in match[2].split(":")]
@@ -157,13 +168,14 @@ def ask_slurm(command: Sequence[str]) -> str | None:
         done = subprocess.run(
             list(command),
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             check=True,
             timeout=_PATIENCE_S,
             stdin=subprocess.DEVNULL,
             env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
         )
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, ValueError, subprocess.SubprocessError):
         return None
     return done.stdout
 
@@ -172,5 +184,5 @@ def _moment(text: str) -> float | None:
     """Unix seconds; None for ``Unknown`` and the like."""
     try:
         return datetime.fromisoformat(text).timestamp()
-    except ValueError:
+    except (ValueError, OverflowError, OSError):
         return None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 from urllib.parse import urlparse
 
+from ..hooks.interpreter import is_installed
 from ..hooks.settings import WandbMode
 
 PREFIX = "calib/"
@@ -124,6 +125,8 @@ def open_sink(
         return NoSink()
     if has_host_run:
         return NoSink(f"{PREFIX}* in the host's run")
+    if not is_installed("wandb"):
+        return NoSink("off (pip install wandb, where it is wanted)")
     return OwnRun(directory=directory, run_id=run_id, config=config)
 
 

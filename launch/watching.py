@@ -15,6 +15,7 @@ from ..calib.errors import ForerunError
 from ..calib.evidence import windows_of
 from ..calib.samples.store import read_json, write_json
 from ..calib.samples.table import SampleTable
+from .publishing import Place
 from .saying import Writing
 from .scoring import StepRow
 
@@ -35,15 +36,14 @@ class Watching:
 
     def __init__(
         self,
-        directory: Path,
-        run_id: str,
+        place: Place,
         *,
         tell: Callable[[str], None],
         give_order: Callable[[dict[str, Any]], None],
         writing: Writing | None = None,
     ) -> None:
         self._writing = writing or Writing()
-        self._directory, self._run_id = directory, run_id
+        self._place, self._run_id = place, place.run_id
         self._tell, self._give_order = tell, give_order
         self._monitor = DriftMonitor()
         self._waiting: deque[StepRow] = deque(maxlen=_MOST_WAITING)
@@ -51,7 +51,7 @@ class Watching:
         self._ends: tuple[int, ...] = ()
         self._size_place = 0
         self._first_level_s: float | None = None
-        self._kept = _read_events(directory / DRIFT)
+        self._kept = _read_events(place.path / DRIFT)
         self._events: list[DriftEvent] = []
         self._open: int | None = None
         """Place of the newest event whose causes are not known yet."""
@@ -124,9 +124,9 @@ class Watching:
         if not found:
             return False
         self._events[self._open] = replace(event, causes=found)
-        self._tell(self._events[self._open].line)
-        self._open = None
+        line, self._open = self._events[self._open].line, None
         self._write()
+        self._tell(line)
         return True
 
     def _keep(self, event: DriftEvent) -> None:
@@ -134,18 +134,18 @@ class Watching:
         if len(self._events) > MOST_EVENTS:
             del self._events[0]
             self._open = self._open - 1 if self._open else None
-        self._tell(event.line)
         self._write()
+        self._tell(event.line)
 
     def _write(self) -> None:
         events = [*self._kept, *(event.to_json() for event in self._events)]
-        value = {"schema": SCHEMA, "created_by": "forerun", "run_id": self._run_id}
-        path, whole = self._directory / DRIFT, {**value, "events": events[-MOST_EVENTS:]}
+        value = {"schema": SCHEMA, "created_by": "forerun", **self._place.stamp()}
+        path, whole = self._place.path / DRIFT, {**value, "events": events[-MOST_EVENTS:]}
         self._writing(lambda: write_json(path, whole))
 
 
 def _read_events(path: Path) -> list[dict[str, Any]]:
-    """What launches before this one have kept; nothing where the file is missing or damaged."""
+    """What earlier starts of this launch have kept; nothing where it is missing or damaged."""
     if not path.is_file():
         return []
     try:

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..hooks.launch_identity import LAUNCH_ID
 from .children import Family
 from .flags import LIMIT, REQUESTS
-from .run_files import (
-    NewestForecast,
-    Stopped,
-    newest_forecast,
-    request_stop,
-    stop_since,
-    withdraw_request,
-)
+from .launch_files import LaunchFiles, Stopped
+from .looks import Ending, Looks
 from .signals import END, WARN, SignalInbox
-from .slurm import Allocation, allocation, ask_slurm
+from .slurm import Allocation, ask_slurm
+from .voice import say
 
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-LOOK_EVERY_S = 2.0
+TICK_S = 1.0
 LINGER_S = 5.0
 """What the command leaves behind on a quiet exit has so long to end by itself: last words."""
 
@@ -35,6 +30,7 @@ class Wishes:
 
     command: tuple[str, ...]
     directory: Path
+    launch_id: str
     allocation: Allocation
     grace_s: float
     margin_s: float
@@ -52,19 +48,22 @@ class Outcome:
     """How a launch ended."""
 
     child_code: int
-    start_unix_s: float
-    end_unix_s: float
+    wall_s: float
     asked: str
     """Why it was asked to save and stop; empty: it was not."""
     signals: tuple[int, ...]
     """That were passed on."""
     num_ended: int
     """Processes that had to be killed at the end."""
-    stopped: Stopped | None = None
-    forecast: NewestForecast | None = None
-    startup_s: float = 0.0
-    """Until the first forecast: start-up, and the steps that it rests on."""
-    left: tuple[int, ...] = field(default=())
+    folder: Path
+    """What this launch wrote."""
+    ending: Ending = field(default_factory=Ending)
+    left: tuple[int, ...] = ()
+
+    @property
+    def stopped(self) -> Stopped | None:
+        """None where it was not stopped."""
+        return self.ending.stopped
 
     def exit_code(self, stop_code: int) -> int:
         """What the scheduler is to see: an advised stop before the command's own code."""
@@ -79,47 +78,61 @@ class Wrapped:
     def __init__(self, wishes: Wishes, environ: Mapping[str, str] = os.environ) -> None:
         self._wishes = wishes
         self._environ = environ
-        self._allocation = wishes.allocation
-        self._start_unix_s = time.time()
+        self._files = LaunchFiles(wishes.directory, wishes.launch_id)
+        self._looks = Looks(
+            self._files,
+            wishes.allocation,
+            environ,
+            margin_s=wishes.margin_s,
+            is_limit_fixed=wishes.is_limit_fixed,
+        )
         self._signals: list[int] = []
         self._asked = ""
         self._term_at_s = float("inf")
-        self._forecast: NewestForecast | None = None
-        self._startup_s = 0.0
-        self._has_warned = self._has_told = False
+        self._has_warned = False
         self._is_hurried = False
 
     def run(self) -> Outcome:
         """Until the last process below us is gone; raises ``OSError`` where there is no command."""
-        withdraw_request(self._wishes.directory)
+        begin_s = time.monotonic()
+        self._looks.begin()
         with SignalInbox() as inbox:
             family = Family(self._wishes.command, self._told())
-            try:
-                self._watch(family, inbox)
-                num_ended = self._settle(family, inbox)
-            finally:
-                family.kill()
-        self._look_at_forecast()
-        if self._asked:
-            withdraw_request(self._wishes.directory)
+            num_ended = self._accompany(family, inbox)
+            wall_s = time.monotonic() - begin_s
+            ending = self._looks.end()
         return Outcome(
             child_code=-signal.SIGKILL if family.code is None else family.code,
-            start_unix_s=self._start_unix_s,
-            end_unix_s=time.time(),
+            wall_s=wall_s,
             asked=self._asked,
             signals=tuple(self._signals),
             num_ended=num_ended,
-            stopped=stop_since(self._wishes.directory, self._start_unix_s),
-            forecast=self._forecast,
-            startup_s=self._startup_s,
+            ending=ending,
+            folder=self._files.folder,
             left=tuple(sorted(family.rest())),
         )
+
+    def _accompany(self, family: Family, inbox: SignalInbox) -> int:
+        """To the end of the command and of what it leaves; how many had to be killed.
+
+        A fault of ours ends our watching and no process.
+        """
+        try:
+            self._watch(family, inbox)
+            num_ended = self._settle(family, inbox)
+            family.kill()
+        except BaseException as err:
+            say(f"cannot watch ({type(err).__name__}: {err}); training goes on")
+            family.outlast((*END, *WARN))
+            return 0
+        return num_ended
 
     def _told(self) -> dict[str, str]:
         """The command's environment: ours, the limit, and time for workers to save."""
         environ = dict(self._environ)
-        if self._allocation.end_unix_s is not None:
-            environ[LIMIT] = str(int(self._allocation.end_unix_s))
+        environ[LAUNCH_ID] = self._wishes.launch_id
+        if self._wishes.allocation.end_unix_s is not None:
+            environ[LIMIT] = str(int(self._wishes.allocation.end_unix_s))
         if self._wishes.listens:
             environ[REQUESTS] = "1"
         # A second more, so that what hangs is ended by torchrun, which says which rank it was.
@@ -128,16 +141,12 @@ class Wrapped:
 
     def _watch(self, family: Family, inbox: SignalInbox) -> None:
         """Until the command has ended, or was to end and has not within the grace."""
-        next_look_s = time.monotonic() + LOOK_EVERY_S
         kill_at_s = float("inf")
         while family.code is None:
             now_s = time.monotonic()
             if now_s >= kill_at_s or self._is_hurried:
                 return
-            if now_s >= next_look_s:
-                next_look_s = now_s + LOOK_EVERY_S
-                self._look_at_forecast()
-                self._look_at_limit()
+            self._heed_looks()
             if now_s >= self._term_at_s:
                 self._term_at_s = float("inf")
                 if self._wishes.listens:
@@ -145,8 +154,7 @@ class Wrapped:
                 self._pass_on(family, signal.SIGTERM)
             if self._signals and kill_at_s == float("inf"):
                 kill_at_s = now_s + self._wishes.grace_s
-            wait_s = min(next_look_s, kill_at_s, self._term_at_s) - now_s
-            for number in inbox.wait(wait_s):
+            for number in inbox.wait(min(TICK_S, kill_at_s - now_s, self._term_at_s - now_s)):
                 self._take(family, number)
             family.reap()
 
@@ -184,7 +192,7 @@ class Wrapped:
 
     def _has_signalled_steps(self) -> bool:
         """SIGTERM to all tasks of an srun; a signal to srun itself would have them killed."""
-        job_id = self._allocation.job_id
+        job_id = self._wishes.allocation.job_id
         if not job_id or Path(self._wishes.command[0]).name != "srun":
             return False
         return ask_slurm(["scancel", "--signal=TERM", job_id]) is not None
@@ -194,63 +202,30 @@ class Wrapped:
         if self._asked:
             return
         self._asked = reason
-        patience_s = self._wishes.patience_s
-        if self._allocation.end_unix_s is not None:
-            left_s = max(0.0, self._allocation.end_unix_s - time.time())
-            patience_s = min(patience_s, 0.5 * left_s)
-        if not self._wishes.listens:
+        now_s, patience_s = time.monotonic(), self._wishes.patience_s
+        if self._looks.limit_s is not None:
+            patience_s = min(patience_s, 0.5 * max(0.0, self._looks.limit_s - now_s))
+        if self._wishes.listens:
+            say(f"{reason}: asked to save and stop; SIGTERM in {patience_s:.0f} s")
+            self._looks.ask(reason)
+        else:
             say(f"{reason}: no session here that takes requests (--calibrate); SIGTERM")
             patience_s = 0.0
-        elif request_stop(self._wishes.directory, reason):
-            say(f"{reason}: asked to save and stop; SIGTERM in {patience_s:.0f} s")
-        else:
-            patience_s = 0.0
-        self._term_at_s = time.monotonic() + patience_s
+        self._term_at_s = now_s + patience_s
 
-    def _look_at_forecast(self) -> None:
-        found = newest_forecast(self._wishes.directory, self._start_unix_s)
-        if found is None:
+    def _heed_looks(self) -> None:
+        """Save or warn, once, near the limit; SIGTERM where a request could not be written."""
+        looks = self._looks
+        if self._asked and looks.has_asked_in_vain and self._term_at_s < float("inf"):
+            self._term_at_s = 0.0
+        if not looks.is_limit_near or looks.limit_s is None or self._asked or self._has_warned:
             return
-        if self._forecast is None:
-            self._startup_s = found.now_unix_s - self._start_unix_s
-        self._forecast = found
-        end_unix_s = self._allocation.end_unix_s
-        if end_unix_s is None or self._has_told or found.left_s(end_unix_s) <= 0:
-            return
-        self._has_told = True
-        done = found.done_frac_at(end_unix_s)
-        say(f"will not finish in this allocation: {done * 100:.0f} % done at the limit")
-
-    def _look_at_limit(self) -> None:
-        """Save or warn, once, while there is time for two saves and the margin."""
-        end_unix_s = self._allocation.end_unix_s
-        now_unix_s = time.time()
-        if end_unix_s is None or self._asked or self._has_warned:
-            return
-        if now_unix_s < end_unix_s - self._lead_s(end_unix_s):
-            return
-        if not self._wishes.is_limit_fixed:
-            newer = allocation(self._environ, now_unix_s, is_anew=True)
-            if newer.source and newer.end_unix_s != end_unix_s:
-                self._allocation = newer
-                return
-        left_s = max(0.0, end_unix_s - now_unix_s)
+        left_s = max(0.0, looks.limit_s - time.monotonic())
         if self._wishes.saves_before_limit:
             self._ask(f"{left_s:.0f} s before the limit")
         else:
             self._has_warned = True
             say(f"{left_s:.0f} s before the limit; --save-before-limit would save and stop now")
-
-    def _lead_s(self, end_unix_s: float) -> float:
-        """Before the limit: two of the longest saves and the margin, at most half of the time."""
-        save_s = self._forecast.longest_save_s if self._forecast else 0.0
-        wanted_s = 2.0 * save_s + self._wishes.margin_s
-        return min(wanted_s, 0.5 * max(0.0, end_unix_s - self._start_unix_s))
-
-
-def say(text: str) -> None:
-    """One line for the job's log; standard output is the command's."""
-    print(f"[forerun] {text}", file=sys.stderr, flush=True)
 
 
 def words(numbers: Sequence[int]) -> str:

@@ -5,24 +5,30 @@ A pure function of the running layout: every rank comes to the same list without
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 
 from ..fit.groups import canonical
 from ..fit.laws import work
 from ..fit.unmeasured import Unmeasured
-from ..workload.collectives import Collective, CollectiveCall, GroupRole
+from ..workload.collectives import CollectiveCall, GroupRole
 from ..workload.config import RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
 from ..workload.ranks import group, num_nodes
 from ..workload.stage_work import collective_uses, stage_operators, step_collectives
 from .layouts import enumerate_layouts
-from .plan import peaks_nbytes
+from .probe_list import (
+    PROBED_COLLECTIVES,
+    PROBED_KINDS,
+    REPEATS,
+    WARMUPS,
+    CollectiveProbe,
+    OperatorProbe,
+    Probe,
+    described,
+)
 
-WARMUPS, REPEATS = 2, 5
 MOST_LAYOUTS = 8
 """Best layouts of different degrees that probes are chosen for."""
 MOST_PROBES = 96
@@ -33,59 +39,6 @@ _BUFFER_FRAC = 0.75
 _FUSED_COPIES = 10.0
 """Queries, keys, values, output and their gradients, and room for the kernel."""
 
-_ELEMENTWISE = {
-    OperatorKind.EMBEDDING,
-    OperatorKind.NORM,
-    OperatorKind.POSITION,
-    OperatorKind.CORE_ATTENTION,
-    OperatorKind.RESIDUAL,
-    OperatorKind.ACTIVATION,
-    OperatorKind.LOSS,
-    OperatorKind.OPTIMIZER,
-    OperatorKind.ROUTER,
-    OperatorKind.GROUPED_LINEAR,
-    OperatorKind.PERMUTE,
-}
-PROBED_KINDS = frozenset({*_ELEMENTWISE, *(kind for kind in OperatorKind if kind.is_linear)})
-"""Operators that can be run outside their model."""
-PROBED_COLLECTIVES = frozenset(
-    {
-        Collective.ALL_REDUCE,
-        Collective.ALL_GATHER,
-        Collective.REDUCE_SCATTER,
-        Collective.ALL_TO_ALL,
-        Collective.SEND,
-    }
-)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorProbe:
-    """One shape, to be run forwards and backwards (the optimizer: as a step)."""
-
-    kind: OperatorKind
-    shape: tuple[int, ...]
-    element_nbytes: int
-    is_control: bool
-    """A shape that the run itself has: how far a probe is from the same work inside training."""
-    value: float
-    cost_s: float
-    nbytes: int
-    """Memory that it needs, at most."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveProbe:
-    """One transfer, over the groups of role ``over``, which exist and have the wanted shape."""
-
-    call: CollectiveCall
-    over: GroupRole
-    value: float
-    cost_s: float
-    nbytes: int
-
-
-Probe = OperatorProbe | CollectiveProbe
 _Shape = tuple[OperatorKind, tuple[int, ...], int]
 
 
@@ -116,12 +69,6 @@ def probe_plan(
                 values[wanted] += weight * time_s / whole_s * _sigma_log(wanted, expected)
     found = [*_operators(values, own, config), *_transfers(values, config)]
     return _within(_with_controls(found, own, config), budget_s)
-
-
-def fingerprint(probes: Iterable[Probe]) -> str:
-    """Equal on all ranks that have the same list."""
-    text = json.dumps([_text(probe) for probe in probes])
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def carriers(config: RunConfig) -> dict[tuple[int, int], GroupRole]:
@@ -170,6 +117,8 @@ def _best_layouts(
     # Virtual stages and recomputing change no shape.
     layouts = [c for c in layouts if c.recompute is config.recompute and c.parallelism.vp == 1]
     if memory_nbytes is not None and layouts:
+        from .plan import peaks_nbytes  # training, which gives no limit, needs no scipy
+
         needed = peaks_nbytes(layouts)
         layouts = [c for c, nbytes in zip(layouts, needed, strict=True) if nbytes <= memory_nbytes]
     order = sorted((_rough_s(layout), place) for place, layout in enumerate(layouts))
@@ -302,7 +251,7 @@ def _with_controls(
                 largest[wanted.kind] = (time_s, shape)
     ordered: list[Probe] = []
     seen: set[OperatorKind] = set()
-    for probe in sorted(found, key=lambda probe: (-probe.value, json.dumps(_text(probe)))):
+    for probe in sorted(found, key=lambda probe: (-probe.value, json.dumps(described(probe)))):
         if isinstance(probe, OperatorProbe) and probe.kind not in seen:
             seen.add(probe.kind)
             if probe.kind in largest:
@@ -322,11 +271,3 @@ def _within(ordered: Sequence[Probe], budget_s: float) -> tuple[Probe, ...]:
             taken.append(probe)
             spent_s += probe.cost_s
     return tuple(taken)
-
-
-def _text(probe: Probe) -> list[object]:
-    if isinstance(probe, OperatorProbe):
-        return [probe.kind.value, list(probe.shape), probe.element_nbytes, probe.is_control]
-    call = probe.call
-    names = [call.collective.value, call.role.value, probe.over.value]
-    return [*names, call.num_ranks, call.num_nodes, call.nbytes]

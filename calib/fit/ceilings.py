@@ -143,7 +143,10 @@ class _Problem:
         """Log rates (launches, FLOP, bytes), log launch factors and log work factors."""
         number = len(self.work_sigma)
         theta = robust_minimum(
-            self._residuals, self._jacobian, np.concatenate([self.start, np.zeros(2 * number)])
+            self._residuals,
+            self._jacobian,
+            np.concatenate([self.start, np.zeros(2 * number)]),
+            spread=self._deviations(),
         )
         return theta[:3], theta[3 : 3 + number], theta[3 + number :]
 

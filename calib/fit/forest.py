@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import ExtraTreesRegressor
 
+from .choices import on_grid
+
 _SEED = 0
 _NUM_TREES = 40
 
@@ -33,6 +35,11 @@ class Forest:
 def fit_forest(
     features: NDArray[np.float64], values: NDArray[np.float64], weight: NDArray[np.float64]
 ) -> Forest:
-    """Fit all trees on all samples; deterministic."""
+    """Fit all trees on all samples.
+
+    Splits into the same halves are exactly as good as each other, since values are taken to a
+    millionth: the order of features decides between them, not the last digits.
+    """
     model = ExtraTreesRegressor(n_estimators=_NUM_TREES, random_state=_SEED, n_jobs=1)
-    return Forest(model=model.fit(features, values, sample_weight=weight))
+    fitted = model.fit(features, on_grid(values), sample_weight=weight.astype(np.float32))
+    return Forest(model=fitted)

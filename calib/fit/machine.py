@@ -13,14 +13,15 @@ from threadpoolctl import threadpool_limits
 
 from .batches import Batch, Timed
 from .ceilings import FittedLaw, fit_law
-from .costs import Cost
+from .costs import Columns, Cost
 from .gates import Refusal, refuse
 from .intervals import UNMEASURED_SIGMA_LOG, Z_90, Quantiles, fit_quantiles, shrunk_sigma_log
 from .laws import Ceilings, columns
 from .pools import PoolModel, fit_pool
 from .priors import DevicePrior, device_prior
 from .rate_priors import RatePrior, rates_prior
-from .robust import forward_differences, robust_minimum
+from .rates import Rates
+from .robust import robust_minimum
 
 Vector = NDArray[np.float64]
 _UNMEASURED_HALF_WIDTH = Z_90 * UNMEASURED_SIGMA_LOG
@@ -126,14 +127,24 @@ class MachineModel:
             octaves=np.full(len(batch), np.inf),
         )
 
+    def slopes(self, name: str, batch: Batch) -> NDArray[np.float64]:
+        """Change of log time with the shift of each ``Cost``, in their order, ``(rows, costs)``."""
+        done = columns(batch, self.pools[name].num_units)
+        of_columns = self._there(self.pools[name], done).slopes(done)
+        is_of = np.array([[column is cost for cost in Cost] for column in done.costs])
+        return of_columns @ is_of.astype(np.float64)
+
     def _moved(self, pool: PoolModel, batch: Batch) -> Vector:
         """What the law says of the change of machine, log, ``(rows,)``."""
         if not self.is_moved:
             return np.zeros(len(batch))
         done = columns(batch, pool.num_units)
+        return self._there(pool, done).log_time(done) - pool.rates.log_time(done)
+
+    def _there(self, pool: PoolModel, done: Columns) -> Rates:
+        """The pool's constants on this machine."""
         shift = np.array([self.shift[c] for c in done.costs])
-        there = replace(pool.rates, log_unit_s=pool.rates.log_unit_s + shift)
-        return there.log_time(done) - pool.rates.log_time(done)
+        return replace(pool.rates, log_unit_s=pool.rates.log_unit_s + shift)
 
 
 def fit_machine(
@@ -244,7 +255,19 @@ def _probed(
             parts.append((np.log(timed.time_s) - log_time) / _PROBE_SIGMA)
         return np.concatenate(parts)
 
-    theta = robust_minimum(residuals, forward_differences(residuals), center) if known else center
+    def jacobian(theta: Vector) -> Vector:
+        moved = replace(model, shift=dict(zip(Cost, theta.tolist(), strict=False)), is_moved=True)
+        parts = [np.diag(1.0 / spread)]
+        for i, (name, timed) in enumerate(known.items()):
+            slopes = np.zeros((len(timed), len(theta)))
+            slopes[:, : len(Cost)] = moved.slopes(name, timed.batch)
+            slopes[:, len(Cost) + i] = 1.0
+            parts.append(-slopes / _PROBE_SIGMA)
+        return np.vstack(parts)
+
+    if not known:
+        return dict(zip(Cost, center.tolist(), strict=False))
+    theta = robust_minimum(residuals, jacobian, center, spread=spread)
     return dict(zip(Cost, theta.tolist(), strict=False))
 
 

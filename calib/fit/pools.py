@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from .batches import Batch, Timed
 from .costs import Columns
+from .covariance import Inputs, stacked
 from .forest import Forest, fit_forest
-from .gaussian import GaussianProcess, Inputs, fit_gaussian, stacked
+from .gaussian import GaussianProcess, fit_gaussian
 from .intervals import UNMEASURED_SIGMA_LOG
 from .laws import columns, is_chain
 from .rates import Rates, fit_rates
@@ -24,7 +25,7 @@ from .shapes import coordinates, halvings, trend
 from .trees import Trees, fit_trees
 
 _FEWEST_FOR_TREES = 64
-"""Distinct shapes of a member from which boosted trees take over from the process."""
+"""Distinct shapes of a member from which trees alone take over from the process."""
 _FEWEST_FOR_FOREST = 12
 _SHARE_STEP = 0.6
 """Doubt of the law's constants: that of each column moves log time by its share times this."""
@@ -114,7 +115,7 @@ class PoolModel:
     @property
     def model(self) -> str:
         """Name of the regressor."""
-        return "gaussian process" if self.regressors.trees is None else "xgboost"
+        return "gaussian process" if self.regressors.trees is None else self.regressors.trees.name
 
     def predict(self, member: str, batch: Batch) -> Residual:
         """Log time of shapes of one member, or of an operator that the pool has not seen."""

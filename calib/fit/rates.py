@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .costs import Columns
-from .robust import forward_differences, robust_minimum
+from .robust import robust_minimum
 
 _LEAST = 1e-30
 _SAMPLE_SIGMA_LOG = 0.06
@@ -36,13 +36,19 @@ class Rates:
 
     def log_time(self, columns: Columns) -> NDArray[np.float64]:
         """Log seconds by the law, ``(rows,)``."""
-        return _log_time(_seconds(columns, self.log_unit_s), self.log_power, self.lead_frac)
+        return self._law(columns).log_time
+
+    def slopes(self, columns: Columns) -> NDArray[np.float64]:
+        """Change of log time with the log of each column's unit, ``(rows, columns)``."""
+        return self._law(columns).of_units
 
     def shares(self, columns: Columns) -> NDArray[np.float64]:
         """How much of each row's time is due to each column, ``(rows, columns)``; rows sum to 1."""
         parts = _seconds(columns, self.log_unit_s)
-        weight = (parts / parts.max(axis=1, keepdims=True)) ** np.exp(self.log_power)
-        return weight / weight.sum(axis=1, keepdims=True)
+        return _power_shares(parts, np.exp(self.log_power))[0]
+
+    def _law(self, columns: Columns) -> _Law:
+        return _law(_seconds(columns, self.log_unit_s), self.log_power, self.lead_frac)
 
 
 def fit_rates(
@@ -67,12 +73,22 @@ def fit_rates(
     spread = np.concatenate([sigma, [e[1] for e in extra]])
     number = len(start)
 
-    def residuals(theta: NDArray[np.float64]) -> NDArray[np.float64]:
+    def law(theta: NDArray[np.float64]) -> _Law:
         lead = _sigmoid(theta[-1]) if is_chain else 0.0
-        law = _log_time(_seconds(amounts, theta[:number]), theta[number], lead)
-        return np.concatenate([(law - seen) * scale, (theta - center) / spread])
+        return _law(_seconds(amounts, theta[:number]), theta[number], lead)
 
-    theta = robust_minimum(residuals, forward_differences(residuals), center)
+    def residuals(theta: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.concatenate([(law(theta).log_time - seen) * scale, (theta - center) / spread])
+
+    def jacobian(theta: NDArray[np.float64]) -> NDArray[np.float64]:
+        found = law(theta)
+        slopes = [found.of_units, found.of_power[:, None]]
+        if is_chain:
+            lead = _sigmoid(theta[-1])
+            slopes.append(lead * (1.0 - lead) * found.of_lead[:, None])
+        return np.vstack([np.hstack(slopes) * scale[:, None], np.diag(1.0 / spread)])
+
+    theta = robust_minimum(residuals, jacobian, center, spread=spread)
     return Rates(
         log_unit_s=theta[:number],
         log_power=float(theta[number]),
@@ -84,14 +100,49 @@ def _seconds(columns: Columns, log_unit_s: NDArray[np.float64]) -> NDArray[np.fl
     return np.maximum(columns.amounts * np.exp(log_unit_s), _LEAST)
 
 
-def _log_time(
-    parts: NDArray[np.float64], log_power: float, lead_frac: float
-) -> NDArray[np.float64]:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Law:
+    """Log seconds, ``(rows,)``, and their slopes."""
+
+    log_time: NDArray[np.float64]
+    of_units: NDArray[np.float64]
+    """By the log of each column's unit, ``(rows, columns)``."""
+    of_power: NDArray[np.float64]
+    """By the log of the exponent, ``(rows,)``."""
+    of_lead: NDArray[np.float64]
+    """By the share of work in the lead, ``(rows,)``."""
+
+
+def _law(parts: NDArray[np.float64], log_power: float, lead_frac: float) -> _Law:
+    """The power mean of seconds ``(rows, columns)``; in a chain, of launches with the lead of the
+    work and of the work."""
+    power, work = np.exp(log_power), parts[:, 1:].sum(axis=1)
+    sums = parts
     if lead_frac:
-        work = parts[:, 1:].sum(axis=1)
-        parts = np.column_stack([parts[:, 0] + lead_frac * work, work])
-    power, largest = np.exp(log_power), parts.max(axis=1, keepdims=True)
-    return np.log(largest[:, 0]) + np.log(((parts / largest) ** power).sum(axis=1)) / power
+        sums = np.column_stack([parts[:, 0] + lead_frac * work, work])
+    shares, logs, total = _power_shares(sums, power)
+    of_units, of_lead = shares, np.zeros(len(parts))
+    if lead_frac:
+        of_lead = shares[:, 0] / sums[:, 0]
+        of_work = lead_frac * of_lead + shares[:, 1] / work
+        of_units = parts * np.column_stack([of_lead, *[of_work] * (parts.shape[1] - 1)])
+        of_lead = of_lead * work
+    return _Law(
+        log_time=np.log(sums.max(axis=1)) + np.log(total) / power,
+        of_units=of_units,
+        of_power=(shares * logs).sum(axis=1) - np.log(total) / power,
+        of_lead=of_lead,
+    )
+
+
+def _power_shares(
+    parts: NDArray[np.float64], power: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Shares of the powers in their sum, logs of parts over the largest, and the sum of these."""
+    relative = parts / parts.max(axis=1, keepdims=True)
+    powers = relative**power
+    total = powers.sum(axis=1)
+    return powers / total[:, None], np.log(relative), total
 
 
 def _sigmoid(value: float) -> float:

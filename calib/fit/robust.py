@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 Vector = NDArray[np.float64]
-_STEP = 1e-5
+_FARTHEST_LOG = 20.0
+"""A factor of half a billion: no constant of a machine lies that far from its prior."""
+_TOLERANCE = 1e-12
+_MOST_STEPS = 200
 
 
 def robust_minimum(
-    residuals: Callable[[Vector], Vector], jacobian: Callable[[Vector], Vector], start: Vector
+    residuals: Callable[[Vector], Vector],
+    jacobian: Callable[[Vector], Vector],
+    start: Vector,
+    *,
+    spread: Vector,
+    loss: Literal["soft_l1", "linear"] = "soft_l1",
 ) -> Vector:
-    """Parameters at the least sum of soft-L1 residuals, each counted in standard deviations."""
+    """Logs of constants at the least sum of residuals, each counted in standard deviations.
+
+    ``spread`` are the constants' own deviations, in which steps are counted.  The search goes on
+    until steps are lost in rounding, so that other processors stop at the same place.
+    """
     # SciPy's signature names only the default of ``jac``, a string; a callable is documented.
     derivative: Any = jacobian
-    return np.asarray(least_squares(residuals, start, jac=derivative, loss="soft_l1").x)
-
-
-def forward_differences(residuals: Callable[[Vector], Vector]) -> Callable[[Vector], Vector]:
-    """The jacobian of residuals in parameters of order one, by small steps of each.
-
-    >>> forward_differences(lambda x: x**2)(np.array([1.0, 3.0])).round(3).tolist()
-    [[2.0, 0.0], [0.0, 6.0]]
-    """
-
-    def jacobian(theta: Vector) -> Vector:
-        base = residuals(theta)
-        moved = [residuals(theta + _STEP * unit) for unit in np.eye(len(theta))]
-        return np.column_stack([(m - base) / _STEP for m in moved])
-
-    return jacobian
+    found = least_squares(
+        residuals,
+        start,
+        jac=derivative,
+        bounds=(start - _FARTHEST_LOG, start + _FARTHEST_LOG),
+        x_scale=spread,
+        loss=loss,
+        ftol=_TOLERANCE,
+        xtol=_TOLERANCE,
+        gtol=_TOLERANCE,
+        max_nfev=_MOST_STEPS,
+    )
+    return np.asarray(found.x)

@@ -1,16 +1,26 @@
-"""Boosted trees over shapes: what many samples say, kinks and preferred sizes included.
+"""Trees over shapes: what many samples say, kinks and preferred sizes included.
 
-One booster of all samples predicts.  Two lesser ones, each trained on one half of the shapes, tell
-how far it may be wrong: every sample's residual comes from the one that did not see its shape.
+Boosted trees of XGBoost where it is installed, else a forest of scikit-learn.  One model of all
+samples predicts.  Two lesser ones, each trained on one half of the shapes, tell how far it may be
+wrong: every sample's residual comes from the one that did not see its shape.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from xgboost import XGBRegressor
+
+from .forest import fit_forest
+
+try:
+    from xgboost import XGBRegressor
+except Exception:  # absent, or its libraries are: then it raises errors of its own
+    XGBRegressor = None
+
+from .choices import on_grid
 
 _SEED = 0
 _NUM_FOLDS = 2
@@ -20,15 +30,17 @@ _MANY = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Trees:
-    """The booster of one pool."""
+    """The trees of one pool."""
 
-    booster: XGBRegressor
+    name: str
+    """``xgboost`` or ``forest``."""
+    model: _Model
     left_out: NDArray[np.float64]
-    """Residual of each sample from a booster that did not see its shape."""
+    """Residual of each sample from a model that did not see its shape."""
 
     def predict(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
         """Values, ``(rows,)``."""
-        return np.asarray(self.booster.predict(features), dtype=np.float64)
+        return np.asarray(self.model.predict(features), dtype=np.float64)
 
 
 def fit_trees(
@@ -37,10 +49,12 @@ def fit_trees(
     weight: NDArray[np.float64],
     shape: NDArray[np.int64],
 ) -> Trees:
-    """Fit for the least absolute error, which a few slow repeats of a shape do not move.
+    """Fit so that a few slow repeats of a shape do not move the model.
 
-    ``shape`` numbers the distinct shapes: repeats of one stay on one side of a fold.
+    ``shape`` numbers the distinct shapes: repeats of one stay on one side of a fold.  Values are
+    taken to a millionth, so that last digits decide on no split.
     """
+    values, weight = on_grid(values), weight.astype(np.float32)
     steps = (150, 0.1) if len(values) >= _MANY else (60, 0.2)
     check = (80, 0.15) if len(values) >= _MANY else (40, 0.25)
     order = np.random.default_rng(_SEED).permutation(int(shape.max()) + 1)
@@ -48,18 +62,33 @@ def fit_trees(
     left_out = np.empty(len(values))
     for k in range(_NUM_FOLDS):
         out = fold == k
-        booster = _booster(*check)
-        booster.fit(features[~out], values[~out], sample_weight=weight[~out])
-        left_out[out] = values[out] - booster.predict(features[out])
-    booster = _booster(*steps)
-    booster.fit(features, values, sample_weight=weight)
-    return Trees(booster=booster, left_out=left_out)
+        model = _fit(features[~out], values[~out], weight[~out], shape[~out], check)
+        left_out[out] = values[out] - model.predict(features[out])
+    model = _fit(features, values, weight, shape, steps)
+    return Trees(name=tree_model(), model=model, left_out=left_out)
 
 
-def _booster(num_trees: int, rate: float) -> XGBRegressor:
-    return XGBRegressor(
-        n_estimators=num_trees,
-        learning_rate=rate,
+def tree_model() -> str:
+    """Which model learns many shapes here: ``xgboost``, or ``forest`` where that cannot be used."""
+    return "forest" if XGBRegressor is None else "xgboost"
+
+
+class _Model(Protocol):
+    def predict(self, features: NDArray[np.float64], /) -> NDArray[np.floating]: ...
+
+
+def _fit(
+    features: NDArray[np.float64],
+    values: NDArray[np.float64],
+    weight: NDArray[np.float64],
+    shape: NDArray[np.int64],
+    steps: tuple[int, float],
+) -> _Model:
+    if XGBRegressor is None:
+        return fit_forest(features, _medians(values, shape), weight)
+    booster = XGBRegressor(
+        n_estimators=steps[0],
+        learning_rate=steps[1],
         max_depth=6,
         min_child_weight=2,
         colsample_bynode=0.6,
@@ -69,3 +98,21 @@ def _booster(num_trees: int, rate: float) -> XGBRegressor:
         n_jobs=1,
         random_state=_SEED,
     )
+    return booster.fit(features, values, sample_weight=weight)
+
+
+def _medians(values: NDArray[np.float64], shape: NDArray[np.int64]) -> NDArray[np.float64]:
+    """For each sample the median of its shape, ``(rows,)``.
+
+    >>> _medians(np.array([1.0, 2.0, 9.0, 4.0]), np.array([0, 0, 0, 1])).tolist()
+    [2.0, 2.0, 2.0, 4.0]
+    """
+    order = np.lexsort((values, shape))
+    _, first, place, count = np.unique(
+        shape[order], return_index=True, return_inverse=True, return_counts=True
+    )
+    ordered = values[order]
+    middle = (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
+    found = np.empty(len(values))
+    found[order] = middle[place.reshape(-1)]
+    return found

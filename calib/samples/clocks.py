@@ -169,7 +169,7 @@ def _groups(events: pd.DataFrame) -> list[_Bounds]:
     """The transfers of a moment that bound clocks, by the ranks that took part."""
     out = []
     joint = events[events["collective"].isin(SYNCHRONISING)]
-    for _, part in joint.groupby(["ranks"], sort=True):
+    for _, part in joint.groupby("ranks", sort=True):
         out.append(_readings(part))
     pairs = events[(events["collective"] == Collective.SEND.value) & (events["source"] >= 0)]
     for _, part in pairs.groupby(["source", "target"], sort=True):

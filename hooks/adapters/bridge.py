@@ -9,7 +9,7 @@ from typing import Any
 from ...calib.workload.config import RunConfig
 from ..attach import new_session
 from ..guard import Guard
-from ..host import Host
+from ..host import Host, Reference, living, reference, references
 from ..post_import import when_imported
 from ..session import EVAL, SAVE, Session, running
 from ..settings import CadenceHint
@@ -63,12 +63,13 @@ class BridgeCallback:
             return
         models = chunks_of(context.model)
         state, optimizers = context.state, (context.optimizer,)
+        known = references(models), reference(state)
         session.describe(
             Host(
                 models=models,
                 optimizers=optimizers,
                 timer_holders=(*timer_holders(models, optimizers), (state, "_timers")),
-                run_config=lambda: _run_config(models, state.cfg),
+                run_config=lambda: _run_config(*known),
                 **place(),
             )
         )
@@ -105,9 +106,10 @@ class BridgeCallback:
         self._session = self._replaced = None
 
 
-def _run_config(models: tuple[Any, ...], config: Any) -> RunConfig:
+def _run_config(models: tuple[Reference, ...], state: Reference) -> RunConfig:
     from megatron.core.num_microbatches_calculator import get_num_microbatches
 
+    config = state().cfg
     call = {
         "micro_batch_size": config.train.micro_batch_size,
         "num_microbatches": get_num_microbatches(),
@@ -123,4 +125,4 @@ def _run_config(models: tuple[Any, ...], config: Any) -> RunConfig:
         global_batch_size=config.train.global_batch_size,
         rampup_batch_size=tuple(getattr(config.train, "rampup_batch_size", None) or ()),
     )
-    return run_config(models, call, hint)
+    return run_config(living(models), call, hint)

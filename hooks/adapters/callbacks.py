@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from ..guard import Guard
-from ..host import Host
+from ..host import Host, Reference, living, reference, references
 from ..session import Session, running
 from .chain import chain_of, unseen_in
 from .first_step import FirstStep, Known
@@ -42,7 +42,10 @@ class WatchedTraining:
     def __init__(self, make_session: Callable[[], Session]) -> None:
         self._make_session = make_session
         self._session: Session | None = None
-        self._found: Found | None = None
+        self._known = Known()
+        self._tells_passes = False
+        self._optimizer: Reference = reference(None)
+        self._chain: tuple[Reference, ...] = ()
         self._replaced: Replaced | None = None
         self._first: FirstStep | None = None
         self._number = -1
@@ -55,31 +58,33 @@ class WatchedTraining:
         session = running() or self._make_session()
         if not session.claim(self):
             return
-        found = self._found = find()
+        found = find()
         chain = found.models or chain_of(found.optimizer)
+        self._known, self._tells_passes = found.known, found.tells_passes
+        self._optimizer, self._chain = reference(found.optimizer), references(chain)
         self._first = FirstStep(chain, session.guard)
         self._replaced = Replaced(session)
         for owner, name, label in found.brackets:
             self._replaced.bracket(owner, name, label)
-        session.describe(self._host(session, found, chain))
+        session.describe(self._host(session, found.optimizer, chain))
         self._session = session
 
     def _host(
         self,
         session: Session,
-        found: Found,
+        optimizer: Any,
         chain: tuple[Any, ...],
         run_config: Callable[[], Any] | None = None,
     ) -> Host:
         rank = session.settings.rank.rank
         return Host(
             models=chain[:1],
-            optimizers=(found.optimizer,),
-            passes=() if found.tells_passes else chain,
+            optimizers=(optimizer,),
+            passes=() if self._tells_passes else chain,
             unseen=unseen_in(chain),
             run_config=run_config,
             dp_rank=rank,
-            num_steps=found.known.cadence.train_iters,
+            num_steps=self._known.cadence.train_iters,
             is_home=rank == 0,
             is_wandb_stepped=False,
         )
@@ -99,18 +104,12 @@ class WatchedTraining:
 
     def _end_first(self, session: Session) -> None:
         first, self._first = self._first, None
-        if first is None or self._found is None:
+        if first is None:
             return
         first.close()
-        rank, found = session.settings.rank, self._found
-        session.describe(
-            self._host(
-                session,
-                found,
-                first.chain,
-                lambda: first.run_config(found.optimizer, rank, found.known),
-            )
-        )
+        chain, optimizer = living(self._chain), self._optimizer()
+        config = first.run_config(chain, optimizer, session.settings.rank, self._known)
+        session.describe(self._host(session, optimizer, chain, lambda: config))
 
     @property
     def should_stop(self) -> bool:
@@ -150,4 +149,4 @@ class WatchedTraining:
             self._replaced.remove()
         if self._session is not None:
             self._session.finish()
-        self._session = self._found = self._first = self._replaced = None
+        self._session = self._first = self._replaced = None

@@ -36,13 +36,12 @@ class FirstStep:
     """Counts passes and reads the shape of a batch, through hooks that are gone by ``close``."""
 
     def __init__(self, chain: Iterable[torch.nn.Module], guard: Guard) -> None:
-        self.chain = tuple(chain)
         self._passes: Counter[int] = Counter()
         self._shape: tuple[int, ...] = ()
         self._autocast_dtype = ""
         self._handles = [
             module.register_forward_pre_hook(guard.protect(self._see), with_kwargs=True)
-            for module in self.chain
+            for module in chain
             if getattr(module, "_compiled_call_impl", None) is None
         ]
 
@@ -59,24 +58,28 @@ class FirstStep:
                 self._shape = tuple(tokens.shape)
                 self._autocast_dtype = _autocast_dtype(tokens.device.type)
 
-    def run_config(self, optimizer: Any, rank: RankInfo, known: Known) -> RunConfig | None:
+    def run_config(
+        self, chain: tuple[torch.nn.Module, ...], optimizer: Any, rank: RankInfo, known: Known
+    ) -> RunConfig | None:
         """The run, where its model carries a configuration of a known kind; else None, and said."""
         try:
-            return self._run_config(optimizer, rank, known)
+            return self._run_config(chain, optimizer, rank, known)
         except ConfigError as err:
             if rank.rank == 0:
                 _log.warning(
                     "[forerun] no layout is modelled: %s; steps, phases and collectives are "
                     "recorded",
-                    err,
+                    str(err),
                 )
             return None
 
-    def _run_config(self, optimizer: Any, rank: RankInfo, known: Known) -> RunConfig:
-        config = next((c for c in map(_config_of, self.chain) if c is not None), None)
+    def _run_config(
+        self, chain: tuple[torch.nn.Module, ...], optimizer: Any, rank: RankInfo, known: Known
+    ) -> RunConfig:
+        config = next((c for c in map(_config_of, chain) if c is not None), None)
         if config is None or not self._shape:
             raise ConfigError("the model has no transformers configuration, or takes no tokens")
-        inner = [module for model in self.chain[:1] for module in model.modules()]
+        inner = [module for model in chain[:1] for module in model.modules()]
         weights = (weight for group in optimizer.param_groups for weight in group["params"])
         return from_training(
             config,
@@ -86,12 +89,12 @@ class FirstStep:
                 num_microbatches=known.num_microbatches or max(self._passes.values()),
                 num_ranks=rank.world_size,
                 ranks_per_node=rank.local_world_size,
-                is_sharded=is_sharded(self.chain),
+                is_sharded=is_sharded(chain),
                 element_dtype=_name(next(weights).dtype),
                 autocast_dtype=known.autocast_dtype or self._autocast_dtype,
                 recomputes=any(getattr(m, "gradient_checkpointing", False) for m in inner),
                 cadence=known.cadence,
-                device=device_name(self.chain),
+                device=device_name(chain),
                 framework=known.framework or f"PyTorch {torch.__version__}",
             ),
         )

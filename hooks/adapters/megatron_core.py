@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
 
-from ..host import Host
+from ..host import Host, Reference, living, reference, references
 from ..post_import import when_imported
 from ..recorder import OPTIMIZER
 from ..session import EVAL, SAVE, Session
@@ -41,10 +40,10 @@ class CoreLoop:
         self._seams = Seams()
         self._depth = 0
         self._call: dict[str, Any] = {}
-        self._models: tuple[Any, ...] = ()
-        self._optimizers: tuple[Any, ...] = ()
+        self._models: tuple[Reference, ...] = ()
+        self._optimizers: tuple[Reference, ...] = ()
         self._has_optimizer_seams = False
-        self._world: Callable[[], Any] = _no_world
+        self._world: Reference = reference(None)
         protect = session.guard.protect
         self._before_training = protect(self._begin_training)
         self._before_step = protect(self._begin_optimizer)
@@ -98,7 +97,7 @@ class CoreLoop:
 
     def _begin_training(self, call: dict[str, Any]) -> None:
         world = dist.group.WORLD if dist.is_available() else None
-        is_new = self._models and self._models[0] is not chunks_of(call["model"])[0]
+        is_new = self._models and self._models[0]() is not chunks_of(call["model"])[0]
         if is_new or (self._models and self._world() is not world):
             self._forget()
         if self._session.is_in_step:
@@ -107,9 +106,9 @@ class CoreLoop:
             self._has_optimizer_seams = True
             self._attach_optimizers()
         if not self._models:
-            self._world = _no_world if world is None else weakref.ref(world)
+            self._world = reference(world)
             self._call = {name: value for name, value in call.items() if isinstance(value, int)}
-            self._models = chunks_of(call["model"])
+            self._models = references(chunks_of(call["model"]))
             self._describe()
         self._session.begin_step()
 
@@ -120,14 +119,15 @@ class CoreLoop:
 
     def _describe(self) -> None:
         hint = self._session.settings.cadence
-        models, call = self._models, self._call
+        known, call = self._models, self._call
+        models, optimizers = living(known), living(self._optimizers)
         self._session.describe(
             Host(
                 models=models,
-                optimizers=self._optimizers,
-                timer_holders=timer_holders(models, self._optimizers),
+                optimizers=optimizers,
+                timer_holders=timer_holders(models, optimizers),
                 unseen=self._seams.unseen,
-                run_config=lambda: run_config(models, call, hint),
+                run_config=lambda: run_config(living(known), call, hint),
                 **(self._session.guard.protect(place)() or {}),
             )
         )
@@ -171,12 +171,8 @@ class CoreLoop:
         self._session.end_phase(OPTIMIZER)
         self._session.end_step()
         if not self._optimizers and not self.is_standing_down:
-            self._optimizers = (optimizer,)
+            self._optimizers = references((optimizer,))
             self._describe()
-
-
-def _no_world() -> None:
-    """Where there are no process groups."""
 
 
 def _subclasses(cls: type) -> Iterator[type]:

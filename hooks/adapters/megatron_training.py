@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from ...calib.workload.config import RunConfig
-from ..host import Host
+from ..host import Host, Reference, living, references
 from ..post_import import when_imported
 from ..session import EVAL, SAVE, Session
 from .megatron_model import chunks_of, place, timer_holders, with_device, with_running_batch
@@ -161,7 +161,7 @@ class TrainingLoop:
                 optimizers=optimizers,
                 timer_holders=tuple(holders),
                 unseen=self._seams.unseen,
-                run_config=functools.partial(_run_config, models),
+                run_config=functools.partial(_run_config, references(models)),
                 stop=request_stop if _saves() else None,
                 stop_is_lossy="" if _saves() else _LOSSY,
                 **(self._session.guard.protect(place)() or {}),
@@ -196,14 +196,14 @@ def _saves() -> bool:
     return bool(getattr(_arguments(), "save", None))
 
 
-def _run_config(models: tuple[Any, ...]) -> RunConfig:
+def _run_config(models: tuple[Reference, ...]) -> RunConfig:
     import megatron.core
 
     from ...calib.workload.megatron_namespace import from_namespace
     from ..instruments import device_name
 
     version = f"Megatron-LM {megatron.core.__version__}"
-    config = with_device(from_namespace(_arguments()), device_name(models), version)
+    config = with_device(from_namespace(_arguments()), device_name(living(models)), version)
     return with_running_batch(config)
 
 

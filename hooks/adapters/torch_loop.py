@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 )
 
 from ...calib.workload.config import Cadence
-from ..host import Host
+from ..host import Host, Reference, living, reference, references
 from ..post_import import when_imported
 from ..recorder import OPTIMIZER
 from ..session import EVAL, SAVE, Session
@@ -42,8 +42,8 @@ class TorchLoop:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._replaced = Replaced(session)
-        self._optimizer: Callable[[], Any] | None = None
-        self._chain: tuple[torch.nn.Module, ...] = ()
+        self._optimizer: Reference | None = None
+        self._chain: tuple[Reference, ...] = ()
         self._first: FirstStep | None = None
         self._is_standing_down = False
         self._handles: list[Any] = []
@@ -80,16 +80,24 @@ class TorchLoop:
             self._session.end_bracket(EVAL)  # left open by a model that trains in eval mode
             self._session.end_step()
             if self._first is not None:
-                self._describe(optimizer)
+                self._session.guard.protect(self._describe)(optimizer)
             self._session.begin_step()
+        elif self._optimizer() is None:
+            self._end()
+
+    def _end(self) -> None:
+        """Another trains, and what was watched is gone: its training is over."""
+        self._is_standing_down = True
+        self._replaced.remove()
+        self._session.finish()
 
     def _begin(self, optimizer: Any) -> None:
         if not self._session.claim(self):
             self._is_standing_down = True
             return
-        self._optimizer = weakref.ref(optimizer)
-        self._chain = chain_of(optimizer)
-        self._first = FirstStep(self._chain, self._session.guard)
+        chain = chain_of(optimizer)
+        self._optimizer, self._chain = reference(optimizer), references(chain)
+        self._first = FirstStep(chain, self._session.guard)
         self._session.describe(self._host(optimizer))
         self._replaced.bracket(torch, "save", SAVE)
         checkpoint = sys.modules.get("torch.distributed.checkpoint")
@@ -105,16 +113,16 @@ class TorchLoop:
             hint = self._session.settings.cadence
             known = Known(cadence=Cadence(train_iters=hint.train_iters or 0))
             rank = self._session.settings.rank
-            config = functools.partial(first.run_config, optimizer, rank, known)
-            self._session.describe(self._host(optimizer, config))
+            config = first.run_config(living(self._chain), optimizer, rank, known)
+            self._session.describe(self._host(optimizer, lambda: config))
 
     def _host(self, optimizer: Any, run_config: Callable[[], Any] | None = None) -> Host:
-        rank = self._session.settings.rank.rank
+        rank, chain = self._session.settings.rank.rank, living(self._chain)
         return Host(
-            models=self._chain[:1],
+            models=chain[:1],
             optimizers=(optimizer,),
-            passes=self._chain,
-            unseen=unseen_in(self._chain),
+            passes=chain,
+            unseen=unseen_in(chain),
             run_config=run_config,
             dp_rank=rank,
             is_home=rank == 0,
@@ -122,7 +130,7 @@ class TorchLoop:
         )
 
     def _wrap_train(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        watched = weakref.WeakSet(self._chain)
+        watched = weakref.WeakSet(living(self._chain))
 
         @functools.wraps(original)
         def train(module: torch.nn.Module, mode: bool = True) -> Any:

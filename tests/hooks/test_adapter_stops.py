@@ -12,6 +12,9 @@ from pathlib import Path
 import adapter_stops as script
 import pytest
 
+from forerun.hooks.launch_identity import LAUNCH_ID, launch_folder
+from forerun.hooks.orders import MARKER
+
 pytestmark = pytest.mark.slow
 
 
@@ -31,11 +34,12 @@ def test_a_request_ends_training_with_a_checkpoint_of_its_last_step(
         text=True,
         timeout=240,
         check=False,
-        env=environ | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"},
+        env=environ | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", LAUNCH_ID: "asked"},
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     (last,) = map(int, re.findall(r"ENDED (\d+)", done.stdout))
     assert script.ASKED < last < script.STEPS
     assert (tmp_path / "saved" / saved.format(last)).exists()
-    marker = json.loads((tmp_path / "out" / "stop.json").read_text(encoding="utf-8"))
+    path = launch_folder(tmp_path / "out", "asked") / MARKER
+    marker = json.loads(path.read_text(encoding="utf-8"))
     assert (marker["iteration"], marker["rule"]) == (last, "request")

@@ -17,7 +17,9 @@ DEAF = "import sys, time; time.sleep(60)"
 
 
 def start(program: str, *arguments: str) -> CompanionPipe:
-    return CompanionPipe((sys.executable, "-c", program, *arguments), {"PATH": ""})
+    pipe = CompanionPipe()
+    pipe.start((sys.executable, "-c", program, *arguments), {"PATH": ""}, {})
+    return pipe
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
@@ -59,7 +61,8 @@ def test_a_companion_that_died_is_said_once(caplog: pytest.LogCaptureFixture) ->
 
 def test_a_program_that_is_not_there_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        pipe = CompanionPipe(("/no/such/program",), {})
+        pipe = CompanionPipe()
+        pipe.start(("/no/such/program",), {}, {})
     pipe.send({"event": "step"})
     pipe.close()
     assert len(caplog.records) == 1 and "/no/such/program" in caplog.text

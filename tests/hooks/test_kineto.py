@@ -16,7 +16,7 @@ from forerun.calib.samples.records import CoverageRecord, StepFlag, StepRecord, 
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.operators import OperatorKind, Phase
 from forerun.hooks.guard import Guard
-from forerun.hooks.host import Host
+from forerun.hooks.host import Host, KnownHost
 from forerun.hooks.instruments import Instruments
 from forerun.hooks.kineto import Tracer, reason_against
 from forerun.hooks.recorder import BACKWARD, FORWARD, OPTIMIZER
@@ -73,7 +73,7 @@ def one_thread() -> Iterator[None]:
 
 
 def trace(loop: Loop, **settings: object) -> TracedStep:
-    instruments = Instruments(loop.host, Guard(), **settings)  # type: ignore[arg-type]
+    instruments = Instruments(KnownHost(loop.host), Guard(), **settings)  # type: ignore[arg-type]
     tracer = Tracer(instruments.recorder, is_device=False)
     tracer.begin()
     instruments.put_on(step=5, window=0, is_traced=True)
@@ -138,7 +138,7 @@ def test_a_long_step_is_traced_from_its_last_but_one_micro_batch_on():
 
 def test_a_step_without_the_chosen_micro_batch_gives_nothing_and_frees_the_profiler():
     loop = Loop()
-    instruments = Instruments(loop.host, Guard(), microbatches=(0, 1, 2, 3))
+    instruments = Instruments(KnownHost(loop.host), Guard(), microbatches=(0, 1, 2, 3))
     tracer = Tracer(instruments.recorder, is_device=False)
     tracer.begin()
     instruments.put_on(step=5, window=0, is_traced=True)
@@ -165,11 +165,11 @@ def test_a_device_without_kernels_is_named():
 
 
 def test_the_environment_of_cupti_is_as_before():
+    loop = Loop()
+    instruments = Instruments(KnownHost(loop.host), Guard())
     for before in ({}, {"TEARDOWN_CUPTI": "0"}):
         environ = dict(before)
-        tracer = Tracer(
-            Instruments(Loop().host, Guard()).recorder, is_device=False, environ=environ
-        )
+        tracer = Tracer(instruments.recorder, is_device=False, environ=environ)
         tracer.begin()
         tracer.end()
         assert environ == before

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from forerun.hooks.companion import SETTINGS_FD
 from forerun.hooks.host_wandb import ForecastFile, HostWandb, host_run
-from forerun.hooks.live import Live, companion_arguments
+from forerun.hooks.launch_identity import launch_folder
+from forerun.hooks.live import Live, companion_settings
 from forerun.hooks.settings import RankInfo, Settings
 from forerun.hooks.window import StepPlan
+
+LAUNCH = "launch-1"
+
+
+def write_forecast(directory: Path, values: dict[str, object]) -> Path:
+    path = launch_folder(directory, LAUNCH) / "forecast.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"launch_id": LAUNCH, **values}))
+    return path
 
 
 class HostRun:
@@ -47,7 +59,7 @@ def test_without_a_host_run_there_is_none(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_steps_are_logged_under_the_number_that_the_host_uses(run: HostRun, tmp_path: Path) -> None:
-    wandb = HostWandb(ForecastFile(tmp_path / "forecast.json"))
+    wandb = HostWandb(ForecastFile(tmp_path, lambda: LAUNCH))
     for step in range(3):
         wandb.log(step=step, time_s=1.0, is_after_window=False)
         run.log({"lm loss": 2.0}, step=step + 1)
@@ -55,7 +67,7 @@ def test_steps_are_logged_under_the_number_that_the_host_uses(run: HostRun, tmp_
 
 
 def test_in_a_resumed_host_the_numbers_follow_the_hosts(run: HostRun, tmp_path: Path) -> None:
-    wandb = HostWandb(ForecastFile(tmp_path / "forecast.json"))
+    wandb = HostWandb(ForecastFile(tmp_path, lambda: LAUNCH))
     wandb.log(step=0, time_s=1.0, is_after_window=False)
     run.log({"lm loss": 2.0}, step=101)
     wandb.log(step=1, time_s=1.0, is_after_window=False)
@@ -66,16 +78,15 @@ def test_in_a_resumed_host_the_numbers_follow_the_hosts(run: HostRun, tmp_path: 
 def test_the_median_of_bare_steps_stands_in_until_there_is_a_forecast(
     run: HostRun, tmp_path: Path
 ) -> None:
-    forecast = ForecastFile(tmp_path / "forecast.json")
+    forecast = ForecastFile(tmp_path, lambda: LAUNCH)
     wandb = HostWandb(forecast)
     for time_s in (1.0, 2.0, 9.0):
         wandb.note_bare(time_s)
     forecast.poll()
     wandb.log(step=4, time_s=4.0, is_after_window=True)
-    (tmp_path / "forecast.json").write_text(
-        json.dumps(
-            {"step_time_s": 3.0, "finish_p50_unix_s": 7.0, "overhead_frac": "damaged", "other": 1}
-        )
+    write_forecast(
+        tmp_path,
+        {"step_time_s": 3.0, "finish_p50_unix_s": 7.0, "overhead_frac": "damaged", "other": 1},
     )
     forecast.poll()
     wandb.log(step=5, time_s=4.0, is_after_window=True)
@@ -93,30 +104,43 @@ def test_the_median_of_bare_steps_stands_in_until_there_is_a_forecast(
 
 
 def test_a_damaged_forecast_changes_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "forecast.json"
-    path.write_text('{"step_time_s": 3.0}')
-    forecast = ForecastFile(path)
+    path = write_forecast(tmp_path, {"step_time_s": 3.0})
+    forecast = ForecastFile(tmp_path, lambda: LAUNCH)
     forecast.poll()
-    path.write_text("{")
-    forecast.poll()
-    path.write_text("[1]")
-    forecast.poll()
+    for text in ("{", "[1]", "[" * 200_000, "x" * (1 << 21)):
+        path.write_text(text)
+        forecast.poll()
     assert forecast.values == {"step_time_s": 3.0}
+    write_forecast(tmp_path, {"step_time_s": 10**400, "overhead_frac": 0.5})
+    forecast.poll()
+    assert forecast.values == {"overhead_frac": 0.5}
 
 
-def test_the_companion_is_told_what_it_needs_and_parses_it(tmp_path: Path) -> None:
-    from forerun.launch.companion import _parse
+def test_a_forecast_of_another_launch_is_none(tmp_path: Path) -> None:
+    forecast = ForecastFile(tmp_path, lambda: LAUNCH)
+    write_forecast(tmp_path, {"step_time_s": 3.0, "launch_id": "another"})
+    forecast.poll()
+    (tmp_path / "forecast.json").write_text(json.dumps({"step_time_s": 3.0, "launch_id": LAUNCH}))
+    forecast.poll()
+    assert forecast.values == {}
 
-    options = _parse(companion_arguments(settings(tmp_path), has_host_wandb=True))
-    assert (options.directory, options.run_id) == (tmp_path, "r")
+
+def test_the_companion_is_told_what_it_needs_over_a_descriptor(tmp_path: Path) -> None:
+    from forerun.launch.companion import _options
+
+    told = companion_settings(settings(tmp_path), has_host_wandb=True)
+    path = tmp_path / "told"
+    path.write_text(json.dumps({**told, "launch_id": LAUNCH}))
+    options = _options([SETTINGS_FD, str(os.open(path, os.O_RDONLY))])
+    assert (options.directory, options.run_id, options.launch_id) == (tmp_path, "r", LAUNCH)
     assert options.settings["has_host_wandb"] is True and options.settings["steps"] == 20
 
 
-ECHO = "import sys; open(sys.argv[2] + '/events', 'w').write(sys.stdin.read())"
+ECHO = "import sys; open(sys.argv[1] + '/events', 'w').write(sys.stdin.read())"
 
 
 def test_only_the_last_rank_starts_a_companion_and_tells_it_every_step(tmp_path: Path) -> None:
-    command = (sys.executable, "-c", ECHO)
+    command = (sys.executable, "-c", ECHO, str(tmp_path))
     for rank in (0, 1):
         live = Live(settings(tmp_path, rank=rank, command=command))
         live.start()
@@ -124,6 +148,7 @@ def test_only_the_last_rank_starts_a_companion_and_tells_it_every_step(tmp_path:
         live.window_closed(0, 0)
         live.step(1, StepPlan(window=None, is_hooked=False), 10**9, 0, ())
         live.end(1)
+        live.settle()
         live.close()
         if rank == 0:
             assert not (tmp_path / "events").exists()

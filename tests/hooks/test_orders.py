@@ -17,12 +17,20 @@ from torch.distributed import HashStore
 from forerun.hooks.ballots import LATE, YES, Ballots, OrderKind, Proposal
 from forerun.hooks.guard import MAX_FAULTS, Guard
 from forerun.hooks.host import Host
+from forerun.hooks.launch_identity import launch_folder
 from forerun.hooks.orders import MARKER, Orders
 from forerun.hooks.settings import OnAdvice, RankInfo, Settings
 
 NUM_RANKS = 3
 STOP = {"order": "stop", "reason": "late by 1 h", "rule": "deadline", "command": ["t.py", "--x"]}
 WINDOW = {"order": "window", "reason": "again"}
+
+
+LAUNCH = "launch-1"
+
+
+def marker_of(directory: Path) -> Path:
+    return launch_folder(directory, LAUNCH) / MARKER
 
 
 class Link:
@@ -48,7 +56,7 @@ class Rank:
             on_advice=OnAdvice.STOP,
         )
         self._given = orders if rank == world - 1 else []
-        self.orders = Orders(settings, self.guard, self._receive, pause_s=0.02)
+        self.orders = Orders(settings, self.guard, self._receive, lambda: LAUNCH, pause_s=0.02)
         self.stopped: list[int] = []
         self.opened: list[int] = []
         self.number = 0
@@ -109,9 +117,10 @@ def test_all_ranks_stop_after_the_same_step(
     ranks = trained(STOP, world=world)
     (step,) = {step for rank in ranks for step in rank.stopped}
     assert [len(rank.stopped) for rank in ranks] == [1] * world
-    marker = json.loads((tmp_path / MARKER).read_text(encoding="utf-8"))
+    marker = json.loads(marker_of(tmp_path).read_text(encoding="utf-8"))
     assert abs(marker.pop("unix_s") - time.time()) < 600
     assert marker == {
+        "launch_id": LAUNCH,
         "schema": 1, "run_id": "r", "iteration": step + 1, "reason": "late by 1 h",
         "rule": "deadline", "command": ["t.py", "--x"],
     }  # fmt: skip
@@ -123,7 +132,7 @@ def test_a_window_opens_on_all_ranks_with_the_same_step_and_training_goes_on(
     ranks = trained(WINDOW)
     assert len({tuple(rank.opened) for rank in ranks}) == 1
     assert len(ranks[0].opened) == 1
-    assert not any(rank.stopped for rank in ranks) and not (tmp_path / MARKER).exists()
+    assert not any(rank.stopped for rank in ranks) and not marker_of(tmp_path).exists()
 
 
 def test_one_rank_whose_hooks_are_off_keeps_all_from_stopping(
@@ -136,7 +145,7 @@ def test_one_rank_whose_hooks_are_off_keeps_all_from_stopping(
     ranks = trained(STOP, prepare=trip)
     assert not any(rank.stopped for rank in ranks)
     assert "stop not followed: rank 1 has its hooks removed" in capsys.readouterr().out
-    assert not (tmp_path / MARKER).exists()
+    assert not marker_of(tmp_path).exists()
 
 
 def test_a_rank_that_does_not_listen_keeps_all_from_stopping_and_holds_nobody_up(
@@ -194,7 +203,7 @@ def test_a_loop_that_never_asks_is_not_said_to_have_stopped(
 
     trained(STOP, prepare=no_way)
     assert "never asks should_stop()" in capsys.readouterr().out
-    assert not (tmp_path / MARKER).exists()
+    assert not marker_of(tmp_path).exists()
 
 
 @given(
@@ -228,7 +237,7 @@ def test_runs_that_never_stop_or_reopen_have_no_thread(tmp_path: Path) -> None:
     rank = RankInfo(rank=0, world_size=2, local_rank=0, local_world_size=2, run_id="r")
     for choice in (OnAdvice.LOG, OnAdvice.ALERT):
         settings = Settings(rank=rank, directory=tmp_path, on_advice=choice, every=0)
-        orders = Orders(settings, Guard(), list)
+        orders = Orders(settings, Guard(), list, str)
         before = threading.active_count()
         orders.listen()
         assert threading.active_count() == before and not orders.begin_step(0)

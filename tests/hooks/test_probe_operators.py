@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from forerun.calib.advice.probes import PROBED_KINDS
+from forerun.calib.advice.probe_list import PROBED_KINDS
 from forerun.calib.workload.config import (
     Attention,
     Batch,

@@ -36,13 +36,15 @@ def test_a_stopped_run_has_saved_on_all_ranks_and_goes_on_in_the_advised_layout(
         "--calibrate-steps=12", "--calibrate-on-advice=stop", PAST, "--calibrate-dir=out",
         "--calibrate-wandb=off", options=RESTARTS,
     ).stdout  # fmt: skip
-    marker = json.loads((tmp_path / "out" / "stop.json").read_text(encoding="utf-8"))
+    (path,) = (tmp_path / "out" / "runs").glob("*/stop.json")
+    marker = json.loads(path.read_text(encoding="utf-8"))
     decision = json.loads((tmp_path / "out" / "decision.json").read_text(encoding="utf-8"))
     last = marker["iteration"]
     before = losses(output)
     assert list(before) == list(range(1, last + 1)), "begun once, ended at the agreed iteration"
     assert "window reopens" in output
     assert (decision["action"], marker["rule"]) == ("stop", "deadline")
+    assert decision["launch_id"] == marker["launch_id"] == path.parent.name
     assert decision["run_id"] == marker["run_id"] and decision["command"] == marker["command"]
 
     (folder,) = (tmp_path / "saved").glob("iter_*")

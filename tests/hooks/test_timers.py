@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from argparse import Namespace
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_phases_are_recorded_and_megatrons_own_timers_run_as_before(
     recorder: Recorder, clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
-    config = SimpleNamespace(timers=megatron_timers.Timers(2, "max"))
+    config = Namespace(timers=megatron_timers.Timers(2, "max"))
     hooks = TimerHooks(recorder, Guard())
     recorder.open(StepLog(step=0, window=0, sites=()))
     hooks.install([(config, "timers")])
@@ -63,7 +63,7 @@ def test_megatrons_own_checks_still_raise(recorder: Recorder) -> None:
 
 
 def test_without_timers_a_proxy_stands_in_and_none_comes_back(recorder: Recorder, clock) -> None:
-    config = SimpleNamespace(timers=None)
+    config = Namespace(timers=None)
     hooks = TimerHooks(recorder, Guard())
     recorder.open(StepLog(step=0, window=0, sites=()))
     hooks.install([(config, "timers"), (config, "timers")])
@@ -77,7 +77,7 @@ def test_without_timers_a_proxy_stands_in_and_none_comes_back(recorder: Recorder
 
 
 def test_what_the_host_has_put_there_meanwhile_is_left_alone(recorder: Recorder) -> None:
-    config = SimpleNamespace(timers=None)
+    config = Namespace(timers=None)
     hooks = TimerHooks(recorder, Guard())
     hooks.install([(config, "timers")])
     config.timers = "new"

@@ -23,9 +23,12 @@ print(json.dumps({
 """
 
 
+WORKER = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+
+
 def run(*command: str, **environ: str) -> subprocess.CompletedProcess[str]:
     clean = {key: value for key, value in os.environ.items() if "FORERUN" not in key}
-    for key in ("RANK", "WORLD_SIZE"):
+    for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"):
         clean.pop(key, None)
     return subprocess.run(
         [sys.executable, *command], env=clean | environ, text=True, capture_output=True, timeout=120
@@ -40,12 +43,13 @@ def see(*arguments: str, **environ: str) -> dict[str, list]:
 
 @pytest.mark.slow
 def test_without_a_flag_a_worker_is_as_if_we_were_not_installed() -> None:
-    ours = see("--lr", "1", RANK="0", WORLD_SIZE="1")
-    bare = see("--lr", "1", RANK="0", WORLD_SIZE="1", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    ours = see("--lr", "1", **WORKER)
+    bare = see("--lr", "1", **WORKER, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     new = set(ours.pop("modules")) - set(bare.pop("modules"))
     assert ours == bare
     own = {name for name in new if name.partition(".")[0] == "forerun"}
-    assert own == {"forerun", "forerun.launch", "forerun.launch.autoload"}
+    assert not own
+    assert new == {"_forerun_autoload"}
 
 
 @pytest.mark.slow
@@ -67,9 +71,9 @@ def test_a_launcher_passes_the_flags_on() -> None:
 def test_a_mistake_costs_the_calibration_and_never_the_run(
     flag: str, environ: dict[str, str], reason: str
 ) -> None:
-    done = run("-c", SEE, flag, "--lr", "1", **{"RANK": "0", "WORLD_SIZE": "1"} | environ)
+    done = run("-c", SEE, flag, "--lr", "1", **WORKER | environ)
     assert done.returncode == 0, done.stderr
-    said, seen = done.stdout.splitlines()
+    *_, said, seen = done.stdout.splitlines()
     assert said.startswith(f"[forerun] {reason}")
     assert said.endswith("calibration is off, training goes on")
     assert json.loads(seen)["after"][1][1:] == ["--lr", "1"]
@@ -77,7 +81,7 @@ def test_a_mistake_costs_the_calibration_and_never_the_run(
 
 @pytest.mark.slow
 def test_only_the_first_rank_speaks() -> None:
-    done = run("-c", SEE, "--calibrate-steps=2", RANK="1", WORLD_SIZE="2")
+    done = run("-c", SEE, "--calibrate-steps=2", **WORKER | {"RANK": "1", "WORLD_SIZE": "2"})
     assert done.returncode == 0, done.stderr
     assert "[forerun]" not in done.stdout
 
@@ -95,14 +99,14 @@ def test_what_the_worker_starts_has_its_device_and_no_session_of_its_own(tmp_pat
         "    child.join()\n"
     )
     done = run(
-        str(script), "--calibrate-steps=2", RANK="0", WORLD_SIZE="1", FORERUN_DEVICE="cpu",
+        str(script), "--calibrate-steps=2", **WORKER, FORERUN_DEVICE="cpu",
         FORERUN_CALIBRATE="1", CUDA_VISIBLE_DEVICES="",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stdout.splitlines() if line.startswith("[forerun]")]
-    assert len(said) == 2
-    assert said[0].startswith("[forerun] --calibrate-steps=2")
-    assert said[1].startswith("[forerun] CPU stand-in")
+    assert len(said) == 3
+    assert said[1].startswith("[forerun] --calibrate-steps=2")
+    assert said[2].startswith("[forerun] CPU stand-in")
     assert "parent True\nchild True\n" in done.stdout
 
 
@@ -114,17 +118,18 @@ def test_the_explicit_form_runs_the_script_as_python_would(tmp_path: Path, autol
     (tmp_path / "beside.py").write_text("")
     done = run(
         "-m", "forerun.launch", str(script), "--lr", "1", "--calibrate-steps=2",
-        RANK="0", WORLD_SIZE="1", TORCH_DEVICE_BACKEND_AUTOLOAD=autoload,
+        **WORKER, TORCH_DEVICE_BACKEND_AUTOLOAD=autoload,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    said, seen = done.stdout.splitlines()
+    took, said, seen = done.stdout.splitlines()
+    assert took.startswith("[forerun] taken from the arguments: --calibrate-steps=2 (")
     assert said.startswith("[forerun] --calibrate-steps=2")
     assert seen == f"__main__ {[str(script), '--lr', '1']} {tmp_path}"
 
 
 @pytest.mark.slow
 def test_the_explicit_form_takes_a_module() -> None:
-    done = run("-m", "forerun.launch", "-m", "json.tool", "--help", RANK="0", WORLD_SIZE="1")
+    done = run("-m", "forerun.launch", "-m", "json.tool", "--help", **WORKER)
     assert done.returncode == 0, done.stderr
     assert "usage: " in done.stdout
 

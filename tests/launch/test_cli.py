@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -47,8 +49,8 @@ def test_the_surface_is_frozen() -> None:
         ],
         "run": [
             *("--directory", "--dry-run", "--grace", "--help", "--job-time", "--json", "--margin"),
-            *("--resubmit-template", "--save-before-limit", "--stop-exit-code"),
-            *("--stop-patience", "--time-limit"),
+            *("--resubmit-script", "--resubmit-template", "--save-before-limit"),
+            *("--stop-exit-code", "--stop-patience", "--time-limit"),
         ],
         "compare": ["--fail-over", "--help", "--json"],
         "doctor": ["--help", "--json"],
@@ -79,7 +81,7 @@ def test_doctor_tells_versions_and_the_entry_point(capsys: pytest.CaptureFixture
     assert code == (1 if any(r["verdict"] == "missing" for r in value["findings"]) else 0)
 
 
-def test_doctor_warns_of_the_xgboost_that_brings_its_own_nccl(
+def test_doctor_warns_of_two_distributions_of_xgboost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from importlib import metadata
@@ -90,5 +92,30 @@ def test_doctor_warns_of_the_xgboost_that_brings_its_own_nccl(
     monkeypatch.setattr(
         doctor.metadata, "version", lambda name: "3.2.0" if name == "xgboost" else real(name)
     )
-    row = next(f for f in doctor.examine() if f.name == "xgboost")
+    row = next(f for f in doctor.examine() if f.name == "trees")
     assert row.verdict is doctor.Verdict.WARN and "xgboost-cpu" in row.remedy
+    assert row.value.startswith("xgboost 3.2.0 and xgboost-cpu")
+
+
+@pytest.mark.parametrize("verb", [("doctor", "--json"), ("compare", "."), ("nothing",)])
+def test_an_output_that_is_gone_or_full_is_one_line_and_no_traceback(
+    verb: tuple[str, ...], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "forerun.launch.cli", *verb]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, cwd=tmp_path, text=True, check=False
+        )
+        assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+        expected = (2, 3) if verb[0] != "doctor" else (2,)
+        assert done.returncode in expected
+        silent = subprocess.run(command, stdout=full, stderr=full, cwd=tmp_path, check=False)
+        assert silent.returncode in expected
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        command, stdout=writing, stderr=subprocess.PIPE, cwd=tmp_path, text=True, check=False
+    )
+    os.close(writing)
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+    assert done.returncode in (0, 2, 3)

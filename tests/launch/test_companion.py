@@ -167,14 +167,28 @@ def test_after_a_drift_the_forecast_rests_on_the_steps_since_then(
 
 
 def test_the_end_of_its_input_ends_it(directory: Path) -> None:
-    command = [
-        sys.executable, "-m", "forerun.launch.companion", "--directory", str(directory),
-        "--run-id", "golden-run", "--settings", '{"wandb": "off"}',
-    ]  # fmt: skip
+    told = {
+        "directory": str(directory), "run_id": "golden-run", "launch_id": "first",
+        "settings": {"wandb": "off"},
+    }  # fmt: skip
     lines = [json.dumps(event(step)) for step in range(WINDOW_END)]
     lines += [json.dumps({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1})]
     text = "\n".join(["{damaged", *lines, ""])
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    (directory / "told").write_text(json.dumps(told))
+    with (directory / "told").open() as settings:
+        number = settings.fileno()
+        done = subprocess.run(
+            [sys.executable, "-m", "forerun.launch.companion", "--settings-fd", str(number)],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            pass_fds=(number,),
+        )
     assert done.returncode == 0, done.stderr
     assert "[forerun] decision:" in done.stdout
-    assert (directory / "report.md").exists()
+    assert f"[forerun] report: {directory}/report.html" in done.stdout
+    for folder in (directory, directory / "runs" / "first"):
+        assert (folder / "report.md").exists()
+        value = json.loads((folder / "decision.json").read_text(encoding="utf-8"))
+        assert (value["run_id"], value["launch_id"]) == ("golden-run", "first")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forerun import _forerun_autoload as entry
 from forerun.calib.errors import ConfigError
 from forerun.hooks.settings import DeviceChoice, OnAdvice, Settings, WandbMode
 from forerun.launch import flags
@@ -43,7 +44,10 @@ def test_every_flag_reaches_its_setting() -> None:
 def test_no_flag_gives_the_defaults_of_the_settings() -> None:
     settings = parse()
     assert settings == Settings(
-        rank=settings.rank, companion_command=("python", "-m", "companion"), host_argv=()
+        rank=settings.rank,
+        companion_command=("python", "-m", "companion"),
+        is_answered=True,
+        host_argv=(),
     )
 
 
@@ -68,6 +72,7 @@ def test_a_deadline_may_be_unix_seconds_and_the_last_of_two_flags_wins() -> None
         "--calibrate-budget-hours=inf", "--calibrate-restart-cost=10d", "--calibrate-confidence=9",
         "--calibrate-confidence=nan", "--calibrate-gpus=8,,16", "--calibrate-gpus=0",
         "--calibrate-wandb=yes", "--calibrate-device=tpu", "--calibrate-stepps=9",
+        "--forerun=20", "--forerun-steps", "--forerun-steps=3", "--forerun-stepps=9",
     ],
 )  # fmt: skip
 def test_a_mistake_gives_one_line_with_value_rule_and_remedy(flag: str) -> None:
@@ -113,14 +118,22 @@ def test_cadence_is_read_in_both_forms_and_the_last_wins() -> None:
     assert (hint.train_iters, hint.eval_interval, hint.eval_iters) == (70, 5, None)
 
 
-OWN = st.sampled_from(ALL) | st.from_regex(r"--calibrate(-[a-z]{1,8})?(=\w{0,4})?", fullmatch=True)
-HOST = st.text(max_size=12).filter(lambda text: text != "--" and not text.startswith("--calibrate"))
-NEAR = st.sampled_from(
-    ["--calibrated", "-calibrate", "calibrate", "--calibrator=1", "--no-calibrate"]
+SURE = [flag for flag in ALL if "=" in flag]
+ALIAS = [flag.replace("--calibrate", "--forerun") for flag in ALL]
+HOST = st.text(max_size=12).filter(
+    lambda text: text != "--" and not text.startswith(("--calibrate", "--forerun"))
 )
+NEAR = st.sampled_from(
+    ["--calibrated", "-calibrate", "calibrate", "--calibrator=1", "--no-calibrate", "--forerunner"]
+)
+OTHERS = ["--calibrate-momentum=0.9", "--calibrate_data=x", "--calibrate=4", "--calibrate-batches"]
+COLLIDING = st.sampled_from(OTHERS)
 
 
-@given(st.lists(st.tuples(st.booleans(), OWN, HOST | NEAR)), st.lists(HOST | NEAR | OWN))
+@given(
+    st.lists(st.tuples(st.booleans(), st.sampled_from(SURE), HOST | NEAR | COLLIDING)),
+    st.lists(HOST | NEAR | st.sampled_from(ALL)),
+)
 def test_split_takes_exactly_our_flags_and_keeps_the_order(
     pairs: list[tuple[bool, str, str]], after: list[str]
 ) -> None:
@@ -129,6 +142,65 @@ def test_split_takes_exactly_our_flags_and_keeps_the_order(
     assert parts.own == tuple(own for is_own, own, _ in pairs if is_own)
     assert parts.rest == (*(host for is_own, _, host in pairs if not is_own), "--", *after)
     assert parts.present == bool(parts.own)
+
+
+@given(
+    st.lists(st.tuples(st.booleans(), st.sampled_from(ALIAS), HOST | NEAR | st.sampled_from(ALL)))
+)
+def test_the_alias_leaves_everything_else_to_the_program(
+    pairs: list[tuple[bool, str, str]],
+) -> None:
+    argv = [own if is_own else host for is_own, own, host in pairs]
+    parts = flags.split(["--forerun", *argv])
+    assert parts.own == ("--forerun", *(own for is_own, own, _ in pairs if is_own))
+    assert parts.rest == tuple(host for is_own, _, host in pairs if not is_own)
+
+
+@pytest.mark.parametrize("line", [
+    "--calibrate --calibrate-momentum 0.9",
+    "--calibrate-batches=3",
+    "--calibrate-batches=3 --calibrate",
+    "--calibrate --calib-mom 0.9 --calibrate-mom 0.9",
+    "--calibrate=entropy",
+    "--calibrate entropy --lr 1",
+    "--calibrate -0.5",
+    "--calibrate - --lr 1",
+    "--calibrate --calibrate_data x",
+    "--calibrate --calibrate-steps 8",
+    "--calibrate-steps 8",
+    "--calibrate-stesp=8",
+    "--calibrated --no-calibrate --calibrator=2",
+])  # fmt: skip
+def test_what_another_program_may_mean_is_left_alone(line: str) -> None:
+    words = line.split()
+    parts = flags.split(words)
+    assert (parts.own, parts.rest) == ((), tuple(words))
+    looks_ours = ("--calibrate-", "--calibrate_", "--calibrate=", "--calibrate ")
+    assert parts.left == tuple(word for word in words if f"{word} ".startswith(looks_ours))
+
+
+@pytest.mark.parametrize(("line", "own"), [
+    ("--calibrate", "--calibrate"),
+    ("--lr 1 --calibrate", "--calibrate"),
+    ("--calibrate --lr 1", "--calibrate"),
+    ("--calibrate --calibrate-stesp=8", "--calibrate --calibrate-stesp=8"),
+    ("--calibrate-steps=8 --calibrate data.txt", "--calibrate-steps=8 --calibrate"),
+    ("--calibrate-steps=8 --calibrate-momentum 0.9", "--calibrate-steps=8"),
+    ("--calibrate-steps=8 --calibrate-every 5 --lr 1", "--calibrate-steps=8 --calibrate-every=5"),
+    ("--forerun-steps 8 --lr 1", "--forerun-steps=8"),
+    ("--forerun data.txt", "--forerun"),
+    ("--forerun --calibrate entropy --calibrate-steps=9", "--forerun"),
+])  # fmt: skip
+def test_what_is_ours_is_taken(line: str, own: str) -> None:
+    assert flags.split(line.split()).own == tuple(own.split())
+
+
+def test_the_alias_says_what_the_other_name_says() -> None:
+    assert parse(*ALIAS) == parse(*ALL)
+
+
+def test_the_entry_point_knows_every_option() -> None:
+    assert flags.known() == entry.OPTIONS
 
 
 @given(st.text(max_size=200), st.text(max_size=20))
@@ -155,6 +227,6 @@ def test_restarts_and_launches_have_run_ids_of_their_own() -> None:
 
 
 def test_the_examples_in_the_docstrings_hold() -> None:
-    result = doctest.testmod(flags)
-    assert result.attempted >= 3
-    assert result.failed == 0
+    results = [doctest.testmod(module) for module in (flags, entry)]
+    assert [result.attempted >= 2 for result in results] == [True, True]
+    assert [result.failed for result in results] == [0, 0]

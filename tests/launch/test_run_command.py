@@ -12,11 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from forerun.launch.run_files import StopRequests, request_stop, withdraw_request
-
-SUPPORT = Path(__file__).parent.parent / "support"
-PATIENCE_S = 60.0
+from wrapped_launch import PATIENCE_S, Launch, Torchrun, is_alive, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -29,64 +25,6 @@ def heard() -> Iterator[None]:
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
-
-
-class Launch:
-    """One ``forerun run`` in a process of its own."""
-
-    def __init__(self, home: Path, *command: str, options: tuple[str, ...] = ()) -> None:
-        self.home = home
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "forerun.launch.cli", "run", "--json", *options, "--", *command],
-            cwd=home,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.err = ""
-
-    def end(self) -> tuple[int, dict[str, object]]:
-        out, self.err = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode, json.loads(out.splitlines()[-1])
-
-
-class Torchrun(Launch):
-    """A wrapped stand-in for torchrun, with its workers there."""
-
-    def __init__(
-        self, home: Path, worker: str, *flags: str, options: tuple[str, ...] = ("--grace=3s",)
-    ) -> None:
-        self.pids = home / "pids"
-        script = str(SUPPORT / "fake_launcher.py")
-        super().__init__(
-            home,
-            *(sys.executable, "-S", script, str(self.pids), worker, "60", *flags),
-            options=options,
-        )
-        wait_until(lambda: self.pids.exists() and self.pids.read_text().count("\n") == 2)
-
-    @property
-    def agent(self) -> int:
-        return int((self.home / "pids.agent").read_text())
-
-    def left(self) -> list[int]:
-        everyone = [*map(int, self.pids.read_text().split()), self.agent, self.process.pid]
-        return [pid for pid in everyone if is_alive(pid)]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return text.rpartition(")")[2].split()[0] != "Z"
-
-
-def wait_until(is_true: object) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not is_true():  # type: ignore[operator]
-        assert time.monotonic() < end, "patience is over"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -170,15 +108,16 @@ def test_a_warning_without_a_session_ends_the_command(home: Path, name: str) -> 
 
 
 def test_a_warning_becomes_a_request_that_no_later_launch_finds(home: Path) -> None:
-    request = home / "out" / "stop-request.json"
     launch = Torchrun(
         home,
         *("saving", "--calibrate-dir=out", "--calibrate-on-advice=stop"),
         options=("--grace=3s", "--stop-patience=1s"),
     )
     launch.process.send_signal(signal.SIGUSR1)
-    wait_until(request.exists)
+    wait_until(lambda: [*home.glob("out/runs/*/stop-request.json")])
+    (request,) = home.glob("out/runs/*/stop-request.json")
     asked = json.loads(request.read_text())
+    assert asked["launch_id"] == request.parent.name
     assert asked["rule"] == "request" and "SIGUSR1" in asked["reason"]
     assert not (home / "pids.signals").exists(), "the command must not have seen a signal yet"
     code, said = launch.end()  # nobody answers here: SIGTERM after the patience
@@ -187,10 +126,11 @@ def test_a_warning_becomes_a_request_that_no_later_launch_finds(home: Path) -> N
 
 
 STOPPING = """
-import json, pathlib, sys, time
-home = pathlib.Path("out"); home.mkdir(exist_ok=True)
-value = {"schema": 1, "run_id": "r", "iteration": 30, "unix_s": time.time() + float(sys.argv[1]),
-         "reason": "restart would save 3 h", "rule": sys.argv[2],
+import json, os, pathlib, sys, time
+launch = os.environ["FORERUN_LAUNCH_ID"]
+home = pathlib.Path("out/runs") / launch; home.mkdir(parents=True)
+value = {"schema": 1, "launch_id": sys.argv[1] or launch, "run_id": "r", "iteration": 30,
+         "unix_s": time.time() - 3600.0, "reason": "restart would save 3 h", "rule": sys.argv[2],
          "command": ["train.py", "--lr", "1", "--tensor-model-parallel-size", "2"]}
 (home / "stop.json").write_text(json.dumps(value))
 sys.exit(int(sys.argv[3]))
@@ -198,32 +138,34 @@ sys.exit(int(sys.argv[3]))
 
 
 @pytest.mark.parametrize(
-    ("shift", "rule", "child", "options", "code"),
+    ("launch", "rule", "child", "options", "code"),
     [
-        ("0", "restart", "0", (), 93),
-        ("0", "deadline", "1", (), 93),
-        ("0", "restart", "0", ("--stop-exit-code=42",), 42),
-        ("0", "request", "0", (), 0),
-        ("-3600", "restart", "0", (), 0),
-        ("-3600", "restart", "5", (), 5),
+        ("", "restart", "0", (), 93),
+        ("", "deadline", "1", (), 93),
+        ("", "restart", "0", ("--stop-exit-code=42",), 42),
+        ("", "request", "0", (), 0),
+        ("another", "restart", "0", (), 0),
+        ("another", "restart", "5", (), 5),
     ],
 )
 def test_only_an_advised_stop_of_this_launch_is_93(
-    home: Path, shift: str, rule: str, child: str, options: tuple[str, ...], code: int
+    home: Path, launch: str, rule: str, child: str, options: tuple[str, ...], code: int
 ) -> None:
-    command = (sys.executable, "-S", "-c", STOPPING, shift, rule, child)
+    command = (sys.executable, "-S", "-c", STOPPING, launch, rule, child)
     found, said = Launch(home, *command, "--calibrate-dir=out", options=options).end()
     assert (found, said["child_code"]) == (code, int(child))
-    assert (said["stop"] is not None) is (shift == "0")
+    assert (said["stop"] is not None) is (launch == "")
 
 
 def test_an_advised_stop_leaves_a_script_that_starts_the_advised_layout(home: Path) -> None:
     (home / "train.py").write_text("import sys; print(sys.argv[1:])")
     (home / "launch.py").write_text(STOPPING)
-    command = (sys.executable, "launch.py", "0", "restart", "0", "train.py", "--lr", "1")
+    command = (sys.executable, "launch.py", "", "restart", "0", "train.py", "--lr", "1")
     code, said = Launch(home, *command, "--calibrate", "--calibrate-dir=out").end()
-    script = home / str(said["resubmit"])
-    assert code == 93 and os.access(script, os.X_OK)
+    script = home / "out" / "resubmit.sh"
+    (kept,) = home.glob("out/runs/*/resubmit.sh")
+    assert code == 93 and os.access(script, os.X_OK) and home / str(said["resubmit"]) == script
+    assert kept.read_bytes() == script.read_bytes()
     subprocess.run(["bash", "-n", str(script)], check=True)
     text = " ".join(script.read_text().replace("\\\n", "").split())
     assert "train.py --lr 1 --tensor-model-parallel-size 2 --calibrate --calibrate-dir=out" in text
@@ -253,11 +195,13 @@ def test_the_session_is_told_the_limit_and_workers_have_time_to_save(home: Path)
 
 
 FORECAST = """
-import json, pathlib, time
-home = pathlib.Path("out"); home.mkdir()
-(home / "request.json").write_text(json.dumps({"save_times_s": [60.0, 90.0]}))
-(home / "forecast.json").write_text(json.dumps({"now_unix_s": time.time(), "steps_done": 20,
-    "steps_left": 80, "remaining_s": 36000.0, "remaining_high_s": 40000.0}))
+import json, os, pathlib, time
+launch = os.environ["FORERUN_LAUNCH_ID"]
+home = pathlib.Path("out/runs") / launch; home.mkdir(parents=True)
+of = {"launch_id": launch}
+(home / "request.json").write_text(json.dumps({**of, "save_times_s": [60.0, 90.0]}))
+(home / "forecast.json").write_text(json.dumps({**of, "now_unix_s": time.time(),
+    "steps_done": 20, "steps_left": 80, "remaining_s": 36000.0, "remaining_high_s": 40000.0}))
 raise SystemExit(1)
 """
 
@@ -365,20 +309,6 @@ def test_it_needs_the_standard_library_alone() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_a_request_is_passed_on_once_and_only_to_the_run_that_it_is_for(home: Path) -> None:
-    given: list[dict[str, object]] = []
-    assert request_stop(home, "SIGUSR1 from the scheduler")
-    StopRequests(home, time.time() + 60.0, given.append).look()
-    assert given == []
-    requests = StopRequests(home, time.time() - 60.0, given.append)
-    requests.look()
-    requests.look()
-    order = {"order": "stop", "rule": "request", "reason": "SIGUSR1 from the scheduler"}
-    assert given == [order]
-    withdraw_request(home)
-    assert list(home.iterdir()) == []
 
 
 def test_without_a_command_it_is_a_usage_error(home: Path) -> None:

@@ -143,10 +143,11 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalSlurm]:
 
 RUN = f"exec {sys.executable} -m forerun.launch.cli run"
 STOP = """
-import json, pathlib, time
-pathlib.Path("out").mkdir(exist_ok=True)
-value = {"unix_s": time.time(), "iteration": 30, "reason": "faster elsewhere", "rule": "restart"}
-pathlib.Path("out/stop.json").write_text(json.dumps(value))
+import json, os, pathlib
+launch = os.environ["FORERUN_LAUNCH_ID"]
+home = pathlib.Path("out/runs") / launch; home.mkdir(parents=True)
+value = {"launch_id": launch, "iteration": 30, "reason": "faster elsewhere", "rule": "restart"}
+(home / "stop.json").write_text(json.dumps(value))
 """
 
 

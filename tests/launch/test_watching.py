@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from forerun.launch.publishing import Place
 from forerun.launch.scoring import StepRow
 from forerun.launch.watching import DRIFT, Watching
 
@@ -21,9 +22,8 @@ class Listener:
     def __init__(self, directory: Path, run_id: str = "run") -> None:
         self.lines: list[str] = []
         self.orders: list[dict[str, Any]] = []
-        self.watching = Watching(
-            directory, run_id, tell=self.lines.append, give_order=self.orders.append
-        )
+        place = Place(directory=directory, run_id=run_id)
+        self.watching = Watching(place, tell=self.lines.append, give_order=self.orders.append)
 
 
 def rows(times_s: np.ndarray, flags: dict[int, tuple[str, ...]] | None = None) -> list[StepRow]:

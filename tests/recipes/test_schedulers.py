@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import configparser
+import re
 import shlex
 import subprocess
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,8 @@ import pytest
 import yaml
 
 from forerun.launch.cli import build_parser
-from forerun.launch.flags import is_own, parse, split
-from forerun.launch.resubmit import relaunch, write_script
+from forerun.launch.flags import parse, split
+from forerun.launch.resubmit import Script, relaunch
 from forerun.launch.run_command import wishes_of
 from forerun.launch.run_options import STOP_EXIT_CODE
 
@@ -48,13 +50,14 @@ def test_both_are_shipped() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     shipped = setup["options.package_data"]["forerun.recipes"].split(", ")
-    assert {"slurm.sbatch", "kubernetes.yaml"} <= set(shipped)
+    for name in ("slurm.sbatch", "kubernetes.yaml"):
+        assert any(fnmatch(name, pattern) for pattern in shipped)
 
 
 def test_the_slurm_script_is_bash_and_runs_what_there_is() -> None:
     subprocess.run(["bash", "-n", str(SBATCH)], check=True)
     command = checked(launch_of(SBATCH.read_text(encoding="utf-8")))
-    assert command[0] == "srun" and any(map(is_own, command))
+    assert command[0] == "srun" and split(command).present
 
 
 def test_the_kubernetes_job_gives_up_at_our_exit_code_only(job: dict[str, Any]) -> None:
@@ -71,23 +74,45 @@ def test_the_kubernetes_job_gives_up_at_our_exit_code_only(job: dict[str, Any]) 
     assert args.grace < pod["terminationGracePeriodSeconds"]
 
 
+def test_each_job_has_a_folder_of_its_own_and_a_chain_that_of_its_first(
+    job: dict[str, Any],
+) -> None:
+    (line,) = re.findall(r"^out=.*", SBATCH.read_text(encoding="utf-8"), re.MULTILINE)
+    for environ, folder in (
+        ({"SLURM_JOB_ID": "12"}, "/home/forerun-out/12"),
+        ({"SLURM_JOB_ID": "13", "FORERUN_CHAIN": "12"}, "/home/forerun-out/12"),
+    ):
+        done = subprocess.run(
+            ["bash", "-euc", f'{line}\necho "$out"'],
+            env={"SLURM_SUBMIT_DIR": "/home", **environ},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == folder
+    assert "name" not in job["metadata"] and job["metadata"]["generateName"]
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    (told,) = [word for word in container["args"] if word.startswith("--calibrate-dir=")]
+    assert told.endswith("/$(JOB_NAME)") and container["env"][0]["name"] == "JOB_NAME"
+
+
 def test_the_written_script_is_for_the_next_job_and_not_for_this_one(tmp_path: Path) -> None:
     ran = launch_of(SBATCH.read_text(encoding="utf-8"))
     given = {"$SLURM_JOB_ID": "4711", "$SLURM_JOB_NUM_NODES": "2", "$SLURMD_NODENAME": "node7"}
-    for name, value in {**given, "$out": "/data/out"}.items():
+    for name, value in {**given, "$out": "/data/out/4700"}.items():
         ran = [word.replace(name, value) for word in ran]
     place = ran.index("--")
     again = relaunch(ran[place + 1 :], ["pretrain_gpt.py", "--tensor-model-parallel-size", "4"])
     script = tmp_path / "resubmit.sh"
     environ = {"SLURM_JOB_ID": "4711", "SLURMD_NODENAME": "node7", "SLURM_JOB_NUM_NODES": "2"}
-    write_script(
-        script,
-        again,
-        wrapper=ran[:place],
+    Script(
+        again=again,
+        wrapper=tuple(ran[:place]),
         reason="faster\nelsewhere $(reboot)",
         time="1-02:00:00",
-        environ=environ,
-    )
+        launch_id="slurm-4711-0",
+        directory=Path("/data/out"),
+    ).write(script, environ)
     subprocess.run(["bash", "-n", str(script)], check=True)
     text = script.read_text()
     assert "#SBATCH --time=1-02:00:00" in text and "#SBATCH --nodes=2" in text

@@ -95,7 +95,7 @@ def watched_by_hand(kind: str, directory: Path) -> None:
 def plains(directory: Path) -> None:
     dist.init_process_group("gloo")
     plain("ddp", directory)
-    if "FORERUN_OWNER_PID" in os.environ:
+    if "FORERUN_OWNER" in os.environ:
         for kind in ("fsdp1", "fsdp2"):
             watched_by_hand(kind, directory)
     else:

@@ -5,7 +5,10 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from forerun.launch.run_files import request_stop
+from forerun.calib.samples.files import replace_file
+from forerun.hooks.launch_identity import LAUNCH_ID, launch_folder
+from forerun.launch.stop_requests import REQUEST_RULE, STOP_REQUEST
 
 STEPS, ASKED = 1_000_000, 40
 OPTIONS: dict[str, Any] = {"steps": 8, "train_iters": STEPS, "on_advice": "stop"}
@@ -22,7 +27,11 @@ OPTIONS: dict[str, Any] = {"steps": 8, "train_iters": STEPS, "on_advice": "stop"
 def ask(step: int, directory: Path) -> None:
     """What ``forerun run`` does before the scheduler's limit."""
     if step == ASKED:
-        request_stop(directory / "out", "the limit is near")
+        name = os.environ[LAUNCH_ID]
+        value = {"schema": 1, "launch_id": name, "reason": "the limit is near"}
+        value |= {"rule": REQUEST_RULE, "unix_s": time.time()}
+        path = launch_folder(directory / "out", name) / STOP_REQUEST
+        replace_file(path, json.dumps(value))
 
 
 def hugging_face(directory: Path) -> int:

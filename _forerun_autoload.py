@@ -1,0 +1,359 @@
+"""Entry point of the group ``torch.backends``: torch calls ``load`` at the end of its import.
+
+A module of its own beside the package, of a name that nobody has, and a copy in every installation:
+``import torch`` fails where an entry point cannot be loaded, so this one can be, whatever became of
+the package.  Standard library only, and no exception leaves.  Where nothing of ours is asked for it
+looks at the arguments and returns.
+
+Whose process is it?  A *launcher* (torchrun and its like) hands our flags on, whatever variables of
+a rank are exported around it.  A *worker* has ``RANK`` and ``LOCAL_RANK``: the flags are taken out
+and the session begins; it owns the session, and so does what it becomes by ``exec``.  What a worker
+starts loses the same flags and opens nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+OFF = "FORERUN_OFF"
+"""Set to 1 by a user: nothing is taken, begun or said."""
+OWNER = "FORERUN_OWNER"
+"""Set here, never by a user: the process that has the session, as ``pid:start``."""
+TAKEN = "FORERUN_TAKEN"
+"""Set here, never by a user: the flags that the owner took."""
+_BETWEEN = "\x1f"
+FLAGS = ("--forerun", "--calibrate")
+"""Two names for one thing; what begins with the first is never another program's."""
+OPTIONS = (
+    "steps",
+    "every",
+    "dir",
+    "on-advice",
+    "deadline",
+    "budget-hours",
+    "restart-cost",
+    "mtbf-hours",
+    "price-per-gpu-hour",
+    "confidence",
+    "gpus",
+    "probe-seconds",
+    "wandb",
+    "device",
+    "trace",
+)
+"""What may stand behind ``--forerun-`` or ``--calibrate-``."""
+PROGRAMS = (
+    "accelerate",
+    "accelerate-launch",
+    "colossalai",
+    "composer",
+    "deepspeed",
+    "deepspeed.pt",
+    "ds",
+    "fabric",
+    "forerun",
+    "horovodrun",
+    "ipexrun",
+    "lightning",
+    "ray",
+    "torchrun",
+    "torchx",
+    "tune",
+)
+"""Launchers, by the name of their command."""
+MODULES = (
+    "accelerate.commands",
+    "colossalai.cli",
+    "composer.cli",
+    "deepspeed.launcher",
+    "forerun.launch.cli",
+    "horovod.runner",
+    "intel_extension_for_pytorch.cpu.launch",
+    "lightning.fabric.cli",
+    "lightning_fabric.cli",
+    "ray.scripts",
+    "torch.backends.xeon",
+    "torch.distributed.elastic",
+    "torch.distributed.launch",
+    "torch.distributed.launcher",
+    "torch.distributed.run",
+    "torchtune._cli",
+    "torchx",
+)
+"""Launchers, by the name of their module; what is below it counts too."""
+_CLOSE = 0.8
+"""From which likeness on an unknown name is a slip of the pen."""
+
+
+class FlagSplit(NamedTuple):
+    """An argument list taken apart: ours, the host's in order, and what of the host's looks ours.
+
+    An option of ours whose value was a word of its own is joined with it by ``=``.
+    """
+
+    own: tuple[str, ...]
+    rest: tuple[str, ...]
+    left: tuple[str, ...] = ()
+
+    @property
+    def present(self) -> bool:
+        """True where any flag of ours is there."""
+        return bool(self.own)
+
+
+def split(argv: Sequence[str]) -> FlagSplit:
+    """Take our flags out; what follows a bare ``--`` is the host's.
+
+    Where any ``--forerun`` is there, only ``--forerun`` and ``--forerun-...`` are ours.  Else
+    ``--calibrate-steps=8``, or any other option that is known here, makes every ``--calibrate`` and
+    slip of the pen beside it ours.  Else ``--calibrate`` alone is ours, unless another program's
+    arguments show: a value behind it, or an option that is not known here.
+
+    >>> split(["--lr", "1", "--calibrate", "--calibrate-steps=8"]).rest
+    ('--lr', '1')
+    >>> split(["--calibrate", "--calibrate-momentum", "0.9"]).own
+    ()
+    """
+    end = list(argv).index("--") if "--" in argv else len(argv)
+    head = tuple(argv[:end])
+    kinds = [_kind(head, index) for index in range(end)]
+    ours = _ours(kinds)
+    own: list[str] = []
+    rest: list[str] = []
+    left: list[str] = []
+    is_value = False
+    for index, (word, kind) in enumerate(zip(head, kinds, strict=True)):
+        if is_value:
+            own[-1] += "=" + word
+            is_value = False
+        elif kind in ours:
+            own.append(word)
+            is_value = kind in ("alias option", "option") and _has_value(head, index)
+        else:
+            rest.append(word)
+            if kind:
+                left.append(word)
+    return FlagSplit(tuple(own), (*rest, *argv[end:]), tuple(left))
+
+
+def _ours(kinds: Sequence[str]) -> tuple[str, ...]:
+    if "alias" in kinds or "alias option" in kinds:
+        return ("alias", "alias option")
+    if "sure" in kinds:
+        return ("sure", "option", "bare", "valued", "slip")
+    if "bare" in kinds and not {"foreign", "valued", "option"} & set(kinds):
+        return ("bare", "slip")
+    return ()
+
+
+def _kind(words: Sequence[str], index: int) -> str:
+    """What one argument can be; empty where it cannot be ours."""
+    flag, equals, _ = words[index].partition("=")
+    alias, name = FLAGS
+    if flag == alias or flag.startswith(alias + "-"):
+        return "alias" if equals or flag == alias else "alias option"
+    if flag == name:
+        if equals:
+            return "foreign"
+        return "valued" if _has_value(words, index) else "bare"
+    if flag.startswith(name + "_"):
+        return "foreign"
+    if not flag.startswith(name + "-"):
+        return ""
+    option = flag[len(name) + 1 :]
+    if option in OPTIONS:
+        return "sure" if equals else "option"
+    return "slip" if equals and near(option) else "foreign"
+
+
+def near(option: str) -> str:
+    """The option of ours that was meant, or nothing."""
+    import difflib
+
+    return next(iter(difflib.get_close_matches(option, OPTIONS, n=1, cutoff=_CLOSE)), "")
+
+
+def _has_value(words: Sequence[str], index: int) -> bool:
+    if index + 1 >= len(words):
+        return False
+    word = words[index + 1]
+    return not word.startswith("-") or word == "-" or word[1:2].isdigit() or word[1:2] == "."
+
+
+def load(*, is_explicit: bool = False) -> None:
+    """Begin what was asked for, in a worker; a second call does nothing.
+
+    ``is_explicit``: a user has named us in the command, so ``RANK`` alone makes a worker.
+    """
+    try:
+        _load(os.environ, is_explicit)
+    except (Exception, SystemExit) as err:  # training comes first, whatever is wrong with us
+        say(f"{type(err).__name__}: {err}; calibration is off, training goes on")
+
+
+def _load(environ: MutableMapping[str, str], is_explicit: bool) -> None:
+    words = tuple(getattr(sys, "argv", None) or ())[1:]
+    is_told = environ.get("FORERUN_CALIBRATE") == "1" or environ.get("FORERUN_DEVICE") == "cpu"
+    is_told = is_told or OWNER in environ or TAKEN in environ
+    if not is_told and not any(word.startswith(FLAGS) for word in words):
+        return
+    if is_launcher():
+        _release(environ)
+        return
+    asked = split(words)
+    owner = _owner(environ)
+    is_worker = "RANK" in environ and (is_explicit or "LOCAL_RANK" in environ)
+    if is_off(environ):
+        if is_worker and asked.own and asked.own[0].startswith(FLAGS[0]):
+            sys.argv[1:] = asked.rest
+    elif owner == "another":
+        _be_child(environ, asked)
+    elif is_worker:
+        _be_worker(environ, asked, is_again=owner == "self")
+
+
+def is_off(environ: Mapping[str, str]) -> bool:
+    """True where the user has switched everything off."""
+    return environ.get(OFF, "0") not in ("", "0")
+
+
+def _be_worker(environ: MutableMapping[str, str], asked: FlagSplit, *, is_again: bool) -> None:
+    own = asked.own or _taken(environ)
+    if asked.own:
+        sys.argv[1:] = asked.rest
+        if not is_again:
+            say(f"taken from the arguments: {' '.join(own)} ({OFF}=1 leaves all as it is)")
+    is_calibrating = bool(own) or environ.get("FORERUN_CALIBRATE") == "1"
+    if asked.left and (not is_calibrating or (asked.own[:1] and _is_mixed(asked))):
+        say(_about(asked))
+    if not is_calibrating and environ.get("FORERUN_DEVICE") != "cpu":
+        return
+    environ[OWNER] = f"{os.getpid()}:{started(os.getpid())}"
+    if own:
+        environ[TAKEN] = _BETWEEN.join(own)
+    _find_package()
+    from forerun.launch.autoload import begin
+
+    begin(own, is_calibrating=is_calibrating)
+
+
+def _be_child(environ: MutableMapping[str, str], asked: FlagSplit) -> None:
+    """What a worker started: the flags it was handed on are gone, and it has the same device."""
+    taken = _taken(environ)
+    if asked.own and all(flag in taken for flag in asked.own):
+        sys.argv[1:] = asked.rest
+    if environ.get("FORERUN_DEVICE") == "cpu":
+        _find_package()
+        from forerun.launch.stand_in import install
+
+        install()
+
+
+def _taken(environ: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(flag for flag in environ.get(TAKEN, "").split(_BETWEEN) if flag)
+
+
+def _release(environ: MutableMapping[str, str]) -> None:
+    """A launcher's workers are owners of their own, also where a worker started the launcher.
+
+    An owner that no agent is above may be a launcher that is not known here: what it took is for
+    the workers below.
+    """
+    environ.pop(OWNER, None)
+    if "TORCHELASTIC_RUN_ID" in environ:
+        environ.pop(TAKEN, None)
+
+
+def _owner(environ: Mapping[str, str]) -> str:
+    """Who has the session: ``self`` (before an exec, it may be), ``another`` that lives, nobody."""
+    pid, _, start = environ.get(OWNER, "").partition(":")
+    if not pid.isdecimal() or len(pid) > 10 or started(int(pid)) != start:
+        return ""
+    return "self" if int(pid) == os.getpid() else "another"
+
+
+def started(pid: int) -> str:
+    """When a process began, in ticks since boot; empty where that is not told."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[19].decode()
+    except (OSError, IndexError):
+        return ""
+
+
+def is_launcher() -> bool:
+    """True where this program is one that starts workers, by its name as Python was told it."""
+    module, script = _program(list(getattr(sys, "orig_argv", ()))[1:])
+    path = script.removesuffix(".py").replace("/", ".").replace("\\", ".")
+    if module in PROGRAMS or os.path.basename(script).removesuffix(".exe") in PROGRAMS:
+        return True
+    return any(
+        module == name or module.startswith(name + ".") or path.endswith("." + name)
+        for name in MODULES
+    ) or (script.endswith(".py") and ".deepspeed.launcher." in path)
+
+
+def _program(words: Sequence[str]) -> tuple[str, str]:
+    """The module (behind ``-m``) or the script that the interpreter was given."""
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if not word.startswith("-") or word == "-":
+            return "", word
+        if word.startswith("--"):
+            index += word == "--check-hash-based-pycs"
+            continue
+        for place, letter in enumerate(word[1:], start=2):
+            if letter in "mcWX":
+                value = word[place:] or "".join(words[index : index + 1])
+                if letter in "mc":
+                    return (value if letter == "m" else ""), ""
+                index += not word[place:]
+                break
+    return "", ""
+
+
+def _find_package() -> None:
+    """Raise ``ImportError`` with the remedy where ``forerun`` is not the package, or not there."""
+    from importlib.util import find_spec
+
+    module = sys.modules.get("forerun")
+    spec = getattr(module, "__spec__", None) if module else find_spec("forerun")
+    if spec is None and module is None:
+        raise ImportError(
+            f"no package forerun beside {__file__}; was its clone moved or deleted? "
+            "pip install it again, or pip uninstall forerun"
+        )
+    places = list(getattr(spec, "submodule_search_locations", None) or ())
+    if not any(os.path.isfile(os.path.join(place, "launch", "autoload.py")) for place in places):
+        where = getattr(spec, "origin", None) or "".join(places[:1]) or repr(module)
+        raise ImportError(f"{where} stands in the way of the package forerun; rename it")
+
+
+def _is_mixed(asked: FlagSplit) -> bool:
+    """True where an option of ours has the one name, and another one the other."""
+    is_alias = asked.present and asked.own[0].startswith(FLAGS[0])
+    return is_alias and any(_kind([word], 0) == "sure" for word in asked.left)
+
+
+def _about(asked: FlagSplit) -> str:
+    names = [word.partition("=")[0] for word in asked.left]
+    options = [name[len(FLAGS[1]) + 1 :] for name in names]
+    meant = [name if name in OPTIONS else near(name) for name in options]
+    example = next((name for name in meant if name), "steps")
+    return (
+        f"left to the program: {' '.join(names)}; for a calibration write --forerun "
+        f"--forerun-{example}=..., or {OFF}=1 and this is not said"
+    )
+
+
+def say(text: str) -> None:
+    """One line, from one rank."""
+    if os.environ.get("RANK") == "0":
+        with suppress(Exception):  # nobody may be reading, or no stdout
+            print(f"[forerun] {text}", flush=True)

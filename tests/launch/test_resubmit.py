@@ -1,0 +1,178 @@
+"""The script that starts an advised layout: whose file it is, and that words stay words."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from wrapped_launch import Launch
+
+from forerun.launch.resubmit import MARK, Script, is_ours, quoted
+
+STOPPING = """
+import json, os, pathlib, sys
+launch = os.environ["FORERUN_LAUNCH_ID"]
+home = pathlib.Path("out/runs") / launch; home.mkdir(parents=True, exist_ok=True)
+value = {"launch_id": launch, "iteration": 30, "reason": "it pays\\nreboot", "rule": "restart",
+         "command": ["train.py", "--tensor-model-parallel-size", "2", *sys.argv[2:]]}
+(home / "stop.json").write_text(json.dumps(value))
+"""
+HAND = "#!/bin/bash\n# my own, of 300 lines\nexec torchrun train.py\n"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "launch.py").write_text(STOPPING)
+    (tmp_path / "train.py").write_text("import json, sys; print(json.dumps(sys.argv[1:]))")
+    return tmp_path
+
+
+def stopped(home: Path, *options: str, words: tuple[str, ...] = ()) -> tuple[Launch, str | None]:
+    """An advised stop; the launch, and where its script is."""
+    command = (sys.executable, "launch.py", "train.py", *words, "--calibrate-dir=out")
+    launch = Launch(home, *command, options=options)
+    code, said = launch.end()
+    assert code == 93, launch.err
+    script = said["resubmit"]
+    assert script is None or isinstance(script, str)
+    return launch, script
+
+
+def test_a_script_that_a_user_wrote_stays_and_ours_lies_in_the_folder_of_the_launch(
+    home: Path,
+) -> None:
+    hand = home / "out" / "resubmit.sh"
+    hand.parent.mkdir()
+    hand.write_text(HAND)
+    launch, script = stopped(home)
+    assert hand.read_text() == HAND and "not written by forerun" in launch.err
+    assert script is not None and is_ours(home / script)
+    assert (home / script).parent.parent == home / "out" / "runs"
+
+
+def test_only_an_unchanged_script_of_ours_is_replaced(home: Path) -> None:
+    _, script = stopped(home)
+    assert script == "out/resubmit.sh" and (home / script).stat().st_mode & 0o777 == 0o700
+    first = (home / script).read_text()
+    _, again = stopped(home, words=("--lr", "1"))
+    assert again == script and "--lr 1" in (home / script).read_text() != first
+    edited = first.replace("set -eu", "set -eux")
+    (home / script).write_text(edited)
+    stopped(home)
+    assert (home / script).read_text() == edited
+
+
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_what_is_no_file_is_not_replaced_either(home: Path, kind: str) -> None:
+    place = home / "mine"
+    (home / "target").write_text(MARK)
+    if kind == "link":
+        place.symlink_to("target")
+    else:
+        place.mkdir()
+    _, script = stopped(home, "--resubmit-script=mine")
+    assert script is not None and script.startswith("out/runs/")
+    assert (home / "target").read_text() == MARK and place.is_symlink() is (kind == "link")
+
+
+def test_a_script_goes_where_it_is_wanted(home: Path) -> None:
+    _, script = stopped(home, "--resubmit-script=scripts/next.sh")
+    assert script == "scripts/next.sh" and is_ours(home / script)
+    assert not (home / "out" / "resubmit.sh").exists()
+
+
+TEMPLATE = """#!/bin/bash
+#SBATCH --time={time}
+#SBATCH --comment={reason}
+# {command}
+export TIME="${time:-none}" && awk 'END {print NR}' < /dev/null
+test {launch_id} && test {directory} = out
+exec {command}
+"""
+
+
+def test_a_template_is_read_and_filled_and_stays_as_it_is(home: Path) -> None:
+    template = home / "template.sh"
+    template.write_text(TEMPLATE)
+    words = ("--name", "two words\nreboot", "it's", "$(reboot)", "\udcff")
+    _, script = stopped(home, "--resubmit-template=template.sh", words=words)
+    assert script == "out/resubmit.sh" and template.read_text() == TEMPLATE
+    text = (home / script).read_text(errors="surrogateescape")
+    lines = text.splitlines()
+    assert lines[0] == "#!/bin/bash" and lines[1] == f"{MARK}: it pays reboot"
+    assert "#SBATCH --comment='it pays reboot'" in lines
+    assert not any("--time" in line for line in lines), "no forecast, no time"
+    assert "${time:-none}" in text and "{print NR}" in text
+    assert not [line for line in lines if line.startswith("reboot")]
+    subprocess.run(["bash", "-n", script], cwd=home, check=True)
+
+
+@pytest.mark.parametrize("content", [None, "no place for it\n", "folder", "fifo"])
+def test_a_template_that_cannot_be_used_is_told_at_once_and_hinders_nothing(
+    home: Path, content: str | None
+) -> None:
+    path = home / "template.sh"
+    if content == "folder":
+        path.mkdir()
+    elif content == "fifo":
+        os.mkfifo(path)
+    elif content is not None:
+        path.write_text(content)
+    launch, script = stopped(home, "--resubmit-template=template.sh")
+    assert script == "out/resubmit.sh" and "--resubmit-template template.sh: " in launch.err
+    assert path.exists() is (content is not None), "it is never written"
+
+
+WORDS = (
+    "train.py",
+    "a b",
+    "it's",
+    '"',
+    "\\",
+    "$(reboot)",
+    "`x`",
+    "line\nbreak\x1b",
+    "é",
+    "\udcfe\n",
+)
+
+
+def test_every_word_arrives_as_it_was(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script(
+        again=(sys.executable, *WORDS),
+        wrapper=(sys.executable, "-m", "forerun.launch.cli", "run"),
+        reason="\nreboot\r\n",
+        time="",
+        launch_id="own",
+        directory=home,
+    )
+    path = home / "resubmit.sh"
+    monkeypatch.chdir(home)
+    script.write(path, {})
+    done = subprocess.run([path], capture_output=True, check=True)
+    assert tuple(json.loads(done.stdout)) == WORDS[1:]
+    assert all("\n" not in quoted(word) for word in WORDS)
+
+
+NAMES = ("pretrain\nreboot", "a b", 'say "x"\\', "x\r#SBATCH --nodes=99", "new\u2028line")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_name_of_a_job_is_one_value_of_one_line(home: Path, name: str) -> None:
+    script = Script(
+        again=("true",), wrapper=("env",), reason="x", time="", launch_id="own", directory=home
+    )
+    environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": name, "SLURMD_NODENAME": "n\nreboot"}
+    lines = script.text(environ).splitlines()
+    assert [line for line in lines if line.startswith("#SBATCH --job-name=")] == [lines[1]]
+    assert sum(line.startswith("#SBATCH") for line in lines) == 2
+    assert not any(line.startswith(("reboot", "#SBATCH --nodes")) for line in lines)
+    value = lines[1].removeprefix("#SBATCH --job-name=")
+    # Inside double quotes Slurm reads as a shell would, but for $ and `.
+    assert value[0] == value[-1] == '"'
+    told = value[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+    assert told == " ".join("".join(c if c.isprintable() else " " for c in name).split())

@@ -1,0 +1,151 @@
+"""Launches that share a directory: each owns what it wrote, nothing of another commands it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_training as script
+
+from forerun.launch.cli import main
+
+pytestmark = pytest.mark.slow
+PATIENCE_S = 240.0
+LEFT_OUT = ("WANDB", "FORERUN", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC")
+
+
+class Launch:
+    """The training under a real torchrun."""
+
+    def __init__(self, home: Path, *more: str, go: str, **environ: str) -> None:
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(LEFT_OUT)}
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+                *(script.__file__, "out", go, *more),
+            ],
+            cwd=home,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**kept, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", **environ},
+        )
+
+    def end(self) -> str:
+        """What it has said, once it is over."""
+        said, _ = self.process.communicate(timeout=PATIENCE_S)
+        assert self.process.returncode == 0, said
+        return said
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
+
+
+def object_in(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def plant(out: Path, launch_id: str) -> None:
+    """Orders and forecasts of another launch, newer than all that is to come."""
+    for folder in (out, out / "runs" / "another", out / "runs" / launch_id):
+        folder.mkdir(parents=True, exist_ok=True)
+        value = {
+            **{"schema": 1, "launch_id": "another", "run_id": "r", "unix_s": time.time() + 9999.0},
+            **{"rule": "request", "reason": "planted", "iteration": 3, "step_time_s": 1.0},
+        }
+        for name in ("stop-request.json", "stop.json", "forecast.json"):
+            (folder / name).write_text(json.dumps(value))
+
+
+def command_lines_below(pid: int) -> list[bytes]:
+    """Of all processes that descend from this one."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents[int(path.parent.name)] = int(fields[1])
+    below, found = {pid}, []
+    while more := {child for child, parent in parents.items() if parent in below} - below:
+        below |= more
+    for child in below - {pid}:
+        try:
+            found.append(Path(f"/proc/{child}/cmdline").read_bytes())
+        except OSError:
+            continue
+    return found
+
+
+def test_each_of_three_launches_owns_what_it_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    plant(out, "first")
+    # More than one argument may hold, and nothing that other users may read.
+    shards = [f"--data-path=/shards/secret-{number:08d}-{'x' * 250}" for number in range(1100)]
+    first = Launch(tmp_path, *shards, go="go-1", FORERUN_LAUNCH_ID="first")
+    wait_until(lambda: (out / "report.html").exists())
+    (companion,) = [
+        line for line in command_lines_below(first.process.pid) if b"launch.companion" in line
+    ]
+    assert b"secret" not in companion and len(companion) < 1000
+
+    (tmp_path / "go-2").touch()
+    second_said = Launch(tmp_path, go="go-2").end()
+    (guest,) = [p for p in (out / "runs").iterdir() if p.name not in ("first", "another")]
+    assert f"another run is live in out; this one's answers are in out/runs/{guest.name}" in (
+        second_said
+    )
+    assert f"report: out/runs/{guest.name}/report.html" in second_said
+    assert object_in(out / "owner.json")["launch_id"] == "first"
+    first.process.poll()
+    (tmp_path / "go-1").touch()
+    first_said = first.end()
+    assert "DONE" in first_said and "STOPPED" not in first_said
+    assert "report: out/report.html" in first_said and "another run" not in first_said
+    assert object_in(out / "decision.json")["launch_id"] == "first"
+    for folder in (out / "runs" / "first", guest):
+        decision = object_in(folder / "decision.json")
+        assert decision["launch_id"] == folder.name
+        assert object_in(folder / "score.json")["run_id"] == decision["run_id"]
+        assert decision["run_id"] in object_in(folder / "launch.json")["run_ids"]
+
+    kept = {p: p.read_bytes() for p in (out / "runs").glob("*/report.*")}
+    third_said = Launch(tmp_path, go="go-2").end()
+    assert "report: out/report.html" in third_said and "another run" not in third_said
+    owner = object_in(out / "owner.json")["launch_id"]
+    assert owner not in ("first", guest.name)
+    assert object_in(out / "decision.json")["launch_id"] == owner
+    assert kept == {p: p.read_bytes() for p in kept} and len(kept) == 4
+
+    runs = {
+        object_in(out / "runs" / name / "decision.json")["run_id"]: out / "runs" / name
+        for name in ("first", guest.name, owner)
+    }
+    assert len(runs) == 3
+    newest = object_in(out / "decision.json")["run_id"]
+    earlier, beside = (next(r for r in runs if runs[r].name == n) for n in ("first", guest.name))
+    for words, run_id in [
+        (("report", str(out)), newest),
+        (("report", str(out), "--run-id", earlier), earlier),
+        (("plan", str(guest)), beside),
+    ]:
+        main([*words, "--json"])
+        assert json.loads(capsys.readouterr().out)["run_id"] == run_id
+    main(["compare", str(out), "--json"])
+    assert {run["run_id"] for run in json.loads(capsys.readouterr().out)["runs"]} == {*runs}
+    main(["compare", str(guest), "--json"])
+    (alone,) = json.loads(capsys.readouterr().out)["runs"]
+    assert runs[alone["run_id"]] == guest

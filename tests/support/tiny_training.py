@@ -1,0 +1,56 @@
+"""A training of one rank that a test can hold: ``tiny_training.py DIRECTORY GO [anything ...]``.
+
+It ends some steps after the file ``GO`` is there, and prints what became of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from forerun.calib.workload.config import Batch, Cadence, ModelShape, Parallelism, RunConfig
+from forerun.hooks.attach import attach
+
+MODEL = ModelShape(
+    num_layers=1,
+    hidden_size=4,
+    ffn_hidden_size=8,
+    num_attention_heads=2,
+    num_query_groups=2,
+    kv_channels=2,
+    seq_length=2,
+    vocab_size=8,
+)
+NUM_LAST = 10
+
+
+def main(directory: Path, go: Path) -> None:
+    """Train until the file is there and then to the end, or until a stop is asked for."""
+    config = RunConfig(
+        model=MODEL,
+        parallelism=Parallelism(),
+        batch=Batch(micro_batch_size=1, global_batch_size=1),
+        cadence=Cadence(train_iters=100_000),
+    )
+    model = torch.nn.Linear(16, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    left = NUM_LAST
+    with attach(model, optimizer, config, directory=directory, steps=4, on_advice="stop") as run:
+        while left:
+            optimizer.zero_grad()
+            model(torch.randn(4, 16)).square().mean().backward()
+            optimizer.step()
+            time.sleep(0.02)
+            run.step()
+            if run.should_stop():
+                print("STOPPED", flush=True)
+                return
+            left -= go.exists()
+    print("DONE", flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
