@@ -130,13 +130,18 @@ def started(directory: Path, *, leave_after_s: float = 25.0, before: str = "") -
         f"companion.Farewell = functools.partial(farewell.Farewell, {leave_after_s})\n"
         "sys.exit(companion.main(sys.argv[1:]))"
     )
-    command = [
-        sys.executable, "-c", code, "--directory", str(directory), "--run-id", "golden-run",
-        "--settings", '{"wandb": "off"}',
-    ]  # fmt: skip
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    settings = {"directory": str(directory), "run_id": "golden-run", "settings": {"wandb": "off"}}
+    (directory / "told").write_text(json.dumps(settings))
+    with (directory / "told").open() as file:
+        number = file.fileno()
+        return subprocess.Popen(
+            [sys.executable, "-c", code, "--settings-fd", str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=(number,),
+        )
 
 
 def told(*, more: list[dict[str, Any]]) -> str:
