@@ -23,9 +23,10 @@ from .evidence import (
     memory_offset_nbytes,
     perturbation_s,
     recalibration_s,
+    windows_of,
 )
 from .fit.calibration import Calibration, calibrate
-from .history import WindowError, window_history
+from .history import History, Models
 from .outlook import Outlook, at_batch_size, batch_size_at, full_batch_size, outlook
 from .run_forecast import SoFar, run_forecast
 from .samples.table import SampleTable
@@ -170,7 +171,7 @@ class Answer:
     """What later forecasts start from, without a new fit."""
     plan: Plan
     decision: Decision
-    history: tuple[WindowError, ...]
+    history: History
     modelled_step: PredictedStep
     """The running layout without hooks: timeline, plus waiting, minus the perturbation."""
     waiting_s: float
@@ -206,8 +207,14 @@ class Answer:
         return self.decision.action is Action.STOP
 
 
-def analyse(table: SampleTable, request: Request, *, problems: Sequence[str] = ()) -> Answer:
-    """The answer of the newest run in the table.
+def analyse(
+    table: SampleTable,
+    request: Request,
+    *,
+    problems: Sequence[str] = (),
+    history: History | None = None,
+) -> Answer:
+    """The answer of the newest run in the table; ``history`` is that of the answer before it.
 
     Raises ``CalibrationError`` where steps or operators are missing, ``ConfigError`` where the
     running layout is one that the timeline does not model yet.
@@ -276,7 +283,7 @@ def analyse(table: SampleTable, request: Request, *, problems: Sequence[str] = (
         outlook=view,
         plan=found,
         decision=decision,
-        history=window_history(table),
+        history=_history(table, history, Models(calibration=calibration, own_s=modelled.time_s)),
         modelled_step=modelled,
         waiting_s=waiting_s,
         perturbation_s=perturbed_s,
@@ -306,6 +313,16 @@ def so_far(request: Request, *, last_step: int = 0) -> SoFar:
         energy_used_j=request.energy_used_j,
         mean_power_w=request.mean_power_w,
     )
+
+
+def _history(table: SampleTable, known: History | None, models: Models) -> History:
+    """With the newest window; ``models`` are the run's own where no other run's rows are there."""
+    if known is None:
+        if len(windows_of(table)) > 1:
+            return History.of(table)
+        known = History()
+    is_own = bool((table.samples["run_id"] == table.run_id).all())
+    return known.followed_by(table, models if is_own else None)
 
 
 def _outlook(

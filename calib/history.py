@@ -19,6 +19,11 @@ from .fit.training import measured_operators
 from .samples.table import SampleTable
 from .timeline.step import estimate_step
 
+MOST_WINDOWS = 200
+"""Newest windows whose errors are kept."""
+MOST_REFITTED = 12
+"""Newest windows of a table that are held against models of their own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowError:
@@ -38,41 +43,72 @@ class WindowError:
     operator_after_frac: float
 
 
-def window_history(table: SampleTable) -> tuple[WindowError, ...]:
-    """The error of each window under the models before it and after it, oldest first."""
-    windows = windows_of(table)
-    out: list[WindowError] = []
-    for place, window in enumerate(windows):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The errors of a run's windows, oldest first, and the models for the next one.
+
+    A window costs one fit: its models are those before the window after it.
+    """
+
+    errors: tuple[WindowError, ...] = ()
+    before: Models | None = None
+    """Of the windows before the newest; None where there are none."""
+    after: Models | None = None
+    """With the newest window."""
+
+    @staticmethod
+    def of(table: SampleTable) -> History:
+        """That of all windows of the table's newest run, the newest ``MOST_REFITTED`` of many."""
+        windows = windows_of(table)
+        found = History()
+        begin = max(0, len(windows) - MOST_REFITTED)
+        if begin:
+            found = History(after=Models.of(only_windows(table, windows[:begin])))
+        for place in range(begin, len(windows)):
+            found = found.followed_by(only_windows(table, windows[: place + 1]))
+        return found
+
+    def followed_by(self, table: SampleTable, models: Models | None = None) -> History:
+        """With the newest window of the table; again, where that is the newest one here.
+
+        ``models`` are those of the table, where they are known already.
+        """
+        window = windows_of(table)[-1]
+        is_again = bool(self.errors) and self.errors[-1].window == window
+        before = self.before if is_again else self.after
+        known = self.errors[:-1] if is_again else self.errors
+        after = models or Models.of(table)
         here = only_windows(table, [window])
-        after = _Fit.of(only_windows(table, windows[: place + 1]))
-        before = _Fit.of(only_windows(table, windows[:place])) if place else None
         measured_s = measured_step_s(here)
-        out.append(
-            WindowError(
-                window=int(window),
-                num_rows=len(here.samples),
-                measured_s=measured_s,
-                before_frac=before.step_error_frac(measured_s) if before else None,
-                after_frac=after.step_error_frac(measured_s),
-                operator_before_frac=before.operator_error_frac(here) if before else None,
-                operator_after_frac=after.operator_error_frac(here),
-            )
+        error = WindowError(
+            window=window,
+            num_rows=len(here.samples),
+            measured_s=measured_s,
+            before_frac=before.step_error_frac(measured_s) if before else None,
+            after_frac=after.step_error_frac(measured_s),
+            operator_before_frac=before.operator_error_frac(here) if before else None,
+            operator_after_frac=after.operator_error_frac(here),
         )
-    return tuple(out)
+        return History(errors=(*known, error)[-MOST_WINDOWS:], before=before, after=after)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Fit:
+class Models:
+    """What was fitted on the windows up to one of them."""
+
     calibration: Calibration
     own_s: float
+    """The running layout's step by these models."""
 
     @staticmethod
-    def of(table: SampleTable) -> _Fit:
+    def of(table: SampleTable) -> Models:
+        """Fitted on the rows of the table's newest run alone."""
+        table = only_windows(table, windows_of(table))
         config = table.config()
         calibration = calibrate(table, device=config.device)
         rest_s = mean_waiting_s(table) - perturbation_s(table, measured_overhead(table))
         own_s = estimate_step(config, calibration).time_s + rest_s
-        return _Fit(calibration=calibration, own_s=own_s)
+        return Models(calibration=calibration, own_s=own_s)
 
     def step_error_frac(self, measured_s: float) -> float:
         """Modelled over measured step, minus one."""

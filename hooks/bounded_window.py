@@ -1,8 +1,10 @@
 """A window of one rank of a large world: what of it goes into the file, and into the message.
 
 Both are bounded.  The file of a rank lasts for the whole run: a window takes at most half of what
-is left.  Steps are in the file as they end, so that they outlive a crash; all else is packed when
-the window closes, and the same packed lines are sent.
+is left.  In a small world, where nothing is sent, windows are bounded in the same way once the file
+has its first ``WHOLE_NBYTES``; their ends are written for ever.  Steps are in the file as they end,
+so that they outlive a crash; all else is packed when the window closes, and the same packed lines
+are sent.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from ..calib.samples.records import (
     WindowRecord,
     to_dict,
 )
-from ..calib.workload.recording import MESSAGE_NBYTES, Part, RecordingPlan
+from ..calib.workload.recording import MESSAGE_NBYTES, PACKED_NBYTES, Part, RecordingPlan
 from .selection import StepDetail, in_keeping_order, line_of, pack_steps
 from .step_log import StepLog
 from .window_records import WindowRecords
@@ -61,7 +63,8 @@ class BoundedWindow:
         self._pace, self._on_fault = pace, on_fault
         self._part = plan.part(rank)
         self._replica = plan.replica
-        self._num_left = plan.file_nbytes(rank) or 0
+        self._is_small = plan.is_small
+        self._num_left = PACKED_NBYTES if plan.is_small else plan.file_nbytes(rank) or 0
         self._steps: list[str] = []
         self._aside: list[str] = []
         self._sent_aside = ""
@@ -120,6 +123,8 @@ class BoundedWindow:
             )
         )
         own = [line for line in (details, ends) if self._spend(len(line))]
+        if self._is_small and ends not in own:
+            own.append(ends)
         return ClosedWindow(
             lines=(own_aside, *own), message="".join((header, steps, aside, details, ends))
         )

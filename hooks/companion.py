@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 import subprocess
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -23,6 +24,7 @@ SETTINGS_S = 30.0
 _MOST_NBYTES = 1 << 16
 _HELD_NBYTES = 1 << 19
 """What the system may hold of events, and of settings, until the companion reads them."""
+_MOST_LATE = 16
 _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 _WORKER_NAMES = frozenset(
     {
@@ -54,7 +56,9 @@ def companion_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class CompanionPipe:
-    """Events to one companion; what does not fit into the pipe at once is dropped and counted.
+    """Events to one companion; steps that do not fit into the pipe are dropped and counted.
+
+    Of other events, a window's end among them, the newest few go with the next that fits.
 
     The pipe is a pair of sockets: writing to one whose reader has died can be done without the
     signal that ends a training process where the user has set ``SIGPIPE`` to its default.
@@ -64,6 +68,7 @@ class CompanionPipe:
         self._process: subprocess.Popen[bytes] | None = None
         self._is_alive = self._is_started = False
         self.num_dropped = 0
+        self._late: deque[bytes] = deque(maxlen=_MOST_LATE)
         self._received = b""
         try:
             self._socket, self._theirs = socket.socketpair()
@@ -118,19 +123,31 @@ class CompanionPipe:
         return self._is_started
 
     def send(self, event: Mapping[str, Any]) -> None:
-        """Write one event, or drop it; before the start as well."""
+        """Write one event, or drop a step, or keep what is rarer for later; never waits.
+
+        Before the start as well.
+        """
         if not self._is_alive:
             return
         line = json.dumps(event).encode() + b"\n"
         try:
+            self._send_late()
             # A line fits into one buffer of the socket: it is taken whole or not at all.
             self._socket.send(line, _NO_SIGNAL)
         except BlockingIOError:
-            self.num_dropped += 1
+            if event.get("event") == "step":
+                self.num_dropped += 1
+            else:
+                self._late.append(line)
         except OSError:
             _log.warning("[forerun] the companion has ended; records are still written")
             self._is_alive = False
             self._socket.close()
+
+    def _send_late(self) -> None:
+        while self._late:
+            self._socket.send(self._late[0], _NO_SIGNAL)
+            self._late.popleft()
 
     def receive(self) -> list[dict[str, Any]]:
         """What the companion has written back since the last call; never waits."""
@@ -150,6 +167,8 @@ class CompanionPipe:
         is_alive, self._is_alive = self._is_alive, False
         if not is_alive:
             return
+        with suppress(OSError):  # still full
+            self._send_late()
         with suppress(OSError):  # it has died
             self._socket.shutdown(socket.SHUT_WR)  # a forked child may hold the socket too
         try:

@@ -3,7 +3,8 @@
 Training hands things over and never waits.  Marks of hooked steps become records only when their
 window has closed, in small slices, so that this thread does not take the interpreter from training
 while it is being measured.  In a large world most ranks write no file, and those that do are
-bounded: ``bounded_window`` has what becomes of a window there.
+bounded, as those of a small world are behind their first 32 MiB: ``bounded_window`` has what
+becomes of a window there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from ..calib.samples.records import CoverageRecord, Header, Record, WindowRecord
-from ..calib.workload.recording import RecordingPlan
+from ..calib.workload.recording import WHOLE_NBYTES, RecordingPlan, recording_plan
 from .bounded_window import BoundedWindow
 from .exchange import Exchange
 from .flight_recorder import FlightWindow
@@ -84,6 +85,7 @@ class RecordWriter:
         self._window = WindowRecords()
         self._bounded: BoundedWindow | None = None
         self._is_file_off = False
+        self._num_written = 0
         self._slice_begin_s = 0.0
         self._is_closing = False
         self.is_broken = False
@@ -242,6 +244,7 @@ class RecordWriter:
         # A restarted worker finds its own file: it goes on after it, with a header again.
         seam = seam_after(path)
         opened = path.open("a", encoding="utf-8")
+        self._num_written = opened.tell()
         opened.write(seam + line_of(self._header()))
         return opened
 
@@ -251,7 +254,7 @@ class RecordWriter:
                 return
             if self._file is None:
                 self._file = self._open()
-            self._file.write(line)
+            self._num_written += self._file.write(line)
             self._pace()
 
     def _pace(self) -> None:
@@ -266,8 +269,8 @@ class RecordWriter:
 
     def _write_window(self, end: WindowEnd) -> None:
         self._window.flight = end.flight
-        if self._bounded is not None and self._exchange is not None:
-            self._write_bounded(end, self._bounded, self._exchange)
+        if self._bounded is not None:
+            self._write_bounded(end, self._bounded)
         else:
             for log in self._taken_logs():
                 self._write_step(log)
@@ -279,6 +282,14 @@ class RecordWriter:
             if end.on_written is not None:
                 end.on_written()
         self._window = WindowRecords()
+        if self._bounded is None and self._num_written >= WHOLE_NBYTES:
+            header = self._header()
+            self._bounded = BoundedWindow(
+                recording_plan(header.world_size),
+                header.rank,
+                pace=self._pace,
+                on_fault=self._guard.fault,
+            )
 
     def _write_step(self, log: StepLog) -> None:
         """What can be told from a step's marks; a step that makes no sense costs no other."""
@@ -290,7 +301,7 @@ class RecordWriter:
             self._guard.fault(err)
             self.num_dropped += 1
 
-    def _write_bounded(self, end: WindowEnd, bounded: BoundedWindow, exchange: Exchange) -> None:
+    def _write_bounded(self, end: WindowEnd, bounded: BoundedWindow) -> None:
         closed = bounded.close(
             self._taken_logs(),
             self._window,
@@ -304,4 +315,7 @@ class RecordWriter:
                 self._file.flush()
         except OSError as err:
             self._give_up(err)
-        exchange.hand_over(end.record.window, closed.message, on_complete=end.on_written)
+        if self._exchange is not None:
+            self._exchange.hand_over(end.record.window, closed.message, on_complete=end.on_written)
+        elif end.on_written is not None:
+            end.on_written()

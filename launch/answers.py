@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ..calib.advice.track import Track
@@ -22,7 +23,7 @@ from .report_tables import markdown, report_tables
 SAMPLES = "samples.parquet"
 REQUEST = "request.json"
 CREATED_BY = "forerun"
-_WITH_ARGUMENTS = ("decision",)
+_PRIVATE = (REQUEST, "decision.json")
 
 
 def write_answer(
@@ -33,18 +34,27 @@ def write_answer(
     measured: Sequence[MeasuredSpan] = (),
     lived: Lived | None = None,
 ) -> None:
-    """Write every artefact of the answer, each replaced at once."""
+    """Write every artefact of the answer, each replaced at once.
+
+    Those that can be written are, whatever becomes of the others; then the first ``OSError``.
+    """
     home = place.path
-    write_table(home / SAMPLES, table)
-    write_json(home / REQUEST, _stamped(request.to_json(), place), mode=PRIVATE)
-    for name, value in artefacts(answer).items():
-        mode = PRIVATE if name in _WITH_ARGUMENTS else OPEN
-        write_json(home / f"{name}.json", _stamped(value, place), mode=mode)
-    append_forecast(place, answer)
-    write_text(home / "report.md", markdown(answer))
-    write_page(place, table, answer, measured, lived)
     trace = chrome_trace(answer.own, measured)
-    write_json(home / "timeline.json.gz", trace)
+    json_files = {
+        REQUEST: _stamped(request.to_json(), place),
+        **{f"{name}.json": _stamped(value, place) for name, value in artefacts(answer).items()},
+        "timeline.json.gz": trace,
+    }
+    _do_all(
+        lambda: write_table(home / SAMPLES, table),
+        *(
+            partial(write_json, home / name, value, mode=PRIVATE if name in _PRIVATE else OPEN)
+            for name, value in json_files.items()
+        ),
+        lambda: append_forecast(place, answer),
+        lambda: write_text(home / "report.md", markdown(answer)),
+        lambda: write_page(place, table, answer, measured, lived),
+    )
 
 
 def write_measured(
@@ -68,7 +78,7 @@ def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
     """The JSON artefacts by name: calibration, forecast, plan, waiting, decision."""
     return {
         "calibration": answer.calibration.summary()
-        | {"history": [_plain(error) for error in answer.history]},
+        | {"history": [_plain(error) for error in answer.history.errors]},
         "forecast": _forecast(answer),
         "plan": answer.plan.to_json(),
         "waiting": answer.waiting.to_json(),
@@ -89,6 +99,18 @@ def wandb_tables(answer: Answer) -> dict[str, list[dict[str, Any]]]:
         table.key: [dict(zip(table.columns, row, strict=True)) for row in table.rows]
         for table in report_tables(answer)
     }
+
+
+def _do_all(*writes: Callable[[], object]) -> None:
+    """Each of them, also where one before it fails; the first failure is raised at the end."""
+    errors = []
+    for write in writes:
+        try:
+            write()
+        except OSError as err:
+            errors.append(err)
+    if errors:
+        raise errors[0]
 
 
 def _forecast(answer: Answer) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,20 +12,21 @@ from ..calib.advice.adaptive import AdaptiveInterval
 from ..calib.advice.agenda import step_groups
 from ..calib.advice.drift import Drift
 from ..calib.advice.forecast import Forecast
+from ..calib.advice.track import Track
 from ..calib.advice.transcript import transcript_lines
 from ..calib.analysis import Answer, Request, analyse
 from ..calib.errors import ForerunError
+from ..calib.history import History
 from ..calib.outlook import batch_levels
-from ..calib.samples.records import WindowRecord
-from ..calib.samples.run import RunRecords
-from ..calib.samples.store import read_run
-from ..calib.samples.table import SampleTable, build_table
+from ..calib.samples.recent import RecentWindows
+from ..calib.samples.store import RunReader
+from ..calib.samples.table import SampleTable
 from ..calib.timeline.measured import measured_spans
 from ..calib.timeline.trace import MeasuredSpan
 from ..calib.unmodelled_run import analyse_steps
-from ..calib.workload.kept_arguments import masked_text
 from ..hooks.settings import OnAdvice, WandbMode
 from .advice_orders import AdviceOrders
+from .answered import Answered
 from .answers import wandb_tables, write_answer, write_forecast, write_measured, write_score
 from .earlier import Earlier
 from .energy import ReadEnergy, open_meter
@@ -32,8 +34,9 @@ from .forecast_log import finish_line
 from .forecasting import Forecasts, OwnWork, RunSoFar
 from .lived import Lived
 from .options import Options
-from .publishing import Publisher
+from .publishing import Place, Publisher
 from .report_page import write_page
+from .saying import Writing, say, say_lines
 from .scoring import Score, StepRow
 from .stop_requests import StopRequests
 from .wandb_sink import NoSink, Sink, open_sink
@@ -44,6 +47,8 @@ PATIENCE_S = 30.0
 """How long the other ranks' files are waited for after a window has closed here."""
 LOOK_EVERY_S = 1.0
 """How often they are looked for."""
+MOST_HELD = 10_000
+"""Steps that wait for the first window's prediction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +81,8 @@ class Beside:
             options.place, give_order or _to_nobody, since_unix_s=options.asked_since_unix_s
         )
         self._sink = (open_sink or sink_of)(options)
-        self._held: list[StepRow] = []
+        self._writing = Writing()
+        self._held: deque[StepRow] = deque()
         self._score = Score()
         self._lived = Lived()
         self._end_unix_s = 0.0
@@ -91,16 +97,22 @@ class Beside:
         self._forecasts = Forecasts()
         self._own_work = OwnWork()
         self._earlier = Earlier(options.directory)
+        self._reader = RunReader(options.directory, options.run_id)
+        self._windows = RecentWindows()
+        self._answered = Answered()
         self._next_step = AdaptiveInterval()
         self._size_ends: tuple[int, ...] = ()
         self._watching = Watching(
             options.place,
             tell=self._tell_drift,
+            writing=self._writing,
             give_order=give_order or _to_nobody,
         )
         self._pending: _Closed | None = None
         self._next_look_unix_s = 0.0
         self._is_first_open = True
+        self._is_over = False
+        self._history: History | None = None
 
     def handle(self, event: dict[str, Any], now_unix_s: float) -> None:
         """Take one event of the training process."""
@@ -119,43 +131,47 @@ class Beside:
             self._end_unix_s = float(event.get("unix_s") or now_unix_s)
         elif kind in ("window_closed", "probed"):
             self._own_work.begin(self._run.last_unix_s or now_unix_s)
+            window = int(event["window"])
+            # Of windows that wait only the newest gets an answer.
+            if kind == "probed" and self._pending is not None and self._pending.window > window:
+                return  # the answer of that window has these probes as well
             self._pending = _Closed(
-                window=int(event["window"]),
+                window=window,
                 last_iteration=int(event["last_step"]) + 1,
                 since_unix_s=now_unix_s,
                 is_again=kind == "probed" and self._pending is None,
             )
 
-    def poll(self, now_unix_s: float, *, is_final: bool = False) -> None:
-        """Analyse the closed window once all ranks' files are there, or patience is over."""
+    def poll(self, now_unix_s: float, *, is_final: bool = False) -> bool:
+        """Analyse the closed window once all ranks' files are there, or patience is over.
+
+        True where one was analysed.
+        """
         self._own_work.now(now_unix_s)
         self._follow_clock(now_unix_s)
         if now_unix_s < self._next_look_unix_s and not is_final:
-            return
+            return False
         self._requests.look()
         self._run.read_energy(self._read_energy, now_unix_s)
-        if self._pending is None:
-            self._next_look_unix_s = now_unix_s + LOOK_EVERY_S
-            self._forecast_again(now_unix_s)
-            return
         self._next_look_unix_s = now_unix_s + LOOK_EVERY_S
         closed = self._pending
-        window, since = closed.window, closed.since_unix_s
+        if closed is None:
+            self._forecast_again(now_unix_s)
+            return False
+        is_patience_over = is_final or now_unix_s - closed.since_unix_s > PATIENCE_S
         try:
-            run = read_run(self._options.directory, self._options.run_id)
+            self._windows.add(self._reader.read())
+            if not self._windows.is_complete(closed.window) and not is_patience_over:
+                return False
+            self._analyse(closed, now_unix_s)
         except ForerunError as err:
-            if is_final or now_unix_s - since > PATIENCE_S:
-                self._settle(f"no answer for window {window}: {err}")
-            return
-        is_patience_over = is_final or now_unix_s - since > PATIENCE_S
-        if not is_window_complete(run, window) and not is_patience_over:
-            return
-        try:
-            self._analyse(run, closed, now_unix_s)
-        except ForerunError as err:
-            self._settle(f"no answer for window {window}: {err}")
+            # Where nothing can be read yet there is time; an analysis that fails would fail again.
+            if not is_patience_over and not self._windows.is_complete(closed.window):
+                return False
+            self._settle(f"no answer for window {closed.window}: {err}")
         else:
             self._settle()
+        return True
 
     def _follow_clock(self, now_unix_s: float) -> None:
         """A clock that was set back holds up no look and no answer."""
@@ -164,23 +180,49 @@ class Beside:
             if self._pending is not None:
                 self._pending = replace(self._pending, since_unix_s=now_unix_s)
 
-    def finish(self, now_unix_s: float) -> None:
-        """Last words: what is still held, and how the predictions did."""
-        self.poll(now_unix_s, is_final=True)
+    def finish(self, now_unix_s: float, *, is_analysed: bool = True) -> None:
+        """The last window, where there is time for it, and last words."""
+        if is_analysed:
+            self.poll(now_unix_s, is_final=True)
+        self.say_last_words(now_unix_s)
+
+    def say_last_words(self, now_unix_s: float) -> None:
+        """What is still held, and how the predictions did; once."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._pending is not None:
+            say(
+                f"window {self._pending.window} has no answer: there is no time for it at the end; "
+                f"the last answer stands, forerun report reads the records"
+            )
         self._flush(is_final=True)
         place = self._options.place
-        track = self._lived.close(place, self._end_unix_s or now_unix_s)
+        end_unix_s = self._end_unix_s or now_unix_s
+        track = self._writing(lambda: self._lived.close(place, end_unix_s))
         if self._publisher.is_newest():
-            if self._answer is not None or track is not None:
-                write_score(place, self._score.summary(), track)
-            if self._answer is not None and self._shown is not None:
-                write_page(place, self._shown[0], self._answer, self._shown[1], self._lived)
+            self._write_last(place, track)
             self._publish()
         self._publisher.end()
         for line in (*self._score.lines(), finish_line(track) if track else ""):
             if line:
                 say(line)
         self._sink.close(self._score.summary())
+
+    def _write_last(self, place: Place, track: Track | None) -> None:
+        answer, shown = self._answer, self._shown
+        score = {**self._score.summary(), **self._answered.counts()}
+        if answer is not None or track is not None:
+            self._writing(lambda: write_score(place, score, track))
+        if answer is not None and shown is not None:
+            self._writing(lambda: write_page(place, shown[0], answer, shown[1], self._lived))
+
+    def miss(self, num_events: int) -> None:
+        """So many events were dropped before this one."""
+        say(
+            f"{num_events} events of training came faster than they could be taken in: these steps "
+            f"are not in the score; training and records are not affected"
+        )
 
     def _publish(self) -> None:
         """To the top what has been written, where that is ours."""
@@ -212,17 +254,17 @@ class Beside:
         if found is None:
             return
         self._answer = replace(answer, forecast=found)
-        write_forecast(self._options.place, self._answer)
+        renewed = self._answer
+        self._writing(lambda: write_forecast(self._options.place, renewed))
         self._publish()
         if self._forecasts.is_news(found):
             self._say_forecast(found)
 
     def _say_forecast(self, forecast: Forecast) -> None:
         limit_s = self._options.request.time_limit_s(forecast)
-        for line in transcript_lines(forecast=forecast, time_limit_s=limit_s):
-            print(line, flush=True)
+        say_lines(transcript_lines(forecast=forecast, time_limit_s=limit_s))
 
-    def _analyse(self, run: RunRecords, closed: _Closed, now_unix_s: float) -> None:
+    def _analyse(self, closed: _Closed, now_unix_s: float) -> None:
         # Steps after the window are what the answer is scored on, also those that came meanwhile.
         known = self._run.request(
             self._options.request, now_unix_s, last_iteration=closed.last_iteration
@@ -231,22 +273,24 @@ class Beside:
             known,
             previously_met=self._met_before if closed.is_again else self._met,
         )
-        table = self._earlier.join(build_table(run))
+        run = self._windows.newest
+        table = self._earlier.join(self._windows.table())
         self._watching.window_closed(table, closed.window, unix_s=request.now_unix_s)
         if not run.configs:
             self._say_measured(table, request)
             return
-        answer = analyse(table, request, problems=run.problems)
-        self._answer = answer
+        problems = (*run.problems, *self._answered.problems(closed.window))
+        answer = analyse(table, request, problems=problems, history=self._history)
+        self._answer, self._history = answer, answer.history
         self._forecasts.answered(answer, self._run.last_iteration)
         if not closed.is_again:
             self._met_before = self._met
         self._met = tuple(sorted(rule.value for rule in answer.decision.rules_met))
         self._shown = table, measured_spans(run)
-        write_answer(self._options.place, table, request, answer, self._shown[1], self._lived)
+        place, spans, lived = self._options.place, self._shown[1], self._lived
+        self._writing(lambda: write_answer(place, table, request, answer, spans, lived))
         self._publish()
-        for line in answer.transcript:
-            print(line, flush=True)
+        say_lines(answer.transcript)
         where = f"{self._publisher.shown}/report.html · decision.json · timeline.json.gz"
         say(f"report: {where} · W&B: {self._sink.where}")
         self._sink.tables(self._logged_iteration(), wandb_tables(answer))
@@ -258,15 +302,16 @@ class Beside:
         """The answer of a run whose layout is not known."""
         num_steps = int(self._options.settings.get("num_steps") or 0)
         measured = analyse_steps(table, request, num_steps=num_steps)
-        write_measured(self._options.place, table, request, measured)
+        self._writing(lambda: write_measured(self._options.place, table, request, measured))
         self._publish()
-        for line in measured.transcript:
-            print(line, flush=True)
+        say_lines(measured.transcript)
 
     def _settle(self, problem: str = "") -> None:
         """The pending window is done with: held rows may go."""
         if problem:
             say(problem)
+        if self._pending is not None:
+            self._answered.settled(self._pending.window)
         self._pending = None
         self._own_work.over()
         self._is_first_open = False
@@ -284,9 +329,10 @@ class Beside:
         """Log held rows in order; rows after the first window wait for its prediction."""
         while self._held:
             row = self._held[0]
-            if row.is_after_window and self._is_first_open and not is_final:
+            is_waiting = row.is_after_window and self._is_first_open and not is_final
+            if is_waiting and len(self._held) <= MOST_HELD:
                 return
-            self._held.pop(0)
+            self._held.popleft()
             values = {"step_time_s": row.time_s}
             if row.is_after_window and self._answer is not None:
                 interval = self._next_step.interval() if is_live else None
@@ -298,21 +344,6 @@ class Beside:
             if row.iteration in self._size_ends:
                 self._next_step = AdaptiveInterval()
             self._sink.step(row.iteration, values)
-
-
-def is_window_complete(run: RunRecords, window: int) -> bool:
-    """True when every rank that records has closed this window."""
-    closed = {
-        rank
-        for rank, records in run.records.items()
-        if any(isinstance(r, WindowRecord) and r.window == window for r in records)
-    }
-    return closed.issuperset(run.recording_plan.recorders)
-
-
-def say(text: str) -> None:
-    """One line into the training log."""
-    print(f"[forerun] {masked_text(text)}", flush=True)
 
 
 def _to_nobody(order: dict[str, Any]) -> None:

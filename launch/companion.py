@@ -3,7 +3,7 @@
 It takes the lowest priority before anything else, and loads pandas, the models and W&B only when
 the first window has closed, so that it does not disturb what the window measures.  Events arrive as
 JSON lines on its standard input; end of file means that training is gone, and it finishes what it
-can.
+can in a fixed time.
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import queue
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..hooks.companion import SETTINGS_FD
+from .farewell import Farewell
+from .inbox import Inbox
 from .options import Options
 from .publishing import Publisher
+from .saying import say
 
 if TYPE_CHECKING:
     from .beside import Beside
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 LOWEST_PRIORITY = 19
 _TICK_S = 0.5
+_MARGIN = 1.5
+"""The last window is analysed where there is this many times the processor time of an analysis."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,28 +43,40 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = _options(argv)
     except (OSError, ValueError, KeyError, TypeError) as err:
-        _say(f"no live answers: the companion was told nothing that it can read ({err})")
+        say(f"no live answers: the companion was told nothing that it can read ({err})")
         return 1
     _step_back()
     # Ctrl-C is for training, which then ends our input: what is known by then is still said.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     publisher = Publisher(options.place)
-    _say(publisher.begin(time.time()))
-    publisher.start_beating(_say)
-    beside: Beside | None = None
-    held: list[Event] = []
-    for event in _events():
-        if event is not None:
-            held.append(event)
-        if beside is None and event is not None and event.get("event") == "window_closed":
-            beside = _wake(options, publisher)
-        if beside is not None:
-            _hand_over(beside, held)
-            beside.poll(time.time())
-    beside = beside or _wake(options, publisher)
-    _hand_over(beside, held)
-    beside.finish(time.time())
+    say(publisher.begin(time.time()))
+    publisher.start_beating(say)
+    inbox, farewell = Inbox(), Farewell()
+    threading.Thread(target=_read, args=(inbox, farewell), daemon=True).start()
+    inbox.wait_for_window()
+    beside = _wake(options, publisher)
+    farewell.knows(lambda: beside.say_last_words(time.time()))
+    longest_s = _answer(beside, inbox)
+    has_time = farewell.left_s > _MARGIN * longest_s
+    beside.finish(time.time(), is_analysed=has_time)
     return 0
+
+
+def _answer(beside: Beside, inbox: Inbox) -> float:
+    """Until the end; the most processor time that an answer took, seconds."""
+    longest_s = 0.0
+    is_over = is_said = False
+    while not is_over:
+        events, is_over = inbox.take(_TICK_S)
+        for event in events:
+            beside.handle(event, time.time())
+        if inbox.num_dropped and not is_said:
+            is_said = True
+            beside.miss(inbox.num_dropped)
+        begin_s = time.process_time()
+        if not is_over and beside.poll(time.time()):
+            longest_s = max(longest_s, time.process_time() - begin_s)
+    return longest_s
 
 
 def _step_back() -> None:
@@ -70,12 +86,6 @@ def _step_back() -> None:
         # A wake-up of training interrupts it at once, which the lowest priority alone does not do.
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-
-
-def _hand_over(beside: Beside, held: list[Event]) -> None:
-    for event in held:
-        beside.handle(event, time.time())
-    held.clear()
 
 
 def _wake(options: Options, publisher: Publisher) -> Beside:
@@ -90,30 +100,19 @@ def _write_back(order: Event) -> None:
         os.write(0, json.dumps(order).encode() + b"\n")
 
 
-def _events() -> Iterator[Event | None]:
-    """The events up to the last one; None whenever none has come for a while."""
-    events: queue.Queue[Event | None] = queue.Queue()
-    threading.Thread(target=_read, args=(events,), daemon=True).start()
-    while True:
-        try:
-            event = events.get(timeout=_TICK_S)
-        except queue.Empty:
-            yield None
-            continue
-        if event is None:
-            return
-        yield event
-        if event.get("event") == "end":
-            return
-
-
-def _read(events: queue.Queue[Event | None]) -> None:
-    for line in sys.stdin:
-        try:
-            events.put(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    events.put(None)
+def _read(inbox: Inbox, farewell: Farewell) -> None:
+    try:
+        for line in sys.stdin:
+            with suppress(ValueError, RecursionError):
+                event = json.loads(line)
+                if not isinstance(event, dict):
+                    continue
+                inbox.put(event)
+                if event.get("event") == "end":
+                    break
+    finally:
+        farewell.begin()
+        inbox.close()
 
 
 def _options(argv: Sequence[str] | None) -> Options:
@@ -128,12 +127,6 @@ def _options(argv: Sequence[str] | None) -> Options:
         launch_id=told.get("launch_id", ""),
         settings=told["settings"],
     )
-
-
-def _say(text: str) -> None:
-    if text:
-        with suppress(OSError):  # nobody reads, or the disk is full
-            print(f"[forerun] {text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from .scoring import StepRow
 NUM_KEPT_STEPS = 1000
 """Bare steps that a forecast rests on: the newest."""
 NUM_KEPT_IRREGULAR = 200
+NUM_KEPT_BRACKETS = 500
+"""Evaluations, and saves, that a forecast rests on: the newest."""
 AGAIN_AFTER_STEPS = 20
 AGAIN_AFTER_S = 30.0
 """Both must have passed until a forecast is made anew."""
@@ -35,7 +37,7 @@ class RunSoFar:
     """Iteration from which on the level of now holds."""
     _bare: deque[StepRow] = field(default_factory=lambda: deque(maxlen=NUM_KEPT_STEPS))
     _irregular: deque[StepRow] = field(default_factory=lambda: deque(maxlen=NUM_KEPT_IRREGULAR))
-    _brackets: dict[str, list[float]] = field(default_factory=dict)
+    _brackets: dict[str, deque[float]] = field(default_factory=dict)
     _energy: list[tuple[float, float]] = field(default_factory=list)
     """First and newest reading: Unix seconds and joules."""
 
@@ -57,7 +59,9 @@ class RunSoFar:
 
     def add_bracket(self, event: dict[str, Any]) -> None:
         """An evaluation or a save has ended."""
-        self._brackets.setdefault(event["name"], []).append(float(event["time_s"]))
+        name = str(event["name"])
+        known = self._brackets.setdefault(name, deque(maxlen=NUM_KEPT_BRACKETS))
+        known.append(float(event["time_s"]))
 
     def read_energy(self, read: ReadEnergy, now_unix_s: float) -> None:
         """Take one reading where there are any."""

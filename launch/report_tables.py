@@ -198,7 +198,7 @@ def _windows(answer: Answer) -> ReportTable:
             _percent(error.operator_before_frac),
             _percent(error.operator_after_frac),
         )
-        for error in answer.history
+        for error in answer.history.errors
     ]
     return ReportTable(
         key="windows",

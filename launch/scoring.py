@@ -40,12 +40,19 @@ class StepRow:
         )
 
 
+NUM_KEPT_ERRORS = 4000
+"""Errors that a median is taken of at most; of more, every second, fourth and so on."""
+
+
 @dataclass(slots=True)
 class Score:
     """Signed errors of the predicted step and how often the 90 % interval held."""
 
+    num_scored: int = 0
+    num_inside: int = 0
     errors_frac: list[float] = field(default_factory=list)
-    is_inside: list[bool] = field(default_factory=list)
+    """Evenly spread over the steps."""
+    _every: int = 1
 
     def add(
         self, row: StepRow, answer: Answer, interval: tuple[float, float] | None = None
@@ -60,8 +67,7 @@ class Score:
         error_frac = predicted.time_s / row.time_s - 1.0
         inside = predicted.low_s <= row.time_s <= predicted.high_s
         if not row.flags:
-            self.errors_frac.append(error_frac)
-            self.is_inside.append(inside)
+            self._count(error_frac, is_inside=inside)
         values = {
             "step_time_predicted_s": predicted.time_s,
             "step_time_predicted_low_s": predicted.low_s,
@@ -76,15 +82,24 @@ class Score:
             values["overhead_frac"] = answer.overhead.overhead_frac
         return values
 
+    def _count(self, error_frac: float, *, is_inside: bool) -> None:
+        if self.num_scored % self._every == 0:
+            self.errors_frac.append(error_frac)
+        self.num_scored += 1
+        self.num_inside += is_inside
+        if len(self.errors_frac) > NUM_KEPT_ERRORS:
+            self.errors_frac = self.errors_frac[::2]
+            self._every *= 2
+
     def summary(self) -> dict[str, Any]:
         """What the predictions were worth; empty before the first."""
-        if not self.errors_frac:
+        if not self.num_scored:
             return {}
         return {
-            "num_scored_steps": len(self.errors_frac),
+            "num_scored_steps": self.num_scored,
             "step_time_error_median_frac": median(self.errors_frac),
             "step_time_abs_error_median_frac": median(abs(e) for e in self.errors_frac),
-            "interval_coverage_frac": sum(self.is_inside) / len(self.is_inside),
+            "interval_coverage_frac": self.num_inside / self.num_scored,
         }
 
     def lines(self) -> list[str]:

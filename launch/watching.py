@@ -16,11 +16,14 @@ from ..calib.evidence import windows_of
 from ..calib.samples.store import read_json, write_json
 from ..calib.samples.table import SampleTable
 from .publishing import Place
+from .saying import Writing
 from .scoring import StepRow
 
 DRIFT = "drift.json"
 MOST_WINDOWS = 10
 """Windows that are asked for because of drifts, in one run."""
+MOST_EVENTS = 500
+"""Newest events that are kept in the file, of all launches."""
 _MOST_WAITING = 10_000
 
 
@@ -37,7 +40,9 @@ class Watching:
         *,
         tell: Callable[[str], None],
         give_order: Callable[[dict[str, Any]], None],
+        writing: Writing | None = None,
     ) -> None:
+        self._writing = writing or Writing()
         self._place, self._run_id = place, place.run_id
         self._tell, self._give_order = tell, give_order
         self._monitor = DriftMonitor()
@@ -126,13 +131,17 @@ class Watching:
 
     def _keep(self, event: DriftEvent) -> None:
         self._events.append(event)
+        if len(self._events) > MOST_EVENTS:
+            del self._events[0]
+            self._open = self._open - 1 if self._open else None
         self._write()
         self._tell(event.line)
 
     def _write(self) -> None:
         events = [*self._kept, *(event.to_json() for event in self._events)]
         value = {"schema": SCHEMA, "created_by": "forerun", **self._place.stamp()}
-        write_json(self._place.path / DRIFT, {**value, "events": events})
+        path, whole = self._place.path / DRIFT, {**value, "events": events[-MOST_EVENTS:]}
+        self._writing(lambda: write_json(path, whole))
 
 
 def _read_events(path: Path) -> list[dict[str, Any]]:

@@ -19,6 +19,9 @@ import numpy as np
 from ..samples.reduce import MAD_TO_SIGMA
 from .change_points import ChangePoints
 
+_MOST_LEVELS = 100
+"""Earlier levels that a step can come back to."""
+
 
 class DriftKind(Enum):
     """Which way the step time went."""
@@ -75,7 +78,7 @@ class DriftMonitor:
         self._steady: deque[float] = deque(maxlen=self._settings.max_baseline)
         self._num_recent = 4 * self._settings.num_confirm
         self._recent: deque[tuple[int, float]] = deque(maxlen=self._num_recent)
-        self._levels: list[float] = []
+        self._levels: deque[float] = deque(maxlen=_MOST_LEVELS)
         self._begin()
 
     @property

@@ -38,6 +38,8 @@ def replace_by(path: Path, write: Callable[[IO[bytes]], object], *, mode: int = 
         with os.fdopen(handle, "wb") as file:
             write(file)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as err:
         temporary.unlink(missing_ok=True)
+        if isinstance(err, OSError):
+            err.filename = str(path)  # a full disk names no file, and the temporary one is gone
         raise

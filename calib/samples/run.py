@@ -18,8 +18,19 @@ _MOST = 2**63 - 1
 """Whole numbers become columns of 64 bits."""
 _SIGNED = frozenset({"peer", "start_ns", "issue_ns"})
 _NUM_NAMED = 8
-_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""What a value of another form than ours raises, where no check of our own has met it."""
+_DAMAGED = (
+    RecordError,
+    ConfigError,
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What a value of another form than ours raises, our own checks' errors first."""
+MOST_PROBLEMS = 200
+"""Damaged lines of one file that are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,56 +91,107 @@ def parse_header(line: str) -> Header:
     return record
 
 
-def parse_file(name: str, lines: Iterable[str]) -> RankFile:
-    """Parse the lines of one file; ``name`` stands in front of each problem."""
-    header: Header | None = None
-    config: RunConfig | None = None
-    records: list[Record] = []
-    problems: list[str] = []
-    for number, line in enumerate(unpacked(lines), start=1):
-        if not line.strip():
-            continue
-        try:
-            if header is None:
-                header = parse_header(line)
+class RankParser:
+    """Parses a rank's lines as they come: ``header`` and ``config`` once they were there.
+
+    ``name`` stands in front of each of the ``problems``, of which the first ``MOST_PROBLEMS`` are
+    kept.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.header: Header | None = None
+        self.config: RunConfig | None = None
+        self.problems: list[str] = []
+        self._num_lines = 0
+        self._is_over = False
+
+    def take(self, lines: Iterable[str]) -> list[Record]:
+        """The records of these lines, which follow those taken before."""
+        records: list[Record] = []
+        for line in unpacked(lines):
+            if self._is_over:
+                break
+            self._num_lines += 1
+            if not line.strip():
                 continue
-            record = _parse_line(line)
-            if isinstance(record, RunRecord):
-                config = RunConfig.from_json(record.config)
-            elif not isinstance(record, Header):
-                records.append(record)
-            elif (record.run_id, record.rank) != (header.run_id, header.rank):
-                problems.append(f"{name}:{number}: rest belongs to run {record.run_id}; skipped")
-                break
-        except (RecordError, ConfigError, *_DAMAGE) as err:
-            problems.append(f"{name}:{number}: {err}")
-            if header is None:
-                break
-    if header is None and not problems:
-        problems.append(f"{name}:1: file is empty; its rank recorded nothing")
-    return RankFile(
-        name=name, header=header, config=config, records=tuple(records), problems=tuple(problems)
-    )
+            try:
+                records += self._taken(line)
+            except _DAMAGED as err:
+                self._note(str(err))
+                self._is_over = self.header is None
+        return records
+
+    def file(self, records: Iterable[Record] = ()) -> RankFile:
+        """What is known of the file, with these records."""
+        problems = tuple(self.problems)
+        if self.header is None and not problems:
+            problems = (f"{self.name}:1: file is empty; its rank recorded nothing",)
+        return RankFile(
+            name=self.name,
+            header=self.header,
+            config=self.config,
+            records=tuple(records),
+            problems=problems,
+        )
+
+    def _taken(self, line: str) -> list[Record]:
+        if self.header is None:
+            self.header = parse_header(line)
+            return []
+        record = _parse_line(line)
+        if isinstance(record, RunRecord):
+            self.config = RunConfig.from_json(record.config)
+        elif not isinstance(record, Header):
+            return [record]
+        elif (record.run_id, record.rank) != (self.header.run_id, self.header.rank):
+            self._note(f"rest belongs to run {record.run_id}; skipped")
+            self._is_over = True
+        return []
+
+    def _note(self, problem: str) -> None:
+        if len(self.problems) < MOST_PROBLEMS:
+            self.problems.append(f"{self.name}:{self._num_lines}: {problem}")
+
+
+def parse_file(name: str, lines: Iterable[str]) -> RankFile:
+    """Parse the lines of one whole file."""
+    parser = RankParser(name)
+    return parser.file(parser.take(lines))
+
+
+class SummaryParser:
+    """The same for the file in which the ranks without a file of their own stand."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._problems: list[str] = []
+        self._num_lines = 0
+
+    def take(self, lines: Iterable[str]) -> SummaryFile:
+        """The summaries of these lines, and the problems of all lines so far."""
+        found: dict[int, list[RankRecord]] = {}
+        for line in unpacked(lines):
+            self._num_lines += 1
+            try:
+                value = _parse_json(line)
+                record = _checked(value)
+                rank = value.get("rank")
+                if not isinstance(record, RankRecord) or type(rank) is not int:
+                    raise RecordError("line is no summary of a rank; skipped")
+                found.setdefault(rank, []).append(record)
+            except _DAMAGED as err:
+                if len(self._problems) < MOST_PROBLEMS:
+                    self._problems.append(f"{self._name}:{self._num_lines}: {err}")
+        return SummaryFile(
+            summaries={rank: tuple(records) for rank, records in found.items()},
+            problems=tuple(self._problems),
+        )
 
 
 def parse_summaries(name: str, lines: Iterable[str]) -> SummaryFile:
-    """Parse the lines of the file in which the ranks without a file of their own stand."""
-    found: dict[int, list[RankRecord]] = {}
-    problems = []
-    for number, line in enumerate(unpacked(lines), start=1):
-        try:
-            value = _parse_json(line)
-            record = _checked(value)
-            rank = value.get("rank")
-            if not isinstance(record, RankRecord) or type(rank) is not int:
-                raise RecordError("line is no summary of a rank; skipped")
-            found.setdefault(rank, []).append(record)
-        except (RecordError, *_DAMAGE) as err:
-            problems.append(f"{name}:{number}: {err}")
-    return SummaryFile(
-        summaries={rank: tuple(records) for rank, records in found.items()},
-        problems=tuple(problems),
-    )
+    """Parse the lines of that file."""
+    return SummaryParser(name).take(lines)
 
 
 def join_ranks(

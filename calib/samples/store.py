@@ -6,11 +6,14 @@ one file is replaced at once, so that a reader never meets frames of two differe
 
 from __future__ import annotations
 
+import copy
 import gzip
+import io
 import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, TextIO
@@ -27,8 +30,10 @@ from .packed import MAX_LINE_NBYTES
 from .plain_json import parse_json
 from .run import (
     RankFile,
+    RankParser,
     RunRecords,
     SummaryFile,
+    SummaryParser,
     join_ranks,
     parse_file,
     parse_header,
@@ -45,6 +50,18 @@ _CREATED_KEY = b"forerun_created_by"
 _TEXTS = sorted({column for types in FRAMES.values() for column, kind in types.items()
                  if kind == "str"} | {"table"})  # fmt: skip
 """Read as one text and its places, so that a long one that is repeated is held once."""
+SUMMARIES = "summaries.jsonl"
+"""The summaries of ranks without a file, in a run's folder."""
+_NUM_COMPARED = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRecords:
+    """Headers, configs and problems of the whole run; records and summaries that are new."""
+
+    run: RunRecords
+    is_whole: bool
+    """All there are: at first, and where a file was replaced or has shrunk."""
 
 
 def run_ids(directory: Path) -> tuple[str, ...]:
@@ -68,15 +85,101 @@ def read_run(directory: Path, run_id: str | None = None) -> RunRecords:
         run_id = found[-1]
     paths = _rank_paths(home / run_id)
     if not paths:
-        raise RecordError(
-            f"no records of run {run_id!r} under {home}; "
-            f"runs there: {', '.join(run_ids(directory)) or 'none'}"
-        )
+        raise _no_run(directory, run_id)
     files = [_read_rank(path) for path in paths]
-    run = join_ranks(run_id, files, _read_summaries(home / run_id / "summaries.jsonl"))
-    if not run.headers:
-        raise RecordError(f"run {run_id!r} cannot be read: {'; '.join(run.problems)}")
-    return run
+    return _readable(join_ranks(run_id, files, _read_summaries(home / run_id / SUMMARIES)))
+
+
+class RunReader:
+    """Reads a run that is being written: each file from where the last reading ended."""
+
+    def __init__(self, directory: Path, run_id: str) -> None:
+        self._directory, self._run_id = directory, run_id
+        self._ranks: dict[Path, tuple[_Tail, RankParser]] = {}
+        self._summaries: tuple[_Tail, SummaryParser] | None = None
+
+    def read(self) -> NewRecords:
+        """What has come since the last reading; all of these together are what ``read_run`` gives.
+
+        A last line without its end waits for it.  ``RecordError`` where nothing can be read.
+        """
+        folder = self._directory / "records" / self._run_id
+        paths = _rank_paths(folder)
+        if not paths:
+            raise _no_run(self._directory, self._run_id)
+        tails = [tail for tail, _ in (*self._ranks.values(), *self._known_summaries())]
+        is_whole = not tails or any(tail.is_other() for tail in tails)
+        if is_whole or not self._ranks.keys() <= set(paths):
+            self._ranks, self._summaries, is_whole = {}, None, True
+        files = [self._read_rank(path) for path in paths]
+        run = join_ranks(self._run_id, files, self._read_summaries(folder / SUMMARIES))
+        return NewRecords(run=_readable(run), is_whole=is_whole)
+
+    def _known_summaries(self) -> list[tuple[_Tail, SummaryParser]]:
+        return [] if self._summaries is None else [self._summaries]
+
+    def _read_rank(self, path: Path) -> RankFile:
+        name = f"{path.parent.name}/{path.name}"
+        tail, parser = self._ranks.setdefault(path, (_Tail(path), RankParser(name)))
+        try:
+            lines, torn = tail.read()
+        except OSError as err:
+            return _unreadable(name, err)
+        found = parser.file(parser.take(lines))
+        if torn:
+            # For good it is damage: said, and forgotten when the rest of it comes.
+            trial = copy.deepcopy(parser)
+            trial.take([torn])
+            found = replace(found, problems=tuple(trial.problems))
+        return found
+
+    def _read_summaries(self, path: Path) -> SummaryFile | None:
+        if self._summaries is None:
+            if not path.exists():
+                return None
+            self._summaries = _Tail(path), SummaryParser(path.name)
+        tail, parser = self._summaries
+        try:
+            return parser.take(tail.read()[0])
+        except OSError as err:
+            return _unreadable_summaries(path, err)
+
+
+class _Tail:
+    """A file that grows, and how far it has been read; whole lines only."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: tuple[int, int] | None = None
+        self._offset = 0
+        self._last = b""
+        """The bytes before the offset: a file that was written anew has others there."""
+
+    def read(self) -> tuple[list[str], str]:
+        """Lines since the last reading, and the beginning of one that has no end yet."""
+        with self._path.open("rb") as file:
+            told = os.fstat(file.fileno())
+            self._file = told.st_dev, told.st_ino
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        self._last = (self._last + whole)[-_NUM_COMPARED:]
+        return _text_lines(whole), data[len(whole) :].decode(errors="replace")
+
+    def is_other(self) -> bool:
+        """True where what was read is not in the file any more: shrunk, replaced or gone."""
+        if self._file is None:
+            return False
+        try:
+            with self._path.open("rb") as file:
+                told = os.fstat(file.fileno())
+                if (told.st_dev, told.st_ino) != self._file or told.st_size < self._offset:
+                    return True
+                file.seek(self._offset - len(self._last))
+                return file.read(len(self._last)) != self._last
+        except OSError:
+            return True
 
 
 def write_json(path: Path, value: Any, *, mode: int = OPEN) -> None:
@@ -94,14 +197,21 @@ def write_text(path: Path, text: str, *, mode: int = OPEN) -> None:
 
 
 def append_line(path: Path, value: Any) -> None:
-    """Add ``value`` as one line of JSON, in one write; a torn last line stays a line of its own."""
+    """Add ``value`` as one line of JSON, in one write; a torn last line stays a line of its own.
+
+    Raises ``OSError`` with the file's name.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(value, allow_nan=False) + "\n"
-    with path.open("ab+") as file:
-        if file.seek(0, os.SEEK_END):
-            file.seek(-1, os.SEEK_END)
-            line = line if file.read(1) == b"\n" else "\n" + line
-        file.write(line.encode())
+    try:
+        with path.open("ab+") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else "\n" + line
+            file.write(line.encode())
+    except OSError as err:
+        err.filename = str(path)
+        raise
 
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
@@ -248,6 +358,24 @@ def _bounded(file: TextIO) -> Iterator[str]:
     return iter(lambda: file.readline(MAX_LINE_NBYTES), "")
 
 
+def _no_run(directory: Path, run_id: str) -> RecordError:
+    return RecordError(
+        f"no records of run {run_id!r} under {directory / 'records'}; "
+        f"runs there: {', '.join(run_ids(directory)) or 'none'}"
+    )
+
+
+def _readable(run: RunRecords) -> RunRecords:
+    if not run.headers:
+        raise RecordError(f"run {run.run_id!r} cannot be read: {'; '.join(run.problems)}")
+    return run
+
+
+def _text_lines(data: bytes) -> list[str]:
+    """The lines as an open text file gives them."""
+    return list(_bounded(io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="replace")))
+
+
 def _rank_paths(folder: Path) -> list[Path]:
     """A rank's own file where it is here, else what was received of it."""
     own = {path.name.removeprefix("rank-"): path for path in folder.glob("rank-*.jsonl")}
@@ -262,8 +390,11 @@ def _read_summaries(path: Path) -> SummaryFile | None:
         with path.open(encoding="utf-8", errors="replace") as lines:
             return parse_summaries(path.name, _bounded(lines))
     except OSError as err:
-        problem = f"{path.name}: cannot be read ({err})"
-        return SummaryFile(summaries={}, problems=(problem,))
+        return _unreadable_summaries(path, err)
+
+
+def _unreadable_summaries(path: Path, err: OSError) -> SummaryFile:
+    return SummaryFile(summaries={}, problems=(f"{path.name}: cannot be read ({err})",))
 
 
 def _read_rank(path: Path) -> RankFile:
@@ -272,10 +403,14 @@ def _read_rank(path: Path) -> RankFile:
         with path.open(encoding="utf-8", errors="replace") as lines:
             return parse_file(name, _bounded(lines))
     except OSError as err:
-        return RankFile(
-            name=name,
-            header=None,
-            config=None,
-            records=(),
-            problems=(f"{name}: cannot be read ({err})",),
-        )
+        return _unreadable(name, err)
+
+
+def _unreadable(name: str, err: OSError) -> RankFile:
+    return RankFile(
+        name=name,
+        header=None,
+        config=None,
+        records=(),
+        problems=(f"{name}: cannot be read ({err})",),
+    )

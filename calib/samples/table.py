@@ -165,6 +165,30 @@ def _described(run_id: str, text: str) -> Any:
 
 def build_table(run: RunRecords) -> SampleTable:
     """The sample table of one run; steps that any rank flagged give no samples."""
+    return with_probes(build_live_table(run), run)
+
+
+def with_probes(table: SampleTable, run: RunRecords) -> SampleTable:
+    """The table with the samples of the run's probes, whose controls are in the table."""
+    probed = _operator_frame(run, is_probe=True)
+    transfers = _collective_frame(run, is_probe=True)
+    if probed.empty and transfers.empty:
+        return table
+    probed["stage"] = [run.headers[rank].stage for rank in probed["rank"]]
+    is_host = all(header.device == "cpu" for header in run.headers.values())
+    live = table.operators
+    own = live[(live["run_id"] == run.run_id) & ~live["is_probe"]]
+    layout = next((config.parallelism for config in run.configs.values()), None)
+    found = [
+        probed_operator_rows(probed, own, is_host=is_host).assign(row="operator"),
+        probed_collective_rows(transfers, layout).assign(row="collective"),
+    ]
+    samples = _stack(found).assign(run_id=run.run_id)
+    return replace(table, samples=normalise("samples", pd.concat([table.samples, samples])))
+
+
+def build_live_table(run: RunRecords) -> SampleTable:
+    """The same without probes: each of its rows comes from the records of one window alone."""
     steps = _step_frame(run)
     marks = steps[["window", "rank", "step", "is_hooked", "is_clean", "stage"]]
     operators = _clean(_operator_frame(run), marks)
@@ -174,20 +198,13 @@ def build_table(run: RunRecords) -> SampleTable:
     matched = match_ranks(_clean(_collective_frame(run), marks), layout)
     clocks = clock_rows(matched)
     clean_steps = steps[steps["is_clean"]]
-    seen = operator_rows(operators)
-    is_host = all(header.device == "cpu" for header in run.headers.values())
-    probed = _operator_frame(run, is_probe=True)
-    probed["stage"] = [run.headers[rank].stage for rank in probed["rank"]]
-    probed_transfers = _collective_frame(run, is_probe=True)
     samples = [
-        seen.assign(row="operator"),
-        probed_operator_rows(probed, seen, is_host=is_host).assign(row="operator"),
+        operator_rows(operators).assign(row="operator"),
         host_microbatch_rows(operators, phases).assign(row="operator"),
         host_step_rows(phases, clean_steps).assign(row="operator"),
         collective_rows(_with_traced(matched, steps, _collective_frame(run), layout)).assign(
             row="collective"
         ),
-        probed_collective_rows(probed_transfers, layout).assign(row="collective"),
     ]
     frames = {
         "samples": _stack(samples),
@@ -201,8 +218,8 @@ def build_table(run: RunRecords) -> SampleTable:
         "traced": traced_rows(_trace_frame(run)),
         "coverage": _frame(run, CoverageRecord),
         "windows": _frame(run, WindowRecord),
-        "runs": _run_frame(run),
     }
+    frames["runs"] = run_rows(run)
     return SampleTable(
         **{name: normalise(name, frame.assign(run_id=run.run_id)) for name, frame in frames.items()}
     )
@@ -326,10 +343,11 @@ def _phase_totals(phases: pd.DataFrame) -> pd.DataFrame:
     ).reset_index()
 
 
-def _run_frame(run: RunRecords) -> pd.DataFrame:
+def run_rows(run: RunRecords) -> pd.DataFrame:
+    """The frame ``runs``: headers and run descriptions by rank."""
     rows = []
     for rank, header in run.headers.items():
         config = run.configs.get(rank)
         text = json.dumps(config.to_json(), sort_keys=True) if config else ""
         rows.append({**{f.name: getattr(header, f.name) for f in fields(header)}, "config": text})
-    return pd.DataFrame(rows)
+    return normalise("runs", pd.DataFrame(rows).assign(run_id=run.run_id))

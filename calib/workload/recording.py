@@ -15,7 +15,11 @@ from .parallelism import Parallelism
 from .ranks import Position, group, rank_at
 
 SMALL_WORLD = 8
-"""Ranks up to which everyone records everything, unbounded."""
+"""Ranks up to which everyone records everything, for as long as there is room."""
+WHOLE_NBYTES = 32 << 20
+"""A small world's file up to which windows are written whole, as they come."""
+PACKED_NBYTES = 32 << 20
+"""What the windows after that may take together, each packed and at most half of what is left."""
 MAX_MEMBERS = 1024
 """Ranks outside the replica that record their share of its groups."""
 MAX_GROUP = 128

@@ -49,6 +49,19 @@ def test_a_full_pipe_drops_whole_events_and_never_waits() -> None:
     pipe.close()
 
 
+def test_the_end_of_a_window_is_not_lost_in_a_full_pipe(tmp_path: Path) -> None:
+    wait = "import os, time\nwhile not os.path.exists(sys.argv[2]): time.sleep(0.01)\n"
+    pipe = start(ECHO.replace("; ", f"; {wait}", 1), str(tmp_path / "out"), str(tmp_path / "go"))
+    for _ in range(3000):
+        pipe.send({"event": "step", "padding": "x" * 100})
+    pipe.send({"event": "window_closed", "window": 7})
+    (tmp_path / "go").touch()
+    assert eventually(lambda: pipe.send({"event": "step"}) or not pipe._late)
+    pipe.close()
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert lines.count('{"event": "window_closed", "window": 7}') == 1
+
+
 def test_a_companion_that_died_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     pipe = start("import sys; sys.exit(3)")
     process = pipe._process

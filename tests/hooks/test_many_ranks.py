@@ -10,6 +10,7 @@ from pathlib import Path
 import many_ranks
 import pytest
 
+from forerun.calib.samples.recent import RecentWindows
 from forerun.calib.samples.records import (
     CollectiveRecord,
     OperatorRecord,
@@ -18,10 +19,9 @@ from forerun.calib.samples.records import (
     WindowRecord,
 )
 from forerun.calib.samples.run import RunRecords
-from forerun.calib.samples.store import read_run
+from forerun.calib.samples.store import RunReader, read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.recording import MESSAGE_NBYTES, Part, recording_plan
-from forerun.launch.beside import is_window_complete
 
 pytestmark = pytest.mark.slow
 PLAN = recording_plan(many_ranks.WORLD, many_ranks.LAYOUT)
@@ -66,9 +66,14 @@ def test_training_is_what_it_is_without_us(directory: Path) -> None:
         assert row["hooked_calls"] == row["bare_calls"] == [2 * many_ranks.NUM_STEPS] * 2
 
 
-def test_the_home_node_has_the_records_of_all_that_record(run: RunRecords) -> None:
+def test_the_home_node_has_the_records_of_all_that_record(
+    run: RunRecords, home: Path, table: SampleTable
+) -> None:
     assert tuple(run.records) == PLAN.recorders and run.problems == ()
-    assert is_window_complete(run, 0) and not is_window_complete(run, 1)
+    windows = RecentWindows()
+    windows.add(RunReader(home, run.run_id).read())
+    assert windows.is_complete(0) and not windows.is_complete(1)
+    assert windows.table().equals(table)
     numbers = {
         tuple(r.step for r in found if isinstance(r, StepRecord)) for found in run.records.values()
     }

@@ -6,13 +6,25 @@ import json
 import logging
 import os
 import threading
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from forerun.calib.samples.records import SCHEMA, CoverageRecord, Header, StepRecord, WindowRecord
+from forerun.calib.samples.records import (
+    SCHEMA,
+    CoverageRecord,
+    Header,
+    OperatorRecord,
+    StepRecord,
+    WindowRecord,
+)
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.operators import OperatorKind
+from forerun.hooks import bounded_window
+from forerun.hooks import writer as writer_module
 from forerun.hooks.guard import Guard
 from forerun.hooks.recorder import Recorder
 from forerun.hooks.step_log import Site, StepLog
@@ -169,3 +181,43 @@ def test_a_full_disk_switches_recording_off_in_one_line(
         writer.close()
     assert writer.is_broken and len(caplog.records) == 1
     assert "No space left" in caplog.text
+
+
+def test_the_file_of_a_small_world_is_bounded_and_keeps_its_first_windows_whole(
+    tmp_path: Path, clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "WHOLE_NBYTES", 20_000)
+    monkeypatch.setattr(bounded_window, "PACKED_NBYTES", 60_000)
+    writer, path = RecordWriter(tmp_path, header, Guard()), tmp_path / "records/r/rank-00000.jsonl"
+    recorder, sites = Recorder(HostStopwatch(clock)), (Site(kind=OperatorKind.NORM),) * 40
+    sizes, num_operators = [0], []
+    for window in range(80):
+        begin = 10 * window
+        for number in range(begin, begin + 4):
+            log = recorder.open(StepLog(step=number, window=window, sites=sites))
+            for place in range(len(sites)):
+                span = recorder.begin_span(place)
+                recorder.end_span(span, clock(), ((4 + number, 8), (4 + number, 8)), 4)
+            recorder.close()
+            log.resolve()
+            writer.put(log)
+            row = step(number)
+            writer.put(replace(row, window=window, is_hooked=True, start_ns=number))
+        written = threading.Event()
+        end = window_end(on_written=written.set)
+        record = replace(end.record, window=window, first_step=begin, last_step=begin + 3)
+        writer.put(replace(end, record=record))
+        assert written.wait(20)
+        sizes.append(path.stat().st_size)
+    writer.close()
+    run = read_run(tmp_path, "r")
+    assert run.problems == () and not writer.is_broken
+    ends = [r.window for r in run.records[0] if isinstance(r, WindowRecord)]
+    assert ends == list(range(80))
+    num_operators = Counter(r.window for r in run.records[0] if isinstance(r, OperatorRecord))
+    # Whole windows first, then such as still fit, at last their ends alone.
+    assert num_operators[0] == 4 * len(sites) and num_operators[79] == 0
+    assert sorted(num_operators.values(), reverse=True) == list(num_operators.values())
+    growth = [after - before for before, after in pairwise(sizes)]
+    assert growth[0] > 10_000 > 1000 > growth[-1] == growth[-2]
+    assert len(num_operators) > 4

@@ -1,0 +1,297 @@
+"""A long run of the recipe with many windows: what grows, and when the companion goes home.
+
+    python benchmarks/soak.py [--steps 40000] [--every 500] [--sleep-ms 8] [--keep DIR]
+
+One rank trains a small model with the companion on the other core.  From outside, out of /proc, it
+is read what training and companion hold, and what processor time each answer took: from one change
+of ``decision.json`` to the next.  Status 1 where one of the verdicts does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+LOOK_EVERY_S = 0.2
+ENDED = "soak: training ended at "
+SMALL = (
+    *("--num-layers=1", "--hidden-size=64", "--num-attention-heads=2", "--seq-length=32"),
+    *("--micro-batch-size=1", "--global-batch-size=2", "--eval-iters=0", "--log-interval=1000"),
+)
+MOST_GROWTH = 1.05
+MOST_TIME_GROWTH = 1.2
+GONE_WITHIN_S = 30.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_NBYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """One process at one moment."""
+
+    unix_s: float
+    nbytes: int
+    num_threads: int
+    num_files: int
+    processor_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """One claim, with the two values that it rests on."""
+
+    claim: str
+    before: float
+    after: float
+    holds: bool
+
+
+def look(pid: int) -> Look | None:
+    """What the process holds now; None where it is gone."""
+    home = Path("/proc") / str(pid)
+    try:
+        told = (home / "stat").read_text().rpartition(")")[2].split()
+        pages = int((home / "statm").read_text().split()[1])
+        num_files = len(list((home / "fd").iterdir()))
+    except OSError:
+        return None
+    if told[0] in "ZX":
+        return None
+    return Look(
+        unix_s=time.time(),
+        nbytes=pages * _PAGE_NBYTES,
+        num_threads=int(told[17]),
+        num_files=num_files,
+        processor_s=(int(told[11]) + int(told[12])) / _TICKS_PER_S,
+    )
+
+
+def descendants(pid: int) -> Iterator[tuple[int, str]]:
+    """Processes below one, with their command lines."""
+    for folder in (Path("/proc") / str(pid) / "task").glob("*/children"):
+        for child in map(int, folder.read_text().split()):
+            try:
+                words = (Path("/proc") / str(child) / "cmdline").read_bytes()
+            except OSError:
+                continue
+            yield child, words.replace(b"\0", b" ").decode(errors="replace")
+            yield from descendants(child)
+
+
+class Watch:
+    """Looks at the two processes until both are gone."""
+
+    def __init__(self, launcher: subprocess.Popen[bytes], directory: Path, log: Path) -> None:
+        self._launcher, self._log = launcher, log
+        self._answer = directory / "decision.json"
+        self._mtime_ns = 0
+        self.training: list[Look] = []
+        self.companion: list[Look] = []
+        self.answers: list[Look] = []
+        """The companion at each of its answers."""
+        self.ended_unix_s = self.gone_unix_s = 0.0
+
+    def run(self) -> None:
+        """Until the launcher has ended and the companion is gone."""
+        pids: dict[str, int] = {}
+        while True:
+            if len(pids) < 2 and self._launcher.poll() is None:
+                pids |= self._found()
+            trained = look(pids["training"]) if "training" in pids else None
+            beside = look(pids["companion"]) if "companion" in pids else None
+            if trained is not None:
+                self.training.append(trained)
+            if beside is not None:
+                self._note(beside)
+            elif self.companion and not self.gone_unix_s:
+                self.gone_unix_s = time.time()
+            if self._launcher.poll() is not None and beside is None:
+                break
+            time.sleep(LOOK_EVERY_S)
+        for line in self._log.read_text(errors="replace").splitlines():
+            if ENDED in line:
+                self.ended_unix_s = float(line.partition(ENDED)[2])
+
+    def _note(self, beside: Look) -> None:
+        self.companion.append(beside)
+        try:
+            mtime_ns = self._answer.stat().st_mtime_ns
+        except OSError:
+            return
+        if mtime_ns != self._mtime_ns:
+            self._mtime_ns = mtime_ns
+            self.answers.append(beside)
+
+    def _found(self) -> dict[str, int]:
+        found = {}
+        for pid, words in descendants(self._launcher.pid):
+            if "forerun.launch.companion" in words:
+                found["companion"] = pid
+            elif "--worker" in words and "torchrun" not in words:
+                found.setdefault("training", pid)
+        return found
+
+
+def verdicts(watch: Watch, *, num_windows: int) -> list[Verdict]:
+    """The claims; those on answers are left out where there were too few."""
+    early, late = quarters(watch.training)
+    found = [
+        _level("training: resident MiB, second and last quarter", _mib(early), _mib(late)),
+        _no_more("training: threads", max(x.num_threads for x in early), late[-1].num_threads),
+        _no_more("training: open files", max(x.num_files for x in early), late[-1].num_files),
+    ]
+    gone_s = watch.gone_unix_s - watch.ended_unix_s
+    found.append(
+        Verdict(
+            claim="companion: gone, s after the end (at most)",
+            before=GONE_WITHIN_S,
+            after=gone_s,
+            holds=gone_s <= GONE_WITHIN_S,
+        )
+    )
+    if len(watch.answers) < 8:
+        return found
+    # From one answer to the next; several windows where some were passed over.
+    spent = [b.processor_s - a.processor_s for a, b in pairwise(watch.answers)]
+    third, last = statistics.median(spent[1:4]), statistics.median(spent[-4:-1])
+    third_mib, last_mib = _mib(watch.answers[2:5]), _mib(watch.answers[-3:])
+    return [
+        *found,
+        _level("companion: resident MiB, third answer and last", third_mib, last_mib),
+        Verdict(
+            claim="companion: processor s per answer, third and last",
+            before=third,
+            after=last,
+            holds=last <= MOST_TIME_GROWTH * third,
+        ),
+        Verdict(
+            claim="companion: windows, and answers among them",
+            before=num_windows,
+            after=len(watch.answers),
+            holds=True,
+        ),
+    ]
+
+
+def quarters(looks: Sequence[Look]) -> tuple[Sequence[Look], Sequence[Look]]:
+    """The second and the last quarter of a run, its last moments left out."""
+    part = max(1, len(looks) // 4)
+    return looks[part : 2 * part] or looks[:1], looks[3 * part : -3] or looks[-1:]
+
+
+def _mib(looks: Sequence[Look]) -> float:
+    return statistics.median(x.nbytes for x in looks) / 2**20
+
+
+def _level(claim: str, before: float, after: float) -> Verdict:
+    return Verdict(claim=claim, before=before, after=after, holds=after <= MOST_GROWTH * before)
+
+
+def _no_more(claim: str, before: float, after: float) -> Verdict:
+    return Verdict(claim=claim, before=before, after=after, holds=after <= before)
+
+
+def worker(sleep_s: float, argv: Sequence[str]) -> None:
+    """The recipe, a little slower."""
+    sys.path.insert(0, str(ROOT / "recipes"))
+    sys.argv = ["pretrain_gpt.py", *argv]
+    import pretrain_gpt
+
+    step = pretrain_gpt.Trainer._step
+
+    def slower(self: Any, data: Any) -> Any:
+        time.sleep(sleep_s)
+        return step(self, data)
+
+    pretrain_gpt.Trainer._step = slower  # type: ignore[method-assign]
+    pretrain_gpt.main()
+    print(f"{ENDED}{time.time():.3f}", flush=True)
+
+
+def soak(args: argparse.Namespace, directory: Path) -> tuple[Watch, int]:
+    """Run it; the watch, and the status of the launcher."""
+    command = [
+        *(str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node=1"),
+        *(__file__, "--worker", f"--sleep-ms={args.sleep_ms}", "--"),
+        *(*SMALL, f"--train-iters={args.steps}"),
+        *("--calibrate", f"--calibrate-every={args.every}", f"--calibrate-dir={directory}"),
+        "--calibrate-wandb=off",
+    ]
+    log = directory / "soak.log"
+    directory.mkdir(parents=True, exist_ok=True)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as file:
+        launcher = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env=environment, cwd=directory
+        )
+        watch = Watch(launcher, directory, log)
+        watch.run()
+    return watch, launcher.wait()
+
+
+def table(watch: Watch) -> Iterator[str]:
+    """Twenty lines over the run."""
+    yield f"{'s':>7} {'training':>22} {'companion':>32}"
+    yield f"{'':>7} {'MiB':>8} {'threads':>7} {'fd':>5} {'MiB':>8} {'cpu s':>8} {'answers':>8}"
+    every = max(1, len(watch.training) // 20)
+    begin_s = watch.training[0].unix_s
+    for row in watch.training[::every]:
+        beside = next((x for x in reversed(watch.companion) if x.unix_s <= row.unix_s), None)
+        num = sum(x.unix_s <= row.unix_s for x in watch.answers)
+        own = "" if beside is None else f"{beside.nbytes / 2**20:8.1f} {beside.processor_s:8.1f}"
+        yield (
+            f"{row.unix_s - begin_s:7.0f} {row.nbytes / 2**20:8.1f} {row.num_threads:7} "
+            f"{row.num_files:5} {own:>17} {num:8}"
+        )
+
+
+def main() -> int:
+    """Run, print, judge."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=40_000)
+    parser.add_argument("--every", type=int, default=500)
+    parser.add_argument("--sleep-ms", type=float, default=8.0, help="added to each step")
+    parser.add_argument("--keep", type=Path, help="directory of the run; default: a temporary one")
+    parser.add_argument("--json", type=Path, help="looks and verdicts as JSON")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("options", nargs="*")
+    args = parser.parse_args()
+    if args.worker:
+        worker(args.sleep_ms * 1e-3, args.options)
+        return 0
+    with tempfile.TemporaryDirectory() as home:
+        load = os.getloadavg()
+        watch, status = soak(args, (args.keep or Path(home)).resolve())
+        if status or not watch.training or not watch.companion:
+            log = (args.keep or Path(home)) / "soak.log"
+            sys.exit(f"the run failed with {status}:\n{log.read_text(errors='replace')[-3000:]}")
+    found = verdicts(watch, num_windows=args.steps // args.every)
+    print(*table(watch), sep="\n")
+    took_s = watch.ended_unix_s - watch.training[0].unix_s
+    loads = f"{load[0]:.1f} before, {os.getloadavg()[0]:.1f} after"
+    print(f"{args.steps} steps in {took_s:.0f} s with the start; load {loads}")
+    for row in found:
+        word = "holds" if row.holds else "FAILS"
+        print(f"{word}  {row.claim}: {row.before:.2f} {row.after:.2f}")
+    if args.json:
+        looks = {"training": watch.training, "answers": watch.answers}
+        told = {name: [asdict(row) for row in rows] for name, rows in looks.items()}
+        told["verdicts"] = [asdict(row) for row in found]
+        args.json.write_text(json.dumps(told), encoding="utf-8")
+    return int(not all(row.holds for row in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

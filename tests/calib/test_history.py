@@ -1,0 +1,86 @@
+"""How the error moved, window by window: one fit each, and the same as when all is fitted again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from forerun.calib.analysis import Request, analyse
+from forerun.calib.evidence import only_windows
+from forerun.calib.history import MOST_WINDOWS, History, Models
+from forerun.calib.samples.columns import FRAMES
+from forerun.calib.samples.store import read_run
+from forerun.calib.samples.table import SampleTable, build_table
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
+
+
+@pytest.fixture(scope="module")
+def table() -> SampleTable:
+    """Three windows, each a tenth slower than the one before it."""
+    first = build_table(read_run(GOLDEN))
+    parts = []
+    for window in range(3):
+        frames = {}
+        for name in FRAMES:
+            frame = getattr(first, name).copy()
+            if "window" in frame:
+                frame["window"] = window
+            if "step" in frame:
+                frame["step"] += 100 * window
+            for column in set(frame) & {"time_s", "duration_s"}:
+                frame[column] *= 1.1**window
+            frames[name] = frame
+        parts.append(SampleTable(**frames))
+    return SampleTable.concat(parts)
+
+
+def test_each_window_is_held_against_the_models_before_and_after_it(table: SampleTable) -> None:
+    found = History.of(table)
+    assert [error.window for error in found.errors] == [0, 1, 2]
+    for place, error in enumerate(found.errors):
+        after = Models.of(only_windows(table, range(place + 1)))
+        assert error.after_frac == pytest.approx(after.step_error_frac(error.measured_s))
+        if place:
+            before = Models.of(only_windows(table, range(place)))
+            assert error.before_frac == pytest.approx(before.step_error_frac(error.measured_s))
+            assert error.before_frac < error.after_frac < 0
+        else:
+            assert error.before_frac is None
+
+
+def test_answers_one_after_the_other_keep_what_was_said(table: SampleTable) -> None:
+    history = None
+    for end in (1, 2, 2, 3):
+        seen = only_windows(table, range(end))
+        answer = analyse(seen, Request(now_unix_s=1e9, last_step=11), history=history)
+        history = answer.history
+    whole = History.of(table)
+    assert [e.window for e in history.errors] == [0, 1, 2]
+    for known, again in zip(history.errors, whole.errors, strict=True):
+        for name in ("after_frac", "operator_before_frac", "operator_after_frac"):
+            assert getattr(known, name) == pytest.approx(getattr(again, name)), name
+
+
+def test_the_errors_of_a_run_without_end_are_bounded(table: SampleTable) -> None:
+    one = only_windows(table, [0])
+    models = Models.of(one)
+    found = History()
+    for window in range(MOST_WINDOWS + 3):
+        moved = {
+            name: getattr(one, name).assign(window=window)
+            for name in ("samples", "steps", "skew", "phases")
+        }
+        found = found.followed_by(replace(one, **moved), models)
+    assert len(found.errors) == MOST_WINDOWS
+    assert found.errors[-1].window == MOST_WINDOWS + 2
+    assert json.dumps(found.errors[-1].window)
+
+
+def test_frames_without_rows_change_nothing(table: SampleTable) -> None:
+    empty = replace(table, traced=pd.DataFrame(columns=list(FRAMES["traced"])))
+    assert History.of(empty).errors == History.of(table).errors

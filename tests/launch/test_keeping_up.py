@@ -1,0 +1,203 @@
+"""A companion that falls behind, that hangs, or whose disk is full: it keeps up and goes home."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.calib.analysis import PredictedStep
+from forerun.launch.answered import Answered
+from forerun.launch.beside import MOST_HELD, Beside, Options
+from forerun.launch.forecasting import NUM_KEPT_BRACKETS, RunSoFar
+from forerun.launch.inbox import Inbox
+from forerun.launch.scoring import NUM_KEPT_ERRORS, Score, StepRow
+from forerun.launch.wandb_sink import NoSink
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
+WINDOW_END = 11
+
+
+def step(number: int, **more: Any) -> dict[str, Any]:
+    return {
+        "event": "step", "step": number, "time_s": 0.15, "is_hooked": False, "flags": [],
+        "window": None, "is_after_window": number >= WINDOW_END, "unix_s": 1000.0 + number, **more,
+    }  # fmt: skip
+
+
+def closed(window: int) -> dict[str, Any]:
+    return {"event": "window_closed", "window": window, "last_step": WINDOW_END - 1}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    shutil.copytree(GOLDEN / "records", tmp_path / "records")
+    return tmp_path
+
+
+def test_steps_wait_in_bounded_room_and_windows_and_the_end_are_never_lost() -> None:
+    inbox = Inbox(most_steps=10)
+    for number in range(100):
+        inbox.put(step(number))
+        if number % 20 == 0:
+            inbox.put(closed(number // 20))
+    inbox.put({"event": "phase", "name": "eval", "time_s": 1.0})
+    inbox.put({"event": "end"})
+    inbox.put(step(100))
+    events, is_over = inbox.take(0.0)
+    assert is_over and inbox.num_dropped == 90
+    assert [e["step"] for e in events if e["event"] == "step"] == list(range(90, 100))
+    assert [e["window"] for e in events if e["event"] == "window_closed"] == [4]
+    assert [e["event"] for e in events][-2:] == ["phase", "end"]
+    assert inbox.take(0.0) == ([], True)
+
+
+def test_only_the_newest_closed_window_is_analysed_and_the_others_are_told_of(
+    directory: Path,
+) -> None:
+    options = Options(directory=directory, run_id="golden-run", settings={})
+    beside = Beside(options, open_sink=lambda _: NoSink())
+    for number in range(WINDOW_END):
+        beside.handle(step(number), 1000.0)
+    for window in (1, 2, 3, 0):  # the run has one window, which closes last
+        beside.handle(closed(window), 1000.0)
+    assert beside.poll(1001.0)
+    assert not beside.poll(1003.0)
+    beside.handle(closed(4), 1010.0)
+    beside.finish(1011.0)
+    problems = json.loads((directory / "decision.json").read_text(encoding="utf-8"))["problems"]
+    assert [p for p in problems if p.startswith("3 windows have no answer of their own")]
+    score = json.loads((directory / "score.json").read_text(encoding="utf-8"))
+    assert score["num_skipped_windows"] == 3
+
+
+def test_windows_that_follow_one_another_leave_no_problem() -> None:
+    answered = Answered()
+    for window in range(5):
+        assert answered.problems(window) == ()
+        answered.settled(window)
+    answered.settled(4)
+    assert answered.counts() == {}
+
+
+def test_what_a_run_without_end_leaves_in_memory_is_bounded(directory: Path) -> None:
+    class Said:
+        overhead = None
+
+        class forecast:
+            finish_p50_unix_s = finish_p95_unix_s = 0.0
+
+        def predicted_step(self, iteration: int) -> PredictedStep:
+            return PredictedStep(time_s=1.1, low_s=0.9, high_s=1.3)
+
+        modelled_at = predicted_step
+
+    score, run = Score(), RunSoFar()
+    for number in range(5 * NUM_KEPT_ERRORS):
+        row = StepRow.from_event(step(number, time_s=1.0 + number % 2))
+        score.add(row, Said())  # type: ignore[arg-type]
+        run.add_bracket({"name": "eval", "time_s": 1.0})
+    assert len(score.errors_frac) <= NUM_KEPT_ERRORS
+    told = score.summary()
+    assert told["num_scored_steps"] == 5 * NUM_KEPT_ERRORS
+    assert told["interval_coverage_frac"] == 0.5
+    assert len(run._brackets["eval"]) == NUM_KEPT_BRACKETS
+    notes: list[int] = []
+
+    class Notes(NoSink):
+        def step(self, step: int, values: Any) -> None:
+            notes.append(step)
+
+    options = Options(directory=directory, run_id="golden-run", settings={})
+    beside = Beside(options, open_sink=lambda _: Notes())
+    for number in range(MOST_HELD + 100):  # no window closes
+        beside.handle(step(number), 1000.0)
+    assert len(beside._held) == MOST_HELD
+    assert notes == list(range(1, 101))
+
+
+def started(directory: Path, *, leave_after_s: float = 25.0, before: str = "") -> Any:
+    code = (
+        f"import sys, functools; {before}\n"
+        "from forerun.launch import companion, farewell\n"
+        f"companion.Farewell = functools.partial(farewell.Farewell, {leave_after_s})\n"
+        "sys.exit(companion.main(sys.argv[1:]))"
+    )
+    settings = {"directory": str(directory), "run_id": "golden-run", "settings": {"wandb": "off"}}
+    (directory / "told").write_text(json.dumps(settings))
+    with (directory / "told").open() as file:
+        number = file.fileno()
+        return subprocess.Popen(
+            [sys.executable, "-c", code, "--settings-fd", str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=(number,),
+        )
+
+
+def told(*, more: list[dict[str, Any]]) -> str:
+    events = [*map(step, range(WINDOW_END)), closed(0), *more]
+    return "".join(json.dumps(event) + "\n" for event in events)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_end_event", [True, False])
+def test_it_leaves_at_a_fixed_time_though_its_analysis_hangs(
+    directory: Path, has_end_event: bool
+) -> None:
+    """A file that nobody writes to any more is waited for by the kernel, for ever."""
+    path = directory / "records" / "golden-run" / "rank-00000.jsonl"
+    path.unlink()
+    os.mkfifo(path)
+    process = started(directory, leave_after_s=7.0)
+    process.stdin.write(told(more=[{"event": "end"}] if has_end_event else []))
+    process.stdin.flush()
+    if not has_end_event:
+        process.stdin.close()
+    begin_s = time.monotonic()
+    try:
+        assert process.wait(120) == 0
+    finally:
+        process.kill()
+    assert time.monotonic() - begin_s > 5.0  # it was the watchdog that ended it
+    if not process.stdin.closed:
+        process.stdin.close()
+    process.stdout.close()
+    process.stderr.close()
+
+
+@pytest.mark.slow
+def test_a_disk_without_room_is_one_line_and_answers_go_on_in_the_log(directory: Path) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))"
+    process = started(directory, leave_after_s=120.0, before=limit)
+    out, err = process.communicate(told(more=[step(11), {"event": "end"}]), timeout=300)
+    assert process.returncode == 0, err
+    assert err == ""
+    assert "[forerun] decision:" in out
+    assert "[forerun] predicted against actual over 1 steps" in out
+    (line,) = [text for text in out.splitlines() if "cannot write" in text]
+    assert str(directory) in line and "File too large" in line and "--calibrate-dir" in line
+    # What had room is there, and nothing is half written.
+    assert json.loads((directory / "forecast.json").read_text(encoding="utf-8"))["steps_left"] >= 0
+    assert not list(directory.glob(".*.tmp")) and not (directory / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_a_log_that_nobody_reads_ends_nothing(directory: Path) -> None:
+    process = started(directory, leave_after_s=120.0)
+    process.stdout.close()
+    process.stdin.write(told(more=[{"event": "end"}]))
+    process.stdin.flush()
+    assert process.wait(300) in (0, 120)  # 120: Python could not empty its own standard output
+    assert (directory / "report.html").exists()
+    process.stdin.close()
+    process.stderr.close()

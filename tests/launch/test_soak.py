@@ -1,0 +1,44 @@
+"""A short soak: what a run with many windows holds is counted; times are for the long one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forerun.calib.samples.recent import NUM_WINDOWS
+from forerun.calib.samples.store import read_run, read_table
+
+ROOT = Path(__file__).parents[2]
+NUM_STEPS, EVERY = 1500, 100
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="reads /proc"),
+]
+
+
+def test_files_threads_and_rows_do_not_grow_with_the_windows(tmp_path: Path) -> None:
+    home, told = tmp_path / "run", tmp_path / "told.json"
+    command = [
+        *(sys.executable, str(ROOT / "benchmarks" / "soak.py"), f"--steps={NUM_STEPS}"),
+        *(f"--every={EVERY}", "--sleep-ms=2", f"--keep={home}", f"--json={told}"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert told.exists(), done.stdout + done.stderr
+    held = {row["claim"]: row for row in json.loads(told.read_text())["verdicts"]}
+    for claim in ("training: threads", "training: open files"):
+        assert held[claim]["holds"], held[claim]
+    assert any(claim.startswith("companion: gone") for claim in held)
+    run, table = read_run(home), read_table(home / "samples.parquet")
+    assert run.problems == ()
+    # Besides those of the clock some that drifts have asked for.
+    num_windows = len({getattr(r, "window", 0) for r in run.records[0]})
+    assert num_windows >= NUM_STEPS // EVERY
+    assert table.steps["window"].nunique() <= NUM_WINDOWS + 1
+    history = json.loads((home / "calibration.json").read_text(encoding="utf-8"))["history"]
+    assert len(history) == len({row["window"] for row in history}) <= num_windows
+    assert json.loads((home / "decision.json").read_text(encoding="utf-8"))["run_id"] == run.run_id
