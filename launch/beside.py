@@ -218,8 +218,8 @@ class Beside:
 
     def _publish(self) -> None:
         """To the top what has been written, where that is ours."""
-        if problem := self._publisher.publish():
-            say(problem)
+        if said := self._writing(self._publisher.publish):
+            say(said)
 
     def _tell_drift(self, line: str) -> None:
         self._publish()
