@@ -7,6 +7,7 @@ from typing import Any
 
 from ..calib.advice.track import Track
 from ..calib.analysis import Answer, Request
+from ..calib.samples.files import OPEN, PRIVATE
 from ..calib.samples.store import write_json, write_table, write_text
 from ..calib.samples.table import SampleTable
 from ..calib.timeline.trace import MeasuredSpan, chrome_trace
@@ -21,6 +22,7 @@ from .report_tables import markdown, report_tables
 SAMPLES = "samples.parquet"
 REQUEST = "request.json"
 CREATED_BY = "forerun"
+_WITH_ARGUMENTS = ("decision",)
 
 
 def write_answer(
@@ -34,9 +36,10 @@ def write_answer(
     """Write every artefact of the answer, each replaced at once."""
     home = place.path
     write_table(home / SAMPLES, table)
-    write_json(home / REQUEST, _stamped(request.to_json(), place))
+    write_json(home / REQUEST, _stamped(request.to_json(), place), mode=PRIVATE)
     for name, value in artefacts(answer).items():
-        write_json(home / f"{name}.json", _stamped(value, place))
+        mode = PRIVATE if name in _WITH_ARGUMENTS else OPEN
+        write_json(home / f"{name}.json", _stamped(value, place), mode=mode)
     append_forecast(place, answer)
     write_text(home / "report.md", markdown(answer))
     write_page(place, table, answer, measured, lived)
@@ -49,7 +52,7 @@ def write_measured(
 ) -> None:
     """Write what is known of a run that is not modelled: its samples, and its forecast."""
     write_table(place.path / SAMPLES, table)
-    write_json(place.path / REQUEST, _stamped(request.to_json(), place))
+    write_json(place.path / REQUEST, _stamped(request.to_json(), place), mode=PRIVATE)
     if answer.forecast is not None:
         write_json(place.path / FORECAST, _stamped(answer.forecast.to_json(), place))
         append_forecast(place, answer)

@@ -22,6 +22,7 @@ from ..calib.samples.table import SampleTable, build_table
 from ..calib.timeline.measured import measured_spans
 from ..calib.timeline.trace import MeasuredSpan
 from ..calib.unmodelled_run import analyse_steps
+from ..calib.workload.kept_arguments import masked_text
 from ..hooks.settings import OnAdvice, WandbMode
 from .advice_orders import AdviceOrders
 from .answers import wandb_tables, write_answer, write_forecast, write_measured, write_score
@@ -128,6 +129,7 @@ class Beside:
     def poll(self, now_unix_s: float, *, is_final: bool = False) -> None:
         """Analyse the closed window once all ranks' files are there, or patience is over."""
         self._own_work.now(now_unix_s)
+        self._follow_clock(now_unix_s)
         if now_unix_s < self._next_look_unix_s and not is_final:
             return
         self._requests.look()
@@ -154,6 +156,13 @@ class Beside:
             self._settle(f"no answer for window {window}: {err}")
         else:
             self._settle()
+
+    def _follow_clock(self, now_unix_s: float) -> None:
+        """A clock that was set back holds up no look and no answer."""
+        if now_unix_s < self._next_look_unix_s - LOOK_EVERY_S:
+            self._next_look_unix_s = now_unix_s
+            if self._pending is not None:
+                self._pending = replace(self._pending, since_unix_s=now_unix_s)
 
     def finish(self, now_unix_s: float) -> None:
         """Last words: what is still held, and how the predictions did."""
@@ -303,7 +312,7 @@ def is_window_complete(run: RunRecords, window: int) -> bool:
 
 def say(text: str) -> None:
     """One line into the training log."""
-    print(f"[forerun] {text}", flush=True)
+    print(f"[forerun] {masked_text(text)}", flush=True)
 
 
 def _to_nobody(order: dict[str, Any]) -> None:

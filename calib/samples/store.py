@@ -9,9 +9,11 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pandas as pd
 import pyarrow as pa
@@ -21,6 +23,8 @@ import pyarrow.parquet as pq
 from ..errors import RecordError
 from .columns import FRAMES, TABLE_SCHEMA, normalise
 from .files import OPEN, replace_by, replace_file
+from .packed import MAX_LINE_NBYTES
+from .plain_json import parse_json
 from .run import (
     RankFile,
     RunRecords,
@@ -32,8 +36,15 @@ from .run import (
 )
 from .table import SampleTable
 
+MAX_JSON_NBYTES = 64 << 20
+MAX_TABLE_ROWS = 5_000_000
+MAX_TABLE_NBYTES = 2 << 30
+"""Of all columns, unpacked."""
 _SCHEMA_KEY = b"forerun_schema"
 _CREATED_KEY = b"forerun_created_by"
+_TEXTS = sorted({column for types in FRAMES.values() for column, kind in types.items()
+                 if kind == "str"} | {"table"})  # fmt: skip
+"""Read as one text and its places, so that a long one that is repeated is held once."""
 
 
 def run_ids(directory: Path) -> tuple[str, ...]:
@@ -95,16 +106,11 @@ def append_line(path: Path, value: Any) -> None:
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     """Objects of a file of JSON lines, and what was skipped; ``RecordError`` where none is."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError as err:
-        raise RecordError(f"{path} does not exist; run with --calibrate first") from err
-    except OSError as err:
-        raise RecordError(f"{path} cannot be read ({err}); make it readable") from err
+    lines = _read_bounded(path, MAX_JSON_NBYTES).decode(errors="replace").splitlines()
     values, problems = [], []
     for number, line in enumerate(lines, start=1):
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except ValueError:
             value = None
         if isinstance(value, dict):
@@ -116,12 +122,27 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
 
 def read_json(path: Path) -> Any:
     """The JSON value in ``path``; ``RecordError`` where it is missing or damaged."""
+    data = _read_bounded(path, MAX_JSON_NBYTES)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(data)
+    except ValueError as err:
+        raise RecordError(f"{path} cannot be read ({err}); delete it and write it again") from err
+
+
+def _read_bounded(path: Path, most_nbytes: int) -> bytes:
+    """A whole file; ``RecordError`` where it is missing, cannot be read or is larger."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(most_nbytes + 1)
     except FileNotFoundError as err:
         raise RecordError(f"{path} does not exist; run with --calibrate first") from err
-    except (OSError, ValueError) as err:
-        raise RecordError(f"{path} cannot be read ({err}); delete it and write it again") from err
+    except OSError as err:
+        raise RecordError(f"{path} cannot be read ({err}); make it readable") from err
+    if len(data) > most_nbytes:
+        raise RecordError(
+            f"{path} has more than {most_nbytes >> 20} MiB, which no file of ours has; delete it"
+        )
+    return data
 
 
 def read_package_json(package: str, name: str) -> Any:
@@ -143,15 +164,31 @@ def write_table(path: Path, table: SampleTable, *, created_by: str = "forerun") 
     replace_by(path, lambda file: pq.write_table(whole, file, compression="zstd"))
 
 
+def check_parquet(path: Path) -> None:
+    """``ValueError`` where a Parquet file would take more memory than a table of ours has.
+
+    Its types are not unpickled either, which old versions of PyArrow do.
+    """
+    with suppress(KeyError, pa.ArrowException):
+        pa.unregister_extension_type("arrow.py_extension_type")
+    whole = pq.read_metadata(path)
+    groups = [whole.row_group(index) for index in range(min(whole.num_row_groups, 100_000))]
+    if whole.num_rows > MAX_TABLE_ROWS:
+        raise ValueError(f"{whole.num_rows} rows are more than {MAX_TABLE_ROWS}")
+    if sum(group.total_byte_size for group in groups) > MAX_TABLE_NBYTES:
+        raise ValueError(f"its columns hold more than {MAX_TABLE_NBYTES >> 20} MiB")
+
+
 def read_table(path: Path) -> SampleTable:
     """The table that ``write_table`` wrote; ``RecordError`` where it is missing or newer."""
     try:
-        whole = pq.read_table(path)
+        check_parquet(path)
+        whole = pq.read_table(path, read_dictionary=_TEXTS)
+        schema = int((whole.schema.metadata or {}).get(_SCHEMA_KEY, b"0"))
     except FileNotFoundError as err:
         raise RecordError(f"{path} does not exist; run with --calibrate first") from err
-    except (OSError, pa.ArrowException) as err:
+    except (OSError, ValueError, TypeError, pa.ArrowException) as err:
         raise RecordError(f"{path} is not a sample table ({err}); write it again") from err
-    schema = int((whole.schema.metadata or {}).get(_SCHEMA_KEY, b"0"))
     if schema == 0 or "table" not in whole.column_names:
         raise RecordError(f"{path} has no schema; it was not written as a sample table")
     if schema > TABLE_SCHEMA:
@@ -159,13 +196,25 @@ def read_table(path: Path) -> SampleTable:
             f"{path} has schema {schema}, newer than {TABLE_SCHEMA}, which this version reads; "
             f"upgrade forerun"
         )
-    return SampleTable(**{name: _read_frame(whole, name) for name in FRAMES})
+    try:
+        return SampleTable(**{name: _read_frame(whole, name) for name in FRAMES})
+    except (ValueError, TypeError, ArithmeticError, pa.ArrowException) as err:
+        first = " ".join(str(err).split())[:200]
+        raise RecordError(f"{path} has columns of other types ({first}); write it again") from err
 
 
 def _read_frame(whole: pa.Table, name: str) -> pd.DataFrame:
     columns = [c for c in FRAMES[name] if c in whole.column_names]
     rows = whole.filter(pc.field("table") == name)
-    return normalise(name, rows.select(columns).to_pandas())
+    rows = rows.select(columns)
+    for column in rows.schema:
+        if pa.types.is_nested(column.type) or isinstance(column.type, pa.BaseExtensionType):
+            raise TypeError(f"{column.name} is of type {column.type}")
+    frame = rows.to_pandas(ignore_metadata=True)
+    for column, kind in FRAMES[name].items():
+        if kind == "str" and column in columns:
+            frame[column] = frame[column].astype(object)
+    return normalise(name, frame)
 
 
 def _nothing(directory: Path) -> str:
@@ -186,12 +235,17 @@ def _started_unix_s(folder: Path) -> float | None:
     for path in _rank_paths(folder):
         with path.open(encoding="utf-8", errors="replace") as lines:
             try:
-                header = parse_header(next(lines, ""))
+                header = parse_header(lines.readline(MAX_LINE_NBYTES))
             except RecordError:
                 continue
         if header.run_id == folder.name:
             starts.append(float(header.started_unix_s))
     return min(starts, default=None)
+
+
+def _bounded(file: TextIO) -> Iterator[str]:
+    """The lines of a file; one that is too long comes in parts, each of them damaged."""
+    return iter(lambda: file.readline(MAX_LINE_NBYTES), "")
 
 
 def _rank_paths(folder: Path) -> list[Path]:
@@ -206,7 +260,7 @@ def _read_summaries(path: Path) -> SummaryFile | None:
         return None
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
-            return parse_summaries(path.name, lines)
+            return parse_summaries(path.name, _bounded(lines))
     except OSError as err:
         problem = f"{path.name}: cannot be read ({err})"
         return SummaryFile(summaries={}, problems=(problem,))
@@ -216,7 +270,7 @@ def _read_rank(path: Path) -> RankFile:
     name = f"{path.parent.name}/{path.name}"
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
-            return parse_file(name, lines)
+            return parse_file(name, _bounded(lines))
     except OSError as err:
         return RankFile(
             name=name,
