@@ -40,6 +40,7 @@ OPTIONS = (
     "price-per-gpu-hour",
     "confidence",
     "gpus",
+    "python",
     "probe-seconds",
     "wandb",
     "device",

@@ -13,6 +13,7 @@ from .advice.overhead import Overhead
 from .advice.plan import Plan, plan
 from .advice.transcript import HookSummary, StepSummary, transcript_lines
 from .batch_ratios import BatchRatio
+from .errors import RecordError
 from .evidence import (
     hook_summary,
     mean_waiting_s,
@@ -33,6 +34,7 @@ from .timeline.step import StepEstimate, estimate_step
 from .units import HOUR_S
 from .waiting import WaitingReport, waiting_report
 from .workload.config import RunConfig
+from .workload.kept_arguments import kept_arguments
 
 SCHEMA = 1
 
@@ -68,9 +70,13 @@ class Request:
     confidence: float = 0.9
     gpus: tuple[int, ...] = ()
     host_argv: tuple[str, ...] = ()
+    """Only what may be kept: the rest is masked, since the request is written to a file."""
     memory_capacity_nbytes: int | None = None
     previously_met: tuple[str, ...] = ()
     """Values of the rules that spoke for stopping in the window before."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "host_argv", kept_arguments(self.host_argv))
 
     def time_limit_s(self, forecast: Forecast) -> float | None:
         """The scheduler's limit on the scale of ``forecast.total_s``: from the run's start."""
@@ -84,12 +90,18 @@ class Request:
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Request:
-        """The request that ``to_json`` wrote; unknown keys are ignored."""
-        names = {spec.name for spec in fields(Request)}
-        known: dict[str, Any] = {
-            k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k in names
-        }
-        return Request(**known)
+        """The request that ``to_json`` wrote; unknown keys are ignored.
+
+        Raises ``RecordError`` where a value is of another kind, or no finite number.
+        """
+        known: dict[str, Any] = {}
+        for spec in fields(Request):
+            if spec.name in value:
+                known[spec.name] = _asked(spec.name, str(spec.type), value[spec.name])
+        try:
+            return Request(**known)
+        except TypeError as err:
+            raise RecordError(f"the request is incomplete ({err}); delete it") from err
 
     @property
     def limits(self) -> Limits:
@@ -100,6 +112,24 @@ class Request:
             deadline_unix_s=self.deadline_unix_s,
             budget_s=None if self.budget_hours is None else self.budget_hours * HOUR_S,
         )
+
+
+def _asked(name: str, kind: str, value: Any) -> Any:
+    """A field of a request as its annotation has it."""
+    if value is None and kind.endswith("None"):
+        return None
+    element = kind.removeprefix("tuple[").partition(",")[0].partition(" ")[0]
+    many = value if kind.startswith("tuple") else [value]
+    if not isinstance(many, list | tuple) or not all(_is_a(element, one) for one in many):
+        raise RecordError(f"{name} of the request is no {kind}; delete the request")
+    return tuple(many) if kind.startswith("tuple") else value
+
+
+def _is_a(kind: str, value: Any) -> bool:
+    if kind == "str":
+        return isinstance(value, str)
+    allowed = (int,) if kind == "int" else (int, float)
+    return type(value) in allowed and abs(value) < 2**63
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

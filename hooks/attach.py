@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..calib.workload.config import RunConfig
-from .host import Host, reference
+from .host import Host
 from .interpreter import companion_command
 from .recorder import OPTIMIZER
 from .session import EVAL, SAVE, Session
@@ -91,7 +91,7 @@ class AttachedRun:
         config: RunConfig | None,
     ) -> None:
         self._session = session
-        self._optimizer = reference(optimizer)
+        self._optimizer = optimizer
         self._handles: list[Any] = []
         session.describe(
             Host(
@@ -106,7 +106,7 @@ class AttachedRun:
 
     def __enter__(self) -> AttachedRun:
         """Begin the first step."""
-        optimizer = self._optimizer()
+        optimizer, self._optimizer = self._optimizer, None
         if optimizer is not None:
             begin = self._session.guard.protect(self._session.begin_phase)
             end = self._session.guard.protect(self._session.end_phase)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import ParamSpec, TypeVar
 
+from ..calib.workload.kept_arguments import masked_text
+
 _log = logging.getLogger(__name__)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -99,5 +101,5 @@ def place(err: BaseException) -> str:
 
 def _say(what: str, err: Exception) -> None:
     # A text, not the error: a handler that keeps its records would keep the tensors of its frames.
-    text = str(err)[:_MAX_TEXT]
+    text = masked_text(str(err)[:_MAX_TEXT])
     _log.warning("[forerun] %s at %s: %s; training goes on", what, place(err), text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections import deque
@@ -12,6 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ..calib.samples.plain_json import parse_json
 from .launch_identity import launch_folder
 
 FORECAST = "forecast.json"
@@ -45,8 +45,8 @@ class ForecastFile:
             found = path.stat()
             if found.st_mtime_ns == self._modified_ns or found.st_size > _MOST_NBYTES:
                 return
-            value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            value = parse_json(path.read_bytes())
+        except (OSError, ValueError):
             return
         self._modified_ns = found.st_mtime_ns
         if isinstance(value, dict) and value.get("launch_id") == name:

@@ -18,7 +18,7 @@ PACKAGES: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "numpy": ("numpy", (1, 26)),
     "scipy": ("scipy", (1, 11)),
     "pandas": ("pandas", (1, 5)),
-    "pyarrow": ("pyarrow", (12,)),
+    "pyarrow": ("pyarrow", (14,)),
     "scikit-learn": ("sklearn", (1, 3)),
     "threadpoolctl": ("threadpoolctl", (3,)),
     "rich": ("rich", (13,)),
@@ -26,6 +26,8 @@ PACKAGES: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "plotly": ("plotly", (5, 15)),
 }
 """What every answer needs: the module's name and the oldest version, as in setup.cfg."""
+NUMPY_2_ALONE = ("pyarrow", 26)
+"""From this version on it cannot be imported beside NumPy 1, which its metadata do not say."""
 
 _COMPANION = f"{__name__.partition('.')[0]}.launch.companion"
 _ELSEWHERE = """
@@ -73,7 +75,16 @@ def missing() -> list[str]:
             found.append(name)
         elif (version := _installed(name)) is not None and _numbers(version) < oldest:
             found.append(f"{name} {'.'.join(map(str, oldest))} (here {version})")
+    name, first = NUMPY_2_ALONE
+    if _has_numpy_1() and _numbers(_installed(name) or "0") >= (first,):
+        found.append(f"{name}<{first} (here {_installed(name)} and NumPy 1)")
     return found
+
+
+def remedy() -> str:
+    """The command that brings what answers need into this environment, and replaces nothing."""
+    name, first = NUMPY_2_ALONE
+    return EXTRA + (f" '{name}<{first}'" if _has_numpy_1() else "")
 
 
 def is_installed(module: str) -> bool:
@@ -97,7 +108,7 @@ def waiting(directory: object) -> str:
 def objection(recorder: str) -> str:
     """Why this interpreter cannot answer for training with that version; empty where it can."""
     if lacking := missing():
-        return f"{sys.executable} is without {', '.join(lacking)}; run there: {EXTRA}"
+        return f"{sys.executable} is without {', '.join(lacking)}; run there: {remedy()}"
     own = _version()
     if own != recorder:
         return (
@@ -117,6 +128,10 @@ def _installed(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _has_numpy_1() -> bool:
+    return _numbers(_installed("numpy") or "2") < (2,)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..calib.samples.records import StepFlag
+from ..calib.workload.kept_arguments import kept_arguments
 from .companion import CompanionPipe
 from .host import Host
 from .host_wandb import ForecastFile, HostWandb, host_run
@@ -171,7 +172,7 @@ def companion_settings(
         "confidence": settings.confidence,
         "gpus": list(settings.gpus),
         "wandb": settings.wandb.value,
-        "host_argv": list(settings.host_argv),
+        "host_argv": list(kept_arguments(settings.host_argv)),
         "has_host_wandb": has_host_wandb,
         "num_steps": num_steps or settings.cadence.train_iters or 0,
     }

@@ -19,6 +19,7 @@ from torch.autograd.graph import get_gradient_edge
 from ..calib.workload.operators import OperatorKind
 from .guard import Guard
 from .recorder import Recorder, backward_mark
+from .regions import is_being_compiled
 from .sites import (
     LOSS,
     find_dispatches,
@@ -89,6 +90,8 @@ class ModuleHooks:
         is_forward, read, reference = name == _FORWARD, _reader(site), weakref.ref(owner)
 
         def cover(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_being_compiled():
+                return original(self, *args, **kwargs)
             log = recorder.log
             if log is None or not log.is_sampling or self is not reference():
                 return original(self, *args, **kwargs)

@@ -16,6 +16,7 @@ import torch
 from .guard import Guard
 from .host import living, references
 from .recorder import BACKWARD, FORWARD, Recorder
+from .regions import is_being_compiled
 
 
 class PassHooks:
@@ -68,11 +69,11 @@ class PassHooks:
             self._end(name)
 
     def _before_forward(self, module: torch.nn.Module, args: Any) -> None:
-        if torch.is_grad_enabled():
+        if not is_being_compiled() and torch.is_grad_enabled():
             self._enter(FORWARD)
 
     def _after_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if torch.is_grad_enabled():
+        if not is_being_compiled() and torch.is_grad_enabled():
             self._leave(FORWARD)
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,7 +6,7 @@ What is inside them is named in the coverage; the time around them is recorded a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,14 @@ def find_regions(models: Iterable[torch.nn.Module]) -> Regions:
 def is_compiled(module: torch.nn.Module) -> bool:
     """True for what ``torch.compile(module)`` returns and after ``module.compile()``."""
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+is_being_compiled: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
+"""True, as the compiler reads our code, in what it compiles: there our hooks are nothing at all.
+
+A function that is compiled may call modules that are not; a mark in them would be a break in its
+graph, and a guard on what changes with every window a compilation more for each of them.
+"""
 
 
 def _graphed(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:

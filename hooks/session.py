@@ -18,6 +18,7 @@ from .fitting import Fitting
 from .forks import in_forked_child
 from .guard import Guard
 from .header import header_of
+from .host import Reference, reference
 from .ledger import Ledger
 from .live import Live
 from .open_step import OpenStep
@@ -55,7 +56,7 @@ class Session:
         self._clock = clock
         self._started_unix_s = time.time()
         self._plan = WindowPlan(steps=settings.steps, every=settings.every)
-        self._owner: object | None = None
+        self._owner: Reference | None = None  # a framework may hang its model on a callback
         self._is_described = False
         self._live = Live(settings)
         self._orders = Orders(settings, self.guard, self._live.orders, self._live.launch_id)
@@ -117,8 +118,8 @@ class Session:
     def claim(self, adapter: object) -> bool:
         """True where this adapter's loop is the one that is watched: the first that asks."""
         if self._owner is None and self._fitting.host is None:
-            self._owner = adapter
-        return self._owner is adapter
+            self._owner = reference(adapter)
+        return self._owner is not None and self._owner() is adapter
 
     @property
     def is_claimed(self) -> bool:

@@ -16,10 +16,13 @@ class OnAdvice(Enum):
 
 
 class WandbMode(Enum):
-    """Whether predicted against actual goes to W&B."""
+    """Whether predicted against actual goes to W&B, in words of ``--calibrate-wandb``."""
 
     AUTO = "auto"
+    """Into the host's own run; without one an offline run, which leaves the machine only by the
+    user's own ``wandb sync``."""
     ON = "on"
+    """The same, but a run of our own is online where there is a key and ``WANDB_MODE`` allows."""
     OFF = "off"
 
 

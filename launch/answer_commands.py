@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ..calib.advice.plan import Candidate, Plan, compare
 from ..calib.advice.plan import plan as make_plan
-from ..calib.analysis import Answer, Request, analyse
+from ..calib.analysis import Request, analyse
 from ..calib.errors import ConfigError, RecordError
 from ..calib.evidence import (
     measured_sigma_log,
@@ -25,6 +25,7 @@ from ..calib.fit.calibration import calibrate
 from ..calib.samples.store import read_run, read_table, run_ids
 from ..calib.samples.table import SampleTable, build_table
 from ..calib.units import GIB, format_bytes, format_frac, format_time
+from ..calib.unmodelled_run import analyse_steps
 from ..calib.workload.argument_values import whole
 from ..calib.workload.config import RunConfig
 from ..calib.workload.megatron_args import apply_options
@@ -86,12 +87,28 @@ def _table_of(paths: Sequence[Path], run_id: str) -> SampleTable:
 
 def report(args: argparse.Namespace) -> int:
     """Print what the run says of itself; 1 where the advice is to stop."""
-    answer = _answer(args)
+    loaded = load(args.directory, args.run_id)
+    if not loaded.table.is_described:
+        return _report_steps(args, loaded)
+    answer = analyse(loaded.table, _request(args, loaded.table), problems=loaded.problems)
     if args.json:
         print(json.dumps({"schema": 1, "run_id": answer.run_id, **artefacts(answer)}, indent=2))
     else:
         show(answer, console())
     return ExitCode.THRESHOLD if answer.is_stop else ExitCode.ANSWER
+
+
+def _report_steps(args: argparse.Namespace, loaded: Loaded) -> int:
+    """The report of a run whose layout nobody knows, as beside training."""
+    request = _request(args, loaded.table)
+    answer = analyse_steps(loaded.table, request, num_steps=0)
+    if args.json:
+        value = {"schema": 1, "run_id": answer.run_id, "transcript": list(answer.transcript)}
+        print(json.dumps(value, indent=2))
+    else:
+        _warn(loaded.problems)
+        print("\n".join(answer.transcript))
+    return ExitCode.ANSWER
 
 
 def predict(args: argparse.Namespace) -> int:
@@ -215,14 +232,11 @@ def _num_ranks(options: Sequence[str]) -> int:
     return number
 
 
-def _answer(args: argparse.Namespace) -> Answer:
-    loaded = load(args.directory, args.run_id)
-    request = Request(now_unix_s=time.time())
+def _request(args: argparse.Namespace, table: SampleTable) -> Request:
+    """What the user had asked of the run, where that was kept."""
     top, own = top_of(args.directory)
-    saved = object_of_run(top if own else args.directory, REQUEST, loaded.table.run_id)
-    if saved is not None:
-        request = Request.from_json(saved)
-    return analyse(loaded.table, request, problems=loaded.problems)
+    saved = object_of_run(top if own else args.directory, REQUEST, table.run_id)
+    return Request(now_unix_s=time.time()) if saved is None else Request.from_json(saved)
 
 
 def _line(candidate: Candidate) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..calib.advice.track import Track
 from ..calib.analysis import Answer, Request
+from ..calib.samples.files import OPEN, PRIVATE
 from ..calib.samples.store import write_json, write_table, write_text
 from ..calib.samples.table import SampleTable
 from ..calib.timeline.trace import MeasuredSpan, chrome_trace
@@ -22,6 +23,7 @@ from .report_tables import markdown, report_tables
 SAMPLES = "samples.parquet"
 REQUEST = "request.json"
 CREATED_BY = "forerun"
+_WITH_ARGUMENTS = ("decision",)
 
 
 def write_answer(
@@ -38,17 +40,21 @@ def write_answer(
     """
     home = place.path
     trace = chrome_trace(answer.own, measured)
-    json_files = {
-        REQUEST: _stamped(request.to_json(), place),
-        **{f"{name}.json": _stamped(value, place) for name, value in artefacts(answer).items()},
-        "timeline.json.gz": trace,
-    }
+    plain = {f"{name}.json": value for name, value in artefacts(answer).items()}
+
+    def stamped(name: str, value: Mapping[str, Any], *, is_private: bool) -> None:
+        mode = PRIVATE if is_private else OPEN
+        write_json(home / name, _stamped(value, place), mode=mode)
+
+    private = {f"{name}.json" for name in _WITH_ARGUMENTS}
     _do_all(
         lambda: write_table(home / SAMPLES, table),
-        *(partial(write_json, home / name, value) for name, value in json_files.items()),
+        lambda: stamped(REQUEST, request.to_json(), is_private=True),
+        *(partial(stamped, name, plain[name], is_private=name in private) for name in plain),
         lambda: append_forecast(place, answer),
         lambda: write_text(home / "report.md", markdown(answer)),
         lambda: write_page(place, table, answer, measured, lived),
+        lambda: write_json(home / "timeline.json.gz", trace),
     )
 
 
@@ -57,7 +63,7 @@ def write_measured(
 ) -> None:
     """Write what is known of a run that is not modelled: its samples, and its forecast."""
     write_table(place.path / SAMPLES, table)
-    write_json(place.path / REQUEST, _stamped(request.to_json(), place))
+    write_json(place.path / REQUEST, _stamped(request.to_json(), place), mode=PRIVATE)
     if answer.forecast is not None:
         write_json(place.path / FORECAST, _stamped(answer.forecast.to_json(), place))
         append_forecast(place, answer)

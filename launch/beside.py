@@ -18,8 +18,8 @@ from ..calib.analysis import Answer, Request, analyse
 from ..calib.errors import ForerunError
 from ..calib.history import History
 from ..calib.outlook import batch_levels
+from ..calib.samples.reader import RunReader
 from ..calib.samples.recent import RecentWindows
-from ..calib.samples.store import RunReader
 from ..calib.samples.table import SampleTable
 from ..calib.timeline.measured import measured_spans
 from ..calib.timeline.trace import MeasuredSpan
@@ -148,6 +148,7 @@ class Beside:
         True where one was analysed.
         """
         self._own_work.now(now_unix_s)
+        self._follow_clock(now_unix_s)
         if now_unix_s < self._next_look_unix_s and not is_final:
             return False
         self._requests.look()
@@ -171,6 +172,13 @@ class Beside:
         else:
             self._settle()
         return True
+
+    def _follow_clock(self, now_unix_s: float) -> None:
+        """A clock that was set back holds up no look and no answer."""
+        if now_unix_s < self._next_look_unix_s - LOOK_EVERY_S:
+            self._next_look_unix_s = now_unix_s
+            if self._pending is not None:
+                self._pending = replace(self._pending, since_unix_s=now_unix_s)
 
     def finish(self, now_unix_s: float, *, is_analysed: bool = True) -> None:
         """The last window, where there is time for it, and last words."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import stat
@@ -10,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..calib.samples.plain_json import parse_json
+
 MOST_BYTES = 4 * 2**20
-_MOST_DIGITS = 18
 
 
 def read_bounded(path: Path, most_nbytes: int = MOST_BYTES) -> bytes | None:
@@ -44,8 +44,8 @@ def read_object(path: Path) -> Mapping[str, Any] | None:
     if data is None:
         return None
     try:
-        value = json.loads(data.decode("utf-8"), parse_int=_integer)
-    except (ValueError, RecursionError, MemoryError):
+        value = parse_json(data)
+    except (ValueError, MemoryError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -66,8 +66,3 @@ def words(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         return ()
     return tuple(value)
-
-
-def _integer(text: str) -> float:
-    """Long ones take time that grows with the square of their length."""
-    return int(text) if len(text) <= _MOST_DIGITS else float(text)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from .. import __version__
 from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
-from ..hooks.interpreter import EXTRA, missing
+from ..hooks.interpreter import missing, remedy
 from .run_options import add_run
 
 _BARE = frozenset({"doctor", "run"})
@@ -218,7 +218,7 @@ def _check_packages(verb: str) -> None:
     """``ConfigError`` where the verb needs packages that are not here."""
     lacking = [] if verb in _BARE else missing()
     if lacking:
-        raise ConfigError(f"{verb} needs {', '.join(lacking)}: {EXTRA}")
+        raise ConfigError(f"{verb} needs {', '.join(lacking)}: {remedy()}")
 
 
 def _command(verb: str) -> Callable[[argparse.Namespace], int]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..calib.errors import ConfigError
+from ..calib.samples.plain_json import parse_json
 from ..calib.workload.config import RunConfig
 from ..calib.workload.hugging_face import from_hugging_face
 from ..calib.workload.megatron_command import Described, config_from_mapping
 
 _VOCAB_MULTIPLE = 128
+MAX_NBYTES = 1 << 20
+"""Of a file of arguments; real ones have a few kB."""
+MAX_VALUES = 100_000
 
 
 def read_config(path: Path, own: RunConfig, *, num_ranks: int = 0) -> Described:
@@ -43,9 +46,13 @@ def _parsed(path: Path) -> Mapping[str, Any]:
 
         return checkpoint_arguments(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(MAX_NBYTES + 1)
+        text = data.decode()
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigError(f"{path} cannot be read: {err}; give a text file that exists") from err
+    if len(data) > MAX_NBYTES:
+        raise ConfigError(f"{path} is above {MAX_NBYTES >> 20} MiB; give a file of arguments")
     value = _json(path, text) if path.suffix == ".json" else _yaml(path, text)
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path} holds no mapping of names to values; write NAME: VALUE lines")
@@ -54,8 +61,8 @@ def _parsed(path: Path) -> Mapping[str, Any]:
 
 def _json(path: Path, text: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as err:
+        return parse_json(text)
+    except ValueError as err:
         raise ConfigError(f"{path} is not JSON: {err}; correct it") from err
 
 
@@ -65,7 +72,25 @@ def _yaml(path: Path, text: str) -> Any:
     except ImportError as err:
         raise ConfigError(f"{path} needs PyYAML: pip install PyYAML, or give JSON") from err
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as err:
-        line = " ".join(str(err).split())
+        value = yaml.safe_load(text)
+    except RecursionError as err:
+        raise ConfigError(f"{path} is nested too deeply; write NAME: VALUE lines") from err
+    except (yaml.YAMLError, ValueError, TypeError, ArithmeticError, AttributeError) as err:
+        line = " ".join(str(err).split())[:200]
         raise ConfigError(f"{path} is not YAML: {line}; correct it") from err
+    if not _is_small(value):
+        raise ConfigError(f"{path} has more than {MAX_VALUES} values; write NAME: VALUE lines")
+    return value
+
+
+def _is_small(value: Any) -> bool:
+    """False where aliases unfold to more than a file of arguments can mean."""
+    left, waiting = MAX_VALUES, [value]
+    while waiting and left > 0:
+        left -= 1
+        one = waiting.pop()
+        if isinstance(one, Mapping):
+            waiting += one.values()
+        elif isinstance(one, list | tuple | set):
+            waiting += one
+    return not waiting

@@ -8,7 +8,7 @@ import platform
 import sys
 from importlib import metadata
 
-from ..hooks.interpreter import EXTRA, PACKAGES, VARIABLE, missing
+from ..hooks.interpreter import PACKAGES, VARIABLE, missing, remedy
 from .attached import attachment
 from .findings import Finding, Verdict
 from .wandb_sink import has_key
@@ -60,7 +60,7 @@ def _answers() -> Finding:
         name="answers",
         value=f"by {VARIABLE}={named}" if named else "not here; training is recorded all the same",
         verdict=Verdict.OK if named else Verdict.WARN,
-        remedy=f"for answers here: {EXTRA} (missing: {', '.join(lacking)})"
+        remedy=f"for answers here: {remedy()} (missing: {', '.join(lacking)})"
         + ("" if named else ", or name a Python that has it: --calibrate-python=PATH"),
     )
 
@@ -148,5 +148,6 @@ def _wandb() -> Finding:
     if mode:
         state = f"mode {mode}"
     else:
-        state = "online, a key was found" if has_key() else "offline without a key"
+        key = "a key was found" if has_key() else "no key"
+        state = f"{key}; a run of our own stays offline without --calibrate-wandb=on"
     return Finding(name="wandb", value=f"{version}, {state}", verdict=Verdict.OK)

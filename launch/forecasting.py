@@ -155,8 +155,8 @@ class Forecasts:
         num_new = run.last_iteration - self._at_iteration
         if run.last_iteration >= answer.config.cadence.train_iters:
             return None
-        if num_new < AGAIN_AFTER_STEPS or now_unix_s - self._at_unix_s < AGAIN_AFTER_S:
-            return None
+        if num_new < AGAIN_AFTER_STEPS or 0.0 <= now_unix_s - self._at_unix_s < AGAIN_AFTER_S:
+            return None  # a clock that was set back says nothing of when the last one was
         self._at_iteration, self._at_unix_s = run.last_iteration, now_unix_s
         return run_forecast(answer.outlook, so_far(run.request(wishes, now_unix_s)))
 

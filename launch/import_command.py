@@ -6,6 +6,7 @@ import argparse
 import gzip
 import json
 import sys
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +19,11 @@ from ..calib.published.kineto import kineto_operators
 from ..calib.published.kineto_collectives import kineto_collectives
 from ..calib.published.nccl_tests import nccl_tests_collectives
 from ..calib.published.paper import is_summary, paper_table
+from ..calib.samples.plain_json import parse_json
 from .cli import ExitCode
 from .table_files import check_ending, read_frame, write_frame
 
+MAX_NBYTES = 1 << 30
 UNKNOWN_FABRIC = "unknown"
 
 
@@ -112,16 +115,24 @@ def _outputs(found: _Found, out: Path) -> list[tuple[pd.DataFrame, Path]]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return json.loads(_bytes(path))
+        value = parse_json(_bytes(path))
     except ValueError as err:
         raise RecordError(f"{path} is no JSON ({err}); is it a whole trace?") from err
+    if not isinstance(value, dict):
+        raise RecordError(f"{path} holds no object; is it a trace?")
+    return value
 
 
 def _bytes(path: Path) -> bytes:
     try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+        with path.open("rb") as file:
+            is_packed = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if is_packed else path.open("rb") as file:
+            data = file.read(MAX_NBYTES + 1)
     except FileNotFoundError as err:
         raise ConfigError(f"{path} is not there; give the path of a file") from err
-    except (OSError, EOFError) as err:
+    except (OSError, EOFError, zlib.error) as err:
         raise RecordError(f"{path} cannot be read ({err}); is it a whole file?") from err
+    if len(data) > MAX_NBYTES:
+        raise RecordError(f"{path} is above {MAX_NBYTES >> 20} MiB unpacked; trace fewer steps")
+    return data

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..calib.samples.files import replace_file
+from ..calib.samples.files import PRIVATE, replace_file
 from ..hooks.launch_identity import LAUNCH, RUNS, is_launch_id
 from ..hooks.orders import MARKER
 from .bounded_files import number, read_object, words
@@ -116,7 +116,7 @@ class LaunchFiles:
             "reason": reason,
             "rule": REQUEST_RULE,
         }
-        replace_file(path, json.dumps(value) + "\n")
+        replace_file(path, json.dumps(value) + "\n", mode=PRIVATE)
 
     def withdraw(self) -> None:
         """No request is left for a later launch of this id."""

@@ -40,7 +40,7 @@ class Lived:
 
     def add(self, row: StepRow, said: Mapping[str, float]) -> None:
         """A step has ended; ``said`` holds what was predicted of it, if anything was."""
-        self._last_step_unix_s = max(self._last_step_unix_s, row.unix_s)
+        self._last_step_unix_s = row.unix_s or self._last_step_unix_s
         self._iteration = max(self._iteration, row.iteration)
         point = StepPoint(
             iteration=row.iteration,

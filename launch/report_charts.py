@@ -313,4 +313,7 @@ def _thinned(values: Sequence[Made], most: int) -> Sequence[Made]:
 
 
 def _moment(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    try:
+        return datetime.fromtimestamp(unix_s, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    except (ValueError, OverflowError, OSError):
+        return "9999-12-31 00:00:00.000"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from ..calib.samples.files import replace_file
+from ..calib.workload.kept_arguments import restored
 from .bounded_files import read_bounded
 from .flags import split
 from .script_template import Template
@@ -38,7 +39,8 @@ _KEPT = {
 def relaunch(command: Sequence[str], advised: Sequence[str]) -> tuple[str, ...]:
     """The launcher of ``command`` with the program and arguments of ``advised``, and our flags.
 
-    Empty where the program of ``advised`` is not in ``command``, as when a shell script starts it.
+    Values that ``advised`` masks are those of ``command``.  Empty where the program or a masked
+    value is not in ``command``, as when a shell script starts it.
 
     >>> ran = ["torchrun", "--nproc-per-node", "8", "train.py", "--lr", "1", "--calibrate"]
     >>> relaunch(ran, ["train.py", "--lr", "1", "--tensor-model-parallel-size", "4"])[3:6]
@@ -47,8 +49,9 @@ def relaunch(command: Sequence[str], advised: Sequence[str]) -> tuple[str, ...]:
     place = _program(command, advised[0]) if advised else None
     if place is None:
         return ()
-    own = split(list(command[place + 1 :])).own
-    return (*command[: place + 1], *advised[1:], *own)
+    asked = split(list(command[place + 1 :]))
+    again = restored(advised, (command[place], *asked.rest))
+    return (*command[: place + 1], *again[1:], *asked.own) if again else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..calib.errors import ConfigError
+from ..calib.workload.kept_arguments import MASK, kept_command
 from .flags import FLAGS, split
 from .launch_ids import launch_id
 from .resubmit import Script, relaunch
@@ -168,6 +169,8 @@ def _resubmit(
     if not again:
         if advised:
             say(f"advised, for a script that starts it itself: {shlex.join(advised)}")
+            if any(MASK in word for word in advised):
+                say(f"{MASK} stands for a value that is not kept; write your own in its place")
         return None
     script = Script(
         again=again,
@@ -208,7 +211,7 @@ def _dry_run(args: argparse.Namespace, wishes: Wishes) -> int:
     if args.json:
         answer(json.dumps({"schema": 1, **_plan(wishes)}))
         return 0
-    answer(shlex.join(wishes.command))
+    answer(shlex.join(kept_command(wishes.command)))
     answer(f"calibrate directory: {wishes.directory}")
     answer(f"requests to save and stop: {'to the session' if wishes.listens else 'SIGTERM'}")
     answer(f"before the limit: {'save and stop' if wishes.saves_before_limit else 'warn'}")
@@ -218,7 +221,7 @@ def _dry_run(args: argparse.Namespace, wishes: Wishes) -> int:
 def _plan(wishes: Wishes) -> dict[str, Any]:
     granted = wishes.allocation
     return {
-        "command": list(wishes.command),
+        "command": list(kept_command(wishes.command)),
         "directory": str(wishes.directory),
         "launch_id": wishes.launch_id,
         "listens": wishes.listens,
@@ -296,7 +299,8 @@ def _say_end(outcome: Outcome, code: int, suggestion: Suggestion | None) -> None
 def _no_start(args: argparse.Namespace, text: str, code: int) -> int:
     complain(text)
     if args.json:
-        answer(json.dumps({"schema": 1, "command": list(args.command), "exit_code": code}))
+        told = {"schema": 1, "command": list(kept_command(args.command)), "exit_code": code}
+        answer(json.dumps(told))
     return code
 
 

@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow as pa
 
 from ..calib.errors import CalibrationError, ConfigError
+from ..calib.samples.store import check_parquet
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 
@@ -23,14 +24,15 @@ def read_frame(path: Path) -> pd.DataFrame:
         raise ConfigError(f"{path} is no table; give a file in {', '.join(ENDINGS)}")
     try:
         if path.suffix == ".parquet":
+            check_parquet(path)
             return pd.read_parquet(path)
         return pd.read_csv(path, low_memory=False)
     except FileNotFoundError as err:
         raise ConfigError(f"{path} is not there; give the path of a table") from err
     except pd.errors.EmptyDataError as err:
         raise CalibrationError(f"{path} has no rows; give a table with measurements") from err
-    except (OSError, EOFError, UnicodeDecodeError, pd.errors.ParserError, pa.ArrowInvalid) as err:
-        first = str(err).splitlines()[0]
+    except (OSError, EOFError, ValueError, TypeError, RecursionError, pa.ArrowException) as err:
+        first = " ".join(str(err).split())[:200]
         raise ConfigError(f"{path} cannot be read ({first}); is it a whole file?") from err
 
 

@@ -17,6 +17,42 @@ from ..hooks.interpreter import is_installed
 from ..hooks.settings import WandbMode
 
 PREFIX = "calib/"
+Mode = Literal["online", "offline", "disabled", "shared"]
+CONFIG_KEYS = (
+    "confidence",
+    "every",
+    "gpus",
+    "num_local_ranks",
+    "num_ranks",
+    "num_restarts",
+    "num_steps",
+    "on_advice",
+    "steps",
+    "versions",
+)
+"""What of our settings the run is told; never arguments, paths or environment."""
+_QUIET: dict[str, Any] = {
+    "silent": True,
+    "console": "off",
+    "disable_code": True,
+    "disable_git": True,
+    "disable_job_creation": True,
+    "save_code": False,
+    "host": "",
+    "program": "",
+    "username": "",
+    **{
+        prefix + name: value
+        for prefix in ("x_", "_")
+        for name, value in (
+            ("disable_meta", True),
+            ("disable_stats", True),
+            ("disable_machine_info", True),
+            ("save_requirements", False),
+        )
+    },
+}
+_YES = ("1", "true", "yes", "on")
 
 
 class Sink(Protocol):
@@ -71,19 +107,21 @@ class NoSink:
 class OwnRun:
     """A W&B run that belongs to Forerun; raises what ``wandb.init`` raises."""
 
-    def __init__(self, *, directory: Path, run_id: str, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, *, directory: Path, run_id: str, config: Mapping[str, Any], mode: Mode
+    ) -> None:
         import wandb
 
         self._wandb = wandb
-        mode = _mode()
-        self._where = f"{PREFIX}* ({mode})"
+        told = f"; wandb sync {directory}/wandb/offline-run-* sends it"
+        self._where = f"{PREFIX}* ({mode}{told if mode == 'offline' else ''})"
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "forerun"),
             name=f"forerun-{run_id}",
             dir=str(directory),
             mode=mode,
-            config={"calib": dict(config)},
-            settings=wandb.Settings(silent=True, console="off"),
+            config={"calib": {key: config[key] for key in CONFIG_KEYS if key in config}},
+            settings=_settings(wandb),
         )
 
     @property
@@ -125,25 +163,38 @@ def open_sink(
         return NoSink()
     if has_host_run:
         return NoSink(f"{PREFIX}* in the host's run")
+    chosen = run_mode(mode, os.environ)
+    if chosen == "disabled":
+        return NoSink("off (WANDB_MODE)")
     if not is_installed("wandb"):
         return NoSink("off (pip install wandb, where it is wanted)")
-    return OwnRun(directory=directory, run_id=run_id, config=config)
+    return OwnRun(directory=directory, run_id=run_id, config=config, mode=chosen)
 
 
-def _mode() -> Literal["online", "offline", "disabled", "shared"]:
-    """Offline where there is no key; the user's ``WANDB_MODE`` wins."""
-    chosen = os.environ.get("WANDB_MODE")
-    if chosen in ("online", "offline", "disabled", "shared"):
+def run_mode(wanted: WandbMode, environ: Mapping[str, str]) -> Mode:
+    """Online only where the flag asks for it, and the user's ``WANDB_MODE`` does not forbid it."""
+    chosen = environ.get("WANDB_MODE", "")
+    if chosen == "disabled" or environ.get("WANDB_DISABLED", "").lower() in _YES:
+        return "disabled"
+    if wanted is not WandbMode.ON or chosen in ("offline", "dryrun"):
+        return "offline"
+    if chosen in ("online", "shared"):
         return chosen
-    return "online" if has_key() else "offline"
+    return "online" if has_key(environ) else "offline"
 
 
-def has_key() -> bool:
+def _settings(wandb: Any) -> Any:
+    """W&B's settings with all off that it collects by itself, as far as this version has them."""
+    known = getattr(wandb.Settings, "model_fields", None) or wandb.Settings.__annotations__
+    return wandb.Settings(**{name: value for name, value in _QUIET.items() if name in known})
+
+
+def has_key(environ: Mapping[str, str] = os.environ) -> bool:
     """True where the environment or the netrc file holds a key, without asking the network."""
-    if os.environ.get("WANDB_API_KEY"):
+    if environ.get("WANDB_API_KEY"):
         return True
-    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
-    path = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+    host = urlparse(environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
+    path = Path(environ.get("NETRC", Path.home() / ".netrc"))
     try:
         return netrc(str(path)).authenticators(host or "") is not None
     except (OSError, NetrcParseError):

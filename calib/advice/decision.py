@@ -12,6 +12,7 @@ import numpy as np
 from scipy import stats
 
 from ..units import format_frac, format_time
+from ..workload.kept_arguments import MASK
 from ..workload.megatron_args import resumed_command, rewrite_command
 from ..workload.memory import Verdict
 from .forecast import Forecast
@@ -25,6 +26,7 @@ MIN_COVERAGE_FRAC = 0.9
 MIN_STEPS = 5
 """Measured steps below which nothing is decided."""
 _NUM_NODES = 128
+_MASKED = f"{MASK} stands for a value that is not kept; write your own in its place"
 
 
 class Action(Enum):
@@ -95,6 +97,7 @@ class Decision:
             "reasons": [reason.to_json() for reason in self.reasons],
             "candidate": self.candidate.to_json() if self.candidate else None,
             "command": list(self.command),
+            "command_note": _MASKED if any(MASK in word for word in self.command) else "",
         }
 
 

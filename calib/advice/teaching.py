@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from ..fit.choices import first_of_least
+
 _NOISE_SIGMA_LOG = 0.02
 """How well a few steps tell the ratio of two layouts."""
 
@@ -31,7 +33,7 @@ def most_telling(slopes: Sequence[Mapping[str, float]], number: int) -> list[int
         variance = np.diag(covariance)
         gain = np.sum(covariance**2, axis=0) / (variance + _NOISE_SIGMA_LOG**2)
         gain[chosen] = -1.0
-        best = int(np.argmax(gain))
+        best = first_of_least(-gain)
         if variance[best] < _NOISE_SIGMA_LOG**2:
             break
         chosen.append(best)

@@ -82,7 +82,10 @@ def utc_moment(unix_s: float) -> str:
     >>> utc_moment(0.0)
     'Thu 00:00 UTC'
     """
-    return datetime.fromtimestamp(unix_s, tz=timezone.utc).strftime("%a %H:%M UTC")
+    try:
+        return datetime.fromtimestamp(unix_s, tz=timezone.utc).strftime("%a %H:%M UTC")
+    except (ValueError, OverflowError, OSError):
+        return "beyond any calendar"
 
 
 def _hook_line(hooks: HookSummary | None, overhead: Overhead | None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-ALIKE_FRAC = 1e-6
+_ALIKE, _ALIKE_FRAC = 1e-12, 1e-6
 """Scores that differ by less are the same: processors round sums otherwise."""
 _BITS = 20
 
@@ -22,7 +22,7 @@ def first_of_least(scores: Sequence[float] | NDArray[np.float64], *, alike: floa
     """
     values = np.asarray(scores, dtype=np.float64)
     least = values.min()
-    return int(np.argmax(values <= least + max(alike, ALIKE_FRAC * abs(float(least)))))
+    return int(np.argmax(values <= least + max(alike, _ALIKE, _ALIKE_FRAC * abs(float(least)))))
 
 
 def on_grid(values: ArrayLike) -> NDArray[np.float64]:

@@ -251,13 +251,18 @@ def _nearest(group: Group, groups: Mapping[Group, GroupModel]) -> Group | None:
         found,
         key=lambda g: (
             g.collective is not group.collective,
-            abs(np.log(g.ranks_per_node / group.ranks_per_node)) if group.num_nodes > 1 else 0.0,
+            _apart(g.ranks_per_node, group.ranks_per_node) if group.num_nodes > 1 else 0.0,
             g.role is not group.role,
-            abs(np.log(g.num_ranks / group.num_ranks)),
+            _apart(g.num_ranks, group.num_ranks),
             g.order,
         ),
         default=None,
     )
+
+
+def _apart(one: float, other: float) -> float:
+    """Doublings between two sizes; half and twice are exactly as far."""
+    return round(abs(float(np.log2(one / other))), 9)
 
 
 def _stand_in(

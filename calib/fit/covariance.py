@@ -83,7 +83,7 @@ class Pairs:
         return Pairs(
             trend=first.trend @ second.trend.T,
             # By differences: products would leave a distance between equal samples.
-            octaves=cdist(first.coordinates, second.coordinates),
+            octaves=np.asarray(cdist(first.coordinates, second.coordinates), dtype=np.float64),
             is_same=same.astype(np.float64) if is_pooled else None,
         )
 

@@ -15,10 +15,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from .choices import first_of_least
+
 Vector = NDArray[np.float64]
 _SAMPLE_SIGMA_LOG = 0.1
 _ITERATIONS = 40
-_LARGEST_STEP_LOG = 1.0
+_LARGEST_STEP_LOG, _LEAST_STEP_LOG = 1.0, 1e-9
+"""So constants lie within a factor of e**40 of the prior's, and nothing can overflow."""
 _FOLDS = 5
 _REFIT_BELOW = 12
 """Curves with fewer payloads have their law fitted again for each that is left out."""
@@ -185,23 +188,40 @@ def fit_law(
     (2.0, 0.5)
     """
     center = np.log([prior.fixed_s, prior.byte_s])
-    theta = center.copy()
     columns = np.stack([fixed, nbytes])
-    pull = np.eye(2) / sigma_log**2
-    for _ in range(_ITERATIONS):
+
+    def errors(theta: Vector) -> tuple[Vector, Vector, float]:
+        """Deviations of the samples, shares of both constants, and the cost to be least."""
         costs = columns * np.exp(theta)[:, None]
         total = costs.sum(axis=0)
         error = (log_time - np.log(total)) / _SAMPLE_SIGMA_LOG
-        robust = weight / np.sqrt(1.0 + error**2) / _SAMPLE_SIGMA_LOG**2
-        shares = costs / total
-        hessian = (shares * robust) @ shares.T + pull
-        slope = (shares * robust) @ (error * _SAMPLE_SIGMA_LOG) + pull @ (center - theta)
-        step = np.linalg.solve(hessian, slope)
-        theta = theta + np.clip(step, -_LARGEST_STEP_LOG, _LARGEST_STEP_LOG)
-        if np.max(np.abs(step)) < 1e-6:
+        data = np.sum(weight * (np.sqrt(1.0 + error**2) - 1.0))
+        return error, costs / total, float(data + 0.5 * np.sum(((theta - center) / sigma_log) ** 2))
+
+    theta = center.copy()
+    error, shares, cost = errors(theta)
+    for _ in range(_ITERATIONS):
+        robust = weight / np.sqrt(1.0 + error**2) / _SAMPLE_SIGMA_LOG
+        pull = (center - theta) / sigma_log**2
+        hessian = (shares * robust) @ shares.T / _SAMPLE_SIGMA_LOG + np.eye(2) / sigma_log**2
+        step = _solved(hessian, (shares * robust) @ error + pull)
+        step = np.clip(step, -_LARGEST_STEP_LOG, _LARGEST_STEP_LOG)
+        lower = errors(theta + step)
+        while lower[2] > cost and np.max(np.abs(step)) > _LEAST_STEP_LOG:
+            step = step / 2.0
+            lower = errors(theta + step)
+        if np.max(np.abs(step)) <= _LEAST_STEP_LOG:
             break
+        theta, (error, shares, cost) = theta + step, lower
     fixed_s, byte_s = np.exp(theta)
     return Law(fixed_s=float(fixed_s), byte_s=float(byte_s))
+
+
+def _solved(matrix: NDArray[np.float64], right: Vector) -> Vector:
+    """Solution of two equations with a positive matrix."""
+    share = matrix[1, 0] / matrix[0, 0]
+    second = (right[1] - share * right[0]) / (matrix[1, 1] - share * matrix[0, 1])
+    return np.array([right[0] / matrix[0, 0] - share * second, second])
 
 
 def _smooth_curve(
@@ -276,7 +296,7 @@ def _best_window(knots: _Knots, folds: list[_Fold]) -> tuple[int, Vector]:
         return 1, np.empty(0)
     windows = next(w for least, w in _WINDOWS if len(knots.log_nbytes) >= least)
     errors = [_left_out(knots, folds, window) for window in windows]
-    best = int(np.argmin([np.mean(np.abs(e)) for e in errors]))
+    best = first_of_least([float(np.mean(np.abs(e))) for e in errors])
     return windows[best], errors[best]
 
 

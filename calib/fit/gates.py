@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..workload.operators import Phase
 from .batches import Timed
+from .choices import first_of_least
 from .laws import Ceilings, Family, columns, family
 
 Peaks = Callable[[int], Ceilings]
@@ -146,7 +147,7 @@ def _same_shape(timed: Timed, other: Timed) -> NDArray[np.float64]:
     for i, (key, time_s) in enumerate(zip(_keys(timed), timed.time_s.tolist(), strict=True)):
         if key in known:
             times = np.array(known[key])
-            found[i] = times[np.argmin(np.abs(np.log(times / time_s)))]
+            found[i] = times[first_of_least(np.abs(np.log(times / time_s)))]
     return found
 
 

@@ -12,8 +12,6 @@ from scipy.optimize import least_squares
 Vector = NDArray[np.float64]
 _FARTHEST_LOG = 20.0
 """A factor of half a billion: no constant of a machine lies that far from its prior."""
-_TOLERANCE = 1e-12
-_MOST_STEPS = 200
 
 
 def robust_minimum(
@@ -23,11 +21,13 @@ def robust_minimum(
     *,
     spread: Vector,
     loss: Literal["soft_l1", "linear"] = "soft_l1",
+    tolerance: float = 1e-12,
+    most_steps: int = 200,
 ) -> Vector:
     """Logs of constants at the least sum of residuals, each counted in standard deviations.
 
-    ``spread`` are the constants' own deviations, in which steps are counted.  The search goes on
-    until steps are lost in rounding, so that other processors stop at the same place.
+    ``spread`` are the constants' own deviations, in which steps are counted.  By default
+    the search goes on until steps are lost in rounding: other processors stop at the same place.
     """
     # SciPy's signature names only the default of ``jac``, a string; a callable is documented.
     derivative: Any = jacobian
@@ -38,9 +38,9 @@ def robust_minimum(
         bounds=(start - _FARTHEST_LOG, start + _FARTHEST_LOG),
         x_scale=spread,
         loss=loss,
-        ftol=_TOLERANCE,
-        xtol=_TOLERANCE,
-        gtol=_TOLERANCE,
-        max_nfev=_MOST_STEPS,
+        ftol=tolerance,
+        xtol=tolerance,
+        gtol=tolerance,
+        max_nfev=most_steps,
     )
     return np.asarray(found.x)

@@ -101,7 +101,8 @@ def measured_collectives(table: SampleTable) -> dict[CollectiveCall, Measured]:
 
 
 def _groups(rows: pd.DataFrame, keys: list[str]) -> Iterable[tuple[tuple[Any, ...], pd.DataFrame]]:
-    for key, group in rows.groupby(keys, sort=True):
+    # Of one key in a list pandas 1.5 says that it gives the bare value, pandas 2 gives a tuple.
+    for key, group in rows.groupby(keys if len(keys) > 1 else keys[0], sort=True):
         name: Hashable = key
         yield (name if isinstance(name, tuple) else (name,)), group
 

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .choices import on_grid
 from .forest import fit_forest
 
 try:
@@ -20,12 +21,11 @@ try:
 except Exception:  # absent, or its libraries are: then it raises errors of its own
     XGBRegressor = None
 
-from .choices import on_grid
-
 _SEED = 0
 _NUM_FOLDS = 2
 _MANY = 1000
 """Samples from which more and slower steps are worth their time."""
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,7 +54,7 @@ def fit_trees(
     ``shape`` numbers the distinct shapes: repeats of one stay on one side of a fold.  Values are
     taken to a millionth, so that last digits decide on no split.
     """
-    values, weight = on_grid(values), weight.astype(np.float32)
+    values = on_grid(values)
     steps = (150, 0.1) if len(values) >= _MANY else (60, 0.2)
     check = (80, 0.15) if len(values) >= _MANY else (40, 0.25)
     order = np.random.default_rng(_SEED).permutation(int(shape.max()) + 1)
@@ -85,7 +85,7 @@ def _fit(
     steps: tuple[int, float],
 ) -> _Model:
     if XGBRegressor is None:
-        return fit_forest(features, _medians(values, shape), weight)
+        return fit_forest(features, _medians(values, weight, shape), weight)
     booster = XGBRegressor(
         n_estimators=steps[0],
         learning_rate=steps[1],
@@ -101,18 +101,25 @@ def _fit(
     return booster.fit(features, values, sample_weight=weight)
 
 
-def _medians(values: NDArray[np.float64], shape: NDArray[np.int64]) -> NDArray[np.float64]:
-    """For each sample the median of its shape, ``(rows,)``.
+def _medians(
+    values: NDArray[np.float64], weight: NDArray[np.float64], shape: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """For each sample the median of its shape by weight, ``(rows,)``.
 
-    >>> _medians(np.array([1.0, 2.0, 9.0, 4.0]), np.array([0, 0, 0, 1])).tolist()
+    >>> _medians(np.array([1.0, 2.0, 9.0, 4.0]), np.ones(4), np.array([0, 0, 0, 1])).tolist()
     [2.0, 2.0, 2.0, 4.0]
     """
     order = np.lexsort((values, shape))
-    _, first, place, count = np.unique(
-        shape[order], return_index=True, return_inverse=True, return_counts=True
+    _, first, group = np.unique(shape[order], return_index=True, return_inverse=True)
+    group = group.reshape(-1)
+    summed = np.cumsum(weight[order])
+    below = (summed - weight[order])[first]
+    share = (summed - below[group]) / np.add.reduceat(weight[order], first)[group]
+    # Where the weights below and above a gap are equal, its middle.
+    low, high = (
+        values[order][first + np.add.reduceat(share < half, first)]
+        for half in (0.5 - _ROUNDING, 0.5 + _ROUNDING)
     )
-    ordered = values[order]
-    middle = (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
     found = np.empty(len(values))
-    found[order] = middle[place.reshape(-1)]
+    found[order] = ((low + high) / 2)[group]
     return found

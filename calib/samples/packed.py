@@ -7,11 +7,16 @@ import binascii
 import json
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from ..errors import RecordError
 
 MAX_NBYTES = 64 << 20
 """What one packed line may hold; more is damage."""
+MAX_LINE_NBYTES = MAX_NBYTES
+"""Characters of one line of a file."""
+MAX_TOTAL_NBYTES = 1 << 29
+"""Characters of all lines of a file, packed ones unpacked; the rest is not read."""
 _HEAD = '{"type": "packed", "data": "'
 _TAIL = '"}\n'
 
@@ -61,14 +66,17 @@ def unpacked(lines: Iterable[str]) -> Iterator[str]:
     >>> list(unpacked(["a\n", pack(["b\n", "c\n"])]))
     ['a\n', 'b\n', 'c\n']
     """
+    num_left = MAX_TOTAL_NBYTES
     for line in lines:
-        if not line.startswith(_HEAD):
-            yield line
-            continue
-        try:
-            yield from _inside(line)
-        except RecordError:
-            yield line
+        inside = [line]
+        if line.startswith(_HEAD):
+            with suppress(RecordError):
+                inside = _inside(line)
+        num_left -= sum(map(len, inside))
+        if num_left < 0:
+            yield f"more than {MAX_TOTAL_NBYTES} characters of records; the rest is not read"
+            return
+        yield from inside
 
 
 def _inside(line: str) -> list[str]:
@@ -77,5 +85,5 @@ def _inside(line: str) -> list[str]:
         unzip = zlib.decompressobj()
         text = unzip.decompress(data, MAX_NBYTES)
         return text.decode().splitlines(keepends=True)
-    except (ValueError, KeyError, TypeError, zlib.error, binascii.Error) as err:
+    except (ValueError, KeyError, TypeError, RecursionError, zlib.error, binascii.Error) as err:
         raise RecordError(f"packed line is damaged ({err}); skipped") from err

@@ -14,9 +14,12 @@ from ..workload.recording import RecordingPlan, recording_plan
 from .packed import unpacked
 from .records import SCHEMA, Header, RankRecord, Record, RunRecord, from_dict
 
+_MOST = 2**63 - 1
+"""Whole numbers become columns of 64 bits."""
 _SIGNED = frozenset({"peer", "start_ns", "issue_ns"})
 _NUM_NAMED = 8
-_DAMAGED = (RecordError, ConfigError, KeyError, TypeError, ValueError, AttributeError)
+_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What a value of another form than ours raises, where no check of our own has met it."""
 MOST_PROBLEMS = 200
 """Damaged lines of one file that are named."""
 
@@ -105,7 +108,7 @@ class RankParser:
                 continue
             try:
                 records += self._taken(line)
-            except _DAMAGED as err:
+            except (RecordError, ConfigError, *_DAMAGE) as err:
                 self._note(str(err))
                 self._is_over = self.header is None
         return records
@@ -168,7 +171,7 @@ class SummaryParser:
                 if not isinstance(record, RankRecord) or type(rank) is not int:
                     raise RecordError("line is no summary of a rank; skipped")
                 found.setdefault(rank, []).append(record)
-            except RecordError as err:
+            except (RecordError, *_DAMAGE) as err:
                 if len(self._problems) < MOST_PROBLEMS:
                     self._problems.append(f"{self._name}:{self._num_lines}: {err}")
         return SummaryFile(
@@ -267,6 +270,8 @@ def _parse_line(line: str) -> Record:
 def _parse_json(line: str) -> dict[str, Any]:
     try:
         value = json.loads(line, parse_constant=_no_constant)
+    except RecursionError as err:
+        raise RecordError("line has brackets nested too deeply; skipped") from err
     except ValueError as err:
         reason = "line is cut off" if not line.endswith("\n") else "line is not JSON"
         raise RecordError(f"{reason} ({err}); skipped") from err
@@ -285,10 +290,24 @@ def _checked(value: dict[str, Any]) -> Record:
 def _check_value(name: str, kind: str, value: Any) -> None:
     if kind == "int":
         if type(value) is not int:
-            raise RecordError(f"{name} {value!r} is not a whole number; skipped")
+            raise RecordError(f"{name} {_shown(value)} is not a whole number; skipped")
         if value < 0 and name not in _SIGNED:
             raise RecordError(f"{name} {value} is below 0; skipped")
+        if abs(value) > _MOST:
+            raise RecordError(f"{name} is above 64 bits; skipped")
+    elif kind == "float":
+        if type(value) not in (int, float) or not -_MOST <= value <= _MOST:
+            raise RecordError(f"{name} {_shown(value)} is not a finite number; skipped")
     elif kind in ("bool", "str") and type(value).__name__ != kind:
-        raise RecordError(f"{name} {value!r} is no {kind}; skipped")
-    elif kind == "tuple[int, ...]" and not all(type(v) is int and v >= 0 for v in value):
-        raise RecordError(f"{name} {list(value)} has an entry that is no size; skipped")
+        raise RecordError(f"{name} {_shown(value)} is no {kind}; skipped")
+    elif kind == "tuple[int, ...]" and not all(type(v) is int and 0 <= v <= _MOST for v in value):
+        raise RecordError(f"{name} {_shown(list(value))} has an entry that is no size; skipped")
+
+
+def _shown(value: Any) -> str:
+    """A value in an error; one of a damaged file may be long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "..."

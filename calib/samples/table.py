@@ -6,12 +6,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..errors import CalibrationError
+from ..errors import CalibrationError, RecordError
 from ..units import NS_PER_S
 from ..workload.collectives import GroupRole
 from ..workload.config import RunConfig
@@ -19,6 +20,7 @@ from ..workload.parallelism import Parallelism
 from .clocks import clock_rows
 from .columns import FRAMES, normalise, shape_text
 from .operator_rows import host_microbatch_rows, host_step_rows, operator_rows
+from .plain_json import parse_json
 from .probe_rows import probed_collective_rows, probed_operator_rows
 from .records import (
     CollectiveRecord,
@@ -101,13 +103,18 @@ class SampleTable:
         except CalibrationError:
             return 0
 
+    @property
+    def is_described(self) -> bool:
+        """True where the layout of the newest run is known."""
+        return bool(((self.runs["run_id"] == self.run_id) & (self.runs["config"] != "")).any())
+
     def config(self, run_id: str | None = None) -> RunConfig:
         """The layout of a run (the newest by default), as its first rank saw it."""
         name = run_id or self.run_id
         found = self.runs[(self.runs["run_id"] == name) & (self.runs["config"] != "")]
         if found.empty:
             raise CalibrationError(f"run {name!r} has no run description; record it again")
-        return RunConfig.from_json(json.loads(str(found["config"].iloc[0])))
+        return RunConfig.from_json(_described(name, str(found["config"].iloc[0])))
 
     def step_times_s(
         self, *, is_hooked: bool | None = None, run_id: str | None = None
@@ -145,6 +152,15 @@ class SampleTable:
         rows = self.windows[self.windows["run_id"] == self.run_id]
         known = rows.loc[rows["device_memory_nbytes"] > 0, "device_memory_nbytes"]
         return None if known.empty else int(known.min())
+
+
+def _described(run_id: str, text: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError as err:
+        raise RecordError(
+            f"run {run_id!r} has a damaged description ({err}); record again"
+        ) from err
 
 
 def build_table(run: RunRecords) -> SampleTable:

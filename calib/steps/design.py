@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import ConfigError
+from ..fit.choices import first_of_least
 from ..samples.step_rows import StepRow
 from ..timeline.items import Floats
 from .base_times import BaseTimes, prior_times
@@ -73,8 +74,7 @@ class _Study:
         total = self.slopes.T @ self.slopes
         gain = np.einsum("ri,ij,rj->r", shown, total, shown) / (variance + self.noise_variance)
         gain[chosen] = -1.0
-        # Equal layouts differ in the last digits only.
-        return int(np.argmax(gain >= gain.max() * (1 - 1e-9)))
+        return first_of_least(-gain)
 
 
 def _study(rows: Sequence[StepRow], start: StepScales | None) -> _Study:

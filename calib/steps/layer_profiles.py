@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
+from ..fit.choices import first_of_least
 from ..fit.machine import MachineModel
 from ..fit.priors import DevicePrior, device_prior
 from ..published.formats import shape_sizes
@@ -107,7 +108,8 @@ class LayerTimes:
     def _layer(self, product: Operator) -> Operator:
         """The layer that a query-key-value product (tokens, hidden, 3 hidden / tp) belongs to."""
         tokens, hidden, width = product.shape
-        known = min(self.models, key=lambda other: abs(math.log(other / hidden)))
+        sizes = sorted(self.models)
+        known = sizes[first_of_least([abs(math.log(other / hidden)) for other in sizes])]
         heads, seq = self.models[known]
         heads = max(1, round(heads * hidden / known))
         is_backward = product.phase is Phase.BACKWARD
@@ -133,7 +135,7 @@ class LayerTimes:
             return _NO_TIME_S
         if alike:
             tokens = item.shape[0]
-            near = min(alike, key=lambda edge: abs(math.log(edge.tokens / tokens)))
+            near = alike[first_of_least([abs(math.log(e.tokens / tokens)) for e in alike])]
             return near.time_s * tokens / near.tokens
         if item.kind is Kind.LOGITS:
             number = 2 if item.phase is Phase.BACKWARD else 1

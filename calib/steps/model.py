@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
 from scipy.stats import t as student
 
+from ..fit.robust import robust_minimum
 from ..samples.step_rows import StepPredictions, StepRow
 from ..timeline.items import Floats
 from .base_times import BaseTimes
@@ -129,10 +128,9 @@ def _mode(layouts: Layouts, measured: Floats, start: Floats, sigma: float) -> _M
     def jacobian(theta: Floats) -> Floats:
         return np.vstack([gradient(layouts, theta)[1] / sigma, np.diag(1 / spread)])
 
-    slopes_of: Any = jacobian
-    theta = least_squares(
-        residuals, start, jac=slopes_of, x_scale=spread, ftol=1e-5, xtol=1e-5, max_nfev=20
-    ).x
+    theta = robust_minimum(
+        residuals, jacobian, start, spread=spread, loss="linear", tolerance=1e-5, most_steps=20
+    )
     found, slopes = gradient(layouts, theta)
     covariance = np.linalg.inv(slopes.T @ slopes / sigma**2 + np.diag(spread**-2))
     return _Mode(

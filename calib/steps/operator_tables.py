@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..fit.batches import Timed, batch_of
+from ..fit.choices import first_of_least
 from ..fit.machine import MachineModel, fit_machine
 from ..fit.priors import device_prior
 from ..published.formats import shape_sizes
@@ -73,7 +74,8 @@ class OperatorTables:
         if len(names) == 1:
             return names[0]
         sizes = np.log(operator.shape)
-        return min(names, key=lambda n: float(np.abs(self.shapes[n] - sizes).sum(axis=1).min()))
+        apart = [float(np.abs(self.shapes[n] - sizes).sum(axis=1).min()) for n in names]
+        return names[first_of_least(apart)]
 
 
 def operator_tables(frames: Sequence[pd.DataFrame], *, device: str) -> OperatorTables:

@@ -15,6 +15,8 @@ from .programs import TaskKind
 from .simulate import Simulation, Span
 from .steady import Run, simulate_each
 
+_ROUNDING = 1e-9
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupTimes:
@@ -39,8 +41,9 @@ class GroupTimes:
     """Of a forward pass, a backward pass and a step, shape (alternatives,)."""
 
     def critical_stage(self, layout: int) -> int:
-        """The stage whose gradients are ready last."""
-        return int(np.argmax(self.ready_s[:, layout, 0]))
+        """The stage whose gradients are ready last, the first of those that differ by rounding."""
+        ready_s = self.ready_s[:, layout, 0]
+        return int(np.argmax(ready_s >= ready_s.max() * (1.0 - _ROUNDING)))
 
     def parts_s(self, layout: int) -> dict[Part, float]:
         """Seconds of the critical stage by part, first alternative; they add up to the step."""

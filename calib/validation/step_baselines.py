@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 from ..fit.intervals import Z_90, shrunk_sigma_log
 from ..fit.priors import device_prior
+from ..fit.robust import robust_minimum
 from ..samples.step_rows import StepPredictions, StepRow
 from ..workload.config import RunConfig
 from .step_terms import NUM_TERMS, bubble_frac, step_flop, step_terms
@@ -103,16 +102,15 @@ class TenTerms:
                 [_shares(terms, scales) / _NOISE_SIGMA_LOG, np.eye(NUM_TERMS) / TERM_SIGMA_LOG]
             )
 
-        # scipy's stub knows only the names of its own differences.
-        jac: Any = slopes
-        found = least_squares(residuals, np.zeros(NUM_TERMS), jac=jac)
-        jacobian = slopes(found.x)
+        spread = np.broadcast_to(np.asarray(TERM_SIGMA_LOG, dtype=np.float64), NUM_TERMS)
+        found = robust_minimum(residuals, slopes, np.zeros(NUM_TERMS), spread=spread, loss="linear")
+        jacobian = slopes(found)
         covariance = np.linalg.inv(jacobian.T @ jacobian)
         count = len(rows)
         leverage = np.einsum("ij,jk,ik->i", jacobian, covariance, jacobian)[:count]
-        left_out = residuals(found.x)[:count] * _NOISE_SIGMA_LOG / (1 - np.minimum(leverage, 0.95))
+        left_out = residuals(found)[:count] * _NOISE_SIGMA_LOG / (1 - np.minimum(leverage, 0.95))
         sigma = shrunk_sigma_log(left_out, prior_sigma_log=_MODEL_SIGMA_LOG)
-        return FittedTerms(scales_log=found.x, covariance=covariance, sigma_log=sigma)
+        return FittedTerms(scales_log=found, covariance=covariance, sigma_log=sigma)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

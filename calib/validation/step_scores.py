@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
+from ..fit.choices import first_of_least
 from ..samples.step_rows import StepKind, StepRow
 from .scores import ALL_GROUPS, FIGURES
 from .steps import StepsScored
@@ -178,7 +179,7 @@ def _ranking(members: Sequence[StepsScored]) -> Mapping[str, Any]:
         measured, predicted = np.array(pairs, dtype=np.float64).T
         taus.append(float(np.asarray(kendalltau(predicted, measured))[0]))
         plain.append(tau_without_ties(measured, predicted))
-        regrets.append(float(measured[np.argmin(predicted)] / measured.min() - 1))
+        regrets.append(float(measured[first_of_least(predicted)] / measured.min() - 1))
     if not regrets:
         return dict.fromkeys(RANK_FIGURES)
     values = (

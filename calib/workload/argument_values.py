@@ -10,6 +10,8 @@ from typing import Any
 
 from ..errors import ConfigError
 
+_MOST = 2**63
+
 
 class Arguments:
     """Reads a namespace (or a mapping) by one or several names; ``None`` counts as not given."""
@@ -35,10 +37,10 @@ class Arguments:
         value = self.get(*names)
         try:
             number = float(value or 0)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            raise ConfigError(f"{option_of(names[0])} {value!r} is not a number; give one")
+            raise ConfigError(f"{option_of(names[0])} {shown(value)} is not a number; give one")
         return number
 
     def required(self, name: str) -> int:
@@ -82,6 +84,21 @@ def is_true(value: Any) -> bool:
 def whole(name: str, value: Any) -> int:
     """A whole number; ``ConfigError`` names the option where it is none."""
     try:
-        return int(value)
+        number = int(value)
+        if abs(number) > _MOST:
+            raise ConfigError(f"{option_of(name)} is above 64 bits; give a size that can be")
+        return number
+    except ConfigError:
+        raise
     except (TypeError, ValueError, OverflowError) as err:
-        raise ConfigError(f"{option_of(name)} {value!r} is not a whole number; give one") from err
+        raise ConfigError(
+            f"{option_of(name)} {shown(value)} is not a whole number; give one"
+        ) from err
+
+
+def shown(value: Any) -> str:
+    """A value in an error, shortened: it may come from any file."""
+    if not isinstance(value, (str, int, float)):
+        return f"({type(value).__name__})"
+    text = repr(value[:80] if isinstance(value, str) else value)
+    return text if len(text) <= 82 else f"{text[:80]}..."

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from ..errors import ConfigError
 from .config_json import decode, encode
 from .layout_checks import check_layout
 from .model_shape import (
@@ -21,6 +22,7 @@ from .model_shape import (
     Normalization,
     PositionEmbedding,
     at_least_one,
+    at_most,
     not_negative,
 )
 from .parallelism import ContextComm, Parallelism, Schedule
@@ -122,6 +124,12 @@ class Cadence:
     exit_interval: int = 0
     """The process ends after a step whose number this divides."""
 
+    def __post_init__(self) -> None:
+        for name in ("train_iters", "eval_interval", "eval_iters", "save_interval"):
+            at_most(name, getattr(self, name))
+        for name in ("full_batch_size", "num_final_evals", "exit_interval"):
+            at_most(name, getattr(self, name))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
@@ -163,6 +171,10 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         not_negative("recompute_num_layers", self.recompute_num_layers)
+        for name in ("hidden_dropout", "attention_dropout"):
+            value = getattr(self, name)
+            if not 0.0 <= value <= 1.0:
+                raise ConfigError(f"{name} {value} is no probability; give one from 0 to 1")
         check_layout(self)
 
     @property

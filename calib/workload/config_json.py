@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..errors import ConfigError
+from .argument_values import shown
 
 
 def encode(value: Any) -> Any:
@@ -34,7 +35,7 @@ def decode(kind: Any, value: Any) -> Any:
         return None if value is None else decode(inner, value)
     if hasattr(kind, "__dataclass_fields__"):
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{kind.__name__} {value!r} is no object; write it with to_json")
+            raise ConfigError(f"{kind.__name__} {shown(value)} is no object; write it with to_json")
         hints = _hints(kind)
         known = {k: decode(hints[k], v) for k, v in value.items() if k in hints}
         try:
@@ -47,7 +48,7 @@ def decode(kind: Any, value: Any) -> Any:
         return _member(kind, value)
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{value!r} is no list of values; write it with to_json")
+            raise ConfigError(f"{shown(value)} is no list of values; write it with to_json")
         return tuple(decode(typing.get_args(kind)[0], v) for v in value)
     return value
 
@@ -62,4 +63,6 @@ def _member(kind: type[Enum], value: Any) -> Enum:
         return kind(value)
     except ValueError as err:
         names = ", ".join(str(member.value) for member in kind)
-        raise ConfigError(f"{kind.__name__} {value!r} is not known; choose from {names}") from err
+        raise ConfigError(
+            f"{kind.__name__} {shown(value)} is not known; choose from {names}"
+        ) from err

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
+from .model_shape import at_most
 from .parallelism import ContextComm, Schedule
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def check_layout(config: RunConfig) -> None:
             f"{batch.micro_batch_size} x dp {par.dp}; nearest that is: "
             f"{max(1, round(batch.global_batch_size / share)) * share}"
         )
+    at_most("num_microbatches", config.num_microbatches)
     if par.vp > 1:
         _check_groups(config)
     if par.vp > 1 and par.schedule is not Schedule.ONE_F_ONE_B:

@@ -142,6 +142,11 @@ def options_of(argv: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
         yield option, words
 
 
+def is_known(name: str) -> bool:
+    """True for a name of Megatron's, with underscores, that is read, left out or harmless."""
+    return name in _READ or name in SPELLED or _is_harmless(name)
+
+
 def _flat(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in mapping.items():
         if key in ("language_model", "model_parallel") and isinstance(value, Mapping):

@@ -3,9 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Integral
+from typing import Any
 
 from ..errors import ConfigError
 from .quick_enum import QuickEnum
+
+MOST_OTHERS = 10**9
+"""The largest size that a number may have that ``MOST`` does not name."""
+MOST = {
+    **dict.fromkeys(("num_layers", "num_prediction_layers", "pp", "vp"), 10_000),
+    **dict.fromkeys(("num_attention_heads", "num_query_groups", "num_experts", "top_k"), 100_000),
+    **dict.fromkeys(("kv_channels", "v_head_dim", "qk_head_dim", "qk_pos_emb_head_dim"), 100_000),
+    **dict.fromkeys(("hidden_size", "ffn_hidden_size", "shared_ffn_hidden_size"), 10_000_000),
+    **dict.fromkeys(("gpus", "tp", "dp", "cp", "ep", "etp", "ranks_per_node"), 1_000_000),
+    **dict.fromkeys(("micro_batch_size", "global_batch_size"), 10_000_000),
+    **dict.fromkeys(("num_ranks", "num_microbatches"), 1_000_000),
+    "train_iters": 10**12,
+    # Megatron's own default of some, and users' way to say never.
+    **dict.fromkeys(("eval_interval", "save_interval", "exit_interval", "bucket_numel"), 2**63),
+}
+"""Far above any run that there has been: beyond, a size is a mistake, and work would not end."""
 
 
 class Normalization(QuickEnum):
@@ -156,11 +175,33 @@ class ModelShape:
 
 def at_least_one(name: str, value: int) -> None:
     """Raise ``ConfigError`` where a size or degree is below one."""
+    if not isinstance(value, Integral):
+        raise ConfigError(f"{name} {_shown(value)} is no whole number; give one above 0")
     if value < 1:
-        raise ConfigError(f"{name} {value} is below 1; give a positive whole number")
+        raise ConfigError(f"{name} {_shown(value)} is below 1; give a positive whole number")
+    at_most(name, value)
 
 
 def not_negative(name: str, value: int) -> None:
     """Raise ``ConfigError`` where a size that may be absent is below zero."""
+    if not isinstance(value, Integral):
+        raise ConfigError(f"{name} {_shown(value)} is no whole number; give one, or 0 for none")
     if value < 0:
-        raise ConfigError(f"{name} {value} is below 0; give a whole number, or 0 for none")
+        raise ConfigError(f"{name} {_shown(value)} is below 0; give a whole number, or 0 for none")
+    at_most(name, value)
+
+
+def at_most(name: str, value: int) -> None:
+    """Raise ``ConfigError`` where a size is far above any that there is."""
+    most = MOST.get(name.lstrip("-"), MOST_OTHERS)
+    if value > most:
+        raise ConfigError(f"{name} {_shown(value)} is above {most:,}; give a size that can be")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Integral):
+        whole = int(value)
+        return str(whole) if abs(whole) < 10**15 else f"{Decimal(whole):.3g}"
+    if isinstance(value, str | float):
+        return repr(value[:80] if isinstance(value, str) else value)
+    return f"({type(value).__name__})"

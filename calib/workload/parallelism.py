@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..errors import ConfigError
-from .model_shape import at_least_one, not_negative
+from .model_shape import at_least_one, at_most, not_negative
 from .quick_enum import QuickEnum
 
 
@@ -77,6 +77,7 @@ class Parallelism:
             at_least_one(name, getattr(self, name))
         for name in ("etp", "microbatch_group_size", "bucket_numel", "ranks_per_node"):
             not_negative(name, getattr(self, name))
+        at_most("num_ranks", self.num_ranks)
         if self.chunk_layers and len(self.chunk_layers) != self.pp * self.vp:
             raise ConfigError(
                 f"chunk_layers has {len(self.chunk_layers)} entries, not pp {self.pp} x vp "

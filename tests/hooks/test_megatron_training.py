@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import logging.handlers
 import sys
 import weakref
+from argparse import Namespace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TypeVar
@@ -274,3 +276,21 @@ def test_a_stop_that_is_asked_for_ends_the_run_after_that_step(
     train(megatron)
     assert args.curr_iteration == 109 and len(args.seen) == 10
     assert "save-checkpoint" in [r.name for r in records_of(tmp_path, PhaseRecord)]
+
+
+def test_model_and_optimizer_die_after_training_while_the_session_lives(
+    megatron: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    session = watched(tmp_path)
+    model = a_model()
+    optimizer = optim.SGD(model.parameters())
+    known = [weakref.ref(thing) for thing in (model, model["output_layer"], optimizer)]
+    kept = logging.handlers.MemoryHandler(1000, flushLevel=1000)
+    logging.getLogger().addHandler(kept)
+    config = Namespace(timers=None, grad_scale_func=optimizer.step, no_sync_func=model.forward)
+    megatron["training"].train(None, [model], optimizer, None, config=config)
+    del model, optimizer, config
+    gc.collect()
+    assert [reference() for reference in known] == [None] * 3
+    logging.getLogger().removeHandler(kept)
+    assert session.is_claimed and records_of(tmp_path, PhaseRecord)

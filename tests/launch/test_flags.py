@@ -230,3 +230,11 @@ def test_the_examples_in_the_docstrings_hold() -> None:
     results = [doctest.testmod(module) for module in (flags, entry)]
     assert [result.attempted >= 2 for result in results] == [True, True]
     assert [result.failed for result in results] == [0, 0]
+
+
+def test_a_python_that_is_named_answers() -> None:
+    for flag in (
+        "--calibrate-python=/opt/answers/bin/python",
+        "--forerun-python=/opt/answers/bin/python",
+    ):
+        assert parse(flag).companion_command[0] == "/opt/answers/bin/python"

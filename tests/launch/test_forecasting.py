@@ -18,6 +18,7 @@ from forerun.calib.samples.table import build_table
 from forerun.launch.beside import Beside, Options
 from forerun.launch.energy import open_meter
 from forerun.launch.forecasting import AGAIN_AFTER_S, AGAIN_AFTER_STEPS, Forecasts, RunSoFar
+from forerun.launch.lived import Lived
 from forerun.launch.scoring import StepRow
 from forerun.launch.wandb_sink import NoSink
 
@@ -141,3 +142,40 @@ def test_only_devices_of_this_job_are_counted(
 def test_without_a_driver_there_is_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert open_meter(1, {})() is None
+
+
+HOUR_S = 3600.0
+
+
+@pytest.mark.parametrize("jump_s", [HOUR_S, -HOUR_S])
+def test_a_clock_that_jumps_holds_up_no_forecast(answer: Answer, jump_s: float) -> None:
+    """The end is told by the new clock at once, from the same steps that are left."""
+    run, made = RunSoFar(), Forecasts()
+    made.answered(answer, 11)
+    for iteration in range(12, 12 + AGAIN_AFTER_STEPS):
+        run.add(row(iteration), BEGIN_S + jump_s + iteration)
+    now_s = BEGIN_S + jump_s + AGAIN_AFTER_S
+    found = made.again(answer, run, Request(now_unix_s=0.0), now_s)
+    assert found is not None and found.remaining_s > 0.0
+    left_s = 0.2 * (1000 - run.last_iteration)
+    assert found.finish_p50_unix_s - now_s == pytest.approx(left_s, rel=0.2)
+
+
+def test_a_window_is_answered_though_the_clock_was_set_back(tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "records", tmp_path / "records")
+    options = Options(directory=tmp_path, run_id="golden-run", settings={"num_ranks": 2})
+    beside = Beside(options, open_sink=lambda _: NoSink(), read_energy=lambda: None)
+    beside.poll(BEGIN_S)
+    now_s = BEGIN_S - HOUR_S
+    beside.handle({"event": "window_closed", "window": 0, "last_step": 10}, now_s)
+    beside.poll(now_s)
+    assert (tmp_path / "forecast.json").is_file()
+
+
+def test_the_end_of_a_run_is_that_of_its_last_step_where_the_clock_was_set_back() -> None:
+    lived = Lived()
+    for iteration, unix_s in ((1, BEGIN_S), (2, BEGIN_S + 1), (3, BEGIN_S - HOUR_S)):
+        lived.add(replace(row(iteration), unix_s=unix_s), {})
+    ended = lived._ended("r", BEGIN_S - HOUR_S + 1, 3)
+    assert ended.last_step_unix_s == BEGIN_S - HOUR_S
+    assert ended.end_unix_s == BEGIN_S - HOUR_S + 1

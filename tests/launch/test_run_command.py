@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -157,18 +158,28 @@ def test_only_an_advised_stop_of_this_launch_is_93(
     assert (said["stop"] is not None) is (launch == "")
 
 
-def test_an_advised_stop_leaves_a_script_that_starts_the_advised_layout(home: Path) -> None:
+@pytest.mark.parametrize("is_known", [True, False])
+def test_an_advised_stop_leaves_a_script_that_starts_the_advised_layout(
+    home: Path, is_known: bool
+) -> None:
     (home / "train.py").write_text("import sys; print(sys.argv[1:])")
     (home / "launch.py").write_text(STOPPING)
-    command = (sys.executable, "launch.py", "", "restart", "0", "train.py", "--lr", "1")
-    code, said = Launch(home, *command, "--calibrate", "--calibrate-dir=out").end()
+    command = [sys.executable, "launch.py", "", "restart", "0", "train.py", "--lr", "1"]
+    if not is_known:
+        # The session kept no value of an option that it does not know; the wrapper has it.
+        (home / "launch.py").write_text(STOPPING.replace('"--lr", "1"', '"--pin", "***"'))
+        command[-2:] = ["--pin", "PLANTED"]
+    launch = Launch(home, *command, "--calibrate", "--calibrate-dir=out")
+    code, said = launch.end()
+    assert "PLANTED" not in json.dumps(said) + launch.err
     script = home / "out" / "resubmit.sh"
     (kept,) = home.glob("out/runs/*/resubmit.sh")
-    assert code == 93 and os.access(script, os.X_OK) and home / str(said["resubmit"]) == script
-    assert kept.read_bytes() == script.read_bytes()
+    assert code == 93 and stat.S_IMODE(script.stat().st_mode) == 0o700
+    assert home / str(said["resubmit"]) == script and kept.read_bytes() == script.read_bytes()
     subprocess.run(["bash", "-n", str(script)], check=True)
     text = " ".join(script.read_text().replace("\\\n", "").split())
-    assert "train.py --lr 1 --tensor-model-parallel-size 2 --calibrate --calibrate-dir=out" in text
+    words = " ".join(command[5:])
+    assert f"{words} --tensor-model-parallel-size 2 --calibrate --calibrate-dir=out" in text
 
 
 SLEEPER = "import pathlib, time; pathlib.Path('up').touch(); time.sleep(60)"
@@ -290,7 +301,7 @@ def test_a_warning_makes_a_real_run_save_and_stop(home: Path) -> None:
 
 def test_dry_run_starts_nothing(home: Path) -> None:
     code, said = Launch(home, "touch", "started", options=("--dry-run",)).end()
-    assert code == 0 and said["command"] == ["touch", "started"]
+    assert code == 0 and said["command"] == ["touch", "***"]
     assert not (home / "started").exists()
 
 

@@ -15,13 +15,8 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 def history(directory: Path) -> list[tuple[int, dict[str, Any]]]:
     """(step, values) of every logged row of the only offline run under ``directory``."""
-    from wandb.proto import wandb_internal_pb2
-
-    (path,) = directory.glob("wandb/offline-run-*/run-*.wandb")
     rows = []
-    for data in _records(path.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
+    for record in records(directory):
         if record.WhichOneof("record_type") == "history":
             row = {
                 (item.key or ".".join(item.nested_key)): json.loads(item.value_json)
@@ -29,6 +24,17 @@ def history(directory: Path) -> list[tuple[int, dict[str, Any]]]:
             }
             rows.append((int(row.get("_step", record.history.step.num)), row))
     return rows
+
+
+def records(directory: Path) -> Iterator[Any]:
+    """Everything that the only offline run under ``directory`` holds."""
+    from wandb.proto import wandb_internal_pb2
+
+    (path,) = directory.glob("wandb/offline-run-*/run-*.wandb")
+    for data in _records(path.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        yield record
 
 
 def _records(data: bytes) -> Iterator[bytes]:

@@ -14,6 +14,7 @@ from forerun.calib.errors import CalibrationError
 from forerun.calib.fit.calibration import Calibration, calibrate
 from forerun.calib.fit.estimates import Source
 from forerun.calib.fit.laws import Family
+from forerun.calib.fit.trees import tree_model
 from forerun.calib.samples.table import SampleTable
 from forerun.calib.workload.collectives import Collective, CollectiveCall, GroupRole
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
@@ -79,7 +80,7 @@ def test_boosting_takes_over_with_many_shapes(make_table, planted, gpt, truth) -
         if o.kind in (OperatorKind.LINEAR_FC1, OperatorKind.NORM)
     }
     calibration = calibrate(make_table(measured), device="cpu")
-    assert {row["model"] for row in calibration.summary()["operators"]} == {"xgboost"}
+    assert {row["model"] for row in calibration.summary()["operators"]} == {tree_model()}
     operators = [o for o in gpt(32 * 80) if o.kind is OperatorKind.LINEAR_FC1]
     assert _mape(calibration.operators(operators).time_s, truth(operators)) < 0.03
 

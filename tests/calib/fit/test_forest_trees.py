@@ -5,10 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from forerun.calib.fit import trees as trees_module
 from forerun.calib.fit.forest import fit_forest
-from forerun.calib.fit.trees import fit_trees
+from forerun.calib.fit.trees import fit_trees, tree_model
 
 NUM_REPEATS = 4
+
+
+@pytest.fixture(params=["xgboost", "forest"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each kind of trees that is here: the forest always is."""
+    if request.param == "forest":
+        monkeypatch.setattr(trees_module, "XGBRegressor", None)
+    elif tree_model() != "xgboost":
+        pytest.skip("xgboost is not installed")
+    return request.param
 
 
 def _grid(number: int, *, seed: int = 0, num_axes: int = 3) -> np.ndarray:
@@ -50,7 +61,7 @@ def test_forest_is_deterministic() -> None:
 
 
 @pytest.mark.parametrize("number", [100, 1000])
-def test_trees_are_deterministic(number: int) -> None:
+def test_trees_are_deterministic(number: int, kind: str) -> None:
     features, asked = _grid(number), _grid(100, seed=1)
     shape = np.arange(number)
     first, second = (
@@ -60,10 +71,11 @@ def test_trees_are_deterministic(number: int) -> None:
     assert np.array_equal(first.left_out, second.left_out)
 
 
-def test_trees_learn_kinks_and_tell_their_error() -> None:
+def test_trees_learn_kinks_and_tell_their_error(kind: str) -> None:
     features = _grid(400)
     values = _steps(features) + 0.02 * np.random.default_rng(2).normal(size=400)
     trees = fit_trees(features, values, np.ones(400), np.arange(400))
+    assert trees.name == kind
     asked = _grid(400, seed=1)
     error = np.median(np.abs(trees.predict(asked) - _steps(asked)))
     assert error < 0.02
@@ -81,7 +93,7 @@ def _repeated() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return _grid(80)[shape][order], values[order], shape[order]
 
 
-def test_repeats_of_a_shape_stay_on_one_side_of_a_fold() -> None:
+def test_repeats_of_a_shape_stay_on_one_side_of_a_fold(kind: str) -> None:
     features, values, shape = _repeated()
     trees = fit_trees(features, values, np.ones(len(values)), shape)
     # What was never seen is a coin toss: half of the residuals miss by the whole step.
@@ -91,7 +103,7 @@ def test_repeats_of_a_shape_stay_on_one_side_of_a_fold() -> None:
     assert np.mean(np.abs(apart.left_out) > 0.5) < 0.15
 
 
-def test_repeats_of_a_shape_share_a_fold_whatever_their_order() -> None:
+def test_repeats_of_a_shape_share_a_fold_whatever_their_order(kind: str) -> None:
     features, values, shape = _repeated()
     trees = fit_trees(features, values, np.ones(len(values)), shape)
     for number in range(80):
@@ -99,7 +111,7 @@ def test_repeats_of_a_shape_share_a_fold_whatever_their_order() -> None:
         assert np.ptp(residuals) < 1e-6, "one booster predicted all of them"
 
 
-def test_a_few_slow_repeats_are_ignored() -> None:
+def test_a_few_slow_repeats_are_ignored(kind: str) -> None:
     rng = np.random.default_rng(6)
     points = _grid(100)
     shape = np.repeat(np.arange(100), NUM_REPEATS + 1)
@@ -111,7 +123,7 @@ def test_a_few_slow_repeats_are_ignored() -> None:
     assert abs(bias) < 0.03
 
 
-def test_samples_of_little_weight_hardly_count() -> None:
+def test_samples_of_little_weight_hardly_count(kind: str) -> None:
     features = np.repeat(_grid(80), 2, axis=0)
     values = np.tile([0.0, 1.0], 80)
     shape = np.repeat(np.arange(80), 2)

@@ -11,6 +11,7 @@ from planted_machine import A100, H100, PlantedMachine, batch, random_shapes, st
 
 from forerun.calib.fit.batches import Batch, Timed
 from forerun.calib.fit.machine import MachineModel, Prediction, fit_machine, transfer
+from forerun.calib.fit.trees import tree_model
 from forerun.calib.workload.operators import OperatorKind, Phase
 
 K = OperatorKind
@@ -110,7 +111,7 @@ def test_heavy_rows_are_followed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "expected"), [(8, "gaussian process"), (24, "gaussian process"), (70, "xgboost")]
+    ("number", "expected"), [(8, "gaussian process"), (24, "gaussian process"), (70, tree_model())]
 )
 def test_the_number_of_shapes_decides_on_the_regressor(number: int, expected: str) -> None:
     model = _fitted(number)

@@ -10,6 +10,7 @@ from planted_machine import PlantedMachine, batch, random_shapes, stacked, timed
 
 from forerun.calib.fit.batches import Timed
 from forerun.calib.fit.pools import PoolModel, Support, fit_pool, robust_sigma
+from forerun.calib.fit.trees import tree_model
 from forerun.calib.workload.operators import OperatorKind, Phase
 
 K = OperatorKind
@@ -73,7 +74,7 @@ def test_a_member_with_one_shape_profits_from_the_other() -> None:
         (8, "gaussian process", False),
         (24, "gaussian process", True),
         (63, "gaussian process", True),
-        (64, "xgboost", False),
+        (64, tree_model(), False),
     ],
 )
 def test_shapes_decide_on_the_regressor(number: int, model: str, has_forest: bool) -> None:

@@ -69,8 +69,10 @@ def test_our_own_format_gives_the_same_rows_back(name: str) -> None:
     assert again.family == "own" and not again.skipped
     for row, back in zip(rows, again.rows, strict=True):
         assert replace(row.config, unmodelled=()) == replace(back.config, unmodelled=())
-        for field in ("machine", "group", "kind", "flag", "measured_s", "measured_memory_nbytes"):
+        for field in ("machine", "group", "kind", "flag", "measured_memory_nbytes"):
             assert getattr(row, field) == getattr(back, field)
+        # Before pandas 3 the last bit of a number from a file may be another.
+        assert row.measured_s == pytest.approx(back.measured_s, rel=1e-15)
 
 
 @pytest.mark.parametrize(

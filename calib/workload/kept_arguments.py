@@ -1,0 +1,193 @@
+"""What of a command line may be kept: names of options, and values where we know what they are.
+
+Files, tables and logs outlive a run and are read by others, and an argument may be a password.  So
+a value stays only where its option is Megatron's, the Hugging Face trainer's, a launcher's or ours;
+every other one is ``***``, and so are passwords in addresses and words such as ``API_KEY=...``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from .megatron_command import split_launcher
+from .megatron_options import is_known
+
+MASK = "***"
+"""In place of a value that is not kept."""
+_TRAINER = """
+    adam_beta1 adam_beta2 adam_epsilon bf16 bf16_full_eval block_size config_name data_seed
+    dataloader_num_workers dataset_config_name dataset_name ddp_backend ddp_bucket_cap_mb deepspeed
+    eval_steps eval_strategy evaluation_strategy fp16 fsdp fsdp_config gradient_accumulation_steps
+    gradient_checkpointing learning_rate logging_steps lr_scheduler_type max_grad_norm
+    max_seq_length max_steps model_name_or_path model_type num_train_epochs optim output_dir
+    per_device_eval_batch_size per_device_train_batch_size report_to resume_from_checkpoint
+    run_name save_steps save_strategy save_total_limit seed tf32 tokenizer_name torch_compile
+    torch_dtype warmup_ratio warmup_steps weight_decay
+"""
+_LAUNCHER = """
+    local_addr local_rank log_dir master_addr master_port max_restarts module monitor_interval
+    nnodes no_python node_rank nproc_per_node rdzv_backend rdzv_conf rdzv_endpoint rdzv_id redirects
+    role run_path standalone start_method tee
+"""
+_KNOWN = frozenset((_TRAINER + _LAUNCHER).split())
+_MANY_NAMES = """
+    cp_comm_type cuda_graph_scope data_path hierarchical_context_parallel_sizes profile_ranks
+    rampup_batch_size recompute_modules spec test_data_path tiktoken_special_tokens
+    tokenizer_special_tokens train_data_path valid_data_path window_size
+"""
+_MANY = frozenset(_MANY_NAMES.split())
+"""Options with more than one word behind them."""
+_STARTER_NAMES = """
+    accelerate bash deepspeed env forerun launch mpiexec mpirun numactl python python3 sh srun
+    torch.distributed.launch torch.distributed.run torchrun
+"""
+_STARTERS = frozenset(_STARTER_NAMES.split())
+_SCRIPTS = (".py", ".sh", ".sbatch")
+_SECRET = r"key|token|secret|passw|passphrase|pwd|credential|auth"
+_HAS_SECRET_NAME = re.compile(_SECRET)
+_NAME = re.compile(r"-{1,2}[A-Za-z][\w.-]*|--")
+_ASSIGNED = re.compile(r"(\+{0,2}[A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
+_VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s\"',;&]+)"
+_ADDRESS = re.compile(r"(?<=://)(?:[^\s'\"]*:[^\s'\"]*|[^/\s'\"]*)@")
+_OPTION_IN_TEXT = re.compile(rf"(--?([A-Za-z][\w.-]*)(?:=|\s+(?!-)))({_VALUE})")
+_ASSIGNED_IN_TEXT = re.compile(rf"(([A-Za-z_][\w.-]*)=)({_VALUE})")
+_ENTRY_IN_TEXT = re.compile(
+    rf"([\"']?\b([A-Za-z_][\w.-]*)[\"']?\s*:\s*(?:(?:Basic|Bearer)\s+)?)({_VALUE})"
+)
+
+
+def kept_arguments(argv: Sequence[str]) -> tuple[str, ...]:
+    """The words of a program and its arguments, ``***`` in place of what is not kept.
+
+    As many words come out as go in, so that places stay what they are; once masked stays as it is.
+
+    >>> kept_arguments(["t.py", "--lr", "1", "--hub-token", "abc", "--vault=def", "ghi"])
+    ('t.py', '--lr', '1', '--hub-token', '***', '--vault=***', '***')
+    """
+    return (masked_text(argv[0]), *_kept(argv[1:])) if argv else ()
+
+
+def kept_command(command: Sequence[str]) -> tuple[str, ...]:
+    """The same for a whole command line, a launcher such as torchrun in front.
+
+    >>> kept_command(["env", "HF_TOKEN=abc", "torchrun", "--nnodes", "2", "t.py", "--pin", "1"])
+    ('env', 'HF_TOKEN=***', 'torchrun', '--nnodes', '2', 't.py', '--pin', '***')
+    """
+    place = len(command) - len(split_launcher(command)[1]) or len(command)
+    front = list(_kept(command[:place]))
+    for index, word in enumerate(command[:place]):
+        name = word.rpartition("/")[2]
+        is_module = index > 0 and command[index - 1] in ("-m", "--module")
+        if index == 0 or is_module or name in _STARTERS or name.endswith(_SCRIPTS):
+            front[index] = masked_text(word)
+    return (*front, *_kept(command[place:]))
+
+
+def restored(advised: Sequence[str], host_argv: Sequence[str]) -> tuple[str, ...]:
+    """A masked command line with the values that ``host_argv`` has; empty where one is missing.
+
+    Each masked word is looked for behind the same option, in order.
+
+    >>> restored(["t.py", "--pin", "***", "--tp", "2"], ["t.py", "--pin", "12"])
+    ('t.py', '--pin', '12', '--tp', '2')
+    """
+    values: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    masked = kept_arguments(host_argv)
+    for (option, word), real in zip(_with_options(masked), host_argv, strict=True):
+        if word != real:
+            values[option, word].append(real)
+    out: list[str] = []
+    for option, word in _with_options(advised):
+        if MASK not in word:
+            out.append(word)
+            continue
+        # A command that goes on loads what the one before saved.
+        found = values[option, word] or values["--save" if option == "--load" else option, word]
+        if not found:
+            return ()
+        out.append(found.pop(0) if len(found) > 1 else found[0])
+    return tuple(out)
+
+
+def is_secret_name(name: str) -> bool:
+    """True for names of options, variables and keys whose value is likely a secret.
+
+    >>> [is_secret_name(name) for name in ("HF_TOKEN", "--api-key", "tokenizer_type", "lr")]
+    [True, True, False, False]
+    """
+    plain = name.lower().lstrip("-+").replace("-", "_")
+    if is_known(plain) or plain in _KNOWN:
+        return False
+    return _HAS_SECRET_NAME.search(re.sub(r"[_.]", "", plain)) is not None
+
+
+def masked_text(text: str) -> str:
+    """The text without passwords in addresses and without values of what is named as a secret.
+
+    >>> masked_text("no answer from https://me:abc@host/x?api_key=def with --hub-token ghi")
+    'no answer from https://***@host/x?api_key=*** with --hub-token ***'
+    """
+    text = _ADDRESS.sub(MASK + "@", text)
+    for pattern in (_OPTION_IN_TEXT, _ASSIGNED_IN_TEXT, _ENTRY_IN_TEXT):
+        text = pattern.sub(_masked_match, text)
+    return text
+
+
+def _masked_match(match: re.Match[str]) -> str:
+    name = match[2]
+    is_secret = is_secret_name(name) and not name.endswith(("Error", "Exception"))
+    return match[1] + MASK if is_secret else match[0]
+
+
+def _kept(words: Sequence[str]) -> Iterator[str]:
+    """The words of options and their values; those that belong to none are not kept."""
+    option, num_left = "", 0
+    for word in words:
+        name, equals, value = word.partition("=")
+        assigned = _ASSIGNED.fullmatch(word)
+        if _is_option(word):
+            option = name
+            num_left = 0 if equals else _num_words(name)
+            if _NAME.fullmatch(name) is None or (name[1:2] != "-" and len(name) > 2):
+                yield word[:2] + MASK
+            elif equals:
+                yield f"{name}={masked_text(value) if _is_kept(name) else MASK}"
+            else:
+                yield name
+        elif num_left and _is_kept(option):
+            num_left -= 1
+            yield masked_text(word)
+        elif assigned is not None:
+            known = _is_kept("--" + assigned[1].lstrip("+").rpartition(".")[2])
+            yield f"{assigned[1]}={masked_text(assigned[2]) if known else MASK}"
+        else:
+            yield MASK
+
+
+def _with_options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each word with the option that it stands behind."""
+    option = ""
+    for word in words:
+        if _is_option(word):
+            option = word.partition("=")[0]
+        yield option, word
+
+
+def _is_option(word: str) -> bool:
+    """False for negative numbers, which are values."""
+    return word.startswith("-") and len(word) > 1 and not word[1].isdigit() and word[1] != "."
+
+
+def _is_kept(option: str) -> bool:
+    if not option.startswith("--"):
+        return False
+    name = option[2:].replace("-", "_")
+    if name.partition("_")[0] in ("calibrate", "forerun"):
+        return not is_secret_name(name)
+    return is_known(name) or name in _KNOWN
+
+
+def _num_words(option: str) -> int:
+    return 1_000_000 if option[2:].replace("-", "_") in _MANY else 1

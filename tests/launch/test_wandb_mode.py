@@ -1,0 +1,45 @@
+"""When a run of our own on W&B leaves the machine: only where the user has asked for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forerun.hooks.settings import WandbMode
+from forerun.launch.wandb_sink import NoSink, open_sink, run_mode
+
+KEY = {"WANDB_API_KEY": "0" * 40}
+NO_KEY = {"NETRC": "/nowhere"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "environ", "mode"),
+    [
+        (WandbMode.AUTO, KEY, "offline"),
+        (WandbMode.AUTO, {**KEY, "WANDB_MODE": "online"}, "offline"),
+        (WandbMode.AUTO, {**KEY, "WANDB_MODE": "disabled"}, "disabled"),
+        (WandbMode.ON, KEY, "online"),
+        (WandbMode.ON, NO_KEY, "offline"),
+        (WandbMode.ON, {**KEY, "WANDB_MODE": "offline"}, "offline"),
+        (WandbMode.ON, {**KEY, "WANDB_MODE": "dryrun"}, "offline"),
+        (WandbMode.ON, {**KEY, "WANDB_MODE": "disabled"}, "disabled"),
+        (WandbMode.ON, {**KEY, "WANDB_DISABLED": "true"}, "disabled"),
+        (WandbMode.ON, {**NO_KEY, "WANDB_MODE": "online"}, "online"),
+    ],
+)
+def test_online_only_where_the_flag_says_so_and_the_environment_lets_it(
+    wanted: WandbMode, environ: dict[str, str], mode: str
+) -> None:
+    assert run_mode(wanted, environ) == mode
+
+
+def test_a_user_who_has_switched_wandb_off_gets_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    sink = open_sink(
+        WandbMode.ON, has_host_run=False, directory=tmp_path, run_id="r", config={"steps": 4}
+    )
+    assert isinstance(sink, NoSink) and "WANDB_MODE" in sink.where
+    assert list(tmp_path.iterdir()) == []

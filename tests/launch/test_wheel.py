@@ -1,0 +1,139 @@
+"""The wheel beside nothing but torch: training is recorded there, another Python answers."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parent.parent.parent
+TRAIN = """
+import importlib.util, os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+
+assert importlib.util.find_spec("numpy") is None and importlib.util.find_spec("pandas") is None
+assert not [a for a in sys.argv if a.startswith("--calibrate")]
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(40):
+    optimizer.zero_grad()
+    model(torch.ones(8, 64)).square().mean().backward()
+    optimizer.step()
+print("trained", flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What ``make dist`` builds: the sdist, and from it the wheel."""
+    out = tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert len(list(out.glob("*.tar.gz"))) == 1
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    (found,) = dist.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that has torch, what torch requires but for NumPy, and the wheel."""
+    home = tmp_path_factory.mktemp("bare") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    (packages,) = home.glob("lib/python*/site-packages")
+    for entry in _entries("torch", set()):
+        if not (packages / entry.name).exists():
+            (packages / entry.name).symlink_to(entry)
+    python = home / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(python)]
+    subprocess.run([*pip, "install", "--no-deps", "--no-index", str(wheel)], check=True)
+    return python
+
+
+def _entries(name: str, seen: set[str]) -> Iterator[Path]:
+    """Top-level folders and files of a distribution and of what it requires."""
+    seen.add(name)
+    found = metadata.distribution(name)
+    tops = {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "bin")}
+    yield from (Path(str(found.locate_file(top))) for top in tops if top != "__pycache__")
+    for text in found.requires or ():
+        needed = Requirement(text)
+        if needed.name not in seen and (not needed.marker or needed.marker.evaluate({"extra": ""})):
+            yield from _entries(needed.name, seen)
+
+
+def _run(python: Path | str, *argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    dropped = ("PYTHONPATH", "PYTHONHOME", "RANK", "WORLD_SIZE")
+    kept = {k: v for k, v in os.environ.items() if k not in dropped and "FORERUN" not in k}
+    return subprocess.run(
+        [str(python), *argv], cwd=cwd, capture_output=True, text=True, check=False, timeout=300,
+        env={**kept, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"},
+    )  # fmt: skip
+
+
+def _train(python: Path, cwd: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    (cwd / "train.py").write_text(TRAIN)
+    done = _run(
+        python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        "train.py", "--calibrate", "--calibrate-steps=6", "--calibrate-dir=runs", *flags, cwd=cwd,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.stdout.count("trained") == 2
+    return done
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_packages_and_their_data_alone(wheel: Path) -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    listed = {name.replace(".", "/") for name in setup["options"]["packages"].split()}
+    files = zipfile.ZipFile(wheel).namelist()
+    code = {name for name in files if name.endswith(".py")}
+    here = {f"{p}/{f.name}" for p in listed for f in (ROOT / p[len("forerun/") :]).glob("*.py")}
+    modules = {f"{name}.py" for name in setup["options"]["py_modules"].split()}
+    assert code == here - {"forerun/setup.py"} | modules
+    for name in ("py.typed", "calib/fit/priors.json", "launch/templates/report.html"):
+        assert f"forerun/{name}" in files
+    data = {f.name for f in (ROOT / "recipes").glob("*") if f.suffix in (".yaml", ".sbatch")}
+    assert data and {f"forerun/recipes/{name}" for name in data} <= set(files)
+    assert any(name.startswith("forerun/recipes/published/steps_") for name in files)
+    assert any(name.endswith("/licenses/LICENSE") for name in files)
+
+
+@pytest.mark.slow
+def test_records_wait_for_another_python_which_answers(python: Path, tmp_path: Path) -> None:
+    done = _train(python, tmp_path)
+    said = [line for line in (done.stdout + done.stderr).splitlines() if "[forerun]" in line]
+    assert len([line for line in said if "`forerun report runs`" in line]) == 1, said
+    assert not list((tmp_path / "runs").glob("report.*"))
+    here = _run(python, "-m", "forerun", "report", "runs", cwd=tmp_path)
+    assert here.returncode == 2
+    assert here.stderr.startswith("forerun: report needs numpy") and here.stderr.count("\n") == 1
+    answer = _run(sys.executable, "-m", "forerun", "report", "runs", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert "[forerun] step " in answer.stdout and "measured" in answer.stdout
+
+
+@pytest.mark.slow
+def test_another_python_answers_live(python: Path, tmp_path: Path) -> None:
+    done = _train(python, tmp_path, f"--calibrate-python={sys.executable}")
+    assert "no live answers" not in done.stdout + done.stderr
+    assert "[forerun] step " in done.stdout, done.stdout + done.stderr

@@ -1,0 +1,114 @@
+"""What every fitted model says on this processor: prints one JSON object of lists of logs.
+
+Run as a program, so that libraries choose their kernels by the environment it is given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from planted_machine import A100, H100, PlantedMachine, batch, random_shapes
+from threadpoolctl import threadpool_info
+
+from forerun.calib.fit.machine import MachineModel, fit_machine, transfer
+from forerun.calib.published.readers import read_published
+from forerun.calib.published.steps import read_steps
+from forerun.calib.steps.design import design
+from forerun.calib.steps.table_model import TableSteps
+from forerun.calib.validation.collectives import left_out
+from forerun.calib.validation.step_baselines import TenTerms
+from forerun.calib.workload.operators import OperatorKind as Kind
+from forerun.calib.workload.operators import Phase
+
+PUBLISHED = Path(__file__).parents[2] / "recipes" / "published"
+SIZES = {Kind.NORM: 2, Kind.RESIDUAL: 2}
+NUMBERS = {
+    Kind.LINEAR_FC1: 8,
+    Kind.LINEAR_QKV: 24,
+    Kind.NORM: 40,
+    Kind.ACTIVATION: 12,
+    Kind.LINEAR_PROJ: 3,
+    Kind.RESIDUAL: 90,
+}
+"""Shapes of each operator: a process alone, with a forest, and boosted trees."""
+
+
+def main() -> None:
+    """Print the predictions, and under ``cores`` what the kernels of BLAS were chosen for."""
+    cores = sorted({library["architecture"] for library in _blas()})
+    threads = sorted({library["num_threads"] for library in _blas()})
+    found = {**_operators(), **_collectives(), **_steps()}
+    print(json.dumps({"cores": cores, "threads": threads, "logs": found}))
+
+
+def _blas() -> list[dict]:
+    return [library for library in threadpool_info() if library["user_api"] == "blas"]
+
+
+def _operators() -> dict[str, list[float]]:
+    machine = PlantedMachine(efficiency={Kind.LINEAR_FC1: 0.8, Kind.LINEAR_QKV: 0.65})
+    rng = np.random.default_rng(0)
+    groups, asked = {}, {}
+    for kind, number in NUMBERS.items():
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            shapes = random_shapes(rng, number, SIZES.get(kind, 3))
+            name = f"{kind.value}/{phase.value}"
+            # Repeats, and a sample that is far off.
+            of = batch(kind, phase, np.concatenate([shapes, shapes[:2]]))
+            groups[name] = machine.measure(of, rng, noise=0.03)
+            groups[name].time_s[0] *= 1.6
+            asked[name] = batch(kind, phase, random_shapes(rng, 60, SIZES.get(kind, 3)))
+    model = fit_machine(groups, device=A100, use_prior=True)
+    probes = {
+        name: machine.measure(asked[name].take(np.arange(2)), rng, noise=0.05)
+        for name in list(groups)[:4]
+    }
+    moved = transfer(model, device=H100, probes=probes)
+    return {
+        f"{label} {name}": _logs(fitted, name, of)
+        for label, fitted in (("operators", model), ("moved", moved))
+        for name, of in asked.items()
+    }
+
+
+def _logs(model: MachineModel, name: str, of) -> list[float]:
+    found = model.predict(name, of)
+    return _list([*found.log_time, *found.low, *found.high])
+
+
+def _collectives() -> dict[str, list[float]]:
+    path = PUBLISHED / "example_collectives.csv"
+    table = read_published(pd.read_csv(path), path.name).collectives
+    assert table is not None
+    found = {}
+    for protocol in ("random", "leave_span"):
+        rows = left_out(table, protocol, seeds=[0])
+        found[f"collectives {protocol}"] = _list(
+            np.log(rows[["predicted_s", "low_s", "high_s"]].to_numpy(dtype=float)).ravel()
+        )
+    return found
+
+
+def _steps() -> dict[str, list[float]]:
+    path = PUBLISHED / "steps_simumax_b200_8gpu.csv.gz"
+    rows = read_steps(pd.read_csv(path), path.name).rows
+    rows = [row for row in rows if row.machine == rows[0].machine][:24]
+    chosen = design(rows, 4)
+    train = [rows[place] for place in chosen]
+    found = {"design": [float(place) for place in chosen]}
+    for name, model in (("steps", TableSteps()), ("ten terms", TenTerms())):
+        said = model.fit(train).predict(rows)
+        found[name] = _list(np.log([*said.time_s, *said.low_s, *said.high_s]))
+    return found
+
+
+def _list(values: Sequence[float] | np.ndarray) -> list[float]:
+    return [float(value) for value in values]
+
+
+if __name__ == "__main__":
+    main()
