@@ -18,8 +18,8 @@ from ..calib.analysis import Answer, Request, analyse
 from ..calib.errors import ForerunError
 from ..calib.history import History
 from ..calib.outlook import batch_levels
+from ..calib.samples.reader import RunReader
 from ..calib.samples.recent import RecentWindows
-from ..calib.samples.store import RunReader
 from ..calib.samples.table import SampleTable
 from ..calib.timeline.measured import measured_spans
 from ..calib.timeline.trace import MeasuredSpan

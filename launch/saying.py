@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
+from ..calib.workload.kept_arguments import masked_text
+
 _T = TypeVar("_T")
 
 
 def say(text: str) -> None:
     """One line into the training log; nothing where there is no text."""
     if text:
-        say_lines([f"[forerun] {text}"])
+        say_lines([f"[forerun] {masked_text(text)}"])
 
 
 def say_lines(lines: Iterable[str]) -> None:

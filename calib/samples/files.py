@@ -15,6 +15,7 @@ PRIVATE = 0o600
 """Of files that hold arguments or environment."""
 OPEN = 0o666
 """Less the umask, as for any file."""
+_NUM_COMPARED = 256
 
 
 def replace_file(path: Path, data: bytes | str, *, mode: int = OPEN) -> None:
@@ -43,3 +44,43 @@ def replace_by(path: Path, write: Callable[[IO[bytes]], object], *, mode: int = 
         if isinstance(err, OSError):
             err.filename = str(path)  # a full disk names no file, and the temporary one is gone
         raise
+
+
+class Tail:
+    """A file that grows, and how far it has been read; whole lines only."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: tuple[int, int] | None = None
+        self._offset = 0
+        self._last = b""
+        """The bytes before the offset: a file that was written anew has others there."""
+
+    def read(self) -> tuple[bytes, bytes]:
+        """Lines since the last reading, and the beginning of one that has no end yet.
+
+        Raises ``OSError``.
+        """
+        with self._path.open("rb") as file:
+            told = os.fstat(file.fileno())
+            self._file = told.st_dev, told.st_ino
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        self._last = (self._last + whole)[-_NUM_COMPARED:]
+        return whole, data[len(whole) :]
+
+    def is_other(self) -> bool:
+        """True where what was read is not in the file any more: shrunk, replaced or gone."""
+        if self._file is None:
+            return False
+        try:
+            with self._path.open("rb") as file:
+                told = os.fstat(file.fileno())
+                if (told.st_dev, told.st_ino) != self._file or told.st_size < self._offset:
+                    return True
+                file.seek(self._offset - len(self._last))
+                return file.read(len(self._last)) != self._last
+        except OSError:
+            return True

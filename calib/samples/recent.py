@@ -13,9 +13,9 @@ from dataclasses import replace
 import pandas as pd
 
 from .columns import KEYS, normalise
+from .reader import NewRecords
 from .records import CollectiveRecord, OperatorRecord, RankRecord, Record, WindowRecord
 from .run import RunRecords
-from .store import NewRecords
 from .table import SampleTable, build_live_table, run_rows, with_probes
 
 NUM_WINDOWS = 8

@@ -6,14 +6,11 @@ one file is replaced at once, so that a reader never meets frames of two differe
 
 from __future__ import annotations
 
-import copy
 import gzip
-import io
 import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, TextIO
@@ -30,10 +27,8 @@ from .packed import MAX_LINE_NBYTES
 from .plain_json import parse_json
 from .run import (
     RankFile,
-    RankParser,
     RunRecords,
     SummaryFile,
-    SummaryParser,
     join_ranks,
     parse_file,
     parse_header,
@@ -47,21 +42,11 @@ MAX_TABLE_NBYTES = 2 << 30
 """Of all columns, unpacked."""
 _SCHEMA_KEY = b"forerun_schema"
 _CREATED_KEY = b"forerun_created_by"
+SUMMARIES = "summaries.jsonl"
+"""The summaries of ranks without a file, in a run's folder."""
 _TEXTS = sorted({column for types in FRAMES.values() for column, kind in types.items()
                  if kind == "str"} | {"table"})  # fmt: skip
 """Read as one text and its places, so that a long one that is repeated is held once."""
-SUMMARIES = "summaries.jsonl"
-"""The summaries of ranks without a file, in a run's folder."""
-_NUM_COMPARED = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewRecords:
-    """Headers, configs and problems of the whole run; records and summaries that are new."""
-
-    run: RunRecords
-    is_whole: bool
-    """All there are: at first, and where a file was replaced or has shrunk."""
 
 
 def run_ids(directory: Path) -> tuple[str, ...]:
@@ -83,103 +68,11 @@ def read_run(directory: Path, run_id: str | None = None) -> RunRecords:
         if not found:
             raise RecordError(_nothing(directory))
         run_id = found[-1]
-    paths = _rank_paths(home / run_id)
+    paths = rank_paths(home / run_id)
     if not paths:
-        raise _no_run(directory, run_id)
+        raise no_run(directory, run_id)
     files = [_read_rank(path) for path in paths]
-    return _readable(join_ranks(run_id, files, _read_summaries(home / run_id / SUMMARIES)))
-
-
-class RunReader:
-    """Reads a run that is being written: each file from where the last reading ended."""
-
-    def __init__(self, directory: Path, run_id: str) -> None:
-        self._directory, self._run_id = directory, run_id
-        self._ranks: dict[Path, tuple[_Tail, RankParser]] = {}
-        self._summaries: tuple[_Tail, SummaryParser] | None = None
-
-    def read(self) -> NewRecords:
-        """What has come since the last reading; all of these together are what ``read_run`` gives.
-
-        A last line without its end waits for it.  ``RecordError`` where nothing can be read.
-        """
-        folder = self._directory / "records" / self._run_id
-        paths = _rank_paths(folder)
-        if not paths:
-            raise _no_run(self._directory, self._run_id)
-        tails = [tail for tail, _ in (*self._ranks.values(), *self._known_summaries())]
-        is_whole = not tails or any(tail.is_other() for tail in tails)
-        if is_whole or not self._ranks.keys() <= set(paths):
-            self._ranks, self._summaries, is_whole = {}, None, True
-        files = [self._read_rank(path) for path in paths]
-        run = join_ranks(self._run_id, files, self._read_summaries(folder / SUMMARIES))
-        return NewRecords(run=_readable(run), is_whole=is_whole)
-
-    def _known_summaries(self) -> list[tuple[_Tail, SummaryParser]]:
-        return [] if self._summaries is None else [self._summaries]
-
-    def _read_rank(self, path: Path) -> RankFile:
-        name = f"{path.parent.name}/{path.name}"
-        tail, parser = self._ranks.setdefault(path, (_Tail(path), RankParser(name)))
-        try:
-            lines, torn = tail.read()
-        except OSError as err:
-            return _unreadable(name, err)
-        found = parser.file(parser.take(lines))
-        if torn:
-            # For good it is damage: said, and forgotten when the rest of it comes.
-            trial = copy.deepcopy(parser)
-            trial.take([torn])
-            found = replace(found, problems=tuple(trial.problems))
-        return found
-
-    def _read_summaries(self, path: Path) -> SummaryFile | None:
-        if self._summaries is None:
-            if not path.exists():
-                return None
-            self._summaries = _Tail(path), SummaryParser(path.name)
-        tail, parser = self._summaries
-        try:
-            return parser.take(tail.read()[0])
-        except OSError as err:
-            return _unreadable_summaries(path, err)
-
-
-class _Tail:
-    """A file that grows, and how far it has been read; whole lines only."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file: tuple[int, int] | None = None
-        self._offset = 0
-        self._last = b""
-        """The bytes before the offset: a file that was written anew has others there."""
-
-    def read(self) -> tuple[list[str], str]:
-        """Lines since the last reading, and the beginning of one that has no end yet."""
-        with self._path.open("rb") as file:
-            told = os.fstat(file.fileno())
-            self._file = told.st_dev, told.st_ino
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        self._last = (self._last + whole)[-_NUM_COMPARED:]
-        return _text_lines(whole), data[len(whole) :].decode(errors="replace")
-
-    def is_other(self) -> bool:
-        """True where what was read is not in the file any more: shrunk, replaced or gone."""
-        if self._file is None:
-            return False
-        try:
-            with self._path.open("rb") as file:
-                told = os.fstat(file.fileno())
-                if (told.st_dev, told.st_ino) != self._file or told.st_size < self._offset:
-                    return True
-                file.seek(self._offset - len(self._last))
-                return file.read(len(self._last)) != self._last
-        except OSError:
-            return True
+    return readable(join_ranks(run_id, files, _read_summaries(home / run_id / SUMMARIES)))
 
 
 def write_json(path: Path, value: Any, *, mode: int = OPEN) -> None:
@@ -216,7 +109,7 @@ def append_line(path: Path, value: Any) -> None:
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     """Objects of a file of JSON lines, and what was skipped; ``RecordError`` where none is."""
-    lines = _read_bounded(path, MAX_JSON_NBYTES).decode(errors="replace").splitlines()
+    lines = _readbounded_lines(path, MAX_JSON_NBYTES).decode(errors="replace").splitlines()
     values, problems = [], []
     for number, line in enumerate(lines, start=1):
         try:
@@ -232,14 +125,14 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
 
 def read_json(path: Path) -> Any:
     """The JSON value in ``path``; ``RecordError`` where it is missing or damaged."""
-    data = _read_bounded(path, MAX_JSON_NBYTES)
+    data = _readbounded_lines(path, MAX_JSON_NBYTES)
     try:
         return parse_json(data)
     except ValueError as err:
         raise RecordError(f"{path} cannot be read ({err}); delete it and write it again") from err
 
 
-def _read_bounded(path: Path, most_nbytes: int) -> bytes:
+def _readbounded_lines(path: Path, most_nbytes: int) -> bytes:
     """A whole file; ``RecordError`` where it is missing, cannot be read or is larger."""
     try:
         with path.open("rb") as file:
@@ -342,7 +235,7 @@ def _run_folders(directory: Path) -> list[Path]:
 def _started_unix_s(folder: Path) -> float | None:
     """Start of the earliest readable rank, None where no file of the folder can be read."""
     starts = []
-    for path in _rank_paths(folder):
+    for path in rank_paths(folder):
         with path.open(encoding="utf-8", errors="replace") as lines:
             try:
                 header = parse_header(lines.readline(MAX_LINE_NBYTES))
@@ -353,30 +246,27 @@ def _started_unix_s(folder: Path) -> float | None:
     return min(starts, default=None)
 
 
-def _bounded(file: TextIO) -> Iterator[str]:
-    """The lines of a file; one that is too long comes in parts, each of them damaged."""
-    return iter(lambda: file.readline(MAX_LINE_NBYTES), "")
-
-
-def _no_run(directory: Path, run_id: str) -> RecordError:
+def no_run(directory: Path, run_id: str) -> RecordError:
+    """That there is nothing of a run, with the runs that there are."""
     return RecordError(
         f"no records of run {run_id!r} under {directory / 'records'}; "
         f"runs there: {', '.join(run_ids(directory)) or 'none'}"
     )
 
 
-def _readable(run: RunRecords) -> RunRecords:
+def readable(run: RunRecords) -> RunRecords:
+    """The run; ``RecordError`` where no rank of it can be read."""
     if not run.headers:
         raise RecordError(f"run {run.run_id!r} cannot be read: {'; '.join(run.problems)}")
     return run
 
 
-def _text_lines(data: bytes) -> list[str]:
-    """The lines as an open text file gives them."""
-    return list(_bounded(io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="replace")))
+def bounded_lines(file: TextIO) -> Iterator[str]:
+    """The lines of a file; one that is too long comes in parts, each of them damaged."""
+    return iter(lambda: file.readline(MAX_LINE_NBYTES), "")
 
 
-def _rank_paths(folder: Path) -> list[Path]:
+def rank_paths(folder: Path) -> list[Path]:
     """A rank's own file where it is here, else what was received of it."""
     own = {path.name.removeprefix("rank-"): path for path in folder.glob("rank-*.jsonl")}
     sent = {path.name.removeprefix("received-"): path for path in folder.glob("received-*.jsonl")}
@@ -388,12 +278,13 @@ def _read_summaries(path: Path) -> SummaryFile | None:
         return None
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
-            return parse_summaries(path.name, _bounded(lines))
+            return parse_summaries(path.name, bounded_lines(lines))
     except OSError as err:
-        return _unreadable_summaries(path, err)
+        return unreadable_summaries(path, err)
 
 
-def _unreadable_summaries(path: Path, err: OSError) -> SummaryFile:
+def unreadable_summaries(path: Path, err: OSError) -> SummaryFile:
+    """What is known of a file that the system does not give."""
     return SummaryFile(summaries={}, problems=(f"{path.name}: cannot be read ({err})",))
 
 
@@ -401,12 +292,13 @@ def _read_rank(path: Path) -> RankFile:
     name = f"{path.parent.name}/{path.name}"
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
-            return parse_file(name, _bounded(lines))
+            return parse_file(name, bounded_lines(lines))
     except OSError as err:
-        return _unreadable(name, err)
+        return unreadable(name, err)
 
 
-def _unreadable(name: str, err: OSError) -> RankFile:
+def unreadable(name: str, err: OSError) -> RankFile:
+    """The same for a rank's."""
     return RankFile(
         name=name,
         header=None,

@@ -10,6 +10,7 @@ from pathlib import Path
 import many_ranks
 import pytest
 
+from forerun.calib.samples.reader import RunReader
 from forerun.calib.samples.recent import RecentWindows
 from forerun.calib.samples.records import (
     CollectiveRecord,
@@ -19,7 +20,7 @@ from forerun.calib.samples.records import (
     WindowRecord,
 )
 from forerun.calib.samples.run import RunRecords
-from forerun.calib.samples.store import RunReader, read_run
+from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.recording import MESSAGE_NBYTES, Part, recording_plan
 
