@@ -224,10 +224,15 @@ class Beside:
             f"are not in the score; training and records are not affected"
         )
 
+    def _keep(self, write: Callable[[], object]) -> None:
+        """Write answers; never over those of a newer run of the launch."""
+        if self._publisher.is_newest():
+            self._writing(write)
+
     def _publish(self) -> None:
         """To the top what has been written, where that is ours."""
-        if problem := self._publisher.publish():
-            say(problem)
+        if said := self._writing(self._publisher.publish):
+            say(said)
 
     def _tell_drift(self, line: str) -> None:
         self._publish()
@@ -255,7 +260,7 @@ class Beside:
             return
         self._answer = replace(answer, forecast=found)
         renewed = self._answer
-        self._writing(lambda: write_forecast(self._options.place, renewed))
+        self._keep(lambda: write_forecast(self._options.place, renewed))
         self._publish()
         if self._forecasts.is_news(found):
             self._say_forecast(found)
@@ -288,7 +293,7 @@ class Beside:
         self._met = tuple(sorted(rule.value for rule in answer.decision.rules_met))
         self._shown = table, measured_spans(run)
         place, spans, lived = self._options.place, self._shown[1], self._lived
-        self._writing(lambda: write_answer(place, table, request, answer, spans, lived))
+        self._keep(lambda: write_answer(place, table, request, answer, spans, lived))
         self._publish()
         say_lines(answer.transcript)
         where = f"{self._publisher.shown}/report.html · decision.json · timeline.json.gz"
@@ -302,7 +307,7 @@ class Beside:
         """The answer of a run whose layout is not known."""
         num_steps = int(self._options.settings.get("num_steps") or 0)
         measured = analyse_steps(table, request, num_steps=num_steps)
-        self._writing(lambda: write_measured(self._options.place, table, request, measured))
+        self._keep(lambda: write_measured(self._options.place, table, request, measured))
         self._publish()
         say_lines(measured.transcript)
 

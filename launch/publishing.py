@@ -71,14 +71,13 @@ class Place:
 
 
 class Publisher:
-    """One companion's claim on the top.  No method raises; what cannot be done is told once."""
+    """One companion's claim on the top; what a method returns is to be said, if anything is."""
 
     def __init__(self, place: Place) -> None:
         self.place = place
         self.is_owner = False
         self._previous = ""
         self._published: dict[str, tuple[int, int]] = {}
-        self._has_told = False
         self._lock = threading.Lock()
         self._ended = threading.Event()
 
@@ -88,7 +87,7 @@ class Publisher:
         return self.place.directory if self.is_owner else self.place.path
 
     def begin(self, now_unix_s: float) -> str:
-        """Note the run, and claim the top; what is to be said, empty where all is as usual."""
+        """Note the run, and claim the top."""
         if not self.place.launch_id:
             return ""
         found = read_object(self.place.directory / OWNER) or {}
@@ -118,32 +117,27 @@ class Publisher:
         threading.Thread(target=run, daemon=True).start()
 
     def beat(self, now_unix_s: float) -> str:
-        """Renew the claim; what is to be said."""
+        """Renew the claim."""
         with self._lock:
             if not self.is_owner:
                 return ""
             if said := self._look():
                 return said
-            try:
+            with suppress(OSError):  # a full disk, of which whoever writes answers tells
                 self._claim(now_unix_s)
-            except OSError as err:
-                return self._cannot(err)
             return ""
 
     def publish(self) -> str:
-        """Show at the top what has changed in the launch's folder; what is to be said."""
+        """Show at the top what has changed in the launch's folder; raises ``OSError``."""
         with self._lock:
             if not self.is_owner:
                 return ""
             if said := self._look():
                 return said
-            try:
-                for name in PUBLISHED:
-                    self._show(name)
-                if self._published:
-                    self._clear()
-            except OSError as err:
-                return self._cannot(err)
+            for name in PUBLISHED:
+                self._show(name)
+            if self._published:
+                self._clear()
             return ""
 
     def is_newest(self) -> bool:
@@ -219,13 +213,6 @@ class Publisher:
             f"another run is live in {self.place.directory}; this one's answers are in "
             f"{self.place.path}"
         )
-
-    def _cannot(self, err: OSError) -> str:
-        """Said once: files of the launch may still be written, or that is told elsewhere."""
-        if self._has_told:
-            return ""
-        self._has_told = True
-        return f"cannot write {err.filename or self.place.directory}: {err.strerror or err}"
 
 
 def show_file(source: Path, target: Path) -> None:

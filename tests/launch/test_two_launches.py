@@ -138,3 +138,48 @@ def test_the_command_is_told_the_id(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "forerun.launch.cli", "run", "--", "bash", "-c", show]
     subprocess.run(command, cwd=tmp_path, env=environ, check=True)
     assert (tmp_path / "seen").read_text().strip() == safe_launch_id("a b")
+
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "pretrain_gpt.py"
+TINY = (
+    *("--num-layers", "2", "--hidden-size", "32", "--seq-length", "32", "--micro-batch-size", "2"),
+    *("--global-batch-size", "4", "--train-iters", "100000", "--save-interval", "100000"),
+    *("--distributed-backend", "gloo", "--log-interval", "50"),
+)
+
+
+@pytest.mark.slow
+def test_two_real_runs_in_one_directory_are_stopped_each_by_its_own_wrapper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("megatron.core")
+    begun: dict[str, Launch] = {}
+    for name in ("first", "second"):
+        monkeypatch.setenv("FORERUN_LAUNCH_ID", name)
+        begun[name] = Launch(
+            tmp_path,
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"),
+            *(str(RECIPE), *TINY, "--save", name, "--calibrate", "--calibrate-steps=4"),
+            *("--calibrate-dir=out", "--calibrate-device=cpu", "--calibrate-wandb=off"),
+            options=("--stop-patience=200s", "--grace=20s"),
+        )
+    folders = {name: tmp_path / "out" / "runs" / name for name in begun}
+    try:
+        for folder in folders.values():
+            wait_until((folder / "launch.json").exists)
+        begun["first"].process.send_signal(signal.SIGUSR1)
+        ends = {"first": begun["first"].end()}
+        assert begun["second"].process.poll() is None
+        assert not (folders["second"] / "stop.json").exists()
+        begun["second"].process.send_signal(signal.SIGUSR1)
+        ends["second"] = begun["second"].end()
+    finally:
+        for launch in begun.values():
+            launch.process.terminate()
+    for name, (code, said) in ends.items():
+        stop = said["stop"]
+        assert isinstance(stop, dict)
+        assert (code, said["signals"], stop["rule"], said["launch_id"]) == (0, [], "request", name)
+        saved = int((tmp_path / name / "latest_checkpointed_iteration.txt").read_text())
+        assert saved == stop["iteration"]
+        assert json.loads((folders[name] / "stop.json").read_text())["launch_id"] == name
