@@ -23,7 +23,7 @@ from .report_tables import markdown, report_tables
 SAMPLES = "samples.parquet"
 REQUEST = "request.json"
 CREATED_BY = "forerun"
-_PRIVATE = (REQUEST, "decision.json")
+_WITH_ARGUMENTS = ("decision",)
 
 
 def write_answer(

@@ -18,8 +18,17 @@ _MOST = 2**63 - 1
 """Whole numbers become columns of 64 bits."""
 _SIGNED = frozenset({"peer", "start_ns", "issue_ns"})
 _NUM_NAMED = 8
-_DAMAGE = (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-"""What a value of another form than ours raises, where no check of our own has met it."""
+_DAMAGED = (
+    RecordError,
+    ConfigError,
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What a value of another form than ours raises, our own checks' errors first."""
 MOST_PROBLEMS = 200
 """Damaged lines of one file that are named."""
 
@@ -108,7 +117,7 @@ class RankParser:
                 continue
             try:
                 records += self._taken(line)
-            except (RecordError, ConfigError, *_DAMAGE) as err:
+            except _DAMAGED as err:
                 self._note(str(err))
                 self._is_over = self.header is None
         return records
@@ -171,7 +180,7 @@ class SummaryParser:
                 if not isinstance(record, RankRecord) or type(rank) is not int:
                     raise RecordError("line is no summary of a rank; skipped")
                 found.setdefault(rank, []).append(record)
-            except (RecordError, *_DAMAGE) as err:
+            except _DAMAGED as err:
                 if len(self._problems) < MOST_PROBLEMS:
                     self._problems.append(f"{self._name}:{self._num_lines}: {err}")
         return SummaryFile(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -154,11 +153,9 @@ def told(*, more: list[dict[str, Any]]) -> str:
 def test_it_leaves_at_a_fixed_time_though_its_analysis_hangs(
     directory: Path, has_end_event: bool
 ) -> None:
-    """A file that nobody writes to any more is waited for by the kernel, for ever."""
-    path = directory / "records" / "golden-run" / "rank-00000.jsonl"
-    path.unlink()
-    os.mkfifo(path)
-    process = started(directory, leave_after_s=7.0)
+    hang = "import time; from forerun.launch import beside; "
+    hang += "beside.Beside._analyse = lambda *told: time.sleep(600)"
+    process = started(directory, leave_after_s=7.0, before=hang)
     process.stdin.write(told(more=[{"event": "end"}] if has_end_event else []))
     process.stdin.flush()
     if not has_end_event:
