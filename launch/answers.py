@@ -23,7 +23,7 @@ from .report_tables import markdown, report_tables
 SAMPLES = "samples.parquet"
 REQUEST = "request.json"
 CREATED_BY = "forerun"
-_WITH_ARGUMENTS = ("decision",)
+_PRIVATE = (REQUEST, "decision.json")
 
 
 def write_answer(
