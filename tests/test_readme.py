@@ -19,7 +19,7 @@ COMMANDS = re.findall(r"^    forerun (.+)$", README, flags=re.MULTILINE)
 SOURCES = [
     path.read_text(encoding="utf-8")
     for room in ("hooks", "launch", "recipes")
-    for path in (ROOT / room).rglob("*.py")
+    for path in (*(ROOT / room).rglob("*.py"), ROOT / "_forerun_autoload.py")
 ]
 
 
@@ -37,11 +37,11 @@ def test_there_is_a_command_for_each_verb() -> None:
     assert told == {"report", "predict", "plan", "compare", "doctor", "validate"}
 
 
-def test_the_wrapped_command_can_be_started(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_wrapped_command_can_be_started(capfd: pytest.CaptureFixture[str]) -> None:
     (command,) = re.findall(r"^    exec forerun (run .+)$", README, flags=re.MULTILINE)
     verb, *rest = shlex.split(command)
     assert main([verb, "--dry-run", *rest]) == ExitCode.ANSWER
-    assert "calibrate directory: forerun-out" in capsys.readouterr().out
+    assert "calibrate directory: forerun-out" in capfd.readouterr().out
 
 
 def test_the_make_targets_exist() -> None:
@@ -56,7 +56,7 @@ def test_the_flag_table_is_complete() -> None:
 
 
 def test_every_environment_variable_told_is_read() -> None:
-    for name in set(re.findall(r"FORERUN_[A-Z]+", README)):
+    for name in set(re.findall(r"FORERUN_[A-Z_]+", README)):
         assert any(f'"{name}"' in source for source in SOURCES), name
 
 
