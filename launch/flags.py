@@ -94,12 +94,13 @@ def run_id(environ: Mapping[str, str]) -> str:
     """A name for this launch, the same on all ranks, that can be part of a file name.
 
     torchrun's run id is random with ``--standalone`` and the user's with ``--rdzv-id``; restarts
-    are counted.  Where it is the default ``none``, the agent's process id and start time take its
-    place on a single node; several nodes share only the master's address, so there ``--rdzv-id``
-    (or a Slurm job id) is what keeps two launches into one directory apart.
+    are counted, and ranks, since nodes may join without a restart.  Where it is the default
+    ``none``, the agent's process id and start time take its place on a single node; several nodes
+    share only the master's address, so there ``--rdzv-id`` (or a Slurm job id) is what keeps the
+    records of two launches into one directory apart.
 
-    >>> run_id({"TORCHELASTIC_RUN_ID": "nightly/7", "MASTER_PORT": "29500"})
-    'nightly-7-29500-0'
+    >>> run_id({"TORCHELASTIC_RUN_ID": "nightly/7", "MASTER_PORT": "29500", "WORLD_SIZE": "8"})
+    'nightly-7-29500-0-w8'
     """
     name = environ.get("TORCHELASTIC_RUN_ID", "")
     if name in ("", "none"):
@@ -112,7 +113,8 @@ def run_id(environ: Mapping[str, str]) -> str:
         else:
             name = environ.get("MASTER_ADDR", "local")
     count = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    full = "-".join((name, environ.get("MASTER_PORT", "0"), count))
+    ranks = f"w{environ.get('WORLD_SIZE', '1')}"
+    full = "-".join((name, environ.get("MASTER_PORT", "0"), count, ranks))
     safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", full).lstrip(".-")
     if len(safe) <= 64:
         return safe

@@ -217,6 +217,7 @@ def test_restarts_and_launches_have_run_ids_of_their_own() -> None:
     others = [
         {**launch, "TORCHELASTIC_RESTART_COUNT": "1"},
         {**launch, "MASTER_PORT": "29501"},
+        {**launch, "WORLD_SIZE": "2"},
         {**launch, "TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"},
         {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"},
         {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1"},

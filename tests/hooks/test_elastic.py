@@ -1,0 +1,92 @@
+"""A node leaves an elastic launch: the rest goes on with fewer ranks, with us as without us."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forerun.calib.samples.store import read_run, run_ids
+
+pytestmark = pytest.mark.slow
+
+NUM_STEPS, LEAVES_AT, SAVED_EVERY = 40, 25, 10
+PROGRAM = f"""
+import os, signal, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DDP(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+first = 0
+if os.path.exists("saved.pt"):
+    saved = torch.load("saved.pt")
+    model.load_state_dict(saved["model"])
+    first = saved["step"]
+world = dist.get_world_size()
+for step in range(first, {NUM_STEPS}):
+    if world == 2 and os.environ["NODE"] == "1" and step == {LEAVES_AT}:
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(60)
+    loss = model(torch.randn(16, 64, generator=torch.Generator().manual_seed(step))).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if dist.get_rank() == 0:
+        print("LOSS", step, world, loss.item().hex(), flush=True)
+        if (step + 1) % {SAVED_EVERY} == 0:
+            torch.save({{"model": model.state_dict(), "step": step + 1}}, "saved.part")
+            os.replace("saved.part", "saved.pt")
+    time.sleep(0.02)
+dist.destroy_process_group()
+"""
+CALIBRATE = ("--calibrate", "--calibrate-steps=4", "--calibrate-every=8", "--calibrate-dir=out")
+
+
+def agent(folder: Path, node: int, port: int, *arguments: str) -> subprocess.Popen[str]:
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1")
+    meeting = (f"--rdzv-endpoint=localhost:{port}", "--rdzv-backend=c10d", "--rdzv-id=elastic")
+    # The one that leaves is not the one where the nodes meet.
+    options = (f"--rdzv-conf=last_call_timeout=5,is_host={node == 0}", "--max-restarts=3")
+    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    return subprocess.Popen(
+        [*launcher, *meeting, *options, "train.py", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**kept, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", "NODE": str(node)},
+    )
+
+
+def launch(folder: Path, *arguments: str) -> tuple[list[str], list[int], str]:
+    """Losses of both nodes in order, exit statuses, and what was printed."""
+    folder.mkdir()
+    (folder / "train.py").write_text(PROGRAM, encoding="utf-8")
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    agents = [agent(folder, node, port, *arguments) for node in range(2)]
+    said = "".join(each.communicate(timeout=240)[0] for each in agents)
+    return re.findall(r"^LOSS .+$", said, re.MULTILINE), [a.returncode for a in agents], said
+
+
+def test_a_node_that_leaves_costs_what_it_costs_without_us(tmp_path: Path) -> None:
+    bare, statuses, said = launch(tmp_path / "bare")
+    worlds = [line.split()[2] for line in bare]
+    assert worlds == ["2"] * LEAVES_AT + ["1"] * (NUM_STEPS - 20), said[-3000:]
+    ours, ours_statuses, said = launch(tmp_path / "ours", *CALIBRATE)
+    assert ours == bare, said[-3000:]
+    assert sorted(map(bool, ours_statuses)) == sorted(map(bool, statuses))
+    names = run_ids(tmp_path / "ours" / "out")
+    assert [name.rpartition("-w")[2] for name in names] == ["2", "1"]
+    sizes = [read_run(tmp_path / "ours" / "out", name).headers for name in names]
+    assert [len(headers) for headers in sizes] == [2, 1]
