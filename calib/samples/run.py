@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import ConfigError, RecordError
 from ..workload.config import RunConfig
 from ..workload.recording import RecordingPlan, recording_plan
-from .packed import unpacked
+from .packed import UNREAD, unpacked
 from .records import SCHEMA, Header, RankRecord, Record, RunRecord, from_dict
 
 _MOST = 2**63 - 1
@@ -89,6 +89,9 @@ def parse_file(name: str, lines: Iterable[str]) -> RankFile:
     for number, line in enumerate(unpacked(lines), start=1):
         if not line.strip():
             continue
+        if line == UNREAD:
+            problems.append(f"{name}:{number}: {UNREAD}")
+            break
         try:
             if header is None:
                 header = parse_header(line)

@@ -112,11 +112,15 @@ def damaged(draw: st.DrawFn, line: str) -> str:
     return line[:at] + draw(st.sampled_from(HOSTILE)) + line[draw(st.integers(at, len(line))) :]
 
 
-def test_a_packed_line_that_unfolds_without_end_is_bounded() -> None:
-    zeros = zlib.compress(b"\n" * (1 << 30))
-    packed = '{"type": "packed", "data": "' + base64.b64encode(zeros).decode() + '"}\n'
-    found = parse_file("rank-0.jsonl", [LINES[0], *([packed] * 50)])
+def test_packed_lines_that_unfold_without_end_are_bounded() -> None:
+    def packed(data: bytes) -> str:
+        text = base64.b64encode(zlib.compress(data)).decode()
+        return '{"type": "packed", "data": "' + text + '"}\n'
+
+    found = parse_file("rank-0.jsonl", [LINES[0], *([packed(b" " * (64 << 20))] * 10)])
     assert any("not read" in problem for problem in found.problems)
+    found = parse_file("rank-0.jsonl", [LINES[0], packed(b"\n" * (2 << 20))])
+    assert len(found.problems) == 1 and not found.records
 
 
 @pytest.mark.parametrize("text", HOSTILE)
