@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import shlex
 import sys
 import time
@@ -31,13 +30,15 @@ from ..calib.workload.config import RunConfig
 from ..calib.workload.megatron_args import apply_options
 from ..calib.workload.megatron_command import config_from_command
 from ..calib.workload.megatron_options import options_of
-from ..calib.workload.model_shape import at_least_one
+from ..calib.workload.model_shape import at_least_one, at_most
 from .answers import REQUEST, SAMPLES, artefacts
 from .cli import ExitCode
 from .config_files import read_config
 from .earlier import Earlier
 from .report_tables import console, layouts_table, show, show_table, telling_note
 from .run_folders import object_of_run, paths_of, top_of
+
+_MOST_GIB = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +164,9 @@ def _plan(args: argparse.Namespace, table: SampleTable) -> Plan:
     for option, count in (("--gpus", args.gpus), ("--top", args.top)):
         if count is not None and count < 1:
             raise ConfigError(f"{option} {count} is below 1; give a positive whole number")
-    if args.memory_gib is not None and not 0 < args.memory_gib < math.inf:
+        if count is not None:
+            at_most(option, count)
+    if args.memory_gib is not None and not 0 < args.memory_gib < _MOST_GIB:
         raise ConfigError(f"--memory-gib {args.memory_gib} is no memory; give a number above 0")
     capacity = table.device_memory_nbytes()
     if args.memory_gib is not None:

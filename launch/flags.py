@@ -254,9 +254,10 @@ def _duration(flag: str, text: str) -> float:
 
 def _counts(flag: str, text: str) -> tuple[int, ...]:
     parts = text.split(",")
-    if not all(re.fullmatch(r"0*[1-9]\d*", part, re.ASCII) for part in parts):
+    if not all(re.fullmatch(r"0*[1-9]\d{0,6}", part, re.ASCII) for part in parts):
         raise ConfigError(
-            f"{flag}: must be whole numbers above 0 with commas between; such as 8,16"
+            f"{flag}: must be whole numbers above 0, up to 7 digits, with commas between; "
+            f"such as 8,16"
         )
     return tuple(int(part) for part in parts)
 

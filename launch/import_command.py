@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..calib.errors import ConfigError, RecordError
+from ..calib.errors import ConfigError, ForerunError, RecordError
 from ..calib.published.kineto import kineto_operators
 from ..calib.published.kineto_collectives import kineto_collectives
 from ..calib.published.nccl_tests import nccl_tests_collectives
@@ -25,6 +25,7 @@ from .table_files import check_ending, read_frame, write_frame
 
 MAX_NBYTES = 1 << 30
 UNKNOWN_FABRIC = "unknown"
+_UNEXPECTED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,7 +44,7 @@ def import_files(args: argparse.Namespace) -> int:
         raise ConfigError(f"--ranks-per-node {args.ranks_per_node} is below 1; give a whole number")
     found = _Found()
     for path in args.files:
-        _READERS[args.source](path, args, found)
+        _read(path, args, found)
     for problem in found.problems:
         print(f"forerun: {problem}", file=sys.stderr)
     written = []
@@ -58,6 +59,17 @@ def import_files(args: argparse.Namespace) -> int:
         for one in written:
             print(f"{one['file']}: {one['rows']} rows")
     return ExitCode.ANSWER
+
+
+def _read(path: Path, args: argparse.Namespace, found: _Found) -> None:
+    """One file; what its reader did not expect of a value is one line as well."""
+    try:
+        _READERS[args.source](path, args, found)
+    except ForerunError:
+        raise
+    except _UNEXPECTED as err:
+        why = f"{type(err).__name__}: {str(err)[:100]}"
+        raise RecordError(f"{path} is no {args.source} file that can be read ({why})") from err
 
 
 def _kineto(path: Path, args: argparse.Namespace, found: _Found) -> None:

@@ -8,6 +8,7 @@ from itertools import groupby
 
 from ..errors import ConfigError
 from ..workload.config import Batch, Parallelism, Recompute, RunConfig, Schedule
+from ..workload.model_shape import at_most
 from ..workload.uneven import uneven_layers
 
 LONG_SEQUENCE = 8192
@@ -59,6 +60,7 @@ def enumerate_layouts(config: RunConfig, num_ranks: int) -> list[RunConfig]:
     """
     if num_ranks < 1:
         raise ConfigError(f"{num_ranks} ranks are none; give at least 1")
+    at_most("gpus", num_ranks)
     return [
         layout for degrees in _degrees(config, num_ranks) for layout in _variants(config, degrees)
     ]

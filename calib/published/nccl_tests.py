@@ -21,6 +21,8 @@ _PROGRAMS = {
     "broadcast": Collective.BROADCAST,
     "sendrecv": Collective.SEND,
 }
+MAX_LINE_LENGTH = 2000
+"""No line of these logs is as long; searches in longer ones would take time without end."""
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$")
 _PROGRAM = re.compile(r"(\w+?)_perf(?:_mpi)?\b")
 _LIBRARY = re.compile(r"nccl-library=(\d+)")
@@ -78,6 +80,8 @@ def _tests(text: str, name: str) -> Iterator[_Test]:
     """The tests of a log, those with results."""
     test, mentioned = _Test(program=None), None
     for line in text.splitlines():
+        if len(line) > MAX_LINE_LENGTH:
+            continue
         program = _PROGRAM.search(line)
         if program and not line.startswith("# Collective test concluded"):
             mentioned = program.group(1)

@@ -13,10 +13,16 @@ from ..errors import RecordError
 
 MAX_NBYTES = 64 << 20
 """What one packed line may hold; more is damage."""
+MAX_LINES = 1_000_000
+"""In one packed line."""
 MAX_LINE_NBYTES = MAX_NBYTES
 """Characters of one line of a file."""
 MAX_TOTAL_NBYTES = 1 << 29
 """Characters of all lines of a file, packed ones unpacked; the rest is not read."""
+_LEAST = 64
+"""Characters that every line counts as: an empty one costs time as well."""
+UNREAD = f"more than {MAX_TOTAL_NBYTES} characters of records; the rest is not read"
+"""In place of the lines beyond."""
 _HEAD = '{"type": "packed", "data": "'
 _TAIL = '"}\n'
 
@@ -72,9 +78,9 @@ def unpacked(lines: Iterable[str]) -> Iterator[str]:
         if line.startswith(_HEAD):
             with suppress(RecordError):
                 inside = _inside(line)
-        num_left -= sum(map(len, inside))
+        num_left -= sum(max(_LEAST, len(one)) for one in inside)
         if num_left < 0:
-            yield f"more than {MAX_TOTAL_NBYTES} characters of records; the rest is not read"
+            yield UNREAD
             return
         yield from inside
 
@@ -84,6 +90,8 @@ def _inside(line: str) -> list[str]:
         data = base64.b64decode(json.loads(line)["data"], validate=True)
         unzip = zlib.decompressobj()
         text = unzip.decompress(data, MAX_NBYTES)
+        if text.count(b"\n") > MAX_LINES:
+            raise ValueError(f"more than {MAX_LINES} lines")
         return text.decode().splitlines(keepends=True)
     except (ValueError, KeyError, TypeError, RecursionError, zlib.error, binascii.Error) as err:
         raise RecordError(f"packed line is damaged ({err}); skipped") from err

@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import ConfigError, RecordError
 from ..workload.config import RunConfig
 from ..workload.recording import RecordingPlan, recording_plan
-from .packed import unpacked
+from .packed import UNREAD, unpacked
 from .records import SCHEMA, Header, RankRecord, Record, RunRecord, from_dict
 
 _MOST = 2**63 - 1
@@ -113,6 +113,10 @@ class RankParser:
             if self._is_over:
                 break
             self._num_lines += 1
+            if line == UNREAD:
+                self._note(UNREAD)
+                self._is_over = True
+                break
             if not line.strip():
                 continue
             try:

@@ -112,11 +112,15 @@ def damaged(draw: st.DrawFn, line: str) -> str:
     return line[:at] + draw(st.sampled_from(HOSTILE)) + line[draw(st.integers(at, len(line))) :]
 
 
-def test_a_packed_line_that_unfolds_without_end_is_bounded() -> None:
-    zeros = zlib.compress(b"\n" * (1 << 30))
-    packed = '{"type": "packed", "data": "' + base64.b64encode(zeros).decode() + '"}\n'
-    found = parse_file("rank-0.jsonl", [LINES[0], *([packed] * 50)])
+def test_packed_lines_that_unfold_without_end_are_bounded() -> None:
+    def packed(data: bytes) -> str:
+        text = base64.b64encode(zlib.compress(data)).decode()
+        return '{"type": "packed", "data": "' + text + '"}\n'
+
+    found = parse_file("rank-0.jsonl", [LINES[0], *([packed(b" " * (64 << 20))] * 10)])
     assert any("not read" in problem for problem in found.problems)
+    found = parse_file("rank-0.jsonl", [LINES[0], packed(b"\n" * (2 << 20))])
+    assert len(found.problems) == 1 and not found.records
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -159,7 +163,7 @@ def test_a_request_in_a_directory_is_used_or_refused(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "request_text",
-    ["[]", DEEP, '{"run_id": "golden-run"}', '{"run_id": "golden-run", "now_unix_s": 1e300}'],
+    [DEEP, '{"run_id": "golden-run"}', '{"run_id": "golden-run", "now_unix_s": 1e300}'],
 )
 def test_report_beside_a_hostile_request_is_one_line(
     request_text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -184,6 +188,15 @@ def test_a_description_in_a_file_is_read_or_refused(name: str, text: str, tmp_pa
             read_config(path, own)
         except ForerunError as err:
             assert len(str(err)) < 1000
+
+
+@pytest.mark.slow
+def test_a_request_that_is_nobodys_is_passed_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(GOLDEN / "records", tmp_path / "records")
+    (tmp_path / "request.json").write_text("[]")
+    assert told(["report", str(tmp_path)], capsys) == (0, "")
 
 
 def test_aliases_that_unfold_without_end_are_refused(tmp_path: Path) -> None:
@@ -350,5 +363,5 @@ def test_a_table_to_validate_with_other_content_is_one_line(
 ) -> None:
     path = tmp_path / "t.parquet"
     pd.DataFrame({"a": [[1], [2]]}).to_parquet(path)
-    code, said = told(["validate", str(path)], capsys)
+    code, said = told(["validate", "operators", str(path)], capsys)
     assert code in (2, 3) and len(said.splitlines()) == 1
