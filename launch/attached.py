@@ -75,12 +75,13 @@ def _spec(module: str) -> str | None:
 
 def _editable() -> Path | None:
     """The folder that an editable installation points to."""
+    # A build beside the working directory is a distribution as well, but none that was installed.
+    texts = [found.read_text("direct_url.json") for found in metadata.distributions(name="forerun")]
     try:
-        text = metadata.distribution("forerun").read_text("direct_url.json")
-        told = json.loads(text or "{}")
+        told = json.loads(next(filter(None, texts), "{}"))
         is_editable = bool(told.get("dir_info", {}).get("editable"))
         return Path(unquote(urlparse(str(told["url"])).path)) if is_editable else None
-    except (metadata.PackageNotFoundError, ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, AttributeError):
         return None
 
 

@@ -48,7 +48,13 @@ def train(tmp_path: Path) -> Path:
 
 
 def test_the_installed_module_is_the_one_of_this_tree() -> None:
-    installed = Path(str(metadata.distribution("forerun").locate_file("_forerun_autoload.py")))
+    # What a build has left in this folder is a distribution as well, but none that was installed.
+    (found,) = [
+        each
+        for each in metadata.distributions(name="forerun")
+        if Path(str(each.locate_file(""))).resolve() != ROOT
+    ]
+    installed = Path(str(found.locate_file("_forerun_autoload.py")))
     assert installed.is_file() and installed.parent != ROOT, "an editable one has a copy, too"
     same = installed.read_bytes() == Path(entry.__file__).read_bytes()
     assert same, "install this tree again: pip install -e ."
