@@ -113,6 +113,9 @@ def test_a_damaged_forecast_changes_nothing(tmp_path: Path) -> None:
     assert forecast.values == {"step_time_s": 3.0}
     write_forecast(tmp_path, {"step_time_s": 10**400, "overhead_frac": 0.5})
     forecast.poll()
+    assert forecast.values == {"step_time_s": 3.0}
+    write_forecast(tmp_path, {"step_time_s": "x", "overhead_frac": 0.5})
+    forecast.poll()
     assert forecast.values == {"overhead_frac": 0.5}
 
 

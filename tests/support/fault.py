@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -58,6 +59,21 @@ class Fault:
 def shell(script: str) -> dict[str, Any]:
     """A companion that does this."""
     return {"companion_command": ("/bin/sh", "-c", script)}
+
+
+LISTEN = """
+import json, os, sys
+with os.fdopen(int(sys.argv[-1])) as settings:
+    folder = json.load(settings)["directory"]
+os.makedirs(folder, exist_ok=True)
+with open(os.path.join(folder, "events.txt"), "wb") as events:
+    events.write(sys.stdin.buffer.read())
+"""
+
+
+def listening() -> dict[str, Any]:
+    """A companion that keeps all events in the directory that its settings name."""
+    return {"companion_command": (sys.executable, "-c", LISTEN)}
 
 
 def hooked(name: str, do: Callable[[Any], object], *, rank: int = 0) -> Moment:

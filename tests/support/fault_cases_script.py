@@ -12,7 +12,7 @@ from fault import (
     WINDOW,
     Fault,
     hooked,
-    shell,
+    listening,
 )
 from fault_injections import (
     at,
@@ -140,7 +140,7 @@ SCRIPT = (
         name="a forked child exits in a hooked pass, companion listening",
         rows=ALL,
         act=hooked("middle", acts.exit_forked),
-        settings=shell('mkdir -p "$1"; cat > "$1/events.txt"'),
+        settings=listening(),
     ),
     Fault(
         name="a data loader forks workers in a hooked step",
