@@ -337,6 +337,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "plain":
         plain(Path(sys.argv[2]))
     else:
-        watched = Watch()
-        KINDS[sys.argv[1]](Path(sys.argv[2]), watched)
-        watched.say(sys.argv[1])
+        kind, watched = sys.argv[1], Watch()
+        KINDS[kind](Path(sys.argv[2]), watched)
+        watched.say(kind)
