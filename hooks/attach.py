@@ -21,6 +21,10 @@ from .recorder import OPTIMIZER
 from .session import EVAL, SAVE, Session
 from .settings import CadenceHint, OnAdvice, RankInfo, Settings
 
+OFF = "FORERUN_OFF"
+"""Set to 1 by a user: everything here does nothing.  As in ``_forerun_autoload``, which the package
+must not need."""
+
 
 def attach(
     model: torch.nn.Module | Iterable[torch.nn.Module],
@@ -41,6 +45,7 @@ def attach(
     is modelled.  ``rank`` is read from ``torch.distributed`` where that is initialised.
     ``is_analysed`` starts the process that answers while the run goes on.  ``on_advice`` is one of
     ``log``, ``alert`` and ``stop``; with ``stop`` ask ``run.should_stop()`` after every step.
+    With ``FORERUN_OFF=1`` in the environment all of it does nothing.
     """
     session = new_session(
         directory=directory,
@@ -77,7 +82,10 @@ def new_session(
         companion_command=companion_command(os.environ) if is_analysed else (),
         is_answered=is_analysed,
     )
-    return Session(settings)
+    session = Session(settings)
+    if os.environ.get(OFF, "0") not in ("", "0"):
+        session.switch_off()
+    return session
 
 
 class AttachedRun:

@@ -138,6 +138,11 @@ class Session:
             num_warmup = max(NUM_WARMUP_STEPS, find_regions(host.models).warmup_steps)
             self._plan = replace(self._plan, num_warmup=num_warmup)
 
+    def switch_off(self) -> None:
+        """Before its first step: nothing is hooked, written, started or said."""
+        self._is_finished = True
+        self._orders.is_wanted = False
+
     def _begin_step(self, step: int | None = None) -> None:
         self.guard.enter()
         # Counted before all else, faults or not: ranks agree on what they do at which number.

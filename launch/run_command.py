@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .._forerun_autoload import is_off
 from ..calib.errors import ConfigError
 from ..calib.workload.kept_arguments import MASK, kept_command
 from .flags import FLAGS, split
@@ -116,7 +117,7 @@ def wishes_of(args: argparse.Namespace, environ: Mapping[str, str], now_unix_s: 
         grace_s=args.grace,
         margin_s=args.margin,
         patience_s=args.stop_patience,
-        listens=has_session or environ.get("FORERUN_CALIBRATE") == "1",
+        listens=(has_session or environ.get("FORERUN_CALIBRATE") == "1") and not is_off(environ),
         saves_before_limit=args.save_before_limit or _last(own, "on-advice", "log") == "stop",
         is_limit_fixed=args.time_limit is not None,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -189,3 +190,19 @@ def test_the_file_is_one_json_object_per_line(tmp_path: Path) -> None:
     Loop(tmp_path, steps=4).train(8)
     path = next(tmp_path.rglob("rank-00000.jsonl"))
     assert all(isinstance(json.loads(line), dict) for line in path.read_text().splitlines())
+
+
+def test_switched_off_it_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORERUN_OFF", "1")
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    threads = set(threading.enumerate())
+    with attach(model, optimizer, CONFIG, directory=tmp_path / "out", steps=4) as run:
+        for _ in range(10):
+            with run.phase("forward"):
+                model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            run.step()
+            assert not run.should_stop()
+            assert set(threading.enumerate()) == threads
+    assert not list(tmp_path.iterdir())

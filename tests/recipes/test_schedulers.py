@@ -43,6 +43,7 @@ def checked(words: list[str]) -> list[str]:
     args.command = words[place + 1 :]
     parse(split(args.command).own, TORCHRUN, (), ())
     assert wishes_of(args, {}, 0.0).listens
+    assert not wishes_of(args, {"FORERUN_OFF": "1"}, 0.0).listens
     return args.command
 
 
