@@ -32,11 +32,11 @@ def test_a_warning_to_one_wrapper_is_a_request_to_its_own_launch(tmp_path: Path)
     second = Torchrun(homes[1], "saving", *FLAGS, options=options)
     (request,) = tmp_path.glob("out/runs/*/stop-request.json")
     assert not (tmp_path / "out" / "stop-request.json").exists(), "nothing at the top commands"
-    second.process.send_signal(signal.SIGHUP)
+    second.process.send_signal(signal.SIGTERM)
     code, said = first.end()
     assert (code, said["launch_id"]) == (1, request.parent.name)
     other, told = second.end()
-    assert (other, told["asked"], told["signals"]) == (1, "", [signal.SIGHUP])
+    assert (other, told["asked"], told["signals"]) == (1, "", [signal.SIGTERM])
     assert told["launch_id"] != said["launch_id"]
 
 
