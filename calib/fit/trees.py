@@ -18,7 +18,7 @@ from .forest import fit_forest
 
 try:
     from xgboost import XGBRegressor
-except Exception:  # absent, or its libraries are: then it raises errors of its own
+except (ImportError, OSError, ValueError):  # absent, or its library is: a ValueError of its own
     XGBRegressor = None
 
 _SEED = 0

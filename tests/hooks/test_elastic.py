@@ -27,7 +27,7 @@ model = DDP(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 first = 0
 if os.path.exists("saved.pt"):
-    saved = torch.load("saved.pt")
+    saved = torch.load("saved.pt", weights_only=True)
     model.load_state_dict(saved["model"])
     first = saved["step"]
 world = dist.get_world_size()

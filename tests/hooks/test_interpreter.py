@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,10 +15,10 @@ from forerun.hooks.interpreter import companion_command, missing, objection, wai
 
 ROOT = Path(__file__).parent.parent.parent
 IN_A_BARE_PYTHON = """
-import sys
+import json, sys
 sys.path.insert(0, {home!r})
 from forerun.hooks.interpreter import companion_command, waiting
-print(companion_command({environ!r}, {python!r}))
+print(json.dumps(companion_command({environ!r}, {python!r})))
 print(waiting("runs"))
 """
 
@@ -34,7 +35,7 @@ def bare(home: Path, environ: dict[str, str], python: str = "") -> tuple[tuple[s
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
     )
     command, line = done.stdout.splitlines()
-    return eval(command), line
+    return tuple(json.loads(command)), line
 
 
 def start(command: tuple[str, ...], cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
