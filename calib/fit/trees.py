@@ -18,7 +18,12 @@ from .forest import fit_forest
 
 try:
     from xgboost import XGBRegressor
-except (ImportError, OSError, ValueError):  # absent, or its library is: a ValueError of its own
+except Exception as err:
+    # Absent, or what it links to is; a library that is gone raises an error of its own, which
+    # cannot be imported to be named here.
+    is_its_own = type(err).__module__.partition(".")[0] == "xgboost"
+    if not (is_its_own or isinstance(err, (ImportError, OSError))):
+        raise
     XGBRegressor = None
 
 _SEED = 0

@@ -10,7 +10,6 @@ import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -105,9 +104,8 @@ def plains(directory: Path) -> None:
 
 
 def hugging_face(directory: Path) -> None:
+    from tiny_llama import tiny_data, tiny_llama
     from transformers import (
-        LlamaConfig,
-        LlamaForCausalLM,
         Trainer,
         TrainerCallback,
         TrainingArguments,
@@ -123,19 +121,7 @@ def hugging_face(directory: Path) -> None:
 
     def train(name: str, report_to: str) -> None:
         set_seed(3)
-        model = LlamaForCausalLM(
-            LlamaConfig(
-                num_hidden_layers=2,
-                hidden_size=32,
-                intermediate_size=48,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                vocab_size=64,
-                max_position_embeddings=32,
-            )
-        )
-        tokens = torch.randint(0, 64, (64, 16), generator=torch.Generator().manual_seed(1))
-        data: Any = [{"input_ids": row, "labels": row} for row in tokens]
+        model, data = tiny_llama(), tiny_data()
         arguments = TrainingArguments(
             output_dir=str(directory / name),
             max_steps=STEPS,

@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tiny_shape import TINY
 
-from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
+from forerun.calib.workload.config import Batch, Parallelism, RunConfig
 from forerun.hooks.attach import attach
 
 WORLD = 16
@@ -31,18 +32,8 @@ TP = 2
 NUM_STEPS = 9
 WINDOW = 4
 LAYOUT = Parallelism(tp=TP, dp=WORLD // TP)
-MODEL = ModelShape(
-    num_layers=1,
-    hidden_size=4,
-    ffn_hidden_size=8,
-    num_attention_heads=2,
-    num_query_groups=2,
-    kv_channels=2,
-    seq_length=2,
-    vocab_size=8,
-)
 CONFIG = RunConfig(
-    model=MODEL, parallelism=LAYOUT, batch=Batch(micro_batch_size=1, global_batch_size=WORLD // TP)
+    model=TINY, parallelism=LAYOUT, batch=Batch(micro_batch_size=1, global_batch_size=WORLD // TP)
 )
 
 

@@ -227,9 +227,8 @@ def attached(directory: Path) -> None:
 
 
 def hugging_face(directory: Path, watch: Watch) -> None:
+    from tiny_llama import tiny_data, tiny_llama
     from transformers import (
-        LlamaConfig,
-        LlamaForCausalLM,
         Trainer,
         TrainerCallback,
         TrainingArguments,
@@ -242,17 +241,6 @@ def hugging_face(directory: Path, watch: Watch) -> None:
             if state.global_step in AFTER:
                 watch.look(f"step {state.global_step}")
 
-    config = LlamaConfig(
-        num_hidden_layers=2,
-        hidden_size=32,
-        intermediate_size=48,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=64,
-        max_position_embeddings=32,
-    )
-    tokens = torch.randint(0, 64, (64, 16), generator=torch.Generator().manual_seed(1))
-    data: Any = [{"input_ids": row, "labels": row} for row in tokens]
     arguments = TrainingArguments(
         output_dir=str(directory / "saved"),
         max_steps=STEPS,
@@ -262,7 +250,7 @@ def hugging_face(directory: Path, watch: Watch) -> None:
         report_to="none",
         disable_tqdm=True,
     )
-    Trainer(LlamaForCausalLM(config), arguments, None, data, callbacks=[Looks()]).train()
+    Trainer(tiny_llama(), arguments, None, tiny_data(), callbacks=[Looks()]).train()
 
 
 def lightning(directory: Path, watch: Watch) -> None:

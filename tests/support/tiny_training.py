@@ -10,27 +10,18 @@ import time
 from pathlib import Path
 
 import torch
+from tiny_shape import TINY
 
-from forerun.calib.workload.config import Batch, Cadence, ModelShape, Parallelism, RunConfig
+from forerun.calib.workload.config import Batch, Cadence, Parallelism, RunConfig
 from forerun.hooks.attach import attach
 
-MODEL = ModelShape(
-    num_layers=1,
-    hidden_size=4,
-    ffn_hidden_size=8,
-    num_attention_heads=2,
-    num_query_groups=2,
-    kv_channels=2,
-    seq_length=2,
-    vocab_size=8,
-)
 NUM_LAST = 10
 
 
 def main(directory: Path, go: Path) -> None:
     """Train until the file is there and then to the end, or until a stop is asked for."""
     config = RunConfig(
-        model=MODEL,
+        model=TINY,
         parallelism=Parallelism(),
         batch=Batch(micro_batch_size=1, global_batch_size=1),
         cadence=Cadence(train_iters=100_000),
