@@ -21,6 +21,7 @@ from .._forerun_autoload import near
 from .._forerun_autoload import split as split
 from ..calib.errors import ConfigError
 from ..hooks import interpreter
+from ..hooks.launch_identity import process_start
 from ..hooks.settings import (
     CadenceHint,
     DeviceChoice,
@@ -297,8 +298,5 @@ def _number(environ: Mapping[str, str], key: str, *, default: int | None = None)
 def _agent() -> str:
     """Process id and start time of the parent: with torchrun, the agent of this node."""
     parent = os.getppid()
-    try:
-        fields = Path(f"/proc/{parent}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return str(parent)
-    return f"{parent}-{fields.rpartition(')')[2].split()[19]}"
+    start = process_start(parent)
+    return str(parent) if start is None else f"{parent}-{start}"
