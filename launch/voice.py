@@ -32,9 +32,8 @@ class Voice:
             line = (text + "\n").encode("utf-8", "surrogateescape")
             with self._lock:
                 self._lines.append(line)
-                if (
-                    self._writer is None
-                ):  # it ends with the last line, so that none is there at a fork
+                # It ends with the last line, so that none is there at a fork.
+                if self._writer is None:
                     writer = threading.Thread(target=self._write, daemon=True)
                     writer.start()
                     self._writer = writer

@@ -109,7 +109,7 @@ def append_line(path: Path, value: Any) -> None:
 
 def read_lines(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     """Objects of a file of JSON lines, and what was skipped; ``RecordError`` where none is."""
-    lines = _readbounded_lines(path, MAX_JSON_NBYTES).decode(errors="replace").splitlines()
+    lines = _read_bounded(path, MAX_JSON_NBYTES).decode(errors="replace").splitlines()
     values, problems = [], []
     for number, line in enumerate(lines, start=1):
         try:
@@ -125,15 +125,17 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
 
 def read_json(path: Path) -> Any:
     """The JSON value in ``path``; ``RecordError`` where it is missing or damaged."""
-    data = _readbounded_lines(path, MAX_JSON_NBYTES)
+    data = _read_bounded(path, MAX_JSON_NBYTES)
     try:
         return parse_json(data)
     except ValueError as err:
         raise RecordError(f"{path} cannot be read ({err}); delete it and write it again") from err
 
 
-def _readbounded_lines(path: Path, most_nbytes: int) -> bytes:
-    """A whole file; ``RecordError`` where it is missing, cannot be read or is larger."""
+def _read_bounded(path: Path, most_nbytes: int) -> bytes:
+    """A whole file; ``RecordError`` where it is missing, no file, cannot be read or is larger."""
+    if path.exists() and not path.is_file():
+        raise RecordError(f"{path} is no file; remove it")  # a pipe would wait for its writer
     try:
         with path.open("rb") as file:
             data = file.read(most_nbytes + 1)

@@ -199,6 +199,14 @@ def test_a_request_that_is_nobodys_is_passed_over(
     assert told(["report", str(tmp_path)], capsys) == (0, "")
 
 
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    for read in (read_json, read_lines):
+        path = tmp_path / read.__name__
+        os.mkfifo(path)
+        with pytest.raises(ForerunError, match="no file"):
+            read(path)
+
+
 def test_aliases_that_unfold_without_end_are_refused(tmp_path: Path) -> None:
     lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
     lines += [f"{b}: &{b} [{', '.join(['*' + a] * 9)}]" for a, b in pairwise("abcdefghi")]
