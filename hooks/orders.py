@@ -58,6 +58,8 @@ class _Course:
 
     number: int
     proposal: Proposal
+    order: Order | None
+    """What it came from; None on a rank that has no order of its own."""
     outcome: str = ""
     is_known: threading.Event = field(default_factory=threading.Event)
     is_done: bool = False
@@ -224,7 +226,9 @@ class Orders:
                 self._order, self._attempts = order, 0
 
     def _lead(self) -> int:
-        """Steps from now to the one that is named."""
+        """Steps from now to the one that is named: far enough for all ranks to read of it."""
+        if self._rank.world_size == 1:
+            return 3
         lead_s = LEAD_PAUSES * self._pause_s * 2**self._attempts
         return 3 + math.ceil(lead_s / max(self._step_s, 1e-4))
 
@@ -233,7 +237,7 @@ class Orders:
         return Proposal(kind=order.kind, step=begun + lead, settle=begun + lead - lead // 4 - 1)
 
     def _follow_alone(self, order: Order) -> None:
-        course = _Course(self._next_number, self._proposal(order))
+        course = _Course(self._next_number, self._proposal(order), order)
         why = self._why_not(order.kind)
         course.settle(f"no: {why}" if why else YES)
         self._last_order, self._course = order, course
@@ -241,13 +245,14 @@ class Orders:
     def _look(self, ballots: Ballots) -> None:
         """Is there a proposal?  On the companion's rank: make one where there is an order."""
         number = self._next_number
-        if self._order is not None:
-            ballots.propose(number, self._proposal(self._order))
-            self._last_order = self._order
+        order = self._order if self._step_s else None  # else nobody knows how far ahead to name one
+        if order is not None:
+            ballots.propose(number, self._proposal(order))
+            self._last_order = order
         proposal = ballots.proposal(number)
         if proposal is None:
             return
-        course = self._course = _Course(number, proposal)
+        course = self._course = _Course(number, proposal, order)
         why = self._why_not(proposal.kind)
         if not why and self._begun >= proposal.settle:
             why = LATE
@@ -278,14 +283,22 @@ class Orders:
             self._say(course)
             if not course.is_done or course.proposal.kind is OrderKind.STOP:
                 return
-            self._order = None
-        elif why_not(course.outcome) == LATE and self._attempts + 1 < MOST_ATTEMPTS:
-            self._attempts += 1
-        else:
+            self._drop(course.order)
+        elif why_not(course.outcome) != LATE:
             self._say(course)
-            self._order = None
+            self._drop(course.order)
+        elif self._order is course.order:
+            self._attempts += 1
+            if self._attempts >= MOST_ATTEMPTS:
+                self._say(course)
+                self._drop(course.order)
         self._course, self._is_told = None, False
         self._next_number = course.number + 1
+
+    def _drop(self, order: Order | None) -> None:
+        """An order is settled; one that has come since is not."""
+        if self._order is order:
+            self._order = None
 
     def _say(self, course: _Course) -> None:
         if self._last_order is None or self._is_told:

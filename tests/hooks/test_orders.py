@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +134,23 @@ def test_a_window_opens_on_all_ranks_with_the_same_step_and_training_goes_on(
     assert len({tuple(rank.opened) for rank in ranks}) == 1
     assert len(ranks[0].opened) == 1
     assert not any(rank.stopped for rank in ranks) and not marker_of(tmp_path).exists()
+
+
+@pytest.mark.parametrize("world", [1, NUM_RANKS])
+def test_a_stop_that_comes_while_a_window_is_agreed_on_is_not_lost(
+    trained: Callable[..., list[Rank]], world: int
+) -> None:
+    def receive(orders: Orders, given: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [*itertools.islice(given, 1)] if orders._course is not None else []
+
+    def prepare(ranks: list[Rank]) -> None:
+        last, later = ranks[-1].orders, iter([STOP])
+        first = last._receive
+        last._receive = lambda: first() or receive(last, later)
+
+    ranks = trained(WINDOW, world=world, prepare=prepare)
+    assert [len(rank.opened) for rank in ranks] == [1] * world
+    assert len({tuple(rank.stopped) for rank in ranks}) == 1 and ranks[0].stopped
 
 
 def test_one_rank_whose_hooks_are_off_keeps_all_from_stopping(
