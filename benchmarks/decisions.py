@@ -147,7 +147,7 @@ def base_layout() -> Candidate:
         time_frac_low=0.0,
         time_frac_high=0.0,
         log_ratio_sigma=0.0,
-        family_log={},
+        error_log={},
         memory=memory(config),
         verdict=Verdict.FITS,
         source_frac={Source.MEASURED: 1.0},

@@ -10,53 +10,27 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
 from forerun.calib.advice.plan import enumerate_layouts, peaks_nbytes, ranking
-from forerun.calib.fit.estimates import Estimates, Source
 from forerun.calib.published.model_shapes import public_shape
 from forerun.calib.steps.base_times import prior_times
+from forerun.calib.steps.model import fit_steps
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.timeline.evaluate import evaluate
 from forerun.calib.timeline.steady import simulate_long
-from forerun.calib.timeline.step import CONTENTION
 from forerun.calib.units import GIB
-from forerun.calib.workload.collectives import CollectiveCall
 from forerun.calib.workload.config import (
     Batch,
     Parallelism,
     Precision,
     RunConfig,
 )
-from forerun.calib.workload.operators import Operator
 
 DEVICE = "NVIDIA H100 80GB HBM3"
 LLAMA_70B = public_shape("LLAMA3_70B", seq_length=8192)
-
-
-class Prior:
-    """An estimator from the shipped priors alone."""
-
-    def __init__(self) -> None:
-        self._base = prior_times(DEVICE, is_attention_fused=True)
-
-    def operators(self, operators: Sequence[Operator]) -> Estimates:
-        """Medians; a plan's ranking needs no more."""
-        return self._estimates(operators)
-
-    def collectives(self, calls: Sequence[CollectiveCall]) -> Estimates:
-        """Medians."""
-        return self._estimates(calls)
-
-    def _estimates(self, items: Sequence[Operator] | Sequence[CollectiveCall]) -> Estimates:
-        return Estimates(
-            time_s=self._base.times_s(items),
-            sigma_log=np.full(len(items), 0.1),
-            sources=(Source.PRIOR,) * len(items),
-        )
 
 
 def running(gpus: int) -> RunConfig:
@@ -81,22 +55,24 @@ def running(gpus: int) -> RunConfig:
 
 def timed(gpus: int, repetitions: int) -> str:
     """One row: layouts, and layouts per second in all and in each part."""
-    config, prior = running(gpus), Prior()
+    config = running(gpus)
+    base = prior_times(DEVICE, is_attention_fused=True)
+    steps = fit_steps(base)
     begin = time.process_time()
     layouts = enumerate_layouts(config, gpus)
     listed_s = time.process_time() - begin
     costs = []
     for _ in range(repetitions + 1):
         begin = time.process_time()
-        ranking(layouts, prior, memory_nbytes=80 * GIB)
+        ranking(layouts, steps, memory_nbytes=80 * GIB)
         costs.append(time.process_time() - begin)
     cold_s, warm_s = costs[0] + listed_s, min(costs[1:]) + listed_s
     begin = time.process_time()
     compiled = compile_layouts(layouts)
     compile_s = time.process_time() - begin
-    times_s = prior._base.times_s(compiled.items)[:, np.newaxis]
+    times_s = base.estimates(compiled.items).time_s[:, np.newaxis]
     begin = time.process_time()
-    evaluate(compiled, times_s, contention=CONTENTION, run=simulate_long)
+    evaluate(compiled, times_s, contention=1.3, run=simulate_long)
     evaluate_s = time.process_time() - begin
     begin = time.process_time()
     peaks_nbytes(layouts)

@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from forerun.calib.advice.plan import Candidate, compare
-from forerun.calib.evidence import measured_sigma_log, measured_step_s
-from forerun.calib.fit.calibration import calibrate
+from forerun.calib.evidence import measured_step_s
+from forerun.calib.run_steps import run_steps
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.megatron_args import apply_options
@@ -76,9 +76,7 @@ def _predict(table: SampleTable) -> Candidate:
     (found,) = compare(
         own,
         [apply_options(own, list(LAYOUT))],
-        calibrate(table, device=own.device),
-        measured_step_time_s=measured_step_s(table),
-        measured_sigma_log=measured_sigma_log(table),
+        run_steps(table),
     )
     return found
 

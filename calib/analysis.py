@@ -29,8 +29,12 @@ from .fit.calibration import Calibration, calibrate
 from .history import History, Models
 from .outlook import Outlook, at_batch_size, batch_size_at, full_batch_size, outlook
 from .run_forecast import SoFar, run_forecast
+from .run_steps import running_config, with_own
 from .samples.table import SampleTable
-from .timeline.step import StepEstimate, estimate_step
+from .steps.estimate import StepEstimate
+from .steps.known import KnownStep, same_layout
+from .steps.live_times import live_times
+from .steps.model import FittedSteps, fit_steps
 from .units import HOUR_S
 from .waiting import WaitingReport, waiting_report
 from .workload.config import RunConfig
@@ -213,28 +217,37 @@ def analyse(
     *,
     problems: Sequence[str] = (),
     history: History | None = None,
+    known: Sequence[KnownStep] = (),
 ) -> Answer:
     """The answer of the newest run in the table; ``history`` is that of the answer before it.
+
+    ``known`` are steps of other runs on this machine, in any layout.
 
     Raises ``CalibrationError`` where steps or operators are missing, ``ConfigError`` where the
     running layout is one that the timeline does not model yet.
     """
-    # A ramp may have gone on since the run described itself.
-    config = table.config()
-    config = at_batch_size(config, batch_size_at(config, int(table.steps["step"].max()) + 1))
+    config = running_config(table)
     measured_s = measured_step_s(table)
     calibration = calibrate(table, device=config.device)
-    own = estimate_step(config, calibration)
-    view = _outlook(table, config, request, calibration, own)
+    base = live_times(calibration, config)
+    # What is held against the measured step has seen no step of this layout.
+    layout = same_layout(config)
+    blind = fit_steps(base, [one for one in known if same_layout(one.config) != layout])
+    own = blind.estimate(config)
+    view = _outlook(table, config, request, blind, own)
     # Other layouts are for what is left: the steps behind the ramp.
     full = full_batch_size(config)
     full = full if full in view.ratios else config.batch.global_batch_size
+    ahead_config = at_batch_size(config, full)
+    ran = KnownStep(
+        config=ahead_config,
+        time_s=measured_s * view.ratios[full].ratio,
+        sigma_log=math.hypot(measured_sigma_log(table), view.ratios[full].sigma_log),
+    )
     found = plan(
-        at_batch_size(config, full),
-        calibration,
+        ahead_config,
+        fit_steps(base, with_own(known, ran)),
         num_ranks=(config.parallelism.num_ranks, *request.gpus),
-        measured_step_time_s=measured_s * view.ratios[full].ratio,
-        measured_sigma_log=measured_sigma_log(table),
         memory_capacity_nbytes=request.memory_capacity_nbytes or table.device_memory_nbytes(),
         memory_offset_nbytes=memory_offset_nbytes(table),
     )
@@ -329,14 +342,14 @@ def _outlook(
     table: SampleTable,
     config: RunConfig,
     request: Request,
-    calibration: Calibration,
+    steps: FittedSteps,
     own: StepEstimate,
 ) -> Outlook:
     recent = replace(table, steps=table.steps[table.steps["step"] >= request.level_since_step])
     runs = table.runs[table.runs["run_id"] == table.run_id]
     return outlook(
         config,
-        calibration,
+        steps,
         own,
         started_unix_s=float(runs["started_unix_s"].min()),
         recorded_s=tuple(recent.step_times_s(is_hooked=False).tolist()),

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .fit.estimates import Estimator
-from .timeline.step import StepEstimate, estimate_many
+from .steps.estimate import StepEstimate, error_ratio
+from .steps.model import FittedSteps
 from .workload.config import RunConfig
 
 RATIO_SIGMA_LOG = 0.01
@@ -34,27 +34,23 @@ class BatchRatio:
 
 
 def model_ratios(
-    config: RunConfig, estimator: Estimator, own: StepEstimate, sizes: Sequence[int]
+    config: RunConfig, steps: FittedSteps, own: StepEstimate, sizes: Sequence[int]
 ) -> tuple[dict[int, StepEstimate], dict[int, BatchRatio]]:
     """Modelled steps by global batch size, and their ratios to ``own``.
 
-    Errors of one family of models are shared by both steps: only their difference counts.
+    ``own`` is the model's.  Errors that both steps share cancel.
     """
     base = config.batch.global_batch_size
     of_all = config.batch.micro_batch_size * config.parallelism.dp
     others = [size for size in sizes if size != base and size % of_all == 0]
     batches = [replace(config.batch, global_batch_size=size) for size in others]
-    found = estimate_many([replace(config, batch=batch) for batch in batches], estimator)
+    found = steps.estimates([replace(config, batch=batch) for batch in batches])
     estimates = dict(zip(others, found, strict=True)) | {base: own}
     for size in sizes:
         estimates.setdefault(size, own)
     ratios = {base: BatchRatio(ratio=1.0, sigma_log=0.0)}
     for size, other in zip(others, found, strict=True):
-        families = {*own.family_log, *other.family_log}
-        paired = sum(
-            (other.family_log.get(name, 0.0) - own.family_log.get(name, 0.0)) ** 2
-            for name in families
-        )
+        paired = sum(log**2 for log in error_ratio(other, own).values())
         schedule = RATIO_SIGMA_LOG * math.log2(size / base)
         ratios[size] = BatchRatio(
             ratio=other.time_s / own.time_s, sigma_log=math.hypot(math.sqrt(paired), schedule)

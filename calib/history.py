@@ -17,7 +17,8 @@ from .evidence import (
 from .fit.calibration import Calibration, calibrate
 from .fit.training import measured_operators
 from .samples.table import SampleTable
-from .timeline.step import estimate_step
+from .steps.live_times import live_times
+from .steps.model import fit_steps
 
 MOST_WINDOWS = 200
 """Newest windows whose errors are kept."""
@@ -107,7 +108,8 @@ class Models:
         config = table.config()
         calibration = calibrate(table, device=config.device)
         rest_s = mean_waiting_s(table) - perturbation_s(table, measured_overhead(table))
-        own_s = estimate_step(config, calibration).time_s + rest_s
+        steps = fit_steps(live_times(calibration, config))
+        own_s = steps.estimate(config).time_s + rest_s
         return Models(calibration=calibration, own_s=own_s)
 
     def step_error_frac(self, measured_s: float) -> float:

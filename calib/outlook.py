@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from .advice.agenda import BatchLevel, ramp_levels, schedule_levels, step_groups
 from .batch_ratios import BatchRatio, model_ratios
-from .fit.estimates import Estimator
+from .steps.estimate import StepEstimate
+from .steps.model import FittedSteps
 from .timeline.items import Part
-from .timeline.step import StepEstimate
 from .workload.config import RunConfig
 from .workload.memory import memory
 
@@ -80,7 +80,7 @@ def batch_levels(config: RunConfig) -> tuple[BatchLevel, ...]:
 
 def outlook(
     config: RunConfig,
-    estimator: Estimator,
+    steps: FittedSteps,
     own: StepEstimate,
     *,
     started_unix_s: float,
@@ -90,7 +90,7 @@ def outlook(
     """What the model says of steps at other batch sizes, of an evaluation and of a save."""
     full = full_batch_size(config)
     sizes = {level.global_batch_size for level in batch_levels(config)} | {full}
-    estimates, ratios = model_ratios(config, estimator, own, sorted(sizes))
+    estimates, ratios = model_ratios(config, steps, own, sorted(sizes))
     largest = estimates[full]
     parts = largest.parts_s
     work = [parts.get(part, 0.0) for part in (Part.FORWARD, Part.BACKWARD, Part.RECOMPUTE)]

@@ -31,7 +31,7 @@ from .advice.forecast import (
 )
 from .batch_ratios import BatchRatio, measured_ratios
 from .outlook import SAVE_BYTES_PER_S, Outlook, batch_levels
-from .timeline.step import StepEstimate
+from .steps.estimate import StepEstimate
 from .units import HOUR_S
 from .workload.config import RunConfig
 

@@ -8,21 +8,13 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from ..calib.advice.plan import Candidate, Plan, compare
 from ..calib.advice.plan import plan as make_plan
 from ..calib.analysis import Request, analyse
-from ..calib.errors import ConfigError, RecordError
-from ..calib.evidence import (
-    measured_sigma_log,
-    measured_step_s,
-    memory_offset_nbytes,
-)
-from ..calib.fit.calibration import calibrate
-from ..calib.samples.store import read_run, read_table, run_ids
-from ..calib.samples.table import SampleTable, build_table
+from ..calib.errors import ConfigError
+from ..calib.samples.table import SampleTable
 from ..calib.units import GIB, format_bytes, format_frac, format_time
 from ..calib.unmodelled_run import analyse_steps
 from ..calib.workload.argument_values import whole
@@ -31,59 +23,14 @@ from ..calib.workload.megatron_args import apply_options
 from ..calib.workload.megatron_command import config_from_command
 from ..calib.workload.megatron_options import options_of
 from ..calib.workload.model_shape import at_least_one, at_most
-from .answers import REQUEST, SAMPLES, artefacts
+from .answers import REQUEST, artefacts
 from .cli import ExitCode
 from .config_files import read_config
-from .earlier import Earlier
+from .machines import Loaded, Machine, load, open_machine
 from .report_tables import console, layouts_table, show, show_table, telling_note
-from .run_folders import object_of_run, paths_of, top_of
+from .run_folders import object_of_run, top_of
 
 _MOST_GIB = 1e9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """The newest run of a directory, or the one that was asked for."""
-
-    table: SampleTable
-    problems: tuple[str, ...]
-
-
-def load(directory: Path, run_id: str | None) -> Loaded:
-    """From the records where they are, else from the sample table.
-
-    ``directory`` may be the folder of one launch.  Raises ``RecordError`` where there is neither,
-    or where the run is not in the directory.
-    """
-    top, own = top_of(directory)
-    known = run_ids(top)
-    if known and (run_id is not None or not own or set(own) & set(known)):
-        if run_id is None and own:
-            run_id = next(name for name in reversed(known) if name in own)
-        run = read_run(top, run_id)
-        return Loaded(table=Earlier(top).join(build_table(run)), problems=run.problems)
-    paths = paths_of(directory, SAMPLES)
-    if not paths:
-        raise RecordError(
-            f"{directory} has neither records nor {SAMPLES}; train with --calibrate "
-            f"--calibrate-dir={directory} first"
-        )
-    if run_id is None:
-        return Loaded(table=read_table(paths[0]), problems=())
-    return Loaded(table=_table_of(paths, run_id), problems=())
-
-
-def _table_of(paths: Sequence[Path], run_id: str) -> SampleTable:
-    tables = (read_table(path) for path in paths)
-    held = []
-    for table in tables:
-        if run_id in set(table.runs["run_id"]):
-            return table
-        held.append(table.run_id)
-    raise RecordError(
-        f"run {run_id!r} is not in {paths[0]}; it holds {held[0]!r}"
-        + (f", and launches beside it {', '.join(map(repr, held[1:]))}" if held[1:] else "")
-    )
 
 
 def report(args: argparse.Namespace) -> int:
@@ -91,7 +38,12 @@ def report(args: argparse.Namespace) -> int:
     loaded = load(args.directory, args.run_id)
     if not loaded.table.is_described:
         return _report_steps(args, loaded)
-    answer = analyse(loaded.table, _request(args, loaded.table), problems=loaded.problems)
+    answer = analyse(
+        loaded.table,
+        _request(args, loaded.table),
+        problems=loaded.problems,
+        known=loaded.known,
+    )
     if args.json:
         print(json.dumps({"schema": 1, "run_id": answer.run_id, **artefacts(answer)}, indent=2))
     else:
@@ -114,27 +66,22 @@ def _report_steps(args: argparse.Namespace, loaded: Loaded) -> int:
 
 def predict(args: argparse.Namespace) -> int:
     """Print the step of another layout; 1 where it is slower than ``--fail-over``."""
-    loaded = load(args.directory, args.run_id)
-    own = loaded.table.config()
+    machine = _machine(args)
+    own = machine.own
     described = _described(args, own, _num_ranks(args.options))
     config = apply_options(described or own, args.options)
     (candidate,) = compare(
         own,
         [config],
-        calibrate(loaded.table, device=own.device),
-        measured_step_time_s=_step_s(loaded.table),
-        measured_sigma_log=_sigma_log(loaded.table),
-        memory_capacity_nbytes=loaded.table.device_memory_nbytes(),
-        memory_offset_nbytes=memory_offset_nbytes(loaded.table),
+        machine.steps,
+        memory_capacity_nbytes=machine.memory_capacity_nbytes,
+        memory_offset_nbytes=machine.memory_offset_nbytes,
     )
     if args.json:
-        print(
-            json.dumps(
-                {"schema": 1, "run_id": loaded.table.run_id, **candidate.to_json()}, indent=2
-            )
-        )
+        value = {"schema": 1, "run_id": machine.name, **candidate.to_json()}
+        print(json.dumps(value, indent=2))
     else:
-        _warn(loaded.problems)
+        _warn(machine.problems)
         print(_line(candidate))
         print(shlex.join(candidate.options))
     is_over = args.fail_over is not None and candidate.step_time_s > args.fail_over
@@ -143,14 +90,14 @@ def predict(args: argparse.Namespace) -> int:
 
 def plan(args: argparse.Namespace) -> int:
     """Print the layouts on a number of ranks, fastest first."""
-    loaded = load(args.directory, args.run_id)
-    found = _plan(args, loaded.table)
+    machine = _machine(args)
+    found = _plan(args, machine)
     if args.json:
         value = found.to_json()
         value["candidates"] = value["candidates"][: args.top]
-        print(json.dumps({"run_id": loaded.table.run_id, **value}, indent=2))
+        print(json.dumps({"run_id": machine.name, **value}, indent=2))
     else:
-        _warn(loaded.problems)
+        _warn(machine.problems)
         show_table(layouts_table(found, args.top), console())
         if found.candidates:
             print(shlex.join(found.candidates[0].options))
@@ -159,8 +106,14 @@ def plan(args: argparse.Namespace) -> int:
     return ExitCode.ANSWER
 
 
-def _plan(args: argparse.Namespace, table: SampleTable) -> Plan:
-    own = table.config()
+def _machine(args: argparse.Namespace) -> Machine:
+    return open_machine(
+        args.directory, run_id=args.run_id, machine=args.machine, also=args.also or ()
+    )
+
+
+def _plan(args: argparse.Namespace, machine: Machine) -> Plan:
+    own = machine.own
     for option, count in (("--gpus", args.gpus), ("--top", args.top)):
         if count is not None and count < 1:
             raise ConfigError(f"{option} {count} is below 1; give a positive whole number")
@@ -168,20 +121,17 @@ def _plan(args: argparse.Namespace, table: SampleTable) -> Plan:
             at_most(option, count)
     if args.memory_gib is not None and not 0 < args.memory_gib < _MOST_GIB:
         raise ConfigError(f"--memory-gib {args.memory_gib} is no memory; give a number above 0")
-    capacity = table.device_memory_nbytes()
+    capacity = machine.memory_capacity_nbytes
     if args.memory_gib is not None:
         capacity = int(args.memory_gib * GIB)
-    # What was measured is the step of the run itself, and says nothing of another one.
     described = _described(args, own, args.gpus or 0)
     config = described or own
     found = make_plan(
         config,
-        calibrate(table, device=own.device),
+        machine.steps,
         num_ranks=args.gpus or config.parallelism.num_ranks,
-        measured_step_time_s=None if described else _step_s(table),
-        measured_sigma_log=_sigma_log(table),
         memory_capacity_nbytes=capacity,
-        memory_offset_nbytes=memory_offset_nbytes(table),
+        memory_offset_nbytes=machine.memory_offset_nbytes,
     )
     if not found.candidates:
         raise ConfigError(
@@ -189,15 +139,6 @@ def _plan(args: argparse.Namespace, table: SampleTable) -> Plan:
             f"{config.batch.global_batch_size}; choose a number of ranks that divides it"
         )
     return found
-
-
-def _step_s(table: SampleTable) -> float | None:
-    """The measured step; None where a machine was probed and nothing trained."""
-    return None if table.steps.empty else measured_step_s(table)
-
-
-def _sigma_log(table: SampleTable) -> float:
-    return 0.0 if table.steps.empty else measured_sigma_log(table)
 
 
 def _described(args: argparse.Namespace, own: RunConfig, num_ranks: int) -> RunConfig | None:

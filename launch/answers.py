@@ -11,7 +11,8 @@ from ..calib.analysis import Answer, Request
 from ..calib.samples.files import OPEN, PRIVATE
 from ..calib.samples.store import write_json, write_table, write_text
 from ..calib.samples.table import SampleTable
-from ..calib.timeline.trace import MeasuredSpan, chrome_trace
+from ..calib.steps.trace import chrome_trace
+from ..calib.timeline.measured import MeasuredSpan
 from ..calib.unmodelled_run import MeasuredAnswer
 from ..hooks.host_wandb import FORECAST
 from .forecast_log import append_forecast

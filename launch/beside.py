@@ -21,8 +21,7 @@ from ..calib.outlook import batch_levels
 from ..calib.samples.reader import RunReader
 from ..calib.samples.recent import RecentWindows
 from ..calib.samples.table import SampleTable
-from ..calib.timeline.measured import measured_spans
-from ..calib.timeline.trace import MeasuredSpan
+from ..calib.timeline.measured import MeasuredSpan, measured_spans
 from ..calib.unmodelled_run import analyse_steps
 from ..hooks.settings import OnAdvice, WandbMode
 from .advice_orders import AdviceOrders
@@ -285,7 +284,13 @@ class Beside:
             self._say_measured(table, request)
             return
         problems = (*run.problems, *self._answered.problems(closed.window))
-        answer = analyse(table, request, problems=problems, history=self._history)
+        answer = analyse(
+            table,
+            request,
+            problems=problems,
+            history=self._history,
+            known=self._earlier.steps(table),
+        )
         self._answer, self._history = answer, answer.history
         self._forecasts.answered(answer, self._run.last_iteration)
         if not closed.is_again:

@@ -90,6 +90,16 @@ def build_parser() -> argparse.ArgumentParser:
             help="another run over this calibration: Megatron's arguments as YAML or JSON, a "
             "Hugging Face config.json, a checkpoint; or give its whole command behind --",
         )
+        verbs.choices[verb].add_argument(
+            "--also",
+            type=Path,
+            action="append",
+            metavar="DIR",
+            help="another directory whose measured steps count too; may be given again",
+        )
+        verbs.choices[verb].add_argument(
+            "--machine", metavar="NAME", help="of imported steps: which machine"
+        )
     plan = verbs.choices["plan"]
     plan.add_argument("--gpus", type=int, help="number of ranks (default: as the run)")
     plan.add_argument("--top", type=int, default=10, help="rows to show (default 10)")
@@ -165,12 +175,14 @@ def _add_import(verbs: argparse._SubParsersAction) -> None:
         "import",
         help="measurements of other tools into tables in our own format",
         description="kineto: traces of PyTorch's profiler recorded with shapes. nccl-tests: logs. "
-        "paper: tables of estimate-train-time, under their own names.",
+        "paper: tables of estimate-train-time, under their own names. steps: step times of "
+        "layouts, operators or collectives in our own format or a known one, into a directory that "
+        "answers predict and plan. Columns: recipes/published/FORMAT.md.",
         allow_abbrev=False,
     )
-    importer.add_argument("source", choices=("kineto", "nccl-tests", "paper"))
+    importer.add_argument("source", choices=("kineto", "nccl-tests", "paper", "steps"))
     importer.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    importer.add_argument("--out", type=Path, required=True, metavar="FILE.csv|.parquet")
+    importer.add_argument("--out", type=Path, required=True, metavar="FILE|DIR")
     importer.add_argument("--json", action="store_true", help="one JSON value on standard output")
     importer.add_argument("--fabric", metavar="NAME", help="what to call the cluster")
     importer.add_argument(

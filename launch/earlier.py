@@ -1,19 +1,30 @@
-"""Earlier runs of the same layout in one directory: a resumed run goes on with their samples."""
+"""Earlier runs in one directory: a resumed run goes on with their samples and their steps."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pandas as pd
 
 from ..calib.errors import ForerunError
+from ..calib.run_steps import known_elsewhere
 from ..calib.samples.store import read_run, run_ids
 from ..calib.samples.table import SampleTable, build_table, normalise
+from ..calib.steps.known import KnownStep
 from ..calib.workload.config import RunConfig
 
-NUM_EARLIER = 3
+NUM_EARLIER = 8
 """Runs that are read at most: the newest ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    config: RunConfig
+    samples: pd.DataFrame
+    step: Callable[[RunConfig], KnownStep | None]
+    """What it says of its layout's step, to a run in another layout."""
 
 
 class Earlier:
@@ -21,7 +32,7 @@ class Earlier:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._known: dict[str, tuple[RunConfig, pd.DataFrame] | None] = {}
+        self._known: dict[str, _Run | None] = {}
 
     def join(self, table: SampleTable) -> SampleTable:
         """The table with the samples of earlier runs that trained the same model in this layout.
@@ -29,27 +40,63 @@ class Earlier:
         Steps, windows and forecasts stay those of the table's own run.  Runs that cannot be read
         are passed over.
         """
-        try:
-            own = table.config()
-        except ForerunError:
-            return table
-        names = run_ids(self._directory)
-        names = names[: names.index(table.run_id)] if table.run_id in names else ()
-        found = [known for name in names[-NUM_EARLIER:] if (known := self._read(name)) is not None]
-        same = [
-            samples
-            for config, samples in found
-            if replace(config, cadence=own.cadence, batch=own.batch) == own
-        ]
+        own = _config(table)
+        same = (
+            []
+            if own is None
+            else [
+                run.samples
+                for run in self._runs(table.run_id)
+                if replace(run.config, cadence=own.cadence, batch=own.batch) == own
+            ]
+        )
         if not same:
             return table
         return replace(table, samples=normalise("samples", pd.concat([*same, table.samples])))
 
-    def _read(self, name: str) -> tuple[RunConfig, pd.DataFrame] | None:
+    def steps(self, table: SampleTable) -> tuple[KnownStep, ...]:
+        """The measured steps of earlier runs on the same kind of device, in any layout."""
+        own = _config(table)
+        if own is None:
+            return ()
+        runs = [run for run in self._runs(table.run_id) if run.config.device == own.device]
+        found = [run.step(own) for run in runs]
+        return tuple(step for step in found if step is not None)
+
+    def _runs(self, run_id: str) -> list[_Run]:
+        """Those before a run, oldest first."""
+        names = run_ids(self._directory)
+        names = names[: names.index(run_id)] if run_id in names else ()
+        found = [self._read(name) for name in names[-NUM_EARLIER:]]
+        return [run for run in found if run is not None]
+
+    def _read(self, name: str) -> _Run | None:
         if name not in self._known:
             try:
                 table = build_table(read_run(self._directory, name))
-                self._known[name] = table.config(), table.samples
+                self._known[name] = _Run(
+                    config=table.config(), samples=table.samples, step=_step_of(table)
+                )
             except ForerunError:
                 self._known[name] = None
         return self._known[name]
+
+
+def _step_of(table: SampleTable) -> Callable[[RunConfig], KnownStep | None]:
+    """Only what is needed of the table is kept."""
+    kept = replace(table, samples=table.samples.iloc[:0])
+
+    def step(asked: RunConfig) -> KnownStep | None:
+        try:
+            return known_elsewhere(kept, asked)
+        except ForerunError:
+            return None
+
+    return step
+
+
+def _config(table: SampleTable) -> RunConfig | None:
+    try:
+        return table.config()
+    except ForerunError:
+        return None

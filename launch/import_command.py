@@ -21,6 +21,7 @@ from ..calib.published.nccl_tests import nccl_tests_collectives
 from ..calib.published.paper import is_summary, paper_table
 from ..calib.samples.plain_json import parse_json
 from .cli import ExitCode
+from .imported_tables import import_table, written_json
 from .table_files import check_ending, read_frame, write_frame
 
 MAX_NBYTES = 1 << 30
@@ -38,7 +39,12 @@ class _Found:
 
 
 def import_files(args: argparse.Namespace) -> int:
-    """Write the tables; operators and collectives of one call go into two files."""
+    """Write the tables; operators and collectives of one call go into two files.
+
+    What is imported as ``steps`` goes into a directory, a file for each table.
+    """
+    if args.source == "steps":
+        return _import_machine(args)
     check_ending(args.out)
     if args.ranks_per_node < 1:
         raise ConfigError(f"--ranks-per-node {args.ranks_per_node} is below 1; give a whole number")
@@ -58,6 +64,19 @@ def import_files(args: argparse.Namespace) -> int:
     else:
         for one in written:
             print(f"{one['file']}: {one['rows']} rows")
+    return ExitCode.ANSWER
+
+
+def _import_machine(args: argparse.Namespace) -> int:
+    written = [import_table(path, args.out) for path in args.files]
+    for one in written:
+        for told in one.left_out:
+            print(f"forerun: left out of {one.path.name}: {told}", file=sys.stderr)
+    if args.json:
+        print(written_json(written))
+    else:
+        for one in written:
+            print(f"{one.path}: {one.num_rows} rows")
     return ExitCode.ANSWER
 
 
@@ -109,7 +128,7 @@ _READERS: dict[str, Callable[[Path, argparse.Namespace, _Found], None]] = {
     "nccl-tests": _nccl_tests,
     "paper": _paper,
 }
-SOURCES: Sequence[str] = tuple(_READERS)
+SOURCES: Sequence[str] = (*_READERS, "steps")
 
 
 def _outputs(found: _Found, out: Path) -> list[tuple[pd.DataFrame, Path]]:

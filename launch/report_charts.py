@@ -9,8 +9,8 @@ from typing import Any
 
 from ..calib.advice.track import Coverage, Made, Track
 from ..calib.analysis import Answer
+from ..calib.timeline.measured import MeasuredSpan
 from ..calib.timeline.programs import TaskKind
-from ..calib.timeline.trace import MeasuredSpan
 from .lived import StepPoint
 from .report_table import ReportTable
 from .report_tables import NUM_LAYOUTS

@@ -15,7 +15,7 @@ from ..calib.analysis import Answer
 from ..calib.errors import RecordError
 from ..calib.samples.store import write_text
 from ..calib.samples.table import SampleTable
-from ..calib.timeline.trace import MeasuredSpan
+from ..calib.timeline.measured import MeasuredSpan
 from .forecast_log import Logged, finish_line, read_forecasts
 from .lived import NUM_KEPT_POINTS, Lived, StepPoint
 from .publishing import Place

@@ -12,7 +12,7 @@ from rich.table import Table
 from ..calib.advice.plan import Plan
 from ..calib.analysis import Answer
 from ..calib.fit.estimates import Source
-from ..calib.timeline.step import Contribution
+from ..calib.steps.estimate import Contribution
 from ..calib.units import format_bytes, format_frac, format_time
 from .report_table import ReportTable
 from .report_waiting import waiting_tables

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from ..errors import CalibrationError
-from ..timeline.step import StepEstimate
+from ..steps.estimate import StepEstimate
 from .finish import Failures, TimeLeft
 
 SCHEMA = 1

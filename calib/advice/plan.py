@@ -10,23 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fit.estimates import Estimator, Source
-from ..timeline.step import CONTENTION, Z_90, StepEstimate, estimate_many, median_times
+from ..fit.estimates import Source
+from ..fit.intervals import Z_90
+from ..steps.design import most_telling
+from ..steps.estimate import StepEstimate, error_ratio, paired_sigma_log
+from ..steps.model import FittedSteps
 from ..workload.config import RunConfig
 from ..workload.megatron_args import options
 from ..workload.memory import MemoryEstimate, Verdict, memory, verdict
 from ..workload.memory_table import columns_of, is_usual, memory_table
 from .layouts import enumerate_layouts, layout_label
-from .teaching import most_telling
 
 __all__ = ["Candidate", "Plan", "compare", "enumerate_layouts", "layout_label", "plan"]
 
 SCHEMA = 1
-LAYOUT_SIGMA_LOG = 0.04
-"""Error of the ratio of two layouts beyond that of their operators: what remains on published
-layouts after a calibration of 3 to 10 rows."""
-
-
 MOST_CANDIDATES = 200
 """Layouts that a plan holds in full; all are ranked."""
 _MOST_TELLING = 3
@@ -47,8 +44,8 @@ class Candidate:
     time_frac_high: float
     log_ratio_sigma: float
     """Standard deviation of the log of the ratio; shared errors have cancelled."""
-    family_log: Mapping[str, float]
-    """Change of the log of the ratio when one family of models is off by one deviation."""
+    error_log: Mapping[str, float]
+    """Change of the log of the ratio when one thing that is not known is off by one deviation."""
     memory: MemoryEstimate
     verdict: Verdict
     source_frac: Mapping[Source, float]
@@ -113,7 +110,7 @@ class Plan:
     def telling(self) -> tuple[Candidate, ...]:
         """Layouts whose measured step would tell most about all candidates."""
         able = [c for c in self.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
-        return tuple(able[i] for i in most_telling([c.family_log for c in able], _MOST_TELLING))
+        return tuple(able[i] for i in most_telling([c.error_log for c in able], _MOST_TELLING))
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with its schema."""
@@ -133,24 +130,19 @@ class Plan:
 
 def plan(
     config: RunConfig,
-    estimator: Estimator,
+    steps: FittedSteps,
     *,
     num_ranks: int | Sequence[int] | None = None,
-    measured_step_time_s: float | None = None,
-    measured_sigma_log: float = 0.0,
     memory_capacity_nbytes: int | None = None,
     memory_offset_nbytes: int | None = None,
-    contention: float = CONTENTION,
-    layout_sigma_log: float = LAYOUT_SIGMA_LOG,
     most: int = MOST_CANDIDATES,
 ) -> Plan:
     """The layouts of one or several numbers of ranks against the running one.
 
-    With a measured step, a layout's time is that step times the modelled ratio, so that a bias
-    which both share cancels; errors of one family of models cancel likewise.
-    ``measured_sigma_log`` is how well the measured step is known as the level of the run.
-    ``memory_offset_nbytes`` is what the measured peak had beyond its estimate (None: not measured).
-    Of more than ``most`` layouts the fastest that fit get intervals and are kept.
+    ``steps`` says how long each takes, whose step was measured as it was; errors that both share
+    cancel in the ratio of two.  ``memory_offset_nbytes`` is what the measured peak had beyond its
+    estimate (None: not measured).  Of more than ``most`` layouts the fastest that fit get intervals
+    and are kept.
     """
     counts = num_ranks if isinstance(num_ranks, Sequence) else (num_ranks,)
     wanted = dict.fromkeys(count or config.parallelism.num_ranks for count in counts)
@@ -159,28 +151,23 @@ def plan(
     if len(layouts) > most:
         order = ranking(
             layouts,
-            estimator,
+            steps,
             memory_nbytes=None
             if memory_capacity_nbytes is None
             else memory_capacity_nbytes - (memory_offset_nbytes or 0),
-            contention=contention,
         )
         chosen = [layouts[place] for place in order[:most]]
     own, *found = compare(
         config,
         [config, *chosen],
-        estimator,
-        measured_step_time_s=measured_step_time_s,
-        measured_sigma_log=measured_sigma_log,
+        steps,
         memory_capacity_nbytes=memory_capacity_nbytes,
         memory_offset_nbytes=memory_offset_nbytes,
-        contention=contention,
-        layout_sigma_log=layout_sigma_log,
     )
     found.sort(key=lambda c: (c.verdict is Verdict.DOES_NOT_FIT, c.step_time_s, c.label))
     return Plan(
         own=own,
-        measured_step_time_s=measured_step_time_s,
+        measured_step_time_s=steps.measured_s(config),
         memory_capacity_nbytes=memory_capacity_nbytes,
         num_layouts=len(layouts),
         candidates=tuple(found),
@@ -188,11 +175,7 @@ def plan(
 
 
 def ranking(
-    layouts: Sequence[RunConfig],
-    estimator: Estimator,
-    *,
-    memory_nbytes: float | None = None,
-    contention: float = CONTENTION,
+    layouts: Sequence[RunConfig], steps: FittedSteps, *, memory_nbytes: float | None = None
 ) -> list[int]:
     """Places of the layouts, fastest first.
 
@@ -206,7 +189,7 @@ def ranking(
         needed = peaks_nbytes(layouts)
     is_over = needed > (math.inf if memory_nbytes is None else memory_nbytes)
     fitting, over = np.flatnonzero(~is_over), np.flatnonzero(is_over)
-    times_s = median_times([layouts[i] for i in fitting.tolist()], estimator, contention=contention)
+    times_s = steps.median_times([layouts[i] for i in fitting.tolist()])
     # Layouts that take the same time stay in their order, whatever the last digits say.
     logs = np.round(np.log(times_s), _DECIMALS)
     order = [
@@ -232,75 +215,40 @@ def peaks_nbytes(layouts: Sequence[RunConfig]) -> NDArray[np.float64]:
 def compare(
     config: RunConfig,
     layouts: Sequence[RunConfig],
-    estimator: Estimator,
+    steps: FittedSteps,
     *,
-    measured_step_time_s: float | None = None,
-    measured_sigma_log: float = 0.0,
     memory_capacity_nbytes: int | None = None,
     memory_offset_nbytes: int | None = None,
-    contention: float = CONTENTION,
-    layout_sigma_log: float = LAYOUT_SIGMA_LOG,
 ) -> list[Candidate]:
     """Each of the layouts against the running one, in their order; see ``plan``."""
-    own, *others = estimate_many([config, *layouts], estimator, contention=contention)
+    own, *others = steps.estimates([config, *layouts])
     judge = _Judge(
-        own=own,
-        scale=(measured_step_time_s or own.time_s) / own.time_s,
-        is_measured=measured_step_time_s is not None,
-        measured_sigma_log=measured_sigma_log,
-        capacity_nbytes=memory_capacity_nbytes,
-        offset_nbytes=memory_offset_nbytes,
-        layout_sigma_log=layout_sigma_log,
+        own=own, capacity_nbytes=memory_capacity_nbytes, offset_nbytes=memory_offset_nbytes
     )
     return [judge.candidate(estimate) for estimate in others]
-
-
-def paired_sigma_log(one: StepEstimate, other: StepEstimate) -> float:
-    """Standard deviation of the log ratio of two modelled steps from the errors of shared models.
-
-    An error that lengthens both alike cancels: families are subtracted before they are squared.
-    """
-    return math.sqrt(sum(log**2 for log in family_ratio(one, other).values()))
-
-
-def family_ratio(one: StepEstimate, other: StepEstimate) -> dict[str, float]:
-    """Change of the log ratio of two modelled steps by family of models."""
-    names = {*one.family_log, *other.family_log}
-    return {n: one.family_log.get(n, 0.0) - other.family_log.get(n, 0.0) for n in sorted(names)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Judge:
     own: StepEstimate
-    scale: float
-    is_measured: bool
-    measured_sigma_log: float
     capacity_nbytes: int | None
     offset_nbytes: int | None
-    layout_sigma_log: float
 
     def candidate(self, estimate: StepEstimate) -> Candidate:
-        is_own = estimate.config == self.own.config
         ratio = estimate.time_s / self.own.time_s
-        extra = 0.0 if is_own else self.layout_sigma_log
-        sigma = math.hypot(paired_sigma_log(estimate, self.own), extra)
+        sigma = paired_sigma_log(estimate, self.own)
         spread = math.exp(Z_90 * sigma)
-        whole = math.hypot(estimate.sigma_log, extra)
-        if self.is_measured:
-            whole = math.hypot(sigma, self.measured_sigma_log)
-        wide = math.exp(Z_90 * whole)
-        time_s = self.scale * estimate.time_s
         needed = memory(estimate.config, offset_nbytes=self.offset_nbytes or 0)
         return Candidate(
             config=estimate.config,
-            step_time_s=time_s,
-            low_s=time_s / wide,
-            high_s=time_s * wide,
+            step_time_s=estimate.time_s,
+            low_s=estimate.low_s,
+            high_s=estimate.high_s,
             time_frac=ratio - 1,
             time_frac_low=ratio / spread - 1,
             time_frac_high=ratio * spread - 1,
             log_ratio_sigma=sigma,
-            family_log=family_ratio(estimate, self.own),
+            error_log=error_ratio(estimate, self.own),
             memory=needed,
             source_frac=estimate.source_frac,
             verdict=verdict(

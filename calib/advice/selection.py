@@ -18,7 +18,7 @@ _NEAR_SIGMAS = 6.0
 def selection_bias_log(chosen: Candidate, candidates: Sequence[Candidate]) -> float:
     """By how much the log ratio of the fastest of some layouts is too low, on average.
 
-    Errors are drawn anew as the plan states them, those of a family of models alike for all
+    Errors are drawn anew as the plan states them, those of one name alike for all
     layouts, and the fastest is chosen again: its mean error is the bias (parametric bootstrap;
     Efron and Tibshirani, 1993, chapter 10).  0 for a single layout; the same rows give the same
     value.
@@ -33,8 +33,8 @@ def selection_bias_log(chosen: Candidate, candidates: Sequence[Candidate]) -> fl
     if len(near) < 2:
         return 0.0
     logs = np.array([math.log1p(c.time_frac) for c in near])
-    names = sorted({name for c in near for name in c.family_log})
-    shared = np.array([[c.family_log.get(name, 0.0) for name in names] for c in near])
+    names = sorted({name for c in near for name in c.error_log})
+    shared = np.array([[c.error_log.get(name, 0.0) for name in names] for c in near])
     shared = shared.reshape(len(near), len(names))
     sigmas = np.array([c.log_ratio_sigma for c in near])
     own = np.sqrt(np.maximum(sigmas**2 - (shared**2).sum(axis=1), 0.0))

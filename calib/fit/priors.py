@@ -137,8 +137,9 @@ _CPU = DevicePrior(
     error_sigma_log=0.2,
 )
 _PRIORS: Mapping[str, DevicePrior] = {prior.name: prior for prior in (*_GPUS, _CPU)}
+UNKNOWN_DEVICE = "unknown"
 _UNKNOWN = DevicePrior(
-    name="unknown",
+    name=UNKNOWN_DEVICE,
     ceilings=Ceilings(flop_per_s=300 * _TERA, bytes_per_s=2 * _TERA, launch_s=2e-6),
     network=network_prior("unknown"),
     num_units=0,

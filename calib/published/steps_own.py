@@ -16,6 +16,7 @@ from ..samples.step_rows import StepKind, StepRow, Trait
 from ..workload.config import (
     Attention,
     ContextComm,
+    Engine,
     Experts,
     Fp8Recipe,
     Parallelism,
@@ -44,7 +45,14 @@ def read_own(record: Record, row_id: str, table: str) -> StepRow:
     given = {column: _value(record.text(column)) for column in arguments}
     found = from_namespace({column: v for column, v in given.items() if v is not None})
     device, framework = record.text("device") or "unknown", record.text("framework")
-    config = replace(found, device=device, framework=framework)
+    traits = frozenset(_choice(Trait, t) for t in record.text("traits").split())
+    config = replace(
+        found,
+        model=replace(found.model, is_residual_parallel=Trait.PARALLEL_RESIDUAL in traits),
+        parallelism=replace(found.parallelism, engine=_ENGINES.get(framework, Engine.MEGATRON)),
+        device=device,
+        framework=framework,
+    )
     measured_s = record.number(TIME, default=math.nan)
     flags = [record.text("flag"), "" if measured_s > 0 else "no step time"]
     batch = config.batch.global_batch_size
@@ -57,7 +65,7 @@ def read_own(record: Record, row_id: str, table: str) -> StepRow:
         machine=record.text("machine") or f"{device} {config.precision.value}",
         group=f"{_label(record, config)} x{config.parallelism.num_ranks} batch {batch}",
         kind=_choice(StepKind, record.text("kind") or StepKind.MEASURED.value),
-        traits=frozenset(_choice(Trait, t) for t in record.text("traits").split()),
+        traits=traits,
         flag="; ".join(text for text in flags if text),
     )
 
@@ -176,6 +184,7 @@ def _run(config: RunConfig) -> dict[str, Any]:
             None if config.recompute is Recompute.NONE else config.recompute.value
         ),
         "grad_reduce_in_fp32": not config.reduces_grads_in_bf16 if is_16 else None,
+        "masked_softmax_fusion": None if config.is_softmax_fused else False,
         "cross_entropy_loss_fusion": _set(config.is_loss_fused),
         "cross_entropy_fusion_impl": "" if config.keeps_fp32_logits else "te",
     }
@@ -197,6 +206,9 @@ def _value(text: str) -> Any:
     except ValueError:
         return text
     return int(number) if number.is_integer() else number
+
+
+_ENGINES = {"GPT-NeoX": Engine.DEEPSPEED}
 
 
 def _label(record: Record, config: RunConfig) -> str:

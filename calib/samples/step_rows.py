@@ -28,12 +28,8 @@ class Trait(Enum):
 
     PARALLEL_RESIDUAL = "parallel_residual"
     """Attention and MLP share one all-reduce forwards (GPT-NeoX)."""
-    MASK_IN_P2P = "mask_in_p2p"
-    """Each send carries a sequence x sequence mask beside the activations."""
     SOCKET_NETWORK = "socket_network"
     """Nodes are joined by sockets, not by RDMA."""
-    TRIANGULAR_SOFTMAX = "triangular_softmax"
-    """Unfused attention with scale, mask and softmax in one kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

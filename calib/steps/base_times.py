@@ -12,11 +12,14 @@ import pandas as pd
 
 from ..fit.batches import batch_of
 from ..fit.collectives import CollectiveModel
+from ..fit.estimates import Estimates, Source
 from ..fit.groups import canonical, group_of
 from ..fit.machine import MachineModel
 from ..fit.networks import NetworkPrior
+from ..fit.priors import UNKNOWN_DEVICE
 from ..timeline.items import Floats, Item
 from ..workload.collectives import CollectiveCall
+from ..workload.config import Fp8Recipe
 from ..workload.operators import Operator, OperatorKind, Phase
 from .memory_laws import is_law, law_time_s
 from .operator_tables import OperatorTables, operator_tables
@@ -34,8 +37,24 @@ class BaseTimes(Protocol):
         ...
 
     @property
-    def machine(self) -> MachineModel:
-        """The fit of the device; ``pools`` tells which operators were measured."""
+    def is_in_situ(self) -> bool:
+        """Sampled in training itself, launches and neighbours included, so that constants of the
+        machine move only what was not sampled."""
+        ...
+
+    @property
+    def fp8(self) -> Fp8Recipe:
+        """The recipe under which products were timed."""
+        ...
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Rate of the device's memory."""
+        ...
+
+    @property
+    def weight_fracs(self) -> Mapping[OperatorKind, float]:
+        """What a traced step told of linears' backward phases."""
         ...
 
     @property
@@ -44,8 +63,23 @@ class BaseTimes(Protocol):
         priors do."""
         ...
 
-    def times_s(self, items: Sequence[Item]) -> Floats:
-        """Median seconds of each item, shape (items,); 1 for what only the host does."""
+    @property
+    def log_sigmas(self) -> Mapping[str, float]:
+        """Deviations of such constants, by name, that differ from the priors'."""
+        ...
+
+    def has(self, kind: OperatorKind, phase: Phase) -> bool:
+        """Whether operators of a kind were timed under that very name."""
+        ...
+
+    def estimates(self, items: Sequence[Item]) -> Estimates:
+        """Medians with deviation and provenance, one for each item.
+
+        Where no host was measured, what it does in a step counts as 1 and in a pass as 0.5: the
+        share of the constant.
+
+        A deviation is of what is not among the constants of a step model.
+        """
         ...
 
 
@@ -59,15 +93,59 @@ class FittedTimes:
     log_centers: Mapping[str, float] = field(default_factory=dict)
     has_fused_kernels: bool = False
     """What no table has moves the bytes of fused kernels; otherwise those of the device's prior."""
+    weight_fracs: Mapping[OperatorKind, float] = field(default_factory=dict)
+
+    @property
+    def is_in_situ(self) -> bool:
+        """Tables time each operator alone."""
+        return False
+
+    @property
+    def fp8(self) -> Fp8Recipe:
+        """Tables of two-byte products."""
+        return Fp8Recipe.NONE
 
     @property
     def machine(self) -> MachineModel:
         """The fit of the device."""
         return self.operators.machine
 
+    @property
+    def bytes_per_s(self) -> float:
+        """What the device's memory is expected to reach."""
+        return self.machine.prior.ceilings.bytes_per_s
+
+    def has(self, kind: OperatorKind, phase: Phase) -> bool:
+        """Whether any table times it."""
+        return self.operators.has(kind, phase)
+
+    @property
+    def log_sigmas(self) -> Mapping[str, float]:
+        """That of all work, where nobody knows the device and no table times it."""
+        is_unknown = self.machine.prior.name == UNKNOWN_DEVICE and not self.operators.names
+        return {"compute": self.machine.prior.sigma_log} if is_unknown else {}
+
+    def estimates(self, items: Sequence[Item]) -> Estimates:
+        """See ``BaseTimes``; errors of tables and priors are the constants' to hold."""
+        return Estimates(
+            time_s=self.times_s(items),
+            sigma_log=np.zeros(len(items)),
+            sources=tuple(self._source(item) for item in items),
+        )
+
+    def _source(self, item: Item) -> Source:
+        if isinstance(item, CollectiveCall):
+            is_known = group_of(canonical(item)) in self.transfers.groups
+        else:
+            parts = [] if item.kind in _HOST else [*self._decomposed(item)]
+            is_known = any(self.operators.has(part.kind, part.phase) for part in parts)
+        return Source.FITTED if is_known else Source.PRIOR
+
     def times_s(self, items: Sequence[Item]) -> Floats:
-        """Median seconds of each item, shape (items,); 1 for what only the host does."""
-        out = np.ones(len(items))
+        """Median seconds of each item, shape (items,); shares of a constant for the host."""
+        out = np.array(
+            [_HOST.get(item.kind, 0.0) if isinstance(item, Operator) else 0.0 for item in items]
+        )
         parts: list[Operator] = []
         places: list[int] = []
         groups: defaultdict[CollectiveCall, list[int]] = defaultdict(list)
@@ -75,7 +153,6 @@ class FittedTimes:
             if isinstance(item, CollectiveCall):
                 groups[replace(item, nbytes=1)].append(place)
             elif item.kind not in _HOST:
-                out[place] = 0.0
                 for part in self._decomposed(item):
                     parts.append(part)
                     places.append(place)
@@ -148,6 +225,7 @@ def table_times(
     device: str,
     is_attention_fused: bool,
     network: NetworkPrior | None = None,
+    is_flagged_used: bool = False,
 ) -> FittedTimes:
     """What canonical tables of operators and collectives say of a device.
 
@@ -156,10 +234,17 @@ def table_times(
     """
     return FittedTimes(
         operators=operator_tables(operators, device=device),
-        transfers=transfer_tables(collectives, device=device, network=network),
+        transfers=transfer_tables(
+            collectives, device=device, network=network, is_flagged_used=is_flagged_used
+        ),
         is_attention_fused=is_attention_fused,
+        log_centers=_MEASURED_TRANSFERS if collectives else {},
         has_fused_kernels=is_attention_fused,
     )
+
+
+_MEASURED_TRANSFERS: Mapping[str, float] = dict.fromkeys(("tp", "dp", "pp", "network"), 0.0)
+"""Collectives of the cluster itself need no allowance for what data sheets promise."""
 
 
 def decomposed(operator: Operator, *, is_fused: bool) -> Iterable[Operator]:
@@ -185,4 +270,4 @@ def decomposed(operator: Operator, *, is_fused: bool) -> Iterable[Operator]:
     )
 
 
-_HOST = frozenset({OperatorKind.HOST_MICROBATCH, OperatorKind.HOST_STEP})
+_HOST = {OperatorKind.HOST_MICROBATCH: 0.5, OperatorKind.HOST_STEP: 1.0}

@@ -3,13 +3,13 @@
 I-optimal design (Atkinson, Donev & Tobias 2007, section 10.6): the mean variance of the predicted
 log step times over all layouts is as small as so many measurements make it.  Greedy choice, then
 exchange of one row at a time (Fedorov 1972) while that helps.  Variances are those of the step
-model, linearised at its prior mode; the effects of tp and micro-batch are among the constants, or a
+model, linearised where it stands; the effects of tp and micro-batch are among the constants, or a
 design would crowd into a few cells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,49 +18,74 @@ from ..errors import ConfigError
 from ..fit.choices import first_of_least
 from ..samples.step_rows import StepRow
 from ..timeline.items import Floats
-from .base_times import BaseTimes, prior_times
-from .layouts import effects_of, layouts_of
-from .model import MODEL_SIGMA_LOG, StepScales, gradient, prior
+from .known import MEASURED_SIGMA_LOG
+from .layouts import SCALE
+from .model import ERROR_INFLATION, MODEL_SIGMA_LOG, fit_steps
+from .row_times import row_times
 
 _MAX_EXCHANGES = 50
 _GAIN_FRAC = 1e-6
+_NOISE_SIGMA_LOG = float(np.hypot(MEASURED_SIGMA_LOG, MODEL_SIGMA_LOG))
 
 
-def design(rows: Sequence[StepRow], num_rows: int, start: StepScales | None = None) -> list[int]:
+def design(rows: Sequence[StepRow], num_rows: int) -> list[int]:
     """Positions of the rows to calibrate on, in the order of choice; reads no measured time.
 
-    ``start`` says what is known of the machine; without it the priors of the first row's device.
     Raises ``ConfigError`` where there are fewer rows than are asked for.
     """
     if not 0 <= num_rows <= len(rows):
         raise ConfigError(f"--rows {num_rows} is not within the {len(rows)} rows there are")
     if num_rows == 0:
         return []
-    study = _study(rows, start)
+    study = _study(rows)
     chosen: list[int] = []
     for _ in range(num_rows):
         chosen.append(study.most_telling(chosen))
     return _exchanged(study, chosen)
 
 
-def expected_sigma_log(
-    rows: Sequence[StepRow], chosen: Sequence[int], start: StepScales | None = None
-) -> float:
+def expected_sigma_log(rows: Sequence[StepRow], chosen: Sequence[int]) -> float:
     """Root of the mean variance of log step time over all rows once the chosen are measured."""
-    study = _study(rows, start)
-    return float(np.sqrt(study.mean_variance(list(chosen)) + MODEL_SIGMA_LOG**2))
+    return float(np.sqrt(_study(rows).mean_variance(list(chosen)) + MODEL_SIGMA_LOG**2))
+
+
+def most_telling(errors: Sequence[Mapping[str, float]], number: int) -> list[int]:
+    """Places of the layouts to measure, the most telling first.
+
+    ``errors`` holds for each layout how the log of its time over the running one changes when one
+    thing that is not known is off by one deviation.  Layouts that would tell nothing are left out.
+
+    >>> most_telling([{"tp": 0.3}, {"tp": 0.1}, {"pp": 0.2}], 2)
+    [0, 2]
+    """
+    names = sorted({name for one in errors for name in one})
+    slopes = np.array([[one.get(name, 0.0) for name in names] for one in errors])
+    if not slopes.size:
+        return []
+    study = _Study(slopes=slopes)
+    chosen: list[int] = []
+    for _ in range(min(number, len(errors))):
+        best = study.most_telling(chosen)
+        if study.variance(chosen, best) < _NOISE_SIGMA_LOG**2:
+            break
+        chosen.append(best)
+    return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Study:
     slopes: Floats
-    """Of log step times, shape (rows, constants), in prior deviations of each constant."""
-    noise_variance: float
+    """Of log step times, shape (rows, errors), in deviations of each error."""
 
     def posterior(self, chosen: list[int]) -> Floats:
-        """Covariance of the constants once the chosen rows are measured."""
+        """Covariance of the errors once the chosen rows are measured."""
         own = self.slopes[chosen]
-        return np.linalg.inv(np.eye(self.slopes.shape[1]) + own.T @ own / self.noise_variance)
+        return np.linalg.inv(np.eye(self.slopes.shape[1]) + own.T @ own / _NOISE_SIGMA_LOG**2)
+
+    def variance(self, chosen: list[int], row: int) -> float:
+        """Of one row once the chosen are measured, that of the measurement itself left out."""
+        own = self.slopes[row]
+        return float(own @ self.posterior(chosen) @ own)
 
     def mean_variance(self, chosen: list[int]) -> float:
         """Mean variance of all rows, that of the measurement itself left out."""
@@ -72,26 +97,20 @@ class _Study:
         shown = self.slopes @ self.posterior(chosen)
         variance = np.einsum("ri,ri->r", shown, self.slopes)
         total = self.slopes.T @ self.slopes
-        gain = np.einsum("ri,ij,rj->r", shown, total, shown) / (variance + self.noise_variance)
+        gain = np.einsum("ri,ij,rj->r", shown, total, shown) / (variance + _NOISE_SIGMA_LOG**2)
         gain[chosen] = -1.0
         return first_of_least(-gain)
 
 
-def _study(rows: Sequence[StepRow], start: StepScales | None) -> _Study:
-    start = start or StepScales(base=_prior_of)
-    base = start.base(rows[0])
-    effects = tuple(dict.fromkeys(effect for row in rows for effect in effects_of(row)))
-    layouts = layouts_of(rows, base, effects)
-    center, spread = prior(layouts)
+def _study(rows: Sequence[StepRow]) -> _Study:
+    base = row_times(rows[0])
+    found = fit_steps(base).estimates([row.config for row in rows])
+    names = sorted({name for one in found for name in one.error_log})
+    slopes = np.array([[one.error_log.get(name, 0.0) for name in names] for one in found])
     # What all rows share cannot be told from the machine's own constants.
-    is_shared = [all(effect in effects_of(row) for row in rows) for effect in effects]
-    spread[len(layouts.scales) :][is_shared] = 0.0
-    noise = start.measured_sigma_log**2 + MODEL_SIGMA_LOG**2
-    return _Study(slopes=gradient(layouts, center)[1] * spread, noise_variance=noise)
-
-
-def _prior_of(row: StepRow) -> BaseTimes:
-    return prior_times(row.config.device, is_attention_fused=row.config.is_attention_fused)
+    is_effect = np.array([not name.startswith(SCALE) for name in names])
+    is_shared = is_effect & (slopes != 0.0).all(axis=0)
+    return _Study(slopes=slopes[:, ~is_shared] / ERROR_INFLATION)
 
 
 def _exchanged(study: _Study, chosen: list[int]) -> list[int]:

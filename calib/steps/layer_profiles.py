@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
 from ..fit.choices import first_of_least
-from ..fit.machine import MachineModel
+from ..fit.estimates import Estimates
 from ..fit.priors import DevicePrior, device_prior
 from ..published.formats import shape_sizes
 from ..timeline.items import Floats, Item
 from ..workload.collectives import GroupRole
+from ..workload.config import Fp8Recipe
 from ..workload.operators import Operator, OperatorKind, Phase
 from .base_times import BaseTimes
 from .operator_tables import OperatorTables, operator_tables
@@ -83,13 +84,41 @@ class LayerTimes:
         return self.rest.is_attention_fused
 
     @property
-    def machine(self) -> MachineModel:
-        """The fit of the device, layers apart."""
-        return self.rest.machine
+    def is_in_situ(self) -> bool:
+        """Layers were timed apart from training."""
+        return False
 
-    def times_s(self, items: Sequence[Item]) -> Floats:
-        """Median seconds of each item, shape (items,); 1 for what only the host does."""
-        out = self.rest.times_s(items)
+    @property
+    def fp8(self) -> Fp8Recipe:
+        """As the rest was timed."""
+        return self.rest.fp8
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What the device's memory is expected to reach."""
+        return self.rest.bytes_per_s
+
+    def has(self, kind: OperatorKind, phase: Phase) -> bool:
+        """Whether it was timed apart from its layer."""
+        return self.rest.has(kind, phase)
+
+    @property
+    def weight_fracs(self) -> Mapping[OperatorKind, float]:
+        """Profiles do not tell."""
+        return self.rest.weight_fracs
+
+    @property
+    def log_sigmas(self) -> Mapping[str, float]:
+        """Those of the priors."""
+        return {}
+
+    def estimates(self, items: Sequence[Item]) -> Estimates:
+        """See ``BaseTimes``."""
+        found = self.rest.estimates(items)
+        return replace(found, time_s=self._times_s(items, found.time_s))
+
+    def _times_s(self, items: Sequence[Item], out: Floats) -> Floats:
+        out = out.copy()
         layers: dict[int, Operator] = {}
         for place, item in enumerate(items):
             if not isinstance(item, Operator):

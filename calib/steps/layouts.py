@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..samples.step_rows import StepRow
+from ..fit.estimates import Source
 from ..timeline.block_times import BlockTimes
 from ..timeline.compiled import Compiled, compile_layouts
-from ..timeline.evaluate import evaluate, step_times
-from ..timeline.items import Floats, Ints
-from ..timeline.steady import simulate_long
-from ..timeline.step import CONTENTION
+from ..timeline.evaluate import GroupTimes, evaluate, step_times
+from ..timeline.items import Floats, Ints, Item, family
+from ..timeline.simulate import Simulation
+from ..timeline.steady import Run, simulate_long
 from ..workload.blocks import BlockKind
 from ..workload.collectives import CollectiveCall, GroupRole, Placement
+from ..workload.config import RunConfig
 from .base_times import BaseTimes
+from .effects import EFFECT_SIGMA_LOG, LAUNCH, Effect, effects_of
 from .scales import (
+    CONTENTION,
     EXPERT_LAUNCHES,
     FLOOR,
     FLOOR_RATIO,
     HOP,
-    HOST_MICROBATCH,
-    HOST_STEP,
     Scale,
     scales,
     weights,
 )
-from .traffic import base_times_s
+from .traffic import base_estimates
 
 _SHARPNESS = 8.0
 """Power of the smooth maximum of launches and work; chosen on public step times, as ``_CALL_S``."""
@@ -38,45 +39,42 @@ _RUN = partial(simulate_long, start=4, period=4)
 """Pipelines longer than eight groups of micro-batches continue at their pace."""
 _CALL_S = 40e-6
 """What the host takes to launch one collective."""
-_LAUNCH = "launch"
-Effect = tuple[str, int, int, int, int]
-"""What layers of some rows share: its name, hidden size, sequence length, tp and micro-batch."""
-EFFECTS = {_LAUNCH: 0.08, "width": 0.08, "tp": 0.05, "micro_batch": 0.03, "cell": 0.04}
-"""How far layers lie from the global constants, in logs: launches by tp and micro-batch, their
-work by hidden size and sequence, by tp, by micro-batch and by all of them.  Chosen on the public
-tables; the same for all."""
 _PASSES = (Placement.FORWARD, Placement.BACKWARD, Placement.RECOMPUTE)
-
-
-def effects_of(row: StepRow) -> tuple[Effect, ...]:
-    """The effects on a row's layers; another width has others."""
-    model, tp = row.config.model, row.config.parallelism.tp
-    micro = row.config.batch.micro_batch_size
-    width = (model.hidden_size, model.seq_length)
-    return (
-        (_LAUNCH, *width, tp, micro),
-        ("width", *width, 0, 0),
-        ("tp", *width, tp, 0),
-        ("micro_batch", *width, 0, micro),
-        ("cell", *width, tp, micro),
-    )
+_KNOWN_FRAC = 0.25
+"""How much of a constant's deviation is left for what was sampled in training itself."""
+_SAMPLED = frozenset({Source.MEASURED, Source.PROBED})
+SCALE, FAMILY = "scale", "family"
+Constant = tuple[object, ...]
+"""A name that says what a constant is of: equal names are the same constant."""
+Simulate = Callable[[Sequence[Run]], list[Simulation]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Layouts:
-    """Rows ready to be timed with any constants."""
+    """Layouts ready to be timed with any constants.
+
+    Constants are logs, counted from their centres: the machine's scales, one for each family of
+    models whose estimates have a deviation, and the effects on layers.
+    """
 
     compiled: Compiled
     base_s: Floats
+    """Seconds of each item with all constants at their centres."""
+    sources: tuple[Source, ...]
+    """Where the time of each item comes from."""
     weights: Floats
+    """Power of each scale and family in each item, shape (items, scales + families)."""
     scales: tuple[Scale, ...]
+    families: tuple[str, ...]
     effects: tuple[Effect, ...]
     launch_effects: Floats
-    """Which effects the launches of each block have, shape (blocks, effects)."""
+    """How far each effect moves the launches of each block, shape (blocks, effects)."""
     work_effects: Floats
     """The same of all that a block takes."""
+    has_effect: Floats
+    """Which effects each layout has, shape (layouts, effects)."""
     hops: Ints
-    """Items that are messages between stages."""
+    """Items that are messages between stages and hold no latency between sides yet."""
     calls_s: Mapping[Placement, Floats]
     """What the host takes to launch the collectives of each block, shape (blocks, 1)."""
     is_launched: Floats
@@ -84,21 +82,80 @@ class Layouts:
     has_experts: NDArray[np.bool_]
     """Which blocks launch the kernels of experts, shape (blocks, 1)."""
 
+    @property
+    def constants(self) -> tuple[Constant, ...]:
+        """Names, in the order of all vectors of constants."""
+        named = [(SCALE, scale.name) for scale in self.scales]
+        return (*named, *((FAMILY, name) for name in self.families), *self.effects)
+
+    @property
+    def sigma_log(self) -> Floats:
+        """Prior deviations of the constants."""
+        return np.array(
+            [
+                *(scale.log_sigma for scale in self.scales),
+                *(1.0 for _ in self.families),
+                *(EFFECT_SIGMA_LOG[effect[0]] for effect in self.effects),
+            ]
+        )
+
     def log_time(self, theta: Floats) -> Floats:
-        """Log step time, shape (rows, columns), of constants of shape (constants, columns)."""
-        number = len(self.scales)
-        named = {scale.name: theta[i] for i, scale in enumerate(self.scales)}
+        """Log step time, shape (layouts, columns), of constants of shape (constants, columns)."""
+        return np.log(step_times(self.compiled, self.timed(theta)))
+
+    def timed(self, theta: Floats, run: Simulate = _RUN) -> list[GroupTimes]:
+        """The steps of all groups of layouts."""
+        effects = theta[self._num_global :]
+        return self._timed(theta, self.launch_effects @ effects, self.work_effects @ effects, run)
+
+    def slopes(self, theta: Floats, step: float) -> tuple[list[GroupTimes], Floats]:
+        """The steps at ``theta``, first alternative, and the slopes of their logs.
+
+        Shape (layouts, constants).  Effects on the same layers have one slope between them.
+        """
+        number, effects = self._num_global, theta[self._num_global :]
+        columns = np.repeat(theta[:, np.newaxis], number + 3, axis=1)
+        columns[:number, 1 : number + 1] += step * np.eye(number)
+        moved = np.zeros((2, number + 3))
+        moved[0, number + 1] = moved[1, number + 2] = step
+        launch, work = (
+            (matrix @ effects)[:, np.newaxis] + matrix.max(axis=1, initial=0.0)[:, np.newaxis] * by
+            for matrix, by in zip((self.launch_effects, self.work_effects), moved, strict=True)
+        )
+        found = self._timed(columns, launch, work, _RUN)
+        logs = np.log(step_times(self.compiled, found))
+        slopes = (logs[:, 1:] - logs[:, :1]) / step
+        is_launch = np.array([effect[0] == LAUNCH for effect in self.effects], dtype=bool)
+        of_effects = np.where(is_launch, slopes[:, -2, np.newaxis], slopes[:, -1, np.newaxis])
+        return found, np.hstack([slopes[:, :number], of_effects * self.has_effect])
+
+    def items_s(self, theta: Floats) -> Floats:
+        """Seconds of each item, shape (items,), of one vector of constants."""
+        return self._items_s(theta[:, np.newaxis])[:, 0]
+
+    @property
+    def _num_global(self) -> int:
+        return len(self.scales) + len(self.families)
+
+    def _named(self, theta: Floats, name: str) -> Floats:
+        place = next(i for i, scale in enumerate(self.scales) if scale.name == name)
+        return np.exp(self.scales[place].log_center + theta[place])
+
+    def _items_s(self, theta: Floats) -> Floats:
+        number = self._num_global
         times_s = self.base_s[:, np.newaxis] * np.exp(self.weights @ theta[:number])
-        times_s[self.hops] += np.exp(named[HOP])
-        times_s[self.compiled.host_forward] = 0.5 * np.exp(named[HOST_MICROBATCH])
-        times_s[self.compiled.host_backward] = 0.5 * np.exp(named[HOST_MICROBATCH])
-        times_s[self.compiled.host_step] = np.exp(named[HOST_STEP])
-        launch = self.is_launched * np.exp(self.launch_effects @ theta[number:])
-        launch = np.where(self.has_experts, launch * np.exp(named[EXPERT_LAUNCHES]), launch)
-        work = np.exp(self.work_effects @ theta[number:])
-        floor_s = launch * np.exp(named[FLOOR])
+        times_s[self.hops] += self._named(theta, HOP)
+        return times_s
+
+    def _timed(
+        self, theta: Floats, launch_log: Floats, work_log: Floats, run: Simulate
+    ) -> list[GroupTimes]:
+        launch = self.is_launched * np.exp(launch_log)
+        launch = np.where(self.has_experts, launch * self._named(theta, EXPERT_LAUNCHES), launch)
+        work = np.exp(work_log)
+        floor_s = launch * self._named(theta, FLOOR)
         forward_s = floor_s + self.calls_s[Placement.FORWARD]
-        backward_s = floor_s * np.exp(named[FLOOR_RATIO]) + self.calls_s[Placement.BACKWARD]
+        backward_s = floor_s * self._named(theta, FLOOR_RATIO) + self.calls_s[Placement.BACKWARD]
         again_s = floor_s + self.calls_s[Placement.RECOMPUTE]
 
         def adjust(blocks: BlockTimes) -> BlockTimes:
@@ -111,37 +168,57 @@ class Layouts:
                 recompute_s=work * larger(blocks.recompute_s, is_whole * again_s),
             )
 
-        found = evaluate(self.compiled, times_s, contention=CONTENTION, adjust=adjust, run=_RUN)
-        return np.log(step_times(self.compiled, found))
+        contention = 1.0 + self._named(theta, CONTENTION)
+        items_s = self._items_s(theta)
+        return evaluate(self.compiled, items_s, contention=contention, adjust=adjust, run=run)
 
 
-def layouts_of(rows: Sequence[StepRow], base: BaseTimes, effects: Sequence[Effect]) -> Layouts:
-    """The rows as layouts, with constants for the given effects, which hold all of the rows'."""
-    compiled = compile_layouts([row.config for row in rows])
-    chosen = scales(is_attention_fused=base.is_attention_fused, log_centers=base.log_centers)
-    places = {effect: place for place, effect in enumerate(effects)}
-    of_config = {id(row.config): effects_of(row) for row in rows}
-    found = np.zeros((len(compiled.blocks), len(effects)))
-    for place, (block, config) in enumerate(
-        zip(compiled.blocks, compiled.block_configs, strict=True)
-    ):
-        if block.kind in (BlockKind.LAYER, BlockKind.EXPERT_LAYER):
-            found[place, [places[effect] for effect in of_config[id(config)]]] = 1.0
-    is_launch = np.array([effect[0] == _LAUNCH for effect in effects], dtype=np.float64)
-    is_launched = [block.kind is not BlockKind.EMBEDDING for block in compiled.blocks]
+def layouts_of(
+    configs: Sequence[RunConfig], base: BaseTimes, effects: Sequence[Effect] = ()
+) -> Layouts:
+    """The layouts with constants for their own effects and the given ones."""
+    compiled = compile_layouts(configs, base.weight_fracs)
+    chosen = scales(
+        is_attention_fused=base.is_attention_fused,
+        log_centers=base.log_centers,
+        log_sigmas=base.log_sigmas,
+    )
+    of_all = [effects_of(config) for config in configs]
+    effects = tuple(dict.fromkeys([*effects, *(effect for own in of_all for effect in own)]))
+    found = base_estimates(compiled, base)
+    is_sampled = np.array([base.is_in_situ and s in _SAMPLED for s in found.sources], dtype=bool)
+    is_new = np.array([not base.is_in_situ or s is Source.PRIOR for s in found.sources], dtype=bool)
+    powers = weights(compiled.items, chosen)
+    centers = np.array([scale.log_center for scale in chosen])
+    families, spreads = _families(compiled.items, found.sigma_log)
+    powers_left = powers * np.where(is_new, 1.0, _KNOWN_FRAC)[:, np.newaxis]
+    base_s = found.time_s * np.exp(np.where(is_new, powers @ centers, 0.0))
+    launches, works = _effects(compiled, effects, base_s, is_sampled)
     return Layouts(
         compiled=compiled,
-        base_s=base_times_s(compiled, base),
-        weights=weights(compiled.items, chosen),
+        base_s=base_s,
+        sources=found.sources,
+        weights=np.hstack([powers_left, spreads]),
         scales=chosen,
-        effects=tuple(effects),
-        launch_effects=found * is_launch,
-        work_effects=found * (1 - is_launch),
+        families=families,
+        effects=effects,
+        launch_effects=launches,
+        work_effects=works,
+        has_effect=np.array([[float(effect in own) for effect in effects] for own in of_all]),
         hops=np.flatnonzero(
-            [isinstance(i, CollectiveCall) and i.role is GroupRole.PP for i in compiled.items]
+            [
+                new and isinstance(i, CollectiveCall) and i.role is GroupRole.PP
+                for i, new in zip(compiled.items, is_new, strict=True)
+            ]
         ),
-        calls_s={place: _calls_s(compiled, place) for place in _PASSES},
-        is_launched=np.array(is_launched, dtype=np.float64)[:, np.newaxis],
+        calls_s={place: _calls_s(compiled, place) * (not base.is_in_situ) for place in _PASSES},
+        is_launched=np.array(
+            # What was sampled in training holds its launches.
+            [
+                [float(block.kind is not BlockKind.EMBEDDING and not base.is_in_situ)]
+                for block in compiled.blocks
+            ]
+        ),
         has_experts=np.array([[b.kind is BlockKind.EXPERT_LAYER] for b in compiled.blocks]),
     )
 
@@ -154,6 +231,42 @@ def larger(one: Floats, other: Floats) -> Floats:
     """
     scale = np.maximum(np.maximum(one, other), 1e-12)
     return scale * ((one / scale) ** _SHARPNESS + (other / scale) ** _SHARPNESS) ** (1 / _SHARPNESS)
+
+
+def _families(items: Sequence[Item], sigma_log: Floats) -> tuple[tuple[str, ...], Floats]:
+    """Families of models with a deviation, and the deviation of each item, (items, families).
+
+    The errors of one operator kind or kind of transfer are taken as one: they add up linearly over
+    the step, and in quadrature across kinds.
+    """
+    names = [family(item) for item in items]
+    families = sorted({name for name, sigma in zip(names, sigma_log, strict=True) if sigma > 0})
+    is_of = np.array([[name == other for other in families] for name in names], dtype=np.float64)
+    return tuple(families), is_of.reshape(len(items), len(families)) * sigma_log[:, np.newaxis]
+
+
+def _effects(
+    compiled: Compiled, effects: Sequence[Effect], base_s: Floats, is_sampled: NDArray[np.bool_]
+) -> tuple[Floats, Floats]:
+    """Powers of the effects in launches and work of each block, shape (blocks, effects) each.
+
+    Work that was sampled in training itself leaves them little to say.
+    """
+    places = {effect: place for place, effect in enumerate(effects)}
+    index = {item: place for place, item in enumerate(compiled.items)}
+    found = np.zeros((len(compiled.blocks), len(effects)))
+    for row, (block, config) in enumerate(
+        zip(compiled.blocks, compiled.block_configs, strict=True)
+    ):
+        if block.kind in (BlockKind.LAYER, BlockKind.EXPERT_LAYER):
+            held = [index[operator] for operator, _ in block.operators]
+            counts = [count for _, count in block.operators]
+            times_s = base_s[held] * counts
+            frac = float(times_s @ is_sampled[held]) / max(float(times_s.sum()), 1e-12)
+            left = 1.0 - (1.0 - _KNOWN_FRAC) * frac
+            found[row, [places[effect] for effect in effects_of(config)]] = left
+    is_launch = np.array([effect[0] == LAUNCH for effect in effects], dtype=np.float64)
+    return found * is_launch, found * (1 - is_launch)
 
 
 def _calls_s(compiled: Compiled, placement: Placement) -> Floats:

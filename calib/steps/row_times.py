@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import pandas as pd
 
-from ..samples.step_rows import StepRow
+from ..samples.step_rows import StepRow, Trait
 from ..workload.operators import OperatorKind
 from .base_times import BaseTimes, FittedTimes, table_times
 from .layer_profiles import layer_times
@@ -17,7 +17,7 @@ from .transfer_tables import network_of, transfer_tables
 def times_key(row: StepRow) -> Hashable:
     """Rows with equal keys have equal base times."""
     config = row.config
-    return config.device, row.machine, config.is_attention_fused
+    return config.device, row.machine, config.is_attention_fused, _is_socket(row)
 
 
 def row_times(
@@ -35,7 +35,12 @@ def row_times(
     profiles = [t for t in operators if (t["kind"] == OperatorKind.LAYER.value).any()]
     if operators and not profiles:
         return table_times(
-            operators, collectives, device=device, is_attention_fused=is_fused, network=network
+            operators,
+            collectives,
+            device=device,
+            is_attention_fused=is_fused,
+            network=network,
+            is_flagged_used=_is_socket(row),
         )
     rest = FittedTimes(
         operators=operator_tables((), device=device),
@@ -43,3 +48,8 @@ def row_times(
         is_attention_fused=is_fused,
     )
     return layer_times(profiles, device=device, rest=rest) if profiles else rest
+
+
+def _is_socket(row: StepRow) -> bool:
+    """Samples of transfers that carry a flag for sockets are the right ones then."""
+    return Trait.SOCKET_NETWORK in row.traits

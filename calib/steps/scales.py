@@ -21,6 +21,7 @@ HOST_MICROBATCH, HOST_STEP = "host_microbatch", "host_step"
 FLOOR, FLOOR_RATIO = "floor", "floor_backward_over_forward"
 EXPERT_LAUNCHES = "expert_launches"
 HOP = "hop"
+CONTENTION = "contention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +36,13 @@ class Scale:
 
 
 def scales(
-    *, is_attention_fused: bool, log_centers: Mapping[str, float] | None = None
+    *,
+    is_attention_fused: bool,
+    log_centers: Mapping[str, float] | None = None,
+    log_sigmas: Mapping[str, float] | None = None,
 ) -> tuple[Scale, ...]:
-    """Every constant of a machine; ``log_centers`` are those that its base times know better.
+    """Every constant of a machine; ``log_centers`` and ``log_sigmas`` are those that its base times
+    know better.
 
     ``compute`` is common to all passes and what follows it apart for parts of them: errors of a
     device's rates go together.  The launch floor is what the host takes to launch the forward pass
@@ -45,9 +50,13 @@ def scales(
     common to all that crosses nodes, whose cards all groups share.  Centres and deviations were
     chosen with public step times in view (``benchmarks/RESULTS.md``), and are the same for all.
     """
-    known = log_centers or {}
+    centers, sigmas = log_centers or {}, log_sigmas or {}
     return tuple(
-        replace(scale, log_center=known.get(scale.name, scale.log_center))
+        replace(
+            scale,
+            log_center=centers.get(scale.name, scale.log_center),
+            log_sigma=sigmas.get(scale.name, scale.log_sigma),
+        )
         for scale in _scales(0.4e-3 if is_attention_fused else 0.8e-3)
     )
 
@@ -86,9 +95,21 @@ def _scales(floor_s: float) -> tuple[Scale, ...]:
             log_sigma=0.5,
             weight=_role(GroupRole.EP, GroupRole.EXPERT_TP, GroupRole.EXPERT_TP_EP),
         ),
+        # What work and transfer side by side take more than alone; Galvatron's 1.3 to start with.
+        Scale(name=CONTENTION, log_center=math.log(0.3), log_sigma=0.4),
         Scale(name=HOP, log_center=math.log(0.1e-3), log_sigma=0.7),
-        Scale(name=HOST_MICROBATCH, log_center=math.log(0.3e-3), log_sigma=1.0),
-        Scale(name=HOST_STEP, log_center=math.log(3e-3), log_sigma=1.5),
+        Scale(
+            name=HOST_MICROBATCH,
+            log_center=math.log(0.3e-3),
+            log_sigma=1.0,
+            weight=_of({Kind.HOST_MICROBATCH}, tuple(Phase)),
+        ),
+        Scale(
+            name=HOST_STEP,
+            log_center=math.log(3e-3),
+            log_sigma=1.5,
+            weight=_of({Kind.HOST_STEP}, tuple(Phase)),
+        ),
         # Router, sort, permutes and quantisation of every expert: many times the kernels of an MLP.
         Scale(name=EXPERT_LAUNCHES, log_center=math.log(4.0), log_sigma=0.5),
         Scale(name=FLOOR, log_center=math.log(floor_s), log_sigma=0.3),

@@ -8,11 +8,13 @@ from typing import cast
 
 import numpy as np
 
+from ..fit.estimates import Estimates, Source
 from ..timeline.compiled import Compiled
-from ..timeline.items import Floats
+from ..timeline.items import Item
 from ..workload.config import Fp8Recipe, PositionEmbedding
 from ..workload.operators import Operator, OperatorKind, Phase
 from .base_times import BaseTimes
+from .stack_operators import stack_operators
 
 OPTIMIZER_NBYTES = 40.0
 """Traffic of fused mixed-precision Adam for one parameter: fp32 weight and two moments read and
@@ -23,18 +25,18 @@ _FP4_FRAC = 0.6
 """Peak ratio 0.5, and kernels that reach less of it."""
 
 
-def base_times_s(compiled: Compiled, base: BaseTimes) -> Floats:
-    """Median seconds of each item, shape (items,).
+def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
+    """Each item with median, deviation and provenance, shape (items,).
 
     Unless measured, an optimizer has no launches of its own, which a step's host constant holds;
     and what stands between the product of queries, keys and values and attention costs no more than
     a copy in models that rotate nothing there.
     """
-    out = base.times_s(compiled.items)
-    bytes_per_s = base.machine.prior.ceilings.bytes_per_s
+    found = _as_run(compiled, base)
+    out, bytes_per_s = found.time_s.copy(), base.bytes_per_s
     splits = _splits(compiled)
     for place, item in enumerate(compiled.items):
-        if not isinstance(item, Operator) or _is_measured(base, item):
+        if not isinstance(item, Operator) or found.sources[place] is not Source.PRIOR:
             continue
         if item.kind is OperatorKind.OPTIMIZER:
             out[place] = max(_FASTEST_S, item.shape[0] * OPTIMIZER_NBYTES / bytes_per_s)
@@ -43,28 +45,53 @@ def base_times_s(compiled: Compiled, base: BaseTimes) -> Floats:
             is_copied = item.phase is Phase.BACKWARD
             nbytes = 2 * is_copied * math.prod(item.shape) * item.element_nbytes
             out[place] = max(_FASTEST_S, nbytes / bytes_per_s)
-    for places, factor in _quantized(compiled):
+    for places, factor in _quantized(compiled, base.fp8):
         narrow = [replace(cast(Operator, compiled.items[p]), element_nbytes=1) for p in places]
         casts = np.array([_cast_nbytes(operator) for operator in narrow]) / bytes_per_s
-        out[places] = factor * base.times_s(narrow) + casts
-    return out
+        out[places] = factor * base.estimates(narrow).time_s + casts
+    return replace(found, time_s=out)
 
 
-def _quantized(compiled: Compiled) -> list[tuple[list[int], float]]:
+def _as_run(compiled: Compiled, base: BaseTimes) -> Estimates:
+    """With operators under the names that tables have for the stack of each layout."""
+    parts: list[tuple[Item, ...]] = [(item,) for item in compiled.items]
+    index = {item: place for place, item in enumerate(compiled.items)}
+    for block, config in zip(compiled.blocks, compiled.block_configs, strict=True):
+        for operator, _ in block.operators:
+            parts[index[operator]] = stack_operators(operator, config, base)
+    found = base.estimates([part for one in parts for part in one])
+    numbers = np.array([len(one) for one in parts])
+    if (numbers == 1).all():
+        return found
+    first = np.concatenate([[0], np.cumsum(numbers)[:-1]])
+    return Estimates(
+        time_s=np.add.reduceat(found.time_s, first),
+        sigma_log=np.maximum.reduceat(found.sigma_log, first),
+        sources=tuple(found.sources[place] for place in first.tolist()),
+    )
+
+
+def _quantized(compiled: Compiled, timed: Fp8Recipe) -> list[tuple[list[int], float]]:
     """Products that run in 8 or 4 bits, by place, with their time over that in 8 bits.
 
-    Megatron leaves the logits in 16 bits.  Products of 4 bits have twice the peak of those of 8.
+    Megatron leaves the logits and the router in 16 bits.  Products of 4 bits have twice the peak of
+    those of 8.  What was ``timed`` under a recipe has its times already.
     """
     index = {item: place for place, item in enumerate(compiled.items)}
     found: dict[float, dict[int, None]] = {}
     for block, config in zip(compiled.blocks, compiled.block_configs, strict=True):
-        if config.fp8 is Fp8Recipe.NONE:
+        if config.fp8 in (Fp8Recipe.NONE, timed):
             continue
         places = found.setdefault(_FP4_FRAC if config.fp8 is Fp8Recipe.NVFP4 else 1.0, {})
         for operator, _ in block.operators:
-            if operator.kind.is_linear and operator.kind is not OperatorKind.LOGITS:
+            if operator.kind in _QUANTIZED:
                 places[index[operator]] = None
     return [(list(places), factor) for factor, places in found.items()]
+
+
+_QUANTIZED = frozenset(kind for kind in OperatorKind if kind.is_linear) - {OperatorKind.LOGITS} | {
+    OperatorKind.GROUPED_LINEAR
+}
 
 
 def _cast_nbytes(operator: Operator) -> float:
@@ -72,13 +99,8 @@ def _cast_nbytes(operator: Operator) -> float:
 
     Forwards that is the input, backwards the gradient of the output; weights are kept.
     """
-    tokens, num_in, num_out = operator.shape
+    tokens, num_in, num_out = operator.shape[-3:]
     return 4.0 * tokens * (num_out if operator.phase is Phase.BACKWARD else num_in)
-
-
-def _is_measured(base: BaseTimes, operator: Operator) -> bool:
-    name = f"{operator.kind.value}/{operator.phase.value}"
-    return any(pool == name or pool.startswith(f"{name}/") for pool in base.machine.pools)
 
 
 def _splits(compiled: Compiled) -> set[Operator]:

@@ -18,7 +18,7 @@ from ..workload.collectives import Collective
 
 _COLUMNS = ("collective", "num_ranks", "num_nodes", "nbytes", "time_s")
 _MAX_ROWS = 400
-"""Payloads of a group that its curve is drawn through."""
+"""Payloads of a group that its curve is drawn through; more are averaged."""
 
 
 _GIGA = 1e9
@@ -86,11 +86,11 @@ def _samples(rows: pd.DataFrame) -> dict[Group, Samples]:
         group = Group(
             collective=kind, num_ranks=int(first["num_ranks"]), num_nodes=int(first["num_nodes"])
         )
-        medians = found.groupby("nbytes")["time_s"].median().sort_index()
-        kept = medians.iloc[:: max(1, len(medians) // _MAX_ROWS)]
-        out[group] = Samples(
-            nbytes=kept.index.to_numpy(dtype=np.float64),
-            time_s=kept.to_numpy(dtype=np.float64),
-            weight=np.ones(len(kept)),
-        )
+        # A step adds up hundreds of equal transfers: their mean counts, not one that was lucky.
+        ordered = found[["nbytes", "time_s"]].to_numpy(dtype=np.float64)
+        ordered = ordered[np.argsort(ordered[:, 0], kind="stable")]
+        means = pd.DataFrame(ordered, columns=["nbytes", "time_s"]).groupby("nbytes").mean()
+        parts = np.array_split(means.reset_index().to_numpy(), min(len(means), _MAX_ROWS))
+        nbytes, time_s = np.array([part.mean(axis=0) for part in parts]).T
+        out[group] = Samples(nbytes=nbytes, time_s=time_s, weight=np.ones(len(parts)))
     return out

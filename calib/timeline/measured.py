@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ..samples.records import PhaseRecord, StepRecord
 from ..samples.run import RunRecords
 from ..units import NS_PER_S
-from .trace import MeasuredSpan
 
 _SHOWN = ("forward-compute", "backward-compute", "optimizer", "all-grads-sync")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredSpan:
+    """Something that was measured, in seconds from the start of its step."""
+
+    track: str
+    name: str
+    start_s: float
+    end_s: float
 
 
 def measured_spans(run: RunRecords) -> tuple[MeasuredSpan, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..published.readers import PublishedTable
-from ..steps.table_model import TableSteps
+from ..steps.table_steps import TableSteps
 
 
 class CalibratedSteps(TableSteps):

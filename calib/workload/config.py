@@ -25,7 +25,7 @@ from .model_shape import (
     at_most,
     not_negative,
 )
-from .parallelism import ContextComm, Parallelism, Schedule
+from .parallelism import ContextComm, Engine, Parallelism, Schedule
 
 __all__ = [
     "Attention",
@@ -33,6 +33,7 @@ __all__ = [
     "Cadence",
     "ContextComm",
     "Dispatcher",
+    "Engine",
     "Experts",
     "Fp8Recipe",
     "LatentAttention",
@@ -153,6 +154,8 @@ class RunConfig:
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     """Probabilities; above 0 the backward phase needs a mask."""
+    is_softmax_fused: bool = True
+    """Scale, mask and softmax of unfused attention as one kernel."""
     is_loss_fused: bool = False
     """Cross-entropy as one kernel (``--cross-entropy-loss-fusion``)."""
     keeps_fp32_logits: bool = True

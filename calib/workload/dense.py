@@ -47,7 +47,8 @@ def attention_piece(config: RunConfig) -> Piece:
             *column_uses(config, OperatorKind.LINEAR_QKV),
             *_shared_group_uses(config, qkv),
             *context_uses(config, query_width=query, key_width=key, value_width=key),
-            *row_uses(config, OperatorKind.LINEAR_PROJ),
+            # A parallel branch is summed with that of the MLP.
+            *(() if model.is_residual_parallel else row_uses(config, OperatorKind.LINEAR_PROJ)),
         ),
         tensors=(
             *linear_tensors("proj", query, hidden, has_bias=has_bias, is_row=True),

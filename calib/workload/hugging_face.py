@@ -165,6 +165,7 @@ def _gpt_neox(given: Arguments) -> ModelShape:
         has_bias=True,
         has_qkv_bias=False,
         normalization=Normalization.LAYER_NORM,
+        is_residual_parallel=given.is_on("use_parallel_residual", default=True),
     )
 
 

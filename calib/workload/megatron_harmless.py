@@ -96,7 +96,7 @@ _HARMLESS = """
     no_clone_scatter_output_in_embedding no_create_attention_mask_in_dataloader no_data_sharding
     no_gradient_reduce_div_fusion no_inference_wandb_logging no_initialization
     no_langrl_external_server no_load_optim no_load_rng no_log_loss_scale_to_tensorboard
-    no_manual_gc_eval no_masked_softmax_fusion no_mmap_bin_files no_one_logger no_persist_layer_norm
+    no_manual_gc_eval no_mmap_bin_files no_one_logger no_persist_layer_norm
     no_pin_cpu_grads no_pin_cpu_params no_position_embedding no_rl_inference_logprobs_is_correction
     no_rl_offload_inference_model_weights_when_idle no_rl_offload_kv_cache_during_training
     no_rl_partial_rollouts no_rl_remove_kv_cache_during_training no_rl_reset_cuda_graphs

@@ -95,6 +95,7 @@ def _kernels(given: Arguments, precision: Precision) -> dict[str, Any]:
         "keeps_fp8_params": _is_in_8_bits(given)
         and any(given.is_on(name) for name in ("fp8_param_gather", "fp8_param", "fp4_param")),
         "attention": _attention(given),
+        "is_softmax_fused": given.is_on("masked_softmax_fusion", default=True),
         "is_loss_fused": given.is_on("cross_entropy_loss_fusion"),
         "keeps_fp32_logits": not (
             given.text("cross_entropy_fusion_impl") == "te"

@@ -22,7 +22,8 @@ _MODELLED = """
     expert_model_parallel_size expert_tensor_parallel_size external_cuda_graph ffn_hidden_size fp16
     fp4 fp4_param fp8 fp8_param_gather fp8_recipe global_batch_size grad_reduce_in_bf16
     gradient_accumulation_fusion group_query_attention hidden_dropout hidden_size kv_channels
-    kv_lora_rank main_grads_dtype make_vocab_size_divisible_by max_position_embeddings
+    kv_lora_rank main_grads_dtype make_vocab_size_divisible_by masked_softmax_fusion
+    max_position_embeddings
     micro_batch_size microbatch_group_size_per_vp_stage moe_expert_capacity_factor
     moe_ffn_hidden_size moe_grouped_gemm moe_layer_freq moe_layer_recompute
     moe_pad_expert_input_to_capacity moe_router_dtype moe_router_topk moe_shared_expert_gate
@@ -60,6 +61,7 @@ SPELLED: Mapping[str, tuple[str, Any]] = {
         None,
     ),
     "no_gradient_accumulation_fusion": ("gradient_accumulation_fusion", False),
+    "no_masked_softmax_fusion": ("masked_softmax_fusion", False),
     "no_overlap_p2p_communication": ("overlap_p2p_comm", False),
     "overlap_p2p_communication_warmup_flush": ("overlap_p2p_comm_warmup_flush", None),
     "persistent_save_interval": ("save_interval", None),

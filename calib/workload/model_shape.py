@@ -138,6 +138,8 @@ class ModelShape:
     max_position_embeddings: int = 0
     experts: Experts | None = None
     latent_attention: LatentAttention | None = None
+    is_residual_parallel: bool = False
+    """Attention and MLP both read the input of the layer and are summed at once (GPT-NeoX)."""
     num_prediction_layers: int = 0
     """Layers that predict tokens further ahead (multi-token prediction), after the last one."""
 

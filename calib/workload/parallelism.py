@@ -27,6 +27,15 @@ class Schedule(QuickEnum):
     """More warm-up passes, about twice the activation memory."""
 
 
+class Engine(QuickEnum):
+    """Whose pipeline and optimizer run the layout."""
+
+    MEGATRON = "megatron"
+    DEEPSPEED = "deepspeed"
+    """As under GPT-NeoX: ranks of a tp group share a message between stages, nothing hides behind a
+    product, and ZeRO-1 sums whole gradients before it gathers parameters."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
     """Degrees of parallelism and what overlaps; ``num_ranks = tp * cp * dp * pp``.
@@ -50,6 +59,7 @@ class Parallelism:
     microbatch_group_size: int = 0
     """Micro-batches that a stage runs through one chunk before the next; 0 means pp."""
     schedule: Schedule = Schedule.ONE_F_ONE_B
+    engine: Engine = Engine.MEGATRON
     context_comm: ContextComm = ContextComm.P2P
     is_pipeline_before_data: bool = False
     """Ranks go tp-cp-ep-pp-dp (``--use-tp-pp-dp-mapping``) in place of tp-cp-ep-dp-pp."""

@@ -11,7 +11,7 @@ from .collectives import (
     GroupRole,
     Placement,
 )
-from .config import Fp8Recipe, Normalization, RunConfig
+from .config import Engine, Fp8Recipe, Normalization, RunConfig
 from .operators import OperatorKind
 from .ranks import group_call
 from .tensors import ParameterTensor
@@ -120,7 +120,8 @@ def column_uses(
         return ()
     if not config.parallelism.is_sequence_parallel:
         reduce = hidden_call(config, Collective.ALL_REDUCE, width)
-        return (linear_use(reduce, Placement.BACKWARD, kind),)
+        is_beside = config.parallelism.engine is Engine.MEGATRON
+        return (linear_use(reduce, Placement.BACKWARD, kind if is_beside else None),)
     gather = gathered_call(config, is_quantized=is_in_layer, width=width)
     scatter = hidden_call(config, Collective.REDUCE_SCATTER, width)
     is_inside = config.parallelism.overlaps_tp and is_in_layer

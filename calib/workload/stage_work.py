@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from .blocks import BlockCount, chunk_blocks
 from .buckets import Bucket, buckets
 from .collectives import Collective, CollectiveCall, CollectiveUse, GroupRole, Placement
-from .config import Fp8Recipe, Parallelism, RunConfig
+from .config import Engine, Fp8Recipe, Parallelism, RunConfig
 from .operators import (
     OPTIMIZER_ELEMENT_NBYTES,
     Operator,
@@ -94,11 +94,12 @@ def step_collectives(config: RunConfig, *, stage: int) -> tuple[tuple[Collective
 def hop_call(config: RunConfig, chunk: int, collective: Collective) -> CollectiveCall:
     """The message between a chunk and the next: the hidden states of one micro-batch."""
     par = config.parallelism
+    is_split = par.is_sequence_parallel or par.engine is Engine.DEEPSPEED
     return CollectiveCall(
         collective=collective,
         role=GroupRole.PP,
         num_ranks=par.pp,
-        nbytes=hidden_nbytes(config) // (par.tp if par.is_sequence_parallel else 1),
+        nbytes=hidden_nbytes(config) // (par.tp if is_split else 1),
         num_nodes=hop_num_nodes(par, chunk % par.pp),
     )
 
@@ -170,7 +171,8 @@ def bucket_uses(config: RunConfig, bucket: Bucket) -> tuple[CollectiveUse, ...]:
         if call.num_ranks > 1:
             uses.append(_use(call, placement, is_overlapped=is_overlapped))
 
-    kind = Collective.REDUCE_SCATTER if is_split else Collective.ALL_REDUCE
+    scatters = is_split and par.engine is Engine.MEGATRON
+    kind = Collective.REDUCE_SCATTER if scatters else Collective.ALL_REDUCE
     reduce = group_call(config, kind, role, nbytes)
     add(reduce, Placement.GRAD_REDUCE, is_overlapped=is_beside)
     if not is_split:

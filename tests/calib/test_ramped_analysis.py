@@ -68,7 +68,7 @@ def test_steps_behind_the_ramp_are_longer_and_the_window_is_as_it_was(
 def test_layouts_are_compared_at_the_size_that_is_left(ramped: Answer) -> None:
     assert ramped.plan.own.config.batch.global_batch_size == 2 * RECORDED
     ratio = ramped.predicted_step(150).time_s / ramped.predicted_step(50).time_s
-    assert ramped.plan.own.step_time_s == pytest.approx(ramped.measured_step_s * ratio)
+    assert ramped.plan.own.step_time_s == pytest.approx(ramped.measured_step_s * ratio, rel=0.02)
 
 
 def test_a_window_behind_the_ramp_is_modelled_at_its_own_size(plain: Answer) -> None:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from planted_steps import steps_of
 
 from forerun.calib.batch_ratios import BatchRatio, measured_ratios
 from forerun.calib.outlook import Outlook, outlook
 from forerun.calib.run_forecast import SoFar, run_forecast
-from forerun.calib.timeline.step import estimate_step
 from forerun.calib.workload.config import Batch, Cadence, RunConfig
 
 EVAL_S, SAVE_S, START_S = 3.0, 1.5, 20.0
@@ -26,8 +26,8 @@ def view(layout: Callable[..., RunConfig], planted: Callable[..., Any]) -> Calla
     def make(cadence: Cadence, size: int = 16, device: str = "cpu") -> Outlook:
         batch = Batch(micro_batch_size=2, global_batch_size=size)
         config = replace(layout(), batch=batch, cadence=cadence, device=device)
-        fitted = planted()
-        own = estimate_step(config, fitted)
+        fitted = steps_of(planted())
+        own = fitted.estimate(config)
         return outlook(config, fitted, own, started_unix_s=0.0)
 
     return make

@@ -28,12 +28,16 @@ def test_the_surface_is_frozen() -> None:
     }
     assert surface == {
         "report": ["--help", "--json", "--run-id"],
-        "predict": ["--config", "--fail-over", "--help", "--json", "--run-id"],
+        "predict": [
+            *("--also", "--config", "--fail-over", "--help", "--json", "--machine", "--run-id"),
+        ],
         "plan": [
+            "--also",
             "--config",
             "--gpus",
             "--help",
             "--json",
+            "--machine",
             "--memory-gib",
             "--run-id",
             "--top",

@@ -18,7 +18,7 @@ from forerun.calib.fit.machine import MachineModel, fit_machine, transfer
 from forerun.calib.published.readers import read_published
 from forerun.calib.published.steps import read_steps
 from forerun.calib.steps.design import design
-from forerun.calib.steps.table_model import TableSteps
+from forerun.calib.steps.table_steps import TableSteps
 from forerun.calib.validation.collectives import left_out
 from forerun.calib.validation.step_baselines import TenTerms
 from forerun.calib.workload.operators import OperatorKind as Kind

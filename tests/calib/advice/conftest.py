@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from planted_steps import steps_of
 
 from forerun.calib.advice.forecast import Forecast, forecast
 from forerun.calib.advice.plan import Plan, plan
@@ -41,6 +42,6 @@ def planned(layout: Callable[..., RunConfig], planted: Callable[..., Any]) -> Ca
     def make(*, measured_step_time_s: float | None = 1.0, **more: Any) -> Plan:
         config = layout(tp=4, dp=2, micro=1)
         more.setdefault("memory_capacity_nbytes", 10**13)
-        return plan(config, planted(), measured_step_time_s=measured_step_time_s, **more)
+        return plan(config, steps_of(planted(), config, measured_step_time_s), **more)
 
     return make

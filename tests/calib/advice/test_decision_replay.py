@@ -90,7 +90,7 @@ def test_a_layout_far_ahead_or_alone_owes_nothing_to_chance(benchmark: ModuleTyp
 
 
 def test_errors_that_all_share_choose_nobody(benchmark: ModuleType) -> None:
-    shared = [replace(layout(benchmark, 0.9), family_log={"gemm": SIGMA}) for _ in range(50)]
+    shared = [replace(layout(benchmark, 0.9), error_log={"gemm": SIGMA}) for _ in range(50)]
     assert selection_bias_log(shared[0], shared) < 4 * SIGMA / math.sqrt(512)
 
 

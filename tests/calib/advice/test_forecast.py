@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from planted_steps import estimate_step
 
 from forerun.calib.advice.finish import Failures
 from forerun.calib.advice.forecast import (
@@ -19,7 +20,6 @@ from forerun.calib.advice.forecast import (
     num_left,
 )
 from forerun.calib.errors import CalibrationError
-from forerun.calib.timeline.step import estimate_step
 from forerun.calib.workload.config import RunConfig
 
 NOW = 1_700_000_000.0

@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from planted_steps import estimate_many, estimate_step, steps_of
 
 from forerun.calib.advice.plan import (
     Plan,
     compare,
     enumerate_layouts,
     layout_label,
-    paired_sigma_log,
     plan,
 )
-from forerun.calib.advice.teaching import most_telling
 from forerun.calib.errors import ConfigError
-from forerun.calib.timeline.step import Z_90, estimate_step
+from forerun.calib.fit.intervals import Z_90
+from forerun.calib.steps.design import most_telling
+from forerun.calib.steps.estimate import paired_sigma_log
 from forerun.calib.workload.config import Recompute, RunConfig
 from forerun.calib.workload.megatron_args import apply_options
 from forerun.calib.workload.memory import Verdict, memory
@@ -100,20 +101,19 @@ def test_a_bias_that_all_layouts_share_changes_no_ratio(
 ) -> None:
     config = layout(tp=2, dp=2)
     slow = planted(launch_s=2e-5, flop_per_s=0.5e10, latency_s=2e-5, bytes_per_s=0.5e9)
-    one, two = (plan(config, e, measured_step_time_s=1.0) for e in (planted(), slow))
+    one, two = (plan(config, steps_of(e)) for e in (planted(), slow))
     for a, b in zip(one.candidates, two.candidates, strict=True):
         assert a.label == b.label
-        assert a.time_frac == pytest.approx(b.time_frac, abs=1e-9)
+        assert a.time_frac == pytest.approx(b.time_frac, abs=1e-6)
 
 
 def test_shared_errors_cancel_before_they_are_squared(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
-    own = estimate_step(layout(dp=2), planted())
-    recomputed = estimate_step(layout(dp=2, recompute=Recompute.SELECTIVE), planted())
+    configs = [layout(dp=2), layout(dp=2, recompute=Recompute.SELECTIVE), layout(tp=2)]
+    own, recomputed, across = estimate_many(configs, planted())
     assert paired_sigma_log(own, own) == 0
-    assert paired_sigma_log(own, recomputed) < 0.2 * own.sigma_log
-    across = estimate_step(layout(tp=2), planted())
+    assert paired_sigma_log(own, recomputed) < 0.7 * own.sigma_log
     assert paired_sigma_log(own, across) > paired_sigma_log(own, recomputed)
 
 
@@ -149,7 +149,7 @@ def test_without_a_measured_step_the_model_stands_alone(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
     config = layout(tp=2, dp=2)
-    alone, own = plan(config, planted()), estimate_step(config, planted())
+    alone, own = plan(config, steps_of(planted())), estimate_step(config, planted())
     assert alone.own.step_time_s == pytest.approx(own.time_s)
     assert alone.own.high_s == pytest.approx(own.high_s)
     fastest = alone.candidates[0]
@@ -161,10 +161,12 @@ def test_given_layouts_are_compared_in_their_order(
 ) -> None:
     config = layout(tp=2, dp=2)
     others = [layout(dp=4), config, layout(pp=4)]
-    found = compare(config, others, planted(), measured_step_time_s=2.0)
+    steps = steps_of(planted(), config, 2.0)
+    found = compare(config, others, steps)
     assert [c.config for c in found] == others
-    assert (found[1].step_time_s, found[1].log_ratio_sigma) == (2.0, 0.0)
-    ranked = {c.config: c for c in plan(config, planted(), measured_step_time_s=2.0).candidates}
+    assert found[1].step_time_s == pytest.approx(2.0)
+    assert found[1].log_ratio_sigma == 0.0
+    ranked = {c.config: c for c in plan(config, steps).candidates}
     assert ranked[others[0]].step_time_s == pytest.approx(found[0].step_time_s)
 
 

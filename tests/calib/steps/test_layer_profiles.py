@@ -81,7 +81,7 @@ def passes_s(asked: StepRow, times: LayerTimes, kind: BlockKind) -> tuple[float,
     """Forward, backward and recomputation of a block with its transfers."""
     compiled = compile_layouts([asked.config])
     found = compiled.sums.times(
-        times.times_s(compiled.items)[:, None], contention=1.3, is_host_only=False
+        times.estimates(compiled.items).time_s[:, None], contention=1.3, is_host_only=False
     )
     place = next(i for i, block in enumerate(compiled.blocks) if block.kind is kind)
     again = found.recompute_s[place, 0]
@@ -141,7 +141,7 @@ def test_machines_do_not_share_times_and_their_names_tell_the_network() -> None:
     found = []
     for asked in (near, far):
         compiled = compile_layouts([asked.config])
-        times_s = row_times(asked).times_s(compiled.items)
+        times_s = row_times(asked).estimates(compiled.items).time_s
         (reduce,) = [
             i
             for i, item in enumerate(compiled.items)

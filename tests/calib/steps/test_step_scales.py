@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from forerun.calib.errors import ConfigError
+from forerun.calib.fit.estimates import Estimates, Source
 from forerun.calib.samples.step_rows import StepRow
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.design import design, expected_sigma_log
-from forerun.calib.steps.layouts import effects_of, layouts_of
-from forerun.calib.steps.model import StepScales
+from forerun.calib.steps.effects import Effect, effects_of
+from forerun.calib.steps.known import KnownStep
+from forerun.calib.steps.layouts import FAMILY, SCALE, layouts_of
+from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.timeline.evaluate import evaluate, step_times
-from forerun.calib.timeline.items import Floats, Item
+from forerun.calib.timeline.items import Item
 from forerun.calib.workload.collectives import CollectiveCall
 from forerun.calib.workload.config import (
     Batch,
@@ -26,10 +29,9 @@ from forerun.calib.workload.config import (
     PositionEmbedding,
     RunConfig,
 )
-from forerun.calib.workload.operators import Operator, OperatorKind
+from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 BASE = prior_times("A100", is_attention_fused=True)
-MODEL = StepScales(base=lambda row: BASE)
 HOST = {OperatorKind.HOST_MICROBATCH: 5e-5, OperatorKind.HOST_STEP: 3e-3}
 
 
@@ -85,15 +87,32 @@ def planted(rows: Sequence[StepRow], compute: float, tp: float) -> list[StepRow]
         elif isinstance(item, Operator) and item.kind in HOST:
             times_s[place] = HOST[item.kind]
         elif item.kind is OperatorKind.OPTIMIZER:
-            times_s[place] = item.shape[0] * 40 / BASE.machine.prior.ceilings.bytes_per_s
+            times_s[place] = item.shape[0] * 40 / BASE.bytes_per_s
         else:
             times_s[place] *= compute
     found = step_times(compiled, evaluate(compiled, times_s[:, None], contention=1.3))[:, 0]
     return [replace(r, measured_s=float(t)) for r, t in zip(rows, found, strict=True)]
 
 
+def fitted(train: Sequence[StepRow]) -> FittedSteps:
+    return fit_steps(BASE, [KnownStep.of(r) for r in train])
+
+
+def configs(rows: Sequence[StepRow]) -> list[RunConfig]:
+    return [r.config for r in rows]
+
+
+def moved(rows: Sequence[StepRow], cells: Mapping[Effect, float]) -> list[StepRow]:
+    """Each cell off by a factor of its own."""
+    logs = [cells[effects_of(r.config)[-1]] for r in rows]
+    return [
+        replace(r, measured_s=r.measured_s * math.exp(log))
+        for r, log in zip(rows, logs, strict=True)
+    ]
+
+
 def errors(train: Sequence[StepRow], test: Sequence[StepRow]) -> np.ndarray:
-    found = MODEL.fit(train).predict([replace(r, measured_s=math.nan) for r in test])
+    found = fitted(train).predict(configs(test))
     return np.log(found.time_s / [r.measured_s for r in test])
 
 
@@ -108,59 +127,67 @@ def test_planted_factors_are_found_from_a_few_steps(compute: float, tp: float) -
 
 
 def test_without_rows_the_prior_speaks_and_its_interval_is_wide() -> None:
-    found = MODEL.fit([]).predict(ROWS)
-    effects = tuple(dict.fromkeys(e for r in ROWS for e in effects_of(r)))
-    layouts = layouts_of(ROWS, BASE, effects)
-    center = [s.log_center for s in layouts.scales] + [0.0] * len(effects)
-    assert np.log(found.time_s) == pytest.approx(layouts.log_time(np.array(center)[:, None])[:, 0])
+    found = fitted([]).predict(configs(ROWS))
+    layouts = layouts_of(configs(ROWS), BASE)
+    center = np.zeros((len(layouts.constants), 1))
+    assert np.log(found.time_s) == pytest.approx(layouts.log_time(center)[:, 0])
     assert (found.high_s > 1.2 * found.time_s).all()
-    known = MODEL.fit(planted(ROWS, 1.0, 1.0)).predict(ROWS)
+    known = fitted(planted(ROWS, 1.0, 1.0)).predict(configs(ROWS))
     assert (known.high_s / known.low_s < found.high_s / found.low_s).all()
 
 
 class Instant:
     """A device whose kernels take no time: what is left is the host."""
 
-    is_attention_fused, machine, log_centers = True, BASE.machine, BASE.log_centers
+    is_attention_fused, is_in_situ, fp8, bytes_per_s = True, False, BASE.fp8, BASE.bytes_per_s
+    log_centers: Mapping[str, float] = {}
+    log_sigmas: Mapping[str, float] = {}
+    weight_fracs: Mapping[OperatorKind, float] = {}
 
-    def times_s(self, items: Sequence[Item]) -> Floats:
-        return np.full(len(items), 1e-9)
+    def has(self, kind: OperatorKind, phase: Phase) -> bool:
+        return False
+
+    def estimates(self, items: Sequence[Item]) -> Estimates:
+        nothing = np.zeros(len(items))
+        sources = (Source.PRIOR,) * len(items)
+        return Estimates(time_s=nothing + 1e-9, sigma_log=nothing, sources=sources)
 
 
 def test_on_an_instant_device_a_layer_takes_what_its_launches_take() -> None:
     """Closed form: each more layer is a floor forwards and 1.6 floors backwards."""
     few, many = (row(layers=n, hidden=128, micro=1, m=4) for n in (2, 6))
-    found = StepScales(base=lambda row: Instant()).fit([]).predict([few, many]).time_s
-    optimizer_s = 4 * 12 * 128**2 * 40 / BASE.machine.prior.ceilings.bytes_per_s
+    found = fit_steps(Instant()).predict(configs([few, many])).time_s
+    optimizer_s = 4 * 12 * 128**2 * 40 / BASE.bytes_per_s
     each = (found[1] - found[0] - optimizer_s) / (4 * 4)
     assert each == pytest.approx(0.4e-3 * 2.6, rel=1e-3)
 
 
 def test_effects_stay_with_their_width() -> None:
     rows = planted(ROWS, 1.0, 1.0)
-    fit = MODEL.fit(rows[:6])
-    assert fit.theta is not None
-    theta = fit.theta.copy()
-    theta[-len(fit.effects) :] += 0.5
-    moved = replace(fit, theta=theta)
-    other = [row(hidden=8192, layers=8)]
+    fit = fitted(rows[:6])
+    assert fit.posterior is not None
+    theta = fit.posterior.theta.copy()
+    is_effect = [name[0] not in (SCALE, FAMILY) for name in fit.posterior.constants]
+    theta[is_effect] += 0.5
+    moved = replace(fit, posterior=replace(fit.posterior, theta=theta))
+    other, own = configs([row(hidden=8192, layers=8)]), configs(rows[:6])
     assert moved.predict(other).time_s == pytest.approx(fit.predict(other).time_s)
-    assert (moved.predict(rows[:6]).time_s > 1.5 * fit.predict(rows[:6]).time_s).all()
+    assert (moved.predict(own).time_s > 1.5 * fit.predict(own).time_s).all()
 
 
 def test_order_of_rows_does_not_matter() -> None:
     rows = planted(ROWS, 0.9, 1.2)
-    one = MODEL.fit(rows[:8]).predict(rows)
-    other = MODEL.fit(rows[7::-1]).predict(rows[::-1])
-    assert other.time_s[::-1] == pytest.approx(one.time_s, rel=1e-4)
-    assert MODEL.fit(rows[:8]).predict(rows).high_s.tolist() == one.high_s.tolist()
+    one = fitted(rows[:8]).predict(configs(rows))
+    other = fitted(rows[7::-1]).predict(configs(rows))
+    assert other.time_s.tolist() == one.time_s.tolist()
+    assert other.high_s.tolist() == one.high_s.tolist()
 
 
 def test_steps_that_no_constants_explain_widen_the_noise_not_the_constants() -> None:
     rows = planted(ROWS, 1.0, 1.0)
     odd = [replace(rows[0], measured_s=rows[0].measured_s * f) for f in (0.5, 2.0, 0.5, 2.0)]
-    fit = MODEL.fit(odd)
-    assert fit.sigma_log > 0.2
+    fit = fitted(odd)
+    assert fit.posterior is not None and fit.posterior.sigma_log > 0.2
     assert float(np.abs(errors(odd, rows)).mean()) < 0.2
 
 
@@ -169,13 +196,14 @@ def test_intervals_cover_cells_that_differ_as_assumed() -> None:
     inside = []
     for _ in range(12):
         rows = planted(ROWS, float(np.exp(generator.normal(0, 0.2))), 1.2)
-        cells = {effects_of(r)[-1]: generator.normal(0, 0.06) for r in rows}
+        cells = {effects_of(r.config)[-1]: generator.normal(0, 0.06) for r in rows}
         rows = [
-            replace(r, measured_s=r.measured_s * math.exp(cells[effects_of(r)[-1]])) for r in rows
+            replace(r, measured_s=r.measured_s * math.exp(cells[effects_of(r.config)[-1]]))
+            for r in rows
         ]
         chosen = generator.permutation(len(rows))
         train, test = [rows[i] for i in chosen[:6]], [rows[i] for i in chosen[6:]]
-        found = MODEL.fit(train).predict(test)
+        found = fitted(train).predict(configs(test))
         measured = np.array([r.measured_s for r in test])
         inside += ((found.low_s <= measured) & (measured <= found.high_s)).tolist()
     assert 0.82 <= np.mean(inside) <= 0.99
@@ -190,8 +218,11 @@ def test_a_design_tells_more_than_random_rows() -> None:
     assert expected_sigma_log(ROWS, chosen) < min(others)
     # Noise-free rows in which each cell differs: the design's errors are smaller as well.
     rows = planted(ROWS, 0.8, 1.5)
-    cells = {effects_of(r)[-1]: generator.normal(0, 0.06) for r in rows}
-    rows = [replace(r, measured_s=r.measured_s * math.exp(cells[effects_of(r)[-1]])) for r in rows]
+    cells = {effects_of(r.config)[-1]: generator.normal(0, 0.06) for r in rows}
+    rows = [
+        replace(r, measured_s=r.measured_s * math.exp(cells[effects_of(r.config)[-1]]))
+        for r in rows
+    ]
 
     def mape(positions: Sequence[int]) -> float:
         return float(np.abs(errors([rows[i] for i in positions], rows)).mean())

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from forerun.calib.steps.base_times import prior_times
-from forerun.calib.steps.traffic import base_times_s
+from forerun.calib.steps.traffic import base_estimates
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.workload.config import (
     Batch,
@@ -37,10 +37,10 @@ def times(fp8: Fp8Recipe) -> dict[tuple[OperatorKind, Phase], float]:
         device="NVIDIA B200",
     )
     compiled = compile_layouts([config])
-    found = base_times_s(compiled, prior_times("NVIDIA B200", is_attention_fused=True))
+    found = base_estimates(compiled, prior_times("NVIDIA B200", is_attention_fused=True))
     return {
         (item.kind, item.phase): float(time_s)
-        for item, time_s in zip(compiled.items, found, strict=True)
+        for item, time_s in zip(compiled.items, found.time_s, strict=True)
         if isinstance(item, Operator)
     }
 

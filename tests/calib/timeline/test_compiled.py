@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from planted_steps import estimate_step, median_times
 
 from forerun.calib.advice.layouts import enumerate_layouts
 from forerun.calib.errors import ConfigError
@@ -17,7 +18,6 @@ from forerun.calib.timeline.evaluate import evaluate, step_times
 from forerun.calib.timeline.programs import Pipeline
 from forerun.calib.timeline.simulate import simulate
 from forerun.calib.timeline.steady import simulate_each, simulate_long
-from forerun.calib.timeline.step import estimate_step, median_times
 from forerun.calib.workload.config import Experts, RunConfig, Schedule
 
 Layout = Callable[..., RunConfig]

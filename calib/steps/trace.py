@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .programs import TaskKind
-from .spans import Span
-from .step import StepEstimate
+from ..timeline.measured import MeasuredSpan
+from ..timeline.programs import TaskKind
+from ..timeline.spans import Span
+from .estimate import StepEstimate
 
 _MICROSECONDS = 1_000_000
 _PREDICTED, _MEASURED = 0, 1
@@ -25,16 +25,6 @@ _COLOURS = {
     TaskKind.GATHER: "rail_load",
     TaskKind.OPTIMIZER: "rail_animation",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredSpan:
-    """Something that was measured, in seconds from the start of its step."""
-
-    track: str
-    name: str
-    start_s: float
-    end_s: float
 
 
 def chrome_trace(estimate: StepEstimate, measured: Sequence[MeasuredSpan] = ()) -> dict[str, Any]:

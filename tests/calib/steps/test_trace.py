@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from planted_steps import estimate_step
 
-from forerun.calib.timeline.step import estimate_step
-from forerun.calib.timeline.trace import MeasuredSpan, chrome_trace
+from forerun.calib.steps.trace import chrome_trace
+from forerun.calib.timeline.measured import MeasuredSpan
 from forerun.calib.workload.config import RunConfig
 
 

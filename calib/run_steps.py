@@ -1,0 +1,68 @@
+"""The step model of a run, from its sample table and from what is known of other runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from .evidence import measured_sigma_log, measured_step_s
+from .fit.calibration import calibrate
+from .outlook import at_batch_size, batch_size_at
+from .samples.table import SampleTable
+from .steps.known import KnownStep, same_layout
+from .steps.live_times import live_times
+from .steps.model import FittedSteps, fit_steps
+from .workload.config import RunConfig
+
+_SESSION_SIGMA_LOG, _CPU_SESSION_SIGMA_LOG = 0.015, 0.05
+"""How far the level of one layout lies apart between two runs on the same machine: clocks and
+neighbours; processors of a shared host move by 5 to 10 % within minutes (benchmarks/RESULTS.md)."""
+
+
+def running_config(table: SampleTable) -> RunConfig:
+    """The layout of the newest run at the batch size of its last recorded step.
+
+    A ramp may have gone on since the run described itself.
+    """
+    config = table.config()
+    if table.steps.empty:
+        return config
+    return at_batch_size(config, batch_size_at(config, int(table.steps["step"].max()) + 1))
+
+
+def known_step(table: SampleTable) -> KnownStep:
+    """The newest run's layout and its measured step."""
+    return KnownStep(
+        config=running_config(table),
+        time_s=measured_step_s(table),
+        sigma_log=measured_sigma_log(table),
+    )
+
+
+def known_elsewhere(table: SampleTable, asked: RunConfig) -> KnownStep:
+    """The same as evidence for another run: another session, maybe another release."""
+    found = known_step(table)
+    session = _CPU_SESSION_SIGMA_LOG if asked.device == "cpu" else _SESSION_SIGMA_LOG
+    return KnownStep(
+        config=found.config,
+        time_s=found.time_s,
+        sigma_log=math.hypot(found.sigma_log, session),
+        site="" if found.config.framework == asked.framework else found.config.framework,
+    )
+
+
+def run_steps(table: SampleTable, known: Sequence[KnownStep] = ()) -> FittedSteps:
+    """The step model of the newest run, with steps of other runs on its kind of device.
+
+    Where a machine was probed and nothing trained, it stands on the operators alone.  Raises
+    ``CalibrationError`` where no operator was sampled.
+    """
+    config = table.config()
+    base = live_times(calibrate(table, device=config.device), config)
+    return fit_steps(base, known if table.steps.empty else with_own(known, known_step(table)))
+
+
+def with_own(known: Sequence[KnownStep], own: KnownStep) -> list[KnownStep]:
+    """What is known, with a run's own step in place of what earlier runs took in its layout."""
+    layout = same_layout(own.config)
+    return [*(one for one in known if same_layout(one.config) != layout), own]

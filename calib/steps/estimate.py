@@ -1,0 +1,170 @@
+"""The step of a layout: its time with an interval, where the time goes, and what it rests on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..fit.estimates import Source
+from ..fit.intervals import Z_90
+from ..timeline.evaluate import GroupTimes
+from ..timeline.items import Item, Part, item_name
+from ..timeline.simulate import Span
+from ..workload.collectives import Collective, CollectiveCall
+from ..workload.config import RunConfig
+from ..workload.operators import Phase
+from ..workload.stage_work import collective_uses, stage_operators
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """Seconds of a step that the critical stage spends on one kind of work, before overlap."""
+
+    name: str
+    phase: str
+    """Phase of an operator; empty for a collective."""
+    count: int
+    time_s: float
+    source: Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEstimate:
+    """Median step time, its 90 % interval, and the parts of the critical stage."""
+
+    config: RunConfig
+    time_s: float
+    low_s: float
+    high_s: float
+    sigma_log: float
+    """A 90 % interval is ``Z_90`` of it to either side, in logs."""
+    error_log: Mapping[str, float]
+    """Change of log step time when one thing that is not known is off by one deviation; the same
+    name is the same thing in every estimate of one model."""
+    own_sigma_log: float
+    """Deviation of this layout alone."""
+    critical_stage: int
+    parts_s: Mapping[Part, float]
+    """Seconds of the critical stage; they add up to ``time_s``."""
+    contributions: tuple[Contribution, ...]
+    source_frac: Mapping[Source, float]
+    """Share of the work of the critical stage by where its time comes from."""
+    spans: tuple[Span, ...] = ()
+
+    def drawn(self, spans: tuple[Span, ...]) -> StepEstimate:
+        """With spans for a trace."""
+        return replace(self, spans=spans)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object, spans left out."""
+        return {
+            "time_s": self.time_s,
+            "low_s": self.low_s,
+            "high_s": self.high_s,
+            "sigma_log": self.sigma_log,
+            "critical_stage": self.critical_stage,
+            "parts_s": {part.value: time_s for part, time_s in self.parts_s.items()},
+            "source_frac": {src.value: frac for src, frac in self.source_frac.items()},
+            "error_log": dict(self.error_log),
+            "own_sigma_log": self.own_sigma_log,
+            "contributions": [
+                {
+                    "name": c.name,
+                    "phase": c.phase,
+                    "count": c.count,
+                    "time_s": c.time_s,
+                    "source": c.source.value,
+                }
+                for c in self.contributions
+            ],
+        }
+
+
+def paired_sigma_log(one: StepEstimate, other: StepEstimate) -> float:
+    """Standard deviation of the log ratio of two steps of one model; 0 for the same layout.
+
+    An error that lengthens both alike cancels: errors of one name are subtracted before they are
+    squared.
+    """
+    if one.config == other.config:
+        return 0.0
+    squares = sum(log**2 for log in error_ratio(one, other).values())
+    return math.sqrt(squares + one.own_sigma_log**2 + other.own_sigma_log**2)
+
+
+def error_ratio(one: StepEstimate, other: StepEstimate) -> dict[str, float]:
+    """Change of the log ratio of two steps by what is not known."""
+    names = {*one.error_log, *other.error_log}
+    return {n: one.error_log.get(n, 0.0) - other.error_log.get(n, 0.0) for n in sorted(names)}
+
+
+def step_estimate(
+    config: RunConfig,
+    found: GroupTimes,
+    row: int,
+    *,
+    items_s: Mapping[Item, float],
+    sources: Mapping[Item, Source],
+    scale: float,
+    error_log: Mapping[str, float],
+    own_sigma_log: float,
+) -> StepEstimate:
+    """The estimate of one layout of a group; ``scale`` is what is known of this layout alone."""
+    time_s = scale * float(found.total_s[row, 0])
+    sigma = math.sqrt(sum(log**2 for log in error_log.values()) + own_sigma_log**2)
+    critical = found.critical_stage(row)
+    contributions = _contributions(config, critical, items_s, sources)
+    return StepEstimate(
+        config=config,
+        time_s=time_s,
+        low_s=time_s * math.exp(-Z_90 * sigma),
+        high_s=time_s * math.exp(Z_90 * sigma),
+        sigma_log=sigma,
+        error_log=error_log,
+        own_sigma_log=own_sigma_log,
+        critical_stage=critical,
+        parts_s={part: scale * value for part, value in found.parts_s(row).items()},
+        contributions=contributions,
+        source_frac=_shares(contributions),
+    )
+
+
+def _contributions(
+    config: RunConfig, stage: int, items_s: Mapping[Item, float], sources: Mapping[Item, Source]
+) -> tuple[Contribution, ...]:
+    def of(item: Item, phase: str, count: int) -> Contribution:
+        timed = item if item in items_s else _as_send(item)
+        return Contribution(
+            name=item_name(item),
+            phase=phase,
+            count=count,
+            time_s=count * items_s[timed],
+            source=sources[timed],
+        )
+
+    work = stage_operators(config, stage)
+    num_microbatches = config.num_microbatches
+    out: list[Contribution] = []
+    for operator, count in (*work.forward, *work.backward, *work.recompute, *work.step):
+        repeats = count * (1 if operator.phase is Phase.STEP else num_microbatches)
+        out.append(of(operator, operator.phase.value, repeats))
+    for use in collective_uses(config, stage=stage):
+        repeats = use.count * (num_microbatches if use.placement.is_per_microbatch else 1)
+        out.append(of(use.call, "", repeats))
+    return tuple(out)
+
+
+def _as_send(item: Item) -> Item:
+    """The other end of a message, which is the one that is timed."""
+    is_call = isinstance(item, CollectiveCall)
+    return replace(item, collective=Collective.SEND) if is_call else item
+
+
+def _shares(contributions: Sequence[Contribution]) -> dict[Source, float]:
+    total = sum(c.time_s for c in contributions)
+    sums = dict.fromkeys(Source, 0.0)
+    for c in contributions:
+        sums[c.source] += c.time_s
+    return {source: time_s / total if total else 0.0 for source, time_s in sums.items()}

@@ -1,0 +1,78 @@
+"""Base times of a run that was sampled while it trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..fit.calibration import Calibration
+from ..fit.estimates import Estimates, Estimator, Source
+from ..timeline.items import Item
+from ..workload.collectives import CollectiveCall
+from ..workload.config import Fp8Recipe, RunConfig
+from ..workload.operators import Operator, OperatorKind, Phase
+
+_IN_SITU: Mapping[str, float] = dict.fromkeys(
+    ("misaligned", "tp", "dp", "pp", "network", "host_microbatch", "host_step"), 0.0
+)
+"""What samples of training itself hold already: launches as they were waited for, transfers as they
+ran beside other work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveTimes:
+    """What an estimator that was fitted on a run's own samples says, with its deviations."""
+
+    estimator: Estimator
+    is_attention_fused: bool = True
+    fp8: Fp8Recipe = Fp8Recipe.NONE
+    """Of the run that was sampled."""
+    bytes_per_s: float = 1e11
+    weight_fracs: Mapping[OperatorKind, float] = field(default_factory=dict)
+
+    @property
+    def is_in_situ(self) -> bool:
+        """As the run trained."""
+        return True
+
+    @property
+    def log_centers(self) -> Mapping[str, float]:
+        """Of what samples hold already."""
+        return _IN_SITU
+
+    @property
+    def log_sigmas(self) -> Mapping[str, float]:
+        """The priors': deviations of samples come with each estimate."""
+        return {}
+
+    def has(self, kind: OperatorKind, phase: Phase) -> bool:
+        """Hooks time operators as a layout has them: nothing is known under another name."""
+        return False
+
+    def estimates(self, items: Sequence[Item]) -> Estimates:
+        """See ``BaseTimes``."""
+        time_s, sigma = np.zeros(len(items)), np.zeros(len(items))
+        sources = [Source.PRIOR] * len(items)
+        operators = [i for i, item in enumerate(items) if isinstance(item, Operator)]
+        calls = [i for i, item in enumerate(items) if isinstance(item, CollectiveCall)]
+        for places, found in (
+            (operators, self.estimator.operators([items[i] for i in operators])),  # type: ignore[misc]
+            (calls, self.estimator.collectives([items[i] for i in calls])),  # type: ignore[misc]
+        ):
+            time_s[places], sigma[places] = found.time_s, found.sigma_log
+            for place, source in zip(places, found.sources, strict=True):
+                sources[place] = source
+        return Estimates(time_s=time_s, sigma_log=sigma, sources=tuple(sources))
+
+
+def live_times(calibration: Calibration, config: RunConfig) -> LiveTimes:
+    """Those of the run that trained in this layout."""
+    return LiveTimes(
+        estimator=calibration,
+        is_attention_fused=config.is_attention_fused,
+        fp8=config.fp8,
+        bytes_per_s=calibration.ceilings.bytes_per_s,
+        weight_fracs=calibration.weight_fracs,
+    )

@@ -1,0 +1,160 @@
+"""What a user is told is what is validated: one room says how long a step takes."""
+
+from __future__ import annotations
+
+import ast
+import json
+from dataclasses import replace
+from math import nan
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from forerun.calib.published.readers import PublishedTable, read_published
+from forerun.calib.published.steps import read_steps
+from forerun.calib.published.steps_own import own_frame
+from forerun.calib.samples.step_rows import StepRow
+from forerun.calib.steps.known import same_layout
+from forerun.calib.validation.step_models import CalibratedSteps
+from forerun.calib.validation.step_protocols import calibrate_on
+from forerun.calib.workload.megatron_args import options
+from forerun.launch.cli import main
+from forerun.launch.machines import open_machine
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = ROOT / "recipes" / "published"
+SETS = {
+    "steps_simumax_b200_8gpu.csv.gz": 3,
+    "steps_vtrain_multi_node.csv.gz": 5,
+    "steps_sailor.csv.gz": 3,
+    "steps_megatron_bridge.csv.gz": 3,
+    "steps_paper_implied.csv": 1,
+    "steps_dgxc_scaling.csv.gz": 2,
+}
+
+
+def rows_of(name: str) -> tuple[StepRow, ...]:
+    return read_steps(pd.read_csv(PUBLISHED / name, low_memory=False), name).rows
+
+
+def parts(name: str, num_known: int) -> tuple[list[StepRow], list[StepRow]]:
+    """Rows that calibrate and rows that are scored, as a protocol draws them."""
+    rows = rows_of(name)
+    fold = max(calibrate_on(rows, num_known, 1), key=lambda one: len(one.test))
+    blind = [replace(rows[i], measured_s=nan, measured_memory_nbytes=None) for i in fold.test]
+    return [rows[i] for i in fold.train], blind
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Where the rows of a set are imported to."""
+    return tmp_path / "machine"
+
+
+def imported(rows: list[StepRow], directory: Path, *tables: Path) -> None:
+    path = directory.with_name("known.csv")
+    own_frame(rows).to_csv(path, index=False)
+    assert main(["import", "steps", str(path), *map(str, tables), "--out", str(directory)]) == 0
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_door_of_predict_says_what_the_validation_scores(name: str, directory: Path) -> None:
+    known, asked = parts(name, SETS[name])
+    imported(known, directory)
+    told = open_machine(directory).steps.predict([row.config for row in asked])
+    scored = CalibratedSteps().fit(known).predict(asked)
+    for ours, theirs in ((told.time_s, scored.time_s), (told.high_s, scored.high_s)):
+        assert ours == pytest.approx(theirs, rel=1e-6)
+
+
+def test_with_operators_as_well(directory: Path) -> None:
+    known, asked = parts("steps_simumax_b200_8gpu.csv.gz", 3)
+    table = directory.with_name("products.csv")
+    shapes = ("8192x4096x4096", "8192x4096x8192", "8192x8192x4096")
+    pd.DataFrame(
+        {
+            "device": "NVIDIA B200",
+            "group": "product",
+            "kind": "linear",
+            "phase": "forward",
+            "shape": shapes,
+            "element_nbytes": 2,
+            "time_s": [3e-4, 6e-4, 6e-4],
+        }
+    ).to_csv(table, index=False)
+    imported(known, directory, table)
+    told = open_machine(directory).steps.predict([row.config for row in asked])
+    published: PublishedTable = read_published(pd.read_csv(table), "products")
+    scored = CalibratedSteps([published]).fit(known).predict(asked)
+    assert told.time_s == pytest.approx(scored.time_s, rel=1e-6)
+    bare = CalibratedSteps().fit(known).predict(asked)
+    assert np.abs(np.log(bare.time_s / scored.time_s)).max() > 1e-3
+
+
+def test_the_verb_prints_it(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    known, asked = parts("steps_simumax_b200_8gpu.csv.gz", 3)
+    imported(known, directory)
+    row = next(one for one in asked if one.config.model == known[-1].config.model)
+    capsys.readouterr()
+    assert main(["predict", str(directory), "--json", *options(row.config)]) == 0
+    value = json.loads(capsys.readouterr().out)
+    scored = CalibratedSteps().fit(known).predict([row])
+    assert value["step_time_s"] == pytest.approx(scored.time_s[0], rel=1e-6)
+    assert (value["low_s"], value["high_s"]) == pytest.approx(
+        (scored.low_s[0], scored.high_s[0]), rel=1e-6
+    )
+
+
+def test_a_layout_that_was_measured_takes_what_was_measured(directory: Path) -> None:
+    known, _ = parts("steps_simumax_b200_8gpu.csv.gz", 3)
+    imported(known, directory)
+    machine = open_machine(directory)
+    assert same_layout(machine.own) == same_layout(known[-1].config)
+    found = machine.steps.estimate(known[0].config)
+    assert found.time_s == pytest.approx(known[0].measured_s)
+    assert found.high_s / found.time_s < 1.03
+
+
+def test_machines_are_told_apart_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = PUBLISHED / "steps_megatron_bridge.csv.gz"
+    assert main(["import", "steps", str(path), "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert main(["predict", str(tmp_path)]) == 2
+    assert "--machine 'GB300 Megatron-Bridge" in capsys.readouterr().err
+    assert main(["predict", str(tmp_path), "--machine", "H100"]) == 2
+    assert "'H100' is not among" in capsys.readouterr().err
+    assert main(["predict", str(tmp_path), "--machine", "H100 Megatron-Bridge BF16"]) == 0
+
+
+def test_a_damaged_table_is_named_and_the_rest_is_read(directory: Path) -> None:
+    known, _ = parts("steps_sailor.csv.gz", 3)
+    imported(known, directory)
+    (directory / "imported" / "other-steps.csv").write_text("a,b\n1,2\n")
+    machine = open_machine(directory)
+    assert len(machine.steps.known) == len(known)
+    assert any("other-steps.csv is passed over" in one for one in machine.problems)
+
+
+TIMING = {"evaluate", "simulate", "steady"}
+RE_SIMULATES = {"calib/slow_cost.py"}
+"""What a slow stage costs the pipeline that was measured: no prediction of a layout."""
+
+
+def test_nothing_else_computes_a_step_time() -> None:
+    wrong = []
+    for path in sorted(ROOT.glob("calib/**/*.py")) + sorted(ROOT.glob("launch/**/*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if name.startswith(("calib/timeline/", "calib/steps/")) or name in RE_SIMULATES:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or not node.module:
+                continue
+            parts = node.module.split(".")
+            names = {*parts, *(alias.name for alias in node.names)}
+            if "timeline" in parts and names & TIMING:
+                wrong.append(f"{name} imports {node.module}")
+    assert not wrong

@@ -1,0 +1,40 @@
+"""The step model on an estimator that was planted, without any measured step unless given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from forerun.calib.steps.estimate import StepEstimate
+from forerun.calib.steps.known import KnownStep
+from forerun.calib.steps.live_times import LiveTimes
+from forerun.calib.steps.model import FittedSteps, fit_steps
+from forerun.calib.timeline.items import Floats
+from forerun.calib.workload.config import RunConfig
+
+
+def steps_of(
+    estimator: Any,
+    config: RunConfig | None = None,
+    measured_s: float | None = None,
+    sigma_log: float = 1e-6,
+) -> FittedSteps:
+    """The model, told the step of one layout where that is given."""
+    told = config is not None and measured_s is not None
+    known = [KnownStep(config=config, time_s=measured_s, sigma_log=sigma_log)] if told else []
+    return fit_steps(LiveTimes(estimator=estimator), known)
+
+
+def estimate_step(config: RunConfig, estimator: Any) -> StepEstimate:
+    """One layout."""
+    return steps_of(estimator).estimate(config)
+
+
+def estimate_many(configs: Sequence[RunConfig], estimator: Any) -> list[StepEstimate]:
+    """Several at once."""
+    return steps_of(estimator).estimates(configs)
+
+
+def median_times(configs: Sequence[RunConfig], estimator: Any) -> Floats:
+    """Medians for a ranking."""
+    return steps_of(estimator).median_times(configs)
