@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..calib.advice.offers import takes_options
 from ..calib.advice.plan import Candidate, Plan, compare
 from ..calib.advice.plan import plan as make_plan
 from ..calib.analysis import Request, analyse
@@ -22,6 +23,7 @@ from ..calib.workload.config import RunConfig
 from ..calib.workload.megatron_args import apply_options
 from ..calib.workload.megatron_command import config_from_command
 from ..calib.workload.megatron_options import options_of
+from ..calib.workload.memory import Verdict
 from ..calib.workload.model_shape import at_least_one, at_most
 from .answers import REQUEST, artefacts
 from .cli import ExitCode
@@ -83,7 +85,10 @@ def predict(args: argparse.Namespace) -> int:
     else:
         _warn(machine.problems)
         print(_line(candidate))
-        print(shlex.join(candidate.options))
+        if candidate.verdict is Verdict.DOES_NOT_FIT:
+            print("it does not fit in memory: no options are given")
+        elif takes_options(own):
+            print(shlex.join(candidate.options))
     is_over = args.fail_over is not None and candidate.step_time_s > args.fail_over
     return ExitCode.THRESHOLD if is_over else ExitCode.ANSWER
 
@@ -99,11 +104,20 @@ def plan(args: argparse.Namespace) -> int:
     else:
         _warn(machine.problems)
         show_table(layouts_table(found, args.top), console())
-        if found.candidates:
-            print(shlex.join(found.candidates[0].options))
+        print(_offer(found))
         if note := telling_note(found):
             print(note)
     return ExitCode.ANSWER
+
+
+def _offer(found: Plan) -> str:
+    """The options of the fastest layout that may be offered, or what came nearest."""
+    best = found.best
+    if best is None:
+        return " · ".join(filter(None, ["nothing faster to offer", found.nearest_miss]))
+    if not takes_options(found.own.config):
+        return f"fastest that may be offered: {best.label}"
+    return f"{best.label}: {shlex.join(best.options)}"
 
 
 def _machine(args: argparse.Namespace) -> Machine:

@@ -248,7 +248,7 @@ def _candidate(plan: Plan | None) -> Candidate | None:
     """The fastest layout that surely fits; where none does, the fastest that may."""
     if plan is None:
         return None
-    faster = (c for c in plan.candidates if c.verdict is Verdict.FITS and c.time_frac < 0)
+    faster = (c for c in plan.candidates if c.verdict is Verdict.FITS and not plan.obstacle(c))
     return next(faster, plan.best)
 
 

@@ -20,6 +20,7 @@ from ..workload.megatron_args import options
 from ..workload.memory import MemoryEstimate, Verdict, memory, verdict
 from ..workload.memory_table import columns_of, is_usual, memory_table
 from .layouts import enumerate_layouts, layout_label
+from .offers import obstacle
 
 __all__ = ["Candidate", "Plan", "compare", "enumerate_layouts", "layout_label", "plan"]
 
@@ -100,11 +101,33 @@ class Plan:
 
     @property
     def best(self) -> Candidate | None:
-        """The fastest other layout that does not overfill memory, where it is faster at all."""
-        for candidate in self.candidates:
-            if candidate.verdict is not Verdict.DOES_NOT_FIT and candidate.time_frac < 0:
-                return candidate
-        return None
+        """The fastest other layout that may be offered; None where none is faster, fits, and can be
+        asked of the host."""
+        return next((c for c in self.candidates if not self.obstacle(c)), None)
+
+    @property
+    def nearest_miss(self) -> str:
+        """Which layout comes nearest to an offer, and why it is none; empty without others.
+
+        The fastest that fits, else the one that lacks the least memory.
+        """
+        if not self.candidates:
+            return ""
+        fitting = [c for c in self.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
+        if not fitting:
+            least = min(self.candidates, key=lambda c: c.memory.total_nbytes)
+            return f"nearest is {least.label}: {self.obstacle(least)}"
+        best = min(fitting, key=lambda c: c.time_frac)
+        return f"nearest is {best.label} ({best.time_frac * 100:+.0f} %): {self.obstacle(best)}"
+
+    def obstacle(self, candidate: Candidate) -> str:
+        """Why a layout is not offered; empty where it may be."""
+        return obstacle(
+            candidate.config,
+            self.own.config,
+            verdict=candidate.verdict,
+            time_frac=candidate.time_frac,
+        )
 
     @property
     def telling(self) -> tuple[Candidate, ...]:

@@ -170,7 +170,8 @@ def _plan_line(plan: Plan | None) -> str:
         return ""
     best = plan.best
     if best is None:
-        return f"no faster layout that fits among {len(plan.candidates)}"
+        words = [f"nothing faster to offer among {len(plan.candidates)} layouts", plan.nearest_miss]
+        return _SEPARATOR.join(filter(None, words))
     own, other = plan.own.config.parallelism.num_ranks, best.config.parallelism.num_ranks
     ranks = "the same GPUs" if own == other else f"{other} GPUs"
     if plan.own.config.device == "cpu":

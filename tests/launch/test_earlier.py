@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forerun.calib.evidence import measured_sigma_log, measured_step_s
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
+from forerun.calib.steps.model import fit_steps
 from forerun.launch.earlier import Earlier
+from forerun.launch.machines import open_machine
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "cpu_dp2"
 
@@ -57,6 +61,59 @@ def test_samples_of_the_same_layout_join(
     own, found = joined(tmp_path)
     assert len(found.samples) == times * len(own.samples)
     assert found.run_id == "resumed" and found.steps.equals(own.steps)
+
+
+def two_stages(config: Any) -> None:
+    config["parallelism"] |= {"dp": 1, "pp": 2}
+
+
+def another_device(config: Any) -> None:
+    config["device"] = "NVIDIA A100-SXM4-80GB"
+
+
+def another_release(config: Any) -> None:
+    config["framework"] = "Megatron-LM core_v0.12.0"
+
+
+@pytest.mark.parametrize(
+    ("change", "site"),
+    [(two_stages, [""]), (another_device, []), (another_release, ["Megatron-LM core_v0.12.0"])],
+)
+def test_steps_of_earlier_layouts_are_evidence(
+    tmp_path: Path, change: Callable[[Any], None], site: list[str]
+) -> None:
+    copy_as(tmp_path, "first", 0.0, change)
+    copy_as(tmp_path, "resumed", 1000.0, nothing)
+    own = build_table(read_run(tmp_path, "resumed"))
+    found = Earlier(tmp_path).steps(own)
+    assert [one.site for one in found] == site
+    for one in found:
+        assert one.time_s == pytest.approx(measured_step_s(own))
+        assert one.sigma_log > measured_sigma_log(own)
+
+
+def test_a_resume_in_another_layout_teaches_what_the_first_one_took(tmp_path: Path) -> None:
+    """Whatever the model had thought of two stages: their step was measured before."""
+    copy_as(tmp_path, "first", 0.0, two_stages)
+    copy_as(tmp_path, "resumed", 1000.0, nothing)
+    machine = open_machine(tmp_path)
+    stages = next(one for one in machine.steps.known if one.config.parallelism.pp == 2)
+    blind = fit_steps(machine.steps.base, [o for o in machine.steps.known if o is not stages])
+    before, after = blind.estimate(stages.config), machine.steps.estimate(stages.config)
+    assert after.time_s == pytest.approx(stages.time_s)
+    assert after.sigma_log == pytest.approx(stages.sigma_log)
+    # Not only that layout: another one of two stages moves the same way.
+    more = replace(stages.config, batch=replace(stages.config.batch, micro_batch_size=4))
+    moved = machine.steps.estimate(more).time_s - blind.estimate(more).time_s
+    assert moved * (stages.time_s - before.time_s) > 0
+
+
+def test_runs_of_another_directory_count_where_they_are_asked_for(tmp_path: Path) -> None:
+    copy_as(tmp_path / "there", "first", 0.0, two_stages)
+    copy_as(tmp_path / "here", "second", 1000.0, nothing)
+    alone = open_machine(tmp_path / "here")
+    both = open_machine(tmp_path / "here", also=[tmp_path / "there"])
+    assert (len(alone.steps.known), len(both.steps.known)) == (1, 2)
 
 
 def test_later_and_damaged_runs_are_left_out(tmp_path: Path) -> None:

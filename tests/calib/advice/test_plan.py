@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -125,6 +126,32 @@ def test_the_best_layout_fits_and_is_faster(planned: Callable[..., Plan]) -> Non
     assert tight.best is None or tight.best.memory.total_nbytes < needed
     over = [c.verdict is Verdict.DOES_NOT_FIT for c in tight.candidates]
     assert over == sorted(over) and any(over)
+
+
+def test_nothing_is_offered_that_cannot_be_followed(planned: Callable[..., Plan]) -> None:
+    found = planned()
+    assert found.best is not None
+    own = found.own.config
+    # Nothing fits: the layout that lacks the least memory is named.
+    tight = planned(memory_capacity_nbytes=1)
+    assert tight.best is None
+    least = min(tight.candidates, key=lambda c: c.memory.total_nbytes)
+    assert tight.nearest_miss == f"nearest is {least.label}: it does not fit in memory"
+    # All are slower.
+    slower = replace(found, candidates=tuple(c for c in found.candidates if c.time_frac >= 0))
+    assert slower.best is None and slower.nearest_miss.endswith("it is not faster")
+    # A host whose degrees are the user's own code is asked for another batch alone.
+    hosted = replace(own, framework="transformers 5.1")
+    plan_of = replace(found, own=replace(found.own, config=hosted))
+    hosted_candidates = tuple(
+        replace(c, config=replace(c.config, framework=hosted.framework)) for c in found.candidates
+    )
+    offered = replace(plan_of, candidates=hosted_candidates).best
+    assert offered is None or offered.config.parallelism == own.parallelism
+    alone = tuple(c for c in hosted_candidates if c.config.parallelism != own.parallelism)
+    missed = replace(plan_of, candidates=alone)
+    assert missed.best is None
+    assert missed.nearest_miss.endswith("transformers cannot be asked for it by options")
 
 
 def test_a_measured_offset_is_in_every_estimate(planned: Callable[..., Plan]) -> None:

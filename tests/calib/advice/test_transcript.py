@@ -102,7 +102,7 @@ def test_a_cpu_run_names_ranks_and_memory_without_a_capacity(planned: Planned) -
     other = planned(num_ranks=16)
     assert "faster on 16 ranks: " in transcript_lines(plan=other)[0]
     none = replace(planned(), candidates=())
-    assert transcript_lines(plan=none) == ["[forerun] no faster layout that fits among 0"]
+    assert transcript_lines(plan=none) == ["[forerun] nothing faster to offer among 0 layouts"]
 
 
 def test_an_abstention_says_what_is_missing() -> None:
