@@ -107,6 +107,9 @@ class Stack:
 
     framework: str
     attention: Attention = Attention.FUSED
+    reduces_grads_in_bf16: bool = False
+    keeps_fp8_params: bool = False
+    """Weights are gathered in 8 bits where products run so."""
     is_sequence_parallel: bool = False
     is_optimizer_distributed: bool = False
     overlaps: bool = False
@@ -231,7 +234,8 @@ def run_config(
         is_loss_fused=is_loss_fused,
         keeps_fp32_logits=not is_loss_fused,
         # In fp16 Megatron reduces gradients as they are; in bf16 it adds them up in fp32.
-        reduces_grads_in_bf16=precision is Precision.FP16,
+        reduces_grads_in_bf16=precision is Precision.FP16 or stack.reduces_grads_in_bf16,
+        keeps_fp8_params=stack.keeps_fp8_params and fp8 is not Fp8Recipe.NONE,
         device=device,
         framework=stack.framework,
         unmodelled=unmodelled,

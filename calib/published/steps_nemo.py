@@ -33,9 +33,12 @@ _NVL72_RANKS = 64
 
 
 def _recipe_stack(framework: str, device: str) -> Stack:
-    """What all of NVIDIA's recipes switch on."""
+    """What all of NVIDIA's recipes switch on: gradients as they are, weights as products read them
+    (``grad_reduce_in_fp32=False``, ``fp8_param_gather=True`` in the recipes of performance)."""
     return Stack(
         framework=framework,
+        reduces_grads_in_bf16=True,
+        keeps_fp8_params=True,
         is_sequence_parallel=True,
         is_optimizer_distributed=True,
         overlaps=True,

@@ -179,6 +179,8 @@ def _run(config: RunConfig) -> dict[str, Any]:
         "fp8": "hybrid" if is_fp8 else None,
         "fp8_recipe": config.fp8.value if is_fp8 else None,
         "fp4": "e2m1" if is_nvfp4 else None,
+        "fp8_param_gather": _set(config.keeps_fp8_params and is_fp8),
+        "fp4_param": _set(config.keeps_fp8_params and is_nvfp4),
         "attention_backend": attention[config.attention],
         "recompute_granularity": (
             None if config.recompute is Recompute.NONE else config.recompute.value

@@ -91,6 +91,8 @@ class FittedTimes:
     transfers: CollectiveModel
     is_attention_fused: bool
     log_centers: Mapping[str, float] = field(default_factory=dict)
+    known_sigmas: Mapping[str, float] = field(default_factory=dict)
+    """Deviations of constants of which tables of the machine itself leave less open."""
     has_fused_kernels: bool = False
     """What no table has moves the bytes of fused kernels; otherwise those of the device's prior."""
     weight_fracs: Mapping[OperatorKind, float] = field(default_factory=dict)
@@ -123,7 +125,7 @@ class FittedTimes:
     def log_sigmas(self) -> Mapping[str, float]:
         """That of all work, where nobody knows the device and no table times it."""
         is_unknown = self.machine.prior.name == UNKNOWN_DEVICE and not self.operators.names
-        return {"compute": self.machine.prior.sigma_log} if is_unknown else {}
+        return {"compute": self.machine.prior.sigma_log} if is_unknown else self.known_sigmas
 
     def estimates(self, items: Sequence[Item]) -> Estimates:
         """See ``BaseTimes``; errors of tables and priors are the constants' to hold."""
@@ -239,12 +241,25 @@ def table_times(
         ),
         is_attention_fused=is_attention_fused,
         log_centers=_MEASURED_TRANSFERS if collectives else {},
+        known_sigmas={
+            **(_OPERATOR_SIGMAS if operators else {}),
+            **(_TRANSFER_SIGMAS if collectives else {}),
+        },
         has_fused_kernels=is_attention_fused,
     )
 
 
 _MEASURED_TRANSFERS: Mapping[str, float] = dict.fromkeys(("tp", "dp", "pp", "network"), 0.0)
 """Collectives of the cluster itself need no allowance for what data sheets promise."""
+_TRANSFER_SIGMAS: Mapping[str, float] = {"tp": 0.1, "dp": 0.1, "pp": 0.3, "network": 0.1}
+_OPERATOR_SIGMAS: Mapping[str, float] = {
+    "compute": 0.1,
+    "backward": 0.05,
+    "linear": 0.05,
+    "attention": 0.1,
+}
+"""Half of what priors leave open: what is left is how an operator alone differs from one between
+others."""
 
 
 def decomposed(operator: Operator, *, is_fused: bool) -> Iterable[Operator]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import pandas as pd
 
 from ..fit.choices import first_of_least
-from ..fit.estimates import Estimates
+from ..fit.estimates import Estimates, Source
 from ..fit.priors import DevicePrior, device_prior
 from ..published.formats import shape_sizes
 from ..timeline.items import Floats, Item
@@ -36,6 +36,7 @@ _IN_LAYER = frozenset(
         *(Kind.LINEAR_PROJ, Kind.RESIDUAL, Kind.LINEAR_FC1, Kind.ACTIVATION, Kind.LINEAR_FC2),
     }
 )
+_PROFILED_KINDS = _IN_LAYER | {Kind.LINEAR_QKV}
 _STATED: Mapping[str, float] = {
     "floor": math.log(_NO_TIME_S),
     "compute": 0.0,
@@ -44,6 +45,7 @@ _STATED: Mapping[str, float] = {
     "host_microbatch": math.log(1e-5),
 }
 """What a profile of layers as they were launched leaves nothing to say about."""
+_PROFILED: Mapping[str, float] = {"compute": 0.1, "backward": 0.05, "linear": 0.05}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,13 +111,17 @@ class LayerTimes:
 
     @property
     def log_sigmas(self) -> Mapping[str, float]:
-        """Those of the priors."""
-        return {}
+        """Little is left open of layers that were timed as a whole."""
+        return _PROFILED
 
     def estimates(self, items: Sequence[Item]) -> Estimates:
         """See ``BaseTimes``."""
         found = self.rest.estimates(items)
-        return replace(found, time_s=self._times_s(items, found.time_s))
+        sources = tuple(
+            Source.FITTED if isinstance(item, Operator) and item.kind in _PROFILED_KINDS else source
+            for item, source in zip(items, found.sources, strict=True)
+        )
+        return replace(found, time_s=self._times_s(items, found.time_s), sources=sources)
 
     def _times_s(self, items: Sequence[Item], out: Floats) -> Floats:
         out = out.copy()

@@ -42,7 +42,8 @@ _CALL_S = 40e-6
 _PASSES = (Placement.FORWARD, Placement.BACKWARD, Placement.RECOMPUTE)
 _KNOWN_FRAC = 0.25
 """How much of a constant's deviation is left for what was sampled in training itself."""
-_SAMPLED = frozenset({Source.MEASURED, Source.PROBED})
+_TABLED_FRAC = 0.5
+"""The same for operators that tables of the device time alone."""
 SCALE, FAMILY = "scale", "family"
 Constant = tuple[object, ...]
 """A name that says what a constant is of: equal names are the same constant."""
@@ -186,14 +187,14 @@ def layouts_of(
     of_all = [effects_of(config) for config in configs]
     effects = tuple(dict.fromkeys([*effects, *(effect for own in of_all for effect in own)]))
     found = base_estimates(compiled, base)
-    is_sampled = np.array([base.is_in_situ and s in _SAMPLED for s in found.sources], dtype=bool)
+    told_frac = np.array([_told_frac(source, base.is_in_situ) for source in found.sources])
     is_new = np.array([not base.is_in_situ or s is Source.PRIOR for s in found.sources], dtype=bool)
     powers = weights(compiled.items, chosen)
     centers = np.array([scale.log_center for scale in chosen])
     families, spreads = _families(compiled.items, found.sigma_log)
     powers_left = powers * np.where(is_new, 1.0, _KNOWN_FRAC)[:, np.newaxis]
     base_s = found.time_s * np.exp(np.where(is_new, powers @ centers, 0.0))
-    launches, works = _effects(compiled, effects, base_s, is_sampled)
+    launches, works = _effects(compiled, effects, base_s, told_frac)
     return Layouts(
         compiled=compiled,
         base_s=base_s,
@@ -233,6 +234,13 @@ def larger(one: Floats, other: Floats) -> Floats:
     return scale * ((one / scale) ** _SHARPNESS + (other / scale) ** _SHARPNESS) ** (1 / _SHARPNESS)
 
 
+def _told_frac(source: Source, is_in_situ: bool) -> float:
+    """How much of what layers may differ by is told by the samples of an operator."""
+    if is_in_situ:
+        return 1.0 - _KNOWN_FRAC if source in (Source.MEASURED, Source.PROBED) else 0.0
+    return 0.0 if source is Source.PRIOR else 1.0 - _TABLED_FRAC
+
+
 def _families(items: Sequence[Item], sigma_log: Floats) -> tuple[tuple[str, ...], Floats]:
     """Families of models with a deviation, and the deviation of each item, (items, families).
 
@@ -246,11 +254,11 @@ def _families(items: Sequence[Item], sigma_log: Floats) -> tuple[tuple[str, ...]
 
 
 def _effects(
-    compiled: Compiled, effects: Sequence[Effect], base_s: Floats, is_sampled: NDArray[np.bool_]
+    compiled: Compiled, effects: Sequence[Effect], base_s: Floats, told_frac: Floats
 ) -> tuple[Floats, Floats]:
     """Powers of the effects in launches and work of each block, shape (blocks, effects) each.
 
-    Work that was sampled in training itself leaves them little to say.
+    Work that was sampled leaves them less to say: ``told_frac`` of them for each item.
     """
     places = {effect: place for place, effect in enumerate(effects)}
     index = {item: place for place, item in enumerate(compiled.items)}
@@ -262,9 +270,8 @@ def _effects(
             held = [index[operator] for operator, _ in block.operators]
             counts = [count for _, count in block.operators]
             times_s = base_s[held] * counts
-            frac = float(times_s @ is_sampled[held]) / max(float(times_s.sum()), 1e-12)
-            left = 1.0 - (1.0 - _KNOWN_FRAC) * frac
-            found[row, [places[effect] for effect in effects_of(config)]] = left
+            told = float(times_s @ told_frac[held]) / max(float(times_s.sum()), 1e-12)
+            found[row, [places[effect] for effect in effects_of(config)]] = 1.0 - told
     is_launch = np.array([effect[0] == LAUNCH for effect in effects], dtype=np.float64)
     return found * is_launch, found * (1 - is_launch)
 
