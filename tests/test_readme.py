@@ -23,10 +23,22 @@ SOURCES = [
 ]
 
 
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the README imports to before it asks."""
+    return tmp_path_factory.mktemp("machine")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_line_answers(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_command_line_answers(
+    command: str, machine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     home = ENDED if command.startswith("compare") else GOLDEN
-    argv = [str(home) if word == "DIR" else word for word in shlex.split(command)]
+    stands_for = {"DIR": str(home), "MACHINE": str(machine)}
+    if "MACHINE" in command and not [*machine.iterdir()]:
+        (told,) = [one for one in COMMANDS if one.startswith("import steps")]
+        assert main([stands_for.get(word, word) for word in shlex.split(told)]) == ExitCode.ANSWER
+    argv = [stands_for.get(word, word) for word in shlex.split(command)]
     if "--gpus" in argv:  # 64 ranks would need a larger batch than the recorded run's 16 samples
         argv[argv.index("--gpus") + 1] = "4"
     assert main(argv) == ExitCode.ANSWER, capsys.readouterr().err
@@ -34,7 +46,7 @@ def test_each_command_line_answers(command: str, capsys: pytest.CaptureFixture[s
 
 def test_there_is_a_command_for_each_verb() -> None:
     told = {command.split()[0] for command in COMMANDS}
-    assert told == {"report", "predict", "plan", "compare", "doctor", "validate"}
+    assert told == {"report", "predict", "plan", "compare", "doctor", "validate", "import"}
 
 
 def test_the_wrapped_command_can_be_started(capfd: pytest.CaptureFixture[str]) -> None:
