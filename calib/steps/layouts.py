@@ -205,7 +205,7 @@ def layouts_of(
         effects=effects,
         launch_effects=launches,
         work_effects=works,
-        has_effect=np.array([[float(effect in own) for effect in effects] for own in of_all]),
+        has_effect=_has_effect(of_all, effects),
         hops=np.flatnonzero(
             [
                 new and isinstance(i, CollectiveCall) and i.role is GroupRole.PP
@@ -274,6 +274,14 @@ def _effects(
             found[row, [places[effect] for effect in effects_of(config)]] = 1.0 - told
     is_launch = np.array([effect[0] == LAUNCH for effect in effects], dtype=np.float64)
     return found * is_launch, found * (1 - is_launch)
+
+
+def _has_effect(of_all: Sequence[Sequence[Effect]], effects: Sequence[Effect]) -> Floats:
+    places = {effect: place for place, effect in enumerate(effects)}
+    out = np.zeros((len(of_all), len(effects)))
+    rows = np.repeat(np.arange(len(of_all)), [len(own) for own in of_all])
+    out[rows, [places[effect] for own in of_all for effect in own]] = 1.0
+    return out
 
 
 def _calls_s(compiled: Compiled, placement: Placement) -> Floats:

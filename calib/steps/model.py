@@ -99,8 +99,10 @@ class FittedSteps:
         layouts, theta = self._layouts(configs)
         found = layouts.timed(theta[:, np.newaxis], simulate_long)
         times_s = step_times(layouts.compiled, found)[:, 0]
+        measured = {one.config.parallelism for one in self.known}
         for place, config in enumerate(configs):
-            times_s[place] *= np.exp(self._remainder(config)[0])
+            if config.parallelism in measured:  # few are, and looking each up costs more
+                times_s[place] *= np.exp(self._remainder(config)[0])
         return times_s
 
     def measured_s(self, config: RunConfig) -> float | None:
