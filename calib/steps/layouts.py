@@ -40,7 +40,7 @@ _RUN = partial(simulate_long, start=4, period=4)
 _CALL_S = 40e-6
 """What the host takes to launch one collective."""
 _PASSES = (Placement.FORWARD, Placement.BACKWARD, Placement.RECOMPUTE)
-_KNOWN_FRAC = 0.25
+_KNOWN_FRAC = 0.15
 """How much of a constant's deviation is left for what was sampled in training itself."""
 _TABLED_FRAC = 0.5
 """The same for operators that tables of the device time alone."""
