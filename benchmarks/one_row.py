@@ -1,0 +1,150 @@
+"""One known step: every ordered pair of layouts of one machine, one calibrates and one is scored.
+
+    python benchmarks/one_row.py DATA_DIR [--only TEXT] [--most-folds 60] [--json OUT]
+
+What a run has after its first window, on published rows and through the model that answers
+``forerun predict``.  Folds are the known rows; of a large set the first ``--most-folds`` are run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from marks import markdown_table
+from threadpoolctl import threadpool_limits
+
+from forerun.calib.published.readers import read_published
+from forerun.calib.published.steps import read_steps
+from forerun.calib.validation.step_models import CalibratedSteps
+from forerun.calib.validation.step_protocols import Fold, machines
+from forerun.calib.validation.step_scores import step_results
+from forerun.calib.validation.steps import score_folds
+from forerun.launch.table_files import read_frame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneRowSet:
+    """A published set and what the validated model of 2026-11-21 reached on it."""
+
+    title: str
+    table: str
+    before_frac: float
+    before_coverage_frac: float
+    operators: tuple[str, ...] = ()
+    """Tables that the model is built on."""
+
+
+SETS = (
+    OneRowSet(
+        title="SimuMax",
+        table="e2e_simumax_b200_8gpu",
+        before_frac=0.072,
+        before_coverage_frac=0.96,
+        operators=("ops_simumax_gemm_attention",),
+    ),
+    OneRowSet(
+        title="vTrain multi node",
+        table="e2e_vtrain_multi_node",
+        before_frac=0.104,
+        before_coverage_frac=0.79,
+    ),
+    OneRowSet(
+        title="tables of papers",
+        table="e2e_small_tables",
+        before_frac=0.133,
+        before_coverage_frac=0.46,
+    ),
+    OneRowSet(
+        title="Sailor",
+        table="e2e_sailor",
+        before_frac=0.068,
+        before_coverage_frac=0.87,
+        operators=("ops_sailor_layer_profiles",),
+    ),
+    OneRowSet(
+        title="Megatron-Bridge",
+        table="e2e_megatron_bridge",
+        before_frac=0.174,
+        before_coverage_frac=0.83,
+    ),
+)
+
+
+def main() -> None:
+    """Print a row for each set."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("data", type=Path, metavar="DATA_DIR", help="public tables, CSV")
+    parser.add_argument("--only", metavar="TEXT", help="sets whose title holds this text")
+    parser.add_argument("--most-folds", type=int, default=60, help="known rows of a set (60)")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="all figures")
+    arguments = parser.parse_args()
+    found = []
+    with threadpool_limits(1):
+        for one in SETS:
+            if not arguments.only or arguments.only.lower() in one.title.lower():
+                found.append(_scored(one, arguments))
+                print(f"{one.title}: {found[-1]['n']} pairs", flush=True)
+    print(_table(found))
+    if arguments.json:
+        told = {"schema": 1, "results": found}
+        arguments.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def _scored(one: OneRowSet, arguments: argparse.Namespace) -> dict[str, Any]:
+    path = next(arguments.data.glob(f"{one.table}.*"))
+    rows = read_steps(read_frame(path), one.table).rows
+    folds = [
+        Fold(
+            protocol="one_row",
+            machine=machine,
+            draw=0,
+            train=(known,),
+            test=tuple(place for place in places if place != known),
+        )
+        for machine, places in machines(rows).items()
+        for known in places
+        if len(places) > 1
+    ]
+    tables = [
+        read_published(read_frame(next(arguments.data.glob(f"{name}.*"))), name)
+        for name in one.operators
+    ]
+    scored = score_folds(rows, list(islice(folds, arguments.most_folds)), CalibratedSteps(tables))
+    whole = step_results(scored, one.table)[0]
+    errors = np.concatenate([fold.error_frac for fold in scored])
+    return {
+        "title": one.title,
+        "n": whole["n"],
+        "mape_frac": whole["mape_frac"],
+        "median_ape_frac": float(np.median(np.abs(errors))),
+        "coverage_frac": next(v for name, v in whole.items() if "coverage" in name),
+        "half_width_frac": next(v for name, v in whole.items() if "width" in name),
+        "before_frac": one.before_frac,
+        "before_coverage_frac": one.before_coverage_frac,
+    }
+
+
+def _table(found: list[dict[str, Any]]) -> str:
+    names = ("mape_frac", "median_ape_frac", "coverage_frac", "half_width_frac")
+    rows = [
+        [
+            one["title"],
+            str(one["n"]),
+            *(f"{100 * one[name]:.1f}" for name in names),
+            f"{100 * one['before_frac']:.1f}",
+            f"{100 * one['before_coverage_frac']:.0f}",
+        ]
+        for one in found
+    ]
+    head = ["set", "pairs", "error", "median", "covers", "half-width", "before", "covered"]
+    return markdown_table(head, rows)
+
+
+if __name__ == "__main__":
+    main()
