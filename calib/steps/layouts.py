@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,6 +27,7 @@ from .scales import (
     EXPERT_LAUNCHES,
     FLOOR,
     FLOOR_RATIO,
+    GROWTH,
     HOP,
     Scale,
     scales,
@@ -82,6 +84,8 @@ class Layouts:
     """1 for blocks of as many kernels as a layer has, shape (blocks, 1)."""
     has_experts: NDArray[np.bool_]
     """Which blocks launch the kernels of experts, shape (blocks, 1)."""
+    doublings: Floats
+    """Of the nodes, from one on, shape (layouts, 1)."""
 
     @property
     def constants(self) -> tuple[Constant, ...]:
@@ -102,7 +106,12 @@ class Layouts:
 
     def log_time(self, theta: Floats) -> Floats:
         """Log step time, shape (layouts, columns), of constants of shape (constants, columns)."""
-        return np.log(step_times(self.compiled, self.timed(theta)))
+        found = np.log(step_times(self.compiled, self.timed(theta)))
+        return found + self.growth_log(theta)
+
+    def growth_log(self, theta: Floats) -> Floats:
+        """What the number of nodes adds to each log step time, shape (layouts, columns)."""
+        return self.doublings * self._named(theta, GROWTH)
 
     def timed(self, theta: Floats, run: Simulate = _RUN) -> list[GroupTimes]:
         """The steps of all groups of layouts."""
@@ -124,7 +133,7 @@ class Layouts:
             for matrix, by in zip((self.launch_effects, self.work_effects), moved, strict=True)
         )
         found = self._timed(columns, launch, work, _RUN)
-        logs = np.log(step_times(self.compiled, found))
+        logs = np.log(step_times(self.compiled, found)) + self.growth_log(columns)
         slopes = (logs[:, 1:] - logs[:, :1]) / step
         is_launch = np.array([effect[0] == LAUNCH for effect in self.effects], dtype=bool)
         of_effects = np.where(is_launch, slopes[:, -2, np.newaxis], slopes[:, -1, np.newaxis])
@@ -220,6 +229,7 @@ def layouts_of(
                 for block in compiled.blocks
             ]
         ),
+        doublings=np.array([[_doublings(config)] for config in configs]),
         has_experts=np.array([[b.kind is BlockKind.EXPERT_LAYER] for b in compiled.blocks]),
     )
 
@@ -232,6 +242,14 @@ def larger(one: Floats, other: Floats) -> Floats:
     """
     scale = np.maximum(np.maximum(one, other), 1e-12)
     return scale * ((one / scale) ** _SHARPNESS + (other / scale) ** _SHARPNESS) ** (1 / _SHARPNESS)
+
+
+def _doublings(config: RunConfig) -> float:
+    """Of nodes, from one on; 0 where nobody knows how many ranks share one."""
+    par = config.parallelism
+    if not par.ranks_per_node or config.device == "cpu":
+        return 0.0
+    return math.log2(max(1.0, par.num_ranks / par.ranks_per_node))
 
 
 def _told_frac(source: Source, is_in_situ: bool) -> float:

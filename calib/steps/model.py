@@ -98,7 +98,8 @@ class FittedSteps:
             return np.empty(0)
         layouts, theta = self._layouts(configs)
         found = layouts.timed(theta[:, np.newaxis], simulate_long)
-        times_s = step_times(layouts.compiled, found)[:, 0]
+        growth = layouts.growth_log(theta[:, np.newaxis])
+        times_s = (step_times(layouts.compiled, found) * np.exp(growth))[:, 0]
         measured = {one.config.parallelism for one in self.known}
         for place, config in enumerate(configs):
             if config.parallelism in measured:  # few are, and looking each up costs more
@@ -117,6 +118,7 @@ class FittedSteps:
         errors = self._errors(layouts, slopes)
         items_s = dict(zip(layouts.compiled.items, layouts.items_s(theta).tolist(), strict=True))
         sources = dict(zip(layouts.compiled.items, layouts.sources, strict=True))
+        growth = layouts.growth_log(theta[:, np.newaxis])[:, 0]
         out: dict[int, StepEstimate] = {}
         for group in found:
             for row, place in enumerate(group.group.members.tolist()):
@@ -128,7 +130,7 @@ class FittedSteps:
                     row,
                     items_s=items_s,
                     sources=sources,
-                    scale=float(np.exp(log)),
+                    scale=float(np.exp(log + growth[place])),
                     error_log={}
                     if is_measured
                     else {

@@ -162,6 +162,28 @@ def test_on_an_instant_device_a_layer_takes_what_its_launches_take() -> None:
     assert each == pytest.approx(0.4e-3 * 2.6, rel=1e-3)
 
 
+def test_steps_grow_with_the_nodes_by_what_a_series_shows() -> None:
+    """One layout on 1 to 64 nodes, each doubling of which costs 3 % more than transfers say."""
+    rows = [row(layers=8, m=8)]
+    for dp in (8, 16, 32, 64, 128, 256, 512):
+        par = replace(rows[0].config.parallelism, dp=dp)
+        batch = replace(rows[0].config.batch, global_batch_size=32 * dp)
+        rows.append(replace(rows[0], config=replace(rows[0].config, parallelism=par, batch=batch)))
+    series = rows[1:]
+    flat = fitted([]).predict(configs(series)).time_s
+    doublings = np.arange(len(series))
+    measured = [
+        replace(r, measured_s=float(t * 1.03**n))
+        for r, t, n in zip(series, flat, doublings, strict=True)
+    ]
+    found = fitted(measured[:4]).predict(configs(series))
+    before = fitted(measured[:1]).predict(configs(series))
+    assert abs(found.time_s[-1] / measured[-1].measured_s - 1) < 0.05
+    assert before.time_s[-1] < 0.92 * measured[-1].measured_s
+    alone = layouts_of(configs([rows[0]]), BASE)
+    assert alone.doublings.tolist() == [[0.0]]
+
+
 def test_effects_stay_with_their_width() -> None:
     rows = planted(ROWS, 1.0, 1.0)
     fit = fitted(rows[:6])
