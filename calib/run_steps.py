@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .evidence import measured_sigma_log, measured_step_s
 from .fit.calibration import calibrate
@@ -43,9 +44,8 @@ def known_elsewhere(table: SampleTable, asked: RunConfig) -> KnownStep:
     """The same as evidence for another run: another session, maybe another release."""
     found = known_step(table)
     session = _CPU_SESSION_SIGMA_LOG if asked.device == "cpu" else _SESSION_SIGMA_LOG
-    return KnownStep(
-        config=found.config,
-        time_s=found.time_s,
+    return replace(
+        found,
         sigma_log=math.hypot(found.sigma_log, session),
         site="" if found.config.framework == asked.framework else found.config.framework,
     )

@@ -19,6 +19,8 @@ from .table_files import read_frame
 
 IMPORTED = "imported"
 """The folder of a directory that holds them, as CSV in our own format."""
+_MOST_NAMED = 3
+"""Machines that an error lists."""
 _STEPS, _OPERATORS, _COLLECTIVES = "steps", "operators", "collectives"
 
 
@@ -38,7 +40,8 @@ class ImportedTables:
         if name is None and len(names) == 1:
             name = names[0]
         if name not in names:
-            known = ", ".join(repr(one) for one in names) or "none at all"
+            known = ", ".join(repr(one) for one in names[:_MOST_NAMED]) or "none at all"
+            known += f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
             raise ConfigError(
                 f"--machine {name!r} is not among the imported machines; there are {known}"
                 if name is not None

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..workload.config import Batch, RunConfig
+from ..workload.config import RunConfig
 from ..workload.memory import Verdict
 
-_BATCH_ALONE = ("transformers", "Lightning", "PyTorch")
+_BATCH_ALONE = ("transformers", "Lightning", "PyTorch", "torchtitan")
 """Hosts whose degrees are the user's own code; a command line changes their batch alone."""
 
 
@@ -32,7 +32,4 @@ def obstacle(config: RunConfig, running: RunConfig, *, verdict: Verdict, time_fr
 
 def _is_same_split(one: RunConfig, other: RunConfig) -> bool:
     """Equal but for the batch."""
-    batch = Batch(micro_batch_size=1, global_batch_size=one.parallelism.dp)
-    if one.parallelism != other.parallelism:
-        return False
-    return replace(one, batch=batch) == replace(other, batch=batch)
+    return one.parallelism == other.parallelism and replace(other, batch=one.batch) == one

@@ -21,7 +21,7 @@ from ..timeline.items import Floats
 from .known import MEASURED_SIGMA_LOG
 from .layouts import SCALE
 from .model import ERROR_INFLATION, MODEL_SIGMA_LOG, fit_steps
-from .row_times import row_times
+from .table_steps import row_times
 
 _MAX_EXCHANGES = 50
 _GAIN_FRAC = 1e-6

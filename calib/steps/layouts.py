@@ -21,15 +21,18 @@ from ..workload.blocks import BlockKind
 from ..workload.collectives import CollectiveCall, GroupRole, Placement
 from ..workload.config import RunConfig
 from .base_times import BaseTimes
-from .effects import EFFECT_SIGMA_LOG, LAUNCH, Effect, effects_of
 from .scales import (
     CONTENTION,
+    EFFECT_SIGMA_LOG,
     EXPERT_LAUNCHES,
     FLOOR,
     FLOOR_RATIO,
     GROWTH,
     HOP,
+    LAUNCH,
+    Effect,
     Scale,
+    effects_of,
     scales,
     weights,
 )
@@ -183,10 +186,8 @@ class Layouts:
         return evaluate(self.compiled, items_s, contention=contention, adjust=adjust, run=run)
 
 
-def layouts_of(
-    configs: Sequence[RunConfig], base: BaseTimes, effects: Sequence[Effect] = ()
-) -> Layouts:
-    """The layouts with constants for their own effects and the given ones."""
+def layouts_of(configs: Sequence[RunConfig], base: BaseTimes) -> Layouts:
+    """The layouts over base times, with the effects that they have."""
     compiled = compile_layouts(configs, base.weight_fracs)
     chosen = scales(
         is_attention_fused=base.is_attention_fused,
@@ -194,7 +195,7 @@ def layouts_of(
         log_sigmas=base.log_sigmas,
     )
     of_all = [effects_of(config) for config in configs]
-    effects = tuple(dict.fromkeys([*effects, *(effect for own in of_all for effect in own)]))
+    effects = tuple(dict.fromkeys(effect for own in of_all for effect in own))
     found = base_estimates(compiled, base)
     told_frac = np.array([_told_frac(source, base.is_in_situ) for source in found.sources])
     is_new = np.array([not base.is_in_situ or s is Source.PRIOR for s in found.sources], dtype=bool)

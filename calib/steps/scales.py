@@ -1,7 +1,8 @@
 """The few global constants of a machine that step times alone can tell, with what is known of each.
 
 A scale multiplies the times of all items that it covers; a constant is a time of its own.  Both are
-held as logarithms with a normal prior.
+held as logarithms with a normal prior.  Effects are what layers of some layouts have in common
+beyond these constants.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from ..timeline.items import Floats, Item
 from ..workload.collectives import CollectiveCall, GroupRole
+from ..workload.config import RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
 
 Kind = OperatorKind
@@ -173,3 +175,32 @@ def _role(*roles: GroupRole) -> Callable[[Item], float]:
         return float(isinstance(item, CollectiveCall) and item.role in roles)
 
     return weight
+
+
+LAUNCH = "launch"
+Effect = tuple[str, int, int, int, int]
+"""What layers of some layouts share: its name, hidden size, sequence length, tp and micro-batch."""
+EFFECT_SIGMA_LOG: Mapping[str, float] = {
+    LAUNCH: 0.08,
+    "width": 0.08,
+    "tp": 0.05,
+    "micro_batch": 0.03,
+    "cell": 0.04,
+}
+"""How far layers lie from the global constants, in logs: launches by tp and micro-batch, their
+work by hidden size and sequence, by tp, by micro-batch and by all of them.  Chosen on the public
+tables; the same for all."""
+
+
+def effects_of(config: RunConfig) -> tuple[Effect, ...]:
+    """The effects on a layout's layers; another width has others."""
+    model, tp = config.model, config.parallelism.tp
+    micro = config.batch.micro_batch_size
+    width = (model.hidden_size, model.seq_length)
+    return (
+        (LAUNCH, *width, tp, micro),
+        ("width", *width, 0, 0),
+        ("tp", *width, tp, 0),
+        ("micro_batch", *width, 0, micro),
+        ("cell", *width, tp, micro),
+    )

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 NUM_STEPS, LEAVES_AT, SAVED_EVERY = 40, 25, 10
 PROGRAM = f"""
-import os, signal, time
+import json, os, signal, time
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as DDP
 
@@ -26,9 +26,10 @@ torch.manual_seed(0)
 model = DDP(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 first = 0
-if os.path.exists("saved.pt"):
-    saved = torch.load("saved.pt", weights_only=True)
-    model.load_state_dict(saved["model"])
+if os.path.exists("saved.json"):
+    with open("saved.json") as file:
+        saved = json.load(file)
+    model.load_state_dict({{name: torch.tensor(held) for name, held in saved["model"].items()}})
     first = saved["step"]
 world = dist.get_world_size()
 for step in range(first, {NUM_STEPS}):
@@ -42,8 +43,10 @@ for step in range(first, {NUM_STEPS}):
     if dist.get_rank() == 0:
         print("LOSS", step, world, loss.item().hex(), flush=True)
         if (step + 1) % {SAVED_EVERY} == 0:
-            torch.save({{"model": model.state_dict(), "step": step + 1}}, "saved.part")
-            os.replace("saved.part", "saved.pt")
+            held = {{name: values.tolist() for name, values in model.state_dict().items()}}
+            with open("saved.part", "w") as file:
+                json.dump({{"model": held, "step": step + 1}}, file)
+            os.replace("saved.part", "saved.json")
     time.sleep(0.02)
 dist.destroy_process_group()
 """

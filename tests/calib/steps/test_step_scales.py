@@ -14,10 +14,10 @@ from forerun.calib.fit.estimates import Estimates, Source
 from forerun.calib.samples.step_rows import StepRow
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.design import design, expected_sigma_log
-from forerun.calib.steps.effects import Effect, effects_of
 from forerun.calib.steps.known import KnownStep
 from forerun.calib.steps.layouts import FAMILY, SCALE, layouts_of
 from forerun.calib.steps.model import FittedSteps, fit_steps
+from forerun.calib.steps.scales import Effect, effects_of
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.timeline.evaluate import evaluate, step_times
 from forerun.calib.timeline.items import Item
