@@ -65,4 +65,5 @@ def run_steps(table: SampleTable, known: Sequence[KnownStep] = ()) -> FittedStep
 def with_own(known: Sequence[KnownStep], own: KnownStep) -> list[KnownStep]:
     """What is known, with a run's own step in place of what earlier runs took in its layout."""
     layout = same_layout(own.config)
-    return [*(one for one in known if same_layout(one.config) != layout), own]
+    others = (one for one in known if one.site or same_layout(one.config) != layout)
+    return [*others, own]

@@ -14,6 +14,7 @@ from ..calib.samples.store import read_run, run_ids
 from ..calib.samples.table import SampleTable, build_table, normalise
 from ..calib.steps.known import KnownStep
 from ..calib.workload.config import RunConfig
+from .imported_tables import ImportedTables, read_imported
 
 NUM_EARLIER = 8
 """Runs that are read at most: the newest ones."""
@@ -33,6 +34,7 @@ class Earlier:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._known: dict[str, _Run | None] = {}
+        self._imported: ImportedTables | None = None
 
     def join(self, table: SampleTable) -> SampleTable:
         """The table with the samples of earlier runs that trained the same model in this layout.
@@ -55,13 +57,16 @@ class Earlier:
         return replace(table, samples=normalise("samples", pd.concat([*same, table.samples])))
 
     def steps(self, table: SampleTable) -> tuple[KnownStep, ...]:
-        """The measured steps of earlier runs on the same kind of device, in any layout."""
+        """The measured steps of earlier runs on the same kind of device, in any layout, and those
+        that were imported into the directory."""
         own = _config(table)
         if own is None:
             return ()
         runs = [run for run in self._runs(table.run_id) if run.config.device == own.device]
         found = [run.step(own) for run in runs]
-        return tuple(step for step in found if step is not None)
+        if self._imported is None:
+            self._imported = read_imported(self._directory)
+        return (*(step for step in found if step is not None), *self._imported.known(own))
 
     def _runs(self, run_id: str) -> list[_Run]:
         """Those before a run, oldest first."""

@@ -10,11 +10,14 @@ from pathlib import Path
 import pandas as pd
 
 from ..calib.errors import ConfigError, RecordError
+from ..calib.fit.priors import device_prior
 from ..calib.published.readers import read_published
 from ..calib.published.steps import read_steps, step_family
 from ..calib.published.steps_own import own_frame
 from ..calib.samples.files import OPEN, replace_file
 from ..calib.samples.step_rows import StepRow
+from ..calib.steps.known import KnownStep
+from ..calib.workload.config import RunConfig
 from .table_files import read_frame
 
 IMPORTED = "imported"
@@ -33,6 +36,12 @@ class ImportedTables:
     operators: tuple[pd.DataFrame, ...] = ()
     collectives: tuple[pd.DataFrame, ...] = ()
     problems: tuple[str, ...] = ()
+
+    def known(self, own: RunConfig) -> tuple[KnownStep, ...]:
+        """Rows of a run's kind of device as evidence for it; each machine is a site of its own."""
+        wanted = device_prior(own.device).name
+        alike = [row for row in self.steps if device_prior(row.config.device).name == wanted]
+        return tuple(KnownStep.of(row, site=row.machine) for row in alike)
 
     def machine(self, name: str | None) -> tuple[StepRow, ...]:
         """The rows of a machine; ``ConfigError`` where its name is not there, or is needed."""

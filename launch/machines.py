@@ -12,7 +12,6 @@ from ..calib.errors import RecordError
 from ..calib.evidence import memory_offset_nbytes
 from ..calib.fit.priors import device_prior
 from ..calib.run_steps import known_elsewhere, run_steps
-from ..calib.samples.step_rows import StepRow
 from ..calib.samples.store import read_run, read_table, run_ids
 from ..calib.samples.table import SampleTable, build_table
 from ..calib.steps.known import KnownStep
@@ -69,8 +68,7 @@ def open_machine(
     loaded = load(directory, run_id)
     table = loaded.table
     own = table.config()
-    others = [_elsewhere(other, own) for other in also]
-    known = [*loaded.known, *_rows(imported, own), *(one for found in others for one in found)]
+    known = [*loaded.known, *(one for other in also for one in _elsewhere(other, own))]
     return Machine(
         name=table.run_id,
         own=own,
@@ -101,9 +99,8 @@ def load(directory: Path, run_id: str | None) -> Loaded:
             f"{directory} has neither records nor {SAMPLES}; train with --calibrate "
             f"--calibrate-dir={directory} first"
         )
-    if run_id is None:
-        return Loaded(table=read_table(paths[0]), problems=())
-    return Loaded(table=_table_of(paths, run_id), problems=())
+    table = read_table(paths[0]) if run_id is None else _table_of(paths, run_id)
+    return Loaded(table=table, problems=(), known=Earlier(top).steps(table))
 
 
 def _table_of(paths: Sequence[Path], run_id: str) -> SampleTable:
@@ -143,21 +140,11 @@ def _imported(tables: ImportedTables, name: str | None) -> Machine:
     )
 
 
-def _elsewhere(directory: Path, own: RunConfig) -> list[KnownStep]:
+def _elsewhere(directory: Path, own: RunConfig) -> tuple[KnownStep, ...]:
     """Runs and imported rows of another directory that ran on the same kind of device."""
-    found = _rows(read_imported(directory), own)
-    if _has_run(directory):
-        loaded = load(directory, None)
-        if _is_alike(loaded.table.config().device, own.device):
-            found += [*loaded.known, known_elsewhere(loaded.table, own)]
-    return found
-
-
-def _rows(tables: ImportedTables, own: RunConfig) -> list[KnownStep]:
-    """Imported rows of the run's kind of device; each machine's level is one of its own."""
-    alike: list[StepRow] = [r for r in tables.steps if _is_alike(r.config.device, own.device)]
-    return [KnownStep.of(row, site=row.machine) for row in alike]
-
-
-def _is_alike(one: str, other: str) -> bool:
-    return device_prior(one).name == device_prior(other).name
+    if not _has_run(directory):
+        return read_imported(directory).known(own)
+    loaded = load(directory, None)
+    if device_prior(loaded.table.config().device).name != device_prior(own.device).name:
+        return ()
+    return (*loaded.known, known_elsewhere(loaded.table, own))

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from forerun.calib.evidence import measured_sigma_log, measured_step_s
+from forerun.calib.published.steps_own import own_frame
+from forerun.calib.samples.step_rows import StepRow
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.steps.model import fit_steps
 from forerun.launch.earlier import Earlier
+from forerun.launch.imported_tables import import_table
 from forerun.launch.machines import open_machine
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "cpu_dp2"
@@ -114,6 +117,19 @@ def test_runs_of_another_directory_count_where_they_are_asked_for(tmp_path: Path
     alone = open_machine(tmp_path / "here")
     both = open_machine(tmp_path / "here", also=[tmp_path / "there"])
     assert (len(alone.steps.known), len(both.steps.known)) == (1, 2)
+
+
+def test_what_was_imported_beside_a_run_counts_for_all_who_ask(tmp_path: Path) -> None:
+    copy_as(tmp_path, "resumed", 0.0, nothing)
+    table = build_table(read_run(tmp_path, "resumed"))
+    row = StepRow(
+        table="t", row_id="1", config=table.config(), measured_s=0.5, machine="there", group="g"
+    )
+    own_frame([row]).to_csv(tmp_path / "rows.csv", index=False)
+    import_table(tmp_path / "rows.csv", tmp_path)
+    (told,) = Earlier(tmp_path).steps(table)
+    assert (told.site, told.time_s) == ("there", 0.5)
+    assert told in open_machine(tmp_path).steps.known
 
 
 def test_later_and_damaged_runs_are_left_out(tmp_path: Path) -> None:
