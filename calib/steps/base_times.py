@@ -253,10 +253,11 @@ _MEASURED_TRANSFERS: Mapping[str, float] = dict.fromkeys(("tp", "dp", "pp", "net
 """Collectives of the cluster itself need no allowance for what data sheets promise."""
 _TRANSFER_SIGMAS: Mapping[str, float] = {"tp": 0.1, "dp": 0.1, "pp": 0.3, "network": 0.1}
 _OPERATOR_SIGMAS: Mapping[str, float] = {
-    "compute": 0.1,
-    "backward": 0.05,
-    "linear": 0.05,
+    "compute": 0.06,
+    "backward": 0.04,
+    "linear": 0.04,
     "attention": 0.1,
+    "head": 0.1,
 }
 """Half of what priors leave open: what is left is how an operator alone differs from one between
 others."""

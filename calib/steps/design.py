@@ -20,12 +20,14 @@ from ..samples.step_rows import StepRow
 from ..timeline.items import Floats
 from .known import MEASURED_SIGMA_LOG
 from .layouts import SCALE
-from .model import ERROR_INFLATION, MODEL_SIGMA_LOG, fit_steps
+from .model import ERROR_INFLATION, fit_steps
+from .posterior import MODEL_SIGMA_LOG
 from .table_steps import row_times
 
 _MAX_EXCHANGES = 50
 _GAIN_FRAC = 1e-6
-_NOISE_SIGMA_LOG = float(np.hypot(MEASURED_SIGMA_LOG, MODEL_SIGMA_LOG))
+_NOISE_SIGMA_LOG = float(np.hypot(MEASURED_SIGMA_LOG, 0.02))
+"""Of a measured step as a witness of the constants: what is its own is not theirs."""
 
 
 def design(rows: Sequence[StepRow], num_rows: int) -> list[int]:

@@ -16,6 +16,7 @@ from ..workload.collectives import Collective, CollectiveCall
 from ..workload.config import RunConfig
 from ..workload.operators import Phase
 from ..workload.stage_work import collective_uses, stage_operators
+from .known import likeness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +87,14 @@ def paired_sigma_log(one: StepEstimate, other: StepEstimate) -> float:
     """Standard deviation of the log ratio of two steps of one model; 0 for the same layout.
 
     An error that lengthens both alike cancels: errors of one name are subtracted before they are
-    squared.
+    squared, and what the constants leave is shared as far as the layouts are alike.
     """
     if one.config == other.config:
         return 0.0
     squares = sum(log**2 for log in error_ratio(one, other).values())
-    return math.sqrt(squares + one.own_sigma_log**2 + other.own_sigma_log**2)
+    ours, theirs = one.own_sigma_log, other.own_sigma_log
+    alike = float(likeness([one.config], [other.config])[0, 0])
+    return math.sqrt(squares + ours**2 + theirs**2 - 2 * alike * ours * theirs)
 
 
 def error_ratio(one: StepEstimate, other: StepEstimate) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Layouts whose step was measured: what a step model learns from."""
+"""Layouts whose step was measured, and how alike others are to them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..samples.step_rows import StepRow
+from ..timeline.items import Floats
 from ..workload.config import Cadence, RunConfig
 
 MEASURED_SIGMA_LOG = 0.01
+_SHARED_FRAC = 0.8
+"""Of what the constants leave, as a variance: the rest is each measurement's own."""
+_REACH = 4.0
+"""Doublings over which the correlation falls to 1/e.  3 to 8 do equally well on public tables."""
+_WEIGHTS = np.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.5, 0.5])
+"""Of a doubling of each degree; those that follow from the size of a job count half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,3 +76,65 @@ def remainders(
             residual_log=float(own @ logs / own.sum()), sigma_log=float(own.sum() ** -0.5)
         )
     return found
+
+
+def likeness(configs: Sequence[RunConfig], others: Sequence[RunConfig]) -> Floats:
+    """Correlations of what the constants leave of two steps, shape (configs, others).
+
+    0.8 exp(-d / reach), d the distance in doublings of the degrees; another recipe, release or kind
+    of model counts as one doubling.
+
+    >>> from ..workload.config import Batch, ModelShape, Parallelism
+    >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
+    ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
+    >>> one, other = (RunConfig(model=gpt, parallelism=Parallelism(tp=tp, dp=4),
+    ...     batch=Batch(micro_batch_size=1, global_batch_size=8)) for tp in (1, 2))
+    >>> likeness([one], [one, other]).round(3).tolist()
+    [[0.8, 0.623]]
+    """
+    if not configs or not others:
+        return np.zeros((len(configs), len(others)))
+    apart = _degrees(configs)[:, np.newaxis] - _degrees(others)[np.newaxis]
+    squares = np.einsum("cod,cod->co", apart, apart)
+    for ours, theirs in zip(_kinds(configs), _kinds(others), strict=True):
+        codes = {value: code for code, value in enumerate(dict.fromkeys((*ours, *theirs)))}
+        left, right = ([codes[value] for value in side] for side in (ours, theirs))
+        squares += np.not_equal.outer(left, right)
+    return _SHARED_FRAC * np.exp(-np.sqrt(squares) / _REACH)
+
+
+def _degrees(configs: Sequence[RunConfig]) -> Floats:
+    values = [
+        (
+            config.parallelism.tp,
+            config.parallelism.pp,
+            config.parallelism.cp,
+            config.parallelism.ep,
+            config.batch.micro_batch_size,
+            config.parallelism.vp,
+            config.parallelism.dp,
+            config.model.hidden_size,
+            config.model.num_layers,
+            config.model.seq_length,
+        )
+        for config in configs
+    ]
+    return np.log2(np.array(values, dtype=np.float64)) * _WEIGHTS
+
+
+def _kinds(configs: Sequence[RunConfig]) -> tuple[tuple[object, ...], ...]:
+    return tuple(
+        zip(
+            *(
+                (
+                    config.fp8,
+                    config.recompute,
+                    config.framework,
+                    config.model.experts is None,
+                    config.parallelism.is_sequence_parallel,
+                )
+                for config in configs
+            ),
+            strict=True,
+        )
+    )

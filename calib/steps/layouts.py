@@ -20,8 +20,10 @@ from ..timeline.steady import Run, simulate_long
 from ..workload.blocks import BlockKind
 from ..workload.collectives import CollectiveCall, GroupRole, Placement
 from ..workload.config import RunConfig
+from .base_estimates import base_estimates
 from .base_times import BaseTimes
 from .scales import (
+    BOOST,
     CONTENTION,
     EFFECT_SIGMA_LOG,
     EXPERT_LAUNCHES,
@@ -36,7 +38,6 @@ from .scales import (
     scales,
     weights,
 )
-from .traffic import base_estimates
 
 _SHARPNESS = 8.0
 """Power of the smooth maximum of launches and work; chosen on public step times, as ``_CALL_S``."""
@@ -89,6 +90,8 @@ class Layouts:
     """Which blocks launch the kernels of experts, shape (blocks, 1)."""
     doublings: Floats
     """Of the nodes, from one on, shape (layouts, 1)."""
+    idle_frac: Floats
+    """Share of the step that a stage waits in the bubble, shape (layouts, 1)."""
 
     @property
     def constants(self) -> tuple[Constant, ...]:
@@ -114,7 +117,8 @@ class Layouts:
 
     def growth_log(self, theta: Floats) -> Floats:
         """What the number of nodes adds to each log step time, shape (layouts, columns)."""
-        return self.doublings * self._named(theta, GROWTH)
+        growth = self.doublings * self._named(theta, GROWTH)
+        return growth - self.idle_frac * self._named(theta, BOOST)
 
     def timed(self, theta: Floats, run: Simulate = _RUN) -> list[GroupTimes]:
         """The steps of all groups of layouts."""
@@ -231,6 +235,7 @@ def layouts_of(configs: Sequence[RunConfig], base: BaseTimes) -> Layouts:
             ]
         ),
         doublings=np.array([[_doublings(config)] for config in configs]),
+        idle_frac=np.array([[_idle_frac(config)] for config in configs]),
         has_experts=np.array([[b.kind is BlockKind.EXPERT_LAYER] for b in compiled.blocks]),
     )
 
@@ -251,6 +256,14 @@ def _doublings(config: RunConfig) -> float:
     if not par.ranks_per_node or config.device == "cpu":
         return 0.0
     return math.log2(max(1.0, par.num_ranks / par.ranks_per_node))
+
+
+def _idle_frac(config: RunConfig) -> float:
+    par = config.parallelism
+    if par.pp == 1 or config.device == "cpu":
+        return 0.0
+    fill = (par.pp - 1) / par.vp
+    return fill / (config.num_microbatches + fill)
 
 
 def _told_frac(source: Source, is_in_situ: bool) -> float:

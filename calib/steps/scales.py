@@ -25,6 +25,7 @@ EXPERT_LAUNCHES = "expert_launches"
 HOP = "hop"
 CONTENTION = "contention"
 GROWTH = "growth"
+BOOST = "boost"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ def _scales(floor_s: float) -> tuple[Scale, ...]:
             log_sigma=0.6,
             weight=_of({Kind.OPTIMIZER}, (Phase.STEP,)),
         ),
-        Scale(name="tp", log_center=0.2, log_sigma=0.3, weight=_role(GroupRole.TP)),
+        Scale(name="tp", log_center=0.4, log_sigma=0.3, weight=_role(GroupRole.TP)),
         Scale(
             name="dp",
             log_center=0.2,
@@ -103,6 +104,9 @@ def _scales(floor_s: float) -> tuple[Scale, ...]:
         # Of the step with each doubling of nodes: jitter, congestion, stragglers.  Series of one
         # layout in public tables: 3.4 % (InternEvo, 8 to 1,024 A100), 0 to 2.7 % elsewhere.
         Scale(name=GROWTH, log_center=math.log(0.005), log_sigma=1.2),
+        # How much faster passes run for each share of the step that a stage waits: a device that
+        # waits draws less power and clocks higher afterwards.
+        Scale(name=BOOST, log_center=math.log(0.1), log_sigma=0.7),
         Scale(name=HOP, log_center=math.log(0.1e-3), log_sigma=0.7),
         Scale(
             name=HOST_MICROBATCH,

@@ -1,4 +1,4 @@
-"""Base times of a layout's items, where laws of public tables do not fit by the bytes they move."""
+"""Base times of a layout's items: as its stack runs them, and by bytes where tables do not fit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from ..fit.estimates import Estimates, Source
 from ..timeline.compiled import Compiled
 from ..timeline.items import Item
-from ..workload.config import Fp8Recipe, PositionEmbedding
+from ..workload.config import Fp8Recipe, Normalization, PositionEmbedding, RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
 from .base_times import BaseTimes
-from .stack_operators import stack_operators
 
+Kind = OperatorKind
 OPTIMIZER_NBYTES = 40.0
 """Traffic of fused mixed-precision Adam for one parameter: fp32 weight and two moments read and
 written (24), gradient read for the norm and for the update and zeroed (12), half-precision copy
@@ -38,7 +38,7 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
     for place, item in enumerate(compiled.items):
         if not isinstance(item, Operator) or found.sources[place] is not Source.PRIOR:
             continue
-        if item.kind is OperatorKind.OPTIMIZER:
+        if item.kind is Kind.OPTIMIZER:
             out[place] = max(_FASTEST_S, item.shape[0] * OPTIMIZER_NBYTES / bytes_per_s)
         elif item in splits:
             # Forwards they are views; backwards one copy joins the three gradients.
@@ -58,7 +58,7 @@ def _as_run(compiled: Compiled, base: BaseTimes) -> Estimates:
     index = {item: place for place, item in enumerate(compiled.items)}
     for block, config in zip(compiled.blocks, compiled.block_configs, strict=True):
         for operator, _ in block.operators:
-            parts[index[operator]] = stack_operators(operator, config, base)
+            parts[index[operator]] = _stack_operators(operator, config, base)
     found = base.estimates([part for one in parts for part in one])
     numbers = np.array([len(one) for one in parts])
     if (numbers == 1).all():
@@ -69,6 +69,48 @@ def _as_run(compiled: Compiled, base: BaseTimes) -> Estimates:
         sigma_log=np.maximum.reduceat(found.sigma_log, first),
         sources=tuple(found.sources[place] for place in first.tolist()),
     )
+
+
+def _stack_operators(
+    operator: Operator, config: RunConfig, base: BaseTimes
+) -> tuple[Operator, ...]:
+    """What was timed in place of an operator of a layout; itself where nothing else was.
+
+    Eager stacks run RMSNorm and rotation as chains of calls, and unfused attention with scale, mask
+    and softmax apart.
+    """
+    model, phase = config.model, operator.phase
+    phase = Phase.FORWARD if phase is Phase.RECOMPUTE else phase
+    is_rms = model.normalization is Normalization.RMS_NORM
+    if operator.kind is Kind.NORM and is_rms and base.has(Kind.RMS_NORM, phase):
+        return (replace(operator, kind=Kind.RMS_NORM, phase=phase),)
+    is_rotated = model.position_embedding is PositionEmbedding.ROPE
+    if operator.kind is Kind.POSITION and is_rotated and base.has(Kind.ROTARY, phase):
+        heads, micro = model.num_attention_heads, config.batch.micro_batch_size
+        shape = (model.seq_length, micro, heads // config.parallelism.tp, model.kv_channels)
+        return (replace(operator, kind=Kind.ROTARY, phase=phase, shape=shape),)
+    if operator.kind is Kind.CORE_ATTENTION and config.is_attention_fused:
+        if not base.has(Kind.FLASH_ATTENTION, phase):
+            return (operator,)
+        shape = (*operator.shape, operator.shape[-1])
+        return (replace(operator, kind=Kind.FLASH_ATTENTION, phase=phase, shape=shape),)
+    is_apart = not (config.is_attention_fused or config.is_softmax_fused)
+    if operator.kind is Kind.CORE_ATTENTION and is_apart and base.has(Kind.MASK, phase):
+        return _unfused(replace(operator, phase=phase))
+    return (operator,)
+
+
+def _unfused(operator: Operator) -> tuple[Operator, ...]:
+    """Two batched products, and mask and softmax between them."""
+    micro, heads, _, seq, channels = operator.shape
+    matrices = micro * heads
+    parts = (
+        (Kind.BATCHED_PRODUCT, (matrices, seq, channels, seq)),
+        (Kind.MASK, (matrices * seq, seq)),
+        (Kind.SOFTMAX, (matrices * seq, seq)),
+        (Kind.BATCHED_PRODUCT, (matrices, seq, seq, channels)),
+    )
+    return tuple(replace(operator, kind=kind, shape=shape) for kind, shape in parts)
 
 
 def _quantized(compiled: Compiled, timed: Fp8Recipe) -> list[tuple[list[int], float]]:
@@ -89,8 +131,8 @@ def _quantized(compiled: Compiled, timed: Fp8Recipe) -> list[tuple[list[int], fl
     return [(list(places), factor) for factor, places in found.items()]
 
 
-_QUANTIZED = frozenset(kind for kind in OperatorKind if kind.is_linear) - {OperatorKind.LOGITS} | {
-    OperatorKind.GROUPED_LINEAR
+_QUANTIZED = frozenset(kind for kind in Kind if kind.is_linear) - {Kind.LOGITS} | {
+    Kind.GROUPED_LINEAR
 }
 
 
@@ -110,5 +152,5 @@ def _splits(compiled: Compiled) -> set[Operator]:
         for block, config in zip(compiled.blocks, compiled.block_configs, strict=True)
         if config.model.position_embedding is not PositionEmbedding.ROPE
         for operator, _ in block.operators
-        if operator.kind is OperatorKind.POSITION
+        if operator.kind is Kind.POSITION
     }

@@ -1,0 +1,218 @@
+"""What measured steps say of the constants, and what the constants leave of them.
+
+What they leave is much the same for layouts that are alike: a Gaussian process over layouts beside
+the constants (Kennedy & O'Hagan 2001, "Bayesian calibration of computer models", section 4, the
+discrepancy of a model).  Its correlation falls with the distance, so a layout that is far from all
+that was measured is known less well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..fit.robust import robust_minimum
+from ..timeline.items import Floats
+from ..workload.config import RunConfig
+from .known import KnownStep, Remainder, likeness, remainders
+from .layouts import Constant, Layouts
+
+MODEL_SIGMA_LOG = 0.06
+"""How far a layout lies from what the constants say of it, before any step is known."""
+SITE_SIGMA_LOG = 0.08
+"""How far apart the levels of two clusters, releases or days of one kind of machine lie."""
+SLOPE_STEP = 1e-4
+"""Change of a constant from which slopes are taken."""
+_MISFIT_SPREAD_LOG, _MOST_SPREADS, _NUM_MISFITS = 0.3, 8, 65
+"""Prior deviation of the log of that distance, how many of them it may be off, and how many values
+of it are weighed."""
+_MAX_ROUNDS, _SETTLED_LOG = 3, 0.1
+_WEIGHT = 5.0
+"""Residuals that the prior of a deviation counts for."""
+_WIDEST = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Posterior:
+    """What measured steps say of the constants."""
+
+    constants: tuple[Constant, ...]
+    theta: Floats
+    """Logs, from the centres of their priors."""
+    root: Floats
+    """Lower triangular root of their covariance."""
+    known: tuple[RunConfig, ...]
+    """Layouts of the measured steps."""
+    weights: Floats
+    """Inverse of the covariance of what the constants leave, shape (steps, steps)."""
+    residuals: Floats
+    """Measured over modelled steps, logs."""
+    slopes: Floats
+    """Of the measured steps by the constants."""
+    sigma_log: float
+    """How far a layout lies from what the constants say of it."""
+    spread_factor: float
+    """How much wider errors of left-out layouts are than the posterior says."""
+    remainders: Mapping[RunConfig, Remainder]
+
+    def drawn(self, configs: Sequence[RunConfig]) -> tuple[Floats, Floats, Floats]:
+        """What layouts alike leave for these: logs, deviations, and pull on each constant."""
+        alike = self.sigma_log**2 * likeness(configs, self.known)
+        weighed = alike @ self.weights
+        left = self.sigma_log**2 - np.einsum("ck,ck->c", weighed, alike)
+        return weighed @ self.residuals, np.sqrt(np.maximum(left, 0.0)), weighed @ self.slopes
+
+
+def posterior_of(layouts: Layouts, known: Sequence[KnownStep]) -> Posterior:
+    """The greatest posterior of the constants, given steps that were measured.
+
+    ``layouts`` are those of ``known``, one for one and in their order.
+    """
+    evidence = _Evidence.of(layouts, known)
+    sigma, theta = MODEL_SIGMA_LOG, np.zeros(len(evidence.constants))
+    for _ in range(_MAX_ROUNDS):
+        found = _mode(evidence, theta, evidence.covariance(sigma))
+        before, theta = sigma, found.theta
+        sigma = _misfit(evidence, found)
+        if abs(np.log(sigma / before)) < _SETTLED_LOG:
+            break
+    found = _mode(evidence, theta, evidence.covariance(sigma))
+    return Posterior(
+        constants=evidence.constants,
+        theta=found.theta,
+        root=np.linalg.cholesky(found.covariance).astype(np.float64),
+        known=tuple(one.config for one in known),
+        weights=np.linalg.inv(evidence.covariance(sigma)),
+        residuals=found.residuals,
+        slopes=found.slopes,
+        sigma_log=sigma,
+        spread_factor=_spread_factor(evidence, found, sigma),
+        remainders=remainders(known, found.residuals.tolist()),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Mode:
+    """The greatest posterior and its neighbourhood."""
+
+    theta: Floats
+    residuals: Floats
+    """Measured minus found log times, shape (rows,)."""
+    slopes: Floats
+    """Of log times by the constants, shape (rows, constants)."""
+    covariance: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Evidence:
+    """Measured steps as a function of the constants and of the level of each site."""
+
+    layouts: Layouts
+    measured_log: Floats
+    sites: tuple[str, ...]
+    is_at: Floats
+    """Which site each step was measured at, shape (rows, sites)."""
+    own_sigma: Floats
+    """How well each step was measured."""
+    alike: Floats
+    """Correlations of what the constants leave, shape (rows, rows)."""
+
+    @staticmethod
+    def of(layouts: Layouts, known: Sequence[KnownStep]) -> _Evidence:
+        sites = tuple(sorted({one.site for one in known if one.site}))
+        configs = [one.config for one in known]
+        alike = likeness(configs, configs)
+        np.fill_diagonal(alike, 1.0)
+        is_at = np.array([[float(one.site == site) for site in sites] for one in known])
+        return _Evidence(
+            layouts=layouts,
+            measured_log=np.log([one.time_s for one in known]),
+            sites=sites,
+            is_at=is_at.reshape(len(known), len(sites)),
+            own_sigma=np.array([one.sigma_log for one in known]),
+            alike=alike,
+        )
+
+    @property
+    def constants(self) -> tuple[Constant, ...]:
+        return (*self.layouts.constants, *(("site", site) for site in self.sites))
+
+    @property
+    def sigma_log(self) -> Floats:
+        sites = np.full(len(self.sites), SITE_SIGMA_LOG)
+        return np.concatenate([self.layouts.sigma_log, sites])
+
+    def covariance(self, sigma: float) -> Floats:
+        """Of the steps where the constants are known, shape (rows, rows)."""
+        return sigma**2 * self.alike + np.diag(self.own_sigma**2)
+
+    def log_time(self, theta: Floats) -> Floats:
+        number = len(self.layouts.constants)
+        found = self.layouts.log_time(theta[:number, np.newaxis])[:, 0]
+        return found + self.is_at @ theta[number:]
+
+    def slopes(self, theta: Floats) -> Floats:
+        number = len(self.layouts.constants)
+        return np.hstack([self.layouts.slopes(theta[:number], SLOPE_STEP)[1], self.is_at])
+
+
+def _mode(evidence: _Evidence, start: Floats, noise: Floats) -> _Mode:
+    spread, measured = evidence.sigma_log, evidence.measured_log
+    whiten = np.linalg.inv(np.linalg.cholesky(noise))
+
+    def residuals(theta: Floats) -> Floats:
+        return np.concatenate([whiten @ (evidence.log_time(theta) - measured), theta / spread])
+
+    def jacobian(theta: Floats) -> Floats:
+        return np.vstack([whiten @ evidence.slopes(theta), np.diag(1 / spread)])
+
+    theta = robust_minimum(
+        residuals, jacobian, start, spread=spread, loss="linear", tolerance=1e-5, most_steps=20
+    )
+    slopes = evidence.slopes(theta)
+    scaled = whiten @ slopes
+    covariance = np.linalg.inv(scaled.T @ scaled + np.diag(spread**-2))
+    return _Mode(
+        theta=theta,
+        residuals=measured - evidence.log_time(theta),
+        slopes=slopes,
+        covariance=0.5 * (covariance + covariance.T),
+    )
+
+
+def _marginal(evidence: _Evidence, found: _Mode, sigma: float) -> tuple[Floats, Floats]:
+    """Covariance of the measured steps before any is known, linearised, and what they were off."""
+    wide = found.slopes * evidence.sigma_log
+    return evidence.covariance(sigma) + wide @ wide.T, found.residuals + found.slopes @ found.theta
+
+
+def _misfit(evidence: _Evidence, found: _Mode) -> float:
+    """How far layouts lie from what the constants say: the posterior mean of its log.
+
+    Summed over a grid, so that it moves smoothly with the steps (MacKay 1992, section 4, with a
+    normal prior of the log).
+    """
+    logs = np.log(MODEL_SIGMA_LOG) + _MISFIT_SPREAD_LOG * np.linspace(-_MOST_SPREADS, _MOST_SPREADS, _NUM_MISFITS)
+    scores = []
+    for log in logs:
+        covariance, off = _marginal(evidence, found, float(np.exp(log)))
+        root = np.linalg.cholesky(covariance)
+        white = np.linalg.solve(root, off)
+        prior = ((log - np.log(MODEL_SIGMA_LOG)) / _MISFIT_SPREAD_LOG) ** 2
+        scores.append(-0.5 * (white @ white + prior) - np.sum(np.log(np.diag(root))))
+    weights = np.exp(np.array(scores) - max(scores))
+    return float(np.exp(weights @ logs / weights.sum()))
+
+
+def _spread_factor(evidence: _Evidence, found: _Mode, sigma: float) -> float:
+    """Deviation of standardised leave-one-out residuals, drawn to 1 as by so many residuals.
+
+    Without row i its error is [C^-1 d]_i / [C^-1]_ii with the variance 1 / [C^-1]_ii, d what all
+    steps were off before any was known (Rasmussen & Williams 2006, section 5.4.2).
+    """
+    covariance, off = _marginal(evidence, found, sigma)
+    inverse = np.linalg.inv(covariance)
+    squares = (inverse @ off) ** 2 / np.diag(inverse)
+    return min(_WIDEST, float(np.sqrt((_WEIGHT + np.sum(squares)) / (_WEIGHT + len(squares)))))
