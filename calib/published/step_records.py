@@ -42,6 +42,11 @@ class Record:
                 return text
         return ""
 
+    def is_empty(self, name: str) -> bool:
+        """Whether the column is there and the cell says nothing, not even ``none``."""
+        cell = self._cells.get(name, "none")
+        return cell is None or str(cell).strip().lower() in _NOT_SET - {"none"}
+
     def number(self, *names: str, default: float | None = None) -> float:
         """The cell as a number; ``ConfigError`` where there is neither one nor a default."""
         text = self.text(*names)
@@ -120,8 +125,12 @@ class Stack:
 def layout(record: Record, model: ModelShape, stack: Stack, etp: int = 0) -> Parallelism:
     """Degrees by their usual column names; dp is what the other degrees leave of the ranks.
 
-    ``etp`` stands where the record has none.
+    A table without a column has no such parallelism; a cell that is empty is refused, but for vp
+    (none) and, without experts, ep.  ``etp`` stands where the record has none.
     """
+    needed = ("tp", "pp", "cp", "ep") if model.experts else ("tp", "pp", "cp")
+    if missing := unstated(record, *needed):
+        raise ConfigError(missing)
     tp, pp, cp, ep = (record.whole(name, default=1) for name in ("tp", "pp", "cp", "ep"))
     vp = max(1, record.whole("vp", default=1)) if pp > 1 else 1
     etp = record.whole("etp", default=etp)
@@ -145,6 +154,16 @@ def layout(record: Record, model: ModelShape, stack: Stack, etp: int = 0) -> Par
         overlaps_param_gather=stack.overlaps,
         ranks_per_node=stack.ranks_per_node,
     )
+
+
+def unstated(record: Record, *columns: str) -> str:
+    """Which of these columns are there and empty, as the text of an error; "" where none is.
+
+    >>> unstated(Record({"tp": 4, "pp": None, "cp": None}), "tp", "pp", "cp", "ep")
+    'pp, cp not stated; give them'
+    """
+    missing = [name for name in columns if name in record.names and not record.text(name)]
+    return f"{', '.join(missing)} not stated; give them" if missing else ""
 
 
 def spread_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:

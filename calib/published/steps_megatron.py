@@ -123,28 +123,31 @@ def _simumax_vocab(record: Record) -> int:
 def read_small_tables(record: Record, row_id: str, table: str) -> StepRow:
     """Tables of papers and READMEs, one machine for each source, device and precision.
 
-    Before 2023 attention was unfused.  Rows whose micro-batch is not stated are read with one of 1
-    and flagged; FSDP and ZeRO-3 are flagged.
+    Before 2023 attention was unfused.  Rows whose micro-batch or recompute is not stated are read
+    with one of 1 and none and flagged; FSDP and ZeRO-3 are flagged.
     """
     source, device = record.text("source"), record.text("gpu")
     precision_name = record.text("precision")
     micro = record.whole("micro_batch_size", default=0)
     flag = joined_flags(
         (micro == 0, "the micro-batch is not stated"),
+        (record.is_empty("recompute"), "the recompute is not stated"),
         (record.is_true("fsdp"), "FSDP is not modelled"),
         (_is_zero3(record), "ZeRO-3 is not modelled"),
     )
     if not record.text("step_time_s") or not record.text("global_batch_size"):
         raise ConfigError("no step time or global batch is stated; only a rate")
     precision, fp8 = precision_of(precision_name)
+    model, stack = _paper_shape(record), _paper_stack(record)
     kind = record.text("step_time_kind")
     return step_row(
         record,
         f"{record.text('table')} {record.text('model')} {row_id}",
         config=run_config(
             record,
-            model=_paper_shape(record),
-            stack=_paper_stack(record),
+            model=model,
+            stack=stack,
+            parallelism=_sharded(record, layout(record, model, stack)),
             device=device,
             precision=precision,
             fp8=fp8,
@@ -171,6 +174,14 @@ def _paper_stack(record: Record) -> Stack:
         is_optimizer_distributed=not is_old or bool(record.text("zero1_size")),
         overlaps=not is_old,
     )
+
+
+def _sharded(record: Record, par: Parallelism) -> Parallelism:
+    """With the optimizer sharded over ``zero1_size`` ranks: over all where that is 0 or below."""
+    shards = record.whole("zero1_size", default=0)
+    if shards <= 0 or par.dp % shards:
+        return par
+    return replace(par, num_optimizer_instances=par.dp // shards)
 
 
 def _paper_shape(record: Record) -> ModelShape:

@@ -26,6 +26,7 @@ from .step_records import (
     precision_of,
     run_config,
     step_row,
+    unstated,
 )
 
 _NVL72_RANKS = 64
@@ -94,7 +95,7 @@ def _with_drops(model: ModelShape, label: str) -> ModelShape:
 
 
 def read_dgxc(record: Record, row_id: str, table: str) -> StepRow:
-    """DGX Cloud benchmarks of NeMo; shapes by the model's name."""
+    """DGX Cloud benchmarks of NeMo, several releases of it; shapes by the model's name."""
     label, device = record.text("model"), record.text("gpu")
     if record.text("framework").lower() not in ("", "nemo", "megatron", "megatron-lm"):
         raise ConfigError(f"framework {record.text('framework')} is not Megatron; give NeMo")
@@ -112,11 +113,11 @@ def read_dgxc(record: Record, row_id: str, table: str) -> StepRow:
         config=run_config(
             record,
             model=public_shape(label, seq_length=record.whole("seq_len"), num_layers=num_layers),
-            stack=_recipe_stack("NeMo", device),
+            stack=_recipe_stack(f"NeMo {record.text('release_tag_first')}".strip(), device),
             device=device,
             precision=precision,
             fp8=fp8,
-            micro_batch_size=record.whole("micro_batch_size", default=0) or _micro(record),
+            micro_batch_size=record.whole("micro_batch_size", default=0) or _micro(record, flag),
         ),
         table=table,
         machine=f"{device} DGXC {record.text('precision')}",
@@ -126,12 +127,13 @@ def read_dgxc(record: Record, row_id: str, table: str) -> StepRow:
     )
 
 
-def _micro(record: Record) -> int:
-    """From the accumulation where the micro-batch is not stated, else 1."""
+def _micro(record: Record, flag: str) -> int:
+    """From the accumulation where the micro-batch is not stated; ``flag`` is told first."""
     accumulation = record.number("ga_computed", default=0)
     dp = record.number("dp", default=0)
     if not accumulation or not dp:
-        raise ConfigError("neither micro-batch nor accumulation is stated; give one")
+        reason = "neither micro-batch nor accumulation is stated; give one"
+        raise ConfigError(f"{flag}; {reason}" if flag else reason)
     return max(1, round(record.number("global_batch_size") / (dp * accumulation)))
 
 
@@ -148,15 +150,18 @@ def read_mlperf(record: Record, row_id: str, table: str) -> StepRow:
     benchmark, accelerator = record.text("benchmark"), record.text("accelerator")
     if benchmark not in _MLPERF_MODELS:
         raise ConfigError(f"benchmark {benchmark!r} is none of {', '.join(_MLPERF_MODELS)}")
+    if not accelerator.startswith("NVIDIA"):
+        raise ConfigError(f"accelerator {accelerator!r} is not NVIDIA's; only its stack is known")
     device = accelerator.removeprefix("NVIDIA ").strip()
-    if not record.text("tp"):
-        raise ConfigError("tp and pp are not stated; give the configuration")
+    is_lora = "lora" in benchmark
+    if missing := unstated(record, "tp", "pp", "cp", "micro_batch"):
+        raise ConfigError(f"{'LoRA is not modelled; ' if is_lora else ''}{missing}")
     fp4, fp8 = record.is_true("cfg_fp4"), record.is_true("cfg_fp8")
     stated = "fp4" if fp4 else "fp8" if fp8 or benchmark != "llama2_70b_lora" else "bf16"
     precision, recipe = precision_of(stated)
     flag = joined_flags(
+        (is_lora, "LoRA is not modelled"),
         (record.text("config_match") != "unique", "degrees are not certain"),
-        ("lora" in benchmark, "LoRA is not modelled"),
         (record.is_true("cfg_fsdp"), "FSDP is not modelled"),
         (record.is_true("resubmission_of_earlier_round"), "resubmission"),
     )
@@ -173,7 +178,7 @@ def read_mlperf(record: Record, row_id: str, table: str) -> StepRow:
             fp8=recipe,
         ),
         table=table,
-        machine=f"{device} MLPerf {record.text('round')} {stated}",
+        machine=f"{device} MLPerf {record.text('round')} {record.text('submitter')} {stated}",
         label=f"{benchmark} {device}",
         measured_s=record.number("step_time_s_median_over_runs", "step_time_s"),
         flag=flag,

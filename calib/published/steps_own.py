@@ -146,7 +146,7 @@ def _layout(config: RunConfig, par: Parallelism) -> dict[str, Any]:
     layout = None
     if par.chunk_layers:
         layout = write_layout(par.chunk_layers, config.model.num_prediction_layers)
-    comm = par.context_comm
+    comm, copies = par.context_comm, par.num_optimizer_instances
     return {
         "world_size": par.num_ranks,
         "ranks_per_node": par.ranks_per_node or None,
@@ -160,6 +160,7 @@ def _layout(config: RunConfig, par: Parallelism) -> dict[str, Any]:
         "expert_tensor_parallel_size": par.etp or None,
         "sequence_parallel": _set(par.is_sequence_parallel),
         "use_distributed_optimizer": _set(par.is_optimizer_distributed),
+        "num_distributed_optimizer_instances": copies if copies > 1 else None,
         "overlap_grad_reduce": _set(par.overlaps_grad_reduce),
         "overlap_param_gather": _set(par.overlaps_param_gather),
         "tp_comm_overlap": _set(par.overlaps_tp),

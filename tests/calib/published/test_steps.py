@@ -161,7 +161,7 @@ def test_bridge_takes_shapes_by_name() -> None:
     "label", ["LLAMA31 8B", "Kimi_K2", "Qwen3_30B_a3B (tokendrop)", "Nemotron4 340b", "Grok-1"]
 )
 def test_other_models_of_the_recipes_are_known(label: str) -> None:
-    cells = {"model": label, "precision": "BF16", "fsdp": 0, "tp": 1, "pp": 1, "vp": None}
+    cells = {"model": label, "precision": "BF16", "fsdp": 0, "tp": 1, "pp": 1, "ep": 1, "vp": None}
     assert not only(like("e2e_megatron_bridge", **cells)).flag
 
 
@@ -175,6 +175,37 @@ def test_dgxc_reads_degrees_virtual_stages_and_precision() -> None:
     assert only(like("e2e_dgxc_scaling", 1, precision="FP8")).config.fp8 is Fp8Recipe.DELAYED
     other = like("e2e_dgxc_scaling", 1, framework="MaxText")
     assert "MaxText" in other.skipped[0].reason
+
+
+def test_a_degree_that_is_left_blank_is_named_and_never_filled_in() -> None:
+    for name, column in (
+        ("e2e_dgxc_scaling", "cp"),
+        ("e2e_mlperf_llm_systems", "pp"),
+        ("e2e_small_tables", "tp"),
+        ("e2e_sailor", "tp"),
+    ):
+        (skipped,) = like(name, 2 if name == "e2e_dgxc_scaling" else 0, **{column: None}).skipped
+        assert f"{column} not stated" in skipped.reason or f"{column} ''" in skipped.reason
+    lora = like("e2e_mlperf_llm_systems", 3, tp=None, cp=None).skipped[0].reason
+    assert lora.startswith("LoRA is not modelled; tp, cp not stated")
+    assert "Gaudi" in like("e2e_mlperf_llm_systems", accelerator="Intel Gaudi2").skipped[0].reason
+    tuned = golden("e2e_dgxc_scaling").skipped[0].reason
+    assert tuned.startswith("LoRA is not modelled; fine-tuning; neither micro-batch")
+    experts = like("e2e_megatron_bridge", model="Kimi_K2", tp=1, pp=1, vp=None, ep=None)
+    assert "ep not stated" in experts.skipped[0].reason
+
+
+def test_recompute_that_is_none_is_not_recompute_that_is_blank() -> None:
+    name, cells = "e2e_small_tables", {"fsdp": None, "step_time_s": 1.0}
+    assert not only(like(name, 1, **cells, recompute="none")).flag
+    assert only(like(name, 1, **cells, recompute=None)).flag == "the recompute is not stated"
+
+
+def test_the_optimizer_is_sharded_over_as_many_ranks_as_stated() -> None:
+    cells = {"fsdp": None, "tp": 1, "pp": 1, "vp": 1, "gpus": 32, "global_batch_size": 64}
+    for stated, copies in ((8, 4), (-1, 1), (0, 1), (None, 1)):
+        row = only(like("e2e_small_tables", 1, **cells, micro_batch_size=1, zero1_size=stated))
+        assert row.config.parallelism.num_optimizer_instances == copies
 
 
 def test_papers_before_flash_attention_are_unfused() -> None:
