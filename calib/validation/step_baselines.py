@@ -1,4 +1,5 @@
-"""What a step model has to beat: a constant FLOP rate, a trivial order, ten analytical terms."""
+"""What a step model has to beat: a constant FLOP rate, a trivial order, ten analytical terms, and
+scaling out without a loss."""
 
 from __future__ import annotations
 
@@ -34,12 +35,7 @@ class ConstantRate:
 
     def fit(self, rows: Sequence[StepRow]) -> FittedRate:
         """The median rate of the rows."""
-        logs = np.log([row.measured_s for row in rows]) - _log_work(rows)
-        level = float(np.median(logs)) if len(rows) else -np.log(_PRIOR_RATE_FRAC)
-        others = range(len(rows) if len(rows) > 1 else 0)
-        left_out = [float(logs[i] - np.median(np.delete(logs, i))) for i in others]
-        sigma = shrunk_sigma_log(np.array(left_out), prior_sigma_log=_RATE_SIGMA_LOG)
-        return FittedRate(level_log=level, sigma_log=sigma)
+        return _fitted_rate(rows, _log_work(rows))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +128,44 @@ class FittedTerms:
         )
 
 
-BASELINES = (ConstantRate(), TrivialOrder(), TenTerms())
+class PerfectScaling:
+    """Step times go with the FLOP of each device, from the smallest scale that is known.
+
+    Whatever the bubble or the collectives: the efficiency of that scale is kept.
+    """
+
+    name = "perfect scaling"
+
+    def fit(self, rows: Sequence[StepRow]) -> FittedScaling:
+        """The median rate of the rows on the fewest devices."""
+        least = min((row.num_ranks for row in rows), default=0)
+        smallest = [row for row in rows if row.num_ranks == least]
+        rate = _fitted_rate(smallest, _log_ideal(smallest))
+        return FittedScaling(level_log=rate.level_log, sigma_log=rate.sigma_log)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedScaling:
+    """One constant: log of step time over that of FLOP alone at the data sheet's rate."""
+
+    level_log: float
+    sigma_log: float
+
+    def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
+        """Times and intervals."""
+        return _predictions(_log_ideal(rows) + self.level_log, np.full(len(rows), self.sigma_log))
+
+
+BASELINES = (ConstantRate(), TrivialOrder(), TenTerms(), PerfectScaling())
+
+
+def _fitted_rate(rows: Sequence[StepRow], log_work: Array) -> FittedRate:
+    logs = np.log([row.measured_s for row in rows]) - log_work
+    level = float(np.median(logs)) if len(rows) else -np.log(_PRIOR_RATE_FRAC)
+    others = range(len(rows) if len(rows) > 1 else 0)
+    left_out = [float(logs[i] - np.median(np.delete(logs, i))) for i in others]
+    sigma = shrunk_sigma_log(np.array(left_out), prior_sigma_log=_RATE_SIGMA_LOG)
+    return FittedRate(level_log=level, sigma_log=sigma)
 
 
 def _predictions(log_time: Array, sigma_log: Array) -> StepPredictions:
@@ -144,14 +177,18 @@ def _predictions(log_time: Array, sigma_log: Array) -> StepPredictions:
 
 def _log_work(rows: Sequence[StepRow]) -> Array:
     """Log of the time at the data sheet's rate with the bubble, ``(rows,)``."""
-    return np.array([np.log(_work_s(row.config)) for row in rows], dtype=np.float64)
+    return _log_ideal(rows) + np.log([1 + bubble_frac(row.config) for row in rows])
 
 
-def _work_s(config: RunConfig) -> float:
+def _log_ideal(rows: Sequence[StepRow]) -> Array:
+    """The same without the bubble."""
+    return np.array([np.log(_ideal_s(row.config)) for row in rows], dtype=np.float64)
+
+
+def _ideal_s(config: RunConfig) -> float:
     nbytes = 1 if config.fp8.value != "none" else config.precision.nbytes
     peak = device_prior(config.device).peaks_for(nbytes).flop_per_s
-    rate = peak * config.parallelism.num_ranks
-    return step_flop(config) / rate * (1 + bubble_frac(config))
+    return step_flop(config) / (peak * config.parallelism.num_ranks)
 
 
 def _terms(rows: Sequence[StepRow]) -> Array:

@@ -29,7 +29,7 @@ STEP_PROTOCOLS = {
     LEAVE_GROUP: "a machine with rows of two models, numbers of GPUs or batches or more",
     LEAVE_WIDTH: "a machine with rows of two hidden sizes or more",
     LEAVE_DEPTH: "a machine with rows of one hidden size and two depths or more",
-    SCALE_OUT: "a machine with rows of two numbers of GPUs or more",
+    SCALE_OUT: "a series (one model on one machine and stack) of two numbers of GPUs or more",
 }
 """Besides these, ``calibrate_K`` needs a machine with more than K rows, as ``designed_K`` does."""
 MAX_LEFT_OUT = 200
@@ -54,6 +54,31 @@ def machines(rows: Sequence[StepRow]) -> dict[str, list[int]]:
         if not row.flag:
             found.setdefault(row.machine, []).append(position)
     return found
+
+
+def series(rows: Sequence[StepRow], min_scales: int = 1) -> dict[str, list[int]]:
+    """Positions of the usable rows of each series of ``min_scales`` numbers of GPUs or more."""
+    found: dict[str, list[int]] = {}
+    for position, row in enumerate(rows):
+        if not row.flag:
+            found.setdefault(series_name(row), []).append(position)
+    return {
+        name: positions
+        for name, positions in found.items()
+        if len({rows[i].num_ranks for i in positions}) >= min_scales
+    }
+
+
+def series_name(row: StepRow) -> str:
+    """Equal for rows of one model, precision and sequence length on one machine and stack.
+
+    They differ in scale, batch and layout alone.  Sizes stand beside the model's label, since
+    tables cut layers and pad vocabularies.
+    """
+    config = row.config
+    label = row.group.rpartition(f" x{row.num_ranks}")[0]
+    parts = (row.machine, config.framework, label, row.width, f"L{config.model.num_layers}")
+    return ", ".join((*parts, config.precision.value, config.fp8.value))
 
 
 def calibrate_on(rows: Sequence[StepRow], num_rows: int, num_draws: int) -> Iterator[Fold]:
@@ -83,17 +108,15 @@ def designed(
 
 def named(rows: Sequence[StepRow], protocol: str) -> Iterator[Fold]:
     """The folds of one of ``STEP_PROTOCOLS``; all are of one draw, since none is random."""
+    if protocol == SCALE_OUT:
+        yield from _scaled_out(rows)
+        return
     for machine, positions in machines(rows).items():
         keys = {i: _KEYS[protocol](rows[i]) for i in positions}
         if protocol == LEAVE_ONE_OUT:
             keys = {i: str(i) for i in positions}
         values = list(dict.fromkeys(keys.values()))
         if len(values) < 2:
-            continue
-        if protocol == SCALE_OUT:
-            least = min(values, key=float)
-            train = [i for i in positions if keys[i] == least]
-            yield _fold(protocol, machine, 0, positions, train)
             continue
         for value in _drawn(machine, values):
             train = [i for i in positions if keys[i] != value]
@@ -105,8 +128,16 @@ _KEYS: dict[str, Callable[[StepRow], str]] = {
     LEAVE_GROUP: lambda row: row.group,
     LEAVE_WIDTH: lambda row: row.width,
     LEAVE_DEPTH: lambda row: f"{row.width} L{row.config.model.num_layers}",
-    SCALE_OUT: lambda row: str(row.num_ranks),
 }
+
+
+def _scaled_out(rows: Sequence[StepRow]) -> Iterator[Fold]:
+    """The smallest scale of each series calibrates that series alone."""
+    for positions in series(rows).values():
+        least = min(rows[i].num_ranks for i in positions)
+        train = [i for i in positions if rows[i].num_ranks == least]
+        if len(train) < len(positions):
+            yield _fold(SCALE_OUT, rows[positions[0]].machine, 0, positions, train)
 
 
 def _subsets(

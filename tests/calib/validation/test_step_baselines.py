@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 
 from forerun.calib.fit.priors import device_prior
-from forerun.calib.validation.step_baselines import ConstantRate, TenTerms, TrivialOrder
+from forerun.calib.validation.step_baselines import (
+    ConstantRate,
+    PerfectScaling,
+    TenTerms,
+    TrivialOrder,
+)
 from forerun.calib.validation.step_terms import NUM_TERMS, bubble_frac, step_flop, step_terms
 from forerun.calib.workload.config import Attention, Parallelism, Recompute
 
-from .step_fixtures import grid, layout, timed
+from .step_fixtures import grid, layout, row, timed
 
 
 def test_flop_is_narayanans() -> None:
@@ -46,6 +51,19 @@ def test_a_planted_rate_is_found() -> None:
     assert (found.low_s < found.time_s).all() and (found.time_s < found.high_s).all()
 
 
+def test_perfect_scaling_keeps_the_efficiency_of_the_smallest_scale() -> None:
+    # On twice the devices half the time, whatever bubble and collectives there are; twice the
+    # batch takes twice the time.
+    small, other = layout(2, 2, 1, 4), layout(4, 1, 1, 4)
+    large = layout(2, 2, 8, 1)
+    double = replace(large, batch=replace(large.batch, global_batch_size=128))
+    known = [row(small, 3.0), row(other, 5.0), row(layout(2, 2, 4, 1), 99.0)]
+    found = PerfectScaling().fit(known).predict([row(large, np.nan), row(double, np.nan)])
+    middle = np.sqrt(3.0 * 5.0)
+    np.testing.assert_allclose(found.time_s, [middle / 8, middle / 4], rtol=1e-9)
+    assert (found.low_s < found.time_s).all() and (found.time_s < found.high_s).all()
+
+
 def test_planted_scales_are_found_from_enough_rows() -> None:
     rng = np.random.default_rng(3)
     scales = rng.normal(0.0, 0.5, NUM_TERMS)
@@ -72,7 +90,7 @@ def test_intervals_cover_what_the_terms_leave_out() -> None:
 
 def test_without_rows_priors_answer_and_intervals_are_wide() -> None:
     rows = grid(lambda _: 1.0)
-    for model in (ConstantRate(), TenTerms()):
+    for model in (ConstantRate(), TenTerms(), PerfectScaling()):
         cold = model.fit([]).predict(rows)
         warm = model.fit(rows[:10]).predict(rows)
         assert np.isfinite(cold.time_s).all() and (cold.time_s > 0).all()

@@ -23,9 +23,12 @@ from forerun.calib.validation.step_protocols import (
     calibrate_on,
     designed,
     named,
+    series,
+    series_name,
 )
+from forerun.calib.workload.config import Fp8Recipe
 
-from .step_fixtures import grid
+from .step_fixtures import grid, layout, row
 
 
 def two_machines() -> list[StepRow]:
@@ -57,7 +60,10 @@ def test_named_protocols_split_too(protocol: str) -> None:
     folds = list(named(rows, protocol))
     for fold in folds:
         check(fold, rows)
-        assert len(fold.train) + len(fold.test) == len(rows) // 2
+        own = {series_name(rows[i]) for i in (*fold.train, *fold.test)}
+        size = len(rows) // 4 if protocol == SCALE_OUT else len(rows) // 2
+        assert len(fold.train) + len(fold.test) == size
+        assert len(own) == 1 or protocol != SCALE_OUT
     assert bool(folds) == (protocol not in (LEAVE_WIDTH,))
 
 
@@ -83,6 +89,27 @@ def test_what_is_left_out_is_whole() -> None:
     for fold in named(rows, SCALE_OUT):
         most = max(rows[i].num_ranks for i in fold.train)
         assert all(rows[i].num_ranks > most for i in fold.test)
+
+
+def test_a_series_is_one_model_and_stack_on_one_machine_whatever_its_layouts() -> None:
+    rows = two_machines()
+    assert len(series(rows)) == 4  # two machines, two depths
+    released = [replace(r, config=replace(r.config, framework="2")) for r in rows[:2]]
+    faster = [replace(r, config=replace(r.config, fp8=Fp8Recipe.DELAYED)) for r in rows[:2]]
+    assert len({series_name(row) for row in (*rows[:2], *released, *faster)}) == 6
+    wide = layout(2, 1, 4, 1)
+    padded = replace(wide, model=replace(wide.model, vocab_size=51456))
+    assert series_name(row(wide, 1.0)) == series_name(row(padded, 1.0))
+
+
+def test_series_of_too_few_scales_and_flagged_rows_are_left_out() -> None:
+    sizes = (1, 2, 4)
+    rows = [row(layout(1, 1, dp, 1), 1.0) for dp in sizes]
+    assert list(series(rows, 3).values()) == [[0, 1, 2]]
+    rows[1] = replace(rows[1], flag="bad")
+    assert list(series(rows, 2).values()) == [[0, 2]] and not series(rows, 3)
+    (fold,) = named(rows, SCALE_OUT)
+    assert (fold.train, fold.test) == ((0,), (2,))
 
 
 def test_one_out_leaves_every_row_out_once_up_to_a_number() -> None:
