@@ -82,7 +82,7 @@ def test_our_own_format_gives_the_same_rows_back(name: str) -> None:
         ("e2e_llmfoundry_mpt_fsdp", 0, 2, 0),
         ("e2e_neusight", 0, 1, 1),
         ("e2e_megatron_bridge", 5, 1, 1),
-        ("e2e_mlperf_llm_systems", 3, 1, 1),
+        ("e2e_mlperf_llm_systems", 1, 1, 3),
     ],
 )
 def test_what_is_not_modelled_is_flagged_or_skipped(
@@ -186,6 +186,8 @@ def test_a_degree_that_is_left_blank_is_named_and_never_filled_in() -> None:
     ):
         (skipped,) = like(name, 2 if name == "e2e_dgxc_scaling" else 0, **{column: None}).skipped
         assert f"{column} not stated" in skipped.reason or f"{column} ''" in skipped.reason
+    pipeline = like("e2e_mlperf_llm_systems", 4, vp=None).skipped[0].reason
+    assert pipeline.startswith("vp not stated")
     lora = like("e2e_mlperf_llm_systems", 3, tp=None, cp=None).skipped[0].reason
     assert lora.startswith("LoRA is not modelled; tp, cp not stated")
     assert "Gaudi" in like("e2e_mlperf_llm_systems", accelerator="Intel Gaudi2").skipped[0].reason
