@@ -82,7 +82,7 @@ def test_our_own_format_gives_the_same_rows_back(name: str) -> None:
         ("e2e_llmfoundry_mpt_fsdp", 0, 2, 0),
         ("e2e_neusight", 0, 1, 1),
         ("e2e_megatron_bridge", 5, 1, 1),
-        ("e2e_mlperf_llm_systems", 1, 1, 3),
+        ("e2e_mlperf_llm_systems", 3, 1, 1),
     ],
 )
 def test_what_is_not_modelled_is_flagged_or_skipped(
@@ -195,6 +195,14 @@ def test_a_degree_that_is_left_blank_is_named_and_never_filled_in() -> None:
     assert tuned.startswith("LoRA is not modelled; fine-tuning; neither micro-batch")
     experts = like("e2e_megatron_bridge", model="Kimi_K2", tp=1, pp=1, vp=None, ep=None)
     assert "ep not stated" in experts.skipped[0].reason
+
+
+def test_mlperf_takes_vp_from_the_submission_where_a_configuration_is_silent() -> None:
+    # conf/custom.yaml of round v3.1: virtual_pipeline_model_parallel_size 12 unless set.
+    old, _, new = golden("e2e_mlperf_llm_systems").usable
+    assert (old.config.parallelism.pp, old.config.parallelism.vp) == (8, 12)
+    assert new.config.parallelism.vp == 4
+    assert only(like("e2e_mlperf_llm_systems", vp=6.0)).config.parallelism.vp == 6
 
 
 def test_recompute_that_is_none_is_not_recompute_that_is_blank() -> None:
