@@ -57,7 +57,7 @@ def score(
     """What ``chosen`` and the baselines say of each claim's folds, by the claim's key."""
     names = dict.fromkeys((chosen, *MODELS[1:]))
     tasks: list[_Task] = []
-    for claim in {claim.key: claim for claim in claims}.values():
+    for claim in {claim.key: claim for claim in reversed(claims)}.values():
         folds = _folds(data, claim, num_draws)
         for name in names:
             parts = _PARTS_PER_JOB * num_jobs if name == MODELS[0] and num_jobs > 1 else 1
