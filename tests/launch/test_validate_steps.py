@@ -46,7 +46,7 @@ def test_json_has_results_baselines_and_rows(capsys: pytest.CaptureFixture[str])
         assert row["low_s"] <= row["predicted_s"] <= row["high_s"] and row["measured_s"] > 0
     names = [row["model"] for row in value["baselines"]]
     assert value["model"] == "ours"
-    assert names == ["constant rate", "trivial rule", "ten-term analytical"]
+    assert names == ["constant rate", "trivial rule", "ten-term analytical", "perfect scaling"]
     assert len(value["worst"]) == 10
     trivial = value["baselines"][names.index("trivial rule")]
     assert trivial["mape_frac"] is None and trivial["regret_median_frac"] > 0
