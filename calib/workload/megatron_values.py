@@ -107,6 +107,8 @@ def model_values(config: RunConfig) -> dict[str, Any]:
     values.update((name, value) for name, value in optional.items() if value)
     if not model.has_bias:
         values["add_bias_linear"] = False
+    if not config.is_softmax_fused:
+        values["masked_softmax_fusion"] = False
     return {
         **values,
         "hidden_dropout": config.hidden_dropout,

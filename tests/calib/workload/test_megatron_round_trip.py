@@ -148,6 +148,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
         "is_loss_fused": (is_loss_fused := draw(st.booleans())),
         "keeps_fp32_logits": not is_loss_fused or draw(st.booleans()),
         "fuses_gradient_accumulation": draw(st.booleans()),
+        "is_softmax_fused": draw(st.booleans()),
         "reduces_grads_in_bf16": precision is not Precision.FP32 and draw(st.booleans()),
         "uses_cuda_graphs": draw(st.booleans()),
         "hidden_dropout": draw(st.sampled_from([0.0, 0.1])),
