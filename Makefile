@@ -48,7 +48,8 @@ dist: setup
 bench: setup
 	$(BIN)/python benchmarks/import_cost.py
 	$(BIN)/python benchmarks/hooks.py
-	$(BIN)/python benchmarks/cpu_layouts.py --out bench-out
+	rm -rf bench-out
+	$(BIN)/python benchmarks/cpu_layouts.py --out bench-out --repetitions 3 --sizes recipe
 	$(BIN)/python benchmarks/speed.py
 	$(BIN)/python benchmarks/schedules.py
 	$(BIN)/python benchmarks/plan.py

@@ -1,145 +1,258 @@
-"""Calibrate on DP 2, predict seven other layouts, then run them: predicted against actual.
+"""Calibrate on two CPU ranks, predict other layouts, then hold that against what they take.
 
-    python benchmarks/cpu_layouts.py --out DIR [--repetitions 3] [--iters 40]
+    python benchmarks/cpu_layouts.py --out DIR [--repetitions 5] [--sizes recipe,wider,deeper]
+        [--iters 8] [--minutes 28] [--only-table]
 
-Each repetition calibrates anew and runs every layout once, interleaved, so that a slow minute of
-the machine hits all alike.  Step times are the recipe's own log, medians after ten steps.
+Three sizes of ``recipes/pretrain_gpt.py`` (gloo).  Each repetition calibrates the running layout
+(DP 2) anew and runs it again without Forerun, with seven other layouts; calibrated runs of the
+layouts that ``forerun plan`` calls most telling are among them.  All of a size are run in turn, the
+sizes too, in an order that changes, so that a slow minute hits all alike.  Every run is kept in DIR
+as it ends (``cpu_runs.py``): the same command goes on after ``--minutes`` or a break, and
+``--only-table`` makes the table of what is there.  Predictions are asked anew each time, of
+the door of the verbs: ``open_machine`` (``also`` is ``--also``) and ``compare``, as ``forerun
+predict`` does, in one process.
+
+Floor: the calibrated step of the running layout against its second run.  *One* knows that
+calibration, *three* the telling layouts besides, each from a sibling directory; a telling layout
+that is also among the seven is not scored then.  Errors are of single repetitions, not of medians.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
+import math
 import statistics
-import subprocess
 import sys
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from scipy.stats import spearmanr
+from cpu_runs import RUNNING, SIZES, Campaign, Job
+from marks import markdown_table
+from scipy import stats
 
-ROOT = Path(__file__).parent.parent
-SKIPPED = 10
-LAYOUTS: dict[str, tuple[str, ...]] = {
-    "DP2 (running)": (),
-    "TP2": ("--tensor-model-parallel-size", "2"),
-    "TP2, sequence parallel": ("--tensor-model-parallel-size", "2", "--sequence-parallel"),
-    "PP2": ("--pipeline-model-parallel-size", "2"),
-    "PP2, two virtual stages": (
-        "--pipeline-model-parallel-size",
-        "2",
-        "--num-layers-per-virtual-pipeline-stage",
-        "1",
-    ),
-    "DP2, micro-batch halved": ("--micro-batch-size", "1"),
-    "DP2, micro-batch doubled": ("--micro-batch-size", "4"),
-    "DP2, full recompute": ("--recompute-granularity", "full"),
-}
-_ELAPSED = re.compile(r"elapsed time per iteration \(ms\): ([0-9.]+)")
+from forerun.calib.advice.plan import compare
+from forerun.calib.steps.known import same_layout
+from forerun.calib.workload.megatron_args import apply_options
+from forerun.launch.machines import open_machine
+
+ONE, THREE = "one layout", "three more, designed"
+COVERAGE_BAR_FRAC = 0.85
+LEGEND = """\
+Floor: mean absolute error of the calibrated step of the running layout against a second run of it.
+Error: mean absolute one of the other layouts, all repetitions.  Bias: mean signed error, 90 %
+interval of its mean over repetitions; a common sign is one that the interval does not doubt and
+that is larger than the floor.  Covers: share of the 90 % intervals that held, of the other layouts
+and of the running one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One layout of one repetition, seconds."""
+class Prediction:
+    """One layout of one repetition."""
 
+    size: str
+    repetition: int
+    protocol: str
     layout: str
+    is_known: bool
+    """Its step was measured for the prediction: the running layout, and the telling ones."""
     predicted_s: float
     low_s: float
     high_s: float
     actual_s: float
 
+    @property
+    def error_frac(self) -> float:
+        """Above 0 where the layout was faster than predicted."""
+        return self.predicted_s / self.actual_s - 1
 
-def train(options: tuple[str, ...], iters: int, calibrate_dir: Path | None = None) -> float:
-    """Run the recipe on two ranks; median step time in seconds after the first ten."""
-    command = [
-        str(Path(sys.executable).parent / "torchrun"),
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        str(ROOT / "recipes" / "pretrain_gpt.py"),
-        "--train-iters",
-        str(iters),
-        *options,
-    ]
-    if calibrate_dir is not None:
-        command += ["--calibrate", f"--calibrate-dir={calibrate_dir}", "--calibrate-wandb=off"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    times_ms = [float(found) for found in _ELAPSED.findall(done.stdout)]
-    if done.returncode or len(times_ms) <= SKIPPED:
-        sys.exit(f"{' '.join(command)}\nfailed with {done.returncode}:\n{done.stderr[-3000:]}")
-    return statistics.median(times_ms[SKIPPED:]) / 1e3
+    @property
+    def is_inside(self) -> bool:
+        """The 90 % interval held."""
+        return self.low_s <= self.actual_s <= self.high_s
 
 
-def predict(directory: Path, options: tuple[str, ...]) -> dict[str, float]:
-    """``forerun predict`` as JSON."""
-    command = [sys.executable, "-m", "forerun.launch.cli", "predict", str(directory), "--json"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
+def predictions(campaign: Campaign) -> list[Prediction]:
+    """Of all that was run, in the order of sizes, repetitions and layouts."""
+    found = []
+    calibrated = [job for job in campaign.ran if job.is_calibrated and job.layout == RUNNING]
+    for job in sorted(calibrated, key=lambda job: (list(SIZES).index(job.size), job.repetition)):
+        telling = [
+            Job(size=job.size, repetition=job.repetition, layout=layout, is_calibrated=True)
+            for layout in campaign.telling.get(job.size, {})
+        ]
+        found += _predicted(campaign, job, ONE, [])
+        if telling and all(one in campaign.ran for one in telling):
+            found += _predicted(campaign, job, THREE, telling)
+    return found
 
 
-def repetition(out: Path, number: int, iters: int) -> list[Row]:
-    """Calibrate once, then run every layout once."""
-    directory = out / f"calibration-{number}"
-    train((), iters, directory)
-    rows = []
-    for layout, options in LAYOUTS.items():
-        found = predict(directory, options)
-        rows.append(
-            Row(
-                layout=layout,
-                predicted_s=found["step_time_s"],
-                low_s=found["low_s"],
-                high_s=found["high_s"],
-                actual_s=train(options, iters),
-            )
+def _predicted(
+    campaign: Campaign, job: Job, protocol: str, telling: Sequence[Job]
+) -> Iterator[Prediction]:
+    """Every layout of one repetition that was run without Forerun."""
+    size = SIZES[job.size]
+    machine = open_machine(
+        campaign.directory(job.size, job.repetition, job.layout),
+        also=[campaign.directory(one.size, one.repetition, one.layout) for one in telling],
+    )
+    known = {same_layout(one.config) for one in machine.steps.known}
+    plain = {
+        layout: campaign.ran.get(
+            Job(size=job.size, repetition=job.repetition, layout=layout, is_calibrated=False)
         )
-        print(f"{number} {rows[-1]}", file=sys.stderr, flush=True)
-    return rows
+        for layout in size.layouts()
+    }
+    actual_s = {layout: ran.step_s for layout, ran in plain.items() if ran and ran.step_s}
+    configs = [apply_options(machine.own, size.layouts()[layout]) for layout in actual_s]
+    for layout, one in zip(actual_s, compare(machine.own, configs, machine.steps), strict=True):
+        yield Prediction(
+            size=job.size,
+            repetition=job.repetition,
+            protocol=protocol,
+            layout=layout,
+            is_known=same_layout(one.config) in known,
+            predicted_s=one.step_time_s,
+            low_s=one.low_s,
+            high_s=one.high_s,
+            actual_s=actual_s[layout],
+        )
 
 
-def table(rows: list[Row]) -> str:
-    """Medians over the repetitions as Markdown."""
-    lines = [
-        "| layout | predicted | 90 % | actual | error | repetitions inside |",
-        "|---|---|---|---|---|---|",
+def summary(found: Sequence[Prediction]) -> str:
+    """A line for each size and protocol, and for all sizes, as Markdown."""
+    head = ["size", "calibrated on", "repetitions", "floor", "error", "bar", "met", "bias (90 %)"]
+    head += ["floor's bias (90 %)", "common sign", "covers", "running covers", "bar met"]
+    rows = []
+    sizes = [name for name in SIZES if any(one.size == name for one in found)]
+    for size in (*sizes, "all"):
+        for protocol in (ONE, THREE):
+            mine = [one for one in found if one.protocol == protocol and size in (one.size, "all")]
+            if any(not one.is_known for one in mine) and any(one.layout == RUNNING for one in mine):
+                rows.append([size, protocol, *_figures(mine, protocol)])
+    return markdown_table(head, rows)
+
+
+def _figures(found: Sequence[Prediction], protocol: str) -> list[str]:
+    own = [one for one in found if one.layout == RUNNING]
+    others = [one for one in found if not one.is_known]
+    floor = statistics.mean(abs(one.error_frac) for one in own)
+    error = statistics.mean(abs(one.error_frac) for one in others)
+    bar = max(0.07, floor + 0.02) if protocol == ONE else floor + 0.015
+    bias, bias_half = _bias(others)
+    own_bias, own_half = _bias(own)
+    is_common = abs(bias) > max(floor, bias_half)
+    covers = statistics.mean(one.is_inside for one in others)
+    own_covers = statistics.mean(one.is_inside for one in own)
+    is_covered = min(covers, own_covers) >= COVERAGE_BAR_FRAC
+    return [
+        str(len({one.repetition for one in others})),
+        f"{floor:.1%}",
+        f"{error:.1%}",
+        f"{bar:.1%}",
+        "yes" if error <= bar else "no",
+        _interval(bias, bias_half),
+        _interval(own_bias, own_half),
+        "yes" if is_common else "no",
+        f"{covers:.0%} of {len(others)}",
+        f"{own_covers:.0%} of {len(own)}",
+        "yes" if is_covered else "no",
     ]
-    errors, medians = [], []
-    for layout in LAYOUTS:
-        mine = [row for row in rows if row.layout == layout]
+
+
+def _bias(found: Sequence[Prediction]) -> tuple[float, float]:
+    """Mean signed error, and half of the 90 % interval of its mean over repetitions.
+
+    The half is infinite where there is one repetition alone.
+    """
+    numbers = sorted({one.repetition for one in found})
+    means = [
+        statistics.mean(one.error_frac for one in found if one.repetition == number)
+        for number in numbers
+    ]
+    if len(means) < 2:
+        return means[0], math.inf
+    error = statistics.stdev(means) / len(means) ** 0.5
+    return statistics.mean(means), float(stats.t.ppf(0.95, len(means) - 1)) * error
+
+
+def _interval(mean: float, half: float) -> str:
+    return f"{mean:+.1%}" + (f" ± {half:.1%}" if math.isfinite(half) else "")
+
+
+def layout_table(found: Sequence[Prediction], size: str) -> str:
+    """Medians over the repetitions of one size, calibrated on one layout; the last column after
+    three more."""
+    head = ["layout", "predicted", "90 %", "actual", "error", "repetitions inside", THREE]
+    rows, medians = [], []
+    for layout in SIZES[size].layouts():
+        mine = [one for one in found if (one.size, one.layout) == (size, layout)]
+        first = [one for one in mine if one.protocol == ONE]
+        if not first:
+            continue
         predicted, low, high, actual = (
-            statistics.median(getattr(row, name) for row in mine)
+            statistics.median(getattr(one, name) for one in first)
             for name in ("predicted_s", "low_s", "high_s", "actual_s")
         )
-        error = predicted / actual - 1
-        inside = sum(row.low_s <= row.actual_s <= row.high_s for row in mine)
         medians.append((predicted, actual))
-        if layout != "DP2 (running)":
-            errors.append(abs(error))
-        lines.append(
-            f"| {layout} | {predicted:.3f} s | {low:.3f} to {high:.3f} | {actual:.3f} s | "
-            f"{error * 100:+.1f} % | {inside} of {len(mine)} |"
+        after = [one for one in mine if one.protocol == THREE]
+        error = statistics.median(one.error_frac for one in after) if after else None
+        told = "-" if error is None else f"{error:+.1%}" + " (known)" * after[0].is_known
+        rows.append(
+            [
+                layout,
+                f"{predicted:.3f} s",
+                f"{low:.3f} to {high:.3f}",
+                f"{actual:.3f} s",
+                f"{predicted / actual - 1:+.1%}",
+                f"{sum(one.is_inside for one in first)} of {len(first)}",
+                told,
+            ]
         )
-    rank = spearmanr(*zip(*medians, strict=True)).statistic
-    lines.append(
-        f"\nMean absolute error of the other {len(errors)}: {statistics.mean(errors) * 100:.1f} %; "
-        f"rank correlation (Spearman) {rank:.2f}"
-    )
-    return "\n".join(lines)
+    told = markdown_table(head, rows)
+    if len(medians) > 2:
+        told += f"\n\nRank correlation (Spearman) {stats.spearmanr(medians).statistic:.2f}"
+    return told
+
+
+def report(campaign: Campaign) -> str:
+    """All tables, as Markdown; the predictions are kept beside the rows."""
+    found = predictions(campaign)
+    text = json.dumps([asdict(one) for one in found], indent=1) + "\n"
+    (campaign.out / "predictions.json").write_text(text, encoding="utf-8")
+    if not found:
+        return "nothing was calibrated yet"
+    parts = [LEGEND, summary(found)]
+    for size, telling in campaign.telling.items():
+        parts += [f"{size}; most telling: {', '.join(telling)}", layout_table(found, size)]
+    spent_s = sum(ran.wall_s for ran in campaign.ran.values())
+    parts.append(f"{len(campaign.ran)} runs, {spent_s / 60:.1f} minutes")
+    return "\n\n".join(parts)
 
 
 def main() -> None:
-    """Run all repetitions; print the table and keep the rows."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Make the runs that are missing, print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--iters", type=int, default=40)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--sizes", default=",".join(SIZES), help="recipe,wider,deeper")
+    parser.add_argument("--iters", type=int, default=8, help="steps of a run that count (8)")
+    parser.add_argument("--minutes", type=float, default=28.0, help="begin no run after these (28)")
+    parser.add_argument("--only-table", action="store_true", help="run nothing")
     args = parser.parse_args()
+    sizes = args.sizes.split(",")
+    if unknown := set(sizes) - set(SIZES):
+        parser.error(f"--sizes {', '.join(sorted(unknown))}: none of {', '.join(SIZES)}")
     args.out.mkdir(parents=True, exist_ok=True)
-    rows = [row for n in range(args.repetitions) for row in repetition(args.out, n, args.iters)]
-    values = [{name: getattr(row, name) for name in Row.__slots__} for row in rows]
-    (args.out / "rows.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    print(table(rows))
+    campaign = Campaign.opened(args.out, args.iters)
+    is_whole = args.only_table or campaign.run(
+        sizes, args.repetitions, until_unix_s=time.time() + 60 * args.minutes
+    )
+    print(report(campaign))
+    if not is_whole:
+        print("not all was run; the same command goes on", file=sys.stderr)
 
 
 if __name__ == "__main__":
