@@ -1,74 +1,84 @@
-"""Advice to restart on replayed runs with a planted better layout: is it right, and what it costs.
+"""Advice to restart, through the live door, on layouts that others have measured.
 
-    python benchmarks/decisions.py STEPS.csv.gz [--replays 40]
+    python benchmarks/decisions.py DATA_DIR [--replays 6] [--only TEXT] [--json OUT]
 
-A replay is a run whose steps are a stretch of a published series (MLPerf training logs: `round`,
-`submitter`, `system`, `result`, `train_step_time_s`), and layouts whose true ratio to the running
-one is planted: the best saves what the table says, the others save less.  What the plan knows of a
-ratio is the truth times exp(error); the error has the stated deviation, four fifths of its
-variance stay from window to window.  ``decide`` is asked at two windows.  A stop is wrong where it
-takes longer, cost included, than going on.  The oracle knows all ratios and the time left.
+A replayed run trains in the layout of one published row; the other rows of its machine, model,
+number of GPUs and global batch are the layouts it could change to.  Its steps are that row's time
+by a stretch of a published series (MLPerf training logs).  At two windows the step model that
+answers ``forerun predict`` knows the steps of that window and no other row; ``compare`` makes of it
+the ratios and their widths, as for a plan, and ``decide`` the advice.  The truth are the measured
+rows, which nothing but the score sees.  All rows were run, so all fit in memory.
+
+A stop loses where the chosen layout takes longer, cost included, than going on.  Regret is the time
+of what was done over that of an oracle, which knows all rows, in shares of the time left.  Whoever
+believes the plan stops whenever its best layout seems to save more than it costs.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from marks import markdown_table
 from numpy.typing import NDArray
+from one_row import SETS, OneRowSet
+from threadpoolctl import threadpool_limits
 
 from forerun.calib.advice.decision import Action, Decision, Limits, decide
-from forerun.calib.advice.forecast import DRIFT_FRAC, Forecast, forecast
-from forerun.calib.advice.plan import Candidate, Plan
-from forerun.calib.fit.estimates import Source
-from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
-from forerun.calib.workload.memory import Verdict, memory
+from forerun.calib.advice.forecast import DRIFT_FRAC, Forecast, forecast, mean_estimate
+from forerun.calib.advice.plan import Candidate, Plan, compare
+from forerun.calib.published.readers import read_published
+from forerun.calib.published.steps import read_steps
+from forerun.calib.samples.step_rows import StepRow
+from forerun.calib.steps.base_times import BaseTimes
+from forerun.calib.steps.known import KnownStep, same_layout
+from forerun.calib.steps.model import fit_steps
+from forerun.calib.validation.step_models import CalibratedSteps
+from forerun.launch.table_files import read_frame
 
-SAVINGS = (0.0, 0.02, 0.05, 0.1, 0.2)
+SERIES = "e2e_mlperf_steps"
 COSTS = (0.015, 0.06, 0.12)
-"""Of the time that is left."""
-NOISES = (0.02, 0.05, 0.1)
-COUNTS = (1, 10, 50)
-"""Layouts that are compared."""
-NEXT_FRAC = 0.05
-"""Mean distance of a layout from the best one."""
-LASTING = 0.8
-"""Share of the variance of an error that stays from window to window."""
+"""Of the time that is left at the second window."""
 NUM_STEPS = 2000
-WINDOWS = (20, 520)
+WINDOWS = ((3, 23), (500, 510))
+"""First step and end of each, as a run has them that was asked for nothing else."""
+MOST_LOSING_FRAC = 0.05
+PLANTED_REGRET_FRAC = 0.0106
+"""Of 5,400 replays with planted ratios and errors, 2026-11-22."""
+_ALL_FIT_NBYTES = 2**60
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A planted truth and what the plan knows of it."""
+class Run:
+    """A row that trains, and the rows that it could change to."""
 
-    saving_frac: float
-    cost_frac: float
-    noise_log: float
-    num_layouts: int
+    own: StepRow
+    others: tuple[StepRow, ...]
+    base: BaseTimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """One replay.  Shares are of the time that was left at the second window."""
 
-    case: Case
+    row_id: str
+    cost_frac: float
+    best_gain_frac: float
+    """Of the oracle; 0 where no layout gains."""
     is_stop: bool
-    is_wrong: bool
-    """A stop that loses."""
-    is_missed: bool
-    """Went on where the best layout would have gained."""
-    regret_frac: float
-    simple_is_wrong: bool
-    simple_regret_frac: float
-    """Of stopping whenever the plan's best layout seems to save more than it costs."""
+    gain_frac: float
+    """Of what was done; below 0 where a stop loses."""
+    simple_is_stop: bool
+    simple_gain_frac: float
 
 
 def series_of(path: Path) -> list[Floats]:
@@ -79,80 +89,126 @@ def series_of(path: Path) -> list[Floats]:
     return [times / np.median(times) for times in found if len(times) >= 50]
 
 
-def replay(
-    case: Case, series: Sequence[Floats], random: np.random.Generator, layout: Candidate
+def runs_of(one: OneRowSet, data: Path) -> Iterator[Run]:
+    """Every row of a set that has another layout beside it."""
+    frame = read_frame(next(data.glob(f"{one.table}.*")))
+    rows = read_steps(frame, one.table).usable
+    model = CalibratedSteps(
+        [read_published(read_frame(next(data.glob(f"{name}.*"))), name) for name in one.operators]
+    )
+    for own in rows:
+        others = tuple(
+            row
+            for row in rows
+            if (row.machine, row.group) == (own.machine, own.group)
+            and same_layout(row.config) != same_layout(own.config)
+        )
+        if others:
+            yield Run(own=own, others=others, base=model.base(own))
+
+
+def replay(run: Run, relative: Floats) -> list[Outcome]:
+    """One run with the steps ``relative`` times its row's: its advice at each of the costs."""
+    times_s = run.own.measured_s * relative
+    seen = [(_forecast(times_s, end), plan_of(run, times_s[begin:end])) for begin, end in WINDOWS]
+    left_s = float(times_s[WINDOWS[-1][1] :].sum())
+    return [_outcome(run, cost_frac, cost_frac * left_s, seen) for cost_frac in COSTS]
+
+
+def plan_of(run: Run, window_s: Floats) -> Plan:
+    """What is known of the other layouts once the window has been measured."""
+    level = mean_estimate(window_s)
+    known = KnownStep(
+        config=run.own.config,
+        time_s=float(np.median(window_s)),
+        sigma_log=float(np.hypot(level.standard_error / level.mean, DRIFT_FRAC)),
+    )
+    own, *others = compare(
+        run.own.config,
+        [run.own.config, *(row.config for row in run.others)],
+        fit_steps(run.base, [known]),
+        memory_capacity_nbytes=_ALL_FIT_NBYTES,
+        memory_offset_nbytes=0,
+    )
+    return Plan(
+        own=own,
+        measured_step_time_s=known.time_s,
+        memory_capacity_nbytes=_ALL_FIT_NBYTES,
+        num_layouts=len(others),
+        candidates=tuple(sorted(others, key=lambda c: (c.step_time_s, c.label))),
+    )
+
+
+def _forecast(times_s: Floats, done: int) -> Forecast:
+    return forecast(
+        now_unix_s=0.0,
+        steps_done=done,
+        steps_total=NUM_STEPS,
+        elapsed_s=float(times_s[:done].sum()),
+        step_times_s=times_s[:done],
+        drift_frac=DRIFT_FRAC,
+    )
+
+
+def _outcome(
+    run: Run, cost_frac: float, cost_s: float, seen: Sequence[tuple[Forecast, Plan]]
 ) -> Outcome:
-    """One run, two windows."""
-    times = _stretch(series, random)
-    left_s = float(times[WINDOWS[1] :].sum())
-    cost_s = case.cost_frac * left_s
-    true_log = np.full(case.num_layouts, np.log1p(-case.saving_frac))
-    true_log[1:] += random.exponential(NEXT_FRAC, case.num_layouts - 1)
-    lasting = np.sqrt(LASTING) * random.standard_normal(case.num_layouts)
-    decision, plan = None, None
-    for done in WINDOWS:
-        passing = np.sqrt(1 - LASTING) * random.standard_normal(case.num_layouts)
-        known_log = true_log + case.noise_log * (lasting + passing)
-        plan = _plan(layout, known_log, case.noise_log)
+    decision: Decision | None = None
+    for known, plan in seen:
         decision = decide(
             Limits(restart_cost_s=cost_s),
-            forecast=_forecast(times, done),
+            forecast=known,
             plan=plan,
             coverage_frac=1.0,
             previously_met=decision.rules_met if decision else frozenset(),
         )
-    assert decision is not None and plan is not None
-    return _outcome(case, decision, plan, true_log)
+    assert decision is not None
+    plan = seen[-1][1]
+
+    def gain(candidate: Candidate | None) -> float:
+        if candidate is None:
+            return 0.0
+        # Rows of one layout differ by what no layout says; their mean is what one would get.
+        same = [row.measured_s for row in run.others if row.config == candidate.config]
+        return 1.0 - float(np.mean(same)) / run.own.measured_s - cost_frac
+
+    is_stop = decision.action is Action.STOP
+    simple = plan.best
+    simple_is_stop = simple is not None and -simple.time_frac > cost_frac
+    return Outcome(
+        row_id=run.own.row_id,
+        cost_frac=cost_frac,
+        best_gain_frac=max(0.0, *(gain(candidate) for candidate in plan.candidates)),
+        is_stop=is_stop,
+        gain_frac=gain(decision.candidate) if is_stop else 0.0,
+        simple_is_stop=simple_is_stop,
+        simple_gain_frac=gain(simple) if simple_is_stop else 0.0,
+    )
 
 
 def summary(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Shares over replays; ``wrong_frac`` is of those where no layout gains."""
-    losing = [o for o in outcomes if o.case.saving_frac <= o.case.cost_frac]
-    gaining = [o for o in outcomes if o.case.saving_frac > o.case.cost_frac]
+    """Counts and shares over replays; ``*_frac`` of time are means of shares of the time left."""
     stops = [o for o in outcomes if o.is_stop]
+    simple = [o for o in outcomes if o.simple_is_stop]
+    worth = [o for o in outcomes if o.best_gain_frac > 0]
+    missed = [o for o in worth if not o.is_stop]
     return {
+        "num_rows": len({o.row_id for o in outcomes}),
         "num_replays": len(outcomes),
-        "stop_frac": len(stops) / len(outcomes),
-        "wrong_frac": _mean([o.is_stop for o in losing]),
-        "wrong_of_stops_frac": _mean([o.is_wrong for o in stops]),
-        "missed_frac": _mean([o.is_missed for o in gaining]),
-        "regret_frac": _mean([o.regret_frac for o in outcomes]),
-        "simple_wrong_frac": _mean([o.simple_is_wrong for o in losing]),
-        "simple_regret_frac": _mean([o.simple_regret_frac for o in outcomes]),
+        "num_stops": len(stops),
+        "losing_of_stops_frac": _mean([o.gain_frac < 0 for o in stops]),
+        "num_worthwhile": len(worth),
+        "missed_of_worthwhile_frac": _mean([not o.is_stop for o in worth]),
+        "missed_gain_frac": _mean([o.best_gain_frac for o in missed]),
+        "regret_frac": _mean([o.best_gain_frac - o.gain_frac for o in outcomes]),
+        "never_regret_frac": _mean([o.best_gain_frac for o in outcomes]),
+        "simple_regret_frac": _mean([o.best_gain_frac - o.simple_gain_frac for o in outcomes]),
+        "simple_losing_of_stops_frac": _mean([o.simple_gain_frac < 0 for o in simple]),
     }
 
 
-def base_layout() -> Candidate:
-    """A running layout to hang planted ratios on."""
-    config = RunConfig(
-        model=ModelShape(
-            num_layers=4,
-            hidden_size=64,
-            ffn_hidden_size=128,
-            num_attention_heads=4,
-            num_query_groups=4,
-            kv_channels=16,
-            seq_length=32,
-            vocab_size=256,
-        ),
-        parallelism=Parallelism(dp=8),
-        batch=Batch(micro_batch_size=1, global_batch_size=64),
-    )
-    return Candidate(
-        config=config,
-        step_time_s=1.0,
-        low_s=1.0,
-        high_s=1.0,
-        time_frac=0.0,
-        time_frac_low=0.0,
-        time_frac_high=0.0,
-        log_ratio_sigma=0.0,
-        error_log={},
-        memory=memory(config),
-        verdict=Verdict.FITS,
-        source_frac={Source.MEASURED: 1.0},
-        options=(),
-    )
+def _mean(values: Sequence[float | bool]) -> float:
+    return float(np.mean(values)) if values else 0.0
 
 
 def _stretch(series: Sequence[Floats], random: np.random.Generator) -> Floats:
@@ -161,100 +217,63 @@ def _stretch(series: Sequence[Floats], random: np.random.Generator) -> Floats:
     return np.resize(np.roll(values, -start), NUM_STEPS)
 
 
-def _forecast(times: Floats, done: int) -> Forecast:
-    return forecast(
-        now_unix_s=0.0,
-        steps_done=done,
-        steps_total=NUM_STEPS,
-        elapsed_s=float(times[:done].sum()),
-        step_times_s=times[:done],
-        drift_frac=DRIFT_FRAC,
-    )
-
-
-def _plan(layout: Candidate, known_log: Floats, noise_log: float) -> Plan:
-    candidates = [
-        replace(
-            layout,
-            time_frac=float(np.expm1(log)),
-            log_ratio_sigma=noise_log,
-            # Which of the planted ones this is.
-            options=(str(place),),
-        )
-        for place, log in sorted(enumerate(known_log.tolist()), key=lambda item: item[1])
+def _table(found: Mapping[str, Mapping[str, Any]]) -> str:
+    head = ["set", "rows", "replays", "stops", "of these lose", "worthwhile", "of these missed"]
+    head += [
+        "gain missed",
+        "regret",
+        "of never stopping",
+        "of believing the plan",
+        "his stops lose",
     ]
-    return Plan(
-        own=layout,
-        measured_step_time_s=1.0,
-        memory_capacity_nbytes=None,
-        num_layouts=len(candidates),
-        candidates=tuple(candidates),
-    )
-
-
-def _outcome(case: Case, decision: Decision, plan: Plan, true_log: Floats) -> Outcome:
-    gains = -np.expm1(true_log) - case.cost_frac
-    best_gain = max(0.0, float(gains.max()))
-
-    def gain(candidate: Candidate | None) -> float:
-        return float(gains[int(candidate.options[0])]) if candidate is not None else 0.0
-
-    is_stop = decision.action is Action.STOP
-    got = gain(decision.candidate) if is_stop else 0.0
-    simple = plan.best
-    is_simple = simple is not None and -simple.time_frac > case.cost_frac
-    simple_got = gain(simple) if is_simple else 0.0
-    return Outcome(
-        case=case,
-        is_stop=is_stop,
-        is_wrong=is_stop and got < 0,
-        is_missed=not is_stop and best_gain > 0,
-        regret_frac=best_gain - got,
-        simple_is_wrong=is_simple and simple_got < 0,
-        simple_regret_frac=best_gain - simple_got,
-    )
-
-
-def _mean(values: Sequence[float | bool]) -> float:
-    return float(np.mean(values)) if values else 0.0
+    rows = [
+        [
+            title,
+            *(f"{one[name]:.0f}" for name in ("num_rows", "num_replays", "num_stops")),
+            f"{one['losing_of_stops_frac']:.1%}",
+            f"{one['num_worthwhile']:.0f}",
+            f"{one['missed_of_worthwhile_frac']:.0%}",
+            f"{one['missed_gain_frac']:.1%}",
+            *(f"{one[f'{name}regret_frac']:.2%}" for name in ("", "never_", "simple_")),
+            f"{one['simple_losing_of_stops_frac']:.0%}",
+        ]
+        for title, one in found.items()
+    ]
+    return markdown_table(head, rows)
 
 
 def main() -> None:
-    """Print the table over savings, costs and noise, and what it comes to."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("series", type=Path)
-    parser.add_argument("--replays", type=int, default=40)
+    """Print a line for each set and one for all."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("data", type=Path, metavar="DATA_DIR", help="public tables, CSV")
+    parser.add_argument("--replays", type=int, default=6, help="of each row (6)")
+    parser.add_argument("--only", metavar="TEXT", help="sets whose title holds this text")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="all figures")
     args = parser.parse_args()
-    series, layout = series_of(args.series), base_layout()
-    random = np.random.default_rng(0)
-    outcomes: list[Outcome] = []
-    print("| saving | cost | error | stops of 1 / 10 / 50 layouts | wrong of stops | regret |")
-    print("|---|---|---|---|---|---|")
-    for saving, cost, noise in itertools.product(SAVINGS, COSTS, NOISES):
-        cell = [
-            replay(
-                Case(saving_frac=saving, cost_frac=cost, noise_log=noise, num_layouts=count),
-                series,
-                random,
-                layout,
-            )
-            for count in COUNTS
-            for _ in range(args.replays)
-        ]
-        outcomes += cell
-        stops = " / ".join(
-            f"{_mean([o.is_stop for o in cell if o.case.num_layouts == count]):.0%}"
-            for count in COUNTS
-        )
-        told = summary(cell)
-        print(
-            f"| {saving:.0%} | {cost:.1%} | {noise:.0%} | {stops} | "
-            f"{told['wrong_of_stops_frac']:.0%} | {told['regret_frac']:.1%} |"
-        )
-    for count in (*COUNTS, None):
-        own = [o for o in outcomes if count in (None, o.case.num_layouts)]
-        told = summary(own)
-        print(f"\n{count or 'all'} layouts: " + ", ".join(f"{k} {v:.4g}" for k, v in told.items()))
+    series = series_of(next(args.data.glob(f"{SERIES}.*")))
+    outcomes: dict[str, list[Outcome]] = {}
+    with threadpool_limits(1):
+        for one in SETS:
+            if args.only and args.only.lower() not in one.title.lower():
+                continue
+            random = np.random.default_rng(zlib.crc32(one.title.encode()))
+            outcomes[one.title] = [
+                outcome
+                for run in runs_of(one, args.data)
+                for _ in range(args.replays)
+                for outcome in replay(run, _stretch(series, random))
+            ]
+    told = {title: summary(found) for title, found in outcomes.items() if found}
+    told["all"] = summary([o for found in outcomes.values() for o in found])
+    print(_table(told))
+    losing, regret = told["all"]["losing_of_stops_frac"], told["all"]["regret_frac"]
+    print(
+        f"\nStops that lose: {losing:.1%} (bar {MOST_LOSING_FRAC:.0%}: "
+        f"{'met' if losing <= MOST_LOSING_FRAC else 'not met'}); regret {regret:.2%} of the time "
+        f"left, with planted ratios {PLANTED_REGRET_FRAC:.2%}"
+    )
+    if args.json:
+        args.json.write_text(json.dumps({"schema": 1, "sets": told}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

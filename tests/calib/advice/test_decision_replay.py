@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
+import planted_decisions as planted
 import pytest
 from scipy import integrate, stats
 
@@ -20,18 +17,7 @@ from forerun.calib.advice.forecast import Forecast
 from forerun.calib.advice.plan import Candidate, Plan
 from forerun.calib.advice.selection import selection_bias_log
 
-ROOT = Path(__file__).parents[3]
 SIGMA = 0.05
-
-
-@pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("decisions", ROOT / "benchmarks" / "decisions.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def series() -> list[np.ndarray]:
@@ -46,14 +32,12 @@ def series() -> list[np.ndarray]:
     return out
 
 
-def test_stops_are_seldom_wrong_and_cost_less_than_believing_the_plan(
-    benchmark: ModuleType,
-) -> None:
+def test_stops_are_seldom_wrong_and_cost_less_than_believing_the_plan() -> None:
     """180 replays in which every layout loses: 5 % of them wrong would be 9."""
-    random, layout, steps = np.random.default_rng(0), benchmark.base_layout(), series()
+    random, layout, steps = np.random.default_rng(0), planted.base_layout(), series()
     outcomes = [
-        benchmark.replay(
-            benchmark.Case(saving_frac=saving, cost_frac=cost, noise_log=noise, num_layouts=count),
+        planted.replay(
+            planted.Case(saving_frac=saving, cost_frac=cost, noise_log=noise, num_layouts=count),
             steps,
             random,
             layout,
@@ -63,7 +47,7 @@ def test_stops_are_seldom_wrong_and_cost_less_than_believing_the_plan(
         )
         for _ in range(10)
     ]
-    told = benchmark.summary(outcomes)
+    told = planted.summary(outcomes)
     assert told["wrong_frac"] <= 0.05
     assert told["wrong_of_stops_frac"] <= 0.05
     assert told["regret_frac"] < told["simple_regret_frac"]
@@ -72,33 +56,33 @@ def test_stops_are_seldom_wrong_and_cost_less_than_believing_the_plan(
 
 
 @pytest.mark.parametrize("count", [2, 10, 50])
-def test_the_best_of_equals_owes_its_lead_to_chance(benchmark: ModuleType, count: int) -> None:
+def test_the_best_of_equals_owes_its_lead_to_chance(count: int) -> None:
     """All predicted alike: the bias is the mean of the largest of ``count`` normal values."""
-    equal = [layout(benchmark, 0.9) for _ in range(count)]
+    equal = [layout(0.9) for _ in range(count)]
     grid = np.linspace(-8, 8, 20_001)
     density = count * stats.norm.pdf(grid) * stats.norm.cdf(grid) ** (count - 1)
     largest = float(integrate.trapezoid(grid * density, grid))
     assert selection_bias_log(equal[0], equal) == pytest.approx(SIGMA * largest, rel=0.12)
 
 
-def test_a_layout_far_ahead_or_alone_owes_nothing_to_chance(benchmark: ModuleType) -> None:
-    best = layout(benchmark, 0.5)
+def test_a_layout_far_ahead_or_alone_owes_nothing_to_chance() -> None:
+    best = layout(0.5)
     assert selection_bias_log(best, [best]) == 0.0
-    others = [layout(benchmark, 0.9) for _ in range(50)]
+    others = [layout(0.9) for _ in range(50)]
     # 512 draws of an error that chance does not choose have a mean of SIGMA / sqrt(512).
     assert selection_bias_log(best, [best, *others]) < 4 * SIGMA / math.sqrt(512)
 
 
-def test_errors_that_all_share_choose_nobody(benchmark: ModuleType) -> None:
-    shared = [replace(layout(benchmark, 0.9), error_log={"gemm": SIGMA}) for _ in range(50)]
+def test_errors_that_all_share_choose_nobody() -> None:
+    shared = [replace(layout(0.9), error_log={"gemm": SIGMA}) for _ in range(50)]
     assert selection_bias_log(shared[0], shared) < 4 * SIGMA / math.sqrt(512)
 
 
 @pytest.mark.parametrize(("steps", "coverage"), [(4, 1.0), (20, 0.5)])
 def test_thin_evidence_is_never_acted_on(
-    benchmark: ModuleType, steady: Callable[..., Forecast], steps: int, coverage: float
+    steady: Callable[..., Forecast], steps: int, coverage: float
 ) -> None:
-    own, best = layout(benchmark, 1.0), layout(benchmark, 0.3)
+    own, best = layout(1.0), layout(0.3)
     plan = Plan(
         own=own,
         measured_step_time_s=1.0,
@@ -120,5 +104,5 @@ def test_thin_evidence_is_never_acted_on(
         assert found.action is Action.ABSTAIN
 
 
-def layout(benchmark: ModuleType, ratio: float) -> Candidate:
-    return replace(benchmark.base_layout(), time_frac=ratio - 1.0, log_ratio_sigma=SIGMA)
+def layout(ratio: float) -> Candidate:
+    return replace(planted.base_layout(), time_frac=ratio - 1.0, log_ratio_sigma=SIGMA)
