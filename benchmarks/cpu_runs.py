@@ -109,7 +109,10 @@ class Campaign:
         """With the rows that an earlier call has left; a line that was cut off is passed over."""
         found = Campaign(out=out, iters=iters)
         path = out / "rows.jsonl"
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        if text and not text.endswith("\n"):
+            path.write_text(text + "\n", encoding="utf-8")
+        for line in text.splitlines():
             try:
                 found._take(json.loads(line))
             except ValueError:

@@ -15,8 +15,18 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 def history(directory: Path) -> list[tuple[int, dict[str, Any]]]:
     """(step, values) of every logged row of the only offline run under ``directory``."""
+    return rows_of(_only_run(directory))
+
+
+def records(directory: Path) -> Iterator[Any]:
+    """Everything that the only offline run under ``directory`` holds."""
+    return records_of(_only_run(directory))
+
+
+def rows_of(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """(step, values) of every logged row of one run's file."""
     rows = []
-    for record in records(directory):
+    for record in records_of(path):
         if record.WhichOneof("record_type") == "history":
             row = {
                 (item.key or ".".join(item.nested_key)): json.loads(item.value_json)
@@ -26,15 +36,19 @@ def history(directory: Path) -> list[tuple[int, dict[str, Any]]]:
     return rows
 
 
-def records(directory: Path) -> Iterator[Any]:
-    """Everything that the only offline run under ``directory`` holds."""
+def records_of(path: Path) -> Iterator[Any]:
+    """Everything that one run's file holds."""
     from wandb.proto import wandb_internal_pb2
 
-    (path,) = directory.glob("wandb/offline-run-*/run-*.wandb")
     for data in _records(path.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(data)
         yield record
+
+
+def _only_run(directory: Path) -> Path:
+    (path,) = directory.glob("wandb/offline-run-*/run-*.wandb")
+    return path
 
 
 def _records(data: bytes) -> Iterator[bytes]:
