@@ -124,7 +124,7 @@ def _predicted(
 def summary(found: Sequence[Prediction]) -> str:
     """A line for each size and protocol, and for all sizes, as Markdown."""
     head = ["size", "calibrated on", "repetitions", "floor", "error", "bar", "met", "bias (90 %)"]
-    head += ["floor's bias (90 %)", "common sign", "covers", "running covers", "bar met"]
+    head += ["floor's bias (90 %)", "common sign", "covers", "running covers", "85 % met"]
     rows = []
     sizes = [name for name in SIZES if any(one.size == name for one in found)]
     for size in (*sizes, "all"):

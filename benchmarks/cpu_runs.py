@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent
 RUNNING = "DP2 (running)"
 SKIPPED = 4
 """Steps at the begin of a run that are not counted."""
-WINDOW_STEPS, TELLING_STEPS = 16, 12
+WINDOW_STEPS, TELLING_STEPS = 16, 8
 """Calibrated steps of the running layout, and of those that only say how long they take."""
 _WARMUP = 3
 _LIMIT_S = 240.0
