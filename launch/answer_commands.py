@@ -1,4 +1,7 @@
-"""``forerun report``, ``predict`` and ``plan``: questions to a calibrated run; no torch needed."""
+"""``forerun predict`` and ``plan``: questions to a calibrated run; no torch needed.
+
+What only fitting needs is not imported here: an answer of a kept fit is quick.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,14 @@ import argparse
 import json
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 from ..calib.advice.offers import takes_options
 from ..calib.advice.plan import Candidate, Plan, compare
 from ..calib.advice.plan import plan as make_plan
-from ..calib.analysis import Request, analyse
 from ..calib.errors import ConfigError
-from ..calib.samples.table import SampleTable
 from ..calib.units import GIB, format_bytes, format_frac, format_time
-from ..calib.unmodelled_run import analyse_steps
 from ..calib.workload.argument_values import whole
 from ..calib.workload.config import RunConfig
 from ..calib.workload.megatron_args import apply_options
@@ -25,45 +24,13 @@ from ..calib.workload.megatron_command import config_from_command
 from ..calib.workload.megatron_options import options_of
 from ..calib.workload.memory import Verdict
 from ..calib.workload.model_shape import at_least_one, at_most
-from .answers import REQUEST, artefacts
 from .cli import ExitCode
 from .config_files import read_config
-from .machines import Loaded, Machine, load, open_machine
-from .report_tables import console, layouts_table, show, show_table, telling_note
-from .run_folders import object_of_run, top_of
+from .layouts_table import layouts_table, telling_note
+from .machines import Machine, open_machine
+from .report_table import console, show_table
 
 _MOST_GIB = 1e9
-
-
-def report(args: argparse.Namespace) -> int:
-    """Print what the run says of itself; 1 where the advice is to stop."""
-    loaded = load(args.directory, args.run_id)
-    if not loaded.table.is_described:
-        return _report_steps(args, loaded)
-    answer = analyse(
-        loaded.table,
-        _request(args, loaded.table),
-        problems=loaded.problems,
-        known=loaded.known,
-    )
-    if args.json:
-        print(json.dumps({"schema": 1, "run_id": answer.run_id, **artefacts(answer)}, indent=2))
-    else:
-        show(answer, console())
-    return ExitCode.THRESHOLD if answer.is_stop else ExitCode.ANSWER
-
-
-def _report_steps(args: argparse.Namespace, loaded: Loaded) -> int:
-    """The report of a run whose layout nobody knows, as beside training."""
-    request = _request(args, loaded.table)
-    answer = analyse_steps(loaded.table, request, num_steps=0)
-    if args.json:
-        value = {"schema": 1, "run_id": answer.run_id, "transcript": list(answer.transcript)}
-        print(json.dumps(value, indent=2))
-    else:
-        _warn(loaded.problems)
-        print("\n".join(answer.transcript))
-    return ExitCode.ANSWER
 
 
 def predict(args: argparse.Namespace) -> int:
@@ -188,13 +155,6 @@ def _num_ranks(options: Sequence[str]) -> int:
     number = whole("gpus", words[0])
     at_least_one("--gpus", number)
     return number
-
-
-def _request(args: argparse.Namespace, table: SampleTable) -> Request:
-    """What the user had asked of the run, where that was kept."""
-    top, own = top_of(args.directory)
-    saved = object_of_run(top if own else args.directory, REQUEST, table.run_id)
-    return Request(now_unix_s=time.time()) if saved is None else Request.from_json(saved)
 
 
 def _line(candidate: Candidate) -> str:

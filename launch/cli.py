@@ -259,13 +259,13 @@ def _command(verb: str) -> Callable[[argparse.Namespace], int]:
         from .import_command import import_files
 
         return import_files
+    if verb == "report":
+        from .report_command import report
+
+        return report
     from . import answer_commands
 
-    return {
-        "report": answer_commands.report,
-        "predict": answer_commands.predict,
-        "plan": answer_commands.plan,
-    }[verb]
+    return {"predict": answer_commands.predict, "plan": answer_commands.plan}[verb]
 
 
 def _fail(err: Exception | str, code: ExitCode) -> int:

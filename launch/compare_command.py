@@ -14,8 +14,7 @@ from ..calib.errors import ConfigError, RecordError
 from ..calib.units import format_frac, format_time
 from .cli import ExitCode
 from .forecast_log import FORECASTS, finish_line, read_forecasts
-from .report_table import ReportTable
-from .report_tables import console, show_table
+from .report_table import ReportTable, console, show_table
 from .run_folders import top_of
 
 NUM_ROWS = 12

@@ -17,8 +17,7 @@ from ..calib.samples.records import CollectiveRecord, OperatorRecord, Record
 from ..calib.units import format_bytes, format_time
 from ..calib.workload.collectives import Collective
 from ..calib.workload.operators import Operator
-from .report_table import ReportTable
-from .report_tables import console, show_table
+from .report_table import ReportTable, console, show_table
 
 _GIGA, _TERA = 1e9, 1e12
 

@@ -11,9 +11,9 @@ from ..calib.advice.track import Coverage, Made, Track
 from ..calib.analysis import Answer
 from ..calib.timeline.measured import MeasuredSpan
 from ..calib.timeline.programs import TaskKind
+from .layouts_table import NUM_LAYOUTS
 from .lived import StepPoint
 from .report_table import ReportTable
-from .report_tables import NUM_LAYOUTS
 
 Figure = dict[str, Any]
 BLUE, ORANGE, GREEN, GREY = "#2a6fb0", "#d9822b", "#3d9a5f", "#8a8f98"

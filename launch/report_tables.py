@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from ..calib.advice.plan import Plan
 from ..calib.analysis import Answer
-from ..calib.fit.estimates import Source
 from ..calib.steps.estimate import Contribution
 from ..calib.units import format_bytes, format_frac, format_time
-from .report_table import ReportTable
+from .layouts_table import layouts_table, telling_note
+from .report_table import ReportTable, show_table
 from .report_waiting import waiting_tables
 
-NUM_LAYOUTS = 10
 NEGLIGIBLE_S = 1e-6
-WIDTH = 140
 
 
 def report_tables(answer: Answer) -> list[ReportTable]:
@@ -50,11 +44,6 @@ def markdown(answer: Answer) -> str:
     return "\n".join(lines) + "\n"
 
 
-def console() -> Console:
-    """Standard output; where it is no terminal, wide enough for every table."""
-    return Console() if sys.stdout.isatty() else Console(width=WIDTH)
-
-
 def show(answer: Answer, out: Console) -> None:
     """Print transcript and tables."""
     for line in answer.transcript:
@@ -64,44 +53,6 @@ def show(answer: Answer, out: Console) -> None:
         show_table(table, out)
     for line in notes(answer):
         out.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def show_table(table: ReportTable, out: Console) -> None:
-    """Print one table."""
-    drawn = Table(
-        title=table.title,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-    )
-    for place, column in enumerate(table.columns):
-        drawn.add_column(column, justify="right" if place else "left", no_wrap=True)
-    for row in table.rows:
-        drawn.add_row(*row)
-    out.print(drawn)
-
-
-def layouts_table(plan: Plan, top: int = NUM_LAYOUTS) -> ReportTable:
-    """The running layout and the fastest others."""
-    rows = [
-        (
-            candidate.label + (" (running)" if candidate is plan.own else ""),
-            format_time(candidate.step_time_s),
-            f"{format_time(candidate.low_s)} to {format_time(candidate.high_s)}",
-            format_frac(candidate.time_frac, signed=True),
-            format_bytes(candidate.memory.total_nbytes),
-            candidate.verdict.value,
-            _provenance(candidate.source_frac),
-        )
-        for candidate in (plan.own, *plan.candidates[:top])
-    ]
-    return ReportTable(
-        key="layouts",
-        title="Layouts",
-        columns=("layout", "step", "90 %", "against running", "memory", "fits", "rests on"),
-        rows=tuple(rows),
-    )
 
 
 def _parts(answer: Answer) -> ReportTable:
@@ -216,14 +167,6 @@ def _windows(answer: Answer) -> ReportTable:
     )
 
 
-def telling_note(plan: Plan) -> str:
-    """How many layouts were ranked, and which of them to try in order to know the others better."""
-    labels = ", ".join(candidate.label for candidate in plan.telling)
-    if not labels:
-        return ""
-    return f"{plan.num_layouts} other layouts ranked; to know them better, run steps of {labels}."
-
-
 def notes(answer: Answer) -> list[str]:
     """What belongs below the tables, a sentence each."""
 
@@ -240,11 +183,6 @@ def notes(answer: Answer) -> list[str]:
             yield f"Problem: {problem}"
 
     return list(found())
-
-
-def _provenance(shares: Mapping[Source, float]) -> str:
-    items = sorted(shares.items(), key=lambda item: -item[1])
-    return ", ".join(f"{frac * 100:.0f} % {src.value}" for src, frac in items if frac >= 0.005)
 
 
 def _percent(frac: float | None) -> str:

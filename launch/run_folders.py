@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from ..calib.errors import RecordError
-from ..calib.samples.store import read_json
 from ..hooks.launch_identity import LAUNCH, RUNS
 from .bounded_files import read_object
 
@@ -38,6 +37,8 @@ def object_of_run(directory: Path, name: str, run_id: str) -> dict[str, Any] | N
 
     Damaged ones are passed over where another is of this run; else ``RecordError`` tells of one.
     """
+    from ..calib.samples.store import read_json  # with what tables need, which is slow to import
+
     problem: RecordError | None = None
     for path in paths_of(directory, name):
         try:

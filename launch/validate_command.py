@@ -19,7 +19,7 @@ from ..calib.validation.operators import implausible, validate_operators
 from ..calib.validation.protocols import COLLECTIVE_PROTOCOLS, OPERATOR_PROTOCOLS
 from ..calib.validation.scores import FIGURES, NoiseFloor, noise_floors, score_rows
 from .cli import ExitCode
-from .report_tables import ReportTable, console, show_table
+from .report_table import ReportTable, console, show_table
 from .table_files import read_frame, table_names
 
 OPERATORS = "operators"

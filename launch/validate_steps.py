@@ -34,7 +34,7 @@ from ..calib.validation.step_scores import (
 )
 from ..calib.validation.steps import score_folds
 from .cli import ExitCode
-from .report_tables import ReportTable, console, show_table
+from .report_table import ReportTable, console, show_table
 from .table_files import read_frame, table_names
 
 _NUM_GROUPS = 12

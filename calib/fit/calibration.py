@@ -6,14 +6,12 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CalibrationError
-from ..samples.table import SampleTable
-from ..samples.traced import weight_fracs
 from ..workload.collectives import CollectiveCall
 from ..workload.operators import Operator, OperatorKind, Phase
 from .batches import Timed, batch_of
@@ -23,8 +21,11 @@ from .groups import Group, bus_factor, canonical, group_of, ring_steps
 from .intervals import UNMEASURED_SIGMA_LOG, Z_90
 from .laws import Ceilings, Family, family
 from .machine import MachineModel, fit_machine
+from .measured import Measured
 from .priors import device_prior
-from .training import Measured, measured_collectives, measured_host, measured_operators
+
+if TYPE_CHECKING:
+    from ..samples.table import SampleTable
 
 Key = tuple[OperatorKind, Phase]
 SCHEMA = 1
@@ -251,6 +252,10 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
     ``device`` is the driver's name of the accelerator or ``cpu``; it picks the priors.  Raises
     ``CalibrationError`` where the table has no operator samples.
     """
+    # A fit that was kept answers without a table: pandas is slow to import.
+    from ..samples.traced import weight_fracs
+    from .training import measured_collectives, measured_host, measured_operators
+
     measured = measured_operators(table)
     if not measured:
         raise CalibrationError(

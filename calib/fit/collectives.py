@@ -25,9 +25,9 @@ from .carry import (
 )
 from .curves import Curve, Expected, Law, Samples, bandwidth_share, fit_curve, fit_law
 from .groups import Group, bus_factor, canonical, group_of, octaves_between, ring_steps
-from .nccl_tuner import tuner_time_s
+from .measured import Measured
+from .nccl_tuner import LinkClass, tuner_time_s
 from .networks import NetworkPrior
-from .training import Measured
 from .transfer_widths import (
     NINETY,
     TransferWidths,
@@ -154,16 +154,22 @@ class CollectiveModel:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedTime:
+    """Seconds that NCCL's own tuner expects of a group."""
+
+    group: Group
+    links: LinkClass
+
+    def __call__(self, nbytes: Vector) -> Vector:
+        """By payload in bytes, ``(rows,)``."""
+        group = self.group
+        return tuner_time_s(group.collective, group.num_ranks, group.num_nodes, nbytes, self.links)
+
+
 def expected_time(group: Group, prior: NetworkPrior) -> Expected | None:
     """NCCL's own estimate of a group as a function of payload; None on other libraries."""
-    links = prior.links
-    if links is None:
-        return None
-
-    def time_s(nbytes: Vector) -> Vector:
-        return tuner_time_s(group.collective, group.num_ranks, group.num_nodes, nbytes, links)
-
-    return time_s
+    return None if prior.links is None else TunedTime(group=group, links=prior.links)
 
 
 def fit_collectives(
@@ -240,8 +246,7 @@ def _fit_link(samples: Mapping[Group, Samples], prior: Link, sigma_log: float) -
 
 
 def _by_link(group: Group, link: Link) -> Expected:
-    law = link.law(group.collective, group.num_ranks)
-    return lambda nbytes: law.fixed_s + nbytes * law.byte_s
+    return link.law(group.collective, group.num_ranks)
 
 
 def _nearest(group: Group, groups: Mapping[Group, GroupModel]) -> Group | None:

@@ -12,9 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_solve, cholesky
-from scipy.optimize import minimize
-from scipy.spatial.distance import cdist
 
 from .choices import first_of_least
 
@@ -83,7 +80,7 @@ class Pairs:
         return Pairs(
             trend=first.trend @ second.trend.T,
             # By differences: products would leave a distance between equal samples.
-            octaves=np.asarray(cdist(first.coordinates, second.coordinates), dtype=np.float64),
+            octaves=_distances(first.coordinates, second.coordinates),
             is_same=same.astype(np.float64) if is_pooled else None,
         )
 
@@ -109,6 +106,8 @@ def lower_factor(matrix: Matrix) -> Matrix:
 
     By more where that does not do: samples that are all but equal, at scales far from usual.
     """
+    from scipy.linalg import cholesky  # fitting alone needs SciPy, which is slow to import
+
     diagonal = np.diag(np.diag(matrix))
     for frac in _JITTER_FRACS[:-1]:
         try:
@@ -120,6 +119,8 @@ def lower_factor(matrix: Matrix) -> Matrix:
 
 def inverse(factor: Matrix) -> Matrix:
     """Inverse of the matrix with this lower factor."""
+    from scipy.linalg import cho_solve
+
     return cho_solve((factor, True), np.eye(len(factor)), check_finite=False)
 
 
@@ -180,6 +181,8 @@ class Posterior:
 
     def greatest(self) -> Vector:
         """Logs of the scales at the greatest posterior, the best of a few searches."""
+        from scipy.optimize import minimize
+
         bounds = np.column_stack([np.full(NUM_SCALES, -_FARTHEST), self.farthest])
 
         def scaled(away: Vector) -> tuple[float, Vector]:
@@ -195,6 +198,14 @@ class Posterior:
 
 
 _SEARCH = {"maxiter": 200, "ftol": 1e-15, "gtol": 1e-8}
+
+
+def _distances(first: Matrix, second: Matrix) -> Matrix:
+    """Euclidean, ``(first, second)``."""
+    squares = np.zeros((len(first), len(second)))
+    for one, other in zip(first.T, second.T, strict=True):
+        squares += (one[:, np.newaxis] - other) ** 2
+    return np.sqrt(squares)
 
 
 def _matern(distance: Matrix) -> Matrix:

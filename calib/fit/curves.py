@@ -53,6 +53,10 @@ class Law:
     fixed_s: float
     byte_s: float
 
+    def __call__(self, nbytes: Vector) -> Vector:
+        """Seconds, ``(rows,)``."""
+        return self.fixed_s + nbytes * self.byte_s
+
     def log_time(self, log_nbytes: Vector) -> Vector:
         """Log seconds, ``(rows,)``.
 
@@ -117,9 +121,7 @@ class Curve:
     def top_share(self) -> float:
         """Share of the full bandwidth that the largest payload reaches."""
         top = np.exp(self.log_nbytes[-1:])
-        law = self.law
-        expected = self.expected or (lambda nbytes: law.fixed_s + law.byte_s * nbytes)
-        return float(bandwidth_share(expected, top)[0])
+        return float(bandwidth_share(self.expected or self.law, top)[0])
 
     def _beyond(self, expected: Expected, log_nbytes: Vector) -> Vector:
         top = self.log_nbytes[-1]

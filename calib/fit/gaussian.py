@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
 
 from .covariance import START, Inputs, Pairs, Posterior, inverse, lower_factor, variance
 
@@ -24,8 +23,8 @@ class GaussianProcess:
 
     theta: Vector
     inputs: Inputs
-    factor: NDArray[np.float64]
-    """Lower Cholesky factor of the samples' covariance."""
+    whitener: NDArray[np.float64]
+    """Inverse of the lower Cholesky factor of the samples' covariance."""
     solved: Vector
     left_out: Vector
     """Residual of each sample when it alone is left out."""
@@ -35,8 +34,8 @@ class GaussianProcess:
         """Mean and standard deviation, noise of one measurement included, ``(rows,)`` each."""
         is_pooled = self.inputs.is_pooled
         cross = Pairs.of(inputs, self.inputs, is_pooled=is_pooled).covariance(self.theta)
-        half = solve_triangular(self.factor, cross.T, lower=True, check_finite=False)
-        left = variance(inputs, self.theta, is_pooled=is_pooled) - (half**2).sum(axis=0)
+        half = cross @ self.whitener.T
+        left = variance(inputs, self.theta, is_pooled=is_pooled) - (half**2).sum(axis=1)
         noise = np.exp(2 * self.theta[3])
         return cross @ self.solved, np.sqrt(np.maximum(left, 0.0) + noise)
 
@@ -62,6 +61,8 @@ def fit_gaussian(inputs: Inputs, values: Vector, weight: Vector) -> GaussianProc
 
 
 def _solve(inputs: Inputs, values: Vector, weight: Vector, theta: Vector) -> GaussianProcess:
+    from scipy.linalg import solve_triangular  # fitting alone needs it
+
     factor = lower_factor(Posterior.of(inputs, values, weight).matrix(theta))
     precision = inverse(factor)
     solved = precision @ values
@@ -69,7 +70,7 @@ def _solve(inputs: Inputs, values: Vector, weight: Vector, theta: Vector) -> Gau
     return GaussianProcess(
         theta=theta,
         inputs=inputs,
-        factor=factor,
+        whitener=solve_triangular(factor, np.eye(len(factor)), lower=True, check_finite=False),
         solved=solved,
         left_out=solved / spread,
         left_out_sigma=1.0 / np.sqrt(spread),

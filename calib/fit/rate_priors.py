@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..samples.store import read_package_json
+from ..samples.files import read_package_json
 from ..workload.operators import OperatorKind, Phase
 from .batches import Batch
 from .costs import Cost

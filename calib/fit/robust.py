@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import least_squares
 
 Vector = NDArray[np.float64]
 _FARTHEST_LOG = 20.0
@@ -29,6 +28,8 @@ def robust_minimum(
     ``spread`` are the constants' own deviations, in which steps are counted.  By default
     the search goes on until steps are lost in rounding: other processors stop at the same place.
     """
+    from scipy.optimize import least_squares  # slow to import, and fitting alone needs it
+
     # SciPy's signature names only the default of ``jac``, a string; a callable is documented.
     derivative: Any = jacobian
     found = least_squares(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from ..samples.table import SampleTable
 from ..workload.collectives import Collective, CollectiveCall, GroupRole
 from ..workload.operators import Operator, OperatorKind, Phase
 from .groups import num_nodes
+from .measured import Measured
 
 AGE_FACTOR = 0.7
 """Weight of a window over that of the one after it: old rows count less and are never dropped."""
@@ -22,21 +23,6 @@ REPEAT_SIGMA_LOG = 0.02
 """How far medians of the same work lie apart when it is measured again (public A100 duplicates)."""
 _MOST_STEPS = 20
 _MEDIAN_OVER_MEAN = 1.2533
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """A time measured on this run, windows joined."""
-
-    time_s: float
-    sigma_log: float
-    """Standard deviation of its logarithm if it were measured again."""
-    weight: float
-    num_rows: int
-    is_bound: bool = False
-    """Known from above only: the transfer had ended before anybody looked."""
-    is_probe: bool = False
-    """Measured between steps only."""
 
 
 def measured_operators(table: SampleTable) -> dict[Operator, Measured]:

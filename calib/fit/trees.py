@@ -7,24 +7,16 @@ wrong: every sample's residual comes from the one that did not see its shape.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import CalibrationError
 from .choices import on_grid
 from .forest import fit_forest
-
-try:
-    from xgboost import XGBRegressor
-except Exception as err:
-    # Absent, or what it links to is; a library that is gone raises an error of its own, which
-    # cannot be imported to be named here.
-    is_its_own = type(err).__module__.partition(".")[0] == "xgboost"
-    if not (is_its_own or isinstance(err, (ImportError, OSError))):
-        raise
-    XGBRegressor = None
 
 _SEED = 0
 _NUM_FOLDS = 2
@@ -75,7 +67,43 @@ def fit_trees(
 
 def tree_model() -> str:
     """Which model learns many shapes here: ``xgboost``, or ``forest`` where that cannot be used."""
-    return "forest" if XGBRegressor is None else "xgboost"
+    return "forest" if xgboost() is None else "xgboost"
+
+
+@cache
+def xgboost() -> Any:
+    """The library; None where it cannot be used.  Imported where many shapes are first met."""
+    try:
+        import xgboost as library
+    except Exception as err:
+        # Absent, or what it links to is; a library that is gone raises an error of its own, which
+        # cannot be imported to be named here.
+        is_its_own = type(err).__module__.partition(".")[0] == "xgboost"
+        if not (is_its_own or isinstance(err, (ImportError, OSError))):
+            raise
+        return None
+    return library
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Boosted:
+    """Boosted trees of XGBoost."""
+
+    raw: NDArray[np.uint8]
+    """As the library writes them."""
+    fitted: Any = field(default=None, metadata={"is_kept": False})
+    """The library's own object; not in a file."""
+
+    def predict(self, features: NDArray[np.float64], /) -> NDArray[np.floating]:
+        """Values, ``(rows,)``; ``CalibrationError`` where the library is gone."""
+        booster = self.fitted
+        if booster is None:
+            library = xgboost()
+            if library is None:
+                raise CalibrationError("these trees need xgboost; pip install xgboost-cpu")
+            booster = library.Booster()
+            booster.load_model(bytearray(self.raw.tobytes()))
+        return np.asarray(booster.inplace_predict(features))
 
 
 class _Model(Protocol):
@@ -89,9 +117,10 @@ def _fit(
     shape: NDArray[np.int64],
     steps: tuple[int, float],
 ) -> _Model:
-    if XGBRegressor is None:
+    library = xgboost()
+    if library is None:
         return fit_forest(features, _medians(values, weight, shape), weight)
-    booster = XGBRegressor(
+    model = library.XGBRegressor(
         n_estimators=steps[0],
         learning_rate=steps[1],
         max_depth=6,
@@ -103,7 +132,9 @@ def _fit(
         n_jobs=1,
         random_state=_SEED,
     )
-    return booster.fit(features, values, sample_weight=weight)
+    booster = model.fit(features, values, sample_weight=weight).get_booster()
+    raw = np.frombuffer(bytes(booster.save_raw("ubj")), dtype=np.uint8)
+    return Boosted(raw=raw, fitted=booster)
 
 
 def _medians(

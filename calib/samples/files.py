@@ -5,11 +5,13 @@ Standard library only: the hooks write by it in the training process.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 from collections.abc import Callable
+from importlib import resources
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 PRIVATE = 0o600
 """Of files that hold arguments or environment."""
@@ -44,6 +46,11 @@ def replace_by(path: Path, write: Callable[[IO[bytes]], object], *, mode: int = 
         if isinstance(err, OSError):
             err.filename = str(path)  # a full disk names no file, and the temporary one is gone
         raise
+
+
+def read_package_json(package: str, name: str) -> Any:
+    """The JSON value of a file that is installed in a package."""
+    return json.loads(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 class Tail:

@@ -7,7 +7,6 @@ from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
 
 Floats = NDArray[np.float64]
 
@@ -87,6 +86,8 @@ def _ranges(
     moments: Moments, middle_s: float
 ) -> tuple[tuple[float, float], tuple[float, float]] | None:
     """Least and greatest offset at the middle, and drift; None where no line fits."""
+    from scipy.optimize import linprog  # slow to import, and only clocks need it
+
     # Centred and scaled: the solver's tolerance is absolute.
     center = float(np.median((moments.low_s + moments.high_s) / 2))
     scale = max(float(np.max(moments.high_s - moments.low_s)), _SLACK_S)

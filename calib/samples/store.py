@@ -11,7 +11,6 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from importlib import resources
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -148,11 +147,6 @@ def _read_bounded(path: Path, most_nbytes: int) -> bytes:
             f"{path} has more than {most_nbytes >> 20} MiB, which no file of ours has; delete it"
         )
     return data
-
-
-def read_package_json(package: str, name: str) -> Any:
-    """The JSON value of a file that is installed in a package."""
-    return json.loads(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
 
 
 def write_table(path: Path, table: SampleTable, *, created_by: str = "forerun") -> None:

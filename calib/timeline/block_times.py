@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from ..workload.blocks import Block
 from ..workload.collectives import CollectiveUse, Placement
 from ..workload.operators import OperatorKind, Phase
-from .items import PASS_PARTS, Floats, ItemIndex, Part, Sums, part_of
+from .items import PASS_PARTS, Floats, ItemIndex, Part, SparseRows, Sums, part_of
 
 _WEIGHT_FRAC = 0.5
 _PASSES = (Placement.FORWARD, Placement.BACKWARD, Placement.RECOMPUTE)
@@ -62,14 +61,14 @@ class BlockTimes:
 class BlockSums:
     """The sums as matrices over items; transfers that share a window are one row of ``uses``."""
 
-    forward: csr_array
-    backward: csr_array
-    weight: csr_array
-    recompute: csr_array
-    uses: csr_array
-    windows: csr_array
+    forward: SparseRows
+    backward: SparseRows
+    weight: SparseRows
+    recompute: SparseRows
+    uses: SparseRows
+    windows: SparseRows
     """Work that each row of ``uses`` may hide behind; empty where it does not overlap."""
-    homes: dict[tuple[Placement, Part], csr_array]
+    homes: dict[tuple[Placement, Part], SparseRows]
     """Which rows of ``uses`` each block adds up, by pass and part."""
 
     def times(
@@ -138,20 +137,19 @@ class _Writer:
             self._operators(row, block)
             for uses in _sharing(block.uses):
                 self._transfers(row, block, uses)
-        rows, columns = len(blocks), len(self._index)
+        rows, num_uses = len(blocks), self._uses.num_rows
 
-        def sums(phase: Phase) -> csr_array:
-            return self._phases[phase].matrix(columns, num_rows=rows)
+        def sums(phase: Phase) -> SparseRows:
+            return self._phases[phase].matrix(num_rows=rows)
 
-        num_uses = self._uses.num_rows
         return BlockSums(
             forward=sums(Phase.FORWARD),
             backward=sums(Phase.BACKWARD),
             weight=sums(Phase.WEIGHT_GRADIENT),
             recompute=sums(Phase.RECOMPUTE),
-            uses=self._uses.matrix(columns),
-            windows=self._windows.matrix(columns, num_rows=num_uses),
-            homes={key: home.matrix(num_uses, num_rows=rows) for key, home in self._homes.items()},
+            uses=self._uses.matrix(),
+            windows=self._windows.matrix(num_rows=num_uses),
+            homes={key: home.matrix(num_rows=rows) for key, home in self._homes.items()},
         )
 
     def _operators(self, row: int, block: Block) -> None:

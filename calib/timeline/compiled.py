@@ -6,7 +6,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from ..errors import ConfigError
 from ..workload.blocks import Block, BlockKind, BlockSort, block, block_key, chunk_sorts
@@ -15,7 +14,7 @@ from ..workload.config import ModelShape, Recompute, RunConfig
 from ..workload.operators import OperatorKind, Phase
 from ..workload.stage_work import gradient_uses, hop_call, host_pass, step_operators
 from .block_times import BlockSums, block_sums
-from .items import Floats, Ints, Item, ItemIndex, Sums
+from .items import Floats, Ints, Item, ItemIndex, SparseRows, Sums
 from .programs import Pipeline
 
 
@@ -23,8 +22,8 @@ from .programs import Pipeline
 class Transfers:
     """Transfers of each distinct stage that are issued one after another, once in a step."""
 
-    total: csr_array
-    last: csr_array
+    total: SparseRows
+    last: SparseRows
     """The one that is issued last."""
     number: Floats
 
@@ -35,11 +34,11 @@ class StageSums:
 
     reduces: Transfers
     gathers: Transfers
-    finishes: csr_array
+    finishes: SparseRows
     """All-reduces over tp before the optimizer."""
-    embedding: csr_array
+    embedding: SparseRows
     """Sum of the shared embedding's gradients."""
-    optimizer: csr_array
+    optimizer: SparseRows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -293,22 +292,20 @@ class _Compiler:
         )
 
     def _stage_sums(self) -> StageSums:
-        number = len(self._index)
-
         def transfers(name: str) -> Transfers:
             lists = [getattr(stage, name) for stage in self._stages]
             return Transfers(
-                total=_sums(lists, number),
-                last=_sums([entries[-1:] for entries in lists], number),
+                total=_sums(lists),
+                last=_sums([entries[-1:] for entries in lists]),
                 number=np.array([float(max(1, len(entries))) for entries in lists]),
             )
 
         return StageSums(
             reduces=transfers("reduces"),
             gathers=transfers("gathers"),
-            finishes=_sums([stage.finishes for stage in self._stages], number),
-            embedding=_sums([stage.embedding for stage in self._stages], number),
-            optimizer=_sums([stage.optimizer for stage in self._stages], number),
+            finishes=_sums([stage.finishes for stage in self._stages]),
+            embedding=_sums([stage.embedding for stage in self._stages]),
+            optimizer=_sums([stage.optimizer for stage in self._stages]),
         )
 
 
@@ -345,10 +342,10 @@ def _by_kind(chunk: dict[BlockSort, int]) -> tuple[tuple[BlockKind, int], ...]:
     return tuple(out.items())
 
 
-def _sums(lists: Sequence[Sequence[int]], num_items: int) -> csr_array:
+def _sums(lists: Sequence[Sequence[int]]) -> SparseRows:
     sums = Sums()
     for entries in lists:
         row = sums.row()
         for item in entries:
             sums.add(row, item)
-    return sums.matrix(num_items)
+    return sums.matrix()

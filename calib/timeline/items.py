@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from ..fit.laws import family as operator_family
 from ..workload.collectives import CollectiveCall, GroupRole
@@ -89,6 +89,28 @@ class ItemIndex:
         return tuple(self._places)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SparseRows:
+    """A sparse matrix by its rows; multiplies from the left alone."""
+
+    num_rows: int
+    columns: Ints
+    """Of each entry, row by row."""
+    counts: Floats
+    filled: Ints
+    """Rows that have entries."""
+    starts: Ints
+    """The first entry of each of them."""
+
+    def __matmul__(self, values: Floats) -> Floats:
+        """Shape (rows, ...) from (columns, ...)."""
+        out = np.zeros((self.num_rows, *values.shape[1:]))
+        if len(self.columns):
+            counts = self.counts.reshape(-1, *(1,) * (values.ndim - 1))
+            out[self.filled] = np.add.reduceat(counts * values[self.columns], self.starts, axis=0)
+        return out
+
+
 class Sums:
     """Rows of a sparse matrix that adds up the times of items, written entry by entry."""
 
@@ -115,7 +137,15 @@ class Sums:
         self._columns += columns
         self._counts += counts
 
-    def matrix(self, num_columns: int, *, num_rows: int | None = None) -> csr_array:
-        """The matrix, shape (rows, ``num_columns``)."""
-        shape = (self.num_rows if num_rows is None else num_rows, num_columns)
-        return csr_array((self._counts, (self._rows, self._columns)), shape=shape)
+    def matrix(self, *, num_rows: int | None = None) -> SparseRows:
+        """The matrix; ``num_rows`` where rows were not opened here."""
+        rows = np.array(self._rows, dtype=np.int64)
+        order = np.argsort(rows, kind="stable")
+        filled, starts = np.unique(rows[order], return_index=True)
+        return SparseRows(
+            num_rows=self.num_rows if num_rows is None else num_rows,
+            columns=np.array(self._columns, dtype=np.int64)[order],
+            counts=np.array(self._counts, dtype=np.float64)[order],
+            filled=filled,
+            starts=starts,
+        )

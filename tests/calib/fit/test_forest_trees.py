@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from sklearn.ensemble import ExtraTreesRegressor
 
 from forerun.calib.fit import trees as trees_module
+from forerun.calib.fit.choices import on_grid
 from forerun.calib.fit.forest import fit_forest
-from forerun.calib.fit.trees import fit_trees, tree_model
+from forerun.calib.fit.trees import Boosted, fit_trees, tree_model
 
 NUM_REPEATS = 4
 
@@ -16,7 +20,7 @@ NUM_REPEATS = 4
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each kind of trees that is here: the forest always is."""
     if request.param == "forest":
-        monkeypatch.setattr(trees_module, "XGBRegressor", None)
+        monkeypatch.setattr(trees_module, "xgboost", lambda: None)
     elif tree_model() != "xgboost":
         pytest.skip("xgboost is not installed")
     return request.param
@@ -32,10 +36,22 @@ def _steps(features: np.ndarray) -> np.ndarray:
 
 
 def test_forest_predicts_what_its_library_predicts() -> None:
-    features = _grid(40)
-    forest = fit_forest(features, _steps(features), np.ones(40))
+    features, weight = _grid(40), np.ones(40)
+    forest = fit_forest(features, _steps(features), weight)
     asked = _grid(100, seed=1)
-    assert forest.predict(asked) == pytest.approx(forest.model.predict(asked), abs=1e-12)
+    library = ExtraTreesRegressor(n_estimators=40, random_state=0)
+    library.fit(features, on_grid(_steps(features)), sample_weight=weight)
+    assert forest.predict(asked) == pytest.approx(library.predict(asked), abs=1e-12)
+    assert np.array_equal(replace(forest, fitted=()).predict(asked), forest.predict(asked))
+
+
+def test_boosted_trees_predict_the_same_from_what_is_kept_of_them() -> None:
+    if tree_model() != "xgboost":
+        pytest.skip("xgboost is not installed")
+    features, asked = _grid(400), _grid(100, seed=1)
+    trees = fit_trees(features, _steps(features), np.ones(400), np.arange(400))
+    assert isinstance(trees.model, Boosted)
+    assert np.array_equal(replace(trees.model, fitted=None).predict(asked), trees.predict(asked))
 
 
 def test_forest_returns_its_samples_and_means_of_equal_shapes_by_weight() -> None:

@@ -6,15 +6,25 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import norm, t
 
+from forerun.calib.fit import intervals
 from forerun.calib.fit.calibration import calibrate
 from forerun.calib.fit.intervals import fit_quantiles, shrunk_sigma_log
+from forerun.calib.steps.model import ERROR_INFLATION
 from forerun.calib.workload.operators import OperatorKind
 
 NUM_SEEDS = 30
 Z_90 = 1.645
 CPU_SIGMA_LOG = 0.2
 KINDS = (OperatorKind.LINEAR_FC1, OperatorKind.NORM, OperatorKind.ACTIVATION)
+
+
+def test_quantiles_that_are_written_out_are_scipys() -> None:
+    normal = norm.ppf(0.95)
+    assert normal == pytest.approx(intervals.Z_90, rel=1e-12)
+    assert fit_quantiles({}).pooled == pytest.approx(t.ppf(0.95, 7), rel=1e-9)
+    assert pytest.approx(t.ppf(0.95, 10) / normal, rel=1e-9) == ERROR_INFLATION
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.2, 0.3])

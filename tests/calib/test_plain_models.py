@@ -1,0 +1,86 @@
+"""Fitted models as JSON values and back, and nothing else out of such a value."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from planted_machine import A100, PlantedMachine, batch, random_shapes
+
+from forerun.calib.fit.machine import fit_machine
+from forerun.calib.plain_models import made, plain
+from forerun.calib.steps.base_times import prior_times
+from forerun.calib.workload.operators import OperatorKind, Phase
+
+SHAPES = {OperatorKind.NORM: 90, OperatorKind.RMS_NORM: 24, OperatorKind.RESIDUAL: 3}
+"""Of each operator: trees, a forest beside the process, the process alone."""
+
+
+def through_text(value: Any) -> Any:
+    return made(json.loads(json.dumps(plain(value), allow_nan=False)))
+
+
+def test_every_kind_of_model_says_the_same_afterwards() -> None:
+    machine, rng = PlantedMachine(), np.random.default_rng(0)
+    groups = {
+        kind.value: machine.measure(
+            batch(kind, Phase.FORWARD, random_shapes(rng, number, 2)), rng, noise=0.03
+        )
+        for kind, number in SHAPES.items()
+    }
+    model = fit_machine(groups, device=A100, use_prior=True)
+    again = through_text(model)
+    for kind in SHAPES:
+        asked = batch(kind, Phase.FORWARD, random_shapes(rng, 50, 2))
+        one, other = model.predict(kind.value, asked), again.predict(kind.value, asked)
+        for name in ("log_time", "low", "high", "octaves"):
+            assert getattr(other, name) == pytest.approx(getattr(one, name), abs=1e-9)
+    assert len({id(pool) for pool in again.pools.values()}) == len(SHAPES)
+
+
+def test_values_of_every_kind_come_back() -> None:
+    base = prior_times(A100, is_attention_fused=True)
+    value = {
+        ("a", 1): [True, None, 0.1, math.inf, -math.inf, 2**53 + 1],
+        Phase.FORWARD: (np.arange(6.0).reshape(2, 3), np.array([], dtype=np.int64)),
+    }
+    found = through_text({"value": value, "twice": (base, base)})
+    assert found["value"]["a", 1] == value["a", 1]
+    array, empty = found["value"][Phase.FORWARD]
+    assert np.array_equal(array, np.arange(6.0).reshape(2, 3)) and empty.dtype == np.int64
+    assert found["twice"][0] is found["twice"][1]
+
+
+@pytest.mark.parametrize("value", [lambda: 0, Path("x"), np.array([object()]), np.array(["a"])])
+def test_what_is_no_model_is_not_kept(value: object) -> None:
+    with pytest.raises(TypeError, match="not kept"):
+        plain(value)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fit.machine:fit_machine",
+        "fit.machine:np",
+        "samples.store:Path",
+        "..launch.cli:main",
+        "os:system",
+        "fit.machine:MachineModel.predict",
+        "fit.forest:_Tree",
+    ],
+)
+def test_only_our_own_data_classes_are_made(name: str) -> None:
+    value = {"objects": [{"class": name, "fields": {}}], "value": {"object": 0}}
+    with pytest.raises((ValueError, ImportError)):
+        made(value)
+
+
+def test_other_fields_than_the_class_has_are_refused() -> None:
+    value = plain(prior_times(A100, is_attention_fused=True))
+    value["objects"][-1]["fields"].popitem()
+    with pytest.raises(ValueError, match="other fields"):
+        made(value)

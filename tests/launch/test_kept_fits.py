@@ -1,0 +1,108 @@
+"""A fit that was kept answers as the fit itself, and never when anything under it has changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
+SLOW = ("pandas", "pyarrow", "scipy", "sklearn", "xgboost")
+ASK = f"""
+import json, sys
+from forerun.launch.cli import main
+code = main(sys.argv[1:])
+print(json.dumps([name for name in {SLOW!r} if name in sys.modules]), file=sys.stderr)
+sys.exit(code)
+"""
+PREDICT = ("--json", "--tensor-model-parallel-size", "2")
+
+
+def ask(*argv: str) -> tuple[dict, bool]:
+    """An answer of a process of its own, and whether it was fitted for it."""
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, *argv], capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout), bool(json.loads(done.stderr.splitlines()[-1]))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A recorded run."""
+    shutil.copytree(GOLDEN / "records", tmp_path / "run" / "records")
+    return tmp_path / "run"
+
+
+def figures(value: object) -> list[float]:
+    """Every number of an answer."""
+    if isinstance(value, dict):
+        return [found for held in value.values() for found in figures(held)]
+    if isinstance(value, list):
+        return [found for held in value for found in figures(held)]
+    return [float(value)] if isinstance(value, (int, float)) else []
+
+
+@pytest.mark.parametrize("verb", ["predict", "plan"])
+def test_a_kept_fit_says_what_the_fit_says_and_imports_nothing_slow(home: Path, verb: str) -> None:
+    options = PREDICT if verb == "predict" else ("--json",)
+    first, was_fitted = ask(verb, str(home), *options)
+    again, is_fitted = ask(verb, str(home), *options)
+    assert was_fitted and not is_fitted
+    assert figures(again) == pytest.approx(figures(first), rel=1e-9)
+    assert again.keys() == first.keys()
+
+
+def another_row(home: Path) -> None:
+    path = next(home.glob("records/*/rank-*.jsonl"))
+    last = path.read_text(encoding="utf-8").splitlines()[-1]
+    with path.open("a", encoding="utf-8") as file:
+        file.write(last + "\n")
+
+
+def torn(home: Path) -> None:
+    (kept,) = home.glob("fitted-*.json")
+    kept.write_bytes(kept.read_bytes()[:-100])
+
+
+def flipped(home: Path) -> None:
+    (kept,) = home.glob("fitted-*.json")
+    kept.write_bytes(kept.read_bytes().replace(b"time_s", b"time_x", 1))
+
+
+def no_text(home: Path) -> None:
+    (kept,) = home.glob("fitted-*.json")
+    kept.write_bytes(b"\x80\x04" + bytes(range(256)))
+
+
+def a_folder(home: Path) -> None:
+    (kept,) = home.glob("fitted-*.json")
+    kept.unlink()
+    kept.mkdir()
+
+
+@pytest.mark.parametrize("change", [another_row, torn, flipped, no_text, a_folder])
+def test_what_is_stale_or_damaged_is_fitted_anew_in_silence(
+    home: Path, change: Callable[[Path], None]
+) -> None:
+    first, _ = ask("predict", str(home), *PREDICT)
+    change(home)
+    again, is_fitted = ask("predict", str(home), *PREDICT)
+    assert is_fitted
+    assert again["step_time_s"] == pytest.approx(first["step_time_s"], rel=1e-3)
+
+
+def test_another_directory_of_evidence_is_another_question(home: Path, tmp_path: Path) -> None:
+    ask("predict", str(home), *PREDICT)
+    other = tmp_path / "other"
+    shutil.copytree(home / "records", other / "records")
+    also = (*PREDICT, "--also", str(other))
+    assert ask("predict", str(home), *also)[1]
+    assert not ask("predict", str(home), *also)[1]
+    another_row(other)
+    assert ask("predict", str(home), *also)[1]
+    assert not ask("predict", str(home), *PREDICT)[1]
