@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import pandas as pd
 
 from ..fit.batches import batch_of
 from ..fit.collectives import CollectiveModel
@@ -22,8 +21,11 @@ from ..workload.collectives import CollectiveCall
 from ..workload.config import Fp8Recipe
 from ..workload.operators import Operator, OperatorKind, Phase
 from .memory_laws import is_law, law_time_s
-from .operator_tables import OperatorTables, operator_tables
-from .transfer_tables import transfer_tables
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from .operator_tables import OperatorTables
 
 _FASTEST_S = 1e-7
 
@@ -213,6 +215,9 @@ class FittedTimes:
 
 def prior_times(device: str, *, is_attention_fused: bool) -> FittedTimes:
     """What public tables and data sheets say of a device."""
+    from .operator_tables import operator_tables  # tables need pandas, which is slow to import
+    from .transfer_tables import transfer_tables
+
     return FittedTimes(
         operators=operator_tables((), device=device),
         transfers=transfer_tables((), device=device),
@@ -234,6 +239,9 @@ def table_times(
     What they lack is the prior of the device, and on a stack with fused attention the bytes of
     fused kernels over the bandwidth of the memory.
     """
+    from .operator_tables import operator_tables
+    from .transfer_tables import transfer_tables
+
     return FittedTimes(
         operators=operator_tables(operators, device=device),
         transfers=transfer_tables(

@@ -22,7 +22,6 @@ from .known import MEASURED_SIGMA_LOG
 from .layouts import SCALE
 from .model import ERROR_INFLATION, fit_steps
 from .posterior import MODEL_SIGMA_LOG
-from .table_steps import row_times
 
 _MAX_EXCHANGES = 50
 _GAIN_FRAC = 1e-6
@@ -105,6 +104,8 @@ class _Study:
 
 
 def _study(rows: Sequence[StepRow]) -> _Study:
+    from .table_steps import row_times  # a plan asks for ``most_telling`` alone, without tables
+
     base = row_times(rows[0])
     found = fit_steps(base).estimates([row.config for row in rows])
     names = sorted({name for one in found for name in one.error_log})
