@@ -26,7 +26,7 @@ from .evidence import (
     windows_of,
 )
 from .fit.calibration import Calibration, calibrate
-from .history import History, Models
+from .history import History, Levels, Models
 from .outlook import Outlook, at_batch_size, batch_size_at, full_batch_size, outlook
 from .run_forecast import SoFar, run_forecast
 from .run_steps import running_config, with_own
@@ -37,6 +37,7 @@ from .steps.live_times import live_times
 from .steps.model import FittedSteps, fit_steps
 from .units import HOUR_S
 from .waiting import WaitingReport, waiting_report
+from .window_scores import WindowScore, window_scores
 from .workload.config import RunConfig
 from .workload.kept_arguments import kept_arguments
 
@@ -186,6 +187,18 @@ class Answer:
     waiting: WaitingReport
     problems: tuple[str, ...]
     transcript: tuple[str, ...]
+    ended_unix_s: float | None = None
+    """The end of the run, where it has come."""
+
+    @property
+    def window_scores(self) -> list[WindowScore]:
+        """What each window was worth, against the end of the run or the newest forecast of it."""
+        forecast, ended = self.forecast, self.ended_unix_s
+        return window_scores(
+            self.history.errors,
+            started_unix_s=forecast.now_unix_s - forecast.elapsed_s,
+            finish_unix_s=forecast.finish_p50_unix_s if ended is None else ended,
+        )
 
     def predicted_step(self, iteration: int) -> PredictedStep:
         """What a step of this run, counted from 1, will take."""
@@ -251,7 +264,10 @@ def analyse(
         memory_capacity_nbytes=request.memory_capacity_nbytes or table.device_memory_nbytes(),
         memory_offset_nbytes=memory_offset_nbytes(table),
     )
-    ahead = run_forecast(view, so_far(request, last_step=int(table.steps["step"].max()) + 1))
+    levels = Levels(
+        outlook=view, so_far=so_far(request, last_step=int(table.steps["step"].max()) + 1)
+    )
+    ahead = run_forecast(view, levels.so_far)
     hooks = hook_summary(table)
     coverage = hooks.num_fired / hooks.num_installed if hooks.num_installed else None
     decision = decide(
@@ -296,7 +312,12 @@ def analyse(
         outlook=view,
         plan=found,
         decision=decision,
-        history=_history(table, history, Models(calibration=calibration, own_s=modelled.time_s)),
+        history=_history(
+            table,
+            history,
+            Models(calibration=calibration, own_s=modelled.time_s),
+            levels if config.cadence.train_iters else None,
+        ),
         modelled_step=modelled,
         waiting_s=waiting_s,
         perturbation_s=perturbed_s,
@@ -328,14 +349,16 @@ def so_far(request: Request, *, last_step: int = 0) -> SoFar:
     )
 
 
-def _history(table: SampleTable, known: History | None, models: Models) -> History:
+def _history(
+    table: SampleTable, known: History | None, models: Models, levels: Levels | None
+) -> History:
     """With the newest window; ``models`` are the run's own where no other run's rows are there."""
     if known is None:
         if len(windows_of(table)) > 1:
-            return History.of(table)
+            return replace(History.of(table), levels=levels)
         known = History()
     is_own = bool((table.samples["run_id"] == table.run_id).all())
-    return known.followed_by(table, models if is_own else None)
+    return known.followed_by(table, models if is_own else None, levels)
 
 
 def _outlook(

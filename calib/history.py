@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from .evidence import (
 )
 from .fit.calibration import Calibration, calibrate
 from .fit.training import measured_operators
+from .outlook import Outlook
+from .run_forecast import SoFar, run_forecast
 from .samples.table import SampleTable
 from .steps.live_times import live_times
 from .steps.model import fit_steps
@@ -42,6 +45,14 @@ class WindowError:
     after_frac: float
     operator_before_frac: float | None
     operator_after_frac: float
+    modelled_before_s: float | None
+    """The step that the models before the window and with it foretell."""
+    modelled_after_s: float
+    finish_before_unix_s: float | None = None
+    """The median finish when the window closed, by models and levels of the windows before it; None
+    for the first, and where no answer was given then."""
+    finish_after_unix_s: float | None = None
+    """The same with this window."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +67,9 @@ class History:
     """Of the windows before the newest; None where there are none."""
     after: Models | None = None
     """With the newest window."""
+    levels_before: Levels | None = None
+    """Likewise what forecasts were made from; None where none were."""
+    levels: Levels | None = None
 
     @staticmethod
     def of(table: SampleTable) -> History:
@@ -69,15 +83,19 @@ class History:
             found = found.followed_by(only_windows(table, windows[: place + 1]))
         return found
 
-    def followed_by(self, table: SampleTable, models: Models | None = None) -> History:
+    def followed_by(
+        self, table: SampleTable, models: Models | None = None, levels: Levels | None = None
+    ) -> History:
         """With the newest window of the table; again, where that is the newest one here.
 
-        ``models`` are those of the table, where they are known already.
+        ``models`` are those of the table, where they are known already; ``levels`` what the
+        forecast after the window was made from.
         """
         window = windows_of(table)[-1]
         is_again = bool(self.errors) and self.errors[-1].window == window
         before = self.before if is_again else self.after
         known = self.errors[:-1] if is_again else self.errors
+        levels_before = self.levels_before if is_again else self.levels
         after = models or Models.of(table)
         here = only_windows(table, [window])
         measured_s = measured_step_s(here)
@@ -89,8 +107,47 @@ class History:
             after_frac=after.step_error_frac(measured_s),
             operator_before_frac=before.operator_error_frac(here) if before else None,
             operator_after_frac=after.operator_error_frac(here),
+            modelled_before_s=before.own_s if before else None,
+            modelled_after_s=after.own_s,
+            finish_before_unix_s=levels_before.finish_unix_s(levels.so_far)
+            if levels_before and levels
+            else None,
+            finish_after_unix_s=levels.finish_unix_s(levels.so_far) if levels else None,
         )
-        return History(errors=(*known, error)[-MOST_WINDOWS:], before=before, after=after)
+        return History(
+            errors=(*known, error)[-MOST_WINDOWS:],
+            before=before,
+            after=after,
+            levels_before=levels_before,
+            levels=levels,
+        )
+
+    def told(self, finishes: Mapping[int, tuple[float | None, float | None]]) -> History:
+        """With the finishes that were foretold at windows of these numbers, before and after."""
+        errors = [
+            replace(
+                error,
+                finish_before_unix_s=finishes[error.window][0],
+                finish_after_unix_s=finishes[error.window][1],
+            )
+            if error.window in finishes
+            else error
+            for error in self.errors
+        ]
+        return replace(self, errors=tuple(errors))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Levels:
+    """What a forecast was made from."""
+
+    outlook: Outlook
+    so_far: SoFar
+
+    def finish_unix_s(self, now: SoFar) -> float:
+        """The median finish at another moment, had nothing been measured since."""
+        moved = replace(self.so_far, now_unix_s=now.now_unix_s, steps_done=now.steps_done)
+        return run_forecast(self.outlook, moved).finish_p50_unix_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

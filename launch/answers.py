@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from statistics import median
 from typing import Any
 
 from ..calib.advice.track import Track
@@ -19,10 +20,12 @@ from .forecast_log import append_forecast
 from .lived import Lived
 from .publishing import Place
 from .report_page import write_page
-from .report_tables import markdown, report_tables
+from .report_table import ReportTable
+from .report_tables import markdown, report_tables, windows_tables
 
 SAMPLES = "samples.parquet"
 REQUEST = "request.json"
+CALIBRATION = "calibration.json"
 CREATED_BY = "forerun"
 _PRIVATE = (REQUEST, "decision.json")
 
@@ -79,13 +82,25 @@ def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
     """The JSON artefacts by name: calibration, forecast, plan, waiting, decision."""
     return {
         "calibration": answer.calibration.summary()
-        | {"history": [_plain(error) for error in answer.history.errors]},
+        | {
+            "history": [score.to_json() for score in answer.window_scores],
+            "finish_errors_against": "newest forecast" if answer.ended_unix_s is None else "end",
+        },
         "forecast": _forecast(answer),
         "plan": answer.plan.to_json(),
         "waiting": answer.waiting.to_json(),
         "decision": answer.decision.to_json()
         | {"transcript": list(answer.transcript), "problems": list(answer.problems)},
     }
+
+
+def write_end(place: Place, answer: Answer) -> None:
+    """Write again what the end of the run says more of: errors of the finishes foretold."""
+    value = artefacts(answer)["calibration"]
+    _do_all(
+        lambda: write_json(place.path / CALIBRATION, _stamped(value, place)),
+        lambda: write_text(place.path / "report.md", markdown(answer)),
+    )
 
 
 def write_score(place: Place, score: Mapping[str, Any], track: Track | None = None) -> None:
@@ -96,10 +111,53 @@ def write_score(place: Place, score: Mapping[str, Any], track: Track | None = No
 
 def wandb_tables(answer: Answer) -> dict[str, list[dict[str, Any]]]:
     """The report's tables as rows, keyed for W&B."""
+    return _rows(report_tables(answer))
+
+
+def windows_at_end(answer: Answer) -> dict[str, list[dict[str, Any]]]:
+    """Those of windows alone, once more: the end of the run tells what their finishes were."""
+    return _rows(windows_tables(answer))
+
+
+def _rows(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]]]:
     return {
         table.key: [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-        for table in report_tables(answer)
+        for table in tables
     }
+
+
+def window_values(answer: Answer) -> dict[str, float]:
+    """For W&B, once a window has its answer: how well the one before foretold its step."""
+    scores = answer.window_scores[-2:-1]
+    return {
+        f"window_{name}": value
+        for score in scores
+        for name, value in (
+            ("next_step_error_before_frac", score.next_before_frac),
+            ("next_step_error_after_frac", score.next_after_frac),
+        )
+        if value is not None
+    }
+
+
+def windows_summary(answer: Answer) -> dict[str, float]:
+    """For W&B, at the end: median absolute errors over the windows, before their refits and after.
+
+    Over those windows that have both.
+    """
+    scores = answer.window_scores
+    pairs = {
+        "next_step": [(one.next_before_frac, one.next_after_frac) for one in scores],
+        "finish": [(one.finish_before_frac, one.finish_after_frac) for one in scores],
+    }
+    found = {}
+    for name, held in pairs.items():
+        both = [(abs(b), abs(a)) for b, a in held if b is not None and a is not None]
+        if both:
+            before, after = zip(*both, strict=True)
+            found[f"windows_{name}_error_before_frac"] = median(before)
+            found[f"windows_{name}_error_after_frac"] = median(after)
+    return found
 
 
 def _do_all(*writes: Callable[[], object]) -> None:
@@ -123,7 +181,3 @@ def _forecast(answer: Answer) -> dict[str, Any]:
 
 def _stamped(value: Mapping[str, Any], place: Place) -> dict[str, Any]:
     return {"schema": 1, "created_by": CREATED_BY, **place.stamp(), **value}
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__dataclass_fields__}

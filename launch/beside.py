@@ -26,10 +26,20 @@ from ..calib.unmodelled_run import analyse_steps
 from ..hooks.settings import OnAdvice, WandbMode
 from .advice_orders import AdviceOrders
 from .answered import Answered
-from .answers import wandb_tables, write_answer, write_forecast, write_measured, write_score
+from .answers import (
+    wandb_tables,
+    window_values,
+    windows_at_end,
+    windows_summary,
+    write_answer,
+    write_end,
+    write_forecast,
+    write_measured,
+    write_score,
+)
 from .earlier import Earlier
 from .energy import ReadEnergy, open_meter
-from .forecast_log import finish_line
+from .forecast_log import end_of_run, finish_line
 from .forecasting import Forecasts, OwnWork, RunSoFar
 from .lived import Lived
 from .options import Options
@@ -199,6 +209,12 @@ class Beside:
         place = self._options.place
         end_unix_s = self._end_unix_s or now_unix_s
         track = self._writing(lambda: self._lived.close(place, end_unix_s))
+        summary = self._score.summary()
+        if self._answer is not None:
+            ended_unix_s = end_of_run(place.directory, place.run_id)
+            self._answer = replace(self._answer, ended_unix_s=ended_unix_s)
+            self._sink.tables(self._run.last_iteration, windows_at_end(self._answer))
+            summary |= windows_summary(self._answer)
         if self._publisher.is_newest():
             self._write_last(place, track)
             self._publish()
@@ -206,7 +222,7 @@ class Beside:
         for line in (*self._score.lines(), finish_line(track) if track else ""):
             if line:
                 say(line)
-        self._sink.close(self._score.summary())
+        self._sink.close(summary)
 
     def _write_last(self, place: Place, track: Track | None) -> None:
         answer, shown = self._answer, self._shown
@@ -214,6 +230,7 @@ class Beside:
         if answer is not None or track is not None:
             self._writing(lambda: write_score(place, score, track))
         if answer is not None and shown is not None:
+            self._writing(lambda: write_end(place, answer))
             self._writing(lambda: write_page(place, shown[0], answer, shown[1], self._lived))
 
     def miss(self, num_events: int) -> None:
@@ -304,6 +321,8 @@ class Beside:
         where = f"{self._publisher.shown}/report.html · decision.json · timeline.json.gz"
         say(f"report: {where} · W&B: {self._sink.where}")
         self._sink.tables(self._logged_iteration(), wandb_tables(answer))
+        if values := window_values(answer):
+            self._sink.step(self._logged_iteration(), values)
         self._orders.follow(answer.decision)
         if answer.is_stop and self._options.settings.get("on_advice") in _ALERTING:
             self._sink.alert("forerun: stop advised", answer.transcript[-1])

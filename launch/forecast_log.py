@@ -76,6 +76,15 @@ def read_forecasts(directory: Path) -> Logged:
     )
 
 
+def end_of_run(directory: Path, run_id: str) -> float | None:
+    """When a run came to its end, Unix seconds; None where it has not, or nobody wrote it down."""
+    try:
+        ended = read_forecasts(directory).ended.get(run_id)
+    except RecordError:
+        return None
+    return ended.end_unix_s if ended is not None and ended.is_complete else None
+
+
 def finish_line(found: Track) -> str:
     """How well the finish was foretold, as the last line of a log; empty where nothing can be said.
 

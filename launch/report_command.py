@@ -6,12 +6,19 @@ import argparse
 import json
 import sys
 import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from ..calib.analysis import Request, analyse
+from ..calib.analysis import Answer, Request, analyse
+from ..calib.errors import RecordError
 from ..calib.samples.table import SampleTable
 from ..calib.unmodelled_run import analyse_steps
-from .answers import REQUEST, artefacts
+from .answers import CALIBRATION, REQUEST, artefacts
+from .bounded_files import number
 from .cli import ExitCode
+from .forecast_log import end_of_run
 from .loaded_runs import Loaded, load
 from .report_table import console
 from .report_tables import show
@@ -29,6 +36,7 @@ def report(args: argparse.Namespace) -> int:
         problems=loaded.problems,
         known=loaded.known,
     )
+    answer = _with_the_past(args.directory, answer)
     if args.json:
         print(json.dumps({"schema": 1, "run_id": answer.run_id, **artefacts(answer)}, indent=2))
     else:
@@ -48,6 +56,25 @@ def _report_steps(args: argparse.Namespace, loaded: Loaded) -> int:
             print(f"forerun: {problem}", file=sys.stderr)
         print("\n".join(answer.transcript))
     return ExitCode.ANSWER
+
+
+def _with_the_past(directory: Path, answer: Answer) -> Answer:
+    """With the finishes that were foretold while it trained, and its end, where these were kept."""
+    top, _ = top_of(directory)
+    kept: dict[str, Any] = {}
+    with suppress(RecordError):  # a damaged file takes no answer from the records
+        kept = object_of_run(top, CALIBRATION, answer.run_id) or {}
+    rows = kept.get("history")
+    finishes = {}
+    for row in rows if isinstance(rows, list) else []:
+        if isinstance(row, dict) and isinstance(row.get("window"), int):
+            told = [number(row.get(f"finish_{name}_unix_s")) for name in ("before", "after")]
+            finishes[row["window"]] = told[0] or None, told[1] or None
+    return replace(
+        answer,
+        history=answer.history.told(finishes),
+        ended_unix_s=end_of_run(top, answer.run_id),
+    )
 
 
 def _request(args: argparse.Namespace, table: SampleTable) -> Request:

@@ -26,7 +26,7 @@ def report_tables(answer: Answer) -> list[ReportTable]:
             _operators(answer),
             _collectives(answer),
             layouts_table(answer.plan),
-            _windows(answer),
+            *windows_tables(answer),
             *waiting_tables(answer),
         )
         if table.rows
@@ -138,33 +138,47 @@ def _collectives(answer: Answer) -> ReportTable:
     )
 
 
-def _windows(answer: Answer) -> ReportTable:
-    rows = [
+def windows_tables(answer: Answer) -> list[ReportTable]:
+    """Errors of each window itself, and of what lay ahead of it."""
+    scores = answer.window_scores
+    own = [
         (
             str(error.window),
             str(error.num_rows),
             format_time(error.measured_s),
-            _percent(error.before_frac),
-            _percent(error.after_frac),
-            _percent(error.operator_before_frac),
-            _percent(error.operator_after_frac),
+            *map(_percent, (error.before_frac, error.after_frac)),
+            *map(_percent, (error.operator_before_frac, error.operator_after_frac)),
         )
-        for error in answer.history.errors
+        for error in (score.error for score in scores)
     ]
-    return ReportTable(
-        key="windows",
-        title="How the error moved from window to window",
-        columns=(
-            "window",
-            "rows",
-            "measured",
-            "step error before",
-            "after refit",
-            "operator error before",
-            "after refit",
+    ahead = [
+        (
+            str(score.error.window),
+            *map(_percent, (score.next_before_frac, score.next_after_frac)),
+            *map(_percent, (score.finish_before_frac, score.finish_after_frac)),
+        )
+        for score in scores
+    ]
+    return [
+        ReportTable(
+            key="windows",
+            title="How errors moved from window to window: before each refit and after it",
+            columns=(
+                *("window", "rows", "measured", "step before", "step after"),
+                *("operators before", "operators after"),
+            ),
+            rows=tuple(own),
         ),
-        rows=tuple(rows),
-    )
+        ReportTable(
+            key="windows_ahead",
+            title="How well each window foretold the next one's step and the finish",
+            columns=(
+                *("window", "next step before", "next step after"),
+                *("finish before", "finish after"),
+            ),
+            rows=tuple(ahead),
+        ),
+    ]
 
 
 def notes(answer: Answer) -> list[str]:
@@ -175,6 +189,13 @@ def notes(answer: Answer) -> list[str]:
             yield f"Slow ranks: {answer.waiting.slow.reason}."
         if answer.config.unmodelled:
             yield "Left out by the model: " + ", ".join(answer.config.unmodelled) + "."
+        if answer.history.errors:
+            against = "the newest forecast of it" if answer.ended_unix_s is None else "the end"
+            yield (
+                "Windows: before is by those up to then, after is with the window's own rows. "
+                "Next step: that of the window after it. Finish: how much too late it was "
+                f"foretold, as a share of the whole run, against {against}."
+            )
         if telling := telling_note(answer.plan):
             yield telling
         if answer.config.device == "cpu":

@@ -14,7 +14,7 @@ from forerun.calib.samples.store import read_run, write_table
 from forerun.calib.samples.table import build_table
 from forerun.launch.answers import SAMPLES
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.report_tables import markdown
+from forerun.launch.report_tables import markdown, report_tables
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
 EXTRA_NS = 200_000_000
@@ -68,6 +68,13 @@ def test_the_report_shows_waiting_and_who_is_slow(
 @pytest.fixture(scope="module")
 def steady() -> Answer:
     return analyse(build_table(read_run(GOLDEN)), Request(now_unix_s=2e9))
+
+
+def test_no_two_columns_of_a_table_have_one_name(steady: Answer) -> None:
+    """W&B takes a row as a mapping: of two columns with one name it would show one."""
+    for table in report_tables(steady):
+        assert len(set(table.columns)) == len(table.columns), table.key
+        assert {len(row) for row in table.rows} == {len(table.columns)}
 
 
 def test_a_steady_run_blames_nobody(steady: Answer) -> None:

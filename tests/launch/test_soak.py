@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from forerun.calib.samples.recent import NUM_WINDOWS
 from forerun.calib.samples.store import read_run, read_table
+from forerun.launch.forecast_log import read_forecasts
 
 ROOT = Path(__file__).parents[2]
 NUM_STEPS, EVERY = 1500, 100
@@ -39,6 +42,14 @@ def test_files_threads_and_rows_do_not_grow_with_the_windows(tmp_path: Path) -> 
     num_windows = len({getattr(r, "window", 0) for r in run.records[0]})
     assert num_windows >= NUM_STEPS // EVERY
     assert table.steps["window"].nunique() <= NUM_WINDOWS + 1
-    history = json.loads((home / "calibration.json").read_text(encoding="utf-8"))["history"]
+    calibration = json.loads((home / "calibration.json").read_text(encoding="utf-8"))
+    history = calibration["history"]
     assert len(history) == len({row["window"] for row in history}) <= num_windows
+    for row, following in pairwise(history):
+        assert row["next_after_frac"] == pytest.approx(following["before_frac"])
+    assert calibration["finish_errors_against"] == "end"
+    ended_unix_s = read_forecasts(home).ended[run.run_id].end_unix_s
+    late_s = [row["finish_after_unix_s"] - ended_unix_s for row in history]
+    shares = [row["finish_after_frac"] for row in history]
+    assert np.array(late_s) / shares == pytest.approx(late_s[0] / shares[0])
     assert json.loads((home / "decision.json").read_text(encoding="utf-8"))["run_id"] == run.run_id
