@@ -20,17 +20,24 @@ import pandas as pd
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from forerun.calib.advice.layouts import enumerate_layouts
 from forerun.calib.fit.batches import Batch, Timed
-from forerun.calib.fit.calibration import calibrate
+from forerun.calib.fit.calibration import Calibration, calibrate
 from forerun.calib.fit.collectives import fit_transfers
 from forerun.calib.fit.curves import Samples
 from forerun.calib.fit.groups import Group
 from forerun.calib.fit.laws import columns
 from forerun.calib.fit.machine import fit_machine
 from forerun.calib.fit.networks import network_prior
+from forerun.calib.published.model_shapes import public_shape
 from forerun.calib.samples.columns import FRAMES, normalise, shape_text
 from forerun.calib.samples.table import SampleTable
+from forerun.calib.steps.known import KnownStep
+from forerun.calib.steps.live_times import live_times
+from forerun.calib.steps.model import fit_steps
 from forerun.calib.workload.collectives import Collective
+from forerun.calib.workload.config import Batch as RunBatch
+from forerun.calib.workload.config import Parallelism, Precision, RunConfig
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 DEVICE = "NVIDIA A100-SXM4-80GB"
@@ -40,7 +47,14 @@ UNIT_S = np.array([2e-6, 1 / 240e12, 1 / 1.5e12])
 NOISE_LOG = 0.03
 EFFICIENCIES = (0.5, 1.0)
 NUM_ROWS, NUM_WINDOWS, NUM_ESTIMATES = 10_000, 400, 100_000
-NUM_GROUPS = 10
+NUM_GROUPS, NUM_LAYOUTS = 10, 20
+RUNNING = RunConfig(
+    model=public_shape("LLAMA3_8B", seq_length=4096),
+    parallelism=Parallelism(tp=2, pp=2, dp=4, is_sequence_parallel=True, ranks_per_node=8),
+    batch=RunBatch(micro_batch_size=1, global_batch_size=256),
+    precision=Precision.BF16,
+    device=DEVICE,
+)
 FIT_BAR_S, ESTIMATE_BAR_S = 0.5, 0.2
 MATRIX_SIZE = 2048
 HEADER = ["what", "median s", "least s", "bar s", "median / bar", "matrix products"]
@@ -86,7 +100,13 @@ def operator_cases() -> list[Case]:
     young = fit_machine(few, device=DEVICE)
     calibration = calibrate(windows, device=DEVICE)
     operators = [o for batch in asked.values() for o in operators_of(batch)]
+    known = known_steps(calibration)
     return [
+        (
+            f"refit from that table, and the step model with {len(known)} known layouts",
+            FIT_BAR_S,
+            lambda: fit_steps(live_times(calibrate(windows, device=DEVICE), RUNNING), known),
+        ),
         (
             f"refit from a table of {len(windows.samples):,} rows ({NUM_WINDOWS} windows)",
             FIT_BAR_S,
@@ -118,6 +138,16 @@ def operator_cases() -> list[Case]:
             lambda: [model.predict(name, batch) for name, batch in asked.items()],
         ),
     ]
+
+
+def known_steps(calibration: Calibration) -> list[KnownStep]:
+    """Layouts of 16 GPUs with what the model says of them, and noise."""
+    layouts = enumerate_layouts(RUNNING, RUNNING.parallelism.num_ranks)
+    chosen = layouts[:: len(layouts) // NUM_LAYOUTS][:NUM_LAYOUTS]
+    times_s = fit_steps(live_times(calibration, RUNNING)).median_times(chosen)
+    noise = np.exp(NOISE_LOG * np.random.default_rng(4).normal(size=len(chosen)))
+    found = zip(chosen, (times_s * noise).tolist(), strict=True)
+    return [KnownStep(config=config, time_s=time_s) for config, time_s in found]
 
 
 def transfer_cases() -> list[Case]:
