@@ -8,12 +8,13 @@ that was measured is known less well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..fit.robust import robust_minimum
+from ..timeline.evaluate import step_times
 from ..timeline.items import Floats
 from ..workload.config import RunConfig
 from .known import KnownStep, Remainder, likeness, remainders
@@ -32,6 +33,8 @@ _MAX_ROUNDS, _SETTLED_LOG = 3, 0.1
 _WEIGHT = 5.0
 """Residuals that the prior of a deviation counts for."""
 _WIDEST = 2.0
+At = Callable[[Floats], tuple[Floats, Floats]]
+"""Log times of the measured layouts and their slopes, at constants."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -71,14 +74,15 @@ def posterior_of(layouts: Layouts, known: Sequence[KnownStep]) -> Posterior:
     ``layouts`` are those of ``known``, one for one and in their order.
     """
     evidence = _Evidence.of(layouts, known)
+    at = evidence.remembered()
     sigma, theta = MODEL_SIGMA_LOG, np.zeros(len(evidence.constants))
     for _ in range(_MAX_ROUNDS):
-        found = _mode(evidence, theta, evidence.covariance(sigma))
+        found = _mode(evidence, at, theta, evidence.covariance(sigma))
         before, theta = sigma, found.theta
         sigma = _misfit(evidence, found)
         if abs(np.log(sigma / before)) < _SETTLED_LOG:
             break
-    found = _mode(evidence, theta, evidence.covariance(sigma))
+    found = _mode(evidence, at, theta, evidence.covariance(sigma))
     return Posterior(
         constants=evidence.constants,
         theta=found.theta,
@@ -148,35 +152,47 @@ class _Evidence:
         """Of the steps where the constants are known, shape (rows, rows)."""
         return sigma**2 * self.alike + np.diag(self.own_sigma**2)
 
-    def log_time(self, theta: Floats) -> Floats:
+    def at(self, theta: Floats) -> tuple[Floats, Floats]:
+        """Log times and their slopes: both cost hardly more than either."""
         number = len(self.layouts.constants)
-        found = self.layouts.log_time(theta[:number, np.newaxis])[:, 0]
-        return found + self.is_at @ theta[number:]
+        found, slopes = self.layouts.slopes(theta[:number], SLOPE_STEP)
+        logs = np.log(step_times(self.layouts.compiled, found)[:, 0])
+        logs += self.layouts.growth_log(theta[:number, np.newaxis])[:, 0]
+        return logs + self.is_at @ theta[number:], np.hstack([slopes, self.is_at])
 
-    def slopes(self, theta: Floats) -> Floats:
-        number = len(self.layouts.constants)
-        return np.hstack([self.layouts.slopes(theta[:number], SLOPE_STEP)[1], self.is_at])
+    def remembered(self) -> At:
+        """``at``, which answers for the last point again without working it out."""
+        newest: dict[bytes, tuple[Floats, Floats]] = {}
+
+        def at(theta: Floats) -> tuple[Floats, Floats]:
+            key = theta.tobytes()
+            if key not in newest:
+                newest.clear()
+                newest[key] = self.at(theta)
+            return newest[key]
+
+        return at
 
 
-def _mode(evidence: _Evidence, start: Floats, noise: Floats) -> _Mode:
+def _mode(evidence: _Evidence, at: At, start: Floats, noise: Floats) -> _Mode:
     spread, measured = evidence.sigma_log, evidence.measured_log
     whiten = np.linalg.inv(np.linalg.cholesky(noise))
 
     def residuals(theta: Floats) -> Floats:
-        return np.concatenate([whiten @ (evidence.log_time(theta) - measured), theta / spread])
+        return np.concatenate([whiten @ (at(theta)[0] - measured), theta / spread])
 
     def jacobian(theta: Floats) -> Floats:
-        return np.vstack([whiten @ evidence.slopes(theta), np.diag(1 / spread)])
+        return np.vstack([whiten @ at(theta)[1], np.diag(1 / spread)])
 
     theta = robust_minimum(
         residuals, jacobian, start, spread=spread, loss="linear", tolerance=1e-5, most_steps=20
     )
-    slopes = evidence.slopes(theta)
+    log_time, slopes = at(theta)
     scaled = whiten @ slopes
     covariance = np.linalg.inv(scaled.T @ scaled + np.diag(spread**-2))
     return _Mode(
         theta=theta,
-        residuals=measured - evidence.log_time(theta),
+        residuals=measured - log_time,
         slopes=slopes,
         covariance=0.5 * (covariance + covariance.T),
     )
@@ -194,7 +210,9 @@ def _misfit(evidence: _Evidence, found: _Mode) -> float:
     Summed over a grid, so that it moves smoothly with the steps (MacKay 1992, section 4, with a
     normal prior of the log).
     """
-    logs = np.log(MODEL_SIGMA_LOG) + _MISFIT_SPREAD_LOG * np.linspace(-_MOST_SPREADS, _MOST_SPREADS, _NUM_MISFITS)
+    logs = np.log(MODEL_SIGMA_LOG) + _MISFIT_SPREAD_LOG * np.linspace(
+        -_MOST_SPREADS, _MOST_SPREADS, _NUM_MISFITS
+    )
     scores = []
     for log in logs:
         covariance, off = _marginal(evidence, found, float(np.exp(log)))
