@@ -8,7 +8,6 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from forerun.calib.samples.recent import NUM_WINDOWS
@@ -49,7 +48,10 @@ def test_files_threads_and_rows_do_not_grow_with_the_windows(tmp_path: Path) -> 
         assert row["next_after_frac"] == pytest.approx(following["before_frac"])
     assert calibration["finish_errors_against"] == "end"
     ended_unix_s = read_forecasts(home).ended[run.run_id].end_unix_s
-    late_s = [row["finish_after_unix_s"] - ended_unix_s for row in history]
-    shares = [row["finish_after_frac"] for row in history]
-    assert np.array(late_s) / shares == pytest.approx(late_s[0] / shares[0])
+    told = [row for row in history if row["finish_after_unix_s"] is not None]
+    total_s = {
+        round((row["finish_after_unix_s"] - ended_unix_s) / row["finish_after_frac"], 3)
+        for row in told
+    }
+    assert len(total_s) <= 1
     assert json.loads((home / "decision.json").read_text(encoding="utf-8"))["run_id"] == run.run_id
