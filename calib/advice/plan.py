@@ -14,7 +14,9 @@ from ..fit.estimates import Source
 from ..fit.intervals import Z_90
 from ..steps.design import most_telling
 from ..steps.estimate import StepEstimate, error_ratio, paired_sigma_log
+from ..steps.known import correlations
 from ..steps.model import FittedSteps
+from ..steps.posterior import MODEL_SIGMA_LOG
 from ..workload.config import RunConfig
 from ..workload.megatron_args import options
 from ..workload.memory import MemoryEstimate, Verdict, memory, verdict
@@ -133,7 +135,10 @@ class Plan:
     def telling(self) -> tuple[Candidate, ...]:
         """Layouts whose measured step would tell most about all candidates."""
         able = [c for c in self.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
-        return tuple(able[i] for i in most_telling([c.error_log for c in able], _MOST_TELLING))
+        alike = correlations([c.config for c in able], self.own.config)
+        misfit = MODEL_SIGMA_LOG**2 * alike
+        places = most_telling([c.error_log for c in able], _MOST_TELLING, misfit)
+        return tuple(able[place] for place in places)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with its schema."""

@@ -147,7 +147,7 @@ def read_small_tables(record: Record, row_id: str, table: str) -> StepRow:
             record,
             model=model,
             stack=stack,
-            parallelism=_sharded(record, layout(record, model, stack)),
+            parallelism=_sharded(record, model, layout(record, model, stack)),
             device=device,
             precision=precision,
             fp8=fp8,
@@ -176,12 +176,29 @@ def _paper_stack(record: Record) -> Stack:
     )
 
 
-def _sharded(record: Record, par: Parallelism) -> Parallelism:
-    """With the optimizer sharded over ``zero1_size`` ranks: over all where that is 0 or below."""
-    shards = record.whole("zero1_size", default=0)
-    if shards <= 0 or par.dp % shards:
-        return par
-    return replace(par, num_optimizer_instances=par.dp // shards)
+def _sharded(record: Record, model: ModelShape, par: Parallelism) -> Parallelism:
+    """With the optimizer sharded over ``zero1_size`` ranks: over all where that is 0 or below.
+
+    InternEvo sends the share of each rank in a broadcast of its own (``broadcast_params`` of its
+    ``HybridZeroOptimizer``): as many messages as ranks share the optimizer.
+    """
+    stated = record.whole("zero1_size", default=0)
+    shards = par.dp if stated <= 0 or par.dp % stated else stated
+    is_by_rank = record.text("source") == "InternEvo"
+    return replace(
+        par,
+        num_optimizer_instances=par.dp // shards,
+        bucket_numel=_weights_numel(model) // shards if is_by_rank else 0,
+    )
+
+
+def _weights_numel(model: ModelShape) -> int:
+    """Elements of a dense model's weights, norms and biases left out."""
+    hidden, width = model.hidden_size, model.kv_channels
+    attention = 2 * hidden * width * (model.num_attention_heads + model.num_query_groups)
+    mlp = (3 if model.is_gated else 2) * hidden * model.ffn_hidden_size
+    vocabulary = (1 if model.is_tied else 2) * hidden * model.vocab_size
+    return model.num_layers * (attention + mlp) + vocabulary
 
 
 def _paper_shape(record: Record) -> ModelShape:

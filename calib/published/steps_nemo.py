@@ -137,18 +137,6 @@ def _micro(record: Record, flag: str) -> int:
     return max(1, round(record.number("global_batch_size") / (dp * accumulation)))
 
 
-_SUBMITTED_VP = {("v3.1", "gpt3"): "12"}
-"""What ``conf/custom.yaml`` of the submissions on NVIDIA's stack says (``INTERLEAVED_PIPELINE``)
-where the configuration of a run does not: mlcommons/training_results_v3.1."""
-
-
-def _with_stated_vp(record: Record) -> Record:
-    stated = _SUBMITTED_VP.get((record.text("round"), record.text("benchmark")), "")
-    if record.text("vp") or not stated or record.number("pp", default=1) < 2:
-        return record
-    return Record({name: record.text(name) for name in record.names} | {"vp": stated})
-
-
 _MLPERF_MODELS = {
     "gpt3": "GPT-3 175B",
     "llama31_405b": "Llama 3.1 405B",
@@ -160,9 +148,8 @@ _MLPERF_MODELS = {
 def read_mlperf(record: Record, row_id: str, table: str) -> StepRow:
     """MLPerf training of language models; rows whose degrees are not certain are flagged.
 
-    A pipeline whose vp neither its configuration nor the submission states is refused.
+    A pipeline whose vp is not stated is refused.
     """
-    record = _with_stated_vp(record)
     benchmark, accelerator = record.text("benchmark"), record.text("accelerator")
     if benchmark not in _MLPERF_MODELS:
         raise ConfigError(f"benchmark {benchmark!r} is none of {', '.join(_MLPERF_MODELS)}")

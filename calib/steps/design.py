@@ -3,8 +3,7 @@
 I-optimal design (Atkinson, Donev & Tobias 2007, section 10.6): the mean variance of the predicted
 log step times over all layouts is as small as so many measurements make it.  Greedy choice, then
 exchange of one row at a time (Fedorov 1972) while that helps.  Variances are those of the step
-model, linearised where it stands; the effects of tp and micro-batch are among the constants, or a
-design would crowd into a few cells.
+model, linearised where it stands, with what its constants leave.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ..errors import ConfigError
 from ..fit.choices import first_of_least
 from ..samples.step_rows import StepRow
 from ..timeline.items import Floats
-from .known import MEASURED_SIGMA_LOG
+from .known import MEASURED_SIGMA_LOG, correlations
 from .layouts import SCALE
 from .model import ERROR_INFLATION, fit_steps
 from .posterior import MODEL_SIGMA_LOG
@@ -47,14 +46,17 @@ def design(rows: Sequence[StepRow], num_rows: int) -> list[int]:
 
 def expected_sigma_log(rows: Sequence[StepRow], chosen: Sequence[int]) -> float:
     """Root of the mean variance of log step time over all rows once the chosen are measured."""
-    return float(np.sqrt(_study(rows).mean_variance(list(chosen)) + MODEL_SIGMA_LOG**2))
+    return float(np.sqrt(_study(rows).mean_variance(list(chosen))))
 
 
-def most_telling(errors: Sequence[Mapping[str, float]], number: int) -> list[int]:
+def most_telling(
+    errors: Sequence[Mapping[str, float]], number: int, misfit: Floats | None = None
+) -> list[int]:
     """Places of the layouts to measure, the most telling first.
 
     ``errors`` holds for each layout how the log of its time over the running one changes when one
-    thing that is not known is off by one deviation.  Layouts that would tell nothing are left out.
+    thing that is not known is off by one deviation, ``misfit`` the covariance of what no such thing
+    explains, shape (layouts, layouts).  Layouts that would tell nothing are left out.
 
     >>> most_telling([{"tp": 0.3}, {"tp": 0.1}, {"pp": 0.2}], 2)
     [0, 2]
@@ -63,11 +65,11 @@ def most_telling(errors: Sequence[Mapping[str, float]], number: int) -> list[int
     slopes = np.array([[one.get(name, 0.0) for name in names] for one in errors])
     if not slopes.size:
         return []
-    study = _Study(slopes=slopes)
+    study = _Study(covariance=slopes @ slopes.T + (0.0 if misfit is None else misfit))
     chosen: list[int] = []
     for _ in range(min(number, len(errors))):
         best = study.most_telling(chosen)
-        if study.variance(chosen, best) < _NOISE_SIGMA_LOG**2:
+        if study.posterior(chosen)[best, best] < _NOISE_SIGMA_LOG**2:
             break
         chosen.append(best)
     return chosen
@@ -75,30 +77,25 @@ def most_telling(errors: Sequence[Mapping[str, float]], number: int) -> list[int
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Study:
-    slopes: Floats
-    """Of log step times, shape (rows, errors), in deviations of each error."""
+    covariance: Floats
+    """Of log step times, shape (rows, rows), that of measurements left out."""
 
     def posterior(self, chosen: list[int]) -> Floats:
-        """Covariance of the errors once the chosen rows are measured."""
-        own = self.slopes[chosen]
-        return np.linalg.inv(np.eye(self.slopes.shape[1]) + own.T @ own / _NOISE_SIGMA_LOG**2)
-
-    def variance(self, chosen: list[int], row: int) -> float:
-        """Of one row once the chosen are measured, that of the measurement itself left out."""
-        own = self.slopes[row]
-        return float(own @ self.posterior(chosen) @ own)
+        """The same once the chosen rows are measured."""
+        if not chosen:
+            return self.covariance
+        shared = self.covariance[:, chosen]
+        seen = self.covariance[np.ix_(chosen, chosen)] + _NOISE_SIGMA_LOG**2 * np.eye(len(chosen))
+        return self.covariance - shared @ np.linalg.solve(seen, shared.T)
 
     def mean_variance(self, chosen: list[int]) -> float:
-        """Mean variance of all rows, that of the measurement itself left out."""
-        covariance = self.posterior(chosen)
-        return float(np.mean(np.einsum("ri,ij,rj->r", self.slopes, covariance, self.slopes)))
+        """Mean variance of all rows."""
+        return float(np.mean(np.diag(self.posterior(chosen))))
 
     def most_telling(self, chosen: list[int]) -> int:
         """The row that takes most off the mean variance; the first of equals."""
-        shown = self.slopes @ self.posterior(chosen)
-        variance = np.einsum("ri,ri->r", shown, self.slopes)
-        total = self.slopes.T @ self.slopes
-        gain = np.einsum("ri,ij,rj->r", shown, total, shown) / (variance + _NOISE_SIGMA_LOG**2)
+        left = self.posterior(chosen)
+        gain = np.einsum("ri,ri->i", left, left) / (np.diag(left) + _NOISE_SIGMA_LOG**2)
         gain[chosen] = -1.0
         return first_of_least(-gain)
 
@@ -113,7 +110,9 @@ def _study(rows: Sequence[StepRow]) -> _Study:
     # What all rows share cannot be told from the machine's own constants.
     is_effect = np.array([not name.startswith(SCALE) for name in names])
     is_shared = is_effect & (slopes != 0.0).all(axis=0)
-    return _Study(slopes=slopes[:, ~is_shared] / ERROR_INFLATION)
+    told = slopes[:, ~is_shared] / ERROR_INFLATION
+    misfit = MODEL_SIGMA_LOG**2 * correlations([row.config for row in rows])
+    return _Study(covariance=told @ told.T + misfit)
 
 
 def _exchanged(study: _Study, chosen: list[int]) -> list[int]:

@@ -103,6 +103,19 @@ def likeness(configs: Sequence[RunConfig], others: Sequence[RunConfig]) -> Float
     return _SHARED_FRAC * np.exp(-np.sqrt(squares) / _REACH)
 
 
+def correlations(configs: Sequence[RunConfig], running: RunConfig | None = None) -> Floats:
+    """Of what the constants leave of each step, shape (configs, configs).
+
+    With ``running``, once the step of that layout is known.
+    """
+    found = likeness(configs, configs)
+    np.fill_diagonal(found, 1.0)
+    if running is not None:
+        told = likeness(configs, [running])
+        found -= told @ told.T
+    return found
+
+
 def _degrees(configs: Sequence[RunConfig]) -> Floats:
     values = [
         (

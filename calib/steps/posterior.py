@@ -17,7 +17,7 @@ from ..fit.robust import robust_minimum
 from ..timeline.evaluate import step_times
 from ..timeline.items import Floats
 from ..workload.config import RunConfig
-from .known import KnownStep, Remainder, likeness, remainders
+from .known import KnownStep, Remainder, correlations, likeness, remainders
 from .layouts import Constant, Layouts
 
 MODEL_SIGMA_LOG = 0.06
@@ -126,9 +126,6 @@ class _Evidence:
     @staticmethod
     def of(layouts: Layouts, known: Sequence[KnownStep]) -> _Evidence:
         sites = tuple(sorted({one.site for one in known if one.site}))
-        configs = [one.config for one in known]
-        alike = likeness(configs, configs)
-        np.fill_diagonal(alike, 1.0)
         is_at = np.array([[float(one.site == site) for site in sites] for one in known])
         return _Evidence(
             layouts=layouts,
@@ -136,7 +133,7 @@ class _Evidence:
             sites=sites,
             is_at=is_at.reshape(len(known), len(sites)),
             own_sigma=np.array([one.sigma_log for one in known]),
-            alike=alike,
+            alike=correlations([one.config for one in known]),
         )
 
     @property

@@ -82,7 +82,7 @@ def test_our_own_format_gives_the_same_rows_back(name: str) -> None:
         ("e2e_llmfoundry_mpt_fsdp", 0, 2, 0),
         ("e2e_neusight", 0, 1, 1),
         ("e2e_megatron_bridge", 5, 1, 1),
-        ("e2e_mlperf_llm_systems", 3, 1, 1),
+        ("e2e_mlperf_llm_systems", 1, 1, 3),
     ],
 )
 def test_what_is_not_modelled_is_flagged_or_skipped(
@@ -197,11 +197,11 @@ def test_a_degree_that_is_left_blank_is_named_and_never_filled_in() -> None:
     assert "ep not stated" in experts.skipped[0].reason
 
 
-def test_mlperf_takes_vp_from_the_submission_where_a_configuration_is_silent() -> None:
-    # conf/custom.yaml of round v3.1: virtual_pipeline_model_parallel_size 12 unless set.
-    old, _, new = golden("e2e_mlperf_llm_systems").usable
-    assert (old.config.parallelism.pp, old.config.parallelism.vp) == (8, 12)
-    assert new.config.parallelism.vp == 4
+def test_a_pipeline_of_mlperf_without_its_vp_is_left_out() -> None:
+    (found,) = golden("e2e_mlperf_llm_systems").usable
+    assert found.config.parallelism.vp == 4
+    blank = like("e2e_mlperf_llm_systems", pp=8.0, vp=None)
+    assert "vp not stated" in blank.skipped[0].reason
     assert only(like("e2e_mlperf_llm_systems", vp=6.0)).config.parallelism.vp == 6
 
 

@@ -273,7 +273,7 @@ def test_interleaving_divides_the_bubble(
         0.0,
     )
     estimator = planted(kinds=free, latency_s=0.0, bytes_per_s=math.inf)
-    config = layout(pp=4, par={"vp": vp}, device=GPU, model={"num_layers": 16})
+    config = layout(pp=4, par={"vp": vp}, device="cpu", model={"num_layers": 16})
     work = stage_operators(config, 1)
     pass_s = sum(n * estimator.operator_s(o) for o, n in (*work.forward, *work.backward))
     bubble_s = estimate_step(config, estimator).parts_s[Part.BUBBLE]
