@@ -59,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     longest_s = _answer(beside, inbox)
     has_time = farewell.left_s > _MARGIN * longest_s
     beside.finish(time.time(), is_analysed=has_time)
+    if farewell.left_s > _MARGIN * longest_s > 0:
+        _keep_fit(options.directory)
     return 0
 
 
@@ -77,6 +79,15 @@ def _answer(beside: Beside, inbox: Inbox) -> float:
         if not is_over and beside.poll(time.time()):
             longest_s = max(longest_s, time.process_time() - begin_s)
     return longest_s
+
+
+def _keep_fit(directory: Path) -> None:
+    """What the first ``predict`` or ``plan`` would have to fit."""
+    from ..calib.errors import ForerunError
+    from .machines import open_machine
+
+    with suppress(ForerunError, OSError):
+        open_machine(directory)
 
 
 def _step_back() -> None:

@@ -58,7 +58,8 @@ def _as_run(compiled: Compiled, base: BaseTimes) -> Estimates:
     index = {item: place for place, item in enumerate(compiled.items)}
     for block, config in zip(compiled.blocks, compiled.block_configs, strict=True):
         for operator, _ in block.operators:
-            parts[index[operator]] = _stack_operators(operator, config, base)
+            if operator.kind in _RENAMED:
+                parts[index[operator]] = _stack_operators(operator, config, base)
     found = base.estimates([part for one in parts for part in one])
     numbers = np.array([len(one) for one in parts])
     if (numbers == 1).all():
@@ -111,6 +112,9 @@ def _unfused(operator: Operator) -> tuple[Operator, ...]:
         (Kind.BATCHED_PRODUCT, (matrices, seq, seq, channels)),
     )
     return tuple(replace(operator, kind=kind, shape=shape) for kind, shape in parts)
+
+
+_RENAMED = (Kind.NORM, Kind.POSITION, Kind.CORE_ATTENTION)
 
 
 def _quantized(compiled: Compiled, timed: Fp8Recipe) -> list[tuple[list[int], float]]:

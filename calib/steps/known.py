@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..samples.step_rows import StepRow
-from ..timeline.items import Floats
+from ..timeline.items import Floats, Ints
 from ..workload.config import Cadence, RunConfig
 
 MEASURED_SIGMA_LOG = 0.01
@@ -82,7 +83,8 @@ def likeness(configs: Sequence[RunConfig], others: Sequence[RunConfig]) -> Float
     """Correlations of what the constants leave of two steps, shape (configs, others).
 
     0.8 exp(-d / reach), d the distance in doublings of the degrees; another recipe, release or kind
-    of model counts as one doubling.
+    of model counts as one doubling, and so does a kind of group that only one of them has or that
+    spans nodes in one of them.
 
     >>> from ..workload.config import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
@@ -90,16 +92,15 @@ def likeness(configs: Sequence[RunConfig], others: Sequence[RunConfig]) -> Float
     >>> one, other = (RunConfig(model=gpt, parallelism=Parallelism(tp=tp, dp=4),
     ...     batch=Batch(micro_batch_size=1, global_batch_size=8)) for tp in (1, 2))
     >>> likeness([one], [one, other]).round(3).tolist()
-    [[0.8, 0.623]]
+    [[0.8, 0.562]]
     """
     if not configs or not others:
         return np.zeros((len(configs), len(others)))
-    apart = _degrees(configs)[:, np.newaxis] - _degrees(others)[np.newaxis]
+    ours, theirs = _Features.of(configs), _Features.of(others)
+    apart = ours.degrees[:, np.newaxis] - theirs.degrees[np.newaxis]
     squares = np.einsum("cod,cod->co", apart, apart)
-    for ours, theirs in zip(_kinds(configs), _kinds(others), strict=True):
-        codes = {value: code for code, value in enumerate(dict.fromkeys((*ours, *theirs)))}
-        left, right = ([codes[value] for value in side] for side in (ours, theirs))
-        squares += np.not_equal.outer(left, right)
+    for mine, its in ((ours.spans, theirs.spans), (ours.kinds, theirs.kinds)):
+        squares += np.sum(mine[:, np.newaxis] != its[np.newaxis], axis=2)
     return _SHARED_FRAC * np.exp(-np.sqrt(squares) / _REACH)
 
 
@@ -116,38 +117,43 @@ def correlations(configs: Sequence[RunConfig], running: RunConfig | None = None)
     return found
 
 
-def _degrees(configs: Sequence[RunConfig]) -> Floats:
-    values = [
-        (
-            config.parallelism.tp,
-            config.parallelism.pp,
-            config.parallelism.cp,
-            config.parallelism.ep,
-            config.batch.micro_batch_size,
-            config.parallelism.vp,
-            config.parallelism.dp,
-            config.model.hidden_size,
-            config.model.num_layers,
-            config.model.seq_length,
-        )
-        for config in configs
-    ]
-    return np.log2(np.array(values, dtype=np.float64)) * _WEIGHTS
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Features:
+    """What tells layouts apart; a row for each."""
 
+    degrees: Floats
+    """Weighted logs of base 2."""
+    spans: Ints
+    """For each kind of group: 0 where there is none, 1 within a node, 2 across nodes."""
+    kinds: NDArray[np.object_]
 
-def _kinds(configs: Sequence[RunConfig]) -> tuple[tuple[object, ...], ...]:
-    return tuple(
-        zip(
-            *(
+    @staticmethod
+    def of(configs: Sequence[RunConfig]) -> _Features:
+        sizes, kinds = [], []
+        for config in configs:
+            par, model = config.parallelism, config.model
+            sizes.append(
                 (
-                    config.fp8,
-                    config.recompute,
-                    config.framework,
-                    config.model.experts is None,
-                    config.parallelism.is_sequence_parallel,
+                    *(par.tp, par.pp, par.cp, par.ep, config.batch.micro_batch_size, par.vp),
+                    *(par.dp, model.hidden_size, model.num_layers, model.seq_length),
+                    *(par.expert_tp, par.ranks_per_node or par.num_ranks),
                 )
-                for config in configs
-            ),
-            strict=True,
+            )
+            kinds.append(
+                (
+                    *(config.fp8, config.recompute, config.framework),
+                    *(model.experts is None, par.is_sequence_parallel),
+                )
+            )
+        table = np.array(sizes)
+        tp, pp, cp, ep, _, _, dp, _, _, _, etp, num_local = table.T
+        extents = (tp, tp * cp, ep * etp, tp * cp * dp, tp * cp * dp * pp)
+        spans = [
+            np.where(degree == 1, 0, 1 + (extent > num_local))
+            for degree, extent in zip((tp, cp, ep, dp, pp), extents, strict=True)
+        ]
+        return _Features(
+            degrees=np.log2(table[:, : len(_WEIGHTS)]) * _WEIGHTS,
+            spans=np.stack(spans, axis=1),
+            kinds=np.array(kinds, dtype=object),
         )
-    )

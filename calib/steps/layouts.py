@@ -293,17 +293,16 @@ def _effects(
     Work that was sampled leaves them less to say: ``told_frac`` of them for each item.
     """
     places = {effect: place for place, effect in enumerate(effects)}
-    index = {item: place for place, item in enumerate(compiled.items)}
+    times_s = np.stack([base_s * told_frac, base_s], axis=1)
+    sums = compiled.sums
+    told_s, all_s = (sums.forward @ times_s + sums.backward @ times_s + sums.recompute @ times_s).T
+    open_frac = 1.0 - told_s / np.maximum(all_s, 1e-12)
     found = np.zeros((len(compiled.blocks), len(effects)))
     for row, (block, config) in enumerate(
         zip(compiled.blocks, compiled.block_configs, strict=True)
     ):
         if block.kind in (BlockKind.LAYER, BlockKind.EXPERT_LAYER):
-            held = [index[operator] for operator, _ in block.operators]
-            counts = [count for _, count in block.operators]
-            times_s = base_s[held] * counts
-            told = float(times_s @ told_frac[held]) / max(float(times_s.sum()), 1e-12)
-            found[row, [places[effect] for effect in effects_of(config)]] = 1.0 - told
+            found[row, [places[effect] for effect in effects_of(config)]] = open_frac[row]
     is_launch = np.array([effect[0] == LAUNCH for effect in effects], dtype=np.float64)
     return found * is_launch, found * (1 - is_launch)
 

@@ -92,7 +92,9 @@ def posterior_of(layouts: Layouts, known: Sequence[KnownStep]) -> Posterior:
         residuals=found.residuals,
         slopes=found.slopes,
         sigma_log=sigma,
-        spread_factor=_spread_factor(evidence, found, sigma),
+        spread_factor=min(
+            _WIDEST, _spread_factor(evidence, found, sigma) * _strain(evidence, found)
+        ),
         remainders=remainders(known, found.residuals.tolist()),
     )
 
@@ -230,4 +232,12 @@ def _spread_factor(evidence: _Evidence, found: _Mode, sigma: float) -> float:
     covariance, off = _marginal(evidence, found, sigma)
     inverse = np.linalg.inv(covariance)
     squares = (inverse @ off) ** 2 / np.diag(inverse)
-    return min(_WIDEST, float(np.sqrt((_WEIGHT + np.sum(squares)) / (_WEIGHT + len(squares)))))
+    return float(np.sqrt((_WEIGHT + np.sum(squares)) / (_WEIGHT + len(squares))))
+
+
+def _strain(evidence: _Evidence, found: _Mode) -> float:
+    """How far beyond two deviations of its prior the farthest constant had to go; at least 1.
+
+    The law that it belongs to does not hold here then.
+    """
+    return max(1.0, float(np.max(np.abs(found.theta) / evidence.sigma_log)) / 2.0)

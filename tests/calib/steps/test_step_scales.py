@@ -14,7 +14,7 @@ from forerun.calib.fit.estimates import Estimates, Source
 from forerun.calib.samples.step_rows import StepRow
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.design import design, expected_sigma_log
-from forerun.calib.steps.known import KnownStep
+from forerun.calib.steps.known import MEASURED_SIGMA_LOG, KnownStep, correlations, likeness
 from forerun.calib.steps.layouts import FAMILY, SCALE, layouts_of
 from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.steps.scales import Effect, effects_of
@@ -259,3 +259,57 @@ def test_a_design_reads_no_measured_time_and_needs_enough_rows() -> None:
     call: Callable[[], object] = lambda: design(ROWS[:3], 4)  # noqa: E731
     with pytest.raises(ConfigError, match="--rows 4"):
         call()
+
+
+def test_what_one_layout_leaves_tells_of_another_as_far_as_they_are_alike() -> None:
+    """The conditional mean and deviation of two normal variables, in closed form."""
+    known = planted(ROWS[:1], 1.0, 1.0)
+    fit = fitted(known).posterior
+    assert fit is not None
+    near, far = row(micro=4), row(tp=4, pp=2, micro=8, layers=24)
+    logs, sigmas, _ = fit.drawn(configs([near, far]))
+    shared = likeness(configs([near, far]), configs(known))[:, 0]
+    assert shared == pytest.approx([0.8 * math.exp(-1 / 4), shared[1]])
+    assert shared[1] < 0.6 * shared[0]
+    s2, noise2 = fit.sigma_log**2, MEASURED_SIGMA_LOG**2
+    assert sigmas**2 == pytest.approx(s2 - (s2 * shared) ** 2 / (s2 + noise2))
+    assert logs == pytest.approx(s2 * shared / (s2 + noise2) * fit.residuals[0])
+
+
+def test_intervals_cover_layouts_that_miss_alike() -> None:
+    generator = np.random.default_rng(2)
+    alike = np.linalg.cholesky(correlations(configs(ROWS)))
+    inside = []
+    for _ in range(12):
+        misses = 0.06 * alike @ generator.standard_normal(len(ROWS))
+        rows = planted(ROWS, float(np.exp(generator.normal(0, 0.2))), 1.2)
+        rows = [
+            replace(r, measured_s=r.measured_s * math.exp(miss))
+            for r, miss in zip(rows, misses, strict=True)
+        ]
+        chosen = generator.permutation(len(rows))
+        train, test = [rows[i] for i in chosen[:6]], [rows[i] for i in chosen[6:]]
+        found = fitted(train).predict(configs(test))
+        measured = np.array([r.measured_s for r in test])
+        inside += ((found.low_s <= measured) & (measured <= found.high_s)).tolist()
+    assert 0.82 <= np.mean(inside) <= 0.99
+
+
+def test_devices_that_wait_run_faster_as_pipelines_show() -> None:
+    """Passes a fifth of the idle share faster: a deeper pipeline follows from shallower ones."""
+    rows = planted([row(pp=pp, layers=32, m=8) for pp in (1, 2, 4, 8, 16)], 1.0, 1.0)
+    idle = [(pp - 1) / (8 + pp - 1) for pp in (1, 2, 4, 8, 16)]
+    rows = [
+        replace(r, measured_s=r.measured_s * math.exp(-0.2 * share))
+        for r, share in zip(rows, idle, strict=True)
+    ]
+    assert abs(errors(rows[:4], rows[4:])[0]) < 0.03
+    assert abs(errors(rows[:1], rows[4:])[0]) > abs(errors(rows[:4], rows[4:])[0])
+
+
+def test_a_constant_that_has_to_go_far_widens_all_intervals() -> None:
+    rows = planted(ROWS, 1.0, 1.0)
+    usual = fitted(rows[:4]).posterior
+    forced = fitted([replace(r, measured_s=6 * r.measured_s) for r in rows[:4]]).posterior
+    assert usual is not None and forced is not None
+    assert forced.spread_factor > 1.3 * usual.spread_factor
