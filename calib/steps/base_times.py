@@ -261,7 +261,7 @@ _MEASURED_TRANSFERS: Mapping[str, float] = dict.fromkeys(("tp", "dp", "pp", "net
 """Collectives of the cluster itself need no allowance for what data sheets promise."""
 _TRANSFER_SIGMAS: Mapping[str, float] = {"tp": 0.1, "dp": 0.1, "pp": 0.3, "network": 0.1}
 _OPERATOR_SIGMAS: Mapping[str, float] = {
-    "compute": 0.06,
+    "compute": 0.055,
     "backward": 0.04,
     "linear": 0.04,
     "attention": 0.1,

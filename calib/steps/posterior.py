@@ -20,7 +20,7 @@ from ..workload.config import RunConfig
 from .known import KnownStep, Remainder, correlations, likeness, remainders
 from .layouts import Constant, Layouts
 
-MODEL_SIGMA_LOG = 0.06
+MODEL_SIGMA_LOG = 0.055
 """How far a layout lies from what the constants say of it, before any step is known."""
 SITE_SIGMA_LOG = 0.08
 """How far apart the levels of two clusters, releases or days of one kind of machine lie."""
