@@ -39,9 +39,12 @@ def steady() -> Callable[..., Forecast]:
 def planned(layout: Callable[..., RunConfig], planted: Callable[..., Any]) -> Callable[..., Plan]:
     """A plan for a slow layout (small micro-batches over tp) on eight ranks."""
 
-    def make(*, measured_step_time_s: float | None = 1.0, **more: Any) -> Plan:
+    def make(*, measured_frac: float | None = 1.0, **more: Any) -> Plan:
+        """``measured_frac``: the measured step over the modelled one; None: none is known."""
         config = layout(tp=4, dp=2, micro=1)
         more.setdefault("memory_capacity_nbytes", 10**13)
-        return plan(config, steps_of(planted(), config, measured_step_time_s), **more)
+        own_s = steps_of(planted()).estimate(config).time_s
+        measured_s = None if measured_frac is None else measured_frac * own_s
+        return plan(config, steps_of(planted(), config, measured_s), **more)
 
     return make

@@ -86,13 +86,14 @@ def test_settings_are_kept_where_they_apply(layout: Layout) -> None:
 def test_candidates_are_ranked_and_scaled_to_the_measured_step(
     planned: Callable[..., Plan],
 ) -> None:
-    found = planned(measured_step_time_s=3.0)
+    found = planned(measured_frac=1.2)
+    own_s = 1.2 * planned(measured_frac=None).own.step_time_s
     times = [c.step_time_s for c in found.candidates]
     assert times == sorted(times)
-    assert found.own.step_time_s == pytest.approx(3.0)
+    assert found.own.step_time_s == pytest.approx(own_s)
     assert found.own.time_frac == 0
     for candidate in found.candidates:
-        assert candidate.step_time_s == pytest.approx(3.0 * (1 + candidate.time_frac))
+        assert candidate.step_time_s == pytest.approx(own_s * (1 + candidate.time_frac))
         assert candidate.time_frac_low < candidate.time_frac < candidate.time_frac_high
         assert candidate.low_s < candidate.step_time_s < candidate.high_s
 
@@ -129,7 +130,7 @@ def test_the_best_layout_fits_and_is_faster(planned: Callable[..., Plan]) -> Non
 
 
 def test_nothing_is_offered_that_cannot_be_followed(planned: Callable[..., Plan]) -> None:
-    found = planned(measured_step_time_s=None)
+    found = planned()
     assert found.best is not None
     own = found.own.config
     # Nothing fits: the layout that lacks the least memory is named.
