@@ -89,7 +89,7 @@ class FittedSteps:
     def _estimates(self, layouts: Layouts, theta: Floats) -> list[StepEstimate]:
         found, slopes = layouts.slopes(theta, SLOPE_STEP)
         drawn_log, own_sigma, pull = self._drawn(layouts.compiled.configs)
-        errors = self._errors(layouts, slopes, pull)
+        errors, wider = self._errors(layouts, slopes, pull), self._inflation
         items_s = dict(zip(layouts.compiled.items, layouts.items_s(theta).tolist(), strict=True))
         sources = dict(zip(layouts.compiled.items, layouts.sources, strict=True))
         growth = layouts.growth_log(theta[:, np.newaxis])[:, 0]
@@ -98,9 +98,11 @@ class FittedSteps:
             for row, place in enumerate(group.group.members.tolist()):
                 config = layouts.compiled.configs[place]
                 left = self._remainder(config)
-                is_measured = left is not None
-                log = drawn_log[place] if left is None else left.residual_log
-                sigma = own_sigma[place] if left is None else left.sigma_log
+                if left is not None:
+                    log, sigma, of_names = left.residual_log, left.sigma_log, {}
+                else:
+                    log, sigma = float(drawn_log[place]), wider * float(own_sigma[place])
+                    of_names = errors.of(place, wider)
                 out[place] = step_estimate(
                     config,
                     group,
@@ -108,14 +110,8 @@ class FittedSteps:
                     items_s=items_s,
                     sources=sources,
                     scale=float(np.exp(log + growth[place])),
-                    error_log={}
-                    if is_measured
-                    else {
-                        name: self._inflation * error
-                        for name, error in zip(errors.names, errors.logs[place], strict=True)
-                        if error
-                    },
-                    own_sigma_log=sigma if is_measured else self._inflation * sigma,
+                    error_log=of_names,
+                    own_sigma_log=sigma,
                 )
         return [out[place] for place in range(len(out))]
 
@@ -186,6 +182,11 @@ class _Errors:
     names: tuple[str, ...]
     logs: Floats
     """Shape (layouts, names)."""
+
+    def of(self, place: int, factor: float) -> dict[str, float]:
+        """Those of one layout that are not 0, times a factor."""
+        pairs = zip(self.names, self.logs[place].tolist(), strict=True)
+        return {name: factor * log for name, log in pairs if log}
 
 
 def _label(constant: Constant) -> str:

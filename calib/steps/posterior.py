@@ -88,7 +88,7 @@ def posterior_of(layouts: Layouts, known: Sequence[KnownStep]) -> Posterior:
         theta=found.theta,
         root=np.linalg.cholesky(found.covariance).astype(np.float64),
         known=tuple(one.config for one in known),
-        weights=np.linalg.inv(evidence.covariance(sigma)),
+        weights=np.linalg.inv(evidence.covariance(sigma)).astype(np.float64),
         residuals=found.residuals,
         slopes=found.slopes,
         sigma_log=sigma,
