@@ -116,6 +116,15 @@ def errors(train: Sequence[StepRow], test: Sequence[StepRow]) -> np.ndarray:
     return np.log(found.time_s / [r.measured_s for r in test])
 
 
+def held_by_six(rows: Sequence[StepRow], generator: np.random.Generator) -> list[bool]:
+    """Whether each interval holds its row, six random ones of them known."""
+    chosen = generator.permutation(len(rows))
+    train, test = [rows[i] for i in chosen[:6]], [rows[i] for i in chosen[6:]]
+    found = fitted(train).predict(configs(test))
+    measured = np.array([r.measured_s for r in test])
+    return ((found.low_s <= measured) & (measured <= found.high_s)).tolist()
+
+
 @pytest.mark.parametrize(("compute", "tp"), [(0.8, 1.6), (1.3, 0.8)])
 def test_planted_factors_are_found_from_a_few_steps(compute: float, tp: float) -> None:
     rows = planted(ROWS, compute, tp)
@@ -223,11 +232,7 @@ def test_intervals_cover_cells_that_differ_as_assumed() -> None:
             replace(r, measured_s=r.measured_s * math.exp(cells[effects_of(r.config)[-1]]))
             for r in rows
         ]
-        chosen = generator.permutation(len(rows))
-        train, test = [rows[i] for i in chosen[:6]], [rows[i] for i in chosen[6:]]
-        found = fitted(train).predict(configs(test))
-        measured = np.array([r.measured_s for r in test])
-        inside += ((found.low_s <= measured) & (measured <= found.high_s)).tolist()
+        inside += held_by_six(rows, generator)
     assert 0.82 <= np.mean(inside) <= 0.99
 
 
@@ -287,11 +292,7 @@ def test_intervals_cover_layouts_that_miss_alike() -> None:
             replace(r, measured_s=r.measured_s * math.exp(miss))
             for r, miss in zip(rows, misses, strict=True)
         ]
-        chosen = generator.permutation(len(rows))
-        train, test = [rows[i] for i in chosen[:6]], [rows[i] for i in chosen[6:]]
-        found = fitted(train).predict(configs(test))
-        measured = np.array([r.measured_s for r in test])
-        inside += ((found.low_s <= measured) & (measured <= found.high_s)).tolist()
+        inside += held_by_six(rows, generator)
     assert 0.82 <= np.mean(inside) <= 0.99
 
 
