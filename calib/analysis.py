@@ -26,7 +26,7 @@ from .evidence import (
     windows_of,
 )
 from .fit.calibration import Calibration, calibrate
-from .history import History, Levels, Models
+from .history import History, Levels, Models, WindowScore, window_scores
 from .outlook import Outlook, at_batch_size, batch_size_at, full_batch_size, outlook
 from .run_forecast import SoFar, run_forecast
 from .run_steps import running_config, with_own
@@ -37,7 +37,6 @@ from .steps.live_times import live_times
 from .steps.model import FittedSteps, fit_steps
 from .units import HOUR_S
 from .waiting import WaitingReport, waiting_report
-from .window_scores import WindowScore, window_scores
 from .workload.config import RunConfig
 from .workload.kept_arguments import kept_arguments
 

@@ -14,8 +14,13 @@ from ..calib.samples.plain_json import parse_json
 MOST_BYTES = 4 * 2**20
 
 
-def read_bounded(path: Path, most_nbytes: int = MOST_BYTES) -> bytes | None:
-    """The whole of a regular file; None where there is none, it cannot be read, or it is longer."""
+def read_bounded(
+    path: Path, most_nbytes: int = MOST_BYTES, *, is_own: bool = False
+) -> bytes | None:
+    """The whole of a regular file; None where there is none, it cannot be read, or it is longer.
+
+    With ``is_own`` also None where it is another user's, or others may write it.
+    """
     flags = os.O_RDONLY
     for name in ("O_NONBLOCK", "O_NOFOLLOW", "O_CLOEXEC"):
         flags |= getattr(os, name, 0)
@@ -24,7 +29,11 @@ def read_bounded(path: Path, most_nbytes: int = MOST_BYTES) -> bytes | None:
     except (OSError, ValueError):
         return None
     try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+        told = os.fstat(handle)
+        if not stat.S_ISREG(told.st_mode):
+            return None
+        is_others = told.st_uid != os.geteuid() or told.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if is_own and is_others:
             return None
         parts: list[bytes] = []
         left = most_nbytes + 1

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ..calib import plain_models
-from ..calib.samples.files import OPEN, replace_file
+from ..calib.errors import ForerunError
+from ..calib.samples.files import PRIVATE, replace_file
 from ..hooks.launch_identity import RUNS
 from .bounded_files import read_bounded
 from .run_folders import top_of
@@ -31,6 +32,12 @@ _READ = (
     f"{RUNS}/*/launch.json",
 )
 """All that a fit is made from, below a directory."""
+_NAMES = f"fitted-{'[0-9a-f]' * 16}.json"
+_DAMAGED = (
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    *(RecursionError, MemoryError, ImportError, ForerunError),
+)
+"""What making models of a damaged value, or of one of another version, may raise."""
 _LIBRARIES = ("numpy", "scipy", "pandas", "sklearn", "xgboost")
 
 
@@ -47,16 +54,15 @@ class KeptFit:
         self._key = self._state()
 
     def read(self) -> dict[str, Any] | None:
-        """What was kept; None where there is nothing, or it is stale or damaged."""
+        """What was kept; None where there is nothing, or it is stale, damaged or another user's."""
         try:
-            whole = read_bounded(self._path, _MOST_NBYTES) or b""
+            whole = read_bounded(self._path, _MOST_NBYTES, is_own=True) or b""
             key, digest, body = whole.split(b"\n", 2)
             if key.decode() != self._key or digest.decode() != _sha256(body):
                 return None
-            found = plain_models.made(json.loads(body))
-        except Exception:  # whatever lies there, what it stood on is there as well
+            return plain_models.made(json.loads(body))
+        except _DAMAGED:
             return None
-        return found if isinstance(found, dict) else None
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Keep a fit that was made since this was opened, where that can be done.
@@ -68,8 +74,8 @@ class KeptFit:
             head = f"{self._key}\n{_sha256(body)}\n"
             if len(head) + len(body) > _MOST_NBYTES or self._state() != self._key:
                 return
-            replace_file(self._path, head.encode() + body, mode=OPEN)
-            kept = sorted(self._path.parent.glob("fitted-*.json"), key=os.path.getmtime)
+            replace_file(self._path, head.encode() + body, mode=PRIVATE)
+            kept = sorted(self._path.parent.glob(_NAMES), key=os.path.getmtime)
             for path in kept[:-_MOST_KEPT]:
                 path.unlink()
 

@@ -165,7 +165,7 @@ def windows_tables(answer: Answer) -> list[ReportTable]:
             title="How errors moved from window to window: before each refit and after it",
             columns=(
                 *("window", "rows", "measured", "step before", "step after"),
-                *("operators before", "operators after"),
+                *("ops before", "ops after"),
             ),
             rows=tuple(own),
         ),

@@ -136,8 +136,8 @@ class Plan:
         """Layouts whose measured step would tell most about all candidates."""
         able = [c for c in self.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
         alike = correlations([c.config for c in able], self.own.config)
-        misfit = MODEL_SIGMA_LOG**2 * alike
-        places = most_telling([c.error_log for c in able], _MOST_TELLING, misfit)
+        discrepancy = MODEL_SIGMA_LOG**2 * alike
+        places = most_telling([c.error_log for c in able], _MOST_TELLING, discrepancy)
         return tuple(able[place] for place in places)
 
     def to_json(self) -> dict[str, Any]:

@@ -50,13 +50,13 @@ def expected_sigma_log(rows: Sequence[StepRow], chosen: Sequence[int]) -> float:
 
 
 def most_telling(
-    errors: Sequence[Mapping[str, float]], number: int, misfit: Floats | None = None
+    errors: Sequence[Mapping[str, float]], number: int, discrepancy: Floats | None = None
 ) -> list[int]:
     """Places of the layouts to measure, the most telling first.
 
     ``errors`` holds for each layout how the log of its time over the running one changes when one
-    thing that is not known is off by one deviation, ``misfit`` the covariance of what no such thing
-    explains, shape (layouts, layouts).  Layouts that would tell nothing are left out.
+    thing that is not known is off by one deviation, ``discrepancy`` the covariance of what no such
+    thing explains, shape (layouts, layouts).  Layouts that would tell nothing are left out.
 
     >>> most_telling([{"tp": 0.3}, {"tp": 0.1}, {"pp": 0.2}], 2)
     [0, 2]
@@ -65,7 +65,7 @@ def most_telling(
     slopes = np.array([[one.get(name, 0.0) for name in names] for one in errors])
     if not slopes.size:
         return []
-    study = _Study(covariance=slopes @ slopes.T + (0.0 if misfit is None else misfit))
+    study = _Study(covariance=slopes @ slopes.T + (0.0 if discrepancy is None else discrepancy))
     chosen: list[int] = []
     for _ in range(min(number, len(errors))):
         best = study.most_telling(chosen)
@@ -111,8 +111,8 @@ def _study(rows: Sequence[StepRow]) -> _Study:
     is_effect = np.array([not name.startswith(SCALE) for name in names])
     is_shared = is_effect & (slopes != 0.0).all(axis=0)
     told = slopes[:, ~is_shared] / ERROR_INFLATION
-    misfit = MODEL_SIGMA_LOG**2 * correlations([row.config for row in rows])
-    return _Study(covariance=told @ told.T + misfit)
+    discrepancy = MODEL_SIGMA_LOG**2 * correlations([row.config for row in rows])
+    return _Study(covariance=told @ told.T + discrepancy)
 
 
 def _exchanged(study: _Study, chosen: list[int]) -> list[int]:

@@ -16,7 +16,7 @@ from ..workload.collectives import Collective, CollectiveCall
 from ..workload.config import RunConfig
 from ..workload.operators import Phase
 from ..workload.stage_work import collective_uses, stage_operators
-from .known import likeness
+from .known import similarity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def paired_sigma_log(one: StepEstimate, other: StepEstimate) -> float:
         return 0.0
     squares = sum(log**2 for log in error_ratio(one, other).values())
     ours, theirs = one.own_sigma_log, other.own_sigma_log
-    alike = float(likeness([one.config], [other.config])[0, 0])
+    alike = float(similarity([one.config], [other.config])[0, 0])
     return math.sqrt(squares + ours**2 + theirs**2 - 2 * alike * ours * theirs)
 
 

@@ -79,7 +79,7 @@ def remainders(
     return found
 
 
-def likeness(configs: Sequence[RunConfig], others: Sequence[RunConfig]) -> Floats:
+def similarity(configs: Sequence[RunConfig], others: Sequence[RunConfig]) -> Floats:
     """Correlations of what the constants leave of two steps, shape (configs, others).
 
     0.8 exp(-d / reach), d the distance in doublings of the degrees; another recipe, release or kind
@@ -91,7 +91,7 @@ def likeness(configs: Sequence[RunConfig], others: Sequence[RunConfig]) -> Float
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> one, other = (RunConfig(model=gpt, parallelism=Parallelism(tp=tp, dp=4),
     ...     batch=Batch(micro_batch_size=1, global_batch_size=8)) for tp in (1, 2))
-    >>> likeness([one], [one, other]).round(3).tolist()
+    >>> similarity([one], [one, other]).round(3).tolist()
     [[0.8, 0.562]]
     """
     if not configs or not others:
@@ -109,10 +109,10 @@ def correlations(configs: Sequence[RunConfig], running: RunConfig | None = None)
 
     With ``running``, once the step of that layout is known.
     """
-    found = likeness(configs, configs)
+    found = similarity(configs, configs)
     np.fill_diagonal(found, 1.0)
     if running is not None:
-        told = likeness(configs, [running])
+        told = similarity(configs, [running])
         found -= told @ told.T
     return found
 

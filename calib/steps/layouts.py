@@ -116,7 +116,7 @@ class Layouts:
         return found + self.growth_log(theta)
 
     def growth_log(self, theta: Floats) -> Floats:
-        """What the number of nodes adds to each log step time, shape (layouts, columns)."""
+        """What nodes add to each log step time, and waiting takes off, shape (layouts, columns)."""
         growth = self.doublings * self._named(theta, GROWTH)
         return growth - self.idle_frac * self._named(theta, BOOST)
 
@@ -235,7 +235,7 @@ def layouts_of(configs: Sequence[RunConfig], base: BaseTimes) -> Layouts:
             ]
         ),
         doublings=np.array([[_doublings(config)] for config in configs]),
-        idle_frac=np.array([[_idle_frac(config)] for config in configs]),
+        idle_frac=_idle_frac(compiled),
         has_experts=np.array([[b.kind is BlockKind.EXPERT_LAYER] for b in compiled.blocks]),
     )
 
@@ -258,12 +258,10 @@ def _doublings(config: RunConfig) -> float:
     return math.log2(max(1.0, par.num_ranks / par.ranks_per_node))
 
 
-def _idle_frac(config: RunConfig) -> float:
-    par = config.parallelism
-    if par.pp == 1 or config.device == "cpu":
-        return 0.0
-    fill = (par.pp - 1) / par.vp
-    return fill / (config.num_microbatches + fill)
+def _idle_frac(compiled: Compiled) -> Floats:
+    """Shape (layouts, 1); processors of a host have no clocks of their own to raise."""
+    bubbles = np.array([[config.bubble_frac] for config in compiled.configs])
+    return (not compiled.is_host_only) * bubbles / (1.0 + bubbles)
 
 
 def _told_frac(source: Source, is_in_situ: bool) -> float:

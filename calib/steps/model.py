@@ -68,15 +68,15 @@ class FittedSteps:
         layouts, theta = self._layouts(configs)
         found = layouts.timed(theta[:, np.newaxis], simulate_long)
         growth = layouts.growth_log(theta[:, np.newaxis])
-        drawn = self._drawn(configs)[0]
-        growth = growth + drawn[:, np.newaxis]
-        times_s = (step_times(layouts.compiled, found) * np.exp(growth))[:, 0]
+        left_log = self._discrepancy(configs)[0]
+        total_log = growth[:, 0] + left_log
+        times_s = step_times(layouts.compiled, found)[:, 0] * np.exp(total_log)
         measured = {one.config.parallelism for one in self.known}
         for place, config in enumerate(configs):
             if config.parallelism in measured:  # few are, and looking each up costs more
                 left = self._remainder(config)
                 if left is not None:
-                    times_s[place] *= np.exp(left.residual_log - drawn[place])
+                    times_s[place] *= np.exp(left.residual_log - left_log[place])
         return times_s
 
     def measured_s(self, config: RunConfig) -> float | None:
@@ -88,7 +88,7 @@ class FittedSteps:
 
     def _estimates(self, layouts: Layouts, theta: Floats) -> list[StepEstimate]:
         found, slopes = layouts.slopes(theta, SLOPE_STEP)
-        drawn_log, own_sigma, pull = self._drawn(layouts.compiled.configs)
+        left_log, own_sigma, pull = self._discrepancy(layouts.compiled.configs)
         errors, wider = self._errors(layouts, slopes, pull), self._inflation
         items_s = dict(zip(layouts.compiled.items, layouts.items_s(theta).tolist(), strict=True))
         sources = dict(zip(layouts.compiled.items, layouts.sources, strict=True))
@@ -101,7 +101,7 @@ class FittedSteps:
                 if left is not None:
                     log, sigma, of_names = left.residual_log, left.sigma_log, {}
                 else:
-                    log, sigma = float(drawn_log[place]), wider * float(own_sigma[place])
+                    log, sigma = float(left_log[place]), wider * float(own_sigma[place])
                     of_names = errors.of(place, wider)
                 out[place] = step_estimate(
                     config,
@@ -128,10 +128,10 @@ class FittedSteps:
             theta = np.array([known.get(name, 0.0) for name in layouts.constants])
         return layouts, theta
 
-    def _drawn(self, configs: Sequence[RunConfig]) -> tuple[Floats, Floats, Floats]:
+    def _discrepancy(self, configs: Sequence[RunConfig]) -> tuple[Floats, Floats, Floats]:
         if self.posterior is None:
             return np.zeros(len(configs)), np.full(len(configs), MODEL_SIGMA_LOG), np.empty(0)
-        return self.posterior.drawn(configs)
+        return self.posterior.discrepancy(configs)
 
     def _errors(self, layouts: Layouts, slopes: Floats, pull: Floats) -> _Errors:
         """Independent errors of log step times, one deviation each.

@@ -17,7 +17,7 @@ from ..fit.robust import robust_minimum
 from ..timeline.evaluate import step_times
 from ..timeline.items import Floats
 from ..workload.config import RunConfig
-from .known import KnownStep, Remainder, correlations, likeness, remainders
+from .known import KnownStep, Remainder, correlations, remainders, similarity
 from .layouts import Constant, Layouts
 
 MODEL_SIGMA_LOG = 0.055
@@ -26,7 +26,7 @@ SITE_SIGMA_LOG = 0.08
 """How far apart the levels of two clusters, releases or days of one kind of machine lie."""
 SLOPE_STEP = 1e-4
 """Change of a constant from which slopes are taken."""
-_MISFIT_SPREAD_LOG, _MOST_SPREADS, _NUM_MISFITS = 0.3, 8, 65
+_DISCREPANCY_SPREAD_LOG, _MOST_SPREADS, _NUM_DISCREPANCIES = 0.3, 8, 65
 """Prior deviation of the log of that distance, how many of them it may be off, and how many values
 of it are weighed."""
 _MAX_ROUNDS, _SETTLED_LOG = 3, 0.1
@@ -60,9 +60,9 @@ class Posterior:
     """How much wider errors of left-out layouts are than the posterior says."""
     remainders: Mapping[RunConfig, Remainder]
 
-    def drawn(self, configs: Sequence[RunConfig]) -> tuple[Floats, Floats, Floats]:
+    def discrepancy(self, configs: Sequence[RunConfig]) -> tuple[Floats, Floats, Floats]:
         """What layouts alike leave for these: logs, deviations, and pull on each constant."""
-        alike = self.sigma_log**2 * likeness(configs, self.known)
+        alike = self.sigma_log**2 * similarity(configs, self.known)
         weighed = alike @ self.weights
         left = self.sigma_log**2 - np.einsum("ck,ck->c", weighed, alike)
         return weighed @ self.residuals, np.sqrt(np.maximum(left, 0.0)), weighed @ self.slopes
@@ -79,7 +79,7 @@ def posterior_of(layouts: Layouts, known: Sequence[KnownStep]) -> Posterior:
     for _ in range(_MAX_ROUNDS):
         found = _mode(evidence, at, theta, evidence.covariance(sigma))
         before, theta = sigma, found.theta
-        sigma = _misfit(evidence, found)
+        sigma = _discrepancy_sigma(evidence, found)
         if abs(np.log(sigma / before)) < _SETTLED_LOG:
             break
     found = _mode(evidence, at, theta, evidence.covariance(sigma))
@@ -203,21 +203,21 @@ def _marginal(evidence: _Evidence, found: _Mode, sigma: float) -> tuple[Floats, 
     return evidence.covariance(sigma) + wide @ wide.T, found.residuals + found.slopes @ found.theta
 
 
-def _misfit(evidence: _Evidence, found: _Mode) -> float:
+def _discrepancy_sigma(evidence: _Evidence, found: _Mode) -> float:
     """How far layouts lie from what the constants say: the posterior mean of its log.
 
     Summed over a grid, so that it moves smoothly with the steps (MacKay 1992, section 4, with a
     normal prior of the log).
     """
-    logs = np.log(MODEL_SIGMA_LOG) + _MISFIT_SPREAD_LOG * np.linspace(
-        -_MOST_SPREADS, _MOST_SPREADS, _NUM_MISFITS
+    logs = np.log(MODEL_SIGMA_LOG) + _DISCREPANCY_SPREAD_LOG * np.linspace(
+        -_MOST_SPREADS, _MOST_SPREADS, _NUM_DISCREPANCIES
     )
     scores = []
     for log in logs:
         covariance, off = _marginal(evidence, found, float(np.exp(log)))
         root = np.linalg.cholesky(covariance)
         white = np.linalg.solve(root, off)
-        prior = ((log - np.log(MODEL_SIGMA_LOG)) / _MISFIT_SPREAD_LOG) ** 2
+        prior = ((log - np.log(MODEL_SIGMA_LOG)) / _DISCREPANCY_SPREAD_LOG) ** 2
         scores.append(-0.5 * (white @ white + prior) - np.sum(np.log(np.diag(root))))
     weights = np.exp(np.array(scores) - max(scores))
     return float(np.exp(weights @ logs / weights.sum()))

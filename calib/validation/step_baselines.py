@@ -14,7 +14,7 @@ from ..fit.priors import device_prior
 from ..fit.robust import robust_minimum
 from ..samples.step_rows import StepPredictions, StepRow
 from ..workload.config import RunConfig
-from .step_terms import NUM_TERMS, bubble_frac, step_flop, step_terms
+from .step_terms import NUM_TERMS, step_flop, step_terms
 
 Array = NDArray[np.float64]
 _PRIOR_RATE_FRAC = 0.4
@@ -177,7 +177,7 @@ def _predictions(log_time: Array, sigma_log: Array) -> StepPredictions:
 
 def _log_work(rows: Sequence[StepRow]) -> Array:
     """Log of the time at the data sheet's rate with the bubble, ``(rows,)``."""
-    return _log_ideal(rows) + np.log([1 + bubble_frac(row.config) for row in rows])
+    return _log_ideal(rows) + np.log([1 + row.config.bubble_frac for row in rows])
 
 
 def _log_ideal(rows: Sequence[StepRow]) -> Array:

@@ -45,12 +45,6 @@ def step_flop(config: RunConfig) -> float:
     return float(tokens * (passes * forward + _FORWARD_AND_BACKWARD * head))
 
 
-def bubble_frac(config: RunConfig) -> float:
-    """Idle share of the pipeline over its work: (pp - 1) / (vp x micro-batches)."""
-    par = config.parallelism
-    return (par.pp - 1) / (par.vp * config.num_microbatches)
-
-
 @lru_cache(maxsize=65536)
 def step_terms(config: RunConfig) -> tuple[float, ...]:
     """Seconds of each of the ten terms at nominal rates.
@@ -75,7 +69,7 @@ def _layer_terms(
 ) -> tuple[float, float, float, float, float]:
     """Products, attention, memory traffic, launches and collectives of the fullest stage."""
     model, par, nbytes = config.model, config.parallelism, config.precision.nbytes
-    slots = config.num_microbatches * (1 + bubble_frac(config))
+    slots = config.num_microbatches * (1 + config.bubble_frac)
     passes = _FORWARD_AND_BACKWARD + (config.recompute is Recompute.FULL)
     work = slots * stage * passes * _tokens(config)
     scores = 0.0
@@ -100,7 +94,7 @@ def _other_terms(
     """Head, transfers between stages, gradient reduction, optimizer and a constant."""
     model, par = config.model, config.parallelism
     head = model.hidden_size * model.vocab_size / par.tp
-    slots = config.num_microbatches * (1 + bubble_frac(config))
+    slots = config.num_microbatches * (1 + config.bubble_frac)
     sent = config.precision.nbytes * _tokens(config) * model.hidden_size
     sent /= par.tp if par.is_sequence_parallel else 1
     dense = stage * layer.dense / par.tp + head

@@ -186,6 +186,13 @@ class RunConfig:
         return self.batch.global_batch_size // (self.batch.micro_batch_size * self.parallelism.dp)
 
     @property
+    def bubble_frac(self) -> float:
+        """Time that a stage waits in 1F1B, plain or interleaved, over the time of its work:
+        (pp - 1) / (vp x micro-batches) (Narayanan et al. 2021, section 2.2)."""
+        par = self.parallelism
+        return (par.pp - 1) / (par.vp * self.num_microbatches)
+
+    @property
     def chunk_layers(self) -> tuple[int, ...]:
         """Transformer layers of each chunk, in model order."""
         par = self.parallelism

@@ -9,22 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_shape import SMALL
 
 from forerun.calib.fit.estimates import Estimates, Source
 from forerun.calib.workload.collectives import CollectiveCall
-from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
+from forerun.calib.workload.config import Batch, Parallelism, RunConfig
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
-
-MODEL = ModelShape(
-    num_layers=4,
-    hidden_size=64,
-    ffn_hidden_size=128,
-    num_attention_heads=4,
-    num_query_groups=4,
-    kv_channels=16,
-    seq_length=32,
-    vocab_size=256,
-)
 
 
 @dataclass
@@ -88,7 +78,7 @@ def layout() -> Callable[..., RunConfig]:
         **run: Any,
     ) -> RunConfig:
         return RunConfig(
-            model=replace(MODEL, **(model or {})),
+            model=replace(SMALL, **(model or {})),
             parallelism=Parallelism(tp=tp, pp=pp, dp=dp, **(par or {})),
             batch=Batch(micro_batch_size=micro, global_batch_size=samples),
             **run,

@@ -96,6 +96,24 @@ def test_what_is_stale_or_damaged_is_fitted_anew_in_silence(
     assert again["step_time_s"] == pytest.approx(first["step_time_s"], rel=1e-3)
 
 
+def test_what_others_may_write_is_not_read(home: Path) -> None:
+    ask("predict", str(home), *PREDICT)
+    (kept,) = home.glob("fitted-*.json")
+    assert kept.stat().st_mode & 0o077 == 0
+    kept.chmod(0o666)
+    assert ask("predict", str(home), *PREDICT)[1]
+
+
+def test_a_file_of_that_name_that_is_not_ours_stays(home: Path) -> None:
+    mine = home / "fitted-model.json"
+    mine.write_text("{}", encoding="utf-8")
+    for name in range(12):
+        (home / f"fitted-{name:016x}.json").write_text("", encoding="utf-8")
+    ask("predict", str(home), *PREDICT)
+    assert mine.exists()
+    assert len(list(home.glob("fitted-*.json"))) == 8 + 1
+
+
 def test_another_directory_of_evidence_is_another_question(home: Path, tmp_path: Path) -> None:
     ask("predict", str(home), *PREDICT)
     other = tmp_path / "other"

@@ -14,12 +14,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from tiny_shape import SMALL
 
 from forerun.calib.advice.decision import Action, Decision, Limits, decide
 from forerun.calib.advice.forecast import DRIFT_FRAC, Forecast, forecast
 from forerun.calib.advice.plan import Candidate, Plan
 from forerun.calib.fit.estimates import Source
-from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
+from forerun.calib.workload.config import Batch, Parallelism, RunConfig
 from forerun.calib.workload.memory import Verdict, memory
 
 NEXT_FRAC = 0.05
@@ -104,16 +105,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, float]:
 def base_layout() -> Candidate:
     """A running layout to hang planted ratios on."""
     config = RunConfig(
-        model=ModelShape(
-            num_layers=4,
-            hidden_size=64,
-            ffn_hidden_size=128,
-            num_attention_heads=4,
-            num_query_groups=4,
-            kv_channels=16,
-            seq_length=32,
-            vocab_size=256,
-        ),
+        model=SMALL,
         parallelism=Parallelism(dp=8),
         batch=Batch(micro_batch_size=1, global_batch_size=64),
     )

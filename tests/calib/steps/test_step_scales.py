@@ -14,7 +14,7 @@ from forerun.calib.fit.estimates import Estimates, Source
 from forerun.calib.samples.step_rows import StepRow
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.design import design, expected_sigma_log
-from forerun.calib.steps.known import MEASURED_SIGMA_LOG, KnownStep, correlations, likeness
+from forerun.calib.steps.known import MEASURED_SIGMA_LOG, KnownStep, correlations, similarity
 from forerun.calib.steps.layouts import FAMILY, SCALE, layouts_of
 from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.steps.scales import Effect, effects_of
@@ -272,8 +272,8 @@ def test_what_one_layout_leaves_tells_of_another_as_far_as_they_are_alike() -> N
     fit = fitted(known).posterior
     assert fit is not None
     near, far = row(micro=4), row(tp=4, pp=2, micro=8, layers=24)
-    logs, sigmas, _ = fit.drawn(configs([near, far]))
-    shared = likeness(configs([near, far]), configs(known))[:, 0]
+    logs, sigmas, _ = fit.discrepancy(configs([near, far]))
+    shared = similarity(configs([near, far]), configs(known))[:, 0]
     assert shared == pytest.approx([0.8 * math.exp(-1 / 4), shared[1]])
     assert shared[1] < 0.6 * shared[0]
     s2, noise2 = fit.sigma_log**2, MEASURED_SIGMA_LOG**2

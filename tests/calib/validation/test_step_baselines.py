@@ -14,7 +14,7 @@ from forerun.calib.validation.step_baselines import (
     TenTerms,
     TrivialOrder,
 )
-from forerun.calib.validation.step_terms import NUM_TERMS, bubble_frac, step_flop, step_terms
+from forerun.calib.validation.step_terms import NUM_TERMS, step_flop, step_terms
 from forerun.calib.workload.config import Attention, Parallelism, Recompute
 
 from .step_fixtures import grid, layout, row, timed
@@ -34,16 +34,16 @@ def test_flop_is_narayanans() -> None:
 
 
 def test_bubble_of_a_pipeline_and_of_an_interleaved_one() -> None:
-    assert bubble_frac(layout(1, 8, 1, 4)) == pytest.approx(7 / 16)
+    assert layout(1, 8, 1, 4).bubble_frac == pytest.approx(7 / 16)
     virtual = replace(layout(1, 8, 1, 4), parallelism=Parallelism(pp=8, vp=2))
-    assert bubble_frac(virtual) == pytest.approx(7 / 32)
+    assert virtual.bubble_frac == pytest.approx(7 / 32)
 
 
 def test_a_planted_rate_is_found() -> None:
     peak = device_prior("A100").peaks_for(2).flop_per_s
 
     def time(config: object) -> float:
-        return step_flop(config) * (1 + bubble_frac(config)) / 0.37 / peak / 8  # type: ignore[arg-type]
+        return step_flop(config) * (1 + config.bubble_frac) / 0.37 / peak / 8  # type: ignore[arg-type]
 
     rows = [r for r in grid(time) if r.num_ranks == 8]
     found = ConstantRate().fit(rows[:3]).predict(rows[3:])
