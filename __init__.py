@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .calib.errors import ForerunError as ForerunError
-    from .calib.workload.config import RunConfig as RunConfig
-    from .hooks.adapters.bridge import bridge_callback as bridge_callback
-    from .hooks.adapters.hugging_face import hugging_face_callback as hugging_face_callback
-    from .hooks.adapters.lightning import lightning_callback as lightning_callback
-    from .hooks.attach import attach as attach
-    from .hooks.stopping import should_stop as should_stop
+    from ..calib.errors import ForerunError as ForerunError
+    from ..calib.workload.config import RunConfig as RunConfig
+    from ..hooks.adapters.bridge import bridge_callback as bridge_callback
+    from ..hooks.adapters.hugging_face import hugging_face_callback as hugging_face_callback
+    from ..hooks.adapters.lightning import lightning_callback as lightning_callback
+    from ..hooks.process.stopping import should_stop as should_stop
+    from ..hooks.session.attach import attach as attach
 
 __version__ = "0.1.0"
 __all__ = [

@@ -249,7 +249,7 @@ def _be_child(environ: MutableMapping[str, str], asked: FlagSplit) -> None:
         sys.argv[1:] = asked.rest
     if environ.get("FORERUN_DEVICE") == "cpu":
         _find_package()
-        from forerun.launch.stand_in import install
+        from forerun.launch.stand_in_cuda.install import install
 
         install()
 

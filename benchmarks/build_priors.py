@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from forerun.calib.fit.batches import Batch, Timed
 from forerun.calib.fit.costs import Columns, Cost
-from forerun.calib.fit.gates import refuse
 from forerun.calib.fit.laws import Ceilings, columns, is_chain
+from forerun.calib.fit.outliers import refuse
 from forerun.calib.fit.pools import robust_sigma
 from forerun.calib.fit.priors import device_prior
 from forerun.calib.fit.rate_priors import BARE_LOG, SourceRates, data_sheet, pool_name

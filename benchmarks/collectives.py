@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from forerun.calib.fit.collectives import Transfers
-from forerun.calib.fit.curves import Law, Samples, fit_law
-from forerun.calib.fit.groups import Group, bus_factor, ring_steps
+from forerun.calib.network.collective_times import Transfers
+from forerun.calib.network.curves import Law, Samples, fit_law
+from forerun.calib.network.groups import Group, bus_factor, ring_steps
 from forerun.calib.validation.collectives import PROTOCOLS, fit_machine, left_out
 
 LARGE_NBYTES = 16 * 2**20

@@ -34,9 +34,9 @@ from marks import markdown_table
 from scipy import stats
 
 from forerun.calib.advice.plan import compare
+from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.steps.known import same_layout
-from forerun.calib.workload.megatron_args import apply_options
-from forerun.launch.machines import open_machine
+from forerun.launch.known.machines import open_machine
 
 ONE, THREE = "one layout", "three more, designed"
 COVERAGE_BAR_FRAC = 0.85

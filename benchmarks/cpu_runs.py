@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from forerun.calib.advice.plan import plan
-from forerun.calib.workload.megatron_args import rewrite_command
-from forerun.launch.machines import open_machine
+from forerun.calib.arguments.megatron_args import rewrite_command
+from forerun.launch.known.machines import open_machine
 
 ROOT = Path(__file__).parent.parent
 RUNNING = "DP2 (running)"

@@ -33,16 +33,16 @@ from one_row import SETS, OneRowSet
 from threadpoolctl import threadpool_limits
 
 from forerun.calib.advice.decision import Action, Decision, Limits, decide
-from forerun.calib.advice.forecast import DRIFT_FRAC, Forecast, forecast, mean_estimate
 from forerun.calib.advice.plan import Candidate, Plan, compare
+from forerun.calib.forecast.forecast import DRIFT_FRAC, Forecast, forecast, mean_estimate
 from forerun.calib.published.readers import read_published
 from forerun.calib.published.steps import read_steps
-from forerun.calib.samples.step_rows import StepRow
+from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.base_times import BaseTimes
 from forerun.calib.steps.known import KnownStep, same_layout
 from forerun.calib.steps.model import fit_steps
 from forerun.calib.validation.step_models import CalibratedSteps
-from forerun.launch.table_files import read_frame
+from forerun.launch.known.table_files import read_frame
 
 SERIES = "e2e_mlperf_steps"
 COSTS = (0.015, 0.06, 0.12)

@@ -24,7 +24,7 @@ from csv import DictReader
 from dataclasses import dataclass
 from pathlib import Path
 
-from forerun.calib.advice.forecast import DRIFT_FRAC, forecast
+from forerun.calib.forecast.forecast import DRIFT_FRAC, forecast
 
 ROOT = Path(__file__).parent.parent
 NUM_SEEN = 20

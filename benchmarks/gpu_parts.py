@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from gpu_runs import Run, Runner
 from scipy.stats import bootstrap
 
-from forerun.calib.advice.overhead import overhead
+from forerun.calib.answers.overhead import overhead
 from forerun.calib.fit.calibration import Calibration, calibrate
-from forerun.calib.samples.records import CollectiveRecord, OperatorRecord, TraceRecord
+from forerun.calib.layers.stage_work import stage_operators
+from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord, TraceRecord
 from forerun.calib.workload.config import RunConfig
 from forerun.calib.workload.operators import Phase
-from forerun.calib.workload.stage_work import stage_operators
 
 BASE = "base"
 SHORT_S = 20e-6

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forerun.calib.samples.run import RunRecords
+from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 

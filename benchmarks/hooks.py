@@ -19,20 +19,20 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from forerun.hooks.ballots import Ballots
-from forerun.hooks.guard import Guard
-from forerun.hooks.host import Host, KnownHost
-from forerun.hooks.instruments import Instruments
-from forerun.hooks.modules import ModuleHooks
-from forerun.hooks.orders import CALM_PAUSE_S
-from forerun.hooks.process_groups import ProcessGroupHooks
-from forerun.hooks.recorder import Recorder
-from forerun.hooks.session import Session
-from forerun.hooks.settings import RankInfo, Settings, WandbMode
-from forerun.hooks.step_log import StepLog
-from forerun.hooks.stopwatch import DeviceStopwatch, HostStopwatch
-from forerun.hooks.store_link import StoreLink
-from forerun.hooks.timers import TimersProxy, null_timers
+from forerun.hooks.control.orders import CALM_PAUSE_S
+from forerun.hooks.control.votes import Ballots
+from forerun.hooks.process.guard import Guard
+from forerun.hooks.process.host import Host, KnownHost
+from forerun.hooks.process.settings import RankInfo, Settings, WandbMode
+from forerun.hooks.process.store_link import StoreLink
+from forerun.hooks.sensors.modules import ModuleHooks
+from forerun.hooks.sensors.process_groups import ProcessGroupHooks
+from forerun.hooks.sensors.recorder import Recorder
+from forerun.hooks.sensors.step_log import StepLog
+from forerun.hooks.sensors.stopwatch import DeviceStopwatch, HostStopwatch
+from forerun.hooks.sensors.timers import TimersProxy, null_timers
+from forerun.hooks.session.instruments import Instruments
+from forerun.hooks.session.session import Session
 
 NUM_CALLS = 4
 NUM_REPEATS = 300

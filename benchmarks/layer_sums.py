@@ -18,10 +18,10 @@ import pandas as pd
 
 from forerun.calib.fit.batches import Timed
 from forerun.calib.fit.estimates import Estimates, Source, total
-from forerun.calib.fit.intervals import Z_90
 from forerun.calib.fit.laws import family
 from forerun.calib.fit.machine import fit_machine
 from forerun.calib.published.readers import read_published
+from forerun.calib.regressors.intervals import Z_90
 from forerun.calib.validation.splits import OperatorSamples, operator_samples
 
 LAYER = ("linear1", "linear2", "linear3", "linear4", "gelu", "layernorm", "res_add")

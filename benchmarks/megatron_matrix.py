@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from forerun.calib.errors import ForerunError
-from forerun.calib.samples.records import CollectiveRecord, StepRecord
-from forerun.calib.samples.run import RunRecords
+from forerun.calib.records.record_kinds import CollectiveRecord, StepRecord
+from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 
 PROBE = Path(__file__).with_name("megatron_probe.py")

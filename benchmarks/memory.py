@@ -23,6 +23,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from forerun.calib.errors import ConfigError
+from forerun.calib.memory.layout_table import LayoutColumns, RecomputeChoice, memory_table
+from forerun.calib.memory.peak import memory
 from forerun.calib.units import GIB
 from forerun.calib.workload.config import (
     Attention,
@@ -39,8 +41,6 @@ from forerun.calib.workload.config import (
     Recompute,
     RunConfig,
 )
-from forerun.calib.workload.memory import memory
-from forerun.calib.workload.memory_table import LayoutColumns, RecomputeChoice, memory_table
 
 HEADER = ["layout", "predicted GiB", "measured GiB", "error %"]
 DEEPSEEK = {

@@ -25,7 +25,7 @@ from forerun.calib.validation.step_models import CalibratedSteps
 from forerun.calib.validation.step_protocols import Fold, machines
 from forerun.calib.validation.step_scores import step_results
 from forerun.calib.validation.steps import score_folds
-from forerun.launch.table_files import read_frame
+from forerun.launch.known.table_files import read_frame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from forerun.calib.fit.gates import refuse
+from forerun.calib.fit.outliers import refuse
 from forerun.calib.fit.priors import device_prior
 from forerun.calib.fit.shapes import coordinates
 from forerun.calib.validation.operators import Method, validate_operators

@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from forerun.calib.advice.overhead import overhead
-from forerun.calib.samples.records import StepRecord
+from forerun.calib.answers.overhead import overhead
+from forerun.calib.records.record_kinds import StepRecord
 from forerun.calib.samples.store import read_run
-from forerun.hooks.session import Session
-from forerun.hooks.settings import RankInfo, Settings, WandbMode
+from forerun.hooks.process.settings import RankInfo, Settings, WandbMode
+from forerun.hooks.session.session import Session
 
 ROOT = Path(__file__).parent.parent
 READER = (sys.executable, "-c", "import sys; [line for line in sys.stdin]")

@@ -22,12 +22,7 @@ from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.timeline.evaluate import evaluate
 from forerun.calib.timeline.steady import simulate_long
 from forerun.calib.units import GIB
-from forerun.calib.workload.config import (
-    Batch,
-    Parallelism,
-    Precision,
-    RunConfig,
-)
+from forerun.calib.workload.config import Batch, Parallelism, Precision, RunConfig
 
 DEVICE = "NVIDIA H100 80GB HBM3"
 LLAMA_70B = public_shape("LLAMA3_70B", seq_length=8192)

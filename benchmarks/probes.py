@@ -17,11 +17,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from forerun.calib.advice.plan import Candidate, compare
-from forerun.calib.evidence import measured_step_s
-from forerun.calib.run_steps import run_steps
+from forerun.calib.answers.run_measurements import measured_step_s
+from forerun.calib.answers.run_steps import run_steps
+from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
-from forerun.calib.workload.megatron_args import apply_options
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "pretrain_gpt.py"
 LAYOUT = ("--tensor-model-parallel-size", "2")

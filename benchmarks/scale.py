@@ -22,7 +22,7 @@ import torch.distributed as dist
 from marks import markdown_table
 from simulated_steps import SimulatedRank, steps
 
-from forerun.calib.samples.records import WindowRecord
+from forerun.calib.records.record_kinds import WindowRecord
 from forerun.calib.workload.parallelism import Parallelism
 from forerun.calib.workload.recording import (
     FILES_NBYTES,
@@ -31,12 +31,12 @@ from forerun.calib.workload.recording import (
     RecordingPlan,
     recording_plan,
 )
-from forerun.hooks.bounded_window import BoundedWindow
-from forerun.hooks.exchange import Exchange
-from forerun.hooks.selection import line_of
-from forerun.hooks.settings import RankInfo
-from forerun.hooks.store_link import StoreLink
-from forerun.hooks.window_records import WindowRecords
+from forerun.hooks.process.settings import RankInfo
+from forerun.hooks.process.store_link import StoreLink
+from forerun.hooks.recording.bounded_window import BoundedWindow
+from forerun.hooks.recording.exchange import Exchange
+from forerun.hooks.recording.selection import line_of
+from forerun.hooks.recording.window_records import WindowRecords
 
 NUM_RANKS = 16_384
 NUM_SENDERS = 4

@@ -20,15 +20,15 @@ import pandas as pd
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from forerun.calib.advice.layouts import enumerate_layouts
+from forerun.calib.advice.enumeration import enumerate_layouts
 from forerun.calib.fit.batches import Batch, Timed
 from forerun.calib.fit.calibration import Calibration, calibrate
-from forerun.calib.fit.collectives import fit_transfers
-from forerun.calib.fit.curves import Samples
-from forerun.calib.fit.groups import Group
 from forerun.calib.fit.laws import columns
 from forerun.calib.fit.machine import fit_machine
-from forerun.calib.fit.networks import network_prior
+from forerun.calib.network.collective_times import fit_transfers
+from forerun.calib.network.curves import Samples
+from forerun.calib.network.groups import Group
+from forerun.calib.network.systems import network_prior
 from forerun.calib.published.model_shapes import public_shape
 from forerun.calib.samples.columns import FRAMES, normalise, shape_text
 from forerun.calib.samples.table import SampleTable

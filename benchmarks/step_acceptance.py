@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from forerun.calib.samples.step_rows import StepRow
+from forerun.calib.records.step_rows import StepRow
 from forerun.calib.validation.step_baselines import ConstantRate, PerfectScaling, TenTerms
 from forerun.calib.validation.step_protocols import (
     LEAVE_ONE_OUT,

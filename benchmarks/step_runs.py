@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from forerun.calib.published.readers import PublishedTable, read_published
 from forerun.calib.published.steps import read_steps
-from forerun.calib.samples.step_rows import StepRow, StepTable
+from forerun.calib.records.step_rows import StepRow, StepTable
 from forerun.calib.steps.design import design
 from forerun.calib.validation.step_baselines import BASELINES
 from forerun.calib.validation.step_models import CalibratedSteps

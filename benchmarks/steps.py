@@ -23,7 +23,7 @@ from step_acceptance import CLAIMS, Claim
 from step_runs import MODELS, Key, Scored, left_out, score
 from step_text import markdown
 
-from forerun.calib.samples.step_rows import StepKind
+from forerun.calib.records.step_rows import StepKind
 from forerun.calib.validation.step_baselines import BASELINES
 from forerun.calib.validation.step_comparisons import compare
 from forerun.calib.validation.step_coverage import coverage_verdict, pooled, row_coverage

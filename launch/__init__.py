@@ -1,1 +1,1 @@
-"""The edge: autoload, flags, command line, CPU stand-in, companion process, reports."""
+"""The edge: what the user starts, asks and reads."""

@@ -22,9 +22,9 @@ def begin(own: Sequence[str], *, is_calibrating: bool) -> None:
         return
     _begun.append(own)
     from ..calib.errors import ConfigError
-    from ..hooks.interpreter import companion_command
-    from ..hooks.settings import DeviceChoice, TraceChoice
-    from . import flags
+    from ..hooks.process.interpreter import companion_command
+    from ..hooks.process.settings import DeviceChoice, TraceChoice
+    from .options import flags
 
     settings = None
     if is_calibrating:
@@ -37,15 +37,15 @@ def begin(own: Sequence[str], *, is_calibrating: bool) -> None:
     if settings is not None:
         is_cpu = settings.device is DeviceChoice.CPU
     if is_cpu:
-        from . import stand_in
+        from .stand_in_cuda import install as stand_in
 
         os.environ["FORERUN_DEVICE"] = "cpu"
         stand_in.install()
     if settings is not None:
         if settings.trace is TraceChoice.ON:
-            from ..hooks.flight_recorder import prepare
+            from ..hooks.recording.flight_recorder import prepare
 
             prepare(os.environ)
-        from ..hooks.session import start
+        from ..hooks.start import start
 
         start(settings)

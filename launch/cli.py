@@ -11,25 +11,16 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from enum import IntEnum
 from pathlib import Path
 
 from .. import __version__
 from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
-from ..hooks.interpreter import missing, remedy
-from .run_options import add_run
+from ..hooks.process.interpreter import missing, remedy
+from .commands.exit_codes import ExitCode as ExitCode
+from .wrapper.run_options import add_run
 
 _BARE = frozenset({"doctor", "run"})
 """Verbs of the standard library."""
-
-
-class ExitCode(IntEnum):
-    """What the shell sees."""
-
-    ANSWER = 0
-    THRESHOLD = 1
-    USAGE = 2
-    NO_DATA = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -236,34 +227,34 @@ def _check_packages(verb: str) -> None:
 def _command(verb: str) -> Callable[[argparse.Namespace], int]:
     """The verb's function, imported only now so that help stays quick."""
     if verb == "doctor":
-        from .doctor_command import doctor
+        from .commands.doctor_command import doctor
 
         return doctor
     if verb == "run":
-        from .run_command import run
+        from .wrapper.run_command import run
 
         return run
     if verb == "validate":
-        from .validate_command import validate
+        from .commands.validate_command import validate
 
         return validate
     if verb == "probe":
-        from .probe_command import probe
+        from .commands.probe_command import probe
 
         return probe
     if verb == "compare":
-        from .compare_command import compare
+        from .commands.compare_command import compare
 
         return compare
     if verb == "import":
-        from .import_command import import_files
+        from .commands.import_command import import_files
 
         return import_files
     if verb == "report":
-        from .report_command import report
+        from .commands.report_command import report
 
         return report
-    from . import answer_commands
+    from .commands import answer_commands
 
     return {"predict": answer_commands.predict, "plan": answer_commands.plan}[verb]
 

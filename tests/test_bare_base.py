@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from forerun.hooks.interpreter import PACKAGES
+from forerun.hooks.process.interpreter import PACKAGES
 
 ROOT = Path(__file__).parent.parent
 TRAINING = ("__init__.py", "_forerun_autoload.py", "launch/__main__.py", "launch/autoload.py")
-BESIDE_TRAINING = {"hooks/probe_sweep.py"}
+BESIDE_TRAINING = {"hooks/probing/probe_sweep.py"}
 """Of the verb ``probe``, which says what it lacks."""
 GUARDED = {"calib/advice/probes.py"}
-"""Imported only where numpy has been found: ``hooks/probe_turns.py`` asks first."""
+"""Imported only where numpy has been found: ``hooks/session/probe_turns.py`` asks first."""
 HOSTS = {"torch", "megatron", "transformers", "lightning", "pytorch_lightning", "torchtitan"}
 OWN = {"forerun"}
 BARE = """
@@ -75,10 +75,15 @@ def test_what_trains_imports_the_standard_library_and_its_host() -> None:
 
 
 def test_run_and_doctor_import_the_standard_library() -> None:
-    found = _foreign([ROOT / "launch" / f"{verb}_command.py" for verb in ("run", "doctor")])
+    found = _foreign(
+        [
+            ROOT / "launch" / name
+            for name in ("wrapper/run_command.py", "commands/doctor_command.py")
+        ]
+    )
     # Only where the companion opens a run of its own there.
     foreign = {(path, name) for path, name in found if name not in HOSTS | OWN}
-    assert foreign <= {("launch/wandb_sink.py", "wandb")}
+    assert foreign <= {("launch/sinks/wandb_sink.py", "wandb")}
 
 
 @pytest.fixture(scope="module")

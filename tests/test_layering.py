@@ -12,12 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MAY_IMPORT = {
-    "calib": {"calib"},
-    "hooks": {"hooks", "calib"},
-    "launch": {"launch", "hooks", "calib", "recipes"},
-}
-AT_THE_ROOT = {"__version__", "_forerun_autoload"}
+TOP = ("calib", "hooks", "launch", "recipes")
 FORBIDDEN_IN_CALIB = {
     "torch",
     "megatron",
@@ -32,16 +27,36 @@ FORBIDDEN_IN_CALIB = {
     "urllib",
     "datetime",
 }
-STORES = {"samples/store.py", "samples/files.py"}
-ALLOWED_IN = {"datetime": {"advice/transcript.py", "advice/forecast.py"}}
+STORES = {"samples/store.py", "records/files.py"}
+ALLOWED_IN = {"datetime": {"answers/transcript.py", "forecast/forecast.py"}}
+
+
+MOST_FILES = 16
 
 
 def modules(room: str) -> Iterator[Path]:
     yield from sorted((ROOT / room).rglob("*.py"))
 
 
+def declared() -> list[str]:
+    """The rooms of ARCHITECTURE.md, lowest first."""
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    return [line.split()[0] for line in text.split("```rooms\n")[1].split("```")[0].splitlines()]
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str:
+    """The declared room of a module; of a package's own ``__init__``, the package."""
+    parts = module.split(".")
+    return parts[0] if parts[0] == "recipes" else "/".join(parts[:2])
+
+
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
-    """(dotted name from the root, is our own) for every import in the file."""
+    """(dotted name from the root, is our own) for every import in the file, at any depth."""
     package = path.relative_to(ROOT).parts[:-1]
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -49,22 +64,63 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
         elif isinstance(node, ast.ImportFrom):
             if node.level:
                 base = package[: len(package) - node.level + 1]
-                names = [node.module] if node.module else [alias.name for alias in node.names]
-                yield from ((".".join((*base, name)), True) for name in names)
+                start = ".".join((*base, node.module) if node.module else base)
+                yield from ((f"{start}.{alias.name}", True) for alias in node.names)
             else:
                 yield node.module or "", False
 
 
-@pytest.mark.parametrize("room", MAY_IMPORT)
-def test_imports_point_one_way(room: str) -> None:
+def arrows() -> dict[str, set[str]]:
+    """Which of our modules each of them imports, also in functions and for types alone."""
+    known = {dotted(path): path for room in TOP for path in modules(room)}
+    found: dict[str, set[str]] = {}
+    for name, path in known.items():
+        asked = {other for other, is_own in imports(path) if is_own}
+        modules_of = {o if o in known else o.rpartition(".")[0] for o in asked}
+        found[name] = modules_of & known.keys() - {name}
+    return found
+
+
+def test_imports_point_down_the_declared_order() -> None:
+    order = {room: place for place, room in enumerate(declared())}
+    wrong = []
+    for name, others in arrows().items():
+        for other in others:
+            if other not in TOP and order[room_of(other)] > order[room_of(name)]:
+                wrong.append(f"{name} imports {other}")
+    assert not wrong
+
+
+def test_nothing_of_ours_is_imported_by_its_installed_name() -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
+        for room in TOP[:3]
         for path in modules(room)
         for name, is_own in imports(path)
-        if (is_own and name.split(".")[0] not in MAY_IMPORT[room] | AT_THE_ROOT)
-        or name.split(".")[0] == "forerun"
+        if not is_own and name.split(".")[0] == "forerun"
     ]
     assert not wrong
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    left = arrows()
+    while free := [name for name, others in left.items() if not others & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left, f"a circle is among {sorted(left)}"
+
+
+def test_the_declared_rooms_are_those_that_exist() -> None:
+    names = [dotted(path) for room in TOP for path in modules(room)]
+    assert sorted(declared()) == sorted({room_of(n) for n in names if n not in TOP[:3]})
+
+
+@pytest.mark.parametrize("room", declared())
+def test_a_room_is_not_crowded_and_says_what_it_is(room: str) -> None:
+    files = list((ROOT / room).glob("*.py"))
+    if not files or len(files) <= MOST_FILES:
+        return
+    assert f"`{room}` has" in (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 
 def test_the_core_is_pure() -> None:
@@ -113,7 +169,7 @@ def test_every_folder_with_code_is_a_listed_package() -> None:
     listed = set(setup["options"]["packages"].split())
     found = {"forerun"} | {
         "forerun." + ".".join(path.parent.relative_to(ROOT).parts)
-        for room in (*MAY_IMPORT, "recipes")
+        for room in TOP
         for path in (ROOT / room).rglob("__init__.py")
     }
     assert listed == found
@@ -122,7 +178,7 @@ def test_every_folder_with_code_is_a_listed_package() -> None:
 def test_no_file_outgrows_its_name() -> None:
     long = {
         str(path.relative_to(ROOT)): count
-        for room in (*MAY_IMPORT, "recipes")
+        for room in TOP
         for path in modules(room)
         if (count := len(path.read_text(encoding="utf-8").splitlines())) > 400
     }

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from forerun.launch import flags
 from forerun.launch.cli import ExitCode, main
+from forerun.launch.options import flags
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,1 +1,4 @@
-"""From a step to answers: forecast, plan, decision, transcript."""
+"""What to do: layouts worth offering, the plan, the decision to stop, what to probe.
+
+In: fitted steps and a forecast. Out: ``Plan``, ``Decision``, lists of probes.
+"""

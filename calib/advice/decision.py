@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from ..arguments.kept_arguments import MASK
+from ..arguments.megatron_args import resumed_command, rewrite_command
+from ..forecast.forecast import Forecast
+from ..memory.peak import Verdict
 from ..units import format_frac, format_time
-from ..workload.kept_arguments import MASK
-from ..workload.megatron_args import resumed_command, rewrite_command
-from ..workload.memory import Verdict
-from .forecast import Forecast
 from .plan import Candidate, Plan
-from .selection import selection_bias_log
+from .selection_bias import selection_bias_log
 
 SCHEMA = 1
 CONFIDENCE = 0.9

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..memory.peak import Verdict
 from ..workload.config import RunConfig
-from ..workload.memory import Verdict
 
 _BATCH_ALONE = ("transformers", "Lightning", "PyTorch", "torchtitan")
 """Hosts whose degrees are the user's own code; a command line changes their batch alone."""

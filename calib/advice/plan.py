@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..arguments.megatron_args import options
 from ..fit.estimates import Source
-from ..fit.intervals import Z_90
+from ..memory.layout_table import columns_of, is_usual, memory_table
+from ..memory.peak import MemoryEstimate, Verdict, memory, verdict
+from ..regressors.intervals import Z_90
 from ..steps.design import most_telling
 from ..steps.estimate import StepEstimate, error_ratio, paired_sigma_log
 from ..steps.known import correlations
 from ..steps.model import FittedSteps
 from ..steps.posterior import MODEL_SIGMA_LOG
 from ..workload.config import RunConfig
-from ..workload.megatron_args import options
-from ..workload.memory import MemoryEstimate, Verdict, memory, verdict
-from ..workload.memory_table import columns_of, is_usual, memory_table
-from .layouts import enumerate_layouts, layout_label
+from .enumeration import enumerate_layouts, layout_label
 from .offers import obstacle
 
 __all__ = ["Candidate", "Plan", "compare", "enumerate_layouts", "layout_label", "plan"]

@@ -9,15 +9,15 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from ..fit.groups import canonical
 from ..fit.laws import work
 from ..fit.unmeasured import Unmeasured
+from ..layers.stage_work import collective_uses, stage_operators, step_collectives
+from ..network.groups import canonical
 from ..workload.collectives import CollectiveCall, GroupRole
 from ..workload.config import RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
 from ..workload.ranks import group, num_nodes
-from ..workload.stage_work import collective_uses, stage_operators, step_collectives
-from .layouts import enumerate_layouts
+from .enumeration import enumerate_layouts
 from .probe_list import (
     PROBED_COLLECTIVES,
     PROBED_KINDS,

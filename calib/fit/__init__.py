@@ -1,1 +1,4 @@
-"""From samples to estimates: laws, efficiency regressors, collective models, intervals."""
+"""From samples to estimates of operators: laws, rates, priors, outliers, the calibration.
+
+In: a ``SampleTable``, or tables of a device. Out: ``Estimates`` with intervals and provenance.
+"""

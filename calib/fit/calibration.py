@@ -12,16 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CalibrationError
+from ..network.collective_times import CollectiveModel, fit_collectives
+from ..network.groups import Group, bus_factor, canonical, group_of, ring_steps
+from ..network.measured import Measured
+from ..regressors.intervals import UNMEASURED_SIGMA_LOG, Z_90
 from ..workload.collectives import CollectiveCall
 from ..workload.operators import Operator, OperatorKind, Phase
 from .batches import Timed, batch_of
-from .collectives import CollectiveModel, fit_collectives
 from .estimates import Estimates, Source
-from .groups import Group, bus_factor, canonical, group_of, ring_steps
-from .intervals import UNMEASURED_SIGMA_LOG, Z_90
 from .laws import Ceilings, Family, family
 from .machine import MachineModel, fit_machine
-from .measured import Measured
 from .priors import device_prior
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..regressors.intervals import Z_90
 from ..workload.collectives import CollectiveCall
 from ..workload.operators import Operator
-from .intervals import Z_90
 
 
 class Source(Enum):

@@ -11,17 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from ..regressors.intervals import (
+    UNMEASURED_SIGMA_LOG,
+    Z_90,
+    Quantiles,
+    fit_quantiles,
+    shrunk_sigma_log,
+)
+from ..regressors.robust import robust_minimum
 from .batches import Batch, Timed
-from .ceilings import FittedLaw, fit_law
 from .costs import Columns, Cost
-from .gates import Refusal, refuse
-from .intervals import UNMEASURED_SIGMA_LOG, Z_90, Quantiles, fit_quantiles, shrunk_sigma_log
 from .laws import Ceilings, columns
+from .outliers import Refusal, refuse
 from .pools import PoolModel, fit_pool
 from .priors import DevicePrior, device_prior
 from .rate_priors import RatePrior, rates_prior
 from .rates import Rates
-from .robust import robust_minimum
+from .roofline import FittedLaw, fit_law
 
 Vector = NDArray[np.float64]
 _UNMEASURED_HALF_WIDTH = Z_90 * UNMEASURED_SIGMA_LOG

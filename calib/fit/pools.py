@@ -13,16 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..regressors.covariance import Inputs, stacked
+from ..regressors.forest import Forest, fit_forest
+from ..regressors.gaussian import GaussianProcess, fit_gaussian
+from ..regressors.intervals import UNMEASURED_SIGMA_LOG
+from ..regressors.trees import Trees, fit_trees
 from .batches import Batch, Timed
 from .costs import Columns
-from .covariance import Inputs, stacked
-from .forest import Forest, fit_forest
-from .gaussian import GaussianProcess, fit_gaussian
-from .intervals import UNMEASURED_SIGMA_LOG
 from .laws import columns, is_chain
 from .rates import Rates, fit_rates
 from .shapes import coordinates, halvings, trend
-from .trees import Trees, fit_trees
 
 _FEWEST_FOR_TREES = 64
 """Distinct shapes of a member from which trees alone take over from the process."""

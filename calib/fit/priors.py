@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..network.systems import NetworkPrior, network_prior
 from .laws import Ceilings
-from .networks import NetworkPrior, network_prior
 
 _ATTAINABLE_FRAC = 0.75
 _TERA = 1e12

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..samples.files import read_package_json
+from ..records.files import read_package_json
+from ..regressors.intervals import Z_90
 from ..workload.operators import OperatorKind, Phase
 from .batches import Batch
 from .costs import Cost
-from .intervals import Z_90
 from .laws import Ceilings, Family, columns, family
 from .priors import DevicePrior, device_prior
 from .rates import Rates

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..regressors.robust import robust_minimum
 from .costs import Columns
-from .robust import robust_minimum
 
 _LEAST = 1e-30
 _SAMPLE_SIGMA_LOG = 0.06

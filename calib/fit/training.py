@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..network.groups import num_nodes
+from ..network.measured import Measured
 from ..samples.columns import parse_shape
 from ..samples.table import SampleTable
 from ..workload.collectives import Collective, CollectiveCall, GroupRole
 from ..workload.operators import Operator, OperatorKind, Phase
-from .groups import num_nodes
-from .measured import Measured
 
 AGE_FACTOR = 0.7
 """Weight of a window over that of the one after it: old rows count less and are never dropped."""

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..network.groups import bus_factor, canonical, ring_steps
+from ..network.nccl_tuner import tuner_time_s
 from ..workload.collectives import CollectiveCall
 from ..workload.operators import Operator, OperatorKind, Phase
 from .batches import batch_of
 from .estimates import Estimates, Source
-from .groups import bus_factor, canonical, ring_steps
 from .laws import columns
-from .nccl_tuner import tuner_time_s
 from .priors import DevicePrior, device_prior
 
 TRANSFER_SIGMA_LOG = 0.5

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pandas as pd
 
+from ..importers.columns import MICROSECOND_S, flags, joined, num_nodes, numbers, texts
+from ..importers.own_format import Family, add_flag, collective_rows
 from ..workload.collectives import Collective
-from .columns import MICROSECOND_S, flags, joined, num_nodes, numbers, texts
-from .formats import Family, add_flag, collective_rows
 
 _COLLECTIVES = {
     "all_reduce": Collective.ALL_REDUCE,

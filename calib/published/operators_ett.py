@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pandas as pd
 
+from ..importers.columns import MICROSECOND_S, element_nbytes, flags, numbers, texts
+from ..importers.own_format import Family, canonical_operators, operator_rows
 from ..workload.operators import OPTIMIZER_ELEMENT_NBYTES, OperatorKind, Phase
-from .columns import MICROSECOND_S, element_nbytes, flags, numbers, texts
-from .formats import Family, canonical_operators, operator_rows
 
 VOCAB_SIZE = 50257
 """The sampling code of the source works with this vocabulary and records none."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
+from ..importers.columns import MICROSECOND_S, element_nbytes, flags, joined, numbers, texts
+from ..importers.own_format import Family, canonical_operators, operator_rows
 from ..workload.operators import OperatorKind, Phase
-from .columns import MICROSECOND_S, element_nbytes, flags, joined, numbers, texts
-from .formats import Family, canonical_operators, operator_rows
 
 
 def read_gemm(frame: pd.DataFrame) -> pd.DataFrame:

@@ -10,9 +10,9 @@ from json import loads
 
 import pandas as pd
 
+from ..importers.columns import MICROSECOND_S, element_nbytes, flags, numbers, texts
+from ..importers.own_format import Family, canonical_operators, operator_rows
 from ..workload.operators import OperatorKind, Phase
-from .columns import MICROSECOND_S, element_nbytes, flags, numbers, texts
-from .formats import Family, canonical_operators, operator_rows
 
 _VECTOR_KINDS = {
     "ln": OperatorKind.NORM,

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
+from ..importers.columns import MICROSECOND_S, element_nbytes, flags, numbers, texts
+from ..importers.own_format import Family, add_flag, canonical_operators, operator_rows
 from ..units import MIB
 from ..workload.operators import OperatorKind, Phase
-from .columns import MICROSECOND_S, element_nbytes, flags, numbers, texts
-from .formats import Family, add_flag, canonical_operators, operator_rows
 
 _FORWARD_ONLY_SKIP = ("bwd_flag",)
 _TERA = 1e12

@@ -8,8 +8,8 @@ import re
 import pandas as pd
 
 from ..errors import ConfigError
+from ..importers.columns import element_nbytes, numbers
 from .collectives import read_ett
-from .columns import element_nbytes, numbers
 from .operators_ett import read_operators, read_optimizers
 
 _NAME = re.compile(r"(?P<gpu>[^_]+)_(?P<op>.+?)_(?P<dtype>fp16|bf16|fp32)(?:_\d+_\d+)?$")

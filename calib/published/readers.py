@@ -8,20 +8,20 @@ from dataclasses import dataclass
 import pandas as pd
 
 from ..errors import CalibrationError, ConfigError
-from . import (
-    collectives,
-    operators_ett,
-    operators_inference,
-    operators_neusight,
-    operators_profiles,
-)
-from .formats import (
+from ..importers.own_format import (
     COLLECTIVE_COLUMNS,
     OPERATOR_COLUMNS,
     OPTIONAL_COLUMNS,
     Family,
     collective_table,
     operator_table,
+)
+from . import (
+    collectives,
+    operators_ett,
+    operators_inference,
+    operators_neusight,
+    operators_profiles,
 )
 
 OPERATOR_FAMILIES = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from ..samples.step_rows import StepRow
+from ..records.step_rows import StepRow
 from .step_records import Record
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from ..errors import ConfigError
-from ..samples.step_rows import SkippedRow, StepKind, StepRow
+from ..records.step_rows import SkippedRow, StepKind, StepRow
 from ..workload.config import (
     Attention,
     Batch,

@@ -7,7 +7,7 @@ import difflib
 import pandas as pd
 
 from ..errors import CalibrationError, ConfigError
-from ..samples.step_rows import StepTable
+from ..records.step_rows import StepTable
 from . import steps_megatron, steps_nemo, steps_others, steps_own
 from .step_families import StepFamily
 from .step_records import read_records

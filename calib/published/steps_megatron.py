@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import ConfigError
-from ..samples.step_rows import StepKind, StepRow
+from ..records.step_rows import StepKind, StepRow
 from ..units import GIB
 from ..workload.config import Attention, ContextComm, ModelShape, Parallelism, Recompute
 from .model_shapes import public_shape

@@ -6,14 +6,8 @@ import math
 from dataclasses import replace
 
 from ..errors import ConfigError
-from ..samples.step_rows import StepKind, StepRow
-from ..workload.config import (
-    Attention,
-    ModelShape,
-    Normalization,
-    PositionEmbedding,
-    Recompute,
-)
+from ..records.step_rows import StepKind, StepRow
+from ..workload.config import Attention, ModelShape, Normalization, PositionEmbedding, Recompute
 from ..workload.model_shape import Dispatcher, Experts
 from .model_shapes import model_key, public_shape
 from .step_families import StepFamily

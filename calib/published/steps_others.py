@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from ..errors import ConfigError
-from ..samples.step_rows import StepKind, StepRow
+from ..records.step_rows import StepKind, StepRow
 from ..workload.config import Attention, ModelShape
 from .step_families import StepFamily
 from .step_records import (

@@ -11,8 +11,9 @@ from typing import Any
 
 import pandas as pd
 
+from ..arguments.megatron_namespace import from_namespace
 from ..errors import ConfigError
-from ..samples.step_rows import StepKind, StepRow, Trait
+from ..records.step_rows import StepKind, StepRow, Trait
 from ..workload.config import (
     Attention,
     ContextComm,
@@ -24,7 +25,6 @@ from ..workload.config import (
     Recompute,
     RunConfig,
 )
-from ..workload.megatron_namespace import from_namespace
 from ..workload.pipeline_layout import write_layout
 from .step_families import StepFamily
 from .step_records import Record

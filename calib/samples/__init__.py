@@ -1,1 +1,4 @@
-"""What was measured: records, the sample table, the store."""
+"""The sample table: one row per operator or transfer, with the ranks' clocks set right.
+
+In: runs of ``records``. Out: a ``SampleTable`` of pandas frames, stored as Parquet.
+"""

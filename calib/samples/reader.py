@@ -7,8 +7,15 @@ import io
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .files import Tail
-from .run import RankFile, RankParser, RunRecords, SummaryFile, SummaryParser, join_ranks
+from ..records.files import Tail
+from ..records.run_records import (
+    RankFile,
+    RankParser,
+    RunRecords,
+    SummaryFile,
+    SummaryParser,
+    join_ranks,
+)
 from .store import (
     SUMMARIES,
     bounded_lines,

@@ -12,10 +12,16 @@ from dataclasses import replace
 
 import pandas as pd
 
+from ..records.record_kinds import (
+    CollectiveRecord,
+    OperatorRecord,
+    RankRecord,
+    Record,
+    WindowRecord,
+)
+from ..records.run_records import RunRecords
 from .columns import KEYS, normalise
 from .reader import NewRecords
-from .records import CollectiveRecord, OperatorRecord, RankRecord, Record, WindowRecord
-from .run import RunRecords
 from .table import SampleTable, build_live_table, run_rows, with_probes
 
 NUM_WINDOWS = 8

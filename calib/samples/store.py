@@ -20,11 +20,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..errors import RecordError
-from .columns import FRAMES, TABLE_SCHEMA, normalise
-from .files import OPEN, replace_by, replace_file
-from .packed import MAX_LINE_NBYTES
-from .plain_json import parse_json
-from .run import (
+from ..records.files import OPEN, replace_by, replace_file
+from ..records.packed import MAX_LINE_NBYTES
+from ..records.plain_json import parse_json
+from ..records.run_records import (
     RankFile,
     RunRecords,
     SummaryFile,
@@ -33,6 +32,7 @@ from .run import (
     parse_header,
     parse_summaries,
 )
+from .columns import FRAMES, TABLE_SCHEMA, normalise
 from .table import SampleTable
 
 MAX_JSON_NBYTES = 64 << 20

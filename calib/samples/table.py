@@ -13,16 +13,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..errors import CalibrationError, RecordError
-from ..units import NS_PER_S
-from ..workload.collectives import GroupRole
-from ..workload.config import RunConfig
-from ..workload.parallelism import Parallelism
-from .clocks import clock_rows
-from .columns import FRAMES, normalise, shape_text
-from .operator_rows import host_microbatch_rows, host_step_rows, operator_rows
-from .plain_json import parse_json
-from .probe_rows import probed_collective_rows, probed_operator_rows
-from .records import (
+from ..records.plain_json import parse_json
+from ..records.record_kinds import (
     CollectiveRecord,
     CoverageRecord,
     OperatorRecord,
@@ -33,7 +25,15 @@ from .records import (
     TraceRecord,
     WindowRecord,
 )
-from .run import RunRecords
+from ..records.run_records import RunRecords
+from ..units import NS_PER_S
+from ..workload.collectives import GroupRole
+from ..workload.config import RunConfig
+from ..workload.parallelism import Parallelism
+from .clocks import clock_rows
+from .columns import FRAMES, normalise, shape_text
+from .operator_rows import host_microbatch_rows, host_step_rows, operator_rows
+from .probe_rows import probed_collective_rows, probed_operator_rows
 from .skew import arrival_rows, link_rows
 from .traced import traced_rows
 from .transfers import collective_rows, match_ranks, skew_rows

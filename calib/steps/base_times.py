@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ..fit.batches import batch_of
-from ..fit.collectives import CollectiveModel
 from ..fit.estimates import Estimates, Source
-from ..fit.groups import canonical, group_of
 from ..fit.machine import MachineModel
-from ..fit.networks import NetworkPrior
 from ..fit.priors import UNKNOWN_DEVICE
+from ..network.collective_times import CollectiveModel
+from ..network.groups import canonical, group_of
+from ..network.systems import NetworkPrior
 from ..timeline.items import Floats, Item
 from ..workload.collectives import CollectiveCall
 from ..workload.config import Fp8Recipe

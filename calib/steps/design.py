@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import ConfigError
-from ..fit.choices import first_of_least
-from ..samples.step_rows import StepRow
+from ..records.step_rows import StepRow
+from ..regressors.choices import first_of_least
 from ..timeline.items import Floats
 from .known import MEASURED_SIGMA_LOG, correlations
 from .layouts import SCALE

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..fit.estimates import Source
-from ..fit.intervals import Z_90
+from ..layers.stage_work import collective_uses, stage_operators
+from ..regressors.intervals import Z_90
 from ..timeline.evaluate import GroupTimes
 from ..timeline.items import Item, Part, item_name
 from ..timeline.simulate import Span
 from ..workload.collectives import Collective, CollectiveCall
 from ..workload.config import RunConfig
 from ..workload.operators import Phase
-from ..workload.stage_work import collective_uses, stage_operators
 from .known import similarity
 
 

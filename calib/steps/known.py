@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..samples.step_rows import StepRow
+from ..records.step_rows import StepRow
 from ..timeline.items import Floats, Ints
 from ..workload.config import Cadence, RunConfig
 

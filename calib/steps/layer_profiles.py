@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 
 import pandas as pd
 
-from ..fit.choices import first_of_least
 from ..fit.estimates import Estimates, Source
 from ..fit.priors import DevicePrior, device_prior
-from ..published.formats import shape_sizes
+from ..importers.own_format import shape_sizes
+from ..regressors.choices import first_of_least
 from ..timeline.items import Floats, Item
 from ..workload.collectives import GroupRole
 from ..workload.config import Fp8Recipe

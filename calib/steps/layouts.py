@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..fit.estimates import Source
+from ..layers.blocks import BlockKind
 from ..timeline.block_times import BlockTimes
 from ..timeline.compiled import Compiled, compile_layouts
 from ..timeline.evaluate import GroupTimes, evaluate, step_times
 from ..timeline.items import Floats, Ints, Item, family
 from ..timeline.simulate import Simulation
 from ..timeline.steady import Run, simulate_long
-from ..workload.blocks import BlockKind
 from ..workload.collectives import CollectiveCall, GroupRole, Placement
 from ..workload.config import RunConfig
 from .base_estimates import base_estimates

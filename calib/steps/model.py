@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..fit.intervals import Z_90
-from ..samples.step_rows import StepPredictions
+from ..records.step_rows import StepPredictions
+from ..regressors.intervals import Z_90
 from ..timeline.evaluate import step_times
 from ..timeline.items import Floats
 from ..timeline.simulate import spans

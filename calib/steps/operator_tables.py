@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from ..fit.batches import Timed, batch_of
-from ..fit.choices import first_of_least
 from ..fit.machine import MachineModel, fit_machine
 from ..fit.priors import device_prior
-from ..published.formats import shape_sizes
+from ..importers.own_format import shape_sizes
+from ..regressors.choices import first_of_least
 from ..timeline.items import Floats
 from ..workload.operators import Operator, OperatorKind, Phase
 

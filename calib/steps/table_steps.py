@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import pandas as pd
 
-from ..samples.step_rows import StepPredictions, StepRow, Trait
+from ..records.step_rows import StepPredictions, StepRow, Trait
 from ..workload.operators import OperatorKind
 from .base_times import BaseTimes, FittedTimes, table_times
 from .known import KnownStep

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ..fit.collectives import CollectiveModel, fit_transfers
-from ..fit.curves import Samples
-from ..fit.groups import Group
-from ..fit.networks import NetworkPrior, network_prior
 from ..fit.priors import device_prior
+from ..network.collective_times import CollectiveModel, fit_transfers
+from ..network.curves import Samples
+from ..network.groups import Group
+from ..network.systems import NetworkPrior, network_prior
 from ..workload.collectives import Collective
 
 _COLUMNS = ("collective", "num_ranks", "num_nodes", "nbytes", "time_s")

@@ -1,1 +1,4 @@
-"""From estimates to a step: schedules, simulation, breakdown, trace."""
+"""From estimates to a step: schedules, simulation of many layouts at once, breakdown, spans.
+
+In: times of blocks and transfers. Out: step time, bubbles, and what is exposed.
+"""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..workload.blocks import Block
+from ..layers.blocks import Block
 from ..workload.collectives import CollectiveUse, Placement
 from ..workload.operators import OperatorKind, Phase
 from .items import PASS_PARTS, Floats, ItemIndex, Part, SparseRows, Sums, part_of

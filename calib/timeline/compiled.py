@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import ConfigError
-from ..workload.blocks import Block, BlockKind, BlockSort, block, block_key, chunk_sorts
+from ..layers.blocks import Block, BlockKind, BlockSort, block, block_key, chunk_sorts
+from ..layers.stage_work import gradient_uses, hop_call, host_pass, step_operators
 from ..workload.collectives import Collective, GroupRole, Placement
 from ..workload.config import ModelShape, Recompute, RunConfig
 from ..workload.operators import OperatorKind, Phase
-from ..workload.stage_work import gradient_uses, hop_call, host_pass, step_operators
 from .block_times import BlockSums, block_sums
 from .items import Floats, Ints, Item, ItemIndex, SparseRows, Sums
 from .programs import Pipeline

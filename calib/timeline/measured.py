@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..samples.records import PhaseRecord, StepRecord
-from ..samples.run import RunRecords
+from ..records.record_kinds import PhaseRecord, StepRecord
+from ..records.run_records import RunRecords
 from ..units import NS_PER_S
 
 _SHOWN = ("forward-compute", "backward-compute", "optimizer", "all-grads-sync")

@@ -3,16 +3,7 @@
 from __future__ import annotations
 
 from .interleaved import interleaved_program
-from .programs import (
-    Item,
-    Message,
-    Pass,
-    Pipeline,
-    Post,
-    TaskKind,
-    Wait,
-    passes,
-)
+from .programs import Item, Message, Pass, Pipeline, Post, TaskKind, Wait, passes
 from .zero_bubble import zero_bubble_program
 
 __all__ = ["Pipeline", "TaskKind", "num_warmup", "peak_in_flight", "stage_program"]

@@ -23,10 +23,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
-from ..fit.collectives import Transfers, fit_transfers
-from ..fit.curves import Samples
-from ..fit.groups import Group
-from ..fit.networks import network_prior
+from ..network.collective_times import Transfers, fit_transfers
+from ..network.curves import Samples
+from ..network.groups import Group
+from ..network.systems import network_prior
 from ..workload.collectives import Collective
 from .protocols import COLLECTIVE_PROTOCOLS
 from .scores import Scored

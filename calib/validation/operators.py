@@ -12,20 +12,12 @@ from numpy.typing import NDArray
 
 from ..fit import machine
 from ..fit.batches import Batch, Timed
-from ..fit.gates import Refusal, refuse
+from ..fit.outliers import Refusal, refuse
 from ..fit.priors import device_prior
 from ..workload.operators import OperatorKind
 from .protocols import OPERATOR_PROTOCOLS
 from .scores import Scored, joined
-from .splits import (
-    MAX_ROWS,
-    Cell,
-    OperatorSamples,
-    Split,
-    generator,
-    operator_samples,
-    splits,
-)
+from .splits import MAX_ROWS, Cell, OperatorSamples, Split, generator, operator_samples, splits
 
 TRANSFERRED = frozenset(
     {

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..fit.batches import Batch, Timed
 from ..fit.laws import work_of
-from ..published.formats import shape_sizes
+from ..importers.own_format import shape_sizes
 from ..workload.operators import OperatorKind, Phase
 
 MAX_ROWS = 2000

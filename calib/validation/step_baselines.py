@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fit.intervals import Z_90, shrunk_sigma_log
 from ..fit.priors import device_prior
-from ..fit.robust import robust_minimum
-from ..samples.step_rows import StepPredictions, StepRow
+from ..records.step_rows import StepPredictions, StepRow
+from ..regressors.intervals import Z_90, shrunk_sigma_log
+from ..regressors.robust import robust_minimum
 from ..workload.config import RunConfig
 from .step_terms import NUM_TERMS, step_flop, step_terms
 

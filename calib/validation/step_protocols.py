@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..samples.step_rows import StepRow
+from ..records.step_rows import StepRow
 
 MAX_SUBSETS = 256
 """All subsets of the calibration size are run where there are no more than these."""

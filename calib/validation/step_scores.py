@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
-from ..fit.choices import first_of_least
-from ..samples.step_rows import StepKind, StepRow
+from ..records.step_rows import StepKind, StepRow
+from ..regressors.choices import first_of_least
 from .scores import ALL_GROUPS, FIGURES
 from .steps import StepsScored
 

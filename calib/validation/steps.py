@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ForerunError
-from ..samples.step_rows import SkippedRow, StepKind, StepPredictions, StepRow, StepTable, Trait
-from ..workload.memory import memory
+from ..memory.peak import memory
+from ..records.step_rows import SkippedRow, StepKind, StepPredictions, StepRow, StepTable, Trait
 from .step_protocols import Fold
 
 __all__ = [

@@ -1,1 +1,5 @@
-"""What runs: model shape, parallelism, ranks, operators and collectives of a layout, memory."""
+"""What runs: model shape, degrees, batch, ranks of groups; operators and collectives by name.
+
+In: degrees and shapes. Out: ``RunConfig``, ``Operator``, ``CollectiveCall``, the ranks of each
+group. Imports nothing of ours but errors.
+"""

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Any
 
 from ..errors import ConfigError
+from .batch import Batch, Cadence
 from .config_json import decode, encode
 from .layout_checks import check_layout
 from .model_shape import (
@@ -21,8 +22,6 @@ from .model_shape import (
     ModelShape,
     Normalization,
     PositionEmbedding,
-    at_least_one,
-    at_most,
     not_negative,
 )
 from .parallelism import ContextComm, Engine, Parallelism, Schedule
@@ -90,46 +89,6 @@ class Attention(Enum):
     FUSED = "fused"
     """No seq x seq matrix is kept."""
     UNFUSED = "unfused"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Samples per forward pass of one rank, and per step of all."""
-
-    micro_batch_size: int
-    global_batch_size: int
-
-    def __post_init__(self) -> None:
-        at_least_one("micro_batch_size", self.micro_batch_size)
-        at_least_one("global_batch_size", self.global_batch_size)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cadence:
-    """How long the run is and what happens between steps; 0 means never or unknown."""
-
-    train_iters: int = 0
-    eval_interval: int = 0
-    eval_iters: int = 0
-    save_interval: int = 0
-    rampup_batch_size: tuple[int, ...] = ()
-    """First global batch size, its increment, and samples until it is reached."""
-    step_batch_size_schedule: str = ""
-    """``TOKENS:SIZE TOKENS:SIZE …`` of core 0.18 and later, in place of the ramp."""
-    full_batch_size: int = 0
-    """Global batch size behind the ramp; 0 means that of ``RunConfig.batch``."""
-    is_saving: bool = False
-    """There is a folder to save into: the last step and new batch sizes are saved as well."""
-    num_final_evals: int = 0
-    """Evaluations after the last step: Megatron's are on the validation and on the test set."""
-    exit_interval: int = 0
-    """The process ends after a step whose number this divides."""
-
-    def __post_init__(self) -> None:
-        for name in ("train_iters", "eval_interval", "eval_iters", "save_interval"):
-            at_most(name, getattr(self, name))
-        for name in ("full_batch_size", "num_final_evals", "exit_interval"):
-            at_most(name, getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

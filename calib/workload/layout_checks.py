@@ -2,18 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..errors import ConfigError
-from .model_shape import at_most
-from .parallelism import ContextComm, Schedule
-
-if TYPE_CHECKING:
-    from .config import RunConfig
-    from .parallelism import Parallelism
+from .batch import Batch
+from .model_shape import ModelShape, at_most
+from .parallelism import ContextComm, Parallelism, Schedule
 
 
-def check_layout(config: RunConfig) -> None:
+class Layout(Protocol):
+    """What the checks look at in a ``RunConfig``, which calls them."""
+
+    @property
+    def model(self) -> ModelShape:
+        """The model's shape."""
+        ...
+
+    @property
+    def parallelism(self) -> Parallelism:
+        """Its degrees."""
+        ...
+
+    @property
+    def batch(self) -> Batch:
+        """Its samples."""
+        ...
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches of a step."""
+        ...
+
+    @property
+    def local_seq_length(self) -> int:
+        """Positions that one context-parallel rank holds."""
+        ...
+
+
+def check_layout(config: Layout) -> None:
     """Raise ``ConfigError`` (value, rule, remedy) where the layout cannot run."""
     par, batch = config.parallelism, config.batch
     _check_chunks(config)
@@ -35,7 +61,7 @@ def check_layout(config: RunConfig) -> None:
         )
 
 
-def _check_groups(config: RunConfig) -> None:
+def _check_groups(config: Layout) -> None:
     """The rule of Megatron's interleaved schedule (core 0.16.1)."""
     par, num = config.parallelism, config.num_microbatches
     group = par.microbatch_group_size or par.pp
@@ -56,7 +82,7 @@ def _check_groups(config: RunConfig) -> None:
         )
 
 
-def _check_chunks(config: RunConfig) -> None:
+def _check_chunks(config: Layout) -> None:
     model, par = config.model, config.parallelism
     if par.chunk_layers:
         if sum(par.chunk_layers) != model.num_layers or min(par.chunk_layers) < 0:
@@ -73,7 +99,7 @@ def _check_chunks(config: RunConfig) -> None:
         raise ConfigError(f"vp {par.vp} needs a pipeline, but pp is {par.pp}; set pp >= 2 or vp 1")
 
 
-def _check_degrees(config: RunConfig) -> None:
+def _check_degrees(config: Layout) -> None:
     model, par = config.model, config.parallelism
     for name in ("num_attention_heads", "ffn_hidden_size", "vocab_size"):
         if getattr(model, name) % par.tp:
@@ -101,7 +127,7 @@ def _check_replicas(par: Parallelism) -> None:
             )
 
 
-def _check_sequence(config: RunConfig) -> None:
+def _check_sequence(config: Layout) -> None:
     model, par = config.model, config.parallelism
     if model.seq_length % (2 * par.cp) and par.cp > 1:
         raise ConfigError(
@@ -123,7 +149,7 @@ def _check_sequence(config: RunConfig) -> None:
         )
 
 
-def _check_experts(config: RunConfig) -> None:
+def _check_experts(config: Layout) -> None:
     par = config.parallelism
     experts = config.model.experts
     if par.ep > 1 and experts is None:

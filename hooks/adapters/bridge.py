@@ -7,12 +7,12 @@ import importlib
 from typing import Any
 
 from ...calib.workload.config import RunConfig
-from ..attach import new_session
-from ..guard import Guard
-from ..host import Host, Reference, living, reference, references
-from ..post_import import when_imported
-from ..session import EVAL, SAVE, Session, running
-from ..settings import CadenceHint
+from ..process.guard import Guard
+from ..process.host import Host, Reference, living, reference, references
+from ..process.post_import import when_imported
+from ..process.settings import CadenceHint
+from ..session.attach import new_session
+from ..session.session import EVAL, SAVE, Session, running
 from .megatron_model import chunks_of, place, run_config, timer_holders
 from .replaced import Replaced
 

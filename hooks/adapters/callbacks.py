@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from ..guard import Guard
-from ..host import Host, Reference, living, reference, references
-from ..session import Session, running
+from ..process.guard import Guard
+from ..process.host import Host, Reference, living, reference, references
+from ..session.session import Session, running
 from .chain import chain_of, unseen_in
 from .first_step import FirstStep, Known
 from .replaced import Replaced

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
+from ...calib.arguments.hugging_face_training import Training, from_training
 from ...calib.errors import ConfigError
 from ...calib.workload.config import Cadence, RunConfig
-from ...calib.workload.hugging_face_training import Training, from_training
-from ..guard import Guard
-from ..instruments import device_name
-from ..settings import RankInfo
+from ..process.guard import Guard
+from ..process.settings import RankInfo
+from ..session.instruments import device_name
 from .chain import is_sharded
 
 _log = logging.getLogger(__name__)

@@ -9,10 +9,10 @@ from types import ModuleType
 from typing import Any
 
 from ...calib.workload.config import Cadence
-from ..attach import new_session
-from ..post_import import when_imported
-from ..recorder import BACKWARD, FORWARD, OPTIMIZER
-from ..session import EVAL, SAVE, Session
+from ..process.post_import import when_imported
+from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
+from ..session.attach import new_session
+from ..session.session import EVAL, SAVE, Session
 from .callbacks import Found, WatchedTraining
 from .first_step import Known
 

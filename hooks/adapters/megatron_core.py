@@ -13,12 +13,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ..host import Host, Reference, living, reference, references
-from ..post_import import when_imported
-from ..recorder import OPTIMIZER
-from ..session import EVAL, SAVE, Session
+from ..process.host import Host, Reference, living, reference, references
+from ..process.post_import import when_imported
+from ..sensors.recorder import OPTIMIZER
+from ..session.session import EVAL, SAVE, Session
 from .megatron_model import chunks_of, place, run_config, timer_holders
-from .seams import Seams, bracket
+from .patches import Seams, bracket
 
 _PACKAGE = "megatron.core.pipeline_parallel"
 _GETTER = "get_forward_backward_func"

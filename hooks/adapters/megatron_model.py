@@ -9,9 +9,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from ...calib.arguments.megatron_namespace import from_namespace
 from ...calib.workload.config import RunConfig
-from ...calib.workload.megatron_namespace import from_namespace
-from ..settings import CadenceHint
+from ..process.settings import CadenceHint
 
 _WRAPPER_DEPTH = 6
 
@@ -98,7 +98,7 @@ def run_config(models: tuple[Any, ...], call: Mapping[str, Any], hint: CadenceHi
     import megatron.core
     from megatron.core import parallel_state
 
-    from ..instruments import device_name
+    from ..session.instruments import device_name
 
     settings = dict(vars(config_of(models[0])))
     gpt = unwrapped(models[0])

@@ -15,11 +15,11 @@ from types import ModuleType
 from typing import Any
 
 from ...calib.workload.config import RunConfig
-from ..host import Host, Reference, living, references
-from ..post_import import when_imported
-from ..session import EVAL, SAVE, Session
+from ..process.host import Host, Reference, living, references
+from ..process.post_import import when_imported
+from ..session.session import EVAL, SAVE, Session
 from .megatron_model import chunks_of, place, timer_holders, with_device, with_running_batch
-from .seams import Seams, around, bracket
+from .patches import Seams, around, bracket
 
 _TRAIN, _STEP, _SAVE = "train", "train_step", "save_checkpoint_and_time"
 _STEP_START, _STEP_END = "on_training_step_start", "on_training_step_end"
@@ -169,7 +169,7 @@ class TrainingLoop:
         )
 
     def _note_dispatchers(self, models: tuple[Any, ...]) -> None:
-        from ..sites import dispatch_methods
+        from ..sensors.sites import dispatch_methods
 
         modules = (module for model in models for module in model.modules())
         dispatchers = (getattr(module, "token_dispatcher", None) for module in modules)
@@ -199,8 +199,8 @@ def _saves() -> bool:
 def _run_config(models: tuple[Reference, ...]) -> RunConfig:
     import megatron.core
 
-    from ...calib.workload.megatron_namespace import from_namespace
-    from ..instruments import device_name
+    from ...calib.arguments.megatron_namespace import from_namespace
+    from ..session.instruments import device_name
 
     version = f"Megatron-LM {megatron.core.__version__}"
     config = with_device(from_namespace(_arguments()), device_name(living(models)), version)

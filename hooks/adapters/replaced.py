@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from ..session import Session
+from ..session.session import Session
 
 
 class Replaced:

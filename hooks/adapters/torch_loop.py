@@ -20,10 +20,10 @@ from torch.optim.optimizer import (
 )
 
 from ...calib.workload.config import Cadence
-from ..host import Host, Reference, living, reference, references
-from ..post_import import when_imported
-from ..recorder import OPTIMIZER
-from ..session import EVAL, SAVE, Session
+from ..process.host import Host, Reference, living, reference, references
+from ..process.post_import import when_imported
+from ..sensors.recorder import OPTIMIZER
+from ..session.session import EVAL, SAVE, Session
 from .chain import chain_of, unseen_in
 from .first_step import FirstStep, Known
 from .replaced import Replaced

@@ -9,12 +9,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from forerun.calib.analysis import Request, analyse
-from forerun.calib.evidence import only_windows
-from forerun.calib.history import MOST_WINDOWS, History, Models
+from forerun.calib.answers.analysis import Request, analyse
+from forerun.calib.answers.history import MOST_WINDOWS, History, Models
 from forerun.calib.samples.columns import FRAMES
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
+from forerun.calib.samples.windows import only_windows
 
 TRAIN_ITERS = 4000
 GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"

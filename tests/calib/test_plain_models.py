@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from planted_machine import A100, PlantedMachine, batch, random_shapes
 
+from forerun.calib.answers.plain_models import made, plain
 from forerun.calib.fit.machine import fit_machine
-from forerun.calib.plain_models import made, plain
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.workload.operators import OperatorKind, Phase
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.analysis import Answer, Request, analyse
-from forerun.calib.outlook import batch_size_at
+from forerun.calib.answers.analysis import Answer, Request, analyse
+from forerun.calib.forecast.model_forecast import batch_size_at
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.config import Batch, Cadence, RunConfig

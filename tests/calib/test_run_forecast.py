@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planted_steps import steps_of
 
-from forerun.calib.batch_ratios import BatchRatio, measured_ratios
-from forerun.calib.outlook import Outlook, outlook
-from forerun.calib.run_forecast import SoFar, run_forecast
+from forerun.calib.forecast.batch_ratios import BatchRatio, measured_ratios
+from forerun.calib.forecast.model_forecast import Outlook, outlook
+from forerun.calib.forecast.run_forecast import SoFar, run_forecast
 from forerun.calib.workload.config import Batch, Cadence, RunConfig
 
 EVAL_S, SAVE_S, START_S = 3.0, 1.5, 20.0

@@ -16,11 +16,11 @@ from planted_stragglers import (
     table_of,
 )
 
-from forerun.calib.slow_cost import Layout, step_floor_s
-from forerun.calib.slow_ranks import SlowKind, SlowReport, excess_s, slow_ranks
+from forerun.calib.stragglers.cost import Layout, step_floor_s
+from forerun.calib.stragglers.detection import SlowKind, SlowReport, excess_s, slow_ranks
+from forerun.calib.stragglers.waiting import waiting_report
 from forerun.calib.timeline.programs import Pipeline
 from forerun.calib.timeline.simulate import pipeline_costs
-from forerun.calib.waiting import waiting_report
 from forerun.calib.workload.config import Parallelism
 
 PASSES_S = FORWARD_S + BACKWARD_S

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forerun.calib.history import WindowError, window_scores
+from forerun.calib.answers.history import WindowError, window_scores
 
 BEGIN, END = 1000.0, 2000.0
 MEASURED = (1.0, 2.0, 4.0)

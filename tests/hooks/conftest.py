@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-import forerun.hooks.session as session
+import forerun.hooks.session.session as session
 
 
 class FakeClock:

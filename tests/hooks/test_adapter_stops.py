@@ -12,8 +12,8 @@ from pathlib import Path
 import adapter_stops as script
 import pytest
 
-from forerun.hooks.launch_identity import LAUNCH_ID, launch_folder
-from forerun.hooks.orders import MARKER
+from forerun.hooks.control.orders import MARKER
+from forerun.hooks.process.launch_identity import LAUNCH_ID, launch_folder
 
 pytestmark = pytest.mark.slow
 

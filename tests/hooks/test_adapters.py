@@ -17,7 +17,8 @@ import adapter_runs as script
 import pytest
 import wandb_file
 
-from forerun.calib.samples.records import (
+from forerun.calib.layers.stage_work import stage_operators
+from forerun.calib.records.record_kinds import (
     CollectiveRecord,
     CoverageRecord,
     OperatorRecord,
@@ -25,11 +26,10 @@ from forerun.calib.samples.records import (
     StepFlag,
     StepRecord,
 )
-from forerun.calib.samples.run import RunRecords
+from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.collectives import Collective
 from forerun.calib.workload.operators import OperatorKind, Phase
-from forerun.calib.workload.stage_work import stage_operators
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(script.__file__)

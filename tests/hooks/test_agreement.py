@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from forerun.hooks.agreement import Agreement
+from forerun.hooks.probing.agreement import Agreement
 
 RANKS = 5
 

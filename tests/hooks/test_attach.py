@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from forerun.calib.samples.records import (
+from forerun.calib.records.record_kinds import (
     CoverageRecord,
     OperatorRecord,
     PhaseRecord,
@@ -24,8 +24,8 @@ from forerun.calib.samples.records import (
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
 from forerun.calib.workload.operators import OperatorKind
-from forerun.hooks.attach import attach
-from forerun.hooks.window import NUM_WARMUP_STEPS
+from forerun.hooks.recording.window import NUM_WARMUP_STEPS
+from forerun.hooks.session.attach import attach
 
 CONFIG = RunConfig(
     model=ModelShape(
@@ -162,7 +162,7 @@ def test_training_goes_on_where_nothing_can_be_written(tmp_path: Path) -> None:
 def test_three_faults_remove_everything_and_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hooked
 ) -> None:
-    from forerun.hooks.instruments import Instruments
+    from forerun.hooks.session.instruments import Instruments
 
     loop = Loop(tmp_path, steps=20)
     monkeypatch.setattr(Instruments, "put_on", lambda *_, **__: 1 / 0)
@@ -172,7 +172,7 @@ def test_three_faults_remove_everything_and_training_goes_on(
 
 
 def test_faulted_steps_are_flagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from forerun.hooks.recorder import Recorder
+    from forerun.hooks.sensors.recorder import Recorder
 
     faults = iter([True])
 

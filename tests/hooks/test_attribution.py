@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.calib.samples.records import CollectiveRecord, OperatorRecord, PhaseRecord
+from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord, PhaseRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind, Phase
-from forerun.hooks.attribution import Attribution
-from forerun.hooks.recorder import Recorder, backward_mark
-from forerun.hooks.step_log import Site, StepLog, TransferKind
-from forerun.hooks.stopwatch import HostStopwatch
-from forerun.hooks.waits import BLOCKED_NS
+from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.sensors.recorder import Recorder, backward_mark
+from forerun.hooks.sensors.step_log import Site, StepLog, TransferKind
+from forerun.hooks.sensors.stopwatch import HostStopwatch
+from forerun.hooks.sensors.waits import BLOCKED_NS
 
 LAYER, ATTENTION, QKV, PROJ = range(4)
 SITES = (

@@ -13,14 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_steps import SimulatedRank, steps
 
-from forerun.calib.samples.packed import Packer, unpacked
-from forerun.calib.samples.records import StepFlag, StepRecord, WindowRecord
+from forerun.calib.records.packed import Packer, unpacked
+from forerun.calib.records.record_kinds import StepFlag, StepRecord, WindowRecord
 from forerun.calib.workload.parallelism import Parallelism
 from forerun.calib.workload.recording import MESSAGE_NBYTES, Part, recording_plan
-from forerun.hooks.bounded_window import BoundedWindow, ClosedWindow
-from forerun.hooks.selection import StepDetail, in_keeping_order, levels_of, line_of, pack_steps
-from forerun.hooks.step_log import StepLog
-from forerun.hooks.window_records import WindowRecords
+from forerun.hooks.recording.bounded_window import BoundedWindow, ClosedWindow
+from forerun.hooks.recording.selection import (
+    StepDetail,
+    in_keeping_order,
+    levels_of,
+    line_of,
+    pack_steps,
+)
+from forerun.hooks.recording.window_records import WindowRecords
+from forerun.hooks.sensors.step_log import StepLog
 
 LAYOUT = Parallelism(tp=8, pp=16, dp=128)
 PLAN = recording_plan(16384, LAYOUT)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.hooks.companion import CompanionPipe
+from forerun.hooks.control.companion_link import CompanionPipe
 
 ECHO = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"
 DEAF = "import sys, time; time.sleep(60)"

@@ -11,9 +11,9 @@ from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.checkpoint import checkpoint
 
-from forerun.calib.samples.records import CoverageRecord, StepRecord
+from forerun.calib.records.record_kinds import CoverageRecord, StepRecord
 from forerun.calib.samples.store import read_run
-from forerun.hooks.attach import attach
+from forerun.hooks.session.attach import attach
 
 # torch's own, as it compiles a layer whose input is another's output.
 pytestmark = [

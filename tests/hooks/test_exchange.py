@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 
-from forerun.calib.samples.packed import unpacked
+from forerun.calib.records.packed import unpacked
 from forerun.calib.workload.parallelism import Parallelism
 from forerun.calib.workload.recording import MESSAGE_NBYTES, recording_plan
-from forerun.hooks import exchange as module
-from forerun.hooks.exchange import Exchange
-from forerun.hooks.settings import RankInfo
-from forerun.hooks.store_link import StoreLink, find_link
+from forerun.hooks.process.settings import RankInfo
+from forerun.hooks.process.store_link import StoreLink, find_link
+from forerun.hooks.recording import exchange as module
+from forerun.hooks.recording.exchange import Exchange
 
 WORLD = 32
 PLAN = recording_plan(WORLD, Parallelism(tp=2, pp=2, dp=8))

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from forerun.calib.samples.records import OperatorRecord
+from forerun.calib.records.record_kinds import OperatorRecord
 from forerun.calib.workload.operators import OperatorKind as K
 from forerun.calib.workload.operators import Phase
-from forerun.hooks.attribution import Attribution
-from forerun.hooks.guard import Guard
-from forerun.hooks.modules import ModuleHooks
-from forerun.hooks.recorder import Recorder, StepLog
-from forerun.hooks.stopwatch import HostStopwatch
+from forerun.hooks.process.guard import Guard
+from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.sensors.modules import ModuleHooks
+from forerun.hooks.sensors.recorder import Recorder, StepLog
+from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 HIDDEN, FFN, EXPERTS, TOP_K, TOKENS = 8, 6, 4, 2, 16
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.samples.records import OperatorRecord, StepRecord, WindowRecord
-from forerun.calib.samples.run import RunRecords
+from forerun.calib.records.record_kinds import OperatorRecord, StepRecord, WindowRecord
+from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run, run_ids
 
 pytest.importorskip("megatron.core")

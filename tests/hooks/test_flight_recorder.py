@@ -9,14 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from forerun.calib.samples.records import CollectiveRecord
-from forerun.hooks.attribution import Attribution
-from forerun.hooks.flight_recorder import FlightRecorder, find_dump, prepare
-from forerun.hooks.guard import Guard
-from forerun.hooks.process_groups import ProcessGroupHooks
-from forerun.hooks.recorder import Recorder
-from forerun.hooks.step_log import StepLog
-from forerun.hooks.stopwatch import HostStopwatch
+from forerun.calib.records.record_kinds import CollectiveRecord
+from forerun.hooks.process.guard import Guard
+from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.recording.flight_recorder import FlightRecorder, find_dump, prepare
+from forerun.hooks.sensors.process_groups import ProcessGroupHooks
+from forerun.hooks.sensors.recorder import Recorder
+from forerun.hooks.sensors.step_log import StepLog
+from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 DURATION_MS = 0.125
 

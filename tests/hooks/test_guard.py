@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from forerun.hooks.guard import OWN_THREAD, Guard
+from forerun.hooks.process.guard import OWN_THREAD, Guard
 
 
 def fail(text: str) -> None:
@@ -77,7 +77,7 @@ class BrokenHandler(logging.Handler):
 
 
 def test_a_log_handler_that_fails_stays_inside() -> None:
-    handler, log = BrokenHandler(), logging.getLogger("forerun.hooks.guard")
+    handler, log = BrokenHandler(), logging.getLogger("forerun.hooks.process.guard")
     log.addHandler(handler)
     try:
         guard = Guard()

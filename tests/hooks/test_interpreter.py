@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import forerun
-from forerun.hooks.interpreter import companion_command, missing, objection, waiting
+from forerun.hooks.process.interpreter import companion_command, missing, objection, waiting
 
 ROOT = Path(__file__).parent.parent.parent
 IN_A_BARE_PYTHON = """
 import json, sys
 sys.path.insert(0, {home!r})
-from forerun.hooks.interpreter import companion_command, waiting
+from forerun.hooks.process.interpreter import companion_command, waiting
 print(json.dumps(companion_command({environ!r}, {python!r})))
 print(waiting("runs"))
 """

@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import nn
 
-from forerun.calib.samples.kineto_trace import split_gradients, work_of
-from forerun.calib.samples.records import CoverageRecord, StepFlag, StepRecord, TraceRecord
+from forerun.calib.records.kineto_trace import split_gradients, work_of
+from forerun.calib.records.record_kinds import CoverageRecord, StepFlag, StepRecord, TraceRecord
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.operators import OperatorKind, Phase
-from forerun.hooks.guard import Guard
-from forerun.hooks.host import Host, KnownHost
-from forerun.hooks.instruments import Instruments
-from forerun.hooks.kineto import Tracer, reason_against
-from forerun.hooks.recorder import BACKWARD, FORWARD, OPTIMIZER
-from forerun.hooks.session import Session
-from forerun.hooks.settings import RankInfo, Settings, TraceChoice
-from forerun.hooks.traced import MARK, TracedStep, _event
+from forerun.hooks.process.guard import Guard
+from forerun.hooks.process.host import Host, KnownHost
+from forerun.hooks.process.settings import RankInfo, Settings, TraceChoice
+from forerun.hooks.recording.kineto import Tracer, reason_against
+from forerun.hooks.recording.traced import MARK, TracedStep, _event
+from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
+from forerun.hooks.session.instruments import Instruments
+from forerun.hooks.session.session import Session
 
 TOKENS, HIDDEN, FFN = 16, 32, 64
 RANK = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, run_id="run")

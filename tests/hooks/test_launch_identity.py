@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from forerun.hooks.launch_identity import LaunchIdentity, is_launch_id, safe_launch_id
-from forerun.hooks.settings import RankInfo, Settings
+from forerun.hooks.process.launch_identity import LaunchIdentity, is_launch_id, safe_launch_id
+from forerun.hooks.process.settings import RankInfo, Settings
 
 LEFT_OUT = ("FORERUN", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC")
 PROPOSE = """
 import os
-from forerun.hooks.launch_identity import proposed_launch_id
+from forerun.hooks.process.launch_identity import proposed_launch_id
 print(proposed_launch_id(os.environ))
 """
 RANK = """
 import sys, torch
 import torch.distributed as dist
-from forerun.hooks.attach import attach
+from forerun.hooks.session.attach import attach
 
 dist.init_process_group("gloo")
 model = torch.nn.Linear(2, 2)

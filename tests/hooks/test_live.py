@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from forerun.hooks.companion import SETTINGS_FD
-from forerun.hooks.host_wandb import ForecastFile, HostWandb, host_run
-from forerun.hooks.launch_identity import launch_folder
-from forerun.hooks.live import Live, companion_settings
-from forerun.hooks.settings import RankInfo, Settings
-from forerun.hooks.window import StepPlan
+from forerun.hooks.control.companion_link import SETTINGS_FD
+from forerun.hooks.control.live import Live, companion_settings
+from forerun.hooks.process.host_wandb import ForecastFile, HostWandb, host_run
+from forerun.hooks.process.launch_identity import launch_folder
+from forerun.hooks.process.settings import RankInfo, Settings
+from forerun.hooks.recording.window import StepPlan
 
 LAUNCH = "launch-1"
 
@@ -129,7 +129,7 @@ def test_a_forecast_of_another_launch_is_none(tmp_path: Path) -> None:
 
 
 def test_the_companion_is_told_what_it_needs_over_a_descriptor(tmp_path: Path) -> None:
-    from forerun.launch.companion import _options
+    from forerun.launch.companion.main import _options
 
     told = companion_settings(settings(tmp_path), has_host_wandb=True)
     path = tmp_path / "told"

@@ -10,16 +10,16 @@ from pathlib import Path
 import many_ranks
 import pytest
 
-from forerun.calib.samples.reader import RunReader
-from forerun.calib.samples.recent import RecentWindows
-from forerun.calib.samples.records import (
+from forerun.calib.records.record_kinds import (
     CollectiveRecord,
     OperatorRecord,
     PhaseRecord,
     StepRecord,
     WindowRecord,
 )
-from forerun.calib.samples.run import RunRecords
+from forerun.calib.records.run_records import RunRecords
+from forerun.calib.samples.reader import RunReader
+from forerun.calib.samples.recent import RecentWindows
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.recording import MESSAGE_NBYTES, Part, recording_plan

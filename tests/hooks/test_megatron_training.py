@@ -14,11 +14,11 @@ from typing import TypeVar
 import pytest
 from torch import nn, optim
 
-from forerun.calib.samples.records import CoverageRecord, PhaseRecord, StepFlag, StepRecord
+from forerun.calib.records.record_kinds import CoverageRecord, PhaseRecord, StepFlag, StepRecord
 from forerun.calib.samples.store import read_run
 from forerun.hooks.adapters import megatron_training
-from forerun.hooks.session import Session
-from forerun.hooks.settings import RankInfo, Settings
+from forerun.hooks.process.settings import RankInfo, Settings
+from forerun.hooks.session.session import Session
 
 T = TypeVar("T")
 NAMES = ("ft_integration", "one_logger_utils", "training", "global_vars")

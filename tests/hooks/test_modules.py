@@ -14,14 +14,14 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from forerun.calib.samples.records import OperatorRecord
+from forerun.calib.records.record_kinds import OperatorRecord
 from forerun.calib.workload.operators import OperatorKind as K
 from forerun.calib.workload.operators import Phase
-from forerun.hooks.attribution import Attribution
-from forerun.hooks.guard import Guard
-from forerun.hooks.modules import ModuleHooks, find_sites
-from forerun.hooks.recorder import Recorder, StepLog
-from forerun.hooks.stopwatch import HostStopwatch
+from forerun.hooks.process.guard import Guard
+from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.sensors.modules import ModuleHooks, find_sites
+from forerun.hooks.sensors.recorder import Recorder, StepLog
+from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 HIDDEN, SEQ, BATCH, HEADS = 8, 4, 2, 2
 
@@ -231,7 +231,7 @@ def test_a_fault_in_a_hook_leaves_the_forward_pass_alone(
     model = Model()
     expected = model(ids)
     hooks = Hooked(model)
-    monkeypatch.setattr("forerun.hooks.modules._activations", lambda *_: 1 / 0)
+    monkeypatch.setattr("forerun.hooks.sensors.modules._activations", lambda *_: 1 / 0)
     hooks.hooks.install()
     hooks.recorder.open(StepLog(step=0, window=0, sites=hooks.hooks.sites))
     assert torch.equal(model(ids), expected)

@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
-from forerun.hooks.ballots import LATE, YES, Ballots, OrderKind, Proposal
-from forerun.hooks.guard import MAX_FAULTS, Guard
-from forerun.hooks.host import Host
-from forerun.hooks.launch_identity import launch_folder
-from forerun.hooks.orders import MARKER, Orders
-from forerun.hooks.settings import OnAdvice, RankInfo, Settings
+from forerun.hooks.control.orders import MARKER, Orders
+from forerun.hooks.control.votes import LATE, YES, Ballots, OrderKind, Proposal
+from forerun.hooks.process.guard import MAX_FAULTS, Guard
+from forerun.hooks.process.host import Host
+from forerun.hooks.process.launch_identity import launch_folder
+from forerun.hooks.process.settings import OnAdvice, RankInfo, Settings
 
 NUM_RANKS = 3
 STOP = {"order": "stop", "reason": "late by 1 h", "rule": "deadline", "command": ["t.py", "--x"]}
@@ -87,8 +87,8 @@ class Rank:
 @pytest.fixture
 def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Rank]]:
     link = Link(HashStore())
-    monkeypatch.setattr("forerun.hooks.orders.find_link", lambda key: link)
-    monkeypatch.setattr("forerun.hooks.orders.PAUSE_S", 0.02)
+    monkeypatch.setattr("forerun.hooks.control.orders.find_link", lambda key: link)
+    monkeypatch.setattr("forerun.hooks.control.orders.PAUSE_S", 0.02)
 
     def train(
         *given: dict[str, Any],

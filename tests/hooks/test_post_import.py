@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from forerun.hooks.post_import import when_imported
+from forerun.hooks.process.post_import import when_imported
 
 
 @pytest.fixture

@@ -13,21 +13,21 @@ from pathlib import Path
 import pytest
 from launched import torchrun
 
+from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.fit.calibration import calibrate
 from forerun.calib.fit.estimates import Source
-from forerun.calib.samples.records import (
+from forerun.calib.layers.stage_work import stage_operators, step_collectives
+from forerun.calib.records.record_kinds import (
     CollectiveRecord,
     OperatorRecord,
     PhaseRecord,
     StepFlag,
     StepRecord,
 )
-from forerun.calib.samples.run import RunRecords
+from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.calib.workload.collectives import Collective, GroupRole
-from forerun.calib.workload.megatron_args import apply_options
-from forerun.calib.workload.stage_work import stage_operators, step_collectives
 
 pytest.importorskip("megatron.core")
 pytestmark = pytest.mark.slow
@@ -165,7 +165,7 @@ def test_a_layout_of_tensor_parallel_ranks_rests_on_probes(
 
 
 FAILS_ON_ONE_RANK = """
-import os, forerun.hooks.probes as probes
+import os, forerun.hooks.probing.probes as probes
 if os.environ["RANK"] == "1":
     def broken(*arguments, **options):
         raise RuntimeError("planted")

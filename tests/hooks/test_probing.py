@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from forerun.calib.samples.records import OperatorRecord, Record
+from forerun.calib.records.record_kinds import OperatorRecord, Record
 from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
 from forerun.calib.workload.operators import Phase
-from forerun.hooks import probe_memory
-from forerun.hooks.between import Between
-from forerun.hooks.guard import Guard
-from forerun.hooks.host import Host
-from forerun.hooks.probe_turns import ProbeTurns
-from forerun.hooks.probes import Probing
-from forerun.hooks.settings import RankInfo, Settings
-from forerun.hooks.stopwatch import HostStopwatch
-from forerun.hooks.window import WindowPlan
+from forerun.hooks.probing import probe_memory
+from forerun.hooks.probing.probes import Probing
+from forerun.hooks.process.between import Between
+from forerun.hooks.process.guard import Guard
+from forerun.hooks.process.host import Host
+from forerun.hooks.process.settings import RankInfo, Settings
+from forerun.hooks.recording.window import WindowPlan
+from forerun.hooks.sensors.stopwatch import HostStopwatch
+from forerun.hooks.session.probe_turns import ProbeTurns
 
 MODEL = ModelShape(
     num_layers=1,

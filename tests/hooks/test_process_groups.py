@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
-from forerun.calib.samples.records import CollectiveRecord
+from forerun.calib.records.record_kinds import CollectiveRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
-from forerun.hooks.attribution import Attribution
-from forerun.hooks.guard import Guard
-from forerun.hooks.payloads import PAYLOADS, role_of
-from forerun.hooks.process_groups import ProcessGroupHooks
-from forerun.hooks.recorder import Recorder, StepLog
-from forerun.hooks.stopwatch import HostStopwatch
+from forerun.hooks.process.guard import Guard
+from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.sensors.payloads import PAYLOADS, role_of
+from forerun.hooks.sensors.process_groups import ProcessGroupHooks
+from forerun.hooks.sensors.recorder import Recorder, StepLog
+from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_a_fault_of_ours_leaves_the_collective_alone(
 ) -> None:
     hooks = ProcessGroupHooks(Recorder(HostStopwatch()), guard := Guard())
     hooks._recorder.open(StepLog(step=0, window=0, sites=()))
-    monkeypatch.setattr("forerun.hooks.process_groups._describe", lambda group: 1 / 0)
+    monkeypatch.setattr("forerun.hooks.sensors.process_groups._describe", lambda group: 1 / 0)
     hooks.install()
     tensor = torch.ones(3)
     dist.all_reduce(tensor)

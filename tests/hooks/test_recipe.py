@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from launched import torchrun
 
-from forerun.calib.samples.records import (
+from forerun.calib.layers.stage_work import stage_operators
+from forerun.calib.records.record_kinds import (
     CollectiveRecord,
     CoverageRecord,
     OperatorRecord,
@@ -18,11 +19,10 @@ from forerun.calib.samples.records import (
     StepRecord,
     WindowRecord,
 )
-from forerun.calib.samples.run import RunRecords
+from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind, Phase
-from forerun.calib.workload.stage_work import stage_operators
 
 pytest.importorskip("megatron.core")
 pytestmark = pytest.mark.slow

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from launched import torchrun
 
-from forerun.calib.samples.records import CollectiveRecord, OperatorRecord, StepRecord
-from forerun.calib.samples.run import RunRecords
+from forerun.calib.layers.stage_work import stage_operators, step_collectives
+from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord, StepRecord
+from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind
-from forerun.calib.workload.stage_work import stage_operators, step_collectives
 
 pytest.importorskip("megatron.core")
 pytestmark = pytest.mark.slow

@@ -8,13 +8,13 @@ from collections import Counter
 import pytest
 from simulated_steps import KINDS
 
-from forerun.calib.samples.records import OperatorRecord, PhaseRecord
+from forerun.calib.records.record_kinds import OperatorRecord, PhaseRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
-from forerun.hooks.attribution import Attribution
-from forerun.hooks.recorder import BACKWARD, FORWARD, Recorder, backward_mark
-from forerun.hooks.sampling import samples
-from forerun.hooks.step_log import MAX_WINDOW_MARKS, Site, StepLog, TransferKind
-from forerun.hooks.stopwatch import HostStopwatch
+from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, Recorder, backward_mark
+from forerun.hooks.sensors.sampling import samples
+from forerun.hooks.sensors.step_log import MAX_WINDOW_MARKS, Site, StepLog, TransferKind
+from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 LIMIT_NBYTES = 50 * 2**20
 NUM_LAYERS, NUM_CHUNKS, NUM_MICROBATCHES, NUM_STAGES = 100, 4, 512, 8

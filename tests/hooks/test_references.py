@@ -19,11 +19,16 @@ import reference_runs as script
 import torch
 from torch import nn
 
-from forerun.calib.samples.records import CoverageRecord, OperatorRecord, PhaseRecord, StepRecord
+from forerun.calib.records.record_kinds import (
+    CoverageRecord,
+    OperatorRecord,
+    PhaseRecord,
+    StepRecord,
+)
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.operators import OperatorKind
-from forerun.hooks.attach import attach
-from forerun.hooks.fitting import GONE
+from forerun.hooks.session.attach import attach
+from forerun.hooks.session.fitting import GONE
 
 FLAGS = (
     "--calibrate",

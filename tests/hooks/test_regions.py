@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from forerun.hooks.regions import find_regions, is_compiled
+from forerun.hooks.sensors.regions import find_regions, is_compiled
 
 
 class Scope(Enum):

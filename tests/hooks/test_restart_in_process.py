@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.samples.records import CoverageRecord, OperatorRecord, StepRecord
+from forerun.calib.records.record_kinds import CoverageRecord, OperatorRecord, StepRecord
 from forerun.calib.samples.store import read_run
 
 pytestmark = pytest.mark.slow

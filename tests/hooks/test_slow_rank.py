@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from launched import torchrun
 
-from forerun.calib.evidence import measured_step_s
+from forerun.calib.answers.run_measurements import measured_step_s
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
-from forerun.calib.slow_ranks import SlowKind
-from forerun.calib.waiting import waiting_report
+from forerun.calib.stragglers.detection import SlowKind
+from forerun.calib.stragglers.waiting import waiting_report
 
 pytest.importorskip("megatron.core")
 pytestmark = pytest.mark.slow

@@ -6,8 +6,13 @@ from array import array
 
 import pytest
 
-from forerun.hooks.step_log import StepLog
-from forerun.hooks.stopwatch import DeviceReadings, DeviceStopwatch, EventPool, HostStopwatch
+from forerun.hooks.sensors.step_log import StepLog
+from forerun.hooks.sensors.stopwatch import (
+    DeviceReadings,
+    DeviceStopwatch,
+    EventPool,
+    HostStopwatch,
+)
 
 
 class FakeStream:

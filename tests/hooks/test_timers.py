@@ -6,12 +6,12 @@ from argparse import Namespace
 
 import pytest
 
-from forerun.calib.samples.records import PhaseRecord
-from forerun.hooks.attribution import Attribution
-from forerun.hooks.guard import Guard
-from forerun.hooks.recorder import Recorder, StepLog
-from forerun.hooks.stopwatch import HostStopwatch
-from forerun.hooks.timers import TimerHooks, TimersProxy
+from forerun.calib.records.record_kinds import PhaseRecord
+from forerun.hooks.process.guard import Guard
+from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.sensors.recorder import Recorder, StepLog
+from forerun.hooks.sensors.stopwatch import HostStopwatch
+from forerun.hooks.sensors.timers import TimerHooks, TimersProxy
 
 megatron_timers = pytest.importorskip("megatron.core.timers")
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from forerun.calib.samples.records import CollectiveRecord, TraceRecord
+from forerun.calib.records.record_kinds import CollectiveRecord, TraceRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind, Phase
-from forerun.hooks.recorder import BACKWARD, FORWARD, Recorder, backward_mark
-from forerun.hooks.step_log import Site, StepLog, TransferKind
-from forerun.hooks.stopwatch import HostReadings
-from forerun.hooks.traced import MARK, TracedStep
+from forerun.hooks.recording.traced import MARK, TracedStep
+from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, Recorder, backward_mark
+from forerun.hooks.sensors.step_log import Site, StepLog, TransferKind
+from forerun.hooks.sensors.stopwatch import HostReadings
 
 GROUP = "DATA_PARALLEL_GROUP#2"
 TOKENS, IN, OUT = 8, 4, 16

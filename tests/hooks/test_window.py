@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.hooks.window import NUM_WARMUP_STEPS, WindowPlan
+from forerun.hooks.recording.window import NUM_WARMUP_STEPS, WindowPlan
 
 STEPS = st.integers(min_value=1, max_value=60)
 EVERY = st.integers(min_value=0, max_value=200)

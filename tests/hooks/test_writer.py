@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.samples.records import (
+from forerun.calib.records.record_kinds import (
     SCHEMA,
     CoverageRecord,
     Header,
@@ -23,13 +23,13 @@ from forerun.calib.samples.records import (
 )
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.operators import OperatorKind
-from forerun.hooks import bounded_window
-from forerun.hooks import writer as writer_module
-from forerun.hooks.guard import Guard
-from forerun.hooks.recorder import Recorder
-from forerun.hooks.step_log import Site, StepLog
-from forerun.hooks.stopwatch import HostStopwatch
-from forerun.hooks.writer import RecordWriter, WindowEnd
+from forerun.hooks.process.guard import Guard
+from forerun.hooks.recording import bounded_window
+from forerun.hooks.recording import writer as writer_module
+from forerun.hooks.recording.writer import RecordWriter, WindowEnd
+from forerun.hooks.sensors.recorder import Recorder
+from forerun.hooks.sensors.step_log import Site, StepLog
+from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 
 def header() -> Header:

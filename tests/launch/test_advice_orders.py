@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from forerun.launch.beside import PATIENCE_S, Beside, Options
-from forerun.launch.wandb_sink import NoSink
+from forerun.launch.companion.companion_loop import PATIENCE_S, Beside, Options
+from forerun.launch.sinks.wandb_sink import NoSink
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from forerun.launch.beside import PATIENCE_S, Beside, Options
+from forerun.launch.companion.companion_loop import PATIENCE_S, Beside, Options
 
 ROOT = Path(__file__).parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"

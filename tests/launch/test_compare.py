@@ -12,14 +12,14 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from forerun.calib.analysis import Request, analyse
+from forerun.calib.answers.analysis import Request, analyse
 from forerun.calib.samples.store import read_lines, read_run
 from forerun.calib.samples.table import build_table
-from forerun.launch.beside import Beside, Options
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.forecast_log import FORECASTS
-from forerun.launch.report_charts import charts
-from forerun.launch.report_page import PAGE, page_of, render
+from forerun.launch.companion.companion_loop import Beside, Options
+from forerun.launch.directory.forecast_log import FORECASTS
+from forerun.launch.report.charts import charts
+from forerun.launch.report.page import PAGE, page_of, render
 
 ROOT = Path(__file__).parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from forerun.calib.arguments.megatron_args import model_options, options
 from forerun.calib.errors import ConfigError
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.calib.workload.config import RunConfig
-from forerun.calib.workload.megatron_args import model_options, options
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.config_files import read_config
+from forerun.launch.options.config_files import read_config
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
 ARGUMENTS = """

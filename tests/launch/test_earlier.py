@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from forerun.calib.evidence import measured_sigma_log, measured_step_s
+from forerun.calib.answers.run_measurements import measured_sigma_log, measured_step_s
 from forerun.calib.published.steps_own import own_frame
-from forerun.calib.samples.step_rows import StepRow
+from forerun.calib.records.step_rows import StepRow
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.steps.model import fit_steps
-from forerun.launch.earlier import Earlier
-from forerun.launch.imported_tables import import_table
-from forerun.launch.machines import open_machine
+from forerun.launch.known.earlier import Earlier
+from forerun.launch.known.imported_tables import import_table
+from forerun.launch.known.machines import open_machine
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "cpu_dp2"
 

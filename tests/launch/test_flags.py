@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from forerun import _forerun_autoload as entry
 from forerun.calib.errors import ConfigError
-from forerun.hooks.settings import DeviceChoice, OnAdvice, Settings, WandbMode
-from forerun.launch import flags
+from forerun.hooks.process.settings import DeviceChoice, OnAdvice, Settings, WandbMode
+from forerun.launch.options import flags
 
 ENVIRON = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 ALL = (

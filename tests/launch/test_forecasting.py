@@ -12,15 +12,20 @@ from typing import Any
 
 import pytest
 
-from forerun.calib.analysis import Answer, Request, analyse
+from forerun.calib.answers.analysis import Answer, Request, analyse
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
-from forerun.launch.beside import Beside, Options
-from forerun.launch.energy import open_meter
-from forerun.launch.forecasting import AGAIN_AFTER_S, AGAIN_AFTER_STEPS, Forecasts, RunSoFar
-from forerun.launch.lived import Lived
-from forerun.launch.scoring import StepRow
-from forerun.launch.wandb_sink import NoSink
+from forerun.launch.companion.companion_loop import Beside, Options
+from forerun.launch.companion.energy import open_meter
+from forerun.launch.companion.forecasting import (
+    AGAIN_AFTER_S,
+    AGAIN_AFTER_STEPS,
+    Forecasts,
+    RunSoFar,
+)
+from forerun.launch.directory.run_log import Lived
+from forerun.launch.directory.scoring import StepRow
+from forerun.launch.sinks.wandb_sink import NoSink
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "cpu_dp2"
 BEGIN_S = 1795187030.0

@@ -20,15 +20,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forerun.calib.analysis import Request
+from forerun.calib.answers.analysis import Request
+from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.errors import ForerunError
-from forerun.calib.samples.run import parse_file, parse_summaries
+from forerun.calib.records.run_records import parse_file, parse_summaries
 from forerun.calib.samples.store import read_json, read_lines, read_run, read_table, write_table
 from forerun.calib.samples.table import build_table
 from forerun.calib.workload.config import RunConfig
-from forerun.calib.workload.megatron_args import apply_options
 from forerun.launch.cli import main
-from forerun.launch.config_files import read_config
+from forerun.launch.options.config_files import read_config
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
 LINES = sorted(GOLDEN.glob("records/*/rank-00000.jsonl"))[0].read_text().splitlines(keepends=True)
@@ -357,7 +357,7 @@ def test_imports_are_read_or_refused(
 def test_a_trace_that_unpacks_without_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from forerun.launch import import_command
+    from forerun.launch.commands import import_command
 
     monkeypatch.setattr(import_command, "MAX_NBYTES", 1 << 20)
     path = tmp_path / "trace.json.gz"

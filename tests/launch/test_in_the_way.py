@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from forerun import _forerun_autoload as entry
-from forerun.launch.attached import attachment
-from forerun.launch.findings import Verdict
+from forerun.launch.commands.attached import attachment
+from forerun.launch.commands.findings import Verdict
 
 ROOT = Path(entry.__file__).parent
 WORKER = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
@@ -115,7 +115,7 @@ def test_a_clone_that_was_moved_leaves_torch_as_it_was(tmp_path: Path, train: Pa
     assert printed == "2.0 ['--lr', '1']"
     doctor = (
         f"{begin}; sys.path.insert(0, {str(tmp_path / 'again')!r}); import json;"
-        "from forerun.launch.attached import attachment;"
+        "from forerun.launch.commands.attached import attachment;"
         "print(json.dumps([[f.name, f.value, f.verdict.value] for f in attachment({}, ())]))"
     )
     (tmp_path / "again").mkdir()
@@ -128,7 +128,7 @@ def test_a_clone_that_was_moved_leaves_torch_as_it_was(tmp_path: Path, train: Pa
 @pytest.mark.parametrize(
     ("before", "left"),
     [
-        ("sys.modules['forerun.hooks.settings'] = None", "['--lr']"),
+        ("sys.modules['forerun.hooks.process.settings'] = None", "['--lr']"),
         ("sys.modules['forerun'] = __import__('json')", "['--lr']"),
         ("del sys.argv", ""),
         ("sys.argv = [sys.argv[0], 5, None]", "[5, None]"),

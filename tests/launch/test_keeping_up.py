@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from forerun.calib.analysis import PredictedStep
-from forerun.launch.answered import Answered
-from forerun.launch.beside import MOST_HELD, Beside, Options
-from forerun.launch.forecasting import NUM_KEPT_BRACKETS, RunSoFar
-from forerun.launch.inbox import Inbox
-from forerun.launch.scoring import NUM_KEPT_ERRORS, Score, StepRow
-from forerun.launch.wandb_sink import NoSink
+from forerun.calib.answers.analysis import PredictedStep
+from forerun.launch.companion.answered import Answered
+from forerun.launch.companion.companion_loop import MOST_HELD, Beside, Options
+from forerun.launch.companion.forecasting import NUM_KEPT_BRACKETS, RunSoFar
+from forerun.launch.companion.inbox import Inbox
+from forerun.launch.directory.scoring import NUM_KEPT_ERRORS, Score, StepRow
+from forerun.launch.sinks.wandb_sink import NoSink
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
 WINDOW_END = 11

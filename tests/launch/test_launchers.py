@@ -18,7 +18,7 @@ TRAIN = """
 import json, os, sys
 given = sys.argv[1:]
 import torch
-from forerun.hooks.session import running
+from forerun.hooks.session.session import running
 session = running()
 steps = session.settings.steps if session else None
 print(json.dumps({"given": given, "left": sys.argv[1:], "steps": steps}), flush=True)

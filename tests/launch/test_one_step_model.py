@@ -12,16 +12,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from forerun.calib.arguments.megatron_args import options
 from forerun.calib.published.readers import PublishedTable, read_published
 from forerun.calib.published.steps import read_steps
 from forerun.calib.published.steps_own import own_frame
-from forerun.calib.samples.step_rows import StepRow
+from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.known import same_layout
 from forerun.calib.validation.step_models import CalibratedSteps
 from forerun.calib.validation.step_protocols import calibrate_on
-from forerun.calib.workload.megatron_args import options
 from forerun.launch.cli import main
-from forerun.launch.machines import open_machine
+from forerun.launch.known.machines import open_machine
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "recipes" / "published"
@@ -140,7 +140,7 @@ def test_a_damaged_table_is_named_and_the_rest_is_read(directory: Path) -> None:
 
 
 TIMING = {"evaluate", "simulate", "steady"}
-RE_SIMULATES = {"calib/slow_cost.py"}
+RE_SIMULATES = {"calib/stragglers/cost.py"}
 """What a slow stage costs the pipeline that was measured: no prediction of a layout."""
 
 

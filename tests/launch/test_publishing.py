@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from forerun.hooks.launch_identity import process_start
-from forerun.launch.publishing import BEAT_S, OWNER, STALE_S, Place, Publisher, this_host
+from forerun.hooks.process.launch_identity import process_start
+from forerun.launch.directory.publishing import BEAT_S, OWNER, STALE_S, Place, Publisher, this_host
 
 NOW = 2e9
 

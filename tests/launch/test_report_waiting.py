@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.analysis import Answer, Request, analyse
-from forerun.calib.samples.records import CollectiveRecord, PhaseRecord, Record
+from forerun.calib.answers.analysis import Answer, Request, analyse
+from forerun.calib.records.record_kinds import CollectiveRecord, PhaseRecord, Record
 from forerun.calib.samples.store import read_run, write_table
 from forerun.calib.samples.table import build_table
-from forerun.launch.answers import SAMPLES
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.report_tables import markdown, report_tables
+from forerun.launch.report.answers import SAMPLES
+from forerun.launch.report.run_tables import markdown, report_tables
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
 EXTRA_NS = 200_000_000

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from wrapped_launch import Launch
 
-from forerun.launch.resubmit import MARK, Script, is_ours, quoted
+from forerun.launch.wrapper.resubmit import MARK, Script, is_ours, quoted
 
 STOPPING = """
 import json, os, pathlib, sys

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import wandb_file
 
-from forerun.calib.analysis import Request
+from forerun.calib.answers.analysis import Request
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
@@ -28,7 +28,7 @@ PRIVATE = {"request.json", "decision.json", "stop.json", "stop-request.json"}
 ANSWERED = """
 import json, sys
 from pathlib import Path
-from forerun.launch.beside import PATIENCE_S, Beside, Options
+from forerun.launch.companion.companion_loop import PATIENCE_S, Beside, Options
 
 directory, told = Path(sys.argv[1]), json.loads(sys.argv[2])
 beside = Beside(Options(directory=directory, run_id="golden-run", settings=told))

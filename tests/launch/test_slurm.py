@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from local_slurm import LocalSlurm, is_installed, local_slurm
 
-from forerun.launch.slurm import (
+from forerun.launch.wrapper.slurm import (
     Allocation,
     allocation,
     duration_s,

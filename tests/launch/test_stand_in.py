@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from forerun.launch import stand_in_megatron
+from forerun.launch.stand_in_cuda import megatron as stand_in_megatron
 
 LOOK = """
 import json, torch

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 import wandb_file
 
-from forerun.calib.samples.records import CollectiveRecord, CoverageRecord, StepRecord
-from forerun.calib.samples.run import RunRecords
+from forerun.calib.layers.stage_work import step_collectives
+from forerun.calib.records.record_kinds import CollectiveRecord, CoverageRecord, StepRecord
+from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.collectives import GroupRole
-from forerun.calib.workload.stage_work import step_collectives
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent.parent

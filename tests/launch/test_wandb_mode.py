@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from forerun.hooks.settings import WandbMode
-from forerun.launch.wandb_sink import NoSink, open_sink, run_mode
+from forerun.hooks.process.settings import WandbMode
+from forerun.launch.sinks.wandb_sink import NoSink, open_sink, run_mode
 
 KEY = {"WANDB_API_KEY": "0" * 40}
 NO_KEY = {"NETRC": "/nowhere"}

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.launch.publishing import Place
-from forerun.launch.scoring import StepRow
-from forerun.launch.watching import DRIFT, Watching
+from forerun.launch.companion.watching import DRIFT, Watching
+from forerun.launch.directory.publishing import Place
+from forerun.launch.directory.scoring import StepRow
 
 STEP_S = 0.5
 

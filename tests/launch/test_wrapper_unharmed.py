@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from wrapped_launch import PATIENCE_S, wait_until
 
-from forerun.launch.launch_files import LaunchFiles
-from forerun.launch.voice import Voice, one_line
+from forerun.launch.directory.launch_files import LaunchFiles
+from forerun.launch.wrapper.voice import Voice, one_line
 
 RUN = (sys.executable, "-m", "forerun.launch.cli", "run")
 END = "pathlib.Path('ended').touch(); sys.exit(7)"

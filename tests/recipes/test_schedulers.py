@@ -14,10 +14,10 @@ import pytest
 import yaml
 
 from forerun.launch.cli import build_parser
-from forerun.launch.flags import parse, split
-from forerun.launch.resubmit import Script, relaunch
-from forerun.launch.run_command import wishes_of
-from forerun.launch.run_options import STOP_EXIT_CODE
+from forerun.launch.options.flags import parse, split
+from forerun.launch.wrapper.resubmit import Script, relaunch
+from forerun.launch.wrapper.run_command import wishes_of
+from forerun.launch.wrapper.run_options import STOP_EXIT_CODE
 
 ROOT = Path(__file__).parent.parent.parent
 SBATCH = ROOT / "recipes" / "slurm.sbatch"

@@ -39,8 +39,8 @@ class Fault:
         """Throw in what comes before training, and start the session as ``--calibrate`` does."""
         if self.arrange is not None:
             self.arrange(training)
-        from forerun.hooks.session import start
-        from forerun.hooks.settings import RankInfo, Settings
+        from forerun.hooks.process.settings import RankInfo, Settings
+        from forerun.hooks.start import start
 
         rank = RankInfo(
             rank=training.rank,

@@ -128,9 +128,9 @@ WANDB = (
     Fault(name="W&B fails at every log", rows=ALL, arrange=wandb_log_raises),
     Fault(name="W&B fails at every attribute", rows=ALL, arrange=wandb_raises),
 )
-_SESSION = "forerun.hooks.session:Session"
-_INSTRUMENTS = "forerun.hooks.instruments:Instruments"
-_RECORDER = "forerun.hooks.recorder:Recorder"
+_SESSION = "forerun.hooks.session.session:Session"
+_INSTRUMENTS = "forerun.hooks.session.instruments:Instruments"
+_RECORDER = "forerun.hooks.sensors.recorder:Recorder"
 HOOKS = (
     Fault(
         name="putting on fails every time",
@@ -145,7 +145,7 @@ HOOKS = (
     Fault(
         name="removal of one kind of hook fails",
         rows=Rows(steps=ALL.steps, whole=WINDOW, faulted=WINDOW, windows=(0,)),
-        arrange=fails("forerun.hooks.timers:TimerHooks.remove", RuntimeError("no"), (0, 2)),
+        arrange=fails("forerun.hooks.sensors.timers:TimerHooks.remove", RuntimeError("no"), (0, 2)),
     ),
     Fault(
         name="three faults in one step",
@@ -180,12 +180,14 @@ HOOKS = (
     Fault(
         name="a record cannot be encoded",
         rows=Rows(steps=(0, 1, 3, 4, 5, 6), whole=WINDOW, windows=(0,)),
-        arrange=fails("forerun.hooks.writer:line_of", TypeError("not JSON"), (4,)),
+        arrange=fails("forerun.hooks.recording.writer:line_of", TypeError("not JSON"), (4,)),
     ),
     Fault(
         name="marks of a step cannot be attributed",
         rows=Rows(steps=ALL.steps, whole=(6,), windows=(0,)),
-        arrange=fails("forerun.hooks.attribution:Attribution.records", IndexError("mark")),
+        arrange=fails(
+            "forerun.hooks.recording.attribution:Attribution.records", IndexError("mark")
+        ),
     ),
     Fault(
         name="the exit handler fails",

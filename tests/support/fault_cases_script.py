@@ -55,7 +55,7 @@ ENDS = (
             at_start(acts.forgive(KeyboardInterrupt)),
             hooked("forward", acts.interrupt_without_us),
         ),
-        arrange=fails("forerun.hooks.recorder:Recorder.begin_span", KeyboardInterrupt()),
+        arrange=fails("forerun.hooks.sensors.recorder:Recorder.begin_span", KeyboardInterrupt()),
     ),
     Fault(
         name="sys.exit(3) in a hooked step",

@@ -208,7 +208,7 @@ def clock_jumps(by_ns: int) -> Arrange:
 
     def arrange(training: Training) -> None:
         real = time.perf_counter_ns
-        assert "forerun.hooks.session" not in sys.modules
+        assert "forerun.hooks.session.session" not in sys.modules
 
         def jumping() -> int:
             return real() + by_ns * training.memory.get("has_jumped", False)
@@ -251,8 +251,8 @@ def device_reads(
     """Marks are events of a device that reads nonsense, hangs, or has no more events."""
 
     def arrange(training: Training) -> None:
-        from forerun.hooks import instruments
-        from forerun.hooks.stopwatch import DeviceStopwatch
+        from forerun.hooks.sensors.stopwatch import DeviceStopwatch
+        from forerun.hooks.session.session import instruments
 
         count = itertools.count()
 

@@ -201,7 +201,7 @@ def _end(path: Path) -> dict[str, Any]:
 def rows(home: Path, *, operators: int) -> Rows:
     """What can be read; ``operators`` is the number of a hooked step without faults."""
     from forerun.calib.errors import RecordError
-    from forerun.calib.samples.records import (
+    from forerun.calib.records.record_kinds import (
         CollectiveRecord,
         OperatorRecord,
         StepFlag,

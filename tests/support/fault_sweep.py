@@ -104,9 +104,9 @@ def train(home: Path, *, is_bare: bool) -> None:
     sweep = None
     if not is_bare:
         from forerun import hooks
-        from forerun.hooks import guard
-        from forerun.hooks.session import start
-        from forerun.hooks.settings import RankInfo, Settings
+        from forerun.hooks.process import guard
+        from forerun.hooks.process.settings import RankInfo, Settings
+        from forerun.hooks.start import start
 
         guard.MAX_FAULTS = 10**9
         rank = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, run_id="fault")

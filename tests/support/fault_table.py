@@ -31,7 +31,7 @@ def observed(folder: Path, fault: Fault, operators: int) -> tuple[Seen, Seen, Ro
 def num_operators(folder: Path, fault: Fault) -> int:
     """Operators of one hooked step of the same loop where nothing is wrong."""
 
-    from forerun.calib.samples.records import OperatorRecord
+    from forerun.calib.records.record_kinds import OperatorRecord
     from forerun.calib.samples.store import read_run
 
     same = (fault.loop, fault.num_ranks)

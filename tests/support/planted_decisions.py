@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from tiny_shape import SMALL
 
 from forerun.calib.advice.decision import Action, Decision, Limits, decide
-from forerun.calib.advice.forecast import DRIFT_FRAC, Forecast, forecast
 from forerun.calib.advice.plan import Candidate, Plan
 from forerun.calib.fit.estimates import Source
+from forerun.calib.forecast.forecast import DRIFT_FRAC, Forecast, forecast
+from forerun.calib.memory.peak import Verdict, memory
 from forerun.calib.workload.config import Batch, Parallelism, RunConfig
-from forerun.calib.workload.memory import Verdict, memory
 
 NEXT_FRAC = 0.05
 """Mean distance of a layout from the best one."""

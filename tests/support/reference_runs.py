@@ -158,7 +158,7 @@ def watched_by_hand(directory: Path, kind: str) -> Iterator[None]:
         yield
         return
     from forerun.hooks.adapters.torch_loop import TorchLoop
-    from forerun.hooks.attach import new_session
+    from forerun.hooks.session.attach import new_session
 
     session = new_session(directory=directory / kind, steps=WINDOW, every=EVERY, is_analysed=False)
     TorchLoop(session).attach()
@@ -201,7 +201,7 @@ def interrupted() -> None:
 
 
 def attached(directory: Path) -> None:
-    from forerun.hooks.attach import attach
+    from forerun.hooks.session.attach import attach
 
     watch = Watch()
     torch.manual_seed(0)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from forerun.calib.samples.records import Header, StepRecord
+from forerun.calib.records.record_kinds import Header, StepRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind
 from forerun.calib.workload.parallelism import Parallelism
 from forerun.calib.workload.ranks import group, position
-from forerun.hooks.recorder import BACKWARD, FORWARD, OPTIMIZER, Recorder, backward_mark
-from forerun.hooks.sampling import samples
-from forerun.hooks.step_log import Site, StepLog, TransferKind
-from forerun.hooks.stopwatch import HostStopwatch
+from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, OPTIMIZER, Recorder, backward_mark
+from forerun.hooks.sensors.sampling import samples
+from forerun.hooks.sensors.step_log import Site, StepLog, TransferKind
+from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 KINDS = (
     OperatorKind.NORM,

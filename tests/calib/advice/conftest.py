@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from planted_steps import steps_of
 
-from forerun.calib.advice.forecast import Forecast, forecast
 from forerun.calib.advice.plan import Plan, plan
+from forerun.calib.forecast.forecast import Forecast, forecast
 from forerun.calib.workload.config import RunConfig
 
 NOW_UNIX_S = 1_700_000_000.0

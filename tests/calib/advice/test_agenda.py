@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.calib.advice.agenda import (
+from forerun.calib.errors import ConfigError
+from forerun.calib.forecast.remaining_schedule import (
     BatchLevel,
     agenda,
     ramp_levels,
     schedule_levels,
     step_groups,
 )
-from forerun.calib.errors import ConfigError
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -17,10 +17,10 @@ from forerun.calib.advice.decision import (
     lateness_probability,
     saving_probability,
 )
-from forerun.calib.advice.finish import TimeLeft
-from forerun.calib.advice.forecast import Forecast
 from forerun.calib.advice.plan import Candidate, Plan
-from forerun.calib.workload.memory import Verdict
+from forerun.calib.forecast.finish import TimeLeft
+from forerun.calib.forecast.forecast import Forecast
+from forerun.calib.memory.peak import Verdict
 
 Steady = Callable[..., Forecast]
 Planned = Callable[..., Plan]

@@ -13,9 +13,9 @@ import pytest
 from scipy import integrate, stats
 
 from forerun.calib.advice.decision import Action, Limits, decide
-from forerun.calib.advice.forecast import Forecast
 from forerun.calib.advice.plan import Candidate, Plan
-from forerun.calib.advice.selection import selection_bias_log
+from forerun.calib.advice.selection_bias import selection_bias_log
+from forerun.calib.forecast.forecast import Forecast
 
 SIGMA = 0.05
 

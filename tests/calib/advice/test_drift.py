@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from forerun.calib.advice.change_points import ChangePoints
-from forerun.calib.advice.drift import Drift, DriftKind, DriftMonitor
+from forerun.calib.drift.change_points import ChangePoints
+from forerun.calib.drift.monitor import Drift, DriftKind, DriftMonitor
 
 STEP_S = 1.6
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from planted_steps import estimate_step
 
-from forerun.calib.advice.finish import Failures
-from forerun.calib.advice.forecast import (
+from forerun.calib.errors import CalibrationError
+from forerun.calib.forecast.finish import Failures
+from forerun.calib.forecast.forecast import (
     Extra,
     StepLoad,
     forecast,
@@ -19,7 +20,6 @@ from forerun.calib.advice.forecast import (
     mean_estimate,
     num_left,
 )
-from forerun.calib.errors import CalibrationError
 from forerun.calib.workload.config import RunConfig
 
 NOW = 1_700_000_000.0

@@ -12,20 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planted_steps import estimate_many, estimate_step, steps_of
 
-from forerun.calib.advice.plan import (
-    Plan,
-    compare,
-    enumerate_layouts,
-    layout_label,
-    plan,
-)
+from forerun.calib.advice.plan import Plan, compare, enumerate_layouts, layout_label, plan
+from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.errors import ConfigError
-from forerun.calib.fit.intervals import Z_90
+from forerun.calib.memory.peak import Verdict, memory
+from forerun.calib.regressors.intervals import Z_90
 from forerun.calib.steps.design import most_telling
 from forerun.calib.steps.estimate import paired_sigma_log
 from forerun.calib.workload.config import Recompute, RunConfig
-from forerun.calib.workload.megatron_args import apply_options
-from forerun.calib.workload.memory import Verdict, memory
 
 Layout = Callable[..., RunConfig]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forerun.calib.advice.layouts import enumerate_layouts
+from forerun.calib.advice.enumeration import enumerate_layouts
 from forerun.calib.workload.config import Batch, Experts, ModelShape, Parallelism, RunConfig
 
 MODEL = ModelShape(

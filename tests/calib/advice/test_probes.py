@@ -8,9 +8,9 @@ import pytest
 
 from forerun.calib.advice.probe_list import CollectiveProbe, OperatorProbe, fingerprint
 from forerun.calib.advice.probes import carriers, probe_plan
+from forerun.calib.layers.stage_work import stage_operators, step_collectives
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
-from forerun.calib.workload.stage_work import stage_operators, step_collectives
 
 MODEL = ModelShape(
     num_layers=4,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from forerun.calib.advice.forecast import Forecast
-from forerun.calib.advice.track import (
+from forerun.calib.errors import RecordError
+from forerun.calib.forecast.evaluation import (
     NOMINAL_FRAC,
     Ended,
     Made,
@@ -21,7 +21,7 @@ from forerun.calib.advice.track import (
     finish_coverage,
     track,
 )
-from forerun.calib.errors import RecordError
+from forerun.calib.forecast.forecast import Forecast
 
 START_UNIX_S, TOTAL_S = 1000.0, 400.0
 

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from forerun.calib.advice.decision import Limits, decide
-from forerun.calib.advice.finish import TimeLeft
-from forerun.calib.advice.forecast import Forecast
-from forerun.calib.advice.overhead import Overhead
 from forerun.calib.advice.plan import Plan
-from forerun.calib.advice.transcript import HookSummary, StepSummary, transcript_lines, utc_moment
-from forerun.calib.workload.memory import MemoryEstimate, Verdict
+from forerun.calib.answers.overhead import Overhead
+from forerun.calib.answers.transcript import HookSummary, StepSummary, transcript_lines, utc_moment
+from forerun.calib.forecast.finish import TimeLeft
+from forerun.calib.forecast.forecast import Forecast
+from forerun.calib.memory.peak import MemoryEstimate, Verdict
 
 Steady = Callable[..., Forecast]
 Planned = Callable[..., Plan]

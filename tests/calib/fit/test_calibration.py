@@ -14,7 +14,7 @@ from forerun.calib.errors import CalibrationError
 from forerun.calib.fit.calibration import Calibration, calibrate
 from forerun.calib.fit.estimates import Source
 from forerun.calib.fit.laws import Family
-from forerun.calib.fit.trees import tree_model
+from forerun.calib.regressors.trees import tree_model
 from forerun.calib.samples.table import SampleTable
 from forerun.calib.workload.collectives import Collective, CollectiveCall, GroupRole
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase

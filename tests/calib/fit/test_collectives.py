@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from forerun.calib.fit.calibration import Calibration, calibrate
-from forerun.calib.fit.collectives import CollectiveModel, Link, fit_transfers
-from forerun.calib.fit.curves import Samples
 from forerun.calib.fit.estimates import Source
-from forerun.calib.fit.groups import Group, num_nodes
-from forerun.calib.fit.networks import NetworkPrior, network_prior
+from forerun.calib.network.collective_times import CollectiveModel, Link, fit_transfers
+from forerun.calib.network.curves import Samples
+from forerun.calib.network.groups import Group, num_nodes
+from forerun.calib.network.systems import NetworkPrior, network_prior
 from forerun.calib.workload.collectives import Collective, CollectiveCall, GroupRole
 
 LINK = Link(step_s=30e-6, bus_bytes_per_s=2e9)

@@ -9,10 +9,10 @@ import pytest
 from planted_machine import A100, H100, PlantedMachine, batch, random_shapes, timed
 
 from forerun.calib.fit.calibration import calibrate
-from forerun.calib.fit.covariance import Inputs
-from forerun.calib.fit.gates import refuse
-from forerun.calib.fit.gaussian import fit_gaussian
 from forerun.calib.fit.machine import fit_machine, transfer
+from forerun.calib.fit.outliers import refuse
+from forerun.calib.regressors.covariance import Inputs
+from forerun.calib.regressors.gaussian import fit_gaussian
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 K, P = OperatorKind, Phase

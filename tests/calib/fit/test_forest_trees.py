@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from sklearn.ensemble import ExtraTreesRegressor
 
-from forerun.calib.fit import trees as trees_module
-from forerun.calib.fit.choices import on_grid
-from forerun.calib.fit.forest import fit_forest
-from forerun.calib.fit.trees import Boosted, fit_trees, tree_model
+from forerun.calib.regressors import trees as trees_module
+from forerun.calib.regressors.choices import on_grid
+from forerun.calib.regressors.forest import fit_forest
+from forerun.calib.regressors.trees import Boosted, fit_trees, tree_model
 
 NUM_REPEATS = 4
 

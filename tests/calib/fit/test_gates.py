@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from planted_machine import A100, PlantedMachine, batch, random_shapes, timed
 
 from forerun.calib.fit.batches import Timed
-from forerun.calib.fit.gates import Reason, Refusal, refuse
 from forerun.calib.fit.laws import Ceilings
 from forerun.calib.fit.machine import fit_machine
+from forerun.calib.fit.outliers import Reason, Refusal, refuse
 from forerun.calib.validation.operators import implausible, validate_operators
 from forerun.calib.workload.operators import OperatorKind, Phase
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import norm, t
 
-from forerun.calib.fit import intervals
 from forerun.calib.fit.calibration import calibrate
-from forerun.calib.fit.intervals import fit_quantiles, shrunk_sigma_log
+from forerun.calib.regressors import intervals
+from forerun.calib.regressors.intervals import fit_quantiles, shrunk_sigma_log
 from forerun.calib.steps.model import ERROR_INFLATION
 from forerun.calib.workload.operators import OperatorKind
 

@@ -11,7 +11,7 @@ from planted_machine import A100, H100, PlantedMachine, batch, random_shapes, st
 
 from forerun.calib.fit.batches import Batch, Timed
 from forerun.calib.fit.machine import MachineModel, Prediction, fit_machine, transfer
-from forerun.calib.fit.trees import tree_model
+from forerun.calib.regressors.trees import tree_model
 from forerun.calib.workload.operators import OperatorKind, Phase
 
 K = OperatorKind

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.calib.fit.nccl_tuner import (
+from forerun.calib.network.nccl_tuner import (
     Algorithm,
     Generation,
     LinkClass,
@@ -16,7 +16,7 @@ from forerun.calib.fit.nccl_tuner import (
     tuner_costs,
     tuner_time_s,
 )
-from forerun.calib.fit.networks import network_prior
+from forerun.calib.network.systems import network_prior
 from forerun.calib.workload.collectives import Collective
 
 LINK = LinkClass(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from forerun.calib.fit.groups import num_nodes as nodes_of_span
+from forerun.calib.network.groups import num_nodes as nodes_of_span
 from forerun.calib.workload.collectives import GroupRole
 from forerun.calib.workload.config import Parallelism
 from forerun.calib.workload.ranks import group, num_nodes

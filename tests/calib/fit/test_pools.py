@@ -10,7 +10,7 @@ from planted_machine import PlantedMachine, batch, random_shapes, stacked, timed
 
 from forerun.calib.fit.batches import Timed
 from forerun.calib.fit.pools import PoolModel, Support, fit_pool, robust_sigma
-from forerun.calib.fit.trees import tree_model
+from forerun.calib.regressors.trees import tree_model
 from forerun.calib.workload.operators import OperatorKind, Phase
 
 K = OperatorKind

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.calib.fit.choices import first_of_least, on_grid
 from forerun.calib.fit.costs import Columns, Cost
-from forerun.calib.fit.covariance import NUM_SCALES, START, Inputs, Posterior, lower_factor
-from forerun.calib.fit.curves import Law, fit_law
-from forerun.calib.fit.gaussian import fit_gaussian
 from forerun.calib.fit.rates import Rates, fit_rates
+from forerun.calib.network.curves import Law, fit_law
+from forerun.calib.regressors.choices import first_of_least, on_grid
+from forerun.calib.regressors.covariance import NUM_SCALES, START, Inputs, Posterior, lower_factor
+from forerun.calib.regressors.gaussian import fit_gaussian
 
 COSTS = (Cost.LAUNCH, Cost.FLOP, Cost.BYTES)
 Table = tuple[Inputs, np.ndarray, np.ndarray]

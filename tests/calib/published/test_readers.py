@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 
 from forerun.calib.errors import CalibrationError, ConfigError
 from forerun.calib.fit.costs import NUM_SIZES
-from forerun.calib.published.formats import (
-    COLLECTIVE_COLUMNS,
-    OPERATOR_COLUMNS,
-    operator_table,
-)
+from forerun.calib.importers.own_format import COLLECTIVE_COLUMNS, OPERATOR_COLUMNS, operator_table
 from forerun.calib.published.readers import PublishedTable, read_published
 from forerun.calib.workload.operators import OperatorKind
 

@@ -14,7 +14,7 @@ import pytest
 from forerun.calib.errors import CalibrationError, ConfigError
 from forerun.calib.published.steps import read_steps
 from forerun.calib.published.steps_own import own_frame
-from forerun.calib.samples.step_rows import StepKind, StepRow, StepTable, Trait
+from forerun.calib.records.step_rows import StepKind, StepRow, StepTable, Trait
 from forerun.calib.workload.config import (
     Attention,
     ContextComm,

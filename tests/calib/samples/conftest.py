@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.samples.records import (
+from forerun.calib.records.record_kinds import (
     SCHEMA,
     CollectiveRecord,
     CoverageRecord,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.samples import files
-from forerun.calib.samples.files import OPEN, PRIVATE, replace_by, replace_file
+from forerun.calib.records import files
+from forerun.calib.records.files import OPEN, PRIVATE, replace_by, replace_file
 
 
 @pytest.fixture

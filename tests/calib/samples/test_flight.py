@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from forerun.calib.errors import RecordError
-from forerun.calib.samples.flight import HostSpan, parse_dump, with_durations
-from forerun.calib.samples.records import CollectiveRecord, PhaseRecord
+from forerun.calib.records.flight import HostSpan, parse_dump, with_durations
+from forerun.calib.records.record_kinds import CollectiveRecord, PhaseRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
 
 GROUP = ("4", "DATA_PARALLEL_GROUP")

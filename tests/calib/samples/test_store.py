@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forerun.calib.errors import RecordError
+from forerun.calib.records.record_kinds import SCHEMA, StepRecord, to_dict
 from forerun.calib.samples.columns import FRAMES, normalise
-from forerun.calib.samples.records import SCHEMA, StepRecord, to_dict
 from forerun.calib.samples.store import (
     read_json,
     read_run,

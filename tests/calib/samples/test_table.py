@@ -9,14 +9,14 @@ import pandas as pd
 import pytest
 
 from forerun.calib.errors import CalibrationError
-from forerun.calib.samples.records import (
+from forerun.calib.records.record_kinds import (
     CollectiveRecord,
     OperatorRecord,
     PhaseRecord,
     Record,
     StepRecord,
 )
-from forerun.calib.samples.run import RunRecords
+from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.collectives import Collective, GroupRole

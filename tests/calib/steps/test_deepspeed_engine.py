@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from forerun.calib.workload.blocks import BlockKind, block
+from forerun.calib.layers.blocks import BlockKind, block
+from forerun.calib.layers.stage_work import collective_uses
 from forerun.calib.workload.collectives import Collective, GroupRole, Placement
 from forerun.calib.workload.config import Engine, RunConfig
-from forerun.calib.workload.stage_work import collective_uses
 
 Layout = Callable[..., RunConfig]
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from planted_steps import estimate_many, estimate_step
 
 from forerun.calib.fit.estimates import Source
-from forerun.calib.fit.intervals import Z_90
+from forerun.calib.layers.stage_work import collective_uses, stage_operators
+from forerun.calib.regressors.intervals import Z_90
 from forerun.calib.steps.estimate import StepEstimate
 from forerun.calib.steps.model import ERROR_INFLATION
 from forerun.calib.timeline.evaluate import exposed_time
@@ -20,7 +21,6 @@ from forerun.calib.timeline.programs import TaskKind
 from forerun.calib.workload.collectives import GroupRole, Placement
 from forerun.calib.workload.config import Recompute, RunConfig
 from forerun.calib.workload.operators import OperatorKind
-from forerun.calib.workload.stage_work import collective_uses, stage_operators
 
 Layout = Callable[..., RunConfig]
 GPU = "NVIDIA H100 80GB HBM3"

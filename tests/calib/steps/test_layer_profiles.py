@@ -5,11 +5,11 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from forerun.calib.samples.step_rows import StepRow
+from forerun.calib.layers.blocks import BlockKind
+from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.layer_profiles import LayerTimes
 from forerun.calib.steps.table_steps import row_times, times_key
 from forerun.calib.timeline.compiled import compile_layouts
-from forerun.calib.workload.blocks import BlockKind
 from forerun.calib.workload.collectives import CollectiveCall, GroupRole
 from forerun.calib.workload.config import (
     Attention,

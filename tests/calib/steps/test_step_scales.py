@@ -11,7 +11,7 @@ import pytest
 
 from forerun.calib.errors import ConfigError
 from forerun.calib.fit.estimates import Estimates, Source
-from forerun.calib.samples.step_rows import StepRow
+from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.design import design, expected_sigma_log
 from forerun.calib.steps.known import MEASURED_SIGMA_LOG, KnownStep, correlations, similarity

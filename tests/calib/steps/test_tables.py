@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from forerun.calib.fit.groups import Group
 from forerun.calib.fit.priors import device_prior
+from forerun.calib.network.groups import Group
 from forerun.calib.steps.base_times import FittedTimes, prior_times, table_times
 from forerun.calib.steps.memory_laws import fused_nbytes, law_time_s
 from forerun.calib.steps.operator_tables import operator_tables

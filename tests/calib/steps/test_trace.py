@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from planted_steps import estimate_step
 
-from forerun.calib.steps.trace import chrome_trace
+from forerun.calib.answers.step_trace import chrome_trace
 from forerun.calib.timeline.measured import MeasuredSpan
 from forerun.calib.workload.config import RunConfig
 

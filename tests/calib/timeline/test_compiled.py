@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planted_steps import estimate_step, median_times
 
-from forerun.calib.advice.layouts import enumerate_layouts
+from forerun.calib.advice.enumeration import enumerate_layouts
 from forerun.calib.errors import ConfigError
 from forerun.calib.timeline.block_times import beyond
 from forerun.calib.timeline.compiled import compile_layouts

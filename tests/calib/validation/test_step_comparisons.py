@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from forerun.calib.samples.step_rows import StepRow
+from forerun.calib.records.step_rows import StepRow
 from forerun.calib.validation.step_comparisons import compare
 from forerun.calib.validation.steps import StepsScored
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.calib.samples.step_rows import StepRow
+from forerun.calib.records.step_rows import StepRow
 from forerun.calib.validation.step_protocols import (
     LEAVE_DEPTH,
     LEAVE_GROUP,

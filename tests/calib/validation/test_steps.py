@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from scipy.stats import kendalltau
 
-from forerun.calib.samples.step_rows import StepKind, StepPredictions, StepRow
+from forerun.calib.memory.peak import memory
+from forerun.calib.records.step_rows import StepKind, StepPredictions, StepRow
 from forerun.calib.validation.step_baselines import BASELINES
 from forerun.calib.validation.step_protocols import LEAVE_ONE_OUT, calibrate_on, named
 from forerun.calib.validation.step_scores import (
@@ -22,7 +23,6 @@ from forerun.calib.validation.step_scores import (
     worst_rows,
 )
 from forerun.calib.validation.steps import StepsScored, score_folds
-from forerun.calib.workload.memory import memory
 
 from .step_fixtures import grid, layout, row, timed
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from forerun.calib.workload.buckets import buckets
+from forerun.calib.layers.buckets import buckets
+from forerun.calib.layers.parameters import parameter_tensors
+from forerun.calib.layers.stage_work import stage_operators, step_collectives
 from forerun.calib.workload.collectives import GroupRole
 from forerun.calib.workload.config import Normalization, PositionEmbedding, RunConfig
-from forerun.calib.workload.parameters import parameter_tensors
 from forerun.calib.workload.ranks import group, position
-from forerun.calib.workload.stage_work import stage_operators, step_collectives
 
 PROBE = Path(__file__).parent / "expert_probe.py"
 TIMEOUT_S = 300

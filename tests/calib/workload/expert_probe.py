@@ -39,15 +39,15 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from forerun.calib.samples.records import CollectiveRecord, OperatorRecord
+from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord
 from forerun.calib.workload.config import Recompute, RunConfig
-from forerun.hooks.attribution import Attribution
-from forerun.hooks.guard import Guard
-from forerun.hooks.modules import ModuleHooks
-from forerun.hooks.process_groups import ProcessGroupHooks
-from forerun.hooks.recorder import Recorder, StepLog
-from forerun.hooks.stopwatch import HostStopwatch
-from forerun.launch import stand_in
+from forerun.hooks.process.guard import Guard
+from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.sensors.modules import ModuleHooks
+from forerun.hooks.sensors.process_groups import ProcessGroupHooks
+from forerun.hooks.sensors.recorder import Recorder, StepLog
+from forerun.hooks.sensors.stopwatch import HostStopwatch
+from forerun.launch.stand_in_cuda import install as stand_in
 
 PREFERENCE = 100.0
 """Above any logit, which are cut to one."""

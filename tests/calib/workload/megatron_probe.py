@@ -33,15 +33,15 @@ from megatron.core.transformer.module import Float16Module
 from torch._C._distributed_c10d import ProcessGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from forerun.calib.samples.records import OperatorRecord
+from forerun.calib.records.record_kinds import OperatorRecord
 from forerun.calib.workload.config import Precision, Recompute, RunConfig
-from forerun.hooks.attribution import Attribution
-from forerun.hooks.guard import Guard
-from forerun.hooks.modules import ModuleHooks
-from forerun.hooks.recorder import Recorder, StepLog
-from forerun.hooks.stopwatch import HostStopwatch
-from forerun.hooks.timers import TimerHooks
-from forerun.launch import stand_in
+from forerun.hooks.process.guard import Guard
+from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.sensors.modules import ModuleHooks
+from forerun.hooks.sensors.recorder import Recorder, StepLog
+from forerun.hooks.sensors.stopwatch import HostStopwatch
+from forerun.hooks.sensors.timers import TimerHooks
+from forerun.launch.stand_in_cuda import install as stand_in
 
 REDUCED = {"allreduce": 0, "allreduce_coalesced": 0}
 GATHERED = {

@@ -20,7 +20,7 @@ from megatron.core.transformer.moe import moe_utils
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from forerun.calib.workload.config import Recompute, RunConfig
-from forerun.launch import stand_in
+from forerun.launch.stand_in_cuda import install as stand_in
 
 
 def main() -> None:

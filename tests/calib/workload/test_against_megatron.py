@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from forerun.calib.workload.buckets import buckets
+from forerun.calib.layers.buckets import buckets
+from forerun.calib.layers.parameters import parameter_tensors, parameters
+from forerun.calib.layers.stage_work import stage_operators, step_collectives
 from forerun.calib.workload.collectives import GroupRole
 from forerun.calib.workload.config import (
     Normalization,
@@ -24,10 +26,8 @@ from forerun.calib.workload.config import (
     RunConfig,
 )
 from forerun.calib.workload.operators import OperatorKind
-from forerun.calib.workload.parameters import parameter_tensors, parameters
 from forerun.calib.workload.ranks import group, position
-from forerun.calib.workload.stage_work import stage_operators, step_collectives
-from forerun.hooks.payloads import role_of
+from forerun.hooks.sensors.payloads import role_of
 
 pytestmark = [
     pytest.mark.slow,

@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forerun.calib.workload.buckets import buckets, num_shards
+from forerun.calib.layers.buckets import buckets, num_shards
+from forerun.calib.layers.parameters import parameter_tensors, parameters
+from forerun.calib.layers.stage_work import collective_uses
 from forerun.calib.workload.collectives import Collective, CollectiveUse, GroupRole, Placement
 from forerun.calib.workload.config import Fp8Recipe, Precision, RunConfig
-from forerun.calib.workload.parameters import parameter_tensors, parameters
-from forerun.calib.workload.stage_work import collective_uses
 
 Layout = Callable[..., RunConfig]
 MODEL = {"num_layers": 6, "hidden_size": 60, "ffn_hidden_size": 100, "vocab_size": 260}

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from forerun.calib.workload.buckets import buckets
+from forerun.calib.layers.buckets import buckets
+from forerun.calib.layers.parameters import parameters
+from forerun.calib.layers.stage_work import collective_uses, step_collectives
 from forerun.calib.workload.collectives import Collective, CollectiveUse, GroupRole, Placement
 from forerun.calib.workload.config import Precision, Recompute, RunConfig
-from forerun.calib.workload.parameters import parameters
-from forerun.calib.workload.stage_work import collective_uses, step_collectives
 
 Layout = Callable[..., RunConfig]
 

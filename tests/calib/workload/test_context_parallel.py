@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from forerun.calib.layers.stage_work import collective_uses, stage_operators
 from forerun.calib.workload.collectives import Collective, GroupRole, Placement
 from forerun.calib.workload.config import ContextComm, Recompute, RunConfig
 from forerun.calib.workload.operators import Operator, OperatorKind
-from forerun.calib.workload.stage_work import collective_uses, stage_operators
 
 Layout = Callable[..., RunConfig]
 LAYERS, HEADS, CHANNELS, SEQ, MICRO = 4, 4, 16, 32, 2

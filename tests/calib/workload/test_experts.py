@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from forerun.calib.errors import ConfigError
 from forerun.calib.fit.laws import work
+from forerun.calib.layers.blocks import BlockKind, block
+from forerun.calib.layers.experts import expert_pieces, num_ranks_reached, routing
+from forerun.calib.layers.parameters import parameter_tensors
 from forerun.calib.published.model_shapes import public_shape
-from forerun.calib.workload.blocks import BlockKind, block
 from forerun.calib.workload.collectives import Collective, GroupRole, Placement
 from forerun.calib.workload.config import (
     Batch,
@@ -27,9 +29,7 @@ from forerun.calib.workload.config import (
     Recompute,
     RunConfig,
 )
-from forerun.calib.workload.experts import expert_pieces, num_ranks_reached, routing
 from forerun.calib.workload.operators import OperatorKind
-from forerun.calib.workload.parameters import parameter_tensors
 
 needs_megatron = pytest.mark.skipif(
     find_spec("megatron") is None, reason="megatron-core is not installed"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from forerun.calib.arguments.hugging_face import from_hugging_face
 from forerun.calib.errors import ConfigError
-from forerun.calib.workload.hugging_face import from_hugging_face
 from forerun.calib.workload.model_shape import ModelShape, Normalization, PositionEmbedding
 
 LLAMA3_8B = {

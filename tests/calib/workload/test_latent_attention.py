@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forerun.calib.fit.laws import work
-from forerun.calib.workload.blocks import BlockKind, block
+from forerun.calib.layers.blocks import BlockKind, block
 from forerun.calib.workload.config import LatentAttention, Recompute, RunConfig
 from forerun.calib.workload.operators import OperatorKind
 

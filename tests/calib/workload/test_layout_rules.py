@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from forerun.calib.arguments.megatron_args import apply_options, options
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import (
     Batch,
@@ -17,7 +18,6 @@ from forerun.calib.workload.config import (
     Recompute,
     RunConfig,
 )
-from forerun.calib.workload.megatron_args import apply_options, options
 
 MODEL = ModelShape(
     num_layers=4,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from forerun.calib.arguments.layer_pattern import expert_layers
+from forerun.calib.arguments.megatron_args import rewrite_command
+from forerun.calib.arguments.megatron_command import config_from_command, config_from_mapping
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import Recompute
-from forerun.calib.workload.layer_pattern import expert_layers
-from forerun.calib.workload.megatron_args import rewrite_command
-from forerun.calib.workload.megatron_command import config_from_command, config_from_mapping
 
 SIZES = shlex.split(
     "--num-layers 8 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from forerun.calib.arguments.megatron_command import config_from_command, config_from_mapping
+from forerun.calib.arguments.megatron_namespace import from_namespace
 from forerun.calib.workload.config import ContextComm, Fp8Recipe, Recompute, RunConfig
-from forerun.calib.workload.megatron_command import config_from_command, config_from_mapping
-from forerun.calib.workload.megatron_namespace import from_namespace
 
 FILE = Path(__file__).parents[2] / "golden" / "megatron_args" / "core_v0.16.1.json"
 ROWS: dict[str, Any] = {row["name"]: row for row in json.loads(FILE.read_text())}

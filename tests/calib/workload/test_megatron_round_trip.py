@@ -10,6 +10,15 @@ from typing import Any
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from forerun.calib.arguments.megatron_args import (
+    apply_options,
+    model_options,
+    options,
+    rewrite_command,
+)
+from forerun.calib.arguments.megatron_command import config_from_command
+from forerun.calib.arguments.megatron_namespace import from_namespace
+from forerun.calib.arguments.megatron_values import layout_values, model_values
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import (
     Attention,
@@ -28,15 +37,6 @@ from forerun.calib.workload.config import (
     Recompute,
     RunConfig,
 )
-from forerun.calib.workload.megatron_args import (
-    apply_options,
-    model_options,
-    options,
-    rewrite_command,
-)
-from forerun.calib.workload.megatron_command import config_from_command
-from forerun.calib.workload.megatron_namespace import from_namespace
-from forerun.calib.workload.megatron_values import layout_values, model_values
 
 DEGREES = st.sampled_from([1, 2, 4])
 

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from forerun.calib.timeline.programs import Pipeline, TaskKind, passes
-from forerun.calib.timeline.schedules import peak_in_flight, stage_program
-from forerun.calib.workload.activations import (
+from forerun.calib.layers.parameters import parameters
+from forerun.calib.memory.activations import (
     LayerActivations,
     attention_working_nbytes,
     layer_activations,
@@ -15,6 +14,20 @@ from forerun.calib.workload.activations import (
     mlp_working_nbytes,
     routed_tokens,
 )
+from forerun.calib.memory.in_flight import in_flight
+from forerun.calib.memory.peak import (
+    COMMUNICATOR_NBYTES,
+    CONTEXT_NBYTES,
+    Verdict,
+    in_flight_microbatches,
+    memory,
+    memory_offset,
+    stage_memory,
+    verdict,
+)
+from forerun.calib.memory.weights import layer_numel
+from forerun.calib.timeline.programs import Pipeline, TaskKind, passes
+from forerun.calib.timeline.schedules import peak_in_flight, stage_program
 from forerun.calib.workload.config import (
     Attention,
     Experts,
@@ -26,19 +39,6 @@ from forerun.calib.workload.config import (
     RunConfig,
     Schedule,
 )
-from forerun.calib.workload.in_flight import in_flight
-from forerun.calib.workload.memory import (
-    COMMUNICATOR_NBYTES,
-    CONTEXT_NBYTES,
-    Verdict,
-    in_flight_microbatches,
-    memory,
-    memory_offset,
-    stage_memory,
-    verdict,
-)
-from forerun.calib.workload.parameters import parameters
-from forerun.calib.workload.weights import layer_numel
 
 Layout = Callable[..., RunConfig]
 WIDE = {"ffn_hidden_size": 4 * 64}

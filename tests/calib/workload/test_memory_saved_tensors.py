@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from forerun.calib.workload.activations import layer_activations
+from forerun.calib.memory.activations import layer_activations
 from forerun.calib.workload.config import (
     Dispatcher,
     Experts,

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from forerun.calib.errors import ConfigError
+from forerun.calib.memory.layout_table import LayoutColumns, RecomputeChoice, memory_table
+from forerun.calib.memory.layout_table import columns_of as memory_columns
+from forerun.calib.memory.peak import memory
 from forerun.calib.workload.config import Batch, Experts, Precision, Recompute, RunConfig
-from forerun.calib.workload.memory import memory
-from forerun.calib.workload.memory_table import LayoutColumns, RecomputeChoice, memory_table
-from forerun.calib.workload.memory_table import columns_of as memory_columns
 from forerun.calib.workload.uneven import uneven_layers
 
 Layout = Callable[..., RunConfig]

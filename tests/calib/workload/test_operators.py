@@ -7,11 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forerun.calib.errors import ConfigError
-from forerun.calib.workload.blocks import recomputed_layers
+from forerun.calib.layers.blocks import recomputed_layers
+from forerun.calib.layers.parameters import parameters, updated_parameters
+from forerun.calib.layers.stage_work import stage_operators
 from forerun.calib.workload.config import Recompute, RunConfig
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
-from forerun.calib.workload.parameters import parameters, updated_parameters
-from forerun.calib.workload.stage_work import stage_operators
 
 Layout = Callable[..., RunConfig]
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from forerun.calib.layers.blocks import BlockKind, chunk_blocks
+from forerun.calib.layers.parameters import parameters
+from forerun.calib.layers.stage_work import stage_operators
 from forerun.calib.published.model_shapes import public_shape
-from forerun.calib.workload.blocks import BlockKind, chunk_blocks
 from forerun.calib.workload.config import (
     Batch,
     Dispatcher,
@@ -22,8 +24,6 @@ from forerun.calib.workload.config import (
     RunConfig,
 )
 from forerun.calib.workload.operators import OperatorKind
-from forerun.calib.workload.parameters import parameters
-from forerun.calib.workload.stage_work import stage_operators
 
 ONE, TWO = {"num_prediction_layers": 1}, {"num_prediction_layers": 2}
 EXCHANGE = Experts(num_experts=8, top_k=2, ffn_hidden_size=32, dispatcher=Dispatcher.ALL_TO_ALL)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from forerun.calib.errors import ConfigError
+from forerun.calib.layers.parameters import parameters
+from forerun.calib.memory.peak import stage_memory
 from forerun.calib.workload.config import (
     Experts,
     LatentAttention,
@@ -16,8 +18,6 @@ from forerun.calib.workload.config import (
     PositionEmbedding,
     RunConfig,
 )
-from forerun.calib.workload.memory import stage_memory
-from forerun.calib.workload.parameters import parameters
 
 EXPERTS = Experts(
     num_experts=8,

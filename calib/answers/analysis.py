@@ -1,0 +1,385 @@
+"""The whole chain in one call: sample table -> calibration -> step -> forecast -> decision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from ..advice.decision import Action, Decision, Limits, Rule, decide
+from ..advice.plan import Plan, plan
+from ..arguments.kept_arguments import kept_arguments
+from ..errors import RecordError
+from ..fit.calibration import Calibration, calibrate
+from ..forecast.batch_ratios import BatchRatio
+from ..forecast.forecast import NORMAL_95, Forecast
+from ..forecast.model_forecast import (
+    Outlook,
+    at_batch_size,
+    batch_size_at,
+    full_batch_size,
+    outlook,
+)
+from ..forecast.run_forecast import SoFar, run_forecast
+from ..samples.table import SampleTable
+from ..samples.windows import windows_of
+from ..steps.estimate import StepEstimate
+from ..steps.known import KnownStep, same_layout
+from ..steps.live_times import live_times
+from ..steps.model import FittedSteps, fit_steps
+from ..stragglers.waiting import WaitingReport, waiting_report
+from ..units import HOUR_S
+from ..workload.config import RunConfig
+from .history import History, Levels, Models, WindowScore, window_scores
+from .overhead import Overhead
+from .run_measurements import (
+    hook_summary,
+    mean_waiting_s,
+    measured_overhead,
+    measured_sigma_log,
+    measured_step_s,
+    memory_offset_nbytes,
+    perturbation_s,
+    recalibration_s,
+)
+from .run_steps import running_config, with_own
+from .transcript import HookSummary, StepSummary, transcript_lines
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is asked of an analysis; everything that it cannot read from the table."""
+
+    now_unix_s: float
+    last_step: int = 0
+    step_times_s: tuple[float, ...] = ()
+    """Every unflagged bare step so far, oldest first; empty: those of the table's windows."""
+    step_numbers: tuple[int, ...] = ()
+    """Iterations of ``step_times_s``, from 1; empty: all at the running batch size."""
+    irregular_times_s: tuple[float, ...] = ()
+    """Steps that collected garbage, or came after an evaluation or a save."""
+    num_regular: int = 0
+    """Unflagged steps that came meanwhile."""
+    level_since_step: int = 0
+    """Steps from this one on (from 0) are of the level that holds now: a drift came before."""
+    eval_times_s: tuple[float, ...] = ()
+    save_times_s: tuple[float, ...] = ()
+    deadline_unix_s: float | None = None
+    budget_hours: float | None = None
+    restart_cost_s: float = 600.0
+    mtbf_hours: float | None = None
+    num_restarts: int = 0
+    price_per_gpu_hour: float | None = None
+    limit_unix_s: float | None = None
+    """When the scheduler ends the job."""
+    energy_used_j: float | None = None
+    mean_power_w: float | None = None
+    confidence: float = 0.9
+    gpus: tuple[int, ...] = ()
+    host_argv: tuple[str, ...] = ()
+    """Only what may be kept: the rest is masked, since the request is written to a file."""
+    memory_capacity_nbytes: int | None = None
+    previously_met: tuple[str, ...] = ()
+    """Values of the rules that spoke for stopping in the window before."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "host_argv", kept_arguments(self.host_argv))
+
+    def time_limit_s(self, forecast: Forecast) -> float | None:
+        """The scheduler's limit on the scale of ``forecast.total_s``: from the run's start."""
+        if self.limit_unix_s is None:
+            return None
+        return self.limit_unix_s - forecast.now_unix_s + forecast.elapsed_s
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that ``from_json`` reads back."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Request:
+        """The request that ``to_json`` wrote; unknown keys are ignored.
+
+        Raises ``RecordError`` where a value is of another kind, or no finite number.
+        """
+        known: dict[str, Any] = {}
+        for spec in fields(Request):
+            if spec.name in value:
+                known[spec.name] = _asked(spec.name, str(spec.type), value[spec.name])
+        try:
+            return Request(**known)
+        except TypeError as err:
+            raise RecordError(f"the request is incomplete ({err}); delete it") from err
+
+    @property
+    def limits(self) -> Limits:
+        """The thresholds of the decision."""
+        return Limits(
+            restart_cost_s=self.restart_cost_s,
+            confidence=self.confidence,
+            deadline_unix_s=self.deadline_unix_s,
+            budget_s=None if self.budget_hours is None else self.budget_hours * HOUR_S,
+        )
+
+
+def _asked(name: str, kind: str, value: Any) -> Any:
+    """A field of a request as its annotation has it."""
+    if value is None and kind.endswith("None"):
+        return None
+    element = kind.removeprefix("tuple[").partition(",")[0].partition(" ")[0]
+    many = value if kind.startswith("tuple") else [value]
+    if not isinstance(many, list | tuple) or not all(_is_a(element, one) for one in many):
+        raise RecordError(f"{name} of the request is no {kind}; delete the request")
+    return tuple(many) if kind.startswith("tuple") else value
+
+
+def _is_a(kind: str, value: Any) -> bool:
+    if kind == "str":
+        return isinstance(value, str)
+    allowed = (int,) if kind == "int" else (int, float)
+    return type(value) in allowed and abs(value) < 2**63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedStep:
+    """The next single step with its 90 % interval, seconds."""
+
+    time_s: float
+    low_s: float
+    high_s: float
+
+    def scaled(self, by: BatchRatio) -> PredictedStep:
+        """The step at another batch size, its interval wider by the error of the ratio.
+
+        >>> twice = BatchRatio(ratio=2.0, sigma_log=0.0)
+        >>> PredictedStep(time_s=2.0, low_s=1.0, high_s=3.0).scaled(twice)
+        PredictedStep(time_s=4.0, low_s=2.0, high_s=6.0)
+        """
+        wide = math.exp(NORMAL_95 * by.sigma_log)
+        return PredictedStep(
+            time_s=self.time_s * by.ratio,
+            low_s=self.low_s * by.ratio / wide,
+            high_s=self.high_s * by.ratio * wide,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Everything that is said of a run after a window."""
+
+    run_id: str
+    config: RunConfig
+    calibration: Calibration
+    own: StepEstimate
+    measured_step_s: float
+    overhead: Overhead | None
+    hooks: HookSummary
+    forecast: Forecast
+    outlook: Outlook
+    """What later forecasts start from, without a new fit."""
+    plan: Plan
+    decision: Decision
+    history: History
+    modelled_step: PredictedStep
+    """The running layout without hooks: timeline, plus waiting, minus the perturbation."""
+    waiting_s: float
+    """Mean time per step that a rank stands still for a later one, pipeline waits aside."""
+    perturbation_s: float
+    """What hooks slow a hooked step down by beyond the time that they take themselves."""
+    skew_s: Mapping[int, float]
+    waiting: WaitingReport
+    problems: tuple[str, ...]
+    transcript: tuple[str, ...]
+    ended_unix_s: float | None = None
+    """The end of the run, where it has come."""
+
+    @property
+    def window_scores(self) -> list[WindowScore]:
+        """What each window was worth, against the end of the run or the newest forecast of it."""
+        forecast, ended = self.forecast, self.ended_unix_s
+        return window_scores(
+            self.history.errors,
+            started_unix_s=forecast.now_unix_s - forecast.elapsed_s,
+            finish_unix_s=forecast.finish_p50_unix_s if ended is None else ended,
+        )
+
+    def predicted_step(self, iteration: int) -> PredictedStep:
+        """What a step of this run, counted from 1, will take."""
+        step = PredictedStep(
+            time_s=self.forecast.step_time_s,
+            low_s=self.forecast.single_low_s,
+            high_s=self.forecast.single_high_s,
+        )
+        return step.scaled(self.outlook.ratio(iteration, self.forecast.steps_done))
+
+    def modelled_at(self, iteration: int) -> PredictedStep:
+        """The same from the models alone."""
+        window_size = self.config.batch.global_batch_size
+        size = batch_size_at(self.config, iteration)
+        ratios = self.outlook.ratios
+        if size == window_size or size not in ratios:
+            return self.modelled_step
+        return self.modelled_step.scaled(ratios[size])
+
+    @property
+    def is_stop(self) -> bool:
+        """True where the advice is to stop."""
+        return self.decision.action is Action.STOP
+
+
+def analyse(
+    table: SampleTable,
+    request: Request,
+    *,
+    problems: Sequence[str] = (),
+    history: History | None = None,
+    known: Sequence[KnownStep] = (),
+) -> Answer:
+    """The answer of the newest run in the table; ``history`` is that of the answer before it.
+
+    ``known`` are steps of other runs on this machine, in any layout.
+
+    Raises ``CalibrationError`` where steps or operators are missing, ``ConfigError`` where the
+    running layout is one that the timeline does not model yet.
+    """
+    config = running_config(table)
+    measured_s = measured_step_s(table)
+    calibration = calibrate(table, device=config.device)
+    base = live_times(calibration, config)
+    # What is held against the measured step has seen no step of this layout.
+    layout = same_layout(config)
+    blind = fit_steps(base, [one for one in known if same_layout(one.config) != layout])
+    own = blind.estimate(config)
+    view = _outlook(table, config, request, blind, own)
+    # Other layouts are for what is left: the steps behind the ramp.
+    full = full_batch_size(config)
+    full = full if full in view.ratios else config.batch.global_batch_size
+    ahead_config = at_batch_size(config, full)
+    ran = KnownStep(
+        config=ahead_config,
+        time_s=measured_s * view.ratios[full].ratio,
+        sigma_log=math.hypot(measured_sigma_log(table), view.ratios[full].sigma_log),
+    )
+    found = plan(
+        ahead_config,
+        fit_steps(base, with_own(known, ran)),
+        num_ranks=(config.parallelism.num_ranks, *request.gpus),
+        memory_capacity_nbytes=request.memory_capacity_nbytes or table.device_memory_nbytes(),
+        memory_offset_nbytes=memory_offset_nbytes(table),
+    )
+    levels = Levels(
+        outlook=view, so_far=so_far(request, last_step=int(table.steps["step"].max()) + 1)
+    )
+    ahead = run_forecast(view, levels.so_far)
+    hooks = hook_summary(table)
+    coverage = hooks.num_fired / hooks.num_installed if hooks.num_installed else None
+    decision = decide(
+        replace(request.limits, recalibration_s=recalibration_s(table)),
+        forecast=ahead,
+        plan=found,
+        coverage_frac=coverage,
+        host_argv=request.host_argv,
+        previously_met=frozenset(Rule(value) for value in request.previously_met),
+    )
+    cost = measured_overhead(table)
+    waiting_s, perturbed_s = mean_waiting_s(table), perturbation_s(table, cost)
+    rest_s = waiting_s - perturbed_s
+    modelled = PredictedStep(
+        time_s=own.time_s + rest_s, low_s=own.low_s + rest_s, high_s=own.high_s + rest_s
+    )
+    waiting = waiting_report(table, measured_s)
+    lines = transcript_lines(
+        hooks=hooks,
+        overhead=cost,
+        step=StepSummary(
+            measured_s=measured_s,
+            modelled_s=modelled.time_s,
+            low_s=modelled.low_s,
+            high_s=modelled.high_s,
+        ),
+        slow=waiting.line,
+        forecast=ahead if config.cadence.train_iters else None,
+        plan=found,
+        decision=decision,
+        time_limit_s=request.time_limit_s(ahead),
+    )
+    return Answer(
+        run_id=table.run_id,
+        config=config,
+        calibration=calibration,
+        own=own,
+        measured_step_s=measured_s,
+        overhead=cost,
+        hooks=hooks,
+        forecast=ahead,
+        outlook=view,
+        plan=found,
+        decision=decision,
+        history=_history(
+            table,
+            history,
+            Models(calibration=calibration, own_s=modelled.time_s),
+            levels if config.cadence.train_iters else None,
+        ),
+        modelled_step=modelled,
+        waiting_s=waiting_s,
+        perturbation_s=perturbed_s,
+        skew_s=table.skew_s(),
+        waiting=waiting,
+        problems=tuple(problems),
+        transcript=tuple(lines),
+    )
+
+
+def so_far(request: Request, *, last_step: int = 0) -> SoFar:
+    """What the request tells of the run, for a forecast; ``last_step`` where it does not say."""
+    return SoFar(
+        now_unix_s=request.now_unix_s,
+        steps_done=request.last_step or last_step,
+        step_times_s=request.step_times_s,
+        step_numbers=request.step_numbers,
+        level_since=request.level_since_step + 1,
+        irregular_times_s=request.irregular_times_s,
+        num_regular=request.num_regular,
+        eval_times_s=request.eval_times_s,
+        save_times_s=request.save_times_s,
+        mtbf_hours=request.mtbf_hours,
+        num_restarts=request.num_restarts,
+        restart_cost_s=request.restart_cost_s,
+        price_per_gpu_hour=request.price_per_gpu_hour,
+        energy_used_j=request.energy_used_j,
+        mean_power_w=request.mean_power_w,
+    )
+
+
+def _history(
+    table: SampleTable, known: History | None, models: Models, levels: Levels | None
+) -> History:
+    """With the newest window; ``models`` are the run's own where no other run's rows are there."""
+    if known is None:
+        if len(windows_of(table)) > 1:
+            return replace(History.of(table), levels=levels)
+        known = History()
+    is_own = bool((table.samples["run_id"] == table.run_id).all())
+    return known.followed_by(table, models if is_own else None, levels)
+
+
+def _outlook(
+    table: SampleTable,
+    config: RunConfig,
+    request: Request,
+    steps: FittedSteps,
+    own: StepEstimate,
+) -> Outlook:
+    recent = replace(table, steps=table.steps[table.steps["step"] >= request.level_since_step])
+    runs = table.runs[table.runs["run_id"] == table.run_id]
+    return outlook(
+        config,
+        steps,
+        own,
+        started_unix_s=float(runs["started_unix_s"].min()),
+        recorded_s=tuple(recent.step_times_s(is_hooked=False).tolist()),
+        recorded_numbers=recent.bare_step_numbers(),
+    )

@@ -1,0 +1,72 @@
+"""The step model of a run, from its sample table and from what is known of other runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ..fit.calibration import calibrate
+from ..forecast.model_forecast import at_batch_size, batch_size_at
+from ..samples.table import SampleTable
+from ..steps.known import KnownStep, same_layout
+from ..steps.live_times import live_times
+from ..steps.model import FittedSteps, fit_steps
+from ..workload.config import RunConfig
+from .run_measurements import measured_sigma_log, measured_step_s
+
+_SESSION_SIGMA_LOG, _CPU_SESSION_SIGMA_LOG = 0.015, 0.1
+"""How far the level of one layout lies apart between two runs on the same machine: clocks and
+neighbours.  Processors of a shared host move within minutes: 180 runs of 33 layouts differed by
+0.07 (median) to 0.13 (root mean square) from their like (benchmarks/RESULTS.md)."""
+
+
+def running_config(table: SampleTable) -> RunConfig:
+    """The layout of the newest run at the batch size of its last recorded step.
+
+    A ramp may have gone on since the run described itself.
+    """
+    config = table.config()
+    if table.steps.empty:
+        return config
+    return at_batch_size(config, batch_size_at(config, int(table.steps["step"].max()) + 1))
+
+
+def known_step(table: SampleTable) -> KnownStep:
+    """The newest run's layout and its measured step; processors do not keep to it."""
+    config = running_config(table)
+    passing = _CPU_SESSION_SIGMA_LOG if config.device == "cpu" else 0.0
+    return KnownStep(
+        config=config,
+        time_s=measured_step_s(table),
+        sigma_log=math.hypot(measured_sigma_log(table), passing),
+    )
+
+
+def known_elsewhere(table: SampleTable, asked: RunConfig) -> KnownStep:
+    """The same as evidence for another run: another session, maybe another release."""
+    found = known_step(table)
+    session = 0.0 if found.config.device == "cpu" else _SESSION_SIGMA_LOG
+    return replace(
+        found,
+        sigma_log=math.hypot(found.sigma_log, session),
+        site="" if found.config.framework == asked.framework else found.config.framework,
+    )
+
+
+def run_steps(table: SampleTable, known: Sequence[KnownStep] = ()) -> FittedSteps:
+    """The step model of the newest run, with steps of other runs on its kind of device.
+
+    Where a machine was probed and nothing trained, it stands on the operators alone.  Raises
+    ``CalibrationError`` where no operator was sampled.
+    """
+    config = table.config()
+    base = live_times(calibrate(table, device=config.device), config)
+    return fit_steps(base, known if table.steps.empty else with_own(known, known_step(table)))
+
+
+def with_own(known: Sequence[KnownStep], own: KnownStep) -> list[KnownStep]:
+    """What is known, with a run's own step in place of what earlier runs took in its layout."""
+    layout = same_layout(own.config)
+    others = (one for one in known if one.site or same_layout(one.config) != layout)
+    return [*others, own]

@@ -1,0 +1,199 @@
+"""Model shapes from a Hugging Face ``config.json``, given as a parsed mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..errors import ConfigError
+from ..workload.argument_values import Arguments
+from ..workload.model_shape import (
+    Dispatcher,
+    Experts,
+    LatentAttention,
+    ModelShape,
+    Normalization,
+    PositionEmbedding,
+    at_least_one,
+)
+
+_VOCAB_MULTIPLE = 128
+
+
+def from_hugging_face(
+    config: Mapping[str, Any], *, seq_length: int = 0, vocab_multiple: int = _VOCAB_MULTIPLE
+) -> ModelShape:
+    """The model of a ``config.json``, as Megatron would build it.
+
+    ``seq_length`` is what is trained on (0: the longest that the model takes); the vocabulary is
+    padded to ``vocab_multiple``, Megatron's 128 x tp.  Raises ``ConfigError`` where the kind of
+    model is not known or a size is missing.
+
+    >>> from_hugging_face({"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12,
+    ...                    "n_positions": 1024, "vocab_size": 50257}).vocab_size
+    50304
+    """
+    kind = str(config.get("model_type"))
+    if kind not in _KINDS:
+        raise ConfigError(
+            f"model_type {kind!r} of config.json is not known; known are: "
+            f"{', '.join(sorted(_KINDS))}"
+        )
+    given = Arguments(config)
+    for name in ("num_attention_heads", "n_head"):
+        at_least_one(name, given.number(name, default=1))
+    shape = _KINDS[kind](given)
+    length = seq_length or shape.max_position_embeddings
+    vocab = -(-shape.vocab_size // vocab_multiple) * vocab_multiple
+    return replace(shape, seq_length=max(length, 1), vocab_size=vocab)
+
+
+def _llama(given: Arguments) -> ModelShape:
+    """Grouped queries, rotary positions, RMSNorm, gated MLP, no bias."""
+    hidden, heads = given.required("hidden_size"), given.required("num_attention_heads")
+    return ModelShape(
+        num_layers=given.required("num_hidden_layers"),
+        hidden_size=hidden,
+        ffn_hidden_size=given.required("intermediate_size"),
+        num_attention_heads=heads,
+        num_query_groups=given.number("num_key_value_heads", default=heads),
+        kv_channels=given.number("head_dim", default=hidden // heads),
+        seq_length=1,
+        vocab_size=given.required("vocab_size"),
+        is_gated=True,
+        has_bias=given.is_on("mlp_bias"),
+        has_qkv_bias=given.is_on("attention_bias") and not given.is_on("mlp_bias"),
+        is_tied=given.is_on("tie_word_embeddings"),
+        normalization=Normalization.RMS_NORM,
+        position_embedding=PositionEmbedding.ROPE,
+        max_position_embeddings=given.number("max_position_embeddings"),
+    )
+
+
+def _qwen2(given: Arguments) -> ModelShape:
+    return replace(_llama(given), has_qkv_bias=True)
+
+
+def _qwen3(given: Arguments) -> ModelShape:
+    return replace(_llama(given), has_qk_norm=True)
+
+
+def _mixtral(given: Arguments) -> ModelShape:
+    shape = _llama(given)
+    experts = _experts(given, "num_local_experts", shape.ffn_hidden_size)
+    return replace(shape, experts=experts)
+
+
+def _qwen2_moe(given: Arguments) -> ModelShape:
+    shape = _sparse(_qwen2(given), given, "num_experts")
+    shared = given.number("shared_expert_intermediate_size")
+    if shape.experts is None:
+        return shape
+    experts = replace(shape.experts, shared_ffn_hidden_size=shared, has_shared_gate=shared > 0)
+    return replace(shape, experts=experts)
+
+
+def _qwen3_moe(given: Arguments) -> ModelShape:
+    return _sparse(_qwen3(given), given, "num_experts")
+
+
+def _sparse(shape: ModelShape, given: Arguments, name: str) -> ModelShape:
+    """Experts on every ``decoder_sparse_step``-th layer that is not ``mlp_only``."""
+    if not given.number(name):
+        return shape
+    step, dense = given.number("decoder_sparse_step", default=1), given.words("mlp_only_layers")
+    pattern = tuple(
+        (layer + 1) % step == 0 and str(layer) not in dense for layer in range(shape.num_layers)
+    )
+    experts = _experts(given, name, given.required("moe_intermediate_size"))
+    return replace(shape, experts=replace(experts, layer_pattern=_unless_all(pattern)))
+
+
+def _deepseek(given: Arguments) -> ModelShape:
+    """Latent attention; the first ``first_k_dense_replace`` layers are dense."""
+    shape = _llama(given)
+    width = given.number("moe_intermediate_size", default=shape.ffn_hidden_size)
+    experts = None
+    if given.number("n_routed_experts"):
+        step = given.number("moe_layer_freq", default=1)
+        first = given.number("first_k_dense_replace")
+        pattern = tuple(layer >= first and layer % step == 0 for layer in range(shape.num_layers))
+        experts = replace(
+            _experts(given, "n_routed_experts", width),
+            shared_ffn_hidden_size=width * given.number("n_shared_experts"),
+            layer_pattern=_unless_all(pattern),
+        )
+    return replace(
+        shape,
+        num_query_groups=shape.num_attention_heads,
+        experts=experts,
+        # Megatron calls the norms of the latent vectors query-key norms.
+        has_qk_norm=True,
+        num_prediction_layers=given.number("num_nextn_predict_layers"),
+        latent_attention=LatentAttention(
+            q_lora_rank=given.number("q_lora_rank"),
+            kv_lora_rank=given.required("kv_lora_rank"),
+            qk_head_dim=given.required("qk_nope_head_dim"),
+            qk_pos_emb_head_dim=given.required("qk_rope_head_dim"),
+            v_head_dim=given.required("v_head_dim"),
+        ),
+    )
+
+
+def _gpt2(given: Arguments) -> ModelShape:
+    hidden, heads = given.required("n_embd"), given.required("n_head")
+    return ModelShape(
+        num_layers=given.required("n_layer"),
+        hidden_size=hidden,
+        ffn_hidden_size=given.number("n_inner", default=4 * hidden),
+        num_attention_heads=heads,
+        num_query_groups=heads,
+        kv_channels=hidden // heads,
+        seq_length=1,
+        vocab_size=given.required("vocab_size"),
+        is_tied=given.is_on("tie_word_embeddings", default=True),
+        max_position_embeddings=given.number("n_positions", "n_ctx"),
+    )
+
+
+def _gpt_neox(given: Arguments) -> ModelShape:
+    shape = _llama(given)
+    return replace(
+        shape,
+        is_gated=False,
+        has_bias=True,
+        has_qkv_bias=False,
+        normalization=Normalization.LAYER_NORM,
+        is_residual_parallel=given.is_on("use_parallel_residual", default=True),
+    )
+
+
+def _experts(given: Arguments, name: str, width: int) -> Experts:
+    return Experts(
+        num_experts=given.required(name),
+        top_k=given.number("num_experts_per_tok", default=2),
+        ffn_hidden_size=width,
+        dispatcher=Dispatcher.ALL_TO_ALL,
+        is_grouped=True,
+    )
+
+
+def _unless_all(pattern: tuple[bool, ...]) -> tuple[bool, ...]:
+    return () if all(pattern) else pattern
+
+
+_KINDS: dict[str, Callable[[Arguments], ModelShape]] = {
+    "llama": _llama,
+    "mistral": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "mixtral": _mixtral,
+    "qwen2_moe": _qwen2_moe,
+    "qwen3_moe": _qwen3_moe,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "kimi_k2": _deepseek,
+    "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+}

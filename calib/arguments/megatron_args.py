@@ -1,0 +1,309 @@
+"""Megatron's option names and ``RunConfig``: read, write, and change within a command line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from ..errors import ConfigError
+from ..workload.argument_values import whole
+from ..workload.config import RunConfig
+from ..workload.pipeline_layout import write_layout
+from .megatron_command import split_launcher
+from .megatron_namespace import FIRST_STAGE, LAST_STAGE, from_namespace
+from .megatron_options import MODELLED, SPELLED, options_of, read_words
+from .megatron_values import as_options, layout_values, model_values
+
+_GPUS = "--gpus"
+_PP = "pipeline_model_parallel_size"
+_REPLICAS = "--data-parallel-size"
+_SPLIT = frozenset(
+    (
+        "account_for_embedding_in_pipeline_split",
+        "account_for_loss_in_pipeline_split",
+        FIRST_STAGE[0],
+        LAST_STAGE[0],
+        "num_layers_per_virtual_pipeline_stage",
+        "num_virtual_stages_per_pipeline_rank",
+        "pipeline_model_parallel_layout",
+    )
+)
+_RECOMPUTE = frozenset(
+    (
+        "distribute_saved_activations",
+        "moe_layer_recompute",
+        "recompute_activations",
+        "recompute_granularity",
+        "recompute_method",
+        "recompute_modules",
+        "recompute_num_layers",
+    )
+)
+_FP8 = frozenset(("fp4", "fp4_param", "fp8", "fp8_param_gather", "fp8_recipe"))
+_GRADIENTS = frozenset(
+    ("accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16", "main_grads_dtype")
+)
+_GRAPHS = frozenset(("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph"))
+_LOSS = frozenset(("cross_entropy_fusion_impl", "cross_entropy_loss_fusion"))
+_GROUPS = (_SPLIT, _RECOMPUTE, _FP8, _GRADIENTS, _GRAPHS, _LOSS)
+"""Arguments that mean something only together; several spellings of each mean the same."""
+_SWITCH_NAMES = """
+    account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
+    accumulate_allreduce_grads_in_fp32 add_bias_linear add_qkv_bias bf16 cross_entropy_loss_fusion
+    ddp_pad_buckets_for_high_nccl_busbw distribute_saved_activations enable_cuda_graph
+    external_cuda_graph fp16 fp4_param fp8_param_gather grad_reduce_in_bf16
+    gradient_accumulation_fusion group_query_attention moe_grouped_gemm moe_layer_recompute
+    moe_pad_expert_input_to_capacity moe_shared_expert_gate moe_shared_expert_overlap
+    multi_latent_attention overlap_grad_reduce overlap_p2p_comm overlap_p2p_comm_warmup_flush
+    overlap_param_gather qk_layernorm
+    quick_geglu recompute_activations sequence_parallel swiglu tp_comm_overlap
+    untie_embeddings_and_output_weights use_distributed_optimizer use_rotary_position_embeddings
+    use_tp_pp_dp_mapping
+"""
+_SWITCHES = frozenset(_SWITCH_NAMES.split())
+_LAYOUT_NAMES = """
+    context_parallel_size cp_comm_type ddp_bucket_size
+    ddp_pad_buckets_for_high_nccl_busbw expert_model_parallel_size expert_tensor_parallel_size
+    global_batch_size gradient_accumulation_fusion micro_batch_size
+    microbatch_group_size_per_vp_stage num_distributed_optimizer_instances overlap_grad_reduce
+    overlap_p2p_comm overlap_p2p_comm_warmup_flush overlap_param_gather
+    pipeline_model_parallel_size sequence_parallel
+    tensor_model_parallel_size tp_comm_overlap use_distributed_optimizer use_tp_pp_dp_mapping
+"""
+_LAYOUT = frozenset(_LAYOUT_NAMES.split()).union(*_GROUPS)
+
+
+def apply_options(config: RunConfig, argv: Sequence[str]) -> RunConfig:
+    """The config with Megatron's options laid over it.
+
+    The number of ranks stays unless ``--gpus`` or ``--data-parallel-size`` is given; dp follows.
+    ``--no-...`` turns a switch off.  Raises ``ConfigError`` for an option that is not known.
+    """
+    given = _parsed(argv)
+    values = {**_kept(config, given), **given}
+    if "data_parallel_size" in given and "world_size" not in given:
+        values.pop("world_size")
+    if "recompute_num_layers" in given:
+        values.setdefault("recompute_method", "block")
+    found = _with_own(from_namespace(SimpleNamespace(**values)), config)
+    unmodelled = dict.fromkeys((*config.unmodelled, *found.unmodelled))
+    return replace(found, unmodelled=tuple(unmodelled))
+
+
+def options(config: RunConfig) -> tuple[str, ...]:
+    """Megatron's options that give this layout (the number of ranks is the launcher's).
+
+    Options that are Megatron's default are left out, but for the sizes.
+    """
+    return _flat(layout_values(config))
+
+
+def model_options(config: RunConfig) -> tuple[str, ...]:
+    """Megatron's options that give the model, its precision and the cadence of the run."""
+    return _flat(model_values(config))
+
+
+def rewrite_command(
+    host_argv: Sequence[str], config: RunConfig, *, running: RunConfig | None = None
+) -> tuple[str, ...]:
+    """The user's own command line with the options of the layout replaced, all else as it was.
+
+    Options that the user gave are changed in place, unless they already say the same in other
+    words; those that the layout needs beyond them come at the end, but what is so in the
+    ``running`` layout without having been given, which a script's own defaults may do.
+    """
+    kept = _said_already(host_argv, config)
+    given = read_words(split_launcher(host_argv)[1]).values
+    unsaid = {} if running is None else layout_values(running)
+    unsaid = {name: value for name, value in unsaid.items() if name not in given}
+    values = layout_values(config).items()
+    wanted = {
+        option: words
+        for option, words in as_options(
+            {
+                name: value
+                for name, value in values
+                if name not in kept and not (name in unsaid and unsaid[name] == value)
+            }
+        )
+    }
+    out: list[str] = []
+    place = 0
+    while place < len(host_argv):
+        name, joined, _ = host_argv[place].partition("=")
+        target = _target(name) if name.startswith("--") else ""
+        end = place + 1
+        if target not in _LAYOUT or target in kept:
+            out.append(host_argv[place])
+        else:
+            while not joined and end < len(host_argv) and not host_argv[end].startswith("--"):
+                end += 1
+            words = wanted.pop(name, None)
+            if words is not None:
+                out += [f"{name}={words[0]}"] if joined and words else [name, *words]
+        place = end
+    for name, words in wanted.items():
+        if words != ["1"] or not name.endswith("-model-parallel-size"):
+            out += [name, *words]
+    return tuple(out)
+
+
+def resumed_command(host_argv: Sequence[str]) -> tuple[str, ...]:
+    """The command line that goes on from what this one saves: ``--load`` says what ``--save`` does.
+
+    What would begin anew, or at another checkpoint, is left out.  As it is without ``--save``.
+
+    >>> resumed_command(["t.py", "--finetune", "--load", "old", "--save", "here"])
+    ('t.py', '--load', 'here', '--save', 'here')
+    """
+    options = _option_words(host_argv)
+    saved = [words for name, words in options if name == "--save" and words]
+    if not saved:
+        return tuple(host_argv)
+    out: list[str] = []
+    for name, words in options:
+        if name == "--load":
+            words = saved[-1]
+        if name not in _NOT_RESUMED:
+            out += ([name] if name else []) + words
+    if not any(name == "--load" for name, _ in options):
+        out += ["--load", *saved[-1]]
+    return tuple(out)
+
+
+def _option_words(host_argv: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Options with the words behind them, split at ``=``; words before the first have no option."""
+    out: list[tuple[str, list[str]]] = [("", [])]
+    for word in host_argv:
+        name, equals, value = word.partition("=")
+        if not word.startswith("--"):
+            out[-1][1].append(word)
+        elif name in ("--save", "--load", *_NOT_RESUMED) and equals:
+            out.append((name, [value]))
+        else:
+            out.append((word, []))
+    return out
+
+
+_NOT_RESUMED = ("--finetune", "--ckpt-step", "--pretrained-checkpoint")
+
+
+def _kept(config: RunConfig, given: dict[str, Any]) -> dict[str, Any]:
+    """The config's own values, without those that the given ones make void."""
+    values = {**model_values(config), **layout_values(config)}
+    par = config.parallelism
+    values |= {"world_size": par.num_ranks, "ranks_per_node": par.ranks_per_node}
+    void: set[str] = set()
+    if given.keys() & _SPLIT:
+        void |= _SPLIT
+    elif given.keys() & {_PP, "num_layers"}:
+        void |= _SPLIT
+        pp = whole(_PP, given.get(_PP, par.pp))
+        values["virtual_pipeline_model_parallel_size"] = par.vp if pp > 1 else 1
+    granularity = given.get("recompute_granularity")
+    if granularity is not None and granularity != config.recompute.value:
+        void |= _RECOMPUTE
+    if "mtp_num_layers" in given and par.chunk_layers and not void & _SPLIT:
+        predicted = whole("mtp_num_layers", given["mtp_num_layers"])
+        values["pipeline_model_parallel_layout"] = write_layout(par.chunk_layers, predicted)
+    for name, others in _EXCLUSIVE.items():
+        if name in given:
+            void |= others
+    return {name: value for name, value in values.items() if name not in void}
+
+
+_EXCLUSIVE = {
+    "bf16": {"fp16"},
+    "fp16": {"bf16"},
+    "fp4": {"fp8", "fp8_recipe", "fp8_param_gather"},
+    "fp8": {"fp4", "fp4_param"},
+    "vocab_size": {"padded_vocab_size"},
+}
+
+
+def _parsed(argv: Sequence[str]) -> dict[str, Any]:
+    """Values by their names in the namespace; ``--no-...`` is False."""
+    given: dict[str, Any] = {}
+    for option, words in options_of(argv):
+        target, constant = SPELLED.get(option[2:].replace("-", "_"), (_target(option), None))
+        negated = option[5:].replace("-", "_") if option.startswith("--no-") else ""
+        if option in (_GPUS, _REPLICAS):
+            target = "world_size" if option == _GPUS else "data_parallel_size"
+        if constant is not None or (target in _SWITCHES and not words):
+            given[target] = True if constant is None else constant
+        elif negated in _SWITCHES:
+            given[negated] = False
+        elif target in MODELLED or option in (_GPUS, _REPLICAS):
+            given[target] = _value(option, words, is_switch=target in _SWITCHES)
+        else:
+            raise ConfigError(
+                f"{option or words[0]} is not an option of a layout; "
+                f"nearest: {', '.join(_nearest(option))}"
+            )
+    return given
+
+
+def _value(option: str, words: list[str], *, is_switch: bool) -> Any:
+    if not words:
+        raise ConfigError(f"{option} has no value; write {option} VALUE")
+    if is_switch:
+        raise ConfigError(f"{option} is a switch and takes no {words[0]!r}; leave it out")
+    if len(words) == 1:
+        return words[0]
+    if _target(option) not in ("recompute_modules", "rampup_batch_size", "cp_comm_type"):
+        raise ConfigError(f"{option} has {len(words)} values {words}; give one")
+    return words
+
+
+def _nearest(option: str) -> list[str]:
+    names = ["--" + name.replace("_", "-") for name in (*MODELLED, *SPELLED)] + [_GPUS, _REPLICAS]
+    return difflib.get_close_matches(option, names, n=3, cutoff=0.4) or sorted(names)[:3]
+
+
+def _said_already(host_argv: Sequence[str], config: RunConfig) -> frozenset[str]:
+    """Names of the groups whose options in the user's command already mean this layout."""
+    host = read_words(split_launcher(host_argv)[1]).values
+    own = {**model_values(config), **layout_values(config)}
+    own["world_size"] = config.parallelism.num_ranks
+    own["ranks_per_node"] = config.parallelism.ranks_per_node
+    found: frozenset[str] = frozenset()
+    for group in _GROUPS:
+        values = {name: value for name, value in own.items() if name not in group}
+        values |= {name: value for name, value in host.items() if name in group}
+        if host.keys() & group and _means(values, config):
+            found |= group
+    return found
+
+
+def _means(values: dict[str, Any], config: RunConfig) -> bool:
+    try:
+        found = from_namespace(SimpleNamespace(**values))
+    except ConfigError:
+        return False
+    return replace(_with_own(found, config), unmodelled=config.unmodelled) == config
+
+
+def _with_own(found: RunConfig, config: RunConfig) -> RunConfig:
+    """The found config with what Megatron's arguments cannot say taken from the other."""
+    experts, own = found.model.experts, config.model.experts
+    if experts is not None and own is not None:
+        experts = replace(experts, imbalance=own.imbalance)
+    return replace(
+        found,
+        model=replace(found.model, experts=experts),
+        parallelism=replace(found.parallelism, schedule=config.parallelism.schedule),
+        device=config.device,
+        framework=config.framework,
+    )
+
+
+def _flat(values: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(word for option, words in as_options(values) for word in (option, *words))
+
+
+def _target(option: str) -> str:
+    name = option[2:].replace("-", "_")
+    return SPELLED.get(name, (name, None))[0]

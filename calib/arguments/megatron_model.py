@@ -1,0 +1,130 @@
+"""The model shape that Megatron's arguments describe, by the rules of core_v0.16.1."""
+
+from __future__ import annotations
+
+from ..errors import ConfigError
+from ..workload.argument_values import Arguments
+from ..workload.config_json import decode
+from ..workload.model_shape import (
+    Dispatcher,
+    Experts,
+    LatentAttention,
+    ModelShape,
+    Normalization,
+    PositionEmbedding,
+    at_least_one,
+)
+from .layer_pattern import expert_layers
+
+NUM_EXPERTS = ("num_experts", "num_moe_experts")
+"""By Megatron's argument, and by the field of its ``TransformerConfig``."""
+_GATED = ("swiglu", "gated_linear_unit", "quick_geglu")
+_GPT2_VOCAB = 50257
+
+
+def model_shape(given: Arguments, tp: int) -> ModelShape:
+    """The model of Megatron's arguments; ``tp`` pads the vocabulary.
+
+    Raises ``ConfigError`` where a size that nothing can replace is missing.
+    """
+    hidden, heads = given.required("hidden_size"), given.required("num_attention_heads")
+    at_least_one("num_attention_heads", heads)
+    if not given.number("kv_channels") and hidden % heads:
+        raise ConfigError(
+            f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}; "
+            f"give --kv-channels"
+        )
+    is_gated = any(given.is_on(name) for name in _GATED)
+    ffn = given.number("ffn_hidden_size") or _default_ffn(hidden, given.is_on("swiglu"))
+    has_bias = given.is_on("add_bias_linear", default=True)
+    is_latent = given.is_on("multi_latent_attention")
+    num_layers = given.number("num_layers", "encoder_num_layers") or given.required("num_layers")
+    is_grouped = given.is_on("group_query_attention") and not is_latent
+    return ModelShape(
+        num_layers=num_layers,
+        hidden_size=hidden,
+        ffn_hidden_size=ffn,
+        num_attention_heads=heads,
+        num_query_groups=given.number("num_query_groups", default=1) if is_grouped else heads,
+        kv_channels=given.number("kv_channels") or hidden // heads,
+        seq_length=given.number("seq_length", "encoder_seq_length") or given.required("seq_length"),
+        vocab_size=_vocab_size(given, tp),
+        is_gated=is_gated,
+        has_bias=has_bias,
+        has_qkv_bias=given.is_on("add_qkv_bias") and not has_bias,
+        has_qk_norm=given.is_on("qk_layernorm"),
+        is_tied=not given.is_on("untie_embeddings_and_output_weights"),
+        normalization=decode(
+            Normalization, given.text("normalization", default=Normalization.LAYER_NORM.value)
+        ),
+        position_embedding=_position_embedding(given),
+        max_position_embeddings=given.number("max_position_embeddings"),
+        experts=_experts(given, ffn, num_layers),
+        latent_attention=_latent_attention(given) if is_latent else None,
+        num_prediction_layers=given.number("mtp_num_layers"),
+    )
+
+
+def _default_ffn(hidden: int, is_swiglu: bool) -> int:
+    """4 x hidden; with SwiGLU 2/3 of it, rounded down to 64 (``validate_args``)."""
+    return int((4 * hidden * 2 / 3) / 64) * 64 if is_swiglu else 4 * hidden
+
+
+def _position_embedding(given: Arguments) -> PositionEmbedding:
+    if given.is_on("use_rotary_position_embeddings"):
+        return PositionEmbedding.ROPE
+    kind = given.text("position_embedding_type", default=PositionEmbedding.LEARNED.value)
+    known = [p.value for p in PositionEmbedding]
+    # Megatron's other kinds (yarn, mrope, relative) hold no table that is trained.
+    return PositionEmbedding(kind) if kind in known else PositionEmbedding.ROPE
+
+
+def _vocab_size(given: Arguments, tp: int) -> int:
+    """Rows of the embedding: padded to ``make_vocab_size_divisible_by`` x tp."""
+    padded = given.number("padded_vocab_size")
+    if padded:
+        return padded
+    tokenizer = given.text("tokenizer_type")
+    size = given.number("vocab_size")
+    if not size and tokenizer == "GPT2BPETokenizer":
+        size = _GPT2_VOCAB
+    if not size:
+        raise ConfigError(
+            "vocab_size is missing, and the tokenizer's file is not read; give --vocab-size"
+        )
+    # The null tokenizer adds its end-of-document token to the size that it is given.
+    size += tokenizer == "NullTokenizer"
+    multiple = given.number("make_vocab_size_divisible_by", default=128) * tp
+    return -(-size // multiple) * multiple
+
+
+def _experts(given: Arguments, ffn: int, num_layers: int) -> Experts | None:
+    num_experts = given.number(*NUM_EXPERTS)
+    if not num_experts:
+        return None
+    freq = given.get("moe_layer_freq")
+    capacity = given.real("moe_expert_capacity_factor")
+    dispatcher = given.text("moe_token_dispatcher_type", default=Dispatcher.ALL_GATHER.value)
+    return Experts(
+        num_experts=num_experts,
+        top_k=given.number("moe_router_topk", default=2),
+        ffn_hidden_size=given.number("moe_ffn_hidden_size") or ffn,
+        shared_ffn_hidden_size=given.number("moe_shared_expert_intermediate_size"),
+        layer_pattern=expert_layers(1 if freq is None else freq, num_layers),
+        # Core 0.6 to 0.11 had a second form of the exchange under its own name.
+        dispatcher=decode(Dispatcher, dispatcher.removesuffix("_seq")),
+        capacity_factor=max(capacity, 0.0),
+        is_padded_to_capacity=given.is_on("moe_pad_expert_input_to_capacity"),
+        is_grouped=given.is_on("moe_grouped_gemm"),
+        overlaps_shared=given.is_on("moe_shared_expert_overlap"),
+        has_shared_gate=given.is_on("moe_shared_expert_gate"),
+        has_fp32_router=given.get("moe_router_dtype") is not None,
+    )
+
+
+def _latent_attention(given: Arguments) -> LatentAttention:
+    default = LatentAttention()
+    names = LatentAttention.__dataclass_fields__
+    return LatentAttention(
+        **{name: given.number(name, default=getattr(default, name)) for name in names}
+    )

@@ -1,0 +1,334 @@
+"""A Megatron args namespace as ``RunConfig``, with what the model leaves out named.
+
+Defaults and rules are those of Megatron-LM core_v0.16.1 (``validate_args`` of
+``megatron/training/arguments.py`` and ``TransformerConfig.__post_init__``), so that arguments as
+given and arguments as validated mean the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ConfigError
+from ..workload.argument_values import Arguments, is_true, whole
+from ..workload.config import (
+    Attention,
+    Batch,
+    Cadence,
+    ContextComm,
+    Fp8Recipe,
+    Parallelism,
+    Precision,
+    Recompute,
+    RunConfig,
+)
+from ..workload.config_json import decode
+from ..workload.pipeline_layout import (
+    PipelineLayout,
+    Split,
+    parse_layout,
+    split_layers,
+    virtual_stages,
+)
+from .megatron_model import model_shape
+from .megatron_unmodelled import left_out
+
+FIRST_STAGE = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
+LAST_STAGE = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
+"""By Megatron's argument, and by the field of its ``TransformerConfig``."""
+_FP8 = ("fp8", "fp8_format")
+_FP8_NUMBERS = ("e4m3", "hybrid")
+_FP4 = ("fp4", "fp4_format")
+_MIXED = "a2a+p2p"
+_MODULES = frozenset(
+    ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+)
+"""What ``--recompute-modules`` may name."""
+
+
+def from_namespace(args: Any) -> RunConfig:
+    """The config of a run, from Megatron's arguments (any object with their names).
+
+    Arguments may be as given or as ``validate_args`` leaves them; ``world_size`` and
+    ``ranks_per_node`` are the launcher's.  What the model leaves out (FSDP, hybrid models, CPU
+    offload, ...) is listed by name in ``unmodelled``.  Raises ``ConfigError`` where a size that
+    nothing can replace is missing or the layout cannot run.
+    """
+    given = Arguments(args)
+    layout = _layout(given)
+    predicted = given.number("mtp_num_layers")
+    if layout is not None and layout.num_prediction_layers != predicted:
+        raise ConfigError(
+            f"the pipeline layout has {layout.num_prediction_layers} m, not mtp_num_layers "
+            f"{predicted}; let them agree"
+        )
+    parallelism = _parallelism(given, layout)
+    model = model_shape(given, parallelism.tp)
+    if layout is not None and sum(layout.chunk_layers) != model.num_layers:
+        raise ConfigError(
+            f"the pipeline layout has {sum(layout.chunk_layers)} t, not num_layers "
+            f"{model.num_layers}; let them agree"
+        )
+    micro = given.required("micro_batch_size")
+    recompute, num_layers, modules = _recompute(given)
+    precision = _precision(given)
+    batch = Batch(
+        micro_batch_size=micro,
+        global_batch_size=given.number("global_batch_size") or micro * parallelism.dp,
+    )
+    return RunConfig(
+        model=model,
+        parallelism=parallelism,
+        batch=batch,
+        precision=precision,
+        recompute=recompute,
+        recompute_num_layers=num_layers,
+        recompute_modules=modules,
+        distributes_saved_activations=given.is_on("distribute_saved_activations")
+        and recompute is Recompute.FULL,
+        hidden_dropout=given.real("hidden_dropout"),
+        attention_dropout=given.real("attention_dropout"),
+        cadence=_cadence(given, batch),
+        unmodelled=_unmodelled(args, given, layout),
+        **_kernels(given, precision),
+    )
+
+
+def _kernels(given: Arguments, precision: Precision) -> dict[str, Any]:
+    """Fields that change how operators run, not which."""
+    return {
+        "fp8": _fp8(given),
+        "keeps_fp8_params": _is_in_8_bits(given)
+        and any(given.is_on(name) for name in ("fp8_param_gather", "fp8_param", "fp4_param")),
+        "attention": _attention(given),
+        "is_softmax_fused": given.is_on("masked_softmax_fusion", default=True),
+        "is_loss_fused": given.is_on("cross_entropy_loss_fusion"),
+        "keeps_fp32_logits": not (
+            given.text("cross_entropy_fusion_impl") == "te"
+            and given.is_on("cross_entropy_loss_fusion")
+        ),
+        "fuses_gradient_accumulation": given.is_on("gradient_accumulation_fusion", default=True),
+        "reduces_grads_in_bf16": _reduces_in_16_bits(given, precision),
+        "uses_cuda_graphs": given.text("cuda_graph_impl", default="none") != "none"
+        or given.is_on("enable_cuda_graph")
+        or given.is_on("external_cuda_graph"),
+    }
+
+
+def _layout(given: Arguments) -> PipelineLayout | None:
+    value = given.get("pipeline_model_parallel_layout")
+    # A ``TransformerConfig`` holds the parsed form, which keeps what it was made of.
+    return None if value is None else parse_layout(getattr(value, "input_data", value))
+
+
+def _parallelism(given: Arguments, layout: PipelineLayout | None) -> Parallelism:
+    tp = given.number("tensor_model_parallel_size", default=1)
+    pp = given.number("pipeline_model_parallel_size", default=1)
+    cp = given.number("context_parallel_size", default=1)
+    etp = given.number("expert_tensor_parallel_size")
+    vp, chunk_layers = _chunks(given, layout, pp)
+    group = given.number("microbatch_group_size_per_vp_stage")
+    return Parallelism(
+        tp=tp,
+        pp=pp,
+        vp=vp,
+        dp=_replicas(given, {"tp": tp, "pp": pp, "cp": cp}),
+        cp=cp,
+        ep=given.number("expert_model_parallel_size", default=1),
+        etp=0 if etp == tp else etp,
+        chunk_layers=() if len(set(chunk_layers)) == 1 else chunk_layers,
+        microbatch_group_size=0 if vp == 1 or group == pp else group,
+        context_comm=_context_comm(given),
+        is_pipeline_before_data=given.is_on("use_tp_pp_dp_mapping"),
+        num_optimizer_instances=given.number("num_distributed_optimizer_instances", default=1),
+        is_sequence_parallel=given.is_on("sequence_parallel") and tp > 1,
+        is_optimizer_distributed=given.is_on("use_distributed_optimizer"),
+        overlaps_grad_reduce=given.is_on("overlap_grad_reduce"),
+        overlaps_param_gather=given.is_on("overlap_param_gather"),
+        overlaps_p2p=vp == 1 or given.is_on("overlap_p2p_comm", default=True),
+        overlaps_p2p_ends=given.is_on("overlap_p2p_comm_warmup_flush") and vp > 1,
+        overlaps_tp=given.is_on("tp_comm_overlap"),
+        bucket_numel=given.number("ddp_bucket_size"),
+        pads_buckets=given.is_on("ddp_pad_buckets_for_high_nccl_busbw"),
+        ranks_per_node=given.number("ranks_per_node"),
+    )
+
+
+def _context_comm(given: Arguments) -> ContextComm:
+    """That of all layers; of several, or of the mixed one, which are left out, the plainest."""
+    # The help of Megatron's parser says "allgather", which Transformer Engine does not take.
+    comms = {"all_gather" if c == "allgather" else c for c in given.words("cp_comm_type")}
+    for comm in sorted(comms - {_MIXED}):
+        decode(ContextComm, comm)
+    return ContextComm(comms.pop()) if len(comms - {_MIXED}) == len(comms) == 1 else ContextComm.P2P
+
+
+def _replicas(given: Arguments, degrees: dict[str, int]) -> int:
+    """dp, from the ranks where they are known, else 1."""
+    shown = {name: degree for name, degree in degrees.items() if degree != 1 or name != "cp"}
+    layout = " x ".join(f"{name} {degree}" for name, degree in shown.items())
+    size = degrees["tp"] * degrees["pp"] * degrees["cp"]
+    if min(degrees.values()) < 1:
+        raise ConfigError(f"{layout} is not a layout; give degrees of at least 1")
+    world, dp = given.number("world_size"), given.number("data_parallel_size")
+    if not world:
+        return dp or 1
+    if dp and dp * size != world:
+        raise ConfigError(
+            f"--gpus {world} is not {layout} x dp {dp}; leave one of them out or make them agree"
+        )
+    dp, rest = divmod(world, size)
+    if rest or not dp:
+        nearest = max(1, round(world / size)) * size
+        raise ConfigError(f"{world} ranks do not split over {layout}; give --gpus {nearest}")
+    return dp
+
+
+def _chunks(
+    given: Arguments, layout: PipelineLayout | None, pp: int
+) -> tuple[int, tuple[int, ...]]:
+    """vp, and the layers of each chunk (empty where nothing says them)."""
+    if layout is not None:
+        vp, rest = divmod(len(layout.chunk_layers), max(pp, 1))
+        if rest:
+            raise ConfigError(
+                f"a pipeline layout of {len(layout.chunk_layers)} chunks does not split over pp "
+                f"{pp}; give a multiple of pp chunks"
+            )
+        return vp, layout.chunk_layers
+    num_layers = given.number("num_layers", "encoder_num_layers")
+    first, last = given.get(*FIRST_STAGE), given.get(*LAST_STAGE)
+    sizes: dict[str, Any] = {
+        "num_layers": num_layers,
+        "pp": max(pp, 1),
+        "first": None if first is None else whole(FIRST_STAGE[0], first),
+        "last": None if last is None else whole(LAST_STAGE[0], last),
+        "counts_embedding": given.is_on("account_for_embedding_in_pipeline_split"),
+        "counts_loss": given.is_on("account_for_loss_in_pipeline_split"),
+    }
+    vp = given.number(
+        "virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"
+    )
+    if not vp and given.get("num_layers_per_virtual_pipeline_stage") is not None:
+        per_chunk = given.number("num_layers_per_virtual_pipeline_stage")
+        vp = virtual_stages(Split(**sizes), per_chunk)
+    vp = vp or 1
+    is_even = first is last is None and not sizes["counts_embedding"] and not sizes["counts_loss"]
+    return vp, () if is_even else split_layers(Split(**sizes, vp=vp))
+
+
+def _recompute(given: Arguments) -> tuple[Recompute, int, tuple[str, ...]]:
+    granularity = given.text("recompute_granularity", default=Recompute.NONE.value)
+    if given.is_on("recompute_activations"):
+        granularity = Recompute.SELECTIVE.value
+    modules = given.words("recompute_modules")
+    if strange := sorted(set(modules) - _MODULES):
+        raise ConfigError(
+            f"--recompute-modules {' '.join(strange)} is not known; choose from "
+            f"{', '.join(sorted(_MODULES))}"
+        )
+    if given.is_on("moe_layer_recompute"):
+        granularity = Recompute.SELECTIVE.value
+        modules = tuple(dict.fromkeys((*(modules or ("core_attn",)), "moe")))
+    values = [r.value for r in Recompute]
+    if granularity not in values:
+        raise ConfigError(
+            f"--recompute-granularity {granularity!r} is not known; choose from {', '.join(values)}"
+        )
+    recompute = Recompute(granularity)
+    is_block = given.text("recompute_method") == "block" and recompute is Recompute.FULL
+    is_listed = recompute is Recompute.SELECTIVE and modules != ("core_attn",)
+    num_layers = given.number("recompute_num_layers") if is_block else 0
+    return recompute, num_layers, modules if is_listed else ()
+
+
+def _precision(given: Arguments) -> Precision:
+    if given.is_on("bf16"):
+        return Precision.BF16
+    return Precision.FP16 if given.is_on("fp16") else Precision.FP32
+
+
+def _is_in_8_bits(given: Arguments) -> bool:
+    return any(given.text(*names, default="none") not in ("none", "") for names in (_FP8, _FP4))
+
+
+def _fp8(given: Arguments) -> Fp8Recipe:
+    if given.text(*_FP4, default="none") not in ("none", ""):
+        return Fp8Recipe.NVFP4
+    if not _is_in_8_bits(given):
+        return Fp8Recipe.NONE
+    if (numbers := given.text(*_FP8)) not in _FP8_NUMBERS:
+        raise ConfigError(
+            f"--fp8-format {numbers!r} is not known; choose from {', '.join(_FP8_NUMBERS)}"
+        )
+    recipe = given.text("fp8_recipe", default=Fp8Recipe.DELAYED.value)
+    # A custom recipe (named among what is left out) scales by some rule of its own.
+    return Fp8Recipe.TENSORWISE if recipe == "custom" else decode(Fp8Recipe, recipe)
+
+
+def _attention(given: Arguments) -> Attention:
+    backend = given.text("attention_backend", default="auto").rpartition(".")[2]
+    # Without Transformer Engine there is one kind: core's own, with a seq x seq matrix.
+    if given.text("transformer_impl") == "local" or backend in ("unfused", "local"):
+        return Attention.UNFUSED
+    return Attention.FUSED if backend in ("flash", "fused") else Attention.AUTO
+
+
+def _reduces_in_16_bits(given: Arguments, precision: Precision) -> bool:
+    if precision is Precision.FP32:
+        return False
+    in_fp32 = given.get("grad_reduce_in_fp32")
+    if in_fp32 is not None:
+        return not is_true(in_fp32)
+    if precision is Precision.FP16:
+        return not given.is_on("accumulate_allreduce_grads_in_fp32")
+    main = given.text("main_grads_dtype", default="fp32")
+    return given.is_on("grad_reduce_in_bf16") or main not in ("fp32", "torch.float32")
+
+
+def _cadence(given: Arguments, batch: Batch) -> Cadence:
+    ramp = given.words("rampup_batch_size")
+    if ramp and len(ramp) != 3:
+        raise ConfigError(f"--rampup-batch-size {' '.join(ramp)} is not START INCREMENT SAMPLES")
+    rampup = tuple(whole("rampup_batch_size", word) for word in ramp)
+    samples = given.number("train_samples")
+    num_steps = given.number("train_iters")
+    if samples and not num_steps:
+        full = given.number("full_batch_size") or batch.global_batch_size
+        num_steps = _num_steps(samples, full, rampup)
+    return Cadence(
+        train_iters=num_steps,
+        eval_interval=given.number("eval_interval"),
+        eval_iters=given.number("eval_iters"),
+        save_interval=given.number("save_interval"),
+        rampup_batch_size=rampup,
+        step_batch_size_schedule=" ".join(given.words("step_batch_size_schedule")),
+        full_batch_size=given.number("full_batch_size"),
+        is_saving=bool(given.text("save")),
+        num_final_evals=given.number("num_final_evals"),
+        exit_interval=given.number("exit_interval"),
+    )
+
+
+def _num_steps(samples: int, global_batch_size: int, rampup: tuple[int, ...]) -> int:
+    """Steps of a run that is given in samples (``update_train_iters`` of core 0.16.1)."""
+    if not rampup or rampup[1] < 1 or rampup[0] >= global_batch_size:
+        return samples // global_batch_size
+    start, increment, until = rampup
+    samples_each = until / ((global_batch_size - start) // increment)
+    done = steps = 0
+    while done <= min(until, samples):
+        done += min(start + int(done / samples_each) * increment, global_batch_size)
+        steps += 1
+    return steps + max(samples - done, 0) // global_batch_size
+
+
+def _unmodelled(args: Any, given: Arguments, layout: PipelineLayout | None) -> tuple[str, ...]:
+    found = list(left_out(args))
+    if len(set(given.words("cp_comm_type"))) > 1 or _MIXED in given.words("cp_comm_type"):
+        found.append("cp_comm_type")
+    if _is_in_8_bits(given) and given.text("fp8_recipe") == "custom":
+        found.append("fp8_recipe")
+    if layout is not None and not layout.is_plain:
+        found.append("pipeline_model_parallel_layout")
+    return tuple(found)

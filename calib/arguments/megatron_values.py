@@ -1,0 +1,195 @@
+"""``RunConfig`` as values of Megatron's arguments: the inverse of ``from_namespace``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from ..workload.config import (
+    Attention,
+    ContextComm,
+    Experts,
+    Fp8Recipe,
+    ModelShape,
+    Precision,
+    Recompute,
+    RunConfig,
+)
+from ..workload.pipeline_layout import write_layout
+from .megatron_options import SPELLED
+
+_BACKENDS = {Attention.AUTO: "auto", Attention.FUSED: "fused", Attention.UNFUSED: "unfused"}
+_OPTIONS = {
+    target: (name, constant)
+    for name, (target, constant) in SPELLED.items()
+    if name not in ("fp8_e4m3", "fp8_hybrid", "persistent_save_interval")
+}
+
+
+def layout_values(config: RunConfig) -> dict[str, Any]:
+    """What differs between layouts, by names in the namespace; defaults are left out but sizes."""
+    par = config.parallelism
+    values: dict[str, Any] = {
+        "tensor_model_parallel_size": par.tp,
+        "pipeline_model_parallel_size": par.pp,
+        "micro_batch_size": config.batch.micro_batch_size,
+        "global_batch_size": config.cadence.full_batch_size or config.batch.global_batch_size,
+    }
+    optional = {
+        "context_parallel_size": par.cp if par.cp > 1 else 0,
+        "cp_comm_type": "" if par.context_comm is ContextComm.P2P else par.context_comm.value,
+        "expert_model_parallel_size": par.ep if par.ep > 1 else 0,
+        "expert_tensor_parallel_size": par.etp,
+        "num_distributed_optimizer_instances": max(par.num_optimizer_instances - 1, 0)
+        and par.num_optimizer_instances,
+        **_chunk_values(config),
+        "microbatch_group_size_per_vp_stage": par.microbatch_group_size,
+        "ddp_bucket_size": par.bucket_numel,
+        **_recompute_values(config),
+        **_fp8_values(config),
+        "cuda_graph_impl": "local" if config.uses_cuda_graphs else "",
+        "use_tp_pp_dp_mapping": par.is_pipeline_before_data,
+        "sequence_parallel": par.is_sequence_parallel,
+        "use_distributed_optimizer": par.is_optimizer_distributed,
+        "overlap_grad_reduce": par.overlaps_grad_reduce,
+        "overlap_param_gather": par.overlaps_param_gather,
+        "tp_comm_overlap": par.overlaps_tp,
+        "ddp_pad_buckets_for_high_nccl_busbw": par.pads_buckets,
+        "cross_entropy_loss_fusion": config.is_loss_fused,
+        "cross_entropy_fusion_impl": None if config.keeps_fp32_logits else "te",
+        **_gradient_values(config),
+    }
+    values.update((name, value) for name, value in optional.items() if value)
+    if par.vp > 1 and not par.overlaps_p2p:
+        values["overlap_p2p_comm"] = False
+    if par.overlaps_p2p_ends:
+        values["overlap_p2p_comm_warmup_flush"] = True
+    if not config.fuses_gradient_accumulation:
+        values["gradient_accumulation_fusion"] = False
+    return values
+
+
+def model_values(config: RunConfig) -> dict[str, Any]:
+    """Model, precision, attention and cadence, by names in the namespace."""
+    model, cadence = config.model, config.cadence
+    is_grouped = model.num_query_groups != model.num_attention_heads
+    values: dict[str, Any] = {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "ffn_hidden_size": model.ffn_hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "kv_channels": model.kv_channels,
+        "seq_length": model.seq_length,
+        "padded_vocab_size": model.vocab_size,
+        "normalization": model.normalization.value,
+        "position_embedding_type": model.position_embedding.value,
+        "attention_backend": _BACKENDS[config.attention],
+    }
+    optional = {
+        "max_position_embeddings": model.max_position_embeddings,
+        "group_query_attention": is_grouped,
+        "num_query_groups": model.num_query_groups if is_grouped else 0,
+        "swiglu": model.is_gated,
+        "add_qkv_bias": model.has_qkv_bias,
+        "qk_layernorm": model.has_qk_norm,
+        "untie_embeddings_and_output_weights": not model.is_tied,
+        "mtp_num_layers": model.num_prediction_layers,
+        **(_expert_values(model.experts) if model.experts else {}),
+        **_latent_values(model),
+        "bf16": config.precision is Precision.BF16,
+        "fp16": config.precision is Precision.FP16,
+        "train_iters": cadence.train_iters,
+        "eval_interval": cadence.eval_interval,
+        "save_interval": cadence.save_interval,
+        "rampup_batch_size": [str(word) for word in cadence.rampup_batch_size],
+    }
+    values.update((name, value) for name, value in optional.items() if value)
+    if not model.has_bias:
+        values["add_bias_linear"] = False
+    if not config.is_softmax_fused:
+        values["masked_softmax_fusion"] = False
+    return {
+        **values,
+        "hidden_dropout": config.hidden_dropout,
+        "attention_dropout": config.attention_dropout,
+        "eval_iters": cadence.eval_iters,
+    }
+
+
+def as_options(values: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Each value as its option and the words behind it; a switch has none."""
+    for target, value in values.items():
+        name, constant = _OPTIONS.get(target, (target, None))
+        option = "--" + name.replace("_", "-")
+        if constant is not None or value is True:
+            yield option, []
+        else:
+            yield option, [str(v) for v in value] if isinstance(value, list) else [str(value)]
+
+
+def _chunk_values(config: RunConfig) -> dict[str, Any]:
+    par, model = config.parallelism, config.model
+    if par.chunk_layers:
+        layout = write_layout(par.chunk_layers, model.num_prediction_layers)
+        return {"pipeline_model_parallel_layout": layout}
+    if par.vp == 1:
+        return {}
+    return {"num_layers_per_virtual_pipeline_stage": model.num_layers // par.num_chunks}
+
+
+def _recompute_values(config: RunConfig) -> dict[str, Any]:
+    if config.recompute is Recompute.NONE:
+        return {}
+    values: dict[str, Any] = {"recompute_granularity": config.recompute.value}
+    if config.recompute is Recompute.FULL:
+        values["recompute_method"] = "block" if config.recompute_num_layers else "uniform"
+        values["recompute_num_layers"] = config.recompute_num_layers or 1
+        values["distribute_saved_activations"] = config.distributes_saved_activations
+    elif config.recompute_modules:
+        values["recompute_modules"] = list(config.recompute_modules)
+    return values
+
+
+def _fp8_values(config: RunConfig) -> dict[str, Any]:
+    if config.fp8 is Fp8Recipe.NONE:
+        return {}
+    if config.fp8 is Fp8Recipe.NVFP4:
+        return {"fp4": "e2m1", "fp4_param": config.keeps_fp8_params}
+    return {
+        "fp8": "hybrid",
+        "fp8_recipe": config.fp8.value,
+        "fp8_param_gather": config.keeps_fp8_params,
+    }
+
+
+def _gradient_values(config: RunConfig) -> dict[str, Any]:
+    if config.precision is Precision.FP16:
+        return {"accumulate_allreduce_grads_in_fp32": not config.reduces_grads_in_bf16}
+    return {"grad_reduce_in_bf16": config.reduces_grads_in_bf16}
+
+
+def _expert_values(experts: Experts) -> dict[str, Any]:
+    runs = [(int(has), len(list(run))) for has, run in groupby(experts.layer_pattern)]
+    return {
+        "num_experts": experts.num_experts,
+        "moe_router_topk": experts.top_k,
+        "moe_ffn_hidden_size": experts.ffn_hidden_size,
+        "moe_shared_expert_intermediate_size": experts.shared_ffn_hidden_size,
+        "moe_layer_freq": "+".join(f"[{has}]*{num}" for has, num in runs),
+        "moe_token_dispatcher_type": experts.dispatcher.value,
+        "moe_expert_capacity_factor": experts.capacity_factor,
+        "moe_pad_expert_input_to_capacity": experts.is_padded_to_capacity,
+        "moe_grouped_gemm": experts.is_grouped,
+        "moe_shared_expert_overlap": experts.overlaps_shared,
+        "moe_shared_expert_gate": experts.has_shared_gate,
+        "moe_router_dtype": "fp32" if experts.has_fp32_router else "",
+    }
+
+
+def _latent_values(model: ModelShape) -> dict[str, Any]:
+    latent = model.latent_attention
+    if latent is None:
+        return {}
+    names = latent.__dataclass_fields__
+    return {"multi_latent_attention": True, **{name: getattr(latent, name) for name in names}}

@@ -1,0 +1,304 @@
+"""What has changed between two windows: a rank, a group, the clocks of all, or the data.
+
+Each part of the step is held against itself in the earlier window: the own work of each rank, its
+batches and the time between its steps, and the transfers of each group.  A rank is blamed for what
+it does beyond the rest, all ranks for what they do alike.  A part is named where noise would not
+show as much in any of the comparisons, and where it explains enough of the step's change; else the
+cause stays unknown, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import t
+
+from ..samples.rank_compute import Pace, newest_pace
+from ..samples.reduce import MAD_TO_SIGMA
+from ..samples.table import SampleTable
+from ..samples.windows import only_windows
+from ..units import format_frac, format_time
+from .link_changes import LinkChange, link_changes
+
+Floats = NDArray[np.float64]
+
+FALSE_ALARM = 0.02
+"""Chance that anything is named between two windows in which nothing has changed."""
+LEAST_FRAC = 0.03
+"""Of the step: a smaller change is no cause of a drift."""
+LEAST_SHARE = 0.3
+"""Of the step's change that a cause must explain."""
+AGAIN_FRAC = 0.008
+"""How far a rank's work beside that of the others lies apart in two windows, beyond its noise."""
+AGAIN_ALIKE_FRAC = 0.016
+"""The same of the work of all ranks together."""
+_LEAST_SAMPLES = 3
+_LEAST_CROWD = 6
+_ALIKE = 0.5
+"""A rank is apart from the rest with an excess of this much of the largest."""
+
+
+class CauseKind(Enum):
+    """Where the change lies."""
+
+    RANK = "straggling rank"
+    GROUP = "congested group"
+    CLOCKS = "clocks"
+    DATA = "data"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """One cause: the times are of the part that changed, per step, ``change_s`` its change.
+
+    ``chance`` is how often noise alone would show as much in any of the comparisons.
+    """
+
+    kind: CauseKind
+    ranks: tuple[int, ...] = ()
+    role: str = ""
+    before_s: float = 0.0
+    after_s: float = 0.0
+    change_s: float = 0.0
+    chance: float = 1.0
+    reason: str = ""
+
+    @property
+    def change_frac(self) -> float:
+        """Relative change of the part."""
+        return self.change_s / self.before_s if self.before_s > 0 else 0.0
+
+    @property
+    def text(self) -> str:
+        """In words, for one line of the log."""
+        if self.kind is CauseKind.UNKNOWN:
+            return f"unknown ({self.reason})"
+        who = _who(self.ranks, self.role)
+        amount = f"{format_time(self.before_s)} -> {format_time(self.after_s)}"
+        if self.before_s > 0 and self.change_frac < 10:
+            amount += f" ({format_frac(self.change_frac, signed=True)})"
+        what = {
+            CauseKind.RANK: f"{who}: own compute",
+            CauseKind.GROUP: f"{who}: transfers",
+            CauseKind.CLOCKS: "compute of all ranks alike",
+            CauseKind.DATA: f"{who}: batches and time between steps",
+        }[self.kind]
+        return f"{self.kind.value}: {what} {amount} per step"
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        frac = self.change_frac
+        return {**asdict(self), "kind": self.kind.value, "change_frac": frac, "text": self.text}
+
+
+def causes(
+    before: SampleTable, after: SampleTable, *, change_s: float, step_s: float
+) -> tuple[Cause, ...]:
+    """What explains a change of the step by ``change_s``, the largest part first; never empty.
+
+    ``before`` and ``after`` hold one window each, of one layout; ``step_s`` is the step before.
+    """
+    sign = 1.0 if change_s > 0 else -1.0
+    found = [
+        cause
+        for cause in (*_of_ranks(before, after, sign, step_s), *_of_groups(before, after, sign))
+        if sign * cause.change_s >= max(LEAST_FRAC * step_s, LEAST_SHARE * abs(change_s))
+    ]
+    if found:
+        return tuple(sorted(found, key=lambda c: -sign * c.change_s))
+    return (Cause(kind=CauseKind.UNKNOWN, reason=_unknown(before, after)),)
+
+
+def group_causes(before: SampleTable, after: SampleTable, *, step_s: float) -> tuple[Cause, ...]:
+    """Groups whose transfers have changed, also where they hide behind compute.
+
+    Those of a whole role count as one; of interest from ``LEAST_FRAC`` of the step on.
+    """
+    both = (*_of_groups(before, after, 1.0), *_of_groups(before, after, -1.0))
+    found = [c for c in both if abs(c.change_s) >= LEAST_FRAC * step_s]
+    return tuple(sorted(found, key=lambda c: -abs(c.change_s)))
+
+
+def window_of(table: SampleTable, window: int) -> SampleTable:
+    """One window of the newest run."""
+    return only_windows(table, [window])
+
+
+def _unknown(before: SampleTable, after: SampleTable) -> str:
+    if newest_pace(before) is None or newest_pace(after) is None:
+        return "one of the windows has no hooked step without flags"
+    return "own work, data and transfers of the ranks are as before"
+
+
+def _of_groups(before: SampleTable, after: SampleTable, sign: float) -> list[Cause]:
+    """Groups that changed in the direction of ``sign``."""
+    return [
+        Cause(
+            kind=CauseKind.GROUP,
+            ranks=link.ranks,
+            role=link.role,
+            before_s=link.before_s,
+            after_s=link.after_s,
+            change_s=link.after_s - link.before_s,
+            chance=link.chance,
+        )
+        for link in _merged(link_changes(before.links, after.links), sign)
+        if sign * (link.after_s - link.before_s) > 0 and link.chance <= FALSE_ALARM
+    ]
+
+
+def _merged(links: Sequence[LinkChange], sign: float) -> list[LinkChange]:
+    """All groups of a role that changed alike are one: the slowest stands for them."""
+    found: list[LinkChange] = []
+    for role in sorted({link.role for link in links}):
+        every = [link for link in links if link.role == role]
+        hit = [
+            link
+            for link in every
+            if link.chance <= FALSE_ALARM and sign * (link.after_s - link.before_s) > 0
+        ]
+        if len(every) > 1 and len(hit) == len(every):
+            ranks = tuple(sorted({rank for link in hit for rank in link.ranks}))
+            worst = max(hit, key=lambda link: abs(link.after_s - link.before_s))
+            found.append(LinkChange(**{**asdict(worst), "ranks": ranks}))
+        else:
+            found += hit
+    return found
+
+
+def _of_ranks(before: SampleTable, after: SampleTable, sign: float, step_s: float) -> list[Cause]:
+    old, new = newest_pace(before), newest_pace(after)
+    if old is None or new is None:
+        return []
+    ranks = np.intersect1d(old.ranks, new.ranks)
+    if not len(ranks):
+        return []
+    num_tests = 2 * (len(ranks) + 1)
+    found: list[Cause] = []
+    for kind, name in ((CauseKind.CLOCKS, "compute"), (CauseKind.DATA, "data")):
+        part = _Part(_values(old, ranks, name), _values(new, ranks, name), sign)
+        found += _changed(part, kind, ranks, num_tests=num_tests, step_s=step_s)
+    return found
+
+
+def _values(pace: Pace, ranks: NDArray[np.int64], name: str) -> Floats:
+    data_s = pace.data_s + pace.between_s
+    values = data_s if name == "data" else pace.work_s - data_s
+    return values[:, np.searchsorted(pace.ranks, ranks)]
+
+
+class _Part:
+    """One part of the step of all ranks in both windows, shapes (samples, ranks).
+
+    Changes are counted positive in the direction of the drift.
+    """
+
+    def __init__(self, before: Floats, after: Floats, sign: float) -> None:
+        self.before, self.after = before, after
+        moved = sign * (np.median(after, axis=0) - np.median(before, axis=0))
+        # The lower of the two in the middle: of two ranks, the one that changed less.
+        self.common_s = float(np.sort(moved)[(len(moved) - 1) // 2])
+        self.excess_s = moved - self.common_s
+        self._level_s = float(np.median(before))
+
+    def common_chance(self) -> float:
+        """Chance of the change that all share, from the scatter of the steps' middle rank."""
+        old, new = np.median(self.before, axis=1), np.median(self.after, axis=1)
+        freedom = len(old) + len(new) - 2
+        return self._chance(self.common_s, _error(old), _error(new), freedom, AGAIN_ALIKE_FRAC)
+
+    def excess_chance(self, place: int) -> float:
+        """Chance of one rank's excess, from its scatter around the others in the same step."""
+        old, new = _beside(self.before, place), _beside(self.after, place)
+        excess_s, freedom = float(self.excess_s[place]), len(old) + len(new) - 2
+        return self._chance(excess_s, _error(old), _error(new), freedom, AGAIN_FRAC)
+
+    def _chance(
+        self, change_s: float, old: float, new: float, freedom: int, again_frac: float
+    ) -> float:
+        again = again_frac * self._level_s
+        if freedom + 2 < 2 * _LEAST_SAMPLES:
+            # One sample of a window each: what is left is how far the ranks scatter.
+            if len(self.excess_s) < _LEAST_CROWD:
+                return 1.0
+            middle = np.median(self.excess_s)
+            old = MAD_TO_SIGMA * float(np.median(np.abs(self.excess_s - middle)))
+            new, freedom = 0.0, max(1, len(self.excess_s) // 3)
+        error = float(np.sqrt(old**2 + new**2 + again**2))
+        if error <= 0:
+            return 0.0 if change_s > 0 else 1.0
+        return float(t.sf(change_s / error, max(1, freedom)))
+
+
+def _changed(
+    part: _Part, kind: CauseKind, ranks: NDArray[np.int64], *, num_tests: int, step_s: float
+) -> list[Cause]:
+    """The ranks that changed beyond the rest, and what all changed alike."""
+    found = []
+    least_s = LEAST_FRAC * step_s
+    chances = [part.excess_chance(place) * num_tests for place in range(len(ranks))]
+    largest_s = float(part.excess_s.max())
+    apart = [
+        place
+        for place, chance in enumerate(chances)
+        if chance <= FALSE_ALARM and part.excess_s[place] >= max(least_s, _ALIKE * largest_s)
+    ]
+    if apart:
+        who = CauseKind.RANK if kind is CauseKind.CLOCKS else kind
+        worst = max(apart, key=lambda place: part.excess_s[place])
+        names = tuple(int(rank) for rank in ranks[apart])
+        chance = max(chances[place] for place in apart)
+        found.append(_cause(part, who, worst, names, float(part.excess_s[worst]), chance))
+    chance = part.common_chance() * num_tests
+    if chance <= FALSE_ALARM and part.common_s >= least_s:
+        middle = int(np.argsort(part.excess_s)[(len(ranks) - 1) // 2])
+        found.append(_cause(part, kind, middle, (), part.common_s, chance))
+    return found
+
+
+def _cause(
+    part: _Part, kind: CauseKind, place: int, ranks: tuple[int, ...], moved_s: float, chance: float
+) -> Cause:
+    before_s = float(np.median(part.before[:, place]))
+    after_s = float(np.median(part.after[:, place]))
+    change_s = moved_s if after_s > before_s else -moved_s
+    return Cause(
+        kind=kind, ranks=ranks, before_s=before_s, after_s=after_s, change_s=change_s, chance=chance
+    )
+
+
+def _beside(values: Floats, place: int) -> Floats:
+    """A rank's values less the median of the others, shape (samples,)."""
+    if values.shape[1] < 2:
+        return values[:, place]
+    return values[:, place] - np.median(np.delete(values, place, axis=1), axis=1)
+
+
+def _error(values: Floats) -> float:
+    """Standard error of a median, from the median deviation."""
+    if len(values) < 2:
+        return 0.0
+    spread = MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values))))
+    return 1.2533 * max(spread, 0.5 * float(values.std(ddof=1))) / float(np.sqrt(len(values)))
+
+
+def _who(ranks: Sequence[int], role: str) -> str:
+    """Ranks in short, with the role of their group.
+
+    >>> _who((3,), ""), _who((), ""), _who((0, 1), "tp")
+    ('rank 3', 'all ranks', 'tp group of ranks 0, 1')
+    """
+    if not ranks:
+        return "all ranks"
+    text = ", ".join(map(str, ranks[:4]))
+    if len(ranks) > 4:
+        text += f" and {len(ranks) - 4} more"
+    if role:
+        return f"{role} group of ranks {text}"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"

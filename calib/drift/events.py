@@ -1,0 +1,95 @@
+"""A drift of a run as it is told and kept, with its causes once a window has shown them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..samples.table import SampleTable
+from ..units import format_frac, format_time
+from .causes import Cause, causes, group_causes, window_of
+from .monitor import Drift, DriftKind
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DriftEvent:
+    """A change of the step, or, without ``drift``, of groups that the step hides."""
+
+    run_id: str
+    unix_s: float
+    iteration: int
+    drift: Drift | None = None
+    causes: tuple[Cause, ...] = ()
+    """Empty until a window has been compared with the one before."""
+
+    @property
+    def line(self) -> str:
+        """One line of the log.
+
+        >>> from forerun.calib.drift.monitor import Drift, DriftKind
+        >>> found = Drift(kind=DriftKind.SLOWER, iteration=1208, since_iteration=1200,
+        ...     before_s=1.84, after_s=2.12, probability=1.0)
+        >>> DriftEvent(run_id="r", unix_s=0.0, iteration=1208, drift=found).line
+        'drift: step 1.840 s -> 2.120 s (+15.2 %) since iteration 1200'
+        """
+        if self.drift is None:
+            return f"drift of transfers, seen at iteration {self.iteration}: {self._why}"
+        found = self.drift
+        what = "recovered" if found.kind is DriftKind.RECOVERED else "drift"
+        text = (
+            f"{what}: step {format_time(found.before_s)} -> {format_time(found.after_s)} "
+            f"({format_frac(found.change_frac, signed=True)}) "
+            f"since iteration {found.since_iteration}"
+        )
+        return f"{text}; {self._why}" if self.causes else text
+
+    @property
+    def _why(self) -> str:
+        return "; ".join(cause.text for cause in self.causes)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        found = self.drift
+        value: dict[str, Any] = {
+            "run_id": self.run_id,
+            "unix_s": self.unix_s,
+            "iteration": self.iteration,
+            "kind": "transfers" if found is None else found.kind.value,
+            "causes": [cause.to_json() for cause in self.causes],
+            "line": self.line,
+        }
+        if found is not None:
+            value |= {**asdict(found), "kind": found.kind.value, "change_frac": found.change_frac}
+        return value
+
+
+def drift_causes(table: SampleTable, drift: Drift, window: int) -> tuple[Cause, ...]:
+    """What window ``window`` shows against the last one before the drift.
+
+    Empty where either of them is missing: no window closed before the drift, or this one opened
+    before it.
+    """
+    rows = table.windows[table.windows["run_id"] == table.run_id]
+    # Iterations count from 1, steps from 0.
+    since = drift.since_iteration - 1
+    earlier = rows[rows["last_step"] < since]["window"]
+    opened = rows[rows["window"] == window]["first_step"]
+    if earlier.empty or opened.empty or int(opened.max()) < since:
+        return ()
+    return causes(
+        window_of(table, int(earlier.max())),
+        window_of(table, window),
+        change_s=drift.after_s - drift.before_s,
+        step_s=drift.before_s,
+    )
+
+
+def transfer_causes(table: SampleTable, windows: Sequence[int], step_s: float) -> tuple[Cause, ...]:
+    """Groups whose transfers differ between the last two of ``windows``; empty for fewer."""
+    if len(windows) < 2:
+        return ()
+    before, after = (window_of(table, window) for window in windows[-2:])
+    return group_causes(before, after, step_s=step_s)

@@ -1,0 +1,124 @@
+"""How long steps of other global batch sizes take, against those of the running one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..steps.estimate import StepEstimate, error_ratio
+from ..steps.model import FittedSteps
+from ..workload.config import RunConfig
+
+RATIO_SIGMA_LOG = 0.01
+"""Error of the schedule in a ratio of two steps of one layout, per factor of 2 in size."""
+_FEW_STEPS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRatio:
+    """Step time at one global batch size over that at another."""
+
+    ratio: float
+    sigma_log: float
+    provenance: str = "modelled"
+
+    def over(self, base: BatchRatio) -> BatchRatio:
+        """Ratio of two sizes from their ratios to a third: of one model, so errors go together."""
+        return BatchRatio(
+            ratio=self.ratio / base.ratio,
+            sigma_log=abs(self.sigma_log - base.sigma_log) or base.sigma_log,
+        )
+
+
+def model_ratios(
+    config: RunConfig, steps: FittedSteps, own: StepEstimate, sizes: Sequence[int]
+) -> tuple[dict[int, StepEstimate], dict[int, BatchRatio]]:
+    """Modelled steps by global batch size, and their ratios to ``own``.
+
+    ``own`` is the model's.  Errors that both steps share cancel.
+    """
+    base = config.batch.global_batch_size
+    of_all = config.batch.micro_batch_size * config.parallelism.dp
+    others = [size for size in sizes if size != base and size % of_all == 0]
+    batches = [replace(config.batch, global_batch_size=size) for size in others]
+    found = steps.estimates([replace(config, batch=batch) for batch in batches])
+    estimates = dict(zip(others, found, strict=True)) | {base: own}
+    for size in sizes:
+        estimates.setdefault(size, own)
+    ratios = {base: BatchRatio(ratio=1.0, sigma_log=0.0)}
+    for size, other in zip(others, found, strict=True):
+        paired = sum(log**2 for log in error_ratio(other, own).values())
+        schedule = RATIO_SIGMA_LOG * math.log2(size / base)
+        ratios[size] = BatchRatio(
+            ratio=other.time_s / own.time_s, sigma_log=math.hypot(math.sqrt(paired), schedule)
+        )
+    return estimates, ratios
+
+
+def measured_ratios(
+    seen: Mapping[int, Sequence[float]], reference: int, modelled: Mapping[int, BatchRatio]
+) -> dict[int, BatchRatio]:
+    """Ratios to ``reference``: measured, else on the line through two sizes seen, else modelled.
+
+    A step is a part that stays and one that grows with the number of micro-batches, so that sizes
+    in between lie on a line, and those beyond it nearly so.
+    """
+    same = BatchRatio(ratio=1.0, sigma_log=0.0)
+    base = modelled.get(reference, same)
+    out = {
+        size: known.over(base) if size != reference else same for size, known in modelled.items()
+    }
+    means = {
+        size: (float(np.mean(times)), float(np.std(times, ddof=1)) / math.sqrt(len(times)))
+        for size, times in seen.items()
+        if len(times) >= _FEW_STEPS
+    }
+    if reference not in means or len(means) < 2:
+        return out
+    for size in out:
+        if size not in means and size != reference:
+            out[size] = _combined(out[size], _on_the_line(size, means, reference))
+    reference_s, reference_error_s = means[reference]
+    for size, (mean_s, error_s) in means.items():
+        if size != reference:
+            sigma = math.hypot(error_s / mean_s, reference_error_s / reference_s)
+            out[size] = BatchRatio(
+                ratio=mean_s / reference_s, sigma_log=sigma, provenance="measured"
+            )
+    return out
+
+
+def _on_the_line(
+    size: int, means: Mapping[int, tuple[float, float]], reference: int
+) -> BatchRatio | None:
+    """Through the reference and the measured size that is farthest from it; None below zero."""
+    far = max(means, key=lambda other: abs(other - reference))
+    reference_s, reference_error_s = means[reference]
+    far_s, far_error_s = means[far]
+    weight = (size - reference) / (far - reference)
+    time_s = reference_s + weight * (far_s - reference_s)
+    if time_s <= 0:
+        return None
+    # In units of the reference step, whose own error is common to all ratios.
+    error_s = abs(weight) * math.hypot(far_error_s, reference_error_s)
+    return BatchRatio(
+        ratio=time_s / reference_s,
+        sigma_log=math.hypot(error_s / time_s, RATIO_SIGMA_LOG),
+        provenance=f"line through {min(far, reference)} and {max(far, reference)}",
+    )
+
+
+def _combined(modelled: BatchRatio, line: BatchRatio | None) -> BatchRatio:
+    """Both in inverse proportion to their variances; named after the one that weighs more."""
+    if line is None:
+        return modelled
+    weights = [1.0 / max(known.sigma_log, RATIO_SIGMA_LOG) ** 2 for known in (modelled, line)]
+    logs = [math.log(known.ratio) for known in (modelled, line)]
+    return BatchRatio(
+        ratio=math.exp(float(np.average(logs, weights=weights))),
+        sigma_log=sum(weights) ** -0.5,
+        provenance=(modelled if weights[0] > weights[1] else line).provenance,
+    )

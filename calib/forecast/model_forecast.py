@@ -1,0 +1,114 @@
+"""What the model says of the rest of a run: worked out once per window, without the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..memory.peak import memory
+from ..steps.estimate import StepEstimate
+from ..steps.model import FittedSteps
+from ..timeline.items import Part
+from ..workload.config import RunConfig
+from .batch_ratios import BatchRatio, model_ratios
+from .remaining_schedule import BatchLevel, ramp_levels, schedule_levels, step_groups
+
+SAVE_FIXED_S = 0.3
+SAVE_BYTES_PER_S = 0.5e9
+"""A rank's share of a checkpoint, before the first save has been seen."""
+_PASSES = (
+    Part.FORWARD,
+    Part.BACKWARD,
+    Part.RECOMPUTE,
+    Part.TP,
+    Part.CP,
+    Part.EP,
+    Part.PP,
+    Part.BUBBLE,
+    Part.HOST,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What the model says of the rest of a run, before and beside what was measured of it."""
+
+    config: RunConfig
+    own: StepEstimate
+    started_unix_s: float
+    recorded_s: tuple[float, ...]
+    """Bare steps of the windows."""
+    recorded_numbers: tuple[int, ...] = ()
+    """Their iterations, from 1."""
+    ratios: Mapping[int, BatchRatio]
+    """By global batch size, against that of ``config.batch``."""
+    eval_s: float
+    """One evaluation of ``eval_iters`` passes."""
+    save_s: float
+
+    def ratio(self, iteration: int, to: int) -> BatchRatio:
+        """The step of an iteration, from 1, over that of iteration ``to``: 1 without a ramp."""
+        sizes = [batch_size_at(self.config, number) for number in (iteration, to)]
+        if sizes[0] == sizes[1] or not self.ratios.keys() >= set(sizes):
+            return BatchRatio(ratio=1.0, sigma_log=0.0)
+        return self.ratios[sizes[0]].over(self.ratios[sizes[1]])
+
+
+def batch_size_at(config: RunConfig, iteration: int) -> int:
+    """Global batch size of an iteration, from 1; that of the config where none was before it."""
+    levels = batch_levels(config)
+    groups = step_groups(iteration, levels) if len(levels) > 1 else ()
+    return groups[-1].global_batch_size if groups else config.batch.global_batch_size
+
+
+def at_batch_size(config: RunConfig, size: int) -> RunConfig:
+    """The config with another global batch size."""
+    return replace(config, batch=replace(config.batch, global_batch_size=size))
+
+
+def batch_levels(config: RunConfig) -> tuple[BatchLevel, ...]:
+    """The global batch sizes of a run, in the order in which they hold."""
+    cadence, batch = config.cadence, config.batch
+    if cadence.step_batch_size_schedule:
+        return schedule_levels(cadence.step_batch_size_schedule, seq_length=config.model.seq_length)
+    return ramp_levels(
+        cadence.rampup_batch_size,
+        full_batch_size(config) if cadence.rampup_batch_size else batch.global_batch_size,
+        micro_batch_of_all=batch.micro_batch_size * config.parallelism.dp,
+    )
+
+
+def outlook(
+    config: RunConfig,
+    steps: FittedSteps,
+    own: StepEstimate,
+    *,
+    started_unix_s: float,
+    recorded_s: Sequence[float] = (),
+    recorded_numbers: Sequence[int] = (),
+) -> Outlook:
+    """What the model says of steps at other batch sizes, of an evaluation and of a save."""
+    full = full_batch_size(config)
+    sizes = {level.global_batch_size for level in batch_levels(config)} | {full}
+    estimates, ratios = model_ratios(config, steps, own, sorted(sizes))
+    largest = estimates[full]
+    parts = largest.parts_s
+    work = [parts.get(part, 0.0) for part in (Part.FORWARD, Part.BACKWARD, Part.RECOMPUTE)]
+    share = work[0] / sum(work) if sum(work) > 0 else 1.0 / 3.0
+    passes_s = sum(parts.get(part, 0.0) for part in _PASSES)
+    peak = memory(config)
+    return Outlook(
+        config=config,
+        own=own,
+        started_unix_s=started_unix_s,
+        recorded_s=tuple(recorded_s),
+        recorded_numbers=tuple(recorded_numbers),
+        ratios=ratios,
+        eval_s=config.cadence.eval_iters * passes_s * share,
+        save_s=SAVE_FIXED_S + (peak.weights_nbytes + peak.optimizer_nbytes) / SAVE_BYTES_PER_S,
+    )
+
+
+def full_batch_size(config: RunConfig) -> int:
+    """Global batch size behind the ramp."""
+    return config.cadence.full_batch_size or config.batch.global_batch_size

@@ -1,0 +1,346 @@
+"""The forecast of a run from its agenda: steps at each batch size, and all that lies between them.
+
+What the model has to say is worked out once per window (``Outlook``); a forecast from it and from
+what the run has shown so far costs no fit, so that it can be made anew at any time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..steps.estimate import StepEstimate
+from ..units import HOUR_S
+from ..workload.config import RunConfig
+from .batch_ratios import BatchRatio, measured_ratios
+from .finish import Failures, learned_mtbf_s
+from .forecast import (
+    CPU_DRIFT_FRAC,
+    DRIFT_FRAC,
+    Extra,
+    Forecast,
+    ForecastPart,
+    StepLoad,
+    forecast,
+    learned_drift_frac,
+)
+from .model_forecast import SAVE_BYTES_PER_S, Outlook, batch_levels
+from .remaining_schedule import Agenda, BatchLevel, agenda, step_groups
+
+EVAL_SIGMA_LOG = 0.2
+"""Error of a modelled evaluation."""
+FEW_SIGMA_LOG = 0.15
+"""How well a single evaluation or save tells of the next ones."""
+SAVE_SIGMA_LOG = 1.0
+"""A rank's share of a checkpoint on unknown storage: from local disks to a busy file system."""
+GPU_HOURS_PER_FAILURE = 50_700.0
+"""419 unexpected interruptions in 54 days on 16,384 GPUs (Llama 3, 2024, section 3.3.4)."""
+_FEW_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoFar:
+    """What a run has shown."""
+
+    now_unix_s: float
+    """The end of the last step."""
+    steps_done: int
+    """Counted from the first iteration of the whole run, also where it was resumed."""
+    step_times_s: tuple[float, ...] = ()
+    step_numbers: tuple[int, ...] = ()
+    """Iterations of ``step_times_s`` from 1; empty: all at the batch size of the config."""
+    level_since: int = 0
+    """Steps of earlier iterations tell how far the level moves, not where it is: a drift came."""
+    irregular_times_s: tuple[float, ...] = ()
+    """Steps that collected garbage, or came after an evaluation or a save."""
+    num_regular: int = 0
+    """Steps without all that since the first of ``irregular_times_s``."""
+    eval_times_s: tuple[float, ...] = ()
+    save_times_s: tuple[float, ...] = ()
+    mtbf_hours: float | None = None
+    num_restarts: int = 0
+    restart_cost_s: float = 600.0
+    price_per_gpu_hour: float | None = None
+    energy_used_j: float | None = None
+    mean_power_w: float | None = None
+
+
+def run_forecast(outlook: Outlook, so_far: SoFar) -> Forecast:
+    """The forecast at this moment; deterministic, a few milliseconds."""
+    config, cadence = outlook.config, outlook.config.cadence
+    done = so_far.steps_done
+    total = max(_last_step(config, done), done)
+    levels = batch_levels(config)
+    left = agenda(
+        steps_done=done,
+        steps_total=total,
+        levels=levels,
+        eval_interval=cadence.eval_interval if cadence.eval_iters else 0,
+        num_final_evals=cadence.num_final_evals if cadence.eval_iters else 0,
+        save_interval=cadence.save_interval,
+        is_saving=cadence.is_saving or cadence.save_interval > 0,
+    )
+    left = _with_due(left, config, done, total)
+    seen = _by_size(outlook, so_far, levels, since=so_far.level_since)
+    reference = next(reversed(seen), config.batch.global_batch_size)
+    ratios = measured_ratios(seen, reference, outlook.ratios)
+    times = _series(seen, reference, ratios)
+    history = _series(_by_size(outlook, so_far, levels), reference, ratios)
+    loads, words = _loads(left, reference, ratios)
+    prior = CPU_DRIFT_FRAC if config.device == "cpu" else DRIFT_FRAC
+    extras = _extras(outlook, so_far, left, times, reference)
+    found = forecast(
+        now_unix_s=so_far.now_unix_s,
+        steps_done=done,
+        steps_total=total,
+        elapsed_s=max(0.0, so_far.now_unix_s - outlook.started_unix_s),
+        step_times_s=times,
+        estimate=_at(outlook, reference),
+        extras=extras,
+        loads=loads,
+        failures=_failures(outlook, so_far, left, times),
+        drift_frac=learned_drift_frac(history, prior_frac=prior),
+    )
+    return _with_parts(found, config, so_far, extras, words if found.is_measured else "modelled")
+
+
+def _with_due(left: Agenda, config: RunConfig, done: int, total: int) -> Agenda:
+    """What is due after the step that has just ended is still to come."""
+    cadence = config.cadence
+    if not 0 < done < total:
+        return left
+    is_eval = cadence.eval_iters and cadence.eval_interval and not done % cadence.eval_interval
+    is_save = cadence.save_interval and not done % cadence.save_interval
+    return replace(
+        left,
+        num_evals=left.num_evals + bool(is_eval),
+        num_saves=left.num_saves + bool(is_save),
+    )
+
+
+def _last_step(config: RunConfig, done: int) -> int:
+    """Where this process ends: the end of training, or ``--exit-interval`` before it."""
+    cadence = config.cadence
+    if cadence.exit_interval <= 0:
+        return cadence.train_iters
+    next_exit = (done // cadence.exit_interval + 1) * cadence.exit_interval
+    return min(cadence.train_iters, next_exit)
+
+
+def _at(outlook: Outlook, size: int) -> StepEstimate:
+    """The modelled step at the batch size that the measured ones have."""
+    ratio = outlook.ratios.get(size)
+    own = outlook.own
+    if ratio is None or size == outlook.config.batch.global_batch_size:
+        return own
+    sigma = math.hypot(own.sigma_log, ratio.sigma_log)
+    return replace(own, time_s=own.time_s * ratio.ratio, sigma_log=sigma)
+
+
+def _by_size(
+    outlook: Outlook, so_far: SoFar, levels: Sequence[BatchLevel], *, since: int = 0
+) -> dict[int, list[float]]:
+    """Bare steps by global batch size, the newest size last; those of iterations before ``since``
+    left out."""
+    own = outlook.config.batch.global_batch_size
+    times, numbers = so_far.step_times_s, so_far.step_numbers
+    if len(times) < len(outlook.recorded_s):
+        times, numbers = outlook.recorded_s, outlook.recorded_numbers
+    if not numbers:
+        return {own: list(times)} if times else {}
+    seen: dict[int, list[float]] = {}
+    groups = step_groups(max(numbers), levels)
+    ends = np.asarray([group.end for group in groups])
+    places = np.searchsorted(ends, np.asarray(numbers) - 1, side="right")
+    for place, number, time_s in zip(places.tolist(), numbers, times, strict=True):
+        if number >= since:
+            seen.setdefault(groups[place].global_batch_size, []).append(time_s)
+    return seen
+
+
+def _series(
+    seen: Mapping[int, list[float]], reference: int, ratios: Mapping[int, BatchRatio]
+) -> tuple[float, ...]:
+    """Steps at the reference size; where they are few, those of other sizes scaled to it."""
+    if len(seen.get(reference, ())) >= _FEW_STEPS or len(seen) < 2:
+        return tuple(seen.get(reference, ()))
+    return tuple(
+        time_s / (ratios[size].ratio if size in ratios else 1.0)
+        for size, times in seen.items()
+        for time_s in times
+    )
+
+
+def _loads(
+    left: Agenda, reference: int, ratios: Mapping[int, BatchRatio]
+) -> tuple[tuple[StepLoad, ...], str]:
+    loads: list[StepLoad] = []
+    words = ["measured"]
+    for group in left.groups:
+        ratio = BatchRatio(ratio=1.0, sigma_log=0.0, provenance="measured")
+        if group.global_batch_size != reference:
+            ratio = ratios.get(group.global_batch_size, ratio)
+            words.append(f"batch {group.global_batch_size} {ratio.provenance}")
+        loads.append(
+            StepLoad(num_left=group.num_steps, time_ratio=ratio.ratio, sigma_log=ratio.sigma_log)
+        )
+    return tuple(loads), ", ".join(dict.fromkeys(words))
+
+
+def _extras(
+    outlook: Outlook, so_far: SoFar, left: Agenda, times: Sequence[float], reference: int
+) -> list[Extra]:
+    # Hosts and kernels that are slower than modelled are so in evaluations as well.
+    own = _at(outlook, reference)
+    pace = float(np.mean(times)) / own.time_s if len(times) else 1.0
+    found = [
+        _extra(
+            "evaluations",
+            left.num_evals,
+            so_far.eval_times_s,
+            outlook.eval_s * pace,
+            sigma_log=EVAL_SIGMA_LOG,
+            provenance="modelled: forward share of the step",
+        ),
+        _extra(
+            "saves",
+            left.num_saves,
+            so_far.save_times_s,
+            outlook.save_s,
+            sigma_log=SAVE_SIGMA_LOG,
+            provenance=f"prior: {SAVE_BYTES_PER_S / 1e9:g} GB/s per rank",
+        ),
+    ]
+    irregular = so_far.irregular_times_s
+    if irregular and len(times):
+        share = len(irregular) / (len(irregular) + so_far.num_regular)
+        excess = np.asarray(irregular) - float(np.mean(times))
+        mean_s = max(0.0, float(excess.mean()))
+        scatter_s = float(excess.std())
+        found.append(
+            Extra(
+                name="irregular steps",
+                num_left=round(share * left.num_steps),
+                time_s=mean_s,
+                sigma_s=max(scatter_s, 0.5 * mean_s) / math.sqrt(len(irregular)),
+                scatter_s=scatter_s,
+            )
+        )
+    return [extra for extra in found if extra.num_left]
+
+
+def _extra(
+    name: str,
+    num_left: int,
+    seen: Sequence[float],
+    prior_s: float,
+    *,
+    sigma_log: float,
+    provenance: str,
+) -> Extra:
+    """Measured ones where there are any; how well few of them tell is bounded from below."""
+    if not seen:
+        return Extra(
+            name=name,
+            num_left=num_left,
+            time_s=prior_s,
+            sigma_s=prior_s * sigma_log,
+            provenance=provenance,
+        )
+    mean_s = float(np.mean(seen))
+    scatter_s = float(np.std(seen, ddof=1)) if len(seen) > 1 else 0.0
+    scatter_s = math.hypot(scatter_s, FEW_SIGMA_LOG * mean_s / math.sqrt(len(seen)))
+    return Extra(
+        name=name,
+        num_left=num_left,
+        time_s=mean_s,
+        sigma_s=scatter_s / math.sqrt(len(seen)),
+        scatter_s=scatter_s,
+        provenance=f"measured: {len(seen)}",
+    )
+
+
+def _failures(
+    outlook: Outlook, so_far: SoFar, left: Agenda, times: Sequence[float]
+) -> Failures | None:
+    """Failures where the user expects some, where some have been, or from the public rate."""
+    config = outlook.config
+    is_public = so_far.mtbf_hours is None
+    if is_public and config.device == "cpu" and not so_far.num_restarts:
+        return None
+    hours = so_far.mtbf_hours or GPU_HOURS_PER_FAILURE / config.parallelism.num_ranks
+    run_s = max(0.0, so_far.now_unix_s - outlook.started_unix_s)
+    step_s = float(np.mean(times)) if len(times) else outlook.own.time_s
+    return Failures(
+        mtbf_s=learned_mtbf_s(so_far.num_restarts, run_s, prior_mtbf_s=hours * HOUR_S),
+        restart_s=so_far.restart_cost_s,
+        save_every_s=(config.cadence.save_interval or left.num_steps) * step_s,
+    )
+
+
+def _with_parts(
+    found: Forecast,
+    config: RunConfig,
+    so_far: SoFar,
+    extras: Sequence[Extra],
+    words: str,
+) -> Forecast:
+    """The forecast with its breakdown, its GPU-hours, its cost and its energy."""
+    extra_parts = [
+        ForecastPart(
+            name=extra.name,
+            num_left=extra.num_left,
+            time_s=extra.num_left * extra.time_s,
+            sigma_s=math.hypot(
+                extra.num_left * extra.sigma_s, math.sqrt(extra.num_left) * extra.scatter_s
+            ),
+            provenance=extra.provenance,
+        )
+        for extra in extras
+    ]
+    # The narrowest of the mixture is the one without failures.
+    whole_s = found.left.sigmas_s[0]
+    rest_s = math.sqrt(max(0.0, whole_s**2 - sum(part.sigma_s**2 for part in extra_parts)))
+    parts = [
+        ForecastPart(
+            name="steps",
+            num_left=found.steps_left,
+            time_s=found.steps_s,
+            sigma_s=rest_s,
+            provenance=words,
+        ),
+        *extra_parts,
+    ]
+    if len(found.left.means_s) > 1:
+        mean_cost_s = found.left.means_s[1] - found.left.means_s[0]
+        num_failures = found.failures_s / mean_cost_s
+        parts.append(
+            ForecastPart(
+                name="failures",
+                num_left=num_failures,
+                time_s=found.failures_s,
+                sigma_s=math.sqrt(num_failures) * mean_cost_s,
+                provenance=_failure_words(so_far),
+            )
+        )
+    hours = found.total_s / HOUR_S * config.parallelism.num_ranks
+    price = so_far.price_per_gpu_hour
+    is_counted = config.device != "cpu" or price is not None
+    energy_j = so_far.energy_used_j
+    if energy_j is not None and so_far.mean_power_w is not None:
+        energy_j += so_far.mean_power_w * found.remaining_s
+    return replace(
+        found,
+        parts=tuple(parts),
+        gpu_hours=hours if is_counted else None,
+        cost=None if price is None else price * hours,
+        energy_j=energy_j,
+    )
+
+
+def _failure_words(so_far: SoFar) -> str:
+    prior = "given" if so_far.mtbf_hours is not None else "prior: Llama 3, 2024"
+    return f"{prior}, {so_far.num_restarts} restarts so far"

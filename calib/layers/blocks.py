@@ -1,0 +1,281 @@
+"""The pieces that a layout cuts a model into: work of one micro-batch on one rank.
+
+A block depends on the model, the micro-batch and the degrees that split a layer, not on the number
+of stages or replicas: layouts that differ in those share their blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+from ..workload.collectives import Collective, CollectiveUse, GroupRole, Placement
+from ..workload.config import Recompute, RunConfig
+from ..workload.operators import Operator, OperatorCount, OperatorKind, Phase
+from ..workload.quick_enum import QuickEnum
+from .dense import attention_piece, embedding_piece, head_piece, mlp_piece, residual_piece
+from .experts import expert_pieces
+from .latent_attention import latent_attention_pieces
+from .layer_modules import Piece, Shaped, hidden_call, linear_use, norm_piece
+from .prediction import EMBEDDING, HEAD, embedding_copy_piece, prediction_pieces
+from .tensors import BlockNumel, ParameterTensor, Strip, block_numel, strip
+
+
+class BlockKind(QuickEnum):
+    """What a block is, in the order in which a model has them."""
+
+    EMBEDDING = "embedding"
+    LAYER = "layer"
+    EXPERT_LAYER = "expert_layer"
+    EMBEDDING_COPY = "embedding_copy"
+    """The table alone, before the layers of a last chunk that predicts further tokens."""
+    PREDICTION = "prediction"
+    """Final norm and all prediction layers; the head then has no norm."""
+    HEAD = "head"
+
+
+BufferSort = tuple[bool, bool]
+"""Whether a gradient buffer is that of experts, and whether its parameters are kept in 8 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """Work of one micro-batch in one block, and the parameters that it holds."""
+
+    kind: BlockKind
+    is_recomputed: bool
+    forward: tuple[OperatorCount, ...]
+    backward: tuple[OperatorCount, ...]
+    recompute: tuple[OperatorCount, ...]
+    """Forward operators that run again within the backward pass."""
+    uses: tuple[CollectiveUse, ...]
+    tensors: tuple[ParameterTensor, ...]
+    numel: BlockNumel
+    strips: Mapping[BufferSort, Strip] = field(hash=False)
+
+    @property
+    def operators(self) -> tuple[OperatorCount, ...]:
+        """Those of every phase."""
+        return (*self.forward, *self.backward, *self.recompute)
+
+
+BlockCount = tuple[Block, int]
+"""A block and how many of it follow one another."""
+
+
+def block(config: RunConfig, kind: BlockKind, *, is_recomputed: bool = False) -> Block:
+    """One block of a layout.  ``is_recomputed``: the whole of it runs again (``FULL``)."""
+    return _cached(_Asked(config), kind, is_recomputed)
+
+
+def block_key(config: RunConfig) -> tuple[Hashable, ...]:
+    """Everything that a block depends on: layouts with equal keys share their blocks."""
+    par = config.parallelism
+    is_selective = config.recompute is Recompute.SELECTIVE
+    return (
+        config.model,
+        par.tp,
+        par.cp,
+        par.ep,
+        par.etp,
+        par.context_comm,
+        par.engine,
+        par.is_sequence_parallel,
+        par.overlaps_tp,
+        par.ranks_per_node,
+        par.pp > 1,
+        config.batch.micro_batch_size,
+        config.precision,
+        config.fp8,
+        config.keeps_fp8_params,
+        config.is_attention_fused,
+        config.is_softmax_fused,
+        config.is_loss_fused,
+        config.distributes_saved_activations,
+        config.recompute_modules or is_selective if is_selective else None,
+    )
+
+
+class _Asked:
+    """A layout that equals every other one with the same blocks."""
+
+    __slots__ = ("config", "key")
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.key = block_key(config)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Asked) and self.key == other.key
+
+
+@lru_cache(maxsize=4096)
+def _cached(asked: _Asked, kind: BlockKind, is_recomputed: bool) -> Block:
+    config = asked.config
+    pieces = _PIECES[kind](config)
+    nbytes = config.precision.nbytes
+    whole = [shaped for piece in pieces for shaped in piece.operators]
+    uses = [use for piece in pieces for use in piece.uses]
+    again, again_uses = _recomputed(config, pieces, is_whole=is_recomputed)
+    if is_recomputed and config.distributes_saved_activations and config.parallelism.tp > 1:
+        again_uses.append(linear_use(hidden_call(config, Collective.ALL_GATHER), Placement.FORWARD))
+    tensors = tuple(tensor for piece in pieces for tensor in piece.tensors)
+    return Block(
+        kind=kind,
+        is_recomputed=is_recomputed,
+        forward=_counted(whole, Phase.FORWARD, nbytes),
+        backward=_counted(whole, Phase.BACKWARD, nbytes),
+        recompute=_counted(again, Phase.RECOMPUTE, nbytes),
+        uses=_joined([*uses, *(replace(use, placement=Placement.RECOMPUTE) for use in again_uses)]),
+        tensors=tensors,
+        numel=block_numel(tensors),
+        strips=_strips(tensors, has_fp8_params=config.keeps_fp8_params),
+    )
+
+
+def _strips(
+    tensors: tuple[ParameterTensor, ...], *, has_fp8_params: bool
+) -> dict[BufferSort, Strip]:
+    sorted_out: dict[BufferSort, list[ParameterTensor]] = {}
+    for tensor in tensors:
+        sort = (tensor.is_expert, has_fp8_params and tensor.is_quantized)
+        sorted_out.setdefault(sort, []).append(tensor)
+    return {sort: strip(found) for sort, found in sorted_out.items()}
+
+
+BlockSort = tuple[BlockKind, bool]
+"""Kind of a block, and whether the whole of it runs again in the backward pass."""
+
+
+def chunk_blocks(config: RunConfig, chunk: int) -> tuple[BlockCount, ...]:
+    """Blocks of a chunk in model order; equal neighbours are one entry."""
+    return tuple(
+        (block(config, kind, is_recomputed=is_recomputed), count)
+        for (kind, is_recomputed), count in chunk_sorts(config, chunk)
+    )
+
+
+def chunk_sorts(config: RunConfig, chunk: int) -> tuple[tuple[BlockSort, int], ...]:
+    """What ``chunk_blocks`` consists of, without making the blocks."""
+    found: list[tuple[BlockSort, int]] = []
+    has_predictions = chunk == config.parallelism.num_chunks - 1 and bool(
+        config.model.num_prediction_layers
+    )
+    if chunk == 0:
+        found.append(((BlockKind.EMBEDDING, False), 1))
+    elif has_predictions:
+        found.append(((BlockKind.EMBEDDING_COPY, False), 1))
+    covered = recomputed_layers(config, chunk)
+    found += _layer_sorts(config, chunk, covered)
+    if has_predictions:
+        # Where only some layers are recomputed (``block``), Megatron recomputes none of these.
+        is_whole = config.recompute is Recompute.FULL and not config.recompute_num_layers
+        found.append(((BlockKind.PREDICTION, is_whole), 1))
+    if chunk == config.parallelism.num_chunks - 1:
+        found.append(((BlockKind.HEAD, False), 1))
+    return tuple(found)
+
+
+def _layer_sorts(config: RunConfig, chunk: int, covered: int) -> list[tuple[BlockSort, int]]:
+    experts = config.model.experts
+    if experts is None or not experts.layer_pattern:
+        kind = BlockKind.LAYER if experts is None else BlockKind.EXPERT_LAYER
+        counts = ((True, covered), (False, config.chunk_layers[chunk] - covered))
+        return [((kind, is_again), count) for is_again, count in counts if count]
+    found: list[tuple[BlockSort, int]] = []
+    for place, layer in enumerate(config.layers_of(chunk)):
+        kind = BlockKind.EXPERT_LAYER if experts.layer_pattern[layer] else BlockKind.LAYER
+        sort = (kind, place < covered)
+        if found and found[-1][0] == sort:
+            found[-1] = (sort, found[-1][1] + 1)
+        else:
+            found.append((sort, 1))
+    return found
+
+
+def recomputed_layers(config: RunConfig, chunk: int = 0) -> int:
+    """Layers of a chunk whose forward runs again under ``FULL`` (0 otherwise)."""
+    if config.recompute is not Recompute.FULL:
+        return 0
+    held = config.chunk_layers[chunk]
+    return min(config.recompute_num_layers or held, held)
+
+
+def layer_pieces(config: RunConfig, *, has_experts: bool = False) -> tuple[Piece, ...]:
+    """A layer, in the order in which ``named_parameters()`` gives its tensors."""
+    is_latent = config.model.latent_attention is not None
+    return (
+        norm_piece(config, "input_norm"),
+        *(latent_attention_pieces(config) if is_latent else (attention_piece(config),)),
+        norm_piece(config, "mlp_norm"),
+        *(expert_pieces(config) if has_experts else (mlp_piece(config),)),
+        residual_piece(config),
+    )
+
+
+def _prediction(config: RunConfig) -> tuple[Piece, ...]:
+    last = config.model.has_experts(config.model.num_layers - 1)
+    return prediction_pieces(config, layer_pieces(config, has_experts=last))
+
+
+_PIECES: dict[BlockKind, Callable[[RunConfig], tuple[Piece, ...]]] = {
+    BlockKind.EMBEDDING: lambda config: (embedding_piece(config),),
+    BlockKind.LAYER: layer_pieces,
+    BlockKind.EXPERT_LAYER: lambda config: layer_pieces(config, has_experts=True),
+    BlockKind.EMBEDDING_COPY: lambda config: (embedding_copy_piece(config),),
+    BlockKind.PREDICTION: _prediction,
+    BlockKind.HEAD: lambda config: head_piece(config)[bool(config.model.num_prediction_layers) :],
+}
+
+
+_KINDS_OF_MODULE = {"core_attn": OperatorKind.CORE_ATTENTION}
+"""Modules that are one operator of a piece."""
+_PARTS_OF_MODULE = {"moe": {"moe_act", "shared_experts"}}
+"""Modules that others lie within."""
+_KEPT = frozenset({EMBEDDING, HEAD})
+
+
+def _recomputed(
+    config: RunConfig, pieces: tuple[Piece, ...], *, is_whole: bool
+) -> tuple[list[Shaped], list[CollectiveUse]]:
+    """Operators and forward collectives that run a second time."""
+    modules = set(config.recompute_modules or ("core_attn",))
+    if config.recompute is not Recompute.SELECTIVE:
+        modules = set()
+    modules |= {part for name in modules for part in _PARTS_OF_MODULE.get(name, ())}
+    kinds = {_KINDS_OF_MODULE[name] for name in modules if name in _KINDS_OF_MODULE}
+    operators: list[Shaped] = []
+    uses: list[CollectiveUse] = []
+    for piece in pieces:
+        forward = [use for use in piece.uses if use.placement is Placement.FORWARD]
+        if (is_whole and piece.module not in _KEPT) or piece.module in modules:
+            operators += piece.operators
+            uses += forward
+        else:
+            operators += [shaped for shaped in piece.operators if shaped[0] in kinds]
+            if OperatorKind.CORE_ATTENTION in kinds:
+                uses += [use for use in forward if use.call.role is GroupRole.CP]
+    return operators, uses
+
+
+def _counted(shaped: Iterable[Shaped], phase: Phase, nbytes: int) -> tuple[OperatorCount, ...]:
+    counts: dict[tuple[OperatorKind, tuple[int, ...]], int] = {}
+    for kind, shape, count in shaped:
+        counts[kind, shape] = counts.get((kind, shape), 0) + count
+    return tuple(
+        (Operator(kind=kind, phase=phase, shape=shape, element_nbytes=nbytes), count)
+        for (kind, shape), count in counts.items()
+        if count
+    )
+
+
+def _joined(uses: Iterable[CollectiveUse]) -> tuple[CollectiveUse, ...]:
+    counts: dict[CollectiveUse, int] = {}
+    for use in uses:
+        one = replace(use, count=1)
+        counts[one] = counts.get(one, 0) + use.count
+    return tuple(replace(use, count=count) for use, count in counts.items() if count)

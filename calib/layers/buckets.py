@@ -1,0 +1,137 @@
+"""Buckets that gradients travel in, as ``_ParamAndGradBuffer`` (megatron.core 0.16.1) cuts them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..workload.config import Parallelism, RunConfig
+from .blocks import BlockCount, BufferSort, chunk_blocks
+from .tensors import START_ALIGNMENT, Strip
+
+_BUCKET_ALIGNMENT = 128
+_PADDED_BUCKET_ALIGNMENT = 2**16
+_MIN_BUCKET = 40_000_000
+_BUCKET_PER_RANK = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """Gradients that are reduced in one collective."""
+
+    numel: int
+    is_expert: bool = False
+    is_quantized: bool = False
+    """Its parameters are kept in 8 bits."""
+
+
+def buckets(config: RunConfig, chunk: int) -> tuple[Bucket, ...]:
+    """Each gradient bucket of a chunk, in the order in which the backward phase fills them.
+
+    Without overlap, and on every chunk but the first, there is one bucket; with it a bucket closes
+    at max(40 M, 1 M x dp x cp) elements.  The distributed optimizer pads starts to 64 and ends to
+    lcm(shards, 128), and gives a shared embedding a bucket of its own.  Experts fill buckets of
+    their own, and so do parameters that are kept in 8 bits.
+    """
+    blocks = chunk_blocks(config, chunk)
+    sorts = sorted({sort for block, _ in blocks for sort in block.strips})
+    return tuple(
+        Bucket(numel=numel, is_expert=sort[0], is_quantized=sort[1])
+        for sort in sorts
+        for numel in _cut(config, chunk, blocks, sort)
+    )
+
+
+def num_shards(parallelism: Parallelism, *, is_expert: bool = False) -> int:
+    """Ranks that a gradient is scattered over by the distributed optimizer.
+
+    >>> num_shards(Parallelism(dp=8, cp=2, num_optimizer_instances=2))
+    8
+    """
+    par = parallelism
+    replicas = par.expert_dp if is_expert else par.dp * par.cp
+    return max(1, replicas // par.num_optimizer_instances)
+
+
+def _cut(
+    config: RunConfig, chunk: int, blocks: Iterable[BlockCount], sort: BufferSort
+) -> list[int]:
+    par = config.parallelism
+    cutter = _Cutter(limit=_limit(par) if par.overlaps_grad_reduce and chunk == 0 else 0)
+    if par.is_optimizer_distributed:
+        alignment = _PADDED_BUCKET_ALIGNMENT if par.pads_buckets else _BUCKET_ALIGNMENT
+        shards = num_shards(par, is_expert=sort[0])
+        cutter.start_alignment = START_ALIGNMENT
+        cutter.end_alignment = math.lcm(shards, alignment)
+    for block, count in reversed(tuple(blocks)):
+        found = block.strips.get(sort)
+        if found is not None:
+            cutter.add(found, count)
+    return cutter.finish()
+
+
+def _limit(par: Parallelism) -> int:
+    return par.bucket_numel or max(_MIN_BUCKET, _BUCKET_PER_RANK * par.dp * par.cp)
+
+
+@dataclass(slots=True)
+class _Cutter:
+    """Lays parameters into a buffer and closes buckets; alignment 1 pads nothing."""
+
+    limit: int
+    """Elements that close a bucket; 0 means that nothing does."""
+    start_alignment: int = 1
+    end_alignment: int = 1
+    sizes: list[int] = field(default_factory=list)
+    _start: int = 0
+    _end: int = 0
+
+    @property
+    def is_padded(self) -> bool:
+        """True under the distributed optimizer."""
+        return self.start_alignment > 1
+
+    def add(self, found: Strip, count: int) -> None:
+        """The same strip so many times; as a whole where no bucket ends in it."""
+        extent = found.aligned_end if self.is_padded else found.numel
+        is_cut_out = self.is_padded and found.has_shared_embedding
+        if not self.limit and not is_cut_out:
+            advance = found.aligned_numel if self.is_padded else found.numel
+            self._end = self._begin() + (count - 1) * advance + extent
+            return
+        for _ in range(count):
+            begin = self._begin()
+            if is_cut_out or begin + extent - self._start >= self.limit:
+                self._add_each(found)
+            else:
+                self._end = begin + extent
+
+    def finish(self) -> list[int]:
+        """Sizes of all buckets, the last one closed."""
+        if self._end > self._start:
+            self._close(self._end)
+        return self.sizes
+
+    def _add_each(self, found: Strip) -> None:
+        for numel, is_shared in found.parts:
+            begin = self._begin()
+            is_alone = is_shared and self.is_padded
+            if is_alone and self._end > self._start:
+                begin = self._close(begin)
+            self._end = begin + numel
+            if is_alone or (self.limit and self._end - self._start >= self.limit):
+                self._close(self._end)
+
+    def _begin(self) -> int:
+        return _padded(self._end, self.start_alignment)
+
+    def _close(self, end: int) -> int:
+        end = _padded(end, self.end_alignment)
+        self.sizes.append(end - self._start)
+        self._start = self._end = end
+        return end
+
+
+def _padded(number: int, divisor: int) -> int:
+    return -(-number // divisor) * divisor

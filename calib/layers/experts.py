@@ -1,0 +1,299 @@
+"""Pieces of a layer of experts: router, exchange of tokens, routed and shared experts.
+
+Follows ``megatron.core`` 0.16.1 (``transformer/moe``).  Routing is taken as balanced: each expert
+gets the same number of tokens, or with ``imbalance`` this rank gets that many times the mean.
+Left out, because they are small: the all-reduce of token counts over tp and cp for the auxiliary
+loss, and once in a step that of the experts' biases (both num_experts numbers a layer).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from ..workload.collectives import Collective, CollectiveUse, GroupRole, Placement
+from ..workload.config import Dispatcher, Experts, RunConfig
+from ..workload.operators import OperatorKind
+from ..workload.ranks import group_call
+from .layer_modules import (
+    Piece,
+    Shaped,
+    column_uses,
+    linear_tensors,
+    local_tokens,
+    row_uses,
+    tokens_of,
+)
+from .tensors import ParameterTensor
+
+_COUNT_NBYTES = 8
+"""Token counts are int64; the routing map is one byte for each token and expert."""
+_FP32_NBYTES = 4
+_MIRROR = {
+    Collective.ALL_GATHER: Collective.REDUCE_SCATTER,
+    Collective.REDUCE_SCATTER: Collective.ALL_GATHER,
+    Collective.ALL_TO_ALL: Collective.ALL_TO_ALL,
+}
+"""The collective that carries the gradient back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """Tokens of one micro-batch in a layer of experts, as one rank sees them."""
+
+    num_experts: int
+    """Experts that this rank holds."""
+    tokens: int
+    """Tokens that this rank routes."""
+    copies: int
+    """Rows that it sends: each token once for each of its experts, or the capacity."""
+    rows: int
+    """Rows that the experts of this rank take in together."""
+
+    @property
+    def loads(self) -> tuple[tuple[int, int], ...]:
+        """Rows of one expert, and how many of the experts here take that many."""
+        base, more = divmod(self.rows, self.num_experts)
+        loads = ((base + 1, more), (base, self.num_experts - more))
+        return tuple((rows, number) for rows, number in loads if rows and number)
+
+
+def routing(config: RunConfig) -> Routing:
+    """Where the tokens of one micro-batch go.
+
+    An expert takes at most ceil(tokens x top-k / experts x factor) tokens of each rank
+    (``get_capacity``), and exactly that many where rows are padded to the capacity.
+    """
+    experts, par = _experts(config), config.parallelism
+    tokens = local_tokens(config)
+    copies = tokens * experts.top_k
+    imbalance = experts.imbalance
+    if experts.capacity_factor:
+        capacity = math.ceil(copies / experts.num_experts * experts.capacity_factor)
+        held = capacity * experts.num_experts
+        if experts.is_padded_to_capacity:
+            copies, imbalance = held, 1.0
+        copies = min(copies, held)
+        imbalance = min(imbalance, held / copies)
+    return Routing(
+        num_experts=experts.num_experts // par.ep,
+        tokens=tokens,
+        copies=copies,
+        rows=math.ceil(copies * par.expert_tp * imbalance),
+    )
+
+
+def expert_pieces(config: RunConfig) -> tuple[Piece, ...]:
+    """What stands in a layer of experts in place of a dense MLP, tensors in Megatron's order."""
+    experts, routed = _experts(config), routing(config)
+    hidden, fc1, ffn = _widths(config, experts.ffn_hidden_size, config.parallelism.expert_tp)
+    router = (OperatorKind.ROUTER, (routed.tokens, hidden, experts.num_experts), 1)
+    moe = Piece(
+        module="moe",
+        operators=(
+            router,
+            *_reordering(experts, routed, hidden),
+            *_products(experts, routed, hidden, fc1, OperatorKind.LINEAR_FC1),
+            *_products(experts, routed, ffn, hidden, OperatorKind.LINEAR_FC2),
+        ),
+        uses=_exchange(config, routed),
+        tensors=(*_router_tensors(config), *_expert_tensors(config, fc1, ffn)),
+    )
+    loads = ((routed.rows, 1),) if experts.is_grouped else routed.loads
+    activation = Piece(
+        module="moe_act",
+        operators=tuple((OperatorKind.ACTIVATION, (rows, fc1, ffn), n) for rows, n in loads),
+    )
+    if not experts.shared_ffn_hidden_size:
+        return moe, activation
+    return moe, activation, _shared_piece(config)
+
+
+def num_ranks_reached(experts: Experts, ep: int) -> float:
+    """Expert-parallel ranks to which one token goes: the mean for top-k experts drawn evenly.
+
+    >>> experts = Experts(num_experts=8, top_k=2, ffn_hidden_size=1)
+    >>> round(num_ranks_reached(experts, 4), 3), num_ranks_reached(experts, 8)
+    (1.857, 2.0)
+    """
+    others = experts.num_experts - experts.num_experts // ep
+    total = math.comb(experts.num_experts, experts.top_k)
+    return ep * (1 - math.comb(others, experts.top_k) / total)
+
+
+def _experts(config: RunConfig) -> Experts:
+    experts = config.model.experts
+    if experts is None:
+        raise AssertionError("a layer of experts was asked of a model that has none")
+    return experts
+
+
+def _widths(config: RunConfig, ffn: int, tp: int) -> tuple[int, int, int]:
+    """Hidden, and the widths of one rank's share: fc1's result and fc2's input."""
+    share = ffn // tp
+    return config.model.hidden_size, share * (2 if config.model.is_gated else 1), share
+
+
+def _reordering(experts: Experts, routed: Routing, hidden: int) -> tuple[Shaped, ...]:
+    """Copies of rows on their way to the experts and back, each way once.
+
+    The exchange of each token with its experts sorts twice: by expert before it is sent, and by
+    local expert after it has come.  Experts one after the other join their results in one more.
+    """
+    has_many = routed.num_experts > 1
+    arrived = (OperatorKind.PERMUTE, (routed.rows, hidden, 1))
+    joins = int(has_many and not experts.is_grouped)
+    if experts.dispatcher is not Dispatcher.ALL_TO_ALL:
+        return ((*arrived, 2 + joins),)
+    sent = (OperatorKind.PERMUTE, (routed.copies, hidden, 1), 2)
+    return sent, (*arrived, 2 * has_many + joins)
+
+
+def _products(
+    experts: Experts, routed: Routing, num_in: int, num_out: int, kind: OperatorKind
+) -> tuple[Shaped, ...]:
+    if experts.is_grouped:
+        shape = (routed.num_experts, routed.rows, num_in, num_out)
+        return ((OperatorKind.GROUPED_LINEAR, shape, 1),)
+    return tuple((kind, (rows, num_in, num_out), number) for rows, number in routed.loads)
+
+
+def _exchange(config: RunConfig, routed: Routing) -> tuple[CollectiveUse, ...]:
+    dispatcher = _experts(config).dispatcher
+    if dispatcher is Dispatcher.ALL_GATHER:
+        return _gathered(config, routed)
+    return _all_to_all(config, routed) if dispatcher is Dispatcher.ALL_TO_ALL else _flex(config)
+
+
+def _gathered(config: RunConfig, routed: Routing) -> tuple[CollectiveUse, ...]:
+    """Every rank of the experts' groups sees all tokens of them and keeps those of its experts."""
+    experts, par, role = _experts(config), config.parallelism, GroupRole.EXPERT_TP_EP
+    tokens = routed.tokens * par.expert_tp * par.ep
+    weight = _weight_nbytes(config)
+    gather, hidden = Collective.ALL_GATHER, config.model.hidden_size
+    return _between_ranks(
+        (
+            *_there_and_back(config, gather, role, tokens * hidden * config.precision.nbytes),
+            *_there_and_back(config, gather, role, tokens * experts.num_experts * weight),
+            # What the experts give is summed in the type of the weights.
+            *_there_and_back(config, Collective.REDUCE_SCATTER, role, tokens * hidden * weight),
+            _forward(config, gather, role, tokens * experts.num_experts),
+        )
+    )
+
+
+def _all_to_all(config: RunConfig, routed: Routing) -> tuple[CollectiveUse, ...]:
+    """Each token goes to the ranks of its experts, then to all of the experts' tp ranks."""
+    experts, par = _experts(config), config.parallelism
+    hidden, weight, exchange = config.model.hidden_size, _weight_nbytes(config), GroupRole.EP
+    sent = math.ceil(routed.rows / par.expert_tp)
+    split, whole = Collective.ALL_TO_ALL, routed.rows
+    row = hidden * config.precision.nbytes
+    counts = par.expert_tp * par.ep * experts.num_experts * _COUNT_NBYTES
+    gather, scatter, tp = Collective.ALL_GATHER, Collective.REDUCE_SCATTER, GroupRole.EXPERT_TP
+    uses = [
+        *_there_and_back(config, split, exchange, sent * row, count=2),
+        *_there_and_back(config, split, exchange, sent * weight),
+        *_there_and_back(config, gather, tp, whole * row),
+        *_there_and_back(config, gather, tp, whole * weight),
+        *_there_and_back(config, scatter, tp, whole * hidden * weight),
+    ]
+    if not experts.is_padded_to_capacity:
+        uses.append(_forward(config, gather, GroupRole.EXPERT_TP_EP, counts))
+    return _between_ranks(uses)
+
+
+def _flex(config: RunConfig) -> tuple[CollectiveUse, ...]:
+    """A token goes once to each rank that holds one of its experts (DeepEP), and comes back."""
+    experts, par = _experts(config), config.parallelism
+    reached = num_ranks_reached(experts, par.ep) * par.expert_tp * experts.imbalance
+    nbytes = math.ceil(local_tokens(config) * reached) * config.model.hidden_size
+    return _between_ranks(
+        _there_and_back(
+            config,
+            Collective.ALL_TO_ALL,
+            GroupRole.EXPERT_TP_EP,
+            nbytes * config.precision.nbytes,
+            count=2,
+        )
+    )
+
+
+def _weight_nbytes(config: RunConfig) -> int:
+    return _FP32_NBYTES if _experts(config).has_fp32_router else config.precision.nbytes
+
+
+def _there_and_back(
+    config: RunConfig, collective: Collective, role: GroupRole, nbytes: int, count: int = 1
+) -> tuple[CollectiveUse, CollectiveUse]:
+    """A collective of the forward pass, and the one that carries its gradient."""
+    back = group_call(config, _MIRROR[collective], role, nbytes)
+    return (
+        replace(_forward(config, collective, role, nbytes), count=count),
+        CollectiveUse(call=back, count=count, placement=Placement.BACKWARD),
+    )
+
+
+def _forward(
+    config: RunConfig, collective: Collective, role: GroupRole, nbytes: int
+) -> CollectiveUse:
+    call = group_call(config, collective, role, nbytes)
+    return CollectiveUse(call=call, count=1, placement=Placement.FORWARD)
+
+
+def _between_ranks(uses: Iterable[CollectiveUse]) -> tuple[CollectiveUse, ...]:
+    return tuple(use for use in uses if use.call.num_ranks > 1)
+
+
+def _router_tensors(config: RunConfig) -> tuple[ParameterTensor, ...]:
+    number = _experts(config).num_experts
+    tensors = linear_tensors(
+        "router", config.model.hidden_size, number, has_bias=config.model.has_bias
+    )
+    return tuple(replace(tensor, is_sequence_parallel=True) for tensor in tensors)
+
+
+def _expert_tensors(config: RunConfig, fc1: int, ffn: int) -> tuple[ParameterTensor, ...]:
+    """Without expert parallelism Megatron reduces their gradients with those of the rest."""
+    experts, par = _experts(config), config.parallelism
+    hidden, has_bias = config.model.hidden_size, config.model.has_bias
+    first = linear_tensors("expert.fc1", hidden, fc1, has_bias=has_bias)
+    second = linear_tensors("expert.fc2", ffn, hidden, has_bias=has_bias, is_row=True)
+    number = experts.num_experts // par.ep
+    whole = first * number + second * number if experts.is_grouped else (first + second) * number
+    return tuple(replace(tensor, is_expert=par.ep > 1) for tensor in whole)
+
+
+def _shared_piece(config: RunConfig) -> Piece:
+    """A dense MLP that every token takes, split over tp as any other."""
+    experts, tokens = _experts(config), tokens_of(config)
+    hidden, fc1, ffn = _widths(config, experts.shared_ffn_hidden_size, config.parallelism.tp)
+    gate = ParameterTensor(name="shared.gate", numel=hidden, is_sequence_parallel=True)
+    return Piece(
+        module="shared_experts",
+        operators=(
+            (OperatorKind.LINEAR_FC1, (tokens, hidden, fc1), 1),
+            (OperatorKind.ACTIVATION, (tokens, fc1, ffn), 1),
+            (OperatorKind.LINEAR_FC2, (tokens, ffn, hidden), 1),
+        ),
+        uses=_shared_uses(config),
+        tensors=(
+            *((gate,) if experts.has_shared_gate else ()),
+            *linear_tensors("shared.fc1", hidden, fc1, has_bias=False),
+            *linear_tensors("shared.fc2", ffn, hidden, has_bias=False),
+        ),
+    )
+
+
+def _shared_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:
+    """Beside the exchange Megatron keeps the gathered input, and gathers it only once."""
+    column, row = (
+        column_uses(config, OperatorKind.LINEAR_FC1),
+        row_uses(config, OperatorKind.LINEAR_FC2),
+    )
+    if not _experts(config).overlaps_shared:
+        return (*column, *row)
+    backward_gather = (Placement.BACKWARD, Collective.ALL_GATHER)
+    kept = [use for use in column if (use.placement, use.call.collective) != backward_gather]
+    return tuple(replace(use, is_overlapped=True, hides_behind=None) for use in (*kept, *row))

@@ -1,0 +1,154 @@
+"""Part of a layer as one Megatron module runs it, and the tensor-parallel traffic around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..workload.collectives import Collective, CollectiveCall, CollectiveUse, GroupRole, Placement
+from ..workload.config import Engine, Fp8Recipe, Normalization, RunConfig
+from ..workload.operators import OperatorKind
+from ..workload.ranks import group_call
+from .tensors import ParameterTensor
+
+Shaped = tuple[OperatorKind, tuple[int, ...], int]
+"""Kind, shape and how often one micro-batch runs it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What one module does for one micro-batch on one rank, forwards; backwards follows."""
+
+    module: str
+    """Name by which ``--recompute-modules`` knows it; other names are never recomputed alone."""
+    operators: tuple[Shaped, ...] = ()
+    uses: tuple[CollectiveUse, ...] = ()
+    """Collectives of the forward and of the backward pass."""
+    tensors: tuple[ParameterTensor, ...] = ()
+
+
+def tokens_of(config: RunConfig) -> int:
+    """Tokens of one micro-batch on one rank, whole over tp."""
+    return config.batch.micro_batch_size * config.local_seq_length
+
+
+def local_tokens(config: RunConfig) -> int:
+    """The same where sequence parallelism splits them over tp."""
+    par = config.parallelism
+    return tokens_of(config) // par.tp if par.is_sequence_parallel else tokens_of(config)
+
+
+def hidden_nbytes(config: RunConfig) -> int:
+    """Bytes of (tokens, hidden) in the element size of activations."""
+    return tokens_of(config) * config.model.hidden_size * config.precision.nbytes
+
+
+def hidden_call(config: RunConfig, collective: Collective, width: int = 0) -> CollectiveCall:
+    """A collective over tp that carries (tokens, width); 0 means hidden."""
+    nbytes = tokens_of(config) * (width or config.model.hidden_size) * config.precision.nbytes
+    return group_call(config, collective, GroupRole.TP, nbytes)
+
+
+_GATHERED_BITS = {
+    Fp8Recipe.DELAYED: 8.0,
+    Fp8Recipe.TENSORWISE: 8.0,
+    Fp8Recipe.MXFP8: 8 + 8 / 32,
+    Fp8Recipe.BLOCKWISE: 8 + 32 / 128,
+    Fp8Recipe.NVFP4: 4 + 8 / 16,
+}
+"""Bits of an element that is quantized before it is gathered, with its share of a block's scale."""
+
+
+def gathered_call(config: RunConfig, *, is_quantized: bool, width: int = 0) -> CollectiveCall:
+    """The gather of (tokens, width) over tp; ``is_quantized``: for a product in 8 bits.
+
+    TransformerEngine quantizes first and gathers what the product reads.
+    """
+    call = hidden_call(config, Collective.ALL_GATHER, width)
+    bits = _GATHERED_BITS.get(config.fp8) if is_quantized else None
+    if bits is None:
+        return call
+    numel = call.nbytes // config.precision.nbytes
+    return replace(call, nbytes=round(numel * bits / 8))
+
+
+def norm_piece(config: RunConfig, name: str, count: int = 1, *, module: str = "layernorm") -> Piece:
+    """One norm over hidden; its weights' gradients are partial under sequence parallelism."""
+    width = config.model.hidden_size
+    return Piece(
+        module=module,
+        operators=((OperatorKind.NORM, (local_tokens(config), width), count),),
+        tensors=norm_tensors(config, name, width),
+    )
+
+
+def norm_tensors(config: RunConfig, name: str, width: int) -> tuple[ParameterTensor, ...]:
+    """Weight, and for LayerNorm bias, of a norm."""
+    is_layer_norm = config.model.normalization is Normalization.LAYER_NORM
+    parts = ("weight", "bias") if is_layer_norm else ("weight",)
+    return tuple(
+        ParameterTensor(name=f"{name}.{part}", numel=width, is_sequence_parallel=True)
+        for part in parts
+    )
+
+
+def linear_tensors(
+    name: str, num_in: int, num_out: int, *, has_bias: bool, is_row: bool = False
+) -> tuple[ParameterTensor, ...]:
+    """Weight and bias of a linear; a row-parallel bias is whole on every tp rank."""
+    weight = ParameterTensor(name=f"{name}.weight", numel=num_in * num_out, is_quantized=True)
+    if not has_bias:
+        return (weight,)
+    return weight, ParameterTensor(name=f"{name}.bias", numel=num_out, is_sequence_parallel=is_row)
+
+
+def column_uses(
+    config: RunConfig, kind: OperatorKind, *, width: int = 0, is_in_layer: bool = True
+) -> tuple[CollectiveUse, ...]:
+    """Around a column-parallel linear whose input is (tokens, width); 0 means hidden.
+
+    Forwards the input is gathered under sequence parallelism; backwards its gradient is summed,
+    asynchronously behind one of the two products.  A linear in a layer may be quantized, and its
+    gather run inside the product; that of the logits never.
+    """
+    if config.parallelism.tp == 1:
+        return ()
+    if not config.parallelism.is_sequence_parallel:
+        reduce = hidden_call(config, Collective.ALL_REDUCE, width)
+        is_beside = config.parallelism.engine is Engine.MEGATRON
+        return (linear_use(reduce, Placement.BACKWARD, kind if is_beside else None),)
+    gather = gathered_call(config, is_quantized=is_in_layer, width=width)
+    scatter = hidden_call(config, Collective.REDUCE_SCATTER, width)
+    is_inside = config.parallelism.overlaps_tp and is_in_layer
+    return (
+        linear_use(gather, Placement.FORWARD, kind if is_inside else None),
+        linear_use(gather, Placement.BACKWARD, kind),
+        linear_use(scatter, Placement.BACKWARD, kind),
+    )
+
+
+def row_uses(config: RunConfig, kind: OperatorKind | None = None) -> tuple[CollectiveUse, ...]:
+    """After a row-parallel linear of that kind whose output is (tokens, hidden)."""
+    if config.parallelism.tp == 1:
+        return ()
+    if not config.parallelism.is_sequence_parallel:
+        return (linear_use(hidden_call(config, Collective.ALL_REDUCE), Placement.FORWARD),)
+    behind = kind if config.parallelism.overlaps_tp else None
+    scatter = hidden_call(config, Collective.REDUCE_SCATTER)
+    gather = gathered_call(config, is_quantized=True)
+    return (
+        linear_use(scatter, Placement.FORWARD, behind),
+        linear_use(gather, Placement.BACKWARD, behind),
+    )
+
+
+def linear_use(
+    call: CollectiveCall, placement: Placement, behind: OperatorKind | None = None
+) -> CollectiveUse:
+    """One transfer, beside the operator ``behind`` where that is given."""
+    return CollectiveUse(
+        call=call,
+        count=1,
+        placement=placement,
+        is_overlapped=behind is not None,
+        hides_behind=behind,
+    )

@@ -1,0 +1,221 @@
+"""Everything that one rank of a stage does in a step: operators and collectives with counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..workload.collectives import Collective, CollectiveCall, CollectiveUse, GroupRole, Placement
+from ..workload.config import Engine, Fp8Recipe, Parallelism, RunConfig
+from ..workload.operators import (
+    OPTIMIZER_ELEMENT_NBYTES,
+    Operator,
+    OperatorCount,
+    OperatorKind,
+    Phase,
+)
+from ..workload.ranks import group, group_call
+from .blocks import BlockCount, chunk_blocks
+from .buckets import Bucket, buckets
+from .layer_modules import hidden_nbytes
+from .parameters import check_stage, grad_nbytes, tp_reduced_numel, updated_parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageOperators:
+    """What one rank of a stage runs: three lists per micro-batch, one per step."""
+
+    forward: tuple[OperatorCount, ...]
+    backward: tuple[OperatorCount, ...]
+    recompute: tuple[OperatorCount, ...]
+    """Forward operators that run again within the backward pass."""
+    step: tuple[OperatorCount, ...]
+
+
+def stage_operators(config: RunConfig, stage: int) -> StageOperators:
+    """The operators of one micro-batch on one rank of ``stage``, and those of a step.
+
+    Every model operator carries the element size of the activations, ``OPTIMIZER`` that of fp32,
+    and the two host remainders none (0); there is one ``HOST_MICROBATCH`` for each chunk.
+    """
+    check_stage(config, stage)
+    chunks = config.chunks_of(stage)
+    blocks = [entry for chunk in chunks for entry in chunk_blocks(config, chunk)]
+    return StageOperators(
+        forward=(*_summed(blocks, Phase.FORWARD), host_pass(Phase.FORWARD, len(chunks))),
+        backward=(*_summed(blocks, Phase.BACKWARD), host_pass(Phase.BACKWARD, len(chunks))),
+        recompute=_summed(blocks, Phase.RECOMPUTE),
+        step=step_operators(config, stage),
+    )
+
+
+def step_operators(config: RunConfig, stage: int) -> tuple[OperatorCount, ...]:
+    """The operators that one rank of ``stage`` runs once in a step."""
+    optimizer = Operator(
+        kind=OperatorKind.OPTIMIZER,
+        phase=Phase.STEP,
+        shape=(updated_parameters(config, stage),),
+        element_nbytes=OPTIMIZER_ELEMENT_NBYTES,
+    )
+    host = Operator(kind=OperatorKind.HOST_STEP, phase=Phase.STEP, shape=(), element_nbytes=0)
+    return (optimizer, 1), (host, 1)
+
+
+def host_pass(phase: Phase, count: int = 1) -> OperatorCount:
+    """What the host adds to one pass of one chunk."""
+    kind = OperatorKind.HOST_MICROBATCH
+    return Operator(kind=kind, phase=phase, shape=(), element_nbytes=0), count
+
+
+def collective_uses(config: RunConfig, *, stage: int) -> tuple[CollectiveUse, ...]:
+    """Every collective that one rank of ``stage`` issues in a step, with its place.
+
+    Follows ``megatron.core`` 0.16.1.  Left out, because they are small: gradient norm, found-inf
+    and zero counts (``MODEL``), the loss and token counts of the training script, and its broadcast
+    of batches over tp.  Groups of one rank carry nothing and are left out as well.
+    """
+    check_stage(config, stage)
+    uses: list[CollectiveUse] = []
+    for chunk in config.chunks_of(stage):
+        for block, count in chunk_blocks(config, chunk):
+            uses += [replace(use, count=use.count * count) for use in block.uses]
+        uses += pipeline_uses(config, chunk)
+    return (*uses, *gradient_uses(config, stage))
+
+
+def step_collectives(config: RunConfig, *, stage: int) -> tuple[tuple[CollectiveCall, int], ...]:
+    """The same, as distinct calls with their number per step on one rank of ``stage``."""
+    counts: dict[CollectiveCall, int] = {}
+    for use in collective_uses(config, stage=stage):
+        repeats = config.num_microbatches if use.placement.is_per_microbatch else 1
+        counts[use.call] = counts.get(use.call, 0) + use.count * repeats
+    return tuple(counts.items())
+
+
+def hop_call(config: RunConfig, chunk: int, collective: Collective) -> CollectiveCall:
+    """The message between a chunk and the next: the hidden states of one micro-batch."""
+    par = config.parallelism
+    is_split = par.is_sequence_parallel or par.engine is Engine.DEEPSPEED
+    return CollectiveCall(
+        collective=collective,
+        role=GroupRole.PP,
+        num_ranks=par.pp,
+        nbytes=hidden_nbytes(config) // (par.tp if is_split else 1),
+        num_nodes=hop_num_nodes(par, chunk % par.pp),
+    )
+
+
+def hop_num_nodes(parallelism: Parallelism, stage: int) -> int:
+    """2 where a rank of a stage and its partner in the next stage sit on two nodes, otherwise 1."""
+    per_node = parallelism.ranks_per_node
+    if not per_node or parallelism.pp == 1:
+        return 1
+    ranks = group(parallelism, GroupRole.PP, 0)
+    here, there = ranks[stage], ranks[(stage + 1) % parallelism.pp]
+    return 1 if here // per_node == there // per_node else 2
+
+
+def pipeline_uses(config: RunConfig, chunk: int) -> tuple[CollectiveUse, ...]:
+    """Messages of one micro-batch through a chunk, both passes."""
+    uses: list[CollectiveUse] = []
+    forward, backward = Placement.PIPELINE_FORWARD, Placement.PIPELINE_BACKWARD
+    send, recv = Collective.SEND, Collective.RECV
+    if chunk < config.parallelism.num_chunks - 1:
+        uses.append(_use(hop_call(config, chunk, send), forward))
+        uses.append(_use(hop_call(config, chunk, recv), backward))
+    if chunk > 0:
+        uses.append(_use(hop_call(config, chunk - 1, recv), forward))
+        uses.append(_use(hop_call(config, chunk - 1, send), backward))
+    return tuple(uses)
+
+
+def gradient_uses(config: RunConfig, stage: int) -> tuple[CollectiveUse, ...]:
+    """Reductions of gradients and gathers of parameters, once in a step."""
+    model, par = config.model, config.parallelism
+    uses: list[CollectiveUse] = []
+    known: dict[Bucket, tuple[CollectiveUse, ...]] = {}
+    for chunk in config.chunks_of(stage):
+        found: list[CollectiveUse] = []
+        for bucket in buckets(config, chunk):
+            if bucket not in known:
+                known[bucket] = bucket_uses(config, bucket)
+            found += known[bucket]
+        # Past its first chunk, a stage issues all buckets of a chunk in one call.
+        uses += found if chunk < par.pp else _coalesced(found)
+    if len({bucket.is_expert for bucket in known}) > 1 and not par.overlaps_param_gather:
+        # Experts and the rest have an optimizer each, and either gathers all after its step.
+        uses = [_repeated(use) for use in uses]
+    nbytes = tp_reduced_numel(config, stage) * grad_nbytes(config)
+    if par.tp > 1 and nbytes:
+        call = group_call(config, Collective.ALL_REDUCE, GroupRole.TP, nbytes)
+        uses.append(_use(call, Placement.GRAD_FINISH))
+    shares_embedding = model.is_tied or model.num_prediction_layers > 0
+    if shares_embedding and par.pp > 1 and stage in (0, par.pp - 1):
+        nbytes = model.vocab_size // par.tp * model.hidden_size * grad_nbytes(config)
+        call = group_call(config, Collective.ALL_REDUCE, GroupRole.EMBEDDING, nbytes)
+        uses.append(_use(call, Placement.GRAD_FINISH))
+    return tuple(uses)
+
+
+def bucket_uses(config: RunConfig, bucket: Bucket) -> tuple[CollectiveUse, ...]:
+    """Its reduction, and with the distributed optimizer the gather of its parameters.
+
+    Several instances of the optimizer scatter within one and then reduce each shard over all.
+    """
+    par = config.parallelism
+    role = GroupRole.EXPERT_DP if bucket.is_expert else GroupRole.DP
+    nbytes = bucket.numel * grad_nbytes(config)
+    is_split, is_beside = par.is_optimizer_distributed, par.overlaps_grad_reduce
+    uses: list[CollectiveUse] = []
+
+    def add(call: CollectiveCall, placement: Placement, *, is_overlapped: bool) -> None:
+        if call.num_ranks > 1:
+            uses.append(_use(call, placement, is_overlapped=is_overlapped))
+
+    scatters = is_split and par.engine is Engine.MEGATRON
+    kind = Collective.REDUCE_SCATTER if scatters else Collective.ALL_REDUCE
+    reduce = group_call(config, kind, role, nbytes)
+    add(reduce, Placement.GRAD_REDUCE, is_overlapped=is_beside)
+    if not is_split:
+        return tuple(uses)
+    across = GroupRole.DP_INSTANCES
+    shard = group_call(config, Collective.ALL_REDUCE, across, nbytes // reduce.num_ranks)
+    add(shard, Placement.GRAD_REDUCE, is_overlapped=is_beside)
+    gathered = bucket.numel * _held_nbytes(config, bucket)
+    gather = group_call(config, Collective.ALL_GATHER, role, gathered)
+    add(gather, Placement.PARAM_GATHER, is_overlapped=par.overlaps_param_gather)
+    return tuple(uses)
+
+
+def _repeated(use: CollectiveUse) -> CollectiveUse:
+    return replace(use, count=2 * use.count) if use.placement is Placement.PARAM_GATHER else use
+
+
+def _coalesced(uses: list[CollectiveUse]) -> list[CollectiveUse]:
+    joined: dict[tuple[Collective, GroupRole, Placement], CollectiveUse] = {}
+    for use in uses:
+        key = (use.call.collective, use.call.role, use.placement)
+        before = joined.get(key)
+        nbytes = use.call.nbytes + (0 if before is None else before.call.nbytes)
+        joined[key] = replace(use, call=replace(use.call, nbytes=nbytes))
+    return list(joined.values())
+
+
+def _held_nbytes(config: RunConfig, bucket: Bucket) -> int:
+    """Bytes of an element as the ranks gather it: in blocks of 32, Megatron gathers bf16."""
+    is_whole = config.fp8 in (Fp8Recipe.MXFP8, Fp8Recipe.NVFP4)
+    return 1 if bucket.is_quantized and not is_whole else config.precision.nbytes
+
+
+def _use(
+    call: CollectiveCall, placement: Placement, *, is_overlapped: bool = False
+) -> CollectiveUse:
+    return CollectiveUse(call=call, count=1, placement=placement, is_overlapped=is_overlapped)
+
+
+def _summed(blocks: list[BlockCount], phase: Phase) -> tuple[OperatorCount, ...]:
+    counts: dict[Operator, int] = {}
+    for block, repeats in blocks:
+        for operator, count in block.operators:
+            if operator.phase is phase:
+                counts[operator] = counts.get(operator, 0) + repeats * count
+    return tuple(counts.items())

@@ -1,0 +1,322 @@
+"""Bytes that a layer keeps from the forward pass of one micro-batch for its backward pass.
+
+Tensor by tensor, as autograd holds them in Megatron with Transformer Engine: the input of each
+product (16 bit, or 8 bit under fp8), the input of each norm, what attention, activation and router
+need to go back.  Views count once.  With two-byte elements, dropout and ffn = 4 h a dense layer is
+Korthikanti et al. (arXiv:2205.05198, Table 2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ..workload.config import (
+    ContextComm,
+    Fp8Recipe,
+    Normalization,
+    PositionEmbedding,
+    Recompute,
+    RunConfig,
+)
+
+ROUTER_NBYTES = 21
+"""Per token and expert: scores, their copy for the balancing loss and probabilities in fp32, a
+mask, and the two int32 rows of the map by which tokens are permuted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """One tensor that is kept."""
+
+    name: str
+    nbytes: float
+    part: str = "attention"
+    """``attention`` or ``mlp``: the backward pass frees the second before it reaches the first."""
+    modules: tuple[str, ...] = ()
+    """Names in ``recompute_modules`` under which it is dropped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerActivations:
+    """Bytes of one layer and one micro-batch on one rank."""
+
+    input_nbytes: float
+    """All that stays where the whole layer is recomputed."""
+    kept_nbytes: float
+    """What stays from forward to backward, with the recompute by module of the run."""
+    working_nbytes: float
+    """Beyond ``kept_nbytes``, at the fullest moment of the layer's own backward pass."""
+    recompute_working_nbytes: float
+    """Beyond ``input_nbytes``, the same where the whole layer is recomputed first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """Tokens and element sizes that every tensor of a rank is made of."""
+
+    tokens: float
+    """Tokens of a micro-batch on a rank, before sequence parallelism."""
+    split_tokens: float
+    """The same after it."""
+    nbytes: int
+    product_nbytes: float
+    """Of an element that a product keeps."""
+
+    @property
+    def is_gathered(self) -> bool:
+        """True where tokens are gathered before a product and scattered after."""
+        return self.split_tokens < self.tokens
+
+
+def sizes(config: RunConfig) -> Sizes:
+    """Tokens and element sizes of a layout."""
+    par, nbytes = config.parallelism, config.precision.nbytes
+    tokens = config.batch.micro_batch_size * config.local_seq_length
+    share = par.tp if par.is_sequence_parallel else 1
+    kept = {Fp8Recipe.NONE: float(nbytes), Fp8Recipe.NVFP4: 0.5625, Fp8Recipe.MXFP8: 1.03125}
+    return Sizes(
+        tokens=tokens,
+        split_tokens=tokens / share,
+        nbytes=nbytes,
+        product_nbytes=kept.get(config.fp8, 1.0),
+    )
+
+
+def layer_activations(config: RunConfig, *, has_experts: bool) -> LayerActivations:
+    """Kept and working bytes of one layer."""
+    tensors = layer_tensors(config, has_experts=has_experts)
+    modules: set[str] = set()
+    if config.recompute is Recompute.SELECTIVE:
+        modules = set(config.recompute_modules or ("core_attn",))
+    everything = _nbytes(tensors)
+    dropped = [saved for saved in tensors if modules.intersection(saved.modules)]
+    mlp = [saved for saved in tensors if saved.part == "mlp"]
+    # In the backward pass what was dropped of a part is back while that part runs.
+    back_mlp = _nbytes(saved for saved in dropped if saved.part == "mlp")
+    back_attention = _nbytes(dropped) - back_mlp
+    in_mlp = mlp_working_nbytes(config, has_experts=has_experts)
+    in_attention = attention_working_nbytes(config) - _nbytes(mlp)
+    first = tensors[0].nbytes
+    return LayerActivations(
+        input_nbytes=first,
+        kept_nbytes=everything - _nbytes(dropped),
+        working_nbytes=max(in_mlp + back_mlp, in_attention + back_mlp + back_attention),
+        recompute_working_nbytes=everything - first + max(in_mlp, in_attention),
+    )
+
+
+def layer_tensors(config: RunConfig, *, has_experts: bool) -> tuple[Saved, ...]:
+    """Every tensor that one layer keeps without recompute; the first is its input."""
+    size = sizes(config)
+    hidden = size.split_tokens * config.model.hidden_size
+    mask = hidden if config.hidden_dropout else 0
+    is_apart = has_experts or config.device == "cpu"
+    is_norm_apart = config.model.latent_attention is not None or config.device == "cpu"
+    attention = latent_tensors(config) if config.model.latent_attention else qkv_tensors(config)
+    mlp = expert_tensors(config) if has_experts else mlp_tensors(config)
+    layernorm = ("layernorm",)
+    return (
+        Saved(name="input", nbytes=hidden * size.nbytes),
+        Saved(name="input norm", nbytes=_norm_nbytes(config, size.split_tokens)),
+        Saved(
+            name="input norm output",
+            nbytes=hidden * size.product_nbytes,
+            modules=layernorm if is_norm_apart else (),
+        ),
+        *attention,
+        *core_attention_tensors(config),
+        Saved(name="attention dropout mask", nbytes=mask),
+        Saved(name="mlp input", nbytes=hidden * size.nbytes, part="mlp"),
+        Saved(name="mlp norm", nbytes=_norm_nbytes(config, size.split_tokens), part="mlp"),
+        Saved(
+            name="mlp norm output",
+            nbytes=hidden * (size.nbytes if has_experts else size.product_nbytes),
+            part="mlp",
+            # A norm inside the first product is recomputed with the MLP.
+            modules=layernorm if is_apart else ("mlp",),
+        ),
+        *mlp,
+        Saved(name="mlp dropout mask", nbytes=mask, part="mlp"),
+    )
+
+
+def qkv_tensors(config: RunConfig) -> tuple[Saved, ...]:
+    """Queries, keys and values, and their inputs where they are normalised."""
+    model, size = config.model, sizes(config)
+    each = size.tokens / config.parallelism.tp
+    query = each * model.num_attention_heads * model.kv_channels
+    key = each * model.num_query_groups * model.kv_channels
+    norms = 0.0
+    if model.has_qk_norm:
+        heads = each * (model.num_attention_heads + model.num_query_groups)
+        norms = (query + key) * size.nbytes + _norm_nbytes(config, heads)
+    qkv = query + 2 * key
+    if not config.is_attention_fused and model.num_query_groups < model.num_attention_heads:
+        # Unfused attention repeats keys and values for every head.
+        qkv = 3 * query
+    elif not config.is_attention_fused and model.position_embedding is PositionEmbedding.ROPE:
+        # Values are a view of the product's output, which stays beside the rotated copies.
+        qkv += query + key
+    return (
+        Saved(name="query and key before norm", nbytes=norms),
+        Saved(name="query, key, value", nbytes=qkv * size.nbytes),
+    )
+
+
+def latent_tensors(config: RunConfig) -> tuple[Saved, ...]:
+    """Latents with their norms, and the full queries, keys and values (DeepSeek-V2)."""
+    model, size = config.model, sizes(config)
+    latent = model.latent_attention
+    assert latent is not None
+    ranks = latent.q_lora_rank + latent.kv_lora_rank
+    num_norms = 2 if latent.q_lora_rank else 1
+    heads = size.tokens * model.num_attention_heads / config.parallelism.tp
+    widths = 2 * (latent.qk_head_dim + latent.qk_pos_emb_head_dim) + latent.v_head_dim
+    up = ("mla_up_proj",)
+    return (
+        Saved(name="latents", nbytes=size.split_tokens * ranks * size.nbytes),
+        Saved(name="latent norms", nbytes=num_norms * _norm_nbytes(config, size.split_tokens)),
+        Saved(
+            name="latent norm outputs",
+            nbytes=size.split_tokens * ranks * size.product_nbytes,
+            modules=up,
+        ),
+        Saved(name="query, key, value", nbytes=heads * widths * size.nbytes, modules=up),
+    )
+
+
+def core_attention_tensors(config: RunConfig) -> tuple[Saved, ...]:
+    """What attention keeps beyond queries, keys and values, and the input of its projection."""
+    model, par, size = config.model, config.parallelism, sizes(config)
+    heads = model.num_attention_heads / par.tp
+    output = size.tokens * _output_width(config)
+    copies = 1
+    if par.cp > 1 and par.context_comm is not ContextComm.P2P:
+        # The exchange makes a new tensor, and attention keeps its own.
+        copies = 2
+    out_nbytes = copies * output * size.nbytes
+    if config.fp8 is not Fp8Recipe.NONE:
+        out_nbytes += output * size.product_nbytes
+    out = Saved(name="attention output", nbytes=out_nbytes)
+    core = ("core_attn",)
+    if config.is_attention_fused:
+        lse = 4 * size.tokens * heads
+        return (Saved(name="log-sum-exp", nbytes=lse, modules=core), out)
+    scores = size.tokens * model.seq_length * heads
+    each = size.nbytes + (4 if config.device == "cpu" and size.nbytes < 4 else 0)
+    dropout = size.nbytes + 1 if config.attention_dropout else 0
+    softmax = scores * (each + dropout)
+    if config.device == "cpu":
+        # The causal mask, which the fused softmax kernel does without.
+        softmax += config.local_seq_length * model.seq_length
+    return (Saved(name="softmax", nbytes=softmax, modules=core), out)
+
+
+def mlp_tensors(config: RunConfig) -> tuple[Saved, ...]:
+    """A dense MLP: input and output of its activation."""
+    model, size = config.model, sizes(config)
+    wide = size.tokens * model.ffn_hidden_size / config.parallelism.tp
+    mlp = ("mlp",)
+    up = wide * (2 if model.is_gated else 1) * size.nbytes
+    out = wide * size.product_nbytes
+    return (
+        Saved(name="activation input", nbytes=up, part="mlp", modules=mlp),
+        Saved(name="activation output", nbytes=out, part="mlp", modules=mlp),
+    )
+
+
+def expert_tensors(config: RunConfig) -> tuple[Saved, ...]:
+    """Router, dispatched tokens, routed experts and shared experts."""
+    model, par, size = config.model, config.parallelism, sizes(config)
+    experts = model.experts
+    assert experts is not None
+    routed = routed_tokens(config)
+    wide = routed * experts.ffn_hidden_size / par.expert_tp
+    shared = size.tokens * experts.shared_ffn_hidden_size / par.tp
+    gates = 2 if model.is_gated else 1
+    whole = ("moe",)
+
+    def saved(name: str, nbytes: float, *modules: str) -> Saved:
+        return Saved(name=name, nbytes=nbytes, part="mlp", modules=(*whole, *modules))
+
+    return (
+        saved("router", ROUTER_NBYTES * size.split_tokens * experts.num_experts),
+        saved("expert input", routed * model.hidden_size * size.product_nbytes),
+        saved("expert probabilities", 4 * routed),
+        saved("expert activation input", wide * gates * size.nbytes),
+        saved("expert activation output", wide * size.product_nbytes, "moe_act"),
+        saved("shared activation input", shared * gates * size.nbytes, "shared_experts"),
+        saved("shared activation output", shared * size.product_nbytes, "shared_experts"),
+    )
+
+
+def routed_tokens(config: RunConfig) -> float:
+    """Copies of tokens that the experts of a rank take.
+
+    Each rank of ep x expert tp sends top_k copies of its tokens, and takes as many; the busiest
+    rank ``imbalance`` times that.  With padding to the capacity each expert takes
+    ceil(tokens x top_k / experts x factor) from every rank.
+    """
+    experts, par = config.model.experts, config.parallelism
+    assert experts is not None
+    tokens = sizes(config).split_tokens
+    copies = tokens * experts.top_k * experts.imbalance
+    if experts.capacity_factor:
+        each = math.ceil(tokens * experts.top_k / experts.num_experts * experts.capacity_factor)
+        padded = each * experts.num_experts
+        copies = padded if experts.is_padded_to_capacity else min(copies, padded)
+    return copies * par.expert_tp
+
+
+def mlp_working_nbytes(config: RunConfig, *, has_experts: bool) -> float:
+    """Gradients alive in the backward pass of the MLP, less what it has freed by then."""
+    model, par, size = config.model, config.parallelism, sizes(config)
+    width = model.hidden_size
+    residual = size.split_tokens * width
+    gates = 2 if model.is_gated else 1
+    if has_experts and model.experts is not None:
+        routed = routed_tokens(config)
+        wide = routed * model.experts.ffn_hidden_size / par.expert_tp
+        moment = max(2 * routed * width, routed * width + wide, gates * wide)
+        return (residual + moment) * size.nbytes
+    wide = size.tokens * model.ffn_hidden_size / par.tp
+    gathered = size.tokens * width if size.is_gathered else 0.0
+    return (residual + max(gathered + wide, gates * wide)) * size.nbytes
+
+
+def attention_working_nbytes(config: RunConfig) -> float:
+    """Gradients alive in the backward pass of attention: of its output, queries, keys, values.
+
+    Context parallelism holds a second copy of these on their way.
+    """
+    model, par, size = config.model, config.parallelism, sizes(config)
+    latent = model.latent_attention
+    heads = model.num_attention_heads / par.tp
+    if latent is not None:
+        wide = heads * 2 * (latent.qk_head_dim + latent.qk_pos_emb_head_dim + latent.v_head_dim)
+    else:
+        wide = (2 * heads + 2 * model.num_query_groups / par.tp) * model.kv_channels
+    copies = 2 if par.cp > 1 else 1
+    scores = 0.0
+    if not config.is_attention_fused:
+        scores = 2 * size.tokens * model.seq_length * heads
+    residual = size.split_tokens * model.hidden_size
+    return (residual + copies * wide * size.tokens + scores) * size.nbytes
+
+
+def _output_width(config: RunConfig) -> float:
+    model = config.model
+    latent = model.latent_attention
+    width = latent.v_head_dim if latent else model.kv_channels
+    return model.num_attention_heads * width / config.parallelism.tp
+
+
+def _norm_nbytes(config: RunConfig, rows: float) -> float:
+    """Statistics of a norm in fp32: deviation, and the mean where it centres."""
+    return rows * (8 if config.model.normalization is Normalization.LAYER_NORM else 4)
+
+
+def _nbytes(tensors: Iterable[Saved]) -> float:
+    return sum(saved.nbytes for saved in tensors)

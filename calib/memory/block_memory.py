@@ -1,0 +1,360 @@
+"""Bytes of the pieces of a model, and the peak of a stage that is made of them.
+
+One source for one layout and for many: every quantity is a float, or an array with one entry for
+each layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..workload.config import Fp8Recipe, Precision, RunConfig
+from .activations import layer_activations, sizes
+from .in_flight import InFlight
+from .weights import (
+    Matrix,
+    attention_matrices,
+    embedding_numel,
+    layer_numel,
+    mlp_matrices,
+    norm_tensors,
+    prediction_numel,
+    vocabulary_numel,
+)
+
+Number = Any
+"""A float, or a float array of shape (layouts,)."""
+
+CUBLAS_WORKSPACE_NBYTES = 32 * 1024**2
+"""Scratch of each of the libraries that run products (Hopper and later; 4 MiB before)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceBytes:
+    """What does not depend on stages, replicas and schedule: bytes of one of each piece."""
+
+    layer_input: Number
+    dense_kept: Number
+    dense_working: Number
+    dense_again: Number
+    """Working bytes of a layer that is recomputed as a whole."""
+    expert_kept: Number
+    expert_working: Number
+    expert_again: Number
+    embedding_kept: Number
+    embedding_grad: Number
+    """Gradient of the embedding, made whole before it is added to the buffer."""
+    head_kept: Number
+    """Final norm, input of the output product, and all of multi-token prediction."""
+    loss: Number
+    """Beyond what is kept, from logits to the gradient of the output product."""
+    layer_numel: Number
+    expert_layer_numel: Number
+    expert_numel: Number
+    embedding_numel: Number
+    vocabulary_numel: Number
+    norm_numel: Number
+    prediction_numel: Number
+    prediction_expert_numel: Number
+    dense_weights_extra: Number
+    """Copies of a layer's weights in 8 bits, less what they replace."""
+    expert_weights_extra: Number
+    scratch: Number
+    """Placeholders for weight gradients that were added in place, and workspaces."""
+    dense_scratch: Number
+    expert_scratch: Number
+    head_scratch: Number
+
+    @staticmethod
+    def stack(pieces: list[PieceBytes], index: npt.NDArray[np.intp]) -> PieceBytes:
+        """One set of columns: entry i is that of ``pieces[index[i]]``."""
+        columns = {
+            field.name: np.array([getattr(p, field.name) for p in pieces], dtype=float)[index]
+            for field in fields(PieceBytes)
+        }
+        return PieceBytes(**columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkLayers:
+    """Layers of one chunk by kind; ``again``: recomputed as a whole."""
+
+    dense: Number
+    dense_again: Number
+    expert: Number
+    expert_again: Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes per parameter, by the kind of it."""
+
+    weights: Number
+    grads: Number
+    optimizer: Number
+    expert_optimizer: Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageBytes:
+    """The parts of a stage's peak, each a float or an array."""
+
+    weights: Number
+    grads: Number
+    optimizer: Number
+    activations: Number
+    logits: Number
+    scratch: Number
+
+    @property
+    def total(self) -> Number:
+        """All parts together."""
+        states = self.weights + self.grads + self.optimizer
+        return states + self.activations + self.logits + self.scratch
+
+
+def piece_bytes(config: RunConfig) -> PieceBytes:
+    """Bytes of each piece of a model under the degrees that split a layer."""
+    model, size = config.model, sizes(config)
+    has_experts = model.experts is not None
+    numel = layer_numel(config, has_experts=False)
+    expert_numel = layer_numel(config, has_experts=has_experts)
+    last = expert_numel if model.has_experts(model.num_layers - 1) else numel
+    depth = model.num_prediction_layers
+    hidden = size.split_tokens * model.hidden_size
+    vocabulary = vocabulary_numel(config)
+    return PieceBytes(
+        **_layer_fields(config, "dense", has_experts=False),
+        **_layer_fields(config, "expert", has_experts=has_experts),
+        layer_input=hidden * size.nbytes,
+        embedding_kept=8 * size.tokens + (hidden if config.hidden_dropout else 0),
+        embedding_grad=vocabulary * size.nbytes,
+        head_kept=_head_kept(config),
+        loss=_loss_nbytes(config),
+        layer_numel=numel.dense,
+        expert_layer_numel=expert_numel.dense,
+        expert_numel=expert_numel.expert,
+        embedding_numel=embedding_numel(config),
+        vocabulary_numel=vocabulary,
+        norm_numel=model.hidden_size * norm_tensors(model),
+        prediction_numel=depth * (prediction_numel(config) + last.dense) if depth else 0,
+        prediction_expert_numel=depth * last.expert if depth else 0,
+        scratch=_wgrads(config, attention_matrices(config)) + _workspace(config),
+        head_scratch=_head_scratch(config),
+    )
+
+
+def _layer_fields(config: RunConfig, kind: str, *, has_experts: bool) -> dict[str, float]:
+    """The fields of ``PieceBytes`` that begin with ``kind``."""
+    kept = layer_activations(config, has_experts=has_experts)
+    mlp = mlp_matrices(config, has_experts=has_experts)
+    return {
+        f"{kind}_kept": kept.kept_nbytes,
+        f"{kind}_working": kept.working_nbytes,
+        f"{kind}_again": kept.recompute_working_nbytes,
+        f"{kind}_weights_extra": _fp8_extra(config, (*attention_matrices(config), *mlp)),
+        f"{kind}_scratch": _wgrads(config, mlp),
+    }
+
+
+def state_bytes(config: RunConfig, *, shards: Number, expert_shards: Number) -> StateBytes:
+    """Bytes per parameter: 2 + 4 + 12 in mixed precision, 4 + 4 + 8 in fp32 (fewer where sharded).
+
+    The optimizer holds two moments and, in mixed precision, a copy in fp32.
+    """
+    is_full = config.precision is Precision.FP32
+    optimizer = 8 if is_full else 12
+    return StateBytes(
+        weights=4 if is_full else 2,
+        grads=2 if config.reduces_grads_in_bf16 and not is_full else 4,
+        optimizer=optimizer / shards,
+        expert_optimizer=optimizer / expert_shards,
+    )
+
+
+def stage_bytes(
+    piece: PieceBytes,
+    state: StateBytes,
+    chunks: list[ChunkLayers],
+    held: InFlight,
+    *,
+    is_first: bool,
+    is_last: bool,
+    is_tied: bool,
+) -> StageBytes:
+    """Peak of one rank of a stage with these chunks, in model order.
+
+    The fullest of three moments: the backward pass of a layer, the loss on the last stage, and the
+    end of a micro-batch on the first, where the gradient of the embedding is made.
+    """
+    layers, logits = _held(piece, chunks, held, is_first=is_first, is_last=is_last)
+    dense = sum(chunk.dense + chunk.dense_again for chunk in chunks)
+    expert = sum(chunk.expert + chunk.expert_again for chunk in chunks)
+    rest = dense * piece.layer_numel + expert * piece.expert_layer_numel
+    rest = rest + _ends(piece, is_first, is_last, is_tied)
+    split = expert * piece.expert_numel + (piece.prediction_expert_numel if is_last else 0.0)
+    extra = dense * piece.dense_weights_extra + expert * piece.expert_weights_extra
+    scratch = piece.scratch + (piece.head_scratch if is_last else 0.0)
+    scratch = scratch + np.where(dense > 0, piece.dense_scratch, 0.0)
+    return StageBytes(
+        weights=(rest + split) * state.weights + extra,
+        grads=(rest + split) * state.grads,
+        optimizer=rest * state.optimizer + split * state.expert_optimizer,
+        activations=layers,
+        logits=logits,
+        scratch=scratch + np.where(expert > 0, piece.expert_scratch, 0.0),
+    )
+
+
+def _held(
+    piece: PieceBytes, chunks: list[ChunkLayers], held: InFlight, *, is_first: bool, is_last: bool
+) -> tuple[Number, Number]:
+    """Activations, and what the loss adds, at the fullest moment."""
+    kept = [_chunk_kept(piece, chunk) for chunk in chunks]
+    first = kept[0]
+    if is_first:
+        kept[0] = kept[0] + piece.embedding_kept
+    if is_last:
+        kept[-1] = kept[-1] + piece.head_kept
+    alive = _most(held.peaks, kept)
+    layers = alive + _working(piece, chunks)
+    if is_first:
+        layers = np.maximum(layers, alive - first + piece.embedding_grad)
+    if not is_last:
+        return layers, 0.0
+    at_loss = _most(held.after_last_chunk, kept)
+    is_loss = at_loss + piece.loss > layers
+    return np.where(is_loss, at_loss, layers), np.where(is_loss, piece.loss, 0.0)
+
+
+def _ends(piece: PieceBytes, is_first: bool, is_last: bool, is_tied: bool) -> Number:
+    """Parameters of embedding, final norm, output product and multi-token prediction."""
+    numel = piece.embedding_numel if is_first else 0.0
+    if not is_last:
+        return numel
+    numel = numel + piece.norm_numel + piece.prediction_numel
+    if not (is_tied and is_first):
+        numel = numel + piece.vocabulary_numel
+    if not is_first:
+        # Multi-token prediction embeds its tokens on the last stage.
+        numel = numel + np.where(piece.prediction_numel > 0, piece.embedding_numel, 0.0)
+    return numel
+
+
+def _chunk_kept(piece: PieceBytes, chunk: ChunkLayers) -> Number:
+    again = (chunk.dense_again + chunk.expert_again) * piece.layer_input
+    return chunk.dense * piece.dense_kept + chunk.expert * piece.expert_kept + again
+
+
+def _working(piece: PieceBytes, chunks: list[ChunkLayers]) -> Number:
+    most: Number = 0.0
+    for name, needed in (
+        ("dense", piece.dense_working),
+        ("dense_again", piece.dense_again),
+        ("expert", piece.expert_working),
+        ("expert_again", piece.expert_again),
+    ):
+        count = sum(getattr(chunk, name) for chunk in chunks)
+        most = np.maximum(most, np.where(count > 0, needed, 0.0))
+    return most
+
+
+def _most(rows: tuple[tuple[int, ...], ...], kept: list[Number]) -> Number:
+    most: Number = 0.0
+    for row in rows:
+        held = sum(count * nbytes for count, nbytes in zip(row, kept, strict=True))
+        most = np.maximum(most, held)
+    return most
+
+
+def _head_kept(config: RunConfig) -> float:
+    """Input and output of the final norm; each step of prediction has two norms, a product, a layer
+    and a head more, and its logits wait for the loss of the last."""
+    model, size = config.model, sizes(config)
+    hidden = size.split_tokens * model.hidden_size * size.nbytes
+    own = 2 * hidden
+    if not model.num_prediction_layers:
+        return own
+    has_experts = model.has_experts(model.num_layers - 1)
+    layer = layer_activations(config, has_experts=has_experts).kept_nbytes
+    # Two inputs of norms, their outputs joined, the layer, input and output of its final norm.
+    each = 4 * hidden + layer + 2 * hidden + _kept_logits_nbytes(config)
+    return own + model.num_prediction_layers * each
+
+
+def _kept_logits_nbytes(config: RunConfig) -> float:
+    """What cross-entropy keeps: fp32 probabilities, or the logits that its kernel overwrites."""
+    size = sizes(config)
+    logits = size.tokens * config.model.vocab_size / config.parallelism.tp
+    return logits * (4 if config.keeps_fp32_logits else size.nbytes)
+
+
+def _loss_nbytes(config: RunConfig) -> float:
+    """The fuller of cross-entropy and the backward pass of the output product.
+
+    Unfused, and under the fused implementation ``native``, an fp32 copy lives beside the logits, in
+    place of which come first probabilities and then gradients; ``te`` overwrites the logits.  The
+    product gathers its input, and scatters the gradient of it.
+    """
+    model, size = config.model, sizes(config)
+    logits = size.tokens * model.vocab_size / config.parallelism.tp
+    in_loss = _kept_logits_nbytes(config)
+    if config.keeps_fp32_logits and size.nbytes < 4:
+        in_loss += logits * size.nbytes
+    grads = size.tokens * model.hidden_size
+    if size.is_gathered:
+        grads += size.split_tokens * model.hidden_size
+    placeholder = 0 if _has_placeholders(config) else vocabulary_numel(config)
+    return max(in_loss, (logits + grads + placeholder) * size.nbytes)
+
+
+def _fp8_extra(config: RunConfig, matrices: tuple[Matrix, ...]) -> float:
+    """Transformer Engine keeps every weight in 8 bits twice, along rows and along columns.
+
+    With ``keeps_fp8_params`` these take the place of the 16-bit weights.
+    """
+    if config.fp8 is Fp8Recipe.NONE:
+        return 0.0
+    numel = sum(matrix.count * matrix.rows * matrix.columns for matrix in matrices)
+    copies = 1.125 if config.fp8 is Fp8Recipe.NVFP4 else 2.0
+    if config.fp8 is Fp8Recipe.MXFP8:
+        copies *= 1.03125
+    replaced = config.precision.nbytes if config.keeps_fp8_params else 0
+    return numel * (copies - replaced)
+
+
+def _has_placeholders(config: RunConfig) -> bool:
+    return config.fuses_gradient_accumulation and config.device != "cpu"
+
+
+def _wgrads(config: RunConfig, matrices: tuple[Matrix, ...]) -> float:
+    """One placeholder per shape, which autograd gets for a weight gradient that was added in place.
+
+    ``get_dummy_wgrad`` of Transformer Engine keeps them for the whole run.
+    """
+    if not _has_placeholders(config):
+        return 0.0
+    shapes = {(matrix.rows, matrix.columns) for matrix in matrices}
+    return sum(rows * columns for rows, columns in shapes) * config.precision.nbytes
+
+
+def _workspace(config: RunConfig) -> float:
+    """One workspace, and four where experts run as one grouped product."""
+    if config.device == "cpu":
+        return 0.0
+    experts = config.model.experts
+    return CUBLAS_WORKSPACE_NBYTES * (5 if experts and experts.is_grouped else 1)
+
+
+def _head_scratch(config: RunConfig) -> float:
+    """Placeholder of the output product, its gathered input, and the workspace it runs in."""
+    size = sizes(config)
+    gathered = size.tokens * config.model.hidden_size * size.nbytes if size.is_gathered else 0.0
+    if config.device == "cpu":
+        return gathered
+    placeholder = vocabulary_numel(config) * size.nbytes if _has_placeholders(config) else 0
+    return gathered + placeholder + CUBLAS_WORKSPACE_NBYTES

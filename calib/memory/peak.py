@@ -1,0 +1,213 @@
+"""Peak device memory of a layout, per stage and part, and whether it fits.
+
+Weights and optimizer follow Megatron's ``theoretical_memory_usage.py``; activations are counted
+tensor by tensor (``activations.py``), and per schedule (``in_flight.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from ..layers.parameters import check_stage
+from ..workload.config import Attention, Recompute, RunConfig
+from ..workload.parallelism import Parallelism
+from .block_memory import ChunkLayers, PieceBytes, piece_bytes, stage_bytes, state_bytes
+from .in_flight import InFlight, in_flight
+
+FITS_FRAC = 0.80
+"""Below this share of the device, 454 published runs never ran out (Fujii et al., 2411.06465)."""
+FITS_FRAC_CALIBRATED = 0.92
+"""The same once the estimate is offset by a measured peak."""
+CONTEXT_NBYTES = 400 * 1024**2
+"""An accelerator's context, outside of the allocator: 0.3 to 0.5 GB (okoge, 2025)."""
+COMMUNICATOR_NBYTES = 500 * 10**6
+"""Buffers of one NCCL communicator, likewise (okoge, 2025); a prior, not a measurement."""
+
+
+class Verdict(Enum):
+    """Whether a layout fits in memory."""
+
+    FITS = "fits"
+    TIGHT = "tight"
+    DOES_NOT_FIT = "does not fit"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """Peak bytes of the fullest stage, by part."""
+
+    stage: int
+    weights_nbytes: int
+    grads_nbytes: int
+    optimizer_nbytes: int
+    activations_nbytes: int
+    logits_nbytes: int
+    """Logits, loss and gradients of the output product; 0 where the peak is elsewhere."""
+    scratch_nbytes: int = 0
+    """Placeholders, gather buffers and workspaces that stay for the whole run."""
+    overhead_nbytes: int = 0
+    """Context and communicators: on the device, but not in its allocator."""
+    offset_nbytes: int = 0
+    """What a measured peak had beyond the estimate of its own layout."""
+
+    @property
+    def allocated_nbytes(self) -> int:
+        """What the allocator reports (``torch.cuda.max_memory_allocated``)."""
+        return (
+            self.weights_nbytes
+            + self.grads_nbytes
+            + self.optimizer_nbytes
+            + self.activations_nbytes
+            + self.logits_nbytes
+            + self.scratch_nbytes
+            + self.offset_nbytes
+        )
+
+    @property
+    def total_nbytes(self) -> int:
+        """All parts together."""
+        return self.allocated_nbytes + self.overhead_nbytes
+
+    def to_json(self) -> dict[str, int]:
+        """A JSON object with every part and the total."""
+        out = {name: int(getattr(self, name)) for name in self.__dataclass_fields__}
+        return out | {"total_nbytes": int(self.total_nbytes)}
+
+
+def memory(
+    config: RunConfig, *, offset_nbytes: int = 0, is_attention_fused: bool | None = None
+) -> MemoryEstimate:
+    """Peak memory of the stage that needs most.
+
+    ``is_attention_fused`` says that no seq x seq matrix is kept (flash or fused kernels); left out,
+    the config says.
+    """
+    pieces = piece_bytes(_with_attention(config, is_attention_fused))
+    stages = range(config.parallelism.pp)
+    found = [_stage_memory(config, pieces, stage, offset_nbytes) for stage in stages]
+    return max(found, key=lambda m: m.total_nbytes)
+
+
+def stage_memory(
+    config: RunConfig,
+    stage: int,
+    *,
+    offset_nbytes: int = 0,
+    is_attention_fused: bool | None = None,
+) -> MemoryEstimate:
+    """Peak memory of one rank of ``stage``."""
+    check_stage(config, stage)
+    pieces = piece_bytes(_with_attention(config, is_attention_fused))
+    return _stage_memory(config, pieces, stage, offset_nbytes)
+
+
+def in_flight_microbatches(config: RunConfig, stage: int) -> int:
+    """Forward passes of chunks that a stage holds at once, at most."""
+    return _in_flight(config, stage).most
+
+
+def memory_offset(
+    config: RunConfig, measured_peak_nbytes: int, *, is_attention_fused: bool | None = None
+) -> int:
+    """Bytes to add to estimates of other layouts: measured peak minus estimate of this one.
+
+    The peak is that of the allocator, which sees neither context nor communicators.
+    """
+    estimate = memory(config, is_attention_fused=is_attention_fused)
+    return measured_peak_nbytes - estimate.allocated_nbytes
+
+
+def verdict(
+    estimate: MemoryEstimate, capacity_nbytes: int | None, *, is_calibrated: bool = False
+) -> Verdict:
+    """Whether the estimate fits; ``UNKNOWN`` without a capacity.
+
+    ``TIGHT`` lies between the share that has proven safe and the whole device.
+    """
+    if not capacity_nbytes:
+        return Verdict.UNKNOWN
+    share = estimate.total_nbytes / capacity_nbytes
+    if share > 1:
+        return Verdict.DOES_NOT_FIT
+    safe = FITS_FRAC_CALIBRATED if is_calibrated else FITS_FRAC
+    return Verdict.FITS if share <= safe else Verdict.TIGHT
+
+
+def overhead_nbytes(par: Parallelism, device: str) -> int:
+    """Context and one communicator for each group of more than one rank; none on the CPU."""
+    if device == "cpu":
+        return 0
+    groups = [par.tp, par.pp, par.dp * par.cp, par.cp]
+    if par.ep > 1:
+        groups += [par.ep * par.expert_tp, par.expert_dp]
+    return CONTEXT_NBYTES + COMMUNICATOR_NBYTES * sum(size > 1 for size in groups)
+
+
+def optimizer_shards(par: Parallelism) -> tuple[int, int]:
+    """Ranks over which the state of dense parameters and of experts is split."""
+    if not par.is_optimizer_distributed:
+        return 1, 1
+    copies = par.num_optimizer_instances
+    return max(1, par.dp * par.cp // copies), max(1, par.expert_dp // copies)
+
+
+def _stage_memory(
+    config: RunConfig, pieces: PieceBytes, stage: int, offset_nbytes: int
+) -> MemoryEstimate:
+    par = config.parallelism
+    shards, expert_shards = optimizer_shards(par)
+    found = stage_bytes(
+        pieces,
+        state_bytes(config, shards=shards, expert_shards=expert_shards),
+        [_chunk_layers(config, chunk) for chunk in config.chunks_of(stage)],
+        _in_flight(config, stage),
+        is_first=stage == 0,
+        is_last=stage == par.pp - 1,
+        is_tied=config.model.is_tied,
+    )
+    return MemoryEstimate(
+        stage=stage,
+        weights_nbytes=round(float(found.weights)),
+        grads_nbytes=round(float(found.grads)),
+        optimizer_nbytes=round(float(found.optimizer)),
+        activations_nbytes=round(float(found.activations)),
+        logits_nbytes=round(float(found.logits)),
+        scratch_nbytes=round(float(found.scratch)),
+        overhead_nbytes=overhead_nbytes(par, config.device),
+        offset_nbytes=offset_nbytes,
+    )
+
+
+def _chunk_layers(config: RunConfig, chunk: int) -> ChunkLayers:
+    layers = config.layers_of(chunk)
+    covered = 0
+    if config.recompute is Recompute.FULL:
+        covered = min(config.recompute_num_layers or len(layers), len(layers))
+    again = sum(config.model.has_experts(layer) for layer in layers[:covered])
+    plain = sum(config.model.has_experts(layer) for layer in layers[covered:])
+    return ChunkLayers(
+        dense=len(layers) - covered - plain,
+        dense_again=covered - again,
+        expert=plain,
+        expert_again=again,
+    )
+
+
+def _in_flight(config: RunConfig, stage: int) -> InFlight:
+    par = config.parallelism
+    return in_flight(
+        num_stages=par.pp,
+        num_virtual_stages=par.vp,
+        num_microbatches=config.num_microbatches,
+        group_size=par.microbatch_group_size or par.pp,
+        schedule=par.schedule,
+        stage=stage,
+    )
+
+
+def _with_attention(config: RunConfig, is_fused: bool | None) -> RunConfig:
+    if is_fused is None or is_fused == config.is_attention_fused:
+        return config
+    return replace(config, attention=Attention.FUSED if is_fused else Attention.UNFUSED)

@@ -1,0 +1,316 @@
+"""Transfer times of collectives: measured curves, and what they say of groups never measured.
+
+Each collective among so many ranks on so many nodes has a curve over payload.  A group without one
+takes the curve of the nearest that has, carried over to its ranks and nodes; where nothing
+comparable was measured, NCCL's cost model answers, or for other libraries one latency per ring step
+and the bandwidth of the busiest link, fitted on all groups.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..workload.collectives import Collective, CollectiveCall
+from .curves import Curve, Expected, Law, Samples, bandwidth_share, fit_curve, fit_law
+from .extrapolation import (
+    carried_log_time,
+    grown_log_time,
+    is_comparable,
+    ratio_log_time,
+    same_chunk_nbytes,
+)
+from .groups import Group, bus_factor, canonical, group_of, octaves_between, ring_steps
+from .measured import Measured
+from .nccl_tuner import LinkClass, tuner_time_s
+from .systems import NetworkPrior
+from .transfer_widths import NINETY, TransferWidths, carried_width, fit_widths
+
+Vector = NDArray[np.float64]
+_MACHINE_SIGMA_LOG = 1.0
+_GROUP_SIGMA_LOG = 0.6
+_BOUND_WEIGHT = 0.1
+"""Weight of a transfer that is known from above only."""
+_LEAST_OCTAVES = 1.0
+_MOST_COMPARED = 64
+"""Payloads at which a group is held against its stand-in."""
+_PRIOR_SIGMA_LOG = 1.0
+"""Error where nothing comparable was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Constants of one group or of the whole machine."""
+
+    step_s: float
+    bus_bytes_per_s: float
+
+    def law(self, collective: Collective, num_ranks: int) -> Law:
+        """Time over payload of a ring with these constants."""
+        return Law(
+            fixed_s=ring_steps(collective, num_ranks) * self.step_s,
+            byte_s=bus_factor(collective, num_ranks) / self.bus_bytes_per_s,
+        )
+
+    def time_s(self, collective: Collective, num_ranks: int, nbytes: float) -> float:
+        """Seconds of one transfer.
+
+        >>> link = Link(step_s=1e-5, bus_bytes_per_s=1e9)
+        >>> round(link.time_s(Collective.ALL_REDUCE, 2, 1_000_000), 9)
+        0.00102
+        """
+        law = self.law(collective, num_ranks)
+        return law.fixed_s + nbytes * law.byte_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupModel:
+    """One group, as far as it was measured."""
+
+    link: Link
+    curve: Curve
+    num_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Transfers:
+    """Estimates for one group, ``(rows,)`` each."""
+
+    log_time: Vector
+    half_width_log: Vector
+    """Half of the 90 % interval of log time."""
+    octaves: Vector
+    """Doublings of payload and ranks between the estimate and what was measured."""
+    is_prior: bool
+    """Nothing comparable was measured."""
+
+    @property
+    def sigma_log(self) -> Vector:
+        """Standard deviation of log time of a normal error with this interval."""
+        return self.half_width_log / NINETY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CollectiveModel:
+    """All groups of a machine."""
+
+    machine: Link
+    prior: NetworkPrior
+    groups: Mapping[Group, GroupModel]
+    widths: TransferWidths
+
+    def nearest(self, group: Group) -> Group | None:
+        """The measured group that stands in for another: itself, else one on links of its kind."""
+        if group in self.groups:
+            return group
+        return _nearest(group, self.groups)
+
+    def estimate(self, group: Group, nbytes: Vector) -> Transfers:
+        """Transfers of these payloads among the ranks of a group."""
+        logs = np.log(np.maximum(nbytes, 1.0))
+        nearest = self.nearest(group)
+        if nearest is None:
+            width = np.full(len(logs), NINETY * _PRIOR_SIGMA_LOG)
+            times = np.log(self._expected(group)(np.exp(logs)))
+            far = np.full(len(logs), np.inf)
+            return Transfers(log_time=times, half_width_log=width, octaves=far, is_prior=True)
+        if nearest == group:
+            return self._measured(group, logs)
+        return self._carried(nearest, group, logs)
+
+    def _expected(self, group: Group) -> Expected:
+        return expected_time(group, self.prior) or _by_link(group, self.machine)
+
+    def _measured(self, group: Group, logs: Vector) -> Transfers:
+        curve = self.groups[group].curve
+        octaves = curve.octaves_outside(logs)
+        width = self.widths.inside(group, logs)
+        if octaves.any():
+            width = np.hypot(width, self.widths.outside(curve, logs))
+        return Transfers(
+            log_time=curve.log_time(logs), half_width_log=width, octaves=octaves, is_prior=False
+        )
+
+    def _carried(self, seen: Group, group: Group, logs: Vector) -> Transfers:
+        nbytes = np.exp(logs)
+        source = np.log(np.maximum(same_chunk_nbytes(seen, group, nbytes), 1.0))
+        inside = self._measured(seen, source)
+        between = octaves_between(seen, group)
+        share = bandwidth_share(self._expected(group), nbytes)
+        return Transfers(
+            log_time=_stand_in(seen, group, nbytes, self.groups, self.prior),
+            half_width_log=np.hypot(inside.half_width_log, self.widths.carried(seen, group, share)),
+            octaves=inside.octaves + between,
+            is_prior=False,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedTime:
+    """Seconds that NCCL's own tuner expects of a group."""
+
+    group: Group
+    links: LinkClass
+
+    def __call__(self, nbytes: Vector) -> Vector:
+        """By payload in bytes, ``(rows,)``."""
+        group = self.group
+        return tuner_time_s(group.collective, group.num_ranks, group.num_nodes, nbytes, self.links)
+
+
+def expected_time(group: Group, prior: NetworkPrior) -> Expected | None:
+    """NCCL's own estimate of a group as a function of payload; None on other libraries."""
+    return None if prior.links is None else TunedTime(group=group, links=prior.links)
+
+
+def fit_collectives(
+    measured: Mapping[CollectiveCall, Measured],
+    prior: NetworkPrior,
+    *,
+    prior_sigma_log: float = 0.1,
+) -> CollectiveModel:
+    """The model of a run from its transfers."""
+    rows: defaultdict[Group, list[tuple[int, Measured]]] = defaultdict(list)
+    for call, found in measured.items():
+        if call.num_ranks > 1:
+            group = group_of(canonical(call))
+            rows[group].append((call.nbytes, found))
+    samples = {group: _samples(found) for group, found in rows.items()}
+    numbers = {group: sum(m.num_rows for _, m in found) for group, found in rows.items()}
+    return fit_transfers(samples, prior, prior_sigma_log=prior_sigma_log, num_rows=numbers)
+
+
+def fit_transfers(
+    samples: Mapping[Group, Samples],
+    prior: NetworkPrior,
+    *,
+    prior_sigma_log: float = 0.1,
+    num_rows: Mapping[Group, int] | None = None,
+) -> CollectiveModel:
+    """Machine constants over all samples, the curve of each group around them, and the widths."""
+    start = Link(step_s=prior.step_s, bus_bytes_per_s=prior.bus_bytes_per_s)
+    ordered = {group: samples[group] for group in sorted(samples, key=lambda g: g.order)}
+    machine = _fit_link(ordered, start, _MACHINE_SIGMA_LOG) if ordered else start
+    groups = {}
+    for group, found in ordered.items():
+        link = _fit_link({group: found}, machine, _GROUP_SIGMA_LOG)
+        curve = fit_curve(
+            found,
+            machine.law(group.collective, group.num_ranks),
+            sigma_log=_GROUP_SIGMA_LOG,
+            expected=expected_time(group, prior),
+        )
+        rows = (num_rows or {}).get(group, len(found))
+        groups[group] = GroupModel(link=link, curve=curve, num_rows=rows)
+    widths = fit_widths(
+        {group: model.curve for group, model in groups.items()},
+        _carried_errors(groups, prior),
+        prior_sigma_log=prior_sigma_log,
+    )
+    return CollectiveModel(machine=machine, prior=prior, groups=groups, widths=widths)
+
+
+def _samples(rows: Sequence[tuple[int, Measured]]) -> Samples:
+    """Payloads and times of a group; bounds only where it has no exact transfer."""
+    exact = [row for row in rows if not row[1].is_bound]
+    kept = exact or [(n, replace(m, weight=_BOUND_WEIGHT * m.weight)) for n, m in rows]
+    return Samples(
+        nbytes=np.array([n for n, _ in kept], dtype=np.float64),
+        time_s=np.array([m.time_s for _, m in kept]),
+        weight=np.sqrt([m.weight for _, m in kept]),
+    )
+
+
+def _fit_link(samples: Mapping[Group, Samples], prior: Link, sigma_log: float) -> Link:
+    """Ring constants over all groups, those of the prior as one more sample each."""
+    steps = [np.full(len(s), ring_steps(g.collective, g.num_ranks)) for g, s in samples.items()]
+    sizes = [bus_factor(g.collective, g.num_ranks) * s.nbytes for g, s in samples.items()]
+    law = fit_law(
+        np.concatenate(steps),
+        np.concatenate(sizes),
+        np.log(np.concatenate([s.time_s for s in samples.values()])),
+        np.concatenate([s.weight for s in samples.values()]),
+        Law(fixed_s=prior.step_s, byte_s=1.0 / prior.bus_bytes_per_s),
+        sigma_log=sigma_log,
+    )
+    return Link(step_s=law.fixed_s, bus_bytes_per_s=1.0 / law.byte_s)
+
+
+def _by_link(group: Group, link: Link) -> Expected:
+    return link.law(group.collective, group.num_ranks)
+
+
+def _nearest(group: Group, groups: Mapping[Group, GroupModel]) -> Group | None:
+    """Same collective first, then as many ranks a node, then same role, then near size."""
+    found = [g for g in groups if g != group and is_comparable(g, group)]
+    return min(
+        found,
+        key=lambda g: (
+            g.collective is not group.collective,
+            _apart(g.ranks_per_node, group.ranks_per_node) if group.num_nodes > 1 else 0.0,
+            g.role is not group.role,
+            _apart(g.num_ranks, group.num_ranks),
+            g.order,
+        ),
+        default=None,
+    )
+
+
+def _apart(one: float, other: float) -> float:
+    """Doublings between two sizes; half and twice are exactly as far."""
+    return round(abs(float(np.log2(one / other))), 9)
+
+
+def _stand_in(
+    seen: Group,
+    group: Group,
+    nbytes: Vector,
+    groups: Mapping[Group, GroupModel],
+    prior: NetworkPrior,
+) -> Vector:
+    """Log seconds of ``group`` from the curve of ``seen``, by how that grew out of a third one."""
+    curve = groups[seen].curve
+    further = {g: m for g, m in groups.items() if g != group and _is_beyond(g, seen, group)}
+    third = _nearest(seen, further)
+    if third is None and _is_priced(seen, group) and prior.links is not None:
+        return ratio_log_time(curve, seen, group, nbytes, prior.links)
+    if third is None:
+        return carried_log_time(curve, seen, group, nbytes, prior)
+    return grown_log_time((groups[third].curve, curve), (third, seen), group, nbytes, prior)
+
+
+def _is_priced(seen: Group, group: Group) -> bool:
+    """Whether NCCL's ratio is better than the ring's: the same collective inside a node."""
+    return group.num_nodes == 1 and seen.collective is group.collective
+
+
+def _is_beyond(third: Group, seen: Group, wanted: Group) -> bool:
+    """Whether ``seen`` lies between the others in ranks, all else being equal."""
+    is_alike = third.collective is seen.collective and third.role is seen.role
+    if seen.num_nodes > 1:
+        is_alike &= third.ranks_per_node == seen.ranks_per_node == wanted.ranks_per_node
+    up = third.num_ranks < seen.num_ranks < wanted.num_ranks
+    return is_alike and (up or third.num_ranks > seen.num_ranks > wanted.num_ranks)
+
+
+def _carried_errors(groups: Mapping[Group, GroupModel], prior: NetworkPrior) -> dict[Group, Vector]:
+    """Each group held against a stand-in of its own collective: absolute errors over the widths of
+    public tables."""
+    errors = {}
+    for group, model in groups.items():
+        others = {g: m for g, m in groups.items() if g != group}
+        seen = _nearest(group, others)
+        if seen is None or seen.collective is not group.collective:
+            continue
+        logs = model.curve.log_nbytes
+        logs = logs[:: max(1, len(logs) // _MOST_COMPARED)]
+        nbytes = np.exp(logs)
+        error = _stand_in(seen, group, nbytes, others, prior) - model.curve.log_time(logs)
+        expected = expected_time(group, prior) or _by_link(group, model.link)
+        octaves = max(octaves_between(seen, group), _LEAST_OCTAVES)
+        errors[group] = np.abs(error) / carried_width(octaves, bandwidth_share(expected, nbytes))
+    return errors

@@ -1,0 +1,348 @@
+"""One measured curve: time over payload, between the measured payloads and beyond them.
+
+The logarithm of measured time over that of a law ``fixed + bytes * rate`` is interpolated, so that
+bends of protocols and algorithms survive.  Beyond the largest payload the last slope is followed as
+far as bandwidth bounds the transfer there, and what NCCL expects of the machine for the rest.
+Repeats of a payload are joined by their median; where neighbours scatter, a running median is taken
+over as many of them as predict left-out payloads best.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..regressors.choices import first_of_least
+
+Vector = NDArray[np.float64]
+_SAMPLE_SIGMA_LOG = 0.1
+_ITERATIONS = 40
+_LARGEST_STEP_LOG, _LEAST_STEP_LOG = 1.0, 1e-9
+"""So constants lie within a factor of e**40 of the prior's, and nothing can overflow."""
+_FOLDS = 5
+_REFIT_BELOW = 12
+"""Curves with fewer payloads have their law fitted again for each that is left out."""
+_LEAST_HALVED = 8
+_WINDOWS = ((100, (1, 5, 9, 17, 33)), (32, (1, 3, 5, 9)), (16, (1, 3)), (0, (1,)))
+"""Running medians that are tried, by the least number of payloads."""
+_FORGET_OCTAVES = 4.0
+"""Doublings after which half of what a latency-bound payload differs from NCCL's figure is gone."""
+_FAR_LOG_NBYTES = 40.0
+_LOG_2 = float(np.log(2.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Samples:
+    """Measured transfers of one group, ``(rows,)`` each."""
+
+    nbytes: Vector
+    time_s: Vector
+    weight: Vector
+
+    def __len__(self) -> int:
+        return len(self.nbytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Law:
+    """``time = fixed_s + nbytes * byte_s``."""
+
+    fixed_s: float
+    byte_s: float
+
+    def __call__(self, nbytes: Vector) -> Vector:
+        """Seconds, ``(rows,)``."""
+        return self.fixed_s + nbytes * self.byte_s
+
+    def log_time(self, log_nbytes: Vector) -> Vector:
+        """Log seconds, ``(rows,)``.
+
+        >>> Law(fixed_s=1.0, byte_s=0.5).log_time(np.log([2.0, 8.0])).round(4).tolist()
+        [0.6931, 1.6094]
+        """
+        return np.log(self.fixed_s + self.byte_s * np.exp(log_nbytes))
+
+
+Expected = Callable[[Vector], Vector]
+"""Seconds that NCCL would expect, by payload in bytes."""
+
+
+def bandwidth_share(expected: Expected, nbytes: Vector) -> Vector:
+    """Share of the full bandwidth that payloads reach, ``(rows,)``: 1 where nothing else counts.
+
+    >>> bandwidth_share(lambda n: 1e-5 + n / 1e9, np.array([1e4, 1e7])).round(3).tolist()
+    [0.5, 0.999]
+    """
+    far = np.exp(np.array([_FAR_LOG_NBYTES]))
+    return np.clip(expected(far)[0] / far[0] * nbytes / expected(nbytes), 0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Curve:
+    """A fitted curve; ``(payloads,)`` unless said."""
+
+    law: Law
+    log_nbytes: Vector
+    residual: Vector
+    """Log of (smoothed) time over the law's at each payload."""
+    held_out: Vector
+    """Log of predicted over measured time of each sample when its payload was left out,
+    ``(rows,)``, by growing payload; empty where there is but one payload."""
+    held_out_log_nbytes: Vector
+    """``(rows,)``."""
+    expected: Expected | None
+    """None where the law alone has to carry larger payloads."""
+    lower_half: Curve | None
+    """The curve that the smaller half of the payloads alone gives, where there are enough."""
+
+    def log_time(self, log_nbytes: Vector) -> Vector:
+        """Log seconds, ``(rows,)``."""
+        inside = self.law.log_time(log_nbytes)
+        inside += _interpolated(self.log_nbytes, self.residual, log_nbytes)
+        above = log_nbytes > self.log_nbytes[-1]
+        if self.expected is None or not above.any():
+            return inside
+        inside[above] = self._beyond(self.expected, log_nbytes[above])
+        return inside
+
+    def octaves_outside(self, log_nbytes: Vector) -> Vector:
+        """Doublings between a payload and the measured ones, ``(rows,)``."""
+        below = np.maximum(self.log_nbytes[0] - log_nbytes, 0.0)
+        return (below + np.maximum(log_nbytes - self.log_nbytes[-1], 0.0)) / _LOG_2
+
+    @property
+    def least_time_s(self) -> float:
+        """Time of the fastest measured payload."""
+        return float(np.exp(np.min(self.law.log_time(self.log_nbytes) + self.residual)))
+
+    def top_share(self) -> float:
+        """Share of the full bandwidth that the largest payload reaches."""
+        top = np.exp(self.log_nbytes[-1:])
+        return float(bandwidth_share(self.expected or self.law, top)[0])
+
+    def _beyond(self, expected: Expected, log_nbytes: Vector) -> Vector:
+        top = self.log_nbytes[-1]
+        known = np.array([max(top - _LOG_2, self.log_nbytes[0]), top])
+        nbytes, times = np.exp(known), np.exp(self.log_time(known))
+        slope = (times[1] - times[0]) / max(nbytes[1] - nbytes[0], 1.0)
+        slope = float(np.clip(slope, 0.0, times[1] / nbytes[1]))
+        followed = np.log(times[1] + slope * (np.exp(log_nbytes) - nbytes[1]))
+        differs = np.log(times[1]) - np.log(expected(nbytes[1:]))[0]
+        left = 0.5 ** ((log_nbytes - top) / _LOG_2 / _FORGET_OCTAVES)
+        priced = np.log(expected(np.exp(log_nbytes))) + differs * left
+        bound = self.top_share()
+        return bound * followed + (1.0 - bound) * priced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Knots:
+    """Distinct payloads, ``(payloads,)``; ``of_row`` is the payload of each row, ``(rows,)``."""
+
+    log_nbytes: Vector
+    log_time: Vector
+    weight: Vector
+    of_row: NDArray[np.int64]
+    row_log_time: Vector
+
+
+def fit_curve(
+    samples: Samples, prior: Law, *, sigma_log: float, expected: Expected | None = None
+) -> Curve:
+    """The curve of a group; ``prior`` counts as one more sample of each of the law's constants.
+
+    ``sigma_log`` is how far these constants may lie from the prior's, as a standard deviation of
+    their logarithm.
+    """
+    knots = _knots(samples)
+    law = _law_of(knots, np.ones(len(knots.log_nbytes), dtype=np.bool_), prior, sigma_log)
+    folds = _folds(knots, law, prior, sigma_log)
+    window, errors = _best_window(knots, folds)
+    number = len(knots.log_nbytes)
+    lower_half = None
+    if number >= _LEAST_HALVED:
+        keep = np.arange(number) < number // 2
+        half_law = _law_of(knots, keep, prior, sigma_log)
+        lower_half = _smooth_curve(knots, keep, half_law, window, expected)
+    curve = _smooth_curve(knots, np.ones(number, dtype=np.bool_), law, window, expected)
+    return replace(
+        curve,
+        held_out=errors,
+        held_out_log_nbytes=knots.log_nbytes[knots.of_row] if len(errors) else errors,
+        lower_half=lower_half,
+    )
+
+
+def fit_law(
+    fixed: Vector, nbytes: Vector, log_time: Vector, weight: Vector, prior: Law, *, sigma_log: float
+) -> Law:
+    """Constants of ``time = fixed * fixed_s + nbytes * byte_s``, robustly, in log time.
+
+    Gauss-Newton on the logarithms of both constants with soft-L1 weights; the prior's constants are
+    one more sample each.  All vectors are ``(rows,)``.
+
+    >>> n = np.array([1.0, 10.0, 100.0, 1e3])
+    >>> found = fit_law(np.ones(4), n, np.log(2 + 0.5 * n), np.ones(4),
+    ...                 Law(fixed_s=1.0, byte_s=1.0), sigma_log=1e3)
+    >>> round(found.fixed_s, 3), round(found.byte_s, 3)
+    (2.0, 0.5)
+    """
+    center = np.log([prior.fixed_s, prior.byte_s])
+    columns = np.stack([fixed, nbytes])
+
+    def errors(theta: Vector) -> tuple[Vector, Vector, float]:
+        """Deviations of the samples, shares of both constants, and the cost to be least."""
+        costs = columns * np.exp(theta)[:, None]
+        total = costs.sum(axis=0)
+        error = (log_time - np.log(total)) / _SAMPLE_SIGMA_LOG
+        data = np.sum(weight * (np.sqrt(1.0 + error**2) - 1.0))
+        return error, costs / total, float(data + 0.5 * np.sum(((theta - center) / sigma_log) ** 2))
+
+    theta = center.copy()
+    error, shares, cost = errors(theta)
+    for _ in range(_ITERATIONS):
+        robust = weight / np.sqrt(1.0 + error**2) / _SAMPLE_SIGMA_LOG
+        pull = (center - theta) / sigma_log**2
+        hessian = (shares * robust) @ shares.T / _SAMPLE_SIGMA_LOG + np.eye(2) / sigma_log**2
+        step = _solved(hessian, (shares * robust) @ error + pull)
+        step = np.clip(step, -_LARGEST_STEP_LOG, _LARGEST_STEP_LOG)
+        lower = errors(theta + step)
+        while lower[2] > cost and np.max(np.abs(step)) > _LEAST_STEP_LOG:
+            step = step / 2.0
+            lower = errors(theta + step)
+        if np.max(np.abs(step)) <= _LEAST_STEP_LOG:
+            break
+        theta, (error, shares, cost) = theta + step, lower
+    fixed_s, byte_s = np.exp(theta)
+    return Law(fixed_s=float(fixed_s), byte_s=float(byte_s))
+
+
+def _solved(matrix: NDArray[np.float64], right: Vector) -> Vector:
+    """Solution of two equations with a positive matrix."""
+    share = matrix[1, 0] / matrix[0, 0]
+    second = (right[1] - share * right[0]) / (matrix[1, 1] - share * matrix[0, 1])
+    return np.array([right[0] / matrix[0, 0] - share * second, second])
+
+
+def _smooth_curve(
+    knots: _Knots, keep: NDArray[np.bool_], law: Law, window: int, expected: Expected | None
+) -> Curve:
+    x = knots.log_nbytes[keep]
+    return Curve(
+        law=law,
+        log_nbytes=x,
+        residual=_running_median(knots.log_time[keep] - law.log_time(x), window),
+        held_out=np.empty(0),
+        held_out_log_nbytes=np.empty(0),
+        expected=expected,
+        lower_half=None,
+    )
+
+
+def _knots(samples: Samples) -> _Knots:
+    order = np.lexsort((samples.time_s, np.maximum(samples.nbytes, 1.0)))
+    log_time = np.log(samples.time_s[order])
+    nbytes, first, of_row, counts = np.unique(
+        np.maximum(samples.nbytes[order], 1.0),
+        return_index=True,
+        return_inverse=True,
+        return_counts=True,
+    )
+    low, high = first + (counts - 1) // 2, first + counts // 2
+    return _Knots(
+        log_nbytes=np.log(nbytes),
+        log_time=0.5 * (log_time[low] + log_time[high]),
+        weight=np.add.reduceat(samples.weight[order], first),
+        of_row=of_row,
+        row_log_time=log_time,
+    )
+
+
+def _law_of(knots: _Knots, keep: NDArray[np.bool_], prior: Law, sigma_log: float) -> Law:
+    nbytes = np.exp(knots.log_nbytes[keep])
+    return fit_law(
+        np.ones(len(nbytes)),
+        nbytes,
+        knots.log_time[keep],
+        knots.weight[keep],
+        prior,
+        sigma_log=sigma_log,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Fold:
+    keep: NDArray[np.bool_]
+    law: Law
+
+
+def _folds(knots: _Knots, law: Law, prior: Law, sigma_log: float) -> list[_Fold]:
+    """Every fifth payload left out, or each by itself where there are few."""
+    number = len(knots.log_nbytes)
+    if number < 2:
+        return []
+    folds = min(number, _FOLDS) if number >= _REFIT_BELOW else number
+    found = []
+    for fold in range(folds):
+        keep = np.arange(number) % folds != fold
+        refit = number < _REFIT_BELOW
+        found.append(_Fold(keep=keep, law=_law_of(knots, keep, prior, sigma_log) if refit else law))
+    return found
+
+
+def _best_window(knots: _Knots, folds: list[_Fold]) -> tuple[int, Vector]:
+    """The running median that predicts left-out payloads best, and its errors, ``(rows,)``."""
+    if not folds:
+        return 1, np.empty(0)
+    windows = next(w for least, w in _WINDOWS if len(knots.log_nbytes) >= least)
+    errors = [_left_out(knots, folds, window) for window in windows]
+    best = first_of_least([float(np.mean(np.abs(e))) for e in errors])
+    return windows[best], errors[best]
+
+
+def _left_out(knots: _Knots, folds: list[_Fold], window: int) -> Vector:
+    x, predicted = knots.log_nbytes, np.empty(len(knots.log_nbytes))
+    for fold in folds:
+        train = x[fold.keep]
+        residual = knots.log_time[fold.keep] - fold.law.log_time(train)
+        asked = x[~fold.keep]
+        smooth = _running_median(residual, window)
+        predicted[~fold.keep] = fold.law.log_time(asked) + _interpolated(train, smooth, asked)
+    return predicted[knots.of_row] - knots.row_log_time
+
+
+def _running_median(values: Vector, window: int) -> Vector:
+    """Median over ``window`` neighbours (odd); the ends repeat."""
+    if window == 1 or len(values) < window:
+        return values
+    padded = np.pad(values, window // 2, mode="edge")
+    return np.median(np.lib.stride_tricks.sliding_window_view(padded, window), axis=1)
+
+
+def _interpolated(x: Vector, y: Vector, asked: Vector) -> Vector:
+    """Monotone cubic between the knots, constant outside them."""
+    if len(x) < 3:
+        return np.interp(asked, x, y)
+    inside = np.clip(asked, x[0], x[-1])
+    left = np.clip(np.searchsorted(x, inside, side="right") - 1, 0, len(x) - 2)
+    width = np.diff(x)
+    slope = _monotone_slopes(width, np.diff(y) / width)
+    h, t = width[left], (inside - x[left]) / width[left]
+    rise = y[left + 1] - y[left]
+    bend = (1.0 - t) * h * slope[left] - t * h * slope[left + 1] + (2.0 * t - 1.0) * rise
+    return y[left] + t * rise + t * (1.0 - t) * bend
+
+
+def _monotone_slopes(width: Vector, secant: Vector) -> Vector:
+    """Slopes at the knots: weighted harmonic means of both secants (Fritsch and Butland, 1984).
+
+    Zero at extrema; the ends take the slope of the secant beside them.
+    """
+    before, after = secant[:-1], secant[1:]
+    first, second = width[:-1] + 2.0 * width[1:], 2.0 * width[:-1] + width[1:]
+    agree = before * after > 0.0
+    safe_before, safe_after = np.where(agree, before, 1.0), np.where(agree, after, 1.0)
+    mean = (first + second) / (first / safe_before + second / safe_after)
+    return np.concatenate([secant[:1], np.where(agree, mean, 0.0), secant[-1:]])

@@ -1,0 +1,57 @@
+"""From the hooked steps of a window to one small record, which every rank can send."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from .record_kinds import CollectiveRecord, PhaseRecord, RankRecord, Record
+
+FORWARD = "forward-compute"
+BACKWARD = "backward-compute"
+OPTIMIZER = "optimizer"
+_PHASES = (FORWARD, BACKWARD, OPTIMIZER)
+
+
+@dataclass(slots=True)
+class StepSums:
+    """Own time of one step's phases, and its waiting by the role of the group."""
+
+    phase_ns: Counter[str] = field(default_factory=Counter)
+    wait_ns: Counter[str] = field(default_factory=Counter)
+
+    def add(self, record: Record) -> None:
+        """Count a record of the step; other types than phases and collectives are ignored."""
+        if isinstance(record, PhaseRecord):
+            if record.name in _PHASES:
+                own_ns = record.duration_ns - record.wait_ns - record.hook_ns
+                self.phase_ns[record.name] += max(0, own_ns)
+        elif isinstance(record, CollectiveRecord) and len(record.ranks) > 1:
+            self.wait_ns[record.role.value] += record.exposed_ns
+
+
+def summarise(
+    window: int, step_ns: Mapping[int, int], sums: Mapping[int, StepSums], memory_peak_nbytes: int
+) -> RankRecord:
+    """Medians over the steps that are in both mappings, by step number."""
+    steps = sorted(step_ns.keys() & sums.keys())
+    roles = sorted({role for step in steps for role in sums[step].wait_ns})
+    known = [sums[step] for step in steps]
+    return RankRecord(
+        window=window,
+        num_steps=len(steps),
+        step_ns=_median(step_ns[step] for step in steps),
+        forward_ns=_median(s.phase_ns[FORWARD] for s in known),
+        backward_ns=_median(s.phase_ns[BACKWARD] for s in known),
+        optimizer_ns=_median(s.phase_ns[OPTIMIZER] for s in known),
+        wait_roles=tuple(roles),
+        wait_ns=tuple(_median(s.wait_ns[role] for s in known) for role in roles),
+        memory_peak_nbytes=memory_peak_nbytes,
+    )
+
+
+def _median(values: Iterable[int]) -> int:
+    found = list(values)
+    return round(median(found)) if found else 0

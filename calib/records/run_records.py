@@ -1,0 +1,326 @@
+"""The records of one run, from the lines of its files; damage is named and the rest is kept."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from ..errors import ConfigError, RecordError
+from ..workload.config import RunConfig
+from ..workload.recording import RecordingPlan, recording_plan
+from .packed import UNREAD, unpacked
+from .record_kinds import SCHEMA, Header, RankRecord, Record, RunRecord, from_dict
+
+_MOST = 2**63 - 1
+"""Whole numbers become columns of 64 bits."""
+_SIGNED = frozenset({"peer", "start_ns", "issue_ns"})
+_NUM_NAMED = 8
+_DAMAGED = (
+    RecordError,
+    ConfigError,
+    KeyError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""What a value of another form than ours raises, our own checks' errors first."""
+MOST_PROBLEMS = 200
+"""Damaged lines of one file that are named."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecords:
+    """What the ranks of one run wrote; each mapping is by rank and in rank order."""
+
+    run_id: str
+    headers: Mapping[int, Header]
+    configs: Mapping[int, RunConfig]
+    records: Mapping[int, tuple[Record, ...]]
+    """Steps, phases, operators, collectives, coverage and windows, in the order of the file."""
+    problems: tuple[str, ...] = ()
+    """What was skipped and why, one line each."""
+    summaries: Mapping[int, tuple[RankRecord, ...]] = field(default_factory=dict)
+    """One per window of each rank, those without a file included."""
+
+    @property
+    def recording_plan(self) -> RecordingPlan:
+        """Who was to record, by the size of the world and the layout where one is known."""
+        config = next(iter(self.configs.values()), None)
+        return recording_plan(self.world_size, config.parallelism if config else None)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that the run has, whether or not their files are here."""
+        return max((header.world_size for header in self.headers.values()), default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFile:
+    """One file, parsed: ``header`` is None where the first line is none."""
+
+    name: str
+    header: Header | None
+    config: RunConfig | None
+    records: tuple[Record, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SummaryFile:
+    """The summaries of ranks that have no file."""
+
+    summaries: Mapping[int, tuple[RankRecord, ...]]
+    problems: tuple[str, ...]
+
+
+def parse_header(line: str) -> Header:
+    """The header on a file's first line; ``RecordError`` where it is none, or of a newer schema."""
+    record = _parse_line(line)
+    if not isinstance(record, Header):
+        raise RecordError(f"first line is a {type(record).__name__}, not a header; record again")
+    if record.schema > SCHEMA:
+        raise RecordError(
+            f"schema {record.schema} is newer than {SCHEMA}, which this version reads; "
+            f"upgrade forerun to that of {record.created_by!r}"
+        )
+    return record
+
+
+class RankParser:
+    """Parses a rank's lines as they come: ``header`` and ``config`` once they were there.
+
+    ``name`` stands in front of each of the ``problems``, of which the first ``MOST_PROBLEMS`` are
+    kept.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.header: Header | None = None
+        self.config: RunConfig | None = None
+        self.problems: list[str] = []
+        self._num_lines = 0
+        self._is_over = False
+
+    def take(self, lines: Iterable[str]) -> list[Record]:
+        """The records of these lines, which follow those taken before."""
+        records: list[Record] = []
+        for line in unpacked(lines):
+            if self._is_over:
+                break
+            self._num_lines += 1
+            if line == UNREAD:
+                self._note(UNREAD)
+                self._is_over = True
+                break
+            if not line.strip():
+                continue
+            try:
+                records += self._taken(line)
+            except _DAMAGED as err:
+                self._note(str(err))
+                self._is_over = self.header is None
+        return records
+
+    def file(self, records: Iterable[Record] = ()) -> RankFile:
+        """What is known of the file, with these records."""
+        problems = tuple(self.problems)
+        if self.header is None and not problems:
+            problems = (f"{self.name}:1: file is empty; its rank recorded nothing",)
+        return RankFile(
+            name=self.name,
+            header=self.header,
+            config=self.config,
+            records=tuple(records),
+            problems=problems,
+        )
+
+    def _taken(self, line: str) -> list[Record]:
+        if self.header is None:
+            self.header = parse_header(line)
+            return []
+        record = _parse_line(line)
+        if isinstance(record, RunRecord):
+            self.config = RunConfig.from_json(record.config)
+        elif not isinstance(record, Header):
+            return [record]
+        elif (record.run_id, record.rank) != (self.header.run_id, self.header.rank):
+            self._note(f"rest belongs to run {record.run_id}; skipped")
+            self._is_over = True
+        return []
+
+    def _note(self, problem: str) -> None:
+        if len(self.problems) < MOST_PROBLEMS:
+            self.problems.append(f"{self.name}:{self._num_lines}: {problem}")
+
+
+def parse_file(name: str, lines: Iterable[str]) -> RankFile:
+    """Parse the lines of one whole file."""
+    parser = RankParser(name)
+    return parser.file(parser.take(lines))
+
+
+class SummaryParser:
+    """The same for the file in which the ranks without a file of their own stand."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._problems: list[str] = []
+        self._num_lines = 0
+
+    def take(self, lines: Iterable[str]) -> SummaryFile:
+        """The summaries of these lines, and the problems of all lines so far."""
+        found: dict[int, list[RankRecord]] = {}
+        for line in unpacked(lines):
+            self._num_lines += 1
+            try:
+                value = _parse_json(line)
+                record = _checked(value)
+                rank = value.get("rank")
+                if not isinstance(record, RankRecord) or type(rank) is not int:
+                    raise RecordError("line is no summary of a rank; skipped")
+                found.setdefault(rank, []).append(record)
+            except _DAMAGED as err:
+                if len(self._problems) < MOST_PROBLEMS:
+                    self._problems.append(f"{self._name}:{self._num_lines}: {err}")
+        return SummaryFile(
+            summaries={rank: tuple(records) for rank, records in found.items()},
+            problems=tuple(self._problems),
+        )
+
+
+def parse_summaries(name: str, lines: Iterable[str]) -> SummaryFile:
+    """Parse the lines of that file."""
+    return SummaryParser(name).take(lines)
+
+
+def join_ranks(
+    run_id: str, files: Iterable[RankFile], summaries: SummaryFile | None = None
+) -> RunRecords:
+    """Put the files of a run together; a foreign file is named and skipped."""
+    ordered = sorted(files, key=lambda file: file.name)
+    problems = [problem for file in ordered for problem in file.problems]
+    world_size = _usual_world_size(run_id, ordered)
+    headers: dict[int, Header] = {}
+    configs: dict[int, RunConfig] = {}
+    records: dict[int, tuple[Record, ...]] = {}
+    for file in ordered:
+        if file.header is None:
+            continue
+        reason = _foreign(file.header, run_id, world_size, headers)
+        if reason:
+            problems.append(f"{file.name}: {reason}; skipped")
+            continue
+        rank = file.header.rank
+        headers[rank], records[rank] = file.header, file.records
+        if file.config is not None:
+            configs[rank] = file.config
+    known = {
+        rank: tuple(r for r in found if type(r) is RankRecord) for rank, found in records.items()
+    }
+    if summaries is not None:
+        known |= {r: found for r, found in summaries.summaries.items() if r not in known}
+        problems += summaries.problems
+    run = RunRecords(
+        run_id=run_id,
+        headers=_by_rank(headers),
+        configs=_by_rank(configs),
+        records=_by_rank(records),
+        summaries=_by_rank(known),
+    )
+    return replace(run, problems=(*problems, *_absent(run)))
+
+
+def _absent(run: RunRecords) -> list[str]:
+    """A line on ranks that were to record and did not."""
+    if not run.headers:
+        return []
+    wanted = run.recording_plan.recorders
+    missing = [rank for rank in wanted if rank not in run.headers]
+    if not missing:
+        return []
+    if len(wanted) == run.world_size:
+        return [f"records of {len(run.headers)} of {run.world_size} ranks"]
+    named = ", ".join(map(str, missing[:_NUM_NAMED]))
+    more = ", ..." if len(missing) > _NUM_NAMED else ""
+    return [
+        f"records of {len(wanted) - len(missing)} of {len(wanted)} ranks that record, of "
+        f"{run.world_size}; missing: {named}{more}"
+    ]
+
+
+def _by_rank(mapping: dict[int, Any]) -> dict[int, Any]:
+    return dict(sorted(mapping.items()))
+
+
+def _usual_world_size(run_id: str, files: list[RankFile]) -> int:
+    sizes = [f.header.world_size for f in files if f.header and f.header.run_id == run_id]
+    return Counter(sizes).most_common(1)[0][0] if sizes else 0
+
+
+def _foreign(header: Header, run_id: str, world_size: int, seen: Mapping[int, Header]) -> str:
+    if header.run_id != run_id:
+        return f"belongs to run {header.run_id}"
+    if header.world_size != world_size:
+        return f"world_size {header.world_size} differs from {world_size} of its peers"
+    if not 0 <= header.rank < world_size:
+        return f"rank {header.rank} is not below world_size {world_size}"
+    return f"rank {header.rank} has a file already" if header.rank in seen else ""
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is not a number that a record may hold")
+
+
+def _parse_line(line: str) -> Record:
+    return _checked(_parse_json(line))
+
+
+def _parse_json(line: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line, parse_constant=_no_constant)
+    except RecursionError as err:
+        raise RecordError("line has brackets nested too deeply; skipped") from err
+    except ValueError as err:
+        reason = "line is cut off" if not line.endswith("\n") else "line is not JSON"
+        raise RecordError(f"{reason} ({err}); skipped") from err
+    if not isinstance(value, dict):
+        raise RecordError(f"line holds a {type(value).__name__}, not a record; skipped")
+    return value
+
+
+def _checked(value: dict[str, Any]) -> Record:
+    record = from_dict(value)
+    for spec in fields(record):
+        _check_value(spec.name, str(spec.type), getattr(record, spec.name))
+    return record
+
+
+def _check_value(name: str, kind: str, value: Any) -> None:
+    if kind == "int":
+        if type(value) is not int:
+            raise RecordError(f"{name} {_shown(value)} is not a whole number; skipped")
+        if value < 0 and name not in _SIGNED:
+            raise RecordError(f"{name} {value} is below 0; skipped")
+        if abs(value) > _MOST:
+            raise RecordError(f"{name} is above 64 bits; skipped")
+    elif kind == "float":
+        if type(value) not in (int, float) or not -_MOST <= value <= _MOST:
+            raise RecordError(f"{name} {_shown(value)} is not a finite number; skipped")
+    elif kind in ("bool", "str") and type(value).__name__ != kind:
+        raise RecordError(f"{name} {_shown(value)} is no {kind}; skipped")
+    elif kind == "tuple[int, ...]" and not all(type(v) is int and 0 <= v <= _MOST for v in value):
+        raise RecordError(f"{name} {_shown(list(value))} has an entry that is no size; skipped")
+
+
+def _shown(value: Any) -> str:
+    """A value in an error; one of a damaged file may be long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,4 @@
+"""Regressors that know nothing of training: Gaussian process, forest, trees, robust fits.
+
+In and out: numpy arrays. Imports nothing of ours but errors.
+"""

@@ -1,0 +1,126 @@
+"""What a run's ranks wait for: transfers and each other, the slowest of them, their clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..samples.table import SampleTable
+from ..units import format_frac
+from .detection import LEAST_FRAC, Slow, SlowReport, slow_ranks
+
+SCHEMA = 1
+_MOST_RANKS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleWaiting:
+    """Time per step that a rank stands still for the groups of a role, mean over ranks.
+
+    ``transfer_s`` is what the last rank to come stands still too, ``wait_s`` what is waited for it.
+    """
+
+    role: str
+    transfer_s: float
+    wait_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """A clock that is not the reference's: it is ahead by ``low_s`` to ``high_s`` in mid-window."""
+
+    rank: int
+    reference: int
+    offset_s: float
+    low_s: float
+    high_s: float
+    drift_frac: float
+    is_reached: bool
+    """False where no collective ties it to the reference: the offset is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitingReport:
+    """Of the newest window of the newest run."""
+
+    step_s: float
+    roles: tuple[RoleWaiting, ...]
+    slow: SlowReport
+    clocks: tuple[Clock, ...]
+    """Those that differ from the reference's, or may."""
+    last_frac: Mapping[int, float]
+    """Share of the collectives of its groups that a rank was the last to come to, by rank."""
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return {
+            "schema": SCHEMA,
+            "step_time_s": self.step_s,
+            "roles": [asdict(role) for role in self.roles],
+            **self.slow.to_json(),
+            "clocks": [asdict(clock) for clock in self.clocks],
+            "last_frac": {str(rank): frac for rank, frac in self.last_frac.items()},
+        }
+
+    @property
+    def line(self) -> str:
+        """One line on what stands out and costs a hundredth of the step; else empty."""
+        if not self.slow.slow or self.slow.cost_s < LEAST_FRAC * self.step_s:
+            return ""
+        first = self.slow.slow[0]
+        alike = [s for s in self.slow.slow if (s.kind, s.role) == (first.kind, first.role)]
+        cost = f"+{self.slow.cost_s:.3g} s per step ({format_frac(self.slow.cost_s / self.step_s)})"
+        return f"slow: {_who(alike)} {cost}: {first.kind.value}"
+
+
+def waiting_report(table: SampleTable, step_s: float) -> WaitingReport:
+    """What the newest window says; ``step_s`` is the run's step, against which costs are held."""
+    skew, arrivals, clocks = (
+        _newest(table, frame) for frame in (table.skew, table.arrivals, table.clocks)
+    )
+    num_ranks = max(1, skew["rank"].nunique())
+    sums = skew.groupby("role", sort=True)[["transfer_s", "wait_s"]].sum() / num_ranks
+    seen = arrivals.groupby("rank", sort=True)[["num_last", "num_events"]].sum()
+    apart = clocks[~clocks["is_shared"]]
+    columns = ("rank", "reference", "offset_s", "low_s", "high_s", "drift_frac", "is_reached")
+    return WaitingReport(
+        step_s=step_s,
+        roles=tuple(
+            RoleWaiting(role=str(role), transfer_s=float(row[0]), wait_s=float(row[1]))
+            for role, row in zip(sums.index, sums.to_numpy(), strict=True)
+        ),
+        slow=slow_ranks(table, step_s),
+        clocks=tuple(Clock(**row) for row in apart[list(columns)].to_dict("records")),
+        last_frac=dict(
+            zip(
+                seen.index.tolist(),
+                (seen["num_last"] / seen["num_events"].clip(lower=1)).tolist(),
+                strict=True,
+            )
+        ),
+    )
+
+
+def _newest(table: SampleTable, frame: Any) -> Any:
+    rows = frame[frame["run_id"] == table.run_id]
+    return rows[rows["window"] == rows["window"].max()]
+
+
+def _who(slow: list[Slow]) -> str:
+    """The ranks in short, with their stage or the role of their group.
+
+    >>> one = dict(role="", excess_s=0.1, cost_s=0.1, low_s=0.1, high_s=0.1)
+    >>> from forerun.calib.stragglers.detection import SlowKind
+    >>> _who([Slow(ranks=(3,), stage=1, kind=SlowKind.COMPUTE, **one)])
+    'rank 3 (stage 1)'
+    """
+    ranks = sorted({rank for s in slow for rank in s.ranks})
+    text = ", ".join(map(str, ranks[:_MOST_RANKS]))
+    if len(ranks) > _MOST_RANKS:
+        text += f" and {len(ranks) - _MOST_RANKS} more"
+    stages = sorted({s.stage for s in slow})
+    if slow[0].role:
+        return f"{slow[0].role} group of ranks {text}"
+    where = f"stage {stages[0]}" if len(stages) == 1 else f"{len(stages)} stages"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text} ({where})"

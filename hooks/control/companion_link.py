@@ -1,0 +1,192 @@
+"""The pipe to the process that analyses the records: one JSON line per event, never waited for."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import subprocess
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ..process.guard import is_failing
+
+_log = logging.getLogger(__name__)
+PATIENCE_S = 30.0
+FAILING_S = 1.0
+"""The same at the end of a process that an error ends."""
+SETTINGS_FD = "--settings-fd"
+"""Behind it: the number of the file descriptor that the companion reads its settings from."""
+SETTINGS_S = 30.0
+"""How long the companion may take until it has read them."""
+_MOST_NBYTES = 1 << 16
+_HELD_NBYTES = 1 << 19
+"""What the system may hold of events, and of settings, until the companion reads them."""
+_MOST_LATE = 16
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+_WORKER_NAMES = frozenset(
+    {
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "ROLE_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "FORERUN_CALIBRATE",
+    }
+)
+
+
+def companion_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what makes a process a worker, and with one thread of BLAS.
+
+    >>> companion_environment({"RANK": "3", "HOME": "/h"})
+    {'HOME': '/h', 'OMP_NUM_THREADS': '1'}
+    """
+    kept = {
+        name: value
+        for name, value in environment.items()
+        if name not in _WORKER_NAMES and not name.startswith("TORCHELASTIC_")
+    }
+    return {**kept, "OMP_NUM_THREADS": "1"}
+
+
+class CompanionPipe:
+    """Events to one companion; steps that do not fit into the pipe are dropped and counted.
+
+    Of other events, a window's end among them, the newest few go with the next that fits.
+
+    The pipe is a pair of sockets: writing to one whose reader has died can be done without the
+    signal that ends a training process where the user has set ``SIGPIPE`` to its default.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_alive = self._is_started = False
+        self.num_dropped = 0
+        self._late: deque[bytes] = deque(maxlen=_MOST_LATE)
+        self._received = b""
+        try:
+            self._socket, self._theirs = socket.socketpair()
+        except OSError as err:
+            _log.warning("[forerun] no live answers: %s; records are written", err)
+            return
+        self._is_alive = True
+        self._socket.setblocking(False)
+        with suppress(OSError):
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _HELD_NBYTES)
+
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], settings: Mapping[str, Any]
+    ) -> None:
+        """Start the program once and hand over its settings; from the writer's thread.
+
+        The settings go through a pair of sockets of their own: a list of arguments has a limit, and
+        everybody on the machine can read it.
+        """
+        if self._is_started or not self._is_alive:
+            return
+        self._is_started = True
+        text = json.dumps(settings).encode()
+        try:
+            ours, theirs = socket.socketpair()
+            with ours:
+                with theirs, self._theirs:
+                    self._process = subprocess.Popen(
+                        [*command, SETTINGS_FD, str(theirs.fileno())],
+                        stdin=self._theirs.fileno(),
+                        env=companion_environment(environment),
+                        pass_fds=(theirs.fileno(),),
+                    )
+                _hand_over(ours, text)
+        except OSError as err:
+            self._is_alive = False
+            self._socket.close()
+            _log.warning(
+                "[forerun] no live answers: cannot start %s (%s); records are written",
+                command[0],
+                str(err),
+            )
+
+    @property
+    def is_alive(self) -> bool:
+        """True while events can be sent."""
+        return self._is_alive
+
+    @property
+    def is_started(self) -> bool:
+        """True once ``start`` has been called."""
+        return self._is_started
+
+    def send(self, event: Mapping[str, Any]) -> None:
+        """Write one event, or drop a step, or keep what is rarer for later; never waits.
+
+        Before the start as well.
+        """
+        if not self._is_alive:
+            return
+        line = json.dumps(event).encode() + b"\n"
+        try:
+            self._send_late()
+            # A line fits into one buffer of the socket: it is taken whole or not at all.
+            self._socket.send(line, _NO_SIGNAL)
+        except BlockingIOError:
+            if event.get("event") == "step":
+                self.num_dropped += 1
+            else:
+                self._late.append(line)
+        except OSError:
+            _log.warning("[forerun] the companion has ended; records are still written")
+            self._is_alive = False
+            self._socket.close()
+
+    def _send_late(self) -> None:
+        while self._late:
+            self._socket.send(self._late[0], _NO_SIGNAL)
+            self._late.popleft()
+
+    def receive(self) -> list[dict[str, Any]]:
+        """What the companion has written back since the last call; never waits."""
+        if not self._is_alive:
+            return []
+        with suppress(OSError):
+            self._received += self._socket.recv(_MOST_NBYTES)
+        *lines, self._received = self._received.split(b"\n")
+        values: list[dict[str, Any]] = []
+        for line in lines:
+            with suppress(ValueError):
+                values.append(json.loads(line))
+        return values
+
+    def close(self, timeout_s: float = PATIENCE_S) -> None:
+        """End its input and wait for its last words; only for the end of the process."""
+        is_alive, self._is_alive = self._is_alive, False
+        if not is_alive:
+            return
+        with suppress(OSError):  # still full
+            self._send_late()
+        with suppress(OSError):  # it has died
+            self._socket.shutdown(socket.SHUT_WR)  # a forked child may hold the socket too
+        try:
+            if self._process is not None:
+                self._process.wait(min(timeout_s, FAILING_S) if is_failing() else timeout_s)
+        except subprocess.TimeoutExpired:
+            _log.warning("[forerun] the companion still works at the end; it is left alone")
+        finally:
+            self._socket.close()
+            self._theirs.close()
+
+
+def _hand_over(ours: socket.socket, text: bytes) -> None:
+    """All of it, within ``SETTINGS_S``; a program that does not read them has its own reasons."""
+    ours.settimeout(SETTINGS_S)
+    with suppress(OSError):
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _HELD_NBYTES)
+        sent = 0
+        while sent < len(text):
+            sent += ours.send(text[sent : sent + _MOST_NBYTES], _NO_SIGNAL)
+        ours.shutdown(socket.SHUT_WR)  # a forked child may hold it too

@@ -1,0 +1,183 @@
+"""What leaves the training process while it runs: events to the companion, metrics to W&B."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from ...calib.arguments.kept_arguments import kept_arguments
+from ...calib.records.record_kinds import StepFlag
+from ..process.host import Host
+from ..process.host_wandb import ForecastFile, HostWandb, host_run
+from ..process.interpreter import waiting
+from ..process.launch_identity import LaunchIdentity
+from ..process.settings import Settings, WandbMode
+from ..recording.window import StepPlan
+from .companion_link import CompanionPipe
+
+_log = logging.getLogger(__name__)
+
+
+class Live:
+    """Events on the rank where the host logs (Megatron: the last), metrics where its run is."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._pipe: CompanionPipe | None = None
+        self._told: dict[str, Any] = {}
+        self._environment: dict[str, str] = {}
+        self._identity = LaunchIdentity(settings)
+        self._forecast = ForecastFile(settings.directory, self.launch_id)
+        self._wandb: HostWandb | None = None
+        self._is_after_window = False
+        self._has_said_where = False
+
+    def start(self, host: Host | None = None) -> None:
+        """On the rank that logs, a way to a companion; the host's W&B run on every one.
+
+        The companion itself is started by ``poll``, once its launch has a name.
+        """
+        has_host_wandb = host_run() is not None
+        if has_host_wandb and self._settings.wandb is not WandbMode.OFF:
+            self._wandb = HostWandb(
+                self._forecast, is_stepped=host is None or host.is_wandb_stepped
+            )
+        is_home = None if host is None else host.is_home
+        is_home = self._settings.rank.is_last if is_home is None else is_home
+        has_program = bool(self._settings.companion_command)
+        if is_home and has_program and self._pipe is None:
+            self._environment = dict(os.environ)
+            self._told = companion_settings(
+                self._settings,
+                has_host_wandb=has_host_wandb,
+                num_steps=0 if host is None else host.num_steps,
+            )
+            self._pipe = CompanionPipe()
+        if is_home and not has_program and self._settings.is_answered and not self._has_said_where:
+            self._has_said_where = True
+            _log.warning("[forerun] %s", waiting(self._settings.directory))
+        self._identity.begin(is_needed=self._pipe is not None or self._wandb is not None)
+
+    def launch_id(self) -> str:
+        """The name of this launch; empty until it is known."""
+        return self._identity.name
+
+    def step(
+        self, number: int, plan: StepPlan, duration_ns: int, gap_ns: int, flags: Iterable[StepFlag]
+    ) -> None:
+        """A step has ended."""
+        time_s = (duration_ns + gap_ns) * 1e-9
+        is_after_window = self._is_after_window and plan.window is None
+        if self._pipe is not None:
+            self._pipe.send(
+                {
+                    "event": "step",
+                    "step": number,
+                    "time_s": time_s,
+                    "gap_s": gap_ns * 1e-9,
+                    "is_hooked": plan.is_hooked,
+                    "window": plan.window,
+                    "is_after_window": is_after_window,
+                    "flags": [flag.value for flag in flags],
+                    "unix_s": time.time(),
+                }
+            )
+        self._is_after_window = self._is_after_window or plan.is_last
+        if self._wandb is not None:
+            if plan.window is not None and not plan.is_hooked and not plan.is_warmup:
+                self._wandb.note_bare(time_s)
+            try:
+                self._wandb.log(step=number, time_s=time_s, is_after_window=is_after_window)
+            except Exception as err:  # W&B raises its own, network and service errors alike.
+                self._wandb = None
+                _log.warning("[forerun] W&B is off: %s; records are written", str(err))
+
+    def orders(self) -> list[dict[str, Any]]:
+        """What the companion has asked of this run since the last call; elsewhere nothing."""
+        return [] if self._pipe is None else self._pipe.receive()
+
+    def phase(self, name: str, step: int, duration_ns: int) -> None:
+        """An evaluation or a save has ended."""
+        self._send({"event": "phase", "name": name, "time_s": duration_ns * 1e-9, "step": step})
+
+    def window_closed(self, window: int, last_step: int) -> None:
+        """This rank's records of a window are on disk."""
+        self._send({"event": "window_closed", "window": window, "last_step": last_step})
+
+    def probed(self, window: int, last_step: int) -> None:
+        """This rank's probes are on disk: the answer of a window can be given again."""
+        self._send({"event": "probed", "window": window, "last_step": last_step})
+
+    def end(self, step: int) -> None:
+        """Training has ended."""
+        self._send({"event": "end", "step": step, "unix_s": time.time()})
+
+    def poll(self) -> None:
+        """Start the companion once the launch has a name, look for a new forecast.
+
+        From the writer's thread.
+        """
+        self._identity.poll()
+        self._start_companion()
+        if self._wandb is not None:
+            self._forecast.poll()
+
+    def settle(self) -> None:
+        """The process ends: a companion that is not there yet is started, for its last words."""
+        self._identity.settle()
+        self._start_companion()
+
+    def leave(self) -> None:
+        """In a forked child: the companion and the W&B run are the parent's."""
+        self._pipe = self._wandb = None
+
+    def close(self) -> None:
+        """Wait for the companion's last words, at most its patience."""
+        if self._pipe is not None:
+            self._pipe.close()
+
+    def _start_companion(self) -> None:
+        pipe, name = self._pipe, self._identity.name
+        if pipe is None or pipe.is_started or not name:
+            return
+        told = {**self._told, "launch_id": name}
+        pipe.start(self._settings.companion_command, self._environment, told)
+
+    def _send(self, event: dict[str, Any]) -> None:
+        if self._pipe is not None:
+            self._pipe.send(event)
+
+
+def companion_settings(
+    settings: Settings, *, has_host_wandb: bool, num_steps: int = 0
+) -> dict[str, Any]:
+    """What the companion is told, but for the name of its launch."""
+    told = {
+        "steps": settings.steps,
+        "every": settings.every,
+        "on_advice": settings.on_advice.value,
+        "deadline_unix_s": settings.deadline_unix_s,
+        "budget_hours": settings.budget_hours,
+        "restart_cost_s": settings.restart_cost_s,
+        "mtbf_hours": settings.mtbf_hours,
+        "price_per_gpu_hour": settings.price_per_gpu_hour,
+        "limit_unix_s": settings.limit_unix_s,
+        "started_unix_s": time.time(),
+        "num_restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
+        "num_ranks": settings.rank.world_size,
+        "num_local_ranks": settings.rank.local_world_size,
+        "confidence": settings.confidence,
+        "gpus": list(settings.gpus),
+        "wandb": settings.wandb.value,
+        "host_argv": list(kept_arguments(settings.host_argv)),
+        "has_host_wandb": has_host_wandb,
+        "num_steps": num_steps or settings.cadence.train_iters or 0,
+    }
+    return {
+        "directory": str(settings.directory),
+        "run_id": settings.rank.run_id,
+        "settings": told,
+    }

@@ -1,0 +1,337 @@
+"""Orders of the companion, followed by all ranks at one step or by none.
+
+The companion knows on one rank what all have to do: stop, or open a window.  A thread of each rank
+looks at the store from the end of the first window on; what training does is to compare the number
+of its step with one that has been agreed on long before.  No collective, no barrier and nothing of
+the device is involved, so losses stay what they are; a rank whose hooks are off says no, and then
+nobody stops.  With ``--calibrate-every=0`` and without a stop there is no such thread.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from ...calib.records.files import PRIVATE, replace_file
+from ..process.guard import OWN_THREAD, Guard
+from ..process.launch_identity import launch_folder
+from ..process.settings import OnAdvice, Settings
+from ..process.store_link import StoreLink, find_link
+from .votes import LATE, YES, Ballots, Order, OrderKind, Proposal, why_not
+
+if TYPE_CHECKING:
+    from ..process.host import Host
+
+_log = logging.getLogger(__name__)
+MARKER = "stop.json"
+SCHEMA = 1
+PAUSE_S = 0.5
+"""Between two looks at the store, where a look is cheap and ranks are few."""
+CALM_PAUSE_S = 2.0
+"""The same in runs that may open windows, but never stop."""
+RANKS_PER_S = 500
+"""Looks that the server of the store is asked to answer per second, of all ranks together."""
+DUTY = 50
+"""A look is followed by a pause of so many times what it took: names may be slow to look up."""
+LEAD_PAUSES = 6
+"""How far ahead a step is named, in pauses."""
+MOST_ATTEMPTS = 5
+"""An order that came too late for some rank is proposed again, each time twice as far ahead."""
+MOST_FAILURES = 20
+PATIENCE_S = 60.0
+"""How long training waits at the named step for an outcome that its thread has not read yet: only
+where a rank or the store has died meanwhile."""
+CLOSING_S = 5.0
+
+
+@dataclass(slots=True)
+class _Course:
+    """A proposal that this rank has to follow, or to see refused."""
+
+    number: int
+    proposal: Proposal
+    order: Order | None
+    """What it came from; None on a rank that has no order of its own."""
+    outcome: str = ""
+    is_known: threading.Event = field(default_factory=threading.Event)
+    is_done: bool = False
+    """Training has come to its step."""
+
+    def settle(self, outcome: str) -> None:
+        if outcome and not self.outcome:
+            self.outcome = outcome
+            self.is_known.set()
+
+
+class Orders:
+    """``begin_step`` and ``end_step`` are training's, the rest is the thread's."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        guard: Guard,
+        receive: Callable[[], list[dict[str, Any]]],
+        launch_id: Callable[[], str],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        pause_s: float | None = None,
+    ) -> None:
+        self._settings = settings
+        self._guard = guard
+        self._receive = receive
+        self._launch_id = launch_id
+        self._clock = clock
+        self._rank = settings.rank
+        may_stop = settings.on_advice is OnAdvice.STOP or settings.takes_requests
+        wanted_s = (PAUSE_S if may_stop else CALM_PAUSE_S) if pause_s is None else pause_s
+        self._pause_s = max(wanted_s, self._rank.world_size / RANKS_PER_S)
+        self._least_pause_s = self._pause_s
+        # One that was slow, as where a name is looked up anew, tells nothing of the next.
+        self._looks_s: deque[float] = deque(maxlen=5)
+        self.is_wanted = may_stop or settings.every > 0
+        self._link: StoreLink | None = None
+        self._thread: threading.Thread | None = None
+        self._closing = threading.Event()
+        self._stop: Callable[[], bool] | None = None
+        self._is_asked = False
+        self._begun = self._ended = -1
+        self._begun_s = 0.0
+        self._step_s = 0.0
+        self._course: _Course | None = None
+        self._next_number = 0
+        self._order: Order | None = None
+        self._attempts = 0
+        self._last_order: Order | None = None
+        self._stopped_after: int | None = None
+        self._is_told = False
+        self._is_marked = False
+        self.should_stop = False
+
+    def describe(self, host: Host) -> None:
+        """How this host is stopped, if at all; said once where a stop would lose the run."""
+        self._stop = host.stop
+        if self._settings.on_advice is OnAdvice.STOP and host.stop_is_lossy:
+            _log.warning("[forerun] --calibrate-on-advice=stop: %s", host.stop_is_lossy)
+
+    def listen(self) -> None:
+        """The first window has closed: orders may come from now on."""
+        if not self.is_wanted or self._thread is not None or self._closing.is_set():
+            return
+        self._link = find_link(self._rank.run_id) if self._rank.world_size > 1 else None
+        self._thread = threading.Thread(target=self._run, name=f"{OWN_THREAD}orders", daemon=True)
+        self._thread.start()
+
+    def begin_step(self, number: int) -> bool:
+        """True where all ranks open a window with this step; notes a stop that is due after it."""
+        if not self.is_wanted:
+            return False
+        now_s = self._clock()
+        if self._begun >= 0:
+            last_s = now_s - self._begun_s
+            self._step_s += 0.2 * (last_s - self._step_s) if self._step_s else last_s
+        # The thread sets the course before it reads this, and accepts only if the step is ahead.
+        self._begun, self._begun_s = number, now_s
+        course = self._course
+        if course is None or course.is_done or number < course.proposal.step:
+            return False
+        course.is_done = True
+        if not course.is_known.wait(PATIENCE_S):
+            course.settle("no: unknown")
+        if course.outcome != YES:
+            return False
+        if course.proposal.kind is OrderKind.WINDOW:
+            return True
+        self.should_stop = True
+        return False
+
+    def end_step(self, number: int) -> None:
+        """A step is over: stop where it is the one; the host itself saves and ends."""
+        self._ended = number
+        if self.should_stop and self._stopped_after is None and self._stop is not None:
+            self._stopped_after = number
+            if not self._stop():
+                _log.warning("[forerun] the host cannot be asked to stop; training goes on")
+
+    def ask(self) -> bool:
+        """A loop's own question after a step, the answer the same on all ranks."""
+        self._is_asked = True
+        if self.should_stop and self._stopped_after is None:
+            self._stopped_after = self._ended
+        return self.should_stop
+
+    def close(self) -> None:
+        """Training is over; what is left to be written is."""
+        self._closing.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(CLOSING_S)
+
+    def leave(self) -> None:
+        """In a forked child: the parent's thread is not here."""
+        self._closing.set()
+        self._thread = None
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._closing.wait(self._pause_s if self._course is None else PAUSE_S):
+            begin_s = self._clock()
+            try:
+                self._turn()
+            except (OSError, RuntimeError) as err:
+                failures += 1
+                if failures >= MOST_FAILURES:
+                    _log.warning("[forerun] no orders: the store cannot be asked: %s", str(err))
+                    break
+            except Exception as err:
+                self._guard.fault(err)
+                break
+            else:
+                failures = 0
+            self._looks_s.append(self._clock() - begin_s)
+            self._pause_s = max(self._least_pause_s, DUTY * median(self._looks_s))
+            self._mark()
+        if self._course is not None:
+            self._course.settle("no: the store cannot be asked")
+        self._mark()
+
+    def _turn(self) -> None:
+        self._take_orders()
+        if self._link is None:
+            if self._rank.world_size == 1 and self._order is not None and self._course is None:
+                self._follow_alone(self._order)
+            self._finish_course()
+            return
+        if not (self._course and self._course.outcome):
+            ballots = Ballots(self._link.connect(), num_ranks=self._rank.world_size)
+            if self._course is None:
+                self._look(ballots)
+            if self._course is not None and not self._course.outcome:
+                self._ask_outcome(ballots, self._course)
+        self._finish_course()
+
+    def _take_orders(self) -> None:
+        for value in self._receive():
+            try:
+                order = Order.from_json(value)
+            except (KeyError, ValueError):
+                continue
+            if self._order is None or self._order.kind is not OrderKind.STOP:
+                self._order, self._attempts = order, 0
+
+    def _lead(self) -> int:
+        """Steps from now to the one that is named: far enough for all ranks to read of it."""
+        if self._rank.world_size == 1:
+            return 3
+        lead_s = LEAD_PAUSES * self._pause_s * 2**self._attempts
+        return 3 + math.ceil(lead_s / max(self._step_s, 1e-4))
+
+    def _proposal(self, order: Order) -> Proposal:
+        lead, begun = self._lead(), self._begun
+        return Proposal(kind=order.kind, step=begun + lead, settle=begun + lead - lead // 4 - 1)
+
+    def _follow_alone(self, order: Order) -> None:
+        course = _Course(self._next_number, self._proposal(order), order)
+        why = self._why_not(order.kind)
+        course.settle(f"no: {why}" if why else YES)
+        self._last_order, self._course = order, course
+
+    def _look(self, ballots: Ballots) -> None:
+        """Is there a proposal?  On the companion's rank: make one where there is an order."""
+        number = self._next_number
+        order = self._order if self._step_s else None  # else nobody knows how far ahead to name one
+        if order is not None:
+            ballots.propose(number, self._proposal(order))
+            self._last_order = order
+        proposal = ballots.proposal(number)
+        if proposal is None:
+            return
+        course = self._course = _Course(number, proposal, order)
+        why = self._why_not(proposal.kind)
+        if not why and self._begun >= proposal.settle:
+            why = LATE
+        if why:
+            course.settle(ballots.refuse(number, why))
+        else:
+            course.settle(ballots.accept(number))
+
+    def _ask_outcome(self, ballots: Ballots, course: _Course) -> None:
+        course.settle(ballots.outcome(course.number))
+        if self._begun >= course.proposal.settle:
+            course.settle(ballots.refuse(course.number, LATE))
+
+    def _why_not(self, kind: OrderKind) -> str:
+        """Why this rank cannot follow an order of this kind; empty where it can."""
+        if self._guard.is_tripped:
+            return f"rank {self._rank.rank} has its hooks removed after faults"
+        if kind is OrderKind.STOP and self._stop is None and not self._is_asked:
+            return f"rank {self._rank.rank} has no way to save and end, or never asks should_stop()"
+        return ""
+
+    def _finish_course(self) -> None:
+        """What is to be said and done once the outcome is known."""
+        course = self._course
+        if course is None or not course.outcome:
+            return
+        if course.outcome == YES:
+            self._say(course)
+            if not course.is_done or course.proposal.kind is OrderKind.STOP:
+                return
+            self._drop(course.order)
+        elif why_not(course.outcome) != LATE:
+            self._say(course)
+            self._drop(course.order)
+        elif self._order is course.order:
+            self._attempts += 1
+            if self._attempts >= MOST_ATTEMPTS:
+                self._say(course)
+                self._drop(course.order)
+        self._course, self._is_told = None, False
+        self._next_number = course.number + 1
+
+    def _drop(self, order: Order | None) -> None:
+        """An order is settled; one that has come since is not."""
+        if self._order is order:
+            self._order = None
+
+    def _say(self, course: _Course) -> None:
+        if self._last_order is None or self._is_told:
+            return
+        self._is_told = True
+        what, after = self._last_order.reason, course.proposal.step
+        if course.outcome != YES:
+            said = f"{course.proposal.kind.value} not followed: {why_not(course.outcome)}; {what}"
+        elif course.proposal.kind is OrderKind.STOP:
+            said = f"stopping on all ranks after iteration {after + 1}: {what}"
+        else:
+            said = f"window reopens with iteration {after + 1}: {what}"
+        print(f"[forerun] {said}", flush=True)
+
+    def _mark(self) -> None:
+        """On the companion's rank: that the run has been stopped, for who starts the next one."""
+        order = self._last_order
+        launch_id = self._launch_id()
+        if self._stopped_after is None or order is None or self._is_marked or not launch_id:
+            return
+        self._is_marked = True
+        value = {
+            "schema": SCHEMA,
+            "launch_id": launch_id,
+            "run_id": self._rank.run_id,
+            "iteration": self._stopped_after + 1,
+            "unix_s": time.time(),
+            "reason": order.reason,
+            "rule": order.rule,
+            "command": list(order.command),
+        }
+        path = launch_folder(self._settings.directory, launch_id) / MARKER
+        try:
+            replace_file(path, json.dumps(value, indent=1) + "\n", mode=PRIVATE)
+        except OSError as err:
+            _log.warning("[forerun] cannot write %s: %s", path, err.strerror or err)

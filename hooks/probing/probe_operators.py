@@ -1,0 +1,288 @@
+"""One operator of a given shape as training runs it, on tensors of our own.
+
+Values are a fixed ramp: no random number is drawn from a generator of the user's.  Gradients come
+from ``torch.autograd.grad`` on private leaves, so that nobody's ``.grad`` is touched.  Weights are
+rotated over several copies, as cold as in a model; activations are one set, as warm as those that
+the operator before has just written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...calib.workload.config import Normalization, PositionEmbedding, RunConfig
+from ...calib.workload.operators import OperatorKind
+from . import probe_kernels as kernels
+
+Shape = tuple[int, ...]
+_COLD_NBYTES = 64 << 20
+"""Weights in rotation: more than the last cache of a processor holds."""
+_MOST_COPIES = 8
+_OPTIMIZER_TENSORS = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """A differentiable piece of work and what it reads."""
+
+    run: Callable[..., Tensor | tuple[Tensor, ...]]
+    activations: tuple[Tensor, ...]
+    weights: tuple[tuple[Tensor, ...], ...] = ((),)
+    """Copies in rotation."""
+    fixed: tuple[Any, ...] = ()
+    """Further arguments that need no gradient."""
+
+
+class Bench:
+    """One operator, ready to be run again and again; all memory of its own is taken here."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self._turn = 0
+        self._outputs: tuple[Tensor, ...] = ()
+        weights = chain.weights[0]
+        self._sums = tuple(torch.zeros_like(w, dtype=torch.float32) for w in weights)
+        with torch.no_grad():
+            outputs = _several(chain.run(*chain.activations, *weights, *chain.fixed))
+            self._gradients = tuple(ramp_like(output) for output in outputs)
+
+    def forward(self) -> None:
+        """One forward pass, with the graph that the backward pass needs."""
+        chain = self._chain
+        self._turn = (self._turn + 1) % len(chain.weights)
+        with torch.enable_grad():
+            self._outputs = _several(
+                chain.run(*chain.activations, *chain.weights[self._turn], *chain.fixed)
+            )
+
+    def backward(self) -> None:
+        """Gradients of inputs and weights; the latter are added into fp32 buffers."""
+        outputs, self._outputs = self._outputs, ()
+        leaves = (*self._chain.activations, *self._chain.weights[self._turn])
+        found = torch.autograd.grad(outputs, leaves, self._gradients)
+        for total, part in zip(self._sums, found[len(found) - len(self._sums) :], strict=True):
+            total.add_(part)
+
+
+def _several(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+class OptimizerBench:
+    """Norm and clipping of the gradients, then Adam, on fp32 copies.
+
+    The update is written out: ``torch.optim`` may import a compiler on its first use.
+    """
+
+    def __init__(self, shape: Shape, device: torch.device) -> None:
+        size = -(-shape[0] // _OPTIMIZER_TENSORS)
+        each = [ramp((size,), torch.float32, device) for _ in range(_OPTIMIZER_TENSORS)]
+        self._gradients = each
+        self._weights, self._means, self._squares = (
+            [torch.zeros_like(gradient) for gradient in each] for _ in range(3)
+        )
+        self._steps = [torch.ones((), device=device) for _ in each]
+
+    @torch.no_grad()
+    def forward(self) -> None:
+        """One step."""
+        norms = torch.stack([torch.linalg.vector_norm(g) for g in self._gradients])
+        scale = 1.0 / (torch.linalg.vector_norm(norms) + 1.0)
+        for gradient in self._gradients:
+            gradient.mul_(scale)
+        if self._gradients[0].is_cuda:
+            self._update_at_once()
+            return
+        lists = (self._weights, self._gradients, self._means, self._squares)
+        for weight, gradient, mean, square in zip(*lists, strict=True):
+            weight.mul_(1.0 - 1e-8)
+            mean.lerp_(gradient, 0.1)
+            square.mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+            weight.addcdiv_(mean, (square.sqrt() / 0.03).add_(1e-8), value=-1e-6)
+
+    def backward(self) -> None:
+        """There is none."""
+
+    def _update_at_once(self) -> None:
+        update = torch._fused_adamw_  # pyright: ignore[reportPrivateImportUsage]
+        update(
+            self._weights,
+            self._gradients,
+            self._means,
+            self._squares,
+            [],
+            self._steps,
+            amsgrad=False,
+            lr=1e-6,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=0.01,
+            eps=1e-8,
+            maximize=False,
+        )
+
+
+def make_bench(
+    kind: OperatorKind, shape: Shape, config: RunConfig, *, dtype: torch.dtype, device: torch.device
+) -> Bench | OptimizerBench:
+    """The bench of one operator; raises ``KeyError`` where the kind is not one that is probed."""
+    if kind is OperatorKind.OPTIMIZER:
+        return OptimizerBench(shape, device)
+    maker = _Maker(config, dtype, device)
+    make = maker.linear if kind.is_linear else getattr(maker, _MAKERS[kind])
+    return Bench(make(shape))
+
+
+def ramp(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Values that repeat from -1 to 1: of products like those of training, and never drawn."""
+    values = torch.arange(prod(shape), device=device, dtype=torch.float32)
+    return values.remainder_(251.0).div_(125.0).sub_(1.0).to(dtype).reshape(tuple(shape))
+
+
+def ramp_like(tensor: Tensor) -> Tensor:
+    """The same in the shape, type and place of ``tensor``."""
+    return ramp(tensor.shape, tensor.dtype, tensor.device)
+
+
+class _Maker:
+    def __init__(self, config: RunConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._config = config
+        self._dtype = dtype
+        self._device = device
+        self._sequence = config.local_seq_length
+
+    def _ramp(self, *shape: int) -> Tensor:
+        return ramp(shape, self._dtype, self._device).requires_grad_()
+
+    def _weights(self, *shapes: Shape) -> tuple[tuple[Tensor, ...], ...]:
+        nbytes = sum(prod(shape) for shape in shapes) * self._dtype.itemsize
+        copies = max(1, min(_MOST_COPIES, _COLD_NBYTES // max(1, nbytes)))
+        return tuple(tuple(self._ramp(*shape) for shape in shapes) for _ in range(copies))
+
+    def _three(self, rows: int, width: int) -> Tensor:
+        """Activations as Megatron has them: positions, sequences, channels."""
+        sequence = self._sequence if rows % self._sequence == 0 else rows
+        return self._ramp(sequence, rows // sequence, width)
+
+    def linear(self, shape: Shape) -> Chain:
+        tokens, size_in, size_out = shape
+        return Chain(
+            run=lambda x, w: torch.matmul(x, w.t()),
+            activations=(self._three(tokens, size_in),),
+            weights=self._weights((size_out, size_in)),
+        )
+
+    def norm(self, shape: Shape) -> Chain:
+        rows, width = shape
+        is_rms = self._config.model.normalization is not Normalization.LAYER_NORM
+        run = kernels.rms_norm if is_rms else kernels.layer_norm
+        weights = ((width,),) if is_rms else ((width,), (width,))
+        return Chain(
+            run=run, activations=(self._three(rows, width),), weights=self._weights(*weights)
+        )
+
+    def embedding(self, shape: Shape) -> Chain:
+        tokens, hidden, rows = shape
+        ids = (torch.arange(tokens, device=self._device) * 7919) % rows
+        weights = [(rows, hidden)]
+        if self._config.model.position_embedding is PositionEmbedding.LEARNED:
+            weights.append((tokens, hidden))
+        return Chain(
+            run=kernels.embed, activations=(), weights=self._weights(*weights), fixed=(ids,)
+        )
+
+    def position(self, shape: Shape) -> Chain:
+        tokens, width = shape
+        model = self._config.model
+        channels = model.kv_channels
+        each = channels * (model.num_attention_heads // model.num_query_groups + 2)
+        groups = max(1, width // each)
+        x = self._three(tokens, width)
+        if self._config.model.position_embedding is not PositionEmbedding.ROPE:
+            return Chain(run=kernels.split_heads, activations=(x,), fixed=(groups, channels, None))
+        angles = ramp((x.shape[0], 1, 1, channels), self._dtype, self._device)
+        return Chain(run=kernels.split_heads, activations=(x,), fixed=(groups, channels, angles))
+
+    def attention(self, shape: Shape) -> Chain:
+        micro_batch, heads, groups, sequence, channels = shape
+        query = self._ramp(sequence, micro_batch, heads, channels)
+        keys = [self._ramp(sequence, micro_batch, groups, channels) for _ in range(2)]
+        if self._config.is_attention_fused:
+            return Chain(run=kernels.fused_attention, activations=(query, *keys))
+        mask = torch.ones(sequence, sequence, dtype=torch.bool, device=self._device).triu_(1)
+        dropout = kernels.Dropout(self._config.attention_dropout, self._device)
+        return Chain(
+            run=kernels.unfused_attention, activations=(query, *keys), fixed=(mask, dropout)
+        )
+
+    def residual(self, shape: Shape) -> Chain:
+        rows, width = shape
+        states = tuple(self._three(rows, width) for _ in range(2))
+        weights = self._weights((width,), (width,)) if self._config.model.has_bias else ((),)
+        dropout = kernels.Dropout(self._config.hidden_dropout, self._device)
+        return Chain(
+            run=lambda x, residual, *biases: kernels.add_residuals(x, residual, biases, dropout),
+            activations=states,
+            weights=weights,
+        )
+
+    def activation(self, shape: Shape) -> Chain:
+        rows, size_in, size_out = shape
+        run = kernels.gated if size_in == 2 * size_out else kernels.gelu
+        weights = self._weights((size_in,)) if self._config.model.has_bias else ((),)
+        return Chain(run=run, activations=(self._three(rows, size_in),), weights=weights)
+
+    def loss(self, shape: Shape) -> Chain:
+        rows, vocabulary = shape
+        targets = (torch.arange(rows, device=self._device) * 7919) % vocabulary
+        x = self._three(rows, vocabulary)
+        fixed = (targets.reshape(x.shape[:-1]),)
+        return Chain(run=kernels.VocabularyLoss.apply, activations=(x,), fixed=fixed)
+
+    def router(self, shape: Shape) -> Chain:
+        tokens, hidden, experts = shape
+        model = self._config.model.experts
+        top = 1 if model is None else model.top_k
+        return Chain(
+            run=kernels.route,
+            activations=(self._three(tokens, hidden),),
+            weights=self._weights((experts, hidden)),
+            fixed=(top,),
+        )
+
+    def grouped(self, shape: Shape) -> Chain:
+        experts, tokens, size_in, size_out = shape
+        return Chain(
+            run=kernels.grouped,
+            activations=(self._ramp(tokens, size_in),),
+            weights=self._weights((experts, size_out, size_in)),
+        )
+
+    def permute(self, shape: Shape) -> Chain:
+        rows, hidden, _ = shape
+        order = (torch.arange(rows, device=self._device) * 7919) % rows
+        return Chain(
+            run=lambda x, order: x.index_select(0, order),
+            activations=(self._ramp(rows, hidden),),
+            fixed=(order,),
+        )
+
+
+_MAKERS = {
+    OperatorKind.NORM: "norm",
+    OperatorKind.EMBEDDING: "embedding",
+    OperatorKind.POSITION: "position",
+    OperatorKind.CORE_ATTENTION: "attention",
+    OperatorKind.RESIDUAL: "residual",
+    OperatorKind.ACTIVATION: "activation",
+    OperatorKind.LOSS: "loss",
+    OperatorKind.ROUTER: "router",
+    OperatorKind.GROUPED_LINEAR: "grouped",
+    OperatorKind.PERMUTE: "permute",
+}

@@ -1,0 +1,123 @@
+"""One collective of a given payload on a group that exists, as training calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from ...calib.workload.collectives import Collective, GroupRole
+from ..sensors.payloads import role_of
+
+# torch 2.13 has renamed both; the old names warn.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_PREFERRED = "WITH_CP"
+"""Megatron reduces gradients on the group whose name ends so, and may never use the other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carrier:
+    """A process group and this rank's place in it."""
+
+    group: Any
+    name: str
+    ranks: tuple[int, ...]
+    place: int
+
+
+def find_carrier(role: GroupRole, ranks: tuple[int, ...]) -> Carrier | None:
+    """The group of this rank with that role and these ranks; None where there is none."""
+    found = [
+        group
+        for group in distributed_c10d._world.pg_map
+        if role_of(group.group_desc) is role and tuple(dist.get_process_group_ranks(group)) == ranks
+    ]
+    if not found:
+        return None
+    group = min(found, key=lambda g: _PREFERRED not in g.group_desc)
+    return carrier_of(group)
+
+
+def carrier_of(group: Any) -> Carrier:
+    """A group as probes use it."""
+    return Carrier(
+        group=group,
+        name=f"{group.group_desc}#{group.group_name}",
+        ranks=tuple(dist.get_process_group_ranks(group)),
+        place=dist.get_rank(group),
+    )
+
+
+class TransferBench:
+    """One collective, ready to be issued again and again; buffers are taken here."""
+
+    def __init__(
+        self,
+        collective: Collective,
+        nbytes: int,
+        carrier: Carrier,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.carrier = carrier
+        self.collective = collective
+        self.device = device
+        size = len(carrier.ranks)
+        count = max(size, nbytes // dtype.itemsize // size * size)
+        self.nbytes = count * dtype.itemsize
+        self._whole = torch.zeros(count, dtype=dtype, device=device)
+        self._part = torch.zeros(count // size, dtype=dtype, device=device)
+        self._other = self._whole
+        if collective is Collective.ALL_TO_ALL:
+            self._other = torch.zeros_like(self._whole)
+        self._issue = self._calls()[collective]
+        self._turn = 0
+
+    @property
+    def peer(self) -> int:
+        """The other end of a message, as a global rank; -1 of a collective or where alone."""
+        if self.collective is not Collective.SEND:
+            return -1
+        other = self.carrier.place ^ 1
+        return self.carrier.ranks[other] if other < len(self.carrier.ranks) else -1
+
+    @property
+    def is_sender(self) -> bool:
+        """True where the next message goes out from this rank."""
+        return self.carrier.place % 2 == self._turn % 2
+
+    def run(self) -> None:
+        """Issue it and wait for its end (on a device: order it into the current stream)."""
+        self._issue()
+        self._turn += 1
+
+    def _calls(self) -> dict[Collective, Callable[[], Any]]:
+        group = self.carrier.group
+        return {
+            Collective.ALL_REDUCE: lambda: dist.all_reduce(self._whole, group=group),
+            Collective.ALL_GATHER: lambda: _gather(self._whole, self._part, group=group),
+            Collective.REDUCE_SCATTER: lambda: _scatter(self._part, self._whole, group=group),
+            Collective.ALL_TO_ALL: lambda: dist.all_to_all_single(
+                self._other, self._whole, group=group
+            ),
+            Collective.BROADCAST: lambda: dist.broadcast(
+                self._whole, src=self.carrier.ranks[0], group=group
+            ),
+            Collective.SEND: self._send,
+        }
+
+    def _send(self) -> None:
+        """Neighbours in pairs, in turn one way and the other."""
+        peer, group = self.peer, self.carrier.group
+        if peer < 0:
+            return
+        operation = dist.isend if self.is_sender else dist.irecv
+        # Batched, NCCL uses the group's own communicator instead of making one for the pair.
+        for request in dist.batch_isend_irecv([dist.P2POp(operation, self._whole, peer, group)]):
+            request.wait()

@@ -1,0 +1,191 @@
+"""Probes between steps: what other layouts would run, measured a slice at a time within a budget.
+
+Operators run on each rank alike, at the same steps and in the same order, so that nobody waits for
+one.  Collectives run on groups that exist, only where every rank has agreed just before (see
+``agreement``).  A fault ends the probes, not the session; ranks that cannot take part say no.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from ...calib.advice.probe_list import CollectiveProbe, OperatorProbe, fingerprint
+from ...calib.advice.probes import probe_plan
+from ...calib.records.record_kinds import Record
+from ...calib.workload.config import RunConfig
+from ...calib.workload.ranks import group
+from ..process.settings import Settings
+from ..sensors.stopwatch import Stopwatch
+from .agreement import Agreement
+from .probe_memory import Room
+from .probe_runs import ProbeLog, ProbeRuns, dtype_of
+from .probe_transfers import TransferBench, find_carrier
+
+SLICE_FRAC = 0.05
+"""Share of a step that the probes after it may take; one of them always runs."""
+PATIENCE_S = 5.0
+"""How long ranks wait for each other before collectives."""
+MOST_REFUSALS = 2
+_BATCH_S = 0.02
+"""Expected time of the collectives that one agreement is for."""
+
+
+class Probing:
+    """The probes of one rank, from the end of the first window until budget or list is at its end.
+
+    ``run_slice`` is called once before every step outside of windows, on all ranks alike.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        settings: Settings,
+        *,
+        device: torch.device,
+        stopwatch: Stopwatch,
+        put: Callable[[Record], object],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        begin_s = clock()
+        self._config, self._device, self._put, self._clock = config, device, put, clock
+        self._budget_s = settings.probe_s
+        self._rank = settings.rank.rank
+        plan = probe_plan(config, budget_s=settings.probe_s)
+        self._operators = [probe for probe in plan if isinstance(probe, OperatorProbe)]
+        self._transfers = [probe for probe in plan if isinstance(probe, CollectiveProbe)]
+        self._name = fingerprint(plan)
+        self._agreement = _agreement(settings)
+        if self._agreement is None:
+            self._transfers = []
+        self._runs = ProbeRuns(config, device, stopwatch)
+        self._room = Room(device, local_world_size=settings.rank.local_world_size)
+        self._logs: list[ProbeLog] = []
+        self._num_met = self._num_refused = self._num_slices = 0
+        self.num_skipped = 0
+        self._is_given_back = False
+        self._last_s = clock()
+        self.spent_s = self._last_s - begin_s
+
+    @property
+    def is_done(self) -> bool:
+        """True once nothing is left to run or to read."""
+        return not (self._operators or self._transfers or self._logs)
+
+    def run_slice(self, step: int, window: int) -> None:
+        """Some probes: collectives after every other step, operators after the rest."""
+        begin_s = self._clock()
+        slice_s = SLICE_FRAC * (begin_s - self._last_s)
+        self._num_slices += 1
+        self._hand_over()
+        if self._transfers and (self._num_slices % 2 or not self._operators):
+            self._meet(step, window)
+        elif self._operators:
+            self._run_operators(step, window, slice_s)
+        self._last_s = self._clock()
+        self.spent_s += self._last_s - begin_s
+        if self.spent_s >= self._budget_s:
+            self._operators.clear()
+        if not self._is_given_back and not (self._operators or self._transfers):
+            self._is_given_back = True
+            self._room.give_back()
+
+    def abstain(self) -> None:
+        """No more probes here, and no collectives anywhere."""
+        self._operators.clear()
+        self._logs.clear()
+        if self._transfers and self._agreement is not None:
+            for ahead in range(MOST_REFUSALS):
+                self._agreement.refuse(str(self._num_met + ahead))
+        self._transfers.clear()
+
+    def _hand_over(self) -> None:
+        while self._logs:
+            records = self._logs[0].records()
+            if records is None:
+                return
+            self._logs.pop(0)
+            for record in records:
+                self._put(record)
+
+    def _run_operators(self, step: int, window: int, slice_s: float) -> None:
+        log = self._runs.begin(step, window)
+        begin_s = self._clock()
+        while self._operators:
+            probe = self._operators.pop(0)
+            if self._room.has(probe.nbytes):
+                with torch.autocast(self._device.type, enabled=False):
+                    self._runs.operator(probe, log)
+            else:
+                self.num_skipped += 1
+            spent_s = self._clock() - begin_s
+            if spent_s >= slice_s or self.spent_s + spent_s >= self._budget_s:
+                break
+        self._runs.end(log)
+        self._logs.append(log)
+
+    def _meet(self, step: int, window: int) -> None:
+        """The next few collectives, on all ranks or on none."""
+        agreement = self._agreement
+        if agreement is None:
+            return
+        batch = self._next_batch()
+        benches = self._benches(batch) if self.spent_s < self._budget_s else None
+        name, self._num_met = str(self._num_met), self._num_met + 1
+        if benches is None:
+            agreement.refuse(name)
+            is_agreed = False
+        else:
+            is_agreed = agreement.meet(name, self._name, patience_s=PATIENCE_S)
+        if not is_agreed or benches is None:
+            self._num_refused += 1
+            if self._num_refused >= MOST_REFUSALS:
+                self._transfers.clear()
+            return
+        log = self._runs.begin(step, window)
+        self._runs.transfers(benches, log, most_s=self._budget_s / 4)
+        self._runs.end(log)
+        self._logs.append(log)
+
+    def _next_batch(self) -> list[CollectiveProbe]:
+        """The same on all ranks, whatever they have measured."""
+        batch = [self._transfers.pop(0)]
+        expected_s = batch[0].cost_s
+        while self._transfers and expected_s + self._transfers[0].cost_s <= _BATCH_S:
+            batch.append(self._transfers.pop(0))
+            expected_s += batch[-1].cost_s
+        return batch
+
+    def _benches(
+        self, batch: list[CollectiveProbe]
+    ) -> list[tuple[CollectiveProbe, TransferBench]] | None:
+        """All buffers, before anything is promised; None where this rank cannot take part."""
+        if not self._room.has(sum(probe.nbytes for probe in batch)):
+            return None
+        found = []
+        for probe in batch:
+            ranks = group(self._config.parallelism, probe.over, self._rank)
+            carrier = find_carrier(probe.over, ranks)
+            if carrier is None:
+                return None
+            bench = TransferBench(
+                probe.call.collective,
+                probe.call.nbytes,
+                carrier,
+                dtype=dtype_of(self._config.precision.nbytes, self._config.precision),
+                device=self._device,
+            )
+            found.append((probe, bench))
+        return found
+
+
+def _agreement(settings: Settings) -> Agreement | None:
+    """A meeting place at the store that the ranks were launched with; None where there is none."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
+        return None
+    store = distributed_c10d._get_default_store()
+    return Agreement(store, prefix=f"probe/{settings.rank.run_id}", num_ranks=dist.get_world_size())

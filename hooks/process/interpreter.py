@@ -1,0 +1,143 @@
+"""Which Python answers beside training: this one, another that the user names, or none here.
+
+Standard library only, and nothing of what it looks for is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from importlib.util import find_spec
+
+VARIABLE = "FORERUN_PYTHON"
+EXTRA = "pip install 'forerun[analysis]'"
+PACKAGES: Mapping[str, tuple[str, tuple[int, ...]]] = {
+    "numpy": ("numpy", (1, 26)),
+    "scipy": ("scipy", (1, 11)),
+    "pandas": ("pandas", (1, 5)),
+    "pyarrow": ("pyarrow", (14,)),
+    "scikit-learn": ("sklearn", (1, 3)),
+    "threadpoolctl": ("threadpoolctl", (3,)),
+    "rich": ("rich", (13,)),
+    "Jinja2": ("jinja2", (3,)),
+    "plotly": ("plotly", (5, 15)),
+}
+"""What every answer needs: the module's name and the oldest version, as in setup.cfg."""
+NUMPY_2_ALONE = ("pyarrow", 26)
+"""From this version on it cannot be imported beside NumPy 1, which its metadata do not say."""
+
+_COMPANION = f"{__name__.partition('.')[0]}.launch.companion"
+_ELSEWHERE = """
+import sys
+sys.path[:] = [place for place in sys.path if place]
+try:
+    from forerun.hooks.process.interpreter import objection
+    from forerun.launch.companion.main import main
+except ImportError as err:
+    wrong = f"{sys.executable} has no forerun ({err}); run there: %(extra)s"
+else:
+    wrong = objection(%(version)r)
+if wrong:
+    sys.exit(f"[forerun] no live answers: {wrong}")
+sys.exit(main())
+"""
+"""Nothing is taken from the working directory, as it would be with ``-m``."""
+
+
+def companion_command(environ: Mapping[str, str], python: str = "") -> tuple[str, ...]:
+    """The program that answers; empty where no interpreter with the packages is known.
+
+    ``python``, which a user has named for this run, wins.  Else it is this interpreter where it has
+    what answers need, else the one that ``FORERUN_PYTHON`` names.
+    """
+    if not python and not missing():
+        return (sys.executable, "-m", _COMPANION)
+    python = python or environ.get(VARIABLE, "")
+    if not python:
+        return ()
+    code = _ELSEWHERE % {"extra": EXTRA, "version": _version()}
+    # Not the PYTHONPATH and PYTHONHOME of training: they lead to packages of another Python.
+    return (os.path.expanduser(python), "-E", "-c", code)
+
+
+def missing() -> list[str]:
+    """What answers need and this interpreter has not, or not new enough, in words.
+
+    >>> missing()
+    []
+    """
+    found = []
+    for name, (module, oldest) in PACKAGES.items():
+        if not is_installed(module):
+            found.append(name)
+        elif (version := _installed(name)) is not None and _numbers(version) < oldest:
+            found.append(f"{name} {'.'.join(map(str, oldest))} (here {version})")
+    name, first = NUMPY_2_ALONE
+    if _has_numpy_1() and _numbers(_installed(name) or "0") >= (first,):
+        found.append(f"{name}<{first} (here {_installed(name)} and NumPy 1)")
+    return found
+
+
+def remedy() -> str:
+    """The command that brings what answers need into this environment, and replaces nothing."""
+    name, first = NUMPY_2_ALONE
+    return EXTRA + (f" '{name}<{first}'" if _has_numpy_1() else "")
+
+
+def is_installed(module: str) -> bool:
+    """True where a package can be imported; a folder of that name alone is none."""
+    try:
+        spec = find_spec(module)
+    except ValueError:  # imported already, by somebody who leaves no trace of where from
+        return True
+    return spec is not None and spec.origin is not None
+
+
+def waiting(directory: object) -> str:
+    """One line for a run whose records wait for an interpreter that can answer."""
+    return (
+        f"no live answers here without {', '.join(missing())}: records wait in {directory}; "
+        f"`forerun report {directory}` answers from an environment with forerun[analysis], "
+        "--calibrate-python=PATH to its Python answers live"
+    )
+
+
+def objection(recorder: str) -> str:
+    """Why this interpreter cannot answer for training with that version; empty where it can."""
+    if lacking := missing():
+        return f"{sys.executable} is without {', '.join(lacking)}; run there: {remedy()}"
+    own = _version()
+    if own != recorder:
+        return (
+            f"{sys.executable} has forerun {own} and training has {recorder}; "
+            f"run there: pip install 'forerun[analysis]=={recorder}'"
+        )
+    return ""
+
+
+def _version() -> str:
+    # Not an import: a records folder named like the package may hide the package's own __init__.
+    return getattr(sys.modules.get(__name__.partition(".")[0]), "__version__", "")
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _has_numpy_1() -> bool:
+    return _numbers(_installed("numpy") or "2") < (2,)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version.
+
+    >>> _numbers("2.0.0rc1"), _numbers("24.07a0")
+    ((2, 0, 0), (24, 7))
+    """
+    return tuple(int(n) for n in re.findall(r"\d+", re.split(r"[^\d.]", version)[0]))

@@ -1,0 +1,180 @@
+"""The name of a launch, which all that is written for it or told to it carries.
+
+``forerun run``, or the user, gives it as ``FORERUN_LAUNCH_ID``.  Else it is made here: of the
+elastic agent, so that it outlives restarts of the workers, or of the time and chance.  Nodes may
+propose different ones; what rank 0 proposes stands, and the store of the process group tells it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ...calib.records.files import replace_file
+from .guard import is_failing
+from .settings import Settings
+from .store_link import StoreLink, find_link
+
+_log = logging.getLogger(__name__)
+LAUNCH_ID = "FORERUN_LAUNCH_ID"
+RUNS = "runs"
+"""The folder of a directory that holds one folder for each launch."""
+LAUNCH = "launch.json"
+"""In such a folder: of which launch it is, or which one its launch has agreed to be."""
+SCHEMA = 1
+PATIENCE_S = 30.0
+"""How long rank 0 is waited for; then the first one that proposes wins."""
+NO_STORE_S = 10.0
+"""How long a process group is waited for that is not there at the first step."""
+LAST_PATIENCE_S = 5.0
+"""The same at the end of the process."""
+RANKS_PER_S = 500
+"""Looks that the server of the store is asked to answer per second, of all ranks together."""
+_KEY = "launch"
+_IS_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_TICK_S = 0.1
+
+
+def launch_folder(directory: Path, launch_id: str) -> Path:
+    """Where all that one launch writes and is told lies."""
+    return directory / RUNS / launch_id
+
+
+def is_launch_id(text: object) -> bool:
+    """True for letters, digits, ``._-``, at most 64, neither hidden nor a way up."""
+    return isinstance(text, str) and _IS_NAME.fullmatch(text) is not None
+
+
+def safe_launch_id(text: str) -> str:
+    """``text`` where it can be the name of a folder, else a safe text that stands for it alone.
+
+    >>> safe_launch_id("nightly-7")
+    'nightly-7'
+    """
+    if is_launch_id(text):
+        return text
+    digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip(".-_")[:48]
+    return f"{safe}-{digest}" if safe else digest
+
+
+def new_launch_id() -> str:
+    """A name that no other launch has: UTC time and chance."""
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()) + "-" + secrets.token_hex(4)
+
+
+def proposed_launch_id(environ: Mapping[str, str]) -> str:
+    """What this process would call its launch."""
+    given = environ.get(LAUNCH_ID, "")
+    if given:
+        return safe_launch_id(given)
+    parent = os.getppid()
+    start = process_start(parent)
+    if environ.get("TORCHELASTIC_RUN_ID") and start is not None:
+        return safe_launch_id(f"{socket.gethostname()[:24]}-{parent}-{start}-{boot_id()[:8]}")
+    return new_launch_id()
+
+
+def process_start(pid: int) -> int | None:
+    """When a process was started, in clock ticks since the boot.
+
+    None where it has ended, and where that is not told.
+    """
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        fields = text.rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def boot_id() -> str:
+    """Random since the machine was started; empty where it is not told."""
+    with suppress(OSError, UnicodeDecodeError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
+class LaunchIdentity:
+    """``poll`` and ``settle`` are for the writer's thread; ``name`` is read anywhere.
+
+    Only ranks that need the name ask: rank 0, which proposes it, the one beside which the companion
+    runs, those that log, and the first of a node whose wrapper has given another name.
+    """
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str] = os.environ) -> None:
+        self._rank = settings.rank
+        self._directory = settings.directory
+        given = environ.get(LAUNCH_ID, "")
+        self._given = safe_launch_id(given) if given else ""
+        self._proposed = proposed_launch_id(environ)
+        self._is_needed = False
+        self._link: StoreLink | None = None
+        self._next_s = 0.0
+        self._begun_s = 0.0
+        self._pause_s = max(_TICK_S, self._rank.world_size / RANKS_PER_S)
+        self.name = ""
+        """Empty until it is known."""
+
+    def begin(self, *, is_needed: bool) -> None:
+        """Training has begun; ``is_needed``: this rank uses the name."""
+        has_wrapper = bool(self._given) and self._rank.local_rank == 0
+        self._begun_s = time.monotonic()
+        self._is_needed = is_needed or has_wrapper or self._rank.rank == 0
+
+    def poll(self) -> None:
+        """Look once, where a look is due."""
+        now_s = time.monotonic()
+        if self.name or not self._is_needed or now_s < self._next_s:
+            return
+        waited_s = now_s - self._begun_s
+        self._look(is_last=waited_s > PATIENCE_S + self._rank.world_size / RANKS_PER_S)
+        self._next_s = time.monotonic() + self._pause_s
+
+    def settle(self, patience_s: float = LAST_PATIENCE_S) -> None:
+        """The process ends: wait for the name a little, then go without the others."""
+        until_s = time.monotonic() + (1.0 if is_failing() else patience_s)
+        while self._is_needed and not self.name:
+            is_last = time.monotonic() >= until_s
+            self._look(is_last=is_last)
+            if not self.name and not is_last:
+                time.sleep(_TICK_S)
+
+    def _look(self, *, is_last: bool) -> None:
+        if self._rank.world_size == 1:
+            self._take(self._proposed)
+            return
+        found = ""
+        with suppress(OSError, RuntimeError, UnicodeDecodeError):  # a store that cannot be asked
+            found = self._ask(is_last=is_last)
+        has_waited = self._link is None and time.monotonic() - self._begun_s > NO_STORE_S
+        if found or is_last or has_waited:
+            self._take(safe_launch_id(found) if found else self._proposed)
+
+    def _ask(self, *, is_last: bool) -> str:
+        """What stands at the store; empty where nothing does yet, or there is no store."""
+        self._link = self._link or find_link(self._rank.run_id)
+        if self._link is None:
+            return ""
+        store = self._link.connect()
+        if self._rank.rank == 0 or is_last:
+            return store.compare_set(_KEY, "", self._proposed).decode()
+        return store.get(_KEY).decode() if store.check([_KEY]) else ""
+
+    def _take(self, name: str) -> None:
+        if self._given and self._given != name and self._rank.local_rank == 0:
+            path = launch_folder(self._directory, self._given) / LAUNCH
+            try:
+                replace_file(path, json.dumps({"schema": SCHEMA, "launch_id": name}) + "\n")
+            except OSError as err:
+                _log.warning("[forerun] cannot write %s: %s", path, err.strerror or err)
+        self.name = name

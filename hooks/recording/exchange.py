@@ -1,0 +1,235 @@
+"""What ranks send to the one beside which the companion runs: at most 64 KiB per window each.
+
+Over the store of the process group, from the writer's thread: no collective, no barrier.  Each rank
+has one key, so that the store holds one window of a run at most; what is collected is deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...calib.records.files import replace_file
+from ...calib.records.packed import pack
+from ...calib.workload.recording import MESSAGE_NBYTES, SUMMARIES_NBYTES, RecordingPlan
+from ..process.settings import RankInfo
+from ..process.store_link import StoreLink, find_link, values
+
+_log = logging.getLogger(__name__)
+BATCH = 256
+"""Keys that are asked for at once."""
+SPREAD_S = 0.001
+"""Between the messages of one rank and the next: the server sees them one after the other."""
+PATIENCE_S = 30.0
+"""How long messages are waited for beyond their spread."""
+LAST_PATIENCE_S = 10.0
+"""The same at the end of the process."""
+PAUSE_S = 0.002
+_TICK_S = 0.2
+_NUM_NAMED = 8
+_SEPARATOR = b"\n"
+
+
+@dataclass(slots=True)
+class _Collection:
+    """A window whose messages are being waited for."""
+
+    window: int
+    batches: list[list[int]]
+    on_complete: Callable[[], None] | None
+    since_s: float
+    next_s: float = 0.0
+    summaries: list[bytes] = field(default_factory=list)
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks whose message has not come."""
+        return [rank for batch in self.batches for rank in batch]
+
+
+class Exchange:
+    """One rank's end: it sends, or, on the ``is_home`` rank, collects and writes down."""
+
+    def __init__(self, rank: RankInfo, folder: Path) -> None:
+        self.is_home = rank.is_last
+        self._rank = rank
+        self._folder = folder
+        self._plan: RecordingPlan | None = None
+        self._link: StoreLink | None = None
+        self._outgoing: tuple[bytes, float] | None = None
+        self._collection: _Collection | None = None
+        self._kept: list[str] = []
+        self._has_warned = False
+        self.num_sent_nbytes = 0
+        self.num_received_nbytes = 0
+
+    def begin(self, plan: RecordingPlan) -> None:
+        """The plan is known; look where the store is."""
+        self._plan = plan
+        self._link = find_link(self._rank.run_id)
+
+    def hand_over(
+        self, window: int, message: str, *, on_complete: Callable[[], None] | None = None
+    ) -> None:
+        """This rank's window is written: send it, or wait for what the others send.
+
+        ``on_complete`` is called once all that can be had is here; elsewhere at once.
+        """
+        data = message.encode()
+        if self.is_home:
+            self._settle()
+            self._collect(window, data, on_complete)
+            return
+        if on_complete is not None:
+            on_complete()
+        if len(data) > MESSAGE_NBYTES:
+            self._warn(f"message of {len(data)} bytes is above {MESSAGE_NBYTES}")
+            return
+        due_s = time.monotonic() + self._rank.rank * SPREAD_S
+        self._outgoing = (_head(window) + data, due_s)
+
+    def poll(self) -> None:
+        """Do what is due; called whenever the writer has nothing else to do."""
+        now_s = time.monotonic()
+        if self._outgoing is not None and now_s >= self._outgoing[1]:
+            self._send()
+        collection = self._collection
+        if collection is not None and now_s >= collection.next_s:
+            self._look(collection)
+            collection.next_s = time.monotonic() + 1.0
+
+    def finish(self, patience_s: float = LAST_PATIENCE_S) -> None:
+        """The process ends: send what is left, wait for what is missing, at most that long."""
+        if self._outgoing is not None:
+            self._send()
+        until_s = time.monotonic() + patience_s
+        while self._collection is not None and time.monotonic() < until_s:
+            self._look(self._collection)
+            if self._collection is not None:
+                time.sleep(_TICK_S)
+        self._settle()
+
+    def _send(self) -> None:
+        if self._outgoing is None:
+            return
+        (data, _), self._outgoing = self._outgoing, None
+        try:
+            self._connect().set(str(self._rank.rank), data)
+        except (OSError, RuntimeError) as err:
+            self._warn(str(err))
+        else:
+            self.num_sent_nbytes += len(data)
+
+    def _connect(self) -> Any:
+        if self._link is None:
+            raise OSError("there is no process group")
+        return self._link.connect()
+
+    def _collect(self, window: int, own: bytes, on_complete: Callable[[], None] | None) -> None:
+        assert self._plan is not None
+        others = [r for r in range(self._plan.world_size) if r != self._rank.rank]
+        self._collection = _Collection(
+            window=window,
+            batches=[others[i : i + BATCH] for i in range(0, len(others), BATCH)],
+            on_complete=on_complete,
+            since_s=time.monotonic(),
+        )
+        if self._rank.rank not in self._plan.parts:
+            self._collection.summaries.append(own)
+
+    def _look(self, collection: _Collection) -> None:
+        """Take the messages that are there; settle when none is missing or patience is over."""
+        waited_s = time.monotonic() - collection.since_s
+        spread_s = SPREAD_S * self._rank.world_size
+        try:
+            # One slow rank holds up its batch until all have had their turn, then only itself.
+            self._take_all(collection, splits=waited_s > spread_s)
+        except (OSError, RuntimeError) as err:
+            self._warn(str(err))
+            self._settle()
+            return
+        if not collection.batches or waited_s > spread_s + PATIENCE_S:
+            self._settle()
+
+    def _take_all(self, collection: _Collection, *, splits: bool) -> None:
+        store = self._connect()
+        left: list[list[int]] = []
+        for batch in collection.batches:
+            found = values(store, [str(rank) for rank in batch])
+            if found is not None:
+                stale = self._take(store, collection, dict(zip(batch, found, strict=True)))
+                left += [stale] if stale else []
+            elif splits and len(batch) > 1:
+                half = len(batch) // 2
+                left += [batch[:half], batch[half:]]
+            else:
+                left.append(batch)
+            time.sleep(PAUSE_S)
+        collection.batches = left
+
+    def _take(self, store: Any, collection: _Collection, found: dict[int, bytes]) -> list[int]:
+        """Write down what came; the ranks whose message was of an earlier window."""
+        assert self._plan is not None
+        stale = []
+        for rank, data in found.items():
+            head, _, text = data.partition(_SEPARATOR)
+            self.num_received_nbytes += len(data)
+            if rank in self._plan.parts:
+                self._write_received(rank, text)
+            else:
+                collection.summaries.append(text)
+            if head + _SEPARATOR != _head(collection.window):
+                stale.append(rank)
+            store.delete_key(str(rank))
+        return stale
+
+    def _write_received(self, rank: int, text: bytes) -> None:
+        """The lines of a recording rank, unless its own file is in our folder."""
+        if not (self._folder / f"rank-{rank:05d}.jsonl").exists():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with (self._folder / f"received-{rank:05d}.jsonl").open("ab") as file:
+                file.write(text)
+
+    def _settle(self) -> None:
+        """The open collection is as complete as it will be."""
+        collection, self._collection = self._collection, None
+        if collection is None:
+            return
+        missing = collection.missing
+        if missing:
+            self._warn(f"no message of window {collection.window} from {_names(missing)}")
+        with suppress(OSError):
+            self._write_summaries(collection.summaries)
+        if collection.on_complete is not None:
+            collection.on_complete()
+
+    def _write_summaries(self, found: Iterable[bytes]) -> None:
+        """One packed line per window; the oldest go when the file would grow too large."""
+        lines = [text.decode() for text in found]
+        if not lines:
+            return
+        self._kept.append(pack(lines))
+        while len(self._kept) > 1 and sum(map(len, self._kept)) > SUMMARIES_NBYTES:
+            self._kept.pop(0)
+        replace_file(self._folder / "summaries.jsonl", "".join(self._kept))
+
+    def _warn(self, reason: object) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "[forerun] exchange between ranks: %s; what is in --calibrate-dir is used", reason
+            )
+
+
+def _head(window: int) -> bytes:
+    return str(window).encode() + _SEPARATOR
+
+
+def _names(ranks: list[int]) -> str:
+    named = ", ".join(str(rank) for rank in sorted(ranks)[:_NUM_NAMED])
+    return f"{len(ranks)} ranks: {named}{', ...' if len(ranks) > _NUM_NAMED else ''}"

@@ -1,0 +1,63 @@
+"""The first line of a rank's file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...calib.errors import RecordError
+from ...calib.records.record_kinds import SCHEMA, Header
+from ...calib.records.run_records import parse_header
+
+if TYPE_CHECKING:
+    from ..process.host import Host
+    from ..process.settings import RankInfo
+
+_MAX_HEADER_NBYTES = 65_536
+
+
+def header_of(rank: RankInfo, host: Host | None, *, device: str, started_unix_s: float) -> Header:
+    """Whose records follow, as far as it is known."""
+    return Header(
+        schema=SCHEMA,
+        run_id=rank.run_id,
+        rank=rank.rank,
+        world_size=rank.world_size,
+        created_by=_created_by(),
+        device=device,
+        started_unix_s=started_unix_s,
+        stage=host.stage if host else 0,
+        tp_rank=host.tp_rank if host else 0,
+        dp_rank=host.dp_rank if host else 0,
+    )
+
+
+def seam_after(path: Path) -> str:
+    """What comes between the file that an earlier process left at ``path`` and our own header.
+
+    A file whose first line cannot be read is moved aside: it would make ours unreadable.
+    """
+    if not path.is_file():
+        return ""
+    with path.open("rb") as file:
+        first = file.readline(_MAX_HEADER_NBYTES)
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 1))
+        end = file.read()
+    if not first:
+        return ""
+    try:
+        parse_header(first.decode())
+    except (RecordError, ValueError):
+        path.replace(path.with_name(path.name + ".damaged"))
+        return ""
+    return "" if end == b"\n" else "\n"
+
+
+def _created_by() -> str:
+    # Not an import: beside an editable installation, a records folder named like the package hides
+    # the package's own __init__ from a script in the same directory.
+    name = __name__.partition(".")[0]
+    version = getattr(sys.modules.get(name), "__version__", "")
+    return f"{name} {version}".strip()

@@ -1,0 +1,186 @@
+"""One step under PyTorch's profiler, for what events cannot tell: kernels, and who launched them.
+
+The profiler is stopped at the end of a step and never in its middle: stopping waits for the device,
+and in mid-step a rank could wait for a transfer that its peer begins only after its own stop.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import torch
+
+from ..sensors.recorder import Recorder
+from ..sensors.stopwatch import HostReadings
+from .traced import MARK, TracedStep
+
+_INJECTED = {
+    "NSYS_PROFILING_SESSION_ID": "Nsight Systems",
+    "CUDA_INJECTION64_PATH": "a tool in CUDA_INJECTION64_PATH",
+    "NVTX_INJECTION64_PATH": "a tool in NVTX_INJECTION64_PATH",
+}
+_TEARDOWN = "TEARDOWN_CUPTI"
+_SAFE_TEARDOWN = (12, 6)
+"""Before this CUDA, a teardown of CUPTI crashes replays of CUDA graphs (pytorch pull 146604)."""
+_ARGUMENTS = ("megatron.training.global_vars", "_GLOBAL_ARGS")
+_MARGIN_STEPS = 2
+
+
+class TraceStopwatch:
+    """Marks that are events of the profiler's trace; mark n is the n-th, 0 the time before it."""
+
+    is_host = False
+
+    def __init__(self, recorder: Recorder, start: Callable[[], None]) -> None:
+        from torch._C._profiler import _RecordFunctionFast
+
+        self._recorder = recorder
+        self._start = start
+        self._range = _RecordFunctionFast(MARK)
+        self._is_started = False
+        self.first_transfer = 0
+        self.num_marks = 0
+
+    def begin_step(self) -> None:
+        """Nothing to prepare: the trace begins with the first micro-batch that is recorded."""
+
+    def mark(self) -> int:
+        """Put an event into the trace."""
+        if not self._is_started:
+            log = self._recorder.log
+            if log is None or not log.is_sampling:
+                return 0
+            self._is_started = True
+            self.first_transfer = len(log.transfer_kinds)
+            self._start()
+        with self._range:
+            pass
+        self.num_marks += 1
+        return self.num_marks
+
+    def end_step(self) -> HostReadings:
+        """Replaced by the times in the trace once it has been read."""
+        return HostReadings()
+
+
+class Tracer:
+    """Holds the profiler and the recorder's own stopwatch between ``begin`` and ``end``."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        is_device: bool,
+        environ: MutableMapping[str, str] = os.environ,
+    ) -> None:
+        self._recorder = recorder
+        self._is_device = is_device
+        self._environ = environ
+        self._teardown: str | None = None
+        self._profile: Any = None
+        self._is_running = False
+        self._own = recorder.stopwatch
+        self._stopwatch = TraceStopwatch(recorder, self._start)
+
+    def begin(self) -> None:
+        """Prepare the profiler; the first recorded pass starts it."""
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU]
+        if self._is_device:
+            activities.append(ProfilerActivity.CUDA)
+        self._teardown = self._environ.get(_TEARDOWN)
+        if self._is_device and self._teardown is None:
+            # Without it every launch stays 10 to 20 % slower after the trace (pytorch 144455).
+            self._environ[_TEARDOWN] = "1"
+        # Shapes tell which product of a linear's backward pass is which.
+        self._profile = profile(activities=activities, record_shapes=True)
+        self._profile.prepare_trace()
+        self._recorder.stopwatch = self._stopwatch
+
+    def _start(self) -> None:
+        self._profile.start_trace()
+        self._is_running = True
+
+    def end(self) -> TracedStep | None:
+        """Close the log and stop; None where no pass was recorded.  Safe to call in any state."""
+        log = self._recorder.close()
+        self._recorder.stopwatch = self._own
+        profile, self._profile = self._profile, None
+        is_running, self._is_running = self._is_running, False
+        try:
+            if profile is not None and is_running:
+                profile.stop_trace()
+            elif profile is not None:
+                # A profiler that was prepared and never started would refuse the user's own.
+                profile.start_trace()
+                profile.stop_trace()
+        finally:
+            if self._teardown is None:
+                self._environ.pop(_TEARDOWN, None)
+        if log is None or profile is None or not is_running:
+            return None
+        return TracedStep(
+            log=log,
+            events=profile.profiler.kineto_results.events(),
+            num_marks=self._stopwatch.num_marks,
+            first_transfer=self._stopwatch.first_transfer,
+            is_device=self._is_device,
+        )
+
+
+def traced_samples(microbatches: tuple[int, ...]) -> tuple[int, ...]:
+    """Micro-batch of each pass, -1 where it is not traced: the last but one is.
+
+    The last one's backward pass shares the device with the reduction of gradients.  The profiler
+    runs from there to the end of the step, so the trace is short however many there are.
+
+    >>> traced_samples((0, 1, 0, 1, 2, 3, 2, 3))
+    (-1, -1, -1, -1, 2, -1, 2, -1)
+    """
+    chosen = sorted(set(microbatches))[-2:][:1]
+    return tuple(number if number in chosen else -1 for number in microbatches)
+
+
+def reason_against(
+    step: int,
+    *,
+    is_device: bool,
+    is_graphed: bool,
+    environ: Mapping[str, str] = os.environ,
+) -> str:
+    """Why a step must not be traced here, in words; empty where it may be."""
+    from torch._C._autograd import _profiler_enabled
+
+    if _profiler_enabled() or _is_profiling():
+        return "a profiler of the user's is on"
+    tool = next((tool for name, tool in _INJECTED.items() if environ.get(name)), "")
+    if tool:
+        return f"{tool} profiles"
+    module, name = _ARGUMENTS
+    reason = _megatron_profiles(getattr(sys.modules.get(module), name, None), step)
+    if not reason and is_device and is_graphed and _cuda_version() < _SAFE_TEARDOWN:
+        return f"CUDA graphs do not survive a trace before CUDA 12.6, this is {torch.version.cuda}"
+    return reason
+
+
+def _is_profiling() -> bool:
+    profiler = sys.modules.get("torch.autograd.profiler")
+    return bool(getattr(profiler, "_is_profiler_enabled", False))
+
+
+def _megatron_profiles(arguments: Any, step: int) -> str:
+    if not getattr(arguments, "profile", False):
+        return ""
+    first, last = int(arguments.profile_step_start), int(arguments.profile_step_end)
+    if first - _MARGIN_STEPS <= step <= last + _MARGIN_STEPS:
+        return f"--profile of steps {first} to {last}"
+    return ""
+
+
+def _cuda_version() -> tuple[int, ...]:
+    parts = (torch.version.cuda or "0.0").split(".")
+    return tuple(int(part) for part in parts[:2])

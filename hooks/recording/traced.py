@@ -1,0 +1,240 @@
+"""From a traced step to records: kernels go to the operator that was open when they were launched.
+
+Marks of a traced step are events of the trace itself, so both have one clock, and what belongs to
+an operator is decided as in every other step.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...calib.records.kineto_trace import (
+    CPU_OP,
+    KERNEL,
+    MESSAGE_OP,
+    SHAPES,
+    Message,
+    TraceEvent,
+    Work,
+    split_gradients,
+    work_of,
+)
+from ...calib.records.record_kinds import (
+    CollectiveRecord,
+    OperatorRecord,
+    PhaseRecord,
+    Record,
+    TraceRecord,
+)
+from ...calib.workload.operators import OperatorKind, Phase
+from ..sensors.recorder import OPTIMIZER
+from ..sensors.step_log import StepLog, Transfer
+from ..sensors.stopwatch import TimeReadings
+from .attribution import Attribution, Span, deepest
+
+MARK = "forerun"
+"""Name of the events that are marks."""
+SLICE_S = 0.001
+PAUSE_S = 0.004
+"""Reading a trace takes the interpreter from training: a millisecond, then a pause."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TracedStep:
+    """A step's log and the profiler's events, to be read outside training."""
+
+    log: StepLog
+    events: Sequence[Any]
+    num_marks: int
+    first_transfer: int
+    is_device: bool
+    problem: str = ""
+    """Why nothing came of it, known after ``records``."""
+
+    def records(self, pause: Callable[[float], None] = time.sleep) -> list[Record]:
+        """Operators and transfers of the step; none, and a ``problem``, where the trace is short.
+
+        Reads in small slices with pauses between; the profiler's own events are let go.
+        """
+        events = list(_sliced(self.events, pause))
+        self.events = ()
+        times = sorted(event.start_ns for event in events if event.name == MARK)
+        if len(times) != self.num_marks or not times:
+            self.problem = f"{len(times)} of {self.num_marks} marks are in the trace"
+            return []
+        if self.is_device and not any(event.category == KERNEL for event in events):
+            self.problem = "the trace has no kernels; the driver lets nobody else profile"
+            return []
+        # Mark 0 is all that came before the trace began.
+        self.log.readings = TimeReadings((times[0], *times))
+        self.log.resolve()
+        reading = _Reading(self.log, work_of(events), self.first_transfer)
+        return list(_paced(reading.records(), pause))
+
+
+def _sliced(events: Sequence[Any], pause: Callable[[float], None]) -> Iterator[TraceEvent]:
+    return _paced((_event(event) for event in events), pause)
+
+
+def _paced(items: Iterator[Any], pause: Callable[[float], None]) -> Iterator[Any]:
+    begin_s = time.perf_counter()
+    for item in items:
+        yield item
+        if time.perf_counter() - begin_s > SLICE_S:
+            pause(PAUSE_S)
+            begin_s = time.perf_counter()
+
+
+def _event(event: Any) -> TraceEvent:
+    """One of the profiler's events; older releases tell no category and no details."""
+    name = event.name()
+    is_host = event.device_type().name == "CPU"
+    category = _category(event, is_host)
+    is_message = name == MESSAGE_OP or "nccl" in name.lower()
+    return TraceEvent(
+        name=name,
+        category=category,
+        start_ns=event.start_ns(),
+        duration_ns=event.duration_ns(),
+        thread=event.start_thread_id() if is_host else 0,
+        number=event.correlation_id() if category == CPU_OP else 0,
+        link=event.linked_correlation_id(),
+        correlation=0 if category == CPU_OP else event.correlation_id(),
+        details=_details(event) if is_message else _shapes(event, name),
+    )
+
+
+def _category(event: Any, is_host: bool) -> str:
+    kind = getattr(event, "activity_type", None)
+    if kind is not None:
+        return str(kind())
+    if not is_host:
+        return KERNEL
+    return "cuda_runtime" if event.name().startswith("cuda") else CPU_OP
+
+
+def _shapes(event: Any, name: str) -> dict[str, Any]:
+    return {SHAPES: event.shapes()} if name == "aten::mm" else {}
+
+
+def _details(event: Any) -> dict[str, Any]:
+    text = getattr(event, "metadata_json", str)()
+    try:
+        # The profiler writes the inside of an object, without its braces.
+        return json.loads(text if text.startswith("{") else f"{{{text}}}")
+    except ValueError:
+        return dict(getattr(event, "extra_meta", dict)())
+
+
+class _Reading(Attribution):
+    """Attribution of work as well as of time; what is launched where nothing is open is left."""
+
+    def __init__(self, log: StepLog, work: Sequence[Work], first_transfer: int) -> None:
+        super().__init__(log)
+        self._first_transfer = first_transfer
+        self._work = [item for item in work if item.message is None]
+        self._messages = [item for item in work if item.message is not None]
+        self._launches = [item.launched_ns for item in self._work]
+        self._taken: dict[int, list[Work]] = {}
+
+    def records(self) -> Iterator[Record]:
+        """Operators as they ended, then transfers."""
+        bounds = (0, 0)
+        for record in super().records():
+            if isinstance(record, TraceRecord):
+                yield record
+            elif isinstance(record, PhaseRecord) and record.name == OPTIMIZER:
+                bounds = (record.start_ns, record.start_ns + record.duration_ns)
+            elif isinstance(record, OperatorRecord):
+                yield from _traced(record, ((record.phase, self._launched(*bounds)),))
+        yield from self._known_transfers()
+
+    def _spend(self, mark: int, *, is_ours: bool) -> None:
+        if self._open and not self._waiting:
+            launched = self._launched(self._now_ns, mark)
+            self._taken.setdefault(id(deepest(self._open)), []).extend(launched)
+        super()._spend(mark, is_ours=is_ours)
+
+    def _close(self, spans: list[Span]) -> Iterator[Record]:
+        for span in list(spans):
+            work = self._taken.pop(id(span), [])
+            parts: Parts = ((span.phase, work),)
+            if span.phase is Phase.BACKWARD and self.log.sites[span.site].kind in _WITH_WEIGHTS:
+                halves = self._halves(span, work)
+                if halves is not None:
+                    parts = tuple(zip(_GRADIENTS, halves, strict=True))
+            for record in super()._close([span]):
+                if isinstance(record, OperatorRecord):
+                    yield from _traced(record, parts)
+
+    def _halves(self, span: Span, work: list[Work]) -> tuple[Sequence[Work], Sequence[Work]] | None:
+        shape = self._shape(span.instance)
+        if shape is None:
+            return None
+        return split_gradients(work, tokens=shape[-3], outputs=shape[-1])
+
+    def _transfers(self) -> Iterator[Record]:
+        yield from ()
+
+    def _launched(self, start_ns: int, end_ns: int) -> list[Work]:
+        return self._work[
+            bisect_left(self._launches, start_ns) : bisect_left(self._launches, end_ns)
+        ]
+
+    def _known_transfers(self) -> Iterator[Record]:
+        """Calls and kernels of one group and collective, in order, where there are as many."""
+        asked: dict[Message, list[Transfer]] = {}
+        for transfer in self.log.transfers[max(1, self._first_transfer) :]:
+            if transfer is not None:
+                message = Message(collective=transfer.collective, group=transfer.group)
+                asked.setdefault(message, []).append(transfer)
+        done: dict[Message, list[Work]] = {}
+        for item in self._messages:
+            if item.message is not None:
+                done.setdefault(item.message, []).append(item)
+        for message, transfers in asked.items():
+            kernels = done.get(message, [])
+            if len(kernels) == len(transfers):
+                for transfer, kernel in zip(transfers, kernels, strict=True):
+                    yield self._transfer(transfer, kernel)
+
+    def _transfer(self, transfer: Transfer, kernel: Work) -> CollectiveRecord:
+        return CollectiveRecord(
+            step=self.log.step,
+            window=self.log.window,
+            **transfer.called,
+            is_async=True,
+            is_bound=False,
+            issue_ns=kernel.start_ns,
+            duration_ns=kernel.duration_ns,
+            exposed_ns=0,
+        )
+
+
+Parts = tuple[tuple[Phase, Sequence[Work]], ...]
+_GRADIENTS = (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
+_WITH_WEIGHTS = frozenset(
+    kind for kind in OperatorKind if kind.is_linear or kind is OperatorKind.GROUPED_LINEAR
+)
+
+
+def _traced(record: OperatorRecord, parts: Parts) -> Iterator[TraceRecord]:
+    for phase, work in parts:
+        if work:
+            yield TraceRecord(
+                step=record.step,
+                window=record.window,
+                microbatch=record.microbatch,
+                kind=record.kind,
+                phase=phase,
+                shape=record.shape,
+                element_nbytes=record.element_nbytes,
+                layer=record.layer,
+                duration_ns=sum(item.duration_ns for item in work),
+                num_kernels=len(work),
+            )

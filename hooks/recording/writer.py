@@ -1,0 +1,321 @@
+"""One thread and one bounded queue per rank: records to ``records/<run>/rank-<n>.jsonl``.
+
+Training hands things over and never waits.  Marks of hooked steps become records only when their
+window has closed, in small slices, so that this thread does not take the interpreter from training
+while it is being measured.  In a large world most ranks write no file, and those that do are
+bounded, as those of a small world are behind their first 32 MiB: ``bounded_window`` has what
+becomes of a window there.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from ...calib.records.record_kinds import CoverageRecord, Header, Record, WindowRecord
+from ...calib.workload.recording import WHOLE_NBYTES, RecordingPlan, recording_plan
+from ..process.guard import OWN_THREAD, Guard, is_failing
+from ..sensors.step_log import StepLog
+from .bounded_window import BoundedWindow
+from .exchange import Exchange
+from .flight_recorder import FlightWindow
+from .header import seam_after
+from .selection import line_of
+from .window_records import WindowRecords
+
+_log = logging.getLogger(__name__)
+QUEUE_LENGTH = 4096
+SLICE_S = 0.001
+PAUSE_S = 0.004
+MAX_EARLY = 1000
+FAILING_S = 3.0
+"""How long the end of a process is held up that an error has ended."""
+_IDLE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowEnd:
+    """The window has closed: what the training side knows about it."""
+
+    record: WindowRecord
+    coverage: tuple[CoverageRecord, ...] = ()
+    on_written: Callable[[], None] | None = None
+    flight: FlightWindow = field(default_factory=FlightWindow)
+
+
+Item = Record | StepLog | WindowEnd | RecordingPlan
+
+
+class RecordWriter:
+    """Writes records of one rank; where it cannot, says so once and training goes on.
+
+    With an ``exchange`` nothing is written before a ``RecordingPlan`` has been put.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        header: Callable[[], Header],
+        guard: Guard,
+        *,
+        on_idle: Callable[[], None] | None = None,
+        on_end: Callable[[], None] | None = None,
+        exchange: Exchange | None = None,
+        queue_length: int = QUEUE_LENGTH,
+    ) -> None:
+        self._directory = directory
+        self._header = header
+        self._guard = guard
+        self._on_idle = on_idle
+        self._on_end = on_end
+        self._exchange = exchange
+        self._items: queue.Queue[Item | None] = queue.Queue(maxsize=queue_length)
+        self._thread: threading.Thread | None = None
+        self._file: IO[str] | None = None
+        self._plan: RecordingPlan | None = None
+        self._early: list[Record] = []
+        self._window = WindowRecords()
+        self._bounded: BoundedWindow | None = None
+        self._is_file_off = False
+        self._num_written = 0
+        self._slice_begin_s = 0.0
+        self._is_closing = False
+        self.is_broken = False
+        self.num_dropped = 0
+
+    def put(self, item: Item) -> bool:
+        """Hand over without waiting; False (and counted) where the queue is full."""
+        if self.is_broken or self._is_closing:
+            return False
+        try:
+            self._items.put_nowait(item)
+        except queue.Full:
+            self.num_dropped += 1
+            return False
+        self.wake()
+        return True
+
+    def wake(self) -> None:
+        """Start the thread where it does not run yet: its idle time is of use before any record."""
+        if self._thread is None and not (self.is_broken or self._is_closing):
+            self._thread = threading.Thread(
+                target=self._run, name=f"{OWN_THREAD}writer", daemon=True
+            )
+            self._thread.start()
+
+    def close(self, timeout_s: float = 20.0) -> None:
+        """Write what is left, at full speed; only for the end of the process."""
+        self._is_closing = True
+        if self._thread is None:
+            return
+        timeout_s = min(timeout_s, FAILING_S) if is_failing() else timeout_s
+        try:
+            self._items.put(None, timeout=timeout_s)
+        except queue.Full:
+            return
+        self._thread.join(timeout_s)
+
+    def leave(self) -> None:
+        """In a forked child: the file is the parent's, and so is what has not reached it yet."""
+        self.is_broken = True
+        self._thread = None
+        if self._file is not None:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._file.fileno())
+            os.close(nowhere)
+
+    def _run(self) -> None:
+        handle = self._guard.protect(self._handle)
+        idle = self._guard.protect(self._idle)
+        idle()
+        while True:
+            try:
+                item = self._items.get(timeout=_IDLE_S)
+            except queue.Empty:
+                idle()
+                continue
+            if item is None:
+                break
+            handle(item)
+            if self._items.empty():
+                idle()
+        handle(None)
+        if self._on_end is not None:
+            self._guard.protect(self._on_end)()
+        if self._exchange is not None:
+            self._guard.protect(self._exchange.finish)()
+
+    def _idle(self) -> None:
+        try:
+            aside = self._bounded.aside() if self._bounded is not None else ""
+            if aside:
+                self._write([aside])
+            if self._file is not None:
+                self._file.flush()
+        except OSError as err:
+            self._give_up(err)
+        if self._exchange is not None:
+            self._exchange.poll()
+        if self._on_idle is not None:
+            self._on_idle()
+
+    def _handle(self, item: Item | None) -> None:
+        if self.is_broken:
+            return
+        try:
+            if isinstance(item, StepLog):
+                self._window.logs.append(item)
+            elif isinstance(item, WindowEnd):
+                self._write_window(item)
+            elif isinstance(item, RecordingPlan):
+                self._begin(item)
+            elif item is not None:
+                self._write_now(item)
+            else:
+                self._write_rest()
+        except OSError as err:
+            self._give_up(err)
+
+    def _begin(self, plan: RecordingPlan) -> None:
+        """Who records is known: what came before goes its way."""
+        rank = self._header().rank
+        if self._exchange is not None:
+            self._exchange.begin(plan)
+            if self._bounded is None or plan != self._plan:
+                self._bounded = BoundedWindow(
+                    plan, rank, pace=self._pace, on_fault=self._guard.fault
+                )
+        self._plan = plan
+        early, self._early = self._early, []
+        for record in early:
+            self._write_now(record)
+
+    def _write_now(self, record: Record) -> None:
+        """A record that does not wait for its window's end."""
+        if self._exchange is not None and self._plan is None:
+            self._early = [*self._early[-MAX_EARLY:], record]
+            return
+        self._window.note(record)
+        line = line_of(record)
+        if self._bounded is None or self._bounded.takes(record, line):
+            self._write([line])
+
+    def _write_rest(self) -> None:
+        """The process ends inside a window: what its steps have is kept where files are kept."""
+        if self._exchange is None:
+            self._write(line_of(r) for log in self._taken_logs() for r in self._window.of(log))
+        if self._file is not None:
+            self._file.close()
+
+    def _give_up(self, err: OSError) -> None:
+        if not self._is_file_off:
+            _log.warning(
+                "[forerun] recording is off: cannot write %s (%s); free space or choose another "
+                "--calibrate-dir; training goes on",
+                self._path,
+                err.strerror or err,
+            )
+        # Where ranks send what they have, that goes on.
+        self._is_file_off = True
+        if self._exchange is None:
+            self.is_broken = True
+            self._window = WindowRecords()
+        opened, self._file = self._file, None
+        if opened is not None:
+            with suppress(OSError):
+                opened.close()
+
+    @property
+    def _path(self) -> Path:
+        header = self._header()
+        return self._directory / "records" / header.run_id / f"rank-{header.rank:05d}.jsonl"
+
+    def _open(self) -> IO[str]:
+        path = self._path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A restarted worker finds its own file: it goes on after it, with a header again.
+        seam = seam_after(path)
+        opened = path.open("a", encoding="utf-8")
+        self._num_written = opened.tell()
+        opened.write(seam + line_of(self._header()))
+        return opened
+
+    def _write(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            if self._is_file_off:
+                return
+            if self._file is None:
+                self._file = self._open()
+            self._num_written += self._file.write(line)
+            self._pace()
+
+    def _pace(self) -> None:
+        """Give the interpreter back every millisecond."""
+        if time.perf_counter() - self._slice_begin_s > SLICE_S and not self._is_closing:
+            time.sleep(PAUSE_S)
+            self._slice_begin_s = time.perf_counter()
+
+    def _taken_logs(self) -> list[StepLog]:
+        logs, self._window.logs = self._window.logs, []
+        return logs
+
+    def _write_window(self, end: WindowEnd) -> None:
+        self._window.flight = end.flight
+        if self._bounded is not None:
+            self._write_bounded(end, self._bounded)
+        else:
+            for log in self._taken_logs():
+                self._write_step(log)
+            self._write(map(line_of, self._window.coverage(end.coverage)))
+            closing = self._window.counted(end.record)
+            self._write([line_of(self._window.summary(closing)), line_of(closing)])
+            if self._file is not None:
+                self._file.flush()
+            if end.on_written is not None:
+                end.on_written()
+        self._window = WindowRecords()
+        if self._bounded is None and self._num_written >= WHOLE_NBYTES:
+            header = self._header()
+            self._bounded = BoundedWindow(
+                recording_plan(header.world_size),
+                header.rank,
+                pace=self._pace,
+                on_fault=self._guard.fault,
+            )
+
+    def _write_step(self, log: StepLog) -> None:
+        """What can be told from a step's marks; a step that makes no sense costs no other."""
+        try:
+            self._write(line_of(record) for record in self._window.of(log))
+        except OSError:
+            raise
+        except Exception as err:
+            self._guard.fault(err)
+            self.num_dropped += 1
+
+    def _write_bounded(self, end: WindowEnd, bounded: BoundedWindow) -> None:
+        closed = bounded.close(
+            self._taken_logs(),
+            self._window,
+            end.record,
+            end.coverage,
+            header=line_of(self._header()),
+        )
+        try:
+            self._write(closed.lines)
+            if self._file is not None:
+                self._file.flush()
+        except OSError as err:
+            self._give_up(err)
+        if self._exchange is not None:
+            self._exchange.hand_over(end.record.window, closed.message, on_complete=end.on_written)
+        elif end.on_written is not None:
+            end.on_written()

@@ -1,0 +1,252 @@
+"""Operators, seen at the modules of a Megatron model: covered methods, marks on autograd nodes.
+
+Full backward hooks are out of the question: they make Megatron's outputs views, which it then
+modifies in place.  A backward pass begins where the engine reaches the node of a module's output
+and ends where it reaches the node of an input; both marks go with the graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from types import MethodType
+from typing import Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from ...calib.workload.operators import OperatorKind
+from ..process.guard import Guard
+from .recorder import Recorder, backward_mark
+from .regions import is_being_compiled
+from .sites import LOSS, find_dispatches, find_joins, find_losses, find_sites, untraceable, why_not
+from .step_log import NO_SPAN, Site, StepLog
+
+_FORWARD = "forward"
+_MARKS = "forerun"
+_WithoutModes = torch._C.DisableTorchFunction
+
+
+class ModuleHooks:
+    """Marks around the operators of a model, between ``install`` and ``remove``.
+
+    A ``forward`` on the instance covers that of its class: it costs no more than a call, runs
+    inside all hooks of torch (so that what they wait for is no operator's), and is taken away
+    without a trace.  Modules are found again by weak references.
+    """
+
+    def __init__(self, models: Iterable[torch.nn.Module], recorder: Recorder, guard: Guard) -> None:
+        chunks = list(models)
+        self._recorder = recorder
+        self._guard = guard
+        out_of_reach = untraceable(chunks)
+        places = [(module, _FORWARD, site) for module, site in find_sites(chunks)]
+        if places:
+            loss = Site(kind=OperatorKind.LOSS)
+            places += [(module, LOSS, loss) for module in find_losses(chunks)]
+        places += [*find_dispatches(chunks), *find_joins(chunks)]
+        covers: list[tuple[weakref.ref[Any], str, Callable[..., Any]]] = []
+        sites: list[Site] = []
+        unseen: list[str] = []
+        for owner, name, site in places:
+            reason = out_of_reach.get(id(owner)) or why_not(owner, name)
+            if reason is not None:
+                unseen.append(f"{site.kind.value}:{reason}")
+                continue
+            covers.append((weakref.ref(owner), name, self._cover(len(sites), site, owner, name)))
+            sites.append(site)
+        self._covers = tuple(covers)
+        self.sites = tuple(sites)
+        self.unseen = tuple(sorted(unseen))
+        """What is not recorded, each with the reason, such as ``linear_fc1:compiled``."""
+
+    def install(self) -> None:
+        """Cover all operators; what another has put in the place meanwhile is left alone."""
+        for reference, name, cover in self._covers:
+            owner = reference()
+            if owner is not None:
+                # A method of the instance: copied and pickled, it is the copy's method.
+                vars(owner).setdefault(name, MethodType(cover, owner))
+
+    def remove(self) -> None:
+        """Uncover them; marks on the graph of the running step stay and do nothing."""
+        for reference, name, cover in self._covers:
+            owner = reference()
+            if owner is not None and getattr(vars(owner).get(name), "__func__", None) is cover:
+                del vars(owner)[name]
+
+    def _cover(self, number: int, site: Site, owner: Any, name: str) -> Callable[..., Any]:
+        recorder, begin, finish = self._recorder, self._recorder.begin_span, self._end_span
+        fault, original = self._guard.fault, getattr(type(owner), name)
+        is_forward, read, reference = name == _FORWARD, _reader(site), weakref.ref(owner)
+
+        def cover(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_being_compiled():
+                return original(self, *args, **kwargs)
+            log = recorder.log
+            if log is None or not log.is_sampling or self is not reference():
+                return original(self, *args, **kwargs)
+            span = NO_SPAN
+            try:
+                span = begin(number)
+            except Exception as err:
+                fault(err)
+            output = original(self, *args, **kwargs)
+            if span >= 0:
+                try:
+                    told_by = self if is_forward else name
+                    finish(log, span, read, told_by, (*args, *kwargs.values()), output)
+                except Exception as err:
+                    fault(err)
+            return output
+
+        functools.update_wrapper(cover, original)
+        return cover
+
+    def _end_span(
+        self,
+        log: StepLog,
+        span: int,
+        read: ReadShape,
+        owner: Any,
+        values: tuple[Any, ...],
+        output: Any,
+    ) -> None:
+        at = self._recorder.stopwatch.mark()
+        raw, nbytes = None, 0
+        # Reading a shape is a call of every torch function mode and tensor subclass in force.
+        with _WithoutModes():
+            inputs = _activations(values)
+            result = _first_tensor(output)
+            if inputs and result is not None:
+                raw = read(owner, inputs, result)
+                nbytes = _element_nbytes(inputs, result)
+                node = result.grad_fn
+                if node is not None:
+                    self._follow_backward(log, span, inputs, node)
+        self._recorder.end_span(span, at, raw, nbytes)
+
+    def _follow_backward(
+        self, log: StepLog, span: int, inputs: list[torch.Tensor], node: Any
+    ) -> None:
+        self._mark_node(log, node, backward_mark(span, is_begin=True))
+        last, latest = None, -1
+        for tensor in inputs:
+            if tensor.requires_grad:
+                node = tensor.grad_fn or get_gradient_edge(tensor).node
+                # Of nodes that are ready, the engine runs the one that was created last.
+                sequence = node._sequence_nr()
+                if sequence > latest:
+                    last, latest = node, sequence
+        if last is not None:
+            self._mark_node(log, last, backward_mark(span, is_begin=False))
+
+    def _mark_node(self, log: StepLog, node: Any, what: int) -> None:
+        """Mark when the engine reaches ``node``.  One hook per node: most are shared by modules."""
+        metadata = node.metadata
+        known = metadata.get(_MARKS)
+        if known is not None and known[0] is log:
+            known[1].append(what)
+            return
+        marks = [what]
+        metadata[_MARKS] = (log, marks)
+        node.register_prehook(functools.partial(self._reached, log, marks))
+
+    def _reached(self, log: StepLog, marks: list[int], gradients: Any) -> None:
+        try:
+            self._recorder.mark_backward(log, marks)
+        except Exception as err:
+            self._guard.fault(err)
+
+
+def _activations(values: tuple[Any, ...]) -> list[torch.Tensor]:
+    """Tensors among the arguments; a parameter (a shared embedding) is no activation."""
+    return [
+        value
+        for value in values
+        if type(value) is torch.Tensor
+        or (
+            value is not None
+            and isinstance(value, torch.Tensor)
+            and type(value) is not torch.nn.Parameter
+        )
+    ]
+
+
+def _first_tensor(value: Any) -> torch.Tensor | None:
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return value if isinstance(value, torch.Tensor) else None
+
+
+ReadShape = Callable[[Any, list[torch.Tensor], torch.Tensor], tuple[Any, ...]]
+"""What ``canonical_shape`` takes, from the module (or the method's name), inputs and result."""
+
+
+def _reader(site: Site) -> ReadShape:
+    told = site.shape_of
+    if told is None:
+        return _READERS.get(site.kind, _ends)
+    return lambda owner, inputs, result: (None, told(tuple(result.shape)))
+
+
+def _ends(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:
+    return (inputs[0].shape, result.shape)
+
+
+def _loss(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:
+    first = next((t for t in inputs if t.is_floating_point()), inputs[0])
+    return (first.shape, result.shape)
+
+
+def _embedding(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:
+    rows = getattr(getattr(owner, "word_embeddings", None), "weight", None)
+    return (inputs[0].shape, result.shape, 0 if rows is None else rows.shape[0])
+
+
+def _attention(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:
+    return (inputs[0].shape, result.shape, *(tensor.shape for tensor in inputs[1:3]))
+
+
+def _permute(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:
+    rows = result if str(owner).startswith("dispatch") else inputs[0]
+    return (rows.shape, rows.shape)
+
+
+def _grouped(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:
+    return (inputs[0].shape, result.shape, int(owner.num_gemms))
+
+
+def _gated(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:
+    """A gate beside the values is what no tensor shows."""
+    is_gated = getattr(getattr(owner, "config", None), "gated_linear_unit", False)
+    return (inputs[0].shape, result.shape, 2) if is_gated else (inputs[0].shape, result.shape)
+
+
+def _position(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:
+    """With latent attention only some channels of a head carry positions."""
+    config = getattr(owner, "config", None)
+    if getattr(config, "multi_latent_attention", False):
+        channels = int(getattr(config, "qk_pos_emb_head_dim", 0))
+        return (inputs[0].shape, result.shape, channels)
+    return (inputs[0].shape, result.shape)
+
+
+_READERS: Mapping[OperatorKind, ReadShape] = {
+    OperatorKind.LOSS: _loss,
+    OperatorKind.EMBEDDING: _embedding,
+    OperatorKind.CORE_ATTENTION: _attention,
+    OperatorKind.PERMUTE: _permute,
+    OperatorKind.GROUPED_LINEAR: _grouped,
+    OperatorKind.ACTIVATION: _gated,
+    OperatorKind.POSITION: _position,
+}
+
+
+def _element_nbytes(inputs: list[torch.Tensor], result: torch.Tensor) -> int:
+    for tensor in inputs:
+        dtype = tensor.dtype
+        if dtype.is_floating_point:
+            return dtype.itemsize
+    return result.dtype.itemsize

@@ -1,0 +1,218 @@
+"""Collectives, seen at the methods of ``ProcessGroup``, below all import-time aliases.
+
+Only these methods and ``Work.wait`` are replaced, at class level and during hooked steps alone.
+Functional collectives (torch.compile, DTensor) do not pass here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup, Work
+
+from ...calib.workload.collectives import GroupRole
+from ..process.guard import Guard
+from .payloads import PAYLOADS, Payload, role_of
+from .recorder import Recorder
+from .step_log import NO_TRANSFER, UNKNOWN_TRANSFER, StepLog, TransferKind
+
+_WithoutModes = torch._C.DisableTorchFunction
+
+
+@dataclass(slots=True, kw_only=True)
+class _Group:
+    """A group of the running step, and its kinds of transfer by method and peer."""
+
+    name: str
+    role: GroupRole
+    ranks: tuple[int, ...]
+    kinds: dict[tuple[str, int], int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Seam:
+    """A method that is replaced, with the wrapper of what was found there last."""
+
+    owner: type
+    name: str
+    wrap: Callable[[Any], Callable[..., Any]]
+    original: Any = None
+    wrapper: Any = None
+
+
+class ProcessGroupHooks:
+    """Records every collective between ``install`` and ``remove``."""
+
+    def __init__(self, recorder: Recorder, guard: Guard) -> None:
+        self._recorder = recorder
+        self._fault = guard.fault
+        self._is_installed = False
+        self._groups: dict[int, _Group] = {}
+        self._works: dict[int, tuple[Any, tuple[int, ...]]] = {}
+        self._coalesced: list[int] | None = None
+        self._is_in_call = False
+        # One wrapper object per name: dynamo refuses one object under two names of torch.
+        self._seams = [
+            *(
+                _Seam(ProcessGroup, name, lambda f, n=name, p=payload: self._wrap_call(f, n, p))
+                for name, payload in PAYLOADS.items()
+            ),
+            _Seam(ProcessGroup, "_start_coalescing", self._wrap_start_coalescing),
+            _Seam(ProcessGroup, "_end_coalescing", self._wrap_end_coalescing),
+            _Seam(Work, "wait", self._wrap_wait),
+        ]
+
+    def install(self) -> None:
+        """Replace the methods; does nothing where they are replaced already."""
+        if self._is_installed:
+            return
+        self._is_installed = True
+        for seam in self._seams:
+            found = vars(seam.owner).get(seam.name)
+            if found is not seam.original:
+                seam.original, seam.wrapper = found, seam.wrap(found)
+            if found is not None:
+                setattr(seam.owner, seam.name, seam.wrapper)
+
+    def remove(self) -> None:
+        """Put the original methods back and forget the step's groups and works."""
+        if not self._is_installed:
+            return
+        self._is_installed = False
+        for seam in self._seams:
+            if seam.original is not None and vars(seam.owner).get(seam.name) is seam.wrapper:
+                setattr(seam.owner, seam.name, seam.original)
+        self._groups.clear()
+        self._works.clear()
+        self._coalesced = None
+        self._is_in_call = False
+
+    def _wrap_call(self, original: Any, name: str, payload: Payload) -> Callable[..., Any]:
+        recorder, fault = self._recorder, self._fault
+
+        def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+            log = recorder.log
+            if log is None or self._is_in_call:
+                return original(group, *args, **kwargs)
+            transfer = NO_TRANSFER
+            try:
+                values = args or tuple(kwargs.values())
+                transfer = self._add(log, group, name, payload, values)
+                recorder.begin_wait(transfer)
+            except Exception as err:
+                fault(err)
+            work = None
+            self._is_in_call = True
+            try:
+                work = original(group, *args, **kwargs)
+                return work
+            finally:
+                self._is_in_call = False
+                try:
+                    self._end_call(transfer, work)
+                except Exception as err:
+                    fault(err)
+
+        return call
+
+    def _add(
+        self, log: StepLog, group: Any, name: str, payload: Payload, values: tuple[Any, ...]
+    ) -> int:
+        known = self._groups.get(id(group))
+        if known is None:
+            known = self._groups[id(group)] = _describe(group)
+        peer = -1
+        if payload.peer is not None and len(values) > payload.peer:
+            peer = known.ranks[int(values[payload.peer])]
+        kind = known.kinds.get((name, peer))
+        if kind is None:
+            kind = known.kinds[name, peer] = log.kind_number(
+                TransferKind(
+                    collective=payload.collective,
+                    role=known.role,
+                    group=known.name,
+                    ranks=known.ranks,
+                    peer=peer,
+                )
+            )
+        # Reading a size is a call of every torch function mode in force.
+        with _WithoutModes():
+            return self._recorder.add_transfer(kind, payload.nbytes(values))
+
+    def _end_call(self, transfer: int, work: Any) -> None:
+        is_done = work is None and self._coalesced is None
+        self._recorder.end_wait(transfer, is_done=is_done)
+        if self._coalesced is not None:
+            self._coalesced.append(transfer)
+        elif work is not None:
+            self._remember(work, (transfer,))
+
+    def _remember(self, work: Any, transfers: tuple[int, ...]) -> None:
+        # A strong reference would keep the transfer's buffers alive longer than without us.
+        self._works[id(work)] = (weakref.ref(work), transfers)
+
+    def _wrap_start_coalescing(self, original: Any) -> Callable[..., Any]:
+        def start_coalescing(group: Any, *args: Any, **kwargs: Any) -> Any:
+            self._coalesced = []
+            return original(group, *args, **kwargs)
+
+        return start_coalescing
+
+    def _wrap_end_coalescing(self, original: Any) -> Callable[..., Any]:
+        def end_coalescing(group: Any, *args: Any, **kwargs: Any) -> Any:
+            transfers, self._coalesced = self._coalesced, None
+            work = original(group, *args, **kwargs)
+            if work is not None and transfers:
+                try:
+                    self._remember(work, tuple(transfers))
+                except Exception as err:
+                    self._fault(err)
+            return work
+
+        return end_coalescing
+
+    def _wrap_wait(self, original: Any) -> Callable[..., Any]:
+        recorder, fault = self._recorder, self._fault
+
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._is_in_call or recorder.log is None:
+                return original(work, *args, **kwargs)
+            transfers: tuple[int, ...] = ()
+            try:
+                transfers = self._begin_wait(work)
+            except Exception as err:
+                fault(err)
+            self._is_in_call = True
+            try:
+                return original(work, *args, **kwargs)
+            finally:
+                self._is_in_call = False
+                try:
+                    for transfer in reversed(transfers):
+                        recorder.end_wait(transfer)
+                except Exception as err:
+                    fault(err)
+
+        return wait
+
+    def _begin_wait(self, work: Any) -> tuple[int, ...]:
+        reference, transfers = self._works.pop(id(work), (None, ()))
+        if reference is None or reference() is not work:
+            transfers = (UNKNOWN_TRANSFER,)
+        for transfer in transfers:
+            self._recorder.begin_wait(transfer)
+        return transfers
+
+
+def _describe(group: Any) -> _Group:
+    description = group.group_desc
+    return _Group(
+        name=f"{description}#{group.group_name}",
+        role=role_of(description),
+        ranks=tuple(dist.get_process_group_ranks(group)),
+    )

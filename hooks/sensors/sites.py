@@ -1,0 +1,170 @@
+"""Where the operators of a Megatron model are: modules and methods, by name and class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from inspect import isfunction
+from typing import Any
+
+import torch
+
+from ...calib.workload.operators import OperatorKind
+from .step_log import Site
+from .transformers_sites import transformers_sites
+
+_BY_ATTRIBUTE = {
+    "input_layernorm": OperatorKind.NORM,
+    "pre_mlp_layernorm": OperatorKind.NORM,
+    "q_layernorm": OperatorKind.NORM,
+    "k_layernorm": OperatorKind.NORM,
+    "kv_layernorm": OperatorKind.NORM,
+    "enorm": OperatorKind.NORM,
+    "hnorm": OperatorKind.NORM,
+    "final_layernorm": OperatorKind.NORM,
+    "linear_q_proj": OperatorKind.LINEAR,
+    "linear_q_down_proj": OperatorKind.LINEAR,
+    "linear_q_up_proj": OperatorKind.LINEAR,
+    "linear_kv_down_proj": OperatorKind.LINEAR,
+    "linear_kv_up_proj": OperatorKind.LINEAR,
+    "eh_proj": OperatorKind.LINEAR,
+    "linear_qkv": OperatorKind.LINEAR_QKV,
+    "core_attention": OperatorKind.CORE_ATTENTION,
+    "linear_proj": OperatorKind.LINEAR_PROJ,
+    "linear_fc1": OperatorKind.LINEAR_FC1,
+    "linear_fc2": OperatorKind.LINEAR_FC2,
+    "output_layer": OperatorKind.LOGITS,
+}
+_BY_CLASS = {
+    "LanguageModelEmbedding": OperatorKind.EMBEDDING,
+    "SelfAttention": OperatorKind.POSITION,
+    "MLASelfAttention": OperatorKind.POSITION,
+    "MLP": OperatorKind.ACTIVATION,
+    "TEGroupedMLP": OperatorKind.ACTIVATION,
+    "SequentialMLP": OperatorKind.PERMUTE,
+    "TopKRouter": OperatorKind.ROUTER,
+    "TransformerLayer": OperatorKind.RESIDUAL,
+}
+_GROUPED = "TEGroupedLinear"
+_NOTHING_INSIDE = frozenset({"IdentityOp", "IdentityFuncOp"})
+LOSS = "compute_language_model_loss"
+_JOIN = "_concat_embeddings"
+"""Method of a prediction layer that joins its two inputs, which may run again."""
+_AT_EXPERTS = ("dispatch_postprocess", "combine_preprocess")
+_AT_HOME = ("dispatch_preprocess", "combine_postprocess")
+"""Methods of a token dispatcher that copy rows, after their transfer and before it."""
+
+
+def find_sites(models: Iterable[torch.nn.Module]) -> list[tuple[torch.nn.Module, Site]]:
+    """The modules of Megatron's or transformers' layers that are operators, and their layer."""
+    found = []
+    for model in models:
+        told = transformers_sites(model)
+        if told:
+            found += told
+            continue
+        prefix, layer = "\0", 0
+        for name, module in model.named_modules():
+            classes = {c.__name__ for c in type(module).__mro__}
+            if "TransformerLayer" in classes:
+                prefix, layer = name + ".", int(getattr(module, "layer_number", 1)) - 1
+            kind = _kind(name, classes, module)
+            if kind is not None:
+                is_inside = name.startswith(prefix) or name + "." == prefix
+                found.append((module, Site(kind=kind, layer=layer if is_inside else 0)))
+    return found
+
+
+def _kind(name: str, classes: set[str], module: torch.nn.Module) -> OperatorKind | None:
+    if classes & _NOTHING_INSIDE:
+        return None
+    kind = _BY_ATTRIBUTE.get(name.rpartition(".")[2])
+    if kind is not None:
+        return OperatorKind.GROUPED_LINEAR if _GROUPED in classes else kind
+    kind = next((kind for cls, kind in _BY_CLASS.items() if cls in classes), None)
+    if kind is OperatorKind.PERMUTE and getattr(module, "num_local_experts", 1) == 1:
+        return None  # a single expert's result is joined with no other
+    return kind
+
+
+def find_losses(models: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """The modules that compute the loss of a language model (those on the last stage)."""
+    return [
+        module
+        for model in models
+        for module in model.modules()
+        if hasattr(module, LOSS) and getattr(module, "post_process", True)
+    ]
+
+
+def find_joins(models: Iterable[torch.nn.Module]) -> list[tuple[Any, str, Site]]:
+    """Prediction layers, each with the name of the method that joins its two inputs."""
+    return [
+        (module, _JOIN, Site(kind=OperatorKind.ELEMENTWISE))
+        for model in models
+        for module in model.modules()
+        if hasattr(module, _JOIN)
+    ]
+
+
+def dispatch_methods(dispatcher: Any) -> tuple[str, ...]:
+    """The methods of a token dispatcher that copy rows; core 0.12 does all of it in two others."""
+    is_exchange = "AlltoAll" in type(dispatcher).__name__
+    names = _AT_HOME if is_exchange else ()
+    if not is_exchange or getattr(dispatcher, "num_local_experts", 1) > 1:
+        names = (*names, *_AT_EXPERTS)
+    return names
+
+
+def find_dispatches(models: Iterable[torch.nn.Module]) -> list[tuple[Any, str, Site]]:
+    """Token dispatchers of expert layers, each with the name of a method that copies rows."""
+    found = []
+    for model in models:
+        for module in model.modules():
+            dispatcher = getattr(module, "token_dispatcher", None)
+            if dispatcher is None:
+                continue
+            layer = int(getattr(module, "layer_number", None) or 1) - 1
+            site = Site(kind=OperatorKind.PERMUTE, layer=layer)
+            names = dispatch_methods(dispatcher)
+            found += [(dispatcher, name, site) for name in names if hasattr(dispatcher, name)]
+    return found
+
+
+def untraceable(models: Iterable[torch.nn.Module]) -> dict[int, str]:
+    """By ``id``, modules (and dispatchers) inside a region that Python does not run line by line.
+
+    A compiled or captured region has no inside to cover, and would be compiled or captured anew.
+    Replicas of ``DataParallel`` are shallow copies, which a method of the original must not reach.
+    """
+    found: dict[int, str] = {}
+    for model in models:
+        for module in model.modules():
+            reason = _region(module)
+            if reason is None or id(module) in found:
+                continue
+            for part in module.modules():
+                found[id(part)] = reason
+                found[id(getattr(part, "token_dispatcher", part))] = reason
+    return found
+
+
+def _region(module: torch.nn.Module) -> str | None:
+    own = vars(module)
+    is_compiled = own.get("_compiled_call_impl") is not None
+    is_wrapper = "_orig_mod" in own.get("_modules", ())
+    if is_compiled or is_wrapper or hasattr(own.get("forward"), "_torchdynamo_orig_callable"):
+        return "compiled"
+    if "cudagraph_manager" in {*own, *own.get("_modules", ())} or own.get("cuda_graphs"):
+        return "captured"
+    if isinstance(module, torch.nn.DataParallel):
+        return "replicated"
+    return "scripted" if isinstance(module, torch.jit.ScriptModule) else None
+
+
+def why_not(owner: Any, name: str) -> str | None:
+    """Why a method of an object cannot be covered on the object; None where it can."""
+    if not isfunction(getattr(type(owner), name, None)) or not hasattr(owner, "__dict__"):
+        return "not a method"
+    if not type(owner).__weakrefoffset__:
+        return "no weak reference"
+    return "replaced" if name in vars(owner) else None

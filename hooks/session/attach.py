@@ -1,0 +1,190 @@
+"""For loops that no adapter knows: ``with attach(model, optimizer) as run: ... run.step()``."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from ...calib.workload.config import RunConfig
+from ..process.host import Host
+from ..process.interpreter import companion_command
+from ..process.settings import CadenceHint, OnAdvice, RankInfo, Settings
+from ..sensors.recorder import OPTIMIZER
+from .session import EVAL, SAVE, Session
+
+OFF = "FORERUN_OFF"
+"""Set to 1 by a user: everything here does nothing.  As in ``_forerun_autoload``, which the package
+must not need."""
+
+
+def attach(
+    model: torch.nn.Module | Iterable[torch.nn.Module],
+    optimizer: torch.optim.Optimizer | None = None,
+    config: RunConfig | None = None,
+    *,
+    train_iters: int | None = None,
+    directory: str | Path = "forerun-out",
+    steps: int = 20,
+    every: int = 500,
+    rank: RankInfo | None = None,
+    is_analysed: bool = True,
+    on_advice: str = "log",
+) -> AttachedRun:
+    """A context manager around a training loop; call its ``step()`` at the end of every step.
+
+    ``config`` describes the run; without it steps, phases and collectives are recorded but nothing
+    is modelled.  ``rank`` is read from ``torch.distributed`` where that is initialised.
+    ``is_analysed`` starts the process that answers while the run goes on.  ``on_advice`` is one of
+    ``log``, ``alert`` and ``stop``; with ``stop`` ask ``run.should_stop()`` after every step.
+    With ``FORERUN_OFF=1`` in the environment all of it does nothing.
+    """
+    session = new_session(
+        directory=directory,
+        steps=steps,
+        every=every,
+        rank=rank,
+        train_iters=train_iters,
+        is_analysed=is_analysed and config is not None,
+        on_advice=on_advice,
+    )
+    models = (model,) if isinstance(model, torch.nn.Module) else tuple(model)
+    return AttachedRun(session, models, optimizer, config)
+
+
+def new_session(
+    *,
+    directory: str | Path = "forerun-out",
+    steps: int = 20,
+    every: int = 500,
+    rank: RankInfo | None = None,
+    train_iters: int | None = None,
+    is_analysed: bool = True,
+    on_advice: str = "log",
+) -> Session:
+    """A session that no flag started; the arguments are those of ``attach``."""
+    settings = Settings(
+        rank=rank or current_rank(),
+        steps=steps,
+        every=every,
+        directory=Path(directory),
+        cadence=CadenceHint(train_iters=train_iters),
+        on_advice=OnAdvice(on_advice),
+        host_argv=tuple(sys.argv),
+        companion_command=companion_command(os.environ) if is_analysed else (),
+        is_answered=is_analysed,
+    )
+    session = Session(settings)
+    if os.environ.get(OFF, "0") not in ("", "0"):
+        session.switch_off()
+    return session
+
+
+class AttachedRun:
+    """A loop under observation.  A step lasts from the end of the one before to ``step()``."""
+
+    def __init__(
+        self,
+        session: Session,
+        models: tuple[torch.nn.Module, ...],
+        optimizer: torch.optim.Optimizer | None,
+        config: RunConfig | None,
+    ) -> None:
+        self._session = session
+        self._optimizer = optimizer
+        self._handles: list[Any] = []
+        session.describe(
+            Host(
+                models=models,
+                optimizers=() if optimizer is None else (optimizer,),
+                run_config=None if config is None else lambda: config,
+                dp_rank=session.settings.rank.rank,
+                is_home=session.settings.rank.rank == 0,
+                is_wandb_stepped=False,
+            )
+        )
+
+    def __enter__(self) -> AttachedRun:
+        """Begin the first step."""
+        optimizer, self._optimizer = self._optimizer, None
+        if optimizer is not None:
+            begin = self._session.guard.protect(self._session.begin_phase)
+            end = self._session.guard.protect(self._session.end_phase)
+            # An optimizer that is none of torch's may have no hooks; then it is in no phase.
+            for name, mark in (("register_step_pre_hook", begin), ("register_step_post_hook", end)):
+                register = getattr(optimizer, name, None)
+                if register is not None:
+                    self._handles.append(register(lambda *_, mark=mark: mark(OPTIMIZER)))
+        self._session.begin_step()
+        return self
+
+    def step(self) -> None:
+        """The optimizer has been stepped: end this step and begin the next."""
+        self._session.end_step()
+        self._session.begin_step()
+
+    def should_stop(self) -> bool:
+        """True once all ranks are to end, the same answer on all after the same step.
+
+        Save and leave the loop then; always False without ``on_advice="stop"``.
+        """
+        return bool(self._session.should_stop())
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Name a part of the step; ``eval`` and ``save-checkpoint`` are left out of its time."""
+        session = self._session
+        if name in (EVAL, SAVE):
+            begin, end = session.begin_bracket, session.end_bracket
+        else:
+            begin = session.guard.protect(session.begin_phase)
+            end = session.guard.protect(session.end_phase)
+        begin(name)
+        try:
+            yield
+        finally:
+            end(name)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Take everything off and write what is left; the step that has just begun is dropped."""
+        while self._handles:
+            self._handles.pop().remove()
+        self._session.finish()
+
+
+def current_rank() -> RankInfo:
+    """This process among its peers, from ``torch.distributed``, else alone."""
+    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if not is_distributed:
+        return RankInfo(
+            rank=0,
+            world_size=1,
+            local_rank=0,
+            local_world_size=1,
+            run_id=f"attached-{time.time_ns()}",
+        )
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    launch = [
+        os.environ.get(name, "0")
+        for name in ("TORCHELASTIC_RUN_ID", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+    ]
+    return RankInfo(
+        rank=rank,
+        world_size=world_size,
+        local_rank=int(os.environ.get("LOCAL_RANK", rank)),
+        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+        run_id=re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join(("attached", *launch))),
+    )

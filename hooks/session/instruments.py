@@ -1,0 +1,179 @@
+"""Everything that is put on for a hooked step and taken off after it."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import torch
+
+from ...calib.records.record_kinds import CoverageRecord
+from ..process.guard import Guard
+from ..process.host import KnownHost
+from ..recording.flight_recorder import FlightRecorder
+from ..recording.kineto import traced_samples
+from ..recording.window_records import coverage_name
+from ..sensors.modules import ModuleHooks
+from ..sensors.passes import PassHooks
+from ..sensors.process_groups import ProcessGroupHooks
+from ..sensors.recorder import Recorder
+from ..sensors.regions import find_regions
+from ..sensors.sampling import samples
+from ..sensors.step_log import MAX_MARKS, MAX_WINDOW_MARKS, StepLog
+from ..sensors.stopwatch import DeviceStopwatch, HostStopwatch, Stopwatch
+from ..sensors.timers import TimerHooks
+
+
+class Instruments:
+    """The hooks of one training process, off unless a step is being hooked.
+
+    ``microbatches[k]`` is the micro-batch of pass k, as far as that is known; a window has at most
+    ``num_steps`` hooked steps, which share the recorder's memory; ``num_hooked`` were hooked before
+    it.  Without ``has_operators`` only phases and collectives are recorded.  Nothing of the host is
+    kept alive; one whose model is gone raises ``ReferenceError``.
+    """
+
+    def __init__(
+        self,
+        host: KnownHost,
+        guard: Guard,
+        *,
+        microbatches: tuple[int, ...] = (),
+        num_steps: int = 1,
+        num_hooked: int = 0,
+        has_operators: bool = True,
+        num_local_ranks: int = 1,
+    ) -> None:
+        found = host.alive()
+        if found is None:
+            raise ReferenceError("the model is gone")
+        self._host = host
+        self._guard = guard
+        self.num_hooked = num_hooked
+        self._num_local_ranks = num_local_ranks
+        self._microbatches = microbatches
+        self._max_marks = min(MAX_MARKS, MAX_WINDOW_MARKS // max(1, num_steps))
+        self.device = device_name(found.models)
+        self.recorder = Recorder(_stopwatch(found.models))
+        self._modules = ModuleHooks(found.models if has_operators else (), self.recorder, guard)
+        self._regions = find_regions(found.models)
+        self.flight = FlightRecorder()
+        self._timers = TimerHooks(self.recorder, guard)
+        self._passes = PassHooks(found.passes, self.recorder, guard)
+        self._has_timers = bool(found.timer_holders or found.passes)
+        self._groups = (
+            ProcessGroupHooks(self.recorder, guard) if torch.distributed.is_available() else None
+        )
+
+    @property
+    def is_graphed(self) -> bool:
+        """True where parts of the model are replayed as CUDA graphs."""
+        return self._regions.is_graphed
+
+    def put_on(self, *, step: int, window: int, is_traced: bool = False) -> None:
+        """Install all hooks and open the step's log; on what is gone there are none."""
+        found = self._host.alive()
+        self._modules.install()
+        self._timers.install(found.timer_holders if found is not None else ())
+        self._passes.install()
+        if self._groups is not None:
+            self._groups.install()
+        self.recorder.open(
+            StepLog(
+                step=step,
+                window=window,
+                sites=self._modules.sites,
+                samples=(
+                    traced_samples(self._microbatches)
+                    if is_traced
+                    else samples(self._microbatches, self.num_hooked)
+                ),
+                max_marks=self._max_marks,
+                num_parameters=self._host.num_parameters,
+            )
+        )
+        self.num_hooked += not is_traced
+        self.flight.begin_step()
+
+    def take_off(self) -> StepLog | None:
+        """Close the log and remove all hooks, whatever state they are in."""
+        protect = self._guard.protect
+        log = protect(self.recorder.close)()
+        if log is not None:
+            protect(self.flight.end_step)(log.step)
+        # One that fails keeps none of the others from being taken off.
+        for hooks in (self._modules, self._timers, self._passes, self._groups):
+            if hooks is not None:
+                try:
+                    hooks.remove()
+                except Exception as err:
+                    self._guard.fault(err)
+                    protect(hooks.remove)()  # goes on after what failed
+        return log
+
+    def coverage(self, window: int) -> tuple[CoverageRecord, ...]:
+        """What is installed in a hooked step; what fired is counted from the marks."""
+        kinds = Counter(site.kind.value for site in self._modules.sites)
+        installed = {
+            coverage_name(kind, is_backward): count
+            for kind, count in kinds.items()
+            for is_backward in (False, True)
+        }
+        if self._has_timers:
+            installed["timers"] = 1
+        installed |= dict.fromkeys(self._host.told.unseen, 1)
+        installed |= Counter(self._modules.unseen)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            installed["collectives"] = int(torch.distributed.get_world_size() > 1)
+        named = {name: count for name, count in installed.items() if count}
+        # A remark about what is silent: its operators are counted under their own names.
+        named |= dict.fromkeys(self._regions.names, 0)
+        return tuple(
+            CoverageRecord(window=window, name=name, installed=count, fired=0)
+            for name, count in named.items()
+        )
+
+    def memory_peak_nbytes(self) -> int:
+        """Peak of the device allocator; on CPU the peak resident set."""
+        if self.device != "cpu":
+            return int(torch.cuda.max_memory_allocated())
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def device_memory_nbytes(self) -> int:
+        """Memory that the device has; on CPU an equal share of the host's for each rank of it."""
+        if self.device == "cpu":
+            host_nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            return host_nbytes // self._num_local_ranks
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+
+
+def device_name(models: tuple[torch.nn.Module, ...]) -> str:
+    """Name of the accelerator that holds the parameters, or ``cpu``.
+
+    ``torch.cuda.is_available`` is not asked: under the CPU stand-in it says yes.
+    """
+    weight = _any_parameter(models)
+    if weight is None or weight.device.type != "cuda":
+        return "cpu"
+    return torch.cuda.get_device_name(weight.device)
+
+
+def _any_parameter(models: tuple[torch.nn.Module, ...]) -> torch.Tensor | None:
+    return next((weight for model in models for weight in model.parameters()), None)
+
+
+def _stopwatch(models: tuple[torch.nn.Module, ...]) -> Stopwatch:
+    weight = _any_parameter(models)
+    if weight is None or weight.device.type != "cuda":
+        return HostStopwatch()
+    device = torch.cuda.current_device()
+    # Half the time of ``torch.cuda.current_stream``, which makes an object for each call.
+    stream_key = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return DeviceStopwatch(
+        lambda: torch.cuda.Event(enable_timing=True),
+        stream_key=(lambda: stream_key(device)) if stream_key else None,
+        current_stream=torch.cuda.current_stream,
+        is_capturing=torch.cuda.is_current_stream_capturing,
+    )

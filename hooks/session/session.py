@@ -1,0 +1,378 @@
+"""One session per training process: warm-up, window, watching; ties hooks, files and companion."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...calib.records.record_kinds import Header, RunRecord, StepFlag
+from ...calib.workload.recording import Part
+from ..control.live import Live
+from ..control.orders import Orders
+from ..process.between import Between
+from ..process.collection_watch import CollectionWatch
+from ..process.forks import in_forked_child
+from ..process.guard import Guard
+from ..process.host import Reference, reference
+from ..process.settings import Settings
+from ..recording.header import header_of
+from ..recording.recording_role import Duty
+from ..recording.window import NUM_WARMUP_STEPS, StepPlan, WindowPlan
+from ..recording.writer import RecordWriter
+from ..sensors.sampling import pass_microbatches
+from .fitting import Fitting
+from .ledger import Ledger
+from .open_step import OpenStep
+from .probe_turns import PROBE, ProbeTurns
+from .trace_turns import Tracing
+
+if TYPE_CHECKING:
+    from ..process.host import Host
+
+_log = logging.getLogger(__name__)
+EVAL = "eval"
+SAVE = "save-checkpoint"
+RESTART_WINDOWS = 1000
+"""Windows of a loop that was begun again in the same process count on from a multiple of this."""
+_BRACKET_FLAGS = {
+    EVAL: StepFlag.EVALUATED,
+    SAVE: StepFlag.SAVED,
+    PROBE: StepFlag.PROBED,
+}
+
+
+class Session:
+    """What adapters call.  No method raises; after three faults all of them do nothing."""
+
+    def __init__(
+        self, settings: Settings, *, clock: Callable[[], int] = time.perf_counter_ns
+    ) -> None:
+        self.settings = settings
+        self.guard = Guard(self._take_all_off)
+        self._clock = clock
+        self._started_unix_s = time.time()
+        self._plan = WindowPlan(steps=settings.steps, every=settings.every)
+        self._owner: Reference | None = None  # a framework may hang its model on a callback
+        self._is_described = False
+        self._live = Live(settings)
+        self._orders = Orders(settings, self.guard, self._live.orders, self._live.launch_id)
+        self._duty = Duty(settings)
+        self._writer = RecordWriter(
+            settings.directory,
+            self._header,
+            self.guard,
+            on_idle=self._live.poll,
+            on_end=self._live.settle,
+            exchange=self._duty.exchange,
+        )
+        self._fitting = Fitting(self.guard, self._writer.put)
+        self._ledger = Ledger(self._writer, self.guard, self._live.window_closed)
+        self._probes = ProbeTurns(
+            settings,
+            self.guard,
+            put=self._writer.put,
+            on_done=lambda: self._live.probed(self._ledger.window, self._ledger.last),
+            clock=clock,
+        )
+        self._tracing = Tracing(settings.trace, self.guard, self._writer.put)
+        self._index = 0
+        self._next = 0
+        self._step: OpenStep | None = None
+        self._is_in_step = False
+        self._between = Between()
+        self._collections = CollectionWatch(self._note_collection)
+        self._brackets: dict[str, int] = {}
+        self._microbatches: tuple[int, ...] = ()
+        self._num_restarts = 0
+        self._has_started = False
+        self._is_finished = False
+        protect = self.guard.protect
+        self.begin_step = protect(self._begin_step)
+        self.end_step = protect(self._end_step)
+        self.begin_bracket = protect(self._begin_bracket)
+        self.end_bracket = protect(self._end_bracket)
+        self.abandon = protect(self._abandon)
+        self.restart = protect(self._restart)
+        self.finish = protect(self._finish)
+        self.should_stop = protect(self._orders.ask)
+
+    @property
+    def is_in_step(self) -> bool:
+        """True between ``begin_step`` and ``end_step``."""
+        return self._is_in_step
+
+    def begin_phase(self, name: str) -> None:
+        """A phase that the adapter itself brackets."""
+        if self._fitting.instruments is not None:
+            self._fitting.instruments.recorder.begin_phase(name)
+
+    def end_phase(self, name: str) -> None:
+        """The end of such a phase."""
+        if self._fitting.instruments is not None:
+            self._fitting.instruments.recorder.end_phase(name)
+
+    def claim(self, adapter: object) -> bool:
+        """True where this adapter's loop is the one that is watched: the first that asks."""
+        if self._owner is None and self._fitting.host is None:
+            self._owner = reference(adapter)
+        return self._owner is not None and self._owner() is adapter
+
+    @property
+    def is_claimed(self) -> bool:
+        """True where an adapter has the session for its own loop."""
+        return self._owner is not None
+
+    def describe(self, host: Host) -> None:
+        """What is trained here, as far as it is known by now; a later call replaces it."""
+        self._fitting.describe(host)
+        self._orders.describe(host)
+        if self._step is None:
+            self._fitting.drop()
+        if self._index < self._plan.num_warmup:
+            from ..sensors.regions import find_regions
+
+            num_warmup = max(NUM_WARMUP_STEPS, find_regions(host.models).warmup_steps)
+            self._plan = replace(self._plan, num_warmup=num_warmup)
+
+    def switch_off(self) -> None:
+        """Before its first step: nothing is hooked, written, started or said."""
+        self._is_finished = True
+        self._orders.is_wanted = False
+
+    def _begin_step(self, step: int | None = None) -> None:
+        self.guard.enter()
+        # Counted before all else, faults or not: ranks agree on what they do at which number.
+        last, number = self._next - 1, self._next if step is None else step
+        self._next, self._is_in_step = number + 1, True
+        is_opening = self._orders.begin_step(number)
+        if self.guard.is_tripped or self._is_finished:
+            return
+        if is_opening:
+            self._plan = self._plan.opened_at(self._index)
+        if not self._probes.is_over:
+            host = self._fitting.alive()
+            planned, window = self._plan.at(self._index), self._ledger.window
+            self._probes.before_step(host, planned, self._between, step=last, window=window)
+            del host  # this frame is in the traceback of what training raises
+        start_ns = self._clock()
+        gap_ns = self._between.gap_ns(start_ns)
+        flags = self._report_brackets(last)
+        plan = self._plan.at(self._index)
+        if plan.window is not None and self._num_restarts:
+            plan = replace(plan, window=plan.window + self._num_restarts * RESTART_WINDOWS)
+        if plan.is_warmup:
+            flags.add(StepFlag.WARMUP)
+        self._index += 1
+        self._step = OpenStep(number, plan, start_ns, gap_ns, flags, self.guard.num_training_faults)
+        if not self._has_started:
+            self._has_started = True
+            self._start()
+        self._describe_run()
+        if plan.window is not None:
+            self._collections.begin()
+        if plan.is_hooked:
+            self._decide()
+        if plan.is_hooked and plan.window is not None and self._fitting.host is not None:
+            instruments = self._fitting.put_on(
+                step=number,
+                window=plan.window,
+                microbatches=self._microbatches,
+                num_steps=self._plan.num_hooked,
+                has_operators=self._duty.part is Part.OPERATORS,
+                num_local_ranks=self.settings.rank.local_world_size,
+            )
+            if instruments is not None:
+                num_traced = int(self._tracing.is_wanted(instruments))
+                self._plan = replace(self._plan, num_traced=num_traced)
+            self._step.hook_ns += self._clock() - start_ns
+        if plan.is_traced and self._duty.part is Part.OPERATORS:
+            flags |= self._tracing.begin(
+                self._fitting.instruments, step=number, window=plan.window or 0
+            )
+
+    def _start(self) -> None:
+        """On the first step: a way to the companion where it belongs; the writer starts it."""
+        atexit.register(self._at_exit)
+        in_forked_child(self, Session._leave)
+        self.guard.protect(self._live.start)(self._fitting.host)
+        self._writer.wake()
+
+    def _describe_run(self) -> None:
+        """Once, as soon as the host tells: what is trained, for all that is modelled."""
+        host = self._fitting.host
+        if self._is_described or host is None or host.run_config is None:
+            return
+        self._is_described = True
+        config = self.guard.protect(host.run_config)()
+        self._duty.describe(config)
+        if config is not None:
+            self._microbatches = self.guard.protect(pass_microbatches)(config) or ()
+            self._writer.put(RunRecord(config=config.to_json()))
+            self._decide()
+
+    def _decide(self) -> None:
+        """Before the first hooked step: who records, in a large world."""
+        plan = self._duty.decide(is_home=self._fitting.host.is_home if self._fitting.host else None)
+        if plan is not None:
+            self._writer.put(plan)
+
+    def _end_step(self, *, is_rerun: bool = False) -> None:
+        self._orders.end_step(self._next - 1)
+        self._is_in_step = False
+        step, self._step = self._step, None
+        if step is None:
+            return
+        done_ns = self._clock()
+        log = None
+        if self._fitting.instruments is not None and step.plan.is_hooked:
+            take_off = self.guard.protect(self._fitting.instruments.take_off)
+            log = take_off() or take_off()  # what a fault has left on is taken off once more
+        if step.plan.is_traced:
+            self._tracing.end()
+        end_ns = self._clock()
+        step.hook_ns += end_ns - done_ns if log is not None else 0
+        self._between.end_ns = end_ns
+        if log is not None:
+            self._ledger.add_log(log)
+        if is_rerun or (log is not None and log.starts.get("forward-backward", 1) > 1):
+            step.flags.add(StepFlag.RERAN)
+        if self.guard.num_training_faults > step.num_faults:
+            step.flags.add(StepFlag.FAULTED)
+        plan = replace(step.plan, is_hooked=log is not None)
+        duration_ns = end_ns - step.start_ns - step.excluded_ns
+        if duration_ns < 0 or step.hook_ns < 0:
+            # The clock has jumped back: the step took no time that anybody knows.
+            step.flags.add(StepFlag.FAULTED)
+            duration_ns, step.hook_ns = max(0, duration_ns), max(0, step.hook_ns)
+        self._report(step, plan, duration_ns)
+        self._drain()
+
+    def _report(self, step: OpenStep, plan: StepPlan, duration_ns: int) -> None:
+        if plan.window is not None:
+            record = step.record(plan.window, duration_ns, is_hooked=plan.is_hooked)
+            self._ledger.add_step(record, is_warmup=plan.is_warmup)
+        self._live.step(step.number, plan, duration_ns, step.gap_ns, step.sorted_flags)
+        if plan.is_last:
+            self._end_window()
+
+    def _end_window(self) -> None:
+        self._collections.end()
+        self._ledger.end_window(self._fitting.instruments)
+        self._fitting.drop()
+        self._orders.listen()
+
+    def _drain(self) -> None:
+        self._ledger.drain(is_held=self._tracing.is_reading)
+
+    def _begin_bracket(self, name: str) -> None:
+        self._brackets.setdefault(name, self._clock())
+
+    def _end_bracket(self, name: str) -> None:
+        start_ns = self._brackets.pop(name, None)
+        if start_ns is None:
+            return
+        end_ns = self._clock()
+        self._between.extend(name, start_ns, end_ns)
+        if self._step is not None:
+            # A loop of the user's own may evaluate or save before it says that a step has ended.
+            self._step.excluded_ns += end_ns - max(start_ns, self._step.start_ns)
+            self._step.flags |= self._report_brackets(self._next - 1)
+
+    def _report_brackets(self, last: int) -> set[StepFlag]:
+        """Write down what came after step ``last``; the flags that it puts on the next one."""
+        brackets, self._between = self._between.brackets, Between()
+        step = max(0, last)
+        self._ledger.add_brackets(brackets, step)
+        for name, (start_ns, end_ns) in brackets.items():
+            self._live.phase(name, step, end_ns - start_ns)
+        return {_BRACKET_FLAGS[name] for name in brackets if name in _BRACKET_FLAGS}
+
+    def _note_collection(self) -> None:
+        if self._step is not None:
+            self._step.flags.add(StepFlag.COLLECTED)
+
+    def _abandon(self) -> None:
+        """The step that runs will not end: everything off, the steps before it stay."""
+        self._is_in_step = False
+        self._take_all_off()
+
+    def _take_all_off(self) -> None:
+        self._collections.end()
+        self._probes.stop()
+        self._tracing.end(is_kept=False)
+        if self._fitting.instruments is not None:
+            self._fitting.instruments.take_off()
+        self._step = None
+
+    def _restart(self) -> None:
+        """Training begins again in this process: no state of the loop before, a new warm-up."""
+        self._abandon()
+        self._fitting.forget()
+        self._ledger.forget()
+        self._between, self._brackets = Between(), {}
+        self._is_described = False
+        self._index = 0
+        self._num_restarts += 1
+
+    def _finish(self) -> None:
+        """Training is over: close an open window, write the rest, tell the companion."""
+        if self._is_finished:
+            return
+        self._is_finished = True
+        self._tracing.finish()
+        if self._step is not None and self._fitting.instruments is not None:
+            self._fitting.instruments.take_off()
+        self._collections.end()
+        self._report_brackets(self._next - 1)
+        if self._ledger.is_open:
+            self._end_window()
+        self._drain()
+        self._ledger.give_up()
+        self._drain()
+        self._writer.close()
+        self._orders.close()
+        self._probes.finish()
+        self._fitting.drop()
+        self._live.end(max(0, self._next - 1))
+
+    def _at_exit(self) -> None:
+        self.finish()
+        self._live.close()
+
+    def _leave(self) -> None:
+        """In a forked child, which is not training: no hook, no file, no word to the companion."""
+        self._is_finished = True
+        self._writer.leave()
+        self._orders.leave()
+        self._live.leave()
+        if self._fitting.instruments is not None:
+            self._fitting.instruments.take_off()
+        self._step = None
+
+    def _header(self) -> Header:
+        return header_of(
+            self.settings.rank,
+            self._fitting.host,
+            device=self._fitting.device,
+            started_unix_s=self._started_unix_s,
+        )
+
+
+_STATE: dict[str, Session] = {}
+
+
+def running() -> Session | None:
+    """The session that a flag started in this process."""
+    return _STATE.get("session")
+
+
+def begin(settings: Settings) -> Session | None:
+    """The session of this process, begun; None where there is one already."""
+    if "session" in _STATE:
+        return None
+    session = _STATE["session"] = Session(settings)
+    return session

@@ -1,0 +1,15 @@
+"""Where ``--calibrate`` begins: one session a process, and every adapter waits for its host."""
+
+from __future__ import annotations
+
+from .adapters.registry import ADAPTERS
+from .process.settings import Settings
+from .session.session import begin
+
+
+def start(settings: Settings) -> None:
+    """Begin this process's session and wait for a host; a second call changes nothing."""
+    session = begin(settings)
+    if session is not None:
+        for wait_for in ADAPTERS:
+            wait_for(session)

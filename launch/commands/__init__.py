@@ -1,0 +1,1 @@
+"""The verbs: one file each, from arguments to an exit code."""

@@ -1,0 +1,165 @@
+"""What stands between the flags and a worker: findings of ``doctor``, from files and variables."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import unquote, urlparse
+
+from ... import _forerun_autoload as entry
+from .findings import Finding, Verdict
+
+
+def attachment(
+    environ: Mapping[str, str] = os.environ, places: Sequence[str] | None = None
+) -> list[Finding]:
+    """Is the entry point there, is it ours, and does anything hide, switch off or mislead it?
+
+    ``places`` are searched for what hides the package: as it stands the working directory, where
+    a script beside it would look first, and ``PYTHONPATH``.
+    """
+    if places is None:
+        places = ("", *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)))
+    return [
+        *_entry_points(),
+        *_clone(),
+        *_shadows(places),
+        _autoload(environ),
+        *_exported(environ),
+    ]
+
+
+def _entry_points() -> Iterator[Finding]:
+    """Torch imports every entry point, and fails where one of them is not there."""
+    points = [e for e in metadata.entry_points(group="torch.backends") if e.name == "forerun"]
+    if not points:
+        yield Finding(
+            name="flag",
+            value="--calibrate is not attached",
+            verdict=Verdict.MISSING,
+            remedy="install forerun into this environment, or use -m forerun.launch",
+        )
+    for point in points:
+        module = point.value.partition(":")[0]
+        value, remedy = f"--calibrate and --forerun via {point.value}", ""
+        spec = _spec(module)
+        if spec is None:
+            value, remedy = f"{point.value} is not found", "import torch fails: "
+        elif module != entry.__name__.rpartition(".")[2]:
+            value, remedy = f"{point.value}, of an older installation", ""
+        elif Path(str(spec)).read_bytes() != Path(entry.__file__).read_bytes():
+            value, remedy = f"{spec} is another than {entry.__file__}", ""
+        else:
+            yield Finding(name="flag", value=value, verdict=Verdict.OK)
+            continue
+        yield Finding(
+            name="flag",
+            value=value,
+            verdict=Verdict.MISSING if spec is None else Verdict.WARN,
+            remedy=f"{remedy}pip install forerun again, or pip uninstall forerun",
+        )
+
+
+def _spec(module: str) -> str | None:
+    """The file of an installed module, without importing it."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    return None if spec is None else spec.origin
+
+
+def _editable() -> Path | None:
+    """The folder that an editable installation points to."""
+    # A build beside the working directory is a distribution as well, but none that was installed.
+    texts = [found.read_text("direct_url.json") for found in metadata.distributions(name="forerun")]
+    try:
+        told = json.loads(next(filter(None, texts), "{}"))
+        is_editable = bool(told.get("dir_info", {}).get("editable"))
+        return Path(unquote(urlparse(str(told["url"])).path)) if is_editable else None
+    except (ValueError, KeyError, AttributeError):
+        return None
+
+
+def _clone() -> Iterator[Finding]:
+    folder = _editable()
+    if folder is None:
+        return
+    if (folder / "launch" / "autoload.py").is_file():
+        yield Finding(name="clone", value=f"editable, {folder}", verdict=Verdict.OK)
+        return
+    yield Finding(
+        name="clone",
+        value=f"editable, but {folder} is gone",
+        verdict=Verdict.MISSING,
+        remedy="training runs as without forerun; pip install -e the clone from where it is now",
+    )
+
+
+def _shadows(places: Sequence[str]) -> Iterator[Finding]:
+    """A file or folder of our name that Python would find before the package."""
+    for place in dict.fromkeys(places):
+        for path in (Path(place, "forerun.py"), Path(place, "forerun")):
+            if not (path.is_file() if path.suffix else _hides(path)):
+                continue
+            yield Finding(
+                name="in the way",
+                value=str(path.absolute()),
+                verdict=Verdict.WARN,
+                remedy="a script beside it does not find the package, and is not calibrated; "
+                "rename it",
+            )
+
+
+def _hides(folder: Path) -> bool:
+    """A folder without ``__init__.py`` comes before an editable installation only."""
+    if (folder / "launch" / "autoload.py").is_file():
+        return False
+    is_package = (folder / "__init__.py").is_file()
+    return is_package or (folder.is_dir() and _editable() is not None)
+
+
+def _autoload(environ: Mapping[str, str]) -> Finding:
+    if environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
+        return Finding(
+            name="autoload",
+            value="TORCH_DEVICE_BACKEND_AUTOLOAD=0",
+            verdict=Verdict.WARN,
+            remedy="the bare flag does nothing; unset it or use -m forerun.launch",
+        )
+    if entry.is_off(environ):
+        return Finding(
+            name="autoload",
+            value=f"{entry.OFF}={environ[entry.OFF]}",
+            verdict=Verdict.WARN,
+            remedy="all is switched off; unset it to calibrate",
+        )
+    return Finding(name="autoload", value="on", verdict=Verdict.OK)
+
+
+def _exported(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Variables that only processes of a launch have, in the shell that asks."""
+    for name in (entry.OWNER, entry.TAKEN):
+        if name in environ:
+            yield Finding(
+                name="environment",
+                value=f"{name} is exported",
+                verdict=Verdict.WARN,
+                remedy=f"it is for a worker's own children; unset {name}",
+            )
+    ranks = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in environ]
+    if ranks and "TORCHELASTIC_RUN_ID" not in environ:
+        yield Finding(
+            name="environment",
+            value=f"{', '.join(ranks)} exported, and no elastic agent",
+            verdict=Verdict.WARN,
+            remedy="torchrun, accelerate and deepspeed hand the flags on all the same; a launcher "
+            "of your own that imports torch takes them: start it without these"
+            if "LOCAL_RANK" in ranks
+            else "a program that is started so is no worker for the bare flag; export LOCAL_RANK "
+            "as well, or use -m forerun.launch",
+        )

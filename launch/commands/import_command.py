@@ -1,0 +1,169 @@
+"""``forerun import``: measurements of other tools into tables in our own format."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ...calib.errors import ConfigError, ForerunError, RecordError
+from ...calib.importers.kineto import kineto_operators
+from ...calib.importers.kineto_collectives import kineto_collectives
+from ...calib.importers.nccl_tests import nccl_tests_collectives
+from ...calib.published.paper import is_summary, paper_table
+from ...calib.records.plain_json import parse_json
+from ..known.imported_tables import import_table, written_json
+from ..known.table_files import check_ending, read_frame, write_frame
+from .exit_codes import ExitCode
+
+MAX_NBYTES = 1 << 30
+UNKNOWN_FABRIC = "unknown"
+_UNEXPECTED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Found:
+    """What the files held so far."""
+
+    operators: list[pd.DataFrame] = field(default_factory=list)
+    collectives: list[pd.DataFrame] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def import_files(args: argparse.Namespace) -> int:
+    """Write the tables; operators and collectives of one call go into two files.
+
+    What is imported as ``steps`` goes into a directory, a file for each table.
+    """
+    if args.source == "steps":
+        return _import_machine(args)
+    check_ending(args.out)
+    if args.ranks_per_node < 1:
+        raise ConfigError(f"--ranks-per-node {args.ranks_per_node} is below 1; give a whole number")
+    found = _Found()
+    for path in args.files:
+        _read(path, args, found)
+    for problem in found.problems:
+        print(f"forerun: {problem}", file=sys.stderr)
+    written = []
+    for rows, out in _outputs(found, args.out):
+        write_frame(rows, out)
+        written.append({"file": str(out), "rows": len(rows)})
+    if not written:
+        raise RecordError(f"nothing to import in {', '.join(map(str, args.files))}")
+    if args.json:
+        print(json.dumps({"schema": 1, "written": written}, indent=2))
+    else:
+        for one in written:
+            print(f"{one['file']}: {one['rows']} rows")
+    return ExitCode.ANSWER
+
+
+def _import_machine(args: argparse.Namespace) -> int:
+    written = [import_table(path, args.out) for path in args.files]
+    for one in written:
+        for told in one.left_out:
+            print(f"forerun: left out of {one.path.name}: {told}", file=sys.stderr)
+    if args.json:
+        print(written_json(written))
+    else:
+        for one in written:
+            print(f"{one.path}: {one.num_rows} rows")
+    return ExitCode.ANSWER
+
+
+def _read(path: Path, args: argparse.Namespace, found: _Found) -> None:
+    """One file; what its reader did not expect of a value is one line as well."""
+    try:
+        _READERS[args.source](path, args, found)
+    except ForerunError:
+        raise
+    except _UNEXPECTED as err:
+        why = f"{type(err).__name__}: {str(err)[:100]}"
+        raise RecordError(f"{path} is no {args.source} file that can be read ({why})") from err
+
+
+def _kineto(path: Path, args: argparse.Namespace, found: _Found) -> None:
+    trace, name = _json(path), path.name
+    found.operators.append(kineto_operators(trace, name))
+    found.collectives.append(
+        kineto_collectives(
+            trace,
+            name,
+            fabric=args.fabric or UNKNOWN_FABRIC,
+            ranks_per_node=args.ranks_per_node,
+        )
+    )
+
+
+def _nccl_tests(path: Path, args: argparse.Namespace, found: _Found) -> None:
+    text = _bytes(path).decode(errors="replace")
+    rows, problems = nccl_tests_collectives(text, path.name, fabric=args.fabric or UNKNOWN_FABRIC)
+    found.collectives.append(rows)
+    found.problems += problems
+
+
+def _paper(path: Path, args: argparse.Namespace, found: _Found) -> None:
+    frame = read_frame(path)
+    if is_summary(frame):
+        found.problems.append(f"{path} lists trained models, no measurements: skipped")
+        return
+    # .../regressors/<cluster>/operator/<file>, .../regressors/<cluster>/nccl/<file>
+    parts = path.resolve().parts
+    cluster = args.fabric or (parts[-3] if parts[-2] in ("operator", "nccl") else UNKNOWN_FABRIC)
+    rows, is_operators = paper_table(frame, path.name.split(".")[0], cluster=cluster)
+    (found.operators if is_operators else found.collectives).append(rows)
+
+
+_READERS: dict[str, Callable[[Path, argparse.Namespace, _Found], None]] = {
+    "kineto": _kineto,
+    "nccl-tests": _nccl_tests,
+    "paper": _paper,
+}
+SOURCES: Sequence[str] = (*_READERS, "steps")
+
+
+def _outputs(found: _Found, out: Path) -> list[tuple[pd.DataFrame, Path]]:
+    """Operators under the name given, or collectives where there are no operators; where there are
+    both, collectives beside them."""
+    tables = [
+        pd.concat(filled, ignore_index=True)
+        for parts in (found.operators, found.collectives)
+        if (filled := [part for part in parts if len(part)])
+    ]
+    stem, ending = out.name.split(".", 1)
+    names = [out, out.with_name(f"{stem}-collectives.{ending}")]
+    return list(zip(tables, names, strict=False))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        value = parse_json(_bytes(path))
+    except ValueError as err:
+        raise RecordError(f"{path} is no JSON ({err}); is it a whole trace?") from err
+    if not isinstance(value, dict):
+        raise RecordError(f"{path} holds no object; is it a trace?")
+    return value
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            is_packed = file.read(2) == b"\x1f\x8b"
+        with gzip.open(path) if is_packed else path.open("rb") as file:
+            data = file.read(MAX_NBYTES + 1)
+    except FileNotFoundError as err:
+        raise ConfigError(f"{path} is not there; give the path of a file") from err
+    except (OSError, EOFError, zlib.error) as err:
+        raise RecordError(f"{path} cannot be read ({err}); is it a whole file?") from err
+    if len(data) > MAX_NBYTES:
+        raise RecordError(f"{path} is above {MAX_NBYTES >> 20} MiB unpacked; trace fewer steps")
+    return data

@@ -1,0 +1,160 @@
+"""``forerun probe``: a new machine measured without training, alone or under torchrun."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...calib.arguments.megatron_command import config_from_command
+from ...calib.errors import ConfigError
+from ...calib.records.record_kinds import SCHEMA, Header, Record, RunRecord, WindowRecord, to_dict
+from ...calib.workload.config import Batch, ModelShape, Parallelism, Precision, RunConfig
+from ...hooks.process.settings import RankInfo
+from ..options.config_files import read_config
+from ..options.flags import rank_info
+from .exit_codes import ExitCode
+from .probe_report import show_probes
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...hooks.sensors.stopwatch import Stopwatch
+
+
+def probe(args: argparse.Namespace) -> int:
+    """Measure, write the records of this rank, and on rank 0 print what was found."""
+    if not 0 < args.seconds < float("inf"):
+        raise ConfigError(f"--seconds {args.seconds} is no time; give a number above 0")
+    environ = {"RANK": "0", **os.environ}
+    rank = rank_info(environ)
+    device, name = _device(rank)
+    config = _config(args, rank, name)
+    is_joined = rank.world_size > 1
+    if is_joined:
+        _join(device)
+    records = list(_measure(args, config, device, is_joined=is_joined))
+    _write(args.out, rank, name, config, records)
+    if rank.rank == 0:
+        from ...hooks.probing.probe_sweep import copy_bytes_per_s
+
+        show_probes(
+            records,
+            device=name,
+            copy_bytes_per_s=copy_bytes_per_s(device),
+            directory=args.out,
+            is_json=args.json,
+        )
+    if is_joined:
+        import torch.distributed as dist
+
+        dist.barrier()
+        dist.destroy_process_group()
+    return ExitCode.ANSWER
+
+
+def _device(rank: RankInfo) -> tuple[torch.device, str]:
+    import torch
+
+    is_cpu = os.environ.get("FORERUN_DEVICE") == "cpu" or not torch.cuda.is_available()
+    if is_cpu:
+        return torch.device("cpu"), "cpu"
+    device = torch.device("cuda", rank.local_rank)
+    torch.cuda.set_device(device)
+    return device, torch.cuda.get_device_name(device)
+
+
+def _join(device: torch.device) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group(backend="nccl" if device.type == "cuda" else "gloo")
+
+
+def _config(args: argparse.Namespace, rank: RankInfo, device: str) -> RunConfig:
+    """The layout that is asked for, or a GPT of the size that suits the device."""
+    default = _default(rank, device)
+    if args.config is not None and args.command:
+        raise ConfigError("--config and a command behind -- exclude each other; give one")
+    found = default
+    if args.config is not None:
+        found = read_config(args.config, default).config
+    elif args.command:
+        found = config_from_command(
+            args.command, num_ranks=rank.world_size, ranks_per_node=rank.local_world_size
+        ).config
+    per_node = found.parallelism.ranks_per_node or rank.local_world_size
+    parallelism = replace(found.parallelism, ranks_per_node=per_node)
+    return replace(found, device=device, parallelism=parallelism)
+
+
+def _default(rank: RankInfo, device: str) -> RunConfig:
+    is_cpu = device == "cpu"
+    hidden, layers, sequence = (256, 4, 256) if is_cpu else (2048, 24, 2048)
+    heads = hidden // (32 if is_cpu else 128)
+    return RunConfig(
+        model=ModelShape(
+            num_layers=layers,
+            hidden_size=hidden,
+            ffn_hidden_size=4 * hidden,
+            num_attention_heads=heads,
+            num_query_groups=heads,
+            kv_channels=hidden // heads,
+            seq_length=sequence,
+            vocab_size=1024 if is_cpu else 51200,
+        ),
+        parallelism=Parallelism(dp=rank.world_size, ranks_per_node=rank.local_world_size),
+        batch=Batch(micro_batch_size=1, global_batch_size=8 * rank.world_size),
+        precision=Precision.FP32 if is_cpu else Precision.BF16,
+        device=device,
+    )
+
+
+def _measure(
+    args: argparse.Namespace, config: RunConfig, device: torch.device, *, is_joined: bool
+) -> Iterator[Record]:
+    from ...hooks.probing.probe_sweep import Work, sweep_operators, sweep_transfers
+
+    has_operators = args.operators or not args.collectives
+    has_transfers = is_joined and (args.collectives or not args.operators)
+    share_s = args.seconds / max(1, has_operators + has_transfers)
+    wanted = Work(config=config, device=device, seconds=share_s)
+    if has_operators:
+        yield from sweep_operators(wanted, _stopwatch(device))
+    if has_transfers:
+        yield from sweep_transfers(wanted, _stopwatch(device))
+
+
+def _stopwatch(device: torch.device) -> Stopwatch:
+    from ...hooks.sensors.stopwatch import DeviceStopwatch, HostStopwatch
+
+    if device.type != "cuda":
+        return HostStopwatch()
+    import torch
+
+    return DeviceStopwatch(lambda: torch.cuda.Event(enable_timing=True))
+
+
+def _write(
+    directory: Path, rank: RankInfo, device: str, config: RunConfig, records: Iterable[Record]
+) -> None:
+    """One file per rank, as hooks write them."""
+    path = directory / "records" / rank.run_id / f"rank-{rank.rank:05d}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = Header(
+        schema=SCHEMA,
+        run_id=rank.run_id,
+        rank=rank.rank,
+        world_size=rank.world_size,
+        created_by="forerun probe",
+        device=device,
+        started_unix_s=time.time(),
+    )
+    end = WindowRecord(window=0, first_step=0, last_step=0, num_faults=0, num_dropped=0)
+    whole = [header, RunRecord(config=config.to_json()), *records, end]
+    with path.open("w", encoding="utf-8") as lines:
+        lines.writelines(json.dumps(to_dict(record)) + "\n" for record in whole)

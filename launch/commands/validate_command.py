@@ -1,0 +1,144 @@
+"""``forerun validate``: how right the models are on tables of measurements."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from ...calib.errors import CalibrationError, ConfigError
+from ...calib.published.readers import PublishedTable, read_published
+from ...calib.units import format_frac
+from ...calib.validation.collectives import validate_collectives
+from ...calib.validation.operators import implausible, validate_operators
+from ...calib.validation.protocols import COLLECTIVE_PROTOCOLS, OPERATOR_PROTOCOLS
+from ...calib.validation.scores import FIGURES, NoiseFloor, noise_floors, score_rows
+from ..known.table_files import read_frame, table_names
+from ..report.table import ReportTable, console, show_table
+from .exit_codes import ExitCode
+
+OPERATORS = "operators"
+_NUM_REASONS = 3
+_FIGURE_TITLES = ("MAPE", "median", "p90", "bias", "90 % covers", "half-width")
+
+
+def validate(args: argparse.Namespace) -> int:
+    """Print the scores of every protocol that the tables can carry."""
+    if args.what in ("steps", "design"):
+        from .validate_steps import validate_design, validate_steps
+
+        return validate_steps(args) if args.what == "steps" else validate_design(args)
+    if args.seeds < 1:
+        raise ConfigError(f"--seeds {args.seeds} is below 1; give how many random draws to pool")
+    is_operators = args.what == OPERATORS
+    needs = OPERATOR_PROTOCOLS if is_operators else COLLECTIVE_PROTOCOLS
+    chosen = tuple(dict.fromkeys(args.protocol or needs))
+    for protocol in chosen:
+        if protocol not in needs:
+            raise ConfigError(
+                f"--protocol {protocol} is none of those of {args.what}: {', '.join(needs)}"
+            )
+    tables = _read(args.files, args.what)
+    rows: list[dict[str, object]] = []
+    floors: dict[str, list[NoiseFloor]] = {}
+    for table in tables:
+        frame = _rows(table, args.what)
+        _tell_flags(table.name, frame)
+        if is_operators:
+            _tell_implausible(table.name, frame)
+        run = validate_operators if is_operators else validate_collectives
+        found = score_rows(run(frame, table.name, seeds=range(args.seeds), protocols=chosen))
+        carried = {row["protocol"] for row in found}
+        for protocol in (p for p in chosen if p not in carried):
+            _tell(f"{table.name}: {protocol} is left out; it needs {needs[protocol]}")
+        rows += found
+        floors[table.name] = noise_floors(frame) if is_operators else []
+    if not rows:
+        raise CalibrationError(f"no protocol can be scored; {chosen[0]} needs {needs[chosen[0]]}")
+    if args.json:
+        print(json.dumps({"schema": 1, "results": rows}, indent=2))
+    else:
+        for table in _report(rows, floors):
+            show_table(table, console())
+    return ExitCode.ANSWER
+
+
+def _read(paths: Sequence[Path], what: str) -> list[PublishedTable]:
+    tables = []
+    for path, name in zip(paths, table_names(paths), strict=True):
+        table = read_published(read_frame(path), name)
+        holds = OPERATORS if table.operators is not None else "collectives"
+        if holds != what:
+            raise ConfigError(f"{name} holds {holds}; use forerun validate {holds} {path}")
+        tables.append(table)
+    return tables
+
+
+def _rows(table: PublishedTable, what: str) -> pd.DataFrame:
+    frame = table.operators if what == OPERATORS else table.collectives
+    assert frame is not None
+    return frame
+
+
+def _tell_flags(name: str, frame: pd.DataFrame) -> None:
+    flagged = frame.loc[frame["flag"] != "", "flag"]
+    if len(flagged):
+        reasons = flagged.value_counts()
+        _tell(
+            f"{name}: {len(flagged)} of {len(frame)} rows are flagged and neither fitted nor "
+            f"scored, most for: {reasons.index[0]} ({reasons.iloc[0]})"
+        )
+
+
+def _tell_implausible(name: str, frame: pd.DataFrame) -> None:
+    found = implausible(frame)
+    for is_doubtful, text in (
+        (False, "rows that train no model, but are scored"),
+        (True, "rows that look wrong, but train, since they are most of their operator"),
+    ):
+        counts: Counter[str] = Counter()
+        for refusal in (r for r in found if r.is_doubtful is is_doubtful):
+            counts[f"{refusal.name} {refusal.reason.value}"] += refusal.num_refused
+        if counts:
+            shown = [f"{number} {what}" for what, number in counts.most_common(_NUM_REASONS)]
+            more = f", and {len(counts) - len(shown)} more" if len(counts) > len(shown) else ""
+            _tell(f"{name}: {text}: {', '.join(shown)}{more}")
+
+
+def _tell(line: str) -> None:
+    print(f"forerun: {line}", file=sys.stderr)
+
+
+def _report(
+    rows: Sequence[dict[str, object]], floors: Mapping[str, Sequence[NoiseFloor]]
+) -> list[ReportTable]:
+    """One table a file and protocol, ``all`` first."""
+    floor = {
+        (table, f.group): f"{_percent(f.mean_frac)} ({_percent(f.median_frac)})"
+        for table, members in floors.items()
+        for f in members
+    }
+    by_protocol: dict[tuple[str, str], list[tuple[str, ...]]] = {}
+    for row in rows:
+        table, protocol, group = (str(row[name]) for name in ("table", "protocol", "group"))
+        figures = (_percent(row[name]) for name in FIGURES)
+        cells = (group, str(row["n"]), *figures, floor.get((table, group), ""))
+        by_protocol.setdefault((table, protocol), []).append(cells)
+    return [
+        ReportTable(
+            key=f"{table}/{protocol}",
+            title=f"{table}: {protocol}",
+            columns=("group", "rows", *_FIGURE_TITLES, "noise mean (median)"),
+            rows=tuple(members),
+        )
+        for (table, protocol), members in by_protocol.items()
+    ]
+
+
+def _percent(value: object) -> str:
+    return format_frac(float(str(value)))

@@ -1,0 +1,9 @@
+"""``python -m forerun.launch.companion``: what a session starts beside training."""
+
+from __future__ import annotations
+
+import sys
+
+from .main import main
+
+sys.exit(main())

@@ -1,0 +1,395 @@
+"""What the companion does with events: reads what the hooks wrote, answers, and logs to W&B."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...calib.answers.analysis import Answer, Request, analyse
+from ...calib.answers.history import History
+from ...calib.answers.transcript import transcript_lines
+from ...calib.answers.unmodelled_run import analyse_steps
+from ...calib.drift.monitor import Drift
+from ...calib.errors import ForerunError
+from ...calib.forecast.adaptive import AdaptiveInterval
+from ...calib.forecast.evaluation import Track
+from ...calib.forecast.forecast import Forecast
+from ...calib.forecast.model_forecast import batch_levels
+from ...calib.forecast.remaining_schedule import step_groups
+from ...calib.samples.reader import RunReader
+from ...calib.samples.recent import RecentWindows
+from ...calib.samples.table import SampleTable
+from ...calib.timeline.measured import MeasuredSpan, measured_spans
+from ...hooks.process.settings import OnAdvice, WandbMode
+from ..directory.forecast_log import end_of_run, finish_line
+from ..directory.publishing import Place, Publisher
+from ..directory.run_log import Lived
+from ..directory.scoring import Score, StepRow
+from ..directory.stop_requests import StopRequests
+from ..known.earlier import Earlier
+from ..report.answers import (
+    wandb_tables,
+    window_values,
+    windows_at_end,
+    windows_summary,
+    write_answer,
+    write_end,
+    write_forecast,
+    write_measured,
+    write_score,
+)
+from ..report.page import write_page
+from ..sinks.wandb_sink import NoSink, Sink, open_sink
+from .advice_orders import AdviceOrders
+from .answered import Answered
+from .energy import ReadEnergy, open_meter
+from .forecasting import Forecasts, OwnWork, RunSoFar
+from .options import Options
+from .saying import Writing, say, say_lines
+from .watching import Watching
+
+_ALERTING = (OnAdvice.ALERT.value, OnAdvice.STOP.value)
+PATIENCE_S = 30.0
+"""How long the other ranks' files are waited for after a window has closed here."""
+LOOK_EVERY_S = 1.0
+"""How often they are looked for."""
+MOST_HELD = 10_000
+"""Steps that wait for the first window's prediction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Closed:
+    """A window that waits for its answer."""
+
+    window: int
+    last_iteration: int
+    since_unix_s: float
+    is_again: bool = False
+    """It had its answer; probes have come since."""
+
+
+class Beside:
+    """Events in; transcript, files and W&B out.  It reads no clock."""
+
+    def __init__(
+        self,
+        options: Options,
+        *,
+        publisher: Publisher | None = None,
+        open_sink: Callable[[Options], Sink] | None = None,
+        read_energy: ReadEnergy | None = None,
+        give_order: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self._options = options
+        self._publisher = publisher or Publisher(options.place)
+        self._orders = AdviceOrders(options.settings, give_order or _to_nobody)
+        self._requests = StopRequests(
+            options.place, give_order or _to_nobody, since_unix_s=options.asked_since_unix_s
+        )
+        self._sink = (open_sink or sink_of)(options)
+        self._writing = Writing()
+        self._held: deque[StepRow] = deque()
+        self._score = Score()
+        self._lived = Lived()
+        self._end_unix_s = 0.0
+        self._answer: Answer | None = None
+        self._shown: tuple[SampleTable, tuple[MeasuredSpan, ...]] | None = None
+        self._met: tuple[str, ...] = ()
+        self._met_before: tuple[str, ...] = ()
+        get = options.settings.get
+        num_local = int(get("num_local_ranks") or 1)
+        self._run = RunSoFar(num_nodes=int(get("num_ranks") or num_local) / num_local)
+        self._read_energy = read_energy or open_meter(num_local, os.environ)
+        self._forecasts = Forecasts()
+        self._own_work = OwnWork()
+        self._earlier = Earlier(options.directory)
+        self._reader = RunReader(options.directory, options.run_id)
+        self._windows = RecentWindows()
+        self._answered = Answered()
+        self._next_step = AdaptiveInterval()
+        self._size_ends: tuple[int, ...] = ()
+        self._watching = Watching(
+            options.place,
+            tell=self._tell_drift,
+            writing=self._writing,
+            give_order=give_order or _to_nobody,
+        )
+        self._pending: _Closed | None = None
+        self._next_look_unix_s = 0.0
+        self._is_first_open = True
+        self._is_over = False
+        self._history: History | None = None
+
+    def handle(self, event: dict[str, Any], now_unix_s: float) -> None:
+        """Take one event of the training process."""
+        self._own_work.now(now_unix_s)
+        kind = event.get("event")
+        if kind == "step":
+            row = StepRow.from_event(event)
+            row = replace(row, is_disturbed=self._own_work.covers(row.unix_s))
+            self._run.add(row, float(event.get("unix_s") or now_unix_s))
+            self._held.append(row)
+            self._rebase(self._watching.add(row))
+            self._flush(is_live=not self._is_first_open)
+        elif kind == "phase":
+            self._run.add_bracket(event)
+        elif kind == "end":
+            self._end_unix_s = float(event.get("unix_s") or now_unix_s)
+        elif kind in ("window_closed", "probed"):
+            self._own_work.begin(self._run.last_unix_s or now_unix_s)
+            window = int(event["window"])
+            # Of windows that wait only the newest gets an answer.
+            if kind == "probed" and self._pending is not None and self._pending.window > window:
+                return  # the answer of that window has these probes as well
+            self._pending = _Closed(
+                window=window,
+                last_iteration=int(event["last_step"]) + 1,
+                since_unix_s=now_unix_s,
+                is_again=kind == "probed" and self._pending is None,
+            )
+
+    def poll(self, now_unix_s: float, *, is_final: bool = False) -> bool:
+        """Analyse the closed window once all ranks' files are there, or patience is over.
+
+        True where one was analysed.
+        """
+        self._own_work.now(now_unix_s)
+        self._follow_clock(now_unix_s)
+        if now_unix_s < self._next_look_unix_s and not is_final:
+            return False
+        self._requests.look()
+        self._run.read_energy(self._read_energy, now_unix_s)
+        self._next_look_unix_s = now_unix_s + LOOK_EVERY_S
+        closed = self._pending
+        if closed is None:
+            self._forecast_again(now_unix_s)
+            return False
+        is_patience_over = is_final or now_unix_s - closed.since_unix_s > PATIENCE_S
+        try:
+            self._windows.add(self._reader.read())
+            if not self._windows.is_complete(closed.window) and not is_patience_over:
+                return False
+            self._analyse(closed, now_unix_s)
+        except ForerunError as err:
+            # Where nothing can be read yet there is time; an analysis that fails would fail again.
+            if not is_patience_over and not self._windows.is_complete(closed.window):
+                return False
+            self._settle(f"no answer for window {closed.window}: {err}")
+        else:
+            self._settle()
+        return True
+
+    def _follow_clock(self, now_unix_s: float) -> None:
+        """A clock that was set back holds up no look and no answer."""
+        if now_unix_s < self._next_look_unix_s - LOOK_EVERY_S:
+            self._next_look_unix_s = now_unix_s
+            if self._pending is not None:
+                self._pending = replace(self._pending, since_unix_s=now_unix_s)
+
+    def finish(self, now_unix_s: float, *, is_analysed: bool = True) -> None:
+        """The last window, where there is time for it, and last words."""
+        if is_analysed:
+            self.poll(now_unix_s, is_final=True)
+        self.say_last_words(now_unix_s)
+
+    def say_last_words(self, now_unix_s: float) -> None:
+        """What is still held, and how the predictions did; once."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._pending is not None:
+            say(
+                f"window {self._pending.window} has no answer: there is no time for it at the end; "
+                f"the last answer stands, forerun report reads the records"
+            )
+        self._flush(is_final=True)
+        place = self._options.place
+        end_unix_s = self._end_unix_s or now_unix_s
+        track = self._writing(lambda: self._lived.close(place, end_unix_s))
+        summary = self._score.summary()
+        if self._answer is not None:
+            ended_unix_s = end_of_run(place.directory, place.run_id)
+            self._answer = replace(self._answer, ended_unix_s=ended_unix_s)
+            self._sink.tables(self._run.last_iteration, windows_at_end(self._answer))
+            summary |= windows_summary(self._answer)
+        if self._publisher.is_newest():
+            self._write_last(place, track)
+            self._publish()
+        self._publisher.end()
+        for line in (*self._score.lines(), finish_line(track) if track else ""):
+            if line:
+                say(line)
+        self._sink.close(summary)
+
+    def _write_last(self, place: Place, track: Track | None) -> None:
+        answer, shown = self._answer, self._shown
+        score = {**self._score.summary(), **self._answered.counts()}
+        if answer is not None or track is not None:
+            self._writing(lambda: write_score(place, score, track))
+        if answer is not None and shown is not None:
+            self._writing(lambda: write_end(place, answer))
+            self._writing(lambda: write_page(place, shown[0], answer, shown[1], self._lived))
+
+    def miss(self, num_events: int) -> None:
+        """So many events were dropped before this one."""
+        say(
+            f"{num_events} events of training came faster than they could be taken in: these steps "
+            f"are not in the score; training and records are not affected"
+        )
+
+    def _keep(self, write: Callable[[], object]) -> None:
+        """Write answers; never over those of a newer run of the launch."""
+        if self._publisher.is_newest():
+            self._writing(write)
+
+    def _publish(self) -> None:
+        """To the top what has been written, where that is ours."""
+        if said := self._writing(self._publisher.publish):
+            say(said)
+
+    def _tell_drift(self, line: str) -> None:
+        self._publish()
+        say(line)
+        if self._options.settings.get("on_advice") in _ALERTING:
+            self._sink.alert("forerun: drift", line)
+
+    def _rebase(self, drift: Drift | None) -> None:
+        """From a drift on, forecasts rest on the steps since then, those of windows left out."""
+        if drift is None:
+            return
+        self._run.rebase(drift.since_iteration)
+        self._forecasts.rebase()
+        if self._answer is not None:
+            view = replace(self._answer.outlook, recorded_s=())
+            self._answer = replace(self._answer, outlook=view)
+
+    def _forecast_again(self, now_unix_s: float) -> None:
+        """Between windows: all steps so far, no new fit."""
+        answer = self._answer
+        if answer is None or not answer.config.cadence.train_iters:
+            return
+        found = self._forecasts.again(answer, self._run, self._options.request, now_unix_s)
+        if found is None:
+            return
+        self._answer = replace(answer, forecast=found)
+        renewed = self._answer
+        self._keep(lambda: write_forecast(self._options.place, renewed))
+        self._publish()
+        if self._forecasts.is_news(found):
+            self._say_forecast(found)
+
+    def _say_forecast(self, forecast: Forecast) -> None:
+        limit_s = self._options.request.time_limit_s(forecast)
+        say_lines(transcript_lines(forecast=forecast, time_limit_s=limit_s))
+
+    def _analyse(self, closed: _Closed, now_unix_s: float) -> None:
+        # Steps after the window are what the answer is scored on, also those that came meanwhile.
+        known = self._run.request(
+            self._options.request, now_unix_s, last_iteration=closed.last_iteration
+        )
+        request = replace(
+            known,
+            previously_met=self._met_before if closed.is_again else self._met,
+        )
+        run = self._windows.newest
+        table = self._earlier.join(self._windows.table())
+        self._watching.window_closed(table, closed.window, unix_s=request.now_unix_s)
+        if not run.configs:
+            self._say_measured(table, request)
+            return
+        problems = (*run.problems, *self._answered.problems(closed.window))
+        answer = analyse(
+            table,
+            request,
+            problems=problems,
+            history=self._history,
+            known=self._earlier.steps(table),
+        )
+        self._answer, self._history = answer, answer.history
+        self._forecasts.answered(answer, self._run.last_iteration)
+        if not closed.is_again:
+            self._met_before = self._met
+        self._met = tuple(sorted(rule.value for rule in answer.decision.rules_met))
+        self._shown = table, measured_spans(run)
+        place, spans, lived = self._options.place, self._shown[1], self._lived
+        self._keep(lambda: write_answer(place, table, request, answer, spans, lived))
+        self._publish()
+        say_lines(answer.transcript)
+        where = f"{self._publisher.shown}/report.html · decision.json · timeline.json.gz"
+        say(f"report: {where} · W&B: {self._sink.where}")
+        self._sink.tables(self._logged_iteration(), wandb_tables(answer))
+        if values := window_values(answer):
+            self._sink.step(self._logged_iteration(), values)
+        self._orders.follow(answer.decision)
+        if answer.is_stop and self._options.settings.get("on_advice") in _ALERTING:
+            self._sink.alert("forerun: stop advised", answer.transcript[-1])
+
+    def _say_measured(self, table: SampleTable, request: Request) -> None:
+        """The answer of a run whose layout is not known."""
+        num_steps = int(self._options.settings.get("num_steps") or 0)
+        measured = analyse_steps(table, request, num_steps=num_steps)
+        self._keep(lambda: write_measured(self._options.place, table, request, measured))
+        self._publish()
+        say_lines(measured.transcript)
+
+    def _settle(self, problem: str = "") -> None:
+        """The pending window is done with: held rows may go."""
+        if problem:
+            say(problem)
+        if self._pending is not None:
+            self._answered.settled(self._pending.window)
+        self._pending = None
+        self._own_work.over()
+        self._is_first_open = False
+        if self._answer is not None and (total := self._answer.config.cadence.train_iters):
+            groups = step_groups(total, batch_levels(self._answer.config))
+            self._size_ends = tuple(group.end for group in groups)
+        for drift in self._watching.begin(self._size_ends):
+            self._rebase(drift)
+        self._flush()
+
+    def _logged_iteration(self) -> int:
+        return self._held[0].iteration if self._held else self._run.last_iteration
+
+    def _flush(self, *, is_final: bool = False, is_live: bool = False) -> None:
+        """Log held rows in order; rows after the first window wait for its prediction."""
+        while self._held:
+            row = self._held[0]
+            is_waiting = row.is_after_window and self._is_first_open and not is_final
+            if is_waiting and len(self._held) <= MOST_HELD:
+                return
+            self._held.popleft()
+            values = {"step_time_s": row.time_s}
+            if row.is_after_window and self._answer is not None:
+                interval = self._next_step.interval() if is_live else None
+                values |= self._score.add(row, self._answer, interval)
+            values |= self._watching.values()
+            self._lived.add(row, values)
+            if not row.flags and not row.is_hooked:
+                self._next_step.add(row.time_s)
+            if row.iteration in self._size_ends:
+                self._next_step = AdaptiveInterval()
+            self._sink.step(row.iteration, values)
+
+
+def _to_nobody(order: dict[str, Any]) -> None:
+    """Where no training listens."""
+
+
+def sink_of(options: Options) -> Sink:
+    """The sink that the settings ask for; where W&B cannot be had, files go on without it."""
+    settings = options.settings
+    try:
+        return open_sink(
+            WandbMode(settings.get("wandb", "auto")),
+            has_host_run=bool(settings.get("has_host_wandb")),
+            directory=options.directory,
+            run_id=options.run_id,
+            config=settings,
+        )
+    except Exception as err:  # W&B raises its own, network and file errors alike.
+        say(f"W&B is off: {err}")
+        return NoSink()

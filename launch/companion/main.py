@@ -1,0 +1,140 @@
+"""The process beside the last rank: answers and logs, and costs training nothing but idle time.
+
+It takes the lowest priority before anything else, and loads pandas, the models and W&B only when
+the first window has closed, so that it does not disturb what the window measures.  Events arrive as
+JSON lines on its standard input; end of file means that training is gone, and it finishes what it
+can in a fixed time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...hooks.control.companion_link import SETTINGS_FD
+from ..directory.publishing import Publisher
+from .farewell import Farewell
+from .inbox import Inbox
+from .options import Options
+from .saying import say
+
+if TYPE_CHECKING:
+    from .companion_loop import Beside
+
+Event = dict[str, Any]
+LOWEST_PRIORITY = 19
+_TICK_S = 0.5
+_MARGIN = 1.5
+"""The last window is analysed where there is this many times the processor time of an analysis."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until the training process ends or dies; 0, or 1 where there are no settings."""
+    # A thread of training waits until the settings are read: before all else.
+    try:
+        options = _options(argv)
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        say(f"no live answers: the companion was told nothing that it can read ({err})")
+        return 1
+    _step_back()
+    # Ctrl-C is for training, which then ends our input: what is known by then is still said.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    publisher = Publisher(options.place)
+    say(publisher.begin(time.time()))
+    publisher.start_beating(say)
+    inbox, farewell = Inbox(), Farewell()
+    threading.Thread(target=_read, args=(inbox, farewell), daemon=True).start()
+    inbox.wait_for_window()
+    beside = _wake(options, publisher)
+    farewell.knows(lambda: beside.say_last_words(time.time()))
+    longest_s = _answer(beside, inbox)
+    has_time = farewell.left_s > _MARGIN * longest_s
+    beside.finish(time.time(), is_analysed=has_time)
+    if farewell.left_s > _MARGIN * longest_s > 0:
+        _keep_fit(options.directory)
+    return 0
+
+
+def _answer(beside: Beside, inbox: Inbox) -> float:
+    """Until the end; the most processor time that an answer took, seconds."""
+    longest_s = 0.0
+    is_over = is_said = False
+    while not is_over:
+        events, is_over = inbox.take(_TICK_S)
+        for event in events:
+            beside.handle(event, time.time())
+        if inbox.num_dropped and not is_said:
+            is_said = True
+            beside.miss(inbox.num_dropped)
+        begin_s = time.process_time()
+        if not is_over and beside.poll(time.time()):
+            longest_s = max(longest_s, time.process_time() - begin_s)
+    return longest_s
+
+
+def _keep_fit(directory: Path) -> None:
+    """What the first ``predict`` or ``plan`` would have to fit."""
+    from ...calib.errors import ForerunError
+    from ..known.machines import open_machine
+
+    with suppress(ForerunError, OSError):
+        open_machine(directory)
+
+
+def _step_back() -> None:
+    """Run only where nothing else wants to; elsewhere than on Linux, at the lowest priority."""
+    os.nice(LOWEST_PRIORITY)
+    if hasattr(os, "SCHED_IDLE"):
+        # A wake-up of training interrupts it at once, which the lowest priority alone does not do.
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def _wake(options: Options, publisher: Publisher) -> Beside:
+    from .companion_loop import Beside
+
+    return Beside(options, publisher=publisher, give_order=_write_back)
+
+
+def _write_back(order: Event) -> None:
+    """To the training process, over the pair of sockets that our input comes from."""
+    with suppress(OSError):  # training is gone, or our input is a mere pipe
+        os.write(0, json.dumps(order).encode() + b"\n")
+
+
+def _read(inbox: Inbox, farewell: Farewell) -> None:
+    try:
+        for line in sys.stdin:
+            with suppress(ValueError, RecursionError):
+                event = json.loads(line)
+                if not isinstance(event, dict):
+                    continue
+                inbox.put(event)
+                if event.get("event") == "end":
+                    break
+    finally:
+        farewell.begin()
+        inbox.close()
+
+
+def _options(argv: Sequence[str] | None) -> Options:
+    """What the session tells over the descriptor that its command line names."""
+    parser = argparse.ArgumentParser(prog="forerun.launch.companion")
+    parser.add_argument(SETTINGS_FD, type=int, required=True)
+    with os.fdopen(parser.parse_args(argv).settings_fd, encoding="utf-8") as file:
+        told = json.load(file)
+    return Options(
+        directory=Path(told["directory"]),
+        run_id=told["run_id"],
+        launch_id=told.get("launch_id", ""),
+        settings=told["settings"],
+    )

@@ -1,0 +1,107 @@
+"""``forecasts.jsonl``: every forecast that was made and how the run ended, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...calib.answers.analysis import Answer
+from ...calib.answers.unmodelled_run import MeasuredAnswer
+from ...calib.errors import RecordError
+from ...calib.forecast.evaluation import Ended, Made, Track, track
+from ...calib.samples.store import append_line, read_lines
+from ...calib.units import format_frac
+from .publishing import Place
+
+FORECASTS = "forecasts.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """What a directory knows of the forecasts of its runs."""
+
+    made: Mapping[str, tuple[Made, ...]]
+    """By run, oldest first."""
+    ended: Mapping[str, Ended]
+    problems: tuple[str, ...]
+
+    def track(self, run_id: str) -> Track | None:
+        """The forecasts of a run that has ended against its end."""
+        ended = self.ended.get(run_id)
+        return track(self.made.get(run_id, ()), ended) if ended is not None else None
+
+
+def append_forecast(place: Place, answer: Answer | MeasuredAnswer) -> None:
+    """Keep the forecast of an answer, if any; called wherever ``forecast.json`` is written."""
+    if answer.forecast is not None:
+        _append(place, Made.of(answer.forecast, answer.run_id).to_json())
+
+
+def append_end(place: Place, ended: Ended) -> None:
+    """Keep how a run ended."""
+    _append(place, ended.to_json())
+
+
+def _append(place: Place, value: Mapping[str, Any]) -> None:
+    append_line(place.directory / FORECASTS, {**value, **place.stamp()})
+
+
+def read_forecasts(directory: Path) -> Logged:
+    """All forecasts and ends of a directory; what is damaged or foreign is named and skipped.
+
+    ``RecordError`` where there is no such file.
+    """
+    values, problems = read_lines(directory / FORECASTS)
+    made: dict[str, list[Made]] = {}
+    ended: dict[str, Ended] = {}
+    skipped = list(problems)
+    for value in values:
+        try:
+            if value.get("kind") == "forecast":
+                found = Made.from_json(value)
+                made.setdefault(found.run_id, []).append(found)
+            elif value.get("kind") == "end":
+                end = Ended.from_json(value)
+                ended[end.run_id] = end
+            else:
+                skipped.append(f"{FORECASTS}: kind {value.get('kind')!r} is not known, skipped")
+        except (RecordError, KeyError, TypeError, ValueError) as err:
+            skipped.append(f"{FORECASTS}: {err}")
+    return Logged(
+        made={run_id: tuple(rows) for run_id, rows in made.items()},
+        ended=ended,
+        problems=tuple(skipped),
+    )
+
+
+def end_of_run(directory: Path, run_id: str) -> float | None:
+    """When a run came to its end, Unix seconds; None where it has not, or nobody wrote it down."""
+    try:
+        ended = read_forecasts(directory).ended.get(run_id)
+    except RecordError:
+        return None
+    return ended.end_unix_s if ended is not None and ended.is_complete else None
+
+
+def finish_line(found: Track) -> str:
+    """How well the finish was foretold, as the last line of a log; empty where nothing can be said.
+
+    The first forecast counts: it is the one that a user plans with.
+    """
+    first = found.first
+    if first is None:
+        return ""
+    words = [
+        f"finish was predicted within {format_frac(abs(first.of_total_frac))} "
+        f"after {first.iteration} steps"
+    ]
+    tight = found.settled[-1]
+    if tight.stays_from_iteration is not None and found.num_forecasts > 1:
+        words.append(
+            f"within {format_frac(tight.within_frac)} from step {tight.stays_from_iteration} on"
+        )
+    inside = next(row for row in found.finish if row.nominal_frac == 0.9)
+    words.append(f"90 % interval held in {inside.num_inside} of {inside.num} forecasts")
+    return " · ".join(words)

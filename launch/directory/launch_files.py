@@ -1,0 +1,182 @@
+"""What a wrapped launch and its wrapper tell each other, in a folder of this launch alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...calib.records.files import PRIVATE, replace_file
+from ...hooks.control.orders import MARKER
+from ...hooks.process.launch_identity import LAUNCH, RUNS, is_launch_id
+from .bounded_files import number, read_object, words
+from .stop_requests import REQUEST_RULE, STOP_REQUEST
+
+_LONGEST_S = 100 * 365 * 86400.0
+_READ = (LAUNCH, MARKER, "forecast.json", "decision.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """What ``stop.json`` says."""
+
+    run_id: str = ""
+    iteration: int | None = None
+    unix_s: float = 0.0
+    reason: str = ""
+    rule: str = ""
+    command: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**found, "command": list(self.command)}
+
+    @property
+    def is_advised(self) -> bool:
+        """False where the scheduler's limit was the reason: such a run is to be taken up again."""
+        return self.rule != REQUEST_RULE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewestForecast:
+    """What the newest forecast of a launch says, from ``forecast.json`` and ``request.json``."""
+
+    now_unix_s: float
+    """Names the forecast; times are counted by the clock of who read it."""
+    left_p95_s: float
+    """Time that is left with 5 % beyond it, when the forecast was made."""
+    left_p50_s: float
+    done_frac: float
+    """Share of the steps that were done then."""
+    longest_save_s: float
+
+    def left_s(self, age_s: float) -> float:
+        """What of ``left_p95_s`` is left so much later, training having gone on until then."""
+        return max(0.0, self.left_p95_s - max(0.0, age_s))
+
+    def done_frac_after(self, age_s: float) -> float:
+        """Share of the steps that will be done so much later, at the expected speed."""
+        if self.left_p50_s <= 0:
+            return 1.0
+        gone = min(1.0, max(0.0, age_s) / self.left_p50_s)
+        return self.done_frac + (1.0 - self.done_frac) * gone
+
+
+class LaunchFiles:
+    """Reads what carries the id of the launch, in its folder; all else is as if it were not there.
+
+    An id may be used again, as where the user sets one: what lies there at the beginning is of an
+    earlier launch.
+    """
+
+    def __init__(self, directory: Path, launch_id: str) -> None:
+        self._runs = directory / RUNS
+        self._given_id = launch_id
+        self.launch_id = launch_id
+        self._before: dict[Path, tuple[int, int, int]] = {}
+        self._begun_unix_s, self._begun_s = time.time(), time.monotonic()
+
+    @property
+    def folder(self) -> Path:
+        """``DIR/runs/<launch id>``."""
+        return self._runs / self.launch_id
+
+    def begin(self) -> None:
+        """Note what an earlier launch of this id has left, and take its request back."""
+        for name in _READ:
+            path = self.folder / name
+            if (mark := _mark(path)) is not None:
+                self._before[path] = mark
+        self.withdraw()
+
+    def follow(self) -> None:
+        """Go over to the id that the ranks agreed on, where that is another node's."""
+        found = self._new(self._runs / self._given_id / LAUNCH) or {}
+        if is_launch_id(agreed := found.get("launch_id")):
+            self.launch_id = str(agreed)
+
+    def ask(self, reason: str) -> None:
+        """A request to save and stop, where there is none yet; raises ``OSError``."""
+        path = self.folder / STOP_REQUEST
+        value = read_object(path)
+        if value is not None and value.get("launch_id") == self.launch_id:
+            return
+        # Not before the session began, whatever the clock has been set to since.
+        unix_s = self._begun_unix_s + time.monotonic() - self._begun_s
+        value = {
+            "schema": 1,
+            "launch_id": self.launch_id,
+            "unix_s": max(unix_s, time.time()),
+            "reason": reason,
+            "rule": REQUEST_RULE,
+        }
+        replace_file(path, json.dumps(value) + "\n", mode=PRIVATE)
+
+    def withdraw(self) -> None:
+        """No request is left for a later launch of this id."""
+        with suppress(OSError):
+            (self.folder / STOP_REQUEST).unlink()
+
+    def stop(self) -> Stopped | None:
+        """The stop of this launch; None where there was none."""
+        value = self._read(MARKER)
+        if value is None:
+            return None
+        iteration = value.get("iteration")
+        return Stopped(
+            run_id=str(value.get("run_id", "")),
+            iteration=iteration if isinstance(iteration, int) else None,
+            unix_s=number(value.get("unix_s")),
+            reason=str(value.get("reason", "")),
+            rule=str(value.get("rule", "")),
+            command=words(value.get("command")),
+        )
+
+    def forecast(self) -> NewestForecast | None:
+        """The newest forecast of this launch; None before there is one."""
+        found = self._read("forecast.json")
+        if found is None:
+            return None
+        done, left = number(found.get("steps_done")), number(found.get("steps_left"))
+        if done < 0 or left <= 0:
+            return None
+        saves = (self._read("request.json") or {}).get("save_times_s")
+        longest_s = max(map(_time_s, saves), default=0.0) if isinstance(saves, list) else 0.0
+        return NewestForecast(
+            now_unix_s=number(found.get("now_unix_s")),
+            left_p95_s=_time_s(found.get("remaining_high_s")),
+            left_p50_s=_time_s(found.get("remaining_s")),
+            done_frac=done / (done + left),
+            longest_save_s=longest_s,
+        )
+
+    def advised_command(self) -> tuple[str, ...]:
+        """The command line with the advised layout from ``decision.json``; empty without one."""
+        return words((self._read("decision.json") or {}).get("command"))
+
+    def _read(self, name: str) -> Mapping[str, Any] | None:
+        value = self._new(self.folder / name)
+        return value if value is not None and value.get("launch_id") == self.launch_id else None
+
+    def _new(self, path: Path) -> Mapping[str, Any] | None:
+        mark = _mark(path)
+        return None if mark is None or mark == self._before.get(path) else read_object(path)
+
+
+def _mark(path: Path) -> tuple[int, int, int] | None:
+    """Changes when a file is replaced, without regard to what the clock says."""
+    try:
+        found = os.lstat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _time_s(value: object) -> float:
+    return max(0.0, number(value, _LONGEST_S))

@@ -1,0 +1,74 @@
+"""The step model of a directory, fitted anew from what was recorded in it or imported into it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ...calib.answers.run_measurements import memory_offset_nbytes
+from ...calib.answers.run_steps import known_elsewhere, run_steps
+from ...calib.fit.priors import device_prior
+from ...calib.memory.peak import memory_offset
+from ...calib.steps.known import KnownStep
+from ...calib.steps.table_steps import table_steps
+from ...calib.workload.config import RunConfig
+from .imported_tables import ImportedTables, read_imported
+from .loaded_runs import has_run, load
+from .machine import Machine
+
+
+def fit_machine_of(
+    directory: Path,
+    *,
+    run_id: str | None = None,
+    machine: str | None = None,
+    also: Sequence[Path] = (),
+) -> Machine:
+    """See ``machines.open_machine``."""
+    imported = read_imported(directory)
+    if machine is not None or (imported.steps and run_id is None and not has_run(directory)):
+        return _imported(imported, machine)
+    loaded = load(directory, run_id)
+    table = loaded.table
+    own = table.config()
+    known = [*loaded.known, *(one for other in also for one in _elsewhere(other, own))]
+    return Machine(
+        name=table.run_id,
+        own=own,
+        steps=run_steps(table, known),
+        memory_capacity_nbytes=table.device_memory_nbytes(),
+        memory_offset_nbytes=memory_offset_nbytes(table),
+        problems=(*loaded.problems, *imported.problems),
+    )
+
+
+def _imported(tables: ImportedTables, name: str | None) -> Machine:
+    rows = tables.machine(name)
+    last = rows[-1]
+    peaks = [
+        memory_offset(row.config, int(row.measured_memory_nbytes))
+        for row in rows
+        if row.measured_memory_nbytes
+    ]
+    return Machine(
+        name=last.machine,
+        own=last.config,
+        steps=table_steps(
+            rows[0], [KnownStep.of(row) for row in rows], tables.operators, tables.collectives
+        ),
+        memory_capacity_nbytes=None,
+        memory_offset_nbytes=int(np.median(peaks)) if peaks else None,
+        problems=tables.problems,
+    )
+
+
+def _elsewhere(directory: Path, own: RunConfig) -> tuple[KnownStep, ...]:
+    """Runs and imported rows of another directory that ran on the same kind of device."""
+    if not has_run(directory):
+        return read_imported(directory).known(own)
+    loaded = load(directory, None)
+    if device_prior(loaded.table.config().device).name != device_prior(own.device).name:
+        return ()
+    return (*loaded.known, known_elsewhere(loaded.table, own))

@@ -1,0 +1,96 @@
+"""Descriptions of runs in files: YAML and JSON of Megatron's arguments, ``config.json``, ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...calib.arguments.hugging_face import from_hugging_face
+from ...calib.arguments.megatron_command import Described, config_from_mapping
+from ...calib.errors import ConfigError
+from ...calib.records.plain_json import parse_json
+from ...calib.workload.config import RunConfig
+
+_VOCAB_MULTIPLE = 128
+MAX_NBYTES = 1 << 20
+"""Of a file of arguments; real ones have a few kB."""
+MAX_VALUES = 100_000
+
+
+def read_config(path: Path, own: RunConfig, *, num_ranks: int = 0) -> Described:
+    """The run that a file describes, on ``num_ranks`` ranks (0: as many as ``own`` has).
+
+    ``.yaml`` and ``.json`` hold Megatron's arguments (flat, under ``MODEL_ARGS``, or a dumped
+    namespace), a ``RunConfig`` as the report has it, or a Hugging Face ``config.json``, whose model
+    takes the place of the one in ``own``; ``.pt`` and a directory are a checkpoint of Megatron.
+    Raises ``ConfigError`` where the file is missing or says something else.
+    """
+    ranks = num_ranks or own.parallelism.num_ranks
+    value = _parsed(path)
+    if "model_type" in value and "num_layers" not in value:
+        multiple = _VOCAB_MULTIPLE * own.parallelism.tp
+        model = from_hugging_face(value, seq_length=own.model.seq_length, vocab_multiple=multiple)
+        return Described(config=replace(own, model=model, unmodelled=()), unknown=())
+    if isinstance(value.get("model"), Mapping) and "parallelism" in value:
+        return Described(config=RunConfig.from_json(dict(value)), unknown=())
+    return config_from_mapping(
+        value, num_ranks=ranks, ranks_per_node=own.parallelism.ranks_per_node
+    )
+
+
+def _parsed(path: Path) -> Mapping[str, Any]:
+    if path.is_dir() or path.suffix == ".pt":
+        from .checkpoint_args import checkpoint_arguments
+
+        return checkpoint_arguments(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_NBYTES + 1)
+        text = data.decode()
+    except (OSError, UnicodeDecodeError) as err:
+        raise ConfigError(f"{path} cannot be read: {err}; give a text file that exists") from err
+    if len(data) > MAX_NBYTES:
+        raise ConfigError(f"{path} is above {MAX_NBYTES >> 20} MiB; give a file of arguments")
+    value = _json(path, text) if path.suffix == ".json" else _yaml(path, text)
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{path} holds no mapping of names to values; write NAME: VALUE lines")
+    return value
+
+
+def _json(path: Path, text: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError as err:
+        raise ConfigError(f"{path} is not JSON: {err}; correct it") from err
+
+
+def _yaml(path: Path, text: str) -> Any:
+    try:
+        import yaml
+    except ImportError as err:
+        raise ConfigError(f"{path} needs PyYAML: pip install PyYAML, or give JSON") from err
+    try:
+        value = yaml.safe_load(text)
+    except RecursionError as err:
+        raise ConfigError(f"{path} is nested too deeply; write NAME: VALUE lines") from err
+    except (yaml.YAMLError, ValueError, TypeError, ArithmeticError, AttributeError) as err:
+        line = " ".join(str(err).split())[:200]
+        raise ConfigError(f"{path} is not YAML: {line}; correct it") from err
+    if not _is_small(value):
+        raise ConfigError(f"{path} has more than {MAX_VALUES} values; write NAME: VALUE lines")
+    return value
+
+
+def _is_small(value: Any) -> bool:
+    """False where aliases unfold to more than a file of arguments can mean."""
+    left, waiting = MAX_VALUES, [value]
+    while waiting and left > 0:
+        left -= 1
+        one = waiting.pop()
+        if isinstance(one, Mapping):
+            waiting += one.values()
+        elif isinstance(one, list | tuple | set):
+            waiting += one
+    return not waiting

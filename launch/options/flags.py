@@ -1,0 +1,302 @@
+"""The ``--calibrate`` flags, ``--forerun`` by their other name: read into settings.
+
+What of an argument list is ours says ``split``.  Standard library only: this is imported before
+training, on every rank.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from ..._forerun_autoload import FLAGS as FLAGS
+from ..._forerun_autoload import near
+from ..._forerun_autoload import split as split
+from ...calib.errors import ConfigError
+from ...hooks.process import interpreter
+from ...hooks.process.launch_identity import process_start
+from ...hooks.process.settings import (
+    CadenceHint,
+    DeviceChoice,
+    OnAdvice,
+    RankInfo,
+    Settings,
+    TraceChoice,
+    WandbMode,
+)
+
+FLAG = FLAGS[1]
+LIMIT = "FORERUN_LIMIT_UNIX_S"
+"""Set by ``forerun run``: when the scheduler ends the job."""
+REQUESTS = "FORERUN_REQUESTS"
+"""Set to 1 by ``forerun run``: it may ask the session to save and stop."""
+
+
+def parse(
+    own: Sequence[str],
+    environ: Mapping[str, str],
+    host_argv: Sequence[str],
+    companion_command: Sequence[str],
+) -> Settings:
+    """The settings that flags, torchrun's variables and the host's arguments say.
+
+    Any flag of ours switches calibration on.  Of our own variables ``FORERUN_DEVICE`` is read
+    here, and a flag wins over it, and what ``forerun run`` tells.  Raises ``ConfigError`` with the
+    value, the rule and the remedy.
+    """
+    values: dict[str, Any] = {}
+    device = environ.get("FORERUN_DEVICE")
+    if device:
+        values["device"] = _choice(DeviceChoice)("FORERUN_DEVICE=" + device, device)
+    if limit := environ.get(LIMIT):
+        values["limit_unix_s"] = _moment(f"{LIMIT}={limit}", limit)
+    values["takes_requests"] = environ.get(REQUESTS) == "1"
+    for flag in own:
+        if flag not in FLAGS:
+            field, value = _value(flag)
+            values[field] = value
+    if python := values.pop("python", ""):
+        companion_command = interpreter.companion_command(environ, python)
+    return Settings(
+        rank=rank_info(environ),
+        cadence=cadence_hint(host_argv),
+        host_argv=tuple(host_argv),
+        companion_command=tuple(companion_command),
+        is_answered=True,
+        **values,
+    )
+
+
+def rank_info(environ: Mapping[str, str]) -> RankInfo:
+    """This process among its peers, from torchrun's variables; raises ``ConfigError``."""
+    rank = _number(environ, "RANK")
+    world_size = _number(environ, "WORLD_SIZE", default=1)
+    if rank >= world_size:
+        raise ConfigError(
+            f"RANK={rank} must be below WORLD_SIZE={world_size}; launch with torchrun"
+        )
+    return RankInfo(
+        rank=rank,
+        world_size=world_size,
+        local_rank=_number(environ, "LOCAL_RANK", default=0),
+        local_world_size=_number(environ, "LOCAL_WORLD_SIZE", default=1),
+        run_id=run_id(environ),
+    )
+
+
+def run_id(environ: Mapping[str, str]) -> str:
+    """A name for this launch, the same on all ranks, that can be part of a file name.
+
+    torchrun's run id is random with ``--standalone`` and the user's with ``--rdzv-id``; restarts
+    are counted, and ranks, since nodes may join without a restart.  Where it is the default
+    ``none``, the agent's process id and start time take its place on a single node; several nodes
+    share only the master's address, so there ``--rdzv-id`` (or a Slurm job id) is what keeps the
+    records of two launches into one directory apart.
+
+    >>> run_id({"TORCHELASTIC_RUN_ID": "nightly/7", "MASTER_PORT": "29500", "WORLD_SIZE": "8"})
+    'nightly-7-29500-0-w8'
+    """
+    name = environ.get("TORCHELASTIC_RUN_ID", "")
+    if name in ("", "none"):
+        job = [environ.get(key, "") for key in ("SLURM_JOB_ID", "SLURM_STEP_ID")]
+        is_one_node = environ.get("LOCAL_WORLD_SIZE", "") == environ.get("WORLD_SIZE", "1")
+        if all(job):
+            name = "-".join(job)
+        elif name and is_one_node:
+            name = _agent()
+        else:
+            name = environ.get("MASTER_ADDR", "local")
+    count = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    ranks = f"w{environ.get('WORLD_SIZE', '1')}"
+    full = "-".join((name, environ.get("MASTER_PORT", "0"), count, ranks))
+    safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", full).lstrip(".-")
+    if len(safe) <= 64:
+        return safe
+    return f"{safe[:40]}-{hashlib.sha256(full.encode()).hexdigest()[:12]}"
+
+
+def cadence_hint(host_argv: Sequence[str]) -> CadenceHint:
+    """How long the run is, where the host's arguments have Megatron's names.
+
+    >>> cadence_hint(["--train-iters", "500", "--save-interval=100"]).save_interval
+    100
+    """
+    found: dict[str, Any] = {}
+    for name in _CADENCE_NUMBERS:
+        (text,) = _words_of(host_argv, name, 1) or ("",)
+        if text.isdecimal():
+            found[name] = int(text)
+    ramp = _words_of(host_argv, "rampup_batch_size", 3)
+    if len(ramp) == 3 and all(word.isdecimal() for word in ramp):
+        found["rampup_batch_size"] = tuple(int(word) for word in ramp)
+    for name in ("save", "step_batch_size_schedule"):
+        (found[name],) = _words_of(host_argv, name, 1) or ("",)
+    return CadenceHint(**found)
+
+
+_CADENCE_NUMBERS = (
+    "train_iters",
+    "train_samples",
+    "eval_interval",
+    "eval_iters",
+    "save_interval",
+    "exit_interval",
+    "global_batch_size",
+)
+
+
+def _words_of(host_argv: Sequence[str], name: str, count: int) -> tuple[str, ...]:
+    """The words behind the last mention of an option; empty where it is not there."""
+    option = "--" + name.replace("_", "-")
+    found: tuple[str, ...] = ()
+    for index, argument in enumerate(host_argv):
+        if argument == option:
+            found = tuple(host_argv[index + 1 : index + 1 + count])
+        elif argument.startswith(option + "="):
+            found = (argument.removeprefix(option + "="),)
+    return found
+
+
+Reader = Callable[[str, str], Any]
+
+
+def _value(flag: str) -> tuple[str, Any]:
+    """The settings field and its value that one flag says."""
+    written, equals, text = flag.partition("=")
+    first = FLAGS[0] if written.startswith(FLAGS[0]) else FLAG
+    name = written.removeprefix(first).removeprefix("-")
+    if not name:
+        raise ConfigError(f"{flag}: {first} takes no value; write {first} alone")
+    if name not in _FIELDS:
+        hint = f"did you mean {first}-{near(name)}=...? " if near(name) else ""
+        known = ", ".join(f"{first}-{known}" for known in _FIELDS)
+        raise ConfigError(f"{flag}: unknown flag; {hint}known: {first}, {known}")
+    field, reader, example = _FIELDS[name]
+    if not equals or not text:
+        raise ConfigError(f"{flag}: needs a value after '='; for example {first}-{name}={example}")
+    return field, reader(flag, text)
+
+
+def _integer(minimum: int) -> Reader:
+    def read(flag: str, text: str) -> int:
+        if not re.fullmatch(r"-?\d+", text, re.ASCII):
+            raise ConfigError(f"{flag}: must be a whole number; give {minimum} or more")
+        if int(text) < minimum:
+            raise ConfigError(f"{flag}: must be at least {minimum}; give {minimum} or more")
+        return int(text)
+
+    return read
+
+
+def _real(low: float, high: float, rule: str) -> Reader:
+    def read(flag: str, text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high or math.isinf(value):
+            raise ConfigError(f"{flag}: must be {rule}")
+        return value
+
+    return read
+
+
+def _positive(flag: str, text: str) -> float:
+    return _real(math.ulp(0.0), math.inf, "a number above 0; give hours, such as 48")(flag, text)
+
+
+def _price(flag: str, text: str) -> float:
+    return _real(0.0, math.inf, "a price of 0 or more; such as 2.5")(flag, text)
+
+
+def _choice(kind: type[Enum]) -> Reader:
+    def read(flag: str, text: str) -> Enum:
+        try:
+            return kind(text)
+        except ValueError:
+            known = " or ".join(str(member.value) for member in kind)
+            raise ConfigError(f"{flag}: {text!r} is not a choice; use {known}") from None
+
+    return read
+
+
+def _moment(flag: str, text: str) -> float:
+    """Unix seconds; a time without an offset is local to the node."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if math.isfinite(seconds) and seconds > 0:
+        return seconds
+    try:
+        # Python 3.10 does not read the Z.
+        return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ConfigError(
+            f"{flag}: must be an ISO-8601 time or Unix seconds; such as 2030-01-31T18:00:00+00:00"
+        ) from None
+
+
+def _duration(flag: str, text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text, re.ASCII)
+    if match is None:
+        raise ConfigError(
+            f"{flag}: must be seconds, or a number with s, m or h; such as 600 or 10m"
+        )
+    return float(match[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
+
+
+def _counts(flag: str, text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(re.fullmatch(r"0*[1-9]\d{0,6}", part, re.ASCII) for part in parts):
+        raise ConfigError(
+            f"{flag}: must be whole numbers above 0, up to 7 digits, with commas between; "
+            f"such as 8,16"
+        )
+    return tuple(int(part) for part in parts)
+
+
+_FIELDS: dict[str, tuple[str, Reader, str]] = {
+    "steps": ("steps", _integer(4), "20"),
+    "every": ("every", _integer(0), "500"),
+    "dir": ("directory", lambda _, text: Path(text), "forerun-out"),
+    "on-advice": ("on_advice", _choice(OnAdvice), "log"),
+    "deadline": ("deadline_unix_s", _moment, "2030-01-31T18:00:00+00:00"),
+    "budget-hours": ("budget_hours", _positive, "48"),
+    "restart-cost": ("restart_cost_s", _duration, "10m"),
+    "mtbf-hours": ("mtbf_hours", _positive, "48"),
+    "price-per-gpu-hour": ("price_per_gpu_hour", _price, "2.5"),
+    "confidence": ("confidence", _real(0.5, 1.0, "from 0.5 to 1; such as 0.9"), "0.9"),
+    "gpus": ("gpus", _counts, "8,16"),
+    "python": ("python", lambda _, text: text, "/opt/forerun/bin/python"),
+    "probe-seconds": ("probe_s", _real(0.0, 3600.0, "seconds from 0 to 3600; such as 10"), "10"),
+    "wandb": ("wandb", _choice(WandbMode), "auto"),
+    "device": ("device", _choice(DeviceChoice), "cpu"),
+    "trace": ("trace", _choice(TraceChoice), "auto"),
+}
+
+
+def known() -> tuple[str, ...]:
+    """Names of all flags, without ``--calibrate-``."""
+    return tuple(_FIELDS)
+
+
+def _number(environ: Mapping[str, str], key: str, *, default: int | None = None) -> int:
+    text = environ.get(key, "" if default is None else str(default))
+    if not re.fullmatch(r"\d+", text, re.ASCII):
+        raise ConfigError(f"{key}={text}: must be a whole number; launch with torchrun")
+    return int(text)
+
+
+def _agent() -> str:
+    """Process id and start time of the parent: with torchrun, the agent of this node."""
+    parent = os.getppid()
+    start = process_start(parent)
+    return str(parent) if start is None else f"{parent}-{start}"

@@ -1,0 +1,183 @@
+"""An answer as files: JSON for programs, Markdown for people, a trace for Perfetto."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+from ...calib.answers.analysis import Answer, Request
+from ...calib.answers.step_trace import chrome_trace
+from ...calib.answers.unmodelled_run import MeasuredAnswer
+from ...calib.forecast.evaluation import Track
+from ...calib.records.files import OPEN, PRIVATE
+from ...calib.samples.store import write_json, write_table, write_text
+from ...calib.samples.table import SampleTable
+from ...calib.timeline.measured import MeasuredSpan
+from ...hooks.process.host_wandb import FORECAST
+from ..directory.forecast_log import append_forecast
+from ..directory.publishing import Place
+from ..directory.run_folders import SAMPLES
+from ..directory.run_log import Lived
+from .page import write_page
+from .run_tables import markdown, report_tables, windows_tables
+from .table import ReportTable
+
+REQUEST = "request.json"
+CALIBRATION = "calibration.json"
+CREATED_BY = "forerun"
+_PRIVATE = (REQUEST, "decision.json")
+
+
+def write_answer(
+    place: Place,
+    table: SampleTable,
+    request: Request,
+    answer: Answer,
+    measured: Sequence[MeasuredSpan] = (),
+    lived: Lived | None = None,
+) -> None:
+    """Write every artefact of the answer, each replaced at once.
+
+    Those that can be written are, whatever becomes of the others; then the first ``OSError``.
+    """
+    home = place.path
+    trace = chrome_trace(answer.own, measured)
+    json_files = {
+        REQUEST: _stamped(request.to_json(), place),
+        **{f"{name}.json": _stamped(value, place) for name, value in artefacts(answer).items()},
+        "timeline.json.gz": trace,
+    }
+    _do_all(
+        lambda: write_table(home / SAMPLES, table),
+        *(
+            partial(write_json, home / name, value, mode=PRIVATE if name in _PRIVATE else OPEN)
+            for name, value in json_files.items()
+        ),
+        lambda: append_forecast(place, answer),
+        lambda: write_text(home / "report.md", markdown(answer)),
+        lambda: write_page(place, table, answer, measured, lived),
+    )
+
+
+def write_measured(
+    place: Place, table: SampleTable, request: Request, answer: MeasuredAnswer
+) -> None:
+    """Write what is known of a run that is not modelled: its samples, and its forecast."""
+    write_table(place.path / SAMPLES, table)
+    write_json(place.path / REQUEST, _stamped(request.to_json(), place), mode=PRIVATE)
+    if answer.forecast is not None:
+        write_json(place.path / FORECAST, _stamped(answer.forecast.to_json(), place))
+        append_forecast(place, answer)
+
+
+def write_forecast(place: Place, answer: Answer) -> None:
+    """Write a forecast that was made between windows."""
+    write_json(place.path / FORECAST, _stamped(_forecast(answer), place))
+    append_forecast(place, answer)
+
+
+def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
+    """The JSON artefacts by name: calibration, forecast, plan, waiting, decision."""
+    return {
+        "calibration": answer.calibration.summary()
+        | {
+            "history": [score.to_json() for score in answer.window_scores],
+            "finish_errors_against": "newest forecast" if answer.ended_unix_s is None else "end",
+        },
+        "forecast": _forecast(answer),
+        "plan": answer.plan.to_json(),
+        "waiting": answer.waiting.to_json(),
+        "decision": answer.decision.to_json()
+        | {"transcript": list(answer.transcript), "problems": list(answer.problems)},
+    }
+
+
+def write_end(place: Place, answer: Answer) -> None:
+    """Write again what the end of the run says more of: errors of the finishes foretold."""
+    value = artefacts(answer)["calibration"]
+    _do_all(
+        lambda: write_json(place.path / CALIBRATION, _stamped(value, place)),
+        lambda: write_text(place.path / "report.md", markdown(answer)),
+    )
+
+
+def write_score(place: Place, score: Mapping[str, Any], track: Track | None = None) -> None:
+    """Write ``score.json``: what the predictions of a finished run were worth."""
+    found = {} if track is None else {"track": track.to_json()}
+    write_json(place.path / "score.json", _stamped({"schema": 2, **score, **found}, place))
+
+
+def wandb_tables(answer: Answer) -> dict[str, list[dict[str, Any]]]:
+    """The report's tables as rows, keyed for W&B."""
+    return _rows(report_tables(answer))
+
+
+def windows_at_end(answer: Answer) -> dict[str, list[dict[str, Any]]]:
+    """Those of windows alone, once more: the end of the run tells what their finishes were."""
+    return _rows(windows_tables(answer))
+
+
+def _rows(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]]]:
+    return {
+        table.key: [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+        for table in tables
+    }
+
+
+def window_values(answer: Answer) -> dict[str, float]:
+    """For W&B, once a window has its answer: how well the one before foretold its step."""
+    scores = answer.window_scores[-2:-1]
+    return {
+        f"window_{name}": value
+        for score in scores
+        for name, value in (
+            ("next_step_error_before_frac", score.next_before_frac),
+            ("next_step_error_after_frac", score.next_after_frac),
+        )
+        if value is not None
+    }
+
+
+def windows_summary(answer: Answer) -> dict[str, float]:
+    """For W&B, at the end: median absolute errors over the windows, before their refits and after.
+
+    Over those windows that have both.
+    """
+    scores = answer.window_scores
+    pairs = {
+        "next_step": [(one.next_before_frac, one.next_after_frac) for one in scores],
+        "finish": [(one.finish_before_frac, one.finish_after_frac) for one in scores],
+    }
+    found = {}
+    for name, held in pairs.items():
+        both = [(abs(b), abs(a)) for b, a in held if b is not None and a is not None]
+        if both:
+            before, after = zip(*both, strict=True)
+            found[f"windows_{name}_error_before_frac"] = median(before)
+            found[f"windows_{name}_error_after_frac"] = median(after)
+    return found
+
+
+def _do_all(*writes: Callable[[], object]) -> None:
+    """Each of them, also where one before it fails; the first failure is raised at the end."""
+    errors = []
+    for write in writes:
+        try:
+            write()
+        except OSError as err:
+            errors.append(err)
+    if errors:
+        raise errors[0]
+
+
+def _forecast(answer: Answer) -> dict[str, Any]:
+    found = answer.forecast.to_json()
+    if answer.overhead is not None:
+        found["overhead_frac"] = answer.overhead.overhead_frac
+    return found
+
+
+def _stamped(value: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    return {"schema": 1, "created_by": CREATED_BY, **place.stamp(), **value}

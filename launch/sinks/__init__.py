@@ -1,0 +1,1 @@
+"""Where the values of each step go besides files: W&B."""

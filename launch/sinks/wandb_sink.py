@@ -1,0 +1,201 @@
+"""The run of our own on W&B, for hosts that have none; lives in the companion, never in training.
+
+All keys are spelt here.  Every ``log`` names its step: an unstepped one advances W&B's counter and
+makes it reject what comes after.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from netrc import NetrcParseError, netrc
+from pathlib import Path
+from typing import Any, Literal, Protocol
+from urllib.parse import urlparse
+
+from ...hooks.process.interpreter import is_installed
+from ...hooks.process.settings import WandbMode
+
+PREFIX = "calib/"
+Mode = Literal["online", "offline", "disabled", "shared"]
+CONFIG_KEYS = (
+    "confidence",
+    "every",
+    "gpus",
+    "num_local_ranks",
+    "num_ranks",
+    "num_restarts",
+    "num_steps",
+    "on_advice",
+    "steps",
+    "versions",
+)
+"""What of our settings the run is told; never arguments, paths or environment."""
+_QUIET: dict[str, Any] = {
+    "silent": True,
+    "console": "off",
+    "disable_code": True,
+    "disable_git": True,
+    "disable_job_creation": True,
+    "save_code": False,
+    "host": "",
+    "program": "",
+    "username": "",
+    **{
+        prefix + name: value
+        for prefix in ("x_", "_")
+        for name, value in (
+            ("disable_meta", True),
+            ("disable_stats", True),
+            ("disable_machine_info", True),
+            ("save_requirements", False),
+        )
+    },
+}
+_YES = ("1", "true", "yes", "on")
+
+
+class Sink(Protocol):
+    """Where predicted against actual goes; ``where`` says it in words."""
+
+    @property
+    def where(self) -> str:
+        """For the transcript."""
+        ...
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Log values at one step; keys without the prefix, with the unit as suffix."""
+        ...
+
+    def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Log tables, one mapping per row."""
+        ...
+
+    def alert(self, title: str, text: str) -> None:
+        """Tell the user now."""
+        ...
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary and finish our own run."""
+        ...
+
+
+class NoSink:
+    """Used where W&B is off or the session logs into the host's run."""
+
+    def __init__(self, where: str = "off") -> None:
+        self._where = where
+
+    @property
+    def where(self) -> str:
+        """What the reason is."""
+        return self._where
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Do nothing."""
+
+    def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Do nothing."""
+
+    def alert(self, title: str, text: str) -> None:
+        """Do nothing."""
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+
+class OwnRun:
+    """A W&B run that belongs to Forerun; raises what ``wandb.init`` raises."""
+
+    def __init__(
+        self, *, directory: Path, run_id: str, config: Mapping[str, Any], mode: Mode
+    ) -> None:
+        import wandb
+
+        self._wandb = wandb
+        told = f"; wandb sync {directory}/wandb/offline-run-* sends it"
+        self._where = f"{PREFIX}* ({mode}{told if mode == 'offline' else ''})"
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "forerun"),
+            name=f"forerun-{run_id}",
+            dir=str(directory),
+            mode=mode,
+            config={"calib": {key: config[key] for key in CONFIG_KEYS if key in config}},
+            settings=_settings(wandb),
+        )
+
+    @property
+    def where(self) -> str:
+        """The keys, and whether they leave this machine."""
+        return self._where
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Log one mapping at this step."""
+        self._run.log({PREFIX + key: value for key, value in values.items()}, step=step)
+
+    def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Log each non-empty table at this step."""
+        made: dict[str, Any] = {}
+        for name, rows in tables.items():
+            if rows:
+                columns: list[Any] = list(rows[0])
+                data: list[Any] = [[row[column] for column in columns] for row in rows]
+                made[PREFIX + name] = self._wandb.Table(columns=columns, data=data)
+        if made:
+            self._run.log(made, step=step)
+
+    def alert(self, title: str, text: str) -> None:
+        """Send a W&B alert (kept in the file when offline)."""
+        self._run.alert(title=title, text=text)
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary and finish."""
+        for key, value in summary.items():
+            self._run.summary[PREFIX + key] = value
+        self._run.finish()
+
+
+def open_sink(
+    mode: WandbMode, *, has_host_run: bool, directory: Path, run_id: str, config: Mapping[str, Any]
+) -> Sink:
+    """Our own run; ``NoSink`` where W&B is off or the session logs into the host's run."""
+    if mode is WandbMode.OFF:
+        return NoSink()
+    if has_host_run:
+        return NoSink(f"{PREFIX}* in the host's run")
+    chosen = run_mode(mode, os.environ)
+    if chosen == "disabled":
+        return NoSink("off (WANDB_MODE)")
+    if not is_installed("wandb"):
+        return NoSink("off (pip install wandb, where it is wanted)")
+    return OwnRun(directory=directory, run_id=run_id, config=config, mode=chosen)
+
+
+def run_mode(wanted: WandbMode, environ: Mapping[str, str]) -> Mode:
+    """Online only where the flag asks for it, and the user's ``WANDB_MODE`` does not forbid it."""
+    chosen = environ.get("WANDB_MODE", "")
+    if chosen == "disabled" or environ.get("WANDB_DISABLED", "").lower() in _YES:
+        return "disabled"
+    if wanted is not WandbMode.ON or chosen in ("offline", "dryrun"):
+        return "offline"
+    if chosen in ("online", "shared"):
+        return chosen
+    return "online" if has_key(environ) else "offline"
+
+
+def _settings(wandb: Any) -> Any:
+    """W&B's settings with all off that it collects by itself, as far as this version has them."""
+    known = getattr(wandb.Settings, "model_fields", None) or wandb.Settings.__annotations__
+    return wandb.Settings(**{name: value for name, value in _QUIET.items() if name in known})
+
+
+def has_key(environ: Mapping[str, str] = os.environ) -> bool:
+    """True where the environment or the netrc file holds a key, without asking the network."""
+    if environ.get("WANDB_API_KEY"):
+        return True
+    host = urlparse(environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname
+    path = Path(environ.get("NETRC", Path.home() / ".netrc"))
+    try:
+        return netrc(str(path)).authenticators(host or "") is not None
+    except (OSError, NetrcParseError):
+        return False

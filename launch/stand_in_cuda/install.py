@@ -1,0 +1,165 @@
+"""A CPU that answers to ``torch.cuda``, so that unmodified Megatron code trains over gloo.
+
+For correctness, tests and dry runs.  Nothing here is meant to be fast, and its times say nothing
+about a GPU.  One generator serves as CPU and as CUDA random state, so dropout and Megatron's state
+tracker behave as they do on a device, and a loss is the same in every run.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.overrides import TorchFunctionMode
+
+from . import megatron as stand_in_megatron
+from .device import CPU, accelerator_names, cuda_names, returning
+
+_state = SimpleNamespace(mode=None)
+_OWNER = "FORERUN_STAND_IN_PID"
+"""Set here, never by a user: children have the stand-in too, and do not announce it again."""
+
+
+def install() -> None:
+    """Put the CPU in CUDA's place, for the rest of this process; a second call does nothing."""
+    if _state.mode is not None:
+        return
+    _turn_dynamo_off()
+    for module in (torch.cuda, torch.cuda.random, torch.cuda.memory):
+        for name, value in cuda_names().items():
+            if module is torch.cuda or hasattr(module, name):
+                setattr(module, name, value)
+    if hasattr(torch, "accelerator"):  # torch 2.6 and later
+        for name, value in accelerator_names().items():
+            setattr(torch.accelerator, name, value)
+    for name in ("range_push", "range_pop", "mark"):
+        setattr(torch.cuda.nvtx, name, returning(None))
+    _patch_tensor()
+    _patch_loaders()
+    _patch_process_groups()
+    stand_in_megatron.prepare()
+    _state.mode = _CpuMode()
+    _state.mode.__enter__()
+    _keep_mode_in_backward(_state.mode)
+    owner = os.environ.setdefault(_OWNER, str(os.getpid()))
+    if os.environ.get("RANK", "0") == "0" and owner == str(os.getpid()):
+        print(
+            "[forerun] CPU stand-in: torch.cuda is the CPU and nccl is gloo in this run; "
+            "for correctness, tests and dry runs, not for speed",
+            flush=True,
+        )
+
+
+class _CpuMode(TorchFunctionMode):
+    """Sends everything that names a CUDA device to the CPU."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if kwargs:
+            if _is_cuda(kwargs.get("device")):
+                kwargs = {**kwargs, "device": CPU}
+            if kwargs.get("pin_memory"):
+                kwargs = {**kwargs, "pin_memory": False}
+        if func is torch.Tensor.to and len(args) > 1 and _is_cuda(args[1]):
+            args = (args[0], CPU, *args[2:])
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+
+def _is_cuda(device: Any) -> bool:
+    if device is None:
+        return False
+    if isinstance(device, torch.device):
+        return device.type == "cuda"
+    if isinstance(device, str):
+        return device.startswith("cuda")
+    return type(device) is int
+
+
+def _patch_tensor() -> None:
+    named = torch.Tensor.type
+
+    def type_of(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if dtype is None:
+            # Under the mode ``named`` comes back here by its name, and answers for CUDA already.
+            return "torch.cuda." + named(self).rpartition(".")[2]
+        if isinstance(dtype, str):
+            dtype = dtype.replace("torch.cuda.", "torch.", 1)
+        return named(self, dtype, *args, **kwargs)
+
+    def same(self: Any, *_: Any, **__: Any) -> Any:
+        return self
+
+    torch.Tensor.type = type_of  # type: ignore[method-assign]
+    torch.Tensor.cuda = same  # type: ignore[method-assign]
+    torch.Tensor.pin_memory = lambda self, *_, **__: self  # type: ignore[method-assign]
+    torch.Tensor.record_stream = returning(None)  # type: ignore[method-assign]
+    torch.nn.Module.cuda = lambda self, *_, **__: self  # type: ignore[method-assign]
+
+
+def _patch_loaders() -> None:
+    """A loader that begins draws a seed from the CPU's random state, never from a device's.
+
+    Here both are one: a run that loads a checkpoint would go on with other dropout than it stopped.
+    """
+    from torch.utils.data import dataloader
+
+    seeds = torch.Generator()
+    owner: Any = getattr(dataloader, "_BaseDataLoaderIter")  # noqa: B009
+    begin = owner.__init__
+
+    def begin_apart(self: Any, loader: Any) -> None:
+        given = loader.generator
+        loader.generator = seeds if given is None else given
+        try:
+            begin(self, loader)
+        finally:
+            loader.generator = given
+
+    owner.__init__ = begin_apart
+
+
+def _keep_mode_in_backward(mode: TorchFunctionMode) -> None:
+    """A mode is off inside what it intercepts, and ``backward`` runs Megatron's own functions."""
+    run = getattr(torch.autograd, "_engine_run_backward")  # noqa: B009
+
+    def run_in_mode(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return run(*args, **kwargs)
+
+    setattr(torch.autograd, "_engine_run_backward", run_in_mode)  # noqa: B010
+
+
+def _patch_process_groups() -> None:
+    for name in ("init_process_group", "new_group"):
+        setattr(torch.distributed, name, _over_gloo(getattr(torch.distributed, name)))
+
+
+def _over_gloo(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        args = tuple("gloo" if arg == "nccl" else arg for arg in args)
+        if "nccl" in str(kwargs.get("backend")):
+            kwargs["backend"] = "gloo"
+        kwargs.pop("device_id", None)
+        return make(*args, **kwargs)
+
+    return wrapped
+
+
+def _turn_dynamo_off() -> None:
+    """Compiled code would be built from the real ``torch.cuda``."""
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.config.disable = True
