@@ -22,7 +22,7 @@ from sklearn.ensemble import RandomForestRegressor
 from sklearn.model_selection import KFold
 from xgboost import XGBRegressor
 
-from forerun.calib.fit.batches import Batch, Timed
+from forerun.calib.fit.batches import ShapeBatch, Timed
 from forerun.calib.fit.laws import columns
 from forerun.calib.fit.machine import MachineModel, fit_machine
 from forerun.calib.fit.priors import DevicePrior, device_prior
@@ -80,7 +80,7 @@ class RawTime:
     least_s: float
     half_width_frac: float
 
-    def predict(self, batch: Batch) -> Interval:
+    def predict(self, batch: ShapeBatch) -> Interval:
         time_s = self.regressor.predict(_sizes(batch)) / US_PER_S
         return Interval.around(np.log(np.maximum(time_s, self.least_s)), self.half_width_frac)
 
@@ -92,7 +92,7 @@ class RawTimeModel:
     groups: Mapping[str, Timed]
     fitted: dict[str, RawTime] = field(default_factory=dict)
 
-    def predict(self, name: str, batch: Batch) -> Interval:
+    def predict(self, name: str, batch: ShapeBatch) -> Interval:
         """The times of a batch of one group."""
         if name not in self.fitted:
             self.fitted[name] = fit_raw_time(self.groups[name])
@@ -147,7 +147,7 @@ def _boosted(settings: Mapping[str, Any]) -> XGBRegressor:
     )
 
 
-def _sizes(batch: Batch) -> NDArray[np.float64]:
+def _sizes(batch: ShapeBatch) -> NDArray[np.float64]:
     return np.column_stack([batch.sizes, batch.element_nbytes])
 
 
@@ -169,7 +169,7 @@ class Roofline:
     log_factor: Mapping[str, float]
     half_width_frac: Mapping[str, float]
 
-    def predict(self, name: str, batch: Batch) -> Interval:
+    def predict(self, name: str, batch: ShapeBatch) -> Interval:
         """The times of a batch of one group."""
         log_time = roofline_log_s(batch, self.prior) + self.log_factor[name]
         return Interval.around(log_time, self.half_width_frac[name])
@@ -199,7 +199,7 @@ class ConstantEfficiency:
         return replace(source, prior=device_prior(target.device))
 
 
-def roofline_log_s(batch: Batch, prior: DevicePrior) -> Vector:
+def roofline_log_s(batch: ShapeBatch, prior: DevicePrior) -> Vector:
     """Log seconds at the rates of the data sheet: FLOP or bytes, whichever takes longer."""
     _, flop, nbytes = columns(batch).totals().T
     peaks = [prior.peaks_for(int(n)) for n in batch.element_nbytes]

@@ -24,8 +24,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from forerun.calib.fit.batches import Batch, Timed
-from forerun.calib.fit.costs import Columns, Cost
+from forerun.calib.fit.batches import ShapeBatch, Timed
+from forerun.calib.fit.costs import Columns, WorkKind
 from forerun.calib.fit.laws import Ceilings, columns, is_chain
 from forerun.calib.fit.outliers import refuse
 from forerun.calib.fit.pools import robust_sigma
@@ -46,9 +46,9 @@ DECIMALS = 3
 NUM_FOLDS = 4
 INDEPENDENT = 16
 """Shapes of one table err together: they tell a factor as well as at most so many would."""
-SIGMA_LOG = {Cost.LAUNCH: 1.0, Cost.FLOP: 0.5, Cost.BYTES: 0.9}
+SIGMA_LOG = {WorkKind.LAUNCH: 1.0, WorkKind.FLOP: 0.5, WorkKind.BYTES: 0.9}
 """Of a factor before any row was seen."""
-LEAST = {Cost.LAUNCH: -4.6, Cost.FLOP: 0.0, Cost.BYTES: -3.0}
+LEAST = {WorkKind.LAUNCH: -4.6, WorkKind.FLOP: 0.0, WorkKind.BYTES: -3.0}
 """No launch under 10 ns, no product above the data sheet, no more than 20 times fewer bytes than
 counted (what is fused, and what a cache keeps)."""
 FIXED_SIGMA_LOG = 1e-3
@@ -277,7 +277,7 @@ def _together(parts: Sequence[Timed]) -> Timed:
     mean = sum(numbers) / len(parts)
     first = parts[0].batch
     return Timed(
-        batch=Batch(
+        batch=ShapeBatch(
             kind=first.kind,
             phase=first.phase,
             sizes=np.concatenate([p.batch.sizes for p in parts]),
@@ -288,7 +288,7 @@ def _together(parts: Sequence[Timed]) -> Timed:
     )
 
 
-def _widths(batch: Batch) -> NDArray[np.int64]:
+def _widths(batch: ShapeBatch) -> NDArray[np.int64]:
     """Number of each row's shape but for its leading size, which a model's width is not."""
     sizes = batch.sizes[:, 1:] if batch.sizes.shape[1] > 1 else batch.sizes
     return np.unique(sizes, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
@@ -298,7 +298,7 @@ def _take(done: Columns, rows: NDArray[np.bool_]) -> Columns:
     return Columns(costs=done.costs, amounts=done.amounts[rows])
 
 
-def _units(costs: Sequence[Cost], ceilings: Ceilings) -> Vector:
+def _units(costs: Sequence[WorkKind], ceilings: Ceilings) -> Vector:
     return np.log([ceilings.unit_s(cost) for cost in costs])
 
 
@@ -323,7 +323,7 @@ def _fit(done: Columns, log_time: Vector, weight: Vector, ceilings: Ceilings, ch
 
 
 def _doubt(
-    shares: Vector, weight: Vector, costs: Sequence[Cost], sigma: float, num_widths: int
+    shares: Vector, weight: Vector, costs: Sequence[WorkKind], sigma: float, num_widths: int
 ) -> Vector:
     """Standard deviation of each factor: a column that little time is due to is hardly known."""
     told = (shares * weight[:, None]).T @ shares / weight.sum()

@@ -20,7 +20,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from forerun.hooks.control.orders import CALM_PAUSE_S
-from forerun.hooks.control.votes import Ballots
+from forerun.hooks.control.votes import Votes
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.host import Host, KnownHost
 from forerun.hooks.process.settings import RankInfo, Settings, WandbMode
@@ -249,7 +249,7 @@ def report_look() -> None:
     taken = []
     for _ in range(60):
         begin_s = time.thread_time()
-        Ballots(link.connect(), num_ranks=8).proposal(0)
+        Votes(link.connect(), num_ranks=8).proposal(0)
         taken.append(time.thread_time() - begin_s)
     print(f"{f'a look for orders, every {CALM_PAUSE_S:g} s':40s} {median(taken) * 1e9:10,.0f}")
 

@@ -17,7 +17,7 @@ from forerun.calib.validation.protocols import OPERATOR_PROTOCOLS
 from forerun.calib.validation.scores import FIGURES, Scored
 from forerun.calib.validation.splits import (
     OperatorSamples,
-    Split,
+    SampleSplit,
     generator,
     operator_samples,
     splits,
@@ -31,7 +31,7 @@ PROTOCOLS = (*(p for p in OPERATOR_PROTOCOLS if p != "leave_tp"), CHOSEN, "leave
 WITHOUT_REFUSED = ", without refused rows"
 """End of the protocol's name where rows that the gates refuse are not scored."""
 Mask = NDArray[np.bool_]
-Planned = tuple[OperatorSamples, Split]
+Planned = tuple[OperatorSamples, SampleSplit]
 
 
 def figures(
@@ -148,14 +148,16 @@ def _scored(
             yield _frame(rows, refused[cell.name][split.test[cell.sample]])
 
 
-def _splits(samples: OperatorSamples, protocol: str, seed: int) -> Iterable[tuple[str, Split]]:
+def _splits(
+    samples: OperatorSamples, protocol: str, seed: int
+) -> Iterable[tuple[str, SampleSplit]]:
     if protocol != CHOSEN:
         return splits(samples, protocol, generator(samples, protocol, seed))
     if len(samples) < NUM_CHOSEN + MIN_TEST:
         return []
     train = np.zeros(len(samples), dtype=bool)
     train[spread_samples(samples, NUM_CHOSEN, generator(samples, protocol, seed))] = True
-    return [("", Split(train=train, test=~train, is_drawn=True))]
+    return [("", SampleSplit(train=train, test=~train, is_drawn=True))]
 
 
 def spread_samples(

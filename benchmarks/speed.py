@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from forerun.calib.advice.enumeration import enumerate_layouts
-from forerun.calib.fit.batches import Batch, Timed
+from forerun.calib.fit.batches import ShapeBatch, Timed
 from forerun.calib.fit.calibration import Calibration, calibrate
 from forerun.calib.fit.laws import columns
 from forerun.calib.fit.machine import fit_machine
@@ -36,8 +36,8 @@ from forerun.calib.steps.known import KnownStep
 from forerun.calib.steps.live_times import live_times
 from forerun.calib.steps.model import fit_steps
 from forerun.calib.workload.collectives import Collective
-from forerun.calib.workload.config import Batch as RunBatch
 from forerun.calib.workload.config import Parallelism, Precision, RunConfig
+from forerun.calib.workload.config import ShapeBatch as RunBatch
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 DEVICE = "NVIDIA A100-SXM4-80GB"
@@ -179,7 +179,7 @@ def planted_groups(number: int, *, seed: int) -> dict[str, Timed]:
     for i, (kind, phase) in enumerate(pairs):
         share = number * (i + 1) // len(pairs) - number * i // len(pairs)
         distinct = np.unique(drawn_shapes(rng, 4 * share)[kind], axis=0)
-        batch = Batch(
+        batch = ShapeBatch(
             kind=kind,
             phase=phase,
             sizes=rng.permutation(distinct)[:share].astype(np.float64),
@@ -220,14 +220,14 @@ def drawn_shapes(rng: np.random.Generator, number: int) -> Mapping[OperatorKind,
     return {name: np.column_stack(found) for name, found in sizes.items()}
 
 
-def planted_times(batch: Batch, rng: np.random.Generator) -> Timed:
+def planted_times(batch: ShapeBatch, rng: np.random.Generator) -> Timed:
     """The law's time at the planted rates, one efficiency a batch, and noise."""
     law_s = columns(batch).totals() @ UNIT_S / rng.uniform(*EFFICIENCIES)
     noise = NOISE_LOG * rng.normal(size=len(batch))
     return Timed(batch=batch, time_s=law_s * np.exp(noise), weight=np.ones(len(batch)))
 
 
-def operators_of(batch: Batch) -> list[Operator]:
+def operators_of(batch: ShapeBatch) -> list[Operator]:
     """The rows of a batch as single operators."""
     return [
         Operator(

@@ -15,11 +15,11 @@ from ..fit.calibration import Calibration, calibrate
 from ..forecast.batch_ratios import BatchRatio
 from ..forecast.forecast import NORMAL_95, Forecast
 from ..forecast.model_forecast import (
-    Outlook,
+    ModelForecast,
     at_batch_size,
     batch_size_at,
     full_batch_size,
-    outlook,
+    model_forecast,
 )
 from ..forecast.run_forecast import SoFar, run_forecast
 from ..samples.table import SampleTable
@@ -177,7 +177,7 @@ class Answer:
     overhead: Overhead | None
     hooks: HookSummary
     forecast: Forecast
-    outlook: Outlook
+    model_forecast: ModelForecast
     """What later forecasts start from, without a new fit."""
     plan: Plan
     decision: Decision
@@ -212,13 +212,13 @@ class Answer:
             low_s=self.forecast.single_low_s,
             high_s=self.forecast.single_high_s,
         )
-        return step.scaled(self.outlook.ratio(iteration, self.forecast.steps_done))
+        return step.scaled(self.model_forecast.ratio(iteration, self.forecast.steps_done))
 
     def modelled_at(self, iteration: int) -> PredictedStep:
         """The same from the models alone."""
         window_size = self.config.batch.global_batch_size
         size = batch_size_at(self.config, iteration)
-        ratios = self.outlook.ratios
+        ratios = self.model_forecast.ratios
         if size == window_size or size not in ratios:
             return self.modelled_step
         return self.modelled_step.scaled(ratios[size])
@@ -270,7 +270,7 @@ def analyse(
         memory_offset_nbytes=memory_offset_nbytes(table),
     )
     levels = Levels(
-        outlook=view, so_far=so_far(request, last_step=int(table.steps["step"].max()) + 1)
+        model_forecast=view, so_far=so_far(request, last_step=int(table.steps["step"].max()) + 1)
     )
     ahead = run_forecast(view, levels.so_far)
     hooks = hook_summary(table)
@@ -314,7 +314,7 @@ def analyse(
         overhead=cost,
         hooks=hooks,
         forecast=ahead,
-        outlook=view,
+        model_forecast=view,
         plan=found,
         decision=decision,
         history=_history(
@@ -372,10 +372,10 @@ def _outlook(
     request: Request,
     steps: FittedSteps,
     own: StepEstimate,
-) -> Outlook:
+) -> ModelForecast:
     recent = replace(table, steps=table.steps[table.steps["step"] >= request.level_since_step])
     runs = table.runs[table.runs["run_id"] == table.run_id]
-    return outlook(
+    return model_forecast(
         config,
         steps,
         own,

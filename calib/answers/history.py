@@ -12,7 +12,7 @@ import numpy as np
 
 from ..fit.calibration import Calibration, calibrate
 from ..fit.training import measured_operators
-from ..forecast.model_forecast import Outlook
+from ..forecast.model_forecast import ModelForecast
 from ..forecast.run_forecast import SoFar, run_forecast
 from ..samples.table import SampleTable
 from ..samples.windows import only_windows, windows_of
@@ -143,13 +143,13 @@ class History:
 class Levels:
     """What a forecast was made from."""
 
-    outlook: Outlook
+    model_forecast: ModelForecast
     so_far: SoFar
 
     def finish_unix_s(self, now: SoFar) -> float:
         """The median finish at another moment, had nothing been measured since."""
         moved = replace(self.so_far, now_unix_s=now.now_unix_s, steps_done=now.steps_done)
-        return run_forecast(self.outlook, moved).finish_p50_unix_s
+        return run_forecast(self.model_forecast, moved).finish_p50_unix_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

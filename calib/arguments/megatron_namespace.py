@@ -25,7 +25,7 @@ from ..workload.config import (
 from ..workload.config_json import decode
 from ..workload.pipeline_layout import (
     PipelineLayout,
-    Split,
+    PipelineSplit,
     parse_layout,
     split_layers,
     virtual_stages,
@@ -211,10 +211,10 @@ def _chunks(
     )
     if not vp and given.get("num_layers_per_virtual_pipeline_stage") is not None:
         per_chunk = given.number("num_layers_per_virtual_pipeline_stage")
-        vp = virtual_stages(Split(**sizes), per_chunk)
+        vp = virtual_stages(PipelineSplit(**sizes), per_chunk)
     vp = vp or 1
     is_even = first is last is None and not sizes["counts_embedding"] and not sizes["counts_loss"]
-    return vp, () if is_even else split_layers(Split(**sizes, vp=vp))
+    return vp, () if is_even else split_layers(PipelineSplit(**sizes, vp=vp))
 
 
 def _recompute(given: Arguments) -> tuple[Recompute, int, tuple[str, ...]]:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t
 
-from ..samples.rank_compute import Pace, newest_pace
+from ..samples.rank_compute import RankCompute, newest_rank_compute
 from ..samples.reduce import MAD_TO_SIGMA
 from ..samples.table import SampleTable
 from ..samples.windows import only_windows
@@ -131,7 +131,7 @@ def window_of(table: SampleTable, window: int) -> SampleTable:
 
 
 def _unknown(before: SampleTable, after: SampleTable) -> str:
-    if newest_pace(before) is None or newest_pace(after) is None:
+    if newest_rank_compute(before) is None or newest_rank_compute(after) is None:
         return "one of the windows has no hooked step without flags"
     return "own work, data and transfers of the ranks are as before"
 
@@ -173,7 +173,7 @@ def _merged(links: Sequence[LinkChange], sign: float) -> list[LinkChange]:
 
 
 def _of_ranks(before: SampleTable, after: SampleTable, sign: float, step_s: float) -> list[Cause]:
-    old, new = newest_pace(before), newest_pace(after)
+    old, new = newest_rank_compute(before), newest_rank_compute(after)
     if old is None or new is None:
         return []
     ranks = np.intersect1d(old.ranks, new.ranks)
@@ -187,7 +187,7 @@ def _of_ranks(before: SampleTable, after: SampleTable, sign: float, step_s: floa
     return found
 
 
-def _values(pace: Pace, ranks: NDArray[np.int64], name: str) -> Floats:
+def _values(pace: RankCompute, ranks: NDArray[np.int64], name: str) -> Floats:
     data_s = pace.data_s + pace.between_s
     values = data_s if name == "data" else pace.work_s - data_s
     return values[:, np.searchsorted(pace.ranks, ranks)]

@@ -12,7 +12,7 @@ from ..workload.operators import Operator, OperatorKind, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Batch:
+class ShapeBatch:
     """Shapes of one operator kind in one phase."""
 
     kind: OperatorKind
@@ -25,7 +25,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.element_nbytes)
 
-    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> Batch:
+    def take(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> ShapeBatch:
         """The rows of an index or mask."""
         return replace(self, sizes=self.sizes[rows], element_nbytes=self.element_nbytes[rows])
 
@@ -34,7 +34,7 @@ class Batch:
 class Timed:
     """A batch with the time that each of its rows took on one machine."""
 
-    batch: Batch
+    batch: ShapeBatch
     time_s: NDArray[np.float64]
     weight: NDArray[np.float64]
     """1 for a fresh sample, less for an old or doubtful one."""
@@ -49,14 +49,14 @@ class Timed:
         )
 
 
-def batch_of(operators: Sequence[Operator]) -> Batch:
+def batch_of(operators: Sequence[Operator]) -> ShapeBatch:
     """The batch of operators that all have one kind and phase, in their order.
 
     >>> norm = Operator(kind=OperatorKind.NORM, phase=Phase.FORWARD, shape=(8, 4), element_nbytes=2)
     >>> batch_of([norm, norm]).sizes.tolist()
     [[8.0, 4.0], [8.0, 4.0]]
     """
-    return Batch(
+    return ShapeBatch(
         kind=operators[0].kind,
         phase=operators[0].phase,
         sizes=np.array([o.shape for o in operators], dtype=np.float64).reshape(len(operators), -1),

@@ -20,7 +20,7 @@ from ..workload.collectives import CollectiveCall
 from ..workload.operators import Operator, OperatorKind, Phase
 from .batches import Timed, batch_of
 from .estimates import Estimates, Source
-from .laws import Ceilings, Family, family
+from .laws import Ceilings, OperatorFamily, family
 from .machine import MachineModel, fit_machine
 from .priors import device_prior
 
@@ -54,9 +54,9 @@ class Calibration:
         """Rates of one rank's machine."""
         return self.machine.ceilings
 
-    def family(self, work: Operator | CollectiveCall) -> Family:
+    def family(self, work: Operator | CollectiveCall) -> OperatorFamily:
         """Whose error it shares: within a family errors add up, between families in quadrature."""
-        return family(work.kind) if isinstance(work, Operator) else Family.COLLECTIVE
+        return family(work.kind) if isinstance(work, Operator) else OperatorFamily.COLLECTIVE
 
     def operators(self, operators: Sequence[Operator]) -> Estimates:
         """Time of each operator on this machine."""
@@ -69,7 +69,7 @@ class Calibration:
             else:
                 groups[operator.kind, operator.phase].append(i)
         for key, rows in groups.items():
-            if family(key[0]) is Family.HOST:
+            if family(key[0]) is OperatorFamily.HOST:
                 self._put_host(answers, key, rows)
             else:
                 self._put_fitted(answers, key, rows, [operators[i] for i in rows])

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..workload.operators import OperatorKind, Phase
-from .batches import Batch
+from .batches import ShapeBatch
 
 Vector = NDArray[np.float64]
 Product = tuple[Vector, Vector, Vector]
@@ -30,7 +30,7 @@ _WAVE_POWER = 0.9
 """How much of the units that the last wave of attention's blocks leaves idle costs time."""
 
 
-class Cost(Enum):
+class WorkKind(Enum):
     """What a column of a law counts."""
 
     LAUNCH = "launch"
@@ -45,7 +45,7 @@ class Columns:
     The first three are launches, FLOP and bytes in this order.
     """
 
-    costs: tuple[Cost, ...]
+    costs: tuple[WorkKind, ...]
     amounts: NDArray[np.float64]
     """``(rows, columns)``."""
 
@@ -54,7 +54,7 @@ class Columns:
         return np.column_stack(
             [
                 self.amounts[:, [c is cost for c in self.costs]].sum(axis=1)
-                for cost in (Cost.LAUNCH, Cost.FLOP, Cost.BYTES)
+                for cost in (WorkKind.LAUNCH, WorkKind.FLOP, WorkKind.BYTES)
             ]
         )
 
@@ -148,7 +148,7 @@ _LAYER_PASSES = 34.0
 """Activation bytes of a layer over tokens x hidden (Korthikanti et al., 2022, section 4.1)."""
 
 
-def products(batch: Batch) -> list[Product]:
+def products(batch: ShapeBatch) -> list[Product]:
     """The matrix products of a linear or batched product in its phase."""
     rows, inner, cols = batch.sizes.T[-3:]
     forward, dgrad, wgrad = (rows, inner, cols), (rows, cols, inner), (inner, rows, cols)
@@ -166,19 +166,19 @@ def _up(values: Vector, multiple: int) -> Vector:
 def _three(launches: float | Vector, flop: float | Vector, nbytes: float | Vector) -> Columns:
     rows = np.broadcast_arrays(np.atleast_1d(launches), np.atleast_1d(flop), np.atleast_1d(nbytes))
     return Columns(
-        costs=(Cost.LAUNCH, Cost.FLOP, Cost.BYTES),
+        costs=(WorkKind.LAUNCH, WorkKind.FLOP, WorkKind.BYTES),
         amounts=np.column_stack([np.asarray(r, dtype=np.float64) for r in rows]),
     )
 
 
-def _more(found: Columns, *extra: tuple[Cost, Vector]) -> Columns:
+def _more(found: Columns, *extra: tuple[WorkKind, Vector]) -> Columns:
     return Columns(
         costs=(*found.costs, *(cost for cost, _ in extra)),
         amounts=np.column_stack([found.amounts, *(amount for _, amount in extra)]),
     )
 
 
-def linear(batch: Batch, num_units: int) -> Columns:
+def linear(batch: ShapeBatch, num_units: int) -> Columns:
     """A weight gradient is added into an fp32 buffer."""
     tokens, size_in, size_out = batch.sizes.T
     done = products(batch)
@@ -191,7 +191,7 @@ def linear(batch: Batch, num_units: int) -> Columns:
     return _three(_LINEAR_BACKWARD_LAUNCHES if len(done) > 1 else _LINEAR_LAUNCHES, flop, nbytes)
 
 
-def _batched(batch: Batch, num_units: int) -> Columns:
+def _batched(batch: ShapeBatch, num_units: int) -> Columns:
     """Rows and columns of each result count in whole tiles on a GPU."""
     number, tile = batch.sizes[:, 0], _TILE if num_units else 1
     flop, nbytes = np.zeros(len(batch)), np.zeros(len(batch))
@@ -202,7 +202,7 @@ def _batched(batch: Batch, num_units: int) -> Columns:
     return _three(len(done), flop, batch.element_nbytes * nbytes)
 
 
-def _grouped(batch: Batch, num_units: int) -> Columns:
+def _grouped(batch: ShapeBatch, num_units: int) -> Columns:
     experts, tokens, size_in, size_out = batch.sizes.T
     number = 2.0 if batch.phase is Phase.BACKWARD else 1.0
     nbytes = tokens * (size_in + size_out) + experts * size_in * size_out
@@ -210,7 +210,7 @@ def _grouped(batch: Batch, num_units: int) -> Columns:
     return _three(number * experts, flop, number * batch.element_nbytes * nbytes)
 
 
-def _flash(batch: Batch, num_units: int) -> Columns:
+def _flash(batch: ShapeBatch, num_units: int) -> Columns:
     """Half of the square of scores (causal); backward computes the scores again: 2.5 times.
 
     A block of threads takes the rows of one tile of one head, the longest of which last as long as
@@ -228,7 +228,7 @@ def _flash(batch: Batch, num_units: int) -> Columns:
     return _three(launches, flop, batch.element_nbytes * passes * elements)
 
 
-def _attention(batch: Batch, num_units: int) -> Columns:
+def _attention(batch: ShapeBatch, num_units: int) -> Columns:
     """Two products over the full square of scores: the mask is applied, not skipped."""
     number, heads, groups, seq, channels = batch.sizes.T
     scores = number * heads * seq * seq
@@ -239,7 +239,7 @@ def _attention(batch: Batch, num_units: int) -> Columns:
     return _three(launches, num_products * 2.0 * scores * channels, nbytes)
 
 
-def _embedding(batch: Batch, num_units: int) -> Columns:
+def _embedding(batch: ShapeBatch, num_units: int) -> Columns:
     """Backward also fills a dense gradient of the table and adds it into the fp32 buffer."""
     tokens, hidden, vocab = batch.sizes.T
     passes, launches = _PASSES[batch.kind].of(batch.phase)
@@ -248,40 +248,40 @@ def _embedding(batch: Batch, num_units: int) -> Columns:
         return found
     table = (2 * batch.element_nbytes + 2 * _FP32_NBYTES) * vocab * hidden
     sorts = np.where(tokens > _SORTED_IDS, float(_SORT_LAUNCHES if num_units else 0), 0.0)
-    return _more(found, (Cost.BYTES, table), (Cost.LAUNCH, sorts))
+    return _more(found, (WorkKind.BYTES, table), (WorkKind.LAUNCH, sorts))
 
 
-def _activation(batch: Batch, num_units: int) -> Columns:
+def _activation(batch: ShapeBatch, num_units: int) -> Columns:
     tokens, size_in, size_out = batch.sizes.T
     passes, launches = _PASSES[batch.kind].of(batch.phase)
     return _three(launches, 0.0, batch.element_nbytes * passes * tokens * (size_in + size_out) / 2)
 
 
-def _optimizer(batch: Batch, num_units: int) -> Columns:
+def _optimizer(batch: ShapeBatch, num_units: int) -> Columns:
     parameters = batch.sizes[:, 0]
     nbytes = _OPTIMIZER_PASSES * _FP32_NBYTES * parameters
     halves = np.where(batch.element_nbytes < _FP32_NBYTES, 2.0 * batch.element_nbytes, 0.0)
     return _three(_OPTIMIZER_LAUNCHES, _OPTIMIZER_FLOP * parameters, nbytes + halves * parameters)
 
 
-def _host(batch: Batch, num_units: int) -> Columns:
+def _host(batch: ShapeBatch, num_units: int) -> Columns:
     return _three(np.ones(len(batch)), 0.0, 0.0)
 
 
-def _router(batch: Batch, num_units: int) -> Columns:
+def _router(batch: ShapeBatch, num_units: int) -> Columns:
     tokens, hidden, experts = batch.sizes.T
     number = 2.0 if batch.phase is Phase.BACKWARD else 1.0
     nbytes = batch.element_nbytes * tokens * hidden + 6 * _FP32_NBYTES * tokens * experts
     return _three(12.0, number * 2.0 * tokens * hidden * experts, number * nbytes)
 
 
-def _permute(batch: Batch, num_units: int) -> Columns:
+def _permute(batch: ShapeBatch, num_units: int) -> Columns:
     tokens, hidden, copies = batch.sizes.T
     _, launches = _PASSES[batch.kind].of(batch.phase)
     return _three(launches, 0.0, batch.element_nbytes * tokens * hidden * (1 + copies))
 
 
-def _experts(batch: Batch, num_units: int) -> Columns:
+def _experts(batch: ShapeBatch, num_units: int) -> Columns:
     """Gated two-layer networks of the experts here, for the share of tokens routed to them."""
     tokens, hidden, ffn, top, here, overall = batch.sizes.T
     routed = tokens * top * here / overall
@@ -293,11 +293,11 @@ def _experts(batch: Batch, num_units: int) -> Columns:
     activations = routed * (2 * hidden + 4 * ffn)
     return _more(
         _three(6.0, flop, batch.element_nbytes * activations),
-        (Cost.BYTES, 3.0 * batch.element_nbytes * awake * hidden * ffn),
+        (WorkKind.BYTES, 3.0 * batch.element_nbytes * awake * hidden * ffn),
     )
 
 
-def _layer(batch: Batch, num_units: int) -> Columns:
+def _layer(batch: ShapeBatch, num_units: int) -> Columns:
     """A layer with a feed-forward of four times its width, without recomputing."""
     number, _, seq, hidden, tp = batch.sizes.T
     tokens = number * seq
@@ -308,22 +308,22 @@ def _layer(batch: Batch, num_units: int) -> Columns:
     return _three(60.0 * again, flop, nbytes)
 
 
-def _softmax(batch: Batch, num_units: int) -> Columns:
+def _softmax(batch: ShapeBatch, num_units: int) -> Columns:
     """A fused kernel works on rows padded to the next power of two."""
     number, rows, cols = batch.sizes.T
     passes, launches = _PASSES[batch.kind].of(batch.phase)
     width = batch.element_nbytes * passes / 2
     padded = 2.0 ** np.ceil(np.log2(cols)) if num_units else cols
     found = _three(launches, 0.0, width * number * rows * cols)
-    return _more(found, (Cost.BYTES, width * number * rows * padded))
+    return _more(found, (WorkKind.BYTES, width * number * rows * padded))
 
 
-def memory(batch: Batch, num_units: int) -> Columns:
+def memory(batch: ShapeBatch, num_units: int) -> Columns:
     passes, launches = _PASSES[batch.kind].of(batch.phase)
     return _three(launches, 0.0, batch.element_nbytes * passes * batch.sizes.prod(axis=1))
 
 
-LAWS: dict[OperatorKind, Callable[[Batch, int], Columns]] = {
+LAWS: dict[OperatorKind, Callable[[ShapeBatch, int], Columns]] = {
     OperatorKind.CORE_ATTENTION: _attention,
     OperatorKind.EMBEDDING: _embedding,
     OperatorKind.ACTIVATION: _activation,

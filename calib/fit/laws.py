@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from ..errors import CalibrationError
 from ..workload.operators import Operator, OperatorKind
-from .batches import Batch, batch_of
-from .costs import LAWS, NUM_SIZES, Columns, Cost, linear, memory
+from .batches import ShapeBatch, batch_of
+from .costs import LAWS, NUM_SIZES, Columns, WorkKind, linear, memory
 
 
-class Family(Enum):
+class OperatorFamily(Enum):
     """Operators whose errors go together: one is too slow where the others of it are."""
 
     LINEAR = "linear"
@@ -33,11 +33,11 @@ class Ceilings:
     bytes_per_s: float
     launch_s: float
 
-    def unit_s(self, cost: Cost) -> float:
+    def unit_s(self, cost: WorkKind) -> float:
         """Seconds of one launch, FLOP or byte."""
-        if cost is Cost.LAUNCH:
+        if cost is WorkKind.LAUNCH:
             return self.launch_s
-        return 1.0 / (self.flop_per_s if cost is Cost.FLOP else self.bytes_per_s)
+        return 1.0 / (self.flop_per_s if cost is WorkKind.FLOP else self.bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,28 +52,28 @@ class Work:
 _CHAINS = frozenset({OperatorKind.ROTARY, OperatorKind.POSITION})
 
 
-def family(kind: OperatorKind) -> Family:
+def family(kind: OperatorKind) -> OperatorFamily:
     """Which operators share an error with this one.
 
     >>> family(OperatorKind.LOGITS), family(OperatorKind.NORM)
-    (<Family.LINEAR: 'linear'>, <Family.MEMORY: 'memory'>)
+    (<OperatorFamily.LINEAR: 'linear'>, <OperatorFamily.MEMORY: 'memory'>)
     """
     if kind.is_linear:
-        return Family.LINEAR
-    return _FAMILIES.get(kind, Family.MEMORY)
+        return OperatorFamily.LINEAR
+    return _FAMILIES.get(kind, OperatorFamily.MEMORY)
 
 
 _FAMILIES = {
-    OperatorKind.CORE_ATTENTION: Family.ATTENTION,
-    OperatorKind.FLASH_ATTENTION: Family.ATTENTION,
-    OperatorKind.BATCHED_PRODUCT: Family.ATTENTION,
-    OperatorKind.GROUPED_LINEAR: Family.LINEAR,
-    OperatorKind.EXPERTS: Family.LINEAR,
-    OperatorKind.ROUTER: Family.LINEAR,
-    OperatorKind.LAYER: Family.LINEAR,
-    OperatorKind.OPTIMIZER: Family.OPTIMIZER,
-    OperatorKind.HOST_MICROBATCH: Family.HOST,
-    OperatorKind.HOST_STEP: Family.HOST,
+    OperatorKind.CORE_ATTENTION: OperatorFamily.ATTENTION,
+    OperatorKind.FLASH_ATTENTION: OperatorFamily.ATTENTION,
+    OperatorKind.BATCHED_PRODUCT: OperatorFamily.ATTENTION,
+    OperatorKind.GROUPED_LINEAR: OperatorFamily.LINEAR,
+    OperatorKind.EXPERTS: OperatorFamily.LINEAR,
+    OperatorKind.ROUTER: OperatorFamily.LINEAR,
+    OperatorKind.LAYER: OperatorFamily.LINEAR,
+    OperatorKind.OPTIMIZER: OperatorFamily.OPTIMIZER,
+    OperatorKind.HOST_MICROBATCH: OperatorFamily.HOST,
+    OperatorKind.HOST_STEP: OperatorFamily.HOST,
 }
 
 
@@ -82,7 +82,7 @@ def is_chain(kind: OperatorKind) -> bool:
     return kind in _CHAINS
 
 
-def columns(batch: Batch, num_units: int = 0) -> Columns:
+def columns(batch: ShapeBatch, num_units: int = 0) -> Columns:
     """FLOP, bytes and launches of every row.
 
     A product's backward is two products, one for the input's and one for the weight's gradient; a
@@ -110,7 +110,7 @@ def columns(batch: Batch, num_units: int = 0) -> Columns:
     return law(batch, num_units)
 
 
-def work_of(batch: Batch) -> NDArray[np.float64]:
+def work_of(batch: ShapeBatch) -> NDArray[np.float64]:
     """How large each row is: FLOP and bytes weighed as a GPU's ceilings weigh them, ``(rows,)``."""
     _, flop, nbytes = columns(batch).totals().T
     return flop / _FLOP_PER_BYTE + nbytes

@@ -19,8 +19,8 @@ from ..regressors.intervals import (
     shrunk_sigma_log,
 )
 from ..regressors.robust import robust_minimum
-from .batches import Batch, Timed
-from .costs import Columns, Cost
+from .batches import ShapeBatch, Timed
+from .costs import Columns, WorkKind
 from .laws import Ceilings, columns
 from .outliers import Refusal, refuse
 from .pools import PoolModel, fit_pool
@@ -35,14 +35,14 @@ _FEWEST_TELLING = 4
 """Shapes of a pool below which leaving one out says nothing: the law has seen it."""
 _CARRIED_FRAC, _CARRIED_SIGMA = 0.5, 0.75
 """Share of what regressors know that goes to another device; deviation of the rest over it."""
-_SHEET_SIGMA_LOG = {Cost.LAUNCH: 0.7, Cost.FLOP: 0.2, Cost.BYTES: 0.2}
+_SHEET_SIGMA_LOG = {WorkKind.LAUNCH: 0.7, WorkKind.FLOP: 0.2, WorkKind.BYTES: 0.2}
 """How far the ratio of two devices' rates lies from that of their data sheets."""
-_FREE_SIGMA_LOG = dict.fromkeys(Cost, 1.5)
+_FREE_SIGMA_LOG = dict.fromkeys(WorkKind, 1.5)
 _PROBE_OFFSET, _PROBE_SIGMA = 0.2, 0.15
 """How far an operator as a whole and one of its rows lie from a moved model, in log time."""
 _ENOUGH_SHAPES = 8
 """Shapes of an operator from which its own residuals tell how wrong it may be."""
-_RATE_SIGMA_LOG = {Cost.LAUNCH: 1.0, Cost.FLOP: 0.3, Cost.BYTES: 0.9}
+_RATE_SIGMA_LOG = {WorkKind.LAUNCH: 1.0, WorkKind.FLOP: 0.3, WorkKind.BYTES: 0.9}
 """How far the rates of a pool may lie from where all samples together put them."""
 
 
@@ -77,7 +77,7 @@ class MachineModel:
     """Public tables that the prior left out; None where no prior was used."""
     is_moved: bool
     """True where the pools were fitted on another machine."""
-    shift: Mapping[Cost, float]
+    shift: Mapping[WorkKind, float]
     """Log of this machine's seconds of a launch, FLOP and byte over those of the machine that the
     pools were fitted on; 0 where it is the same."""
 
@@ -86,7 +86,7 @@ class MachineModel:
         """Rates of the machine."""
         return self.law.ceilings
 
-    def predict(self, name: str, batch: Batch) -> Prediction:
+    def predict(self, name: str, batch: ShapeBatch) -> Prediction:
         """Times of a batch of the operator ``name``."""
         pool = self.pools[name]
         found = pool.predict(name, batch)
@@ -101,7 +101,7 @@ class MachineModel:
             log_time=log_time, low=log_time - half, high=log_time + half, octaves=found.octaves
         )
 
-    def predict_unmeasured(self, batch: Batch) -> Prediction:
+    def predict_unmeasured(self, batch: ShapeBatch) -> Prediction:
         """Times of operators that no sample is of; octaves are infinite.
 
         A product takes those of the products that were measured, another operator those that public
@@ -133,14 +133,14 @@ class MachineModel:
             octaves=np.full(len(batch), np.inf),
         )
 
-    def slopes(self, name: str, batch: Batch) -> NDArray[np.float64]:
-        """Change of log time with the shift of each ``Cost``, in their order, ``(rows, costs)``."""
+    def slopes(self, name: str, batch: ShapeBatch) -> NDArray[np.float64]:
+        """Change of log time with the shift of each ``WorkKind``, in order, ``(rows, costs)``."""
         done = columns(batch, self.pools[name].num_units)
         of_columns = self._there(self.pools[name], done).slopes(done)
-        is_of = np.array([[column is cost for cost in Cost] for column in done.costs])
+        is_of = np.array([[column is cost for cost in WorkKind] for column in done.costs])
         return of_columns @ is_of.astype(np.float64)
 
-    def _moved(self, pool: PoolModel, batch: Batch) -> Vector:
+    def _moved(self, pool: PoolModel, batch: ShapeBatch) -> Vector:
         """What the law says of the change of machine, log, ``(rows,)``."""
         if not self.is_moved:
             return np.zeros(len(batch))
@@ -189,7 +189,7 @@ def fit_machine(
         thin_sigma_log=_thin_sigma_log(pools, prior),
         without=excluded,
         is_moved=False,
-        shift=dict.fromkeys(Cost, 0.0),
+        shift=dict.fromkeys(WorkKind, 0.0),
         refusals=refusals,
     )
 
@@ -227,15 +227,15 @@ def transfer(
     then, now = (p.ceilings_for(model.element_nbytes) for p in (here, there))
     sheet = {
         cost: model.shift[cost] + float(np.log(now.unit_s(cost) / then.unit_s(cost)))
-        for cost in Cost
+        for cost in WorkKind
     }
     is_known = bool(there.num_units and here.num_units)
     shift = _probed(model, sheet, probes or {}, _SHEET_SIGMA_LOG if is_known else _FREE_SIGMA_LOG)
-    units = {c: model.ceilings.unit_s(c) * np.exp(shift[c] - model.shift[c]) for c in Cost}
+    units = {c: model.ceilings.unit_s(c) * np.exp(shift[c] - model.shift[c]) for c in WorkKind}
     ceilings = Ceilings(
-        flop_per_s=float(1 / units[Cost.FLOP]),
-        bytes_per_s=float(1 / units[Cost.BYTES]),
-        launch_s=float(units[Cost.LAUNCH]),
+        flop_per_s=float(1 / units[WorkKind.FLOP]),
+        bytes_per_s=float(1 / units[WorkKind.BYTES]),
+        launch_s=float(units[WorkKind.LAUNCH]),
     )
     law = replace(model.law, ceilings=ceilings)
     return replace(model, law=law, prior=there, shift=shift, is_moved=True)
@@ -243,41 +243,45 @@ def transfer(
 
 def _probed(
     model: MachineModel,
-    sheet: Mapping[Cost, float],
+    sheet: Mapping[WorkKind, float],
     probes: Mapping[str, Timed],
-    sigma_log: Mapping[Cost, float],
-) -> dict[Cost, float]:
+    sigma_log: Mapping[WorkKind, float],
+) -> dict[WorkKind, float]:
     """Shifts of the three rates at the greatest posterior, each probed operator off by its own
     constant."""
     known = {name: timed for name, timed in probes.items() if name in model.pools}
-    center = np.concatenate([[sheet[c] for c in Cost], np.zeros(len(known))])
-    spread = np.concatenate([[sigma_log[c] for c in Cost], np.full(len(known), _PROBE_OFFSET)])
+    center = np.concatenate([[sheet[c] for c in WorkKind], np.zeros(len(known))])
+    spread = np.concatenate([[sigma_log[c] for c in WorkKind], np.full(len(known), _PROBE_OFFSET)])
 
     def residuals(theta: Vector) -> Vector:
-        moved = replace(model, shift=dict(zip(Cost, theta.tolist(), strict=False)), is_moved=True)
+        moved = replace(
+            model, shift=dict(zip(WorkKind, theta.tolist(), strict=False)), is_moved=True
+        )
         parts = [(theta - center) / spread]
         for i, (name, timed) in enumerate(known.items()):
-            log_time = moved.predict(name, timed.batch).log_time + theta[len(Cost) + i]
+            log_time = moved.predict(name, timed.batch).log_time + theta[len(WorkKind) + i]
             parts.append((np.log(timed.time_s) - log_time) / _PROBE_SIGMA)
         return np.concatenate(parts)
 
     def jacobian(theta: Vector) -> Vector:
-        moved = replace(model, shift=dict(zip(Cost, theta.tolist(), strict=False)), is_moved=True)
+        moved = replace(
+            model, shift=dict(zip(WorkKind, theta.tolist(), strict=False)), is_moved=True
+        )
         parts = [np.diag(1.0 / spread)]
         for i, (name, timed) in enumerate(known.items()):
             slopes = np.zeros((len(timed), len(theta)))
-            slopes[:, : len(Cost)] = moved.slopes(name, timed.batch)
-            slopes[:, len(Cost) + i] = 1.0
+            slopes[:, : len(WorkKind)] = moved.slopes(name, timed.batch)
+            slopes[:, len(WorkKind) + i] = 1.0
             parts.append(-slopes / _PROBE_SIGMA)
         return np.vstack(parts)
 
     if not known:
-        return dict(zip(Cost, center.tolist(), strict=False))
+        return dict(zip(WorkKind, center.tolist(), strict=False))
     theta = robust_minimum(residuals, jacobian, center, spread=spread)
-    return dict(zip(Cost, theta.tolist(), strict=False))
+    return dict(zip(WorkKind, theta.tolist(), strict=False))
 
 
-def _pool(name: str, batch: Batch) -> str:
+def _pool(name: str, batch: ShapeBatch) -> str:
     """Products of one phase share a pool; every other operator has its own."""
     return f"linear/{batch.phase.value}" if batch.kind.is_linear else name
 
@@ -319,7 +323,7 @@ def _fit(
 
 
 def _rates_prior(
-    prior: DevicePrior, batch: Batch, without: tuple[str, ...] | None
+    prior: DevicePrior, batch: ShapeBatch, without: tuple[str, ...] | None
 ) -> RatePrior | None:
     """What public tables say of the batch's operator; None where nobody asked or knows."""
     if without is None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..regressors.choices import first_of_least
 from ..workload.operators import Phase
 from .batches import Timed
-from .laws import Ceilings, Family, columns, family
+from .laws import Ceilings, OperatorFamily, columns, family
 
 Peaks = Callable[[int], Ceilings]
 """Rates of the data sheet for elements of a number of bytes."""
@@ -33,7 +33,7 @@ _LEAST_LEFT = 0.5
 _ABOVE_PEAK = 1.03
 
 
-class Reason(Enum):
+class RefusalReason(Enum):
     """Why a row is refused."""
 
     BELOW_ROOFLINE = "below the roofline"
@@ -46,7 +46,7 @@ class Refusal:
     """Rows of one operator that one gate refused, or would have refused."""
 
     name: str
-    reason: Reason
+    reason: RefusalReason
     num_rows: int
     num_refused: int
     is_doubtful: bool
@@ -90,12 +90,12 @@ Mask = NDArray[np.bool_]
 
 def _gates(
     name: str, groups: Mapping[str, Timed], peaks: Peaks | None
-) -> list[tuple[Reason, Mask]]:
+) -> list[tuple[RefusalReason, Mask]]:
     timed = groups[name]
-    is_product = family(timed.batch.kind) in (Family.LINEAR, Family.ATTENTION)
+    is_product = family(timed.batch.kind) in (OperatorFamily.LINEAR, OperatorFamily.ATTENTION)
     gates = []
     if peaks is not None and is_product:
-        gates.append((Reason.BELOW_ROOFLINE, timed.time_s < _least_s(timed, peaks)))
+        gates.append((RefusalReason.BELOW_ROOFLINE, timed.time_s < _least_s(timed, peaks)))
     other = groups.get(f"{name.rpartition('/')[0]}/{_OPPOSITE.get(timed.batch.phase, '')}")
     if other is None or other.batch.kind is not timed.batch.kind:
         return gates
@@ -103,9 +103,9 @@ def _gates(
     is_forward = timed.batch.phase is Phase.FORWARD
     forward, backward = (timed, other) if is_forward else (other, timed)
     if _work_ratio(backward, forward) > _COPY_WORK:
-        gates.append((Reason.COPIED_PHASE, _copies(ratio)))
+        gates.append((RefusalReason.COPIED_PHASE, _copies(ratio)))
     if is_product and not is_forward:
-        gates.append((Reason.SHORT_BACKWARD, ratio < _LEAST_BACKWARD))
+        gates.append((RefusalReason.SHORT_BACKWARD, ratio < _LEAST_BACKWARD))
     return gates
 
 

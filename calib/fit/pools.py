@@ -18,7 +18,7 @@ from ..regressors.forest import Forest, fit_forest
 from ..regressors.gaussian import GaussianProcess, fit_gaussian
 from ..regressors.intervals import UNMEASURED_SIGMA_LOG
 from ..regressors.trees import Trees, fit_trees
-from .batches import Batch, Timed
+from .batches import ShapeBatch, Timed
 from .costs import Columns
 from .laws import columns, is_chain
 from .rates import Rates, fit_rates
@@ -117,7 +117,7 @@ class PoolModel:
         """Name of the regressor."""
         return "gaussian process" if self.regressors.trees is None else self.regressors.trees.name
 
-    def predict(self, member: str, batch: Batch) -> Residual:
+    def predict(self, member: str, batch: ShapeBatch) -> Residual:
         """Log time of shapes of one member, or of an operator that the pool has not seen."""
         done = columns(batch, self.num_units)
         law = self.rates.log_time(done)
@@ -134,7 +134,7 @@ class PoolModel:
         return Residual(law=law, detail=detail, sigma_log=sigma, octaves=octaves)
 
     def _detail(
-        self, member: str, number: int, done: Columns, batch: Batch
+        self, member: str, number: int, done: Columns, batch: ShapeBatch
     ) -> tuple[Vector, Vector]:
         """What the regressors add to the law, and their own deviation."""
         learned = self.regressors
@@ -221,7 +221,7 @@ class _Rows:
     """The samples of all members, one after the other."""
 
     members: tuple[str, ...]
-    batches: tuple[Batch, ...]
+    batches: tuple[ShapeBatch, ...]
     columns: Columns
     log_time: Vector
     weight: Vector
@@ -276,7 +276,7 @@ def _supports(rows: _Rows, rates: Rates) -> dict[str, Support]:
     }
 
 
-def _places(batch: Batch, law: Vector) -> NDArray[np.float64]:
+def _places(batch: ShapeBatch, law: Vector) -> NDArray[np.float64]:
     """Coordinates, and the doublings of the law's time, in which a shape may lie outside too."""
     return np.column_stack([coordinates(batch), law / np.log(2.0)])
 
@@ -288,7 +288,7 @@ def robust_sigma(residuals: Vector) -> float:
     return max(float(np.sqrt(np.mean(cut**2))), _LEAST_SIGMA)
 
 
-def _inputs(rates: Rates, done: Columns, batch: Batch, member: int, num_units: int) -> Inputs:
+def _inputs(rates: Rates, done: Columns, batch: ShapeBatch, member: int, num_units: int) -> Inputs:
     """Coordinates, and features in which the law's own constants may be wrong."""
     features = [trend(batch, num_units), _SHARE_STEP * rates.shares(done)]
     return Inputs(
@@ -299,7 +299,7 @@ def _inputs(rates: Rates, done: Columns, batch: Batch, member: int, num_units: i
 
 
 def _features(
-    rates: Rates, done: Columns, batch: Batch, member: int, num_units: int
+    rates: Rates, done: Columns, batch: ShapeBatch, member: int, num_units: int
 ) -> NDArray[np.float64]:
     """What trees split on, ``(rows, features)``."""
     return np.column_stack(

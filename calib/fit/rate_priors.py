@@ -21,18 +21,18 @@ from numpy.typing import NDArray
 from ..records.files import read_package_json
 from ..regressors.intervals import Z_90
 from ..workload.operators import OperatorKind, Phase
-from .batches import Batch
-from .costs import Cost
-from .laws import Ceilings, Family, columns, family
+from .batches import ShapeBatch
+from .costs import WorkKind
+from .laws import Ceilings, OperatorFamily, columns, family
 from .priors import DevicePrior, device_prior
 from .rates import Rates
 
 FILE = "priors.json"
 _LAUNCH_S = 1e-6
 """Launches have no data sheet: their factor is over a microsecond."""
-_USUAL_SIGMA_LOG = {Cost.LAUNCH: 1.0, Cost.FLOP: 0.3, Cost.BYTES: 0.5}
+_USUAL_SIGMA_LOG = {WorkKind.LAUNCH: 1.0, WorkKind.FLOP: 0.3, WorkKind.BYTES: 0.5}
 """How far two sources lie apart where few pairs of them tell."""
-BARE_LOG = {Cost.LAUNCH: 0.4, Cost.FLOP: 0.3, Cost.BYTES: 0.3}
+BARE_LOG = {WorkKind.LAUNCH: 0.4, WorkKind.FLOP: 0.3, WorkKind.BYTES: 0.3}
 """Factors before anything was measured: 1.5 us a launch, 75 % of the data sheet."""
 _USUAL_PAIRS = 3.0
 _WELL_KNOWN = 0.1
@@ -93,7 +93,7 @@ class SourceRates:
     """``<operator>/<phase>``; all linears are ``linear``."""
     element_nbytes: int
     table: str
-    costs: tuple[Cost, ...]
+    costs: tuple[WorkKind, ...]
     log_factor: tuple[float, ...]
     """Log of the seconds of one unit of each column over those of the data sheet."""
     sigma_log: tuple[float, ...]
@@ -126,7 +126,7 @@ class RatePrior:
     ceilings: Ceilings
     """Rates of the data sheet that the factors are over."""
     num_units: int
-    costs: tuple[Cost, ...]
+    costs: tuple[WorkKind, ...]
     log_factor: tuple[float, ...]
     sigma_log: tuple[float, ...]
     """How far the factor of each column may lie from that of another source."""
@@ -145,11 +145,11 @@ class RatePrior:
             lead_frac=self.lead_frac,
         )
 
-    def log_time(self, batch: Batch) -> Vector:
+    def log_time(self, batch: ShapeBatch) -> Vector:
         """Log seconds, ``(rows,)``."""
         return self.rates.log_time(columns(batch, self.num_units))
 
-    def sigma_log_time(self, batch: Batch) -> Vector:
+    def sigma_log_time(self, batch: ShapeBatch) -> Vector:
         """Standard deviation of log time, ``(rows,)``: of the factors by each column's share of the
         time, and of shapes."""
         shares = self.rates.shares(columns(batch, self.num_units))
@@ -207,7 +207,7 @@ def sources_of(parsed: Mapping[str, Any]) -> tuple[SourceRates, ...]:
         SourceRates(
             **{
                 **row,
-                "costs": tuple(Cost(c) for c in row["costs"]),
+                "costs": tuple(WorkKind(c) for c in row["costs"]),
                 "log_factor": tuple(row["log_factor"]),
                 "sigma_log": tuple(row["sigma_log"]),
             }
@@ -224,7 +224,7 @@ def _prior(
     if device == "cpu":
         return None
     asked = generation(device)
-    is_product = family(kind) in (Family.LINEAR, Family.ATTENTION)
+    is_product = family(kind) in (OperatorFamily.LINEAR, OperatorFamily.ATTENTION)
     groups: defaultdict[tuple[float, str, int], list[SourceRates]] = defaultdict(list)
     for source in _sources(without):
         if source.pool == pool_name(kind, phase):
@@ -286,9 +286,9 @@ def _joined(
 class Spread:
     """Deviation of a factor's log, by cost."""
 
-    source: Mapping[Cost, float]
+    source: Mapping[WorkKind, float]
     """Between a table and the mean of all tables of its generation."""
-    generation: Mapping[Cost, float]
+    generation: Mapping[WorkKind, float]
     """The same between generations in one table."""
 
 
@@ -299,8 +299,8 @@ def kin(kind: OperatorKind) -> str:
 
 @cache
 def _spreads(without: tuple[str, ...]) -> Mapping[str, Spread]:
-    between: defaultdict[tuple[str, Cost], list[tuple[float, float]]] = defaultdict(list)
-    across: defaultdict[tuple[str, Cost], list[tuple[float, float]]] = defaultdict(list)
+    between: defaultdict[tuple[str, WorkKind], list[tuple[float, float]]] = defaultdict(list)
+    across: defaultdict[tuple[str, WorkKind], list[tuple[float, float]]] = defaultdict(list)
     for one, other in _alike(_sources(without)):
         is_own = one.generation == other.generation
         if is_own == (one.table == other.table):
@@ -313,8 +313,8 @@ def _spreads(without: tuple[str, ...]) -> Mapping[str, Spread]:
             found[name, cost].append((abs(one.log_factor[i] - other.log_factor[i]), trust))
     return {
         name: Spread(
-            source={cost: _spread(between[name, cost], cost) for cost in Cost},
-            generation={cost: _spread(across[name, cost], cost) for cost in Cost},
+            source={cost: _spread(between[name, cost], cost) for cost in WorkKind},
+            generation={cost: _spread(across[name, cost], cost) for cost in WorkKind},
         )
         for name in sorted({kin(kind) for kind in OperatorKind})
     }
@@ -329,10 +329,10 @@ def _alike(sources: Iterable[SourceRates]) -> Iterator[tuple[SourceRates, Source
         yield from combinations(members, 2)
 
 
-def _spread(pairs: Sequence[tuple[float, float]], cost: Cost) -> float:
+def _spread(pairs: Sequence[tuple[float, float]], cost: WorkKind) -> float:
     """From the 90 % quantile of differences, drawn in log to what is usual where pairs are few.
 
-    >>> _spread([], Cost.FLOP)
+    >>> _spread([], WorkKind.FLOP)
     0.3
     """
     usual = _USUAL_SIGMA_LOG[cost]

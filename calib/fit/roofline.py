@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 
 from ..regressors.robust import robust_minimum
 from ..workload.operators import OperatorKind, Phase
-from .batches import Batch, Timed
-from .costs import Cost
-from .laws import Ceilings, Family, columns, family
+from .batches import ShapeBatch, Timed
+from .costs import WorkKind
+from .laws import Ceilings, OperatorFamily, columns, family
 from .priors import DevicePrior
 
 # How far the work of one kind and phase may lie from the law (log, one sigma): products run at
 # similar rates, pass counts of the rest are rough.
 _WORK_SIGMA_LOG = {
-    Family.LINEAR: 0.15,
-    Family.ATTENTION: 0.7,
-    Family.MEMORY: 0.7,
-    Family.OPTIMIZER: 0.5,
+    OperatorFamily.LINEAR: 0.15,
+    OperatorFamily.ATTENTION: 0.7,
+    OperatorFamily.MEMORY: 0.7,
+    OperatorFamily.OPTIMIZER: 0.5,
 }
 # The same for its launches, whose relative numbers were counted.
 _LAUNCH_SIGMA_LOG = 0.3
@@ -48,7 +48,7 @@ class FittedLaw:
     scales: Mapping[str, KindScale] = field(default_factory=dict)
     keys: Mapping[str, tuple[OperatorKind, Phase]] = field(default_factory=dict)
 
-    def typical(self, batch: Batch) -> KindScale:
+    def typical(self, batch: ShapeBatch) -> KindScale:
         """Median factors of the measured operators of the batch's family and phase."""
         others = [
             self.scales[name]
@@ -62,13 +62,17 @@ class FittedLaw:
             work=float(np.median([s.work for s in others])),
         )
 
-    def log_units(self, name: str, costs: tuple[Cost, ...]) -> NDArray[np.float64]:
+    def log_units(self, name: str, costs: tuple[WorkKind, ...]) -> NDArray[np.float64]:
         """Log seconds of one unit of each column, with the factors of ``name``."""
         scale = self.scales.get(name, KindScale())
-        factor = {Cost.LAUNCH: scale.launch, Cost.FLOP: scale.work, Cost.BYTES: scale.work}
+        factor = {
+            WorkKind.LAUNCH: scale.launch,
+            WorkKind.FLOP: scale.work,
+            WorkKind.BYTES: scale.work,
+        }
         return np.log([self.ceilings.unit_s(c) * factor[c] for c in costs])
 
-    def log_time(self, batch: Batch, *, scale: KindScale | None = None) -> NDArray[np.float64]:
+    def log_time(self, batch: ShapeBatch, *, scale: KindScale | None = None) -> NDArray[np.float64]:
         """Log seconds of a batch by the law, its parts in sum, ``(rows,)``."""
         used = scale or KindScale()
         launches, flop, nbytes = columns(batch).totals().T
@@ -92,7 +96,7 @@ def fit_law(groups: Mapping[str, Timed], prior: DevicePrior) -> FittedLaw:
     sizes = [
         kept[n].batch.element_nbytes
         for n, f in zip(names, families, strict=True)
-        if f is Family.LINEAR
+        if f is OperatorFamily.LINEAR
     ]
     assumed = prior.ceilings_for(round(float(np.median(np.concatenate(sizes)))) if sizes else 2)
     problem = _Problem(
@@ -105,7 +109,7 @@ def fit_law(groups: Mapping[str, Timed], prior: DevicePrior) -> FittedLaw:
         work_sigma=np.array([_WORK_SIGMA_LOG[f] for f in families]),
     )
     rates, launch, slower = problem.solve()
-    chosen = np.array([f is Family.LINEAR for f in families])
+    chosen = np.array([f is OperatorFamily.LINEAR for f in families])
     shift = -float(np.quantile(slower[chosen] if chosen.any() else slower, 1 - _ENVELOPE_QUANTILE))
     launches_per_s, flop_per_s, bytes_per_s = np.exp(rates + np.array([0, shift, shift])).tolist()
     return FittedLaw(

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..workload.operators import OperatorKind
-from .batches import Batch
+from .batches import ShapeBatch
 from .costs import products
 
 Vector = NDArray[np.float64]
@@ -19,12 +19,12 @@ _STEP = 0.3
 _MOST_HALVINGS = 8
 
 
-def coordinates(batch: Batch) -> NDArray[np.float64]:
+def coordinates(batch: ShapeBatch) -> NDArray[np.float64]:
     """Log2 of each size and of the element's bytes, ``(rows, sizes + 1)``."""
     return np.log2(np.column_stack([np.maximum(batch.sizes, 1.0), batch.element_nbytes]))
 
 
-def halvings(batch: Batch) -> NDArray[np.float64]:
+def halvings(batch: ShapeBatch) -> NDArray[np.float64]:
     """How often each size can be halved, at most 8: what alignment depends on, ``(rows, sizes)``.
 
     >>> from .batches import batch_of
@@ -37,7 +37,7 @@ def halvings(batch: Batch) -> NDArray[np.float64]:
     return np.minimum(np.log2((whole & -whole).astype(np.float64)), _MOST_HALVINGS)
 
 
-def trend(batch: Batch, num_units: int) -> NDArray[np.float64]:
+def trend(batch: ShapeBatch, num_units: int) -> NDArray[np.float64]:
     """Features in which log time moves about linearly, ``(rows, features)``; none off a GPU."""
     none = np.zeros((len(batch), 0))
     if not num_units:
@@ -69,7 +69,7 @@ def idle_waves(blocks: Vector, num_units: int) -> Vector:
     return np.asarray(np.log(np.ceil(waves) / waves), dtype=np.float64)
 
 
-def _product_waves(batch: Batch, number: Vector, num_units: int) -> NDArray[np.float64]:
+def _product_waves(batch: ShapeBatch, number: Vector, num_units: int) -> NDArray[np.float64]:
     done = products(batch)
     return np.column_stack(
         [

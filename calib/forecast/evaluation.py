@@ -21,7 +21,7 @@ _STATED_FRAC = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class PastForecast:
     """One forecast as it was made."""
 
     run_id: str
@@ -48,7 +48,7 @@ class Made:
     failures_s: float = 0.0
 
     @staticmethod
-    def of(forecast: Forecast, run_id: str) -> Made:
+    def of(forecast: Forecast, run_id: str) -> PastForecast:
         """What is kept of a forecast."""
         now, left = forecast.now_unix_s, forecast.left
         bounds = {
@@ -58,7 +58,7 @@ class Made:
             )
             for share in NOMINAL_FRAC
         }
-        return Made(
+        return PastForecast(
             run_id=run_id,
             unix_s=now,
             iteration=forecast.steps_done,
@@ -76,14 +76,14 @@ class Made:
         return {"schema": SCHEMA, "kind": "forecast", **values}
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Made:
+    def from_json(value: Mapping[str, Any]) -> PastForecast:
         """The forecast of a line; ``RecordError`` where it is not one."""
-        known = _known(Made, value)
+        known = _known(PastForecast, value)
         bounds = {
             str(share): (float(low), float(high))
             for share, (low, high) in dict(known["finish_intervals_unix_s"]).items()
         }
-        return Made(**{**known, "finish_intervals_unix_s": bounds})
+        return PastForecast(**{**known, "finish_intervals_unix_s": bounds})
 
 
 _TAKEN = (
@@ -167,7 +167,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Track:
+class Evaluation:
     """All forecasts of one run against how it went."""
 
     run_id: str
@@ -229,7 +229,7 @@ _WIDTHS = {str(share): _wide(share) for share in NOMINAL_FRAC}
 _KEYS = tuple(_WIDTHS)
 
 
-def track(made: Sequence[Made], ended: Ended) -> Track:
+def evaluate(made: Sequence[PastForecast], ended: Ended) -> Evaluation:
     """The forecasts of a run, in the order of their making, against its end.
 
     A run that stopped before its last step has no finish to hold them against: then only its single
@@ -239,7 +239,7 @@ def track(made: Sequence[Made], ended: Ended) -> Track:
     scored = ahead if ended.is_complete else []
     total_s = ended.end_unix_s - min(((m.unix_s - m.elapsed_s) for m in made), default=0.0)
     errors = tuple(_error(m, ended.end_unix_s, total_s) for m in scored)
-    return Track(
+    return Evaluation(
         run_id=ended.run_id,
         num_forecasts=len(ahead),
         is_complete=ended.is_complete,
@@ -251,7 +251,7 @@ def track(made: Sequence[Made], ended: Ended) -> Track:
     )
 
 
-def finish_coverage(pairs: Iterable[tuple[Made, Ended]]) -> tuple[Coverage, ...]:
+def finish_coverage(pairs: Iterable[tuple[PastForecast, Ended]]) -> tuple[Coverage, ...]:
     """How often intervals of the finish held, over forecasts of one run or several."""
     kept = list(pairs)
     rows = []
@@ -274,7 +274,7 @@ def step_coverage(ends: Sequence[Ended]) -> tuple[Coverage, ...]:
     )
 
 
-def _error(made: Made, end_unix_s: float, total_s: float) -> FinishError:
+def _error(made: PastForecast, end_unix_s: float, total_s: float) -> FinishError:
     error_s = made.finish_p50_unix_s - end_unix_s
     left_s = end_unix_s - made.unix_s
     return FinishError(
@@ -298,7 +298,7 @@ def _settled(errors: Sequence[FinishError], within_frac: float) -> Settled:
     )
 
 
-def _known(kind: type[Made] | type[Ended], value: Mapping[str, Any]) -> dict[str, Any]:
+def _known(kind: type[PastForecast] | type[Ended], value: Mapping[str, Any]) -> dict[str, Any]:
     schema = value.get("schema")
     if not isinstance(schema, int) or schema > SCHEMA:
         raise RecordError(f"schema {schema!r}, this version reads up to {SCHEMA}; upgrade forerun")

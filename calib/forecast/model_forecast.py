@@ -30,7 +30,7 @@ _PASSES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class ModelForecast:
     """What the model says of the rest of a run, before and beside what was measured of it."""
 
     config: RunConfig
@@ -78,7 +78,7 @@ def batch_levels(config: RunConfig) -> tuple[BatchLevel, ...]:
     )
 
 
-def outlook(
+def model_forecast(
     config: RunConfig,
     steps: FittedSteps,
     own: StepEstimate,
@@ -86,7 +86,7 @@ def outlook(
     started_unix_s: float,
     recorded_s: Sequence[float] = (),
     recorded_numbers: Sequence[int] = (),
-) -> Outlook:
+) -> ModelForecast:
     """What the model says of steps at other batch sizes, of an evaluation and of a save."""
     full = full_batch_size(config)
     sizes = {level.global_batch_size for level in batch_levels(config)} | {full}
@@ -97,7 +97,7 @@ def outlook(
     share = work[0] / sum(work) if sum(work) > 0 else 1.0 / 3.0
     passes_s = sum(parts.get(part, 0.0) for part in _PASSES)
     peak = memory(config)
-    return Outlook(
+    return ModelForecast(
         config=config,
         own=own,
         started_unix_s=started_unix_s,

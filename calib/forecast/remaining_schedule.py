@@ -35,7 +35,7 @@ class StepGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Agenda:
+class RemainingSchedule:
     """What is left after some steps."""
 
     groups: tuple[StepGroup, ...]
@@ -92,7 +92,7 @@ def schedule_levels(schedule: str, *, seq_length: int) -> tuple[BatchLevel, ...]
     return tuple(sorted(levels, key=lambda level: level.from_samples))
 
 
-def agenda(
+def remaining_schedule(
     *,
     steps_done: int,
     steps_total: int,
@@ -101,7 +101,7 @@ def agenda(
     num_final_evals: int = 0,
     save_interval: int = 0,
     is_saving: bool = False,
-) -> Agenda:
+) -> RemainingSchedule:
     """What is left of a run that counts its steps from 0.
 
     A save is due every ``save_interval`` steps, where the batch size changes, and at the end.
@@ -121,7 +121,7 @@ def agenda(
         saves |= {steps_total}
     changes = sum(group.begin > steps_done for group in groups) if is_saving else 0
     evals = len(_multiples(eval_interval, steps_done, steps_total))
-    return Agenda(
+    return RemainingSchedule(
         groups=left,
         num_evals=evals + (num_final_evals if steps_done < steps_total else 0),
         num_saves=len(saves) + changes,

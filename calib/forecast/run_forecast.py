@@ -1,7 +1,7 @@
-"""The forecast of a run from its agenda: steps at each batch size, and all that lies between them.
+"""The forecast of a run: steps of each batch size that are left, and what lies between them.
 
-What the model has to say is worked out once per window (``Outlook``); a forecast from it and from
-what the run has shown so far costs no fit, so that it can be made anew at any time.
+``ModelForecast`` is worked out once per window.  A forecast from it and from what the run has shown
+so far costs no fit, so it can be made anew at any time.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .forecast import (
     forecast,
     learned_drift_frac,
 )
-from .model_forecast import SAVE_BYTES_PER_S, Outlook, batch_levels
-from .remaining_schedule import Agenda, BatchLevel, agenda, step_groups
+from .model_forecast import SAVE_BYTES_PER_S, ModelForecast, batch_levels
+from .remaining_schedule import BatchLevel, RemainingSchedule, remaining_schedule, step_groups
 
 EVAL_SIGMA_LOG = 0.2
 """Error of a modelled evaluation."""
@@ -68,13 +68,13 @@ class SoFar:
     mean_power_w: float | None = None
 
 
-def run_forecast(outlook: Outlook, so_far: SoFar) -> Forecast:
+def run_forecast(model_forecast: ModelForecast, so_far: SoFar) -> Forecast:
     """The forecast at this moment; deterministic, a few milliseconds."""
-    config, cadence = outlook.config, outlook.config.cadence
+    config, cadence = model_forecast.config, model_forecast.config.cadence
     done = so_far.steps_done
     total = max(_last_step(config, done), done)
     levels = batch_levels(config)
-    left = agenda(
+    left = remaining_schedule(
         steps_done=done,
         steps_total=total,
         levels=levels,
@@ -84,30 +84,32 @@ def run_forecast(outlook: Outlook, so_far: SoFar) -> Forecast:
         is_saving=cadence.is_saving or cadence.save_interval > 0,
     )
     left = _with_due(left, config, done, total)
-    seen = _by_size(outlook, so_far, levels, since=so_far.level_since)
+    seen = _by_size(model_forecast, so_far, levels, since=so_far.level_since)
     reference = next(reversed(seen), config.batch.global_batch_size)
-    ratios = measured_ratios(seen, reference, outlook.ratios)
+    ratios = measured_ratios(seen, reference, model_forecast.ratios)
     times = _series(seen, reference, ratios)
-    history = _series(_by_size(outlook, so_far, levels), reference, ratios)
+    history = _series(_by_size(model_forecast, so_far, levels), reference, ratios)
     loads, words = _loads(left, reference, ratios)
     prior = CPU_DRIFT_FRAC if config.device == "cpu" else DRIFT_FRAC
-    extras = _extras(outlook, so_far, left, times, reference)
+    extras = _extras(model_forecast, so_far, left, times, reference)
     found = forecast(
         now_unix_s=so_far.now_unix_s,
         steps_done=done,
         steps_total=total,
-        elapsed_s=max(0.0, so_far.now_unix_s - outlook.started_unix_s),
+        elapsed_s=max(0.0, so_far.now_unix_s - model_forecast.started_unix_s),
         step_times_s=times,
-        estimate=_at(outlook, reference),
+        estimate=_at(model_forecast, reference),
         extras=extras,
         loads=loads,
-        failures=_failures(outlook, so_far, left, times),
+        failures=_failures(model_forecast, so_far, left, times),
         drift_frac=learned_drift_frac(history, prior_frac=prior),
     )
     return _with_parts(found, config, so_far, extras, words if found.is_measured else "modelled")
 
 
-def _with_due(left: Agenda, config: RunConfig, done: int, total: int) -> Agenda:
+def _with_due(
+    left: RemainingSchedule, config: RunConfig, done: int, total: int
+) -> RemainingSchedule:
     """What is due after the step that has just ended is still to come."""
     cadence = config.cadence
     if not 0 < done < total:
@@ -130,25 +132,25 @@ def _last_step(config: RunConfig, done: int) -> int:
     return min(cadence.train_iters, next_exit)
 
 
-def _at(outlook: Outlook, size: int) -> StepEstimate:
+def _at(model_forecast: ModelForecast, size: int) -> StepEstimate:
     """The modelled step at the batch size that the measured ones have."""
-    ratio = outlook.ratios.get(size)
-    own = outlook.own
-    if ratio is None or size == outlook.config.batch.global_batch_size:
+    ratio = model_forecast.ratios.get(size)
+    own = model_forecast.own
+    if ratio is None or size == model_forecast.config.batch.global_batch_size:
         return own
     sigma = math.hypot(own.sigma_log, ratio.sigma_log)
     return replace(own, time_s=own.time_s * ratio.ratio, sigma_log=sigma)
 
 
 def _by_size(
-    outlook: Outlook, so_far: SoFar, levels: Sequence[BatchLevel], *, since: int = 0
+    model_forecast: ModelForecast, so_far: SoFar, levels: Sequence[BatchLevel], *, since: int = 0
 ) -> dict[int, list[float]]:
     """Bare steps by global batch size, the newest size last; those of iterations before ``since``
     left out."""
-    own = outlook.config.batch.global_batch_size
+    own = model_forecast.config.batch.global_batch_size
     times, numbers = so_far.step_times_s, so_far.step_numbers
-    if len(times) < len(outlook.recorded_s):
-        times, numbers = outlook.recorded_s, outlook.recorded_numbers
+    if len(times) < len(model_forecast.recorded_s):
+        times, numbers = model_forecast.recorded_s, model_forecast.recorded_numbers
     if not numbers:
         return {own: list(times)} if times else {}
     seen: dict[int, list[float]] = {}
@@ -175,7 +177,7 @@ def _series(
 
 
 def _loads(
-    left: Agenda, reference: int, ratios: Mapping[int, BatchRatio]
+    left: RemainingSchedule, reference: int, ratios: Mapping[int, BatchRatio]
 ) -> tuple[tuple[StepLoad, ...], str]:
     loads: list[StepLoad] = []
     words = ["measured"]
@@ -191,17 +193,21 @@ def _loads(
 
 
 def _extras(
-    outlook: Outlook, so_far: SoFar, left: Agenda, times: Sequence[float], reference: int
+    model_forecast: ModelForecast,
+    so_far: SoFar,
+    left: RemainingSchedule,
+    times: Sequence[float],
+    reference: int,
 ) -> list[Extra]:
     # Hosts and kernels that are slower than modelled are so in evaluations as well.
-    own = _at(outlook, reference)
+    own = _at(model_forecast, reference)
     pace = float(np.mean(times)) / own.time_s if len(times) else 1.0
     found = [
         _extra(
             "evaluations",
             left.num_evals,
             so_far.eval_times_s,
-            outlook.eval_s * pace,
+            model_forecast.eval_s * pace,
             sigma_log=EVAL_SIGMA_LOG,
             provenance="modelled: forward share of the step",
         ),
@@ -209,7 +215,7 @@ def _extras(
             "saves",
             left.num_saves,
             so_far.save_times_s,
-            outlook.save_s,
+            model_forecast.save_s,
             sigma_log=SAVE_SIGMA_LOG,
             provenance=f"prior: {SAVE_BYTES_PER_S / 1e9:g} GB/s per rank",
         ),
@@ -264,16 +270,16 @@ def _extra(
 
 
 def _failures(
-    outlook: Outlook, so_far: SoFar, left: Agenda, times: Sequence[float]
+    model_forecast: ModelForecast, so_far: SoFar, left: RemainingSchedule, times: Sequence[float]
 ) -> Failures | None:
     """Failures where the user expects some, where some have been, or from the public rate."""
-    config = outlook.config
+    config = model_forecast.config
     is_public = so_far.mtbf_hours is None
     if is_public and config.device == "cpu" and not so_far.num_restarts:
         return None
     hours = so_far.mtbf_hours or GPU_HOURS_PER_FAILURE / config.parallelism.num_ranks
-    run_s = max(0.0, so_far.now_unix_s - outlook.started_unix_s)
-    step_s = float(np.mean(times)) if len(times) else outlook.own.time_s
+    run_s = max(0.0, so_far.now_unix_s - model_forecast.started_unix_s)
+    step_s = float(np.mean(times)) if len(times) else model_forecast.own.time_s
     return Failures(
         mtbf_s=learned_mtbf_s(so_far.num_restarts, run_s, prior_mtbf_s=hours * HOUR_S),
         restart_s=so_far.restart_cost_s,

@@ -96,7 +96,7 @@ def shape_sizes(shapes: pd.Series) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class TableFamily:
     """Tables that one reader understands, known by their columns."""
 
     name: str

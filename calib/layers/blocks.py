@@ -17,7 +17,7 @@ from ..workload.quick_enum import QuickEnum
 from .dense import attention_piece, embedding_piece, head_piece, mlp_piece, residual_piece
 from .experts import expert_pieces
 from .latent_attention import latent_attention_pieces
-from .layer_modules import Piece, Shaped, hidden_call, linear_use, norm_piece
+from .layer_modules import LayerModule, Shaped, hidden_call, linear_use, norm_module
 from .prediction import EMBEDDING, HEAD, embedding_copy_piece, prediction_pieces
 from .tensors import BlockNumel, ParameterTensor, Strip, block_numel, strip
 
@@ -116,7 +116,7 @@ class _Asked:
 @lru_cache(maxsize=4096)
 def _cached(asked: _Asked, kind: BlockKind, is_recomputed: bool) -> Block:
     config = asked.config
-    pieces = _PIECES[kind](config)
+    pieces = _MODULES[kind](config)
     nbytes = config.precision.nbytes
     whole = [shaped for piece in pieces for shaped in piece.operators]
     uses = [use for piece in pieces for use in piece.uses]
@@ -142,12 +142,12 @@ def _strips(
 ) -> dict[BufferSort, Strip]:
     sorted_out: dict[BufferSort, list[ParameterTensor]] = {}
     for tensor in tensors:
-        sort = (tensor.is_expert, has_fp8_params and tensor.is_quantized)
-        sorted_out.setdefault(sort, []).append(tensor)
-    return {sort: strip(found) for sort, found in sorted_out.items()}
+        variant = (tensor.is_expert, has_fp8_params and tensor.is_quantized)
+        sorted_out.setdefault(variant, []).append(tensor)
+    return {variant: strip(found) for variant, found in sorted_out.items()}
 
 
-BlockSort = tuple[BlockKind, bool]
+BlockVariant = tuple[BlockKind, bool]
 """Kind of a block, and whether the whole of it runs again in the backward pass."""
 
 
@@ -159,9 +159,9 @@ def chunk_blocks(config: RunConfig, chunk: int) -> tuple[BlockCount, ...]:
     )
 
 
-def chunk_sorts(config: RunConfig, chunk: int) -> tuple[tuple[BlockSort, int], ...]:
+def chunk_sorts(config: RunConfig, chunk: int) -> tuple[tuple[BlockVariant, int], ...]:
     """What ``chunk_blocks`` consists of, without making the blocks."""
-    found: list[tuple[BlockSort, int]] = []
+    found: list[tuple[BlockVariant, int]] = []
     has_predictions = chunk == config.parallelism.num_chunks - 1 and bool(
         config.model.num_prediction_layers
     )
@@ -180,20 +180,20 @@ def chunk_sorts(config: RunConfig, chunk: int) -> tuple[tuple[BlockSort, int], .
     return tuple(found)
 
 
-def _layer_sorts(config: RunConfig, chunk: int, covered: int) -> list[tuple[BlockSort, int]]:
+def _layer_sorts(config: RunConfig, chunk: int, covered: int) -> list[tuple[BlockVariant, int]]:
     experts = config.model.experts
     if experts is None or not experts.layer_pattern:
         kind = BlockKind.LAYER if experts is None else BlockKind.EXPERT_LAYER
         counts = ((True, covered), (False, config.chunk_layers[chunk] - covered))
         return [((kind, is_again), count) for is_again, count in counts if count]
-    found: list[tuple[BlockSort, int]] = []
+    found: list[tuple[BlockVariant, int]] = []
     for place, layer in enumerate(config.layers_of(chunk)):
         kind = BlockKind.EXPERT_LAYER if experts.layer_pattern[layer] else BlockKind.LAYER
-        sort = (kind, place < covered)
-        if found and found[-1][0] == sort:
-            found[-1] = (sort, found[-1][1] + 1)
+        variant = (kind, place < covered)
+        if found and found[-1][0] == variant:
+            found[-1] = (variant, found[-1][1] + 1)
         else:
-            found.append((sort, 1))
+            found.append((variant, 1))
     return found
 
 
@@ -205,24 +205,24 @@ def recomputed_layers(config: RunConfig, chunk: int = 0) -> int:
     return min(config.recompute_num_layers or held, held)
 
 
-def layer_pieces(config: RunConfig, *, has_experts: bool = False) -> tuple[Piece, ...]:
+def layer_pieces(config: RunConfig, *, has_experts: bool = False) -> tuple[LayerModule, ...]:
     """A layer, in the order in which ``named_parameters()`` gives its tensors."""
     is_latent = config.model.latent_attention is not None
     return (
-        norm_piece(config, "input_norm"),
+        norm_module(config, "input_norm"),
         *(latent_attention_pieces(config) if is_latent else (attention_piece(config),)),
-        norm_piece(config, "mlp_norm"),
+        norm_module(config, "mlp_norm"),
         *(expert_pieces(config) if has_experts else (mlp_piece(config),)),
         residual_piece(config),
     )
 
 
-def _prediction(config: RunConfig) -> tuple[Piece, ...]:
+def _prediction(config: RunConfig) -> tuple[LayerModule, ...]:
     last = config.model.has_experts(config.model.num_layers - 1)
     return prediction_pieces(config, layer_pieces(config, has_experts=last))
 
 
-_PIECES: dict[BlockKind, Callable[[RunConfig], tuple[Piece, ...]]] = {
+_MODULES: dict[BlockKind, Callable[[RunConfig], tuple[LayerModule, ...]]] = {
     BlockKind.EMBEDDING: lambda config: (embedding_piece(config),),
     BlockKind.LAYER: layer_pieces,
     BlockKind.EXPERT_LAYER: lambda config: layer_pieces(config, has_experts=True),
@@ -240,7 +240,7 @@ _KEPT = frozenset({EMBEDDING, HEAD})
 
 
 def _recomputed(
-    config: RunConfig, pieces: tuple[Piece, ...], *, is_whole: bool
+    config: RunConfig, pieces: tuple[LayerModule, ...], *, is_whole: bool
 ) -> tuple[list[Shaped], list[CollectiveUse]]:
     """Operators and forward collectives that run a second time."""
     modules = set(config.recompute_modules or ("core_attn",))

@@ -54,7 +54,7 @@ def context_uses(
             rounds = config.parallelism.cp - 1
             use = _use(config, Collective.SEND, both, forward)
             use = replace(
-                use, is_overlapped=True, hides_behind=OperatorKind.CORE_ATTENTION, count=rounds
+                use, is_overlapped=True, overlaps_with=OperatorKind.CORE_ATTENTION, count=rounds
             )
             return use, replace(use, placement=backward, count=2 * rounds)
         case ContextComm.ALL_TO_ALL:

@@ -10,14 +10,14 @@ from ..workload.operators import OperatorKind
 from ..workload.ranks import group_call
 from .context_parallel import context_uses, core_attention
 from .layer_modules import (
-    Piece,
+    LayerModule,
     Shaped,
     column_uses,
     hidden_call,
     linear_tensors,
     linear_use,
     local_tokens,
-    norm_piece,
+    norm_module,
     norm_tensors,
     row_uses,
     tokens_of,
@@ -25,7 +25,7 @@ from .layer_modules import (
 from .tensors import ParameterTensor
 
 
-def attention_piece(config: RunConfig) -> Piece:
+def attention_piece(config: RunConfig) -> LayerModule:
     """Query, key and value product, positions, core attention and projection."""
     model, tp = config.model, config.parallelism.tp
     tokens, hidden, channels = tokens_of(config), model.hidden_size, model.kv_channels
@@ -34,7 +34,7 @@ def attention_piece(config: RunConfig) -> Piece:
     qkv = (model.num_attention_heads + 2 * model.num_query_groups) * channels // tp
     has_bias = model.has_bias
     norms, norm_weights = _query_key_norms(config, heads, groups)
-    return Piece(
+    return LayerModule(
         module="attention",
         operators=(
             (OperatorKind.LINEAR_QKV, (tokens, hidden, qkv), 1),
@@ -91,12 +91,12 @@ def _query_key_norms(
     return operators, tuple(tensors)
 
 
-def mlp_piece(config: RunConfig) -> Piece:
+def mlp_piece(config: RunConfig) -> LayerModule:
     """A dense MLP."""
     model, tokens = config.model, tokens_of(config)
     hidden, ffn = model.hidden_size, model.ffn_hidden_size // config.parallelism.tp
     fc1 = ffn * (2 if model.is_gated else 1)
-    return Piece(
+    return LayerModule(
         module="mlp",
         operators=(
             (OperatorKind.LINEAR_FC1, (tokens, hidden, fc1), 1),
@@ -114,13 +114,13 @@ def mlp_piece(config: RunConfig) -> Piece:
     )
 
 
-def residual_piece(config: RunConfig) -> Piece:
+def residual_piece(config: RunConfig) -> LayerModule:
     """Both bias-dropout-adds of a layer."""
     shape = (local_tokens(config), config.model.hidden_size)
-    return Piece(module="residual", operators=((OperatorKind.RESIDUAL, shape, 1),))
+    return LayerModule(module="residual", operators=((OperatorKind.RESIDUAL, shape, 1),))
 
 
-def embedding_piece(config: RunConfig) -> Piece:
+def embedding_piece(config: RunConfig) -> LayerModule:
     """Look-up of words and positions at the start of the first chunk."""
     model, par = config.model, config.parallelism
     vocab = model.vocab_size // par.tp
@@ -134,7 +134,7 @@ def embedding_piece(config: RunConfig) -> Piece:
     if model.position_embedding is PositionEmbedding.LEARNED:
         rows = model.max_position_embeddings or model.seq_length
         tensors.append(ParameterTensor(name="embedding.position", numel=rows * model.hidden_size))
-    return Piece(
+    return LayerModule(
         module="embedding",
         operators=((OperatorKind.EMBEDDING, (tokens_of(config), model.hidden_size, vocab), 1),),
         uses=_embedding_uses(config),
@@ -142,7 +142,7 @@ def embedding_piece(config: RunConfig) -> Piece:
     )
 
 
-def head_piece(config: RunConfig) -> tuple[Piece, ...]:
+def head_piece(config: RunConfig) -> tuple[LayerModule, ...]:
     """Final norm, logits and loss at the end of the last chunk."""
     model, par = config.model, config.parallelism
     tokens, vocab = tokens_of(config), model.vocab_size // par.tp
@@ -152,7 +152,7 @@ def head_piece(config: RunConfig) -> tuple[Piece, ...]:
         is_shared = model.is_tied and par.pp > 1 and not model.num_prediction_layers
         numel = vocab * model.hidden_size
         tensors = (ParameterTensor(name="output", numel=numel, is_shared_embedding=is_shared),)
-    head = Piece(
+    head = LayerModule(
         module="head",
         operators=(
             (OperatorKind.LOGITS, (tokens, model.hidden_size, vocab), 1),
@@ -164,7 +164,7 @@ def head_piece(config: RunConfig) -> tuple[Piece, ...]:
         ),
         tensors=tensors,
     )
-    return norm_piece(config, "final_norm", module="head"), head
+    return norm_module(config, "final_norm", module="head"), head
 
 
 def _loss_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:

@@ -17,7 +17,7 @@ from ..workload.config import Dispatcher, Experts, RunConfig
 from ..workload.operators import OperatorKind
 from ..workload.ranks import group_call
 from .layer_modules import (
-    Piece,
+    LayerModule,
     Shaped,
     column_uses,
     linear_tensors,
@@ -84,12 +84,12 @@ def routing(config: RunConfig) -> Routing:
     )
 
 
-def expert_pieces(config: RunConfig) -> tuple[Piece, ...]:
+def expert_pieces(config: RunConfig) -> tuple[LayerModule, ...]:
     """What stands in a layer of experts in place of a dense MLP, tensors in Megatron's order."""
     experts, routed = _experts(config), routing(config)
     hidden, fc1, ffn = _widths(config, experts.ffn_hidden_size, config.parallelism.expert_tp)
     router = (OperatorKind.ROUTER, (routed.tokens, hidden, experts.num_experts), 1)
-    moe = Piece(
+    moe = LayerModule(
         module="moe",
         operators=(
             router,
@@ -101,7 +101,7 @@ def expert_pieces(config: RunConfig) -> tuple[Piece, ...]:
         tensors=(*_router_tensors(config), *_expert_tensors(config, fc1, ffn)),
     )
     loads = ((routed.rows, 1),) if experts.is_grouped else routed.loads
-    activation = Piece(
+    activation = LayerModule(
         module="moe_act",
         operators=tuple((OperatorKind.ACTIVATION, (rows, fc1, ffn), n) for rows, n in loads),
     )
@@ -265,12 +265,12 @@ def _expert_tensors(config: RunConfig, fc1: int, ffn: int) -> tuple[ParameterTen
     return tuple(replace(tensor, is_expert=par.ep > 1) for tensor in whole)
 
 
-def _shared_piece(config: RunConfig) -> Piece:
+def _shared_piece(config: RunConfig) -> LayerModule:
     """A dense MLP that every token takes, split over tp as any other."""
     experts, tokens = _experts(config), tokens_of(config)
     hidden, fc1, ffn = _widths(config, experts.shared_ffn_hidden_size, config.parallelism.tp)
     gate = ParameterTensor(name="shared.gate", numel=hidden, is_sequence_parallel=True)
-    return Piece(
+    return LayerModule(
         module="shared_experts",
         operators=(
             (OperatorKind.LINEAR_FC1, (tokens, hidden, fc1), 1),
@@ -296,4 +296,4 @@ def _shared_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:
         return (*column, *row)
     backward_gather = (Placement.BACKWARD, Collective.ALL_GATHER)
     kept = [use for use in column if (use.placement, use.call.collective) != backward_gather]
-    return tuple(replace(use, is_overlapped=True, hides_behind=None) for use in (*kept, *row))
+    return tuple(replace(use, is_overlapped=True, overlaps_with=None) for use in (*kept, *row))

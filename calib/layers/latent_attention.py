@@ -15,7 +15,7 @@ from ..workload.config import LatentAttention, RunConfig
 from ..workload.operators import OperatorKind
 from .context_parallel import context_uses, core_attention
 from .layer_modules import (
-    Piece,
+    LayerModule,
     Shaped,
     column_uses,
     hidden_call,
@@ -29,7 +29,7 @@ from .layer_modules import (
 from .tensors import ParameterTensor
 
 
-def latent_attention_pieces(config: RunConfig) -> tuple[Piece, ...]:
+def latent_attention_pieces(config: RunConfig) -> tuple[LayerModule, ...]:
     """Down projections and norms, up projections and positions, core attention and projection.
 
     The first piece holds all tensors, in the order of ``named_parameters()``.
@@ -37,7 +37,7 @@ def latent_attention_pieces(config: RunConfig) -> tuple[Piece, ...]:
     latent, model = _latent(config), config.model
     tokens, heads = tokens_of(config), model.num_attention_heads // config.parallelism.tp
     query, value = latent.qk_head_dim + latent.qk_pos_emb_head_dim, latent.v_head_dim
-    up = Piece(
+    up = LayerModule(
         module="mla_up_proj",
         operators=(
             *((OperatorKind.LINEAR, (tokens, *sizes), 1) for sizes in _up_sizes(config)),
@@ -50,7 +50,7 @@ def latent_attention_pieces(config: RunConfig) -> tuple[Piece, ...]:
             for use in column_uses(config, OperatorKind.LINEAR, width=width)
         ),
     )
-    core = Piece(
+    core = LayerModule(
         module="attention",
         operators=(
             # As many operations and bytes as with heads of the mean of both widths.
@@ -77,7 +77,7 @@ def _latent(config: RunConfig) -> LatentAttention:
     return latent
 
 
-def _down_piece(config: RunConfig) -> Piece:
+def _down_piece(config: RunConfig) -> LayerModule:
     """Down projections are whole on every rank; what carries the position is then gathered."""
     latent, hidden, tokens = _latent(config), config.model.hidden_size, local_tokens(config)
     downs = [latent.kv_lora_rank + latent.qk_pos_emb_head_dim]
@@ -87,7 +87,7 @@ def _down_piece(config: RunConfig) -> Piece:
     operators: list[Shaped] = [(OperatorKind.LINEAR, (tokens, hidden, width), 1) for width in downs]
     if config.model.has_qk_norm:
         operators += [(OperatorKind.NORM, (tokens, width), 1) for width in norms]
-    return Piece(
+    return LayerModule(
         module="attention",
         operators=tuple(operators),
         uses=_position_uses(config),

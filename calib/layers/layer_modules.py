@@ -15,7 +15,7 @@ Shaped = tuple[OperatorKind, tuple[int, ...], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class LayerModule:
     """What one module does for one micro-batch on one rank, forwards; backwards follows."""
 
     module: str
@@ -71,10 +71,12 @@ def gathered_call(config: RunConfig, *, is_quantized: bool, width: int = 0) -> C
     return replace(call, nbytes=round(numel * bits / 8))
 
 
-def norm_piece(config: RunConfig, name: str, count: int = 1, *, module: str = "layernorm") -> Piece:
+def norm_module(
+    config: RunConfig, name: str, count: int = 1, *, module: str = "layernorm"
+) -> LayerModule:
     """One norm over hidden; its weights' gradients are partial under sequence parallelism."""
     width = config.model.hidden_size
-    return Piece(
+    return LayerModule(
         module=module,
         operators=((OperatorKind.NORM, (local_tokens(config), width), count),),
         tensors=norm_tensors(config, name, width),
@@ -150,5 +152,5 @@ def linear_use(
         count=1,
         placement=placement,
         is_overlapped=behind is not None,
-        hides_behind=behind,
+        overlaps_with=behind,
     )

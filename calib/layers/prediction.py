@@ -14,12 +14,12 @@ from ..workload.config import RunConfig
 from ..workload.operators import OperatorKind
 from .dense import embedding_piece, head_piece
 from .layer_modules import (
-    Piece,
+    LayerModule,
     column_uses,
     hidden_call,
     linear_tensors,
     local_tokens,
-    norm_piece,
+    norm_module,
     tokens_of,
 )
 
@@ -28,12 +28,12 @@ HEAD = "head"
 """Modules that are never computed again."""
 
 
-def embedding_copy_piece(config: RunConfig) -> Piece:
+def embedding_copy_piece(config: RunConfig) -> LayerModule:
     """The table that prediction layers look up where the last chunk is not the first."""
-    return Piece(module=EMBEDDING, tensors=embedding_piece(config).tensors)
+    return LayerModule(module=EMBEDDING, tensors=embedding_piece(config).tensors)
 
 
-def prediction_pieces(config: RunConfig, layer: tuple[Piece, ...]) -> tuple[Piece, ...]:
+def prediction_pieces(config: RunConfig, layer: tuple[LayerModule, ...]) -> tuple[LayerModule, ...]:
     """The final norm of the model, and all prediction layers; ``layer`` are the last layer's.
 
     The norm is here because Megatron holds it between the last layer and these.
@@ -41,20 +41,20 @@ def prediction_pieces(config: RunConfig, layer: tuple[Piece, ...]) -> tuple[Piec
     final, head = head_piece(config)
     each = (
         replace(embedding_piece(config), tensors=()),
-        norm_piece(config, "embedding_norm"),
-        norm_piece(config, "hidden_norm"),
+        norm_module(config, "embedding_norm"),
+        norm_module(config, "hidden_norm"),
         _join_piece(config),
         *layer,
-        norm_piece(config, "prediction_norm"),
+        norm_module(config, "prediction_norm"),
         replace(head, tensors=()),
     )
     return (final, *each * config.model.num_prediction_layers)
 
 
-def _join_piece(config: RunConfig) -> Piece:
+def _join_piece(config: RunConfig) -> LayerModule:
     """Concatenation, and the projection of both halves: column-parallel, its result gathered."""
     hidden, tp = config.model.hidden_size, config.parallelism.tp
-    return Piece(
+    return LayerModule(
         module="eh_proj",
         operators=(
             (OperatorKind.ELEMENTWISE, (local_tokens(config), 2 * hidden), 1),

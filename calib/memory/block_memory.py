@@ -34,7 +34,7 @@ CUBLAS_WORKSPACE_NBYTES = 32 * 1024**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PieceBytes:
+class ModuleBytes:
     """What does not depend on stages, replicas and schedule: bytes of one of each piece."""
 
     layer_input: Number
@@ -70,13 +70,13 @@ class PieceBytes:
     head_scratch: Number
 
     @staticmethod
-    def stack(pieces: list[PieceBytes], index: npt.NDArray[np.intp]) -> PieceBytes:
+    def stack(pieces: list[ModuleBytes], index: npt.NDArray[np.intp]) -> ModuleBytes:
         """One set of columns: entry i is that of ``pieces[index[i]]``."""
         columns = {
             field.name: np.array([getattr(p, field.name) for p in pieces], dtype=float)[index]
-            for field in fields(PieceBytes)
+            for field in fields(ModuleBytes)
         }
-        return PieceBytes(**columns)
+        return ModuleBytes(**columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class StageBytes:
         return states + self.activations + self.logits + self.scratch
 
 
-def piece_bytes(config: RunConfig) -> PieceBytes:
+def module_bytes(config: RunConfig) -> ModuleBytes:
     """Bytes of each piece of a model under the degrees that split a layer."""
     model, size = config.model, sizes(config)
     has_experts = model.experts is not None
@@ -127,7 +127,7 @@ def piece_bytes(config: RunConfig) -> PieceBytes:
     depth = model.num_prediction_layers
     hidden = size.split_tokens * model.hidden_size
     vocabulary = vocabulary_numel(config)
-    return PieceBytes(
+    return ModuleBytes(
         **_layer_fields(config, "dense", has_experts=False),
         **_layer_fields(config, "expert", has_experts=has_experts),
         layer_input=hidden * size.nbytes,
@@ -149,7 +149,7 @@ def piece_bytes(config: RunConfig) -> PieceBytes:
 
 
 def _layer_fields(config: RunConfig, kind: str, *, has_experts: bool) -> dict[str, float]:
-    """The fields of ``PieceBytes`` that begin with ``kind``."""
+    """The fields of ``ModuleBytes`` that begin with ``kind``."""
     kept = layer_activations(config, has_experts=has_experts)
     mlp = mlp_matrices(config, has_experts=has_experts)
     return {
@@ -177,7 +177,7 @@ def state_bytes(config: RunConfig, *, shards: Number, expert_shards: Number) -> 
 
 
 def stage_bytes(
-    piece: PieceBytes,
+    piece: ModuleBytes,
     state: StateBytes,
     chunks: list[ChunkLayers],
     held: InFlight,
@@ -211,7 +211,7 @@ def stage_bytes(
 
 
 def _held(
-    piece: PieceBytes, chunks: list[ChunkLayers], held: InFlight, *, is_first: bool, is_last: bool
+    piece: ModuleBytes, chunks: list[ChunkLayers], held: InFlight, *, is_first: bool, is_last: bool
 ) -> tuple[Number, Number]:
     """Activations, and what the loss adds, at the fullest moment."""
     kept = [_chunk_kept(piece, chunk) for chunk in chunks]
@@ -231,7 +231,7 @@ def _held(
     return np.where(is_loss, at_loss, layers), np.where(is_loss, piece.loss, 0.0)
 
 
-def _ends(piece: PieceBytes, is_first: bool, is_last: bool, is_tied: bool) -> Number:
+def _ends(piece: ModuleBytes, is_first: bool, is_last: bool, is_tied: bool) -> Number:
     """Parameters of embedding, final norm, output product and multi-token prediction."""
     numel = piece.embedding_numel if is_first else 0.0
     if not is_last:
@@ -245,12 +245,12 @@ def _ends(piece: PieceBytes, is_first: bool, is_last: bool, is_tied: bool) -> Nu
     return numel
 
 
-def _chunk_kept(piece: PieceBytes, chunk: ChunkLayers) -> Number:
+def _chunk_kept(piece: ModuleBytes, chunk: ChunkLayers) -> Number:
     again = (chunk.dense_again + chunk.expert_again) * piece.layer_input
     return chunk.dense * piece.dense_kept + chunk.expert * piece.expert_kept + again
 
 
-def _working(piece: PieceBytes, chunks: list[ChunkLayers]) -> Number:
+def _working(piece: ModuleBytes, chunks: list[ChunkLayers]) -> Number:
     most: Number = 0.0
     for name, needed in (
         ("dense", piece.dense_working),

@@ -12,7 +12,14 @@ from ..errors import ConfigError
 from ..workload.config import Batch, Recompute, RunConfig
 from ..workload.parallelism import Parallelism
 from ..workload.uneven import uneven_layers
-from .block_memory import ChunkLayers, PieceBytes, StateBytes, piece_bytes, stage_bytes, state_bytes
+from .block_memory import (
+    ChunkLayers,
+    ModuleBytes,
+    StateBytes,
+    module_bytes,
+    stage_bytes,
+    state_bytes,
+)
 from .in_flight import in_flight
 from .peak import overhead_nbytes
 
@@ -159,7 +166,7 @@ class _Pipeline:
 
 def _pieces(
     config: RunConfig, columns: LayoutColumns, choices: Sequence[RecomputeChoice]
-) -> PieceBytes:
+) -> ModuleBytes:
     keys = np.stack(
         [
             columns.tp,
@@ -173,10 +180,10 @@ def _pieces(
     )
     unique, inverse = np.unique(keys, axis=1, return_inverse=True)
     found = [
-        piece_bytes(_split(config, key[:6], choices[key[6]]))
+        module_bytes(_split(config, key[:6], choices[key[6]]))
         for key in unique.T.astype(int).tolist()
     ]
-    return PieceBytes.stack(found, inverse.reshape(-1))
+    return ModuleBytes.stack(found, inverse.reshape(-1))
 
 
 def _split(config: RunConfig, key: list[int], choice: RecomputeChoice) -> RunConfig:
@@ -220,10 +227,10 @@ def _state(config: RunConfig, columns: LayoutColumns) -> StateBytes:
 
 
 def _fullest(
-    config: RunConfig, pieces: PieceBytes, state: StateBytes, rows: Integers, shape: _Pipeline
+    config: RunConfig, pieces: ModuleBytes, state: StateBytes, rows: Integers, shape: _Pipeline
 ) -> tuple[Integers, npt.NDArray[np.float64]]:
     """Stage that needs most, and its bytes, of layouts with the same pipeline."""
-    piece = PieceBytes(**{name: getattr(pieces, name)[rows] for name in PieceBytes.__slots__})
+    piece = ModuleBytes(**{name: getattr(pieces, name)[rows] for name in ModuleBytes.__slots__})
     part = StateBytes(
         weights=state.weights,
         grads=state.grads,

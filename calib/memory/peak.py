@@ -12,7 +12,7 @@ from enum import Enum
 from ..layers.parameters import check_stage
 from ..workload.config import Attention, Recompute, RunConfig
 from ..workload.parallelism import Parallelism
-from .block_memory import ChunkLayers, PieceBytes, piece_bytes, stage_bytes, state_bytes
+from .block_memory import ChunkLayers, ModuleBytes, module_bytes, stage_bytes, state_bytes
 from .in_flight import InFlight, in_flight
 
 FITS_FRAC = 0.80
@@ -84,7 +84,7 @@ def memory(
     ``is_attention_fused`` says that no seq x seq matrix is kept (flash or fused kernels); left out,
     the config says.
     """
-    pieces = piece_bytes(_with_attention(config, is_attention_fused))
+    pieces = module_bytes(_with_attention(config, is_attention_fused))
     stages = range(config.parallelism.pp)
     found = [_stage_memory(config, pieces, stage, offset_nbytes) for stage in stages]
     return max(found, key=lambda m: m.total_nbytes)
@@ -99,7 +99,7 @@ def stage_memory(
 ) -> MemoryEstimate:
     """Peak memory of one rank of ``stage``."""
     check_stage(config, stage)
-    pieces = piece_bytes(_with_attention(config, is_attention_fused))
+    pieces = module_bytes(_with_attention(config, is_attention_fused))
     return _stage_memory(config, pieces, stage, offset_nbytes)
 
 
@@ -154,7 +154,7 @@ def optimizer_shards(par: Parallelism) -> tuple[int, int]:
 
 
 def _stage_memory(
-    config: RunConfig, pieces: PieceBytes, stage: int, offset_nbytes: int
+    config: RunConfig, pieces: ModuleBytes, stage: int, offset_nbytes: int
 ) -> MemoryEstimate:
     par = config.parallelism
     shards, expert_shards = optimizer_shards(par)

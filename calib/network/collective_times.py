@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..workload.collectives import Collective, CollectiveCall
 from .curves import Curve, Expected, Law, Samples, bandwidth_share, fit_curve, fit_law
 from .extrapolation import (
-    carried_log_time,
+    extrapolated_log_time,
     grown_log_time,
     is_comparable,
     ratio_log_time,
@@ -279,7 +279,7 @@ def _stand_in(
     if third is None and _is_priced(seen, group) and prior.links is not None:
         return ratio_log_time(curve, seen, group, nbytes, prior.links)
     if third is None:
-        return carried_log_time(curve, seen, group, nbytes, prior)
+        return extrapolated_log_time(curve, seen, group, nbytes, prior)
     return grown_log_time((groups[third].curve, curve), (third, seen), group, nbytes, prior)
 
 

@@ -37,7 +37,7 @@ def is_comparable(seen: Group, wanted: Group) -> bool:
     return (seen.num_nodes > 1) == (wanted.num_nodes > 1)
 
 
-def carried_log_time(
+def extrapolated_log_time(
     curve: Curve, seen: Group, wanted: Group, nbytes: Vector, prior: NetworkPrior
 ) -> Vector:
     """Log seconds of ``wanted``, ``(rows,)``, from the curve of ``seen``.
@@ -82,7 +82,7 @@ def grown_log_time(
     """
     near = (nbytes * 2.0 ** np.array(_NEAR_OCTAVES)[:, None]).ravel()
     first, second = (curve.log_time(np.log(np.maximum(near, 1.0))) for curve in curves)
-    priced = carried_log_time(curves[0], seen[0], seen[1], near, prior)
+    priced = extrapolated_log_time(curves[0], seen[0], seen[1], near, prior)
     shape = (len(_NEAR_OCTAVES), len(nbytes))
     grew = (second - first).reshape(shape).sum(axis=0)
     law = (priced - first).reshape(shape).sum(axis=0)
@@ -90,7 +90,9 @@ def grown_log_time(
     law = np.where(np.abs(law) < least, np.copysign(least, law), law)
     growth = 1.0 + _GROWTH_WEIGHT * (np.clip(grew / law, *_GROWTH_RANGE) - 1.0)
     start = curves[1].log_time(np.log(np.maximum(nbytes, 1.0)))
-    return start + growth * (carried_log_time(curves[1], seen[1], wanted, nbytes, prior) - start)
+    return start + growth * (
+        extrapolated_log_time(curves[1], seen[1], wanted, nbytes, prior) - start
+    )
 
 
 def chunk_nbytes(group: Group, nbytes: Vector) -> Vector:

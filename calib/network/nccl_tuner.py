@@ -23,7 +23,7 @@ _US = 1e-6
 _GIGA = 1e9
 
 
-class Generation(Enum):
+class Architecture(Enum):
     """Architecture of the GPU: it bounds what one channel carries."""
 
     VOLTA = "volta"
@@ -84,25 +84,25 @@ _HOP_US: Mapping[tuple[Wire, Algorithm], tuple[float, float, float]] = {
 """LL, LL128, Simple."""
 _POST_US = 1.0
 """Posting one transfer to the network card; three times that under Simple."""
-_LL_BYTES_PER_S: Mapping[Generation, float] = {
-    Generation.VOLTA: 39.0 * _GIGA,
-    Generation.AMPERE: 87.7 * _GIGA,
-    Generation.HOPPER: 141.0 * _GIGA,
-    Generation.BLACKWELL: 282.0 * _GIGA,
+_LL_BYTES_PER_S: Mapping[Architecture, float] = {
+    Architecture.VOLTA: 39.0 * _GIGA,
+    Architecture.AMPERE: 87.7 * _GIGA,
+    Architecture.HOPPER: 141.0 * _GIGA,
+    Architecture.BLACKWELL: 282.0 * _GIGA,
 }
 _LL_NETWORK_BYTES_PER_S = (39.0 * _GIGA, 20.4 * _GIGA)
 """Two nodes, more nodes."""
-_LL128_CHANNEL: Mapping[Generation, float] = {
-    Generation.VOLTA: 20.0 * _GIGA,
-    Generation.AMPERE: 20.0 * _GIGA,
-    Generation.HOPPER: 36.7 * _GIGA,
-    Generation.BLACKWELL: 40.0 * _GIGA,
+_LL128_CHANNEL: Mapping[Architecture, float] = {
+    Architecture.VOLTA: 20.0 * _GIGA,
+    Architecture.AMPERE: 20.0 * _GIGA,
+    Architecture.HOPPER: 36.7 * _GIGA,
+    Architecture.BLACKWELL: 40.0 * _GIGA,
 }
-_TREE_CHANNEL: Mapping[Generation, tuple[float, float, float]] = {
-    Generation.VOLTA: (26.5 * _GIGA, 18.5 * _GIGA, 10.0 * _GIGA),
-    Generation.AMPERE: (24.0 * _GIGA, 23.6 * _GIGA, 17.8 * _GIGA),
-    Generation.HOPPER: (38.7 * _GIGA, 41.4 * _GIGA, 36.0 * _GIGA),
-    Generation.BLACKWELL: (70.0 * _GIGA, 42.8 * _GIGA, 24.0 * _GIGA),
+_TREE_CHANNEL: Mapping[Architecture, tuple[float, float, float]] = {
+    Architecture.VOLTA: (26.5 * _GIGA, 18.5 * _GIGA, 10.0 * _GIGA),
+    Architecture.AMPERE: (24.0 * _GIGA, 23.6 * _GIGA, 17.8 * _GIGA),
+    Architecture.HOPPER: (38.7 * _GIGA, 41.4 * _GIGA, 36.0 * _GIGA),
+    Architecture.BLACKWELL: (70.0 * _GIGA, 42.8 * _GIGA, 24.0 * _GIGA),
 }
 """One node, two nodes, more."""
 _TREE_TENTHS: Mapping[Protocol, str] = {
@@ -121,7 +121,7 @@ class LinkClass:
     """What joins the ranks of a machine, inside a node and between nodes."""
 
     wire: Wire
-    generation: Generation
+    generation: Architecture
     num_channels: int
     node_bytes_per_s: float
     """Bus bandwidth of a ring inside a node."""
@@ -138,7 +138,7 @@ class LinkClass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class TunedCost:
     """``latency_s`` and, per payload, the bandwidth: ``(rows,)`` or one for all."""
 
     latency_s: float | Vector
@@ -154,7 +154,7 @@ def tuner_time_s(
 ) -> Vector:
     """Seconds of the cheapest algorithm and protocol, ``(rows,)``; 0 for one rank alone.
 
-    >>> link = LinkClass(wire=Wire.NVLINK, generation=Generation.AMPERE, num_channels=24,
+    >>> link = LinkClass(wire=Wire.NVLINK, generation=Architecture.AMPERE, num_channels=24,
     ...                  node_bytes_per_s=230e9, network_bytes_per_s=25e9)
     >>> sizes = np.array([8.0, 2.0**30])
     >>> (tuner_time_s(Collective.ALL_REDUCE, 8, 1, sizes, link) * 1e6).round(1).tolist()
@@ -168,7 +168,7 @@ def tuner_time_s(
 
 def tuner_costs(
     collective: Collective, num_ranks: int, num_nodes: int, nbytes: Vector, link: LinkClass
-) -> dict[Option, Cost]:
+) -> dict[Option, TunedCost]:
     """Cost of each pair that NCCL may pick for this collective and group."""
     simple = (Algorithm.RING, Protocol.SIMPLE)
     if collective in (Collective.SEND, Collective.RECV):
@@ -225,7 +225,7 @@ class _Group:
         return _HOP_US[wire, algorithm][list(Protocol).index(protocol)]
 
 
-def _ring(group: _Group, protocol: Protocol, nbytes: Vector) -> Cost:
+def _ring(group: _Group, protocol: Protocol, nbytes: Vector) -> TunedCost:
     bus = group.bus_bytes_per_s
     if protocol is Protocol.LL:
         bus = min(group.ll_bytes_per_s, 0.5 * bus)
@@ -241,7 +241,7 @@ def _ring(group: _Group, protocol: Protocol, nbytes: Vector) -> Cost:
     far = group.num_network_steps
     latency_us = _BASE_US[Algorithm.RING, protocol]
     latency_us += (group.num_steps - far) * local_us + far * far_us
-    return Cost(
+    return TunedCost(
         latency_s=_US * latency_us * _plateau(group, protocol, nbytes),
         bytes_per_s=bus * group.num_ranks / group.num_steps,
     )
@@ -253,11 +253,11 @@ def _plateau(group: _Group, protocol: Protocol, nbytes: Vector) -> Vector:
     if not bends or group.num_nodes == 1:
         return np.ones(len(nbytes))
     share = nbytes / (group.link.num_channels * group.num_ranks)
-    factor = 1.9 if group.link.generation is Generation.VOLTA else 1.4
+    factor = 1.9 if group.link.generation is Architecture.VOLTA else 1.4
     return np.where(share >= _PLATEAU_NBYTES, factor, 1.0)
 
 
-def _tree(group: _Group, protocol: Protocol, nbytes: Vector) -> Cost:
+def _tree(group: _Group, protocol: Protocol, nbytes: Vector) -> TunedCost:
     link, nodes = group.link, min(group.num_nodes, 3) - 1
     bus = min(
         0.92 * group.bus_bytes_per_s, link.num_channels * _TREE_CHANNEL[link.generation][nodes]
@@ -273,13 +273,13 @@ def _tree(group: _Group, protocol: Protocol, nbytes: Vector) -> Cost:
     share = np.where(inside, bend[np.where(inside, octave, 0)], 1.0)
     hops_us = (group.per_node - 1) * group.hop_us(link.wire, Algorithm.TREE, protocol)
     hops_us += np.log2(group.num_nodes) * group.hop_us(Wire.NETWORK, Algorithm.TREE, protocol)
-    return Cost(
+    return TunedCost(
         latency_s=_US * (_BASE_US[Algorithm.TREE, protocol] + 2 * hops_us),
         bytes_per_s=0.5 * bus * share,
     )
 
 
-def _nvls(group: _Group) -> Cost:
+def _nvls(group: _Group) -> TunedCost:
     """One hop through the switch; between nodes a tree of them."""
     latency_us = group.hop_us(Wire.NVLINK, Algorithm.NVLS, Protocol.SIMPLE)
     bus = group.link.nvls_bytes_per_s
@@ -287,33 +287,35 @@ def _nvls(group: _Group) -> Cost:
         hop_us = group.hop_us(Wire.NETWORK, Algorithm.NVLS_TREE, Protocol.SIMPLE)
         latency_us += 2 * np.log2(group.num_nodes) * hop_us
         bus = min(bus, group.bus_bytes_per_s * (2 if group.num_nodes == 2 else 1))
-    return Cost(latency_s=_US * latency_us, bytes_per_s=bus * group.num_ranks / group.num_steps)
+    return TunedCost(
+        latency_s=_US * latency_us, bytes_per_s=bus * group.num_ranks / group.num_steps
+    )
 
 
-def _pat(group: _Group) -> Cost:
+def _pat(group: _Group) -> TunedCost:
     hop_us = group.hop_us(Wire.NETWORK, Algorithm.TREE, Protocol.SIMPLE)
     latency_us = _BASE_US[Algorithm.PAT, Protocol.SIMPLE]
     latency_us += np.log2(group.num_nodes) * hop_us / 3.5 + 2.8 * group.num_ranks
-    return Cost(latency_s=_US * latency_us, bytes_per_s=0.75 * group.bus_bytes_per_s)
+    return TunedCost(latency_s=_US * latency_us, bytes_per_s=0.75 * group.bus_bytes_per_s)
 
 
-def _send(num_nodes: int, link: LinkClass) -> Cost:
+def _send(num_nodes: int, link: LinkClass) -> TunedCost:
     wire = link.wire if num_nodes == 1 else Wire.NETWORK
     hop_us = _HOP_US[wire, Algorithm.RING][2]
     bandwidth = link.node_bytes_per_s if num_nodes == 1 else link.network_bytes_per_s
-    return Cost(
+    return TunedCost(
         latency_s=_US * (_BASE_US[Algorithm.RING, Protocol.SIMPLE] + hop_us),
         bytes_per_s=bandwidth,
     )
 
 
-def _all_to_all(num_ranks: int, num_nodes: int, link: LinkClass) -> Cost:
+def _all_to_all(num_ranks: int, num_nodes: int, link: LinkClass) -> TunedCost:
     """Peers inside the node are served at once, those behind the network one post after another."""
     per_node = num_ranks / num_nodes
     local_s = (per_node - 1) / num_ranks / link.node_bytes_per_s
     far_s = (num_ranks - per_node) / num_ranks / link.network_bytes_per_s
     latency_s = all_to_all_base_s(num_nodes) + 3 * _POST_US * _US * (num_ranks - per_node)
-    return Cost(latency_s=latency_s, bytes_per_s=1.0 / max(local_s, far_s))
+    return TunedCost(latency_s=latency_s, bytes_per_s=1.0 / max(local_s, far_s))
 
 
 def all_to_all_base_s(num_nodes: int) -> float:

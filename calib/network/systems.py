@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .nccl_tuner import Generation, LinkClass, Wire
+from .nccl_tuner import Architecture, LinkClass, Wire
 
 _GIGA = 1e9
 
@@ -39,7 +39,7 @@ def network_prior(device: str) -> NetworkPrior:
 
 
 def _nvlink(
-    generation: Generation,
+    generation: Architecture,
     *,
     num_channels: int,
     bus_giga: float,
@@ -57,7 +57,7 @@ def _nvlink(
     return _with_links(links)
 
 
-def _pcie(generation: Generation, *, bus_giga: float) -> NetworkPrior:
+def _pcie(generation: Architecture, *, bus_giga: float) -> NetworkPrior:
     links = LinkClass(
         wire=Wire.PCIE,
         generation=generation,
@@ -69,7 +69,7 @@ def _pcie(generation: Generation, *, bus_giga: float) -> NetworkPrior:
 
 
 def _with_links(links: LinkClass) -> NetworkPrior:
-    is_old = links.generation in (Generation.VOLTA, Generation.AMPERE)
+    is_old = links.generation in (Architecture.VOLTA, Architecture.AMPERE)
     return NetworkPrior(
         step_s=1e-6 if links.wire is Wire.NVLINK else 3e-6,
         bus_bytes_per_s=links.node_bytes_per_s,
@@ -79,14 +79,16 @@ def _with_links(links: LinkClass) -> NetworkPrior:
     )
 
 
-_VOLTA = _nvlink(Generation.VOLTA, num_channels=12, bus_giga=130, network_giga=11)
-_AMPERE = _nvlink(Generation.AMPERE, num_channels=24, bus_giga=230, network_giga=22)
-_HOPPER = _nvlink(Generation.HOPPER, num_channels=16, bus_giga=370, network_giga=45, nvls_giga=480)
+_VOLTA = _nvlink(Architecture.VOLTA, num_channels=12, bus_giga=130, network_giga=11)
+_AMPERE = _nvlink(Architecture.AMPERE, num_channels=24, bus_giga=230, network_giga=22)
+_HOPPER = _nvlink(
+    Architecture.HOPPER, num_channels=16, bus_giga=370, network_giga=45, nvls_giga=480
+)
 _CUT_HOPPER = _nvlink(
-    Generation.HOPPER, num_channels=8, bus_giga=170, network_giga=45, nvls_giga=200
+    Architecture.HOPPER, num_channels=8, bus_giga=170, network_giga=45, nvls_giga=200
 )
 _BLACKWELL = _nvlink(
-    Generation.BLACKWELL, num_channels=32, bus_giga=650, network_giga=45, nvls_giga=840
+    Architecture.BLACKWELL, num_channels=32, bus_giga=650, network_giga=45, nvls_giga=840
 )
 _UNKNOWN = _HOPPER
 # Longer names first: "gh200" holds "h200".
@@ -100,12 +102,12 @@ _PRIORS: Mapping[str, NetworkPrior] = {
     "a100": _AMPERE,
     "a800": _AMPERE,
     "v100": _VOLTA,
-    "l40": _pcie(Generation.AMPERE, bus_giga=20),
-    "a40": _pcie(Generation.AMPERE, bus_giga=20),
-    "a10": _pcie(Generation.AMPERE, bus_giga=12),
-    "t4": _pcie(Generation.VOLTA, bus_giga=6),
-    "rtx": _pcie(Generation.AMPERE, bus_giga=10),
-    "titan": _pcie(Generation.VOLTA, bus_giga=8),
+    "l40": _pcie(Architecture.AMPERE, bus_giga=20),
+    "a40": _pcie(Architecture.AMPERE, bus_giga=20),
+    "a10": _pcie(Architecture.AMPERE, bus_giga=12),
+    "t4": _pcie(Architecture.VOLTA, bus_giga=6),
+    "rtx": _pcie(Architecture.AMPERE, bus_giga=10),
+    "titan": _pcie(Architecture.VOLTA, bus_giga=8),
     # Gloo in a training step: the threads that transfer have to be woken on busy cores.  Two ranks
     # on two cores, 2026-11: all-reduce of 4 B 1.0 ms, of 128 KiB 1.3 ms, send 0.8 ms.
     "cpu": NetworkPrior(step_s=500e-6, bus_bytes_per_s=1.5 * _GIGA),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pandas as pd
 
 from ..importers.columns import MICROSECOND_S, flags, joined, num_nodes, numbers, texts
-from ..importers.own_format import Family, add_flag, collective_rows
+from ..importers.own_format import TableFamily, add_flag, collective_rows
 from ..workload.collectives import Collective
 
 _COLLECTIVES = {
@@ -189,37 +189,37 @@ def read_aceso(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 FAMILIES = (
-    Family(
+    TableFamily(
         name="estimate-train-time collectives",
         columns=frozenset({"op", "ranks", "bytes_per_rank", "time_us", "cluster"}),
         read=read_ett,
     ),
-    Family(
+    TableFamily(
         name="nccl-tests",
         columns=frozenset({"op", "ranks", "bytes_nccltests_size", "time_us_oop", "cluster"}),
         read=read_nccl_tests,
     ),
-    Family(
+    TableFamily(
         name="aiconfigurator collectives",
         columns=frozenset({"op", "ranks", "bytes_nccltests_size", "time_us", "system"}),
         read=read_aiconfigurator,
     ),
-    Family(
+    TableFamily(
         name="DeepEP",
         columns=frozenset({"ranks", "tokens_per_rank", "hidden_size", "num_topk", "mode"}),
         read=read_deepep,
     ),
-    Family(
+    TableFamily(
         name="vidur collectives",
         columns=frozenset({"op", "ranks", "bytes", "time_us_median", "topology"}),
         read=read_vidur,
     ),
-    Family(
+    TableFamily(
         name="vTrain all-reduce",
         columns=frozenset({"op", "ranks", "bytes", "time_us_oop", "gpu"}),
         read=read_vtrain,
     ),
-    Family(
+    TableFamily(
         name="Aceso collectives",
         columns=frozenset({"op", "ranks", "size_mib_truncated", "total_bytes_approx", "time_us"}),
         read=read_aceso,

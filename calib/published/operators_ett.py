@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ..importers.columns import MICROSECOND_S, element_nbytes, flags, numbers, texts
-from ..importers.own_format import Family, canonical_operators, operator_rows
+from ..importers.own_format import TableFamily, canonical_operators, operator_rows
 from ..workload.operators import OPTIMIZER_ELEMENT_NBYTES, OperatorKind, Phase
 
 VOCAB_SIZE = 50257
@@ -156,12 +156,12 @@ def read_optimizers(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 FAMILIES = (
-    Family(
+    TableFamily(
         name="estimate-train-time operators",
         columns=frozenset({"gpu", "op", "micro_batch", "seq_len", "fwd_time_us"}),
         read=read_operators,
     ),
-    Family(
+    TableFamily(
         name="estimate-train-time optimizers",
         columns=frozenset({"gpu", "op", "hidden", "encoders", "time_us"}),
         read=read_optimizers,

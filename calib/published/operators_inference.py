@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from ..importers.columns import MICROSECOND_S, element_nbytes, flags, joined, numbers, texts
-from ..importers.own_format import Family, canonical_operators, operator_rows
+from ..importers.own_format import TableFamily, canonical_operators, operator_rows
 from ..workload.operators import OperatorKind, Phase
 
 
@@ -161,26 +161,26 @@ def _vidur_terms(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 FAMILIES = (
-    Family(
+    TableFamily(
         name="aiconfigurator GEMM",
         columns=frozenset({"system", "collector", "dtype", "m", "n", "k", "time_us"}),
         read=read_gemm,
     ),
-    Family(
+    TableFamily(
         name="aiconfigurator attention",
         columns=frozenset(
             {"system", "collector", "batch", "seq_len", "q_heads", "kv_heads", "head_dim"}
         ),
         read=read_prefill_attention,
     ),
-    Family(
+    TableFamily(
         name="aiconfigurator experts",
         columns=frozenset(
             {"system", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "time_us"}
         ),
         read=read_experts,
     ),
-    Family(
+    TableFamily(
         name="vidur operators",
         columns=frozenset({"gpu", "op", "num_tokens", "n_embd", "n_head", "time_us_median"}),
         read=read_vidur,

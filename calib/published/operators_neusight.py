@@ -11,7 +11,7 @@ from json import loads
 import pandas as pd
 
 from ..importers.columns import MICROSECOND_S, element_nbytes, flags, numbers, texts
-from ..importers.own_format import Family, canonical_operators, operator_rows
+from ..importers.own_format import TableFamily, canonical_operators, operator_rows
 from ..workload.operators import OperatorKind, Phase
 
 _VECTOR_KINDS = {
@@ -212,17 +212,17 @@ def _shape(text: str) -> tuple[int, ...]:
 
 
 FAMILIES = (
-    Family(
+    TableFamily(
         name="NeuSight GEMM",
         columns=frozenset({"op", "gpu", "batch", "m", "n", "k", "time_us"}),
         read=read_gemm,
     ),
-    Family(
+    TableFamily(
         name="NeuSight vector operators",
         columns=frozenset({"op", "gpu", "rows", "cols", "time_us"}),
         read=read_vector,
     ),
-    Family(
+    TableFamily(
         name="NeuSight traces",
         columns=frozenset({"trace", "target", "input_shapes", "output_shape", "fwd_time_us"}),
         read=read_traces,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from ..importers.columns import MICROSECOND_S, element_nbytes, flags, numbers, texts
-from ..importers.own_format import Family, add_flag, canonical_operators, operator_rows
+from ..importers.own_format import TableFamily, add_flag, canonical_operators, operator_rows
 from ..units import MIB
 from ..workload.operators import OperatorKind, Phase
 
@@ -253,22 +253,22 @@ def read_peaks(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 FAMILIES = (
-    Family(
+    TableFamily(
         name="Aceso operators",
         columns=frozenset({"gpu", "op_name", "hidden", "heads", "seq_len", "fwd_us"}),
         read=read_aceso,
     ),
-    Family(
+    TableFamily(
         name="Sailor layers",
         columns=frozenset({"gpu", "layer_kind", "micro_batch_size", "fwd_s"}),
         read=read_sailor,
     ),
-    Family(
+    TableFamily(
         name="SimuMax operators",
         columns=frozenset({"gpu", "op", "b", "m", "n", "k", "time_us_from_efficiency"}),
         read=read_simumax,
     ),
-    Family(
+    TableFamily(
         name="GEMM ceilings",
         columns=frozenset({"accelerator", "precision", "mamf_tflops", "best_shape_m"}),
         read=read_peaks,

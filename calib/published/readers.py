@@ -12,7 +12,7 @@ from ..importers.own_format import (
     COLLECTIVE_COLUMNS,
     OPERATOR_COLUMNS,
     OPTIONAL_COLUMNS,
-    Family,
+    TableFamily,
     collective_table,
     operator_table,
 )
@@ -68,16 +68,16 @@ def read_published(frame: pd.DataFrame, name: str) -> PublishedTable:
     return PublishedTable(name=name, family=family.name, operators=rows)
 
 
-def _family(columns: frozenset[str]) -> Family | None:
+def _family(columns: frozenset[str]) -> TableFamily | None:
     """The family whose columns are all there, the one with the most where there are several."""
     found = [f for f in _families() if f.columns <= columns]
     return max(found, key=lambda f: len(f.columns), default=None)
 
 
-def _families() -> tuple[Family, ...]:
+def _families() -> tuple[TableFamily, ...]:
     own = (
-        Family(name="own operators", columns=_OWN_OPERATORS, read=lambda frame: frame),
-        Family(name="own collectives", columns=_OWN_COLLECTIVES, read=lambda frame: frame),
+        TableFamily(name="own operators", columns=_OWN_OPERATORS, read=lambda frame: frame),
+        TableFamily(name="own collectives", columns=_OWN_COLLECTIVES, read=lambda frame: frame),
     )
     return (*own, *OPERATOR_FAMILIES, *COLLECTIVE_FAMILIES)
 

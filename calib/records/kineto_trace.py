@@ -55,7 +55,7 @@ class TraceEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class TracedCollective:
     """What a collective's kernel says of itself; ``group`` is its description and name."""
 
     collective: Collective
@@ -63,7 +63,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class TracedWork:
     """One kernel or copy; on a CPU, one operation of the framework.
 
     ``launched_ns`` is when the host asked for it, ``call`` the host operation around it.  ``inner``
@@ -77,7 +77,7 @@ class Work:
     call: int = 0
     is_product: bool = False
     inner: int = 0
-    message: Message | None = None
+    message: TracedCollective | None = None
 
 
 def from_chrome(events: Iterable[Mapping[str, Any]]) -> list[TraceEvent]:
@@ -106,15 +106,15 @@ def from_chrome(events: Iterable[Mapping[str, Any]]) -> list[TraceEvent]:
     return found
 
 
-def work_of(events: Sequence[TraceEvent]) -> list[Work]:
+def work_of(events: Sequence[TraceEvent]) -> list[TracedWork]:
     """What the device did in the order of launching; where it did nothing, what the host did."""
     work = _device_work(events) or _host_work(events)
     return sorted(work, key=lambda item: (item.launched_ns, item.start_ns))
 
 
 def split_gradients(
-    work: Sequence[Work], *, tokens: int, outputs: int
-) -> tuple[Sequence[Work], Sequence[Work]] | None:
+    work: Sequence[TracedWork], *, tokens: int, outputs: int
+) -> tuple[Sequence[TracedWork], Sequence[TracedWork]] | None:
     """A linear's backward work, in order, as input gradient and weight gradient.
 
     A product that sums over ``tokens`` is of the weight's gradient, one over ``outputs`` of the
@@ -133,7 +133,7 @@ def split_gradients(
     return work[:middle], work[middle:]
 
 
-def _product_ends(work: Sequence[Work]) -> list[int]:
+def _product_ends(work: Sequence[TracedWork]) -> list[int]:
     """Where each product ends: behind the last piece of work of its call."""
     ends: list[int] = []
     for position, item in enumerate(work):
@@ -145,7 +145,7 @@ def _product_ends(work: Sequence[Work]) -> list[int]:
     return ends
 
 
-def _device_work(events: Sequence[TraceEvent]) -> list[Work]:
+def _device_work(events: Sequence[TraceEvent]) -> list[TracedWork]:
     launches = {e.correlation: e for e in events if e.category in RUNTIME and e.correlation}
     operations = {e.number: e for e in events if e.category == CPU_OP and e.number}
     nesting = _Nesting(events)
@@ -160,7 +160,7 @@ def _device_work(events: Sequence[TraceEvent]) -> list[Work]:
         if call is None and launch is None:
             continue
         found.append(
-            Work(
+            TracedWork(
                 name=event.name,
                 start_ns=event.start_ns,
                 duration_ns=event.duration_ns,
@@ -197,22 +197,22 @@ def _inner(call: TraceEvent | None) -> int:
     return int(dims[0][-1]) if dims and dims[0] else 0
 
 
-def _message(event: TraceEvent, call: TraceEvent | None) -> Message | None:
+def _message(event: TraceEvent, call: TraceEvent | None) -> TracedCollective | None:
     details = event.details
     if "Collective name" not in details and call is not None and call.name == MESSAGE_OP:
         details = call.details
     if "Collective name" in details:
         description = details.get("Process Group Description", "")
-        return Message(
+        return TracedCollective(
             collective=collective_named(str(details["Collective name"])),
             group=f"{description}#{details.get('Process Group Name', '')}",
         )
     if "nccl" in event.name.lower():
-        return Message(collective=Collective.OTHER, group="")
+        return TracedCollective(collective=Collective.OTHER, group="")
     return None
 
 
-def _host_work(events: Sequence[TraceEvent]) -> list[Work]:
+def _host_work(events: Sequence[TraceEvent]) -> list[TracedWork]:
     """The outermost operations of the framework on each thread: they do not overlap."""
     ends: dict[int, int] = {}
     found = []
@@ -221,7 +221,7 @@ def _host_work(events: Sequence[TraceEvent]) -> list[Work]:
             continue
         ends[event.thread] = event.end_ns
         found.append(
-            Work(
+            TracedWork(
                 name=event.name,
                 start_ns=event.start_ns,
                 duration_ns=event.duration_ns,

@@ -125,7 +125,7 @@ def inverse(factor: Matrix) -> Matrix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Posterior:
+class ScalePosterior:
     """Samples whose scales are asked for: values ``(rows,)`` and weights that divide the noise."""
 
     pairs: Pairs
@@ -135,12 +135,12 @@ class Posterior:
     """Bounds of the scales, in deviations above the prior."""
 
     @staticmethod
-    def of(inputs: Inputs, values: Vector, weight: Vector) -> Posterior:
+    def of(inputs: Inputs, values: Vector, weight: Vector) -> ScalePosterior:
         """The posterior of the scales of these samples."""
         size = np.abs(values).max()
         slope = size / max(float(np.abs(inputs.trend).max(initial=0.0)), 1.0)
         own = np.log(np.maximum([slope, size, 0.0, size, size, size], np.exp(START)))
-        return Posterior(
+        return ScalePosterior(
             pairs=Pairs.of(inputs, inputs, is_pooled=inputs.is_pooled),
             values=values,
             weight=weight,

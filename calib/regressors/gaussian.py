@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .covariance import START, Inputs, Pairs, Posterior, inverse, lower_factor, variance
+from .covariance import START, Inputs, Pairs, ScalePosterior, inverse, lower_factor, variance
 
 Vector = NDArray[np.float64]
 _FEWEST_TUNED, _MOST_TUNED = 4, 100
@@ -47,7 +47,7 @@ def fit_gaussian(inputs: Inputs, values: Vector, weight: Vector) -> GaussianProc
     that rounds otherwise its predictions differ by less than a millionth.
     """
     is_tuned = _FEWEST_TUNED <= len(inputs) <= _MOST_TUNED
-    theta = Posterior.of(inputs, values, weight).greatest() if is_tuned else START
+    theta = ScalePosterior.of(inputs, values, weight).greatest() if is_tuned else START
     fitted, used = _solve(inputs, values, weight, theta), weight
     for _ in range(_NUM_REWEIGHTS):
         # The deviation that a sample would have with the weight it came with.
@@ -63,7 +63,7 @@ def fit_gaussian(inputs: Inputs, values: Vector, weight: Vector) -> GaussianProc
 def _solve(inputs: Inputs, values: Vector, weight: Vector, theta: Vector) -> GaussianProcess:
     from scipy.linalg import solve_triangular  # fitting alone needs it
 
-    factor = lower_factor(Posterior.of(inputs, values, weight).matrix(theta))
+    factor = lower_factor(ScalePosterior.of(inputs, values, weight).matrix(theta))
     precision = inverse(factor)
     solved = precision @ values
     spread = np.diag(precision)

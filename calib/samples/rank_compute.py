@@ -18,7 +18,7 @@ _ENDS = ("optimizer",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class RankCompute:
     """Own time of ranks, seconds, each of shape (samples, ranks); a sample is a step or a window.
 
     ``passes_s`` has all forward and backward passes of the step and what it takes to get their
@@ -39,7 +39,7 @@ class Pace:
         return self.passes_s + self.serial_s
 
 
-def newest_pace(table: SampleTable) -> Pace | None:
+def newest_rank_compute(table: SampleTable) -> RankCompute | None:
     """Own time of the ranks in the newest run, in its newest window.
 
     From the phases of each hooked step, or, where that covers more ranks, from the summaries that
@@ -51,7 +51,7 @@ def newest_pace(table: SampleTable) -> Pace | None:
     return steps
 
 
-def _of_steps(table: SampleTable) -> Pace | None:
+def _of_steps(table: SampleTable) -> RankCompute | None:
     steps = table.steps[(table.steps["run_id"] == table.run_id) & table.steps["is_clean"]]
     steps = steps[steps["is_hooked"]]
     phases = table.phases[table.phases["run_id"] == table.run_id]
@@ -73,10 +73,10 @@ def _of_steps(table: SampleTable) -> Pace | None:
     seen = sums.groupby(level="step")["passes"].transform("size")
     sums = sums[seen == seen.max()]
     wide: Mapping[str, pd.DataFrame] = {c: sums[c].unstack("rank") for c in sums.columns}
-    return _pace(wide)
+    return _rank_compute(wide)
 
 
-def _of_windows(table: SampleTable) -> Pace | None:
+def _of_windows(table: SampleTable) -> RankCompute | None:
     rows = table.ranks[(table.ranks["run_id"] == table.run_id) & (table.ranks["num_steps"] > 0)]
     if rows.empty:
         return None
@@ -86,12 +86,12 @@ def _of_windows(table: SampleTable) -> Pace | None:
     wide = {name: rows.pivot(index="window", columns="rank", values=name) for name in names}
     newest = wide["passes"].iloc[-1].dropna().index
     full = wide["passes"][newest].dropna().index
-    return _pace({name: frame.loc[full, newest] for name, frame in wide.items()})
+    return _rank_compute({name: frame.loc[full, newest] for name, frame in wide.items()})
 
 
-def _pace(wide: Mapping[str, pd.DataFrame]) -> Pace:
+def _rank_compute(wide: Mapping[str, pd.DataFrame]) -> RankCompute:
     values = {name: frame.to_numpy(dtype=np.float64) for name, frame in wide.items()}
-    return Pace(
+    return RankCompute(
         ranks=wide["passes"].columns.to_numpy(dtype=np.int64),
         passes_s=values["passes"],
         serial_s=values["ends"] + values["between"],

@@ -22,7 +22,7 @@ from .base_times import BaseTimes
 from .estimate import StepEstimate, step_estimate
 from .known import KnownStep, Remainder, same_layout
 from .layouts import Constant, Layouts, layouts_of
-from .posterior import MODEL_SIGMA_LOG, SLOPE_STEP, Posterior, posterior_of
+from .posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
 
 ERROR_INFLATION = 1.8124611228 / Z_90
 """Of a deviation, for 90 % of Student's distribution with 10 degrees to lie within ``Z_90`` of
@@ -35,7 +35,7 @@ class FittedSteps:
 
     base: BaseTimes
     known: tuple[KnownStep, ...] = ()
-    posterior: Posterior | None = field(default=None, repr=False)
+    posterior: LayoutPosterior | None = field(default=None, repr=False)
 
     def estimate(self, config: RunConfig) -> StepEstimate:
         """The step of one layout, with spans for a trace."""

@@ -38,7 +38,7 @@ At = Callable[[Floats], tuple[Floats, Floats]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Posterior:
+class LayoutPosterior:
     """What measured steps say of the constants."""
 
     constants: tuple[Constant, ...]
@@ -68,7 +68,7 @@ class Posterior:
         return weighed @ self.residuals, np.sqrt(np.maximum(left, 0.0)), weighed @ self.slopes
 
 
-def posterior_of(layouts: Layouts, known: Sequence[KnownStep]) -> Posterior:
+def posterior_of(layouts: Layouts, known: Sequence[KnownStep]) -> LayoutPosterior:
     """The greatest posterior of the constants, given steps that were measured.
 
     ``layouts`` are those of ``known``, one for one and in their order.
@@ -83,7 +83,7 @@ def posterior_of(layouts: Layouts, known: Sequence[KnownStep]) -> Posterior:
         if abs(np.log(sigma / before)) < _SETTLED_LOG:
             break
     found = _mode(evidence, at, theta, evidence.covariance(sigma))
-    return Posterior(
+    return LayoutPosterior(
         constants=evidence.constants,
         theta=found.theta,
         root=np.linalg.cholesky(found.covariance).astype(np.float64),

@@ -21,7 +21,7 @@ FORWARD_FRAC = 1 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class RankPlaces:
     """Where the compared ranks sit: stage and replica, ``(ranks,)`` each."""
 
     stages: Places
@@ -29,7 +29,7 @@ class Layout:
     pipeline: Pipeline
 
     @staticmethod
-    def of(config: RunConfig, ranks: Sequence[int]) -> Layout:
+    def of(config: RunConfig, ranks: Sequence[int]) -> RankPlaces:
         """Places of global ranks; ``ConfigError`` where one is not in the layout."""
         par = config.parallelism
         if max(ranks) >= par.num_ranks:
@@ -37,7 +37,7 @@ class Layout:
                 f"rank {max(ranks)} is not in a layout of {par.num_ranks} ranks; record it again"
             )
         places = [position(par, rank) for rank in ranks]
-        return Layout(
+        return RankPlaces(
             stages=np.array([place.stage for place in places]),
             replicas=np.array([place.dp_rank for place in places]),
             pipeline=Pipeline(
@@ -52,14 +52,14 @@ class Layout:
         )
 
 
-def step_floor_s(passes_s: Floats, serial_s: Floats, layout: Layout) -> Floats:
+def step_floor_s(passes_s: Floats, serial_s: Floats, layout: RankPlaces) -> Floats:
     """Step time without transfers, shape (samples,), from own times of shape (samples, ranks).
 
     Ranks of one stage and replica (tensor and context parallel) advance in lockstep, at the pace of
     the slowest; the stages of a replica as their schedule has it, all micro-batches alike.  The
     slowest replica and the slowest rank's serial part add up.
 
-    >>> two = Layout(stages=np.array([0, 1]), replicas=np.array([0, 0]),
+    >>> two = RankPlaces(stages=np.array([0, 1]), replicas=np.array([0, 0]),
     ...              pipeline=Pipeline(num_stages=2, num_microbatches=4))
     >>> step_floor_s(np.array([[4.0, 8.0]]), np.array([[1.0, 0.5]]), two)
     array([10.])

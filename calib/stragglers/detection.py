@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 from scipy.stats import norm, t
 
 from ..errors import CalibrationError, ConfigError
-from ..samples.rank_compute import Pace, newest_pace
+from ..samples.rank_compute import RankCompute, newest_rank_compute
 from ..samples.reduce import MAD_TO_SIGMA
 from ..samples.table import SampleTable
 from ..workload.config import RunConfig
-from .cost import Layout, step_floor_s
-from .links import slow_links
-from .stages import stage_pace
+from .cost import RankPlaces, step_floor_s
+from .links import link_stragglers
+from .stages import stage_compute
 
 Floats = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ _MAD_EFFICIENCY = 0.37
 """Of the median deviation on normal data: so many of its values count as degrees of freedom."""
 
 
-class SlowKind(Enum):
+class StragglerKind(Enum):
     """Where the time goes."""
 
     COMPUTE = "compute"
@@ -50,7 +50,7 @@ class SlowKind(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slow:
+class Straggler:
     """A rank, or the ranks of a group with a slow link, that stands out from its peers.
 
     Times are per step: ``excess_s`` beyond the median of the peers, ``cost_s`` what the step would
@@ -60,7 +60,7 @@ class Slow:
     ranks: tuple[int, ...]
     stage: int
     role: str
-    kind: SlowKind
+    kind: StragglerKind
     excess_s: float
     cost_s: float
     low_s: float
@@ -68,10 +68,10 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlowReport:
+class StragglerReport:
     """Who stands out, the costliest first; ``reason`` says why nobody does."""
 
-    slow: tuple[Slow, ...] = ()
+    slow: tuple[Straggler, ...] = ()
     cost_s: float = 0.0
     """What the step would gain if all of them were as fast as the rest."""
     num_ranks: int = 0
@@ -89,35 +89,35 @@ class SlowReport:
         }
 
 
-def slow_ranks(table: SampleTable, step_s: float) -> SlowReport:
+def find_stragglers(table: SampleTable, step_s: float) -> StragglerReport:
     """Who stands out in the newest run; ``step_s`` is its step, from which excesses are judged."""
     try:
         config = table.config()
-        pace = newest_pace(table)
+        pace = newest_rank_compute(table)
         if pace is None or len(pace.ranks) < 2:
-            return SlowReport(reason="fewer than two ranks told what they did")
-        layout = Layout.of(config, pace.ranks.tolist())
+            return StragglerReport(reason="fewer than two ranks told what they did")
+        layout = RankPlaces.of(config, pace.ranks.tolist())
     except (CalibrationError, ConfigError) as err:
-        return SlowReport(reason=str(err))
+        return StragglerReport(reason=str(err))
     study = _Study(table, config, pace, layout, step_s)
     found = study.named()
     taken = {rank for slow in found for rank in slow.ranks}
     links = [
-        Slow(
+        Straggler(
             ranks=link.ranks,
             stage=layout_stage(layout, pace, link.ranks),
             role=link.role,
-            kind=SlowKind.LINK,
+            kind=StragglerKind.LINK,
             excess_s=link.excess_s,
             cost_s=link.cost_s,
             low_s=link.low_s,
             high_s=link.high_s,
         )
-        for link in slow_links(table, least_s=LEAST_FRAC * step_s, false_alarm=FALSE_ALARM)
+        for link in link_stragglers(table, least_s=LEAST_FRAC * step_s, false_alarm=FALSE_ALARM)
         if not taken & set(link.ranks)
     ]
     every = sorted([*found, *links], key=lambda s: (-s.cost_s, -s.excess_s, s.ranks))
-    return SlowReport(
+    return StragglerReport(
         slow=tuple(every),
         cost_s=study.cost_of(taken) + sum(link.cost_s for link in links),
         num_ranks=len(pace.ranks),
@@ -125,7 +125,7 @@ def slow_ranks(table: SampleTable, step_s: float) -> SlowReport:
     )
 
 
-def layout_stage(layout: Layout, pace: Pace, ranks: Sequence[int]) -> int:
+def layout_stage(layout: RankPlaces, pace: RankCompute, ranks: Sequence[int]) -> int:
     """Stage of the first of the ranks that was compared; -1 where none was."""
     places = np.flatnonzero(np.isin(pace.ranks, list(ranks)))
     return int(layout.stages[places[0]]) if len(places) else -1
@@ -135,7 +135,12 @@ class _Study:
     """One window's own times, compared."""
 
     def __init__(
-        self, table: SampleTable, config: RunConfig, pace: Pace, layout: Layout, step_s: float
+        self,
+        table: SampleTable,
+        config: RunConfig,
+        pace: RankCompute,
+        layout: RankPlaces,
+        step_s: float,
     ) -> None:
         self.pace, self.layout, self.config = pace, layout, config
         self.step_s = step_s
@@ -143,15 +148,15 @@ class _Study:
         crowd = np.bincount(layout.stages)[layout.stages]
         self.alone = crowd < 2
         self.tail = FALSE_ALARM / len(pace.ranks)
-        self.stage_pace = stage_pace(table, self.tail) if self.alone.any() else {}
+        self.stage_compute = stage_compute(table, self.tail) if self.alone.any() else {}
         self.reason = "no rank stands out"
         if len(pace.work_s) < _LEAST_SAMPLES and (crowd < _LEAST_CROWD).all():
             self.reason = f"{len(pace.work_s)} samples of so few ranks do not tell"
-        if self.alone.all() and not self.stage_pace:
+        if self.alone.all() and not self.stage_compute:
             self.reason = "every stage has one rank and no operator in common with another"
         self.places = self._stand_out()
 
-    def named(self) -> list[Slow]:
+    def named(self) -> list[Straggler]:
         """Each rank that stands out."""
         hosts = self._slow_hosts()
         return [self._slow(place, hosts) for place in sorted(self.places)]
@@ -179,17 +184,17 @@ class _Study:
 
     def _lone_excess_s(self, place: int) -> float:
         """Of a rank alone on its stage: what its operators take beyond those of other stages."""
-        found = self.stage_pace.get(int(self.layout.stages[place]))
+        found = self.stage_compute.get(int(self.layout.stages[place]))
         if found is None or found.low_log <= 0:
             return 0.0
         return float(self.pace.passes_s[:, place].mean()) * -float(np.expm1(-found.log))
 
     def _lone_error(self, place: int) -> float:
         """Half of a 90 % interval of such an excess, as a share of it."""
-        found = self.stage_pace[int(self.layout.stages[place])]
+        found = self.stage_compute[int(self.layout.stages[place])]
         return Z_90 * found.sigma_log / float(np.expm1(found.log))
 
-    def _slow(self, place: int, hosts: set[int]) -> Slow:
+    def _slow(self, place: int, hosts: set[int]) -> Straggler:
         gains = self._gains([place])
         half = 0.0
         if len(gains) > 1:
@@ -201,11 +206,11 @@ class _Study:
             half = float(np.hypot(half, cost * self._lone_error(place)))
         rank = int(self.pace.ranks[place])
         is_alone = bool(self.alone[place])
-        return Slow(
+        return Straggler(
             ranks=(rank,),
             stage=int(self.layout.stages[place]),
             role="",
-            kind=SlowKind.HOST if rank in hosts else self._kind(place),
+            kind=StragglerKind.HOST if rank in hosts else self._kind(place),
             excess_s=self._lone_excess_s(place)
             if is_alone
             else float(self.excess.mean(axis=0)[place]),
@@ -240,14 +245,17 @@ class _Study:
         work = self.pace.work_s.mean(axis=0)
         return max(rest, key=lambda p: (float(work[p]), p))
 
-    def _kind(self, place: int) -> SlowKind:
+    def _kind(self, place: int) -> StragglerKind:
         if self.alone[place]:
-            return SlowKind.COMPUTE
+            return StragglerKind.COMPUTE
         whole = float(self.excess.mean(axis=0)[place])
-        for part, kind in ((self.pace.data_s, SlowKind.DATA), (self.pace.between_s, SlowKind.HOST)):
+        for part, kind in (
+            (self.pace.data_s, StragglerKind.DATA),
+            (self.pace.between_s, StragglerKind.HOST),
+        ):
             if float(excess_s(part, self.layout.stages).mean(axis=0)[place]) > whole / 2:
                 return kind
-        return SlowKind.COMPUTE
+        return StragglerKind.COMPUTE
 
     def _slow_hosts(self) -> set[int]:
         """Ranks of nodes of which every compared rank stands out, where other nodes have none."""

@@ -17,7 +17,7 @@ _MEDIAN_OVER_MEAN = 1.2533
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlowLink:
+class LinkStraggler:
     """A group; times per step: beyond the others' transfers, and as much of it as is exposed."""
 
     role: str
@@ -28,7 +28,9 @@ class SlowLink:
     high_s: float
 
 
-def slow_links(table: SampleTable, *, least_s: float, false_alarm: float) -> list[SlowLink]:
+def link_stragglers(
+    table: SampleTable, *, least_s: float, false_alarm: float
+) -> list[LinkStraggler]:
     """Groups of the newest window with an exposed excess of at least ``least_s`` per step."""
     rows = table.links[table.links["run_id"] == table.run_id]
     rows = rows[(rows["window"] == rows["window"].max()) & (rows["num_steps"] > 1)]
@@ -55,7 +57,7 @@ def slow_links(table: SampleTable, *, least_s: float, false_alarm: float) -> lis
         is_slow = row["excess_s"] > max(strict * row["error_s"], LEAST_SLOWER_FRAC * usual_s)
         if is_slow and row["cost_s"] >= least_s:
             found.append(
-                SlowLink(
+                LinkStraggler(
                     role=role,
                     ranks=tuple(int(rank) for rank in ranks.split(",")),
                     excess_s=row["excess_s"],

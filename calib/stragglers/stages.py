@@ -20,7 +20,7 @@ _MEDIAN_OVER_MEAN = 1.2533
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StagePace:
+class StageCompute:
     """Log of a stage's shared operators over the same on others, and its lower end."""
 
     log: float
@@ -28,7 +28,7 @@ class StagePace:
     sigma_log: float
 
 
-def stage_pace(table: SampleTable, tail: float) -> dict[int, StagePace]:
+def stage_compute(table: SampleTable, tail: float) -> dict[int, StageCompute]:
     """Pace of the stages of the newest window, by the operators that they share with others.
 
     ``tail`` is the chance that the lower end lies above the truth.  The errors of all operators of
@@ -59,5 +59,5 @@ def stage_pace(table: SampleTable, tail: float) -> dict[int, StagePace]:
         own, usual = float(part["own"].sum()), float(part["others"].sum())
         log, sigma = math.log(own / usual), math.sqrt(2) * float(part["error"].sum()) / usual
         low = log - strict * sigma
-        found[int(str(stage))] = StagePace(log=log, low_log=low, sigma_log=sigma)
+        found[int(str(stage))] = StageCompute(log=log, low_log=low, sigma_log=sigma)
     return found

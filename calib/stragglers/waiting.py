@@ -8,7 +8,7 @@ from typing import Any
 
 from ..samples.table import SampleTable
 from ..units import format_frac
-from .detection import LEAST_FRAC, Slow, SlowReport, slow_ranks
+from .detection import LEAST_FRAC, Straggler, StragglerReport, find_stragglers
 
 SCHEMA = 1
 _MOST_RANKS = 4
@@ -46,7 +46,7 @@ class WaitingReport:
 
     step_s: float
     roles: tuple[RoleWaiting, ...]
-    slow: SlowReport
+    slow: StragglerReport
     clocks: tuple[Clock, ...]
     """Those that differ from the reference's, or may."""
     last_frac: Mapping[int, float]
@@ -90,7 +90,7 @@ def waiting_report(table: SampleTable, step_s: float) -> WaitingReport:
             RoleWaiting(role=str(role), transfer_s=float(row[0]), wait_s=float(row[1]))
             for role, row in zip(sums.index, sums.to_numpy(), strict=True)
         ),
-        slow=slow_ranks(table, step_s),
+        slow=find_stragglers(table, step_s),
         clocks=tuple(Clock(**row) for row in apart[list(columns)].to_dict("records")),
         last_frac=dict(
             zip(
@@ -107,12 +107,12 @@ def _newest(table: SampleTable, frame: Any) -> Any:
     return rows[rows["window"] == rows["window"].max()]
 
 
-def _who(slow: list[Slow]) -> str:
+def _who(slow: list[Straggler]) -> str:
     """The ranks in short, with their stage or the role of their group.
 
     >>> one = dict(role="", excess_s=0.1, cost_s=0.1, low_s=0.1, high_s=0.1)
-    >>> from forerun.calib.stragglers.detection import SlowKind
-    >>> _who([Slow(ranks=(3,), stage=1, kind=SlowKind.COMPUTE, **one)])
+    >>> from forerun.calib.stragglers.detection import StragglerKind
+    >>> _who([Straggler(ranks=(3,), stage=1, kind=StragglerKind.COMPUTE, **one)])
     'rank 3 (stage 1)'
     """
     ranks = sorted({rank for s in slow for rank in s.ranks})

@@ -173,11 +173,11 @@ class _Writer:
             self._uses.add(entry, self._index.place(use.call), use.count)
         first = uses[0]
         self._homes[first.placement, part_of(first.call.role)].add(row, entry)
-        if first.hides_behind is None:
+        if first.overlaps_with is None:
             return
         phase = _WINDOW_PHASE[first.placement]
         for operator, count in block.operators:
-            if operator.kind is first.hides_behind and operator.phase is phase:
+            if operator.kind is first.overlaps_with and operator.phase is phase:
                 is_half = phase is Phase.BACKWARD and has_weights(operator.kind)
                 self._windows.add(
                     entry, self._index.place(operator), count * (0.5 if is_half else 1)
@@ -205,7 +205,7 @@ def _sharing(uses: Sequence[CollectiveUse]) -> list[list[CollectiveUse]]:
     rows: list[list[CollectiveUse]] = []
     shared: dict[tuple[Placement, OperatorKind, Part], list[CollectiveUse]] = {}
     for use in uses:
-        behind = use.hides_behind
+        behind = use.overlaps_with
         if behind is None or has_weights(behind):
             rows.append([use])
             continue

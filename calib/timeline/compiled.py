@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import ConfigError
-from ..layers.blocks import Block, BlockKind, BlockSort, block, block_key, chunk_sorts
+from ..layers.blocks import Block, BlockKind, BlockVariant, block, block_key, chunk_sorts
 from ..layers.stage_work import gradient_uses, hop_call, host_pass, step_operators
 from ..workload.collectives import Collective, GroupRole, Placement
 from ..workload.config import ModelShape, Recompute, RunConfig
@@ -19,7 +19,7 @@ from .programs import Pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Transfers:
+class IssuedTransfers:
     """Transfers of each distinct stage that are issued one after another, once in a step."""
 
     total: SparseRows
@@ -32,8 +32,8 @@ class Transfers:
 class StageSums:
     """What each distinct stage does once in a step; rows are stages, columns items."""
 
-    reduces: Transfers
-    gathers: Transfers
+    reduces: IssuedTransfers
+    gathers: IssuedTransfers
     finishes: SparseRows
     """All-reduces over tp before the optimizer."""
     embedding: SparseRows
@@ -117,7 +117,7 @@ class _StageItems:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Composition:
-    sorts: tuple[BlockSort, ...]
+    variants: tuple[BlockVariant, ...]
     counts: tuple[tuple[int, ...], ...]
     held: tuple[tuple[tuple[BlockKind, int], ...], ...]
     """The same by kind alone: what parameters depend on."""
@@ -188,7 +188,7 @@ class _Compiler:
             members=np.array(members),
             pipeline=pipeline,
             counts=np.array(composition.counts, dtype=np.float64),
-            blocks=np.array([self._block_places(c, composition.sorts) for c in configs]),
+            blocks=np.array([self._block_places(c, composition.variants) for c in configs]),
             hops=hops.reshape(len(members), pipeline.num_chunks - 1),
             stages=np.array([self._step(config, composition) for config in configs]).T,
             overlaps_reduces=is_async and overlaps_reduces,
@@ -211,21 +211,21 @@ class _Compiler:
         found = self._compositions.get(key)
         if found is None:
             chunks = [dict(_added(config, c)) for c in range(config.parallelism.num_chunks)]
-            sorts = tuple(dict.fromkeys(sort for chunk in chunks for sort in chunk))
-            counts = tuple(tuple(chunk.get(sort, 0) for sort in sorts) for chunk in chunks)
+            variants = tuple(dict.fromkeys(variant for chunk in chunks for variant in chunk))
+            counts = tuple(tuple(chunk.get(variant, 0) for variant in variants) for chunk in chunks)
             held = tuple(_by_kind(chunk) for chunk in chunks)
-            found = _Composition(sorts=sorts, counts=counts, held=held)
+            found = _Composition(variants=variants, counts=counts, held=held)
             self._compositions[key] = found
         return found
 
-    def _block_places(self, config: RunConfig, sorts: Sequence[BlockSort]) -> list[int]:
+    def _block_places(self, config: RunConfig, variants: Sequence[BlockVariant]) -> list[int]:
         key = (self._model(config), *block_key(config)[1:])
         out = []
-        for sort in sorts:
-            place = self._blocks.get((key, sort))
+        for variant in variants:
+            place = self._blocks.get((key, variant))
             if place is None:
-                place = self._blocks[key, sort] = len(self._made)
-                made = block(config, sort[0], is_recomputed=sort[1])
+                place = self._blocks[key, variant] = len(self._made)
+                made = block(config, variant[0], is_recomputed=variant[1])
                 self._made.append((made, config))
             out.append(place)
         return out
@@ -292,9 +292,9 @@ class _Compiler:
         )
 
     def _stage_sums(self) -> StageSums:
-        def transfers(name: str) -> Transfers:
+        def transfers(name: str) -> IssuedTransfers:
             lists = [getattr(stage, name) for stage in self._stages]
-            return Transfers(
+            return IssuedTransfers(
                 total=_sums(lists),
                 last=_sums([entries[-1:] for entries in lists]),
                 number=np.array([float(max(1, len(entries))) for entries in lists]),
@@ -328,14 +328,14 @@ def _pipeline(config: RunConfig) -> Pipeline:
     )
 
 
-def _added(config: RunConfig, chunk: int) -> dict[BlockSort, int]:
-    out: dict[BlockSort, int] = {}
-    for sort, count in chunk_sorts(config, chunk):
-        out[sort] = out.get(sort, 0) + count
+def _added(config: RunConfig, chunk: int) -> dict[BlockVariant, int]:
+    out: dict[BlockVariant, int] = {}
+    for variant, count in chunk_sorts(config, chunk):
+        out[variant] = out.get(variant, 0) + count
     return out
 
 
-def _by_kind(chunk: dict[BlockSort, int]) -> tuple[tuple[BlockKind, int], ...]:
+def _by_kind(chunk: dict[BlockVariant, int]) -> tuple[tuple[BlockKind, int], ...]:
     out: dict[BlockKind, int] = {}
     for (kind, _), count in chunk.items():
         out[kind] = out.get(kind, 0) + count

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .graph import Cost
+from .graph import Duration
 
 Floats = NDArray[np.float64]
 
@@ -95,16 +95,16 @@ def joined(many: Sequence[PipelineCosts]) -> PipelineCosts:
     )
 
 
-def cost_tables(costs: PipelineCosts, *, splits_backward: bool) -> dict[Cost, Floats]:
+def cost_tables(costs: PipelineCosts, *, splits_backward: bool) -> dict[Duration, Floats]:
     """The rows of each cost that an event may have."""
     backward = costs.backward_s
     return {
-        Cost.FORWARD: costs.forward_s,
-        Cost.BACKWARD: backward - costs.weight_gradient_s if splits_backward else backward,
-        Cost.WEIGHT_GRADIENT: costs.weight_gradient_s,
-        Cost.ACTIVATION: costs.activation_s,
-        Cost.GRADIENT: costs.gradient_s,
-        Cost.BOTH: costs.both_s,
+        Duration.FORWARD: costs.forward_s,
+        Duration.BACKWARD: backward - costs.weight_gradient_s if splits_backward else backward,
+        Duration.WEIGHT_GRADIENT: costs.weight_gradient_s,
+        Duration.ACTIVATION: costs.activation_s,
+        Duration.GRADIENT: costs.gradient_s,
+        Duration.BOTH: costs.both_s,
     }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .block_times import BlockTimes, beyond
-from .compiled import Compiled, LayoutGroup, Transfers
+from .compiled import Compiled, IssuedTransfers, LayoutGroup
 from .costs import PipelineCosts, pipeline_costs
 from .items import PASS_PARTS, Floats, Ints, Part
 from .programs import TaskKind
@@ -246,7 +246,7 @@ class _Evaluation:
 class _TransferTimes:
     """Transfers of a step by distinct stage."""
 
-    def __init__(self, transfers: Transfers, times_s: Floats) -> None:
+    def __init__(self, transfers: IssuedTransfers, times_s: Floats) -> None:
         self._total_s = transfers.total @ times_s
         self._last_s = transfers.last @ times_s
         self._number = transfers.number[:, np.newaxis]

@@ -13,7 +13,7 @@ from .programs import Item, Message, Pass, Pipeline, Post, TaskKind, Wait, recei
 from .schedules import stage_program
 
 
-class Cost(Enum):
+class Duration(Enum):
     """Which seconds an event takes; per chunk, or per boundary between chunks."""
 
     FORWARD = "forward"
@@ -24,15 +24,15 @@ class Cost(Enum):
     BOTH = "both"
 
 
-CostPlace = tuple[Cost, int]
+CostPlace = tuple[Duration, int]
 """What an event takes, and of which chunk or boundary."""
 
 
 _PASS_COSTS = {
-    TaskKind.FORWARD: Cost.FORWARD,
-    TaskKind.BACKWARD: Cost.BACKWARD,
-    TaskKind.INPUT_GRADIENT: Cost.BACKWARD,
-    TaskKind.WEIGHT_GRADIENT: Cost.WEIGHT_GRADIENT,
+    TaskKind.FORWARD: Duration.FORWARD,
+    TaskKind.BACKWARD: Duration.BACKWARD,
+    TaskKind.INPUT_GRADIENT: Duration.BACKWARD,
+    TaskKind.WEIGHT_GRADIENT: Duration.WEIGHT_GRADIENT,
 }
 
 
@@ -45,7 +45,7 @@ class Held:
     count: int
 
 
-class Event(NamedTuple):
+class TaskEvent(NamedTuple):
     """A pass, an exchange or a transfer: it starts when the last of ``inputs`` has ended."""
 
     inputs: tuple[int, ...]
@@ -66,7 +66,7 @@ class EventGraph:
     """Events in an order in which they can be timed one after another."""
 
     pipeline: Pipeline
-    events: tuple[Event, ...]
+    events: tuple[TaskEvent, ...]
     """Event number ``num_stages`` first."""
     last: tuple[tuple[int, ...], ...]
     """Per stage, the events with which it has finished."""
@@ -90,7 +90,7 @@ class _Builder:
         self._programs = [
             iter(stage_program(pipeline, stage)) for stage in range(pipeline.num_stages)
         ]
-        self._events: list[Event] = []
+        self._events: list[TaskEvent] = []
         self._inputs: list[tuple[int, ...]] = [()] * self._num_stages
         self._earlier: list[frozenset[int]] = [frozenset()] * self._num_stages
         """Per event, its inputs and theirs: far enough back to find inputs that add nothing."""
@@ -150,7 +150,7 @@ class _Builder:
 
     def _compute(self, stage: int, task: Pass) -> None:
         number = self._add(
-            Event(
+            TaskEvent(
                 inputs=self._needed(self._before[stage]),
                 cost=(_PASS_COSTS[task.kind], task.chunk),
                 kind=task.kind,
@@ -195,7 +195,7 @@ class _Builder:
         link = self._links.get((stage, peer))
         after = () if link is None or (is_blocking and self._is_exchange(link)) else (link,)
         number = self._add(
-            Event(
+            TaskEvent(
                 inputs=self._needed((*posted, *after)),
                 cost=(_message_cost(messages), first.boundary),
                 kind=TaskKind.EXCHANGE if is_blocking else TaskKind.TRANSFER,
@@ -222,7 +222,7 @@ class _Builder:
     def _is_exchange(self, number: int) -> bool:
         return self._events[number - self._num_stages].kind is TaskKind.EXCHANGE
 
-    def _add(self, event: Event) -> int:
+    def _add(self, event: TaskEvent) -> int:
         self._events.append(event)
         of_inputs = (self._inputs[number] for number in event.inputs)
         self._earlier.append(frozenset(event.inputs).union(*of_inputs))
@@ -241,7 +241,7 @@ class _Builder:
         )
 
 
-def _message_cost(messages: list[Message]) -> Cost:
+def _message_cost(messages: list[Message]) -> Duration:
     if len(messages) > 1:
-        return Cost.BOTH
-    return Cost.GRADIENT if messages[0].is_gradient else Cost.ACTIVATION
+        return Duration.BOTH
+    return Duration.GRADIENT if messages[0].is_gradient else Duration.ACTIVATION

@@ -13,14 +13,14 @@ from typing import NamedTuple
 from .programs import Item, Message, Pass, Pipeline, Post, TaskKind, Wait
 
 
-class Place(NamedTuple):
+class ScheduleEntry(NamedTuple):
     """One entry of Megatron's schedule table; the chunk counts on its own stage."""
 
     microbatch: int
     local_chunk: int
 
 
-def schedule_table(pipeline: Pipeline) -> tuple[Place, ...]:
+def schedule_table(pipeline: Pipeline) -> tuple[ScheduleEntry, ...]:
     """Micro-batch and local chunk of each forward pass; the same on every stage.
 
     >>> pipeline = Pipeline(num_stages=2, num_microbatches=5, num_virtual_stages=2,
@@ -30,7 +30,7 @@ def schedule_table(pipeline: Pipeline) -> tuple[Place, ...]:
     """
     m, group = pipeline.num_microbatches, pipeline.group_size
     return tuple(
-        Place(microbatch, chunk)
+        ScheduleEntry(microbatch, chunk)
         for first in range(0, m, group)
         for chunk in range(pipeline.num_virtual_stages)
         for microbatch in range(first, min(first + group, m))
@@ -60,7 +60,7 @@ class _Direction:
     """The passes of one direction on one stage: their chunks, their messages, open handles."""
 
     def __init__(
-        self, pipeline: Pipeline, stage: int, table: tuple[Place, ...], *, is_gradient: bool
+        self, pipeline: Pipeline, stage: int, table: tuple[ScheduleEntry, ...], *, is_gradient: bool
     ) -> None:
         self._pipeline = pipeline
         self._stage = stage

@@ -42,7 +42,7 @@ _NODES_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Split:
+class TransferSplit:
     """Rows of one machine that are fitted and rows that are scored, ``(rows,)`` each."""
 
     train: Mask
@@ -67,7 +67,7 @@ def validate_collectives(
     return scored
 
 
-class Model(Protocol):
+class TransferModel(Protocol):
     """What is fitted on a machine and scored."""
 
     def estimate(self, group: Group, nbytes: NDArray[np.float64]) -> Transfers:
@@ -75,7 +75,7 @@ class Model(Protocol):
         ...
 
 
-def fit_machine(samples: Mapping[Group, Samples], device: str) -> Model:
+def fit_machine(samples: Mapping[Group, Samples], device: str) -> TransferModel:
     """Our model of the curves of one machine."""
     return fit_transfers(samples, network_prior(device))
 
@@ -85,7 +85,7 @@ def left_out(
     protocol: str,
     *,
     seeds: Sequence[int],
-    fit: Callable[[Mapping[Group, Samples], str], Model] = fit_machine,
+    fit: Callable[[Mapping[Group, Samples], str], TransferModel] = fit_machine,
 ) -> pd.DataFrame:
     """Every row that a protocol leaves out, over all machines and seeds.
 
@@ -100,7 +100,7 @@ def left_out(
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=_COLUMNS)
 
 
-def splits(machine: pd.DataFrame, protocol: str, seeds: Sequence[int]) -> Iterator[Split]:
+def splits(machine: pd.DataFrame, protocol: str, seeds: Sequence[int]) -> Iterator[TransferSplit]:
     """What a protocol leaves out of the rows of one machine; nothing where it cannot be run."""
     if protocol == "leave_span":
         yield from _spans(machine)
@@ -140,7 +140,7 @@ def _curves(rows: pd.DataFrame) -> dict[Group, Samples]:
     }
 
 
-def _estimated(model: Model, rows: pd.DataFrame) -> pd.DataFrame:
+def _estimated(model: TransferModel, rows: pd.DataFrame) -> pd.DataFrame:
     parts = []
     for group, curve in _groups(rows):
         nbytes = curve["nbytes"].to_numpy(dtype=np.float64)
@@ -197,7 +197,9 @@ def _few(number: int) -> Choice:
 _CHOICES: Mapping[str, Choice] = {"random": _random, "few_8": _few(8), "few_24": _few(24)}
 
 
-def _sizes(machine: pd.DataFrame, choose: Choice, rng: np.random.Generator) -> Iterator[Split]:
+def _sizes(
+    machine: pd.DataFrame, choose: Choice, rng: np.random.Generator
+) -> Iterator[TransferSplit]:
     """Payloads of each curve by a choice; curves with few payloads are left out altogether."""
     train, test = np.zeros((2, len(machine)), dtype=np.bool_)
     nbytes = machine["nbytes"].to_numpy()
@@ -208,17 +210,17 @@ def _sizes(machine: pd.DataFrame, choose: Choice, rng: np.random.Generator) -> I
             train[rows] = np.isin(nbytes[rows], chosen[0])
             test[rows] = np.isin(nbytes[rows], chosen[1])
     if test.any():
-        yield Split(train=train, test=test)
+        yield TransferSplit(train=train, test=test)
 
 
-def _spans(machine: pd.DataFrame) -> Iterator[Split]:
+def _spans(machine: pd.DataFrame) -> Iterator[TransferSplit]:
     nodes, ranks = machine["num_nodes"].to_numpy(), machine["num_ranks"].to_numpy()
     if nodes.max() == 1:
         test = ranks == ranks.max()
         if not test.all():
-            yield Split(train=~test, test=test)
+            yield TransferSplit(train=~test, test=test)
         return
     for number in np.unique(nodes):
         train = nodes <= number / _NODES_FACTOR
         if (nodes[train] > 1).any():
-            yield Split(train=train, test=nodes == number)
+            yield TransferSplit(train=train, test=nodes == number)

@@ -11,13 +11,21 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..fit import machine
-from ..fit.batches import Batch, Timed
+from ..fit.batches import ShapeBatch, Timed
 from ..fit.outliers import Refusal, refuse
 from ..fit.priors import device_prior
 from ..workload.operators import OperatorKind
 from .protocols import OPERATOR_PROTOCOLS
 from .scores import Scored, joined
-from .splits import MAX_ROWS, Cell, OperatorSamples, Split, generator, operator_samples, splits
+from .splits import (
+    MAX_ROWS,
+    Cell,
+    OperatorSamples,
+    SampleSplit,
+    generator,
+    operator_samples,
+    splits,
+)
 
 TRANSFERRED = frozenset(
     {
@@ -46,10 +54,10 @@ class Predicted(Protocol):
     def high(self) -> NDArray[np.float64]: ...
 
 
-class Model(Protocol):
+class OperatorModel(Protocol):
     """What is scored."""
 
-    def predict(self, name: str, batch: Batch) -> Predicted:
+    def predict(self, name: str, batch: ShapeBatch) -> Predicted:
         """The times of a batch of the group ``name``."""
         ...
 
@@ -67,7 +75,7 @@ class Method(Protocol):
     """A way to make models: ours, or a baseline to compare with."""
 
     def fit(self, groups: Mapping[str, Timed], *, device: str) -> Any:
-        """A ``Model`` of all groups (``<operator>/<phase>``) of one device."""
+        """A ``OperatorModel`` of all groups (``<operator>/<phase>``) of one device."""
         ...
 
     def transfer(self, source: Any, *, target: Target) -> Any:
@@ -139,7 +147,7 @@ def _within(
 ) -> Iterable[Scored]:
     """The scores of one device; one fit for each seed and label of a split."""
     for position, seed in enumerate(seeds):
-        fits: dict[str, list[tuple[OperatorSamples, Split]]] = {}
+        fits: dict[str, list[tuple[OperatorSamples, SampleSplit]]] = {}
         for samples in members:
             for label, split in splits(samples, protocol, generator(samples, protocol, seed)):
                 fits.setdefault(label, []).append((samples, split))
@@ -205,7 +213,7 @@ def _probes(
 def _transferred(
     samples: OperatorSamples,
     sources: Sequence[OperatorSamples],
-    moved: Model,
+    moved: OperatorModel,
     table: str,
     seed: int,
 ) -> Iterable[Scored]:

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..fit.batches import Batch, Timed
+from ..fit.batches import ShapeBatch, Timed
 from ..fit.laws import work_of
 from ..importers.own_format import shape_sizes
 from ..workload.operators import OperatorKind, Phase
@@ -70,7 +70,7 @@ class OperatorSamples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Split:
+class SampleSplit:
     """Masks over the samples of one operator."""
 
     train: NDArray[np.bool_]
@@ -99,7 +99,7 @@ def _samples(device: str, group: str, rows: pd.DataFrame) -> OperatorSamples:
     work, degrees = np.zeros(num_samples), np.zeros(num_samples, dtype=np.int64)
     cells = []
     for (kind, phase), part in rows.groupby(["kind", "phase"], sort=False):
-        batch = Batch(
+        batch = ShapeBatch(
             kind=OperatorKind(kind),
             phase=Phase(phase),
             sizes=shape_sizes(part["shape"]),
@@ -119,7 +119,7 @@ def _samples(device: str, group: str, rows: pd.DataFrame) -> OperatorSamples:
 
 def splits(
     samples: OperatorSamples, protocol: str, rng: np.random.Generator
-) -> Iterator[tuple[str, Split]]:
+) -> Iterator[tuple[str, SampleSplit]]:
     """The splits of a protocol, each with a label that says which fit it belongs to.
 
     None where the operator has too few samples for it, or one degree only for ``leave_tp``.
@@ -142,7 +142,7 @@ def splits(
         degrees = np.unique(samples.tp[samples.tp > 0])
         for degree in degrees if len(degrees) > 1 else ():
             is_left_out = samples.tp == degree
-            split = Split(train=~is_left_out, test=is_left_out, is_drawn=False)
+            split = SampleSplit(train=~is_left_out, test=is_left_out, is_drawn=False)
             yield from _checked(f"tp {degree}", split, rng)
 
 
@@ -154,19 +154,21 @@ def generator(samples: OperatorSamples, protocol: str, seed: int) -> np.random.G
 
 def _masks(
     count: int, train: NDArray[np.int64], test: NDArray[np.int64], *, is_drawn: bool
-) -> Split:
+) -> SampleSplit:
     masks = np.zeros((2, count), dtype=bool)
     masks[0, train] = True
     masks[1, test] = True
-    return Split(train=masks[0], test=masks[1], is_drawn=is_drawn)
+    return SampleSplit(train=masks[0], test=masks[1], is_drawn=is_drawn)
 
 
-def _checked(label: str, split: Split, rng: np.random.Generator) -> Iterator[tuple[str, Split]]:
+def _checked(
+    label: str, split: SampleSplit, rng: np.random.Generator
+) -> Iterator[tuple[str, SampleSplit]]:
     if split.train.sum() >= _MIN_TRAIN and split.test.sum() >= _MIN_TEST:
         yield label, _capped(split, rng)
 
 
-def _capped(split: Split, rng: np.random.Generator) -> Split:
+def _capped(split: SampleSplit, rng: np.random.Generator) -> SampleSplit:
     """At most ``MAX_ROWS`` samples on either side, drawn where there are more."""
     masks = {}
     for side in ("train", "test"):

@@ -16,7 +16,7 @@ from ..records.step_rows import SkippedRow, StepKind, StepPredictions, StepRow, 
 from .step_protocols import Fold
 
 __all__ = [
-    "FittedSteps",
+    "ScoredSteps",
     "SkippedRow",
     "StepKind",
     "StepModel",
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-class FittedSteps(Protocol):
+class ScoredSteps(Protocol):
     """A step model calibrated on some rows."""
 
     def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
@@ -40,7 +40,7 @@ class FittedSteps(Protocol):
 class StepModel(Protocol):
     """A way to predict step times of layouts from those of others."""
 
-    def fit(self, rows: Sequence[StepRow]) -> FittedSteps:
+    def fit(self, rows: Sequence[StepRow]) -> ScoredSteps:
         """Calibrated on rows of one machine; without rows on priors alone."""
         ...
 

@@ -86,7 +86,7 @@ class CollectiveUse:
     placement: Placement
     is_overlapped: bool = False
     """Issued asynchronously: only what does not fit behind other work is exposed."""
-    hides_behind: OperatorKind | None = None
+    overlaps_with: OperatorKind | None = None
     """The operator of the same pass beside which the transfer runs.
 
     The backward phase of a linear has two products, each with a transfer of its own beside it.

@@ -66,7 +66,7 @@ def write_layout(chunk_layers: Sequence[int], num_prediction_layers: int = 0) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
+class PipelineSplit:
     """The sizes that decide a split without an explicit layout."""
 
     num_layers: int
@@ -85,12 +85,13 @@ class Split:
         return self.num_layers + self.counts_embedding + self.counts_loss
 
 
-def split_layers(split: Split) -> tuple[int, ...]:
+def split_layers(split: PipelineSplit) -> tuple[int, ...]:
     """Layers of each chunk, by Megatron's ``get_num_layers_to_build`` (core 0.16.1).
 
     Raises ``ConfigError`` where layers do not divide.
 
-    >>> split_layers(Split(num_layers=10, pp=2, vp=3, counts_embedding=True, counts_loss=True))
+    >>> sizes = PipelineSplit(num_layers=10, pp=2, vp=3, counts_embedding=True, counts_loss=True)
+    >>> split_layers(sizes)
     (1, 2, 2, 2, 2, 1)
     """
     stages = _stages(split)
@@ -106,7 +107,7 @@ def split_layers(split: Split) -> tuple[int, ...]:
     return tuple(chunks)
 
 
-def virtual_stages(split: Split, layers_per_chunk: int) -> int:
+def virtual_stages(split: PipelineSplit, layers_per_chunk: int) -> int:
     """vp from ``--num-layers-per-virtual-pipeline-stage``."""
     stage, rest = divmod(split.num_slots, split.pp)
     if rest or layers_per_chunk < 1 or stage % layers_per_chunk:
@@ -117,7 +118,7 @@ def virtual_stages(split: Split, layers_per_chunk: int) -> int:
     return stage // layers_per_chunk
 
 
-def _stages(split: Split) -> list[int]:
+def _stages(split: PipelineSplit) -> list[int]:
     ends = [n for n in (split.first, split.last) if n is not None]
     if ends and (split.counts_embedding or split.counts_loss):
         raise ConfigError(

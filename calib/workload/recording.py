@@ -35,7 +35,7 @@ _NODE = 8
 _SHARDED = (GroupRole.DP, GroupRole.DP_INSTANCES, GroupRole.EXPERT_DP)
 
 
-class Part(Enum):
+class Recorded(Enum):
     """What a rank records of a hooked step."""
 
     OPERATORS = "operators"
@@ -53,7 +53,7 @@ class RecordingPlan:
     """Part and bounds of every rank; ``parts`` has those that write a file."""
 
     world_size: int
-    parts: Mapping[int, Part]
+    parts: Mapping[int, Recorded]
 
     @property
     def is_small(self) -> bool:
@@ -68,11 +68,11 @@ class RecordingPlan:
     @property
     def replica(self) -> frozenset[int]:
         """Ranks that record all their phases and collectives."""
-        return frozenset(rank for rank, part in self.parts.items() if part is not Part.GROUPS)
+        return frozenset(rank for rank, part in self.parts.items() if part is not Recorded.GROUPS)
 
-    def part(self, rank: int) -> Part:
+    def part(self, rank: int) -> Recorded:
         """What ``rank`` records."""
-        return self.parts.get(rank, Part.WATCH)
+        return self.parts.get(rank, Recorded.WATCH)
 
     def file_nbytes(self, rank: int) -> int | None:
         """Bytes that the file of ``rank`` may have over the whole run; None: any number."""
@@ -87,21 +87,21 @@ def recording_plan(world_size: int, parallelism: Parallelism | None = None) -> R
 
     >>> plan = recording_plan(16384, Parallelism(tp=8, pp=16, dp=128))
     >>> len(plan.replica), len(plan.recorders), plan.part(0), plan.part(16383)
-    (128, 255, <Part.WATCH: 'watch'>, <Part.OPERATORS: 'operators'>)
+    (128, 255, <Recorded.WATCH: 'watch'>, <Recorded.OPERATORS: 'operators'>)
     """
     if world_size <= SMALL_WORLD:
-        parts = dict.fromkeys(range(world_size), Part.OPERATORS)
+        parts = dict.fromkeys(range(world_size), Recorded.OPERATORS)
     elif parallelism is None or parallelism.num_ranks != world_size:
         ends = (*range(_NODE), *range(max(_NODE, world_size - _NODE), world_size))
-        parts = dict.fromkeys(ends, Part.OPERATORS)
+        parts = dict.fromkeys(ends, Recorded.OPERATORS)
     else:
         parts = _replica(parallelism)
         for rank in _members(parallelism, tuple(parts)):
-            parts.setdefault(rank, Part.GROUPS)
+            parts.setdefault(rank, Recorded.GROUPS)
     return RecordingPlan(world_size=world_size, parts=parts)
 
 
-def _replica(par: Parallelism) -> dict[int, Part]:
+def _replica(par: Parallelism) -> dict[int, Recorded]:
     """The last replica; the first and the last rank of each stage time operators."""
     parts = {}
     for stage in range(par.pp):
@@ -109,7 +109,7 @@ def _replica(par: Parallelism) -> dict[int, Part]:
             for tp_rank in range(par.tp):
                 place = Position(tp_rank=tp_rank, cp_rank=cp_rank, dp_rank=par.dp - 1, stage=stage)
                 is_end = (tp_rank, cp_rank) in ((0, 0), (par.tp - 1, par.cp - 1))
-                parts[rank_at(par, place)] = Part.OPERATORS if is_end else Part.TRANSFERS
+                parts[rank_at(par, place)] = Recorded.OPERATORS if is_end else Recorded.TRANSFERS
     return parts
 
 
@@ -148,5 +148,5 @@ def _spread(ranks: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(ranks[i * len(ranks) // MAX_GROUP] for i in range(MAX_GROUP))
 
 
-def _weight(part: Part) -> int:
-    return 1 if part is Part.GROUPS else _REPLICA_WEIGHT
+def _weight(part: Recorded) -> int:
+    return 1 if part is Recorded.GROUPS else _REPLICA_WEIGHT

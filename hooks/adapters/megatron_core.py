@@ -18,7 +18,7 @@ from ..process.post_import import when_imported
 from ..sensors.recorder import OPTIMIZER
 from ..session.session import EVAL, SAVE, Session
 from .megatron_model import chunks_of, place, run_config, timer_holders
-from .patches import Seams, bracket
+from .patches import Patches, bracket
 
 _PACKAGE = "megatron.core.pipeline_parallel"
 _GETTER = "get_forward_backward_func"
@@ -37,7 +37,7 @@ class CoreLoop:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._seams = Seams()
+        self._seams = Patches()
         self._depth = 0
         self._call: dict[str, Any] = {}
         self._models: tuple[Reference, ...] = ()

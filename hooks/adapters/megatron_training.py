@@ -19,7 +19,7 @@ from ..process.host import Host, Reference, living, references
 from ..process.post_import import when_imported
 from ..session.session import EVAL, SAVE, Session
 from .megatron_model import chunks_of, place, timer_holders, with_device, with_running_batch
-from .patches import Seams, around, bracket
+from .patches import Patches, around, bracket
 
 _TRAIN, _STEP, _SAVE = "train", "train_step", "save_checkpoint_and_time"
 _STEP_START, _STEP_END = "on_training_step_start", "on_training_step_end"
@@ -61,7 +61,7 @@ class TrainingLoop:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._num_passes = 0
-        self._seams = Seams()
+        self._seams = Patches()
         self._has_steps = False
         self._has_trained = False
         protect = session.guard.protect

@@ -10,7 +10,7 @@ from typing import Any
 _log = logging.getLogger(__name__)
 
 
-class Seams:
+class Patches:
     """Which seams of a host were found, and which were not: what is lost is said once by name."""
 
     def __init__(self) -> None:

@@ -25,7 +25,7 @@ from ..process.guard import OWN_THREAD, Guard
 from ..process.launch_identity import launch_folder
 from ..process.settings import OnAdvice, Settings
 from ..process.store_link import StoreLink, find_link
-from .votes import LATE, YES, Ballots, Order, OrderKind, Proposal, why_not
+from .votes import LATE, YES, Order, OrderKind, Proposal, Votes, why_not
 
 if TYPE_CHECKING:
     from ..process.host import Host
@@ -209,7 +209,7 @@ class Orders:
             self._finish_course()
             return
         if not (self._course and self._course.outcome):
-            ballots = Ballots(self._link.connect(), num_ranks=self._rank.world_size)
+            ballots = Votes(self._link.connect(), num_ranks=self._rank.world_size)
             if self._course is None:
                 self._look(ballots)
             if self._course is not None and not self._course.outcome:
@@ -242,7 +242,7 @@ class Orders:
         course.settle(f"no: {why}" if why else YES)
         self._last_order, self._course = order, course
 
-    def _look(self, ballots: Ballots) -> None:
+    def _look(self, ballots: Votes) -> None:
         """Is there a proposal?  On the companion's rank: make one where there is an order."""
         number = self._next_number
         order = self._order if self._step_s else None  # else nobody knows how far ahead to name one
@@ -261,7 +261,7 @@ class Orders:
         else:
             course.settle(ballots.accept(number))
 
-    def _ask_outcome(self, ballots: Ballots, course: _Course) -> None:
+    def _ask_outcome(self, ballots: Votes, course: _Course) -> None:
         course.settle(ballots.outcome(course.number))
         if self._begun >= course.proposal.settle:
             course.settle(ballots.refuse(course.number, LATE))

@@ -93,7 +93,7 @@ class Store(Protocol):
         ...
 
 
-class Ballots:
+class Votes:
     """Proposals one after the other, each under a number that is used once."""
 
     def __init__(self, store: Store, *, num_ranks: int) -> None:

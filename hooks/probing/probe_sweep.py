@@ -55,7 +55,7 @@ class Swept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class SweepTask:
     """What a run of a layout needs, for as long as there is time."""
 
     config: RunConfig
@@ -64,7 +64,7 @@ class Work:
     clock: Callable[[], float] = time.perf_counter
 
 
-def sweep_operators(work: Work, stopwatch: Stopwatch) -> Iterator[Record]:
+def sweep_operators(work: SweepTask, stopwatch: Stopwatch) -> Iterator[Record]:
     """Every operator of the layout and of the best others in turn, then square products."""
     runs = ProbeRuns(work.config, work.device, stopwatch)
     room = Room(work.device, local_world_size=work.config.parallelism.ranks_per_node)
@@ -85,7 +85,7 @@ def sweep_operators(work: Work, stopwatch: Stopwatch) -> Iterator[Record]:
         yield from log.records() or ()
 
 
-def sweep_transfers(work: Work, stopwatch: Stopwatch) -> Iterator[Record]:
+def sweep_transfers(work: SweepTask, stopwatch: Stopwatch) -> Iterator[Record]:
     """Payloads in steps of four over every kind of group, until its share of the time is over.
 
     Ranks of a group go on or stop together: they agree on the slowest first repeat.

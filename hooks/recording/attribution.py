@@ -24,7 +24,7 @@ from ..sensors.waits import Waits
 
 
 @dataclass(slots=True)
-class Span:
+class OpenOperator:
     """An operator that is open: ``instance`` is the number of its forward span."""
 
     site: int
@@ -60,7 +60,7 @@ class Attribution:
         num_spans = len(log.span_sites)
         self._now_ns = log.marks[0] if log.marks else 0
         self._num_jumps = 0
-        self._open: list[Span] = []
+        self._open: list[OpenOperator] = []
         self._brackets: list[_Bracket] = []
         self._waits = Waits(len(log.transfer_kinds))
         self._depths = array("h", [0]) * num_spans
@@ -140,8 +140,8 @@ class Attribution:
         self._depths[number] = self._depths[parent] + 1 if parent != NO_SPAN else 0
         self._open.append(self._span(number, Phase.RECOMPUTE if is_again else Phase.FORWARD))
 
-    def _span(self, instance: int, phase: Phase) -> Span:
-        return Span(
+    def _span(self, instance: int, phase: Phase) -> OpenOperator:
+        return OpenOperator(
             self.log.span_sites[instance],
             instance,
             phase,
@@ -158,7 +158,7 @@ class Attribution:
                 return count
         return 0
 
-    def _unrelated(self, instance: int) -> list[Span]:
+    def _unrelated(self, instance: int) -> list[OpenOperator]:
         """Open backward spans that are neither inside nor around ``instance``."""
         line = {instance, *self._ancestors(instance)}
         return [
@@ -175,7 +175,7 @@ class Attribution:
             found.add(instance)
         return found
 
-    def _close(self, spans: list[Span]) -> Iterator[Record]:
+    def _close(self, spans: list[OpenOperator]) -> Iterator[Record]:
         log = self.log
         for span in list(spans):
             self._open.remove(span)
@@ -273,7 +273,7 @@ class Attribution:
             )
 
 
-def deepest(spans: list[Span]) -> Span:
+def deepest(spans: list[OpenOperator]) -> OpenOperator:
     """The innermost of the open operators; of equals, the latest."""
     best = spans[0]
     for span in spans:

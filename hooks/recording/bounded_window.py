@@ -24,7 +24,7 @@ from ...calib.records.record_kinds import (
     WindowRecord,
     to_dict,
 )
-from ...calib.workload.recording import MESSAGE_NBYTES, PACKED_NBYTES, Part, RecordingPlan
+from ...calib.workload.recording import MESSAGE_NBYTES, PACKED_NBYTES, Recorded, RecordingPlan
 from ..sensors.step_log import StepLog
 from .selection import StepDetail, in_keeping_order, line_of, pack_steps
 from .window_records import WindowRecords
@@ -60,7 +60,7 @@ class BoundedWindow:
         on_fault: Callable[[Exception], object] = lambda err: None,
     ) -> None:
         self._rank = rank
-        self._pace, self._on_fault = pace, on_fault
+        self._rank_compute, self._on_fault = pace, on_fault
         self._part = plan.part(rank)
         self._replica = plan.replica
         self._is_small = plan.is_small
@@ -74,7 +74,7 @@ class BoundedWindow:
 
         It is kept for the message as well, or, where it is no step and no bracket, for ``aside``.
         """
-        if self._part is Part.WATCH:
+        if self._part is Recorded.WATCH:
             return False
         is_small = isinstance(record, StepRecord | PhaseRecord)
         if not isinstance(record, RunRecord):
@@ -100,7 +100,7 @@ class BoundedWindow:
         header: str,
     ) -> ClosedWindow:
         """The window has closed; ``header`` is that of the file."""
-        if self._part is Part.WATCH:
+        if self._part is Recorded.WATCH:
             for log in logs:
                 self._records(window, log)
             summary = {**to_dict(window.summary(record)), "rank": self._rank}
@@ -147,7 +147,9 @@ class BoundedWindow:
         ordered = [log for n in in_keeping_order(by_ordinal) for log in by_ordinal[n]]
         left = iter(ordered)
         details = (
-            StepDetail(self._records(window, log), log.samples, keeps=self._keeps, pace=self._pace)
+            StepDetail(
+                self._records(window, log), log.samples, keeps=self._keeps, pace=self._rank_compute
+            )
             for log in left
         )
         num_kept = pack_steps(packer, details, len(ordered))
@@ -161,7 +163,7 @@ class BoundedWindow:
         try:
             for record in window.of(log):
                 found.append(record)
-                self._pace()
+                self._rank_compute()
         except Exception as err:
             self._on_fault(err)
             window.sums.pop(log.step, None)
@@ -169,7 +171,7 @@ class BoundedWindow:
         return found
 
     def _keeps(self, record: Record) -> bool:
-        if self._part is not Part.GROUPS:
+        if self._part is not Recorded.GROUPS:
             return True
         return isinstance(record, CollectiveRecord) and not self._replica.isdisjoint(record.ranks)
 

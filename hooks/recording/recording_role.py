@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from ...calib.workload.config import RunConfig
-from ...calib.workload.recording import SMALL_WORLD, Part, RecordingPlan, recording_plan
+from ...calib.workload.recording import SMALL_WORLD, Recorded, RecordingPlan, recording_plan
 from ..process.settings import Settings
 from .exchange import Exchange
 
 
-class Duty:
+class RecordingRole:
     """Decided before the first hooked step; until then everything.  Small worlds send nothing."""
 
     def __init__(self, settings: Settings) -> None:
         self._rank = settings.rank
         self._config: RunConfig | None = None
         self._is_decided = False
-        self.part = Part.OPERATORS
+        self.part = Recorded.OPERATORS
         self.exchange: Exchange | None = None
         if self._rank.world_size > SMALL_WORLD:
             folder = settings.directory / "records" / self._rank.run_id

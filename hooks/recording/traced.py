@@ -18,9 +18,9 @@ from ...calib.records.kineto_trace import (
     KERNEL,
     MESSAGE_OP,
     SHAPES,
-    Message,
+    TracedCollective,
+    TracedWork,
     TraceEvent,
-    Work,
     split_gradients,
     work_of,
 )
@@ -35,7 +35,7 @@ from ...calib.workload.operators import OperatorKind, Phase
 from ..sensors.recorder import OPTIMIZER
 from ..sensors.step_log import StepLog, Transfer
 from ..sensors.stopwatch import TimeReadings
-from .attribution import Attribution, Span, deepest
+from .attribution import Attribution, OpenOperator, deepest
 
 MARK = "forerun"
 """Name of the events that are marks."""
@@ -134,13 +134,13 @@ def _details(event: Any) -> dict[str, Any]:
 class _Reading(Attribution):
     """Attribution of work as well as of time; what is launched where nothing is open is left."""
 
-    def __init__(self, log: StepLog, work: Sequence[Work], first_transfer: int) -> None:
+    def __init__(self, log: StepLog, work: Sequence[TracedWork], first_transfer: int) -> None:
         super().__init__(log)
         self._first_transfer = first_transfer
         self._work = [item for item in work if item.message is None]
         self._messages = [item for item in work if item.message is not None]
         self._launches = [item.launched_ns for item in self._work]
-        self._taken: dict[int, list[Work]] = {}
+        self._taken: dict[int, list[TracedWork]] = {}
 
     def records(self) -> Iterator[Record]:
         """Operators as they ended, then transfers."""
@@ -160,7 +160,7 @@ class _Reading(Attribution):
             self._taken.setdefault(id(deepest(self._open)), []).extend(launched)
         super()._spend(mark, is_ours=is_ours)
 
-    def _close(self, spans: list[Span]) -> Iterator[Record]:
+    def _close(self, spans: list[OpenOperator]) -> Iterator[Record]:
         for span in list(spans):
             work = self._taken.pop(id(span), [])
             parts: Parts = ((span.phase, work),)
@@ -172,7 +172,9 @@ class _Reading(Attribution):
                 if isinstance(record, OperatorRecord):
                     yield from _traced(record, parts)
 
-    def _halves(self, span: Span, work: list[Work]) -> tuple[Sequence[Work], Sequence[Work]] | None:
+    def _halves(
+        self, span: OpenOperator, work: list[TracedWork]
+    ) -> tuple[Sequence[TracedWork], Sequence[TracedWork]] | None:
         shape = self._shape(span.instance)
         if shape is None:
             return None
@@ -181,19 +183,19 @@ class _Reading(Attribution):
     def _transfers(self) -> Iterator[Record]:
         yield from ()
 
-    def _launched(self, start_ns: int, end_ns: int) -> list[Work]:
+    def _launched(self, start_ns: int, end_ns: int) -> list[TracedWork]:
         return self._work[
             bisect_left(self._launches, start_ns) : bisect_left(self._launches, end_ns)
         ]
 
     def _known_transfers(self) -> Iterator[Record]:
         """Calls and kernels of one group and collective, in order, where there are as many."""
-        asked: dict[Message, list[Transfer]] = {}
+        asked: dict[TracedCollective, list[Transfer]] = {}
         for transfer in self.log.transfers[max(1, self._first_transfer) :]:
             if transfer is not None:
-                message = Message(collective=transfer.collective, group=transfer.group)
+                message = TracedCollective(collective=transfer.collective, group=transfer.group)
                 asked.setdefault(message, []).append(transfer)
-        done: dict[Message, list[Work]] = {}
+        done: dict[TracedCollective, list[TracedWork]] = {}
         for item in self._messages:
             if item.message is not None:
                 done.setdefault(item.message, []).append(item)
@@ -203,7 +205,7 @@ class _Reading(Attribution):
                 for transfer, kernel in zip(transfers, kernels, strict=True):
                     yield self._transfer(transfer, kernel)
 
-    def _transfer(self, transfer: Transfer, kernel: Work) -> CollectiveRecord:
+    def _transfer(self, transfer: Transfer, kernel: TracedWork) -> CollectiveRecord:
         return CollectiveRecord(
             step=self.log.step,
             window=self.log.window,
@@ -216,7 +218,7 @@ class _Reading(Attribution):
         )
 
 
-Parts = tuple[tuple[Phase, Sequence[Work]], ...]
+Parts = tuple[tuple[Phase, Sequence[TracedWork]], ...]
 _GRADIENTS = (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
 _WITH_WEIGHTS = frozenset(
     kind for kind in OperatorKind if kind.is_linear or kind is OperatorKind.GROUPED_LINEAR

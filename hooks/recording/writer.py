@@ -191,7 +191,7 @@ class RecordWriter:
             self._exchange.begin(plan)
             if self._bounded is None or plan != self._plan:
                 self._bounded = BoundedWindow(
-                    plan, rank, pace=self._pace, on_fault=self._guard.fault
+                    plan, rank, pace=self._rank_compute, on_fault=self._guard.fault
                 )
         self._plan = plan
         early, self._early = self._early, []
@@ -255,9 +255,9 @@ class RecordWriter:
             if self._file is None:
                 self._file = self._open()
             self._num_written += self._file.write(line)
-            self._pace()
+            self._rank_compute()
 
-    def _pace(self) -> None:
+    def _rank_compute(self) -> None:
         """Give the interpreter back every millisecond."""
         if time.perf_counter() - self._slice_begin_s > SLICE_S and not self._is_closing:
             time.sleep(PAUSE_S)
@@ -287,7 +287,7 @@ class RecordWriter:
             self._bounded = BoundedWindow(
                 recording_plan(header.world_size),
                 header.rank,
-                pace=self._pace,
+                pace=self._rank_compute,
                 on_fault=self._guard.fault,
             )
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...calib.records.record_kinds import Header, RunRecord, StepFlag
-from ...calib.workload.recording import Part
+from ...calib.workload.recording import Recorded
 from ..control.live import Live
 from ..control.orders import Orders
 from ..process.between import Between
@@ -20,7 +20,7 @@ from ..process.guard import Guard
 from ..process.host import Reference, reference
 from ..process.settings import Settings
 from ..recording.header import header_of
-from ..recording.recording_role import Duty
+from ..recording.recording_role import RecordingRole
 from ..recording.window import NUM_WARMUP_STEPS, StepPlan, WindowPlan
 from ..recording.writer import RecordWriter
 from ..sensors.sampling import pass_microbatches
@@ -60,7 +60,7 @@ class Session:
         self._is_described = False
         self._live = Live(settings)
         self._orders = Orders(settings, self.guard, self._live.orders, self._live.launch_id)
-        self._duty = Duty(settings)
+        self._duty = RecordingRole(settings)
         self._writer = RecordWriter(
             settings.directory,
             self._header,
@@ -182,14 +182,14 @@ class Session:
                 window=plan.window,
                 microbatches=self._microbatches,
                 num_steps=self._plan.num_hooked,
-                has_operators=self._duty.part is Part.OPERATORS,
+                has_operators=self._duty.part is Recorded.OPERATORS,
                 num_local_ranks=self.settings.rank.local_world_size,
             )
             if instruments is not None:
                 num_traced = int(self._tracing.is_wanted(instruments))
                 self._plan = replace(self._plan, num_traced=num_traced)
             self._step.hook_ns += self._clock() - start_ns
-        if plan.is_traced and self._duty.part is Part.OPERATORS:
+        if plan.is_traced and self._duty.part is Recorded.OPERATORS:
             flags |= self._tracing.begin(
                 self._fitting.instruments, step=number, window=plan.window or 0
             )

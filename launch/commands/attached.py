@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from ... import _forerun_autoload as entry
-from .findings import Finding, Verdict
+from .findings import Finding, Severity
 
 
 def attachment(
@@ -40,7 +40,7 @@ def _entry_points() -> Iterator[Finding]:
         yield Finding(
             name="flag",
             value="--calibrate is not attached",
-            verdict=Verdict.MISSING,
+            verdict=Severity.MISSING,
             remedy="install forerun into this environment, or use -m forerun.launch",
         )
     for point in points:
@@ -54,12 +54,12 @@ def _entry_points() -> Iterator[Finding]:
         elif Path(str(spec)).read_bytes() != Path(entry.__file__).read_bytes():
             value, remedy = f"{spec} is another than {entry.__file__}", ""
         else:
-            yield Finding(name="flag", value=value, verdict=Verdict.OK)
+            yield Finding(name="flag", value=value, verdict=Severity.OK)
             continue
         yield Finding(
             name="flag",
             value=value,
-            verdict=Verdict.MISSING if spec is None else Verdict.WARN,
+            verdict=Severity.MISSING if spec is None else Severity.WARN,
             remedy=f"{remedy}pip install forerun again, or pip uninstall forerun",
         )
 
@@ -90,12 +90,12 @@ def _clone() -> Iterator[Finding]:
     if folder is None:
         return
     if (folder / "launch" / "autoload.py").is_file():
-        yield Finding(name="clone", value=f"editable, {folder}", verdict=Verdict.OK)
+        yield Finding(name="clone", value=f"editable, {folder}", verdict=Severity.OK)
         return
     yield Finding(
         name="clone",
         value=f"editable, but {folder} is gone",
-        verdict=Verdict.MISSING,
+        verdict=Severity.MISSING,
         remedy="training runs as without forerun; pip install -e the clone from where it is now",
     )
 
@@ -109,7 +109,7 @@ def _shadows(places: Sequence[str]) -> Iterator[Finding]:
             yield Finding(
                 name="in the way",
                 value=str(path.absolute()),
-                verdict=Verdict.WARN,
+                verdict=Severity.WARN,
                 remedy="a script beside it does not find the package, and is not calibrated; "
                 "rename it",
             )
@@ -128,17 +128,17 @@ def _autoload(environ: Mapping[str, str]) -> Finding:
         return Finding(
             name="autoload",
             value="TORCH_DEVICE_BACKEND_AUTOLOAD=0",
-            verdict=Verdict.WARN,
+            verdict=Severity.WARN,
             remedy="the bare flag does nothing; unset it or use -m forerun.launch",
         )
     if entry.is_off(environ):
         return Finding(
             name="autoload",
             value=f"{entry.OFF}={environ[entry.OFF]}",
-            verdict=Verdict.WARN,
+            verdict=Severity.WARN,
             remedy="all is switched off; unset it to calibrate",
         )
-    return Finding(name="autoload", value="on", verdict=Verdict.OK)
+    return Finding(name="autoload", value="on", verdict=Severity.OK)
 
 
 def _exported(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -148,7 +148,7 @@ def _exported(environ: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(
                 name="environment",
                 value=f"{name} is exported",
-                verdict=Verdict.WARN,
+                verdict=Severity.WARN,
                 remedy=f"it is for a worker's own children; unset {name}",
             )
     ranks = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in environ]
@@ -156,7 +156,7 @@ def _exported(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield Finding(
             name="environment",
             value=f"{', '.join(ranks)} exported, and no elastic agent",
-            verdict=Verdict.WARN,
+            verdict=Severity.WARN,
             remedy="torchrun, accelerate and deepspeed hand the flags on all the same; a launcher "
             "of your own that imports torch takes them: start it without these"
             if "LOCAL_RANK" in ranks

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...calib.errors import ConfigError, RecordError
-from ...calib.forecast.evaluation import Coverage, Settled, Track
+from ...calib.forecast.evaluation import Coverage, Evaluation, Settled
 from ...calib.units import format_frac, format_time
 from ..directory.forecast_log import FORECASTS, finish_line, read_forecasts
 from ..directory.run_folders import top_of
@@ -43,12 +43,12 @@ def compare(args: argparse.Namespace) -> int:
     return ExitCode.THRESHOLD if is_over else ExitCode.ANSWER
 
 
-def found_tracks(directories: Sequence[Path]) -> tuple[list[Track], list[str]]:
+def found_tracks(directories: Sequence[Path]) -> tuple[list[Evaluation], list[str]]:
     """Runs that have ended, in these directories or below them; and what could not be read.
 
     Of a directory that is the folder of one launch, its runs alone.
     """
-    tracks: list[Track] = []
+    tracks: list[Evaluation] = []
     problems: list[str] = []
     for directory in directories:
         top, own = top_of(directory)
@@ -69,7 +69,7 @@ def found_tracks(directories: Sequence[Path]) -> tuple[list[Track], list[str]]:
     return tracks, problems
 
 
-def show(tracks: Sequence[Track]) -> None:
+def show(tracks: Sequence[Evaluation]) -> None:
     """One line for each run; then, for a single one, its forecasts."""
     out = console()
     show_table(_runs(tracks), out)
@@ -85,7 +85,7 @@ def _homes_below(directory: Path) -> list[Path]:
     return sorted(path.parent for path in directory.glob(f"*/{FORECASTS}"))
 
 
-def _runs(tracks: Sequence[Track]) -> ReportTable:
+def _runs(tracks: Sequence[Evaluation]) -> ReportTable:
     rows = [
         (
             track.run_id,
@@ -112,7 +112,7 @@ def _from(row: Settled) -> str:
     return "" if row.stays_from_iteration is None else f"step {row.stays_from_iteration}"
 
 
-def _coverage(tracks: Sequence[Track]) -> ReportTable:
+def _coverage(tracks: Sequence[Evaluation]) -> ReportTable:
     rows = [
         (f"{format_frac(finish[0].nominal_frac)}", _held(finish), _held(steps))
         for finish, steps in zip(
@@ -134,7 +134,7 @@ def _held(rows: Sequence[Coverage]) -> str:
     return f"{format_frac(num_inside / num)} of {num}" if num else ""
 
 
-def _errors(track: Track) -> ReportTable:
+def _errors(track: Evaluation) -> ReportTable:
     every = max(1, math.ceil(len(track.errors) / NUM_ROWS))
     kept = [*track.errors[:-1:every], track.errors[-1]]
     rows = [

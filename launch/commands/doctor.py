@@ -11,7 +11,7 @@ from importlib import metadata
 from ...hooks.process.interpreter import PACKAGES, VARIABLE, missing, remedy
 from ..sinks.wandb_sink import has_key
 from .attached import attachment
-from .findings import Finding, Verdict
+from .findings import Finding, Severity
 
 
 def examine() -> list[Finding]:
@@ -20,9 +20,9 @@ def examine() -> list[Finding]:
         Finding(
             name="python",
             value=platform.python_version(),
-            verdict=Verdict.OK if sys.version_info < (3, 14) else Verdict.WARN,
+            verdict=Severity.OK if sys.version_info < (3, 14) else Severity.WARN,
         ),
-        _package("forerun", Verdict.MISSING),
+        _package("forerun", Severity.MISSING),
         _answers(),
         *[_package(name) for name in PACKAGES],
         _trees(),
@@ -41,25 +41,25 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _package(name: str, absent: Verdict = Verdict.WARN) -> Finding:
+def _package(name: str, absent: Severity = Severity.WARN) -> Finding:
     version = _version(name)
     if version is None:
         return Finding(
             name=name, value="not installed", verdict=absent, remedy=f"pip install {name}"
         )
-    return Finding(name=name, value=version, verdict=Verdict.OK)
+    return Finding(name=name, value=version, verdict=Severity.OK)
 
 
 def _answers() -> Finding:
     """Where the process beside training would run, and what the verbs that answer lack."""
     lacking = missing()
     if not lacking:
-        return Finding(name="answers", value="in this Python", verdict=Verdict.OK)
+        return Finding(name="answers", value="in this Python", verdict=Severity.OK)
     named = os.environ.get(VARIABLE)
     return Finding(
         name="answers",
         value=f"by {VARIABLE}={named}" if named else "not here; training is recorded all the same",
-        verdict=Verdict.OK if named else Verdict.WARN,
+        verdict=Severity.OK if named else Severity.WARN,
         remedy=f"for answers here: {remedy()} (missing: {', '.join(lacking)})"
         + ("" if named else ", or name a Python that has it: --calibrate-python=PATH"),
     )
@@ -72,12 +72,12 @@ def _trees() -> Finding:
         return Finding(
             name="trees",
             value=" and ".join(found),
-            verdict=Verdict.WARN,
+            verdict=Severity.WARN,
             remedy="both write the same files: pip uninstall xgboost xgboost-cpu, then install "
             "the one you want",
         )
     value = found[0] if found else "a forest of scikit-learn, since there is no xgboost"
-    return Finding(name="trees", value=value, verdict=Verdict.OK)
+    return Finding(name="trees", value=value, verdict=Severity.OK)
 
 
 def _torch() -> Finding:
@@ -86,7 +86,7 @@ def _torch() -> Finding:
         return Finding(
             name="torch",
             value="not installed",
-            verdict=Verdict.WARN,
+            verdict=Severity.WARN,
             remedy="predict, plan and report work without it; recording needs it",
         )
     parts = tuple(int(p) for p in version.split("+")[0].split(".")[:2])
@@ -94,10 +94,10 @@ def _torch() -> Finding:
         return Finding(
             name="torch",
             value=version,
-            verdict=Verdict.WARN,
+            verdict=Severity.WARN,
             remedy="the bare flag needs 2.5; use: torchrun ... -m forerun.launch script.py",
         )
-    return Finding(name="torch", value=version, verdict=Verdict.OK)
+    return Finding(name="torch", value=version, verdict=Severity.OK)
 
 
 def _megatron() -> Finding:
@@ -107,14 +107,14 @@ def _megatron() -> Finding:
         return Finding(
             name="megatron-core",
             value="from a checkout" if found else "not installed",
-            verdict=Verdict.OK if found else Verdict.WARN,
+            verdict=Severity.OK if found else Severity.WARN,
             remedy=""
             if found
             else "a Megatron-LM clone brings its own; else pip install megatron-core",
         )
     has_training = importlib.util.find_spec("megatron.training") is not None
     seams = "megatron.training and megatron.core seams" if has_training else "megatron.core seams"
-    return Finding(name="megatron-core", value=f"{version}, {seams}", verdict=Verdict.OK)
+    return Finding(name="megatron-core", value=f"{version}, {seams}", verdict=Severity.OK)
 
 
 def _nccl() -> Finding:
@@ -127,11 +127,11 @@ def _nccl() -> Finding:
         return Finding(
             name="nccl",
             value=", ".join(wheels),
-            verdict=Verdict.WARN,
+            verdict=Severity.WARN,
             remedy="both write the same library; keep the one that torch asks for",
         )
     return Finding(
-        name="nccl", value=wheels[0] if wheels else "none (CPU torch: gloo)", verdict=Verdict.OK
+        name="nccl", value=wheels[0] if wheels else "none (CPU torch: gloo)", verdict=Severity.OK
     )
 
 
@@ -141,7 +141,7 @@ def _wandb() -> Finding:
         return Finding(
             name="wandb",
             value="not installed: nothing is logged there",
-            verdict=Verdict.OK,
+            verdict=Severity.OK,
             remedy="pip install wandb, where it is wanted",
         )
     mode = os.environ.get("WANDB_MODE")
@@ -150,4 +150,4 @@ def _wandb() -> Finding:
     else:
         key = "a key was found" if has_key() else "no key"
         state = f"{key}; a run of our own stays offline without --calibrate-wandb=on"
-    return Finding(name="wandb", value=f"{version}, {state}", verdict=Verdict.OK)
+    return Finding(name="wandb", value=f"{version}, {state}", verdict=Severity.OK)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from .doctor import examine
-from .findings import Finding, Verdict
+from .findings import Finding, Severity
 
 
 def doctor(args: argparse.Namespace) -> int:
@@ -19,7 +19,7 @@ def doctor(args: argparse.Namespace) -> int:
         print(json.dumps({"schema": 1, "findings": rows}, indent=2))
     else:
         print("\n".join(_lines(findings)))
-    return int(any(f.verdict is Verdict.MISSING for f in findings))
+    return int(any(f.verdict is Severity.MISSING for f in findings))
 
 
 def _lines(findings: Sequence[Finding]) -> list[str]:

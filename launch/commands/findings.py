@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Verdict(Enum):
+class Severity(Enum):
     """How a fact bears on calibration."""
 
     OK = "ok"
@@ -20,5 +20,5 @@ class Finding:
 
     name: str
     value: str
-    verdict: Verdict
+    verdict: Severity
     remedy: str = ""

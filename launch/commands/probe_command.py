@@ -117,12 +117,12 @@ def _default(rank: RankInfo, device: str) -> RunConfig:
 def _measure(
     args: argparse.Namespace, config: RunConfig, device: torch.device, *, is_joined: bool
 ) -> Iterator[Record]:
-    from ...hooks.probing.probe_sweep import Work, sweep_operators, sweep_transfers
+    from ...hooks.probing.probe_sweep import SweepTask, sweep_operators, sweep_transfers
 
     has_operators = args.operators or not args.collectives
     has_transfers = is_joined and (args.collectives or not args.operators)
     share_s = args.seconds / max(1, has_operators + has_transfers)
-    wanted = Work(config=config, device=device, seconds=share_s)
+    wanted = SweepTask(config=config, device=device, seconds=share_s)
     if has_operators:
         yield from sweep_operators(wanted, _stopwatch(device))
     if has_transfers:

@@ -15,7 +15,7 @@ from ...calib.answers.unmodelled_run import analyse_steps
 from ...calib.drift.monitor import Drift
 from ...calib.errors import ForerunError
 from ...calib.forecast.adaptive import AdaptiveInterval
-from ...calib.forecast.evaluation import Track
+from ...calib.forecast.evaluation import Evaluation
 from ...calib.forecast.forecast import Forecast
 from ...calib.forecast.model_forecast import batch_levels
 from ...calib.forecast.remaining_schedule import step_groups
@@ -26,8 +26,8 @@ from ...calib.timeline.measured import MeasuredSpan, measured_spans
 from ...hooks.process.settings import OnAdvice, WandbMode
 from ..directory.forecast_log import end_of_run, finish_line
 from ..directory.publishing import Place, Publisher
-from ..directory.run_log import Lived
-from ..directory.scoring import Score, StepRow
+from ..directory.run_log import RunLog
+from ..directory.scoring import LoggedStep, Score
 from ..directory.stop_requests import StopRequests
 from ..known.earlier import Earlier
 from ..report.answers import (
@@ -71,7 +71,7 @@ class _Closed:
     """It had its answer; probes have come since."""
 
 
-class Beside:
+class CompanionLoop:
     """Events in; transcript, files and W&B out.  It reads no clock."""
 
     def __init__(
@@ -91,9 +91,9 @@ class Beside:
         )
         self._sink = (open_sink or sink_of)(options)
         self._writing = Writing()
-        self._held: deque[StepRow] = deque()
+        self._held: deque[LoggedStep] = deque()
         self._score = Score()
-        self._lived = Lived()
+        self._lived = RunLog()
         self._end_unix_s = 0.0
         self._answer: Answer | None = None
         self._shown: tuple[SampleTable, tuple[MeasuredSpan, ...]] | None = None
@@ -128,7 +128,7 @@ class Beside:
         self._own_work.now(now_unix_s)
         kind = event.get("event")
         if kind == "step":
-            row = StepRow.from_event(event)
+            row = LoggedStep.from_event(event)
             row = replace(row, is_disturbed=self._own_work.covers(row.unix_s))
             self._run.add(row, float(event.get("unix_s") or now_unix_s))
             self._held.append(row)
@@ -224,7 +224,7 @@ class Beside:
                 say(line)
         self._sink.close(summary)
 
-    def _write_last(self, place: Place, track: Track | None) -> None:
+    def _write_last(self, place: Place, track: Evaluation | None) -> None:
         answer, shown = self._answer, self._shown
         score = {**self._score.summary(), **self._answered.counts()}
         if answer is not None or track is not None:
@@ -263,8 +263,8 @@ class Beside:
         self._run.rebase(drift.since_iteration)
         self._forecasts.rebase()
         if self._answer is not None:
-            view = replace(self._answer.outlook, recorded_s=())
-            self._answer = replace(self._answer, outlook=view)
+            view = replace(self._answer.model_forecast, recorded_s=())
+            self._answer = replace(self._answer, model_forecast=view)
 
     def _forecast_again(self, now_unix_s: float) -> None:
         """Between windows: all steps so far, no new fit."""
@@ -314,8 +314,8 @@ class Beside:
             self._met_before = self._met
         self._met = tuple(sorted(rule.value for rule in answer.decision.rules_met))
         self._shown = table, measured_spans(run)
-        place, spans, lived = self._options.place, self._shown[1], self._lived
-        self._keep(lambda: write_answer(place, table, request, answer, spans, lived))
+        place, spans, run_log = self._options.place, self._shown[1], self._lived
+        self._keep(lambda: write_answer(place, table, request, answer, spans, run_log))
         self._publish()
         say_lines(answer.transcript)
         where = f"{self._publisher.shown}/report.html · decision.json · timeline.json.gz"

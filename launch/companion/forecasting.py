@@ -10,7 +10,7 @@ from typing import Any
 from ...calib.answers.analysis import Answer, Request, so_far
 from ...calib.forecast.forecast import Forecast
 from ...calib.forecast.run_forecast import run_forecast
-from ..directory.scoring import StepRow
+from ..directory.scoring import LoggedStep
 from .energy import ReadEnergy
 
 NUM_KEPT_STEPS = 1000
@@ -35,13 +35,13 @@ class RunSoFar:
     """When the last step ended: it may have been waiting here for a while."""
     level_since: int = 0
     """Iteration from which on the level of now holds."""
-    _bare: deque[StepRow] = field(default_factory=lambda: deque(maxlen=NUM_KEPT_STEPS))
-    _irregular: deque[StepRow] = field(default_factory=lambda: deque(maxlen=NUM_KEPT_IRREGULAR))
+    _bare: deque[LoggedStep] = field(default_factory=lambda: deque(maxlen=NUM_KEPT_STEPS))
+    _irregular: deque[LoggedStep] = field(default_factory=lambda: deque(maxlen=NUM_KEPT_IRREGULAR))
     _brackets: dict[str, deque[float]] = field(default_factory=dict)
     _energy: list[tuple[float, float]] = field(default_factory=list)
     """First and newest reading: Unix seconds and joules."""
 
-    def add(self, row: StepRow, unix_s: float) -> None:
+    def add(self, row: LoggedStep, unix_s: float) -> None:
         """A step has ended."""
         self.last_iteration, self.last_unix_s = row.iteration, unix_s
         if row.is_hooked or row.is_disturbed:
@@ -158,7 +158,7 @@ class Forecasts:
         if num_new < AGAIN_AFTER_STEPS or 0.0 <= now_unix_s - self._at_unix_s < AGAIN_AFTER_S:
             return None  # a clock that was set back says nothing of when the last one was
         self._at_iteration, self._at_unix_s = run.last_iteration, now_unix_s
-        return run_forecast(answer.outlook, so_far(run.request(wishes, now_unix_s)))
+        return run_forecast(answer.model_forecast, so_far(run.request(wishes, now_unix_s)))
 
     def is_news(self, forecast: Forecast) -> bool:
         """True where the end has left the interval that was said last; then it counts as said."""

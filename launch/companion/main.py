@@ -28,7 +28,7 @@ from .options import Options
 from .saying import say
 
 if TYPE_CHECKING:
-    from .companion_loop import Beside
+    from .companion_loop import CompanionLoop
 
 Event = dict[str, Any]
 LOWEST_PRIORITY = 19
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _answer(beside: Beside, inbox: Inbox) -> float:
+def _answer(beside: CompanionLoop, inbox: Inbox) -> float:
     """Until the end; the most processor time that an answer took, seconds."""
     longest_s = 0.0
     is_over = is_said = False
@@ -99,10 +99,10 @@ def _step_back() -> None:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-def _wake(options: Options, publisher: Publisher) -> Beside:
-    from .companion_loop import Beside
+def _wake(options: Options, publisher: Publisher) -> CompanionLoop:
+    from .companion_loop import CompanionLoop
 
-    return Beside(options, publisher=publisher, give_order=_write_back)
+    return CompanionLoop(options, publisher=publisher, give_order=_write_back)
 
 
 def _write_back(order: Event) -> None:

@@ -16,7 +16,7 @@ from ...calib.samples.store import read_json, write_json
 from ...calib.samples.table import SampleTable
 from ...calib.samples.windows import windows_of
 from ..directory.publishing import Place
-from ..directory.scoring import StepRow
+from ..directory.scoring import LoggedStep
 from .saying import Writing
 
 DRIFT = "drift.json"
@@ -46,7 +46,7 @@ class Watching:
         self._place, self._run_id = place, place.run_id
         self._tell, self._give_order = tell, give_order
         self._monitor = DriftMonitor()
-        self._waiting: deque[StepRow] = deque(maxlen=_MOST_WAITING)
+        self._waiting: deque[LoggedStep] = deque(maxlen=_MOST_WAITING)
         self._is_begun = False
         self._ends: tuple[int, ...] = ()
         self._size_place = 0
@@ -65,7 +65,7 @@ class Watching:
         self._waiting.clear()
         return [found for row in waiting if (found := self.add(row)) is not None]
 
-    def add(self, row: StepRow) -> Drift | None:
+    def add(self, row: LoggedStep) -> Drift | None:
         """Take a step; a drift where this step confirms one."""
         if not self._is_begun:
             self._waiting.append(row)

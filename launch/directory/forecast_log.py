@@ -10,7 +10,7 @@ from typing import Any
 from ...calib.answers.analysis import Answer
 from ...calib.answers.unmodelled_run import MeasuredAnswer
 from ...calib.errors import RecordError
-from ...calib.forecast.evaluation import Ended, Made, Track, track
+from ...calib.forecast.evaluation import Ended, Evaluation, PastForecast, evaluate
 from ...calib.samples.store import append_line, read_lines
 from ...calib.units import format_frac
 from .publishing import Place
@@ -22,21 +22,21 @@ FORECASTS = "forecasts.jsonl"
 class Logged:
     """What a directory knows of the forecasts of its runs."""
 
-    made: Mapping[str, tuple[Made, ...]]
+    made: Mapping[str, tuple[PastForecast, ...]]
     """By run, oldest first."""
     ended: Mapping[str, Ended]
     problems: tuple[str, ...]
 
-    def track(self, run_id: str) -> Track | None:
+    def track(self, run_id: str) -> Evaluation | None:
         """The forecasts of a run that has ended against its end."""
         ended = self.ended.get(run_id)
-        return track(self.made.get(run_id, ()), ended) if ended is not None else None
+        return evaluate(self.made.get(run_id, ()), ended) if ended is not None else None
 
 
 def append_forecast(place: Place, answer: Answer | MeasuredAnswer) -> None:
     """Keep the forecast of an answer, if any; called wherever ``forecast.json`` is written."""
     if answer.forecast is not None:
-        _append(place, Made.of(answer.forecast, answer.run_id).to_json())
+        _append(place, PastForecast.of(answer.forecast, answer.run_id).to_json())
 
 
 def append_end(place: Place, ended: Ended) -> None:
@@ -54,13 +54,13 @@ def read_forecasts(directory: Path) -> Logged:
     ``RecordError`` where there is no such file.
     """
     values, problems = read_lines(directory / FORECASTS)
-    made: dict[str, list[Made]] = {}
+    made: dict[str, list[PastForecast]] = {}
     ended: dict[str, Ended] = {}
     skipped = list(problems)
     for value in values:
         try:
             if value.get("kind") == "forecast":
-                found = Made.from_json(value)
+                found = PastForecast.from_json(value)
                 made.setdefault(found.run_id, []).append(found)
             elif value.get("kind") == "end":
                 end = Ended.from_json(value)
@@ -85,7 +85,7 @@ def end_of_run(directory: Path, run_id: str) -> float | None:
     return ended.end_unix_s if ended is not None and ended.is_complete else None
 
 
-def finish_line(found: Track) -> str:
+def finish_line(found: Evaluation) -> str:
     """How well the finish was foretold, as the last line of a log; empty where nothing can be said.
 
     The first forecast counts: it is the one that a user plans with.

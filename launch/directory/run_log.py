@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...calib.errors import RecordError
-from ...calib.forecast.evaluation import Coverage, Ended, StepTally, Track, step_coverage
+from ...calib.forecast.evaluation import Coverage, Ended, Evaluation, StepTally, step_coverage
 from .forecast_log import append_end, read_forecasts
 from .publishing import Place
-from .scoring import StepRow
+from .scoring import LoggedStep
 
 NUM_KEPT_POINTS = 2000
 """Steps that a chart shows at most; of more, every second, fourth and so on."""
@@ -27,7 +27,7 @@ class StepPoint:
     high_s: float | None = None
 
 
-class Lived:
+class RunLog:
     """What the companion sees of a run while it goes on: steps, thinned, and its last moments."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Lived:
         self._last_step_unix_s = 0.0
         self._iteration = 0
 
-    def add(self, row: StepRow, said: Mapping[str, float]) -> None:
+    def add(self, row: LoggedStep, said: Mapping[str, float]) -> None:
         """A step has ended; ``said`` holds what was predicted of it, if anything was."""
         self._last_step_unix_s = row.unix_s or self._last_step_unix_s
         self._iteration = max(self._iteration, row.iteration)
@@ -65,7 +65,7 @@ class Lived:
         """How often intervals of single steps have held so far."""
         return step_coverage([self._ended("", 0.0, 0)])
 
-    def close(self, place: Place, end_unix_s: float) -> Track | None:
+    def close(self, place: Place, end_unix_s: float) -> Evaluation | None:
         """Keep how the run ended; its forecasts against that, None where none was made."""
         try:
             made = read_forecasts(place.directory).made.get(place.run_id, ())

@@ -11,7 +11,7 @@ from ...calib.units import format_frac
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRow:
+class LoggedStep:
     """One step as the training process told it."""
 
     iteration: int
@@ -27,9 +27,9 @@ class StepRow:
     """This process was computing meanwhile, on a processor that training may need as well."""
 
     @staticmethod
-    def from_event(event: dict[str, Any]) -> StepRow:
+    def from_event(event: dict[str, Any]) -> LoggedStep:
         """The row of a ``step`` event."""
-        return StepRow(
+        return LoggedStep(
             iteration=int(event["step"]) + 1,
             time_s=float(event["time_s"]),
             window=event.get("window"),
@@ -55,7 +55,7 @@ class Score:
     _every: int = 1
 
     def add(
-        self, row: StepRow, answer: Answer, interval: tuple[float, float] | None = None
+        self, row: LoggedStep, answer: Answer, interval: tuple[float, float] | None = None
     ) -> dict[str, float]:
         """Values to log for a step after the window; steps with flags do not count in the score.
 

@@ -10,7 +10,7 @@ from typing import Any
 from ...calib.answers.analysis import Answer, Request
 from ...calib.answers.step_trace import chrome_trace
 from ...calib.answers.unmodelled_run import MeasuredAnswer
-from ...calib.forecast.evaluation import Track
+from ...calib.forecast.evaluation import Evaluation
 from ...calib.records.files import OPEN, PRIVATE
 from ...calib.samples.store import write_json, write_table, write_text
 from ...calib.samples.table import SampleTable
@@ -19,7 +19,7 @@ from ...hooks.process.host_wandb import FORECAST
 from ..directory.forecast_log import append_forecast
 from ..directory.publishing import Place
 from ..directory.run_folders import SAMPLES
-from ..directory.run_log import Lived
+from ..directory.run_log import RunLog
 from .page import write_page
 from .run_tables import markdown, report_tables, windows_tables
 from .table import ReportTable
@@ -36,7 +36,7 @@ def write_answer(
     request: Request,
     answer: Answer,
     measured: Sequence[MeasuredSpan] = (),
-    lived: Lived | None = None,
+    run_log: RunLog | None = None,
 ) -> None:
     """Write every artefact of the answer, each replaced at once.
 
@@ -57,7 +57,7 @@ def write_answer(
         ),
         lambda: append_forecast(place, answer),
         lambda: write_text(home / "report.md", markdown(answer)),
-        lambda: write_page(place, table, answer, measured, lived),
+        lambda: write_page(place, table, answer, measured, run_log),
     )
 
 
@@ -103,7 +103,7 @@ def write_end(place: Place, answer: Answer) -> None:
     )
 
 
-def write_score(place: Place, score: Mapping[str, Any], track: Track | None = None) -> None:
+def write_score(place: Place, score: Mapping[str, Any], track: Evaluation | None = None) -> None:
     """Write ``score.json``: what the predictions of a finished run were worth."""
     found = {} if track is None else {"track": track.to_json()}
     write_json(place.path / "score.json", _stamped({"schema": 2, **score, **found}, place))

@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ...calib.answers.analysis import Answer
-from ...calib.forecast.evaluation import Coverage, Made, Track
+from ...calib.forecast.evaluation import Coverage, Evaluation, PastForecast
 from ...calib.timeline.measured import MeasuredSpan
 from ...calib.timeline.programs import TaskKind
 from ..directory.run_log import StepPoint
@@ -43,10 +43,10 @@ class Page:
     tables: Sequence[ReportTable]
     notes: Sequence[str] = ()
     steps: Sequence[StepPoint] = ()
-    made: Sequence[Made] = ()
+    made: Sequence[PastForecast] = ()
     step_coverage: Sequence[Coverage] = ()
     """Of single steps so far."""
-    track: Track | None = None
+    track: Evaluation | None = None
     """Once the run has ended."""
     end_unix_s: float | None = None
     operators: Sequence[tuple[str, float, float]] = ()
@@ -307,7 +307,7 @@ def _short(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 
-def _thinned(values: Sequence[Made], most: int) -> Sequence[Made]:
+def _thinned(values: Sequence[PastForecast], most: int) -> Sequence[PastForecast]:
     every = -(-len(values) // most) or 1
     return [*values[:-1:every], *values[-1:]]
 

@@ -18,7 +18,7 @@ from ...calib.samples.table import SampleTable
 from ...calib.timeline.measured import MeasuredSpan
 from ..directory.forecast_log import Logged, finish_line, read_forecasts
 from ..directory.publishing import Place
-from ..directory.run_log import NUM_KEPT_POINTS, Lived, StepPoint
+from ..directory.run_log import NUM_KEPT_POINTS, RunLog, StepPoint
 from .charts import Figure, Page, charts
 from .run_tables import notes, report_tables
 
@@ -30,13 +30,13 @@ def write_page(
     table: SampleTable,
     answer: Answer,
     measured: Sequence[MeasuredSpan] = (),
-    lived: Lived | None = None,
+    run_log: RunLog | None = None,
 ) -> None:
     """Replace ``report.html``; forecasts and the end come from ``forecasts.jsonl`` at the top.
 
-    ``lived`` is what the companion saw of the run; without it the steps of the windows are shown.
+    ``run_log`` is what the companion saw of the run; without it the steps of the windows are shown.
     """
-    page = page_of(place.directory, table, answer, measured, lived)
+    page = page_of(place.directory, table, answer, measured, run_log)
     write_text(place.path / PAGE, render(page))
 
 
@@ -45,7 +45,7 @@ def page_of(
     table: SampleTable,
     answer: Answer,
     measured: Sequence[MeasuredSpan] = (),
-    lived: Lived | None = None,
+    run_log: RunLog | None = None,
 ) -> Page:
     """What the page of an answer shows."""
     try:
@@ -53,14 +53,14 @@ def page_of(
     except RecordError:
         logged = Logged(made={}, ended={}, problems=())
     track, ended = logged.track(answer.run_id), logged.ended.get(answer.run_id)
-    seen = lived.step_coverage if lived else ()
-    if lived is None and ended is not None:
+    seen = run_log.step_coverage if run_log else ()
+    if run_log is None and ended is not None:
         seen = step_coverage([ended])
     return Page(
         answer=answer,
         tables=report_tables(answer),
         notes=(*notes(answer), *logged.problems),
-        steps=lived.points if lived and lived.points else _window_steps(table, answer),
+        steps=run_log.points if run_log and run_log.points else _window_steps(table, answer),
         made=logged.made.get(answer.run_id, ()),
         step_coverage=seen,
         track=track,

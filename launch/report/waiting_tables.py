@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...calib.answers.analysis import Answer
-from ...calib.stragglers.detection import Slow
+from ...calib.stragglers.detection import Straggler
 from ...calib.stragglers.waiting import Clock
 from ...calib.units import format_frac, format_time
 from .table import ReportTable
@@ -65,7 +65,7 @@ def _slow(answer: Answer) -> ReportTable:
     )
 
 
-def _slow_row(found: Slow, step_s: float) -> tuple[str, ...]:
+def _slow_row(found: Straggler, step_s: float) -> tuple[str, ...]:
     return (
         ", ".join(map(str, found.ranks)),
         str(found.stage) if found.stage >= 0 else "",

@@ -23,7 +23,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _KILL_PATIENCE_S = 10.0
 
 
-class Family:
+class ProcessTree:
     """One command that was started, and its descendants.
 
     Only one may live in a process: it reaps every child that there is.

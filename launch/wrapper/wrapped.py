@@ -12,7 +12,7 @@ from pathlib import Path
 from ...hooks.process.launch_identity import LAUNCH_ID
 from ..directory.launch_files import LaunchFiles, Stopped
 from ..options.flags import LIMIT, REQUESTS
-from .children import Family
+from .children import ProcessTree
 from .looks import Ending, Looks
 from .signals import END, WARN, SignalInbox
 from .slurm import Allocation, ask_slurm
@@ -97,7 +97,7 @@ class Wrapped:
         begin_s = time.monotonic()
         self._looks.begin()
         with SignalInbox() as inbox:
-            family = Family(self._wishes.command, self._told())
+            family = ProcessTree(self._wishes.command, self._told())
             num_ended = self._accompany(family, inbox)
             wall_s = time.monotonic() - begin_s
             ending = self._looks.end()
@@ -112,7 +112,7 @@ class Wrapped:
             left=tuple(sorted(family.rest())),
         )
 
-    def _accompany(self, family: Family, inbox: SignalInbox) -> int:
+    def _accompany(self, family: ProcessTree, inbox: SignalInbox) -> int:
         """To the end of the command and of what it leaves; how many had to be killed.
 
         A fault of ours ends our watching and no process.
@@ -139,7 +139,7 @@ class Wrapped:
         environ.setdefault(SHUTDOWN_TIMEOUT, f"{max(1.0, self._wishes.grace_s - 1.0):.0f}")
         return environ
 
-    def _watch(self, family: Family, inbox: SignalInbox) -> None:
+    def _watch(self, family: ProcessTree, inbox: SignalInbox) -> None:
         """Until the command has ended, or was to end and has not within the grace."""
         kill_at_s = float("inf")
         while family.code is None:
@@ -158,7 +158,7 @@ class Wrapped:
                 self._take(family, number)
             family.reap()
 
-    def _settle(self, family: Family, inbox: SignalInbox) -> int:
+    def _settle(self, family: ProcessTree, inbox: SignalInbox) -> int:
         """End what is left; how many did not go by themselves or on SIGTERM."""
         begin_s = time.monotonic()
         is_quiet = family.code == 0 and not self._signals
@@ -173,7 +173,7 @@ class Wrapped:
                 self._take(family, number)
         return 0
 
-    def _take(self, family: Family, number: int) -> None:
+    def _take(self, family: ProcessTree, number: int) -> None:
         """A signal to us."""
         if number in WARN:
             self._ask(f"{signal.Signals(number).name} from the scheduler")
@@ -185,7 +185,7 @@ class Wrapped:
         elif number not in self._signals:
             self._pass_on(family, number)
 
-    def _pass_on(self, family: Family, number: int) -> None:
+    def _pass_on(self, family: ProcessTree, number: int) -> None:
         self._signals.append(number)
         if family.code is None and not self._has_signalled_steps():
             family.send(number)

@@ -22,7 +22,7 @@ from forerun.calib.samples.reader import RunReader
 from forerun.calib.samples.recent import RecentWindows
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
-from forerun.calib.workload.recording import MESSAGE_NBYTES, Part, recording_plan
+from forerun.calib.workload.recording import MESSAGE_NBYTES, Recorded, recording_plan
 
 pytestmark = pytest.mark.slow
 PLAN = recording_plan(many_ranks.WORLD, many_ranks.LAYOUT)
@@ -86,7 +86,7 @@ def test_the_home_node_has_the_records_of_all_that_record(
     }
     for rank, found in kinds.items():
         has_phases = PhaseRecord in found
-        assert has_phases == (PLAN.part(rank) is not Part.GROUPS) and CollectiveRecord in found
+        assert has_phases == (PLAN.part(rank) is not Recorded.GROUPS) and CollectiveRecord in found
 
 
 def test_every_rank_is_summarised(run: RunRecords, table: SampleTable) -> None:

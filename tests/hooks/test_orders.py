@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 from forerun.hooks.control.orders import MARKER, Orders
-from forerun.hooks.control.votes import LATE, YES, Ballots, OrderKind, Proposal
+from forerun.hooks.control.votes import LATE, YES, OrderKind, Proposal, Votes
 from forerun.hooks.process.guard import MAX_FAULTS, Guard
 from forerun.hooks.process.host import Host
 from forerun.hooks.process.launch_identity import launch_folder
@@ -233,7 +233,7 @@ def test_a_loop_that_never_asks_is_not_said_to_have_stopped(
 def test_whatever_ranks_do_and_in_which_order_none_reads_another_outcome(
     moves: list[tuple[int, str]],
 ) -> None:
-    ballots = Ballots(HashStore(), num_ranks=NUM_RANKS)
+    ballots = Votes(HashStore(), num_ranks=NUM_RANKS)
     proposal = Proposal(kind=OrderKind.STOP, step=9, settle=7)
     ballots.propose(0, proposal)
     assert ballots.proposal(0) == proposal and ballots.proposal(1) is None

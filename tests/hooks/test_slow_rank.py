@@ -10,7 +10,7 @@ from launched import torchrun
 from forerun.calib.answers.run_measurements import measured_step_s
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
-from forerun.calib.stragglers.detection import SlowKind
+from forerun.calib.stragglers.detection import StragglerKind
 from forerun.calib.stragglers.waiting import waiting_report
 
 pytest.importorskip("megatron.core")
@@ -44,7 +44,7 @@ def test_the_throttled_rank_is_named_and_costs_what_the_step_loses(
     slow = train(tmp_path_factory.mktemp("slow"), throttled=1)
     report = waiting_report(slow, measured_step_s(slow))
     (found,) = report.slow.slow
-    assert (found.ranks, found.stage, found.kind) == ((1,), 0, SlowKind.COMPUTE)
+    assert (found.ranks, found.stage, found.kind) == ((1,), 0, StragglerKind.COMPUTE)
     assert report.line.startswith("slow: rank 1 (stage 0) +")
     # The burnt time is known; beyond it the busy core slows the rank's own work down.
     assert found.cost_s > 0.8 * PLANTED_S

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from forerun.launch.companion.companion_loop import PATIENCE_S, Beside, Options
+from forerun.launch.companion.companion_loop import PATIENCE_S, CompanionLoop, Options
 from forerun.launch.sinks.wandb_sink import NoSink
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
@@ -18,7 +18,7 @@ def asked(directory: Path, num_windows: int, **settings: Any) -> list[dict[str, 
     """The orders of a run whose deadline is over, window after window."""
     orders: list[dict[str, Any]] = []
     told = {"deadline_unix_s": 900.0, **settings}
-    beside = Beside(
+    beside = CompanionLoop(
         Options(directory=directory, run_id="golden-run", settings=told),
         open_sink=lambda _: NoSink(),
         give_order=orders.append,

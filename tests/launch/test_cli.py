@@ -97,7 +97,7 @@ def test_doctor_warns_of_two_distributions_of_xgboost(
         doctor.metadata, "version", lambda name: "3.2.0" if name == "xgboost" else real(name)
     )
     row = next(f for f in doctor.examine() if f.name == "trees")
-    assert row.verdict is doctor.Verdict.WARN and "xgboost-cpu" in row.remedy
+    assert row.verdict is doctor.Severity.WARN and "xgboost-cpu" in row.remedy
     assert row.value.startswith("xgboost 3.2.0 and xgboost-cpu")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from forerun.launch.companion.companion_loop import PATIENCE_S, Beside, Options
+from forerun.launch.companion.companion_loop import PATIENCE_S, CompanionLoop, Options
 
 ROOT = Path(__file__).parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
@@ -57,9 +57,9 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def companion(directory: Path, notes: Notes, **settings: Any) -> Beside:
+def companion(directory: Path, notes: Notes, **settings: Any) -> CompanionLoop:
     options = Options(directory=directory, run_id="golden-run", settings=settings)
-    return Beside(options, open_sink=lambda _: notes)
+    return CompanionLoop(options, open_sink=lambda _: notes)
 
 
 def test_rows_after_the_window_wait_for_its_prediction(directory: Path) -> None:
@@ -145,7 +145,7 @@ def test_after_a_drift_the_forecast_rests_on_the_steps_since_then(
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace('"train_iters": 20', '"train_iters": 200'), encoding="utf-8")
     options = Options(directory=directory, run_id="golden-run", settings={"on_advice": "alert"})
-    beside = Beside(options, open_sink=lambda _: notes, give_order=orders.append)
+    beside = CompanionLoop(options, open_sink=lambda _: notes, give_order=orders.append)
     for step in range(WINDOW_END):
         beside.handle(event(step), 1000.0)
     beside.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)

@@ -15,7 +15,7 @@ import pytest
 from forerun.calib.answers.analysis import Answer, Request, analyse
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
-from forerun.launch.companion.companion_loop import Beside, Options
+from forerun.launch.companion.companion_loop import CompanionLoop, Options
 from forerun.launch.companion.energy import open_meter
 from forerun.launch.companion.forecasting import (
     AGAIN_AFTER_S,
@@ -23,16 +23,16 @@ from forerun.launch.companion.forecasting import (
     Forecasts,
     RunSoFar,
 )
-from forerun.launch.directory.run_log import Lived
-from forerun.launch.directory.scoring import StepRow
+from forerun.launch.directory.run_log import RunLog
+from forerun.launch.directory.scoring import LoggedStep
 from forerun.launch.sinks.wandb_sink import NoSink
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "cpu_dp2"
 BEGIN_S = 1795187030.0
 
 
-def row(iteration: int, time_s: float = 0.2, *flags: str) -> StepRow:
-    return StepRow(
+def row(iteration: int, time_s: float = 0.2, *flags: str) -> LoggedStep:
+    return LoggedStep(
         iteration=iteration,
         time_s=time_s,
         window=None,
@@ -45,9 +45,11 @@ def row(iteration: int, time_s: float = 0.2, *flags: str) -> StepRow:
 @pytest.fixture(scope="module")
 def answer() -> Answer:
     found = analyse(build_table(read_run(GOLDEN)), Request(now_unix_s=BEGIN_S, last_step=11))
-    cadence = replace(found.outlook.config.cadence, train_iters=1000)
+    cadence = replace(found.model_forecast.config.cadence, train_iters=1000)
     config = replace(found.config, cadence=cadence)
-    return replace(found, config=config, outlook=replace(found.outlook, config=config))
+    return replace(
+        found, config=config, model_forecast=replace(found.model_forecast, config=config)
+    )
 
 
 def test_what_is_irregular_is_kept_apart() -> None:
@@ -95,7 +97,7 @@ def test_the_companion_writes_it_and_says_only_news(
 ) -> None:
     shutil.copytree(GOLDEN / "records", tmp_path / "records")
     counters = iter(range(10**6))
-    beside = Beside(
+    beside = CompanionLoop(
         Options(directory=tmp_path, run_id="golden-run", settings={"num_ranks": 2}),
         open_sink=lambda _: NoSink(),
         read_energy=lambda: 100.0 * next(counters),
@@ -169,7 +171,7 @@ def test_a_clock_that_jumps_holds_up_no_forecast(answer: Answer, jump_s: float) 
 def test_a_window_is_answered_though_the_clock_was_set_back(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "records", tmp_path / "records")
     options = Options(directory=tmp_path, run_id="golden-run", settings={"num_ranks": 2})
-    beside = Beside(options, open_sink=lambda _: NoSink(), read_energy=lambda: None)
+    beside = CompanionLoop(options, open_sink=lambda _: NoSink(), read_energy=lambda: None)
     beside.poll(BEGIN_S)
     now_s = BEGIN_S - HOUR_S
     beside.handle({"event": "window_closed", "window": 0, "last_step": 10}, now_s)
@@ -178,9 +180,9 @@ def test_a_window_is_answered_though_the_clock_was_set_back(tmp_path: Path) -> N
 
 
 def test_the_end_of_a_run_is_that_of_its_last_step_where_the_clock_was_set_back() -> None:
-    lived = Lived()
+    run_log = RunLog()
     for iteration, unix_s in ((1, BEGIN_S), (2, BEGIN_S + 1), (3, BEGIN_S - HOUR_S)):
-        lived.add(replace(row(iteration), unix_s=unix_s), {})
-    ended = lived._ended("r", BEGIN_S - HOUR_S + 1, 3)
+        run_log.add(replace(row(iteration), unix_s=unix_s), {})
+    ended = run_log._ended("r", BEGIN_S - HOUR_S + 1, 3)
     assert ended.last_step_unix_s == BEGIN_S - HOUR_S
     assert ended.end_unix_s == BEGIN_S - HOUR_S + 1

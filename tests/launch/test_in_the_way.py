@@ -15,7 +15,7 @@ import torch
 
 from forerun import _forerun_autoload as entry
 from forerun.launch.commands.attached import attachment
-from forerun.launch.commands.findings import Verdict
+from forerun.launch.commands.findings import Severity
 
 ROOT = Path(entry.__file__).parent
 WORKER = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
@@ -79,7 +79,7 @@ def test_a_name_in_the_working_directory_costs_the_calibration_alone(
     assert str(tmp_path) in said
     assert (printed, done.stderr) == ("2.0 ['--lr', '1']", bare.stderr)
     (row,) = [f for f in attachment({}, (str(tmp_path),)) if f.name == "in the way"]
-    assert row.verdict is Verdict.WARN and row.value.startswith(str(tmp_path))
+    assert row.verdict is Severity.WARN and row.value.startswith(str(tmp_path))
 
 
 def site_without_us(folder: Path) -> str:
@@ -168,7 +168,7 @@ def test_all_is_switched_off_at_once_and_our_own_name_is_taken_all_the_same(trai
 def test_doctor_tells_what_is_exported_and_switched_off(tmp_path: Path) -> None:
     def told(**environ: str) -> dict[str, str]:
         rows = attachment(environ, (str(tmp_path),))
-        return {row.value: row.remedy for row in rows if row.verdict is Verdict.WARN}
+        return {row.value: row.remedy for row in rows if row.verdict is Severity.WARN}
 
     assert told() == {}
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in told(TORCH_DEVICE_BACKEND_AUTOLOAD="0")

@@ -14,10 +14,10 @@ import pytest
 
 from forerun.calib.answers.analysis import PredictedStep
 from forerun.launch.companion.answered import Answered
-from forerun.launch.companion.companion_loop import MOST_HELD, Beside, Options
+from forerun.launch.companion.companion_loop import MOST_HELD, CompanionLoop, Options
 from forerun.launch.companion.forecasting import NUM_KEPT_BRACKETS, RunSoFar
 from forerun.launch.companion.inbox import Inbox
-from forerun.launch.directory.scoring import NUM_KEPT_ERRORS, Score, StepRow
+from forerun.launch.directory.scoring import NUM_KEPT_ERRORS, LoggedStep, Score
 from forerun.launch.sinks.wandb_sink import NoSink
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
@@ -62,7 +62,7 @@ def test_only_the_newest_closed_window_is_analysed_and_the_others_are_told_of(
     directory: Path,
 ) -> None:
     options = Options(directory=directory, run_id="golden-run", settings={})
-    beside = Beside(options, open_sink=lambda _: NoSink())
+    beside = CompanionLoop(options, open_sink=lambda _: NoSink())
     for number in range(WINDOW_END):
         beside.handle(step(number), 1000.0)
     for window in (1, 2, 3, 0):  # the run has one window, which closes last
@@ -100,7 +100,7 @@ def test_what_a_run_without_end_leaves_in_memory_is_bounded(directory: Path) -> 
 
     score, run = Score(), RunSoFar()
     for number in range(5 * NUM_KEPT_ERRORS):
-        row = StepRow.from_event(step(number, time_s=1.0 + number % 2))
+        row = LoggedStep.from_event(step(number, time_s=1.0 + number % 2))
         score.add(row, Said())  # type: ignore[arg-type]
         run.add_bracket({"name": "eval", "time_s": 1.0})
     assert len(score.errors_frac) <= NUM_KEPT_ERRORS
@@ -115,7 +115,7 @@ def test_what_a_run_without_end_leaves_in_memory_is_bounded(directory: Path) -> 
             notes.append(step)
 
     options = Options(directory=directory, run_id="golden-run", settings={})
-    beside = Beside(options, open_sink=lambda _: Notes())
+    beside = CompanionLoop(options, open_sink=lambda _: Notes())
     for number in range(MOST_HELD + 100):  # no window closes
         beside.handle(step(number), 1000.0)
     assert len(beside._held) == MOST_HELD

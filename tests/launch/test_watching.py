@@ -11,7 +11,7 @@ import pytest
 
 from forerun.launch.companion.watching import DRIFT, Watching
 from forerun.launch.directory.publishing import Place
-from forerun.launch.directory.scoring import StepRow
+from forerun.launch.directory.scoring import LoggedStep
 
 STEP_S = 0.5
 
@@ -26,9 +26,9 @@ class Listener:
         self.watching = Watching(place, tell=self.lines.append, give_order=self.orders.append)
 
 
-def rows(times_s: np.ndarray, flags: dict[int, tuple[str, ...]] | None = None) -> list[StepRow]:
+def rows(times_s: np.ndarray, flags: dict[int, tuple[str, ...]] | None = None) -> list[LoggedStep]:
     return [
-        StepRow(
+        LoggedStep(
             iteration=i + 1, time_s=float(time_s), window=None, is_after_window=True,
             is_hooked=False, flags=(flags or {}).get(i + 1, ()), unix_s=float(i),
         )

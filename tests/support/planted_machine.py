@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.calib.fit.batches import Batch, Timed
+from forerun.calib.fit.batches import ShapeBatch, Timed
 from forerun.calib.workload.operators import OperatorKind, Phase
 
 A100 = "NVIDIA A100-SXM4-80GB"
@@ -23,10 +23,10 @@ def batch(
     shapes: Iterable[Sequence[float]],
     *,
     element_nbytes: int = 2,
-) -> Batch:
+) -> ShapeBatch:
     """A batch of the given shapes."""
     sizes = np.array(list(shapes), dtype=np.float64)
-    return Batch(
+    return ShapeBatch(
         kind=kind,
         phase=phase,
         sizes=sizes,
@@ -34,7 +34,7 @@ def batch(
     )
 
 
-def timed(of: Batch, time_s: NDArray[np.float64], *, weight: float = 1.0) -> Timed:
+def timed(of: ShapeBatch, time_s: NDArray[np.float64], *, weight: float = 1.0) -> Timed:
     """A batch with its times, all of one weight."""
     return Timed(batch=of, time_s=time_s, weight=np.full(len(of), weight))
 
@@ -70,7 +70,7 @@ class PlantedMachine:
     floor_s: float = 1e-5
     efficiency: dict[OperatorKind, float] = field(default_factory=dict)
 
-    def time_s(self, of: Batch) -> NDArray[np.float64]:
+    def time_s(self, of: ShapeBatch) -> NDArray[np.float64]:
         """Seconds of each row, ``(rows,)``."""
         if of.kind.is_linear:
             rows, size_in, size_out = of.sizes.T
@@ -84,7 +84,7 @@ class PlantedMachine:
         return self.floor_s + work_s / self.efficiency.get(of.kind, 1.0)
 
     def measure(
-        self, of: Batch, rng: np.random.Generator | None = None, *, noise: float = 0.0
+        self, of: ShapeBatch, rng: np.random.Generator | None = None, *, noise: float = 0.0
     ) -> Timed:
         """The times of a batch, each off by its own factor."""
         factor = np.exp(noise * rng.normal(size=len(of))) if rng is not None else 1.0

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted_machine import batch
 
-from forerun.calib.fit.costs import NUM_SIZES, Cost
+from forerun.calib.fit.costs import NUM_SIZES, WorkKind
 from forerun.calib.fit.laws import columns
 from forerun.calib.workload.operators import OperatorKind, Phase
 
@@ -184,7 +184,13 @@ def test_embedding_backward_writes_the_table_too() -> None:
     gathered = _nbytes(K.EMBEDDING, P.FORWARD, shape)
     assert gathered == _nbytes(K.EMBEDDING, P.FORWARD, (tokens, hidden, 2 * vocab))
     found = columns(batch(K.EMBEDDING, P.BACKWARD, [shape]), NUM_UNITS)
-    assert found.costs == (Cost.LAUNCH, Cost.FLOP, Cost.BYTES, Cost.BYTES, Cost.LAUNCH)
+    assert found.costs == (
+        WorkKind.LAUNCH,
+        WorkKind.FLOP,
+        WorkKind.BYTES,
+        WorkKind.BYTES,
+        WorkKind.LAUNCH,
+    )
     # A dense gradient is filled and read, and added into the fp32 buffer.
     assert found.amounts[0, 3] == vocab * hidden * (2 * HALF + 2 * SINGLE)
     assert found.amounts[0, 4] == 0
@@ -215,7 +221,7 @@ def test_experts_that_are_all_awake_read_all_their_weights() -> None:
     tokens, hidden, ffn, top, here, overall = shape = (65536, 1024, 512, 2, 4, 8)
     routed = tokens * top * here / overall
     found = columns(batch(K.EXPERTS, P.FORWARD, [shape]))
-    assert found.costs[-1] is Cost.BYTES
+    assert found.costs[-1] is WorkKind.BYTES
     # Gate, up and down projection of a gated network.
     assert found.totals()[0, 1] == 3 * 2 * routed * hidden * ffn
     assert found.amounts[0, -1] == pytest.approx(3 * HALF * here * hidden * ffn)
@@ -282,7 +288,7 @@ def test_columns_begin_alike_and_add_up(
 ) -> None:
     kind, phase, shape = drawn
     found = columns(batch(kind, phase, [shape], element_nbytes=element_nbytes), NUM_UNITS)
-    assert found.costs[:3] == (Cost.LAUNCH, Cost.FLOP, Cost.BYTES)
+    assert found.costs[:3] == (WorkKind.LAUNCH, WorkKind.FLOP, WorkKind.BYTES)
     assert np.all(found.amounts >= 0) and np.all(np.isfinite(found.amounts))
     assert found.totals().sum() == pytest.approx(found.amounts.sum())
     again = columns(batch(kind, Phase.RECOMPUTE, [shape], element_nbytes=element_nbytes))

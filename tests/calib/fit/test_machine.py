@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from planted_machine import A100, H100, PlantedMachine, batch, random_shapes, stacked, timed
 
-from forerun.calib.fit.batches import Batch, Timed
+from forerun.calib.fit.batches import ShapeBatch, Timed
 from forerun.calib.fit.machine import MachineModel, Prediction, fit_machine, transfer
 from forerun.calib.regressors.trees import tree_model
 from forerun.calib.workload.operators import OperatorKind, Phase
@@ -50,7 +50,7 @@ def _fitted(number: int) -> MachineModel:
 
 
 def _median_error(
-    found: Prediction, asked: Batch, machine: PlantedMachine = MACHINE, *, signed: bool = False
+    found: Prediction, asked: ShapeBatch, machine: PlantedMachine = MACHINE, *, signed: bool = False
 ) -> float:
     error = found.log_time - np.log(machine.time_s(asked))
     return float(np.median(error if signed else np.abs(error)))

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from forerun.calib.fit.batches import Batch, batch_of
-from forerun.calib.fit.costs import NUM_SIZES, Cost
+from forerun.calib.fit.batches import ShapeBatch, batch_of
+from forerun.calib.fit.costs import NUM_SIZES, WorkKind
 from forerun.calib.fit.laws import columns
 from forerun.calib.fit.priors import device_prior
 from forerun.calib.fit.rate_priors import FILE, data_sheet, rates_prior, sources_of
@@ -27,7 +27,7 @@ from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "published"
 MOST_NBYTES = 100_000
-BOUNDS = {Cost.LAUNCH: (1e-8, 1e-3), Cost.FLOP: (1.0, 50.0), Cost.BYTES: (0.049, 50.0)}
+BOUNDS = {WorkKind.LAUNCH: (1e-8, 1e-3), WorkKind.FLOP: (1.0, 50.0), WorkKind.BYTES: (0.049, 50.0)}
 """Seconds of a launch, and times of a FLOP and a byte over those of the data sheet."""
 ETT = "ops_ett_fwd_bwd"
 
@@ -62,7 +62,7 @@ def few_tables(builder: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     return folder
 
 
-def linear(phase: Phase = Phase.FORWARD) -> Batch:
+def linear(phase: Phase = Phase.FORWARD) -> ShapeBatch:
     shapes = [(2048, 4096, 4096), (4096, 8192, 2048), (128, 4096, 12288)]
     kind = OperatorKind.LINEAR_QKV
     return batch_of([Operator(kind=kind, phase=phase, shape=s, element_nbytes=2) for s in shapes])
@@ -114,7 +114,7 @@ def test_every_factor_is_finite_and_physically_possible(built: dict) -> None:
         factors = np.array(source.log_factor)
         assert np.isfinite([*factors, *source.sigma_log, source.log_power]).all()
         for cost, factor, sigma in zip(source.costs, factors, source.sigma_log, strict=True):
-            unit = np.exp(factor) * (1e-6 if cost is Cost.LAUNCH else 1.0)
+            unit = np.exp(factor) * (1e-6 if cost is WorkKind.LAUNCH else 1.0)
             low, high = BOUNDS[cost]
             assert low <= unit <= high, (source.device, source.pool, source.table, cost)
             assert 0 < sigma <= 1
@@ -125,7 +125,7 @@ def test_the_columns_of_every_entry_are_those_of_its_law(built: dict) -> None:
         name, _, phase = source.pool.partition("/")
         kind = OperatorKind(name)
         num_sizes = NUM_SIZES[kind]
-        batch = Batch(
+        batch = ShapeBatch(
             kind=kind,
             phase=Phase(phase),
             sizes=np.full((1, num_sizes), 64.0),
@@ -137,7 +137,7 @@ def test_the_columns_of_every_entry_are_those_of_its_law(built: dict) -> None:
 def test_planted_rates_come_back_from_a_table(builder: ModuleType) -> None:
     ceilings = data_sheet(device_prior("A100"), 2)
     factors = np.array([1.2, 0.35, 0.6])
-    units = np.log([ceilings.unit_s(c) for c in (Cost.LAUNCH, Cost.FLOP, Cost.BYTES)])
+    units = np.log([ceilings.unit_s(c) for c in (WorkKind.LAUNCH, WorkKind.FLOP, WorkKind.BYTES)])
     rates = Rates(log_unit_s=units + factors, log_power=0.1, lead_frac=0.0)
     table = planted_table(rates, device="A100", noise=0.02)
     entry = sources_of(builder.build({"ops_aic_gemm_bf16": table}))[0]
@@ -148,7 +148,7 @@ def test_planted_rates_come_back_from_a_table(builder: ModuleType) -> None:
 
 def test_rows_that_cannot_be_true_set_no_rate(builder: ModuleType) -> None:
     ceilings = data_sheet(device_prior("A100"), 2)
-    units = np.log([ceilings.unit_s(c) for c in (Cost.LAUNCH, Cost.FLOP, Cost.BYTES)])
+    units = np.log([ceilings.unit_s(c) for c in (WorkKind.LAUNCH, WorkKind.FLOP, WorkKind.BYTES)])
     rates = Rates(log_unit_s=units + 0.5, log_power=0.0, lead_frac=0.0)
     table = planted_table(rates, device="A100", noise=0.01)
     wrong = table.assign(time_s=table["time_s"].where(table.index % 8 > 0, 1e-12))
@@ -159,7 +159,7 @@ def test_rows_that_cannot_be_true_set_no_rate(builder: ModuleType) -> None:
 
 def test_factors_below_a_physical_bound_stay_on_it(builder: ModuleType) -> None:
     ceilings = data_sheet(device_prior("A100"), 2)
-    units = np.log([ceilings.unit_s(c) for c in (Cost.LAUNCH, Cost.FLOP, Cost.BYTES)])
+    units = np.log([ceilings.unit_s(c) for c in (WorkKind.LAUNCH, WorkKind.FLOP, WorkKind.BYTES)])
     rates = Rates(log_unit_s=units + np.array([1.0, -0.02, 0.5]), log_power=0.0, lead_frac=0.0)
     table = planted_table(rates, device="A100", noise=0.0)
     entry = sources_of(builder.build({"ops_aic_gemm_bf16": table}))[0]

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from forerun.calib.fit.costs import Columns, Cost
+from forerun.calib.fit.costs import Columns, WorkKind
 from forerun.calib.fit.rates import Rates, fit_rates
 
-COSTS = (Cost.LAUNCH, Cost.FLOP, Cost.BYTES)
+COSTS = (WorkKind.LAUNCH, WorkKind.FLOP, WorkKind.BYTES)
 UNITS_S = np.array([2e-6, 5e-15, 8e-13])
 SIGMA = np.array([1.0, 0.5, 0.9])
 PARTS = arrays(np.float64, (4, 3), elements=st.floats(1e-7, 1e-2))

@@ -9,14 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.calib.fit.costs import Columns, Cost
+from forerun.calib.fit.costs import Columns, WorkKind
 from forerun.calib.fit.rates import Rates, fit_rates
 from forerun.calib.network.curves import Law, fit_law
 from forerun.calib.regressors.choices import first_of_least, on_grid
-from forerun.calib.regressors.covariance import NUM_SCALES, START, Inputs, Posterior, lower_factor
+from forerun.calib.regressors.covariance import (
+    NUM_SCALES,
+    START,
+    Inputs,
+    ScalePosterior,
+    lower_factor,
+)
 from forerun.calib.regressors.gaussian import fit_gaussian
 
-COSTS = (Cost.LAUNCH, Cost.FLOP, Cost.BYTES)
+COSTS = (WorkKind.LAUNCH, WorkKind.FLOP, WorkKind.BYTES)
 Table = tuple[Inputs, np.ndarray, np.ndarray]
 
 
@@ -60,7 +66,7 @@ def test_the_gradient_is_that_of_differences(table: Table, seed: int) -> None:
     points = inputs.coordinates / max(float(np.abs(inputs.coordinates).max(initial=0)) / 3, 1e-9)
     trend = points if inputs.trend.shape[1] else inputs.trend
     usual = Inputs(coordinates=points, trend=trend, member=inputs.member)
-    found = Posterior.of(usual, values / scale, np.maximum(weight, 0.1))
+    found = ScalePosterior.of(usual, values / scale, np.maximum(weight, 0.1))
     theta = START + np.random.default_rng(seed).uniform(-0.5, 0.5, NUM_SCALES)
     step = 1e-4
     moved = [
@@ -75,7 +81,7 @@ def test_the_gradient_is_that_of_differences(table: Table, seed: int) -> None:
 @settings(max_examples=15)
 def test_no_start_finds_anything_better(table: Table) -> None:
     inputs, values, weight = table
-    found = Posterior.of(inputs, values, weight)
+    found = ScalePosterior.of(inputs, values, weight)
     best = found.cost(found.greatest())[0]
     assert best <= found.cost(START)[0] + 1e-3 + 1e-6 * abs(best)
 

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from forerun.calib.fit.batches import Batch, Timed
+from forerun.calib.fit.batches import ShapeBatch, Timed
 from forerun.calib.validation import splits as splitting
 from forerun.calib.validation.operators import NUM_PROBES, validate_operators
 from forerun.calib.validation.protocols import OPERATOR_PROTOCOLS
@@ -46,7 +46,7 @@ class Rates:
             for name, timed in groups.items()
         }
 
-    def predict(self, name: str, batch: Batch) -> Line:
+    def predict(self, name: str, batch: ShapeBatch) -> Line:
         self.asked.setdefault(name, []).extend(batch.sizes.tolist())
         return Line(log_time=np.log(batch.sizes.prod(axis=1)) + self._log_rate[name])
 

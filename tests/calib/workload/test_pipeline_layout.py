@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.pipeline_layout import (
-    Split,
+    PipelineSplit,
     parse_layout,
     split_layers,
     virtual_stages,
@@ -94,7 +94,7 @@ def place(core: Any, vp: int) -> Iterator[None]:
         core.state.set_virtual_pipeline_model_parallel_world_size(None)
 
 
-def layers_by_megatron(core: Any, split: Split) -> tuple[int, ...]:
+def layers_by_megatron(core: Any, split: PipelineSplit) -> tuple[int, ...]:
     config = SimpleNamespace(
         num_layers=split.num_layers,
         pipeline_model_parallel_layout=None,
@@ -132,7 +132,7 @@ def test_layers_of_each_chunk_are_megatrons(
     ends: tuple[int | None, int | None],
     counts: tuple[bool, bool],
 ) -> None:
-    split = Split(
+    split = PipelineSplit(
         num_layers=num_layers,
         pp=pp,
         vp=vp,
@@ -153,7 +153,7 @@ def test_layers_of_each_chunk_are_megatrons(
 
 
 def test_virtual_stages_count_embedding_and_loss() -> None:
-    split = Split(num_layers=14, pp=2, counts_embedding=True, counts_loss=True)
+    split = PipelineSplit(num_layers=14, pp=2, counts_embedding=True, counts_loss=True)
     assert virtual_stages(split, 4) == 2
     with pytest.raises(ConfigError, match="choose a divisor of 8"):
         virtual_stages(split, 3)

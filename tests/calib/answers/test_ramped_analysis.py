@@ -14,7 +14,7 @@ from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.config import Batch, Cadence, RunConfig
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 RECORDED, NUM_BEFORE = 16, 100
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from forerun.calib.records.collective_names import collective_named
-from forerun.calib.records.kineto_trace import Work, from_chrome, split_gradients, work_of
+from forerun.calib.records.kineto_trace import TracedWork, from_chrome, split_gradients, work_of
 from forerun.calib.workload.collectives import Collective
 
 HOST, LAUNCH_US = 7, 2.0
@@ -87,14 +87,14 @@ def test_a_linear_splits_after_all_of_its_first_product():
     assert [sum(w.duration_ns for w in half) for half in halves] == [45_000, 63_000]
 
 
-def product(duration_ns: int, call: int = 0) -> Work:
-    return Work(
+def product(duration_ns: int, call: int = 0) -> TracedWork:
+    return TracedWork(
         name="gemm", start_ns=0, duration_ns=duration_ns, launched_ns=0, call=call, is_product=True
     )
 
 
-def other(duration_ns: int) -> Work:
-    return Work(name="copy", start_ns=0, duration_ns=duration_ns, launched_ns=0)
+def other(duration_ns: int) -> TracedWork:
+    return TracedWork(name="copy", start_ns=0, duration_ns=duration_ns, launched_ns=0)
 
 
 def test_products_without_calls_of_their_own_pair_up_in_order():
@@ -105,7 +105,7 @@ def test_products_without_calls_of_their_own_pair_up_in_order():
     assert [sum(w.duration_ns for w in half) for half in halves] == [10, 105]
 
 
-def mm(duration_ns: int, call: int, inner: int) -> Work:
+def mm(duration_ns: int, call: int, inner: int) -> TracedWork:
     return replace(product(duration_ns, call), inner=inner)
 
 

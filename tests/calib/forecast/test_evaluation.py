@@ -16,20 +16,20 @@ from forerun.calib.errors import RecordError
 from forerun.calib.forecast.evaluation import (
     NOMINAL_FRAC,
     Ended,
-    Made,
+    PastForecast,
     StepTally,
+    evaluate,
     finish_coverage,
-    track,
 )
 from forerun.calib.forecast.forecast import Forecast
 
 START_UNIX_S, TOTAL_S = 1000.0, 400.0
 
 
-def made(iteration: int, error_s: float, *, half_s: float = 10.0) -> Made:
+def made(iteration: int, error_s: float, *, half_s: float = 10.0) -> PastForecast:
     """A forecast that is off by ``error_s``, in a run of 100 steps of 4 s each."""
     finish = START_UNIX_S + TOTAL_S + error_s
-    return Made(
+    return PastForecast(
         run_id="r",
         unix_s=START_UNIX_S + 4.0 * iteration,
         iteration=iteration,
@@ -64,34 +64,34 @@ def ended(iteration: int = 100, **more: int) -> Ended:
 
 
 def test_errors_are_shares_of_what_was_left_and_of_the_whole() -> None:
-    found = track([made(75, -10.0), made(20, 32.0)], ended())
+    found = evaluate([made(75, -10.0), made(20, 32.0)], ended())
     first, last = found.errors
     assert (first.iteration, first.of_total_frac, first.of_left_frac) == (20, 0.08, 0.1)
     assert (last.of_total_frac, last.of_left_frac) == (-0.025, -0.1)
     assert not first.is_inside and not first.is_beyond_p95
     assert last.is_inside and found.total_s == TOTAL_S
-    assert track([made(75, -10.1)], ended()).errors[0].is_beyond_p95
+    assert evaluate([made(75, -10.1)], ended()).errors[0].is_beyond_p95
 
 
 def test_settled_is_the_first_forecast_after_which_none_was_outside() -> None:
     errors = {10: 0.03, 20: 0.08, 30: -0.04, 40: 0.01, 50: 0.03, 60: 0.0, 70: -0.02}
-    found = track([made(at, share * TOTAL_S) for at, share in errors.items()], ended())
+    found = evaluate([made(at, share * TOTAL_S) for at, share in errors.items()], ended())
     five, two = found.settled
     assert (five.first_iteration, five.stays_from_iteration) == (10, 30)
     assert (two.first_iteration, two.stays_from_iteration) == (40, 60)
-    never = track([made(10, 0.5 * TOTAL_S)], ended()).settled[0]
+    never = evaluate([made(10, 0.5 * TOTAL_S)], ended()).settled[0]
     assert (never.first_iteration, never.stays_from_iteration) == (None, None)
 
 
 def test_a_run_that_did_not_get_there_has_no_finish() -> None:
-    found = track([made(20, 0.0)], ended(60, num_steps=10, num_inside={"0.9": 8}))
+    found = evaluate([made(20, 0.0)], ended(60, num_steps=10, num_inside={"0.9": 8}))
     assert (found.is_complete, found.errors, found.first) == (False, (), None)
     assert all(row.num == 0 for row in found.finish)
     assert found.steps[2].observed_frac == 0.8
 
 
 def test_forecasts_after_the_last_step_foretell_nothing() -> None:
-    assert track([made(20, 4.0), made(100, 0.0)], ended()).num_forecasts == 1
+    assert evaluate([made(20, 4.0), made(100, 0.0)], ended()).num_forecasts == 1
 
 
 def test_intervals_of_planted_normal_errors_hold_as_often_as_they_say(
@@ -99,7 +99,7 @@ def test_intervals_of_planted_normal_errors_hold_as_often_as_they_say(
 ) -> None:
     """Ends drawn from the forecast's own distribution; 2,000 draws, four standard errors."""
     forecast = steady()
-    kept = Made.of(forecast, "r")
+    kept = PastForecast.of(forecast, "r")
     draws = forecast.left.nodes(2000)
     ends = [
         replace(ended(), last_step_unix_s=0.0, end_unix_s=forecast.now_unix_s + float(left))
@@ -122,7 +122,7 @@ def test_single_steps_are_counted_at_every_level() -> None:
 @given(st.integers(1, 99), st.floats(-1e3, 1e3))
 def test_lines_read_back(iteration: int, error_s: float) -> None:
     kept = made(iteration, error_s)
-    assert Made.from_json(json.loads(json.dumps(kept.to_json()))) == kept
+    assert PastForecast.from_json(json.loads(json.dumps(kept.to_json()))) == kept
     end = ended(num_steps=3, num_inside={"0.5": 1})
     assert Ended.from_json(json.loads(json.dumps(end.to_json()))) == end
 
@@ -130,6 +130,6 @@ def test_lines_read_back(iteration: int, error_s: float) -> None:
 def test_lines_of_a_later_version_or_of_something_else_are_refused() -> None:
     value = made(20, 0.0).to_json()
     with pytest.raises(RecordError, match="schema 9"):
-        Made.from_json(value | {"schema": 9})
+        PastForecast.from_json(value | {"schema": 9})
     with pytest.raises(RecordError, match="not a forecast"):
-        Made.from_json({"schema": 1, "kind": "forecast", "finish_intervals_unix_s": {}})
+        PastForecast.from_json({"schema": 1, "kind": "forecast", "finish_intervals_unix_s": {}})

@@ -16,8 +16,13 @@ from planted_stragglers import (
     table_of,
 )
 
-from forerun.calib.stragglers.cost import Layout, step_floor_s
-from forerun.calib.stragglers.detection import SlowKind, SlowReport, excess_s, slow_ranks
+from forerun.calib.stragglers.cost import RankPlaces, step_floor_s
+from forerun.calib.stragglers.detection import (
+    StragglerKind,
+    StragglerReport,
+    excess_s,
+    find_stragglers,
+)
 from forerun.calib.stragglers.waiting import waiting_report
 from forerun.calib.timeline.programs import Pipeline
 from forerun.calib.timeline.simulate import pipeline_costs
@@ -39,7 +44,7 @@ GPU_SIGMA_LOG = 0.01
 NUM_DRAWS = 6
 
 
-def named(report: SlowReport) -> list[tuple[int, ...]]:
+def named(report: StragglerReport) -> list[tuple[int, ...]]:
     return [slow.ranks for slow in report.slow]
 
 
@@ -52,9 +57,9 @@ def test_the_planted_rank_is_named_and_in_steady_runs_nobody(sigma_log: float) -
         for _ in range(NUM_DRAWS):
             rank = int(draw.integers(layout.num_ranks))
             slow = recorded(layout, draw, sigma_log=sigma_log, slower={rank: excess})
-            num_found += named(slow_ranks(slow, WORK_S)) == [(rank,)]
+            num_found += named(find_stragglers(slow, WORK_S)) == [(rank,)]
             steady = recorded(layout, draw, sigma_log=sigma_log)
-            num_false += bool(slow_ranks(steady, WORK_S).slow)
+            num_false += bool(find_stragglers(steady, WORK_S).slow)
     assert num_found >= 0.95 * 4 * NUM_DRAWS and num_false <= 0.05 * 4 * NUM_DRAWS
 
 
@@ -63,8 +68,8 @@ def test_what_the_planted_rank_costs_is_what_the_step_gains_without_it(name: str
     layout, excess = LAYOUTS[name], 0.2
     draw = np.random.default_rng(1)
     table = recorded(layout, draw, sigma_log=0.002, num_steps=20, slower={1: excess})
-    (found,) = slow_ranks(table, WORK_S).slow
-    assert (found.ranks, found.kind) == ((1,), SlowKind.COMPUTE)
+    (found,) = find_stragglers(table, WORK_S).slow
+    assert (found.ranks, found.kind) == ((1,), StragglerKind.COMPUTE)
     assert found.excess_s == pytest.approx(excess * PASSES_S, rel=0.05)
     # In warm-up and cool-down a slow first stage hides in the slack of the others.
     hidden = 1.0 if layout.pp == 1 else 1 - (layout.pp - 1) / NUM_MICROBATCHES
@@ -74,18 +79,18 @@ def test_what_the_planted_rank_costs_is_what_the_step_gains_without_it(name: str
 
 def test_a_rank_that_only_waits_for_the_origin_is_not_blamed() -> None:
     table = recorded(LAYOUTS["pp2 dp2"], np.random.default_rng(3), sigma_log=0.01, slower={2: 0.3})
-    (found,) = slow_ranks(table, WORK_S).slow
+    (found,) = find_stragglers(table, WORK_S).slow
     assert (found.ranks, found.stage) == ((2,), 1)
 
 
 @pytest.mark.parametrize(
     ("part", "kind"),
-    [("compute", SlowKind.COMPUTE), ("data", SlowKind.DATA), ("gap", SlowKind.HOST)],
+    [("compute", StragglerKind.COMPUTE), ("data", StragglerKind.DATA), ("gap", StragglerKind.HOST)],
 )
-def test_the_kind_is_where_the_time_goes(part: str, kind: SlowKind) -> None:
+def test_the_kind_is_where_the_time_goes(part: str, kind: StragglerKind) -> None:
     draw = np.random.default_rng(4)
     table = recorded(LAYOUTS["dp4"], draw, sigma_log=0.01, slower={3: 0.2}, part=part)
-    (found,) = slow_ranks(table, WORK_S).slow
+    (found,) = find_stragglers(table, WORK_S).slow
     assert (found.ranks, found.kind) == ((3,), kind)
 
 
@@ -95,8 +100,8 @@ def test_all_ranks_of_a_node_are_a_host_and_cost_what_they_cost_together() -> No
     table = recorded(layout, draw, sigma_log=0.005, slower={4: 0.2, 5: 0.2})
     report = waiting_report(table, WORK_S)
     assert {slow.ranks: slow.kind for slow in report.slow.slow} == {
-        (4,): SlowKind.HOST,
-        (5,): SlowKind.HOST,
+        (4,): StragglerKind.HOST,
+        (5,): StragglerKind.HOST,
     }
     # Either of them alone gains nothing, since the other one is as slow.
     assert all(slow.cost_s < 0.1 * PASSES_S for slow in report.slow.slow)
@@ -110,7 +115,7 @@ def test_one_of_16384_ranks_is_found_by_summaries_alone() -> None:
     layout = Parallelism(tp=4, pp=4, dp=1024, ranks_per_node=8)
     draw = np.random.default_rng(6)
     planted, steady = (
-        slow_ranks(summarised(layout, draw, sigma_log=0.01, slower=slower), WORK_S)
+        find_stragglers(summarised(layout, draw, sigma_log=0.01, slower=slower), WORK_S)
         for slower in ({9001: 0.1}, {})
     )
     (found,) = planted.slow
@@ -123,10 +128,10 @@ def test_one_of_16384_ranks_is_found_by_summaries_alone() -> None:
 
 def test_too_little_is_said_so() -> None:
     few = summarised(Parallelism(dp=2), np.random.default_rng(7), sigma_log=0.01, slower={1: 0.5})
-    assert slow_ranks(few, WORK_S) == SlowReport(
+    assert find_stragglers(few, WORK_S) == StragglerReport(
         num_ranks=2, reason="1 samples of so few ranks do not tell"
     )
-    nothing = slow_ranks(table_of(Parallelism(dp=2)), WORK_S)
+    nothing = find_stragglers(table_of(Parallelism(dp=2)), WORK_S)
     assert nothing.reason == "fewer than two ranks told what they did"
 
 
@@ -143,8 +148,8 @@ def test_a_group_with_a_slow_link_is_named_once_and_its_exposed_part_is_the_cost
     layout = Parallelism(tp=2, dp=4)
     steady = recorded(layout, np.random.default_rng(8), sigma_log=0.001)
     table = table_of(layout, links=pd.DataFrame(rows), phases=steady.phases, steps=steady.steps)
-    (found,) = slow_ranks(table, WORK_S).slow
-    assert (found.ranks, found.role, found.kind) == ((4, 5), "tp", SlowKind.LINK)
+    (found,) = find_stragglers(table, WORK_S).slow
+    assert (found.ranks, found.role, found.kind) == ((4, 5), "tp", StragglerKind.LINK)
     assert found.excess_s == pytest.approx(32 * 1e-3)
     assert found.cost_s == pytest.approx(32 * 0.5e-3)
     line = waiting_report(table, WORK_S).line
@@ -157,7 +162,7 @@ def test_a_slow_stage_costs_what_the_event_driven_pipeline_says(
 ) -> None:
     stages, microbatches = 4, 8
     pipeline = Pipeline(num_stages=stages, num_microbatches=microbatches)
-    layout = Layout(
+    layout = RankPlaces(
         stages=np.arange(stages), replicas=np.zeros(stages, dtype=np.int64), pipeline=pipeline
     )
     share = np.ones((2, stages))

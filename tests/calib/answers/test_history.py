@@ -17,7 +17,7 @@ from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.samples.windows import only_windows
 
 TRAIN_ITERS = 4000
-GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 
 
 @pytest.fixture(scope="module")

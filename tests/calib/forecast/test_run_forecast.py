@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planted_steps import steps_of
 
 from forerun.calib.forecast.batch_ratios import BatchRatio, measured_ratios
-from forerun.calib.forecast.model_forecast import Outlook, outlook
+from forerun.calib.forecast.model_forecast import ModelForecast, model_forecast
 from forerun.calib.forecast.run_forecast import SoFar, run_forecast
 from forerun.calib.workload.config import Batch, Cadence, RunConfig
 
@@ -22,13 +22,15 @@ FIXED_S, PER_SAMPLE_S = 0.3, 0.05
 
 
 @pytest.fixture
-def view(layout: Callable[..., RunConfig], planted: Callable[..., Any]) -> Callable[..., Outlook]:
-    def make(cadence: Cadence, size: int = 16, device: str = "cpu") -> Outlook:
+def view(
+    layout: Callable[..., RunConfig], planted: Callable[..., Any]
+) -> Callable[..., ModelForecast]:
+    def make(cadence: Cadence, size: int = 16, device: str = "cpu") -> ModelForecast:
         batch = Batch(micro_batch_size=2, global_batch_size=size)
         config = replace(layout(), batch=batch, cadence=cadence, device=device)
         fitted = steps_of(planted())
         own = fitted.estimate(config)
-        return outlook(config, fitted, own, started_unix_s=0.0)
+        return model_forecast(config, fitted, own, started_unix_s=0.0)
 
     return make
 
@@ -85,7 +87,7 @@ def walk(cadence: Cadence, full: int, *, stop: int) -> tuple[SoFar, float]:
     ramp=st.sampled_from([(), (8, 4, 200), (4, 4, 150)]),
 )
 def test_once_all_has_been_seen_the_end_is_known(
-    view: Callable[..., Outlook], stop: int, every: int, total: int, ramp: tuple[int, ...]
+    view: Callable[..., ModelForecast], stop: int, every: int, total: int, ramp: tuple[int, ...]
 ) -> None:
     cadence = Cadence(
         train_iters=total,
@@ -103,7 +105,9 @@ def test_once_all_has_been_seen_the_end_is_known(
     assert found.remaining_low_s <= end_s - seen.now_unix_s <= found.remaining_high_s
 
 
-def test_steps_of_sizes_to_come_are_modelled_with_an_error(view: Callable[..., Outlook]) -> None:
+def test_steps_of_sizes_to_come_are_modelled_with_an_error(
+    view: Callable[..., ModelForecast],
+) -> None:
     cadence = Cadence(train_iters=300, rampup_batch_size=(4, 4, 150), full_batch_size=16)
     seen, _ = walk(cadence, 16, stop=8)
     found = run_forecast(view(cadence, size=4), seen)
@@ -126,13 +130,15 @@ def test_two_sizes_give_those_between_and_beyond_by_a_line() -> None:
     assert "line" in found[16].provenance and found[4].provenance == "measured"
 
 
-def test_an_exit_interval_ends_the_run_before_its_last_step(view: Callable[..., Outlook]) -> None:
+def test_an_exit_interval_ends_the_run_before_its_last_step(
+    view: Callable[..., ModelForecast],
+) -> None:
     cadence = Cadence(train_iters=300, exit_interval=70)
     seen, _ = walk(cadence, 16, stop=75)
     assert run_forecast(view(cadence), seen).steps_left == 140 - 75
 
 
-def test_failures_cost_and_price(view: Callable[..., Outlook]) -> None:
+def test_failures_cost_and_price(view: Callable[..., ModelForecast]) -> None:
     cadence = Cadence(train_iters=300, save_interval=50, is_saving=True)
     seen, _ = walk(cadence, 16, stop=100)
     own = view(cadence)
@@ -152,14 +158,16 @@ def test_failures_cost_and_price(view: Callable[..., Outlook]) -> None:
     assert rough.cost == pytest.approx(2.0 * rough.total_s / 3600 * ranks)
 
 
-def test_energy_is_what_was_used_and_the_power_of_the_rest(view: Callable[..., Outlook]) -> None:
+def test_energy_is_what_was_used_and_the_power_of_the_rest(
+    view: Callable[..., ModelForecast],
+) -> None:
     cadence = Cadence(train_iters=300)
     seen, _ = walk(cadence, 16, stop=100)
     found = run_forecast(view(cadence), replace(seen, energy_used_j=1e6, mean_power_w=500.0))
     assert found.energy_j == pytest.approx(1e6 + 500.0 * found.remaining_s)
 
 
-def test_collections_and_steps_after_saves_are_counted(view: Callable[..., Outlook]) -> None:
+def test_collections_and_steps_after_saves_are_counted(view: Callable[..., ModelForecast]) -> None:
     """Every tenth step takes twice as long and is flagged: it is not in the mean of the others."""
     cadence = Cadence(train_iters=300)
     seen = SoFar(

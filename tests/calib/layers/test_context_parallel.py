@@ -53,7 +53,7 @@ def test_a_ring_carries_keys_and_values_and_their_gradients_with_them(layout: La
     assert moved(config, Placement.FORWARD) == {Collective.SEND: once}
     assert moved(config, Placement.BACKWARD) == {Collective.SEND: 2 * once}
     uses = [u for u in collective_uses(config, stage=0) if u.call.role is GroupRole.CP]
-    assert {u.hides_behind for u in uses} == {OperatorKind.CORE_ATTENTION}
+    assert {u.overlaps_with for u in uses} == {OperatorKind.CORE_ATTENTION}
 
 
 def test_all_to_all_moves_queries_keys_values_and_output(layout: Layout) -> None:

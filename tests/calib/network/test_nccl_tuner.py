@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from forerun.calib.network.nccl_tuner import (
     Algorithm,
-    Generation,
+    Architecture,
     LinkClass,
     Protocol,
     Wire,
@@ -21,7 +21,7 @@ from forerun.calib.workload.collectives import Collective
 
 LINK = LinkClass(
     wire=Wire.NVLINK,
-    generation=Generation.AMPERE,
+    generation=Architecture.AMPERE,
     num_channels=24,
     node_bytes_per_s=230e9,
     network_bytes_per_s=25e9,

@@ -14,7 +14,7 @@ from planted_machine import A100, PlantedMachine, batch, random_shapes, timed
 from forerun.calib.fit.batches import Timed
 from forerun.calib.fit.laws import Ceilings
 from forerun.calib.fit.machine import fit_machine
-from forerun.calib.fit.outliers import Reason, Refusal, refuse
+from forerun.calib.fit.outliers import Refusal, RefusalReason, refuse
 from forerun.calib.validation.operators import implausible, validate_operators
 from forerun.calib.workload.operators import OperatorKind, Phase
 
@@ -80,7 +80,7 @@ def test_products_above_the_peak_are_refused() -> None:
     passed, (refusal,) = refuse(groups, lambda _: PEAKS)
     assert refusal == Refusal(
         name=FORWARD,
-        reason=Reason.BELOW_ROOFLINE,
+        reason=RefusalReason.BELOW_ROOFLINE,
         num_rows=NUM_ROWS,
         num_refused=3,
         is_doubtful=False,
@@ -96,7 +96,7 @@ def test_attention_above_the_peak_is_refused() -> None:
     time_s = 1e-5 + 2 * least_s
     time_s[7] = 0.9 * least_s[7]
     passed, (refusal,) = refuse({"flash/forward": timed(of, time_s)}, lambda _: PEAKS)
-    assert (refusal.reason, refusal.num_refused) == (Reason.BELOW_ROOFLINE, 1)
+    assert (refusal.reason, refusal.num_refused) == (RefusalReason.BELOW_ROOFLINE, 1)
     assert len(passed["flash/forward"]) == 19
 
 
@@ -118,7 +118,7 @@ def test_products_whose_backward_is_too_short_are_refused() -> None:
     passed, (refusal,) = refuse(groups, None)
     assert (refusal.name, refusal.reason, refusal.num_refused) == (
         BACKWARD,
-        Reason.SHORT_BACKWARD,
+        RefusalReason.SHORT_BACKWARD,
         4,
     )
     assert _same(passed[BACKWARD], _without(groups[BACKWARD], wrong))
@@ -137,7 +137,7 @@ def test_numbers_that_were_copied_are_refused_in_both_phases(kind: K) -> None:
     groups[BACKWARD] = _spoilt(groups[BACKWARD], wrong, groups[FORWARD].time_s[wrong])
     passed, found = refuse(groups, None)
     assert {(r.name, r.reason, r.num_refused) for r in found} == {
-        (name, Reason.COPIED_PHASE, 12) for name in groups
+        (name, RefusalReason.COPIED_PHASE, 12) for name in groups
     }
     assert all(_same(passed[name], _without(groups[name], wrong)) for name in groups)
 
@@ -180,26 +180,28 @@ def test_every_kind_of_fault_is_counted_by_itself() -> None:
     impossible = backward.time_s < _least_s(backward, number=2) / 1.03
     passed, found = refuse({FORWARD: forward, BACKWARD: backward}, lambda _: PEAKS)
     assert {(r.name, r.reason): r.num_refused for r in found} == {
-        (FORWARD, Reason.BELOW_ROOFLINE): 5,
-        (BACKWARD, Reason.BELOW_ROOFLINE): impossible.sum(),
-        (BACKWARD, Reason.SHORT_BACKWARD): 6,
-        (FORWARD, Reason.COPIED_PHASE): 20,
-        (BACKWARD, Reason.COPIED_PHASE): 20,
+        (FORWARD, RefusalReason.BELOW_ROOFLINE): 5,
+        (BACKWARD, RefusalReason.BELOW_ROOFLINE): impossible.sum(),
+        (BACKWARD, RefusalReason.SHORT_BACKWARD): 6,
+        (FORWARD, RefusalReason.COPIED_PHASE): 20,
+        (BACKWARD, RefusalReason.COPIED_PHASE): 20,
     }
     assert _same(passed[FORWARD], _without(forward, np.concatenate([fast, copied])))
     assert _same(passed[BACKWARD], _without(backward, np.concatenate([short, copied])))
 
 
-@pytest.mark.parametrize("reason", list(Reason))
-def test_an_operator_that_is_wrong_throughout_is_doubtful_and_kept(reason: Reason) -> None:
+@pytest.mark.parametrize("reason", list(RefusalReason))
+def test_an_operator_that_is_wrong_throughout_is_doubtful_and_kept(reason: RefusalReason) -> None:
     groups = _pair()
     forward = groups[FORWARD]
-    if reason is Reason.BELOW_ROOFLINE:
+    if reason is RefusalReason.BELOW_ROOFLINE:
         groups = {FORWARD: replace(forward, time_s=0.5 * _least_s(forward))}
     else:
-        factor = 0.4 if reason is Reason.SHORT_BACKWARD else 1.0
+        factor = 0.4 if reason is RefusalReason.SHORT_BACKWARD else 1.0
         groups[BACKWARD] = replace(groups[BACKWARD], time_s=factor * forward.time_s)
-    passed, found = refuse(groups, (lambda _: PEAKS) if reason is Reason.BELOW_ROOFLINE else None)
+    passed, found = refuse(
+        groups, (lambda _: PEAKS) if reason is RefusalReason.BELOW_ROOFLINE else None
+    )
     assert {r.reason for r in found} == {reason}
     assert all(r.is_doubtful and r.num_refused == NUM_ROWS for r in found)
     assert all(_same(passed[name], groups[name]) for name in groups)
@@ -235,7 +237,7 @@ def test_a_machine_is_fitted_without_them_and_names_them() -> None:
     groups[BACKWARD] = _spoilt(groups[BACKWARD], wrong, 0.3 * groups[FORWARD].time_s[wrong])
     model = fit_machine(groups, device=A100)
     # Two products in a third of the time of one are above the peak as well.
-    both = {Reason.BELOW_ROOFLINE, Reason.SHORT_BACKWARD}
+    both = {RefusalReason.BELOW_ROOFLINE, RefusalReason.SHORT_BACKWARD}
     assert {(r.name, r.reason, r.num_refused) for r in model.refusals} == {
         (BACKWARD, reason, 8) for reason in both
     }
@@ -270,7 +272,9 @@ def test_refused_rows_are_scored_like_all_others() -> None:
     clean = _frame(groups)
     groups[BACKWARD] = _spoilt(groups[BACKWARD], wrong, 0.3 * groups[FORWARD].time_s[wrong])
     spoilt = _frame(groups)
-    assert (Reason.SHORT_BACKWARD, 8) in {(r.reason, r.num_refused) for r in implausible(spoilt)}
+    assert (RefusalReason.SHORT_BACKWARD, 8) in {
+        (r.reason, r.num_refused) for r in implausible(spoilt)
+    }
 
     def measured_s(frame: pd.DataFrame) -> dict[str, np.ndarray]:
         scored = validate_operators(frame, "planted", seeds=(0,), protocols=("few_8",))

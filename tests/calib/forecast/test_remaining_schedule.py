@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from forerun.calib.errors import ConfigError
 from forerun.calib.forecast.remaining_schedule import (
     BatchLevel,
-    agenda,
     ramp_levels,
+    remaining_schedule,
     schedule_levels,
     step_groups,
 )
@@ -78,7 +78,7 @@ def test_counts_are_those_of_the_training_loop(
     if done < total:
         num_evals += 2
         num_saves += not (saves and total % saves == 0)
-    found = agenda(
+    found = remaining_schedule(
         steps_done=done,
         steps_total=total,
         levels=levels,
@@ -92,7 +92,7 @@ def test_counts_are_those_of_the_training_loop(
 
 
 def test_nothing_is_saved_without_a_place():
-    found = agenda(
+    found = remaining_schedule(
         steps_done=0,
         steps_total=10,
         levels=(BatchLevel(from_samples=0, global_batch_size=4),),
