@@ -25,8 +25,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from forerun.calib.fit.batches import ShapeBatch, Timed
-from forerun.calib.fit.costs import Columns, WorkKind
 from forerun.calib.fit.laws import Ceilings, columns, is_chain
+from forerun.calib.fit.operator_kinds import Columns, WorkKind
 from forerun.calib.fit.outliers import refuse
 from forerun.calib.fit.pools import robust_sigma
 from forerun.calib.fit.priors import device_prior

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,18 +10,7 @@ from numpy.typing import NDArray
 from ..errors import CalibrationError
 from ..workload.operators import Operator, OperatorKind
 from .batches import ShapeBatch, batch_of
-from .costs import LAWS, NUM_SIZES, Columns, WorkKind, linear, memory
-
-
-class OperatorFamily(Enum):
-    """Operators whose errors go together: one is too slow where the others of it are."""
-
-    LINEAR = "linear"
-    ATTENTION = "attention"
-    MEMORY = "memory"
-    OPTIMIZER = "optimizer"
-    HOST = "host"
-    COLLECTIVE = "collective"
+from .operator_kinds import KINDS, Columns, OperatorFamily, WorkKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,37 +37,18 @@ class Work:
     num_launches: int
 
 
-_CHAINS = frozenset({OperatorKind.ROTARY, OperatorKind.POSITION})
-
-
 def family(kind: OperatorKind) -> OperatorFamily:
     """Which operators share an error with this one.
 
     >>> family(OperatorKind.LOGITS), family(OperatorKind.NORM)
     (<OperatorFamily.LINEAR: 'linear'>, <OperatorFamily.MEMORY: 'memory'>)
     """
-    if kind.is_linear:
-        return OperatorFamily.LINEAR
-    return _FAMILIES.get(kind, OperatorFamily.MEMORY)
-
-
-_FAMILIES = {
-    OperatorKind.CORE_ATTENTION: OperatorFamily.ATTENTION,
-    OperatorKind.FLASH_ATTENTION: OperatorFamily.ATTENTION,
-    OperatorKind.BATCHED_PRODUCT: OperatorFamily.ATTENTION,
-    OperatorKind.GROUPED_LINEAR: OperatorFamily.LINEAR,
-    OperatorKind.EXPERTS: OperatorFamily.LINEAR,
-    OperatorKind.ROUTER: OperatorFamily.LINEAR,
-    OperatorKind.LAYER: OperatorFamily.LINEAR,
-    OperatorKind.OPTIMIZER: OperatorFamily.OPTIMIZER,
-    OperatorKind.HOST_MICROBATCH: OperatorFamily.HOST,
-    OperatorKind.HOST_STEP: OperatorFamily.HOST,
-}
+    return KINDS[kind].family
 
 
 def is_chain(kind: OperatorKind) -> bool:
     """Many short eager calls in a row, which launches and bytes bound in turn, not in sum."""
-    return kind in _CHAINS
+    return KINDS[kind].is_chain
 
 
 def columns(batch: ShapeBatch, num_units: int = 0) -> Columns:
@@ -99,15 +68,14 @@ def columns(batch: ShapeBatch, num_units: int = 0) -> Columns:
     >>> int(nbytes) == 2 * (256 * 512 + 512 * 2048 + 256 * 2048)
     True
     """
-    expected = NUM_SIZES[batch.kind]
+    expected = KINDS[batch.kind].num_sizes
     if batch.sizes.shape[1] != expected:
         shape = tuple(int(s) for s in batch.sizes[0])
         raise CalibrationError(
             f"{batch.kind.value} shape {shape} has {len(shape)} sizes, not {expected}; record it "
             f"with the same version that reads it"
         )
-    law = linear if batch.kind.is_linear else LAWS.get(batch.kind, memory)
-    return law(batch, num_units)
+    return KINDS[batch.kind].law(batch, num_units)
 
 
 def work_of(batch: ShapeBatch) -> NDArray[np.float64]:

@@ -20,8 +20,8 @@ from ..regressors.intervals import (
 )
 from ..regressors.robust import robust_minimum
 from .batches import ShapeBatch, Timed
-from .costs import Columns, WorkKind
 from .laws import Ceilings, columns
+from .operator_kinds import Columns, WorkKind
 from .outliers import Refusal, refuse
 from .pools import PoolModel, fit_pool
 from .priors import DevicePrior, device_prior

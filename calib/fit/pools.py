@@ -19,8 +19,8 @@ from ..regressors.gaussian import GaussianProcess, fit_gaussian
 from ..regressors.intervals import UNMEASURED_SIGMA_LOG
 from ..regressors.trees import Trees, fit_trees
 from .batches import ShapeBatch, Timed
-from .costs import Columns
 from .laws import columns, is_chain
+from .operator_kinds import Columns
 from .rates import Rates, fit_rates
 from .shapes import coordinates, halvings, trend
 

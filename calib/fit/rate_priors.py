@@ -22,8 +22,8 @@ from ..records.files import read_package_json
 from ..regressors.intervals import Z_90
 from ..workload.operators import OperatorKind, Phase
 from .batches import ShapeBatch
-from .costs import WorkKind
 from .laws import Ceilings, OperatorFamily, columns, family
+from .operator_kinds import WorkKind
 from .priors import DevicePrior, device_prior
 from .rates import Rates
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..regressors.robust import robust_minimum
-from .costs import Columns
+from .operator_kinds import Columns
 
 _LEAST = 1e-30
 _SAMPLE_SIGMA_LOG = 0.06

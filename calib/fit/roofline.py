@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from ..regressors.robust import robust_minimum
 from ..workload.operators import OperatorKind, Phase
 from .batches import ShapeBatch, Timed
-from .costs import WorkKind
 from .laws import Ceilings, OperatorFamily, columns, family
+from .operator_kinds import WorkKind
 from .priors import DevicePrior
 
 # How far the work of one kind and phase may lie from the law (log, one sigma): products run at

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ..workload.operators import OperatorKind
 from .batches import ShapeBatch
-from .costs import products
+from .operator_kinds import products
 
 Vector = NDArray[np.float64]
 _TILES = ((128, 256), (128, 128))

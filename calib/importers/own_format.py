@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..errors import ConfigError
-from ..fit.costs import NUM_SIZES
+from ..fit.operator_kinds import KINDS
 from ..workload.collectives import Collective
 from ..workload.operators import OperatorKind, Phase
 
@@ -51,7 +51,7 @@ def operator_table(frame: pd.DataFrame, name: str) -> pd.DataFrame:
     """
     out = _with_columns(frame, OPERATOR_COLUMNS, name)
     _check_texts(out, ("device", "group"), name)
-    kinds = {kind.value: num for kind, num in NUM_SIZES.items() if num}
+    kinds = {kind.value: law.num_sizes for kind, law in KINDS.items() if law.num_sizes}
     _check_choice(out["kind"], frozenset(kinds), name)
     _check_choice(out["phase"], _PHASES, name)
     _check_shapes(out, kinds, name)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from forerun.calib.fit.costs import NUM_SIZES
+from forerun.calib.fit.operator_kinds import KINDS
 from forerun.launch.cli import ExitCode, main
 
 PUBLISHED = Path(__file__).parents[2] / "recipes" / "published"
@@ -157,6 +157,6 @@ def test_the_format_names_every_kind_with_its_sizes() -> None:
         for kinds, text in rows
         for kind in kinds.split(",")
     }
-    for kind, num in ((k, n) for k, n in NUM_SIZES.items() if n):
+    for kind, num in ((k, law.num_sizes) for k, law in KINDS.items() if law.num_sizes):
         text = sizes[kind.value]
         assert text.count(",") + 1 == num, kind

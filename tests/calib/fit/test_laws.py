@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.calib.errors import CalibrationError
-from forerun.calib.fit.costs import NUM_SIZES
 from forerun.calib.fit.laws import Ceilings, law_time_s, work
+from forerun.calib.fit.operator_kinds import KINDS
 from forerun.calib.fit.priors import device_prior
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
@@ -28,7 +28,7 @@ def operators(draw: st.DrawFn) -> Operator:
         if kind is OperatorKind.OPTIMIZER
         else draw(st.sampled_from([Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE]))
     )
-    shape = tuple(draw(st.integers(1, 4096)) for _ in range(NUM_SIZES.get(kind, 3)))
+    shape = tuple(draw(st.integers(1, 4096)) for _ in range(KINDS[kind].num_sizes))
     return Operator(
         kind=kind, phase=phase, shape=shape, element_nbytes=draw(st.sampled_from([2, 4]))
     )

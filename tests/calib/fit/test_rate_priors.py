@@ -17,8 +17,8 @@ import pandas as pd
 import pytest
 
 from forerun.calib.fit.batches import ShapeBatch, batch_of
-from forerun.calib.fit.costs import NUM_SIZES, WorkKind
 from forerun.calib.fit.laws import columns
+from forerun.calib.fit.operator_kinds import KINDS, WorkKind
 from forerun.calib.fit.priors import device_prior
 from forerun.calib.fit.rate_priors import FILE, data_sheet, rates_prior, sources_of
 from forerun.calib.fit.rates import Rates
@@ -124,7 +124,7 @@ def test_the_columns_of_every_entry_are_those_of_its_law(built: dict) -> None:
     for source in sources_of(built):
         name, _, phase = source.pool.partition("/")
         kind = OperatorKind(name)
-        num_sizes = NUM_SIZES[kind]
+        num_sizes = KINDS[kind].num_sizes
         batch = ShapeBatch(
             kind=kind,
             phase=Phase(phase),

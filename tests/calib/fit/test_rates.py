@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from forerun.calib.fit.costs import Columns, WorkKind
+from forerun.calib.fit.operator_kinds import Columns, WorkKind
 from forerun.calib.fit.rates import Rates, fit_rates
 
 COSTS = (WorkKind.LAUNCH, WorkKind.FLOP, WorkKind.BYTES)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted_machine import batch
 
-from forerun.calib.fit.costs import NUM_SIZES
+from forerun.calib.fit.operator_kinds import KINDS
 from forerun.calib.fit.shapes import coordinates, halvings, idle_waves, trend
 from forerun.calib.workload.operators import OperatorKind, Phase
 
@@ -56,7 +56,7 @@ def test_coordinates_are_octaves(sizes: list[int]) -> None:
 
 @pytest.mark.parametrize("kind", [k for k in K if not k.value.startswith("host")])
 def test_nothing_but_a_gpu_has_waves(kind: K) -> None:
-    of = batch(kind, P.FORWARD, [[96] * NUM_SIZES.get(kind, 3)] * 2)
+    of = batch(kind, P.FORWARD, [[96] * KINDS[kind].num_sizes] * 2)
     assert trend(of, 0).shape == (2, 0)
     assert len(trend(of, UNITS)) == 2
     assert np.all(np.isfinite(trend(of, UNITS)))

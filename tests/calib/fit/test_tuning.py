@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forerun.calib.fit.costs import Columns, WorkKind
+from forerun.calib.fit.operator_kinds import Columns, WorkKind
 from forerun.calib.fit.rates import Rates, fit_rates
 from forerun.calib.network.curves import Law, fit_law
 from forerun.calib.regressors.choices import first_of_least, on_grid

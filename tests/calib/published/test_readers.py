@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.calib.errors import CalibrationError, ConfigError
-from forerun.calib.fit.costs import NUM_SIZES
+from forerun.calib.fit.operator_kinds import KINDS
 from forerun.calib.importers.own_format import COLLECTIVE_COLUMNS, OPERATOR_COLUMNS, operator_table
 from forerun.calib.published.readers import PublishedTable, read_published
 from forerun.calib.workload.operators import OperatorKind
@@ -110,7 +110,7 @@ def test_a_bad_row_is_named_with_rule_and_remedy(changed: dict[str, object], par
 
 def test_every_measurable_kind_has_a_number_of_sizes() -> None:
     host = {OperatorKind.HOST_MICROBATCH, OperatorKind.HOST_STEP}
-    assert {kind for kind, num in NUM_SIZES.items() if num} == set(OperatorKind) - host
+    assert {kind for kind, law in KINDS.items() if law.num_sizes} == set(OperatorKind) - host
 
 
 @settings(max_examples=30)

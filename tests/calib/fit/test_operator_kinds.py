@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted_machine import batch
 
-from forerun.calib.fit.costs import NUM_SIZES, WorkKind
 from forerun.calib.fit.laws import columns
+from forerun.calib.fit.operator_kinds import KINDS, WorkKind
 from forerun.calib.workload.operators import OperatorKind, Phase
 
 K = OperatorKind
@@ -263,7 +263,7 @@ def test_the_host_does_no_work_on_the_device(kind: K) -> None:
 def shapes(draw: st.DrawFn, *, sizes: st.SearchStrategy[int]) -> tuple[K, P, tuple[int, ...]]:
     kind = draw(st.sampled_from([k for k in K if not k.value.startswith("host")]))
     phase = P.STEP if kind is K.OPTIMIZER else draw(st.sampled_from([P.FORWARD, P.BACKWARD]))
-    return kind, phase, tuple(draw(sizes) for _ in range(NUM_SIZES.get(kind, 3)))
+    return kind, phase, tuple(draw(sizes) for _ in range(KINDS[kind].num_sizes))
 
 
 ANY_SIZE = st.integers(1, 4096)

@@ -7,7 +7,7 @@ measurements ran; rates and what differs on a machine are fitted on top.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -28,6 +28,17 @@ _HEAD_TILE = 32
 """Multiple to which fused attention pads the channels of a head."""
 _WAVE_POWER = 0.9
 """How much of the units that the last wave of attention's blocks leaves idle costs time."""
+
+
+class OperatorFamily(Enum):
+    """Operators whose errors go together: one is too slow where the others of it are."""
+
+    LINEAR = "linear"
+    ATTENTION = "attention"
+    MEMORY = "memory"
+    OPTIMIZER = "optimizer"
+    HOST = "host"
+    COLLECTIVE = "collective"
 
 
 class WorkKind(Enum):
@@ -59,80 +70,6 @@ class Columns:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Passes:
-    """Reads and writes of one element, and eager framework calls, forward and backward."""
-
-    forward: float
-    backward: float
-    forward_launches: int
-    backward_launches: int
-
-    def of(self, phase: Phase) -> tuple[float, int]:
-        """Passes and launches of a phase; a gradient alone counts as the whole backward."""
-        if phase in (Phase.BACKWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT):
-            return self.backward, self.backward_launches
-        return self.forward, self.forward_launches
-
-
-def _counted(forward: float, backward: float, launches: tuple[int, int]) -> _Passes:
-    return _Passes(
-        forward=forward,
-        backward=backward,
-        forward_launches=launches[0],
-        backward_launches=launches[1],
-    )
-
-
-_PASSES = {
-    # Forward masks ids, looks up, masks rows; backward sorts the ids and adds rows.
-    OperatorKind.EMBEDDING: _counted(6, 6, (22, 13)),
-    OperatorKind.NORM: _counted(3, 6, (3, 5)),
-    # Rotation of q and k, each x cos + rotate(x) sin: two products, negation of a half,
-    # concatenation, sum: ten passes each; a chain's backward moves twice what its forward moved.
-    OperatorKind.POSITION: _counted(20, 40, (11, 3)),
-    OperatorKind.ROTARY: _counted(20, 40, (12, 26)),
-    OperatorKind.RESIDUAL: _counted(6, 6, (18, 5)),
-    OperatorKind.ACTIVATION: _counted(2, 3, (9, 8)),
-    # fp32 copies of two-byte logits: maximum, subtraction, exponential, sum, division; in place.
-    OperatorKind.LOSS: _counted(16, 5, (43, 13)),
-    # Scores of unfused attention: fill-mask and softmax, plus what the two products read and write.
-    OperatorKind.CORE_ATTENTION: _counted(11.8, 28.3, (35, 13)),
-    OperatorKind.MASK: _counted(4, 16, (2, 6)),
-    OperatorKind.SOFTMAX: _counted(3, 5, (1, 1)),
-    OperatorKind.FUSED_SOFTMAX: _counted(2, 3, (1, 1)),
-    # Square, mean, root, division and scale one after the other, partly in fp32.
-    OperatorKind.RMS_NORM: _counted(10, 40, (6, 20)),
-    OperatorKind.ELEMENTWISE: _counted(2, 3, (1, 1)),
-    OperatorKind.PERMUTE: _counted(2, 2, (3, 3)),
-}
-NUM_SIZES = {
-    **{kind: 3 for kind in OperatorKind if kind.is_linear},
-    OperatorKind.EMBEDDING: 3,
-    OperatorKind.NORM: 2,
-    OperatorKind.POSITION: 2,
-    OperatorKind.CORE_ATTENTION: 5,
-    OperatorKind.RESIDUAL: 2,
-    OperatorKind.ACTIVATION: 3,
-    OperatorKind.LOSS: 2,
-    OperatorKind.OPTIMIZER: 1,
-    OperatorKind.HOST_MICROBATCH: 0,
-    OperatorKind.HOST_STEP: 0,
-    OperatorKind.BATCHED_PRODUCT: 4,
-    OperatorKind.GROUPED_LINEAR: 4,
-    OperatorKind.FLASH_ATTENTION: 6,
-    OperatorKind.MASK: 2,
-    OperatorKind.SOFTMAX: 2,
-    OperatorKind.FUSED_SOFTMAX: 3,
-    OperatorKind.RMS_NORM: 2,
-    OperatorKind.ROTARY: 4,
-    OperatorKind.ELEMENTWISE: 2,
-    OperatorKind.ROUTER: 3,
-    OperatorKind.PERMUTE: 3,
-    OperatorKind.EXPERTS: 6,
-    OperatorKind.LAYER: 5,
-}
-"""Sizes in the canonical shape of each kind."""
 # Adam reads parameter, gradient and two moments and writes three of them; clipping reads the
 # gradient once more and zeroing it writes it: nine fp32 passes.
 _OPTIMIZER_PASSES = 9.0
@@ -159,6 +96,13 @@ def products(batch: ShapeBatch) -> list[Product]:
     return [wgrad] if batch.phase is Phase.WEIGHT_GRADIENT else [forward]
 
 
+def _passes(batch: ShapeBatch) -> tuple[float, int]:
+    """Passes over the tensor, and launches; a gradient alone counts as the whole backward."""
+    forward = batch.phase in (Phase.FORWARD, Phase.RECOMPUTE, Phase.STEP)
+    found = KINDS[batch.kind]
+    return found.passes[not forward], found.launches[not forward]
+
+
 def _up(values: Vector, multiple: int) -> Vector:
     return np.ceil(values / multiple) * multiple
 
@@ -178,7 +122,7 @@ def _more(found: Columns, *extra: tuple[WorkKind, Vector]) -> Columns:
     )
 
 
-def linear(batch: ShapeBatch, num_units: int) -> Columns:
+def _linear(batch: ShapeBatch, num_units: int) -> Columns:
     """A weight gradient is added into an fp32 buffer."""
     tokens, size_in, size_out = batch.sizes.T
     done = products(batch)
@@ -233,7 +177,7 @@ def _attention(batch: ShapeBatch, num_units: int) -> Columns:
     number, heads, groups, seq, channels = batch.sizes.T
     scores = number * heads * seq * seq
     inputs = number * seq * channels * (2 * heads + 2 * groups)
-    passes, launches = _PASSES[batch.kind].of(batch.phase)
+    passes, launches = _passes(batch)
     num_products = 4 if batch.phase is Phase.BACKWARD else 2
     nbytes = batch.element_nbytes * (passes * scores + num_products / 2 * inputs)
     return _three(launches, num_products * 2.0 * scores * channels, nbytes)
@@ -242,7 +186,7 @@ def _attention(batch: ShapeBatch, num_units: int) -> Columns:
 def _embedding(batch: ShapeBatch, num_units: int) -> Columns:
     """Backward also fills a dense gradient of the table and adds it into the fp32 buffer."""
     tokens, hidden, vocab = batch.sizes.T
-    passes, launches = _PASSES[batch.kind].of(batch.phase)
+    passes, launches = _passes(batch)
     found = _three(launches, 0.0, batch.element_nbytes * passes * tokens * hidden)
     if batch.phase is not Phase.BACKWARD:
         return found
@@ -253,7 +197,7 @@ def _embedding(batch: ShapeBatch, num_units: int) -> Columns:
 
 def _activation(batch: ShapeBatch, num_units: int) -> Columns:
     tokens, size_in, size_out = batch.sizes.T
-    passes, launches = _PASSES[batch.kind].of(batch.phase)
+    passes, launches = _passes(batch)
     return _three(launches, 0.0, batch.element_nbytes * passes * tokens * (size_in + size_out) / 2)
 
 
@@ -277,7 +221,7 @@ def _router(batch: ShapeBatch, num_units: int) -> Columns:
 
 def _permute(batch: ShapeBatch, num_units: int) -> Columns:
     tokens, hidden, copies = batch.sizes.T
-    _, launches = _PASSES[batch.kind].of(batch.phase)
+    _, launches = _passes(batch)
     return _three(launches, 0.0, batch.element_nbytes * tokens * hidden * (1 + copies))
 
 
@@ -311,31 +255,74 @@ def _layer(batch: ShapeBatch, num_units: int) -> Columns:
 def _softmax(batch: ShapeBatch, num_units: int) -> Columns:
     """A fused kernel works on rows padded to the next power of two."""
     number, rows, cols = batch.sizes.T
-    passes, launches = _PASSES[batch.kind].of(batch.phase)
+    passes, launches = _passes(batch)
     width = batch.element_nbytes * passes / 2
     padded = 2.0 ** np.ceil(np.log2(cols)) if num_units else cols
     found = _three(launches, 0.0, width * number * rows * cols)
     return _more(found, (WorkKind.BYTES, width * number * rows * padded))
 
 
-def memory(batch: ShapeBatch, num_units: int) -> Columns:
-    passes, launches = _PASSES[batch.kind].of(batch.phase)
+def _memory(batch: ShapeBatch, num_units: int) -> Columns:
+    passes, launches = _passes(batch)
     return _three(launches, 0.0, batch.element_nbytes * passes * batch.sizes.prod(axis=1))
 
 
-LAWS: dict[OperatorKind, Callable[[ShapeBatch, int], Columns]] = {
-    OperatorKind.CORE_ATTENTION: _attention,
-    OperatorKind.EMBEDDING: _embedding,
-    OperatorKind.ACTIVATION: _activation,
-    OperatorKind.OPTIMIZER: _optimizer,
-    OperatorKind.HOST_MICROBATCH: _host,
-    OperatorKind.HOST_STEP: _host,
-    OperatorKind.BATCHED_PRODUCT: _batched,
-    OperatorKind.GROUPED_LINEAR: _grouped,
-    OperatorKind.FLASH_ATTENTION: _flash,
-    OperatorKind.FUSED_SOFTMAX: _softmax,
-    OperatorKind.ROUTER: _router,
-    OperatorKind.PERMUTE: _permute,
-    OperatorKind.EXPERTS: _experts,
-    OperatorKind.LAYER: _layer,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindLaw:
+    """All that the models know of a kind of operator before it is measured."""
+
+    num_sizes: int
+    """Of its canonical shape (comments of ``OperatorKind``)."""
+    law: Callable[[ShapeBatch, int], Columns] = _memory
+    """What the rows of a batch do; ``_memory`` moves ``passes`` times the tensor."""
+    passes: tuple[float, float] = (0.0, 0.0)
+    """Reads and writes of one element, forward and backward."""
+    launches: tuple[int, int] = (0, 0)
+    """Eager calls of the framework, forward and backward."""
+    family: OperatorFamily = OperatorFamily.MEMORY
+    is_chain: bool = False
+    """Many short eager calls in a row, which launches and bytes bound in turn, not in sum."""
+
+
+def _product(num_sizes: int, law: Callable[[ShapeBatch, int], Columns]) -> KindLaw:
+    return KindLaw(num_sizes=num_sizes, law=law, family=OperatorFamily.LINEAR)
+
+
+_ATTENTION, _LINEAR = OperatorFamily.ATTENTION, _product(3, _linear)
+_HOST = KindLaw(num_sizes=0, law=_host, family=OperatorFamily.HOST)
+
+KINDS: Mapping[OperatorKind, KindLaw] = {
+    **{kind: _LINEAR for kind in OperatorKind if kind.is_linear},
+    # Forward masks ids, looks up, masks rows; backward sorts the ids and adds rows.
+    OperatorKind.EMBEDDING: KindLaw(num_sizes=3, law=_embedding, passes=(6, 6), launches=(22, 13)),
+    OperatorKind.NORM: KindLaw(num_sizes=2, passes=(3, 6), launches=(3, 5)),
+    # Rotation of q and k, each x cos + rotate(x) sin: two products, negation of a half,
+    # concatenation, sum: ten passes each; a chain's backward moves twice what its forward moved.
+    OperatorKind.POSITION: KindLaw(num_sizes=2, passes=(20, 40), launches=(11, 3), is_chain=True),
+    OperatorKind.ROTARY: KindLaw(num_sizes=4, passes=(20, 40), launches=(12, 26), is_chain=True),
+    OperatorKind.RESIDUAL: KindLaw(num_sizes=2, passes=(6, 6), launches=(18, 5)),
+    OperatorKind.ACTIVATION: KindLaw(num_sizes=3, law=_activation, passes=(2, 3), launches=(9, 8)),
+    # fp32 copies of two-byte logits: maximum, subtraction, exponential, sum, division; in place.
+    OperatorKind.LOSS: KindLaw(num_sizes=2, passes=(16, 5), launches=(43, 13)),
+    # Scores of unfused attention: fill-mask and softmax, plus what the two products read and write.
+    OperatorKind.CORE_ATTENTION: KindLaw(
+        num_sizes=5, law=_attention, passes=(11.8, 28.3), launches=(35, 13), family=_ATTENTION
+    ),
+    OperatorKind.MASK: KindLaw(num_sizes=2, passes=(4, 16), launches=(2, 6)),
+    OperatorKind.SOFTMAX: KindLaw(num_sizes=2, passes=(3, 5), launches=(1, 1)),
+    OperatorKind.FUSED_SOFTMAX: KindLaw(num_sizes=3, law=_softmax, passes=(2, 3), launches=(1, 1)),
+    # Square, mean, root, division and scale one after the other, partly in fp32.
+    OperatorKind.RMS_NORM: KindLaw(num_sizes=2, passes=(10, 40), launches=(6, 20)),
+    OperatorKind.ELEMENTWISE: KindLaw(num_sizes=2, passes=(2, 3), launches=(1, 1)),
+    OperatorKind.PERMUTE: KindLaw(num_sizes=3, law=_permute, launches=(3, 3)),
+    OperatorKind.OPTIMIZER: KindLaw(num_sizes=1, law=_optimizer, family=OperatorFamily.OPTIMIZER),
+    OperatorKind.HOST_MICROBATCH: _HOST,
+    OperatorKind.HOST_STEP: _HOST,
+    OperatorKind.BATCHED_PRODUCT: KindLaw(num_sizes=4, law=_batched, family=_ATTENTION),
+    OperatorKind.FLASH_ATTENTION: KindLaw(num_sizes=6, law=_flash, family=_ATTENTION),
+    OperatorKind.GROUPED_LINEAR: _product(4, _grouped),
+    OperatorKind.ROUTER: _product(3, _router),
+    OperatorKind.EXPERTS: _product(6, _experts),
+    OperatorKind.LAYER: _product(5, _layer),
 }
+"""The one place to register a kind; docs/extending/operator_kind.md adds one."""
