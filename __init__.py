@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..calib.errors import ForerunError as ForerunError
-    from ..calib.workload.config import RunConfig as RunConfig
-    from ..hooks.adapters.bridge import bridge_callback as bridge_callback
-    from ..hooks.adapters.hugging_face import hugging_face_callback as hugging_face_callback
-    from ..hooks.adapters.lightning import lightning_callback as lightning_callback
-    from ..hooks.process.stopping import should_stop as should_stop
-    from ..hooks.session.attach import attach as attach
+    from .calib.errors import ForerunError as ForerunError
+    from .calib.workload.config import RunConfig as RunConfig
+    from .hooks.adapters.bridge import bridge_callback as bridge_callback
+    from .hooks.adapters.hugging_face import hugging_face_callback as hugging_face_callback
+    from .hooks.adapters.lightning import lightning_callback as lightning_callback
+    from .hooks.process.stopping import should_stop as should_stop
+    from .hooks.session.attach import attach as attach
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,11 +32,11 @@ __all__ = [
 _HOMES = {
     "ForerunError": ".calib.errors",
     "RunConfig": ".calib.workload.config",
-    "attach": ".hooks.attach",
+    "attach": ".hooks.session.attach",
     "bridge_callback": ".hooks.adapters.bridge",
     "hugging_face_callback": ".hooks.adapters.hugging_face",
     "lightning_callback": ".hooks.adapters.lightning",
-    "should_stop": ".hooks.stopping",
+    "should_stop": ".hooks.process.stopping",
 }
 
 

@@ -14,6 +14,7 @@ from ..workload.collectives import Collective, CollectiveUse, GroupRole, Placeme
 from ..workload.config import Recompute, RunConfig
 from ..workload.operators import Operator, OperatorCount, OperatorKind, Phase
 from ..workload.quick_enum import QuickEnum
+from .added_modules import added_modules
 from .dense import attention_piece, embedding_piece, head_piece, mlp_piece, residual_piece
 from .experts import expert_pieces
 from .latent_attention import latent_attention_pieces
@@ -213,6 +214,7 @@ def layer_pieces(config: RunConfig, *, has_experts: bool = False) -> tuple[Layer
         *(latent_attention_pieces(config) if is_latent else (attention_piece(config),)),
         norm_module(config, "mlp_norm"),
         *(expert_pieces(config) if has_experts else (mlp_piece(config),)),
+        *added_modules(config),
         residual_piece(config),
     )
 

@@ -24,6 +24,8 @@ class LayerModule:
     uses: tuple[CollectiveUse, ...] = ()
     """Collectives of the forward and of the backward pass."""
     tensors: tuple[ParameterTensor, ...] = ()
+    kept_nbytes: float = 0.0
+    """Of an added module alone: ``memory.activations`` knows those of Megatron."""
 
 
 def tokens_of(config: RunConfig) -> int:

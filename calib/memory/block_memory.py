@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..layers.added_modules import added_kept_nbytes
 from ..workload.config import Fp8Recipe, Precision, RunConfig
 from .activations import layer_activations, sizes
 from .in_flight import InFlight
@@ -151,9 +152,10 @@ def module_bytes(config: RunConfig) -> ModuleBytes:
 def _layer_fields(config: RunConfig, kind: str, *, has_experts: bool) -> dict[str, float]:
     """The fields of ``ModuleBytes`` that begin with ``kind``."""
     kept = layer_activations(config, has_experts=has_experts)
+    added = added_kept_nbytes(config)
     mlp = mlp_matrices(config, has_experts=has_experts)
     return {
-        f"{kind}_kept": kept.kept_nbytes,
+        f"{kind}_kept": kept.kept_nbytes + added,
         f"{kind}_working": kept.working_nbytes,
         f"{kind}_again": kept.recompute_working_nbytes,
         f"{kind}_weights_extra": _fp8_extra(config, (*attention_matrices(config), *mlp)),

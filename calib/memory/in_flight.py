@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ..workload.parallelism import Schedule
+from ..workload.parallelism import SCHEDULES, Schedule
 
 Counts = tuple[int, ...]
 """Micro-batches held of each chunk of a stage, in model order."""
@@ -37,10 +37,7 @@ def in_flight(
 ) -> InFlight:
     """What a stage holds under each schedule.
 
-    1F1B holds min(m, p - stage) micro-batches (Narayanan et al., SC 2021, section 2.2.1).  The
-    zero-bubble schedules keep the input of a weight gradient until it has run: min(m, p) under H1
-    and min(m, 2 p - 1) under H2 on every stage (Qi et al. 2023, section 2.3, whose M_W is set to
-    M_B here).  Interleaved chunks are counted in Megatron's own order.
+    Interleaved chunks are counted in Megatron's own order.
 
     >>> common = dict(num_microbatches=8, group_size=4, schedule=Schedule.ONE_F_ONE_B)
     >>> [in_flight(num_stages=4, num_virtual_stages=1, stage=s, **common).most for s in range(4)]
@@ -50,12 +47,7 @@ def in_flight(
     """
     if num_virtual_stages > 1:
         return _interleaved(num_stages, num_virtual_stages, num_microbatches, group_size, stage)
-    limit = {
-        Schedule.ONE_F_ONE_B: num_stages - stage,
-        Schedule.ZERO_BUBBLE_H1: num_stages,
-        Schedule.ZERO_BUBBLE_H2: 2 * num_stages - 1,
-    }[schedule]
-    held = ((min(num_microbatches, limit),),)
+    held = ((SCHEDULES[schedule].most_held(num_stages, stage, num_microbatches),),)
     return InFlight(peaks=held, after_last_chunk=held)
 
 

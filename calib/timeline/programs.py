@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from ..errors import ConfigError
-from ..workload.parallelism import Schedule
+from ..workload.parallelism import SCHEDULES, Schedule
 
 
 class TaskKind(Enum):
@@ -102,7 +102,7 @@ class Pipeline:
     @property
     def splits_backward(self) -> bool:
         """True where input and weight gradients are passes of their own."""
-        return self.schedule is not Schedule.ONE_F_ONE_B and not self.is_forward_only
+        return SCHEDULES[self.schedule].splits_backward and not self.is_forward_only
 
 
 def sender(message: Message, num_stages: int) -> int:
@@ -131,10 +131,10 @@ def passes(program: Iterable[Item]) -> list[Pass]:
 def _check_interleaved(pipeline: Pipeline) -> None:
     """The limits of Megatron's own schedule."""
     stages, m, group = pipeline.num_stages, pipeline.num_microbatches, pipeline.group_size
-    if pipeline.schedule is not Schedule.ONE_F_ONE_B:
+    if not SCHEDULES[pipeline.schedule].interleaves:
         raise ConfigError(
             f"schedule {pipeline.schedule.value} with vp {pipeline.num_virtual_stages}: "
-            "zero-bubble schedules have one chunk per stage; set vp 1"
+            "it has one chunk per stage; set vp 1"
         )
     if stages < (2 if pipeline.overlaps_p2p else 3):
         raise ConfigError(

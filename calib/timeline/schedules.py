@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
+from ..workload.parallelism import Schedule
 from .interleaved import interleaved_program
 from .programs import Item, Message, Pass, Pipeline, Post, TaskKind, Wait, passes
 from .zero_bubble import zero_bubble_program
@@ -20,13 +23,9 @@ def num_warmup(num_stages: int, num_microbatches: int, stage: int) -> int:
 
 def stage_program(pipeline: Pipeline, stage: int) -> tuple[Item, ...]:
     """Everything that ``stage`` does in a step, in order."""
-    if pipeline.num_virtual_stages > 1:
-        return interleaved_program(pipeline, stage)
-    if pipeline.splits_backward:
-        return zero_bubble_program(pipeline, stage)
-    if pipeline.is_forward_only:
+    if pipeline.is_forward_only and pipeline.num_virtual_stages == 1:
         return _Blocking(pipeline, stage).forward_only()
-    return _Blocking(pipeline, stage).one_forward_one_backward()
+    return PROGRAMS[pipeline.schedule](pipeline, stage)
 
 
 def peak_in_flight(pipeline: Pipeline, stage: int) -> int:
@@ -105,3 +104,17 @@ class _Blocking:
             if microbatch >= 0
         )
         self._items += [Post(messages, is_blocking=True), Wait(messages)]
+
+
+def _one_f_one_b(pipeline: Pipeline, stage: int) -> tuple[Item, ...]:
+    if pipeline.num_virtual_stages > 1:
+        return interleaved_program(pipeline, stage)
+    return _Blocking(pipeline, stage).one_forward_one_backward()
+
+
+PROGRAMS: Mapping[Schedule, Callable[[Pipeline, int], tuple[Item, ...]]] = {
+    Schedule.ONE_F_ONE_B: _one_f_one_b,
+    Schedule.ZERO_BUBBLE_H1: zero_bubble_program,
+    Schedule.ZERO_BUBBLE_H2: zero_bubble_program,
+}
+"""Who writes what a stage does in turn; docs/extending/schedule.md adds one."""

@@ -7,7 +7,7 @@ from typing import Protocol
 from ..errors import ConfigError
 from .batch import Batch
 from .model_shape import ModelShape, at_most
-from .parallelism import ContextComm, Parallelism, Schedule
+from .parallelism import SCHEDULES, ContextComm, Parallelism
 
 
 class Layout(Protocol):
@@ -55,7 +55,7 @@ def check_layout(config: Layout) -> None:
     at_most("num_microbatches", config.num_microbatches)
     if par.vp > 1:
         _check_groups(config)
-    if par.vp > 1 and par.schedule is not Schedule.ONE_F_ONE_B:
+    if par.vp > 1 and not SCHEDULES[par.schedule].interleaves:
         raise ConfigError(
             f"schedule {par.schedule.value} has no virtual stages, but vp is {par.vp}; set vp 1"
         )

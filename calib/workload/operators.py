@@ -6,6 +6,7 @@ generates: both sides build ``Operator`` values, and equal values are the same w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .quick_enum import QuickEnum
@@ -72,6 +73,42 @@ _LINEARS = frozenset(
         OperatorKind.LINEAR,
     }
 )
+
+
+MODULES_BY_ATTRIBUTE: Mapping[str, OperatorKind] = {
+    "input_layernorm": OperatorKind.NORM,
+    "pre_mlp_layernorm": OperatorKind.NORM,
+    "q_layernorm": OperatorKind.NORM,
+    "k_layernorm": OperatorKind.NORM,
+    "kv_layernorm": OperatorKind.NORM,
+    "enorm": OperatorKind.NORM,
+    "hnorm": OperatorKind.NORM,
+    "final_layernorm": OperatorKind.NORM,
+    "linear_q_proj": OperatorKind.LINEAR,
+    "linear_q_down_proj": OperatorKind.LINEAR,
+    "linear_q_up_proj": OperatorKind.LINEAR,
+    "linear_kv_down_proj": OperatorKind.LINEAR,
+    "linear_kv_up_proj": OperatorKind.LINEAR,
+    "eh_proj": OperatorKind.LINEAR,
+    "linear_qkv": OperatorKind.LINEAR_QKV,
+    "core_attention": OperatorKind.CORE_ATTENTION,
+    "linear_proj": OperatorKind.LINEAR_PROJ,
+    "linear_fc1": OperatorKind.LINEAR_FC1,
+    "linear_fc2": OperatorKind.LINEAR_FC2,
+    "output_layer": OperatorKind.LOGITS,
+}
+"""Where hooks find a kind in a Megatron model: the last part of a module's name."""
+MODULES_BY_CLASS: Mapping[str, OperatorKind] = {
+    "LanguageModelEmbedding": OperatorKind.EMBEDDING,
+    "SelfAttention": OperatorKind.POSITION,
+    "MLASelfAttention": OperatorKind.POSITION,
+    "MLP": OperatorKind.ACTIVATION,
+    "TEGroupedMLP": OperatorKind.ACTIVATION,
+    "SequentialMLP": OperatorKind.PERMUTE,
+    "TopKRouter": OperatorKind.ROUTER,
+    "TransformerLayer": OperatorKind.RESIDUAL,
+}
+"""The same by the name of its class, or of one that it is derived from."""
 
 
 class Phase(QuickEnum):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..errors import ConfigError
@@ -25,6 +26,35 @@ class Schedule(QuickEnum):
     """Weight gradients fill the bubble, at the activation memory of 1F1B (Qi et al. 2023)."""
     ZERO_BUBBLE_H2 = "zb_h2"
     """More warm-up passes, about twice the activation memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleRules:
+    """What follows from the order of passes alone."""
+
+    most_held: Callable[[int, int, int], int]
+    """Micro-batches that a stage holds at most, from (stages, stage, micro-batches)."""
+    splits_backward: bool = False
+    """Input and weight gradients are passes of their own."""
+    interleaves: bool = False
+    """A stage may run several chunks of the model (vp above 1)."""
+
+
+SCHEDULES: Mapping[Schedule, ScheduleRules] = {
+    # Narayanan et al., SC 2021, section 2.2.1.
+    Schedule.ONE_F_ONE_B: ScheduleRules(
+        most_held=lambda num_stages, stage, num: min(num, num_stages - stage), interleaves=True
+    ),
+    # Qi et al. 2023, section 2.3, whose M_W is set to M_B: the input of a weight gradient is kept
+    # until that has run.
+    Schedule.ZERO_BUBBLE_H1: ScheduleRules(
+        most_held=lambda num_stages, _, num: min(num, num_stages), splits_backward=True
+    ),
+    Schedule.ZERO_BUBBLE_H2: ScheduleRules(
+        most_held=lambda num_stages, _, num: min(num, 2 * num_stages - 1), splits_backward=True
+    ),
+}
+"""Each schedule's rules; ``timeline.schedules.PROGRAMS`` has the order of its passes."""
 
 
 class Engine(QuickEnum):

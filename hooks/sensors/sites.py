@@ -8,42 +8,14 @@ from typing import Any
 
 import torch
 
-from ...calib.workload.operators import OperatorKind
+from ...calib.workload.operators import (
+    MODULES_BY_ATTRIBUTE,
+    MODULES_BY_CLASS,
+    OperatorKind,
+)
 from .step_log import Site
 from .transformers_sites import transformers_sites
 
-_BY_ATTRIBUTE = {
-    "input_layernorm": OperatorKind.NORM,
-    "pre_mlp_layernorm": OperatorKind.NORM,
-    "q_layernorm": OperatorKind.NORM,
-    "k_layernorm": OperatorKind.NORM,
-    "kv_layernorm": OperatorKind.NORM,
-    "enorm": OperatorKind.NORM,
-    "hnorm": OperatorKind.NORM,
-    "final_layernorm": OperatorKind.NORM,
-    "linear_q_proj": OperatorKind.LINEAR,
-    "linear_q_down_proj": OperatorKind.LINEAR,
-    "linear_q_up_proj": OperatorKind.LINEAR,
-    "linear_kv_down_proj": OperatorKind.LINEAR,
-    "linear_kv_up_proj": OperatorKind.LINEAR,
-    "eh_proj": OperatorKind.LINEAR,
-    "linear_qkv": OperatorKind.LINEAR_QKV,
-    "core_attention": OperatorKind.CORE_ATTENTION,
-    "linear_proj": OperatorKind.LINEAR_PROJ,
-    "linear_fc1": OperatorKind.LINEAR_FC1,
-    "linear_fc2": OperatorKind.LINEAR_FC2,
-    "output_layer": OperatorKind.LOGITS,
-}
-_BY_CLASS = {
-    "LanguageModelEmbedding": OperatorKind.EMBEDDING,
-    "SelfAttention": OperatorKind.POSITION,
-    "MLASelfAttention": OperatorKind.POSITION,
-    "MLP": OperatorKind.ACTIVATION,
-    "TEGroupedMLP": OperatorKind.ACTIVATION,
-    "SequentialMLP": OperatorKind.PERMUTE,
-    "TopKRouter": OperatorKind.ROUTER,
-    "TransformerLayer": OperatorKind.RESIDUAL,
-}
 _GROUPED = "TEGroupedLinear"
 _NOTHING_INSIDE = frozenset({"IdentityOp", "IdentityFuncOp"})
 LOSS = "compute_language_model_loss"
@@ -77,10 +49,10 @@ def find_sites(models: Iterable[torch.nn.Module]) -> list[tuple[torch.nn.Module,
 def _kind(name: str, classes: set[str], module: torch.nn.Module) -> OperatorKind | None:
     if classes & _NOTHING_INSIDE:
         return None
-    kind = _BY_ATTRIBUTE.get(name.rpartition(".")[2])
+    kind = MODULES_BY_ATTRIBUTE.get(name.rpartition(".")[2])
     if kind is not None:
         return OperatorKind.GROUPED_LINEAR if _GROUPED in classes else kind
-    kind = next((kind for cls, kind in _BY_CLASS.items() if cls in classes), None)
+    kind = next((kind for cls, kind in MODULES_BY_CLASS.items() if cls in classes), None)
     if kind is OperatorKind.PERMUTE and getattr(module, "num_local_experts", 1) == 1:
         return None  # a single expert's result is joined with no other
     return kind

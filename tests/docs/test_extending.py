@@ -1,0 +1,47 @@
+"""Each page of ``docs/extending`` is followed to the letter, and what it says then holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from extending_pages import PAGES, blocks, extended, run, touched
+
+MOST_FILES = 3
+
+BARE = """
+from dataclasses import replace
+from forerun.calib.memory.peak import memory
+from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
+
+shape = dict(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4)
+model = ModelShape(**shape, num_query_groups=4, kv_channels=16, seq_length=32, vocab_size=128)
+for layers in (2, 4):
+    config = RunConfig(
+        model=replace(model, num_layers=layers),
+        parallelism=Parallelism(),
+        batch=Batch(micro_batch_size=2, global_batch_size=2),
+    )
+    print(int(memory(config).activations_nbytes))
+"""
+
+
+@pytest.mark.parametrize("page", ["operator_kind.md", "schedule.md"])
+def test_a_page_asks_for_three_files_at_most(page: str) -> None:
+    num_files, num_lines = touched(page)
+    assert 0 < num_files <= MOST_FILES and num_lines < 50
+
+
+def test_an_operator_kind_is_counted_priced_kept_and_timed(tmp_path: Path) -> None:
+    path = extended("operator_kind.md", tmp_path / "new")
+    unchanged = tmp_path / "old"
+    unchanged.mkdir()
+    (unchanged / "forerun").symlink_to(PAGES.parents[1])
+    bare = run(BARE, unchanged).split()
+    (script,) = blocks("operator_kind.md", "python")
+    assert "gates timed" in run(script, path, str(tmp_path / "out"), *bare)
+
+
+def test_a_schedule_has_its_closed_form(tmp_path: Path) -> None:
+    (script,) = blocks("schedule.md", "python")
+    assert run(script, extended("schedule.md", tmp_path)) == "33.0 s\n"

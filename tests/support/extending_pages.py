@@ -1,0 +1,64 @@
+"""What a page of ``docs/extending`` tells a newcomer to write, in a copy of the package."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "extending"
+_PACKAGE = ("__init__.py", "__main__.py", "_forerun_autoload.py", "calib", "hooks", "launch")
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code blocks of a page in one language, in order."""
+    text = (PAGES / page).read_text(encoding="utf-8")
+    return [body for found, body in _BLOCK.findall(text) if found == language]
+
+
+def extended(page: str, folder: Path) -> Path:
+    """A folder to put on the path: the package with every diff of the page applied."""
+    package = folder / "forerun"
+    for name in _PACKAGE:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, package / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            package.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, package / name)
+    for diff in blocks(page, "diff"):
+        subprocess.run(
+            ["git", "apply", "--recount", "--whitespace=nowarn", "-"],
+            cwd=package,
+            # Or git would take the folder for a part of the repository that it lies in.
+            env=os.environ | {"GIT_DIR": str(folder / "no-repository")},
+            input=diff,
+            text=True,
+            check=True,
+        )
+    return folder
+
+
+def run(code: str, path: Path, *arguments: str) -> str:
+    """What a script prints that finds the package on ``path``."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, *arguments],
+        env=os.environ | {"PYTHONPATH": str(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def touched(page: str) -> tuple[int, int]:
+    """Files that the diffs of a page touch, and lines that they add."""
+    lines = [line for diff in blocks(page, "diff") for line in diff.splitlines()]
+    files = {line for line in lines if line.startswith("+++ ")}
+    return len(files), sum(line.startswith("+") and not line.startswith("+++") for line in lines)
