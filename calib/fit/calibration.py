@@ -60,36 +60,39 @@ class Calibration:
 
     def operators(self, operators: Sequence[Operator]) -> Estimates:
         """Time of each operator on this machine."""
-        answers = _Answers(len(operators))
+        known: list[int] = []
         groups: defaultdict[Key, list[int]] = defaultdict(list)
         for i, operator in enumerate(operators):
-            found = self.measured.get(operator)
-            if found is not None:
-                answers.put(i, found.time_s, found.sigma_log, _source(found))
+            if operator in self.measured:
+                known.append(i)
             else:
                 groups[operator.kind, operator.phase].append(i)
+        parts = [(known, _as_measured([self.measured[operators[i]] for i in known]))]
         for key, rows in groups.items():
             if family(key[0]) is OperatorFamily.HOST:
-                self._put_host(answers, key, rows)
+                parts.append((rows, self._host(key, len(rows))))
             else:
-                self._put_fitted(answers, key, rows, [operators[i] for i in rows])
-        return answers.estimates()
+                parts.append((rows, self._fitted(key, [operators[i] for i in rows])))
+        return Estimates.of_parts(len(operators), parts)
 
     def collectives(self, calls: Sequence[CollectiveCall]) -> Estimates:
         """Transfer time of each collective without waiting for late ranks; 0 for one rank alone."""
-        answers = _Answers(len(calls))
+        known: dict[int, Measured] = {}
         groups: defaultdict[Group, list[int]] = defaultdict(list)
         for i, call in enumerate(map(canonical, calls)):
             found = self.measured_transfers.get(call)
             if found is not None and not found.is_bound:
-                answers.put(i, found.time_s, found.sigma_log, _source(found))
-            elif call.num_ranks < 2:
-                answers.put(i, 0.0, 0.0, Source.FITTED)
-            else:
+                known[i] = found
+            elif call.num_ranks > 1:
                 groups[group_of(call)].append(i)
+        alone = [i for i, call in enumerate(calls) if call.num_ranks < 2 and i not in known]
+        parts = [
+            (list(known), _as_measured(list(known.values()))),
+            (alone, _constant(len(alone), 0.0, 0.0, Source.FITTED)),
+        ]
         for group, rows in groups.items():
-            self._put_transfers(answers, group, rows, [calls[i].nbytes for i in rows])
-        return answers.estimates()
+            parts.append((rows, self._transfers(group, [calls[i].nbytes for i in rows])))
+        return Estimates.of_parts(len(calls), parts)
 
     def summary(self) -> dict[str, Any]:
         """What was fitted, on how much, and how well, as a JSON value."""
@@ -123,49 +126,35 @@ class Calibration:
                 rows.append((name, time_s * math.exp(-residual), time_s))
         return rows
 
-    def _put_host(self, answers: _Answers, key: Key, rows: list[int]) -> None:
+    def _host(self, key: Key, number: int) -> Estimates:
         found = self.measured_host.get(key)
         if found is None and key == (OperatorKind.HOST_MICROBATCH, Phase.RECOMPUTE):
             found = self.measured_host.get((OperatorKind.HOST_MICROBATCH, Phase.FORWARD))
-        for i in rows:
-            if found is None:
-                answers.put(
-                    i, _HOST_LAUNCHES * self.ceilings.launch_s, UNMEASURED_SIGMA_LOG, Source.PRIOR
-                )
-            else:
-                answers.put(i, found.time_s, found.sigma_log, Source.MEASURED)
+        if found is None:
+            time_s = _HOST_LAUNCHES * self.ceilings.launch_s
+            return _constant(number, time_s, UNMEASURED_SIGMA_LOG, Source.PRIOR)
+        return _constant(number, found.time_s, found.sigma_log, Source.MEASURED)
 
-    def _put_fitted(
-        self, answers: _Answers, key: Key, rows: list[int], operators: list[Operator]
-    ) -> None:
+    def _fitted(self, key: Key, operators: list[Operator]) -> Estimates:
         batch = batch_of(operators)
         used = next((k for k in _stand_ins(key) if _name(k) in self.machine.pools), None)
         if used is None:
             found = self.machine.predict_unmeasured(batch)
         else:
             found = self.machine.predict(_name(used), replace(batch, phase=used[1]))
-        sigma = (found.high - found.low) / (2 * Z_90)
-        for i, log_time, sigma_log, octaves in zip(
-            rows, found.log_time, sigma, found.octaves, strict=True
-        ):
-            if used is None:
-                source = Source.PRIOR
-            elif octaves > _TOUCHING_OCTAVES:
-                source = Source.EXTRAPOLATED
-            else:
-                source = Source.FITTED
-            answers.put(i, float(np.exp(log_time)), float(sigma_log), source)
+        return Estimates(
+            time_s=np.exp(found.log_time),
+            sigma_log=(found.high - found.low) / (2 * Z_90),
+            sources=_sources(found.octaves, is_prior=used is None),
+        )
 
-    def _put_transfers(
-        self, answers: _Answers, group: Group, rows: list[int], nbytes: list[int]
-    ) -> None:
+    def _transfers(self, group: Group, nbytes: list[int]) -> Estimates:
         found = self.transfers.estimate(group, np.array(nbytes, dtype=np.float64))
-        for i, log_time, sigma_log, octaves in zip(
-            rows, found.log_time, found.sigma_log, found.octaves, strict=True
-        ):
-            source = Source.FITTED if octaves <= _TOUCHING_OCTAVES else Source.EXTRAPOLATED
-            source = Source.PRIOR if found.is_prior else source
-            answers.put(i, float(np.exp(log_time)), float(sigma_log), source)
+        return Estimates(
+            time_s=np.exp(found.log_time),
+            sigma_log=found.sigma_log,
+            sources=_sources(found.octaves, is_prior=found.is_prior),
+        )
 
     def _kind_rows(self) -> list[dict[str, Any]]:
         rows = []
@@ -229,23 +218,6 @@ class Calibration:
         return rows
 
 
-class _Answers:
-    """Estimates in the making, filled row by row."""
-
-    def __init__(self, number: int) -> None:
-        self._time_s: NDArray[np.float64] = np.zeros(number)
-        self._sigma_log: NDArray[np.float64] = np.zeros(number)
-        self._sources: list[Source] = [Source.PRIOR] * number
-
-    def put(self, row: int, time_s: float, sigma_log: float, source: Source) -> None:
-        self._time_s[row], self._sigma_log[row], self._sources[row] = time_s, sigma_log, source
-
-    def estimates(self) -> Estimates:
-        return Estimates(
-            time_s=self._time_s, sigma_log=self._sigma_log, sources=tuple(self._sources)
-        )
-
-
 def calibrate(table: SampleTable, *, device: str) -> Calibration:
     """Fit all models on a table; the same rows give the same calibration in any order.
 
@@ -278,8 +250,28 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
     )
 
 
-def _source(found: Measured) -> Source:
-    return Source.PROBED if found.is_probe else Source.MEASURED
+def _as_measured(found: Sequence[Measured]) -> Estimates:
+    return Estimates(
+        time_s=np.array([one.time_s for one in found]),
+        sigma_log=np.array([one.sigma_log for one in found]),
+        sources=tuple(Source.PROBED if one.is_probe else Source.MEASURED for one in found),
+    )
+
+
+def _constant(number: int, time_s: float, sigma_log: float, source: Source) -> Estimates:
+    return Estimates(
+        time_s=np.full(number, time_s),
+        sigma_log=np.full(number, sigma_log),
+        sources=(source,) * number,
+    )
+
+
+def _sources(octaves: NDArray[np.float64], *, is_prior: bool) -> tuple[Source, ...]:
+    """By how far sizes lie beyond those that were measured."""
+    if is_prior:
+        return (Source.PRIOR,) * len(octaves)
+    beyond = octaves > _TOUCHING_OCTAVES
+    return tuple(Source.EXTRAPOLATED if far else Source.FITTED for far in beyond.tolist())
 
 
 def _by_key(measured: Mapping[Operator, Measured]) -> dict[Key, list[Operator]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -39,6 +39,17 @@ class Estimates:
     sigma_log: NDArray[np.float64]
     """Standard deviation of log time, shape ``(n,)``."""
     sources: tuple[Source, ...]
+
+    @staticmethod
+    def of_parts(number: int, parts: Iterable[tuple[Sequence[int], Estimates]]) -> Estimates:
+        """One estimate for each of ``number`` items, from those of some of their places each."""
+        time_s, sigma_log = np.zeros((2, number))
+        sources = [Source.PRIOR] * number
+        for places, found in parts:
+            time_s[places], sigma_log[places] = found.time_s, found.sigma_log
+            for place, source in zip(places, found.sources, strict=True):
+                sources[place] = source
+        return Estimates(time_s=time_s, sigma_log=sigma_log, sources=tuple(sources))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

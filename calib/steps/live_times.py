@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from ..fit.calibration import Calibration
-from ..fit.estimates import Estimates, Estimator, Source
+from ..fit.estimates import Estimates, Estimator
 from ..timeline.items import Item
 from ..workload.collectives import CollectiveCall
 from ..workload.config import Fp8Recipe, RunConfig
@@ -53,18 +51,16 @@ class LiveTimes:
 
     def estimates(self, items: Sequence[Item]) -> Estimates:
         """See ``BaseTimes``."""
-        time_s, sigma = np.zeros(len(items)), np.zeros(len(items))
-        sources = [Source.PRIOR] * len(items)
         operators = [i for i, item in enumerate(items) if isinstance(item, Operator)]
         calls = [i for i, item in enumerate(items) if isinstance(item, CollectiveCall)]
-        for places, found in (
-            (operators, self.estimator.operators([items[i] for i in operators])),  # type: ignore[misc]
-            (calls, self.estimator.collectives([items[i] for i in calls])),  # type: ignore[misc]
-        ):
-            time_s[places], sigma[places] = found.time_s, found.sigma_log
-            for place, source in zip(places, found.sources, strict=True):
-                sources[place] = source
-        return Estimates(time_s=time_s, sigma_log=sigma, sources=tuple(sources))
+        asked = self.estimator
+        return Estimates.of_parts(
+            len(items),
+            (
+                (operators, asked.operators([items[i] for i in operators])),  # type: ignore[misc]
+                (calls, asked.collectives([items[i] for i in calls])),  # type: ignore[misc]
+            ),
+        )
 
 
 def live_times(calibration: Calibration, config: RunConfig) -> LiveTimes:
