@@ -67,7 +67,7 @@ def figures(root: Path) -> dict[str, Any]:
             "data classes": sum(map(_data_classes, trees.values())),
             "class names used twice": len(twice),
             f"functions over {LONG_LINES} lines": len(long),
-            "comments per 100 lines of code": round(_comments_per_100(package.values()), 1),
+            **_comments(package.values()),
             f"duplicates of {DUPLICATE_LINES} lines, package": _duplicates(package.values()),
             f"duplicates of {DUPLICATE_LINES} lines, all": _duplicates(whole.values()),
         },
@@ -183,9 +183,9 @@ def _length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (function.end_lineno or function.lineno) - function.lineno + 1
 
 
-def _comments_per_100(texts: Iterable[str]) -> float:
-    """Comments, and the texts under constants and fields, over lines that are not blank."""
-    comments = lines = 0
+def _comments(texts: Iterable[str]) -> dict[str, float]:
+    """Per 100 lines that are not blank: comments, and texts under constants and fields."""
+    comments = under = lines = 0
     for text in texts:
         lines += sum(bool(line.strip()) for line in text.splitlines())
         tokens = tokenize.generate_tokens(io.StringIO(text).readline)
@@ -193,8 +193,11 @@ def _comments_per_100(texts: Iterable[str]) -> float:
         for node in ast.walk(ast.parse(text)):
             body = getattr(node, "body", None)
             if isinstance(body, list):
-                comments += sum(_is_text(one) for one in body[1:])
-    return 100.0 * comments / lines
+                under += sum(_is_text(one) for one in body[1:])
+    return {
+        "comments per 100 lines": round(100 * comments / lines, 1),
+        "texts under constants and fields per 100 lines": round(100 * under / lines, 1),
+    }
 
 
 def _is_text(node: ast.stmt) -> bool:

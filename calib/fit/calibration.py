@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 
 Key = tuple[OperatorKind, Phase]
 SCHEMA = 1
+"""Of ``summary``."""
 _HOST_LAUNCHES = 10.0
 """Launches that a host constant is taken for where it was never measured."""
 _TOUCHING_OCTAVES = 1e-6
+"""Outside by rounding alone is inside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,8 @@ _CARRIED_FRAC, _CARRIED_SIGMA = 0.5, 0.75
 _SHEET_SIGMA_LOG = {WorkKind.LAUNCH: 0.7, WorkKind.FLOP: 0.2, WorkKind.BYTES: 0.2}
 """How far the ratio of two devices' rates lies from that of their data sheets."""
 _FREE_SIGMA_LOG = dict.fromkeys(WorkKind, 1.5)
+"""Rates of a device without a data sheet: a factor of 4.5, so probes decide. Not asked for on
+public tables, where every device has one (benchmarks/sensitivity.py)."""
 _PROBE_OFFSET, _PROBE_SIGMA = 0.2, 0.15
 """How far an operator as a whole and one of its rows lie from a moved model, in log time."""
 _ENOUGH_SHAPES = 8

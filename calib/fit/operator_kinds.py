@@ -74,13 +74,17 @@ class Columns:
 # gradient once more and zeroing it writes it: nine fp32 passes.
 _OPTIMIZER_PASSES = 9.0
 _OPTIMIZER_FLOP = 14.0
+"""Of Adam with weight decay, for one parameter."""
 # A loop over some fifty parameter tensors; their number does not show in the operator's shape.
 _OPTIMIZER_LAUNCHES = 400
 _LINEAR_LAUNCHES = 7
+"""Eager calls around a product in Megatron's own linear, forward."""
 _LINEAR_BACKWARD_LAUNCHES = 9
+"""The same backward, with the sum into the fp32 buffer."""
 _SORTED_IDS = 3072
 """Ids above which the embedding's backward sorts them first (PyTorch's CUDA kernel)."""
 _SORT_LAUNCHES = 120
+"""Launches that sorting adds."""
 _LAYER_PASSES = 34.0
 """Activation bytes of a layer over tokens x hidden (Korthikanti et al., 2022, section 4.1)."""
 

@@ -24,13 +24,18 @@ Peaks = Callable[[int], Ceilings]
 _COPY_FRAC = 0.01
 """Forward and backward of one shape this close are one number written twice."""
 _FEWEST_COPIES = 5
+"""Four rows that agree to a percent may be chance."""
 _COPY_EXCESS = 3.0
+"""Copies are told where they are three times as many as chance leaves within a percent. Halved or
+doubled, the same rows fall (benchmarks/sensitivity.py)."""
 _COPY_WORK = 1.3
 """Ratio of backward to forward work from which equal times are not to be expected."""
 _LEAST_BACKWARD = 0.6
 """Least time of a product's backward over its forward: it has twice the products."""
 _LEAST_LEFT = 0.5
+"""A gate that would refuse more than half of an operator's rows says more of the gate."""
 _ABOVE_PEAK = 1.03
+"""Clocks and rounding of a data sheet: 3 % above it is measured on sound machines."""
 
 
 class RefusalReason(Enum):

@@ -27,17 +27,25 @@ from .shapes import coordinates, halvings, trend
 _FEWEST_FOR_TREES = 64
 """Distinct shapes of a member from which trees alone take over from the process."""
 _FEWEST_FOR_FOREST = 12
+"""Below, the process alone: at 6 instead, eight SimuMax shapes are predicted to 10.7 % instead of
+11.1; not taken, since one table says so (benchmarks/sensitivity.py)."""
 _SHARE_STEP = 0.6
 """Doubt of the law's constants: that of each column moves log time by its share times this."""
 _LEAST_FREEDOM = 0.1
+"""A law keeps a tenth of its doubt however few shapes there are. Halved or doubled, nothing moves
+(benchmarks/sensitivity.py)."""
 _FREE_SHAPES = 8
 """Shapes from which a pool's rates are its own as far as their priors allow."""
 _GROWTH_LOG, _GROWTH_FRAC = 0.02, 0.12
 """Deviation that a doubling outside the measured range adds, in log time: a constant, and a share
 of what the law did not explain inside it."""
 _DECIMALS = 6
+"""Of features: shapes that differ by rounding alone are one."""
 _WILD_DEVIATIONS = 4.0
+"""Residuals are cut here (robust deviations). Two or eight instead move coverage of another device
+by a point (benchmarks/sensitivity.py)."""
 _LEAST_SIGMA = 0.005
+"""Half a percent: no operator repeats itself better."""
 
 Vector = NDArray[np.float64]
 

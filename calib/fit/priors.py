@@ -13,6 +13,8 @@ from ..network.systems import NetworkPrior, network_prior
 from .laws import Ceilings
 
 _ATTAINABLE_FRAC = 0.75
+"""Share of a data sheet's peak that large products reach; PyTorch's own estimator takes the
+same."""
 _TERA = 1e12
 _GIGA = 1e9
 

@@ -35,12 +35,15 @@ _USUAL_SIGMA_LOG = {WorkKind.LAUNCH: 1.0, WorkKind.FLOP: 0.3, WorkKind.BYTES: 0.
 BARE_LOG = {WorkKind.LAUNCH: 0.4, WorkKind.FLOP: 0.3, WorkKind.BYTES: 0.3}
 """Factors before anything was measured: 1.5 us a launch, 75 % of the data sheet."""
 _USUAL_PAIRS = 3.0
+"""Pairs of sources that the usual distance counts for beside those that were seen."""
 _WELL_KNOWN = 0.1
 """Doubt of a factor below which a source counts fully when sources are compared."""
 _YEARS_A_STEP = 2.0
 """Between the generations that are compared, as a rule; doubt grows with the root of the steps."""
 _OTHER_VENDOR_YEARS = 4.0
+"""Another vendor's device counts as two generations away."""
 _OTHER_ELEMENT_YEARS = 1.0
+"""For memory: half a generation."""
 _OTHER_PRODUCT_YEARS = 4.0
 """Element sizes of products have units of their own; for memory they only change the bytes."""
 

@@ -26,7 +26,10 @@ _WORK_SIGMA_LOG = {
 # The same for its launches, whose relative numbers were counted.
 _LAUNCH_SIGMA_LOG = 0.3
 _SAMPLE_SIGMA_LOG = 0.1
+"""How far one operator lies from its ceilings. Halved 0.4 points worse on another device, doubled
+0.2 better with 4 points less coverage (benchmarks/sensitivity.py)."""
 _ENVELOPE_QUANTILE = 0.9
+"""Nine tenths of the products run below the ceilings: the fastest few may be mistakes."""
 _MOST_ROWS = 8
 """Samples of an operator that ceilings are fitted on, spread over its times."""
 

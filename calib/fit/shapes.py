@@ -13,10 +13,13 @@ Vector = NDArray[np.float64]
 _TILES = ((128, 256), (128, 128))
 """Rows and columns of the blocks that matrix kernels commonly compute."""
 _ATTENTION_ROWS = 128
+"""Rows of queries that a block of fused attention takes."""
 _HEAD_TILE = 32
+"""Multiple to which it pads the channels of a head."""
 _STEP = 0.3
 """Size of a yes-or-no feature, so that one prior suits it and the others."""
 _MOST_HALVINGS = 8
+"""Alignment beyond 256 elements changes no kernel."""
 
 
 def coordinates(batch: ShapeBatch) -> NDArray[np.float64]:

@@ -22,7 +22,9 @@ AGE_FACTOR = 0.7
 REPEAT_SIGMA_LOG = 0.02
 """How far medians of the same work lie apart when it is measured again (public A100 duplicates)."""
 _MOST_STEPS = 20
+"""Steps from which a window counts fully: more average no drift away."""
 _MEDIAN_OVER_MEAN = 1.2533
+"""Standard error of a median over that of a mean: sqrt(pi / 2)."""
 
 
 def measured_operators(table: SampleTable) -> dict[Operator, Measured]:

@@ -32,10 +32,13 @@ from .transfer_widths import NINETY, TransferWidths, carried_width, fit_widths
 
 Vector = NDArray[np.float64]
 _MACHINE_SIGMA_LOG = 1.0
+"""Deviation of a machine's latency and bandwidth from the device's prior: a factor of 2.7."""
 _GROUP_SIGMA_LOG = 0.6
+"""Of one group's from the machine's: a factor of 1.8."""
 _BOUND_WEIGHT = 0.1
 """Weight of a transfer that is known from above only."""
 _LEAST_OCTAVES = 1.0
+"""Distance of a stand-in that is counted at least: even the nearest group is another one."""
 _MOST_COMPARED = 64
 """Payloads at which a group is held against its stand-in."""
 _PRIOR_SIGMA_LOG = 1.0

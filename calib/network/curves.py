@@ -19,18 +19,23 @@ from ..regressors.choices import first_of_least
 
 Vector = NDArray[np.float64]
 _SAMPLE_SIGMA_LOG = 0.1
+"""Scatter of one measured transfer, before a curve's own is known: 10 %."""
 _ITERATIONS = 40
+"""Most steps of the damped search; it ends before, where steps fall below a billionth."""
 _LARGEST_STEP_LOG, _LEAST_STEP_LOG = 1.0, 1e-9
 """So constants lie within a factor of e**40 of the prior's, and nothing can overflow."""
 _FOLDS = 5
+"""Parts of a long curve that are left out in turn; each payload once, as five refits."""
 _REFIT_BELOW = 12
 """Curves with fewer payloads have their law fitted again for each that is left out."""
 _LEAST_HALVED = 8
+"""Payloads from which half of a curve says anything of the other half."""
 _WINDOWS = ((100, (1, 5, 9, 17, 33)), (32, (1, 3, 5, 9)), (16, (1, 3)), (0, (1,)))
 """Running medians that are tried, by the least number of payloads."""
 _FORGET_OCTAVES = 4.0
 """Doublings after which half of what a latency-bound payload differs from NCCL's figure is gone."""
 _FAR_LOG_NBYTES = 40.0
+"""e**40 bytes: beyond any payload, so that only the rate is left of a law."""
 _LOG_2 = float(np.log(2.0))
 
 

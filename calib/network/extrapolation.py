@@ -27,8 +27,11 @@ _HOP_RANGE_S = (0.5e-6, 50e-6)
 _GROWTH_WEIGHT = 0.8
 """Weight of the growth that was measured over that of the law."""
 _GROWTH_RANGE = (0.0, 2.0)
+"""Measured growth over that of the law: never backwards, never more than twice."""
 _LEAST_GROWTH_LOG = 0.02
+"""A law that grows by less has no ratio to measured growth worth taking."""
 _NEAR_OCTAVES = (-2, -1, 0, 1, 2)
+"""Payloads within a factor of four, over which growth is averaged: one would have its noise."""
 _SWITCH = (Algorithm.NVLS, Protocol.SIMPLE)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from ..workload.collectives import Collective, CollectiveCall, GroupRole
 
 _OTHER_OCTAVES = 1.0
+"""Another collective counts as far as one of twice the ranks, and so does another role."""
 _PAIRS = frozenset({Collective.SEND, Collective.RECV})
 
 

@@ -71,6 +71,7 @@ _BASE_US: Mapping[Option, float] = {
     (Algorithm.NVLS, Protocol.SIMPLE): 0.0,
     (Algorithm.NVLS_TREE, Protocol.SIMPLE): 0.0,
 }
+"""``baseLat`` of NCCL's tuning.cc: microseconds before the first hop."""
 _HOP_US: Mapping[tuple[Wire, Algorithm], tuple[float, float, float]] = {
     (Wire.NVLINK, Algorithm.TREE): (0.6, 1.25, 4.0),
     (Wire.NVLINK, Algorithm.RING): (0.6, 1.9, 3.4),
@@ -90,6 +91,7 @@ _LL_BYTES_PER_S: Mapping[Architecture, float] = {
     Architecture.HOPPER: 141.0 * _GIGA,
     Architecture.BLACKWELL: 282.0 * _GIGA,
 }
+"""``llMaxBws`` of NCCL's tuning.cc, one node."""
 _LL_NETWORK_BYTES_PER_S = (39.0 * _GIGA, 20.4 * _GIGA)
 """Two nodes, more nodes."""
 _LL128_CHANNEL: Mapping[Architecture, float] = {
@@ -98,6 +100,7 @@ _LL128_CHANNEL: Mapping[Architecture, float] = {
     Architecture.HOPPER: 36.7 * _GIGA,
     Architecture.BLACKWELL: 40.0 * _GIGA,
 }
+"""``perChMaxRingLL128Bws`` of NCCL's tuning.cc, bytes/s of a channel."""
 _TREE_CHANNEL: Mapping[Architecture, tuple[float, float, float]] = {
     Architecture.VOLTA: (26.5 * _GIGA, 18.5 * _GIGA, 10.0 * _GIGA),
     Architecture.AMPERE: (24.0 * _GIGA, 23.6 * _GIGA, 17.8 * _GIGA),
@@ -112,6 +115,7 @@ _TREE_TENTHS: Mapping[Protocol, str] = {
 }
 """Tenths of its bandwidth that a tree reaches at 64 B, 128 B, ... 256 MiB."""
 _PLATEAU_NBYTES = 64
+"""The first entry of ``treeCorrectionFactor`` is for 64 bytes."""
 _NVLS_LEAST_RANKS = 5
 """From here on NVLS is picked inside a node (H200; 6 on B200): measured, ml-engineering."""
 

@@ -21,12 +21,17 @@ Vector = NDArray[np.float64]
 NINETY = 1.645
 """Half-width of a normal 90 % interval over its standard deviation."""
 _MEAN_ABS_PER_SIGMA = 0.8
+"""Mean absolute deviation of a normal over its standard deviation: sqrt(2 / pi)."""
 _NEIGHBOURS = 2
 """Payloads on either side whose errors set the local scale."""
 _PRIOR_PAYLOADS = 3.0
+"""Payloads that a curve's mean error counts for beside its neighbours' errors."""
 _PRIOR_RESIDUALS = 10.0
+"""Residuals that the errors of all curves count for beside a curve's own."""
 _PRIOR_PAIRS = 2.0
+"""Pairs of groups that public tables count for beside those of this machine."""
 _LEAST_SCALE = 1e-3
+"""A tenth of a percent: medians of a curve agree no better."""
 _CARRIED_LATENCY = 0.40
 _CARRIED_BANDWIDTH = 0.18
 """Error of a group of twice the ranks, 90 % of payloads in public tables inside a node."""
@@ -36,7 +41,9 @@ _BEYOND_LATENCY = 0.8
 _BEYOND_OCTAVE = 0.06
 """Beyond the largest payload: where latency bound it, and for each doubling where bandwidth did."""
 _PRIOR_HALVES = 1.0
+"""Halved curves that public tables count for beside this machine's."""
 _MOST_FACTOR = 4.0
+"""How far this machine's own errors may widen or narrow what public tables say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -10,6 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 _ALIKE, _ALIKE_FRAC = 1e-12, 1e-6
 """Scores that differ by less are the same: processors round sums otherwise."""
 _BITS = 20
+"""Fine enough to change no choice, coarse enough that sums of a few thousand values carry no
+rounding."""
 
 
 def first_of_least(scores: Sequence[float] | NDArray[np.float64], *, alike: float = 0.0) -> int:

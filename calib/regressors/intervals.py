@@ -17,9 +17,12 @@ Z_90 = 1.6448536269514722
 _STUDENT_90 = 1.8945786051
 """Student's with 7 degrees."""
 _LEVEL = 0.9
+"""All intervals are of 90 %."""
 _QUANTILE_PRIOR = 20.0
 """Residuals that the quantile of all groups counts for."""
 _LEAST_QUANTILE = 0.5
+"""An interval is at least half as wide as the model's own account: few lucky residuals do not
+narrow it further. Bound nowhere on public tables (benchmarks/sensitivity.py)."""
 _TAIL_FACTOR = _STUDENT_90 / Z_90
 """Widens a normal 90 % interval to that of Student's t with 7 degrees."""
 

@@ -21,6 +21,7 @@ OPTIMIZER_NBYTES = 40.0
 written (24), gradient read for the norm and for the update and zeroed (12), half-precision copy
 written, and half of them read back (4)."""
 _FASTEST_S = 1e-7
+"""Keeps logarithms finite; no kernel is as short."""
 _FP4_FRAC = 0.6
 """Peak ratio 0.5, and kernels that reach less of it."""
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .operator_tables import OperatorTables
 
 _FASTEST_S = 1e-7
+"""Keeps logarithms finite; no kernel is as short."""
 
 
 class BaseTimes(Protocol):
@@ -260,6 +261,8 @@ def table_times(
 _MEASURED_TRANSFERS: Mapping[str, float] = dict.fromkeys(("tp", "dp", "pp", "network"), 0.0)
 """Collectives of the cluster itself need no allowance for what data sheets promise."""
 _TRANSFER_SIGMAS: Mapping[str, float] = {"tp": 0.1, "dp": 0.1, "pp": 0.3, "network": 0.1}
+"""What is left open once the cluster's own collectives are known; messages between stages are in no
+table, so three times as much."""
 _OPERATOR_SIGMAS: Mapping[str, float] = {
     "compute": 0.055,
     "backward": 0.04,
@@ -295,3 +298,4 @@ def decomposed(operator: Operator, *, is_fused: bool) -> Iterable[Operator]:
 
 
 _HOST = {OperatorKind.HOST_MICROBATCH: 0.5, OperatorKind.HOST_STEP: 1.0}
+"""A pass has half of a micro-batch's host time, forward or backward."""

@@ -23,7 +23,9 @@ from .model import ERROR_INFLATION, fit_steps
 from .posterior import MODEL_SIGMA_LOG
 
 _MAX_EXCHANGES = 50
+"""A search that exchanges rows ends after a few; this only bounds it."""
 _GAIN_FRAC = 1e-6
+"""A smaller gain is rounding."""
 _NOISE_SIGMA_LOG = float(np.hypot(MEASURED_SIGMA_LOG, 0.02))
 """Of a measured step as a witness of the constants: what is its own is not theirs."""
 

@@ -13,6 +13,7 @@ from ..timeline.items import Floats, Ints
 from ..workload.config import Cadence, RunConfig
 
 MEASURED_SIGMA_LOG = 0.01
+"""Scatter of a step that somebody reports: 1 %."""
 _SHARED_FRAC = 0.8
 """Of what the constants leave, as a variance: the rest is each measurement's own."""
 _REACH = 4.0

@@ -26,6 +26,7 @@ from .operator_tables import OperatorTables, operator_tables
 
 Kind = OperatorKind
 _NO_TIME_S = 1e-9
+"""Keeps logarithms finite where a profile has no time."""
 _TENSOR_FRAC = 0.5
 """Rate of TF32 products over that of two-byte elements on the data sheet."""
 _SAME_LOG = 0.02
@@ -46,6 +47,7 @@ _STATED: Mapping[str, float] = {
 }
 """What a profile of layers as they were launched leaves nothing to say about."""
 _PROFILED: Mapping[str, float] = {"compute": 0.1, "backward": 0.05, "linear": 0.05}
+"""What a layer timed as a whole leaves open: its neighbours and its launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ _MAX_ROWS = 400
 
 _GIGA = 1e9
 _REACHED_FRAC = 0.9
+"""As of the network cards of other systems (``network.systems``)."""
 _CARDS: tuple[tuple[str, float], ...] = (
     ("slingshot-10", 12.5 * _GIGA),
     ("slingshot-11", 25 * _GIGA),

@@ -13,6 +13,7 @@ from ..workload.operators import OperatorKind, Phase
 from .items import PASS_PARTS, Floats, ItemIndex, Part, SparseRows, Sums, part_of
 
 _WEIGHT_FRAC = 0.5
+"""Two products of one size: half, where no trace says more."""
 _PASSES = (Placement.FORWARD, Placement.BACKWARD, Placement.RECOMPUTE)
 
 

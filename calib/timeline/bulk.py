@@ -21,6 +21,7 @@ Floats = NDArray[np.float64]
 BLOCK_NBYTES = 8 * 1024 * 1024
 """Rows of one block: small enough for a cache, and long enough to hide the cost of a call."""
 LEAST_COLUMNS = 64
+"""Alternatives side by side at least, however long the program."""
 NONE = -1
 
 

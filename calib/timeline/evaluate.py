@@ -16,6 +16,7 @@ from .simulate import Simulation, Span
 from .steady import Run, simulate_each
 
 _ROUNDING = 1e-9
+"""Relative; sums in another order differ by this at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
