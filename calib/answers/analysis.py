@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -253,36 +253,13 @@ def analyse(
     blind = fit_steps(base, [one for one in known if same_layout(one.config) != layout])
     own = blind.estimate(config)
     view = _outlook(table, config, request, blind, own)
-    # Other layouts are for what is left: the steps behind the ramp.
-    full = full_batch_size(config)
-    full = full if full in view.ratios else config.batch.global_batch_size
-    ahead_config = at_batch_size(config, full)
-    ran = KnownStep(
-        config=ahead_config,
-        time_s=measured_s * view.ratios[full].ratio,
-        sigma_log=math.hypot(measured_sigma_log(table), view.ratios[full].sigma_log),
-    )
-    found = plan(
-        ahead_config,
-        fit_steps(base, with_own(known, ran)),
-        num_ranks=(config.parallelism.num_ranks, *request.gpus),
-        memory_capacity_nbytes=request.memory_capacity_nbytes or table.device_memory_nbytes(),
-        memory_offset_nbytes=memory_offset_nbytes(table),
-    )
+    found = _plan(table, request, view, lambda ran: fit_steps(base, with_own(known, ran)))
     levels = Levels(
         model_forecast=view, so_far=so_far(request, last_step=int(table.steps["step"].max()) + 1)
     )
     ahead = run_forecast(view, levels.so_far)
     hooks = hook_summary(table)
-    coverage = hooks.num_fired / hooks.num_installed if hooks.num_installed else None
-    decision = decide(
-        replace(request.limits, recalibration_s=recalibration_s(table)),
-        forecast=ahead,
-        plan=found,
-        coverage_frac=coverage,
-        host_argv=request.host_argv,
-        previously_met=frozenset(Rule(value) for value in request.previously_met),
-    )
+    decision = _decision(table, request, found, ahead, hooks)
     cost = measured_overhead(table)
     waiting_s, perturbed_s = mean_waiting_s(table), perturbation_s(table, cost)
     rest_s = waiting_s - perturbed_s
@@ -290,6 +267,7 @@ def analyse(
         time_s=own.time_s + rest_s, low_s=own.low_s + rest_s, high_s=own.high_s + rest_s
     )
     waiting = waiting_report(table, measured_s)
+    has_end = config.cadence.train_iters > 0
     lines = transcript_lines(
         hooks=hooks,
         overhead=cost,
@@ -300,11 +278,12 @@ def analyse(
             high_s=modelled.high_s,
         ),
         slow=waiting.line,
-        forecast=ahead if config.cadence.train_iters else None,
+        forecast=ahead if has_end else None,
         plan=found,
         decision=decision,
         time_limit_s=request.time_limit_s(ahead),
     )
+    models = Models(calibration=calibration, own_s=modelled.time_s)
     return Answer(
         run_id=table.run_id,
         config=config,
@@ -317,12 +296,7 @@ def analyse(
         model_forecast=view,
         plan=found,
         decision=decision,
-        history=_history(
-            table,
-            history,
-            Models(calibration=calibration, own_s=modelled.time_s),
-            levels if config.cadence.train_iters else None,
-        ),
+        history=_history(table, history, models, levels if has_end else None),
         modelled_step=modelled,
         waiting_s=waiting_s,
         perturbation_s=perturbed_s,
@@ -330,6 +304,43 @@ def analyse(
         waiting=waiting,
         problems=tuple(problems),
         transcript=tuple(lines),
+    )
+
+
+def _plan(
+    table: SampleTable,
+    request: Request,
+    view: ModelForecast,
+    steps_with: Callable[[KnownStep], FittedSteps],
+) -> Plan:
+    """Layouts for what is left: the steps behind the ramp."""
+    config = view.config
+    full = full_batch_size(config)
+    full = full if full in view.ratios else config.batch.global_batch_size
+    ran = KnownStep(
+        config=at_batch_size(config, full),
+        time_s=measured_step_s(table) * view.ratios[full].ratio,
+        sigma_log=math.hypot(measured_sigma_log(table), view.ratios[full].sigma_log),
+    )
+    return plan(
+        ran.config,
+        steps_with(ran),
+        num_ranks=(config.parallelism.num_ranks, *request.gpus),
+        memory_capacity_nbytes=request.memory_capacity_nbytes or table.device_memory_nbytes(),
+        memory_offset_nbytes=memory_offset_nbytes(table),
+    )
+
+
+def _decision(
+    table: SampleTable, request: Request, found: Plan, ahead: Forecast, hooks: HookSummary
+) -> Decision:
+    return decide(
+        replace(request.limits, recalibration_s=recalibration_s(table)),
+        forecast=ahead,
+        plan=found,
+        coverage_frac=hooks.num_fired / hooks.num_installed if hooks.num_installed else None,
+        host_argv=request.host_argv,
+        previously_met=frozenset(Rule(value) for value in request.previously_met),
     )
 
 
