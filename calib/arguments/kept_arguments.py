@@ -9,41 +9,19 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from ..records.files import read_package_json
 from .megatron_command import split_launcher
 from .megatron_options import is_known
 
 MASK = "***"
 """In place of a value that is not kept."""
-_TRAINER = """
-    adam_beta1 adam_beta2 adam_epsilon bf16 bf16_full_eval block_size config_name data_seed
-    dataloader_num_workers dataset_config_name dataset_name ddp_backend ddp_bucket_cap_mb deepspeed
-    eval_steps eval_strategy evaluation_strategy fp16 fsdp fsdp_config gradient_accumulation_steps
-    gradient_checkpointing learning_rate logging_steps lr_scheduler_type max_grad_norm
-    max_seq_length max_steps model_name_or_path model_type num_train_epochs optim output_dir
-    per_device_eval_batch_size per_device_train_batch_size report_to resume_from_checkpoint
-    run_name save_steps save_strategy save_total_limit seed tf32 tokenizer_name torch_compile
-    torch_dtype warmup_ratio warmup_steps weight_decay
-"""
-_LAUNCHER = """
-    local_addr local_rank log_dir master_addr master_port max_restarts module monitor_interval
-    nnodes no_python node_rank nproc_per_node rdzv_backend rdzv_conf rdzv_endpoint rdzv_id redirects
-    role run_path standalone start_method tee
-"""
-_KNOWN = frozenset((_TRAINER + _LAUNCHER).split())
-_MANY_NAMES = """
-    cp_comm_type cuda_graph_scope data_path hierarchical_context_parallel_sizes profile_ranks
-    rampup_batch_size recompute_modules spec test_data_path tiktoken_special_tokens
-    tokenizer_special_tokens train_data_path valid_data_path window_size
-"""
-_MANY = frozenset(_MANY_NAMES.split())
+_NAMES: Mapping[str, Sequence[str]] = read_package_json(__package__, "kept_names.json")
+_KNOWN = frozenset((*_NAMES["trainer"], *_NAMES["launcher"]))
+_MANY = frozenset(_NAMES["many"])
 """Options with more than one word behind them."""
-_STARTER_NAMES = """
-    accelerate bash deepspeed env forerun launch mpiexec mpirun numactl python python3 sh srun
-    torch.distributed.launch torch.distributed.run torchrun
-"""
-_STARTERS = frozenset(_STARTER_NAMES.split())
+_STARTERS = frozenset(_NAMES["starters"])
 _SCRIPTS = (".py", ".sh", ".sbatch")
 _SECRET = r"key|token|secret|passw|passphrase|pwd|credential|auth"
 _HAS_SECRET_NAME = re.compile(_SECRET)

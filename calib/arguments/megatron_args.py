@@ -13,67 +13,27 @@ from ..workload.argument_values import whole
 from ..workload.config import RunConfig
 from ..workload.pipeline_layout import write_layout
 from .megatron_command import split_launcher
-from .megatron_namespace import FIRST_STAGE, LAST_STAGE, from_namespace
-from .megatron_options import MODELLED, SPELLED, options_of, read_words
+from .megatron_namespace import from_namespace
+from .megatron_options import MODELLED, NAMES, SPELLED, options_of, read_words
 from .megatron_values import as_options, layout_values, model_values
 
 _GPUS = "--gpus"
 _PP = "pipeline_model_parallel_size"
 _REPLICAS = "--data-parallel-size"
-_SPLIT = frozenset(
-    (
-        "account_for_embedding_in_pipeline_split",
-        "account_for_loss_in_pipeline_split",
-        FIRST_STAGE[0],
-        LAST_STAGE[0],
-        "num_layers_per_virtual_pipeline_stage",
-        "num_virtual_stages_per_pipeline_rank",
-        "pipeline_model_parallel_layout",
-    )
-)
-_RECOMPUTE = frozenset(
-    (
-        "distribute_saved_activations",
-        "moe_layer_recompute",
-        "recompute_activations",
-        "recompute_granularity",
-        "recompute_method",
-        "recompute_modules",
-        "recompute_num_layers",
-    )
-)
-_FP8 = frozenset(("fp4", "fp4_param", "fp8", "fp8_param_gather", "fp8_recipe"))
-_GRADIENTS = frozenset(
-    ("accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16", "main_grads_dtype")
-)
-_GRAPHS = frozenset(("cuda_graph_impl", "enable_cuda_graph", "external_cuda_graph"))
-_LOSS = frozenset(("cross_entropy_fusion_impl", "cross_entropy_loss_fusion"))
-_GROUPS = (_SPLIT, _RECOMPUTE, _FP8, _GRADIENTS, _GRAPHS, _LOSS)
+_TOGETHER = {kind: frozenset(names) for kind, names in NAMES["said_together"].items()}
 """Arguments that mean something only together; several spellings of each mean the same."""
-_SWITCH_NAMES = """
-    account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split
-    accumulate_allreduce_grads_in_fp32 add_bias_linear add_qkv_bias bf16 cross_entropy_loss_fusion
-    ddp_pad_buckets_for_high_nccl_busbw distribute_saved_activations enable_cuda_graph
-    external_cuda_graph fp16 fp4_param fp8_param_gather grad_reduce_in_bf16
-    gradient_accumulation_fusion group_query_attention moe_grouped_gemm moe_layer_recompute
-    moe_pad_expert_input_to_capacity moe_shared_expert_gate moe_shared_expert_overlap
-    multi_latent_attention overlap_grad_reduce overlap_p2p_comm overlap_p2p_comm_warmup_flush
-    overlap_param_gather qk_layernorm
-    quick_geglu recompute_activations sequence_parallel swiglu tp_comm_overlap
-    untie_embeddings_and_output_weights use_distributed_optimizer use_rotary_position_embeddings
-    use_tp_pp_dp_mapping
-"""
-_SWITCHES = frozenset(_SWITCH_NAMES.split())
-_LAYOUT_NAMES = """
-    context_parallel_size cp_comm_type ddp_bucket_size
-    ddp_pad_buckets_for_high_nccl_busbw expert_model_parallel_size expert_tensor_parallel_size
-    global_batch_size gradient_accumulation_fusion micro_batch_size
-    microbatch_group_size_per_vp_stage num_distributed_optimizer_instances overlap_grad_reduce
-    overlap_p2p_comm overlap_p2p_comm_warmup_flush overlap_param_gather
-    pipeline_model_parallel_size sequence_parallel
-    tensor_model_parallel_size tp_comm_overlap use_distributed_optimizer use_tp_pp_dp_mapping
-"""
-_LAYOUT = frozenset(_LAYOUT_NAMES.split()).union(*_GROUPS)
+_SPLIT, _RECOMPUTE = _TOGETHER["split"], _TOGETHER["recompute"]
+_SWITCHES = frozenset(NAMES["switches"])
+_LAYOUT = frozenset(NAMES["layout"]).union(*_TOGETHER.values())
+_NOT_RESUMED = ("--finetune", "--ckpt-step", "--pretrained-checkpoint")
+_EXCLUSIVE = {
+    "bf16": {"fp16"},
+    "fp16": {"bf16"},
+    "fp4": {"fp8", "fp8_recipe", "fp8_param_gather"},
+    "fp8": {"fp4", "fp4_param"},
+    "vocab_size": {"padded_vocab_size"},
+}
+"""What an argument that is given makes void."""
 
 
 def apply_options(config: RunConfig, argv: Sequence[str]) -> RunConfig:
@@ -188,9 +148,6 @@ def _option_words(host_argv: Sequence[str]) -> list[tuple[str, list[str]]]:
     return out
 
 
-_NOT_RESUMED = ("--finetune", "--ckpt-step", "--pretrained-checkpoint")
-
-
 def _kept(config: RunConfig, given: dict[str, Any]) -> dict[str, Any]:
     """The config's own values, without those that the given ones make void."""
     values = {**model_values(config), **layout_values(config)}
@@ -213,15 +170,6 @@ def _kept(config: RunConfig, given: dict[str, Any]) -> dict[str, Any]:
         if name in given:
             void |= others
     return {name: value for name, value in values.items() if name not in void}
-
-
-_EXCLUSIVE = {
-    "bf16": {"fp16"},
-    "fp16": {"bf16"},
-    "fp4": {"fp8", "fp8_recipe", "fp8_param_gather"},
-    "fp8": {"fp4", "fp4_param"},
-    "vocab_size": {"padded_vocab_size"},
-}
 
 
 def _parsed(argv: Sequence[str]) -> dict[str, Any]:
@@ -270,7 +218,7 @@ def _said_already(host_argv: Sequence[str], config: RunConfig) -> frozenset[str]
     own["world_size"] = config.parallelism.num_ranks
     own["ranks_per_node"] = config.parallelism.ranks_per_node
     found: frozenset[str] = frozenset()
-    for group in _GROUPS:
+    for group in _TOGETHER.values():
         values = {name: value for name, value in own.items() if name not in group}
         values |= {name: value for name, value in host.items() if name in group}
         if host.keys() & group and _means(values, config):

@@ -31,7 +31,7 @@ from ..workload.pipeline_layout import (
     virtual_stages,
 )
 from .megatron_model import model_shape
-from .megatron_unmodelled import left_out
+from .megatron_options import left_out
 
 FIRST_STAGE = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
 LAST_STAGE = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")

@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import IO, Any
@@ -48,8 +49,9 @@ def replace_by(path: Path, write: Callable[[IO[bytes]], object], *, mode: int = 
         raise
 
 
+@cache
 def read_package_json(package: str, name: str) -> Any:
-    """The JSON value of a file that is installed in a package."""
+    """The JSON value of a file that is installed in a package; read once, so never change it."""
     return json.loads(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
 
 

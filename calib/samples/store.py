@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..errors import RecordError
+from ..plain_json import parse_json
 from ..records.files import OPEN, replace_by, replace_file
 from ..records.packed import MAX_LINE_NBYTES
-from ..records.plain_json import parse_json
 from ..records.run_records import (
     RankFile,
     RunRecords,

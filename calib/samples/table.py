@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..errors import CalibrationError, RecordError
-from ..records.plain_json import parse_json
+from ..plain_json import parse_json
 from ..records.record_kinds import (
     CollectiveRecord,
     CoverageRecord,

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...calib.records.plain_json import parse_json
+from ...calib.plain_json import parse_json
 from .launch_identity import launch_folder
 
 FORECAST = "forecast.json"

@@ -18,8 +18,8 @@ from ...calib.errors import ConfigError, ForerunError, RecordError
 from ...calib.importers.kineto import kineto_operators
 from ...calib.importers.kineto_collectives import kineto_collectives
 from ...calib.importers.nccl_tests import nccl_tests_collectives
+from ...calib.plain_json import parse_json
 from ...calib.published.paper import is_summary, paper_table
-from ...calib.records.plain_json import parse_json
 from ..known.imported_tables import import_table, written_json
 from ..known.table_files import check_ending, read_frame, write_frame
 from .exit_codes import ExitCode

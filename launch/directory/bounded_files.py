@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...calib.records.plain_json import parse_json
+from ...calib.plain_json import parse_json
 
 MOST_BYTES = 4 * 2**20
 

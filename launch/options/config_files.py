@@ -10,7 +10,7 @@ from typing import Any
 from ...calib.arguments.hugging_face import from_hugging_face
 from ...calib.arguments.megatron_command import Described, config_from_mapping
 from ...calib.errors import ConfigError
-from ...calib.records.plain_json import parse_json
+from ...calib.plain_json import parse_json
 from ...calib.workload.config import RunConfig
 
 _VOCAB_MULTIPLE = 128

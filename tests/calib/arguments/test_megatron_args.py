@@ -7,10 +7,14 @@ from typing import Any
 import pytest
 
 from forerun.calib.arguments.megatron_args import apply_options, options, rewrite_command
-from forerun.calib.arguments.megatron_harmless import HARMLESS
 from forerun.calib.arguments.megatron_namespace import from_namespace
-from forerun.calib.arguments.megatron_options import DERIVED, MODELLED
-from forerun.calib.arguments.megatron_unmodelled import LEFT_OUT, SWITCHED_OFF
+from forerun.calib.arguments.megatron_options import (
+    DERIVED,
+    HARMLESS,
+    LEFT_OUT,
+    MODELLED,
+    SWITCHED_OFF,
+)
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import (
     Normalization,
