@@ -23,7 +23,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from forerun.calib.errors import ConfigError
-from forerun.calib.memory.layout_table import LayoutColumns, RecomputeChoice, memory_table
+from forerun.calib.memory.layout_table import peaks_nbytes
 from forerun.calib.memory.peak import memory
 from forerun.calib.units import GIB
 from forerun.calib.workload.config import (
@@ -177,43 +177,24 @@ def sailor(row: pd.Series) -> RunConfig:
 
 
 def speed(repetitions: int) -> None:
-    """Print layouts per second of ``memory_table`` on one model, all that split 1,024 ranks."""
+    """Print layouts per second of ``peaks_nbytes`` on one model, all that split 1,024 ranks."""
     large = simumax(pd.Series(_LARGE))
     par = replace(large.parallelism, context_comm=ContextComm.P2P)
     base = replace(large, parallelism=par)
-    rows = [row for row in product(*_DEGREES) if _can_run(base, row)]
-    tp, pp, vp, cp, micro, recompute = np.array(rows).T
-    ones = np.ones(len(rows), dtype=int)
-    columns = LayoutColumns(
-        tp=tp,
-        pp=pp,
-        vp=vp,
-        dp=1024 // (tp * pp * cp),
-        cp=cp,
-        ep=ones,
-        etp=0 * ones,
-        micro_batch_size=micro,
-        is_sequence_parallel=tp > 1,
-        recompute=recompute,
-    )
+    layouts = [c for row in product(*_DEGREES) if (c := _layout(base, *row)) is not None]
     times = []
     for _ in range(repetitions):
         begin = time.process_time()
-        memory_table(base, columns, _CHOICES)
+        peaks_nbytes(layouts)
         times.append(time.process_time() - begin)
-    num = len(columns)
+    num = len(layouts)
     print(
-        f"\nmemory_table: {num} distinct layouts, {num / np.median(times):,.0f}/s; "
+        f"\npeaks_nbytes: {num} distinct layouts, {num / np.median(times):,.0f}/s; "
         f"first call {times[0]:.3f} s, others {np.median(times):.3f} s"
     )
 
 
-_CHOICES = (
-    RecomputeChoice(),
-    RecomputeChoice(recompute=Recompute.SELECTIVE),
-    RecomputeChoice(recompute=Recompute.FULL),
-)
-_DEGREES = ((1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2, 5), (1, 2, 4, 8), (1, 2, 4, 8), range(3))
+_DEGREES = ((1, 2, 4, 8), (1, 2, 4, 8, 16), (1, 2, 5), (1, 2, 4, 8), (1, 2, 4, 8), Recompute)
 _LARGE = {
     "case": "cef",
     "model": "llama3-70b",
@@ -233,15 +214,17 @@ _LARGE = {
 }
 
 
-def _can_run(base: RunConfig, row: tuple[int, ...]) -> bool:
-    tp, pp, vp, cp, micro, _ = row
+def _layout(
+    base: RunConfig, tp: int, pp: int, vp: int, cp: int, micro: int, recompute: Recompute
+) -> RunConfig | None:
+    """None where it cannot run."""
+    degrees = {"tp": tp, "pp": pp, "vp": vp, "cp": cp, "dp": 1024 // (tp * pp * cp)}
     try:
-        par = replace(base.parallelism, tp=tp, pp=pp, vp=vp, cp=cp, dp=1024 // (tp * pp * cp))
+        par = replace(base.parallelism, **degrees, is_sequence_parallel=tp > 1)
         batch = Batch(micro_batch_size=micro, global_batch_size=2048)
-        replace(base, parallelism=par, batch=batch)
+        return replace(base, parallelism=par, batch=batch, recompute=recompute)
     except ConfigError:
-        return False
-    return True
+        return None
 
 
 def _experts(family: str, layers: int) -> Experts:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..arguments.megatron_args import options
 from ..fit.estimates import Source
-from ..memory.layout_table import columns_of, is_usual, memory_table
+from ..memory.layout_table import peaks_nbytes
 from ..memory.peak import MemoryEstimate, Verdict, memory, verdict
 from ..regressors.intervals import Z_90
 from ..steps.design import most_telling
@@ -225,19 +224,6 @@ def ranking(
         over[np.argsort(needed[over], kind="stable")],
     ]
     return np.concatenate(order).tolist()
-
-
-def peaks_nbytes(layouts: Sequence[RunConfig]) -> NDArray[np.float64]:
-    """Peak memory of each layout; at once but for those with stages of a layout of their own."""
-    out = np.empty(len(layouts))
-    is_even = np.array([is_usual(layout) for layout in layouts])
-    even = [layouts[i] for i in np.flatnonzero(is_even).tolist()]
-    if even:
-        columns, choices = columns_of(even)
-        out[is_even] = memory_table(even[0], columns, choices).total_nbytes
-    for place in np.flatnonzero(~is_even).tolist():
-        out[place] = memory(layouts[place]).total_nbytes
-    return out
 
 
 def compare(

@@ -117,7 +117,7 @@ def _best_layouts(
     # Virtual stages and recomputing change no shape.
     layouts = [c for c in layouts if c.recompute is config.recompute and c.parallelism.vp == 1]
     if memory_nbytes is not None and layouts:
-        from .plan import peaks_nbytes  # training, which gives no limit, needs no scipy
+        from ..memory.layout_table import peaks_nbytes  # training gives no limit: it needs no NumPy
 
         needed = peaks_nbytes(layouts)
         layouts = [c for c, nbytes in zip(layouts, needed, strict=True) if nbytes <= memory_nbytes]

@@ -44,12 +44,14 @@ def buckets(config: RunConfig, chunk: int) -> tuple[Bucket, ...]:
 
 
 def num_shards(parallelism: Parallelism, *, is_expert: bool = False) -> int:
-    """Ranks that a gradient is scattered over by the distributed optimizer.
+    """Ranks that a gradient is scattered over: 1 without the distributed optimizer.
 
-    >>> num_shards(Parallelism(dp=8, cp=2, num_optimizer_instances=2))
-    8
+    >>> num_shards(Parallelism(dp=8, cp=2, is_optimizer_distributed=True))
+    16
     """
     par = parallelism
+    if not par.is_optimizer_distributed:
+        return 1
     replicas = par.expert_dp if is_expert else par.dp * par.cp
     return max(1, replicas // par.num_optimizer_instances)
 

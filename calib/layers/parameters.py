@@ -30,13 +30,9 @@ def parameters(config: RunConfig, stage: int) -> int:
 
 def updated_parameters(config: RunConfig, stage: int) -> int:
     """Parameters that one rank of ``stage`` updates: a share when the optimizer is distributed."""
-    par = config.parallelism
-    dense = experts = 0
-    for numel, count in _stage_numel(config, stage):
-        dense += numel.dense * count
-        experts += numel.expert * count
-    if not par.is_optimizer_distributed:
-        return dense + experts
+    par, held = config.parallelism, _stage_numel(config, stage)
+    dense = sum(numel.dense * count for numel, count in held)
+    experts = sum(numel.expert * count for numel, count in held)
     return -(-dense // num_shards(par)) - (-experts // num_shards(par, is_expert=True))
 
 

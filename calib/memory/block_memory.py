@@ -6,8 +6,8 @@ each layout.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +27,7 @@ from .weights import (
     vocabulary_numel,
 )
 
-Number = Any
+Number: TypeAlias = "float | npt.NDArray[np.float64]"
 """A float, or a float array of shape (layouts,)."""
 
 CUBLAS_WORKSPACE_NBYTES = 32 * 1024**2
@@ -69,15 +69,6 @@ class ModuleBytes:
     dense_scratch: Number
     expert_scratch: Number
     head_scratch: Number
-
-    @staticmethod
-    def stack(pieces: list[ModuleBytes], index: npt.NDArray[np.intp]) -> ModuleBytes:
-        """One set of columns: entry i is that of ``pieces[index[i]]``."""
-        columns = {
-            field.name: np.array([getattr(p, field.name) for p in pieces], dtype=float)[index]
-            for field in fields(ModuleBytes)
-        }
-        return ModuleBytes(**columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,23 @@ tensor by tensor (``activations.py``), and per schedule (``in_flight.py``).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 
+from ..layers.blocks import recomputed_layers
+from ..layers.buckets import num_shards
 from ..layers.parameters import check_stage
-from ..workload.config import Attention, Recompute, RunConfig
+from ..workload.config import Attention, RunConfig
 from ..workload.parallelism import Parallelism
-from .block_memory import ChunkLayers, ModuleBytes, module_bytes, stage_bytes, state_bytes
+from .block_memory import (
+    ChunkLayers,
+    ModuleBytes,
+    StageBytes,
+    StateBytes,
+    module_bytes,
+    stage_bytes,
+    state_bytes,
+)
 from .in_flight import InFlight, in_flight
 
 FITS_FRAC = 0.80
@@ -72,8 +82,7 @@ class MemoryEstimate:
 
     def to_json(self) -> dict[str, int]:
         """A JSON object with every part and the total."""
-        out = {name: int(getattr(self, name)) for name in self.__dataclass_fields__}
-        return out | {"total_nbytes": int(self.total_nbytes)}
+        return asdict(self) | {"total_nbytes": self.total_nbytes}
 
 
 def memory(
@@ -145,48 +154,43 @@ def overhead_nbytes(par: Parallelism, device: str) -> int:
     return CONTEXT_NBYTES + COMMUNICATOR_NBYTES * sum(size > 1 for size in groups)
 
 
-def optimizer_shards(par: Parallelism) -> tuple[int, int]:
-    """Ranks over which the state of dense parameters and of experts is split."""
-    if not par.is_optimizer_distributed:
-        return 1, 1
-    copies = par.num_optimizer_instances
-    return max(1, par.dp * par.cp // copies), max(1, par.expert_dp // copies)
-
-
-def _stage_memory(
-    config: RunConfig, pieces: ModuleBytes, stage: int, offset_nbytes: int
-) -> MemoryEstimate:
+def stage_parts(
+    config: RunConfig, pieces: ModuleBytes, state: StateBytes, stage: int
+) -> StageBytes:
+    """Bytes of one rank of a stage, for one layout or for several with the same chunks."""
     par = config.parallelism
-    shards, expert_shards = optimizer_shards(par)
-    found = stage_bytes(
+    return stage_bytes(
         pieces,
-        state_bytes(config, shards=shards, expert_shards=expert_shards),
+        state,
         [_chunk_layers(config, chunk) for chunk in config.chunks_of(stage)],
         _in_flight(config, stage),
         is_first=stage == 0,
         is_last=stage == par.pp - 1,
         is_tied=config.model.is_tied,
     )
+
+
+def _stage_memory(
+    config: RunConfig, pieces: ModuleBytes, stage: int, offset_nbytes: int
+) -> MemoryEstimate:
+    par = config.parallelism
+    state = state_bytes(
+        config, shards=num_shards(par), expert_shards=num_shards(par, is_expert=True)
+    )
+    found = stage_parts(config, pieces, state, stage)
+    parts = {f"{f.name}_nbytes": round(float(getattr(found, f.name))) for f in fields(found)}
     return MemoryEstimate(
         stage=stage,
-        weights_nbytes=round(float(found.weights)),
-        grads_nbytes=round(float(found.grads)),
-        optimizer_nbytes=round(float(found.optimizer)),
-        activations_nbytes=round(float(found.activations)),
-        logits_nbytes=round(float(found.logits)),
-        scratch_nbytes=round(float(found.scratch)),
+        **parts,
         overhead_nbytes=overhead_nbytes(par, config.device),
         offset_nbytes=offset_nbytes,
     )
 
 
 def _chunk_layers(config: RunConfig, chunk: int) -> ChunkLayers:
-    layers = config.layers_of(chunk)
-    covered = 0
-    if config.recompute is Recompute.FULL:
-        covered = min(config.recompute_num_layers or len(layers), len(layers))
-    again = sum(config.model.has_experts(layer) for layer in layers[:covered])
-    plain = sum(config.model.has_experts(layer) for layer in layers[covered:])
+    layers, covered = config.layers_of(chunk), recomputed_layers(config, chunk)
+    again = sum(map(config.model.has_experts, layers[:covered]))
+    plain = sum(map(config.model.has_experts, layers[covered:]))
     return ChunkLayers(
         dense=len(layers) - covered - plain,
         dense_again=covered - again,
