@@ -9,155 +9,52 @@ import pandas as pd
 
 TABLE_SCHEMA = 1
 
+TEXTS = frozenset(("run_id", "row", "kind", "phase", "shape", "role", "ranks", "flags", "name"))
+TEXTS |= {"collective", "device", "created_by", "config"}
+"""Columns of text."""
+_COLUMNS = {
+    "samples": """
+        *run_id *window *row *kind *phase *shape *element_nbytes *stage *role *num_ranks *span
+        *num_nodes *nbytes is_bound time_s count num_steps num_seen spread_log *is_probe
+    """,
+    "steps": "*run_id *window *rank *step time_s gap_s hook_s is_hooked is_clean flags",
+    "phases": "*run_id *window *rank *step *name count time_s wait_s hook_s",
+    "skew": "*run_id *window *rank *role *collective wait_s transfer_s num_steps",
+    "arrivals": "*run_id *window *rank *role num_events num_last late_s num_steps",
+    "clocks": """
+        *run_id *window *rank reference offset_s low_s high_s drift_frac num_moments num_dropped
+        is_reached is_shared
+    """,
+    "links": """
+        *run_id *window *kind *role *num_ranks *num_nodes *nbytes *ranks time_s exposed_s count
+        num_steps spread_log
+    """,
+    "ranks": "*run_id *window *rank num_steps step_s forward_s backward_s optimizer_s wait_s",
+    "traced": "*run_id *window *kind *phase *shape *element_nbytes *stage time_s count num_kernels",
+    "coverage": "*run_id *window *rank *name installed fired",
+    "windows": """
+        *run_id *window *rank first_step last_step num_faults num_dropped memory_peak_nbytes
+        device_memory_nbytes
+    """,
+    "runs": """
+        *run_id *rank world_size stage tp_rank dp_rank device created_by started_unix_s config
+    """,
+}
+"""Columns of each frame; a row is told from others by those with a star."""
+
+
+def _type(column: str) -> str:
+    """Names say the type: units are floats, questions booleans, and all but the texts counts."""
+    if column in TEXTS:
+        return "str"
+    if column.endswith(("_s", "_log", "_frac")):
+        return "float64"
+    return "bool" if column.startswith("is_") else "int64"
+
+
 FRAMES: Mapping[str, Mapping[str, str]] = {
-    "samples": {
-        "run_id": "str",
-        "window": "int64",
-        "row": "str",
-        "kind": "str",
-        "phase": "str",
-        "shape": "str",
-        "element_nbytes": "int64",
-        "stage": "int64",
-        "role": "str",
-        "num_ranks": "int64",
-        "span": "int64",
-        "num_nodes": "int64",
-        "nbytes": "int64",
-        "is_bound": "bool",
-        "time_s": "float64",
-        "count": "int64",
-        "num_steps": "int64",
-        "num_seen": "int64",
-        "spread_log": "float64",
-        "is_probe": "bool",
-    },
-    "steps": {
-        "run_id": "str",
-        "window": "int64",
-        "rank": "int64",
-        "step": "int64",
-        "time_s": "float64",
-        "gap_s": "float64",
-        "hook_s": "float64",
-        "is_hooked": "bool",
-        "is_clean": "bool",
-        "flags": "str",
-    },
-    "phases": {
-        "run_id": "str",
-        "window": "int64",
-        "rank": "int64",
-        "step": "int64",
-        "name": "str",
-        "count": "int64",
-        "time_s": "float64",
-        "wait_s": "float64",
-        "hook_s": "float64",
-    },
-    "skew": {
-        "run_id": "str",
-        "window": "int64",
-        "rank": "int64",
-        "role": "str",
-        "collective": "str",
-        "wait_s": "float64",
-        "transfer_s": "float64",
-        "num_steps": "int64",
-    },
-    "arrivals": {
-        "run_id": "str",
-        "window": "int64",
-        "rank": "int64",
-        "role": "str",
-        "num_events": "int64",
-        "num_last": "int64",
-        "late_s": "float64",
-        "num_steps": "int64",
-    },
-    "clocks": {
-        "run_id": "str",
-        "window": "int64",
-        "rank": "int64",
-        "reference": "int64",
-        "offset_s": "float64",
-        "low_s": "float64",
-        "high_s": "float64",
-        "drift_frac": "float64",
-        "num_moments": "int64",
-        "num_dropped": "int64",
-        "is_reached": "bool",
-        "is_shared": "bool",
-    },
-    "links": {
-        "run_id": "str",
-        "window": "int64",
-        "kind": "str",
-        "role": "str",
-        "num_ranks": "int64",
-        "num_nodes": "int64",
-        "nbytes": "int64",
-        "ranks": "str",
-        "time_s": "float64",
-        "exposed_s": "float64",
-        "count": "int64",
-        "num_steps": "int64",
-        "spread_log": "float64",
-    },
-    "ranks": {
-        "run_id": "str",
-        "window": "int64",
-        "rank": "int64",
-        "num_steps": "int64",
-        "step_s": "float64",
-        "forward_s": "float64",
-        "backward_s": "float64",
-        "optimizer_s": "float64",
-        "wait_s": "float64",
-    },
-    "traced": {
-        "run_id": "str",
-        "window": "int64",
-        "kind": "str",
-        "phase": "str",
-        "shape": "str",
-        "element_nbytes": "int64",
-        "stage": "int64",
-        "time_s": "float64",
-        "count": "int64",
-        "num_kernels": "int64",
-    },
-    "coverage": {
-        "run_id": "str",
-        "window": "int64",
-        "rank": "int64",
-        "name": "str",
-        "installed": "int64",
-        "fired": "int64",
-    },
-    "windows": {
-        "run_id": "str",
-        "window": "int64",
-        "rank": "int64",
-        "first_step": "int64",
-        "last_step": "int64",
-        "num_faults": "int64",
-        "num_dropped": "int64",
-        "memory_peak_nbytes": "int64",
-        "device_memory_nbytes": "int64",
-    },
-    "runs": {
-        "run_id": "str",
-        "rank": "int64",
-        "world_size": "int64",
-        "stage": "int64",
-        "tp_rank": "int64",
-        "dp_rank": "int64",
-        "device": "str",
-        "created_by": "str",
-        "started_unix_s": "float64",
-        "config": "str",
-    },
+    name: {column.lstrip("*"): _type(column.lstrip("*")) for column in text.split()}
+    for name, text in _COLUMNS.items()
 }
 """Column types of each frame.
 
@@ -173,33 +70,8 @@ the small summary that every rank sends, per step.  ``traced.py`` tells of ``tra
 """
 
 KEYS: Mapping[str, tuple[str, ...]] = {
-    "samples": (
-        "run_id",
-        "window",
-        "row",
-        "kind",
-        "phase",
-        "shape",
-        "element_nbytes",
-        "stage",
-        "role",
-        "num_ranks",
-        "span",
-        "num_nodes",
-        "nbytes",
-        "is_probe",
-    ),
-    "steps": ("run_id", "window", "rank", "step"),
-    "phases": ("run_id", "window", "rank", "step", "name"),
-    "skew": ("run_id", "window", "rank", "role", "collective"),
-    "arrivals": ("run_id", "window", "rank", "role"),
-    "clocks": ("run_id", "window", "rank"),
-    "links": ("run_id", "window", "kind", "role", "num_ranks", "num_nodes", "nbytes", "ranks"),
-    "ranks": ("run_id", "window", "rank"),
-    "traced": ("run_id", "window", "kind", "phase", "shape", "element_nbytes", "stage"),
-    "coverage": ("run_id", "window", "rank", "name"),
-    "windows": ("run_id", "window", "rank"),
-    "runs": ("run_id", "rank"),
+    name: tuple(column[1:] for column in text.split() if column[0] == "*")
+    for name, text in _COLUMNS.items()
 }
 
 _EMPTY: Mapping[str, Any] = {"str": "", "int64": 0, "float64": 0.0, "bool": False}

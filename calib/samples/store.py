@@ -32,7 +32,7 @@ from ..records.run_records import (
     parse_header,
     parse_summaries,
 )
-from .columns import FRAMES, TABLE_SCHEMA, normalise
+from .columns import FRAMES, TABLE_SCHEMA, TEXTS, normalise
 from .table import SampleTable
 
 MAX_JSON_NBYTES = 64 << 20
@@ -43,8 +43,7 @@ _SCHEMA_KEY = b"forerun_schema"
 _CREATED_KEY = b"forerun_created_by"
 SUMMARIES = "summaries.jsonl"
 """The summaries of ranks without a file, in a run's folder."""
-_TEXTS = sorted({column for types in FRAMES.values() for column, kind in types.items()
-                 if kind == "str"} | {"table"})  # fmt: skip
+_TEXTS = sorted(TEXTS | {"table"})
 """Read as one text and its places, so that a long one that is repeated is held once."""
 
 
@@ -204,15 +203,13 @@ def read_table(path: Path) -> SampleTable:
 
 def _read_frame(whole: pa.Table, name: str) -> pd.DataFrame:
     columns = [c for c in FRAMES[name] if c in whole.column_names]
-    rows = whole.filter(pc.field("table") == name)
-    rows = rows.select(columns)
+    rows = whole.filter(pc.field("table") == name).select(columns)
     for column in rows.schema:
         if pa.types.is_nested(column.type) or isinstance(column.type, pa.BaseExtensionType):
             raise TypeError(f"{column.name} is of type {column.type}")
     frame = rows.to_pandas(ignore_metadata=True)
-    for column, kind in FRAMES[name].items():
-        if kind == "str" and column in columns:
-            frame[column] = frame[column].astype(object)
+    texts = [column for column in columns if column in TEXTS]
+    frame[texts] = frame[texts].astype(object)
     return normalise(name, frame)
 
 

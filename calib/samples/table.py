@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -170,11 +171,10 @@ def build_table(run: RunRecords) -> SampleTable:
 
 def with_probes(table: SampleTable, run: RunRecords) -> SampleTable:
     """The table with the samples of the run's probes, whose controls are in the table."""
-    probed = _operator_frame(run, is_probe=True)
+    probed = _timed(run, OperatorRecord, is_probe=True)
     transfers = _collective_frame(run, is_probe=True)
     if probed.empty and transfers.empty:
         return table
-    probed["stage"] = [run.headers[rank].stage for rank in probed["rank"]]
     is_host = all(header.device == "cpu" for header in run.headers.values())
     live = table.operators
     own = live[(live["run_id"] == run.run_id) & ~live["is_probe"]]
@@ -190,9 +190,9 @@ def with_probes(table: SampleTable, run: RunRecords) -> SampleTable:
 def build_live_table(run: RunRecords) -> SampleTable:
     """The same without probes: each of its rows comes from the records of one window alone."""
     steps = _step_frame(run)
-    marks = steps[["window", "rank", "step", "is_hooked", "is_clean", "stage"]]
-    operators = _clean(_operator_frame(run), marks)
-    every_phase = _phase_frame(run)
+    marks = steps[["window", "rank", "step", "is_hooked", "is_clean"]]
+    operators = _clean(_timed(run, OperatorRecord), marks)
+    every_phase = _frame(run, PhaseRecord)
     phases = _clean(every_phase, marks)
     layout = next((config.parallelism for config in run.configs.values()), None)
     matched = match_ranks(_clean(_collective_frame(run), marks), layout)
@@ -214,12 +214,12 @@ def build_live_table(run: RunRecords) -> SampleTable:
         "arrivals": arrival_rows(matched, clocks),
         "clocks": clocks,
         "links": link_rows(matched),
-        "ranks": _rank_frame(run),
-        "traced": traced_rows(_trace_frame(run)),
+        "ranks": _frame(replace(run, records=run.summaries), RankRecord),
+        "traced": traced_rows(_timed(run, TraceRecord)),
         "coverage": _frame(run, CoverageRecord),
         "windows": _frame(run, WindowRecord),
+        "runs": run_rows(run),
     }
-    frames["runs"] = run_rows(run)
     return SampleTable(
         **{name: normalise(name, frame.assign(run_id=run.run_id)) for name, frame in frames.items()}
     )
@@ -237,7 +237,10 @@ def _stack(parts: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _frame(run: RunRecords, kind: type, *, is_probe: bool = False) -> pd.DataFrame:
-    """One row per record of a type, with its rank; empty with columns where there is none."""
+    """One row per record of a type, with its rank and stage; without any, columns alone.
+
+    Enums stand by their values, tuples as text, and lengths of time also in seconds.
+    """
     names = [spec.name for spec in fields(kind)]
     columns: dict[str, list[object]] = {name: [] for name in ["rank", *names]}
     for rank, records in run.records.items():
@@ -246,51 +249,44 @@ def _frame(run: RunRecords, kind: type, *, is_probe: bool = False) -> pd.DataFra
                 columns["rank"].append(rank)
                 for name in names:
                     columns[name].append(getattr(record, name))
-    return pd.DataFrame(columns)
+    frame = pd.DataFrame({name: _cells(name, values) for name, values in columns.items()})
+    for name in names:
+        if name.endswith("_ns") and name not in _READINGS:
+            frame[f"{name[:-3]}_s"] = frame[name].astype("float64") / NS_PER_S
+        elif name.startswith("is_"):
+            frame[name] = frame[name].astype(bool)
+    stages = {rank: header.stage for rank, header in run.headers.items()}
+    return frame.assign(stage=[stages.get(rank, -1) for rank in frame["rank"]])
 
 
-def _seconds(nanoseconds: pd.Series) -> pd.Series:
-    return nanoseconds.astype("float64") / NS_PER_S
+_READINGS = ("start_ns", "issue_ns")
+"""Of a clock: as floats of seconds they would lose their last digits."""
+
+
+def _cells(name: str, values: list[Any]) -> list[Any]:
+    """Values of a column, all of one type, as they stand in the table."""
+    if values and isinstance(values[0], Enum):
+        return [value.value for value in values]
+    if not values or not isinstance(values[0], tuple):
+        return values
+    if name.endswith("_ns"):
+        return [sum(parts) for parts in values]
+    if name == "shape":
+        return [shape_text(shape) for shape in values]
+    return [",".join(str(getattr(part, "value", part)) for part in parts) for parts in values]
 
 
 def _step_frame(run: RunRecords) -> pd.DataFrame:
     frame = _frame(run, StepRecord)
-    frame["time_s"] = _seconds(frame["duration_ns"]) + _seconds(frame["gap_ns"])
-    frame["gap_s"] = _seconds(frame["gap_ns"])
-    frame["hook_s"] = _seconds(frame["hook_ns"])
-    frame["flags"] = [",".join(flag.value for flag in flags) for flags in frame["flags"]]
-    frame["is_hooked"] = frame["is_hooked"].astype(bool)
-    frame["stage"] = [run.headers[rank].stage for rank in frame["rank"]]
+    frame["time_s"] = frame["duration_s"] + frame["gap_s"]
     flagged = frame["flags"].ne("").groupby([frame["window"], frame["step"]])
     frame["is_clean"] = ~flagged.transform("any").astype(bool)
     return frame
 
 
-def _rank_frame(run: RunRecords) -> pd.DataFrame:
-    frame = _frame(replace(run, records=run.summaries), RankRecord)
-    for name in ("step", "forward", "backward", "optimizer"):
-        frame[f"{name}_s"] = _seconds(frame[f"{name}_ns"])
-    frame["wait_s"] = [sum(waits) / NS_PER_S for waits in frame["wait_ns"]]
-    return frame
-
-
-def _operator_frame(run: RunRecords, *, is_probe: bool = False) -> pd.DataFrame:
-    frame = _frame(run, OperatorRecord, is_probe=is_probe)
-    frame["kind"] = [kind.value for kind in frame["kind"]]
-    frame["phase"] = [phase.value for phase in frame["phase"]]
-    frame["shape"] = [shape_text(shape) for shape in frame["shape"]]
-    frame["time_s"] = _seconds(frame["duration_ns"])
-    return frame
-
-
-def _trace_frame(run: RunRecords) -> pd.DataFrame:
-    frame = _frame(run, TraceRecord)
-    frame["kind"] = [kind.value for kind in frame["kind"]]
-    frame["phase"] = [phase.value for phase in frame["phase"]]
-    frame["shape"] = [shape_text(shape) for shape in frame["shape"]]
-    frame["time_s"] = _seconds(frame["duration_ns"])
-    frame["stage"] = [run.headers[rank].stage for rank in frame["rank"]]
-    return frame
+def _timed(run: RunRecords, kind: type, *, is_probe: bool = False) -> pd.DataFrame:
+    frame = _frame(run, kind, is_probe=is_probe)
+    return frame.assign(time_s=frame["duration_s"])
 
 
 def _with_traced(
@@ -298,29 +294,15 @@ def _with_traced(
 ) -> pd.DataFrame:
     """The transfers, and those of the traced steps, which have their kernels' times."""
     marks = steps[steps["flags"] == StepFlag.TRACED.value].assign(is_clean=True)
-    marks = marks[["window", "rank", "step", "is_hooked", "is_clean", "stage"]]
+    marks = marks[["window", "rank", "step", "is_hooked", "is_clean"]]
     traced = _clean(transfers, marks)
     return matched if traced.empty else pd.concat([matched, match_ranks(traced, layout)])
 
 
-def _phase_frame(run: RunRecords) -> pd.DataFrame:
-    frame = _frame(run, PhaseRecord)
-    frame["duration_s"] = _seconds(frame["duration_ns"])
-    frame["wait_s"] = _seconds(frame["wait_ns"])
-    frame["hook_s"] = _seconds(frame["hook_ns"])
-    return frame
-
-
 def _collective_frame(run: RunRecords, *, is_probe: bool = False) -> pd.DataFrame:
-    frame = _frame(run, CollectiveRecord, is_probe=is_probe)
-    frame["collective"] = [value.value for value in frame["collective"]]
-    frame["role"] = [role.value for role in frame["role"]]
-    frame = frame[np.array([len(ranks) > 1 for ranks in frame["ranks"]], dtype=bool)].copy()
-    frame["ranks"] = [",".join(str(rank) for rank in ranks) for ranks in frame["ranks"]]
-    frame["is_bound"] = frame["is_bound"].astype(bool)
-    frame["time_s"] = _seconds(frame["duration_ns"])
-    frame["exposed_s"] = _seconds(frame["exposed_ns"])
-    return frame
+    """Transfers between ranks: a group of one has none."""
+    frame = _timed(run, CollectiveRecord, is_probe=is_probe)
+    return frame[np.array(["," in ranks for ranks in frame["ranks"]], dtype=bool)].copy()
 
 
 def _clean(events: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
@@ -328,7 +310,7 @@ def _clean(events: pd.DataFrame, marks: pd.DataFrame) -> pd.DataFrame:
     keys = ["window", "rank", "step"]
     known = marks[marks["is_clean"]].drop_duplicates(subset=keys, keep="last")
     if events.empty:
-        return events.assign(is_hooked=pd.Series(dtype=bool), stage=pd.Series(dtype="int64"))
+        return events.assign(is_hooked=pd.Series(dtype=bool))
     return events.merge(known, on=keys, how="inner")
 
 

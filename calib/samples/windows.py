@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from ..errors import CalibrationError
+from .columns import FRAMES
 from .table import SampleTable
+
+_OF_RUNS = ("runs", "traced")
+"""Frames that stay whole: headers have no window, and only one window of a run is traced."""
 
 
 def windows_of(table: SampleTable) -> list[int]:
@@ -21,20 +24,9 @@ def windows_of(table: SampleTable) -> list[int]:
 
 def only_windows(table: SampleTable, windows: Sequence[int]) -> SampleTable:
     """The newest run's rows of these windows."""
-
-    def keep(frame: Any) -> Any:
-        return frame[(frame["run_id"] == table.run_id) & frame["window"].isin(list(windows))]
-
-    return replace(
-        table,
-        samples=keep(table.samples),
-        steps=keep(table.steps),
-        phases=keep(table.phases),
-        skew=keep(table.skew),
-        arrivals=keep(table.arrivals),
-        clocks=keep(table.clocks),
-        links=keep(table.links),
-        ranks=keep(table.ranks),
-        coverage=keep(table.coverage),
-        windows=keep(table.windows),
-    )
+    frames = {name: getattr(table, name) for name in FRAMES if name not in _OF_RUNS}
+    kept = {
+        name: frame[(frame["run_id"] == table.run_id) & frame["window"].isin(list(windows))]
+        for name, frame in frames.items()
+    }
+    return replace(table, **kept)
