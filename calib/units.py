@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 KIB = 1024
 MIB = 1024**2
@@ -52,3 +53,18 @@ def format_frac(frac: float, *, signed: bool = False) -> str:
     if not math.isfinite(frac):
         return "unknown"
     return f"{frac * 100:+.1f} %" if signed else f"{frac * 100:.1f} %"
+
+
+_MOST_RANKS = 4
+
+
+def format_ranks(ranks: Sequence[int]) -> str:
+    """Ranks in short: the first four of them and how many more there are.
+
+    >>> format_ranks((3,)), format_ranks(range(7))
+    ('rank 3', 'ranks 0, 1, 2, 3 and 3 more')
+    """
+    text = ", ".join(map(str, ranks[:_MOST_RANKS]))
+    if len(ranks) > _MOST_RANKS:
+        text += f" and {len(ranks) - _MOST_RANKS} more"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"

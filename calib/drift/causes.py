@@ -10,7 +10,7 @@ cause stays unknown, with the reason.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from scipy.stats import t
 
 from ..samples.rank_compute import RankCompute, newest_rank_compute
-from ..samples.reduce import MAD_TO_SIGMA
+from ..samples.reduce import MEDIAN_OVER_MEAN, mad_sigma
 from ..samples.table import SampleTable
 from ..samples.windows import only_windows
-from ..units import format_frac, format_time
+from ..units import format_frac, format_ranks, format_time
 from .link_changes import LinkChange, link_changes
 
 Floats = NDArray[np.float64]
@@ -166,7 +166,7 @@ def _merged(links: Sequence[LinkChange], sign: float) -> list[LinkChange]:
         if len(every) > 1 and len(hit) == len(every):
             ranks = tuple(sorted({rank for link in hit for rank in link.ranks}))
             worst = max(hit, key=lambda link: abs(link.after_s - link.before_s))
-            found.append(LinkChange(**{**asdict(worst), "ranks": ranks}))
+            found.append(replace(worst, ranks=ranks))
         else:
             found += hit
     return found
@@ -187,10 +187,10 @@ def _of_ranks(before: SampleTable, after: SampleTable, sign: float, step_s: floa
     return found
 
 
-def _values(pace: RankCompute, ranks: NDArray[np.int64], name: str) -> Floats:
-    data_s = pace.data_s + pace.between_s
-    values = data_s if name == "data" else pace.work_s - data_s
-    return values[:, np.searchsorted(pace.ranks, ranks)]
+def _values(compute: RankCompute, ranks: NDArray[np.int64], name: str) -> Floats:
+    data_s = compute.data_s + compute.between_s
+    values = data_s if name == "data" else compute.work_s - data_s
+    return values[:, np.searchsorted(compute.ranks, ranks)]
 
 
 class _Part:
@@ -227,9 +227,8 @@ class _Part:
             # One sample of a window each: what is left is how far the ranks scatter.
             if len(self.excess_s) < _LEAST_CROWD:
                 return 1.0
-            middle = np.median(self.excess_s)
-            old = MAD_TO_SIGMA * float(np.median(np.abs(self.excess_s - middle)))
-            new, freedom = 0.0, max(1, len(self.excess_s) // 3)
+            old, new = mad_sigma(self.excess_s), 0.0
+            freedom = max(1, len(self.excess_s) // 3)
         error = float(np.sqrt(old**2 + new**2 + again**2))
         if error <= 0:
             return 0.0 if change_s > 0 else 1.0
@@ -284,8 +283,9 @@ def _error(values: Floats) -> float:
     """Standard error of a median, from the median deviation."""
     if len(values) < 2:
         return 0.0
-    spread = MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values))))
-    return 1.2533 * max(spread, 0.5 * float(values.std(ddof=1))) / float(np.sqrt(len(values)))
+    # Of few values the median deviation may be 0 by chance; half of the usual one stands below it.
+    sigma = max(mad_sigma(values), 0.5 * float(values.std(ddof=1)))
+    return MEDIAN_OVER_MEAN * sigma / float(np.sqrt(len(values)))
 
 
 def _who(ranks: Sequence[int], role: str) -> str:
@@ -296,9 +296,4 @@ def _who(ranks: Sequence[int], role: str) -> str:
     """
     if not ranks:
         return "all ranks"
-    text = ", ".join(map(str, ranks[:4]))
-    if len(ranks) > 4:
-        text += f" and {len(ranks) - 4} more"
-    if role:
-        return f"{role} group of ranks {text}"
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text}"
+    return f"{role} group of {format_ranks(ranks)}" if role else format_ranks(ranks)

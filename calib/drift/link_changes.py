@@ -8,14 +8,13 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t
 
+from ..samples.reduce import MAD_EFFICIENCY, median_error_log
+
 LEAST_CHANGE_FRAC = 0.1
 """Of a group's transfers: links differ by less from one window to the next."""
 AGAIN_SIGMA_LOG = 0.02
 """How far the same transfers lie apart in two windows, beyond the noise of their steps."""
 _KEYS = ["kind", "role", "num_ranks", "num_nodes", "nbytes", "ranks"]
-_MEDIAN_OVER_MEAN = 1.2533
-_MAD_EFFICIENCY = 0.37
-"""Of the median deviation on normal data: so many of its values count as degrees of freedom."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +41,7 @@ def link_changes(before: pd.DataFrame, after: pd.DataFrame) -> list[LinkChange]:
     columns = ["own_s_before", "own_s_after", "error_s_before", "error_s_after"]
     groups = both.groupby(["role", "ranks"], sort=True)
     sums = groups[columns].sum()
-    sums["freedom"] = _MAD_EFFICIENCY * groups[["num_steps_before", "num_steps_after"]].min().sum(
+    sums["freedom"] = MAD_EFFICIENCY * groups[["num_steps_before", "num_steps_after"]].min().sum(
         axis=1
     )
     found = []
@@ -66,6 +65,6 @@ def link_changes(before: pd.DataFrame, after: pd.DataFrame) -> list[LinkChange]:
 
 def _timed(links: pd.DataFrame) -> pd.DataFrame:
     rows = links[links["num_steps"] > 1]
-    error_log = _MEDIAN_OVER_MEAN * rows["spread_log"] / np.sqrt(rows["num_steps"])
-    own_s = rows["time_s"] * rows["count"] / rows["num_steps"].clip(lower=1)
-    return rows[[*_KEYS, "num_steps"]].assign(own_s=own_s, error_s=error_log * own_s)
+    own_s = rows["time_s"] * rows["count"] / rows["num_steps"]
+    error_s = median_error_log(rows) * own_s
+    return rows[[*_KEYS, "num_steps"]].assign(own_s=own_s, error_s=error_s)

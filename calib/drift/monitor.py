@@ -16,7 +16,7 @@ from enum import Enum
 
 import numpy as np
 
-from ..samples.reduce import MAD_TO_SIGMA
+from ..samples.reduce import MEDIAN_OVER_MEAN, mad_sigma
 from .change_points import ChangePoints
 
 _MOST_LEVELS = 100
@@ -131,17 +131,15 @@ class DriftMonitor:
         """Level and noise of the steady steps; neighbours that go together count as fewer."""
         values = np.asarray(self._steady)
         self._center = float(np.median(values))
-        spread = MAD_TO_SIGMA * float(np.median(np.abs(values - self._center)))
-        self._sigma = max(spread, self._settings.min_sigma_log)
+        self._sigma = max(mad_sigma(values), self._settings.min_sigma_log)
         clipped = np.clip((values - self._center) / self._sigma, -3.0, 3.0)
         size = self._settings.num_confirm
         related = max(0.0, _autocorrelation(clipped))
         inflation = (1.0 + related) / (1.0 - related)
-        self._level_sigma = 1.2533 * self._sigma * math.sqrt(inflation / size)
+        self._level_sigma = MEDIAN_OVER_MEAN * self._sigma * math.sqrt(inflation / size)
         if values.size >= 6 * size:
             blocks = np.median(values[: values.size // size * size].reshape(-1, size), axis=1)
-            wander = MAD_TO_SIGMA * float(np.median(np.abs(blocks - np.median(blocks))))
-            self._level_sigma = max(self._level_sigma, wander)
+            self._level_sigma = max(self._level_sigma, mad_sigma(blocks))
 
     def _sum(self, z: float) -> None:
         cap = 2.0 * self._settings.threshold

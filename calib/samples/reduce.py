@@ -4,10 +4,36 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 MAD_TO_SIGMA = 1.4826
 """Median absolute deviation to standard deviation of a normal distribution."""
+MEDIAN_OVER_MEAN = 1.2533
+"""Standard error of a median over that of a mean, of normal values: sqrt(pi / 2)."""
+MAD_EFFICIENCY = 0.37
+"""Of the median deviation on normal data: so many of its values count as degrees of freedom."""
+# Logarithms need times above zero; one tick of the clocks that records are written by.
 _LEAST_TIME_S = 1e-9
+
+
+def mad_sigma(values: NDArray[np.float64]) -> float:
+    """Standard deviation of the values by their median deviation, which outliers hardly move."""
+    return MAD_TO_SIGMA * float(np.median(np.abs(values - np.median(values))))
+
+
+def median_error_log(rows: pd.DataFrame) -> pd.Series:
+    """Standard error of the logarithm of each row's ``time_s``, from the spread over its steps."""
+    return MEDIAN_OVER_MEAN * rows["spread_log"] / np.sqrt(rows["num_steps"].clip(lower=1))
+
+
+def median_of_others(rows: pd.DataFrame, column: str, keys: list[str]) -> pd.Series:
+    """For each row the median of the column over the other rows with the same keys."""
+
+    def others(values: pd.Series) -> NDArray[np.float64]:
+        known = values.to_numpy(dtype=np.float64)
+        return np.array([np.median(np.delete(known, place)) for place in range(len(known))])
+
+    return rows.groupby(keys)[column].transform(others)
 
 
 def median_over_steps(events: pd.DataFrame, keys: list[str]) -> pd.DataFrame:

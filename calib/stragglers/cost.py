@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
+from ..timeline.compiled import pipeline_of
 from ..timeline.simulate import Pipeline, pipeline_costs
 from ..timeline.steady import simulate_long
 from ..workload.config import RunConfig
@@ -40,15 +41,7 @@ class RankPlaces:
         return RankPlaces(
             stages=np.array([place.stage for place in places]),
             replicas=np.array([place.dp_rank for place in places]),
-            pipeline=Pipeline(
-                num_stages=par.pp,
-                num_microbatches=config.num_microbatches,
-                num_virtual_stages=par.vp,
-                microbatch_group_size=par.microbatch_group_size,
-                schedule=par.schedule,
-                overlaps_p2p=par.overlaps_p2p,
-                overlaps_p2p_ends=par.overlaps_p2p_ends,
-            ),
+            pipeline=pipeline_of(config),
         )
 
 

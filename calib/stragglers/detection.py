@@ -9,9 +9,7 @@ the same with this rank as fast as the slowest of its peers that does not stand 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from enum import Enum
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +17,13 @@ from scipy.stats import norm, t
 
 from ..errors import CalibrationError, ConfigError
 from ..samples.rank_compute import RankCompute, newest_rank_compute
-from ..samples.reduce import MAD_TO_SIGMA
+from ..samples.reduce import MAD_EFFICIENCY, mad_sigma
 from ..samples.table import SampleTable
 from ..workload.config import RunConfig
 from .cost import RankPlaces, step_floor_s
 from .links import link_stragglers
 from .stages import stage_compute
+from .straggler import Straggler, StragglerKind, StragglerReport
 
 Floats = NDArray[np.float64]
 
@@ -36,83 +35,23 @@ Z_90 = float(norm.ppf(0.95))
 _LEAST_SAMPLES = 3
 _LEAST_CROWD = 6
 """Peers from which on their own spread is known."""
-_MAD_EFFICIENCY = 0.37
-"""Of the median deviation on normal data: so many of its values count as degrees of freedom."""
-
-
-class StragglerKind(Enum):
-    """Where the time goes."""
-
-    COMPUTE = "compute"
-    DATA = "data"
-    HOST = "host"
-    LINK = "link"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Straggler:
-    """A rank, or the ranks of a group with a slow link, that stands out from its peers.
-
-    Times are per step: ``excess_s`` beyond the median of the peers, ``cost_s`` what the step would
-    gain if it were as fast as the next, within ``low_s`` and ``high_s`` (90 %).
-    """
-
-    ranks: tuple[int, ...]
-    stage: int
-    role: str
-    kind: StragglerKind
-    excess_s: float
-    cost_s: float
-    low_s: float
-    high_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StragglerReport:
-    """Who stands out, the costliest first; ``reason`` says why nobody does."""
-
-    slow: tuple[Straggler, ...] = ()
-    cost_s: float = 0.0
-    """What the step would gain if all of them were as fast as the rest."""
-    num_ranks: int = 0
-    """Ranks that were compared."""
-    reason: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        rows = [{**asdict(s), "kind": s.kind.value, "ranks": list(s.ranks)} for s in self.slow]
-        return {
-            "slow": rows,
-            "cost_s": self.cost_s,
-            "num_ranks": self.num_ranks,
-            "reason": self.reason,
-        }
 
 
 def find_stragglers(table: SampleTable, step_s: float) -> StragglerReport:
     """Who stands out in the newest run; ``step_s`` is its step, from which excesses are judged."""
     try:
         config = table.config()
-        pace = newest_rank_compute(table)
-        if pace is None or len(pace.ranks) < 2:
+        compute = newest_rank_compute(table)
+        if compute is None or len(compute.ranks) < 2:
             return StragglerReport(reason="fewer than two ranks told what they did")
-        layout = RankPlaces.of(config, pace.ranks.tolist())
+        layout = RankPlaces.of(config, compute.ranks.tolist())
     except (CalibrationError, ConfigError) as err:
         return StragglerReport(reason=str(err))
-    study = _Study(table, config, pace, layout, step_s)
+    study = _Study(table, config, compute, layout, step_s)
     found = study.named()
     taken = {rank for slow in found for rank in slow.ranks}
     links = [
-        Straggler(
-            ranks=link.ranks,
-            stage=layout_stage(layout, pace, link.ranks),
-            role=link.role,
-            kind=StragglerKind.LINK,
-            excess_s=link.excess_s,
-            cost_s=link.cost_s,
-            low_s=link.low_s,
-            high_s=link.high_s,
-        )
+        replace(link, stage=_stage_of(layout, compute, link.ranks))
         for link in link_stragglers(table, least_s=LEAST_FRAC * step_s, false_alarm=FALSE_ALARM)
         if not taken & set(link.ranks)
     ]
@@ -120,14 +59,14 @@ def find_stragglers(table: SampleTable, step_s: float) -> StragglerReport:
     return StragglerReport(
         slow=tuple(every),
         cost_s=study.cost_of(taken) + sum(link.cost_s for link in links),
-        num_ranks=len(pace.ranks),
+        num_ranks=len(compute.ranks),
         reason="" if every else study.reason,
     )
 
 
-def layout_stage(layout: RankPlaces, pace: RankCompute, ranks: Sequence[int]) -> int:
+def _stage_of(layout: RankPlaces, compute: RankCompute, ranks: Sequence[int]) -> int:
     """Stage of the first of the ranks that was compared; -1 where none was."""
-    places = np.flatnonzero(np.isin(pace.ranks, list(ranks)))
+    places = np.flatnonzero(np.isin(compute.ranks, list(ranks)))
     return int(layout.stages[places[0]]) if len(places) else -1
 
 
@@ -138,20 +77,20 @@ class _Study:
         self,
         table: SampleTable,
         config: RunConfig,
-        pace: RankCompute,
+        compute: RankCompute,
         layout: RankPlaces,
         step_s: float,
     ) -> None:
-        self.pace, self.layout, self.config = pace, layout, config
+        self.compute, self.layout, self.config = compute, layout, config
         self.step_s = step_s
-        self.excess = excess_s(pace.work_s, layout.stages)
+        self.excess = excess_s(compute.work_s, layout.stages)
         crowd = np.bincount(layout.stages)[layout.stages]
         self.alone = crowd < 2
-        self.tail = FALSE_ALARM / len(pace.ranks)
+        self.tail = FALSE_ALARM / len(compute.ranks)
         self.stage_compute = stage_compute(table, self.tail) if self.alone.any() else {}
         self.reason = "no rank stands out"
-        if len(pace.work_s) < _LEAST_SAMPLES and (crowd < _LEAST_CROWD).all():
-            self.reason = f"{len(pace.work_s)} samples of so few ranks do not tell"
+        if len(compute.work_s) < _LEAST_SAMPLES and (crowd < _LEAST_CROWD).all():
+            self.reason = f"{len(compute.work_s)} samples of so few ranks do not tell"
         if self.alone.all() and not self.stage_compute:
             self.reason = "every stage has one rank and no operator in common with another"
         self.places = self._stand_out()
@@ -163,7 +102,7 @@ class _Study:
 
     def cost_of(self, ranks: set[int]) -> float:
         """What the step would gain if all these ranks were as fast as the rest, seconds."""
-        places = [p for p in self.places if int(self.pace.ranks[p]) in ranks]
+        places = [p for p in self.places if int(self.compute.ranks[p]) in ranks]
         return float(np.mean(self._gains(places))) if places else 0.0
 
     def _stand_out(self) -> set[int]:
@@ -187,7 +126,7 @@ class _Study:
         found = self.stage_compute.get(int(self.layout.stages[place]))
         if found is None or found.low_log <= 0:
             return 0.0
-        return float(self.pace.passes_s[:, place].mean()) * -float(np.expm1(-found.log))
+        return float(self.compute.passes_s[:, place].mean()) * -float(np.expm1(-found.log))
 
     def _lone_error(self, place: int) -> float:
         """Half of a 90 % interval of such an excess, as a share of it."""
@@ -196,24 +135,20 @@ class _Study:
 
     def _slow(self, place: int, hosts: set[int]) -> Straggler:
         gains = self._gains([place])
-        half = 0.0
+        half = self._crowd_half_s(place)
         if len(gains) > 1:
             half = float(t.ppf(0.95, len(gains) - 1) * gains.std(ddof=1) / np.sqrt(len(gains)))
-        else:
-            half = self._crowd_half_s(place)
-        cost = float(gains.mean())
+        cost, excess = float(gains.mean()), float(self.excess.mean(axis=0)[place])
         if self.alone[place]:
             half = float(np.hypot(half, cost * self._lone_error(place)))
-        rank = int(self.pace.ranks[place])
-        is_alone = bool(self.alone[place])
+            excess = self._lone_excess_s(place)
+        rank = int(self.compute.ranks[place])
         return Straggler(
             ranks=(rank,),
             stage=int(self.layout.stages[place]),
             role="",
             kind=StragglerKind.HOST if rank in hosts else self._kind(place),
-            excess_s=self._lone_excess_s(place)
-            if is_alone
-            else float(self.excess.mean(axis=0)[place]),
+            excess_s=excess,
             cost_s=cost,
             low_s=cost - half,
             high_s=cost + half,
@@ -222,27 +157,26 @@ class _Study:
     def _crowd_half_s(self, place: int) -> float:
         """Half of a 90 % interval where one sample is all there is: from the peers' spread."""
         peers = self.excess.mean(axis=0)[self.layout.stages == self.layout.stages[place]]
-        sigma = MAD_TO_SIGMA * float(np.median(np.abs(peers - np.median(peers))))
-        return float(t.ppf(0.95, max(1.0, _MAD_EFFICIENCY * len(peers)))) * sigma
+        return float(t.ppf(0.95, max(1.0, MAD_EFFICIENCY * len(peers)))) * mad_sigma(peers)
 
     def _gains(self, places: Sequence[int]) -> Floats:
         """Step minus the step in which these ranks are as fast as the rest, shape (samples,)."""
-        passes, serial = self.pace.passes_s.copy(), self.pace.serial_s.copy()
+        passes, serial = self.compute.passes_s.copy(), self.compute.serial_s.copy()
         for place in places:
             if self.alone[place]:
                 passes[:, place] -= self._lone_excess_s(place)
                 continue
             other = self._next(place)
-            passes[:, place] = self.pace.passes_s[:, other]
-            serial[:, place] = self.pace.serial_s[:, other]
-        before = step_floor_s(self.pace.passes_s, self.pace.serial_s, self.layout)
+            passes[:, place] = self.compute.passes_s[:, other]
+            serial[:, place] = self.compute.serial_s[:, other]
+        before = step_floor_s(self.compute.passes_s, self.compute.serial_s, self.layout)
         return before - step_floor_s(passes, serial, self.layout)
 
     def _next(self, place: int) -> int:
         """The slowest rank of its stage that does not stand out; of them all, where all do."""
         peers = np.flatnonzero(self.layout.stages == self.layout.stages[place])
         rest = [int(p) for p in peers if int(p) not in self.places] or peers.tolist()
-        work = self.pace.work_s.mean(axis=0)
+        work = self.compute.work_s.mean(axis=0)
         return max(rest, key=lambda p: (float(work[p]), p))
 
     def _kind(self, place: int) -> StragglerKind:
@@ -250,8 +184,8 @@ class _Study:
             return StragglerKind.COMPUTE
         whole = float(self.excess.mean(axis=0)[place])
         for part, kind in (
-            (self.pace.data_s, StragglerKind.DATA),
-            (self.pace.between_s, StragglerKind.HOST),
+            (self.compute.data_s, StragglerKind.DATA),
+            (self.compute.between_s, StragglerKind.HOST),
         ):
             if float(excess_s(part, self.layout.stages).mean(axis=0)[place]) > whole / 2:
                 return kind
@@ -262,7 +196,7 @@ class _Study:
         per_node = self.config.parallelism.ranks_per_node
         if per_node < 2:
             return set()
-        nodes = self.pace.ranks // per_node
+        nodes = self.compute.ranks // per_node
         named = {int(p) for p in self.places}
         full = [
             node
@@ -271,7 +205,7 @@ class _Study:
         ]
         if len(full) == len(np.unique(nodes)):
             return set()
-        return {int(rank) for rank in self.pace.ranks[np.isin(nodes, full)]}
+        return {int(rank) for rank in self.compute.ranks[np.isin(nodes, full)]}
 
 
 def excess_s(values: Floats, stages: NDArray[np.int64]) -> Floats:
@@ -326,6 +260,5 @@ def _is_apart(
         if len(here) < _LEAST_CROWD:
             continue
         part = mean[here]
-        sigma = MAD_TO_SIGMA * np.median(np.abs(part - np.median(part)))
-        out[here] = part > float(t.ppf(1 - tail, _MAD_EFFICIENCY * len(here))) * sigma
+        out[here] = part > float(t.ppf(1 - tail, MAD_EFFICIENCY * len(here))) * mad_sigma(part)
     return out

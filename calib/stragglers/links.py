@@ -2,49 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pandas as pd
 from scipy.stats import norm
 
+from ..samples.reduce import median_error_log, median_of_others
 from ..samples.table import SampleTable
+from .straggler import Straggler, StragglerKind
 
 LEAST_SLOWER_FRAC = 0.1
 """Of a transfer: links of one kind differ by less than this, and nobody changes a cable for it."""
 _KEYS = ["kind", "role", "num_ranks", "num_nodes", "nbytes"]
-_MEDIAN_OVER_MEAN = 1.2533
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkStraggler:
-    """A group; times per step: beyond the others' transfers, and as much of it as is exposed."""
+def link_stragglers(table: SampleTable, *, least_s: float, false_alarm: float) -> list[Straggler]:
+    """Groups of the newest window with an exposed excess of at least ``least_s`` per step.
 
-    role: str
-    ranks: tuple[int, ...]
-    excess_s: float
-    cost_s: float
-    low_s: float
-    high_s: float
-
-
-def link_stragglers(
-    table: SampleTable, *, least_s: float, false_alarm: float
-) -> list[LinkStraggler]:
-    """Groups of the newest window with an exposed excess of at least ``least_s`` per step."""
+    Their excess is beyond the others' transfers, their cost as much of it as is exposed.
+    """
     rows = table.links[table.links["run_id"] == table.run_id]
     rows = rows[(rows["window"] == rows["window"].max()) & (rows["num_steps"] > 1)]
     rows = rows[rows.groupby(_KEYS)["ranks"].transform("nunique") > 1]
     if rows.empty:
         return []
     each = rows["count"] / rows["num_steps"]
-    error_log = _MEDIAN_OVER_MEAN * rows["spread_log"] / np.sqrt(rows["num_steps"])
     rows = rows.assign(
         whole_s=rows["time_s"] * each,
         excess_s=_beyond(rows, "time_s") * each,
         cost_s=_beyond(rows, "exposed_s") * each,
         # The others' median is as uncertain as the one that is held against it.
-        error_s=np.sqrt(2) * error_log * rows["time_s"] * each,
+        error_s=np.sqrt(2) * median_error_log(rows) * rows["time_s"] * each,
     )
     sums = rows.groupby(["role", "ranks"], sort=True)[
         ["whole_s", "excess_s", "cost_s", "error_s"]
@@ -57,7 +44,9 @@ def link_stragglers(
         is_slow = row["excess_s"] > max(strict * row["error_s"], LEAST_SLOWER_FRAC * usual_s)
         if is_slow and row["cost_s"] >= least_s:
             found.append(
-                LinkStraggler(
+                Straggler(
+                    kind=StragglerKind.LINK,
+                    stage=-1,
                     role=role,
                     ranks=tuple(int(rank) for rank in ranks.split(",")),
                     excess_s=row["excess_s"],
@@ -71,8 +60,4 @@ def link_stragglers(
 
 def _beyond(rows: pd.DataFrame, column: str) -> pd.Series:
     """Each group's value less the median of the other groups with the same transfer."""
-    out = pd.Series(0.0, index=rows.index)
-    for _, part in rows[column].groupby([rows[k] for k in _KEYS]):
-        for place in part.index:
-            out[place] = float(part[place]) - float(part.drop(place).median())
-    return out
+    return rows[column] - median_of_others(rows, column, _KEYS)

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 from scipy.stats import norm
 
+from ..samples.reduce import median_error_log, median_of_others
 from ..samples.table import SampleTable
 from ..workload.operators import OperatorKind
 
@@ -16,7 +16,6 @@ AGAIN_SIGMA_LOG = 0.02
 """How far medians of the same work lie apart when it is measured again on another rank."""
 _KEYS = ["kind", "phase", "shape", "element_nbytes"]
 _HOST = [OperatorKind.HOST_MICROBATCH.value, OperatorKind.HOST_STEP.value]
-_MEDIAN_OVER_MEAN = 1.2533
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +28,7 @@ class StageCompute:
 
 
 def stage_compute(table: SampleTable, tail: float) -> dict[int, StageCompute]:
-    """Pace of the stages of the newest window, by the operators that they share with others.
+    """How slow each stage of the newest window is, by the operators that it shares with others.
 
     ``tail`` is the chance that the lower end lies above the truth.  The errors of all operators of
     a stage count as one.
@@ -41,11 +40,8 @@ def stage_compute(table: SampleTable, tail: float) -> dict[int, StageCompute]:
     rows = rows[shared]
     if rows.empty:
         return {}
-    others = pd.Series(0.0, index=rows.index)
-    for _, part in rows["time_s"].groupby([rows[key] for key in _KEYS]):
-        for place in part.index:
-            others[place] = float(part.drop(place).median())
-    error = _MEDIAN_OVER_MEAN * rows["spread_log"] / np.sqrt(rows["num_steps"].clip(lower=1))
+    others = median_of_others(rows, "time_s", _KEYS)
+    error = median_error_log(rows)
     each = rows["count"] / rows["num_steps"].clip(lower=1)
     rows = rows.assign(
         own=each * rows["time_s"],

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
+import pandas as pd
+
+from ..plain_json import JsonObject
 from ..samples.table import SampleTable
-from ..units import format_frac
-from .detection import LEAST_FRAC, Straggler, StragglerReport, find_stragglers
+from ..units import format_frac, format_ranks
+from .detection import LEAST_FRAC, find_stragglers
+from .straggler import Straggler, StragglerReport
 
 SCHEMA = 1
-_MOST_RANKS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +54,7 @@ class WaitingReport:
     last_frac: Mapping[int, float]
     """Share of the collectives of its groups that a rank was the last to come to, by rank."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """A JSON object."""
         return {
             "schema": SCHEMA,
@@ -92,17 +94,11 @@ def waiting_report(table: SampleTable, step_s: float) -> WaitingReport:
         ),
         slow=find_stragglers(table, step_s),
         clocks=tuple(Clock(**row) for row in apart[list(columns)].to_dict("records")),
-        last_frac=dict(
-            zip(
-                seen.index.tolist(),
-                (seen["num_last"] / seen["num_events"].clip(lower=1)).tolist(),
-                strict=True,
-            )
-        ),
+        last_frac=(seen["num_last"] / seen["num_events"].clip(lower=1)).to_dict(),
     )
 
 
-def _newest(table: SampleTable, frame: Any) -> Any:
+def _newest(table: SampleTable, frame: pd.DataFrame) -> pd.DataFrame:
     rows = frame[frame["run_id"] == table.run_id]
     return rows[rows["window"] == rows["window"].max()]
 
@@ -111,16 +107,13 @@ def _who(slow: list[Straggler]) -> str:
     """The ranks in short, with their stage or the role of their group.
 
     >>> one = dict(role="", excess_s=0.1, cost_s=0.1, low_s=0.1, high_s=0.1)
-    >>> from forerun.calib.stragglers.detection import StragglerKind
+    >>> from forerun.calib.stragglers.straggler import StragglerKind
     >>> _who([Straggler(ranks=(3,), stage=1, kind=StragglerKind.COMPUTE, **one)])
     'rank 3 (stage 1)'
     """
     ranks = sorted({rank for s in slow for rank in s.ranks})
-    text = ", ".join(map(str, ranks[:_MOST_RANKS]))
-    if len(ranks) > _MOST_RANKS:
-        text += f" and {len(ranks) - _MOST_RANKS} more"
     stages = sorted({s.stage for s in slow})
     if slow[0].role:
-        return f"{slow[0].role} group of ranks {text}"
+        return f"{slow[0].role} group of {format_ranks(ranks)}"
     where = f"stage {stages[0]}" if len(stages) == 1 else f"{len(stages)} stages"
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {text} ({where})"
+    return f"{format_ranks(ranks)} ({where})"

@@ -173,7 +173,7 @@ class _Compiler:
         for place, config in enumerate(self._configs):
             par = config.parallelism
             overlaps = (par.overlaps_grad_reduce, par.overlaps_param_gather)
-            key = (_pipeline(config), self._composition(config), *overlaps)
+            key = (pipeline_of(config), self._composition(config), *overlaps)
             groups.setdefault(key, []).append(place)
         return groups
 
@@ -315,7 +315,7 @@ def gathers_ahead(config: RunConfig) -> bool:
     return par.overlaps_param_gather and par.is_optimizer_distributed and config.device != "cpu"
 
 
-def _pipeline(config: RunConfig) -> Pipeline:
+def pipeline_of(config: RunConfig) -> Pipeline:
     par = config.parallelism
     return Pipeline(
         num_stages=par.pp,

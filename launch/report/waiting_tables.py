@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...calib.answers.analysis import Answer
-from ...calib.stragglers.detection import Straggler
+from ...calib.stragglers.straggler import Straggler
 from ...calib.stragglers.waiting import Clock
 from ...calib.units import format_frac, format_time
 from .table import ReportTable

@@ -10,7 +10,7 @@ from launched import torchrun
 from forerun.calib.answers.run_measurements import measured_step_s
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
-from forerun.calib.stragglers.detection import StragglerKind
+from forerun.calib.stragglers.straggler import StragglerKind
 from forerun.calib.stragglers.waiting import waiting_report
 
 pytest.importorskip("megatron.core")

@@ -17,12 +17,8 @@ from planted_stragglers import (
 )
 
 from forerun.calib.stragglers.cost import RankPlaces, step_floor_s
-from forerun.calib.stragglers.detection import (
-    StragglerKind,
-    StragglerReport,
-    excess_s,
-    find_stragglers,
-)
+from forerun.calib.stragglers.detection import excess_s, find_stragglers
+from forerun.calib.stragglers.straggler import StragglerKind, StragglerReport
 from forerun.calib.stragglers.waiting import waiting_report
 from forerun.calib.timeline.programs import Pipeline
 from forerun.calib.timeline.simulate import pipeline_costs
