@@ -6,6 +6,7 @@ of stages or replicas: layouts that differ in those share their blocks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -18,7 +19,7 @@ from .added_modules import added_modules
 from .dense import attention_piece, embedding_piece, head_piece, mlp_piece, residual_piece
 from .experts import expert_pieces
 from .latent_attention import latent_attention_pieces
-from .layer_modules import LayerModule, Shaped, hidden_call, linear_use, norm_module
+from .layer_modules import LayerModule, Shaped, hidden_call, norm_module, transfer
 from .prediction import EMBEDDING, HEAD, embedding_copy_piece, prediction_pieces
 from .tensors import BlockNumel, ParameterTensor, Strip, block_numel, strip
 
@@ -36,7 +37,7 @@ class BlockKind(QuickEnum):
     HEAD = "head"
 
 
-BufferSort = tuple[bool, bool]
+BufferKey = tuple[bool, bool]
 """Whether a gradient buffer is that of experts, and whether its parameters are kept in 8 bits."""
 
 
@@ -53,7 +54,7 @@ class Block:
     uses: tuple[CollectiveUse, ...]
     tensors: tuple[ParameterTensor, ...]
     numel: BlockNumel
-    strips: Mapping[BufferSort, Strip] = field(hash=False)
+    strips: Mapping[BufferKey, Strip] = field(hash=False)
 
     @property
     def operators(self) -> tuple[OperatorCount, ...]:
@@ -123,7 +124,7 @@ def _cached(asked: _Asked, kind: BlockKind, is_recomputed: bool) -> Block:
     uses = [use for piece in pieces for use in piece.uses]
     again, again_uses = _recomputed(config, pieces, is_whole=is_recomputed)
     if is_recomputed and config.distributes_saved_activations and config.parallelism.tp > 1:
-        again_uses.append(linear_use(hidden_call(config, Collective.ALL_GATHER), Placement.FORWARD))
+        again_uses.append(transfer(hidden_call(config, Collective.ALL_GATHER), Placement.FORWARD))
     tensors = tuple(tensor for piece in pieces for tensor in piece.tensors)
     return Block(
         kind=kind,
@@ -140,12 +141,12 @@ def _cached(asked: _Asked, kind: BlockKind, is_recomputed: bool) -> Block:
 
 def _strips(
     tensors: tuple[ParameterTensor, ...], *, has_fp8_params: bool
-) -> dict[BufferSort, Strip]:
-    sorted_out: dict[BufferSort, list[ParameterTensor]] = {}
+) -> dict[BufferKey, Strip]:
+    by_buffer: dict[BufferKey, list[ParameterTensor]] = {}
     for tensor in tensors:
-        variant = (tensor.is_expert, has_fp8_params and tensor.is_quantized)
-        sorted_out.setdefault(variant, []).append(tensor)
-    return {variant: strip(found) for variant, found in sorted_out.items()}
+        key = (tensor.is_expert, has_fp8_params and tensor.is_quantized)
+        by_buffer.setdefault(key, []).append(tensor)
+    return {key: strip(found) for key, found in by_buffer.items()}
 
 
 BlockVariant = tuple[BlockKind, bool]
@@ -156,11 +157,11 @@ def chunk_blocks(config: RunConfig, chunk: int) -> tuple[BlockCount, ...]:
     """Blocks of a chunk in model order; equal neighbours are one entry."""
     return tuple(
         (block(config, kind, is_recomputed=is_recomputed), count)
-        for (kind, is_recomputed), count in chunk_sorts(config, chunk)
+        for (kind, is_recomputed), count in chunk_variants(config, chunk)
     )
 
 
-def chunk_sorts(config: RunConfig, chunk: int) -> tuple[tuple[BlockVariant, int], ...]:
+def chunk_variants(config: RunConfig, chunk: int) -> tuple[tuple[BlockVariant, int], ...]:
     """What ``chunk_blocks`` consists of, without making the blocks."""
     found: list[tuple[BlockVariant, int]] = []
     has_predictions = chunk == config.parallelism.num_chunks - 1 and bool(
@@ -170,8 +171,8 @@ def chunk_sorts(config: RunConfig, chunk: int) -> tuple[tuple[BlockVariant, int]
         found.append(((BlockKind.EMBEDDING, False), 1))
     elif has_predictions:
         found.append(((BlockKind.EMBEDDING_COPY, False), 1))
-    covered = recomputed_layers(config, chunk)
-    found += _layer_sorts(config, chunk, covered)
+    num_again = recomputed_layers(config, chunk)
+    found += _layer_variants(config, chunk, num_again)
     if has_predictions:
         # Where only some layers are recomputed (``block``), Megatron recomputes none of these.
         is_whole = config.recompute is Recompute.FULL and not config.recompute_num_layers
@@ -181,16 +182,18 @@ def chunk_sorts(config: RunConfig, chunk: int) -> tuple[tuple[BlockVariant, int]
     return tuple(found)
 
 
-def _layer_sorts(config: RunConfig, chunk: int, covered: int) -> list[tuple[BlockVariant, int]]:
+def _layer_variants(
+    config: RunConfig, chunk: int, num_again: int
+) -> list[tuple[BlockVariant, int]]:
     experts = config.model.experts
     if experts is None or not experts.layer_pattern:
         kind = BlockKind.LAYER if experts is None else BlockKind.EXPERT_LAYER
-        counts = ((True, covered), (False, config.chunk_layers[chunk] - covered))
+        counts = ((True, num_again), (False, config.chunk_layers[chunk] - num_again))
         return [((kind, is_again), count) for is_again, count in counts if count]
     found: list[tuple[BlockVariant, int]] = []
     for place, layer in enumerate(config.layers_of(chunk)):
         kind = BlockKind.EXPERT_LAYER if experts.layer_pattern[layer] else BlockKind.LAYER
-        variant = (kind, place < covered)
+        variant = (kind, place < num_again)
         if found and found[-1][0] == variant:
             found[-1] = (variant, found[-1][1] + 1)
         else:
@@ -265,9 +268,9 @@ def _recomputed(
 
 
 def _counted(shaped: Iterable[Shaped], phase: Phase, nbytes: int) -> tuple[OperatorCount, ...]:
-    counts: dict[tuple[OperatorKind, tuple[int, ...]], int] = {}
+    counts: Counter[tuple[OperatorKind, tuple[int, ...]]] = Counter()
     for kind, shape, count in shaped:
-        counts[kind, shape] = counts.get((kind, shape), 0) + count
+        counts[kind, shape] += count
     return tuple(
         (Operator(kind=kind, phase=phase, shape=shape, element_nbytes=nbytes), count)
         for (kind, shape), count in counts.items()
@@ -276,8 +279,7 @@ def _counted(shaped: Iterable[Shaped], phase: Phase, nbytes: int) -> tuple[Opera
 
 
 def _joined(uses: Iterable[CollectiveUse]) -> tuple[CollectiveUse, ...]:
-    counts: dict[CollectiveUse, int] = {}
+    counts: Counter[CollectiveUse] = Counter()
     for use in uses:
-        one = replace(use, count=1)
-        counts[one] = counts.get(one, 0) + use.count
+        counts[replace(use, count=1)] += use.count
     return tuple(replace(use, count=count) for use, count in counts.items() if count)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..workload.config import Parallelism, RunConfig
-from .blocks import BlockCount, BufferSort, chunk_blocks
+from .blocks import BlockCount, BufferKey, chunk_blocks
 from .tensors import START_ALIGNMENT, Strip
 
 _BUCKET_ALIGNMENT = 128
@@ -35,11 +35,11 @@ def buckets(config: RunConfig, chunk: int) -> tuple[Bucket, ...]:
     their own, and so do parameters that are kept in 8 bits.
     """
     blocks = chunk_blocks(config, chunk)
-    sorts = sorted({sort for block, _ in blocks for sort in block.strips})
+    keys = sorted({key for block, _ in blocks for key in block.strips})
     return tuple(
-        Bucket(numel=numel, is_expert=sort[0], is_quantized=sort[1])
-        for sort in sorts
-        for numel in _cut(config, chunk, blocks, sort)
+        Bucket(numel=numel, is_expert=key[0], is_quantized=key[1])
+        for key in keys
+        for numel in _cut(config, chunk, blocks, key)
     )
 
 
@@ -56,18 +56,16 @@ def num_shards(parallelism: Parallelism, *, is_expert: bool = False) -> int:
     return max(1, replicas // par.num_optimizer_instances)
 
 
-def _cut(
-    config: RunConfig, chunk: int, blocks: Iterable[BlockCount], sort: BufferSort
-) -> list[int]:
+def _cut(config: RunConfig, chunk: int, blocks: Iterable[BlockCount], key: BufferKey) -> list[int]:
     par = config.parallelism
     cutter = _Cutter(limit=_limit(par) if par.overlaps_grad_reduce and chunk == 0 else 0)
     if par.is_optimizer_distributed:
         alignment = _PADDED_BUCKET_ALIGNMENT if par.pads_buckets else _BUCKET_ALIGNMENT
-        shards = num_shards(par, is_expert=sort[0])
+        shards = num_shards(par, is_expert=key[0])
         cutter.start_alignment = START_ALIGNMENT
         cutter.end_alignment = math.lcm(shards, alignment)
     for block, count in reversed(tuple(blocks)):
-        found = block.strips.get(sort)
+        found = block.strips.get(key)
         if found is not None:
             cutter.add(found, count)
     return cutter.finish()

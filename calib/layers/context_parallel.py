@@ -13,7 +13,7 @@ from ..workload.collectives import Collective, CollectiveUse, GroupRole, Placeme
 from ..workload.config import ContextComm, RunConfig
 from ..workload.operators import OperatorKind
 from ..workload.ranks import group_call
-from .layer_modules import Shaped, linear_use, tokens_of
+from .layer_modules import Shaped, tokens_of, transfer
 
 
 def core_attention(
@@ -80,4 +80,4 @@ def context_uses(
 def _use(
     config: RunConfig, collective: Collective, nbytes: int, placement: Placement
 ) -> CollectiveUse:
-    return linear_use(group_call(config, collective, GroupRole.CP, nbytes), placement)
+    return transfer(group_call(config, collective, GroupRole.CP, nbytes), placement)

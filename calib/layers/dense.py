@@ -15,12 +15,12 @@ from .layer_modules import (
     column_uses,
     hidden_call,
     linear_tensors,
-    linear_use,
     local_tokens,
     norm_module,
     norm_tensors,
     row_uses,
     tokens_of,
+    transfer,
 )
 from .tensors import ParameterTensor
 
@@ -69,7 +69,7 @@ def _shared_group_uses(config: RunConfig, qkv: int) -> tuple[CollectiveUse, ...]
     nbytes = tokens_of(config) * qkv * tp * config.precision.nbytes
     gather = group_call(config, Collective.ALL_GATHER, GroupRole.TP, nbytes)
     scatter = replace(gather, collective=Collective.REDUCE_SCATTER)
-    return linear_use(gather, Placement.FORWARD), linear_use(scatter, Placement.BACKWARD)
+    return transfer(gather, Placement.FORWARD), transfer(scatter, Placement.BACKWARD)
 
 
 def _query_key_norms(
@@ -92,12 +92,20 @@ def _query_key_norms(
 
 
 def mlp_piece(config: RunConfig) -> LayerModule:
-    """A dense MLP."""
-    model, tokens = config.model, tokens_of(config)
-    hidden, ffn = model.hidden_size, model.ffn_hidden_size // config.parallelism.tp
-    fc1 = ffn * (2 if model.is_gated else 1)
+    """The dense MLP of a layer."""
+    return mlp_module(config, "mlp", config.model.ffn_hidden_size, has_bias=config.model.has_bias)
+
+
+def mlp_module(config: RunConfig, module: str, width: int, *, has_bias: bool) -> LayerModule:
+    """A dense MLP of that width over all tp ranks, dense layers' or that of shared experts."""
+    tokens, hidden, ffn = (
+        tokens_of(config),
+        config.model.hidden_size,
+        width // config.parallelism.tp,
+    )
+    fc1 = ffn * (2 if config.model.is_gated else 1)
     return LayerModule(
-        module="mlp",
+        module=module,
         operators=(
             (OperatorKind.LINEAR_FC1, (tokens, hidden, fc1), 1),
             (OperatorKind.ACTIVATION, (tokens, fc1, ffn), 1),
@@ -108,8 +116,8 @@ def mlp_piece(config: RunConfig) -> LayerModule:
             *row_uses(config, OperatorKind.LINEAR_FC2),
         ),
         tensors=(
-            *linear_tensors("fc1", hidden, fc1, has_bias=model.has_bias),
-            *linear_tensors("fc2", ffn, hidden, has_bias=model.has_bias, is_row=True),
+            *linear_tensors(f"{module}.fc1", hidden, fc1, has_bias=has_bias),
+            *linear_tensors(f"{module}.fc2", ffn, hidden, has_bias=has_bias, is_row=True),
         ),
     )
 
@@ -176,7 +184,7 @@ def _loss_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:
         return ()
     sizes = (1, 2) if config.is_loss_fused else (1, 1, 1)
     return tuple(
-        linear_use(
+        transfer(
             group_call(config, Collective.ALL_REDUCE, GroupRole.TP, tokens_of(config) * 4 * size),
             Placement.FORWARD,
         )
@@ -188,11 +196,11 @@ def _embedding_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:
     if config.parallelism.tp == 1:
         return ()
     if not config.parallelism.is_sequence_parallel:
-        return (linear_use(hidden_call(config, Collective.ALL_REDUCE), Placement.FORWARD),)
+        return (transfer(hidden_call(config, Collective.ALL_REDUCE), Placement.FORWARD),)
     # With learned positions Megatron reduces in full and then splits; otherwise it scatters.
     is_split = config.model.position_embedding is PositionEmbedding.LEARNED
     kind = Collective.ALL_REDUCE if is_split else Collective.REDUCE_SCATTER
     return (
-        linear_use(hidden_call(config, kind), Placement.FORWARD),
-        linear_use(hidden_call(config, Collective.ALL_GATHER), Placement.BACKWARD),
+        transfer(hidden_call(config, kind), Placement.FORWARD),
+        transfer(hidden_call(config, Collective.ALL_GATHER), Placement.BACKWARD),
     )

@@ -9,21 +9,22 @@ loss, and once in a step that of the experts' biases (both num_experts numbers a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ..workload.collectives import Collective, CollectiveUse, GroupRole, Placement
 from ..workload.config import Dispatcher, Experts, RunConfig
 from ..workload.operators import OperatorKind
 from ..workload.ranks import group_call
+from .dense import mlp_module
 from .layer_modules import (
     LayerModule,
     Shaped,
+    between_ranks,
     column_uses,
     linear_tensors,
     local_tokens,
     row_uses,
-    tokens_of,
+    transfer,
 )
 from .tensors import ParameterTensor
 
@@ -172,7 +173,7 @@ def _gathered(config: RunConfig, routed: Routing) -> tuple[CollectiveUse, ...]:
     tokens = routed.tokens * par.expert_tp * par.ep
     weight = _weight_nbytes(config)
     gather, hidden = Collective.ALL_GATHER, config.model.hidden_size
-    return _between_ranks(
+    return between_ranks(
         (
             *_there_and_back(config, gather, role, tokens * hidden * config.precision.nbytes),
             *_there_and_back(config, gather, role, tokens * experts.num_experts * weight),
@@ -201,7 +202,7 @@ def _all_to_all(config: RunConfig, routed: Routing) -> tuple[CollectiveUse, ...]
     ]
     if not experts.is_padded_to_capacity:
         uses.append(_forward(config, gather, GroupRole.EXPERT_TP_EP, counts))
-    return _between_ranks(uses)
+    return between_ranks(uses)
 
 
 def _flex(config: RunConfig) -> tuple[CollectiveUse, ...]:
@@ -209,7 +210,7 @@ def _flex(config: RunConfig) -> tuple[CollectiveUse, ...]:
     experts, par = _experts(config), config.parallelism
     reached = num_ranks_reached(experts, par.ep) * par.expert_tp * experts.imbalance
     nbytes = math.ceil(local_tokens(config) * reached) * config.model.hidden_size
-    return _between_ranks(
+    return between_ranks(
         _there_and_back(
             config,
             Collective.ALL_TO_ALL,
@@ -228,22 +229,15 @@ def _there_and_back(
     config: RunConfig, collective: Collective, role: GroupRole, nbytes: int, count: int = 1
 ) -> tuple[CollectiveUse, CollectiveUse]:
     """A collective of the forward pass, and the one that carries its gradient."""
-    back = group_call(config, _MIRROR[collective], role, nbytes)
-    return (
-        replace(_forward(config, collective, role, nbytes), count=count),
-        CollectiveUse(call=back, count=count, placement=Placement.BACKWARD),
-    )
+    ways = ((collective, Placement.FORWARD), (_MIRROR[collective], Placement.BACKWARD))
+    there, back = (transfer(group_call(config, c, role, nbytes), place) for c, place in ways)
+    return replace(there, count=count), replace(back, count=count)
 
 
 def _forward(
     config: RunConfig, collective: Collective, role: GroupRole, nbytes: int
 ) -> CollectiveUse:
-    call = group_call(config, collective, role, nbytes)
-    return CollectiveUse(call=call, count=1, placement=Placement.FORWARD)
-
-
-def _between_ranks(uses: Iterable[CollectiveUse]) -> tuple[CollectiveUse, ...]:
-    return tuple(use for use in uses if use.call.num_ranks > 1)
+    return transfer(group_call(config, collective, role, nbytes), Placement.FORWARD)
 
 
 def _router_tensors(config: RunConfig) -> tuple[ParameterTensor, ...]:
@@ -267,23 +261,11 @@ def _expert_tensors(config: RunConfig, fc1: int, ffn: int) -> tuple[ParameterTen
 
 def _shared_piece(config: RunConfig) -> LayerModule:
     """A dense MLP that every token takes, split over tp as any other."""
-    experts, tokens = _experts(config), tokens_of(config)
-    hidden, fc1, ffn = _widths(config, experts.shared_ffn_hidden_size, config.parallelism.tp)
+    experts, hidden = _experts(config), config.model.hidden_size
+    dense = mlp_module(config, "shared_experts", experts.shared_ffn_hidden_size, has_bias=False)
     gate = ParameterTensor(name="shared.gate", numel=hidden, is_sequence_parallel=True)
-    return LayerModule(
-        module="shared_experts",
-        operators=(
-            (OperatorKind.LINEAR_FC1, (tokens, hidden, fc1), 1),
-            (OperatorKind.ACTIVATION, (tokens, fc1, ffn), 1),
-            (OperatorKind.LINEAR_FC2, (tokens, ffn, hidden), 1),
-        ),
-        uses=_shared_uses(config),
-        tensors=(
-            *((gate,) if experts.has_shared_gate else ()),
-            *linear_tensors("shared.fc1", hidden, fc1, has_bias=False),
-            *linear_tensors("shared.fc2", ffn, hidden, has_bias=False),
-        ),
-    )
+    gates = (gate,) if experts.has_shared_gate else ()
+    return replace(dense, uses=_shared_uses(config), tensors=(*gates, *dense.tensors))
 
 
 def _shared_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:

@@ -20,11 +20,11 @@ from .layer_modules import (
     column_uses,
     hidden_call,
     linear_tensors,
-    linear_use,
     local_tokens,
     norm_tensors,
     row_uses,
     tokens_of,
+    transfer,
 )
 from .tensors import ParameterTensor
 
@@ -101,7 +101,7 @@ def _position_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:
     width = _latent(config).qk_pos_emb_head_dim
     gather = hidden_call(config, Collective.ALL_GATHER, width)
     scatter = hidden_call(config, Collective.REDUCE_SCATTER, width)
-    return linear_use(gather, Placement.FORWARD), linear_use(scatter, Placement.BACKWARD)
+    return transfer(gather, Placement.FORWARD), transfer(scatter, Placement.BACKWARD)
 
 
 def _up_sizes(config: RunConfig) -> tuple[tuple[int, int], tuple[int, int]]:

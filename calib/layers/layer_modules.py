@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ..workload.collectives import Collective, CollectiveCall, CollectiveUse, GroupRole, Placement
@@ -119,14 +120,14 @@ def column_uses(
     if not config.parallelism.is_sequence_parallel:
         reduce = hidden_call(config, Collective.ALL_REDUCE, width)
         is_beside = config.parallelism.engine is Engine.MEGATRON
-        return (linear_use(reduce, Placement.BACKWARD, kind if is_beside else None),)
+        return (transfer(reduce, Placement.BACKWARD, kind if is_beside else None),)
     gather = gathered_call(config, is_quantized=is_in_layer, width=width)
     scatter = hidden_call(config, Collective.REDUCE_SCATTER, width)
     is_inside = config.parallelism.overlaps_tp and is_in_layer
     return (
-        linear_use(gather, Placement.FORWARD, kind if is_inside else None),
-        linear_use(gather, Placement.BACKWARD, kind),
-        linear_use(scatter, Placement.BACKWARD, kind),
+        transfer(gather, Placement.FORWARD, kind if is_inside else None),
+        transfer(gather, Placement.BACKWARD, kind),
+        transfer(scatter, Placement.BACKWARD, kind),
     )
 
 
@@ -135,24 +136,33 @@ def row_uses(config: RunConfig, kind: OperatorKind | None = None) -> tuple[Colle
     if config.parallelism.tp == 1:
         return ()
     if not config.parallelism.is_sequence_parallel:
-        return (linear_use(hidden_call(config, Collective.ALL_REDUCE), Placement.FORWARD),)
+        return (transfer(hidden_call(config, Collective.ALL_REDUCE), Placement.FORWARD),)
     behind = kind if config.parallelism.overlaps_tp else None
     scatter = hidden_call(config, Collective.REDUCE_SCATTER)
     gather = gathered_call(config, is_quantized=True)
     return (
-        linear_use(scatter, Placement.FORWARD, behind),
-        linear_use(gather, Placement.BACKWARD, behind),
+        transfer(scatter, Placement.FORWARD, behind),
+        transfer(gather, Placement.BACKWARD, behind),
     )
 
 
-def linear_use(
-    call: CollectiveCall, placement: Placement, behind: OperatorKind | None = None
+def transfer(
+    call: CollectiveCall,
+    placement: Placement,
+    behind: OperatorKind | None = None,
+    *,
+    is_overlapped: bool = False,
 ) -> CollectiveUse:
-    """One transfer, beside the operator ``behind`` where that is given."""
+    """One transfer; overlapped where it says so, or where it runs beside the operator ``behind``."""
     return CollectiveUse(
         call=call,
         count=1,
         placement=placement,
-        is_overlapped=behind is not None,
+        is_overlapped=is_overlapped or behind is not None,
         overlaps_with=behind,
     )
+
+
+def between_ranks(uses: Iterable[CollectiveUse]) -> tuple[CollectiveUse, ...]:
+    """Those over more than one rank; the others carry nothing."""
+    return tuple(use for use in uses if use.call.num_ranks > 1)

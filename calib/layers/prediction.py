@@ -21,6 +21,7 @@ from .layer_modules import (
     local_tokens,
     norm_module,
     tokens_of,
+    transfer,
 )
 
 EMBEDDING = "embedding"
@@ -68,8 +69,7 @@ def _join_piece(config: RunConfig) -> LayerModule:
 def _gather_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:
     if config.parallelism.tp == 1:
         return ()
-    call = hidden_call(config, Collective.ALL_GATHER)
-    forward = CollectiveUse(call=call, count=1, placement=Placement.FORWARD)
+    forward = transfer(hidden_call(config, Collective.ALL_GATHER), Placement.FORWARD)
     if not config.parallelism.is_sequence_parallel:
         return (forward,)
     return forward, replace(forward, placement=Placement.BACKWARD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from ..workload.collectives import Collective, CollectiveCall, CollectiveUse, GroupRole, Placement
@@ -16,7 +17,7 @@ from ..workload.operators import (
 from ..workload.ranks import group, group_call
 from .blocks import BlockCount, chunk_blocks
 from .buckets import Bucket, buckets
-from .layer_modules import hidden_nbytes
+from .layer_modules import between_ranks, hidden_nbytes, transfer
 from .parameters import check_stage, grad_nbytes, tp_reduced_numel, updated_parameters
 
 
@@ -84,14 +85,14 @@ def collective_uses(config: RunConfig, *, stage: int) -> tuple[CollectiveUse, ..
 
 def step_collectives(config: RunConfig, *, stage: int) -> tuple[tuple[CollectiveCall, int], ...]:
     """The same, as distinct calls with their number per step on one rank of ``stage``."""
-    counts: dict[CollectiveCall, int] = {}
+    counts: Counter[CollectiveCall] = Counter()
     for use in collective_uses(config, stage=stage):
         repeats = config.num_microbatches if use.placement.is_per_microbatch else 1
-        counts[use.call] = counts.get(use.call, 0) + use.count * repeats
+        counts[use.call] += use.count * repeats
     return tuple(counts.items())
 
 
-def hop_call(config: RunConfig, chunk: int, collective: Collective) -> CollectiveCall:
+def p2p_call(config: RunConfig, chunk: int, collective: Collective) -> CollectiveCall:
     """The message between a chunk and the next: the hidden states of one micro-batch."""
     par = config.parallelism
     is_split = par.is_sequence_parallel or par.engine is Engine.DEEPSPEED
@@ -100,11 +101,11 @@ def hop_call(config: RunConfig, chunk: int, collective: Collective) -> Collectiv
         role=GroupRole.PP,
         num_ranks=par.pp,
         nbytes=hidden_nbytes(config) // (par.tp if is_split else 1),
-        num_nodes=hop_num_nodes(par, chunk % par.pp),
+        num_nodes=p2p_num_nodes(par, chunk % par.pp),
     )
 
 
-def hop_num_nodes(parallelism: Parallelism, stage: int) -> int:
+def p2p_num_nodes(parallelism: Parallelism, stage: int) -> int:
     """2 where a rank of a stage and its partner in the next stage sit on two nodes, otherwise 1."""
     per_node = parallelism.ranks_per_node
     if not per_node or parallelism.pp == 1:
@@ -116,16 +117,15 @@ def hop_num_nodes(parallelism: Parallelism, stage: int) -> int:
 
 def pipeline_uses(config: RunConfig, chunk: int) -> tuple[CollectiveUse, ...]:
     """Messages of one micro-batch through a chunk, both passes."""
-    uses: list[CollectiveUse] = []
     forward, backward = Placement.PIPELINE_FORWARD, Placement.PIPELINE_BACKWARD
     send, recv = Collective.SEND, Collective.RECV
-    if chunk < config.parallelism.num_chunks - 1:
-        uses.append(_use(hop_call(config, chunk, send), forward))
-        uses.append(_use(hop_call(config, chunk, recv), backward))
-    if chunk > 0:
-        uses.append(_use(hop_call(config, chunk - 1, recv), forward))
-        uses.append(_use(hop_call(config, chunk - 1, send), backward))
-    return tuple(uses)
+    last = config.parallelism.num_chunks - 1
+    return tuple(
+        transfer(p2p_call(config, before, collective), placement)
+        for before, collectives in ((chunk, (send, recv)), (chunk - 1, (recv, send)))
+        for collective, placement in zip(collectives, (forward, backward), strict=True)
+        if 0 <= before < last
+    )
 
 
 def gradient_uses(config: RunConfig, stage: int) -> tuple[CollectiveUse, ...]:
@@ -147,12 +147,12 @@ def gradient_uses(config: RunConfig, stage: int) -> tuple[CollectiveUse, ...]:
     nbytes = tp_reduced_numel(config, stage) * grad_nbytes(config)
     if par.tp > 1 and nbytes:
         call = group_call(config, Collective.ALL_REDUCE, GroupRole.TP, nbytes)
-        uses.append(_use(call, Placement.GRAD_FINISH))
+        uses.append(transfer(call, Placement.GRAD_FINISH))
     shares_embedding = model.is_tied or model.num_prediction_layers > 0
     if shares_embedding and par.pp > 1 and stage in (0, par.pp - 1):
         nbytes = model.vocab_size // par.tp * model.hidden_size * grad_nbytes(config)
         call = group_call(config, Collective.ALL_REDUCE, GroupRole.EMBEDDING, nbytes)
-        uses.append(_use(call, Placement.GRAD_FINISH))
+        uses.append(transfer(call, Placement.GRAD_FINISH))
     return tuple(uses)
 
 
@@ -165,25 +165,19 @@ def bucket_uses(config: RunConfig, bucket: Bucket) -> tuple[CollectiveUse, ...]:
     role = GroupRole.EXPERT_DP if bucket.is_expert else GroupRole.DP
     nbytes = bucket.numel * grad_nbytes(config)
     is_split, is_beside = par.is_optimizer_distributed, par.overlaps_grad_reduce
-    uses: list[CollectiveUse] = []
-
-    def add(call: CollectiveCall, placement: Placement, *, is_overlapped: bool) -> None:
-        if call.num_ranks > 1:
-            uses.append(_use(call, placement, is_overlapped=is_overlapped))
-
     scatters = is_split and par.engine is Engine.MEGATRON
     kind = Collective.REDUCE_SCATTER if scatters else Collective.ALL_REDUCE
     reduce = group_call(config, kind, role, nbytes)
-    add(reduce, Placement.GRAD_REDUCE, is_overlapped=is_beside)
-    if not is_split:
-        return tuple(uses)
-    across = GroupRole.DP_INSTANCES
-    shard = group_call(config, Collective.ALL_REDUCE, across, nbytes // reduce.num_ranks)
-    add(shard, Placement.GRAD_REDUCE, is_overlapped=is_beside)
-    gathered = bucket.numel * _held_nbytes(config, bucket)
-    gather = group_call(config, Collective.ALL_GATHER, role, gathered)
-    add(gather, Placement.PARAM_GATHER, is_overlapped=par.overlaps_param_gather)
-    return tuple(uses)
+    uses = [transfer(reduce, Placement.GRAD_REDUCE, is_overlapped=is_beside)]
+    if is_split:
+        across = GroupRole.DP_INSTANCES
+        shard = group_call(config, Collective.ALL_REDUCE, across, nbytes // reduce.num_ranks)
+        uses.append(transfer(shard, Placement.GRAD_REDUCE, is_overlapped=is_beside))
+        gathered = bucket.numel * _held_nbytes(config, bucket)
+        gather = group_call(config, Collective.ALL_GATHER, role, gathered)
+        is_ahead = par.overlaps_param_gather
+        uses.append(transfer(gather, Placement.PARAM_GATHER, is_overlapped=is_ahead))
+    return between_ranks(uses)
 
 
 def _repeated(use: CollectiveUse) -> CollectiveUse:
@@ -206,16 +200,10 @@ def _held_nbytes(config: RunConfig, bucket: Bucket) -> int:
     return 1 if bucket.is_quantized and not is_whole else config.precision.nbytes
 
 
-def _use(
-    call: CollectiveCall, placement: Placement, *, is_overlapped: bool = False
-) -> CollectiveUse:
-    return CollectiveUse(call=call, count=1, placement=placement, is_overlapped=is_overlapped)
-
-
 def _summed(blocks: list[BlockCount], phase: Phase) -> tuple[OperatorCount, ...]:
-    counts: dict[Operator, int] = {}
+    counts: Counter[Operator] = Counter()
     for block, repeats in blocks:
         for operator, count in block.operators:
             if operator.phase is phase:
-                counts[operator] = counts.get(operator, 0) + repeats * count
+                counts[operator] += repeats * count
     return tuple(counts.items())

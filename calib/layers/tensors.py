@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -42,22 +43,14 @@ class BlockNumel:
 
 def block_numel(tensors: Iterable[ParameterTensor]) -> BlockNumel:
     """Sums over the tensors of a block."""
-    dense = expert = sequence_parallel = head_parallel = 0
+    kinds: Counter[str] = Counter()
     for tensor in tensors:
-        if tensor.is_expert:
-            expert += tensor.numel
-        else:
-            dense += tensor.numel
+        kinds["expert" if tensor.is_expert else "dense"] += tensor.numel
         if tensor.is_sequence_parallel:
-            sequence_parallel += tensor.numel
+            kinds["sequence_parallel"] += tensor.numel
         elif tensor.is_head_parallel:
-            head_parallel += tensor.numel
-    return BlockNumel(
-        dense=dense,
-        expert=expert,
-        sequence_parallel=sequence_parallel,
-        head_parallel=head_parallel,
-    )
+            kinds["head_parallel"] += tensor.numel
+    return BlockNumel(**{name: kinds[name] for name in BlockNumel.__slots__})
 
 
 START_ALIGNMENT = 64

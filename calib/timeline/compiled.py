@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import ConfigError
-from ..layers.blocks import Block, BlockKind, BlockVariant, block, block_key, chunk_sorts
-from ..layers.stage_work import gradient_uses, hop_call, host_pass, step_operators
+from ..layers.blocks import Block, BlockKind, BlockVariant, block, block_key, chunk_variants
+from ..layers.stage_work import gradient_uses, host_pass, p2p_call, step_operators
 from ..workload.collectives import Collective, GroupRole, Placement
 from ..workload.config import ModelShape, Recompute, RunConfig
 from ..workload.operators import OperatorKind, Phase
@@ -249,7 +249,7 @@ class _Compiler:
         )
         places = self._hop_places.get(key)
         if places is None:
-            calls = [hop_call(config, stage, Collective.SEND) for stage in range(par.pp)]
+            calls = [p2p_call(config, stage, Collective.SEND) for stage in range(par.pp)]
             places = self._hop_places[key] = [self._index.place(call) for call in calls]
         return (places * par.vp)[: par.num_chunks - 1]
 
@@ -330,7 +330,7 @@ def pipeline_of(config: RunConfig) -> Pipeline:
 
 def _added(config: RunConfig, chunk: int) -> dict[BlockVariant, int]:
     out: dict[BlockVariant, int] = {}
-    for variant, count in chunk_sorts(config, chunk):
+    for variant, count in chunk_variants(config, chunk):
         out[variant] = out.get(variant, 0) + count
     return out
 
