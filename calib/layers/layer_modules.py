@@ -153,7 +153,7 @@ def transfer(
     *,
     is_overlapped: bool = False,
 ) -> CollectiveUse:
-    """One transfer; overlapped where it says so, or where it runs beside the operator ``behind``."""
+    """One transfer; one that runs beside the operator ``behind`` is overlapped as well."""
     return CollectiveUse(
         call=call,
         count=1,

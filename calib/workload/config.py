@@ -44,7 +44,6 @@ __all__ = [
     "Recompute",
     "RunConfig",
     "Schedule",
-    "check_layout",
 ]
 
 
@@ -137,7 +136,7 @@ class RunConfig:
             value = getattr(self, name)
             if not 0.0 <= value <= 1.0:
                 raise ConfigError(f"{name} {value} is no probability; give one from 0 to 1")
-        check_layout(self)
+        check_layout(self.model, self.parallelism, self.batch)
 
     @property
     def num_microbatches(self) -> int:

@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from ..errors import ConfigError
 from .batch import Batch
 from .model_shape import ModelShape, at_most
 from .parallelism import SCHEDULES, ContextComm, Parallelism
 
 
-class Layout(Protocol):
-    """What the checks look at in a ``RunConfig``, which calls them."""
-
-    @property
-    def model(self) -> ModelShape:
-        """The model's shape."""
-        ...
-
-    @property
-    def parallelism(self) -> Parallelism:
-        """Its degrees."""
-        ...
-
-    @property
-    def batch(self) -> Batch:
-        """Its samples."""
-        ...
-
-    @property
-    def num_microbatches(self) -> int:
-        """Micro-batches of a step."""
-        ...
-
-    @property
-    def local_seq_length(self) -> int:
-        """Positions that one context-parallel rank holds."""
-        ...
-
-
-def check_layout(config: Layout) -> None:
+def check_layout(model: ModelShape, par: Parallelism, batch: Batch) -> None:
     """Raise ``ConfigError`` (value, rule, remedy) where the layout cannot run."""
-    par, batch = config.parallelism, config.batch
-    _check_chunks(config)
-    _check_degrees(config)
-    _check_experts(config)
+    _check_chunks(model, par)
+    _check_degrees(model, par)
+    _check_replicas(par)
+    _check_sequence(model, par)
+    _check_experts(model, par)
     share = batch.micro_batch_size * par.dp
     if batch.global_batch_size % share:
         raise ConfigError(
@@ -52,18 +22,18 @@ def check_layout(config: Layout) -> None:
             f"{batch.micro_batch_size} x dp {par.dp}; nearest that is: "
             f"{max(1, round(batch.global_batch_size / share)) * share}"
         )
-    at_most("num_microbatches", config.num_microbatches)
+    num_microbatches = batch.global_batch_size // share
+    at_most("num_microbatches", num_microbatches)
     if par.vp > 1:
-        _check_groups(config)
+        _check_groups(par, num_microbatches)
     if par.vp > 1 and not SCHEDULES[par.schedule].interleaves:
         raise ConfigError(
             f"schedule {par.schedule.value} has no virtual stages, but vp is {par.vp}; set vp 1"
         )
 
 
-def _check_groups(config: Layout) -> None:
+def _check_groups(par: Parallelism, num: int) -> None:
     """The rule of Megatron's interleaved schedule (core 0.16.1)."""
-    par, num = config.parallelism, config.num_microbatches
     group = par.microbatch_group_size or par.pp
     if par.pp == 2 and not par.overlaps_p2p:
         raise ConfigError(
@@ -82,8 +52,7 @@ def _check_groups(config: Layout) -> None:
         )
 
 
-def _check_chunks(config: Layout) -> None:
-    model, par = config.model, config.parallelism
+def _check_chunks(model: ModelShape, par: Parallelism) -> None:
     if par.chunk_layers:
         if sum(par.chunk_layers) != model.num_layers or min(par.chunk_layers) < 0:
             raise ConfigError(
@@ -99,8 +68,7 @@ def _check_chunks(config: Layout) -> None:
         raise ConfigError(f"vp {par.vp} needs a pipeline, but pp is {par.pp}; set pp >= 2 or vp 1")
 
 
-def _check_degrees(config: Layout) -> None:
-    model, par = config.model, config.parallelism
+def _check_degrees(model: ModelShape, par: Parallelism) -> None:
     for name in ("num_attention_heads", "ffn_hidden_size", "vocab_size"):
         if getattr(model, name) % par.tp:
             raise ConfigError(
@@ -113,8 +81,6 @@ def _check_degrees(config: Layout) -> None:
             f"num_query_groups {groups} is neither a multiple nor a divisor of tp {par.tp}; "
             f"choose tp from {_divisors(groups)}"
         )
-    _check_replicas(par)
-    _check_sequence(config)
 
 
 def _check_replicas(par: Parallelism) -> None:
@@ -127,17 +93,17 @@ def _check_replicas(par: Parallelism) -> None:
             )
 
 
-def _check_sequence(config: Layout) -> None:
-    model, par = config.model, config.parallelism
+def _check_sequence(model: ModelShape, par: Parallelism) -> None:
     if model.seq_length % (2 * par.cp) and par.cp > 1:
         raise ConfigError(
             f"seq_length {model.seq_length} is not a multiple of 2 x cp {par.cp}, as balanced "
             f"causal attention needs; choose cp from {_divisors(model.seq_length // 2)}"
         )
-    if par.is_sequence_parallel and config.local_seq_length % par.tp:
+    local = model.seq_length // par.cp
+    if par.is_sequence_parallel and local % par.tp:
         raise ConfigError(
             f"seq_length {model.seq_length} over cp {par.cp} is not a multiple of tp {par.tp}; "
-            f"choose tp from {_divisors(config.local_seq_length)} or leave sequence parallelism off"
+            f"choose tp from {_divisors(local)} or leave sequence parallelism off"
         )
     groups = model.num_query_groups
     heads = min(model.num_attention_heads, groups)
@@ -149,18 +115,17 @@ def _check_sequence(config: Layout) -> None:
         )
 
 
-def _check_experts(config: Layout) -> None:
-    par = config.parallelism
-    experts = config.model.experts
-    if par.ep > 1 and experts is None:
-        raise ConfigError(f"ep {par.ep} needs experts, but the model has none; set ep 1")
-    if experts is not None and experts.num_experts % par.ep:
+def _check_experts(model: ModelShape, par: Parallelism) -> None:
+    experts = model.experts
+    if experts is None:
+        if par.ep > 1:
+            raise ConfigError(f"ep {par.ep} needs experts, but the model has none; set ep 1")
+        return
+    if experts.num_experts % par.ep:
         raise ConfigError(
             f"num_experts {experts.num_experts} is not a multiple of ep {par.ep}; "
             f"choose ep from {_divisors(experts.num_experts)}"
         )
-    if experts is None:
-        return
     for name, width, tp in (
         ("expert ffn_hidden_size", experts.ffn_hidden_size, par.expert_tp),
         ("shared_ffn_hidden_size", experts.shared_ffn_hidden_size, par.tp),
