@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -59,13 +59,7 @@ class Reason:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
-        return {
-            "rule": self.rule.value,
-            "is_met": self.is_met,
-            "text": self.text,
-            "probability": self.probability,
-            "numbers": dict(self.numbers),
-        }
+        return {**asdict(self), "rule": self.rule.value}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

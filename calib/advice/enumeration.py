@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 
 from ..errors import ConfigError
@@ -66,16 +66,8 @@ def enumerate_layouts(config: RunConfig, num_ranks: int) -> list[RunConfig]:
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Degrees:
-    tp: int
-    cp: int
-    ep: int
-    pp: int
-    dp: int
-
-
-def _degrees(config: RunConfig, num_ranks: int) -> Iterator[_Degrees]:
+def _degrees(config: RunConfig, num_ranks: int) -> Iterator[dict[str, int]]:
+    """tp, cp, ep, pp and dp."""
     model, samples = config.model, config.batch.global_batch_size
     for tp in _divisors(num_ranks):
         if model.num_attention_heads % tp or model.vocab_size % tp:
@@ -86,7 +78,7 @@ def _degrees(config: RunConfig, num_ranks: int) -> Iterator[_Degrees]:
                 if pp > model.num_layers or samples % dp:
                     continue
                 for ep in _experts(config, tp * cp * dp, tp):
-                    yield _Degrees(tp=tp, cp=cp, ep=ep, pp=pp, dp=dp)
+                    yield {"tp": tp, "cp": cp, "ep": ep, "pp": pp, "dp": dp}
 
 
 def _contexts(config: RunConfig) -> list[int]:
@@ -104,9 +96,9 @@ def _experts(config: RunConfig, num_ranks: int, tp: int) -> list[int]:
     return [ep for ep in _divisors(experts.num_experts) if num_ranks % (ep * shared) == 0]
 
 
-def _variants(config: RunConfig, degrees: _Degrees) -> Iterator[RunConfig]:
+def _variants(config: RunConfig, degrees: dict[str, int]) -> Iterator[RunConfig]:
     """Virtual stages, micro-batches and recompute of one set of degrees."""
-    samples = config.batch.global_batch_size // degrees.dp
+    samples = config.batch.global_batch_size // degrees["dp"]
     for micro in _divisors(samples):
         batch = Batch(micro_batch_size=micro, global_batch_size=config.batch.global_batch_size)
         for vp in _virtual(config, degrees, samples // micro):
@@ -117,29 +109,25 @@ def _variants(config: RunConfig, degrees: _Degrees) -> Iterator[RunConfig]:
                 continue
 
 
-def _virtual(config: RunConfig, degrees: _Degrees, num_microbatches: int) -> list[int]:
-    each = config.model.num_layers // degrees.pp
-    if degrees.pp == 1 or num_microbatches % degrees.pp or config.model.num_layers % degrees.pp:
+def _virtual(config: RunConfig, degrees: dict[str, int], num_microbatches: int) -> list[int]:
+    each, rest = divmod(config.model.num_layers, degrees["pp"])
+    if degrees["pp"] == 1 or num_microbatches % degrees["pp"] or rest:
         return [1]
     return [vp for vp in _divisors(each) if vp <= _MOST_VIRTUAL]
 
 
-def _parallelism(config: RunConfig, degrees: _Degrees, vp: int) -> Parallelism:
+def _parallelism(config: RunConfig, degrees: dict[str, int], vp: int) -> Parallelism:
     own = config.parallelism
     # Megatron trains experts over tp only with sequence parallelism.
     is_split = own.is_sequence_parallel or config.model.experts is not None
     return replace(
         own,
-        tp=degrees.tp,
-        cp=degrees.cp,
-        ep=degrees.ep,
-        pp=degrees.pp,
-        dp=degrees.dp,
+        **degrees,
         vp=vp,
-        chunk_layers=uneven_layers(config.model.num_layers, degrees.pp),
+        chunk_layers=uneven_layers(config.model.num_layers, degrees["pp"]),
         microbatch_group_size=0,
         schedule=own.schedule if vp == 1 else Schedule.ONE_F_ONE_B,
-        is_sequence_parallel=is_split and degrees.tp > 1,
+        is_sequence_parallel=is_split and degrees["tp"] > 1,
     )
 
 

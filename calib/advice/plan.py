@@ -60,28 +60,16 @@ class Candidate:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; the model's shape is left to the plan."""
-        names = (
-            "step_time_s",
-            "low_s",
-            "high_s",
-            "time_frac",
-            "time_frac_low",
-            "time_frac_high",
-            "log_ratio_sigma",
-        )
         par = self.config.parallelism
+        times = ("step_time_s", "low_s", "high_s")
+        ratios = ("time_frac", "time_frac_low", "time_frac_high", "log_ratio_sigma")
         return {
             "label": self.label,
             "num_ranks": par.num_ranks,
-            "tp": par.tp,
-            "pp": par.pp,
-            "vp": par.vp,
-            "dp": par.dp,
-            "cp": par.cp,
-            "ep": par.ep,
+            **{name: getattr(par, name) for name in ("tp", "pp", "vp", "dp", "cp", "ep")},
             "micro_batch_size": self.config.batch.micro_batch_size,
             "recompute": self.config.recompute.value,
-            **{name: getattr(self, name) for name in names},
+            **{name: getattr(self, name) for name in (*times, *ratios)},
             "memory": self.memory.to_json(),
             "verdict": self.verdict.value,
             "source_frac": {source.value: frac for source, frac in self.source_frac.items()},
@@ -236,37 +224,31 @@ def compare(
 ) -> list[Candidate]:
     """Each of the layouts against the running one, in their order; see ``plan``."""
     own, *others = steps.estimates([config, *layouts])
-    judge = _Judge(
-        own=own, capacity_nbytes=memory_capacity_nbytes, offset_nbytes=memory_offset_nbytes
+    return [_candidate(e, own, memory_capacity_nbytes, memory_offset_nbytes) for e in others]
+
+
+def _candidate(
+    estimate: StepEstimate,
+    own: StepEstimate,
+    capacity_nbytes: int | None,
+    offset_nbytes: int | None,
+) -> Candidate:
+    ratio = estimate.time_s / own.time_s
+    sigma = paired_sigma_log(estimate, own)
+    spread = math.exp(Z_90 * sigma)
+    needed = memory(estimate.config, offset_nbytes=offset_nbytes or 0)
+    return Candidate(
+        config=estimate.config,
+        step_time_s=estimate.time_s,
+        low_s=estimate.low_s,
+        high_s=estimate.high_s,
+        time_frac=ratio - 1,
+        time_frac_low=ratio / spread - 1,
+        time_frac_high=ratio * spread - 1,
+        log_ratio_sigma=sigma,
+        error_log=error_ratio(estimate, own),
+        memory=needed,
+        source_frac=estimate.source_frac,
+        verdict=verdict(needed, capacity_nbytes, is_calibrated=offset_nbytes is not None),
+        options=options(estimate.config),
     )
-    return [judge.candidate(estimate) for estimate in others]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Judge:
-    own: StepEstimate
-    capacity_nbytes: int | None
-    offset_nbytes: int | None
-
-    def candidate(self, estimate: StepEstimate) -> Candidate:
-        ratio = estimate.time_s / self.own.time_s
-        sigma = paired_sigma_log(estimate, self.own)
-        spread = math.exp(Z_90 * sigma)
-        needed = memory(estimate.config, offset_nbytes=self.offset_nbytes or 0)
-        return Candidate(
-            config=estimate.config,
-            step_time_s=estimate.time_s,
-            low_s=estimate.low_s,
-            high_s=estimate.high_s,
-            time_frac=ratio - 1,
-            time_frac_low=ratio / spread - 1,
-            time_frac_high=ratio * spread - 1,
-            log_ratio_sigma=sigma,
-            error_log=error_ratio(estimate, self.own),
-            memory=needed,
-            source_frac=estimate.source_frac,
-            verdict=verdict(
-                needed, self.capacity_nbytes, is_calibrated=self.offset_nbytes is not None
-            ),
-            options=options(estimate.config),
-        )

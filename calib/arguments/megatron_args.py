@@ -150,9 +150,7 @@ def _option_words(host_argv: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 def _kept(config: RunConfig, given: dict[str, Any]) -> dict[str, Any]:
     """The config's own values, without those that the given ones make void."""
-    values = {**model_values(config), **layout_values(config)}
-    par = config.parallelism
-    values |= {"world_size": par.num_ranks, "ranks_per_node": par.ranks_per_node}
+    values, par = _own_values(config), config.parallelism
     void: set[str] = set()
     if given.keys() & _SPLIT:
         void |= _SPLIT
@@ -170,6 +168,13 @@ def _kept(config: RunConfig, given: dict[str, Any]) -> dict[str, Any]:
         if name in given:
             void |= others
     return {name: value for name, value in values.items() if name not in void}
+
+
+def _own_values(config: RunConfig) -> dict[str, Any]:
+    """All that Megatron's arguments can say of a run, and its ranks."""
+    ranks = {name: getattr(config.parallelism, name) for name in ("num_ranks", "ranks_per_node")}
+    ranks["world_size"] = ranks.pop("num_ranks")
+    return {**model_values(config), **layout_values(config), **ranks}
 
 
 def _parsed(argv: Sequence[str]) -> dict[str, Any]:
@@ -214,9 +219,7 @@ def _nearest(option: str) -> list[str]:
 def _said_already(host_argv: Sequence[str], config: RunConfig) -> frozenset[str]:
     """Names of the groups whose options in the user's command already mean this layout."""
     host = read_words(split_launcher(host_argv)[1]).values
-    own = {**model_values(config), **layout_values(config)}
-    own["world_size"] = config.parallelism.num_ranks
-    own["ranks_per_node"] = config.parallelism.ranks_per_node
+    own = _own_values(config)
     found: frozenset[str] = frozenset()
     for group in _TOGETHER.values():
         values = {name: value for name, value in own.items() if name not in group}

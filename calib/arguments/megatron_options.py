@@ -51,8 +51,9 @@ class ArgumentTable:
     values: dict[str, Any] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
 
-    def put(self, name: str, value: Any) -> None:
-        """Take one argument; ``value`` is True for a switch."""
+    def put(self, written: str, value: object) -> None:
+        """Take one argument as it was written; ``value`` is True for a switch."""
+        name = written.lstrip("-").replace("-", "_")
         target, constant = SPELLED.get(name, (name, None))
         if constant is not None:
             if is_true(value):
@@ -61,7 +62,7 @@ class ArgumentTable:
             is_split = target in _LISTS and isinstance(value, str)
             self.values[target] = _BRACKETS.sub(" ", value).split() if is_split else value
         elif not _is_harmless(name):
-            self.unknown.append(name)
+            self.unknown.append(written)
 
 
 def read_words(argv: Sequence[str]) -> ArgumentTable:
@@ -71,10 +72,7 @@ def read_words(argv: Sequence[str]) -> ArgumentTable:
         if not option:
             table.unknown += words
             continue
-        value: Any = True if not words else words[0] if len(words) == 1 else words
-        found = len(table.unknown)
-        table.put(option.lstrip("-").replace("-", "_"), value)
-        table.unknown[found:] = [option] * (len(table.unknown) - found)
+        table.put(option, True if not words else words[0] if len(words) == 1 else words)
     return table
 
 
@@ -86,14 +84,10 @@ def read_mapping(mapping: Mapping[str, Any]) -> ArgumentTable:
     """
     table = ArgumentTable()
     for key, value in _flat(mapping.get("MODEL_ARGS", mapping)):
-        is_option = key.startswith("-")
-        if value is None or (is_option and value is False):
+        if value is None or (key.startswith("-") and value is False):
             continue
-        name = key.lstrip("-").replace("-", "_")
-        found = len(table.unknown)
         # Functional tests escape what a shell would take for its own.
-        table.put(name, value.replace("\\", "").strip("'\"") if isinstance(value, str) else value)
-        table.unknown[found:] = [key] * (len(table.unknown) - found)
+        table.put(key, value.replace("\\", "").strip("'\"") if isinstance(value, str) else value)
     if str(mapping.get("activation_func", "")).lower() == "swiglu":
         table.values["swiglu"] = True
     return table

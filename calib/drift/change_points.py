@@ -56,10 +56,6 @@ class ChangePoints:
             return 1.0
         return float(np.exp(np.logaddexp.reduce(recent)))
 
-    def likely_run(self) -> int:
-        """How many values the present level most likely has had."""
-        return int(np.argmax(self._log_chance))
-
     def _log_predictive(self, value: float) -> Floats:
         weight = _PRIOR_WEIGHT + self._count
         shape = _PRIOR_SHAPE + 0.5 * self._count

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from scipy import stats
 
 from ..errors import RecordError
+from ..plain_json import JsonObject
 from .forecast import Forecast
 
 SCHEMA = 1
@@ -69,11 +70,7 @@ class PastForecast:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that ``from_json`` reads back."""
-        values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
-        values["finish_intervals_unix_s"] = {
-            share: list(bounds) for share, bounds in self.finish_intervals_unix_s.items()
-        }
-        return {"schema": SCHEMA, "kind": "forecast", **values}
+        return {"schema": SCHEMA, "kind": "forecast", **asdict(self)}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> PastForecast:
@@ -117,8 +114,7 @@ class Ended:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that ``from_json`` reads back."""
-        values = {spec.name: getattr(self, spec.name) for spec in fields(self)}
-        return {"schema": SCHEMA, "kind": "end", **values, "num_inside": dict(self.num_inside)}
+        return {"schema": SCHEMA, "kind": "end", **asdict(self)}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Ended:
@@ -153,6 +149,10 @@ class Coverage:
     def observed_frac(self) -> float:
         """Share that it held."""
         return self.num_inside / self.num if self.num else 0.0
+
+    def to_json(self) -> JsonObject:
+        """A JSON object."""
+        return {**asdict(self), "observed_frac": self.observed_frac}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,10 +192,10 @@ class Evaluation:
             "is_complete": self.is_complete,
             "total_s": self.total_s,
             "first_error_of_total_frac": self.first.of_total_frac if self.first else None,
-            "errors": [_plain(error) for error in self.errors],
-            "finish_coverage": [_coverage(row) for row in self.finish],
-            "step_coverage": [_coverage(row) for row in self.steps],
-            "settled": [_plain(row) for row in self.settled],
+            "errors": [asdict(error) for error in self.errors],
+            "finish_coverage": [row.to_json() for row in self.finish],
+            "step_coverage": [row.to_json() for row in self.steps],
+            "settled": [asdict(row) for row in self.settled],
         }
 
 
@@ -308,14 +308,3 @@ def _known(kind: type[PastForecast] | type[Ended], value: Mapping[str, Any]) -> 
     except TypeError as err:
         raise RecordError(f"not a forecast or an end ({err}); the line is skipped") from err
     return known
-
-
-def _plain(value: FinishError | Settled) -> dict[str, Any]:
-    return {spec.name: getattr(value, spec.name) for spec in fields(value)}
-
-
-def _coverage(row: Coverage) -> dict[str, Any]:
-    return {
-        **{s.name: getattr(row, s.name) for s in fields(row)},
-        "observed_frac": row.observed_frac,
-    }

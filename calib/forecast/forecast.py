@@ -61,6 +61,11 @@ class Extra:
     """Standard deviation of single ones."""
     provenance: str = "measured"
 
+    @property
+    def all_sigma_s(self) -> float:
+        """Standard deviation of all that are left: a common error, and what each has of its own."""
+        return math.hypot(self.num_left * self.sigma_s, math.sqrt(self.num_left) * self.scatter_s)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastPart:
@@ -263,8 +268,7 @@ def _remaining_sigma(
     variance += (drift_frac * whole * step.mean) ** 2
     # One model gives all ratios, so that their errors go together.
     variance += (step.mean * float(np.dot(counts * ratios, sigmas))) ** 2
-    variance += sum((extra.num_left * extra.sigma_s) ** 2 for extra in extras)
-    variance += sum(extra.num_left * extra.scatter_s**2 for extra in extras)
+    variance += sum(extra.all_sigma_s**2 for extra in extras)
     return math.sqrt(variance)
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import ConfigError
+from ..workload.batch import Cadence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +94,12 @@ def schedule_levels(schedule: str, *, seq_length: int) -> tuple[BatchLevel, ...]
 
 
 def remaining_schedule(
+    cadence: Cadence,
+    levels: Sequence[BatchLevel],
     *,
     steps_done: int,
     steps_total: int,
-    levels: Sequence[BatchLevel],
-    eval_interval: int = 0,
-    num_final_evals: int = 0,
-    save_interval: int = 0,
-    is_saving: bool = False,
+    is_saving: bool,
 ) -> RemainingSchedule:
     """What is left of a run that counts its steps from 0.
 
@@ -108,23 +107,20 @@ def remaining_schedule(
     """
     groups = step_groups(steps_total, levels)
     left = tuple(
-        StepGroup(
-            begin=max(group.begin, steps_done),
-            end=group.end,
-            global_batch_size=group.global_batch_size,
-        )
+        replace(group, begin=max(group.begin, steps_done))
         for group in groups
         if group.end > steps_done
     )
-    saves = set(_multiples(save_interval, steps_done, steps_total)) if is_saving else set()
-    if is_saving and steps_done < steps_total:
-        saves |= {steps_total}
-    changes = sum(group.begin > steps_done for group in groups) if is_saving else 0
-    evals = len(_multiples(eval_interval, steps_done, steps_total))
+    is_going = steps_done < steps_total
+    saves = {*_multiples(cadence.save_interval, steps_done, steps_total)}
+    saves |= {steps_total} if is_going else set()
+    changes = sum(group.begin > steps_done for group in groups)
+    evals = len(_multiples(cadence.eval_interval, steps_done, steps_total))
+    evals += is_going * cadence.num_final_evals
     return RemainingSchedule(
         groups=left,
-        num_evals=evals + (num_final_evals if steps_done < steps_total else 0),
-        num_saves=len(saves) + changes,
+        num_evals=evals if cadence.eval_iters else 0,
+        num_saves=len(saves) + changes if is_saving else 0,
     )
 
 

@@ -74,14 +74,9 @@ def run_forecast(model_forecast: ModelForecast, so_far: SoFar) -> Forecast:
     done = so_far.steps_done
     total = max(_last_step(config, done), done)
     levels = batch_levels(config)
+    is_saving = cadence.is_saving or cadence.save_interval > 0
     left = remaining_schedule(
-        steps_done=done,
-        steps_total=total,
-        levels=levels,
-        eval_interval=cadence.eval_interval if cadence.eval_iters else 0,
-        num_final_evals=cadence.num_final_evals if cadence.eval_iters else 0,
-        save_interval=cadence.save_interval,
-        is_saving=cadence.is_saving or cadence.save_interval > 0,
+        cadence, levels, steps_done=done, steps_total=total, is_saving=is_saving
     )
     left = _with_due(left, config, done, total)
     seen = _by_size(model_forecast, so_far, levels, since=so_far.level_since)
@@ -201,13 +196,13 @@ def _extras(
 ) -> list[Extra]:
     # Hosts and kernels that are slower than modelled are so in evaluations as well.
     own = _at(model_forecast, reference)
-    pace = float(np.mean(times)) / own.time_s if len(times) else 1.0
+    slowdown = float(np.mean(times)) / own.time_s if len(times) else 1.0
     found = [
         _extra(
             "evaluations",
             left.num_evals,
             so_far.eval_times_s,
-            model_forecast.eval_s * pace,
+            model_forecast.eval_s * slowdown,
             sigma_log=EVAL_SIGMA_LOG,
             provenance="modelled: forward share of the step",
         ),
@@ -300,9 +295,7 @@ def _with_parts(
             name=extra.name,
             num_left=extra.num_left,
             time_s=extra.num_left * extra.time_s,
-            sigma_s=math.hypot(
-                extra.num_left * extra.sigma_s, math.sqrt(extra.num_left) * extra.scatter_s
-            ),
+            sigma_s=extra.all_sigma_s,
             provenance=extra.provenance,
         )
         for extra in extras

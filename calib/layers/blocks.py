@@ -46,7 +46,6 @@ class Block:
     """Work of one micro-batch in one block, and the parameters that it holds."""
 
     kind: BlockKind
-    is_recomputed: bool
     forward: tuple[OperatorCount, ...]
     backward: tuple[OperatorCount, ...]
     recompute: tuple[OperatorCount, ...]
@@ -128,7 +127,6 @@ def _cached(asked: _Asked, kind: BlockKind, is_recomputed: bool) -> Block:
     tensors = tuple(tensor for piece in pieces for tensor in piece.tensors)
     return Block(
         kind=kind,
-        is_recomputed=is_recomputed,
         forward=_counted(whole, Phase.FORWARD, nbytes),
         backward=_counted(whole, Phase.BACKWARD, nbytes),
         recompute=_counted(again, Phase.RECOMPUTE, nbytes),

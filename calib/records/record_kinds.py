@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import RecordError
 from ..workload.collectives import Collective, GroupRole
@@ -241,7 +241,9 @@ _ENUMS: dict[str, Callable[[Any], Any]] = {
     "collective": Collective,
     "role": GroupRole,
 }
-_T = TypeVar("_T")
+_MOST = 2**63 - 1
+"""Whole numbers become columns of 64 bits."""
+_SIGNED = frozenset({"peer", "start_ns", "issue_ns"})
 
 
 def to_dict(record: Record) -> dict[str, Any]:
@@ -275,7 +277,8 @@ def from_dict(value: dict[str, Any]) -> Record:
         record = kind(**known)
     except (TypeError, ValueError) as err:
         raise RecordError(f"{value['type']} record is damaged: {err}") from err
-    _check(record)
+    for spec in fields(record):
+        _check_value(spec.name, str(spec.type), getattr(record, spec.name))
     return record
 
 
@@ -289,12 +292,29 @@ def _decode(name: str, value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _check(record: Any) -> None:
-    for spec in fields(record):
-        value = getattr(record, spec.name)
-        if isinstance(value, tuple):
-            continue
-        if spec.name.endswith("_ns") and (not isinstance(value, int) or value < 0):
-            if spec.name in ("start_ns", "issue_ns") and isinstance(value, int):
-                continue
-            raise RecordError(f"{spec.name} {value!r} is not a whole number of nanoseconds >= 0")
+def _check_value(name: str, kind: str, value: Any) -> None:
+    if kind == "int":
+        if name.endswith("_ns") and name not in _SIGNED and (type(value) is not int or value < 0):
+            raise RecordError(f"{name} {_shown(value)} is not a whole number of nanoseconds >= 0")
+        if type(value) is not int:
+            raise RecordError(f"{name} {_shown(value)} is not a whole number; skipped")
+        if value < 0 and name not in _SIGNED:
+            raise RecordError(f"{name} {value} is below 0; skipped")
+        if abs(value) > _MOST:
+            raise RecordError(f"{name} is above 64 bits; skipped")
+    elif kind == "float":
+        if type(value) not in (int, float) or not -_MOST <= value <= _MOST:
+            raise RecordError(f"{name} {_shown(value)} is not a finite number; skipped")
+    elif kind in ("bool", "str") and type(value).__name__ != kind:
+        raise RecordError(f"{name} {_shown(value)} is no {kind}; skipped")
+    elif kind == "tuple[int, ...]" and not all(type(v) is int and 0 <= v <= _MOST for v in value):
+        raise RecordError(f"{name} {_shown(list(value))} has an entry that is no size; skipped")
+
+
+def _shown(value: Any) -> str:
+    """A value in an error; one of a damaged file may be long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:77] + "..."

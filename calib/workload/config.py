@@ -178,11 +178,6 @@ class RunConfig:
         begin = sum(self.chunk_layers[:chunk])
         return range(begin, begin + self.chunk_layers[chunk])
 
-    @property
-    def layers_per_stage(self) -> int:
-        """Transformer layers on each stage where they are even."""
-        return self.model.num_layers // self.parallelism.pp
-
     def to_json(self) -> dict[str, Any]:
         """A JSON value that ``from_json`` reads back to an equal config."""
         return encode(self)

@@ -16,6 +16,7 @@ from forerun.calib.forecast.remaining_schedule import (
     schedule_levels,
     step_groups,
 )
+from forerun.calib.workload.batch import Cadence
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -79,12 +80,10 @@ def test_counts_are_those_of_the_training_loop(
         num_evals += 2
         num_saves += not (saves and total % saves == 0)
     found = remaining_schedule(
+        Cadence(eval_iters=1, eval_interval=evals, num_final_evals=2, save_interval=saves),
+        levels,
         steps_done=done,
         steps_total=total,
-        levels=levels,
-        eval_interval=evals,
-        num_final_evals=2,
-        save_interval=saves,
         is_saving=True,
     )
     assert found.num_steps == max(0, total - done)
@@ -93,10 +92,11 @@ def test_counts_are_those_of_the_training_loop(
 
 def test_nothing_is_saved_without_a_place():
     found = remaining_schedule(
+        Cadence(save_interval=2),
+        (BatchLevel(from_samples=0, global_batch_size=4),),
         steps_done=0,
         steps_total=10,
-        levels=(BatchLevel(from_samples=0, global_batch_size=4),),
-        save_interval=2,
+        is_saving=False,
     )
     assert found.num_saves == 0
 
