@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from one_row import SETS, OneRowSet
 from threadpoolctl import threadpool_limits
 
-from forerun.calib.advice.decision import Action, Decision, Limits, decide
+from forerun.calib.advice.decision import Action, Decision, decide
 from forerun.calib.advice.plan import Candidate, Plan, compare
 from forerun.calib.forecast.forecast import DRIFT_FRAC, Forecast, forecast, mean_estimate
 from forerun.calib.published.readers import read_published
@@ -42,6 +42,7 @@ from forerun.calib.steps.base_times import BaseTimes
 from forerun.calib.steps.known import KnownStep, same_layout
 from forerun.calib.steps.model import fit_steps
 from forerun.calib.validation.step_models import CalibratedSteps
+from forerun.calib.workload.run_options import Goals
 from forerun.launch.known.table_files import read_frame
 
 SERIES = "e2e_mlperf_steps"
@@ -157,7 +158,7 @@ def _outcome(
     decision: Decision | None = None
     for known, plan in seen:
         decision = decide(
-            Limits(restart_cost_s=cost_s),
+            Goals(restart_cost_s=cost_s),
             forecast=known,
             plan=plan,
             coverage_frac=1.0,

@@ -19,11 +19,12 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from forerun.calib.workload.run_options import WandbMode
 from forerun.hooks.control.orders import CALM_PAUSE_S
 from forerun.hooks.control.votes import Votes
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.host import Host, KnownHost
-from forerun.hooks.process.settings import RankInfo, Settings, WandbMode
+from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.process.store_link import StoreLink
 from forerun.hooks.sensors.modules import ModuleHooks
 from forerun.hooks.sensors.process_groups import ProcessGroupHooks

@@ -21,7 +21,8 @@ import numpy as np
 from forerun.calib.answers.overhead import overhead
 from forerun.calib.records.record_kinds import StepRecord
 from forerun.calib.samples.store import read_run
-from forerun.hooks.process.settings import RankInfo, Settings, WandbMode
+from forerun.calib.workload.run_options import WandbMode
+from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.session.session import Session
 
 ROOT = Path(__file__).parent.parent

@@ -22,8 +22,8 @@ def begin(own: Sequence[str], *, is_calibrating: bool) -> None:
         return
     _begun.append(own)
     from ..calib.errors import ConfigError
+    from ..calib.workload.run_options import DeviceChoice, TraceChoice
     from ..hooks.process.interpreter import companion_command
-    from ..hooks.process.settings import DeviceChoice, TraceChoice
     from .options import flags
 
     settings = None

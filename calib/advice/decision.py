@@ -15,12 +15,12 @@ from ..arguments.kept_arguments import MASK
 from ..arguments.megatron_args import resumed_command, rewrite_command
 from ..forecast.forecast import Forecast
 from ..memory.peak import Verdict
-from ..units import format_frac, format_time
+from ..units import HOUR_S, format_frac, format_time
+from ..workload.run_options import Goals
 from .plan import Candidate, Plan
 from .selection_bias import selection_bias_log
 
 SCHEMA = 1
-CONFIDENCE = 0.9
 MIN_COVERAGE_FRAC = 0.9
 """Share of installed hooks that must have fired before other layouts are judged."""
 MIN_STEPS = 5
@@ -95,24 +95,12 @@ class Decision:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a stop is weighed against.  ``budget_s`` is wall-clock time of the whole run."""
-
-    restart_cost_s: float
-    recalibration_s: float = 0.0
-    confidence: float = CONFIDENCE
-    deadline_unix_s: float | None = None
-    budget_s: float | None = None
-    min_coverage_frac: float = MIN_COVERAGE_FRAC
-    min_steps: int = MIN_STEPS
-
-
 def decide(
-    limits: Limits,
+    goals: Goals,
     *,
     forecast: Forecast | None,
     plan: Plan | None,
+    recalibration_s: float = 0.0,
     coverage_frac: float | None = None,
     host_argv: Sequence[str] = (),
     previously_met: Set[Rule] = frozenset(),
@@ -123,20 +111,21 @@ def decide(
     Abstains where too few steps were measured, or where the hooks saw too little of a step to judge
     other layouts.
     """
-    if forecast is None or forecast.num_samples < limits.min_steps:
+    if forecast is None or forecast.num_samples < MIN_STEPS:
         steps = forecast.num_samples if forecast else 0
-        text = f"{steps} measured steps are too few; record {limits.min_steps} unflagged ones"
+        text = f"{steps} measured steps are too few; record {MIN_STEPS} unflagged ones"
         now_unix_s = forecast.now_unix_s if forecast else None
-        return _abstain(limits, [_evidence(text, {"num_steps": float(steps)})], now_unix_s)
-    reasons = _limit_reasons(limits, forecast)
+        return _abstain(goals, [_evidence(text, {"num_steps": float(steps)})], now_unix_s)
+    reasons = _limit_reasons(goals, forecast)
     candidate = _candidate(plan)
-    gaps = _gaps(limits, plan, coverage_frac)
+    gaps = _gaps(plan, coverage_frac)
     if not gaps:
-        reasons.append(_restart_reason(limits, forecast, candidate, plan))
+        cost_s = goals.restart_cost_s + recalibration_s
+        reasons.append(_restart_reason(cost_s, goals.confidence, forecast, candidate, plan))
     met = {reason.rule for reason in reasons if reason.is_met}
     confirmed = met & previously_met
     if gaps and not confirmed:
-        return _abstain(limits, [*gaps, *reasons], forecast.now_unix_s)
+        return _abstain(goals, [*gaps, *reasons], forecast.now_unix_s)
     command: tuple[str, ...] = ()
     if (Rule.RESTART in met or confirmed) and candidate is not None and host_argv:
         running = plan.own.config if plan else None
@@ -144,7 +133,7 @@ def decide(
     return Decision(
         action=Action.STOP if confirmed else Action.CONTINUE,
         reasons=(*reasons, *gaps),
-        confidence=limits.confidence,
+        confidence=goals.confidence,
         now_unix_s=forecast.now_unix_s,
         candidate=candidate,
         command=command,
@@ -171,17 +160,18 @@ def lateness_probability(forecast: Forecast, deadline_unix_s: float) -> float:
     return forecast.left.chance_beyond(deadline_unix_s - forecast.now_unix_s)
 
 
-def _limit_reasons(limits: Limits, forecast: Forecast) -> list[Reason]:
+def _limit_reasons(goals: Goals, forecast: Forecast) -> list[Reason]:
     out: list[Reason] = []
-    if limits.deadline_unix_s is not None:
-        chance = lateness_probability(forecast, limits.deadline_unix_s)
-        late_s = forecast.finish_p50_unix_s - limits.deadline_unix_s
-        out.append(_limit(Rule.DEADLINE, "deadline", chance, late_s, limits.confidence))
-    if limits.budget_s is not None:
-        end_unix_s = forecast.now_unix_s - forecast.elapsed_s + limits.budget_s
+    if goals.deadline_unix_s is not None:
+        chance = lateness_probability(forecast, goals.deadline_unix_s)
+        late_s = forecast.finish_p50_unix_s - goals.deadline_unix_s
+        out.append(_limit(Rule.DEADLINE, "deadline", chance, late_s, goals.confidence))
+    if goals.budget_hours is not None:
+        budget_s = goals.budget_hours * HOUR_S
+        end_unix_s = forecast.now_unix_s - forecast.elapsed_s + budget_s
         chance = lateness_probability(forecast, end_unix_s)
         over_s = forecast.finish_p50_unix_s - end_unix_s
-        out.append(_limit(Rule.BUDGET, "budget", chance, over_s, limits.confidence))
+        out.append(_limit(Rule.BUDGET, "budget", chance, over_s, goals.confidence))
     return out
 
 
@@ -202,9 +192,12 @@ def _limit(rule: Rule, name: str, chance: float, over_s: float, confidence: floa
 
 
 def _restart_reason(
-    limits: Limits, forecast: Forecast, best: Candidate | None, plan: Plan | None
+    cost_s: float,
+    confidence: float,
+    forecast: Forecast,
+    best: Candidate | None,
+    plan: Plan | None,
 ) -> Reason:
-    cost_s = limits.restart_cost_s + limits.recalibration_s
     if best is None or plan is None:
         return Reason(rule=Rule.RESTART, is_met=False, text="no other layout is faster and fits")
     rivals = [c for c in plan.candidates if c.verdict is best.verdict]
@@ -213,11 +206,11 @@ def _restart_reason(
     expected_frac = math.exp(bias_log) * (1.0 + best.time_frac) - 1.0
     saved_s = -forecast.remaining_s * expected_frac - cost_s
     fits = best.verdict is Verdict.FITS
-    is_met = chance >= limits.confidence and fits
+    is_met = chance >= confidence and fits
     verb = "save" if saved_s >= 0 else "lose"
     text = (
         f"restart would {verb} {format_time(abs(saved_s))}, P = {chance:.2f} "
-        f"{'>=' if chance >= limits.confidence else '<'} {limits.confidence:.2f}"
+        f"{'>=' if chance >= confidence else '<'} {confidence:.2f}"
     )
     if not fits:
         text += f"; memory: {best.verdict.value}, must fit"
@@ -246,15 +239,15 @@ def _candidate(plan: Plan | None) -> Candidate | None:
     return next(faster, plan.best)
 
 
-def _gaps(limits: Limits, plan: Plan | None, coverage_frac: float | None) -> list[Reason]:
+def _gaps(plan: Plan | None, coverage_frac: float | None) -> list[Reason]:
     """What is missing for a judgement of other layouts."""
     out: list[Reason] = []
     if plan is None:
         out.append(_evidence("no layouts were compared; fit a calibration and plan", {}))
-    if coverage_frac is not None and coverage_frac < limits.min_coverage_frac:
+    if coverage_frac is not None and coverage_frac < MIN_COVERAGE_FRAC:
         text = (
             f"{format_frac(coverage_frac)} of the hooks fired, "
-            f"{format_frac(limits.min_coverage_frac)} are needed; record another window"
+            f"{format_frac(MIN_COVERAGE_FRAC)} are needed; record another window"
         )
         out.append(_evidence(text, {"coverage_frac": coverage_frac}))
     return out
@@ -264,10 +257,10 @@ def _evidence(text: str, numbers: Mapping[str, float]) -> Reason:
     return Reason(rule=Rule.EVIDENCE, is_met=False, text=text, numbers=numbers)
 
 
-def _abstain(limits: Limits, reasons: Sequence[Reason], now_unix_s: float | None) -> Decision:
+def _abstain(goals: Goals, reasons: Sequence[Reason], now_unix_s: float | None) -> Decision:
     return Decision(
         action=Action.ABSTAIN,
         reasons=tuple(reasons),
-        confidence=limits.confidence,
+        confidence=goals.confidence,
         now_unix_s=now_unix_s,
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..advice.decision import Action, Decision, Limits, Rule, decide
+from ..advice.decision import Action, Decision, Rule, decide
 from ..advice.plan import Plan, plan
 from ..arguments.kept_arguments import kept_arguments
-from ..errors import RecordError
+from ..errors import ConfigError, RecordError
 from ..fit.calibration import Calibration, calibrate
 from ..forecast.batch_ratios import BatchRatio
 from ..forecast.forecast import NORMAL_95, Forecast
@@ -29,8 +29,9 @@ from ..steps.known import KnownStep, same_layout
 from ..steps.live_times import live_times
 from ..steps.model import FittedSteps, fit_steps
 from ..stragglers.waiting import WaitingReport, waiting_report
-from ..units import HOUR_S
 from ..workload.config import RunConfig
+from ..workload.config_json import decode, encode
+from ..workload.run_options import Goals
 from .history import History, Levels, Models, WindowScore, window_scores
 from .overhead import Overhead
 from .run_measurements import (
@@ -67,18 +68,10 @@ class Request:
     """Steps from this one on (from 0) are of the level that holds now: a drift came before."""
     eval_times_s: tuple[float, ...] = ()
     save_times_s: tuple[float, ...] = ()
-    deadline_unix_s: float | None = None
-    budget_hours: float | None = None
-    restart_cost_s: float = 600.0
-    mtbf_hours: float | None = None
+    goals: Goals = field(default_factory=Goals)
     num_restarts: int = 0
-    price_per_gpu_hour: float | None = None
-    limit_unix_s: float | None = None
-    """When the scheduler ends the job."""
     energy_used_j: float | None = None
     mean_power_w: float | None = None
-    confidence: float = 0.9
-    gpus: tuple[int, ...] = ()
     host_argv: tuple[str, ...] = ()
     """Only what may be kept: the rest is masked, since the request is written to a file."""
     memory_capacity_nbytes: int | None = None
@@ -90,13 +83,14 @@ class Request:
 
     def time_limit_s(self, forecast: Forecast) -> float | None:
         """The scheduler's limit on the scale of ``forecast.total_s``: from the run's start."""
-        if self.limit_unix_s is None:
+        if self.goals.limit_unix_s is None:
             return None
-        return self.limit_unix_s - forecast.now_unix_s + forecast.elapsed_s
+        return self.goals.limit_unix_s - forecast.now_unix_s + forecast.elapsed_s
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object that ``from_json`` reads back."""
-        return asdict(self)
+        """A JSON object that ``from_json`` reads back, the goals among the rest."""
+        value = encode(self)
+        return {**value, **value.pop("goals")}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Request:
@@ -104,42 +98,10 @@ class Request:
 
         Raises ``RecordError`` where a value is of another kind, or no finite number.
         """
-        known: dict[str, Any] = {}
-        for spec in fields(Request):
-            if spec.name in value:
-                known[spec.name] = _asked(spec.name, str(spec.type), value[spec.name])
         try:
-            return Request(**known)
-        except TypeError as err:
-            raise RecordError(f"the request is incomplete ({err}); delete it") from err
-
-    @property
-    def limits(self) -> Limits:
-        """The thresholds of the decision."""
-        return Limits(
-            restart_cost_s=self.restart_cost_s,
-            confidence=self.confidence,
-            deadline_unix_s=self.deadline_unix_s,
-            budget_s=None if self.budget_hours is None else self.budget_hours * HOUR_S,
-        )
-
-
-def _asked(name: str, kind: str, value: Any) -> Any:
-    """A field of a request as its annotation has it."""
-    if value is None and kind.endswith("None"):
-        return None
-    element = kind.removeprefix("tuple[").partition(",")[0].partition(" ")[0]
-    many = value if kind.startswith("tuple") else [value]
-    if not isinstance(many, list | tuple) or not all(_is_a(element, one) for one in many):
-        raise RecordError(f"{name} of the request is no {kind}; delete the request")
-    return tuple(many) if kind.startswith("tuple") else value
-
-
-def _is_a(kind: str, value: Any) -> bool:
-    if kind == "str":
-        return isinstance(value, str)
-    allowed = (int,) if kind == "int" else (int, float)
-    return type(value) in allowed and abs(value) < 2**63
+            return decode(Request, {**value, "goals": value})
+        except ConfigError as err:
+            raise RecordError(f"the request cannot be read ({err}); delete it") from err
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +287,7 @@ def _plan(
     return plan(
         ran.config,
         steps_with(ran),
-        num_ranks=(config.parallelism.num_ranks, *request.gpus),
+        num_ranks=(config.parallelism.num_ranks, *request.goals.gpus),
         memory_capacity_nbytes=request.memory_capacity_nbytes or table.device_memory_nbytes(),
         memory_offset_nbytes=memory_offset_nbytes(table),
     )
@@ -335,9 +297,10 @@ def _decision(
     table: SampleTable, request: Request, found: Plan, ahead: Forecast, hooks: HookSummary
 ) -> Decision:
     return decide(
-        replace(request.limits, recalibration_s=recalibration_s(table)),
+        request.goals,
         forecast=ahead,
         plan=found,
+        recalibration_s=recalibration_s(table),
         coverage_frac=hooks.num_fired / hooks.num_installed if hooks.num_installed else None,
         host_argv=request.host_argv,
         previously_met=frozenset(Rule(value) for value in request.previously_met),
@@ -356,10 +319,8 @@ def so_far(request: Request, *, last_step: int = 0) -> SoFar:
         num_regular=request.num_regular,
         eval_times_s=request.eval_times_s,
         save_times_s=request.save_times_s,
-        mtbf_hours=request.mtbf_hours,
+        goals=request.goals,
         num_restarts=request.num_restarts,
-        restart_cost_s=request.restart_cost_s,
-        price_per_gpu_hour=request.price_per_gpu_hour,
         energy_used_j=request.energy_used_j,
         mean_power_w=request.mean_power_w,
     )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..steps.estimate import StepEstimate
 from ..units import HOUR_S
 from ..workload.config import RunConfig
+from ..workload.run_options import Goals
 from .batch_ratios import BatchRatio, measured_ratios
 from .finish import Failures, learned_mtbf_s
 from .forecast import (
@@ -60,10 +61,8 @@ class SoFar:
     """Steps without all that since the first of ``irregular_times_s``."""
     eval_times_s: tuple[float, ...] = ()
     save_times_s: tuple[float, ...] = ()
-    mtbf_hours: float | None = None
+    goals: Goals = field(default_factory=Goals)
     num_restarts: int = 0
-    restart_cost_s: float = 600.0
-    price_per_gpu_hour: float | None = None
     energy_used_j: float | None = None
     mean_power_w: float | None = None
 
@@ -269,15 +268,15 @@ def _failures(
 ) -> Failures | None:
     """Failures where the user expects some, where some have been, or from the public rate."""
     config = model_forecast.config
-    is_public = so_far.mtbf_hours is None
+    is_public = so_far.goals.mtbf_hours is None
     if is_public and config.device == "cpu" and not so_far.num_restarts:
         return None
-    hours = so_far.mtbf_hours or GPU_HOURS_PER_FAILURE / config.parallelism.num_ranks
+    hours = so_far.goals.mtbf_hours or GPU_HOURS_PER_FAILURE / config.parallelism.num_ranks
     run_s = max(0.0, so_far.now_unix_s - model_forecast.started_unix_s)
     step_s = float(np.mean(times)) if len(times) else model_forecast.own.time_s
     return Failures(
         mtbf_s=learned_mtbf_s(so_far.num_restarts, run_s, prior_mtbf_s=hours * HOUR_S),
-        restart_s=so_far.restart_cost_s,
+        restart_s=so_far.goals.restart_cost_s,
         save_every_s=(config.cadence.save_interval or left.num_steps) * step_s,
     )
 
@@ -326,7 +325,7 @@ def _with_parts(
             )
         )
     hours = found.total_s / HOUR_S * config.parallelism.num_ranks
-    price = so_far.price_per_gpu_hour
+    price = so_far.goals.price_per_gpu_hour
     is_counted = config.device != "cpu" or price is not None
     energy_j = so_far.energy_used_j
     if energy_j is not None and so_far.mean_power_w is not None:
@@ -341,5 +340,5 @@ def _with_parts(
 
 
 def _failure_words(so_far: SoFar) -> str:
-    prior = "given" if so_far.mtbf_hours is not None else "prior: Llama 3, 2024"
+    prior = "given" if so_far.goals.mtbf_hours is not None else "prior: Llama 3, 2024"
     return f"{prior}, {so_far.num_restarts} restarts so far"

@@ -7,6 +7,7 @@ import typing
 from collections.abc import Mapping
 from enum import Enum
 from functools import lru_cache
+from pathlib import PurePath
 from typing import Any
 
 from ..errors import ConfigError
@@ -19,6 +20,8 @@ def encode(value: Any) -> Any:
         return value.value
     if isinstance(value, tuple):
         return [encode(v) for v in value]
+    if isinstance(value, PurePath):
+        return str(value)
     if hasattr(value, "__dataclass_fields__"):
         return {name: encode(getattr(value, name)) for name in value.__dataclass_fields__}
     return value
@@ -50,7 +53,24 @@ def decode(kind: Any, value: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{shown(value)} is no list of values; write it with to_json")
         return tuple(decode(typing.get_args(kind)[0], v) for v in value)
+    if isinstance(kind, type) and issubclass(kind, PurePath):
+        return kind(_plain(str, value))
+    return _plain(kind, value)
+
+
+def _plain(kind: Any, value: Any) -> Any:
+    """A number, truth value or text, as its annotation has it."""
+    allowed = _PLAIN.get(kind)
+    if allowed is None:
+        return value
+    if type(value) not in allowed or (kind in (int, float) and not abs(value) < 2**63):
+        raise ConfigError(f"{shown(value)} is no {kind.__name__}; write it with to_json")
     return value
+
+
+_PLAIN: dict[Any, tuple[type, ...]] = {
+    int: (int,), float: (int, float), str: (str,), bool: (bool,),
+}  # fmt: skip
 
 
 @lru_cache

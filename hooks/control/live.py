@@ -6,15 +6,18 @@ import logging
 import os
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from ...calib.arguments.kept_arguments import kept_arguments
 from ...calib.records.record_kinds import StepFlag
+from ...calib.workload.config_json import encode
+from ...calib.workload.run_options import WandbMode
 from ..process.host import Host
 from ..process.host_wandb import ForecastFile, HostWandb, host_run
 from ..process.interpreter import waiting
 from ..process.launch_identity import LaunchIdentity
-from ..process.settings import Settings, WandbMode
+from ..process.settings import CompanionSettings, Settings
 from ..recording.window import StepPlan
 from .companion_link import CompanionPipe
 
@@ -27,7 +30,7 @@ class Live:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._pipe: CompanionPipe | None = None
-        self._told: dict[str, Any] = {}
+        self._told: CompanionSettings | None = None
         self._environment: dict[str, str] = {}
         self._identity = LaunchIdentity(settings)
         self._forecast = ForecastFile(settings.directory, self.launch_id)
@@ -140,11 +143,11 @@ class Live:
             self._pipe.close()
 
     def _start_companion(self) -> None:
-        pipe, name = self._pipe, self._identity.name
-        if pipe is None or pipe.is_started or not name:
+        pipe, name, told = self._pipe, self._identity.name, self._told
+        if pipe is None or told is None or pipe.is_started or not name:
             return
-        told = {**self._told, "launch_id": name}
-        pipe.start(self._settings.companion_command, self._environment, told)
+        value = encode(replace(told, launch_id=name))
+        pipe.start(self._settings.companion_command, self._environment, value)
 
     def _send(self, event: dict[str, Any]) -> None:
         if self._pipe is not None:
@@ -153,31 +156,12 @@ class Live:
 
 def companion_settings(
     settings: Settings, *, has_host_wandb: bool, num_steps: int = 0
-) -> dict[str, Any]:
+) -> CompanionSettings:
     """What the companion is told, but for the name of its launch."""
-    told = {
-        "steps": settings.steps,
-        "every": settings.every,
-        "on_advice": settings.on_advice.value,
-        "deadline_unix_s": settings.deadline_unix_s,
-        "budget_hours": settings.budget_hours,
-        "restart_cost_s": settings.restart_cost_s,
-        "mtbf_hours": settings.mtbf_hours,
-        "price_per_gpu_hour": settings.price_per_gpu_hour,
-        "limit_unix_s": settings.limit_unix_s,
-        "started_unix_s": time.time(),
-        "num_restarts": int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
-        "num_ranks": settings.rank.world_size,
-        "num_local_ranks": settings.rank.local_world_size,
-        "confidence": settings.confidence,
-        "gpus": list(settings.gpus),
-        "wandb": settings.wandb.value,
-        "host_argv": list(kept_arguments(settings.host_argv)),
-        "has_host_wandb": has_host_wandb,
-        "num_steps": num_steps or settings.cadence.train_iters or 0,
-    }
-    return {
-        "directory": str(settings.directory),
-        "run_id": settings.rank.run_id,
-        "settings": told,
-    }
+    return CompanionSettings(
+        settings=replace(settings, host_argv=kept_arguments(settings.host_argv)),
+        started_unix_s=time.time(),
+        num_restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
+        has_host_wandb=has_host_wandb,
+        num_steps=num_steps or settings.cadence.train_iters or 0,
+    )

@@ -21,9 +21,10 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ...calib.records.files import PRIVATE, replace_file
+from ...calib.workload.run_options import OnAdvice
 from ..process.guard import OWN_THREAD, Guard
 from ..process.launch_identity import launch_folder
-from ..process.settings import OnAdvice, Settings
+from ..process.settings import Settings
 from ..process.store_link import StoreLink, find_link
 from .votes import LATE, YES, Order, OrderKind, Proposal, Votes, why_not
 

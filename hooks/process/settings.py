@@ -1,44 +1,10 @@
-"""What the user asked for, as one frozen value that the launch edge hands to the hooks."""
+"""What the launch edge hands to the hooks: the user's options, and where they were given."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
-from pathlib import Path
 
-
-class OnAdvice(Enum):
-    """What happens when the decision is to stop."""
-
-    LOG = "log"
-    ALERT = "alert"
-    STOP = "stop"
-
-
-class WandbMode(Enum):
-    """Whether predicted against actual goes to W&B, in words of ``--calibrate-wandb``."""
-
-    AUTO = "auto"
-    """Into the host's own run; without one an offline run, which leaves the machine only by the
-    user's own ``wandb sync``."""
-    ON = "on"
-    """The same, but a run of our own is online where there is a key and ``WANDB_MODE`` allows."""
-    OFF = "off"
-
-
-class TraceChoice(Enum):
-    """Whether a step or two of the window run under Kineto: ``auto`` only where there is a GPU."""
-
-    AUTO = "auto"
-    ON = "on"
-    OFF = "off"
-
-
-class DeviceChoice(Enum):
-    """Where training runs: what torch finds, or the CPU stand-in."""
-
-    AUTO = "auto"
-    CPU = "cpu"
+from ...calib.workload.run_options import RunOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,34 +41,10 @@ class CadenceHint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """The ``--calibrate-*`` flags, parsed."""
+class Settings(RunOptions):
+    """The user's options on one rank; the companion is sent all of them."""
 
     rank: RankInfo
-    steps: int = 20
-    every: int = 500
-    """Steps from one window to the next; 0: one window, and nothing after it."""
-    directory: Path = Path("forerun-out")
-    """Not an importable name: a folder ``forerun`` in the working directory would hide an editable
-    install of the package."""
-    on_advice: OnAdvice = OnAdvice.LOG
-    deadline_unix_s: float | None = None
-    budget_hours: float | None = None
-    restart_cost_s: float = 600.0
-    mtbf_hours: float | None = None
-    """Mean time between failures of the whole job, hours."""
-    price_per_gpu_hour: float | None = None
-    limit_unix_s: float | None = None
-    """When the scheduler ends the job, as ``forerun run`` was told."""
-    takes_requests: bool = False
-    """``forerun run`` may ask for a stop, since that limit is near."""
-    confidence: float = 0.9
-    gpus: tuple[int, ...] = ()
-    wandb: WandbMode = WandbMode.AUTO
-    device: DeviceChoice = DeviceChoice.AUTO
-    probe_s: float = 0.0
-    """Time that all probes together may take between steps; 0: none."""
-    trace: TraceChoice = TraceChoice.AUTO
     cadence: CadenceHint = field(default_factory=CadenceHint)
     host_argv: tuple[str, ...] = ()
     companion_command: tuple[str, ...] = ()
@@ -110,3 +52,22 @@ class Settings:
     argument will be the directory.  Empty: records are written, nothing is analysed live."""
     is_answered: bool = False
     """Live answers are wanted: where there is no program for them, one line says what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompanionSettings:
+    """All that the session tells its companion, as one JSON object; it is read back whole."""
+
+    settings: Settings
+    """Of its arguments only what may be kept."""
+    launch_id: str = ""
+    started_unix_s: float = 0.0
+    num_restarts: int = 0
+    has_host_wandb: bool = False
+    num_steps: int = 0
+    """Length of the run where the host says it; 0: unknown."""
+
+    @property
+    def asked_since_unix_s(self) -> float:
+        """What was asked before is of an earlier launch; 0.0 after a restart, which follows it."""
+        return 0.0 if self.num_restarts else self.started_unix_s

@@ -15,12 +15,14 @@ from typing import Any
 import torch
 
 from ...calib.workload.config import RunConfig
+from ...calib.workload.run_options import OnAdvice, RunOptions
 from ..process.host import Host
 from ..process.interpreter import companion_command
-from ..process.settings import CadenceHint, OnAdvice, RankInfo, Settings
+from ..process.settings import CadenceHint, RankInfo, Settings
 from ..sensors.recorder import OPTIMIZER
 from .session import EVAL, SAVE, Session
 
+DEFAULTS = RunOptions()
 OFF = "FORERUN_OFF"
 """Set to 1 by a user: everything here does nothing.  As in ``_forerun_autoload``, which the package
 must not need."""
@@ -32,12 +34,12 @@ def attach(
     config: RunConfig | None = None,
     *,
     train_iters: int | None = None,
-    directory: str | Path = "forerun-out",
-    steps: int = 20,
-    every: int = 500,
+    directory: str | Path = DEFAULTS.directory,
+    steps: int = DEFAULTS.steps,
+    every: int = DEFAULTS.every,
     rank: RankInfo | None = None,
     is_analysed: bool = True,
-    on_advice: str = "log",
+    on_advice: str = DEFAULTS.on_advice.value,
 ) -> AttachedRun:
     """A context manager around a training loop; call its ``step()`` at the end of every step.
 
@@ -62,13 +64,13 @@ def attach(
 
 def new_session(
     *,
-    directory: str | Path = "forerun-out",
-    steps: int = 20,
-    every: int = 500,
+    directory: str | Path = DEFAULTS.directory,
+    steps: int = DEFAULTS.steps,
+    every: int = DEFAULTS.every,
     rank: RankInfo | None = None,
     train_iters: int | None = None,
     is_analysed: bool = True,
-    on_advice: str = "log",
+    on_advice: str = DEFAULTS.on_advice.value,
 ) -> Session:
     """A session that no flag started; the arguments are those of ``attach``."""
     settings = Settings(

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...calib.records.record_kinds import CoverageRecord, Record, StepFlag
+from ...calib.workload.run_options import TraceChoice
 from ..process.guard import OWN_THREAD, Guard
-from ..process.settings import TraceChoice
 
 if TYPE_CHECKING:
     from ..recording.kineto import Tracer

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from ...calib.advice.decision import Action, Decision
-from ...hooks.process.settings import OnAdvice
+from ...calib.workload.run_options import OnAdvice
 
 MOST_WINDOWS = 3
 """Windows that are reopened for a second opinion in one run."""
@@ -15,8 +15,8 @@ MOST_WINDOWS = 3
 class AdviceOrders:
     """Advice needs two windows in a row: the second is asked for, so that it comes soon."""
 
-    def __init__(self, settings: Mapping[str, Any], give: Callable[[dict[str, Any]], None]) -> None:
-        self._may_stop = settings.get("on_advice") == OnAdvice.STOP.value
+    def __init__(self, on_advice: OnAdvice, give: Callable[[dict[str, Any]], None]) -> None:
+        self._may_stop = on_advice is OnAdvice.STOP
         self._give = give
         self._num_windows = 0
 

@@ -23,9 +23,10 @@ from ...calib.samples.reader import RunReader
 from ...calib.samples.recent import RecentWindows
 from ...calib.samples.table import SampleTable
 from ...calib.timeline.measured import MeasuredSpan, measured_spans
-from ...hooks.process.settings import OnAdvice, WandbMode
+from ...calib.workload.run_options import OnAdvice
+from ...hooks.process.settings import CompanionSettings
 from ..directory.forecast_log import end_of_run, finish_line
-from ..directory.publishing import Place, Publisher
+from ..directory.publishing import Place, Publisher, place_of
 from ..directory.run_log import RunLog
 from ..directory.scoring import LoggedStep, Score
 from ..directory.stop_requests import StopRequests
@@ -42,16 +43,16 @@ from ..report.answers import (
     write_score,
 )
 from ..report.page import write_page
-from ..sinks.wandb_sink import NoSink, Sink, open_sink
+from ..sinks.registry import AllSinks
+from ..sinks.sink import Sink
 from .advice_orders import AdviceOrders
 from .answered import Answered
 from .energy import ReadEnergy, open_meter
 from .forecasting import Forecasts, OwnWork, RunSoFar
-from .options import Options
 from .saying import Writing, say, say_lines
 from .watching import Watching
 
-_ALERTING = (OnAdvice.ALERT.value, OnAdvice.STOP.value)
+_ALERTING = (OnAdvice.ALERT, OnAdvice.STOP)
 PATIENCE_S = 30.0
 """How long the other ranks' files are waited for after a window has closed here."""
 LOOK_EVERY_S = 1.0
@@ -76,20 +77,26 @@ class CompanionLoop:
 
     def __init__(
         self,
-        options: Options,
+        told: CompanionSettings,
         *,
         publisher: Publisher | None = None,
-        open_sink: Callable[[Options], Sink] | None = None,
+        open_sink: Callable[[CompanionSettings], Sink] | None = None,
         read_energy: ReadEnergy | None = None,
         give_order: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
-        self._options = options
-        self._publisher = publisher or Publisher(options.place)
-        self._orders = AdviceOrders(options.settings, give_order or _to_nobody)
-        self._requests = StopRequests(
-            options.place, give_order or _to_nobody, since_unix_s=options.asked_since_unix_s
+        settings = told.settings
+        self._told, self._place = told, place_of(told)
+        self._asked = Request(
+            now_unix_s=0.0,  # read by the caller
+            goals=settings.goals,
+            num_restarts=told.num_restarts,
+            host_argv=settings.host_argv,
         )
-        self._sink = (open_sink or sink_of)(options)
+        self._publisher = publisher or Publisher(self._place)
+        give = give_order or _to_nobody
+        self._orders = AdviceOrders(settings.on_advice, give)
+        self._requests = StopRequests(self._place, give, since_unix_s=told.asked_since_unix_s)
+        self._sink = open_sink(told) if open_sink else AllSinks(told, say)
         self._writing = Writing()
         self._held: deque[LoggedStep] = deque()
         self._score = Score()
@@ -99,23 +106,22 @@ class CompanionLoop:
         self._shown: tuple[SampleTable, tuple[MeasuredSpan, ...]] | None = None
         self._met: tuple[str, ...] = ()
         self._met_before: tuple[str, ...] = ()
-        get = options.settings.get
-        num_local = int(get("num_local_ranks") or 1)
-        self._run = RunSoFar(num_nodes=int(get("num_ranks") or num_local) / num_local)
+        num_local = settings.rank.local_world_size
+        self._run = RunSoFar(num_nodes=settings.rank.world_size / num_local)
         self._read_energy = read_energy or open_meter(num_local, os.environ)
         self._forecasts = Forecasts()
         self._own_work = OwnWork()
-        self._earlier = Earlier(options.directory)
-        self._reader = RunReader(options.directory, options.run_id)
+        self._earlier = Earlier(settings.directory)
+        self._reader = RunReader(settings.directory, settings.rank.run_id)
         self._windows = RecentWindows()
         self._answered = Answered()
         self._next_step = AdaptiveInterval()
         self._size_ends: tuple[int, ...] = ()
         self._watching = Watching(
-            options.place,
+            self._place,
             tell=self._tell_drift,
             writing=self._writing,
-            give_order=give_order or _to_nobody,
+            give_order=give,
         )
         self._pending: _Closed | None = None
         self._next_look_unix_s = 0.0
@@ -206,7 +212,7 @@ class CompanionLoop:
                 f"the last answer stands, forerun report reads the records"
             )
         self._flush(is_final=True)
-        place = self._options.place
+        place = self._place
         end_unix_s = self._end_unix_s or now_unix_s
         track = self._writing(lambda: self._lived.close(place, end_unix_s))
         summary = self._score.summary()
@@ -253,7 +259,7 @@ class CompanionLoop:
     def _tell_drift(self, line: str) -> None:
         self._publish()
         say(line)
-        if self._options.settings.get("on_advice") in _ALERTING:
+        if self._told.settings.on_advice in _ALERTING:
             self._sink.alert("forerun: drift", line)
 
     def _rebase(self, drift: Drift | None) -> None:
@@ -271,25 +277,23 @@ class CompanionLoop:
         answer = self._answer
         if answer is None or not answer.config.cadence.train_iters:
             return
-        found = self._forecasts.again(answer, self._run, self._options.request, now_unix_s)
+        found = self._forecasts.again(answer, self._run, self._asked, now_unix_s)
         if found is None:
             return
         self._answer = replace(answer, forecast=found)
         renewed = self._answer
-        self._keep(lambda: write_forecast(self._options.place, renewed))
+        self._keep(lambda: write_forecast(self._place, renewed))
         self._publish()
         if self._forecasts.is_news(found):
             self._say_forecast(found)
 
     def _say_forecast(self, forecast: Forecast) -> None:
-        limit_s = self._options.request.time_limit_s(forecast)
+        limit_s = self._asked.time_limit_s(forecast)
         say_lines(transcript_lines(forecast=forecast, time_limit_s=limit_s))
 
     def _analyse(self, closed: _Closed, now_unix_s: float) -> None:
         # Steps after the window are what the answer is scored on, also those that came meanwhile.
-        known = self._run.request(
-            self._options.request, now_unix_s, last_iteration=closed.last_iteration
-        )
+        known = self._run.request(self._asked, now_unix_s, last_iteration=closed.last_iteration)
         request = replace(
             known,
             previously_met=self._met_before if closed.is_again else self._met,
@@ -314,24 +318,23 @@ class CompanionLoop:
             self._met_before = self._met
         self._met = tuple(sorted(rule.value for rule in answer.decision.rules_met))
         self._shown = table, measured_spans(run)
-        place, spans, run_log = self._options.place, self._shown[1], self._lived
+        place, spans, run_log = self._place, self._shown[1], self._lived
         self._keep(lambda: write_answer(place, table, request, answer, spans, run_log))
         self._publish()
         say_lines(answer.transcript)
         where = f"{self._publisher.shown}/report.html · decision.json · timeline.json.gz"
-        say(f"report: {where} · W&B: {self._sink.where}")
+        say(f"report: {where} · {self._sink.where}")
         self._sink.tables(self._logged_iteration(), wandb_tables(answer))
         if values := window_values(answer):
             self._sink.step(self._logged_iteration(), values)
         self._orders.follow(answer.decision)
-        if answer.is_stop and self._options.settings.get("on_advice") in _ALERTING:
+        if answer.is_stop and self._told.settings.on_advice in _ALERTING:
             self._sink.alert("forerun: stop advised", answer.transcript[-1])
 
     def _say_measured(self, table: SampleTable, request: Request) -> None:
         """The answer of a run whose layout is not known."""
-        num_steps = int(self._options.settings.get("num_steps") or 0)
-        measured = analyse_steps(table, request, num_steps=num_steps)
-        self._keep(lambda: write_measured(self._options.place, table, request, measured))
+        measured = analyse_steps(table, request, num_steps=self._told.num_steps)
+        self._keep(lambda: write_measured(self._place, table, request, measured))
         self._publish()
         say_lines(measured.transcript)
 
@@ -377,19 +380,3 @@ class CompanionLoop:
 
 def _to_nobody(order: dict[str, Any]) -> None:
     """Where no training listens."""
-
-
-def sink_of(options: Options) -> Sink:
-    """The sink that the settings ask for; where W&B cannot be had, files go on without it."""
-    settings = options.settings
-    try:
-        return open_sink(
-            WandbMode(settings.get("wandb", "auto")),
-            has_host_run=bool(settings.get("has_host_wandb")),
-            directory=options.directory,
-            run_id=options.run_id,
-            config=settings,
-        )
-    except Exception as err:  # W&B raises its own, network and file errors alike.
-        say(f"W&B is off: {err}")
-        return NoSink()

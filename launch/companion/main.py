@@ -20,11 +20,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...calib.workload.config_json import decode
 from ...hooks.control.companion_link import SETTINGS_FD
-from ..directory.publishing import Publisher
+from ...hooks.process.settings import CompanionSettings
+from ..directory.publishing import Publisher, place_of
 from .farewell import Farewell
 from .inbox import Inbox
-from .options import Options
 from .saying import say
 
 if TYPE_CHECKING:
@@ -41,26 +42,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run until the training process ends or dies; 0, or 1 where there are no settings."""
     # A thread of training waits until the settings are read: before all else.
     try:
-        options = _options(argv)
-    except (OSError, ValueError, KeyError, TypeError) as err:
+        told = _told(argv)
+    except (OSError, ValueError) as err:
         say(f"no live answers: the companion was told nothing that it can read ({err})")
         return 1
     _step_back()
     # Ctrl-C is for training, which then ends our input: what is known by then is still said.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    publisher = Publisher(options.place)
+    publisher = Publisher(place_of(told))
     say(publisher.begin(time.time()))
     publisher.start_beating(say)
     inbox, farewell = Inbox(), Farewell()
     threading.Thread(target=_read, args=(inbox, farewell), daemon=True).start()
     inbox.wait_for_window()
-    beside = _wake(options, publisher)
+    beside = _wake(told, publisher)
     farewell.knows(lambda: beside.say_last_words(time.time()))
     longest_s = _answer(beside, inbox)
     has_time = farewell.left_s > _MARGIN * longest_s
     beside.finish(time.time(), is_analysed=has_time)
     if farewell.left_s > _MARGIN * longest_s > 0:
-        _keep_fit(options.directory)
+        _keep_fit(told.settings.directory)
     return 0
 
 
@@ -99,10 +100,10 @@ def _step_back() -> None:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-def _wake(options: Options, publisher: Publisher) -> CompanionLoop:
+def _wake(told: CompanionSettings, publisher: Publisher) -> CompanionLoop:
     from .companion_loop import CompanionLoop
 
-    return CompanionLoop(options, publisher=publisher, give_order=_write_back)
+    return CompanionLoop(told, publisher=publisher, give_order=_write_back)
 
 
 def _write_back(order: Event) -> None:
@@ -126,15 +127,9 @@ def _read(inbox: Inbox, farewell: Farewell) -> None:
         inbox.close()
 
 
-def _options(argv: Sequence[str] | None) -> Options:
+def _told(argv: Sequence[str] | None) -> CompanionSettings:
     """What the session tells over the descriptor that its command line names."""
     parser = argparse.ArgumentParser(prog="forerun.launch.companion")
     parser.add_argument(SETTINGS_FD, type=int, required=True)
     with os.fdopen(parser.parse_args(argv).settings_fd, encoding="utf-8") as file:
-        told = json.load(file)
-    return Options(
-        directory=Path(told["directory"]),
-        run_id=told["run_id"],
-        launch_id=told.get("launch_id", ""),
-        settings=told["settings"],
-    )
+        return decode(CompanionSettings, json.load(file))

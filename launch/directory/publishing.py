@@ -22,6 +22,7 @@ from typing import Any
 
 from ...calib.records.files import replace_by, replace_file
 from ...hooks.process.launch_identity import LAUNCH, boot_id, launch_folder, process_start
+from ...hooks.process.settings import CompanionSettings
 from .bounded_files import number, read_object
 
 OWNER = "owner.json"
@@ -68,6 +69,14 @@ class Place:
         """Whose a file is, as its first keys."""
         launch = {"launch_id": self.launch_id} if self.launch_id else {}
         return {"run_id": self.run_id, **launch}
+
+
+def place_of(told: CompanionSettings) -> Place:
+    """Where the companion that was told this writes."""
+    settings = told.settings
+    return Place(
+        directory=settings.directory, launch_id=told.launch_id, run_id=settings.rank.run_id
+    )
 
 
 class Publisher:

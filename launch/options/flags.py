@@ -20,19 +20,14 @@ from ..._forerun_autoload import FLAGS as FLAGS
 from ..._forerun_autoload import near
 from ..._forerun_autoload import split as split
 from ...calib.errors import ConfigError
+from ...calib.workload.run_options import DeviceChoice, Flag, Goals, Reads, options
 from ...hooks.process import interpreter
 from ...hooks.process.launch_identity import process_start
-from ...hooks.process.settings import (
-    CadenceHint,
-    DeviceChoice,
-    OnAdvice,
-    RankInfo,
-    Settings,
-    TraceChoice,
-    WandbMode,
-)
+from ...hooks.process.settings import CadenceHint, RankInfo, Settings
 
 FLAG = FLAGS[1]
+DEVICE = "FORERUN_DEVICE"
+"""What ``--calibrate-device`` says, where there is no such flag."""
 LIMIT = "FORERUN_LIMIT_UNIX_S"
 """Set by ``forerun run``: when the scheduler ends the job."""
 REQUESTS = "FORERUN_REQUESTS"
@@ -52,17 +47,13 @@ def parse(
     value, the rule and the remedy.
     """
     values: dict[str, Any] = {}
-    device = environ.get("FORERUN_DEVICE")
-    if device:
-        values["device"] = _choice(DeviceChoice)("FORERUN_DEVICE=" + device, device)
+    if device := environ.get(DEVICE):
+        values["device"] = _choice(DeviceChoice, f"{DEVICE}={device}", device)
     if limit := environ.get(LIMIT):
         values["limit_unix_s"] = _moment(f"{LIMIT}={limit}", limit)
-    values["takes_requests"] = environ.get(REQUESTS) == "1"
-    for flag in own:
-        if flag not in FLAGS:
-            field, value = _value(flag)
-            values[field] = value
-    if python := values.pop("python", ""):
+    values |= dict(_value(flag) for flag in own if flag not in FLAGS)
+    goals = Goals(**{name: values.pop(name) for name in Goals.__slots__ if name in values})
+    if python := values.get("python", ""):
         companion_command = interpreter.companion_command(environ, python)
     return Settings(
         rank=rank_info(environ),
@@ -70,6 +61,8 @@ def parse(
         host_argv=tuple(host_argv),
         companion_command=tuple(companion_command),
         is_answered=True,
+        goals=goals,
+        takes_requests=environ.get(REQUESTS) == "1",
         **values,
     )
 
@@ -164,67 +157,51 @@ def _words_of(host_argv: Sequence[str], name: str, count: int) -> tuple[str, ...
     return found
 
 
-Reader = Callable[[str, str], Any]
-
-
-def _value(flag: str) -> tuple[str, Any]:
-    """The settings field and its value that one flag says."""
-    written, equals, text = flag.partition("=")
-    first = FLAGS[0] if written.startswith(FLAGS[0]) else FLAG
-    name = written.removeprefix(first).removeprefix("-")
+def _value(written: str) -> tuple[str, Any]:
+    """The field and its value that one flag says."""
+    head, equals, text = written.partition("=")
+    first = FLAGS[0] if head.startswith(FLAGS[0]) else FLAG
+    name = head.removeprefix(first).removeprefix("-")
     if not name:
-        raise ConfigError(f"{flag}: {first} takes no value; write {first} alone")
-    if name not in _FIELDS:
+        raise ConfigError(f"{written}: {first} takes no value; write {first} alone")
+    if name not in _OPTIONS:
         hint = f"did you mean {first}-{near(name)}=...? " if near(name) else ""
-        known = ", ".join(f"{first}-{known}" for known in _FIELDS)
-        raise ConfigError(f"{flag}: unknown flag; {hint}known: {first}, {known}")
-    field, reader, example = _FIELDS[name]
+        known = ", ".join(f"{first}-{known}" for known in _OPTIONS)
+        raise ConfigError(f"{written}: unknown flag; {hint}known: {first}, {known}")
+    flag, spec = _OPTIONS[name]
     if not equals or not text:
-        raise ConfigError(f"{flag}: needs a value after '='; for example {first}-{name}={example}")
-    return field, reader(flag, text)
+        example = f"{first}-{name}={flag.example}"
+        raise ConfigError(f"{written}: needs a value after '='; for example {example}")
+    if flag.reads is Reads.CHOICE:
+        return spec.name, _choice(type(spec.default), written, text)
+    if flag.reads in (Reads.WHOLE, Reads.NUMBER):
+        return spec.name, _number_of(flag, written, text)
+    return spec.name, _READERS[flag.reads](written, text)
 
 
-def _integer(minimum: int) -> Reader:
-    def read(flag: str, text: str) -> int:
+def _number_of(flag: Flag, written: str, text: str) -> float:
+    if flag.reads is Reads.WHOLE:
+        low = int(flag.low)
         if not re.fullmatch(r"-?\d+", text, re.ASCII):
-            raise ConfigError(f"{flag}: must be a whole number; give {minimum} or more")
-        if int(text) < minimum:
-            raise ConfigError(f"{flag}: must be at least {minimum}; give {minimum} or more")
+            raise ConfigError(f"{written}: must be a whole number; give {low} or more")
+        if int(text) < low:
+            raise ConfigError(f"{written}: must be at least {low}; give {low} or more")
         return int(text)
-
-    return read
-
-
-def _real(low: float, high: float, rule: str) -> Reader:
-    def read(flag: str, text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high or math.isinf(value):
-            raise ConfigError(f"{flag}: must be {rule}")
-        return value
-
-    return read
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not flag.low <= value <= flag.high or math.isinf(value):
+        raise ConfigError(f"{written}: must be {flag.rule}")
+    return value
 
 
-def _positive(flag: str, text: str) -> float:
-    return _real(math.ulp(0.0), math.inf, "a number above 0; give hours, such as 48")(flag, text)
-
-
-def _price(flag: str, text: str) -> float:
-    return _real(0.0, math.inf, "a price of 0 or more; such as 2.5")(flag, text)
-
-
-def _choice(kind: type[Enum]) -> Reader:
-    def read(flag: str, text: str) -> Enum:
-        try:
-            return kind(text)
-        except ValueError:
-            known = " or ".join(str(member.value) for member in kind)
-            raise ConfigError(f"{flag}: {text!r} is not a choice; use {known}") from None
-
-    return read
+def _choice(kind: type[Enum], written: str, text: str) -> Enum:
+    try:
+        return kind(text)
+    except ValueError:
+        known = " or ".join(str(member.value) for member in kind)
+        raise ConfigError(f"{written}: {text!r} is not a choice; use {known}") from None
 
 
 def _moment(flag: str, text: str) -> float:
@@ -263,29 +240,14 @@ def _counts(flag: str, text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-_FIELDS: dict[str, tuple[str, Reader, str]] = {
-    "steps": ("steps", _integer(4), "20"),
-    "every": ("every", _integer(0), "500"),
-    "dir": ("directory", lambda _, text: Path(text), "forerun-out"),
-    "on-advice": ("on_advice", _choice(OnAdvice), "log"),
-    "deadline": ("deadline_unix_s", _moment, "2030-01-31T18:00:00+00:00"),
-    "budget-hours": ("budget_hours", _positive, "48"),
-    "restart-cost": ("restart_cost_s", _duration, "10m"),
-    "mtbf-hours": ("mtbf_hours", _positive, "48"),
-    "price-per-gpu-hour": ("price_per_gpu_hour", _price, "2.5"),
-    "confidence": ("confidence", _real(0.5, 1.0, "from 0.5 to 1; such as 0.9"), "0.9"),
-    "gpus": ("gpus", _counts, "8,16"),
-    "python": ("python", lambda _, text: text, "/opt/forerun/bin/python"),
-    "probe-seconds": ("probe_s", _real(0.0, 3600.0, "seconds from 0 to 3600; such as 10"), "10"),
-    "wandb": ("wandb", _choice(WandbMode), "auto"),
-    "device": ("device", _choice(DeviceChoice), "cpu"),
-    "trace": ("trace", _choice(TraceChoice), "auto"),
+_READERS: dict[Reads, Callable[[str, str], Any]] = {
+    Reads.DURATION: _duration,
+    Reads.MOMENT: _moment,
+    Reads.COUNTS: _counts,
+    Reads.PATH: lambda _, text: Path(text),
+    Reads.TEXT: lambda _, text: text,
 }
-
-
-def known() -> tuple[str, ...]:
-    """Names of all flags, without ``--calibrate-``."""
-    return tuple(_FIELDS)
+_OPTIONS = {flag.name: (flag, spec) for flag, spec in options()}
 
 
 def _number(environ: Mapping[str, str], key: str, *, default: int | None = None) -> int:

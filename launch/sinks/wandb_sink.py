@@ -10,27 +10,16 @@ import os
 from collections.abc import Mapping, Sequence
 from netrc import NetrcParseError, netrc
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from urllib.parse import urlparse
 
+from ...calib.workload.run_options import WandbMode
 from ...hooks.process.interpreter import is_installed
-from ...hooks.process.settings import WandbMode
+from ...hooks.process.settings import CompanionSettings
+from .sink import Sink
 
 PREFIX = "calib/"
 Mode = Literal["online", "offline", "disabled", "shared"]
-CONFIG_KEYS = (
-    "confidence",
-    "every",
-    "gpus",
-    "num_local_ranks",
-    "num_ranks",
-    "num_restarts",
-    "num_steps",
-    "on_advice",
-    "steps",
-    "versions",
-)
-"""What of our settings the run is told; never arguments, paths or environment."""
 _QUIET: dict[str, Any] = {
     "silent": True,
     "console": "off",
@@ -55,79 +44,24 @@ _QUIET: dict[str, Any] = {
 _YES = ("1", "true", "yes", "on")
 
 
-class Sink(Protocol):
-    """Where predicted against actual goes; ``where`` says it in words."""
-
-    @property
-    def where(self) -> str:
-        """For the transcript."""
-        ...
-
-    def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Log values at one step; keys without the prefix, with the unit as suffix."""
-        ...
-
-    def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        """Log tables, one mapping per row."""
-        ...
-
-    def alert(self, title: str, text: str) -> None:
-        """Tell the user now."""
-        ...
-
-    def close(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary and finish our own run."""
-        ...
-
-
-class NoSink:
-    """Used where W&B is off or the session logs into the host's run."""
-
-    def __init__(self, where: str = "off") -> None:
-        self._where = where
-
-    @property
-    def where(self) -> str:
-        """What the reason is."""
-        return self._where
-
-    def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Do nothing."""
-
-    def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        """Do nothing."""
-
-    def alert(self, title: str, text: str) -> None:
-        """Do nothing."""
-
-    def close(self, summary: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-
-class OwnRun:
+class OwnRun(Sink):
     """A W&B run that belongs to Forerun; raises what ``wandb.init`` raises."""
 
-    def __init__(
-        self, *, directory: Path, run_id: str, config: Mapping[str, Any], mode: Mode
-    ) -> None:
+    def __init__(self, told: CompanionSettings, mode: Mode) -> None:
         import wandb
 
         self._wandb = wandb
-        told = f"; wandb sync {directory}/wandb/offline-run-* sends it"
-        self._where = f"{PREFIX}* ({mode}{told if mode == 'offline' else ''})"
+        directory = told.settings.directory
+        sent = f"; wandb sync {directory}/wandb/offline-run-* sends it"
+        super().__init__(f"{PREFIX}* ({mode}{sent if mode == 'offline' else ''})")
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "forerun"),
-            name=f"forerun-{run_id}",
+            name=f"forerun-{told.settings.rank.run_id}",
             dir=str(directory),
             mode=mode,
-            config={"calib": {key: config[key] for key in CONFIG_KEYS if key in config}},
+            config={"calib": _config(told)},
             settings=_settings(wandb),
         )
-
-    @property
-    def where(self) -> str:
-        """The keys, and whether they leave this machine."""
-        return self._where
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """Log one mapping at this step."""
@@ -155,20 +89,35 @@ class OwnRun:
         self._run.finish()
 
 
-def open_sink(
-    mode: WandbMode, *, has_host_run: bool, directory: Path, run_id: str, config: Mapping[str, Any]
-) -> Sink:
-    """Our own run; ``NoSink`` where W&B is off or the session logs into the host's run."""
-    if mode is WandbMode.OFF:
-        return NoSink()
-    if has_host_run:
-        return NoSink(f"{PREFIX}* in the host's run")
-    chosen = run_mode(mode, os.environ)
-    if chosen == "disabled":
-        return NoSink("off (WANDB_MODE)")
+def open_wandb(told: CompanionSettings) -> Sink:
+    """Our own run; a sink that takes nothing where W&B is off, or the host's run has the values."""
+    wanted = told.settings.wandb
+    if wanted is WandbMode.OFF:
+        return Sink()
+    if told.has_host_wandb:
+        return Sink(f"{PREFIX}* in the host's run")
+    mode = run_mode(wanted, os.environ)
+    if mode == "disabled":
+        return Sink("off (WANDB_MODE)")
     if not is_installed("wandb"):
-        return NoSink("off (pip install wandb, where it is wanted)")
-    return OwnRun(directory=directory, run_id=run_id, config=config, mode=chosen)
+        return Sink("off (pip install wandb, where it is wanted)")
+    return OwnRun(told, mode)
+
+
+def _config(told: CompanionSettings) -> dict[str, Any]:
+    """What of our settings the run is told; never arguments, paths or environment."""
+    settings = told.settings
+    return {
+        "confidence": settings.goals.confidence,
+        "every": settings.every,
+        "gpus": list(settings.goals.gpus),
+        "num_local_ranks": settings.rank.local_world_size,
+        "num_ranks": settings.rank.world_size,
+        "num_restarts": told.num_restarts,
+        "num_steps": told.num_steps,
+        "on_advice": settings.on_advice.value,
+        "steps": settings.steps,
+    }
 
 
 def run_mode(wanted: WandbMode, environ: Mapping[str, str]) -> Mode:

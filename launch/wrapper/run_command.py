@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from ..._forerun_autoload import is_off
 from ...calib.arguments.kept_arguments import MASK, kept_command
 from ...calib.errors import ConfigError
+from ...calib.workload.run_options import OnAdvice, RunOptions
 from ..directory.launch_ids import launch_id
 from ..options.flags import FLAGS, split
 from .resubmit import Script, relaunch
@@ -26,7 +27,7 @@ from .slurm import Allocation, allocation, num_jobs, time_option
 from .voice import answer, complain, finish, hold_standard_descriptors, say
 from .wrapped import Outcome, Wishes, Wrapped, words
 
-DIRECTORY = "forerun-out"
+_DEFAULTS = RunOptions()
 _NOT_FOUND = 127
 _NOT_EXECUTABLE = 126
 
@@ -99,7 +100,7 @@ def _guarded(what: str, work: Callable[[], _Found], otherwise: _Found) -> _Found
 def wishes_of(args: argparse.Namespace, environ: Mapping[str, str], now_unix_s: float) -> Wishes:
     """What the options, the flags inside the command and the scheduler say together."""
     own = split([word for word in args.command if word != "--"]).own
-    directory = args.directory or Path(_last(own, "dir", DIRECTORY))
+    directory = args.directory or Path(_last(own, "dir", str(_DEFAULTS.directory)))
     granted = _guarded("read the limit", lambda: allocation(environ, now_unix_s), Allocation())
     if args.time_limit is not None:
         granted = Allocation(
@@ -118,7 +119,7 @@ def wishes_of(args: argparse.Namespace, environ: Mapping[str, str], now_unix_s: 
         margin_s=args.margin,
         patience_s=args.stop_patience,
         listens=(has_session or environ.get("FORERUN_CALIBRATE") == "1") and not is_off(environ),
-        saves_before_limit=args.save_before_limit or _last(own, "on-advice", "log") == "stop",
+        saves_before_limit=args.save_before_limit or _stops(own),
         is_limit_fixed=args.time_limit is not None,
     )
 
@@ -303,6 +304,10 @@ def _no_start(args: argparse.Namespace, text: str, code: int) -> int:
         told = {"schema": 1, "command": list(kept_command(args.command)), "exit_code": code}
         answer(json.dumps(told))
     return code
+
+
+def _stops(own: Sequence[str]) -> bool:
+    return _last(own, "on-advice", _DEFAULTS.on_advice.value) == OnAdvice.STOP.value
 
 
 def _last(own: Sequence[str], name: str, default: str) -> str:

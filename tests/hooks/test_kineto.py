@@ -15,9 +15,10 @@ from forerun.calib.records.kineto_trace import split_gradients, work_of
 from forerun.calib.records.record_kinds import CoverageRecord, StepFlag, StepRecord, TraceRecord
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.operators import OperatorKind, Phase
+from forerun.calib.workload.run_options import TraceChoice
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.host import Host, KnownHost
-from forerun.hooks.process.settings import RankInfo, Settings, TraceChoice
+from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.recording.kineto import Tracer, reason_against
 from forerun.hooks.recording.traced import MARK, TracedStep, _event
 from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, OPTIMIZER

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from forerun.calib.workload.config_json import encode
 from forerun.hooks.control.companion_link import SETTINGS_FD
 from forerun.hooks.control.live import Live, companion_settings
 from forerun.hooks.process.host_wandb import ForecastFile, HostWandb, host_run
@@ -129,14 +131,14 @@ def test_a_forecast_of_another_launch_is_none(tmp_path: Path) -> None:
 
 
 def test_the_companion_is_told_what_it_needs_over_a_descriptor(tmp_path: Path) -> None:
-    from forerun.launch.companion.main import _options
+    from forerun.launch.companion.main import _told
 
     told = companion_settings(settings(tmp_path), has_host_wandb=True)
     path = tmp_path / "told"
-    path.write_text(json.dumps({**told, "launch_id": LAUNCH}))
-    options = _options([SETTINGS_FD, str(os.open(path, os.O_RDONLY))])
-    assert (options.directory, options.run_id, options.launch_id) == (tmp_path, "r", LAUNCH)
-    assert options.settings["has_host_wandb"] is True and options.settings["steps"] == 20
+    path.write_text(json.dumps(encode(replace(told, launch_id=LAUNCH))))
+    found = _told([SETTINGS_FD, str(os.open(path, os.O_RDONLY))])
+    assert found == replace(told, launch_id=LAUNCH)
+    assert found.settings.directory == tmp_path and found.has_host_wandb
 
 
 ECHO = "import sys; open(sys.argv[1] + '/events', 'w').write(sys.stdin.read())"

@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
+from forerun.calib.workload.run_options import OnAdvice
 from forerun.hooks.control.orders import MARKER, Orders
 from forerun.hooks.control.votes import LATE, YES, OrderKind, Proposal, Votes
 from forerun.hooks.process.guard import MAX_FAULTS, Guard
 from forerun.hooks.process.host import Host
 from forerun.hooks.process.launch_identity import launch_folder
-from forerun.hooks.process.settings import OnAdvice, RankInfo, Settings
+from forerun.hooks.process.settings import RankInfo, Settings
 
 NUM_RANKS = 3
 STOP = {"order": "stop", "reason": "late by 1 h", "rule": "deadline", "command": ["t.py", "--x"]}

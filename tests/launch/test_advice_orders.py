@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from companion_settings import companion_settings
 
-from forerun.launch.companion.companion_loop import PATIENCE_S, CompanionLoop, Options
-from forerun.launch.sinks.wandb_sink import NoSink
+from forerun.calib.workload.run_options import OnAdvice
+from forerun.launch.companion.companion_loop import PATIENCE_S, CompanionLoop
+from forerun.launch.sinks.sink import Sink
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
 
@@ -17,10 +19,9 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
 def asked(directory: Path, num_windows: int, **settings: Any) -> list[dict[str, Any]]:
     """The orders of a run whose deadline is over, window after window."""
     orders: list[dict[str, Any]] = []
-    told = {"deadline_unix_s": 900.0, **settings}
     beside = CompanionLoop(
-        Options(directory=directory, run_id="golden-run", settings=told),
-        open_sink=lambda _: NoSink(),
+        companion_settings(directory, deadline_unix_s=900.0, **settings),
+        open_sink=lambda _: Sink(),
         give_order=orders.append,
     )
     for step in range(3, 11):
@@ -40,16 +41,18 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_a_second_window_is_asked_for_and_then_the_stop(directory: Path) -> None:
-    first, second = asked(directory, 2, on_advice="stop", host_argv=["t.py", "--save", "there"])
+    first, second = asked(
+        directory, 2, on_advice=OnAdvice.STOP, host_argv=("t.py", "--save", "there")
+    )
     assert (first["order"], second["order"]) == ("window", "stop")
     assert first["reason"].startswith("deadline")
     assert second["rule"] == "deadline" and "after the deadline" in second["reason"]
     assert second["command"][-2:] == ["--load", "there"]
 
 
-@pytest.mark.parametrize("choice", ["log", "alert"])
+@pytest.mark.parametrize("choice", [OnAdvice.LOG, OnAdvice.ALERT])
 def test_a_run_that_is_not_to_be_stopped_is_only_looked_at_again(
-    directory: Path, choice: str
+    directory: Path, choice: OnAdvice
 ) -> None:
     orders = asked(directory, 3, on_advice=choice)
     assert [order["order"] for order in orders] == ["window"]

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from companion_settings import companion_settings
 
-from forerun.launch.companion.companion_loop import PATIENCE_S, CompanionLoop, Options
+from forerun.calib.workload.config_json import encode
+from forerun.calib.workload.run_options import OnAdvice, WandbMode
+from forerun.launch.companion.companion_loop import PATIENCE_S, CompanionLoop
 
 ROOT = Path(__file__).parent.parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
@@ -58,7 +61,7 @@ def directory(tmp_path: Path) -> Path:
 
 
 def companion(directory: Path, notes: Notes, **settings: Any) -> CompanionLoop:
-    options = Options(directory=directory, run_id="golden-run", settings=settings)
+    options = companion_settings(directory, **settings)
     return CompanionLoop(options, open_sink=lambda _: notes)
 
 
@@ -126,7 +129,7 @@ def test_no_records_is_said_and_every_step_is_still_logged(
 
 def test_a_deadline_that_cannot_be_met_alerts_in_the_second_window(directory: Path) -> None:
     notes = Notes()
-    beside = companion(directory, notes, deadline_unix_s=900.0, on_advice="alert")
+    beside = companion(directory, notes, deadline_unix_s=900.0, on_advice=OnAdvice.ALERT)
     for step in range(WINDOW_END):
         beside.handle(event(step), 1000.0)
     for window in (0, 1):
@@ -144,7 +147,7 @@ def test_after_a_drift_the_forecast_rests_on_the_steps_since_then(
     for path in (directory / "records" / "golden-run").iterdir():
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace('"train_iters": 20', '"train_iters": 200'), encoding="utf-8")
-    options = Options(directory=directory, run_id="golden-run", settings={"on_advice": "alert"})
+    options = companion_settings(directory, on_advice=OnAdvice.ALERT)
     beside = CompanionLoop(options, open_sink=lambda _: notes, give_order=orders.append)
     for step in range(WINDOW_END):
         beside.handle(event(step), 1000.0)
@@ -167,10 +170,7 @@ def test_after_a_drift_the_forecast_rests_on_the_steps_since_then(
 
 
 def test_the_end_of_its_input_ends_it(directory: Path) -> None:
-    told = {
-        "directory": str(directory), "run_id": "golden-run", "launch_id": "first",
-        "settings": {"wandb": "off"},
-    }  # fmt: skip
+    told = encode(companion_settings(directory, launch_id="first", wandb=WandbMode.OFF))
     lines = [json.dumps(event(step)) for step in range(WINDOW_END)]
     lines += [json.dumps({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1})]
     text = "\n".join(["{damaged", *lines, ""])

@@ -11,12 +11,13 @@ from typing import Any
 
 import plotly.graph_objects as go
 import pytest
+from companion_settings import companion_settings
 
 from forerun.calib.answers.analysis import Request, analyse
 from forerun.calib.samples.store import read_lines, read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.cli import ExitCode, main
-from forerun.launch.companion.companion_loop import CompanionLoop, Options
+from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.directory.forecast_log import FORECASTS
 from forerun.launch.report.charts import charts
 from forerun.launch.report.page import PAGE, page_of, render
@@ -42,7 +43,7 @@ def run_to(directory: Path, last: int) -> None:
     """The recorded run, told again up to step ``last`` of 20; 1 s later it is over."""
     shutil.copytree(GOLDEN / "records", directory / "records")
     start = float(build_table(read_run(directory)).runs["started_unix_s"].min())
-    options = Options(directory=directory, run_id="golden-run", settings={})
+    options = companion_settings(directory)
     beside = CompanionLoop(options, open_sink=lambda _: Silent())
     for step in range(last):
         at = start + STEP_S * (step + 1)

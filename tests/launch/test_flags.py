@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from forerun import _forerun_autoload as entry
 from forerun.calib.errors import ConfigError
-from forerun.hooks.process.settings import DeviceChoice, OnAdvice, Settings, WandbMode
+from forerun.calib.workload.run_options import DeviceChoice, OnAdvice, WandbMode, options
+from forerun.hooks.process.settings import Settings
 from forerun.launch.options import flags
 
 ENVIRON = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
@@ -32,9 +33,9 @@ def test_every_flag_reaches_its_setting() -> None:
     settings = parse(*ALL, host=("train.py", "--lr", "1"))
     assert (settings.steps, settings.every, settings.directory) == (8, 500, Path("a=b"))
     assert settings.on_advice is OnAdvice.ALERT
-    assert settings.deadline_unix_s == 1896112800  # date -u -d 2030-01-31T18:00 +%s
-    assert (settings.budget_hours, settings.restart_cost_s) == (48.5, 600.0)
-    assert (settings.confidence, settings.gpus) == (0.8, (8, 16))
+    assert settings.goals.deadline_unix_s == 1896112800  # date -u -d 2030-01-31T18:00 +%s
+    assert (settings.goals.budget_hours, settings.goals.restart_cost_s) == (48.5, 600.0)
+    assert (settings.goals.confidence, settings.goals.gpus) == (0.8, (8, 16))
     assert (settings.wandb, settings.device) == (WandbMode.OFF, DeviceChoice.CPU)
     assert settings.host_argv == ("train.py", "--lr", "1")
     assert settings.companion_command == ("python", "-m", "companion")
@@ -55,11 +56,11 @@ def test_no_flag_gives_the_defaults_of_the_settings() -> None:
     ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7200), ("0", 0)]
 )
 def test_restart_cost_has_units(text: str, seconds: float) -> None:
-    assert parse(f"--calibrate-restart-cost={text}").restart_cost_s == seconds
+    assert parse(f"--calibrate-restart-cost={text}").goals.restart_cost_s == seconds
 
 
 def test_a_deadline_may_be_unix_seconds_and_the_last_of_two_flags_wins() -> None:
-    assert parse("--calibrate-deadline=5", "--calibrate-deadline=7.5").deadline_unix_s == 7.5
+    assert parse("--calibrate-deadline=5", "--calibrate-deadline=7.5").goals.deadline_unix_s == 7.5
 
 
 @pytest.mark.parametrize(
@@ -91,9 +92,9 @@ def test_an_unknown_flag_names_the_nearest_and_all_known() -> None:
 
 def test_the_wrapper_tells_the_limit_and_that_it_may_ask_for_a_stop() -> None:
     alone = parse("--calibrate")
-    assert (alone.limit_unix_s, alone.takes_requests) == (None, False)
+    assert (alone.goals.limit_unix_s, alone.takes_requests) == (None, False)
     told = parse("--calibrate", FORERUN_LIMIT_UNIX_S="1795309392", FORERUN_REQUESTS="1")
-    assert (told.limit_unix_s, told.takes_requests) == (1795309392.0, True)
+    assert (told.goals.limit_unix_s, told.takes_requests) == (1795309392.0, True)
     with pytest.raises(ConfigError, match="FORERUN_LIMIT_UNIX_S=soon"):
         parse(FORERUN_LIMIT_UNIX_S="soon")
 
@@ -200,7 +201,7 @@ def test_the_alias_says_what_the_other_name_says() -> None:
 
 
 def test_the_entry_point_knows_every_option() -> None:
-    assert flags.known() == entry.OPTIONS
+    assert tuple(flag.name for flag, _ in options()) == entry.OPTIONS
 
 
 @given(st.text(max_size=200), st.text(max_size=20))

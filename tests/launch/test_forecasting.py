@@ -11,11 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from companion_settings import companion_settings
 
 from forerun.calib.answers.analysis import Answer, Request, analyse
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
-from forerun.launch.companion.companion_loop import CompanionLoop, Options
+from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.companion.energy import open_meter
 from forerun.launch.companion.forecasting import (
     AGAIN_AFTER_S,
@@ -25,7 +26,7 @@ from forerun.launch.companion.forecasting import (
 )
 from forerun.launch.directory.run_log import RunLog
 from forerun.launch.directory.scoring import LoggedStep
-from forerun.launch.sinks.wandb_sink import NoSink
+from forerun.launch.sinks.sink import Sink
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "cpu_dp2"
 BEGIN_S = 1795187030.0
@@ -98,8 +99,8 @@ def test_the_companion_writes_it_and_says_only_news(
     shutil.copytree(GOLDEN / "records", tmp_path / "records")
     counters = iter(range(10**6))
     beside = CompanionLoop(
-        Options(directory=tmp_path, run_id="golden-run", settings={"num_ranks": 2}),
-        open_sink=lambda _: NoSink(),
+        companion_settings(tmp_path, num_ranks=2),
+        open_sink=lambda _: Sink(),
         read_energy=lambda: 100.0 * next(counters),
     )
 
@@ -170,8 +171,8 @@ def test_a_clock_that_jumps_holds_up_no_forecast(answer: Answer, jump_s: float) 
 
 def test_a_window_is_answered_though_the_clock_was_set_back(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "records", tmp_path / "records")
-    options = Options(directory=tmp_path, run_id="golden-run", settings={"num_ranks": 2})
-    beside = CompanionLoop(options, open_sink=lambda _: NoSink(), read_energy=lambda: None)
+    options = companion_settings(tmp_path, num_ranks=2)
+    beside = CompanionLoop(options, open_sink=lambda _: Sink(), read_energy=lambda: None)
     beside.poll(BEGIN_S)
     now_s = BEGIN_S - HOUR_S
     beside.handle({"event": "window_closed", "window": 0, "last_step": 10}, now_s)

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from companion_settings import companion_settings
 
 from forerun.calib.answers.analysis import PredictedStep
+from forerun.calib.workload.config_json import encode
+from forerun.calib.workload.run_options import WandbMode
 from forerun.launch.companion.answered import Answered
-from forerun.launch.companion.companion_loop import MOST_HELD, CompanionLoop, Options
+from forerun.launch.companion.companion_loop import MOST_HELD, CompanionLoop
 from forerun.launch.companion.forecasting import NUM_KEPT_BRACKETS, RunSoFar
 from forerun.launch.companion.inbox import Inbox
 from forerun.launch.directory.scoring import NUM_KEPT_ERRORS, LoggedStep, Score
-from forerun.launch.sinks.wandb_sink import NoSink
+from forerun.launch.sinks.sink import Sink
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
 WINDOW_END = 11
@@ -61,8 +64,8 @@ def test_steps_wait_in_bounded_room_and_windows_and_the_end_are_never_lost() -> 
 def test_only_the_newest_closed_window_is_analysed_and_the_others_are_told_of(
     directory: Path,
 ) -> None:
-    options = Options(directory=directory, run_id="golden-run", settings={})
-    beside = CompanionLoop(options, open_sink=lambda _: NoSink())
+    options = companion_settings(directory)
+    beside = CompanionLoop(options, open_sink=lambda _: Sink())
     for number in range(WINDOW_END):
         beside.handle(step(number), 1000.0)
     for window in (1, 2, 3, 0):  # the run has one window, which closes last
@@ -110,11 +113,11 @@ def test_what_a_run_without_end_leaves_in_memory_is_bounded(directory: Path) -> 
     assert len(run._brackets["eval"]) == NUM_KEPT_BRACKETS
     notes: list[int] = []
 
-    class Notes(NoSink):
+    class Notes(Sink):
         def step(self, step: int, values: Any) -> None:
             notes.append(step)
 
-    options = Options(directory=directory, run_id="golden-run", settings={})
+    options = companion_settings(directory)
     beside = CompanionLoop(options, open_sink=lambda _: Notes())
     for number in range(MOST_HELD + 100):  # no window closes
         beside.handle(step(number), 1000.0)
@@ -125,12 +128,12 @@ def test_what_a_run_without_end_leaves_in_memory_is_bounded(directory: Path) -> 
 def started(directory: Path, *, leave_after_s: float = 25.0, before: str = "") -> Any:
     code = (
         f"import sys, functools; {before}\n"
-        "from forerun.launch import companion, farewell\n"
+        "from forerun.launch.companion import farewell, main as companion\n"
         f"companion.Farewell = functools.partial(farewell.Farewell, {leave_after_s})\n"
         "sys.exit(companion.main(sys.argv[1:]))"
     )
-    settings = {"directory": str(directory), "run_id": "golden-run", "settings": {"wandb": "off"}}
-    (directory / "told").write_text(json.dumps(settings))
+    settings = companion_settings(directory, wandb=WandbMode.OFF)
+    (directory / "told").write_text(json.dumps(encode(settings)))
     with (directory / "told").open() as file:
         number = file.fileno()
         return subprocess.Popen(
@@ -153,8 +156,8 @@ def told(*, more: list[dict[str, Any]]) -> str:
 def test_it_leaves_at_a_fixed_time_though_its_analysis_hangs(
     directory: Path, has_end_event: bool
 ) -> None:
-    hang = "import time; from forerun.launch import beside; "
-    hang += "beside.Beside._analyse = lambda *told: time.sleep(600)"
+    hang = "import time; from forerun.launch.companion import companion_loop; "
+    hang += "companion_loop.CompanionLoop._analyse = lambda *told: time.sleep(600)"
     process = started(directory, leave_after_s=7.0, before=hang)
     process.stdin.write(told(more=[{"event": "end"}] if has_end_event else []))
     process.stdin.flush()

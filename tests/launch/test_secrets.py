@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 import wandb_file
+from companion_settings import companion_settings
 
 from forerun.calib.answers.analysis import Request
+from forerun.calib.workload.config_json import encode
+from forerun.calib.workload.run_options import OnAdvice
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
@@ -27,11 +30,11 @@ USER = "planted-user"
 PRIVATE = {"request.json", "decision.json", "stop.json", "stop-request.json"}
 ANSWERED = """
 import json, sys
-from pathlib import Path
-from forerun.launch.companion.companion_loop import PATIENCE_S, Beside, Options
+from forerun.calib.workload.config_json import decode
+from forerun.hooks.process.settings import CompanionSettings
+from forerun.launch.companion.companion_loop import PATIENCE_S, CompanionLoop
 
-directory, told = Path(sys.argv[1]), json.loads(sys.argv[2])
-beside = Beside(Options(directory=directory, run_id="golden-run", settings=told))
+beside = CompanionLoop(decode(CompanionSettings, json.loads(sys.argv[1])))
 for step in range(3, 11):
     value = {"event": "step", "step": step, "time_s": 0.15, "gap_s": 0.0, "is_hooked": False,
              "window": 0, "is_after_window": False, "flags": [], "unix_s": 1000.0}
@@ -48,15 +51,11 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A directory with all that the companion writes, and what it said; the umask lets all read."""
     home = tmp_path_factory.mktemp("answered")
     shutil.copytree(GOLDEN / "records", home / "out" / "records")
-    told = {
-        "deadline_unix_s": 900.0,
-        "host_argv": list(ARGUMENTS),
-        "wandb": "auto",
-        "on_advice": "stop",
-        "steps": 8,
-        "num_ranks": 2,
-        "my_token": SECRET,
-    }
+    asked = companion_settings(
+        home / "out", num_ranks=2, deadline_unix_s=900.0, host_argv=ARGUMENTS, steps=8,
+        on_advice=OnAdvice.STOP,
+    )  # fmt: skip
+    told = {**encode(asked), "my_token": SECRET}
     environ = {
         "PATH": "/usr/bin:/bin",
         "HOME": str(home),
@@ -65,7 +64,7 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         "USER": USER,
     }
     done = subprocess.run(
-        [sys.executable, "-c", ANSWERED, str(home / "out"), json.dumps(told)],
+        [sys.executable, "-c", ANSWERED, json.dumps(told)],
         capture_output=True,
         text=True,
         check=True,

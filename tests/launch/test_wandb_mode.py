@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from companion_settings import companion_settings
 
-from forerun.hooks.process.settings import WandbMode
-from forerun.launch.sinks.wandb_sink import NoSink, open_sink, run_mode
+from forerun.calib.workload.run_options import WandbMode
+from forerun.launch.sinks.sink import Sink
+from forerun.launch.sinks.wandb_sink import open_wandb, run_mode
 
 KEY = {"WANDB_API_KEY": "0" * 40}
 NO_KEY = {"NETRC": "/nowhere"}
@@ -38,8 +40,6 @@ def test_a_user_who_has_switched_wandb_off_gets_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
-    sink = open_sink(
-        WandbMode.ON, has_host_run=False, directory=tmp_path, run_id="r", config={"steps": 4}
-    )
-    assert isinstance(sink, NoSink) and "WANDB_MODE" in sink.where
+    sink = open_wandb(companion_settings(tmp_path, wandb=WandbMode.ON))
+    assert type(sink) is Sink and "WANDB_MODE" in sink.where
     assert list(tmp_path.iterdir()) == []

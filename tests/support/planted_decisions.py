@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 from tiny_shape import SMALL
 
-from forerun.calib.advice.decision import Action, Decision, Limits, decide
+from forerun.calib.advice.decision import Action, Decision, decide
 from forerun.calib.advice.plan import Candidate, Plan
 from forerun.calib.fit.estimates import Source
 from forerun.calib.forecast.forecast import DRIFT_FRAC, Forecast, forecast
 from forerun.calib.memory.peak import Verdict, memory
 from forerun.calib.workload.config import Batch, Parallelism, RunConfig
+from forerun.calib.workload.run_options import Goals
 
 NEXT_FRAC = 0.05
 """Mean distance of a layout from the best one."""
@@ -75,7 +76,7 @@ def replay(
         known_log = true_log + case.noise_log * (lasting + passing)
         plan = _plan(layout, known_log, case.noise_log)
         decision = decide(
-            Limits(restart_cost_s=cost_s),
+            Goals(restart_cost_s=cost_s),
             forecast=_forecast(times, done),
             plan=plan,
             coverage_frac=1.0,

@@ -11,7 +11,6 @@ import pytest
 from forerun.calib.advice.decision import (
     Action,
     Decision,
-    Limits,
     Rule,
     decide,
     lateness_probability,
@@ -21,6 +20,7 @@ from forerun.calib.advice.plan import Candidate, Plan
 from forerun.calib.forecast.finish import TimeLeft
 from forerun.calib.forecast.forecast import Forecast
 from forerun.calib.memory.peak import Verdict
+from forerun.calib.workload.run_options import Goals
 
 Steady = Callable[..., Forecast]
 Planned = Callable[..., Plan]
@@ -33,13 +33,13 @@ def best_of(plan: Plan) -> Candidate:
 
 
 def test_a_stop_needs_two_windows_in_a_row(steady: Steady, planned: Planned) -> None:
-    limits = Limits(restart_cost_s=60.0)
+    limits = Goals(restart_cost_s=60.0)
     ask = {"forecast": steady(), "plan": planned(), "host_argv": HOST}
     first = decide(limits, **ask)
     assert (first.action, first.rules_met) == (Action.CONTINUE, {Rule.RESTART})
     second = decide(limits, previously_met=first.rules_met, **ask)
     assert second.action is Action.STOP
-    calm = decide(Limits(restart_cost_s=1e9), **ask)
+    calm = decide(Goals(restart_cost_s=1e9), **ask)
     third = decide(limits, previously_met=calm.rules_met, **ask)
     assert third.action is Action.CONTINUE
 
@@ -49,11 +49,11 @@ def test_the_advised_command_is_the_users_own_with_the_layout(
 ) -> None:
     plan = planned()
     best = best_of(plan).config
-    found = decide(Limits(restart_cost_s=60.0), forecast=steady(), plan=plan, host_argv=HOST)
+    found = decide(Goals(restart_cost_s=60.0), forecast=steady(), plan=plan, host_argv=HOST)
     assert found.command[0] == "pretrain_gpt.py"
     place = found.command.index("--micro-batch-size")
     assert found.command[place + 1] == str(best.batch.micro_batch_size)
-    calm = decide(Limits(restart_cost_s=1e9), forecast=steady(), plan=plan, host_argv=HOST)
+    calm = decide(Goals(restart_cost_s=1e9), forecast=steady(), plan=plan, host_argv=HOST)
     assert calm.command == ()
 
 
@@ -62,7 +62,7 @@ def test_a_restart_into_a_layout_that_may_not_fit_is_not_advised(
     steady: Steady, planned: Planned, capacity_nbytes: int | None
 ) -> None:
     plan = planned(memory_capacity_nbytes=capacity_nbytes)
-    found = decide(Limits(restart_cost_s=60.0), forecast=steady(), plan=plan, host_argv=HOST)
+    found = decide(Goals(restart_cost_s=60.0), forecast=steady(), plan=plan, host_argv=HOST)
     assert not found.rules_met and found.command == ()
 
 
@@ -73,7 +73,7 @@ def test_the_fastest_layout_that_surely_fits_is_the_one_that_is_asked_about(
     needs = [c.memory.total_nbytes for c in roomy.candidates if c.time_frac < 0]
     assert needs[0] > min(needs)
     plan = planned(memory_capacity_nbytes=int(1.01 * needs[0]))
-    found = decide(Limits(restart_cost_s=60.0), forecast=steady(), plan=plan, host_argv=HOST)
+    found = decide(Goals(restart_cost_s=60.0), forecast=steady(), plan=plan, host_argv=HOST)
     assert plan.best is not None and plan.best.verdict is Verdict.TIGHT
     assert found.candidate is not None and found.candidate.verdict is Verdict.FITS
     assert found.rules_met == {Rule.RESTART}
@@ -82,7 +82,7 @@ def test_the_fastest_layout_that_surely_fits_is_the_one_that_is_asked_about(
 def test_a_restart_that_costs_more_than_it_saves_is_not_advised(
     steady: Steady, planned: Planned
 ) -> None:
-    found = decide(Limits(restart_cost_s=1e9), forecast=steady(), plan=planned())
+    found = decide(Goals(restart_cost_s=1e9), forecast=steady(), plan=planned())
     (reason,) = found.reasons
     assert found.action is Action.CONTINUE
     assert reason.probability == 0
@@ -125,7 +125,7 @@ def test_lateness_is_the_tail_of_the_finish(steady: Steady) -> None:
 
 def test_a_deadline_that_cannot_be_met_stops_without_a_plan(steady: Steady) -> None:
     run = steady()
-    limits = Limits(restart_cost_s=60.0, deadline_unix_s=run.now_unix_s + run.remaining_s / 2)
+    limits = Goals(restart_cost_s=60.0, deadline_unix_s=run.now_unix_s + run.remaining_s / 2)
     first = decide(limits, forecast=run, plan=None)
     assert first.action is Action.ABSTAIN
     second = decide(limits, forecast=run, plan=None, previously_met=first.rules_met)
@@ -137,8 +137,8 @@ def test_a_deadline_that_cannot_be_met_stops_without_a_plan(steady: Steady) -> N
 
 def test_a_budget_counts_from_the_start_of_the_run(steady: Steady, planned: Planned) -> None:
     run = steady()
-    wide = Limits(restart_cost_s=1e9, budget_s=1.2 * run.total_s)
-    tight = Limits(restart_cost_s=1e9, budget_s=0.8 * run.total_s)
+    wide = Goals(restart_cost_s=1e9, budget_hours=1.2 * run.total_s / 3600.0)
+    tight = Goals(restart_cost_s=1e9, budget_hours=0.8 * run.total_s / 3600.0)
     met = [decide(x, forecast=run, plan=planned()).rules_met for x in (wide, tight)]
     assert met == [frozenset(), frozenset({Rule.BUDGET})]
 
@@ -148,7 +148,7 @@ def test_hooks_that_missed_too_much_make_it_abstain(
     steady: Steady, planned: Planned, coverage_frac: float
 ) -> None:
     found = decide(
-        Limits(restart_cost_s=60.0), forecast=steady(), plan=planned(), coverage_frac=coverage_frac
+        Goals(restart_cost_s=60.0), forecast=steady(), plan=planned(), coverage_frac=coverage_frac
     )
     assert found.action is Action.ABSTAIN
     assert "record another window" in found.reasons[0].text
@@ -158,7 +158,7 @@ def test_hooks_that_missed_too_much_make_it_abstain(
 def test_too_few_measured_steps_make_it_abstain(steady: Steady, planned: Planned) -> None:
     few = replace(steady(), num_samples=3)
     for forecast in (few, None):
-        found = decide(Limits(restart_cost_s=60.0), forecast=forecast, plan=planned())
+        found = decide(Goals(restart_cost_s=60.0), forecast=forecast, plan=planned())
         assert found.action is Action.ABSTAIN
         assert "record 5 unflagged" in found.reasons[0].text
 
@@ -170,21 +170,21 @@ def test_confidence_moves_the_threshold(steady: Steady, planned: Planned) -> Non
     chance = saving_probability(steady(), candidate, 300.0)
     assert 0.5 < chance < 1.0
     for confidence, is_met in ((chance - 0.01, True), (min(1.0, chance + 0.01), False)):
-        limits = Limits(restart_cost_s=300.0, confidence=confidence)
+        limits = Goals(restart_cost_s=300.0, confidence=confidence)
         found = decide(limits, forecast=steady(), plan=plan)
         assert (Rule.RESTART in found.rules_met) == is_met
 
 
 def test_no_better_layout_means_going_on(steady: Steady, planned: Planned) -> None:
     plan = replace(planned(), candidates=())
-    found = decide(Limits(restart_cost_s=60.0), forecast=steady(), plan=plan)
+    found = decide(Goals(restart_cost_s=60.0), forecast=steady(), plan=plan)
     assert found.action is Action.CONTINUE
     assert found.reasons[0].text == "no other layout is faster and fits"
 
 
 def test_json_holds_reasons_numbers_and_command(steady: Steady, planned: Planned) -> None:
     found: Decision = decide(
-        Limits(restart_cost_s=60.0), forecast=steady(), plan=planned(), host_argv=HOST
+        Goals(restart_cost_s=60.0), forecast=steady(), plan=planned(), host_argv=HOST
     )
     value = json.loads(json.dumps(found.to_json()))
     assert value["schema"] == 1

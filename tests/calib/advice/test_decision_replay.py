@@ -12,10 +12,11 @@ import planted_decisions as planted
 import pytest
 from scipy import integrate, stats
 
-from forerun.calib.advice.decision import Action, Limits, decide
+from forerun.calib.advice.decision import Action, decide
 from forerun.calib.advice.plan import Candidate, Plan
 from forerun.calib.advice.selection_bias import selection_bias_log
 from forerun.calib.forecast.forecast import Forecast
+from forerun.calib.workload.run_options import Goals
 
 SIGMA = 0.05
 
@@ -94,7 +95,7 @@ def test_thin_evidence_is_never_acted_on(
     met = frozenset()
     for _ in range(3):
         found = decide(
-            Limits(restart_cost_s=1.0),
+            Goals(restart_cost_s=1.0),
             forecast=forecast,
             plan=plan,
             coverage_frac=coverage,

@@ -3,13 +3,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from forerun.calib.advice.decision import Limits, decide
+from forerun.calib.advice.decision import decide
 from forerun.calib.advice.plan import Plan
 from forerun.calib.answers.overhead import Overhead
 from forerun.calib.answers.transcript import HookSummary, StepSummary, transcript_lines, utc_moment
 from forerun.calib.forecast.finish import TimeLeft
 from forerun.calib.forecast.forecast import Forecast
 from forerun.calib.memory.peak import MemoryEstimate, Verdict
+from forerun.calib.workload.run_options import Goals
 
 Steady = Callable[..., Forecast]
 Planned = Callable[..., Plan]
@@ -46,7 +47,7 @@ def test_the_five_lines(steady: Steady, planned: Planned) -> None:
         left=TimeLeft.normal(10_000.0, 100.0),
         energy_j=8.28e8,
     )
-    decision = decide(Limits(restart_cost_s=900.0), forecast=run, plan=plan)
+    decision = decide(Goals(restart_cost_s=900.0), forecast=run, plan=plan)
     lines = transcript_lines(
         hooks=HookSummary(num_fired=214, num_installed=214, num_operator_kinds=9, num_groups=1),
         overhead=Overhead(
@@ -106,7 +107,7 @@ def test_a_cpu_run_names_ranks_and_memory_without_a_capacity(planned: Planned) -
 
 
 def test_an_abstention_says_what_is_missing() -> None:
-    decision = decide(Limits(restart_cost_s=1.0), forecast=None, plan=None)
+    decision = decide(Goals(restart_cost_s=1.0), forecast=None, plan=None)
     (line,) = transcript_lines(decision=decision)
     assert line == (
         "[forerun] decision: abstain (0 measured steps are too few; record 5 unflagged ones)"

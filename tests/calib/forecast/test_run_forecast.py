@@ -16,6 +16,7 @@ from forerun.calib.forecast.batch_ratios import BatchRatio, measured_ratios
 from forerun.calib.forecast.model_forecast import ModelForecast, model_forecast
 from forerun.calib.forecast.run_forecast import SoFar, run_forecast
 from forerun.calib.workload.config import Batch, Cadence, RunConfig
+from forerun.calib.workload.run_options import Goals
 
 EVAL_S, SAVE_S, START_S = 3.0, 1.5, 20.0
 FIXED_S, PER_SAMPLE_S = 0.3, 0.05
@@ -144,7 +145,7 @@ def test_failures_cost_and_price(view: Callable[..., ModelForecast]) -> None:
     own = view(cadence)
     calm = run_forecast(own, seen)
     assert calm.failures_s == pytest.approx(0.0) and calm.gpu_hours is None
-    rough = run_forecast(own, replace(seen, mtbf_hours=0.1, price_per_gpu_hour=2.0))
+    rough = run_forecast(own, replace(seen, goals=Goals(mtbf_hours=0.1, price_per_gpu_hour=2.0)))
     part = rough.parts[-1]
     work_s = calm.steps_s + calm.extras_s
     run_s = seen.now_unix_s

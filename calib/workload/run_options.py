@@ -1,0 +1,202 @@
+"""What a user asks of a run: every option of ``--calibrate``, declared once.
+
+A field is an option; its ``Flag`` says how it is written.  The flags, the companion, the analysis
+and the decision all take these classes whole, so a new option is one field here and one use.
+Standard library only, since training imports it.
+"""
+
+# ruff: noqa: RUF009  `_option` returns a field of the dataclass.
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+
+class OnAdvice(Enum):
+    """What happens when the decision is to stop."""
+
+    LOG = "log"
+    ALERT = "alert"
+    STOP = "stop"
+
+
+class WandbMode(Enum):
+    """Whether predicted against actual goes to W&B."""
+
+    AUTO = "auto"
+    """Into the host's own run; without one an offline run, which leaves the machine only by the
+    user's own ``wandb sync``."""
+    ON = "on"
+    """The same, but a run of our own is online where there is a key and ``WANDB_MODE`` allows."""
+    OFF = "off"
+
+
+class TraceChoice(Enum):
+    """Whether a step or two of the window run under Kineto: ``auto`` only where there is a GPU."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+class DeviceChoice(Enum):
+    """Where training runs: what torch finds, or the CPU stand-in."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+
+
+class Reads(Enum):
+    """How the text of a flag becomes a value."""
+
+    WHOLE = "a whole number from ``low`` on"
+    NUMBER = "a number from ``low`` to ``high``"
+    DURATION = "600, 10m or 1h, to seconds"
+    MOMENT = "ISO 8601 or Unix seconds, to Unix seconds"
+    COUNTS = "whole numbers with commas between"
+    PATH = "a path"
+    TEXT = "as it is"
+    CHOICE = "a member of the enum of the default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag:
+    """How an option is written: ``--calibrate-<name>=<metavar>``."""
+
+    name: str
+    reads: Reads
+    metavar: str
+    example: str
+    default: str
+    """In words, for people."""
+    told: str
+    """What it means, in the words of the README."""
+    low: float = -math.inf
+    high: float = math.inf
+    rule: str = ""
+    """Of a number: what the user is told where it is beyond these."""
+
+
+def _option(
+    default: Any, name: str, reads: Reads, metavar: str, told: str, *, shown: str = "", **more: Any
+) -> Any:
+    if isinstance(default, Enum):
+        metavar = "|".join(str(member.value) for member in type(default))
+    plain = default.value if isinstance(default, Enum) else default
+    words = shown or ("none" if plain is None else str(plain))
+    flag = Flag(
+        name=name, reads=reads, metavar=metavar, told=told, default=words,
+        **{"example": words, **more},
+    )  # fmt: skip
+    return field(default=default, metadata={"flag": flag})
+
+
+_HOURS = {
+    "example": "48", "low": math.ulp(0.0), "rule": "a number above 0; give hours, such as 48",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goals:
+    """What advice is weighed against, and for how many ranks it is wanted."""
+
+    deadline_unix_s: float | None = _option(
+        None, "deadline", Reads.MOMENT, "TIME",
+        "ISO 8601 or unix seconds: advise to stop when it will not be met",
+        example="2030-01-31T18:00:00+00:00",
+    )  # fmt: skip
+    budget_hours: float | None = _option(
+        None, "budget-hours", Reads.NUMBER, "H", "the same for wall-clock time", **_HOURS
+    )
+    restart_cost_s: float = _option(
+        600.0, "restart-cost", Reads.DURATION, "T", "what a restart costs, `600`, `10m` or `1h`",
+        shown="10m",
+    )  # fmt: skip
+    mtbf_hours: float | None = _option(
+        None, "mtbf-hours", Reads.NUMBER, "H",
+        "mean time between failures of the whole job; restarts seen are learned from",
+        shown="public rate", **_HOURS,
+    )  # fmt: skip
+    price_per_gpu_hour: float | None = _option(
+        None, "price-per-gpu-hour", Reads.NUMBER, "X", "adds the run's cost to the forecast",
+        example="2.5", low=0.0, rule="a price of 0 or more; such as 2.5",
+    )  # fmt: skip
+    limit_unix_s: float | None = None
+    """When the scheduler ends the job, as ``forerun run`` was told."""
+    confidence: float = _option(
+        0.9, "confidence", Reads.NUMBER, "P", "probability that advice needs",
+        low=0.5, high=1.0, rule="from 0.5 to 1; such as 0.9",
+    )  # fmt: skip
+    gpus: tuple[int, ...] = _option(
+        (), "gpus", Reads.COUNTS, "16,32", "other numbers of ranks to plan for",
+        shown="as the run", example="8,16",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """All that a user can ask of a calibrated run."""
+
+    steps: int = _option(
+        20, "steps", Reads.WHOLE, "N",
+        "steps in the window, half of them hooked, after three warm-up steps", low=4,
+    )  # fmt: skip
+    every: int = _option(
+        500, "every", Reads.WHOLE, "N",
+        "open another, shorter window every N steps, after a drift, and for a second opinion "
+        "before advice: rows are added, models refitted; 0: one window, and nothing but the step "
+        "timer after it",
+        low=0,
+    )  # fmt: skip
+    directory: Path = _option(
+        # Not an importable name: a folder `forerun` would hide an editable install of the package.
+        Path("forerun-out"), "dir", Reads.PATH, "DIR",
+        "records and answers; several launches may share it",
+    )  # fmt: skip
+    on_advice: OnAdvice = _option(
+        OnAdvice.LOG, "on-advice", Reads.CHOICE, "",
+        "`alert` sends a W&B alert as well; `stop` ends training on advice (below)",
+    )  # fmt: skip
+    goals: Goals = field(default_factory=Goals)
+    python: str = _option(
+        "", "python", Reads.TEXT, "PATH",
+        "the Python whose environment has `forerun[analysis]`, for live answers beside training "
+        "that has not",
+        shown="this one, else `FORERUN_PYTHON`", example="/opt/forerun/bin/python",
+    )  # fmt: skip
+    probe_s: float = _option(
+        0.0, "probe-seconds", Reads.NUMBER, "S",
+        "time to measure, between steps after the window, what other layouts need and this one "
+        "never runs: operators at other widths, collectives on the groups that exist; 10 is "
+        "sensible",
+        shown="0 (none)", example="10", low=0.0, high=3600.0,
+        rule="seconds from 0 to 3600; such as 10",
+    )  # fmt: skip
+    wandb: WandbMode = _option(
+        WandbMode.AUTO, "wandb", Reads.CHOICE, "",
+        "into the host's own run where there is one, else an offline run of its own, which leaves "
+        "the machine by your `wandb sync`; `on` sends it",
+    )  # fmt: skip
+    device: DeviceChoice = _option(
+        DeviceChoice.AUTO, "device", Reads.CHOICE, "", "`cpu` installs the stand-in", example="cpu"
+    )
+    trace: TraceChoice = _option(
+        TraceChoice.AUTO, "trace", Reads.CHOICE, "",
+        "one step after the window under PyTorch's profiler: kernels by operator, weight gradients "
+        "apart; `auto`: on a GPU only",
+    )  # fmt: skip
+    takes_requests: bool = False
+    """``forerun run`` may ask for a stop, since the scheduler's limit is near."""
+
+
+def options(kind: type = RunOptions) -> Iterator[tuple[Flag, Field[Any]]]:
+    """Every option that has a flag, with its field; those of ``Goals`` in their place."""
+    for spec in fields(kind):
+        if spec.name == "goals":
+            yield from options(Goals)
+        elif "flag" in spec.metadata:
+            yield spec.metadata["flag"], spec

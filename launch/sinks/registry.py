@@ -1,0 +1,63 @@
+"""The sinks that there are.  A new one is a file beside this, and a line in ``SINKS``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ...hooks.process.settings import CompanionSettings
+from .sink import Sink
+from .wandb_sink import open_wandb
+
+OpenSink = Callable[[CompanionSettings], Sink]
+SINKS: dict[str, OpenSink] = {
+    "W&B": open_wandb,
+}
+"""By the name that the log has for them."""
+
+
+class AllSinks(Sink):
+    """Every sink of the registry behind one door; what goes wrong in one is a line in the log."""
+
+    def __init__(
+        self,
+        told: CompanionSettings,
+        tell: Callable[[str], object],
+        sinks: Mapping[str, OpenSink] = SINKS,
+    ) -> None:
+        self._tell = tell
+        self._open = dict.fromkeys(sinks, Sink())
+        for name, opener in sinks.items():
+            self._guard(name, partial(self._begin, name, opener, told))
+        super().__init__(" · ".join(f"{name}: {sink.where}" for name, sink in self._open.items()))
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """To all of them."""
+        self._each(lambda sink: sink.step(step, values))
+
+    def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """To all of them."""
+        self._each(lambda sink: sink.tables(step, tables))
+
+    def alert(self, title: str, text: str) -> None:
+        """To all of them."""
+        self._each(lambda sink: sink.alert(title, text))
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        """All of them."""
+        self._each(lambda sink: sink.close(summary))
+
+    def _each(self, act: Callable[[Sink], object]) -> None:
+        for name in self._open:
+            self._guard(name, partial(act, self._open[name]))
+
+    def _begin(self, name: str, opener: OpenSink, told: CompanionSettings) -> None:
+        self._open[name] = opener(told)
+
+    def _guard(self, name: str, act: Callable[[], object]) -> None:
+        try:
+            act()
+        except Exception as err:  # a sink has errors of its own, of networks and files alike
+            self._open[name] = Sink()
+            self._tell(f"{name} is off: {err}")
