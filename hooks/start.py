@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .adapters.registry import ADAPTERS
+from .adapters import registry
 from .process.settings import Settings
 from .session.session import begin
 
@@ -11,5 +11,5 @@ def start(settings: Settings) -> None:
     """Begin this process's session and wait for a host; a second call changes nothing."""
     session = begin(settings)
     if session is not None:
-        for wait_for in ADAPTERS:
+        for wait_for in registry.ADAPTERS:
             wait_for(session)

@@ -7,14 +7,13 @@ import importlib
 from typing import Any
 
 from ...calib.workload.config import RunConfig
-from ..process.guard import Guard
 from ..process.host import Host, Reference, living, reference, references
 from ..process.post_import import when_imported
 from ..process.settings import CadenceHint
 from ..session.attach import new_session
-from ..session.session import EVAL, SAVE, Session, running
+from ..session.session import EVAL, SAVE, Session
+from .callbacks import Found, WatchedTraining
 from .megatron_model import chunks_of, place, run_config, timer_holders
-from .replaced import Replaced
 
 _TRAINING = "megatron.bridge.training"
 
@@ -42,68 +41,53 @@ def bridge_callback(**options: Any) -> BridgeCallback:
 
     Where ``--calibrate`` started a session, it is that one, and the options are ignored.
     """
-    return BridgeCallback(options)
+    return BridgeCallback(functools.partial(new_session, **options))
 
 
-class BridgeCallback:
+class BridgeCallback(WatchedTraining):
     """Events of Megatron-Bridge; it takes any object that has methods of these names."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options
-        self._session: Session | None = None
-        self._replaced: Replaced | None = None
 
     def on_train_start(self, context: Any) -> None:
         """Take the session, and say what is trained."""
-        Guard().protect(self._begin)(context)
-
-    def _begin(self, context: Any) -> None:
-        session = running() or new_session(**self._options)
-        if not session.claim(self):
-            return
-        models = chunks_of(context.model)
-        state, optimizers = context.state, (context.optimizer,)
-        known = references(models), reference(state)
-        session.describe(
-            Host(
-                models=models,
-                optimizers=optimizers,
-                timer_holders=(*timer_holders(models, optimizers), (state, "_timers")),
-                run_config=lambda: _run_config(*known),
-                **place(),
-            )
-        )
-        self._replaced = Replaced(session)
-        training = importlib.import_module(f"{_TRAINING}.train")
-        self._replaced.bracket(training, "save_checkpoint_and_time", SAVE)
-        self._session = session
+        self.begin(lambda: _found(context))
 
     def on_train_step_start(self, context: Any) -> None:
         """A step, by Bridge's own number."""
-        if self._session is not None:
-            self._session.begin_step(context.state.train_state.step)
+        self.begin_step(context.state.train_state.step)
 
     def on_train_step_end(self, context: Any) -> None:
         """Its end, before anything is logged."""
-        if self._session is not None:
-            self._session.end_step()
+        self.end_step()
 
     def on_eval_start(self, context: Any) -> None:
         """An evaluation."""
-        if self._session is not None:
-            self._session.begin_bracket(EVAL)
+        self.begin_bracket(EVAL)
 
     def on_eval_end(self, context: Any) -> None:
         """Its end."""
-        if self._session is not None:
-            self._session.end_bracket(EVAL)
+        self.end_bracket(EVAL)
 
     def on_train_end(self, context: Any) -> None:
         """Nothing of ours is left."""
-        if self._session is not None and self._replaced is not None:
-            self._replaced.remove()
-            self._session.finish()
-        self._session = self._replaced = None
+        self.end()
+
+
+def _found(context: Any) -> Found:
+    training = importlib.import_module(f"{_TRAINING}.train")
+    models = chunks_of(context.model)
+    state, optimizers = context.state, (context.optimizer,)
+    known = references(models), reference(state)
+    return Found(
+        optimizer=context.optimizer,
+        host=Host(
+            models=models,
+            optimizers=optimizers,
+            timer_holders=(*timer_holders(models, optimizers), (state, "_timers")),
+            run_config=lambda: _run_config(*known),
+            **place(),
+        ),
+        brackets=((training, "save_checkpoint_and_time", SAVE),),
+    )
 
 
 def _run_config(models: tuple[Reference, ...], state: Reference) -> RunConfig:

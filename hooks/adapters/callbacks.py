@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
 from ..process.guard import Guard
 from ..process.host import Host, Reference, living, reference, references
+from ..session.attach import new_session
 from ..session.session import Session, running
 from .chain import chain_of, unseen_in
 from .first_step import FirstStep, Known
@@ -22,13 +24,36 @@ class Found:
     """What a framework hands to a callback when training begins."""
 
     optimizer: Any
-    known: Known
+    known: Known = field(default_factory=Known)
     brackets: tuple[tuple[Any, str, str], ...] = ()
     """Owner and name of what evaluates and saves, and the label of it."""
     models: tuple[Any, ...] = ()
     """Empty: the modules around the optimizer's parameters."""
     tells_passes: bool = False
     """The callbacks say when passes begin and end; else the modules do."""
+    host: Host | None = None
+    """Where the framework tells all of it; else a first step shows the rest."""
+
+
+def callback_of(events: type, base: type, options: dict[str, Any]) -> Any:
+    """A callback of a framework: ``events``, of the class that its callbacks must have.
+
+    Where no flag started a session, it makes one; the options are those of ``attach``.
+    """
+    kind = type("ForerunCallback", (events, base), {})
+    return kind(functools.partial(new_session, **options))
+
+
+def after_init(kind: Any, add: Callable[[Any], object]) -> None:
+    """Call ``add`` with every object of that class that is made from now on."""
+    original = kind.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        add(self)
+
+    kind.__init__ = init
 
 
 class WatchedTraining:
@@ -55,19 +80,26 @@ class WatchedTraining:
         Guard().protect(self._begin)(find)
 
     def _begin(self, find: Callable[[], Found]) -> None:
-        session = running() or self._make_session()
+        session = self._own_session()
         if not session.claim(self):
             return
         found = find()
+        self._replaced = Replaced(session)
+        for owner, name, label in found.brackets:
+            self._replaced.bracket(owner, name, label)
+        session.describe(found.host or self._watch(session, found))
+        self._session = session
+
+    def _own_session(self) -> Session:
+        return running() or self._make_session()
+
+    def _watch(self, session: Session, found: Found) -> Host:
+        """What is known before the first step, which is looked at for the rest."""
         chain = found.models or chain_of(found.optimizer)
         self._known, self._tells_passes = found.known, found.tells_passes
         self._optimizer, self._chain = reference(found.optimizer), references(chain)
         self._first = FirstStep(chain, session.guard)
-        self._replaced = Replaced(session)
-        for owner, name, label in found.brackets:
-            self._replaced.bracket(owner, name, label)
-        session.describe(self._host(session, found.optimizer, chain))
-        self._session = session
+        return self._host(session, found.optimizer, chain)
 
     def _host(
         self,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from types import ModuleType
 from typing import Any
 
 from ...calib.workload.config import Cadence
 from ..process.post_import import when_imported
 from ..sensors.recorder import OPTIMIZER
-from ..session.attach import new_session
 from ..session.session import EVAL, SAVE, Session
-from .callbacks import Found, WatchedTraining
+from .callbacks import Found, WatchedTraining, after_init, callback_of
 from .first_step import Known
 
 _STEPS = "steps"
@@ -28,21 +26,18 @@ def hugging_face_callback(**options: Any) -> Any:
 
     Where ``--calibrate`` started a session, it is that one, and the options are ignored.
     """
-    return _callback_class()(functools.partial(new_session, **options))
+    from transformers import TrainerCallback
+
+    return callback_of(_Events, TrainerCallback, options)
 
 
 def _add_to_trainers(module: ModuleType) -> None:
-    trainer = module.Trainer
-    original = trainer.__init__
-
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        known = getattr(self.callback_handler, "callbacks", ())
+    def add(trainer: Any) -> None:
+        known = getattr(trainer.callback_handler, "callbacks", ())
         if not any(isinstance(callback, _Events) for callback in known):
-            self.add_callback(hugging_face_callback())
+            trainer.add_callback(hugging_face_callback())
 
-    trainer.__init__ = init
+    after_init(module.Trainer, add)
 
 
 class _Events(WatchedTraining):
@@ -73,13 +68,6 @@ class _Events(WatchedTraining):
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """Nothing of ours is left."""
         self.end()
-
-
-@functools.cache
-def _callback_class() -> type:
-    from transformers import TrainerCallback
-
-    return type("ForerunCallback", (_Events, TrainerCallback), {})
 
 
 def _found(args: Any, state: Any, optimizer: Any) -> Found:

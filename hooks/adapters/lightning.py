@@ -11,9 +11,8 @@ from typing import Any
 from ...calib.workload.config import Cadence
 from ..process.post_import import when_imported
 from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
-from ..session.attach import new_session
 from ..session.session import EVAL, SAVE, Session
-from .callbacks import Found, WatchedTraining
+from .callbacks import Found, WatchedTraining, after_init, callback_of
 from .first_step import Known
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -32,21 +31,16 @@ def lightning_callback(package: str = _PACKAGES[0], **options: Any) -> Any:
     ``package`` is the one that the Trainer comes from, ``lightning.pytorch`` or
     ``pytorch_lightning``.  Where ``--calibrate`` started a session, it is that one.
     """
-    return _callback_class(package)(functools.partial(new_session, **options))
+    return callback_of(_Events, importlib.import_module(package).Callback, options)
 
 
 def _add_to_trainers(package: str, module: ModuleType) -> None:
-    trainer = module.Trainer
-    original = trainer.__init__
-
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if not any(isinstance(callback, _Events) for callback in self.callbacks):
+    def add(trainer: Any) -> None:
+        if not any(isinstance(callback, _Events) for callback in trainer.callbacks):
             # First of all: what others do at the end of a batch, such as saves, is no step's.
-            self.callbacks.insert(0, lightning_callback(package))
+            trainer.callbacks.insert(0, lightning_callback(package))
 
-    trainer.__init__ = init
+    after_init(module.Trainer, add)
 
 
 class _Events(WatchedTraining):
@@ -105,11 +99,6 @@ def _save(trainer: Any) -> None:
     """Write a checkpoint of this step: Lightning's own come at fixed steps, not at a stop."""
     folder = Path(trainer.checkpoint_callback.dirpath or trainer.default_root_dir)
     trainer.save_checkpoint(folder / f"stopped-step={trainer.global_step}.ckpt")
-
-
-@functools.cache
-def _callback_class(package: str) -> type:
-    return type("ForerunCallback", (_Events, importlib.import_module(package).Callback), {})
 
 
 def _found(trainer: Any) -> Found:

@@ -1,0 +1,82 @@
+"""The sink of the page is real: it is put into the registry, and a recorded run goes through it."""
+
+from __future__ import annotations
+
+import csv
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from companion_settings import companion_settings
+
+from forerun.calib.workload.run_options import WandbMode
+from forerun.launch.companion.companion_loop import CompanionLoop
+from forerun.launch.sinks import registry
+from forerun.launch.sinks.sink import Sink
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
+PAGE = (ROOT / "docs" / "extending" / "sink.md").read_text(encoding="utf-8")
+WINDOW_END = 11
+
+
+@pytest.fixture
+def csv_sink() -> Any:
+    (code,) = re.findall(r"```python\n(.+?)```", PAGE, flags=re.DOTALL)
+    names: dict[str, Any] = {"__name__": "csv_sink"}
+    exec(compile(code, "sink.md", "exec"), names)
+    return names["CsvSink"]
+
+
+def run_through(directory: Path) -> None:
+    shutil.copytree(GOLDEN / "records", directory / "records")
+    beside = CompanionLoop(companion_settings(directory, wandb=WandbMode.OFF))
+    for step in range(WINDOW_END + 2):
+        event = {
+            "event": "step", "step": step, "time_s": 0.15, "is_hooked": False, "flags": [],
+            "window": 0, "is_after_window": step >= WINDOW_END, "unix_s": 1000.0 + step,
+        }  # fmt: skip
+        beside.handle(event, 1000.0)
+    beside.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
+    beside.poll(1001.0)
+    beside.finish(1002.0)
+
+
+def test_the_csv_sink_of_the_page_gets_every_step_and_the_summary(
+    csv_sink: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert '    SINKS: dict[str, OpenSink] = {\n        "W&B": open_wandb,\n' in PAGE
+    monkeypatch.setitem(registry.SINKS, "CSV", csv_sink)
+    run_through(tmp_path)
+    with (tmp_path / "values.csv").open(encoding="utf-8") as file:
+        rows = [*csv.DictReader(file)]
+    steps = [int(row["step"]) for row in rows if row["name"] == "step_time_s"]
+    assert steps == list(range(1, WINDOW_END + 3))
+    assert {"num_scored_steps", "interval_coverage_frac"} <= {
+        row["name"] for row in rows if not row["step"]
+    }
+    assert f"W&B: off · CSV: {tmp_path}/values.csv" in capsys.readouterr().out
+
+
+def test_a_sink_that_fails_is_said_once_and_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Full(Sink):
+        def step(self, step: int, values: Any) -> None:
+            raise OSError("no space left")
+
+    def broken(told: Any) -> Any:
+        raise ValueError("no such server")
+
+    monkeypatch.setitem(registry.SINKS, "CSV", lambda _: Full())
+    monkeypatch.setitem(registry.SINKS, "elsewhere", broken)
+    run_through(tmp_path)
+    said = capsys.readouterr().out
+    assert said.count("[forerun] CSV is off: no space left") == 1
+    assert said.count("[forerun] elsewhere is off: no such server") == 1
+    assert (tmp_path / "decision.json").exists() and (tmp_path / "score.json").exists()
