@@ -7,6 +7,7 @@ Exit codes: 0 answer, 1 answer and a threshold crossed, 2 usage or configuration
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -19,6 +20,17 @@ from ..hooks.process.interpreter import missing, remedy
 from .commands.exit_codes import ExitCode as ExitCode
 from .wrapper.run_options import add_run
 
+_VERBS = {
+    "report": "commands.report_command:report",
+    "predict": "commands.answer_commands:predict",
+    "plan": "commands.answer_commands:plan",
+    "validate": "commands.validate_command:validate",
+    "import": "commands.import_command:import_files",
+    "probe": "commands.probe_command:probe",
+    "compare": "commands.compare_command:compare",
+    "run": "wrapper.run_command:run",
+    "doctor": "commands.doctor_command:doctor",
+}
 _BARE = frozenset({"doctor", "run"})
 """Verbs of the standard library."""
 
@@ -71,7 +83,6 @@ def build_parser() -> argparse.ArgumentParser:
         sub = verbs.add_parser(verb, help=text, allow_abbrev=False)
         sub.add_argument("directory", type=Path, help="what --calibrate-dir was")
         sub.add_argument("--run-id", help="which run, where the directory holds several")
-        sub.add_argument("--json", action="store_true", help="one JSON value on standard output")
         sub.set_defaults(takes_options=verb == "predict")
     for verb in ("predict", "plan"):
         verbs.choices[verb].add_argument(
@@ -107,9 +118,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_import(verbs)
     _add_probe(verbs)
     _add_compare(verbs)
+    verbs.add_parser("doctor", help="what is installed here and what would be attached")
+    for verb in verbs.choices.values():
+        verb.add_argument("--json", action="store_true", help="one JSON value on standard output")
     add_run(verbs)
-    doctor = verbs.add_parser("doctor", help="what is installed here and what would be attached")
-    doctor.add_argument("--json", action="store_true", help="one JSON value on standard output")
     return parser
 
 
@@ -132,7 +144,6 @@ def _add_validate(verbs: argparse._SubParsersAction) -> None:
     )
     validate.add_argument("what", choices=("operators", "collectives", "steps", "design"))
     validate.add_argument("files", type=Path, nargs="+", metavar="FILE", help=".csv[.gz], .parquet")
-    validate.add_argument("--json", action="store_true", help="one JSON value on standard output")
     validate.add_argument(
         "--protocol", action="append", metavar="NAME", help="only this one (may be repeated)"
     )
@@ -174,7 +185,6 @@ def _add_import(verbs: argparse._SubParsersAction) -> None:
     importer.add_argument("source", choices=("kineto", "nccl-tests", "paper", "steps"))
     importer.add_argument("files", type=Path, nargs="+", metavar="FILE")
     importer.add_argument("--out", type=Path, required=True, metavar="FILE|DIR")
-    importer.add_argument("--json", action="store_true", help="one JSON value on standard output")
     importer.add_argument("--fabric", metavar="NAME", help="what to call the cluster")
     importer.add_argument(
         "--ranks-per-node", type=int, default=8, metavar="N", help="for kineto (default 8)"
@@ -195,7 +205,6 @@ def _add_probe(verbs: argparse._SubParsersAction) -> None:
     probe.add_argument("--seconds", type=float, default=60.0, help="for all of it (default 60)")
     probe.add_argument("--operators", action="store_true", help="these alone")
     probe.add_argument("--collectives", action="store_true", help="these alone")
-    probe.add_argument("--json", action="store_true", help="one JSON value on standard output")
 
 
 def _add_compare(verbs: argparse._SubParsersAction) -> None:
@@ -208,7 +217,6 @@ def _add_compare(verbs: argparse._SubParsersAction) -> None:
         allow_abbrev=False,
     )
     compare.add_argument("directories", type=Path, nargs="+", metavar="DIR")
-    compare.add_argument("--json", action="store_true", help="one JSON value on standard output")
     compare.add_argument(
         "--fail-over",
         type=float,
@@ -226,37 +234,8 @@ def _check_packages(verb: str) -> None:
 
 def _command(verb: str) -> Callable[[argparse.Namespace], int]:
     """The verb's function, imported only now so that help stays quick."""
-    if verb == "doctor":
-        from .commands.doctor_command import doctor
-
-        return doctor
-    if verb == "run":
-        from .wrapper.run_command import run
-
-        return run
-    if verb == "validate":
-        from .commands.validate_command import validate
-
-        return validate
-    if verb == "probe":
-        from .commands.probe_command import probe
-
-        return probe
-    if verb == "compare":
-        from .commands.compare_command import compare
-
-        return compare
-    if verb == "import":
-        from .commands.import_command import import_files
-
-        return import_files
-    if verb == "report":
-        from .commands.report_command import report
-
-        return report
-    from .commands import answer_commands
-
-    return {"predict": answer_commands.predict, "plan": answer_commands.plan}[verb]
+    module, _, name = _VERBS[verb].partition(":")
+    return getattr(importlib.import_module(f".{module}", __package__), name)
 
 
 def _fail(err: Exception | str, code: ExitCode) -> int:

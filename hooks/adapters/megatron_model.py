@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,16 @@ from ...calib.workload.config import RunConfig
 from ..process.settings import CadenceHint
 
 _WRAPPER_DEPTH = 6
+_DDP = {
+    "use_distributed_optimizer": False,
+    "overlap_grad_reduce": False,
+    "overlap_param_gather": False,
+    "num_distributed_optimizer_instances": 1,
+    "grad_reduce_in_fp32": False,
+}
+"""Fields of the configuration of Megatron's DDP that are arguments, and what they are without."""
+_BUCKETS = {"bucket_size": None, "pad_buckets_for_high_nccl_busbw": False}
+"""The same, as arguments with ``ddp_`` before them."""
 
 NUM_FINAL_EVALS = 2
 """``pretrain`` of Megatron-LM ends with the validation and the test set."""
@@ -105,13 +115,17 @@ def run_config(models: tuple[Any, ...], call: Mapping[str, Any], hint: CadenceHi
     ddp = getattr(models[0], "ddp_config", None)
     dp = parallel_state.get_data_parallel_world_size()
     micro = int(call["micro_batch_size"])
+    sizes = ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel")
+    settings |= {
+        f"{name}_size": getattr(parallel_state, f"get_{name}_world_size")() for name in sizes
+    }
+    settings |= {name: getattr(ddp, name, default) for name, default in _DDP.items()}
+    settings |= {f"ddp_{name}": getattr(ddp, name, default) for name, default in _BUCKETS.items()}
+    settings |= asdict(hint)
     settings.update(
-        tensor_model_parallel_size=parallel_state.get_tensor_model_parallel_world_size(),
-        pipeline_model_parallel_size=parallel_state.get_pipeline_model_parallel_world_size(),
         virtual_pipeline_model_parallel_size=(
             parallel_state.get_virtual_pipeline_model_parallel_world_size()
         ),
-        context_parallel_size=parallel_state.get_context_parallel_world_size(),
         data_parallel_size=dp,
         micro_batch_size=micro,
         global_batch_size=micro * dp * int(call["num_microbatches"]),
@@ -122,23 +136,9 @@ def run_config(models: tuple[Any, ...], call: Mapping[str, Any], hint: CadenceHi
         max_position_embeddings=gpt.max_sequence_length,
         position_embedding_type=gpt.position_embedding_type,
         untie_embeddings_and_output_weights=not gpt.share_embeddings_and_output_weights,
-        use_distributed_optimizer=getattr(ddp, "use_distributed_optimizer", False),
-        overlap_grad_reduce=getattr(ddp, "overlap_grad_reduce", False),
-        overlap_param_gather=getattr(ddp, "overlap_param_gather", False),
-        num_distributed_optimizer_instances=getattr(ddp, "num_distributed_optimizer_instances", 1),
-        grad_reduce_in_fp32=getattr(ddp, "grad_reduce_in_fp32", False),
-        ddp_bucket_size=getattr(ddp, "bucket_size", None),
-        ddp_pad_buckets_for_high_nccl_busbw=getattr(ddp, "pad_buckets_for_high_nccl_busbw", False),
-        train_iters=hint.train_iters,
-        train_samples=hint.train_samples,
-        eval_interval=hint.eval_interval,
-        eval_iters=hint.eval_iters,
         save_interval=hint.save_interval if hint.save else None,
-        save=hint.save,
         num_final_evals=NUM_FINAL_EVALS if "megatron.training" in sys.modules else 0,
-        exit_interval=hint.exit_interval,
         rampup_batch_size=hint.rampup_batch_size if _has_ramp() else (),
-        step_batch_size_schedule=hint.step_batch_size_schedule,
         full_batch_size=hint.global_batch_size,
     )
     version = f"megatron-core {megatron.core.__version__}"

@@ -10,9 +10,12 @@ have read anything else.  Training is never asked, and no collective is needed.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
+
+from ...calib.workload.config_json import decode, encode
+from ..process.store_link import Store
 
 YES = "yes"
 _NO = "no: "
@@ -40,12 +43,7 @@ class Order:
     @staticmethod
     def from_json(value: dict[str, Any]) -> Order:
         """The order of one line; raises ``KeyError`` or ``ValueError`` where it is none."""
-        return Order(
-            kind=OrderKind(value["order"]),
-            reason=str(value.get("reason", "")),
-            rule=str(value.get("rule", "")),
-            command=tuple(map(str, value.get("command", ()))),
-        )
+        return decode(Order, {**value, "kind": value["order"]})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,39 +56,12 @@ class Proposal:
 
     def to_text(self) -> str:
         """One line of JSON."""
-        return json.dumps({**asdict(self), "kind": self.kind.value})
+        return json.dumps(encode(self))
 
     @staticmethod
     def from_text(text: bytes) -> Proposal:
         """The proposal that ``to_text`` wrote."""
-        value = json.loads(text)
-        return Proposal(
-            kind=OrderKind(value["kind"]), step=int(value["step"]), settle=int(value["settle"])
-        )
-
-
-class Store(Protocol):
-    """The part of ``torch.distributed.Store`` that is used."""
-
-    def add(self, key: str, amount: int, /) -> int:
-        """Add to a counter; its new value."""
-        ...
-
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Write where the key is absent and ``expected`` empty; the value that stands."""
-        ...
-
-    def check(self, keys: list[str], /) -> bool:
-        """True where all keys exist."""
-        ...
-
-    def get(self, key: str, /) -> bytes:
-        """The value of a key that exists."""
-        ...
-
-    def set(self, key: str, value: str, /) -> None:
-        """Write a key."""
-        ...
+        return decode(Proposal, json.loads(text))
 
 
 class Votes:

@@ -11,28 +11,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+
+from ..process.store_link import Store
 
 YES, NO = "yes", "no"
 _PAUSE_S = 0.0005
 _PAUSE_PER_RANK_S = 0.00002
 """So that the store answers at most some 50,000 questions a second."""
-
-
-class Store(Protocol):
-    """The part of ``torch.distributed.Store`` that is used."""
-
-    def add(self, key: str, amount: int, /) -> int:
-        """Add to a counter; its new value."""
-        ...
-
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Write where the key is absent and ``expected`` empty; the value that stands."""
-        ...
-
-    def check(self, keys: list[str], /) -> bool:
-        """True where all keys exist."""
-        ...
 
 
 class Agreement:

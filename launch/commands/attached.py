@@ -38,10 +38,10 @@ def _entry_points() -> Iterator[Finding]:
     points = [e for e in metadata.entry_points(group="torch.backends") if e.name == "forerun"]
     if not points:
         yield Finding(
-            name="flag",
-            value="--calibrate is not attached",
-            verdict=Severity.MISSING,
-            remedy="install forerun into this environment, or use -m forerun.launch",
+            "flag",
+            "--calibrate is not attached",
+            Severity.MISSING,
+            "install forerun into this environment, or use -m forerun.launch",
         )
     for point in points:
         module = point.value.partition(":")[0]
@@ -54,13 +54,13 @@ def _entry_points() -> Iterator[Finding]:
         elif Path(str(spec)).read_bytes() != Path(entry.__file__).read_bytes():
             value, remedy = f"{spec} is another than {entry.__file__}", ""
         else:
-            yield Finding(name="flag", value=value, verdict=Severity.OK)
+            yield Finding("flag", value)
             continue
         yield Finding(
-            name="flag",
-            value=value,
-            verdict=Severity.MISSING if spec is None else Severity.WARN,
-            remedy=f"{remedy}pip install forerun again, or pip uninstall forerun",
+            "flag",
+            value,
+            Severity.MISSING if spec is None else Severity.WARN,
+            f"{remedy}pip install forerun again, or pip uninstall forerun",
         )
 
 
@@ -90,13 +90,13 @@ def _clone() -> Iterator[Finding]:
     if folder is None:
         return
     if (folder / "launch" / "autoload.py").is_file():
-        yield Finding(name="clone", value=f"editable, {folder}", verdict=Severity.OK)
+        yield Finding("clone", f"editable, {folder}")
         return
     yield Finding(
-        name="clone",
-        value=f"editable, but {folder} is gone",
-        verdict=Severity.MISSING,
-        remedy="training runs as without forerun; pip install -e the clone from where it is now",
+        "clone",
+        f"editable, but {folder} is gone",
+        Severity.MISSING,
+        "training runs as without forerun; pip install -e the clone from where it is now",
     )
 
 
@@ -107,11 +107,10 @@ def _shadows(places: Sequence[str]) -> Iterator[Finding]:
             if not (path.is_file() if path.suffix else _hides(path)):
                 continue
             yield Finding(
-                name="in the way",
-                value=str(path.absolute()),
-                verdict=Severity.WARN,
-                remedy="a script beside it does not find the package, and is not calibrated; "
-                "rename it",
+                "in the way",
+                str(path.absolute()),
+                Severity.WARN,
+                "a script beside it does not find the package, and is not calibrated; rename it",
             )
 
 
@@ -126,19 +125,19 @@ def _hides(folder: Path) -> bool:
 def _autoload(environ: Mapping[str, str]) -> Finding:
     if environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
         return Finding(
-            name="autoload",
-            value="TORCH_DEVICE_BACKEND_AUTOLOAD=0",
-            verdict=Severity.WARN,
-            remedy="the bare flag does nothing; unset it or use -m forerun.launch",
+            "autoload",
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0",
+            Severity.WARN,
+            "the bare flag does nothing; unset it or use -m forerun.launch",
         )
     if entry.is_off(environ):
         return Finding(
-            name="autoload",
-            value=f"{entry.OFF}={environ[entry.OFF]}",
-            verdict=Severity.WARN,
-            remedy="all is switched off; unset it to calibrate",
+            "autoload",
+            f"{entry.OFF}={environ[entry.OFF]}",
+            Severity.WARN,
+            "all is switched off; unset it to calibrate",
         )
-    return Finding(name="autoload", value="on", verdict=Severity.OK)
+    return Finding("autoload", "on")
 
 
 def _exported(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -146,18 +145,18 @@ def _exported(environ: Mapping[str, str]) -> Iterator[Finding]:
     for name in (entry.OWNER, entry.TAKEN):
         if name in environ:
             yield Finding(
-                name="environment",
-                value=f"{name} is exported",
-                verdict=Severity.WARN,
-                remedy=f"it is for a worker's own children; unset {name}",
+                "environment",
+                f"{name} is exported",
+                Severity.WARN,
+                f"it is for a worker's own children; unset {name}",
             )
     ranks = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in environ]
     if ranks and "TORCHELASTIC_RUN_ID" not in environ:
         yield Finding(
-            name="environment",
-            value=f"{', '.join(ranks)} exported, and no elastic agent",
-            verdict=Severity.WARN,
-            remedy="torchrun, accelerate and deepspeed hand the flags on all the same; a launcher "
+            "environment",
+            f"{', '.join(ranks)} exported, and no elastic agent",
+            Severity.WARN,
+            "torchrun, accelerate and deepspeed hand the flags on all the same; a launcher "
             "of your own that imports torch takes them: start it without these"
             if "LOCAL_RANK" in ranks
             else "a program that is started so is no worker for the bare flag; export LOCAL_RANK "

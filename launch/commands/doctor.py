@@ -18,9 +18,9 @@ def examine() -> list[Finding]:
     """All findings; imports neither torch nor megatron, so it is quick and harmless."""
     return [
         Finding(
-            name="python",
-            value=platform.python_version(),
-            verdict=Severity.OK if sys.version_info < (3, 14) else Severity.WARN,
+            "python",
+            platform.python_version(),
+            Severity.OK if sys.version_info < (3, 14) else Severity.WARN,
         ),
         _package("forerun", Severity.MISSING),
         _answers(),
@@ -44,23 +44,21 @@ def _version(name: str) -> str | None:
 def _package(name: str, absent: Severity = Severity.WARN) -> Finding:
     version = _version(name)
     if version is None:
-        return Finding(
-            name=name, value="not installed", verdict=absent, remedy=f"pip install {name}"
-        )
-    return Finding(name=name, value=version, verdict=Severity.OK)
+        return Finding(name, "not installed", absent, f"pip install {name}")
+    return Finding(name, version)
 
 
 def _answers() -> Finding:
     """Where the process beside training would run, and what the verbs that answer lack."""
     lacking = missing()
     if not lacking:
-        return Finding(name="answers", value="in this Python", verdict=Severity.OK)
+        return Finding("answers", "in this Python")
     named = os.environ.get(VARIABLE)
     return Finding(
-        name="answers",
-        value=f"by {VARIABLE}={named}" if named else "not here; training is recorded all the same",
-        verdict=Severity.OK if named else Severity.WARN,
-        remedy=f"for answers here: {remedy()} (missing: {', '.join(lacking)})"
+        "answers",
+        f"by {VARIABLE}={named}" if named else "not here; training is recorded all the same",
+        Severity.OK if named else Severity.WARN,
+        f"for answers here: {remedy()} (missing: {', '.join(lacking)})"
         + ("" if named else ", or name a Python that has it: --calibrate-python=PATH"),
     )
 
@@ -70,34 +68,34 @@ def _trees() -> Finding:
     found = [f"{name} {v}" for name in ("xgboost", "xgboost-cpu") if (v := _version(name))]
     if len(found) > 1:
         return Finding(
-            name="trees",
-            value=" and ".join(found),
-            verdict=Severity.WARN,
-            remedy="both write the same files: pip uninstall xgboost xgboost-cpu, then install "
+            "trees",
+            " and ".join(found),
+            Severity.WARN,
+            "both write the same files: pip uninstall xgboost xgboost-cpu, then install "
             "the one you want",
         )
     value = found[0] if found else "a forest of scikit-learn, since there is no xgboost"
-    return Finding(name="trees", value=value, verdict=Severity.OK)
+    return Finding("trees", value)
 
 
 def _torch() -> Finding:
     version = _version("torch")
     if version is None:
         return Finding(
-            name="torch",
-            value="not installed",
-            verdict=Severity.WARN,
-            remedy="predict, plan and report work without it; recording needs it",
+            "torch",
+            "not installed",
+            Severity.WARN,
+            "predict, plan and report work without it; recording needs it",
         )
     parts = tuple(int(p) for p in version.split("+")[0].split(".")[:2])
     if parts < (2, 5):
         return Finding(
-            name="torch",
-            value=version,
-            verdict=Severity.WARN,
-            remedy="the bare flag needs 2.5; use: torchrun ... -m forerun.launch script.py",
+            "torch",
+            version,
+            Severity.WARN,
+            "the bare flag needs 2.5; use: torchrun ... -m forerun.launch script.py",
         )
-    return Finding(name="torch", value=version, verdict=Severity.OK)
+    return Finding("torch", version)
 
 
 def _megatron() -> Finding:
@@ -105,16 +103,14 @@ def _megatron() -> Finding:
     if version is None:
         found = importlib.util.find_spec("megatron") is not None
         return Finding(
-            name="megatron-core",
-            value="from a checkout" if found else "not installed",
-            verdict=Severity.OK if found else Severity.WARN,
-            remedy=""
-            if found
-            else "a Megatron-LM clone brings its own; else pip install megatron-core",
+            "megatron-core",
+            "from a checkout" if found else "not installed",
+            Severity.OK if found else Severity.WARN,
+            "" if found else "a Megatron-LM clone brings its own; else pip install megatron-core",
         )
     has_training = importlib.util.find_spec("megatron.training") is not None
-    seams = "megatron.training and megatron.core seams" if has_training else "megatron.core seams"
-    return Finding(name="megatron-core", value=f"{version}, {seams}", verdict=Severity.OK)
+    hosts = "megatron.training and megatron.core" if has_training else "megatron.core"
+    return Finding("megatron-core", f"{version}, patches for {hosts}")
 
 
 def _nccl() -> Finding:
@@ -125,24 +121,22 @@ def _nccl() -> Finding:
     )
     if len(wheels) > 1:
         return Finding(
-            name="nccl",
-            value=", ".join(wheels),
-            verdict=Severity.WARN,
-            remedy="both write the same library; keep the one that torch asks for",
+            "nccl",
+            ", ".join(wheels),
+            Severity.WARN,
+            "both write the same library; keep the one that torch asks for",
         )
-    return Finding(
-        name="nccl", value=wheels[0] if wheels else "none (CPU torch: gloo)", verdict=Severity.OK
-    )
+    return Finding("nccl", wheels[0] if wheels else "none (CPU torch: gloo)")
 
 
 def _wandb() -> Finding:
     version = _version("wandb")
     if version is None:
         return Finding(
-            name="wandb",
-            value="not installed: nothing is logged there",
-            verdict=Severity.OK,
-            remedy="pip install wandb, where it is wanted",
+            "wandb",
+            "not installed: nothing is logged there",
+            Severity.OK,
+            "pip install wandb, where it is wanted",
         )
     mode = os.environ.get("WANDB_MODE")
     if mode:
@@ -150,4 +144,4 @@ def _wandb() -> Finding:
     else:
         key = "a key was found" if has_key() else "no key"
         state = f"{key}; a run of our own stays offline without --calibrate-wandb=on"
-    return Finding(name="wandb", value=f"{version}, {state}", verdict=Severity.OK)
+    return Finding("wandb", f"{version}, {state}")

@@ -14,11 +14,11 @@ class Severity(Enum):
     MISSING = "missing"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One fact, and what to do about it where it stands in the way."""
 
     name: str
     value: str
-    verdict: Severity
+    verdict: Severity = Severity.OK
     remedy: str = ""

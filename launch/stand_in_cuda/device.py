@@ -15,31 +15,26 @@ import torch
 CPU = torch.device("cpu")
 
 
+def returning(value: Any) -> Callable[..., Any]:
+    """A new function object each time: Dynamo refuses one object under two torch names."""
+
+    def answer(*_: Any, **__: Any) -> Any:
+        return value
+
+    return answer
+
+
 class Stream:
     """Work on a CPU is done when the call returns, so a stream has nothing to wait for."""
 
     device = CPU
     cuda_stream = 0
+    wait_stream = wait_event = synchronize = __exit__ = returning(None)
+    query = returning(True)
+    is_capturing = returning(False)
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.priority = priority
-
-    def wait_stream(self, stream: Any) -> None:
-        """Return at once."""
-
-    def wait_event(self, event: Any) -> None:
-        """Return at once."""
-
-    def synchronize(self) -> None:
-        """Return at once."""
-
-    def query(self) -> bool:
-        """True: all work is done."""
-        return True
-
-    def is_capturing(self) -> bool:
-        """False: there are no graphs."""
-        return False
 
     def record_event(self, event: Event | None = None) -> Event:
         """Record ``event``, or a new one, and return it."""
@@ -50,12 +45,12 @@ class Stream:
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        return None
-
 
 class Event:
-    """The host's clock in the shape of a CUDA event."""
+    """The host's clock in the shape of a CUDA event, which has happened when it is recorded."""
+
+    wait = synchronize = returning(None)
+    query = returning(True)
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.recorded_ns = 0
@@ -67,16 +62,6 @@ class Event:
     def elapsed_time(self, end: Event) -> float:
         """Milliseconds from this event to ``end``."""
         return (end.recorded_ns - self.recorded_ns) / 1e6
-
-    def wait(self, stream: Any = None) -> None:
-        """Return at once."""
-
-    def synchronize(self) -> None:
-        """Return at once."""
-
-    def query(self) -> bool:
-        """True: the event has happened."""
-        return True
 
 
 class _Generators:
@@ -92,15 +77,6 @@ class _Generators:
 def _nothing(*_: Any, **__: Any) -> AbstractContextManager[None]:
     """A context that can be entered again, as Megatron enters a stream for each reduction."""
     return nullcontext()
-
-
-def returning(value: Any) -> Callable[..., Any]:
-    """A new function object each time: Dynamo refuses one object under two torch names."""
-
-    def answer(*_: Any, **__: Any) -> Any:
-        return value
-
-    return answer
 
 
 def accelerator_names() -> dict[str, Any]:
