@@ -46,6 +46,7 @@ from .run_measurements import (
 )
 from .run_steps import running_config, with_own
 from .transcript import HookSummary, StepSummary, transcript_lines
+from .utilisation import mfu_frac
 
 SCHEMA = 1
 
@@ -166,6 +167,11 @@ class Answer:
             started_unix_s=forecast.now_unix_s - forecast.elapsed_s,
             finish_unix_s=forecast.finish_p50_unix_s if ended is None else ended,
         )
+
+    @property
+    def mfu_frac(self) -> float | None:
+        """Model FLOP/s utilisation of the measured step; None where the device is not known."""
+        return mfu_frac(self.config, self.measured_step_s)
 
     def predicted_step(self, iteration: int) -> PredictedStep:
         """What a step of this run, counted from 1, will take."""

@@ -32,6 +32,7 @@ from ..directory.scoring import LoggedStep, Score
 from ..directory.stop_requests import StopRequests
 from ..known.earlier import Earlier
 from ..report.answers import (
+    utilisation,
     wandb_tables,
     window_values,
     windows_at_end,
@@ -220,7 +221,7 @@ class CompanionLoop:
             ended_unix_s = end_of_run(place.directory, place.run_id)
             self._answer = replace(self._answer, ended_unix_s=ended_unix_s)
             self._sink.tables(self._run.last_iteration, windows_at_end(self._answer))
-            summary |= windows_summary(self._answer)
+            summary |= windows_summary(self._answer) | utilisation(self._answer)
         if self._publisher.is_newest():
             self._write_last(place, track)
             self._publish()

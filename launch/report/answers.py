@@ -160,6 +160,11 @@ def windows_summary(answer: Answer) -> dict[str, float]:
     return found
 
 
+def utilisation(answer: Answer) -> dict[str, float]:
+    """For W&B, at the end: MFU, where the device's data sheet is known."""
+    return {} if answer.mfu_frac is None else {"mfu_frac": answer.mfu_frac}
+
+
 def _do_all(*writes: Callable[[], object]) -> None:
     """Each of them, also where one before it fails; the first failure is raised at the end."""
     errors = []

@@ -66,6 +66,8 @@ def _parts(answer: Answer) -> ReportTable:
         for name, time_s in parts
         if abs(time_s) > NEGLIGIBLE_S
     ]
+    if answer.mfu_frac is not None:
+        rows.append(("MFU, of the measured step", "", format_frac(answer.mfu_frac)))
     return ReportTable(
         key="step_parts",
         title=f"Modelled step by part (stage {own.critical_stage})",
@@ -186,7 +188,7 @@ def notes(answer: Answer) -> list[str]:
 
     def found() -> Iterator[str]:
         if answer.waiting.slow.reason:
-            yield f"Slow ranks: {answer.waiting.slow.reason}."
+            yield f"Stragglers: {answer.waiting.slow.reason}."
         if answer.config.unmodelled:
             yield "Left out by the model: " + ", ".join(answer.config.unmodelled) + "."
         if answer.history.errors:

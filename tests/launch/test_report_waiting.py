@@ -60,9 +60,9 @@ def test_the_report_shows_waiting_and_who_is_slow(
 ) -> None:
     assert main(["report", str(directory)]) == ExitCode.ANSWER
     out = capsys.readouterr().out
-    assert "Waiting: who holds the others up" in out
+    assert "Stragglers: who holds the others up" in out
     assert "Waiting: clocks ahead of the first rank's" in out
-    assert "Slow ranks: " not in out
+    assert "Stragglers: " not in out
 
 
 @pytest.fixture(scope="module")
@@ -79,5 +79,5 @@ def test_no_two_columns_of_a_table_have_one_name(steady: Answer) -> None:
 
 def test_a_steady_run_blames_nobody(steady: Answer) -> None:
     text = markdown(steady)
-    assert "Slow ranks: no rank stands out." in text and "slow:" not in text
+    assert "Stragglers: no rank stands out." in text and "slow:" not in text
     assert "| dp |" in text and "clocks ahead" not in text
