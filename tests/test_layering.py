@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import forerun
+
 ROOT = Path(__file__).parent.parent
 TOP = ("calib", "hooks", "launch", "recipes")
 FORBIDDEN_IN_CALIB = {
@@ -189,3 +191,8 @@ def test_no_file_outgrows_its_name() -> None:
         if (count := len(path.read_text(encoding="utf-8").splitlines())) > 400
     }
     assert not long
+
+
+@pytest.mark.parametrize("name", forerun.__all__)
+def test_every_name_of_the_facade_leads_to_what_it_names(name: str) -> None:
+    assert getattr(forerun, name) is not None

@@ -1,0 +1,162 @@
+"""torchrun whose agent and workers are forks of one process that has imported torch already.
+
+    python forked_torchrun.py    reads one JSON line per launch, and forks for each
+
+A launch costs what its training costs, not seconds of ``import torch`` in each process.  The agent
+is torch's own.  A worker is forked by the agent before that has threads; it has the arguments, the
+environment, the output and the session of one that is started by its command, asks the entry points
+of the group ``torch.backends`` as the end of ``import torch`` does, and ends as an interpreter
+does.  No module that hooks wait for is imported before that.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+PRELOADED = (
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.run",
+    "torch.distributed.tensor",
+    "wandb",
+)
+MOST_RESTARTS = 1
+_spares: list[Spare] = []
+
+
+class Spare:
+    """A fork that waits to be told which worker it is; the agent sees it as a ``Popen``."""
+
+    def __init__(self) -> None:
+        told, self._tell = os.pipe()
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            for other in (*_spares, self):
+                os.close(other._tell)
+            _wait_to_work(told)
+        os.close(told)
+
+    def work(self, args: tuple[str, ...], env: dict[str, str]) -> Spare:
+        """Become the worker of this command."""
+        os.write(self._tell, json.dumps([args, env]).encode() + b"\n")
+        return self
+
+    def poll(self) -> int | None:
+        """The exit status, as ``subprocess`` gives it, or None while it runs."""
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if ended else None
+        return self.returncode
+
+    def wait(self, timeout: float = math.inf) -> int | None:
+        """The same at the end."""
+        until_s = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > until_s:
+                raise subprocess.TimeoutExpired("a worker", timeout)
+            time.sleep(0.01)
+        return self.returncode
+
+
+def _wait_to_work(told: int) -> None:
+    with os.fdopen(told) as file:
+        line = file.readline()
+    if not line:
+        os._exit(0)
+    args, env = json.loads(line)
+    os.setsid()
+    os.closerange(3, 256)
+    _run(args, env, args[args.index("-u") + 1 :])
+    sys.exit(0)
+
+
+def _run(command: list[str], env: dict[str, str], words: list[str]) -> None:
+    """The script ``words[0]`` as the interpreter runs it."""
+    _become(command, env, words)
+    module = types.ModuleType("__main__")
+    module.__file__ = words[0]
+    sys.modules["__main__"] = module
+    sys.path[0] = str(Path(words[0]).parent)
+    source = Path(words[0]).read_text(encoding="utf-8")
+    exec(compile(source, words[0], "exec"), vars(module))
+
+
+def _become(command: list[str], env: dict[str, str], words: list[str]) -> None:
+    import torch
+
+    os.environ.clear()
+    os.environ.update(env)
+    sys.orig_argv[:], sys.argv[:] = command, words
+    if torch._is_device_backend_autoload_enabled():
+        torch._import_device_backends()
+
+
+def _launch(request: dict[str, Any]) -> None:
+    """Be the agent of one launch."""
+    from torch.distributed.elastic.multiprocessing import subprocess_handler
+    from torch.distributed.run import main
+
+    os.chdir(request["directory"])
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        file = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(file, number)
+        os.close(file)
+    _spares.extend(Spare() for _ in range(request["num_ranks"] * (1 + MOST_RESTARTS)))
+    module = subprocess_handler.subprocess_handler
+    module.SubprocessHandler._popen = lambda _, args, env: _spares.pop(0).work(args, env)
+    words = request["words"]
+    command = [sys.executable, "-m", "torch.distributed.run", *words]
+    _become(command, request["environ"], ["torchrun", *words])
+    main(words)
+
+
+def _supervise(request: dict[str, Any]) -> None:
+    """Fork the agent, and write at its end how it ended."""
+    agent = os.fork()
+    if agent == 0:
+        _launch(request)
+        sys.exit(0)
+    until_s = time.monotonic() + request["timeout_s"]
+    while not (ended := os.waitpid(agent, os.WNOHANG))[0]:
+        time.sleep(0.01)
+        if time.monotonic() > until_s:
+            os.kill(agent, signal.SIGTERM)
+            until_s = float("inf")
+    part = Path(request["status"] + ".part")
+    part.write_text(str(os.waitstatus_to_exitcode(ended[1])))
+    part.rename(request["status"])
+    os._exit(0)
+
+
+def serve() -> None:
+    """Fork for every line, until there are no more."""
+    for name in PRELOADED:
+        importlib.import_module(name)
+    sys.stdout.reconfigure(write_through=True)
+    gc.collect()
+    gc.freeze()  # or every fork would look through all of it at its end
+    while line := sys.stdin.readline():
+        if os.fork() == 0:
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # not the lines of later launches
+            _supervise(json.loads(line))
+    with suppress(ChildProcessError):
+        while True:
+            os.wait()
+
+
+if __name__ == "__main__":
+    serve()
