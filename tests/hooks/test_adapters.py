@@ -5,10 +5,7 @@ Each launch trains watched and unwatched; what is recorded is held against what 
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -16,6 +13,7 @@ from pathlib import Path
 import adapter_runs as script
 import pytest
 import wandb_file
+from launched import Launch
 
 from forerun.calib.layers.stage_work import stage_operators
 from forerun.calib.records.record_kinds import (
@@ -40,23 +38,8 @@ _NOT_MODULES = {OperatorKind.HOST_MICROBATCH, OperatorKind.POSITION, OperatorKin
 
 
 def launch(kind: str, directory: Path, *own: str) -> str:
-    left_out = ("WANDB", "FORERUN", "RANK", "TORCH_DEVICE_BACKEND_AUTOLOAD")
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        str(SCRIPT), kind, str(directory), *own,
-    ]  # fmt: skip
-    done = subprocess.run(
-        command,
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=environ | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "offline", "WANDB_SILENT": "true"},
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
-    return done.stdout
+    words = ("--standalone", "--nproc-per-node", 2, SCRIPT, kind, directory, *own)
+    return Launch(directory, *words, num_workers=2, WANDB_MODE="offline").end_well().stdout
 
 
 @cache

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launched import Launch
 
 from forerun.calib.records.record_kinds import OperatorRecord, StepRecord, WindowRecord
 from forerun.calib.records.run_records import RunRecords
@@ -55,33 +53,25 @@ pretrain_gpt.main()
 """
 
 
-def start(folder: Path, do: str, at: int, *arguments: str) -> subprocess.Popen[str]:
+def start(folder: Path, do: str, at: int, *arguments: str) -> Launch:
     """The recipe under torchrun with one restart; ``do`` strikes rank 1 in step ``at``."""
     folder.mkdir()
     program = folder / "train.py"
     program.write_text(
         PROGRAM.format(recipes=str(ROOT / "recipes"), at=at, passes=PASSES, do=do), "utf-8"
     )
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-    options = ("--nproc-per-node=2", "--max-restarts=1")
-    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    return subprocess.Popen(
-        [*launcher, *options, str(program), *SMALL, *arguments],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**kept, "OMP_NUM_THREADS": "1", "FORERUN_DEVICE": "cpu", "WANDB_MODE": "disabled"},
-    )
+    words = ("--standalone", "--nproc-per-node=2", "--max-restarts=1", program, *SMALL, *arguments)
+    own = {"FORERUN_DEVICE": "cpu", "WANDB_MODE": "disabled"}
+    return Launch(folder, *words, num_workers=4, **own)
 
 
 def both(folder: Path, do: str, at: int) -> tuple[int, int]:
     """Exit statuses without us and with us, which are the same, as are all losses printed."""
     runs = start(folder / "bare", do, at), start(folder / "ours", do, at, *CALIBRATE)
-    outputs = [run.communicate(timeout=300)[0] for run in runs]
-    losses = [re.findall(r"loss bits (0x[0-9a-f]+)", output) for output in outputs]
-    assert losses[0] and losses[1] == losses[0], outputs[1]
-    return runs[0].returncode, runs[1].returncode
+    bare, ours = (run.wait() for run in runs)
+    losses = [re.findall(r"loss bits (0x[0-9a-f]+)", run.stdout) for run in (bare, ours)]
+    assert losses[0] and losses[1] == losses[0], ours.stdout + ours.stderr
+    return bare.returncode, ours.returncode
 
 
 def steps(run: RunRecords, rank: int) -> list[int]:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
-import os
 import re
-import subprocess
-import sys
 import weakref
 from functools import cache
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import Any
 import pytest
 import reference_runs as script
 import torch
+from launched import Launch
 from torch import nn
 
 from forerun.calib.records.record_kinds import (
@@ -40,20 +38,9 @@ FLAGS = (
 
 @cache
 def launch(kind: str, directory: Path, *own: str) -> dict[str, dict[str, Any]]:
-    left_out = ("WANDB", "FORERUN", "TORCH_DEVICE_BACKEND_AUTOLOAD")
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
     place = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1, "MASTER_PORT": 0}
-    environ |= {name: str(value) for name, value in place.items()}
-    done = subprocess.run(
-        [sys.executable, script.__file__, kind, str(directory), *own],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        env=environ | {"MASTER_ADDR": "localhost", "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    words = (script.__file__, kind, directory, *own)
+    done = Launch(directory, *words, MASTER_ADDR="localhost", **place).end_well()
     found = map(json.loads, re.findall(r"LEFT (.+)", done.stdout))
     return {left["kind"]: left for left in found}
 

@@ -5,13 +5,11 @@ Both loops are the recipe's own: process groups are destroyed and made anew, and
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launched import Launch
 
 from forerun.calib.records.record_kinds import CoverageRecord, OperatorRecord, StepRecord
 from forerun.calib.samples.store import read_run
@@ -63,16 +61,10 @@ print("old model is gone:", models[0]() is None, "clean:", clean())
 
 
 def run(*command: str, cwd: Path) -> str:
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "FORERUN"))}
-    environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost"}
-    done = subprocess.run(
-        [sys.executable, *command, "--train-iters", str(ITERS), "--hidden-size", "32",
-         "--num-layers", "2", "--seq-length", "32", "--eval-iters", "0",
-         "--micro-batch-size", "2", "--global-batch-size", "4"],
-        capture_output=True, text=True, check=False, cwd=cwd, env=environ | {"MASTER_PORT": "0"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    small = ("--train-iters", ITERS, "--hidden-size", 32, "--num-layers", 2, "--seq-length", 32,
+             "--eval-iters", 0, "--micro-batch-size", 2, "--global-batch-size", 4)  # fmt: skip
+    place = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "MASTER_PORT": 0}
+    return Launch(cwd, *command, *small, MASTER_ADDR="localhost", **place).end_well().stdout
 
 
 def test_the_second_loop_is_hooked_anew_and_trains_as_if_there_were_no_hooks(

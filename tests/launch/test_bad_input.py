@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from launched import Launch
 
 from forerun.launch.cli import ExitCode, main
 
@@ -17,24 +17,20 @@ GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
 _BITS = re.compile(r"iteration +\d+/.*loss bits (0x[0-9a-f]{8})")
 
 
-def train(*own: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone",
-        "--nproc-per-node", str(ranks),
-        str(ROOT / "recipes" / "pretrain_gpt.py"), "--train-iters", "10", "--hidden-size", "64",
-        "--global-batch-size", "4", *own,
-    ]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def train(directory: Path, *own: str, ranks: int = 1) -> subprocess.CompletedProcess[str]:
+    words = ("--standalone", "--nproc-per-node", ranks, ROOT / "recipes" / "pretrain_gpt.py")
+    small = ("--train-iters", 10, "--hidden-size", 64, "--global-batch-size", 4)
+    return Launch(directory, *words, *small, *own, num_workers=ranks).wait()
 
 
 @pytest.fixture(scope="module")
-def bare() -> list[str]:
-    return _BITS.findall(train().stdout)
+def bare(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return _BITS.findall(train(tmp_path_factory.mktemp("bare")).stdout)
 
 
 @pytest.mark.slow
-def test_an_unknown_flag_is_one_line_and_training_goes_on(bare: list[str]) -> None:
-    done = train("--calibrate", "--calibrate-stepz=8")
+def test_an_unknown_flag_is_one_line_and_training_goes_on(bare: list[str], tmp_path: Path) -> None:
+    done = train(tmp_path, "--calibrate", "--calibrate-stepz=8")
     assert done.returncode == 0
     taken, line = [text for text in done.stdout.splitlines() if "calibrate-stepz" in text]
     assert taken.startswith("[forerun] taken from the arguments: ")
@@ -48,7 +44,7 @@ def test_a_directory_that_cannot_be_written_is_one_line_and_training_goes_on(
 ) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
-    done = train("--calibrate", f"--calibrate-dir={blocked}/out", "--calibrate-steps=4")
+    done = train(tmp_path, "--calibrate", f"--calibrate-dir={blocked}/out", "--calibrate-steps=4")
     assert done.returncode == 0
     both = (done.stdout + done.stderr).splitlines()
     lines = [text for text in both if "[forerun]" in text and str(blocked) in text]
@@ -60,7 +56,8 @@ def test_a_directory_that_cannot_be_written_is_one_line_and_training_goes_on(
 @pytest.mark.slow
 def test_virtual_stages_are_forecast_and_nothing_of_them_is_left_out(tmp_path: Path) -> None:
     done = train(
-        "--pipeline-model-parallel-size", "2", "--num-layers-per-virtual-pipeline-stage", "1",
+        tmp_path, "--pipeline-model-parallel-size", "2",
+        "--num-layers-per-virtual-pipeline-stage", "1",
         "--calibrate", f"--calibrate-dir={tmp_path}", "--calibrate-steps=4",
         "--calibrate-wandb=off", ranks=2,
     )  # fmt: skip

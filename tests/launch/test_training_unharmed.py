@@ -1,4 +1,4 @@
-"""Real torchrun, real megatron.core: training with the flag is training without it, bit for bit.
+"""torchrun and megatron.core: training with the flag is training without it, bit for bit.
 
 Each layout trains twice, bare and calibrated; the calibrated run is then looked at from all sides.
 """
@@ -6,16 +6,15 @@ Each layout trains twice, bare and calibrated; the calibrated run is then looked
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import wandb_file
+from launched import Launch
 
 from forerun.calib.layers.stage_work import step_collectives
 from forerun.calib.records.record_kinds import CollectiveRecord, CoverageRecord, StepRecord
@@ -51,29 +50,22 @@ class Pair:
         return read_run(self.directory)
 
 
-def train(*options: str) -> subprocess.CompletedProcess[str]:
-    environ = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "FORERUN"))}
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        str(ROOT / "recipes" / "pretrain_gpt.py"), "--train-iters", str(ITERS),
-        "--hidden-size", "64", "--global-batch-size", "8", *options,
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environ | {"WANDB_SILENT": "true"}
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done
+def train(directory: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    words = ("--standalone", "--nproc-per-node", 2, ROOT / "recipes" / "pretrain_gpt.py")
+    small = ("--train-iters", ITERS, "--hidden-size", 64, "--global-batch-size", 8)
+    return Launch(directory, *words, *small, *options, num_workers=2).end_well()
 
 
 @pytest.fixture(scope="module", params=LAYOUTS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    directory = tmp_path_factory.mktemp(request.param) / "out"
+    home = tmp_path_factory.mktemp(request.param)
+    directory = home / "out"
     options = LAYOUTS[request.param]
     own = ("--calibrate", f"--calibrate-dir={directory}", f"--calibrate-steps={STEPS}")
     return Pair(
         name=request.param,
-        bare=train(*options),
-        calibrated=train(*options, *own),
+        bare=train(home, *options),
+        calibrated=train(home, *options, *own),
         directory=directory,
     )
 

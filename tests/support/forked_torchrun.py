@@ -1,4 +1,4 @@
-"""torchrun whose agent and workers are forks of one process that has imported torch already.
+"""torchrun, or a script alone, as forks of one process that has imported torch already.
 
     python forked_torchrun.py    reads one JSON line per launch, and forks for each
 
@@ -26,14 +26,16 @@ from pathlib import Path
 from typing import Any
 
 PRELOADED = (
+    "scipy.optimize",
+    "scipy.stats",
     "torch._dynamo",
     "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.run",
     "torch.distributed.tensor",
+    "torchmetrics",
     "wandb",
 )
-MOST_RESTARTS = 1
 _spares: list[Spare] = []
 
 
@@ -106,21 +108,23 @@ def _become(command: list[str], env: dict[str, str], words: list[str]) -> None:
 
 
 def _launch(request: dict[str, Any]) -> None:
-    """Be the agent of one launch."""
-    from torch.distributed.elastic.multiprocessing import subprocess_handler
-    from torch.distributed.run import main
-
+    """Be the script, or the agent where it has workers."""
     os.chdir(request["directory"])
     for number, name in ((1, "stdout"), (2, "stderr")):
         file = os.open(request[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
         os.close(file)
-    _spares.extend(Spare() for _ in range(request["num_ranks"] * (1 + MOST_RESTARTS)))
-    module = subprocess_handler.subprocess_handler
-    module.SubprocessHandler._popen = lambda _, args, env: _spares.pop(0).work(args, env)
-    words = request["words"]
-    command = [sys.executable, "-m", "torch.distributed.run", *words]
-    _become(command, request["environ"], ["torchrun", *words])
+    words, environ = request["words"], request["environ"]
+    if not request["num_workers"]:
+        _run([sys.executable, *words], environ, words)
+        return
+    from torch.distributed.elastic.multiprocessing import subprocess_handler
+    from torch.distributed.run import main
+
+    _spares.extend(Spare() for _ in range(request["num_workers"]))
+    handler = subprocess_handler.subprocess_handler.SubprocessHandler
+    handler._popen = lambda _, args, env: _spares.pop(0).work(args, env)
+    _become([sys.executable, "-m", "torch.distributed.run", *words], environ, ["torchrun", *words])
     main(words)
 
 

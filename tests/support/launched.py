@@ -1,4 +1,4 @@
-"""A command under torchrun on the CPU, as a test starts it: to its end, and that a good one."""
+"""Trainings as tests start them: a script alone, or under torchrun on the CPU."""
 
 from __future__ import annotations
 
@@ -6,34 +6,40 @@ import atexit
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
 import forked_torchrun
 
-_DROPPED = ("RANK", "WORLD_SIZE", "TORCH_DEVICE_BACKEND_AUTOLOAD", "FORERUN_CALIBRATE")
+_OURS = ("WANDB", "FORERUN", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCH")
 _TIMEOUT_S = 400.0
 _counter = itertools.count()
 
 
 class Launch:
-    """One launch by the process that has imported torch."""
+    """A training that the process which has imported torch forks; ``wait`` gives its end.
+
+    ``num_workers`` counts those of restarts too; without any, ``words`` are a script and its
+    arguments, and no torchrun is above it.
+    """
 
     def __init__(
-        self, directory: Path, words: Sequence[str], environ: Mapping[str, str], num_ranks: int
+        self, directory: Path, *words: object, num_workers: int = 0, **environ: object
     ) -> None:
         self._files = directory / f".launch-{next(_counter)}"
-        self._files.mkdir()
-        self._words = words
+        self._files.mkdir(parents=True)
+        self._words = [*map(str, words)]
+        kept = {name: held for name, held in os.environ.items() if not name.startswith(_OURS)}
+        own = {name: str(held) for name, held in environ.items()}
         request = {
             "directory": str(directory),
-            "words": [*map(str, words)],
-            "environ": {**environ, "OMP_NUM_THREADS": "1"},
-            "num_ranks": num_ranks,
+            "words": self._words,
+            "environ": {**kept, "OMP_NUM_THREADS": "1", "WANDB_SILENT": "true", **own},
+            "num_workers": num_workers,
             "timeout_s": _TIMEOUT_S,
             **{name: str(self._files / name) for name in ("stdout", "stderr", "status")},
         }
@@ -50,7 +56,14 @@ class Launch:
         status, stdout, stderr = (
             (self._files / name).read_text() for name in ("status", "stdout", "stderr")
         )
+        shutil.rmtree(self._files)
         return subprocess.CompletedProcess(self._words, int(status), stdout, stderr)
+
+    def end_well(self) -> subprocess.CompletedProcess[str]:
+        """The same; fails with the end of what it printed where the exit code is not 0."""
+        done = self.wait()
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-4000:]
+        return done
 
 
 @cache
@@ -69,15 +82,12 @@ def _server() -> subprocess.Popen[str]:
 
 def torchrun(
     directory: Path,
-    *command: str,
+    *command: object,
     num_ranks: int = 2,
     options: tuple[str, ...] = (),
     **environ: str,
 ) -> subprocess.CompletedProcess[str]:
-    """Its output; fails with the end of it where the exit code is not 0."""
-    kept = {name: value for name, value in os.environ.items() if name not in _DROPPED}
-    words = ["--standalone", "--nproc-per-node", str(num_ranks), *options, *command]
-    own = {"FORERUN_DEVICE": "cpu", "WANDB_MODE": "disabled"}
-    done = Launch(directory, words, {**kept, **own, **environ}, num_ranks).wait()
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-4000:]
-    return done
+    """A good end of a command on this machine's CPU, with room for one restart."""
+    words = ("--standalone", "--nproc-per-node", num_ranks, *options, *command)
+    own = {"FORERUN_DEVICE": "cpu", "WANDB_MODE": "disabled", **environ}
+    return Launch(directory, *words, num_workers=2 * num_ranks, **own).end_well()
