@@ -97,7 +97,7 @@ class ProcessGroupHooks:
 
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
             log = recorder.log
-            if log is None or self._is_in_call:
+            if log is None or self._is_in_call or not recorder.is_of_step:
                 return original(group, *args, **kwargs)
             transfer = NO_TRANSFER
             try:
@@ -157,14 +157,21 @@ class ProcessGroupHooks:
         self._works[id(work)] = (weakref.ref(work), transfers)
 
     def _wrap_start_coalescing(self, original: Any) -> Callable[..., Any]:
+        recorder = self._recorder
+
         def start_coalescing(group: Any, *args: Any, **kwargs: Any) -> Any:
-            self._coalesced = []
+            if recorder.is_of_step:
+                self._coalesced = []
             return original(group, *args, **kwargs)
 
         return start_coalescing
 
     def _wrap_end_coalescing(self, original: Any) -> Callable[..., Any]:
+        recorder = self._recorder
+
         def end_coalescing(group: Any, *args: Any, **kwargs: Any) -> Any:
+            if not recorder.is_of_step:
+                return original(group, *args, **kwargs)
             transfers, self._coalesced = self._coalesced, None
             work = original(group, *args, **kwargs)
             if work is not None and transfers:
@@ -180,7 +187,7 @@ class ProcessGroupHooks:
         recorder, fault = self._recorder, self._fault
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_in_call or recorder.log is None:
+            if self._is_in_call or recorder.log is None or not recorder.is_of_step:
                 return original(work, *args, **kwargs)
             transfers: tuple[int, ...] = ()
             try:

@@ -6,7 +6,10 @@ Everything here runs inside training: a mark is two appends to integer arrays.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from threading import get_ident
 from typing import Any
+
+import torch
 
 from .step_log import BITS, MARKS_PER_SPAN, NO_SHAPE, NO_SPAN, NO_TRANSFER, Code, StepLog
 from .stopwatch import Stopwatch
@@ -15,6 +18,7 @@ FORWARD = "forward-compute"
 BACKWARD = "backward-compute"
 OPTIMIZER = "optimizer"
 
+_backward_pass = getattr(torch._C, "_current_graph_task_id", lambda: 0)
 _PASSES = frozenset({FORWARD, BACKWARD})
 _SPAN_END = int(Code.SPAN_END)
 _BACKWARD_BEGIN, _BACKWARD_END = int(Code.BACKWARD_BEGIN), int(Code.BACKWARD_END)
@@ -28,14 +32,24 @@ class Recorder:
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.stopwatch = stopwatch
         self.log: StepLog | None = None
+        self._thread = 0
 
     def open(self, log: StepLog) -> StepLog:
         """Start to fill a step's log."""
         self.stopwatch.begin_step()
         log.is_host = self.stopwatch.is_host
         log.is_sampling = not log.samples
-        self.log = log
+        self.log, self._thread = log, get_ident()
         return log
+
+    @property
+    def is_of_step(self) -> bool:
+        """True on the thread that trains, and on those of autograd during its backward pass.
+
+        What another thread calls is no waiting of the training, and between the two appends of a
+        mark it would put the arrays out of step.
+        """
+        return get_ident() == self._thread or _backward_pass() >= 0
 
     def close(self) -> StepLog | None:
         """End the step's log; late marks of it are ignored."""

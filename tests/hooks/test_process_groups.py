@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from threading import Thread
 
 import pytest
 import torch
@@ -50,6 +51,26 @@ class Hooked:
 
 def seen(records: list[CollectiveRecord]) -> list[tuple[Collective, int, int]]:
     return [(r.collective, r.nbytes, r.sequence) for r in records]
+
+
+def test_what_another_thread_calls_is_not_of_the_step(group: dist.ProcessGroup) -> None:
+    with Hooked() as step:
+        other = Thread(target=lambda: dist.all_reduce(torch.ones(3), async_op=True).wait())
+        other.start()
+        dist.all_reduce(torch.ones(10))
+        other.join()
+    assert seen(step.records) == [(Collective.ALL_REDUCE, 40, 0)]
+
+
+def test_what_a_backward_pass_calls_is_of_the_step(group: dist.ProcessGroup) -> None:
+    """On a device that pass has a thread of its own; here another one stands for it."""
+    value = torch.ones(10, requires_grad=True)
+    value.register_hook(lambda gradient: dist.all_reduce(gradient.clone()))
+    with Hooked() as step:
+        engine = Thread(target=lambda: value.sum().backward())
+        engine.start()
+        engine.join()
+    assert seen(step.records) == [(Collective.ALL_REDUCE, 40, 0)]
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")

@@ -38,6 +38,22 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.fixture(scope="module")
+def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("shared") / "run"
+    shutil.copytree(GOLDEN / "records", home / "records")
+    return home
+
+
+@pytest.fixture
+def fitted(shared_home: Path) -> tuple[Path, dict]:
+    """A run whose fit is kept, by the test before or by this one, and its answer."""
+    for path in shared_home.glob("fitted-*.json"):
+        if path.is_dir():
+            path.rmdir()
+    return shared_home, ask("predict", str(shared_home), *PREDICT)[0]
+
+
 def figures(value: object) -> list[float]:
     """Every number of an answer."""
     if isinstance(value, dict):
@@ -87,17 +103,17 @@ def a_folder(home: Path) -> None:
 
 @pytest.mark.parametrize("change", [another_row, torn, flipped, no_text, a_folder])
 def test_what_is_stale_or_damaged_is_fitted_anew_in_silence(
-    home: Path, change: Callable[[Path], None]
+    fitted: tuple[Path, dict], change: Callable[[Path], None]
 ) -> None:
-    first, _ = ask("predict", str(home), *PREDICT)
+    home, first = fitted
     change(home)
     again, is_fitted = ask("predict", str(home), *PREDICT)
     assert is_fitted
     assert again["step_time_s"] == pytest.approx(first["step_time_s"], rel=1e-3)
 
 
-def test_what_others_may_write_is_not_read(home: Path) -> None:
-    ask("predict", str(home), *PREDICT)
+def test_what_others_may_write_is_not_read(fitted: tuple[Path, dict]) -> None:
+    home, _ = fitted
     (kept,) = home.glob("fitted-*.json")
     assert kept.stat().st_mode & 0o077 == 0
     kept.chmod(0o666)
@@ -114,8 +130,10 @@ def test_a_file_of_that_name_that_is_not_ours_stays(home: Path) -> None:
     assert len(list(home.glob("fitted-*.json"))) == 8 + 1
 
 
-def test_another_directory_of_evidence_is_another_question(home: Path, tmp_path: Path) -> None:
-    ask("predict", str(home), *PREDICT)
+def test_another_directory_of_evidence_is_another_question(
+    fitted: tuple[Path, dict], tmp_path: Path
+) -> None:
+    home, _ = fitted
     other = tmp_path / "other"
     shutil.copytree(home / "records", other / "records")
     also = (*PREDICT, "--also", str(other))

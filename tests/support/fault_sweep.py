@@ -31,6 +31,7 @@ OUTERMOST = {
     "NullTimer.start",
     "NullTimer.stop",
     "PhaseTimer.__init__",
+    "Recorder.is_of_step",
     "null_timers",
 }
 """Parts of the outermost frames that have one line: the host's own call goes through them."""
