@@ -12,6 +12,9 @@ STEPS ?=
 NO_DATA = benchmarks/models.py skipped: no tables given; make bench DATA='TABLE.csv.gz ...'
 NO_STEPS = benchmarks/steps.py and memory.py skipped: no folder given; make bench STEPS=FOLDER
 
+# A file of tests is one process's, since its tests share what they have trained.
+SIDE_BY_SIDE = -n auto --dist loadfile --no-loadscope-reorder
+
 .PHONY: setup quickstart test test-fast check dist bench gpu-report clean
 
 setup: $(VENV)/.ready
@@ -30,10 +33,10 @@ quickstart: setup
 	$(BIN)/forerun report $(OUT)
 
 test: setup
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q $(SIDE_BY_SIDE)
 
 test-fast: setup
-	$(BIN)/python -m pytest -q -m 'not slow'
+	$(BIN)/python -m pytest -q -m 'not slow' $(SIDE_BY_SIDE)
 
 check: setup
 	$(BIN)/ruff format --check .
