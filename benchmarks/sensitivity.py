@@ -39,7 +39,6 @@ FIT = (
     ("fit.pools", "_LEAST_SIGMA"),
     ("fit.rates", "_SAMPLE_SIGMA_LOG"),
     ("fit.roofline", "_SAMPLE_SIGMA_LOG"),
-    ("fit.roofline", "_ENVELOPE_QUANTILE"),
     ("fit.rate_priors", "_USUAL_PAIRS"),
     ("fit.rate_priors", "_OTHER_VENDOR_YEARS"),
     ("fit.rate_priors", "_OTHER_ELEMENT_YEARS"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..advice.decision import Action, Decision, Rule, decide
@@ -31,7 +31,6 @@ from ..steps.model import FittedSteps, fit_steps
 from ..stragglers.waiting import WaitingReport, waiting_report
 from ..workload.config import RunConfig
 from ..workload.config_json import decode, encode
-from ..workload.run_options import Goals
 from .history import History, Levels, Models, WindowScore, window_scores
 from .overhead import Overhead
 from .run_measurements import (
@@ -52,27 +51,9 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class Request(SoFar):
     """What is asked of an analysis; everything that it cannot read from the table."""
 
-    now_unix_s: float
-    last_step: int = 0
-    step_times_s: tuple[float, ...] = ()
-    """Every unflagged bare step so far, oldest first; empty: those of the table's windows."""
-    step_numbers: tuple[int, ...] = ()
-    """Iterations of ``step_times_s``, from 1; empty: all at the running batch size."""
-    irregular_times_s: tuple[float, ...] = ()
-    """Steps that collected garbage, or came after an evaluation or a save."""
-    num_regular: int = 0
-    """Unflagged steps that came meanwhile."""
-    level_since_step: int = 0
-    """Steps from this one on (from 0) are of the level that holds now: a drift came before."""
-    eval_times_s: tuple[float, ...] = ()
-    save_times_s: tuple[float, ...] = ()
-    goals: Goals = field(default_factory=Goals)
-    num_restarts: int = 0
-    energy_used_j: float | None = None
-    mean_power_w: float | None = None
     host_argv: tuple[str, ...] = ()
     """Only what may be kept: the rest is masked, since the request is written to a file."""
     memory_capacity_nbytes: int | None = None
@@ -222,9 +203,8 @@ def analyse(
     own = blind.estimate(config)
     view = _outlook(table, config, request, blind, own)
     found = _plan(table, request, view, lambda ran: fit_steps(base, with_own(known, ran)))
-    levels = Levels(
-        model_forecast=view, so_far=so_far(request, last_step=int(table.steps["step"].max()) + 1)
-    )
+    last_step = request.last_step or int(table.steps["step"].max()) + 1
+    levels = Levels(model_forecast=view, so_far=replace(request, last_step=last_step))
     ahead = run_forecast(view, levels.so_far)
     hooks = hook_summary(table)
     decision = _decision(table, request, found, ahead, hooks)
@@ -310,25 +290,6 @@ def _decision(
         coverage_frac=hooks.num_fired / hooks.num_installed if hooks.num_installed else None,
         host_argv=request.host_argv,
         previously_met=frozenset(Rule(value) for value in request.previously_met),
-    )
-
-
-def so_far(request: Request, *, last_step: int = 0) -> SoFar:
-    """What the request tells of the run, for a forecast; ``last_step`` where it does not say."""
-    return SoFar(
-        now_unix_s=request.now_unix_s,
-        steps_done=request.last_step or last_step,
-        step_times_s=request.step_times_s,
-        step_numbers=request.step_numbers,
-        level_since=request.level_since_step + 1,
-        irregular_times_s=request.irregular_times_s,
-        num_regular=request.num_regular,
-        eval_times_s=request.eval_times_s,
-        save_times_s=request.save_times_s,
-        goals=request.goals,
-        num_restarts=request.num_restarts,
-        energy_used_j=request.energy_used_j,
-        mean_power_w=request.mean_power_w,
     )
 
 

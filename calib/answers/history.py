@@ -148,7 +148,7 @@ class Levels:
 
     def finish_unix_s(self, now: SoFar) -> float:
         """The median finish at another moment, had nothing been measured since."""
-        moved = replace(self.so_far, now_unix_s=now.now_unix_s, steps_done=now.steps_done)
+        moved = replace(self.so_far, now_unix_s=now.now_unix_s, last_step=now.last_step)
         return run_forecast(self.model_forecast, moved).finish_p50_unix_s
 
 

@@ -48,17 +48,18 @@ class SoFar:
 
     now_unix_s: float
     """The end of the last step."""
-    steps_done: int
+    last_step: int = 0
     """Counted from the first iteration of the whole run, also where it was resumed."""
     step_times_s: tuple[float, ...] = ()
+    """Every unflagged bare step so far, oldest first; empty: those of the table's windows."""
     step_numbers: tuple[int, ...] = ()
     """Iterations of ``step_times_s`` from 1; empty: all at the batch size of the config."""
-    level_since: int = 0
-    """Steps of earlier iterations tell how far the level moves, not where it is: a drift came."""
     irregular_times_s: tuple[float, ...] = ()
     """Steps that collected garbage, or came after an evaluation or a save."""
     num_regular: int = 0
     """Steps without all that since the first of ``irregular_times_s``."""
+    level_since_step: int = 0
+    """Steps before it (from 0) tell how far the level moves, not where it is: a drift came."""
     eval_times_s: tuple[float, ...] = ()
     save_times_s: tuple[float, ...] = ()
     goals: Goals = field(default_factory=Goals)
@@ -70,7 +71,7 @@ class SoFar:
 def run_forecast(model_forecast: ModelForecast, so_far: SoFar) -> Forecast:
     """The forecast at this moment; deterministic, a few milliseconds."""
     config, cadence = model_forecast.config, model_forecast.config.cadence
-    done = so_far.steps_done
+    done = so_far.last_step
     total = max(_last_step(config, done), done)
     levels = batch_levels(config)
     is_saving = cadence.is_saving or cadence.save_interval > 0
@@ -78,7 +79,7 @@ def run_forecast(model_forecast: ModelForecast, so_far: SoFar) -> Forecast:
         cadence, levels, steps_done=done, steps_total=total, is_saving=is_saving
     )
     left = _with_due(left, config, done, total)
-    seen = _by_size(model_forecast, so_far, levels, since=so_far.level_since)
+    seen = _by_size(model_forecast, so_far, levels, since=so_far.level_since_step + 1)
     reference = next(reversed(seen), config.batch.global_batch_size)
     ratios = measured_ratios(seen, reference, model_forecast.ratios)
     times = _series(seen, reference, ratios)

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...calib.answers.analysis import Answer, Request, so_far
+from ...calib.answers.analysis import Answer, Request
 from ...calib.forecast.forecast import Forecast
 from ...calib.forecast.run_forecast import run_forecast
 from ..directory.scoring import LoggedStep
@@ -158,7 +158,7 @@ class Forecasts:
         if num_new < AGAIN_AFTER_STEPS or 0.0 <= now_unix_s - self._at_unix_s < AGAIN_AFTER_S:
             return None  # a clock that was set back says nothing of when the last one was
         self._at_iteration, self._at_unix_s = run.last_iteration, now_unix_s
-        return run_forecast(answer.model_forecast, so_far(run.request(wishes, now_unix_s)))
+        return run_forecast(answer.model_forecast, run.request(wishes, now_unix_s))
 
     def is_news(self, forecast: Forecast) -> bool:
         """True where the end has left the interval that was said last; then it counts as said."""

@@ -57,7 +57,7 @@ def walk(cadence: Cadence, full: int, *, stop: int) -> tuple[SoFar, float]:
         if number == stop:
             seen = SoFar(
                 now_unix_s=now,
-                steps_done=number,
+                last_step=number,
                 step_times_s=tuple(times),
                 step_numbers=tuple(numbers),
                 eval_times_s=tuple(evals),
@@ -173,7 +173,7 @@ def test_collections_and_steps_after_saves_are_counted(view: Callable[..., Model
     cadence = Cadence(train_iters=300)
     seen = SoFar(
         now_unix_s=100.0,
-        steps_done=100,
+        last_step=100,
         step_times_s=(1.0,) * 90,
         irregular_times_s=(2.0,) * 10,
         num_regular=90,
