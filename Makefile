@@ -49,20 +49,20 @@ dist: setup
 	$(BIN)/python -m build --no-isolation
 
 bench: setup
-	$(BIN)/python benchmarks/import_cost.py
-	$(BIN)/python benchmarks/hooks.py
+	$(BIN)/python benchmarks/costs/import_cost.py
+	$(BIN)/python benchmarks/costs/hooks.py
 	rm -rf bench-out
 	$(BIN)/python benchmarks/cpu_layouts.py --out bench-out --repetitions 3 --sizes recipe
 	$(BIN)/python benchmarks/speed.py
-	$(BIN)/python benchmarks/schedules.py
-	$(BIN)/python benchmarks/plan.py
+	$(BIN)/python benchmarks/costs/schedules.py
+	$(BIN)/python benchmarks/costs/plan.py
 	$(if $(strip $(STEPS)),$(BIN)/python benchmarks/memory.py $(STEPS),@echo "$(NO_STEPS)")
 	$(if $(strip $(STEPS)),$(BIN)/python benchmarks/steps.py $(STEPS))
 	$(if $(strip $(DATA)),$(BIN)/python benchmarks/models.py $(DATA),@echo "$(NO_DATA)")
 
 # All that only a GPU can show; exits 3 where there is none.  GPU_OPTIONS=--cpu: at a toy size.
 gpu-report: setup
-	$(BIN)/python benchmarks/gpu_report.py --out $(GPU_OUT) $(GPU_OPTIONS)
+	$(BIN)/python benchmarks/runs/gpu_report.py --out $(GPU_OUT) $(GPU_OPTIONS)
 
 clean:
 	rm -rf $(VENV) $(OUT) bench-out build dist *.egg-info

@@ -29,10 +29,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cpu_runs import RUNNING, SIZES, Campaign, Job
-from marks import markdown_table
 from scipy import stats
 
+from forerun.benchmarks.markdown_text import markdown_table
+from forerun.benchmarks.runs.cpu_runs import RUNNING, SIZES, Campaign, Job
 from forerun.calib.advice.plan import compare
 from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.steps.known import same_layout

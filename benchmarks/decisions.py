@@ -27,21 +27,20 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from marks import markdown_table
 from numpy.typing import NDArray
-from one_row import SETS, OneRowSet
 from threadpoolctl import threadpool_limits
 
+from forerun.benchmarks.markdown_text import markdown_table
+from forerun.benchmarks.one_row import SETS, OneRowSet
+from forerun.benchmarks.published.readers import read_published, read_steps
 from forerun.calib.advice.decision import Action, Decision, decide
 from forerun.calib.advice.plan import Candidate, Plan, compare
 from forerun.calib.forecast.forecast import DRIFT_FRAC, Forecast, forecast, mean_estimate
-from forerun.calib.published.readers import read_published
-from forerun.calib.published.steps import read_steps
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.base_times import BaseTimes
 from forerun.calib.steps.known import KnownStep, same_layout
 from forerun.calib.steps.model import fit_steps
-from forerun.calib.validation.step_models import CalibratedSteps
+from forerun.calib.steps.table_steps import TableSteps
 from forerun.calib.workload.run_options import Goals
 from forerun.launch.known.table_files import read_frame
 
@@ -95,7 +94,7 @@ def runs_of(one: OneRowSet, data: Path) -> Iterator[Run]:
     """Every row of a set that has another layout beside it."""
     frame = read_frame(next(data.glob(f"{one.table}.*")))
     rows = read_steps(frame, one.table).usable
-    model = CalibratedSteps(
+    model = TableSteps(
         [read_published(read_frame(next(data.glob(f"{name}.*"))), name) for name in one.operators]
     )
     for own in rows:

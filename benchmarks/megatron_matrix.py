@@ -25,12 +25,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forerun.benchmarks.markdown_text import markdown_head, markdown_row, markdown_table
 from forerun.calib.errors import ForerunError
 from forerun.calib.records.record_kinds import CollectiveRecord, StepRecord
 from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 
-PROBE = Path(__file__).with_name("megatron_probe.py")
+PROBE = Path(__file__).parent / "runs" / "megatron_probe.py"
 ITERS, STOP_AT, WINDOW, WARMUP = 20, 16, 8, 3
 TIMEOUT_S = 300
 MODEL = (
@@ -297,10 +298,10 @@ def table(cells: list[Cell]) -> str:
     """The matrix as Markdown, and a line for everything that is not green."""
     layouts = list(dict.fromkeys(cell.layout for cell in cells))
     by_place = {(cell.version, cell.layout): cell for cell in cells}
-    lines = ["| version | " + " | ".join(layouts) + " |", "|---" * (len(layouts) + 1) + "|"]
+    lines = [markdown_head(["version", *layouts])]
     for version in dict.fromkeys(cell.version for cell in cells):
         row = [by_place.get((version, layout)) for layout in layouts]
-        lines.append(f"| {version} | " + " | ".join(map(_mark, row)) + " |")
+        lines.append(markdown_row([version, *map(_mark, row)]))
     for cell in cells:
         for check, reason in cell.results.items():
             if reason != "ok":
@@ -312,11 +313,11 @@ def seam_table(cells: list[Cell]) -> str:
     """Which of Megatron's names lead to the hooks, as the probe found them in each version."""
     seams = {cell.version: cell.figures.get("seams", []) for cell in cells if cell.figures}
     names = sorted({name for found in seams.values() for name in found})
-    lines = ["| replaced in | " + " | ".join(seams) + " |", "|---" * (len(seams) + 1) + "|"]
-    for name in names:
-        row = ("yes" if name in found else "not there" for found in seams.values())
-        lines.append(f"| `{name}` | " + " | ".join(row) + " |")
-    return "\n".join(lines)
+    rows = [
+        [f"`{name}`", *("yes" if name in found else "not there" for found in seams.values())]
+        for name in names
+    ]
+    return markdown_table(["replaced in", *seams], rows)
 
 
 def _mark(cell: Cell | None) -> str:

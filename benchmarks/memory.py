@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from forerun.benchmarks.markdown_text import markdown_head, markdown_row
 from forerun.calib.errors import ConfigError
 from forerun.calib.memory.layout_table import peaks_nbytes
 from forerun.calib.memory.peak import memory
@@ -75,7 +76,7 @@ def score(
     """Print one row for each measured peak, and the mean and worst error."""
     table = pd.read_csv(path)
     pairs = []
-    print(f"\n{path.name}\n\n| {' | '.join(HEADER)} |\n|{' --- |' * len(HEADER)}")
+    print(f"\n{path.name}\n\n{markdown_head(HEADER)}")
     for _, row in table[table[column].notna()].iterrows():
         config = read(row)
         par, measured = config.parallelism, row[column] * unit
@@ -84,7 +85,8 @@ def score(
         name = f"{row['model']} TP{par.tp} PP{par.pp} CP{par.cp} EP{par.ep} DP{par.dp} "
         name += f"mbs{config.batch.micro_batch_size} m{config.num_microbatches}"
         error = 100 * (predicted / measured - 1)
-        print(f"| {name} | {predicted / GIB:.2f} | {measured / GIB:.2f} | {error:+.2f} |")
+        cells = (f"{predicted / GIB:.2f}", f"{measured / GIB:.2f}", f"{error:+.2f}")
+        print(markdown_row([name, *cells]))
     predicted, measured = np.array(pairs).T
     print_errors("no row", predicted / measured - 1)
     offset = measured[0] - predicted[0]

@@ -20,10 +20,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
-from baselines import ConstantEfficiency, PaperRecipe, WithPrior
-from collectives import OURS, collective_figures
-from operators import figures
-from tables import (
+from threadpoolctl import threadpool_limits
+
+from forerun.benchmarks.baselines.operators import ConstantEfficiency, PaperRecipe, WithPrior
+from forerun.benchmarks.markdown_text import write_between
+from forerun.benchmarks.published.readers import read_published
+from forerun.benchmarks.scoring.collectives import OURS, collective_figures
+from forerun.benchmarks.scoring.operator_text import (
     CONSTANT,
     PAPER,
     PAPER_TABLE,
@@ -33,14 +36,13 @@ from tables import (
     others_text,
     paper_text,
 )
-from threadpoolctl import threadpool_limits
-
-from forerun.calib.published.readers import read_published
+from forerun.benchmarks.scoring.operators import figures
+from forerun.calib.importers.own_format import table_kind
 from forerun.calib.validation.operators import MachineMethod, Method
 from forerun.calib.validation.scores import noise_floors
 from forerun.calib.workload.operators import OperatorKind
+from forerun.launch.known.table_files import read_frame
 
-BEGIN, END = "<!-- models.py: begin -->", "<!-- models.py: end -->"
 BASELINES: Mapping[str, Method] = {PAPER: PaperRecipe(), CONSTANT: ConstantEfficiency()}
 LEGEND = """\
 Percent throughout; "a / b" is forward / backward.  Errors are mean absolute percentage errors over
@@ -72,17 +74,17 @@ def main() -> None:
         for path in arguments.tables:
             begin = time.process_time()
             name = path.name.split(".")[0]
-            table = read_published(pd.read_csv(path, low_memory=False), path.name)
-            if table.operators is not None:
-                operators.append(_scores(table.operators, name, seeds, arguments.no_baselines))
-            if table.collectives is not None:
-                collectives.append(collective_figures(table.collectives, name, seeds))
+            table = read_published(read_frame(path), path.name)
+            if table_kind(table) == "operators":
+                operators.append(_scores(table, name, seeds, arguments.no_baselines))
+            else:
+                collectives.append(collective_figures(table, name, seeds))
             taken_s = time.process_time() - begin
             print(f"{name}: {taken_s:.0f} s of processor time", file=sys.stderr, flush=True)
     text = _text(arguments, operators, collectives)
     print(text)
     if arguments.markdown:
-        _write(arguments.markdown, text)
+        write_between(arguments.markdown, "models.py", text)
     if arguments.json:
         arguments.json.write_text(_json(operators, collectives), encoding="utf-8")
 
@@ -149,17 +151,6 @@ def _json(operators: Sequence[OperatorScores], collectives: Sequence[pd.DataFram
     }
     found = {name: json.loads(frame.to_json(orient="records")) for name, frame in rows.items()}
     return json.dumps({"schema": 1, **found}, indent=1) + "\n"
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace what stands between the marks."""
-    old = path.read_text(encoding="utf-8") if path.exists() else ""
-    before, begin, rest = old.partition(BEGIN)
-    after = rest.partition(END)[2] if begin else ""
-    if not begin and before:
-        before = before.rstrip("\n") + "\n\n"
-    new = f"{before}{BEGIN}\n\n{text}\n\n{END}{after or chr(10)}"
-    path.write_text(new, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from marks import markdown_table
 from threadpoolctl import threadpool_limits
 
-from forerun.calib.published.readers import read_published
-from forerun.calib.published.steps import read_steps
-from forerun.calib.validation.step_models import CalibratedSteps
+from forerun.benchmarks.markdown_text import markdown_table
+from forerun.benchmarks.published.readers import read_published, read_steps
+from forerun.calib.steps.table_steps import TableSteps
 from forerun.calib.validation.step_protocols import Fold, machines
 from forerun.calib.validation.step_scores import step_results
 from forerun.calib.validation.steps import score_folds
@@ -115,7 +114,7 @@ def _scored(one: OneRowSet, arguments: argparse.Namespace) -> dict[str, Any]:
         read_published(read_frame(next(arguments.data.glob(f"{name}.*"))), name)
         for name in one.operators
     ]
-    scored = score_folds(rows, list(islice(folds, arguments.most_folds)), CalibratedSteps(tables))
+    scored = score_folds(rows, list(islice(folds, arguments.most_folds)), TableSteps(tables))
     whole = step_results(scored, one.table)[0]
     errors = np.concatenate([fold.error_frac for fold in scored])
     return {

@@ -18,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
-from forerun.calib.published.readers import read_published
+from forerun.benchmarks.published.readers import read_published
 from forerun.calib.validation.collectives import validate_collectives
 from forerun.calib.validation.operators import validate_operators
 from forerun.calib.validation.scores import score_rows

@@ -20,6 +20,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from forerun.benchmarks.markdown_text import markdown_head, markdown_row
+from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.calib.advice.enumeration import enumerate_layouts
 from forerun.calib.fit.batches import ShapeBatch, Timed
 from forerun.calib.fit.calibration import Calibration, calibrate
@@ -29,7 +31,6 @@ from forerun.calib.network.collective_times import fit_transfers
 from forerun.calib.network.curves import Samples
 from forerun.calib.network.groups import Group
 from forerun.calib.network.systems import network_prior
-from forerun.calib.published.model_shapes import public_shape
 from forerun.calib.samples.columns import FRAMES, normalise, shape_text
 from forerun.calib.samples.table import SampleTable
 from forerun.calib.steps.known import KnownStep
@@ -69,13 +70,13 @@ def main() -> None:
     with threadpool_limits(1):
         matrix = np.random.default_rng(0).normal(size=(MATRIX_SIZE, MATRIX_SIZE))
         reference_s = statistics.median(process_times(lambda: matrix @ matrix, repetitions))
-        print_row(HEADER)
-        print_row(["---"] * len(HEADER))
+        print(markdown_head(HEADER))
         for what, bar_s, act in (*operator_cases(), *transfer_cases()):
             found = process_times(act, repetitions)
             middle = statistics.median(found)
             ratios = [f"{middle / bar_s:.2f}", f"{middle / reference_s:.2f}"]
-            print_row([what, f"{middle:.3f}", f"{min(found):.3f}", f"{bar_s:g}", *ratios])
+            cells = [what, f"{middle:.3f}", f"{min(found):.3f}", f"{bar_s:g}", *ratios]
+            print(markdown_row(cells), flush=True)
     print(f"\nOne matrix product: {reference_s:.3f} s.")
 
 
@@ -280,10 +281,6 @@ def planted_transfers() -> dict[Group, Samples]:
         for kind in kinds
         for ranks in (4, 8)
     }
-
-
-def print_row(cells: list[str]) -> None:
-    print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

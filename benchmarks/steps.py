@@ -18,16 +18,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from marks import write_between
-from step_acceptance import CLAIMS, Claim
-from step_runs import MODELS, Key, Scored, left_out, score
-from step_text import markdown
-
+from forerun.benchmarks.baselines.steps import BASELINES, order_only
+from forerun.benchmarks.markdown_text import write_between
+from forerun.benchmarks.scoring.step_acceptance import CLAIMS, Claim
+from forerun.benchmarks.scoring.step_comparisons import compare
+from forerun.benchmarks.scoring.step_coverage import coverage_verdict, pooled, row_coverage
+from forerun.benchmarks.scoring.step_runs import MODELS, Key, Scored, left_out, score
+from forerun.benchmarks.scoring.step_text import markdown
 from forerun.calib.records.step_rows import StepKind
-from forerun.calib.validation.step_baselines import BASELINES
-from forerun.calib.validation.step_comparisons import compare
-from forerun.calib.validation.step_coverage import coverage_verdict, pooled, row_coverage
-from forerun.calib.validation.step_scores import order_only, step_results, worst_rows
+from forerun.calib.validation.step_scores import step_results, worst_rows
 from forerun.calib.validation.steps import StepsScored
 
 Lines = list[dict[str, Any]]

@@ -15,6 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from forerun.benchmarks.markdown_text import markdown_head, markdown_row
+
 OVER_BAR_S = 0.5
 FORERUN = (sys.executable, "-m", "forerun")
 
@@ -34,16 +36,15 @@ def main() -> None:
     for kept in arguments.directory.glob("fitted-*.json"):
         kept.unlink()
     first_s = {name: process_s(argv) for name, argv in verbs.items()}
-    print("| what | first s | least s | over the import s | bar s |")
-    print("|---|---|---|---|---|")
+    print(markdown_head(("what", "first s", "least s", "over the import s", "bar s")))
     least_s = {name: float("inf") for name in verbs}
     for _ in range(arguments.repetitions):
         for name, argv in verbs.items():
             least_s[name] = min(least_s[name], process_s(argv))
     reference_s = least_s["import pandas, pyarrow"]
     for name, time_s in least_s.items():
-        over_s = time_s - reference_s
-        print(f"| {name} | {first_s[name]:.2f} | {time_s:.2f} | {over_s:+.2f} | {OVER_BAR_S} |")
+        figures = (f"{first_s[name]:.2f}", f"{time_s:.2f}", f"{time_s - reference_s:+.2f}")
+        print(markdown_row([name, *figures, OVER_BAR_S]))
 
 
 def process_s(argv: tuple[str, ...]) -> float:

@@ -138,8 +138,8 @@ def _add_validate(verbs: argparse._SubParsersAction) -> None:
         help="how right the models are on tables of measurements",
         description="Fits on one part of each table and scores on the rest, by several protocols. "
         "At most 2,000 samples of an operator train and 2,000 are scored for each seed, drawn by "
-        "the seed. steps: whole steps of layouts, beside three baselines. design: which of them "
-        "would teach most. Columns: recipes/published/FORMAT.md.",
+        "the seed. steps: whole steps of layouts. design: which of them would teach most. "
+        "Columns: recipes/published/FORMAT.md.",
         allow_abbrev=False,
     )
     validate.add_argument("what", choices=("operators", "collectives", "steps", "design"))
@@ -177,12 +177,11 @@ def _add_import(verbs: argparse._SubParsersAction) -> None:
         "import",
         help="measurements of other tools into tables in our own format",
         description="kineto: traces of PyTorch's profiler recorded with shapes. nccl-tests: logs. "
-        "paper: tables of estimate-train-time, under their own names. steps: step times of "
-        "layouts, operators or collectives in our own format or a known one, into a directory that "
-        "answers predict and plan. Columns: recipes/published/FORMAT.md.",
+        "steps: step times of layouts, operators or collectives in our own format, into a "
+        "directory that answers predict and plan. Columns: recipes/published/FORMAT.md.",
         allow_abbrev=False,
     )
-    importer.add_argument("source", choices=("kineto", "nccl-tests", "paper", "steps"))
+    importer.add_argument("source", choices=("kineto", "nccl-tests", "steps"))
     importer.add_argument("files", type=Path, nargs="+", metavar="FILE")
     importer.add_argument("--out", type=Path, required=True, metavar="FILE|DIR")
     importer.add_argument("--fabric", metavar="NAME", help="what to call the cluster")

@@ -1,9 +1,9 @@
 """Rates at which others measured operators: what an operator costs before this run measured it.
 
 ``priors.json`` holds, for each device, operator and table of a public source, what
-``benchmarks/build_priors.py`` fitted; how those sources are joined, how far a new one may lie from
-them, and what a device without measurements takes from others is decided here, so that any source
-can be left out.
+``benchmarks/fits/build_priors.py`` fitted; how those sources are joined, how far a new one may lie
+from them, and what a device without measurements takes from others is decided here, so that any
+source can be left out.
 """
 
 from __future__ import annotations

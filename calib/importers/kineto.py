@@ -16,7 +16,7 @@ import pandas as pd
 
 from ..errors import RecordError
 from ..workload.operators import OperatorKind, Phase
-from .columns import MICROSECOND_S, element_nbytes
+from .element_types import MICROSECOND_S, element_nbytes
 from .own_format import OPERATOR_COLUMNS
 
 Event = Mapping[str, Any]
@@ -234,13 +234,12 @@ def _row(call: _Call, device: str) -> dict[str, Any] | None:
         return None
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         return None
-    types = pd.DataFrame({"dtype": [dtype.removeprefix("c10::")]})
     return {
         "device": device,
         "group": name.lstrip("_"),
         "kind": known.kind.value,
         "shape": "x".join(map(str, sizes)),
-        "element_nbytes": int(element_nbytes(types, default=4).iloc[0]),
+        "element_nbytes": element_nbytes(dtype.removeprefix("c10::"), default=4),
         "tp": None,
         "flag": "" if _is_causal(known, args) else "attention without causal mask",
     }

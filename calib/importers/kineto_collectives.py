@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from ..workload.collectives import Collective
-from .columns import MICROSECOND_S, element_nbytes
+from .element_types import MICROSECOND_S, element_nbytes
 from .kineto import Event, device_name, external_id, trace_events
 from .own_format import COLLECTIVE_COLUMNS
 
@@ -69,8 +69,7 @@ def _row(args: Mapping[str, Any], ranks_per_node: int) -> dict[str, Any] | None:
     if collective is None or num_ranks < 1:
         return None
     side = "Out msg nelems" if collective in _COUNTS_OUTPUT else "In msg nelems"
-    types = pd.DataFrame({"dtype": [str(args.get("dtype", ""))]})
-    nbytes = int(args.get(side, 0)) * int(element_nbytes(types, default=4).iloc[0])
+    nbytes = int(args.get(side, 0)) * element_nbytes(str(args.get("dtype", "")), default=4)
     if nbytes < 1:
         return None
     return {

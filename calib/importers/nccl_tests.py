@@ -10,7 +10,7 @@ import pandas as pd
 
 from ..errors import RecordError
 from ..workload.collectives import Collective
-from .columns import MICROSECOND_S
+from .element_types import MICROSECOND_S
 from .own_format import COLLECTIVE_COLUMNS
 
 _PROGRAMS = {

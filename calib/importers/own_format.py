@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import difflib
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
-from ..errors import ConfigError
+from ..errors import CalibrationError, ConfigError
 from ..fit.operator_kinds import KINDS
 from ..workload.collectives import Collective
-from ..workload.operators import OperatorKind, Phase
+from ..workload.operators import Phase
 
 OPERATOR_COLUMNS = (
     "device",
@@ -40,47 +40,95 @@ COLLECTIVE_COLUMNS = (
 OPTIONAL_COLUMNS = frozenset({"tp", "flag"})
 
 _PHASES = frozenset(phase.value for phase in Phase)
-_COLLECTIVES = frozenset(c.value for c in Collective if c is not Collective.OTHER)
+COLLECTIVES = frozenset(c.value for c in Collective if c is not Collective.OTHER)
+NEEDED: Mapping[str, frozenset[str]] = {
+    "operators": frozenset(OPERATOR_COLUMNS) - OPTIONAL_COLUMNS,
+    "collectives": frozenset(COLLECTIVE_COLUMNS) - OPTIONAL_COLUMNS,
+}
+_REMEDY = (
+    "columns: recipes/published/FORMAT.md; benchmarks/published/convert.py writes the tables that "
+    "others published in them"
+)
+
+
+def read_table(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The operators or collectives of a table in our own format, told by its columns.
+
+    ``name`` is how errors call it.  ``ConfigError`` where columns are missing or a row breaks a
+    rule, ``CalibrationError`` where there are no rows.
+    """
+    columns = frozenset(map(str, frame.columns))
+    what = next((what for what, needed in NEEDED.items() if columns >= needed), None)
+    if not len(frame) and (what or not columns):
+        raise CalibrationError(f"{name} has no rows; give a table with measurements")
+    if what is None:
+        raise unlike(columns, name, NEEDED)
+    return operator_table(frame, name) if what == "operators" else collective_table(frame, name)
+
+
+def table_kind(table: pd.DataFrame) -> str:
+    """What a table that was read holds: operators or collectives."""
+    return "operators" if "kind" in table.columns else "collectives"
+
+
+def unlike(
+    columns: frozenset[str],
+    name: str,
+    families: Mapping[str, frozenset[str]],
+    remedy: str = _REMEDY,
+) -> ConfigError:
+    """Which columns a table lacks to be of the nearest family, by the columns that each needs."""
+
+    def share(family: str) -> float:
+        return len(families[family] & columns) / len(families[family])
+
+    nearest = max(families, key=share)
+    lacking = []
+    for column in sorted(families[nearest] - columns):
+        close = difflib.get_close_matches(column, columns - families[nearest], n=1)
+        lacking.append(f"{column} (is {close[0]} meant?)" if close else column)
+    told = (
+        f"the columns of {name} are of no table that is known ({', '.join(families)}); nearest is"
+    )
+    if len(families) == 1:
+        told = f"{name} is no table of"
+    return ConfigError(f"{told} {nearest}, which also needs {', '.join(lacking)}; {remedy}")
 
 
 def operator_table(frame: pd.DataFrame, name: str) -> pd.DataFrame:
     """The rows of an operator table in our own format, checked and in canonical types.
 
     ``ConfigError`` names the first row that breaks a rule, by its line in the file (the header is
-    line 1).
+    line 1); rows with a flag are used by nobody and may break any.
     """
-    out = _with_columns(frame, OPERATOR_COLUMNS, name)
+    out = _with_columns(frame, OPERATOR_COLUMNS)
+    sizes = {kind.value: law.num_sizes for kind, law in KINDS.items() if law.num_sizes}
     _check_texts(out, ("device", "group"), name)
-    kinds = {kind.value: law.num_sizes for kind, law in KINDS.items() if law.num_sizes}
-    _check_choice(out["kind"], frozenset(kinds), name)
-    _check_choice(out["phase"], _PHASES, name)
-    _check_shapes(out, kinds, name)
+    _check_choice(out, "kind", sizes, name)
+    _check_choice(out, "phase", _PHASES, name)
+    _check_shapes(out, sizes, name)
+    is_first = out["kind"] == out.groupby(["device", "group"])["kind"].transform("first")
     _check(
-        out["kind"] == out.groupby(["device", "group"])["kind"].transform("first"),
-        out["kind"],
+        *(out, "kind", is_first, name),
         "is not the kind of earlier rows of its group; a group is one operator",
-        name,
     )
-    out["element_nbytes"] = _whole_numbers(out["element_nbytes"], "a whole number above 0", name)
-    out["time_s"] = _times(out["time_s"], name)
-    out["tp"] = _degrees(out["tp"])
+    _make_whole(out, ("element_nbytes",), name)
+    _make_times(out, name)
+    out["tp"] = degrees(out["tp"])
     return out
 
 
 def collective_table(frame: pd.DataFrame, name: str) -> pd.DataFrame:
     """The rows of a collective table in our own format; errors as in ``operator_table``."""
-    out = _with_columns(frame, COLLECTIVE_COLUMNS, name)
+    out = _with_columns(frame, COLLECTIVE_COLUMNS)
     _check_texts(out, ("device", "fabric"), name)
-    _check_choice(out["collective"], _COLLECTIVES, name)
-    for column in ("num_ranks", "num_nodes", "nbytes"):
-        out[column] = _whole_numbers(out[column], "a whole number above 0", name)
+    _check_choice(out, "collective", COLLECTIVES, name)
+    _make_whole(out, ("num_ranks", "num_nodes", "nbytes"), name)
     _check(
-        out["num_nodes"] <= out["num_ranks"],
-        out["num_nodes"],
+        *(out, "num_nodes", out["num_nodes"] <= out["num_ranks"], name),
         "must not exceed num_ranks; count a node once for all its ranks",
-        name,
     )
-    out["time_s"] = _times(out["time_s"], name)
+    _make_times(out, name)
     return out
 
 
@@ -95,175 +143,61 @@ def shape_sizes(shapes: pd.Series) -> np.ndarray:
     return np.array([text.split("x") for text in shapes], dtype=np.float64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableFamily:
-    """Tables that one reader understands, known by their columns."""
-
-    name: str
-    columns: frozenset[str]
-    """All of these have to be there."""
-    read: Callable[[pd.DataFrame], pd.DataFrame]
-    """From the published frame to the canonical one."""
+def degrees(values: pd.Series) -> pd.Series:
+    """Degrees as whole numbers; what is none is missing."""
+    found = pd.to_numeric(values, errors="coerce").astype(float)
+    return found.where((found > 0) & (found % 1 == 0)).astype("Int64")
 
 
-def canonical_operators(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Parts made by ``operator_rows`` as one table."""
-    if not parts:
-        return pd.DataFrame(columns=list(OPERATOR_COLUMNS))
-    return pd.concat(parts, ignore_index=True)
-
-
-def operator_rows(
-    frame: pd.DataFrame,
-    *,
-    kind: OperatorKind,
-    phase: Phase,
-    group: pd.Series | str,
-    device: pd.Series,
-    sizes: Sequence[pd.Series | float],
-    element_nbytes: pd.Series | int,
-    time_s: pd.Series,
-    flag: pd.Series,
-    tp: pd.Series | None = None,
-) -> pd.DataFrame:
-    """Canonical operator rows, one for each row of ``frame`` (all series have its index).
-
-    A row that lacks a size or a time, or whose sizes are not whole numbers (heads that ``tp`` does
-    not divide), stays in the table with a flag that says so.
-    """
-    values = np.column_stack([np.broadcast_to(_floats(s), (len(frame),)) for s in sizes])
-    is_good = np.isfinite(values) & (values > 0) & (np.round(values) == values)
-    is_whole = np.asarray(is_good.all(axis=1))
-    texts = ["x".join(map(str, row)) for row in np.where(is_whole[:, None], values, 0).astype(int)]
-    out = pd.DataFrame(
-        {
-            "device": device.replace("", "unknown"),
-            "group": group,
-            "kind": kind.value,
-            "phase": phase.value,
-            "shape": texts,
-            "element_nbytes": element_nbytes,
-            "time_s": time_s,
-            "tp": _degrees(tp if tp is not None else pd.Series(np.nan, index=frame.index)),
-            "flag": flag,
-        },
-        index=frame.index,
-    )
-    add_flag(out, ~is_whole, "sizes are missing or not whole")
-    return _without_bad_times(out)
-
-
-def collective_rows(
-    frame: pd.DataFrame,
-    *,
-    device: pd.Series,
-    fabric: pd.Series,
-    collective: pd.Series,
-    num_ranks: pd.Series,
-    num_nodes: pd.Series,
-    nbytes: pd.Series,
-    time_s: pd.Series,
-    flag: pd.Series,
-) -> pd.DataFrame:
-    """Canonical collective rows, one for each row of ``frame``; a row without payload, time or
-    a number of ranks stays with a flag."""
-    counts = {
-        name: pd.to_numeric(series, errors="coerce").astype(float)
-        for name, series in (("num_ranks", num_ranks), ("num_nodes", num_nodes), ("nbytes", nbytes))
-    }
-    is_known = np.logical_and.reduce([np.isfinite(s) & (s > 0) for s in counts.values()])
-    out = pd.DataFrame(
-        {
-            "device": device.replace("", "unknown"),
-            "fabric": fabric.replace("", "unknown"),
-            "collective": collective,
-            **{name: s.where(is_known, 0).round().astype(np.int64) for name, s in counts.items()},
-            "time_s": time_s,
-            "flag": flag,
-        },
-        index=frame.index,
-    )
-    add_flag(out, ~is_known, "payload or ranks are missing or 0")
-    add_flag(out, ~out["collective"].isin(sorted(_COLLECTIVES)), "not a collective we model")
-    return _without_bad_times(out).reset_index(drop=True)
-
-
-def add_flag(frame: pd.DataFrame, is_bad: np.ndarray | pd.Series, text: str) -> None:
-    """Append ``text`` to the flag of the rows of a mask, in place."""
-    rows = np.asarray(is_bad, dtype=bool)
-    old = frame.loc[rows, "flag"]
-    frame.loc[rows, "flag"] = old.where(old == "", old + "; ") + text
-
-
-def _without_bad_times(out: pd.DataFrame) -> pd.DataFrame:
-    out["time_s"] = pd.to_numeric(out["time_s"], errors="coerce").astype(float)
-    is_bad = ~(np.isfinite(out["time_s"]) & (out["time_s"] > 0))
-    add_flag(out, is_bad, "no time")
-    return out
-
-
-def _degrees(values: pd.Series) -> pd.Series:
-    degrees = pd.to_numeric(values, errors="coerce").astype(float)
-    return degrees.where((degrees > 0) & (degrees % 1 == 0)).astype("Int64")
-
-
-def _floats(values: pd.Series | float) -> np.ndarray:
-    return np.asarray(pd.to_numeric(values, errors="coerce"), dtype=np.float64)
-
-
-def _with_columns(frame: pd.DataFrame, columns: Sequence[str], name: str) -> pd.DataFrame:
-    missing = [c for c in columns if c not in frame.columns and c not in OPTIONAL_COLUMNS]
-    if missing:
-        raise ConfigError(f"{name} lacks {', '.join(missing)}; add the columns of FORMAT.md")
+def _with_columns(frame: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     out = pd.DataFrame({c: frame[c] if c in frame.columns else pd.NA for c in columns})
     out = out.reset_index(drop=True)
     out["flag"] = out["flag"].astype(object).where(out["flag"].notna(), "").astype(str)
     return out
 
 
-def _check(is_good: pd.Series, values: pd.Series, rule: str, name: str) -> None:
-    bad = np.flatnonzero(~is_good.to_numpy(dtype=bool))
+def _check(
+    out: pd.DataFrame, column: str, is_good: pd.Series, name: str, rule: str | pd.Series
+) -> None:
+    bad = np.flatnonzero(~is_good.to_numpy(dtype=bool) & (out["flag"] == "").to_numpy())
     if len(bad):
         row = int(bad[0])
-        raise ConfigError(f"{name} line {row + 2}: {values.name} {values.iloc[row]!r} {rule}")
+        told = rule if isinstance(rule, str) else rule.iloc[row]
+        raise ConfigError(f"{name} line {row + 2}: {column} {out[column].iloc[row]!r} {told}")
 
 
 def _check_texts(out: pd.DataFrame, columns: Sequence[str], name: str) -> None:
     for column in columns:
         is_text = out[column].notna() & (out[column].astype(str).str.strip() != "")
-        _check(is_text, out[column], "must not be empty; give a name", name)
+        _check(out, column, is_text, name, "must not be empty; give a name")
         out[column] = out[column].astype(str)
 
 
-def _check_choice(values: pd.Series, choices: frozenset[str], name: str) -> None:
-    known = values.isin(sorted(choices))
-    _check(known, values, f"is none of {', '.join(sorted(choices))}", name)
+def _check_choice(out: pd.DataFrame, column: str, choices: Collection[str], name: str) -> None:
+    known = sorted(choices)
+    _check(out, column, out[column].isin(known), name, f"is none of {', '.join(known)}")
 
 
-def _check_shapes(out: pd.DataFrame, num_sizes: dict[str, int], name: str) -> None:
+def _check_shapes(out: pd.DataFrame, num_sizes: Mapping[str, int], name: str) -> None:
     shapes = out["shape"].astype(str)
-    is_text = shapes.str.fullmatch(r"[1-9]\d*(x[1-9]\d*)*")
-    _check(is_text, out["shape"], "must be whole numbers above 0 joined by x, as 4096x1024", name)
-    wanted = out["kind"].map(num_sizes)
-    counted = shapes.str.count("x") + 1
-    bad = np.flatnonzero((counted != wanted).to_numpy())
-    if len(bad):
-        row = int(bad[0])
-        raise ConfigError(
-            f"{name} line {row + 2}: shape {shapes.iloc[row]!r} has {counted.iloc[row]} sizes; "
-            f"{out['kind'].iloc[row]} has {wanted.iloc[row]}, see FORMAT.md"
-        )
+    rule = "must be whole numbers above 0 joined by x, as 4096x1024"
+    _check(out, "shape", shapes.str.fullmatch(r"[1-9]\d*(x[1-9]\d*)*"), name, rule)
     out["shape"] = shapes
+    counted, wanted = shapes.str.count("x") + 1, out["kind"].map(dict(num_sizes)).astype("Int64")
+    has = "has " + counted.astype(str) + " sizes; " + out["kind"].astype(str) + " has "
+    is_right = (counted == wanted).fillna(value=False)
+    _check(out, "shape", is_right, name, has + wanted.astype(str) + ", see FORMAT.md")
 
 
-def _whole_numbers(values: pd.Series, rule: str, name: str) -> pd.Series:
-    numbers = pd.to_numeric(values, errors="coerce")
-    _check(numbers.notna() & (numbers > 0) & (numbers % 1 == 0), values, f"must be {rule}", name)
-    return numbers.astype(np.int64)
+def _make_whole(out: pd.DataFrame, columns: Sequence[str], name: str) -> None:
+    for column in columns:
+        found = pd.to_numeric(out[column], errors="coerce")
+        _check(out, column, (found > 0) & (found % 1 == 0), name, "must be a whole number above 0")
+        out[column] = found.fillna(0).astype(np.int64)
 
 
-def _times(values: pd.Series, name: str) -> pd.Series:
-    numbers = pd.to_numeric(values, errors="coerce").astype(float)
+def _make_times(out: pd.DataFrame, name: str) -> None:
+    found = pd.to_numeric(out["time_s"], errors="coerce").astype(float)
     rule = "must be a time in seconds above 0; leave rows without one out"
-    _check((numbers > 0) & (numbers < np.inf), values, rule, name)
-    return numbers
+    _check(out, "time_s", (found > 0) & (found < np.inf), name, rule)
+    out["time_s"] = found

@@ -75,10 +75,9 @@ class SkippedRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepTable:
-    """One published table of step times."""
+    """One table of step times."""
 
     name: str
-    family: str
     rows: tuple[StepRow, ...]
     """All that describe a layout, flagged ones included."""
     skipped: tuple[SkippedRow, ...] = ()

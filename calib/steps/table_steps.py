@@ -6,6 +6,7 @@ from collections.abc import Hashable, Sequence
 
 import pandas as pd
 
+from ..importers.own_format import table_kind
 from ..records.step_rows import StepPredictions, StepRow, Trait
 from ..workload.operators import OperatorKind
 from .base_times import BaseTimes, FittedTimes, table_times
@@ -29,12 +30,11 @@ def table_steps(
 class TableSteps:
     """The same for many calibrations over the same tables, whose fit is kept."""
 
-    def __init__(
-        self,
-        operators: Sequence[pd.DataFrame] = (),
-        collectives: Sequence[pd.DataFrame] = (),
-    ) -> None:
-        self._operators, self._collectives = tuple(operators), tuple(collectives)
+    name = "ours"
+
+    def __init__(self, tables: Sequence[pd.DataFrame] = ()) -> None:
+        self._operators = tuple(t for t in tables if table_kind(t) == "operators")
+        self._collectives = tuple(t for t in tables if table_kind(t) != "operators")
         self._times: dict[Hashable, BaseTimes] = {}
 
     def fit(self, rows: Sequence[StepRow]) -> CalibratedRows:

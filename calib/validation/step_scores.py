@@ -56,12 +56,6 @@ def step_results(scored: Sequence[StepsScored], table: str) -> list[dict[str, An
     return results
 
 
-def order_only(result: dict[str, Any]) -> dict[str, Any]:
-    """The result of a model that only orders: all that speaks of times is None."""
-    kept = {"table", "protocol", "group", "n", *RANK_FIGURES}
-    return {name: value if name in kept else None for name, value in result.items()}
-
-
 def step_rows(scored: Sequence[StepsScored], table: str) -> list[dict[str, Any]]:
     """Every scored row of every draw: measured, predicted, interval, memory."""
     found = []

@@ -7,7 +7,7 @@ import gzip
 import json
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,8 @@ from ...calib.importers.kineto import kineto_operators
 from ...calib.importers.kineto_collectives import kineto_collectives
 from ...calib.importers.nccl_tests import nccl_tests_collectives
 from ...calib.plain_json import parse_json
-from ...calib.published.paper import is_summary, paper_table
 from ..known.imported_tables import import_table, written_json
-from ..known.table_files import check_ending, read_frame, write_frame
+from ..known.table_files import check_ending, write_frame
 from .exit_codes import ExitCode
 
 MAX_NBYTES = 1 << 30
@@ -111,24 +110,10 @@ def _nccl_tests(path: Path, args: argparse.Namespace, found: _Found) -> None:
     found.problems += problems
 
 
-def _paper(path: Path, args: argparse.Namespace, found: _Found) -> None:
-    frame = read_frame(path)
-    if is_summary(frame):
-        found.problems.append(f"{path} lists trained models, no measurements: skipped")
-        return
-    # .../regressors/<cluster>/operator/<file>, .../regressors/<cluster>/nccl/<file>
-    parts = path.resolve().parts
-    cluster = args.fabric or (parts[-3] if parts[-2] in ("operator", "nccl") else UNKNOWN_FABRIC)
-    rows, is_operators = paper_table(frame, path.name.split(".")[0], cluster=cluster)
-    (found.operators if is_operators else found.collectives).append(rows)
-
-
 _READERS: dict[str, Callable[[Path, argparse.Namespace, _Found], None]] = {
     "kineto": _kineto,
     "nccl-tests": _nccl_tests,
-    "paper": _paper,
 }
-SOURCES: Sequence[str] = (*_READERS, "steps")
 
 
 def _outputs(found: _Found, out: Path) -> list[tuple[pd.DataFrame, Path]]:

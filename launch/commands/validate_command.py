@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 
 from ...calib.errors import CalibrationError, ConfigError
-from ...calib.published.readers import PublishedTable, read_published
+from ...calib.importers.own_format import read_table, table_kind
 from ...calib.units import format_frac
 from ...calib.validation.collectives import validate_collectives
 from ...calib.validation.operators import implausible, validate_operators
@@ -43,21 +43,19 @@ def validate(args: argparse.Namespace) -> int:
             raise ConfigError(
                 f"--protocol {protocol} is none of those of {args.what}: {', '.join(needs)}"
             )
-    tables = _read(args.files, args.what)
     rows: list[dict[str, object]] = []
     floors: dict[str, list[NoiseFloor]] = {}
-    for table in tables:
-        frame = _rows(table, args.what)
-        _tell_flags(table.name, frame)
+    for name, frame in _read(args.files, args.what).items():
+        _tell_flags(name, frame)
         if is_operators:
-            _tell_implausible(table.name, frame)
+            _tell_implausible(name, frame)
         run = validate_operators if is_operators else validate_collectives
-        found = score_rows(run(frame, table.name, seeds=range(args.seeds), protocols=chosen))
+        found = score_rows(run(frame, name, seeds=range(args.seeds), protocols=chosen))
         carried = {row["protocol"] for row in found}
         for protocol in (p for p in chosen if p not in carried):
-            _tell(f"{table.name}: {protocol} is left out; it needs {needs[protocol]}")
+            _tell(f"{name}: {protocol} is left out; it needs {needs[protocol]}")
         rows += found
-        floors[table.name] = noise_floors(frame) if is_operators else []
+        floors[name] = noise_floors(frame) if is_operators else []
     if not rows:
         raise CalibrationError(f"no protocol can be scored; {chosen[0]} needs {needs[chosen[0]]}")
     if args.json:
@@ -68,21 +66,14 @@ def validate(args: argparse.Namespace) -> int:
     return ExitCode.ANSWER
 
 
-def _read(paths: Sequence[Path], what: str) -> list[PublishedTable]:
-    tables = []
+def _read(paths: Sequence[Path], what: str) -> dict[str, pd.DataFrame]:
+    tables = {}
     for path, name in zip(paths, table_names(paths), strict=True):
-        table = read_published(read_frame(path), name)
-        holds = OPERATORS if table.operators is not None else "collectives"
+        tables[name] = read_table(read_frame(path), name)
+        holds = table_kind(tables[name])
         if holds != what:
             raise ConfigError(f"{name} holds {holds}; use forerun validate {holds} {path}")
-        tables.append(table)
     return tables
-
-
-def _rows(table: PublishedTable, what: str) -> pd.DataFrame:
-    frame = table.operators if what == OPERATORS else table.collectives
-    assert frame is not None
-    return frame
 
 
 def _tell_flags(name: str, frame: pd.DataFrame) -> None:

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...calib.errors import CalibrationError, ConfigError
-from ...calib.published.readers import read_published
-from ...calib.published.steps import read_steps
+from ...calib.importers.own_format import read_table
+from ...calib.importers.own_steps import read_steps
 from ...calib.records.step_rows import StepRow, StepTable
 from ...calib.steps.design import design, expected_sigma_log
+from ...calib.steps.table_steps import TableSteps
 from ...calib.units import format_frac
-from ...calib.validation.step_baselines import BASELINES
-from ...calib.validation.step_models import CalibratedSteps
 from ...calib.validation.step_protocols import (
     LEAVE_ONE_OUT,
     STEP_PROTOCOLS,
@@ -27,7 +26,6 @@ from ...calib.validation.step_protocols import (
 )
 from ...calib.validation.step_scores import (
     layout_text,
-    order_only,
     step_results,
     step_rows,
     worst_rows,
@@ -55,11 +53,10 @@ _LABEL_CHARS = 36
 
 
 def validate_steps(args: argparse.Namespace) -> int:
-    """Print the scores of the step model and of its baselines on every table."""
+    """Print the scores of the step model on every table."""
     _check(args)
     model = _model(args)
     results: list[dict[str, Any]] = []
-    baselines: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
     worst: list[dict[str, Any]] = []
     skipped: list[dict[str, str]] = []
@@ -73,18 +70,17 @@ def validate_steps(args: argparse.Namespace) -> int:
         results += step_results(scored, table.name)
         rows += step_rows(scored, table.name)
         worst += [{"table": table.name, **row} for row in worst_rows(scored)]
-        baselines += _baselines(table, folds)
     if not results:
         raise CalibrationError(
             "no protocol can be scored; give a table with more usable rows of a machine than "
             "--calibrate-on"
         )
     if args.json:
-        found = {"results": results, "baselines": baselines, "worst": worst, "rows": rows}
+        found = {"results": results, "worst": worst, "rows": rows}
         told = {"schema": 1, "model": model.name, **found, "skipped": skipped}
         print(json.dumps(told, indent=2))
     else:
-        for shown in _report(model.name, results, baselines, worst):
+        for shown in _report(model.name, results, worst):
             show_table(shown, console())
     return ExitCode.ANSWER
 
@@ -136,13 +132,10 @@ def _check(args: argparse.Namespace) -> None:
             )
 
 
-def _model(args: argparse.Namespace) -> CalibratedSteps:
+def _model(args: argparse.Namespace) -> TableSteps:
     """The calibrated step model, on the operator tables where there are any."""
-    tables = [
-        read_published(read_frame(path), name)
-        for path, name in zip(args.operators, table_names(args.operators), strict=True)
-    ]
-    return CalibratedSteps(tables)
+    named = zip(args.operators, table_names(args.operators), strict=True)
+    return TableSteps([read_table(read_frame(path), name) for path, name in named])
 
 
 def _tables(args: argparse.Namespace) -> Iterator[StepTable]:
@@ -170,17 +163,6 @@ def _folds(table: StepTable, args: argparse.Namespace) -> Iterator[Fold]:
         yield from folds
 
 
-def _baselines(table: StepTable, folds: Sequence[Fold]) -> list[dict[str, Any]]:
-    found = []
-    for baseline in BASELINES:
-        results = step_results(score_folds(table.rows, folds, baseline), table.name)
-        whole = [row for row in results if row["group"] == "all"]
-        if getattr(baseline, "orders_only", False):
-            whole = [order_only(row) for row in whole]
-        found += [{"model": baseline.name, **row} for row in whole]
-    return found
-
-
 def _tell_left_out(table: StepTable) -> None:
     flags = Counter(row.flag for row in table.rows if row.flag)
     reasons = Counter(row.reason for row in table.skipped)
@@ -203,13 +185,12 @@ def _tell(line: str) -> None:
 def _report(
     name: str,
     results: Sequence[Mapping[str, Any]],
-    baselines: Sequence[Mapping[str, Any]],
     worst: Sequence[Mapping[str, Any]],
 ) -> list[ReportTable]:
-    """A table for each file and protocol: ours, baselines, the groups; then the worst rows."""
+    """A table for each file and protocol, with its groups; then the worst rows."""
     shown: dict[tuple[str, str], list[tuple[str, ...]]] = {}
-    for row in (*(r for r in results if r["group"] == "all"), *baselines):
-        label = str(row.get("model", name)) + (" (synthetic)" if row.get("is_synthetic") else "")
+    for row in (r for r in results if r["group"] == "all"):
+        label = name + (" (synthetic)" if row.get("is_synthetic") else "")
         shown.setdefault((row["table"], row["protocol"]), []).append(_cells(label, row))
     for key, lines in shown.items():
         own = [r for r in results if (r["table"], r["protocol"]) == key and r["group"] != "all"]

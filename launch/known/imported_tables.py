@@ -11,9 +11,8 @@ import pandas as pd
 
 from ...calib.errors import ConfigError, RecordError
 from ...calib.fit.priors import device_prior
-from ...calib.published.readers import read_published
-from ...calib.published.steps import read_steps, step_family
-from ...calib.published.steps_own import own_frame
+from ...calib.importers.own_format import NEEDED, read_table, table_kind, unlike
+from ...calib.importers.own_steps import REQUIRED, own_frame, read_steps
 from ...calib.records.files import OPEN, replace_file
 from ...calib.records.step_rows import StepRow
 from ...calib.steps.known import KnownStep
@@ -24,7 +23,7 @@ IMPORTED = "imported"
 """The folder of a directory that holds them, as CSV in our own format."""
 _MOST_NAMED = 3
 """Machines that an error lists."""
-_STEPS, _OPERATORS, _COLLECTIVES = "steps", "operators", "collectives"
+_STEPS = "steps"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,28 +69,28 @@ class Written:
 
 
 def import_table(path: Path, directory: Path) -> Written:
-    """A table of steps, operators or collectives, of any known family, into a directory.
+    """A table of steps, operators or collectives into a directory.
 
-    The same name again replaces what was there.  ``ConfigError`` where its columns are of no family
-    that is known.
+    The same name again replaces what was there.  ``ConfigError`` where its columns are of none.
     """
     frame, name = read_frame(path), path.name.partition(".")[0]
-    if step_family(frozenset(map(str, frame.columns))) is not None:
+    columns = frozenset(map(str, frame.columns))
+    known = {_STEPS: REQUIRED, **NEEDED}
+    if columns and not any(columns >= needed for needed in known.values()):
+        raise unlike(columns, path.name, known)
+    if columns >= REQUIRED:
         table = read_steps(frame, path.name)
         told = tuple(f"{row.row_id}: {row.reason}" for row in table.skipped)
         if not table.rows:
             raise RecordError(f"{path} has no row that is a layout: {'; '.join(told[:3])}")
         return _write(own_frame(list(table.rows)), directory, name, _STEPS, told)
-    published = read_published(frame, path.name)
-    if published.operators is not None:
-        return _write(published.operators, directory, name, _OPERATORS)
-    assert published.collectives is not None
-    return _write(published.collectives, directory, name, _COLLECTIVES)
+    measured = read_table(frame, path.name)
+    return _write(measured, directory, name, table_kind(measured))
 
 
 def read_imported(directory: Path) -> ImportedTables:
     """What ``import_table`` has written; a damaged table is named and the rest is read."""
-    found: dict[str, list[pd.DataFrame]] = {_OPERATORS: [], _COLLECTIVES: []}
+    found: dict[str, list[pd.DataFrame]] = {what: [] for what in NEEDED}
     rows: list[StepRow] = []
     problems: list[str] = []
     for path in sorted((directory / IMPORTED).glob("*.csv")):
@@ -103,15 +102,14 @@ def read_imported(directory: Path) -> ImportedTables:
                 rows += table.usable
                 problems += [f"{path.name}, {r.row_id}: {r.reason}" for r in table.skipped]
             elif what in found:
-                table_of = read_published(frame, path.name)
-                held = table_of.operators if what == _OPERATORS else table_of.collectives
-                found[what] += [] if held is None else [held]
+                held = read_table(frame, path.name)
+                found[table_kind(held)].append(held)
         except (ConfigError, RecordError) as err:
             problems.append(f"{path.name} is passed over: {err}")
     return ImportedTables(
         steps=tuple(rows),
-        operators=tuple(found[_OPERATORS]),
-        collectives=tuple(found[_COLLECTIVES]),
+        operators=tuple(found["operators"]),
+        collectives=tuple(found["collectives"]),
         problems=tuple(problems),
     )
 

@@ -1,4 +1,4 @@
-"""``forerun import``: a real profiler trace, a log as nccl-tests prints it, the paper's tables."""
+"""``forerun import``: a real profiler trace, and a log as nccl-tests prints it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from forerun.calib.published.readers import read_published
+from forerun.calib.importers.own_format import read_table
 from forerun.launch.cli import ExitCode, main
 
 LOG = """\
@@ -103,7 +103,7 @@ def test_a_real_trace_gives_operators_with_both_phases(
     attention = rows[rows["kind"] == "flash_attention"]
     assert set(attention["shape"]) == {"2x4x4x16x8x8"}
     assert ((attention["flag"] != "").groupby(attention["phase"]).sum() == 2).all()
-    assert read_published(rows, "ops").family == "own"
+    assert len(read_table(rows, "ops"))
 
 
 def test_times_are_those_of_the_operators(
@@ -204,37 +204,13 @@ def test_an_old_log_names_the_test_by_its_file(
     assert row["time_s"] == pytest.approx(52.01e-6)
 
 
-def test_tables_of_the_paper_are_read_under_their_names(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    home = tmp_path / "regressors" / "Cluster"
-    files = {
-        "operator/GPU-1_linear3_fp16.csv": "mp,b,l,dim,F_dur(us),B_dur(us)\n2,4,1024,512,30,61\n",
-        "operator/GPU-1_lastStage_optimizer_fp16.csv": "mp,dim,encoders,dur(us)\n1,64,2,100\n",
-        "operator/GPU-1.csv": "GPU,Function,Best_model\nGPU-1,linear3,xgboost\n",
-        "nccl/GPU-1_allreduce_large_fp16_2_4.csv": "shape,nodes,GPUsPerNode,dur(us)\n512,2,4,9\n",
-    }
-    for name, text in files.items():
-        path = home / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    rows = imported(capsys, "paper", *(home / name for name in files), out=tmp_path / "t.csv")
-    assert rows["shape"].astype(str).tolist()[:2] == ["4096x512x1024"] * 2
-    assert rows["time_s"].tolist()[:2] == pytest.approx([30e-6, 61e-6])
-    params = 2 * (12 * 64**2 + 13 * 64) + 50304 * 64 + 2 * 64
-    assert rows["shape"].astype(str).tolist()[2] == str(params)
-    (transfer,) = pd.read_csv(tmp_path / "t-collectives.csv").to_dict("records")
-    assert (transfer["fabric"], transfer["nbytes"]) == ("Cluster", 1024)
-    assert (transfer["num_ranks"], transfer["num_nodes"]) == (8, 2)
-
-
 @pytest.mark.parametrize(
     ("source", "text", "code"),
     [
         ("kineto", "{}", ExitCode.NO_DATA),
         ("kineto", "no json", ExitCode.NO_DATA),
         ("nccl-tests", "mpirun: command not found\n", ExitCode.NO_DATA),
-        ("paper", "a,b\n1,2\n", ExitCode.USAGE),
+        ("steps", "a,b\n1,2\n", ExitCode.USAGE),
     ],
 )
 def test_a_foreign_file_is_one_line(

@@ -13,12 +13,11 @@ import pandas as pd
 import pytest
 
 from forerun.calib.arguments.megatron_args import options
-from forerun.calib.published.readers import PublishedTable, read_published
-from forerun.calib.published.steps import read_steps
-from forerun.calib.published.steps_own import own_frame
+from forerun.calib.importers.own_format import read_table
+from forerun.calib.importers.own_steps import own_frame, read_steps
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.known import same_layout
-from forerun.calib.validation.step_models import CalibratedSteps
+from forerun.calib.steps.table_steps import TableSteps
 from forerun.calib.validation.step_protocols import calibrate_on
 from forerun.launch.cli import main
 from forerun.launch.known.machines import open_machine
@@ -64,7 +63,7 @@ def test_the_door_of_predict_says_what_the_validation_scores(name: str, director
     known, asked = parts(name, SETS[name])
     imported(known, directory)
     told = open_machine(directory).steps.predict([row.config for row in asked])
-    scored = CalibratedSteps().fit(known).predict(asked)
+    scored = TableSteps().fit(known).predict(asked)
     for ours, theirs in ((told.time_s, scored.time_s), (told.high_s, scored.high_s)):
         assert ours == pytest.approx(theirs, rel=1e-6)
 
@@ -86,10 +85,10 @@ def test_with_operators_as_well(directory: Path) -> None:
     ).to_csv(table, index=False)
     imported(known, directory, table)
     told = open_machine(directory).steps.predict([row.config for row in asked])
-    published: PublishedTable = read_published(pd.read_csv(table), "products")
-    scored = CalibratedSteps([published]).fit(known).predict(asked)
+    published = read_table(pd.read_csv(table), "products")
+    scored = TableSteps([published]).fit(known).predict(asked)
     assert told.time_s == pytest.approx(scored.time_s, rel=1e-6)
-    bare = CalibratedSteps().fit(known).predict(asked)
+    bare = TableSteps().fit(known).predict(asked)
     assert np.abs(np.log(bare.time_s / scored.time_s)).max() > 1e-3
 
 
@@ -100,7 +99,7 @@ def test_the_verb_prints_it(directory: Path, capsys: pytest.CaptureFixture[str])
     capsys.readouterr()
     assert main(["predict", str(directory), "--json", *options(row.config)]) == 0
     value = json.loads(capsys.readouterr().out)
-    scored = CalibratedSteps().fit(known).predict([row])
+    scored = TableSteps().fit(known).predict([row])
     assert value["step_time_s"] == pytest.approx(scored.time_s[0], rel=1e-6)
     assert (value["low_s"], value["high_s"]) == pytest.approx(
         (scored.low_s[0], scored.high_s[0]), rel=1e-6

@@ -114,7 +114,7 @@ def test_implausible_rows_are_counted_and_scored(
         ("collectives", OPERATORS, ExitCode.USAGE, "holds operators"),
         ("operators", PUBLISHED / "FORMAT.md", ExitCode.USAGE, ".parquet"),
         ("operators", PUBLISHED / "none.csv", ExitCode.USAGE, "not there"),
-        ("operators", GOLDEN / "ops_aic_gemm_fp8.csv", ExitCode.NO_DATA, "no protocol"),
+        ("operators", GOLDEN / "ops_aic_gemm_fp8.csv", ExitCode.USAGE, "convert.py"),
     ],
 )
 def test_a_wrong_file_is_one_line(
@@ -130,7 +130,7 @@ def test_a_wrong_file_is_one_line(
     [
         ("gpu,op,dtype,msec\nA,mm,fp16,1\n", ExitCode.USAGE, "t.csv"),
         ("", ExitCode.NO_DATA, "no rows"),
-        ("gpu,op,batch,m,n,k,time_us\n", ExitCode.NO_DATA, "no rows"),
+        ("gpu,op,batch,m,n,k,time_us\n", ExitCode.USAGE, "also needs"),
     ],
 )
 def test_a_table_that_says_nothing_is_one_line(
@@ -140,6 +140,14 @@ def test_a_table_that_says_nothing_is_one_line(
     path.write_text(text)
     found, _, err = run(capsys, "operators", str(path))
     assert found == code and part in err and err.count("\n") == 1
+
+
+def test_a_table_with_few_rows_carries_no_protocol(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pd.read_csv(OPERATORS).head(3).to_csv(tmp_path / "t.csv", index=False)
+    code, out, err = run(capsys, "operators", str(tmp_path / "t.csv"))
+    assert (code, out) == (ExitCode.NO_DATA, "") and "no protocol" in err.splitlines()[-1]
 
 
 def test_unknown_protocols_and_seeds_are_usage_errors(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_report.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "runs" / "gpu_report.py"
 pytestmark = pytest.mark.slow
 
 

@@ -14,13 +14,13 @@ import pandas as pd
 from planted_machine import A100, H100, PlantedMachine, batch, random_shapes
 from threadpoolctl import threadpool_info
 
+from forerun.benchmarks.baselines.steps import TenTerms
 from forerun.calib.fit.machine import MachineModel, fit_machine, transfer
-from forerun.calib.published.readers import read_published
-from forerun.calib.published.steps import read_steps
+from forerun.calib.importers.own_format import read_table
+from forerun.calib.importers.own_steps import read_steps
 from forerun.calib.steps.design import design
 from forerun.calib.steps.table_steps import TableSteps
 from forerun.calib.validation.collectives import left_out
-from forerun.calib.validation.step_baselines import TenTerms
 from forerun.calib.workload.operators import OperatorKind as Kind
 from forerun.calib.workload.operators import Phase
 
@@ -82,8 +82,7 @@ def _logs(model: MachineModel, name: str, of) -> list[float]:
 
 def _collectives() -> dict[str, list[float]]:
     path = PUBLISHED / "example_collectives.csv"
-    table = read_published(pd.read_csv(path), path.name).collectives
-    assert table is not None
+    table = read_table(pd.read_csv(path), path.name)
     found = {}
     for protocol in ("random", "leave_span"):
         rows = left_out(table, protocol, seeds=[0])

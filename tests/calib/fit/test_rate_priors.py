@@ -41,7 +41,7 @@ def built() -> dict:
 @pytest.fixture(scope="module")
 def builder() -> Iterator[ModuleType]:
     spec = importlib.util.spec_from_file_location(
-        "build_priors", ROOT / "benchmarks" / "build_priors.py"
+        "build_priors", ROOT / "benchmarks" / "fits" / "build_priors.py"
     )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.calib.layers.blocks import BlockKind, chunk_blocks
 from forerun.calib.layers.parameters import parameters
 from forerun.calib.layers.stage_work import stage_operators
-from forerun.calib.published.model_shapes import public_shape
 from forerun.calib.workload.config import (
     Batch,
     Dispatcher,

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from step_fixtures import grid, layout, row
 
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.validation.step_protocols import (
@@ -27,8 +28,6 @@ from forerun.calib.validation.step_protocols import (
     series_name,
 )
 from forerun.calib.workload.config import Fp8Recipe
-
-from .step_fixtures import grid, layout, row
 
 
 def two_machines() -> list[StepRow]:

@@ -9,22 +9,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 from scipy.stats import kendalltau
+from step_fixtures import grid, layout, row
 
 from forerun.calib.memory.peak import memory
 from forerun.calib.records.step_rows import StepKind, StepPredictions, StepRow
-from forerun.calib.validation.step_baselines import BASELINES
 from forerun.calib.validation.step_protocols import LEAVE_ONE_OUT, calibrate_on, named
 from forerun.calib.validation.step_scores import (
     layout_text,
-    order_only,
     step_results,
     step_rows,
     tau_without_ties,
     worst_rows,
 )
 from forerun.calib.validation.steps import StepsScored, score_folds
-
-from .step_fixtures import grid, layout, row, timed
 
 
 @dataclass
@@ -138,21 +135,3 @@ def test_machines_draws_and_synthetic_rows_are_told() -> None:
     assert all(r["is_synthetic"] for r in results)
     assert results[0]["n"] == sum(r["n"] for r in results[1:3]) == 3 * (len(rows) - 20)
     assert results[0]["p90_draw_mape_frac"] >= 0
-
-
-@pytest.mark.parametrize("model", BASELINES, ids=lambda m: m.name)
-def test_no_baseline_learns_from_a_scored_row(model: object) -> None:
-    rows = grid(lambda c: 1.0 + c.parallelism.tp)
-    folds = list(calibrate_on(rows, 6, 2))
-    one = score_folds(rows, folds, model)
-    for fold, found in zip(folds, one, strict=True):
-        times = [r.measured_s * (7 if i in fold.test else 1) for i, r in enumerate(rows)]
-        (other,) = score_folds(timed(rows, times), [fold], model)
-        np.testing.assert_array_equal(found.predicted_s, other.predicted_s)
-        np.testing.assert_array_equal(found.high_s, other.high_s)
-
-
-def test_an_order_has_no_times() -> None:
-    (whole, _) = step_results(scored(ranked([1.0, 2.0, 3.0, 4.0]), [1, 2, 3, 4]), "t")
-    bare = order_only(whole)
-    assert bare["mape_frac"] is None and bare["kendall_tau"] == 1 and bare["n"] == 4

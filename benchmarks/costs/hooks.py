@@ -1,0 +1,272 @@
+"""What the hooks cost per call in nanoseconds (``python benchmarks/costs/hooks.py``).
+
+Bare and hooked calls alternate in short slices, and the fastest slices are held against each other,
+so that other work on the machine counts little.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import TCPStore
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from forerun.calib.workload.run_options import WandbMode
+from forerun.hooks.control.orders import CALM_PAUSE_S
+from forerun.hooks.control.votes import Votes
+from forerun.hooks.process.guard import Guard
+from forerun.hooks.process.host import Host, KnownHost
+from forerun.hooks.process.settings import RankInfo, Settings
+from forerun.hooks.process.store_link import StoreLink
+from forerun.hooks.sensors.modules import ModuleHooks
+from forerun.hooks.sensors.process_groups import ProcessGroupHooks
+from forerun.hooks.sensors.recorder import Recorder
+from forerun.hooks.sensors.step_log import StepLog
+from forerun.hooks.sensors.stopwatch import DeviceStopwatch, HostStopwatch
+from forerun.hooks.sensors.timers import TimersProxy, null_timers
+from forerun.hooks.session.instruments import Instruments
+from forerun.hooks.session.session import Session
+
+NUM_CALLS = 4
+NUM_REPEATS = 300
+NUM_LAYERS = 5
+Action = Callable[[], object]
+
+
+class Layer(nn.Module):
+    """Two linear layers under names that are hooked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear_fc1 = nn.Linear(4, 4)
+        self.linear_fc2 = nn.Linear(4, 4)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The second layer's output."""
+        return self.linear_fc2(self.linear_fc1(hidden))
+
+
+class Dispatcher:
+    """A method that copies rows, as the token dispatchers of expert layers have it."""
+
+    def dispatch_postprocess(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows."""
+        return rows
+
+
+class Event:
+    """A device event of a device that has always finished."""
+
+    def record(self, stream: object = None) -> None:
+        """Nothing to do."""
+
+    def query(self) -> bool:
+        """True."""
+        return True
+
+    def elapsed_time(self, end_event: object) -> float:
+        """One millisecond."""
+        return 1.0
+
+
+def best_ns(action: Action) -> float:
+    """Nanoseconds of the fastest of a few calls."""
+    best = float("inf")
+    for _ in range(NUM_CALLS):
+        begin = time.perf_counter_ns()
+        action()
+        best = min(best, time.perf_counter_ns() - begin)
+    return best
+
+
+def report(name: str, action: Action, put_on: Action, take_off: Action, *, per: int = 1) -> None:
+    """Print the fastest bare and hooked slices and their difference, per unit."""
+    bare = hooked = float("inf")
+    for _ in range(NUM_REPEATS):
+        bare = min(bare, best_ns(action))
+        put_on()
+        hooked = min(hooked, best_ns(action))
+        take_off()
+    bare, hooked = bare / per, hooked / per
+    print(f"{name:48} {bare:9.0f} bare {hooked:9.0f} hooked {hooked - bare:9.0f} extra")
+
+
+def alone(name: str, action: Action, *, per: int = 1) -> None:
+    """Print what a call of our own takes."""
+    taken = min(best_ns(action) for _ in range(NUM_REPEATS)) / per
+    print(f"{name:48} {taken:9.0f}")
+
+
+def report_modules(recorder: Recorder, guard: Guard) -> None:
+    """Operators in a chain, as in a model; then everything that is put on for one step."""
+    model = nn.Sequential(*(Layer() for _ in range(NUM_LAYERS)))
+    hidden = torch.ones(2, 2, 4, requires_grad=True)
+    hooks = ModuleHooks([model], recorder, guard)
+
+    def put_on() -> None:
+        hooks.install()
+        recorder.open(StepLog(step=0, window=0, sites=hooks.sites))
+
+    def take_off() -> None:
+        hooks.remove()
+        recorder.close()
+
+    def forward() -> None:
+        with torch.no_grad():
+            model(hidden)
+
+    per = 2 * NUM_LAYERS
+    report("module forward", forward, put_on, take_off, per=per)
+    both: Action = lambda: model(hidden * 1).sum().backward()  # noqa: E731
+    report("module forward and backward", both, put_on, take_off, per=per)
+    experts = nn.Module()
+    experts.token_dispatcher = dispatcher = Dispatcher()
+    methods = ModuleHooks([experts], recorder, guard)
+
+    def put_on_methods() -> None:
+        methods.install()
+        recorder.open(StepLog(step=0, window=0, sites=methods.sites))
+
+    def take_off_methods() -> None:
+        methods.remove()
+        recorder.close()
+
+    call: Action = lambda: dispatcher.dispatch_postprocess(hidden)  # noqa: E731
+    report("dispatcher method", call, put_on_methods, take_off_methods)
+    instruments = Instruments(KnownHost(Host(models=(model,))), guard)
+
+    def step() -> None:
+        instruments.put_on(step=0, window=0)
+        instruments.take_off()
+
+    alone(f"put on and take off, {per} modules", step)
+
+
+def report_groups(recorder: Recorder, guard: Guard) -> None:
+    """Collectives of one rank over gloo: all of the time is the host's."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    tensor = torch.ones(4)
+    hooks = ProcessGroupHooks(recorder, guard)
+
+    def put_on() -> None:
+        hooks.install()
+        recorder.open(StepLog(step=0, window=0, sites=()))
+
+    def take_off() -> None:
+        hooks.remove()
+        recorder.close()
+
+    def coalesced() -> None:
+        with dist._coalescing_manager(async_ops=True) as manager:
+            dist.all_reduce(tensor)
+        manager.wait()
+
+    cases: tuple[tuple[str, Action], ...] = (
+        ("synchronous collective", lambda: dist.all_reduce(tensor)),
+        ("asynchronous collective and wait", lambda: dist.all_reduce(tensor, async_op=True).wait()),
+        ("coalesced collective and wait", coalesced),
+    )
+    for name, action in cases:
+        report(name, action, put_on, take_off)
+    dist.destroy_process_group()
+    # A backend that sends nothing: what is left is the call.
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    report("send and wait", lambda: dist.isend(tensor, 1).wait(), put_on, take_off)
+    dist.destroy_process_group()
+
+
+def report_marks(recorder: Recorder, guard: Guard) -> None:
+    """Phases, and the marks of a device that costs nothing itself."""
+    timers = TimersProxy(null_timers, recorder, guard)
+
+    def phase() -> None:
+        timers("forward-compute").start()
+        timers("forward-compute").stop()
+
+    def put_on() -> None:
+        recorder.open(StepLog(step=0, window=0, sites=()))
+
+    report("phase", phase, put_on, recorder.close)
+    watch = DeviceStopwatch(Event, stream_key=lambda: 1, current_stream=object)
+    watch.begin_step()
+    marks = 100
+    alone("device mark, stand-in event", lambda: [watch.mark() for _ in range(marks)], per=marks)
+
+    def read() -> None:
+        watch.begin_step()
+        for _ in range(marks):
+            watch.mark()
+        readings = watch.end_step()
+        while not readings.is_ready():
+            pass
+
+    alone("device mark and its reading", read, per=marks)
+
+
+def report_timer() -> None:
+    """The step timer after the window, without and with the pipe of the last rank."""
+    reader = (sys.executable, "-c", "import sys; [line for line in sys.stdin]")
+    for name, is_last in (("step after the window", False), ("the same on the last rank", True)):
+        with tempfile.TemporaryDirectory() as home:
+            rank = 1 if is_last else 0
+            session = Session(
+                Settings(
+                    rank=RankInfo(
+                        rank=rank, world_size=2, local_rank=rank, local_world_size=2, run_id="timer"
+                    ),
+                    steps=0,
+                    every=10**9,
+                    directory=Path(home),
+                    wandb=WandbMode.OFF,
+                    companion_command=reader if is_last else (),
+                )
+            )
+
+            def step(session: Session = session) -> None:
+                session.begin_step()
+                session.end_step()
+                time.sleep(0.0002)  # The reader keeps up, as it does beside real steps.
+
+            for _ in range(10):
+                step()
+            bare = min(best_ns(lambda: time.sleep(0.0002)) for _ in range(NUM_REPEATS))
+            taken = min(best_ns(step) for _ in range(NUM_REPEATS))
+            print(f"{name:48} {taken - bare:9.0f}")
+            session.finish()
+
+
+def report_look() -> None:
+    """One look at the store for an order, processor time of a thread beside training."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    link = StoreLink(server, "look")
+    taken = []
+    for _ in range(60):
+        begin_s = time.thread_time()
+        Votes(link.connect(), num_ranks=8).proposal(0)
+        taken.append(time.thread_time() - begin_s)
+    print(f"{f'a look for orders, every {CALM_PAUSE_S:g} s':40s} {median(taken) * 1e9:10,.0f}")
+
+
+def main() -> None:
+    """Print the extra time of each kind of hook."""
+    torch.set_num_threads(1)
+    recorder, guard = Recorder(HostStopwatch()), Guard()
+    print("nanoseconds")
+    report_modules(recorder, guard)
+    report_groups(recorder, guard)
+    report_marks(recorder, guard)
+    report_timer()
+    report_look()
+    assert guard.num_faults == 0
+
+
+if __name__ == "__main__":
+    main()

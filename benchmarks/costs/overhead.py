@@ -1,0 +1,120 @@
+"""What ``--calibrate`` costs a run of the recipe, in the window and after it, from its records.
+
+    python benchmarks/costs/overhead.py [--steps 240] [--ranks 2] [--after 40] [-- recipe options]
+
+In the window hooked and bare steps alternate (ABBA); the interval is that of the report.  After the
+window nothing alternates: the step timer is timed alone, in this process, and held against the
+run's median step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from forerun.calib.answers.overhead import overhead
+from forerun.calib.records.record_kinds import StepRecord
+from forerun.calib.samples.store import read_run
+from forerun.calib.workload.run_options import WandbMode
+from forerun.hooks.process.settings import RankInfo, Settings
+from forerun.hooks.session.session import Session
+
+ROOT = Path(__file__).parents[2]
+READER = (sys.executable, "-c", "import sys; [line for line in sys.stdin]")
+PAUSE_S = 0.002
+
+
+def run(directory: Path, args: argparse.Namespace) -> None:
+    """The recipe under torchrun with one window of ``--steps``; exits where it fails."""
+    command = [
+        str(Path(sys.executable).parent / "torchrun"),
+        "--standalone",
+        f"--nproc-per-node={args.ranks}",
+        str(ROOT / "recipes" / "pretrain_gpt.py"),
+        f"--train-iters={args.steps + args.after}",
+        *args.options,
+        "--calibrate",
+        f"--calibrate-steps={args.steps}",
+        f"--calibrate-dir={directory}",
+        "--calibrate-wandb=off",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\nfailed with {done.returncode}:\n{done.stderr[-3000:]}")
+
+
+def steps_of(directory: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Time of each step of the window, median over ranks, and whether it was hooked."""
+    times: dict[int, list[float]] = {}
+    hooked: dict[int, bool] = {}
+    flagged: set[int] = set()
+    for records in read_run(directory).records.values():
+        for record in records:
+            if isinstance(record, StepRecord):
+                times.setdefault(record.step, []).append(
+                    (record.duration_ns + record.gap_ns) * 1e-9
+                )
+                hooked[record.step] = record.is_hooked
+                flagged |= {record.step} if record.flags else set()
+    clean = sorted(set(times) - flagged)
+    return np.array([np.median(times[n]) for n in clean]), np.array([hooked[n] for n in clean])
+
+
+def timer_s(*, is_last: bool, num_calls: int = 300) -> float:
+    """Median seconds of ``begin_step`` and ``end_step`` outside the window, caches cold."""
+    rank = int(is_last)
+    with tempfile.TemporaryDirectory() as home:
+        session = Session(
+            Settings(
+                rank=RankInfo(
+                    rank=rank, world_size=2, local_rank=rank, local_world_size=2, run_id="timer"
+                ),
+                steps=0,
+                every=10**9,
+                directory=Path(home),
+                wandb=WandbMode.OFF,
+                companion_command=READER if is_last else (),
+            )
+        )
+        taken = []
+        for _ in range(num_calls):
+            begin_s = time.perf_counter()
+            session.begin_step()
+            session.end_step()
+            taken.append(time.perf_counter() - begin_s)
+            time.sleep(PAUSE_S)
+        session.finish()
+    return float(np.median(taken[10:]))
+
+
+def main() -> None:
+    """Run, read the records, print both shares."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=240)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--after", type=int, default=10)
+    parser.add_argument("options", nargs="*")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as home:
+        run(Path(home), args)
+        times, hooked = steps_of(Path(home))
+    cost = overhead(times, hooked)
+    bare_s = float(np.median(times[~hooked]))
+    print(
+        f"in the window: {cost.overhead_frac:+.2%} (90 %: {cost.low_frac:+.2%} to "
+        f"{cost.high_frac:+.2%}; {cost.num_hooked} hooked and {cost.num_bare} bare steps, "
+        f"bare step {bare_s * 1e3:.1f} ms)"
+    )
+    for name, is_last in (("the last rank", True), ("other ranks", False)):
+        taken_s = timer_s(is_last=is_last)
+        print(f"after it, {name}: {taken_s * 1e6:.1f} us per step, {taken_s / bare_s:.4%}")
+
+
+if __name__ == "__main__":
+    main()

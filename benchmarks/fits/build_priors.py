@@ -1,0 +1,335 @@
+"""Build ``calib/fit/priors.json``: rates of operators by device and public table.
+
+    python benchmarks/fits/build_priors.py DATA_DIR --out calib/fit/priors.json
+    python benchmarks/fits/build_priors.py DATA_DIR --out calib/fit/priors.json --check
+
+DATA_DIR holds the tables named in ``SOURCES`` as ``NAME.csv`` or ``NAME.csv.gz``; those that are
+absent are left out.  Dropped are flagged rows, rows that the gates refuse, groups most of whose
+rows they would refuse, and what has fewer than 30 rows left or does not follow its law.
+``--check`` builds the file anew and says where it differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from forerun.benchmarks.published.readers import read_published
+from forerun.calib.fit.batches import ShapeBatch, Timed
+from forerun.calib.fit.laws import Ceilings, columns, is_chain
+from forerun.calib.fit.operator_kinds import Columns, WorkKind
+from forerun.calib.fit.outliers import refuse
+from forerun.calib.fit.pools import robust_sigma
+from forerun.calib.fit.priors import device_prior
+from forerun.calib.fit.rate_priors import BARE_LOG, SourceRates, data_sheet, pool_name
+from forerun.calib.fit.rates import Rates, fit_rates
+from forerun.calib.validation.splits import operator_samples
+from forerun.calib.workload.operators import OperatorKind
+from forerun.launch.known.table_files import read_frame
+
+SCHEMA = 1
+FEWEST_ROWS = 30
+WORST_SIGMA_LOG = 0.6
+"""Left-out error from which a table does not follow the law of its operator."""
+TOLERANCE = 0.01
+"""Difference of two builds that libraries of other versions may make."""
+DECIMALS = 3
+NUM_FOLDS = 4
+INDEPENDENT = 16
+"""Shapes of one table err together: they tell a factor as well as at most so many would."""
+SIGMA_LOG = {WorkKind.LAUNCH: 1.0, WorkKind.FLOP: 0.5, WorkKind.BYTES: 0.9}
+"""Of a factor before any row was seen."""
+LEAST = {WorkKind.LAUNCH: -4.6, WorkKind.FLOP: 0.0, WorkKind.BYTES: -3.0}
+"""No launch under 10 ns, no product above the data sheet, no more than 20 times fewer bytes than
+counted (what is fused, and what a cache keeps)."""
+FIXED_SIGMA_LOG = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a table is from."""
+
+    repository: str
+    commit: str
+    licence: str
+    holds_collectives: bool = False
+    """Times of products of a tensor-parallel rank hold its all-reduce: only tp 1 is used."""
+
+
+_ETT = Source(
+    repository="DebarghaG/estimate-train-time",
+    commit="1ac4d5e441169983737f4f5c1c2c3b05b618307d",
+    licence="MIT",
+)
+_AIC = Source(
+    repository="ai-dynamo/aiconfigurator",
+    commit="095f58a51c4ca8e61b66ec108d86f223f8d559ce",
+    licence="Apache-2.0",
+)
+_NEUSIGHT = Source(
+    repository="sitar-lab/NeuSight",
+    commit="6945927d9afcca2b9daf021f8395e53edc5b4eef",
+    licence="MIT",
+)
+SOURCES = {
+    "ops_ett_fwd_bwd": _ETT,
+    "ops_ett_optimizer": _ETT,
+    "ops_aic_gemm_bf16": _AIC,
+    "ops_aic_gemm_fp8": _AIC,
+    "ops_aic_attention_prefill_bf16": _AIC,
+    "ops_aic_moe_bf16": _AIC,
+    "ops_vidur_mlp": Source(
+        repository="microsoft/vidur",
+        commit="7d47513363ec447a741ac5e47241580b47724fbf",
+        licence="MIT",
+    ),
+    "ops_neusight_gemm_fp32_nvidia": _NEUSIGHT,
+    "ops_neusight_vector_fp32": _NEUSIGHT,
+    "ops_neusight_training_traces": _NEUSIGHT,
+    "ops_aceso_fwd_bwd": Source(
+        repository="microsoft/SuperScaler, eth-easl/sailor",
+        commit="fa80ad02c1dc855ca85b591fb689a09598d2cb7e, cf2c8e3cc53ce178fe58a4003f46b4b6b848fc33",
+        licence="MIT",
+        holds_collectives=True,
+    ),
+    "ops_sailor_layer_profiles": Source(
+        repository="eth-easl/sailor",
+        commit="cf2c8e3cc53ce178fe58a4003f46b4b6b848fc33",
+        licence="MIT",
+        holds_collectives=True,
+    ),
+    "ops_simumax_gemm_attention": Source(
+        repository="MooreThreads/SimuMax",
+        commit="4dcaae513ba7679d56c116a17cd4a691ec41e252",
+        licence="Apache-2.0",
+    ),
+}
+_SPLIT_BY_RANKS = frozenset({OperatorKind.EMBEDDING, OperatorKind.LAYER})
+
+Vector = NDArray[np.float64]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Build the priors of operator rates.")
+    parser.add_argument("data_dir", type=Path, help="folder of the public tables")
+    parser.add_argument("--out", type=Path, required=True, help="file to write or to check")
+    parser.add_argument("--check", action="store_true", help="compare instead of writing")
+    arguments = parser.parse_args()
+    built = build(read_tables(arguments.data_dir))
+    if arguments.check:
+        found = differences(json.loads(arguments.out.read_text(encoding="utf-8")), built)
+        print("\n".join(found) or f"{arguments.out} is what {arguments.data_dir} gives")
+        return 1 if found else 0
+    arguments.out.write_text(as_text(built), encoding="utf-8")
+    size = arguments.out.stat().st_size
+    print(f"{arguments.out}: {len(built['entries'])} entries, {size} bytes")
+    return 0
+
+
+def read_tables(data_dir: Path) -> dict[str, pd.DataFrame]:
+    """Canonical operator tables by name."""
+    tables = {}
+    for name in sorted(SOURCES):
+        paths = [p for p in (data_dir / f"{name}.csv", data_dir / f"{name}.csv.gz") if p.exists()]
+        if not paths:
+            print(f"{name}: not in {data_dir}", file=sys.stderr)
+            continue
+        tables[name] = read_published(read_frame(paths[0]), name)
+    return tables
+
+
+def build(tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
+    """The file as a JSON value."""
+    entries = [
+        asdict(entry)
+        for name, table in tables.items()
+        for key, parts in groups_of(table, SOURCES[name]).items()
+        if (entry := source_rates(parts, *key, name)) is not None
+    ]
+    for entry in entries:
+        entry["costs"] = [cost.value for cost in entry["costs"]]
+    order = ("device", "pool", "element_nbytes", "table")
+    return {
+        "schema": SCHEMA,
+        "sources": {
+            name: {"repository": s.repository, "commit": s.commit, "licence": s.licence}
+            for name in tables
+            for s in (SOURCES[name],)
+        },
+        "entries": sorted(entries, key=lambda e: [e[name] for name in order]),
+    }
+
+
+def as_text(built: Mapping[str, Any]) -> str:
+    """JSON with one line an entry."""
+    head = json.dumps({k: v for k, v in built.items() if k != "entries"}, indent=1, sort_keys=True)
+    rows = [json.dumps(e, sort_keys=True, separators=(",", ":")) for e in built["entries"]]
+    return head.removesuffix("\n}") + ',\n "entries": [\n' + ",\n".join(rows) + "\n ]\n}\n"
+
+
+def groups_of(table: pd.DataFrame, source: Source) -> dict[tuple[str, str, int], list[Timed]]:
+    """Usable rows by device, pool and element size; one part for each group of the table."""
+    usable = table[table["flag"] == ""]
+    if source.holds_collectives:
+        kinds = usable["kind"].map(OperatorKind)
+        is_split = kinds.map(lambda k: k.is_linear or k in _SPLIT_BY_RANKS).astype(bool)
+        usable = usable[~(is_split & (usable["tp"].fillna(1) > 1))]
+    found: defaultdict[tuple[str, str, int], list[Timed]] = defaultdict(list)
+    for (device, nbytes), rows in usable.groupby(["device", "element_nbytes"], sort=True):
+        prior = device_prior(str(device))
+        if not prior.num_units:
+            continue
+        size = int(str(nbytes))
+        groups = {c.name: c.timed for s in operator_samples(rows) for c in s.cells}
+        passed, refusals = refuse(groups, prior.peaks_for)
+        doubtful = {refusal.name for refusal in refusals if refusal.is_doubtful}
+        for name in sorted(set(passed) - doubtful):
+            batch = passed[name].batch
+            found[prior.name, pool_name(batch.kind, batch.phase), size].append(passed[name])
+    return dict(found)
+
+
+def source_rates(
+    parts: Sequence[Timed], device: str, pool: str, element_nbytes: int, table: str
+) -> SourceRates | None:
+    """Rates of one operator, each part with equal weight; None where they are too few or wild."""
+    timed = _together(parts)
+    if len(timed) < FEWEST_ROWS:
+        return None
+    prior = device_prior(device)
+    done = columns(timed.batch, prior.num_units)
+    ceilings, chain = data_sheet(prior, element_nbytes), is_chain(timed.batch.kind)
+    log_time = np.log(timed.time_s)
+    left_out = np.empty(len(timed))
+    widths = _widths(timed.batch)
+    for fold in range(NUM_FOLDS):
+        rest, rows = widths % NUM_FOLDS != fold, widths % NUM_FOLDS == fold
+        if rows.any():
+            kept = rest if rest.any() else rows
+            rates = _fit(_take(done, kept), log_time[kept], timed.weight[kept], ceilings, chain)
+            left_out[rows] = log_time[rows] - rates.log_time(_take(done, rows))
+    sigma = robust_sigma(left_out - np.median(left_out))
+    if sigma > WORST_SIGMA_LOG:
+        return None
+    rates = _fit(done, log_time, timed.weight, ceilings, chain)
+    factors = rates.log_unit_s - _units(done.costs, ceilings)
+    doubt = _doubt(rates.shares(done), timed.weight, done.costs, sigma, int(widths.max()) + 1)
+    return SourceRates(
+        device=device,
+        pool=pool,
+        element_nbytes=element_nbytes,
+        table=table,
+        costs=done.costs,
+        log_factor=tuple(np.round(factors, DECIMALS).tolist()),
+        sigma_log=tuple(np.round(doubt, DECIMALS).tolist()),
+        log_power=round(rates.log_power, DECIMALS),
+        lead_frac=round(rates.lead_frac, DECIMALS),
+        shape_sigma_log=round(sigma, DECIMALS),
+        median_residual=round(float(np.median(log_time - rates.log_time(done))), DECIMALS),
+        num_rows=len(timed),
+    )
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Where two files differ by more than rounding, a line each."""
+    sides = [dict(_leaves(side)) for side in (old, new)]
+    return [
+        f"{name}: {sides[0].get(name)} in the file, {sides[1].get(name)} built"
+        for name in sorted(set(sides[0]) | set(sides[1]))
+        if not _same(sides[0].get(name), sides[1].get(name))
+    ]
+
+
+def _same(one: object, other: object) -> bool:
+    if isinstance(one, float | int) and isinstance(other, float | int):
+        return abs(one - other) <= TOLERANCE
+    return one == other
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _leaves(part, f"{path}/{name}")
+    elif isinstance(value, list | tuple):
+        for i, part in enumerate(value):
+            is_entry = isinstance(part, dict)
+            keys = ("device", "pool", "element_nbytes", "table")
+            name = " ".join(str(part[k]) for k in keys) if is_entry else str(i)
+            yield from _leaves(part, f"{path}/{name}")
+    else:
+        yield path, value
+
+
+def _together(parts: Sequence[Timed]) -> Timed:
+    """All rows; the weights of each part sum to the same, their mean is 1."""
+    numbers = [len(part) for part in parts]
+    mean = sum(numbers) / len(parts)
+    first = parts[0].batch
+    return Timed(
+        batch=ShapeBatch(
+            kind=first.kind,
+            phase=first.phase,
+            sizes=np.concatenate([p.batch.sizes for p in parts]),
+            element_nbytes=np.concatenate([p.batch.element_nbytes for p in parts]),
+        ),
+        time_s=np.concatenate([p.time_s for p in parts]),
+        weight=np.concatenate([np.full(n, mean / n) for n in numbers]),
+    )
+
+
+def _widths(batch: ShapeBatch) -> NDArray[np.int64]:
+    """Number of each row's shape but for its leading size, which a model's width is not."""
+    sizes = batch.sizes[:, 1:] if batch.sizes.shape[1] > 1 else batch.sizes
+    return np.unique(sizes, axis=0, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def _take(done: Columns, rows: NDArray[np.bool_]) -> Columns:
+    return Columns(costs=done.costs, amounts=done.amounts[rows])
+
+
+def _units(costs: Sequence[WorkKind], ceilings: Ceilings) -> Vector:
+    return np.log([ceilings.unit_s(cost) for cost in costs])
+
+
+def _fit(done: Columns, log_time: Vector, weight: Vector, ceilings: Ceilings, chain: bool) -> Rates:
+    """Rates within physical bounds: a factor beyond one is fixed there and the rest fitted anew."""
+    units = _units(done.costs, ceilings)
+    start = np.array([BARE_LOG[cost] for cost in done.costs])
+    sigma = np.array([SIGMA_LOG[cost] for cost in done.costs])
+    least = np.array([LEAST[cost] for cost in done.costs])
+    while True:
+        rates = fit_rates(done, log_time, weight, start=units + start, sigma=sigma, is_chain=chain)
+        factors = rates.log_unit_s - units
+        below = (factors < least) & (sigma > FIXED_SIGMA_LOG)
+        if not below.any():
+            break
+        start, sigma = np.where(below, least, start), np.where(below, FIXED_SIGMA_LOG, sigma)
+    return Rates(
+        log_unit_s=units + np.maximum(factors, least),
+        log_power=rates.log_power,
+        lead_frac=rates.lead_frac,
+    )
+
+
+def _doubt(
+    shares: Vector, weight: Vector, costs: Sequence[WorkKind], sigma: float, num_widths: int
+) -> Vector:
+    """Standard deviation of each factor: a column that little time is due to is hardly known."""
+    told = (shares * weight[:, None]).T @ shares / weight.sum()
+    number = min(num_widths, INDEPENDENT)
+    before = np.diag([SIGMA_LOG[cost] ** -2 for cost in costs])
+    return np.sqrt(np.diag(np.linalg.inv(before + number * told / sigma**2)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""Whether 90 % intervals of sums hold: the operators of one layer, from a few samples of each.
+
+    python benchmarks/fits/layer_sums.py ops_ett_fwd_bwd.csv.gz [--seeds 5]
+
+For every shape (micro-batch, sequence, hidden size; one rank) that all of the operators were
+measured at and none was trained on, the sum of their estimates is held against the sum of their
+measured times.  Three rules of adding errors are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from forerun.benchmarks.markdown_text import markdown_head, markdown_row
+from forerun.benchmarks.published.readers import read_published
+from forerun.calib.fit.batches import Timed
+from forerun.calib.fit.estimates import Estimates, Source, total
+from forerun.calib.fit.laws import family
+from forerun.calib.fit.machine import fit_machine
+from forerun.calib.importers.own_format import table_kind
+from forerun.calib.regressors.intervals import Z_90
+from forerun.calib.validation.splits import OperatorSamples, operator_samples
+from forerun.launch.known.table_files import read_frame
+
+LAYER = ("linear1", "linear2", "linear3", "linear4", "gelu", "layernorm", "res_add")
+HEADER = ("samples of each", "rule", "n", "MAPE", "coverage of 90 %", "half-width")
+Key = tuple[float, ...]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--seeds", type=int, default=5)
+    arguments = parser.parse_args()
+    table = read_published(read_frame(arguments.file), arguments.file.name)
+    if table_kind(table) != "operators":
+        raise SystemExit(f"{arguments.file} holds no operators")
+    chosen = [s for s in operator_samples(table) if s.group in LAYER]
+    print(markdown_head(HEADER))
+    for number in (8, 24):
+        rules: dict[str, list[tuple[float, bool, float]]] = {}
+        for seed in range(arguments.seeds):
+            for rule, rows in score(chosen, number, seed).items():
+                rules.setdefault(rule, []).extend(rows)
+        for rule, rows in rules.items():
+            error, held, width = np.array(rows, dtype=np.float64).T
+            means = (f"{values.mean():.1%}" for values in (error, held, width))
+            print(markdown_row([number, rule, len(rows), *means]))
+
+
+def score(
+    samples: list[OperatorSamples], number: int, seed: int
+) -> dict[str, list[tuple[float, bool, float]]]:
+    """Absolute error, whether the interval held, and its half-width, by rule of adding."""
+    rng = np.random.default_rng(seed)
+    groups: dict[str, Timed] = {}
+    trained: set[Key] = set()
+    for one in samples:
+        rows = rng.permutation(len(one))[:number]
+        for cell in one.cells:
+            mask = np.isin(cell.sample, rows)
+            groups[cell.name] = cell.timed.take(mask)
+            trained |= {key for key in keys(cell.timed.take(mask))}
+    model = fit_machine(groups, device=samples[0].device)
+    cells = [cell for one in samples for cell in one.cells]
+    tables = {cell.name: medians(cell.timed) for cell in cells}
+    common = sorted(set.intersection(*[set(t) for t in tables.values()]) - trained)
+    found: dict[str, list[tuple[float, bool, float]]] = {}
+    kinds = {cell.name: family(cell.timed.batch.kind) for cell in cells}
+    rules: Mapping[str, list[object]] = {
+        "independent": list(tables),
+        "by family": [kinds[n] for n in tables],
+        "all together": ["" for _ in tables],
+    }
+    estimates = {
+        cell.name: model.predict(cell.name, representatives(cell.timed, common)) for cell in cells
+    }
+    for i, key in enumerate(common):
+        times = np.array([np.exp(estimates[n].log_time[i]) for n in tables])
+        sigma = np.array([(estimates[n].high - estimates[n].log_time)[i] / Z_90 for n in tables])
+        row = Estimates(time_s=times, sigma_log=sigma, sources=(Source.FITTED,) * len(times))
+        measured = sum(tables[n][key] for n in tables)
+        for rule, names in rules.items():
+            sum_ = total(row, [str(n) for n in names])
+            found.setdefault(rule, []).append(
+                (
+                    abs(sum_.time_s / measured - 1),
+                    sum_.low_s <= measured <= sum_.high_s,
+                    (sum_.high_s - sum_.low_s) / 2 / sum_.time_s,
+                )
+            )
+    return found
+
+
+def keys(timed: Timed) -> list[Key]:
+    """Tokens and hidden size of every row, which all operators of a layer share at one rank."""
+    sizes = timed.batch.sizes
+    if timed.batch.kind.value == "linear_fc2":
+        return [tuple(row) for row in np.column_stack([sizes[:, 0], sizes[:, 2]]).tolist()]
+    if timed.batch.kind.value == "activation":
+        return [tuple(row) for row in np.column_stack([sizes[:, 0], sizes[:, 1] / 4]).tolist()]
+    return [tuple(row) for row in sizes[:, :2].tolist()]
+
+
+def one_rank(timed: Timed) -> np.ndarray:
+    """Rows of the layer as one rank runs it: nothing is split."""
+    sizes, kind = timed.batch.sizes, timed.batch.kind.value
+    ratio = {"linear_qkv": 3.0, "linear_fc1": 4.0}.get(kind)
+    if ratio is not None:
+        return sizes[:, 2] == ratio * sizes[:, 1]
+    if kind == "linear_fc2":
+        return sizes[:, 1] == 4.0 * sizes[:, 2]
+    return np.ones(len(sizes), dtype=bool)
+
+
+def medians(timed: Timed) -> dict[Key, float]:
+    """Median time of each shape."""
+    whole = timed.take(one_rank(timed))
+    found: dict[Key, list[float]] = {}
+    for key, time_s in zip(keys(whole), whole.time_s.tolist(), strict=True):
+        found.setdefault(key, []).append(time_s)
+    return {key: float(np.median(times)) for key, times in found.items()}
+
+
+def representatives(timed: Timed, chosen: list[Key]):
+    """One row of each chosen shape."""
+    whole = timed.take(one_rank(timed))
+    place = {key: i for i, key in enumerate(keys(whole))}
+    return whole.batch.take(np.array([place[key] for key in chosen]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Readers of published tables of collectives, one for each family of tables.
+
+Payloads are counted as nccl-tests does: the gathered buffer for all-gather, the reduced input for
+reduce-scatter, the tensor for all-reduce, what one rank sends in all for all-to-all, the message
+for send.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from forerun.benchmarks.published.columns import joined, numbers, texts
+from forerun.benchmarks.published.rows import add_flag, collective_rows, family
+from forerun.calib.importers.element_types import MICROSECOND_S
+from forerun.calib.workload.collectives import Collective
+
+_COLLECTIVES = {
+    "allreduce": Collective.ALL_REDUCE,
+    "allgather": Collective.ALL_GATHER,
+    "reducescatter": Collective.REDUCE_SCATTER,
+    "alltoall": Collective.ALL_TO_ALL,
+    "broadcast": Collective.BROADCAST,
+    "sendrecv": Collective.SEND,
+    "p2p": Collective.SEND,
+}
+"""Without underscores."""
+_GATHERS = (Collective.ALL_GATHER.value, Collective.REDUCE_SCATTER.value)
+_GIGABYTE = 1e9
+_TRUNCATED_BELOW_MIB = 16
+"""Below this a size cut to whole MiB is off by more than 6 %."""
+_FAILED_S = 100.0
+"""Failed measurements were published as absurd times (1e9 in their unit)."""
+_FP8_DISPATCH_NBYTES = 1 + 4 / 128
+"""One byte an element, and a four-byte scale for each 128 of them."""
+_BF16_NBYTES = 2
+
+
+def read_ett(frame: pd.DataFrame) -> pd.DataFrame:
+    """Sweeps of a cluster by estimate-train-time; sizes there are what one rank contributes."""
+    ranks = numbers(frame, "ranks").where(_collectives(frame).isin(_GATHERS), 1)
+    return _rows(
+        frame,
+        fabric=texts(frame, "cluster"),
+        nbytes=numbers(frame, "bytes_per_rank") * ranks,
+    )
+
+
+def read_nccl_tests(frame: pd.DataFrame) -> pd.DataFrame:
+    """Logs of nccl-tests, their out-of-place time.
+
+    A cluster in another environment (plug-in, NCCL version) is another fabric: the fall-backs to
+    TCP among them are slower by factors.
+    """
+    number = texts(frame, "nccl_version").str.removesuffix(".0")
+    named = frame.assign(_version=number.where(number == "", "NCCL " + number))
+    return _rows(
+        frame,
+        device="device",
+        fabric=joined(named, "cluster", "env_setup", "_version"),
+        nbytes=numbers(frame, "bytes_nccltests_size"),
+        times_us=("time_us_oop", "time_us_ip"),
+    )
+
+
+def read_aiconfigurator(frame: pd.DataFrame) -> pd.DataFrame:
+    """Tables of aiconfigurator inside a node; each library version is a fabric of its own."""
+    return _rows(
+        frame,
+        device="system",
+        fabric=joined(frame, "system", "library", "folder_version"),
+        nbytes=numbers(frame, "bytes_nccltests_size"),
+    )
+
+
+def read_vidur(frame: pd.DataFrame) -> pd.DataFrame:
+    """Profiles of vidur, their median time; a topology is a fabric."""
+    fabric, nbytes = texts(frame, "topology"), numbers(frame, "bytes")
+    return _rows(frame, fabric=fabric, nbytes=nbytes, times_us=("time_us_median",))
+
+
+def read_vtrain(frame: pd.DataFrame) -> pd.DataFrame:
+    """All-reduce tables of vTrain inside a node, their out-of-place time."""
+    fabric, nbytes = texts(frame, "gpu") + " node", numbers(frame, "bytes")
+    return _rows(frame, fabric=fabric, nbytes=nbytes, times_us=("time_us_oop", "time_us_ip"))
+
+
+def read_aceso(frame: pd.DataFrame) -> pd.DataFrame:
+    """Profiles of Aceso and of those who used its profiler (each repository is a fabric).
+
+    Sizes were cut to whole MiB, so that small ones are flagged; point-to-point rows are exact, but
+    published as a bandwidth.
+    """
+    nbytes = numbers(frame, "total_bytes_approx")
+    by_rate = nbytes / (numbers(frame, "bandwidth_gb_s") * _GIGABYTE)
+    out = _rows(frame, fabric=joined(frame, "gpu", "repo"), nbytes=nbytes, otherwise_s=by_rate)
+    is_cut = numbers(frame, "size_mib_truncated") < _TRUNCATED_BELOW_MIB
+    is_cut &= out["collective"] != Collective.SEND.value
+    add_flag(out, is_cut, f"size truncated to MiB, below {_TRUNCATED_BELOW_MIB}")
+    add_flag(out, out["time_s"] >= _FAILED_S, "failed")
+    return out
+
+
+def read_deepep(frame: pd.DataFrame) -> pd.DataFrame:
+    """Dispatch and combine of experts by DeepEP, as two all-to-alls; each row gives both.
+
+    A rank sends fp8 with scales on dispatch and bf16 on combine.  In low-latency mode every one of
+    the top-k selections of a token travels; otherwise a token travels once to each rank that holds
+    one of them, ``ranks (1 - (1 - 1/ranks)^topk)`` in the mean of even routing.  The time is that
+    of transfer and notification together.  Direction, mode and number of multiprocessors are part
+    of the fabric.
+    """
+    ranks, topk = numbers(frame, "ranks"), numbers(frame, "num_topk")
+    is_low_latency = texts(frame, "mode") == "low_latency"
+    copies = topk.where(is_low_latency, ranks * (1 - (1 - 1 / ranks) ** topk))
+    elements = numbers(frame, "tokens_per_rank") * numbers(frame, "hidden_size") * copies
+    parts = []
+    for way, nbytes in (("dispatch", _FP8_DISPATCH_NBYTES), ("combine", _BF16_NBYTES)):
+        split = numbers(frame, f"{way}_transmit_us") + numbers(frame, f"{way}_notify_us").fillna(0)
+        sms = numbers(frame, f"{way}_sms").map("{:.0f} SMs".format, na_action="ignore")
+        named = frame.assign(_way=f"DeepEP {way}", _sms=sms)
+        part = collective_rows(
+            frame,
+            device="device",
+            fabric=joined(named, "system", "_way", "mode", "_sms", "sglang_version"),
+            collective=pd.Series(Collective.ALL_TO_ALL.value, index=frame.index),
+            nbytes=elements * nbytes,
+            time_s=numbers(frame, f"{way}_avg_t_us").fillna(split) * MICROSECOND_S,
+        )
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True)
+
+
+FAMILIES = (
+    family("estimate-train-time collectives", "op ranks bytes_per_rank time_us cluster", read_ett),
+    family("nccl-tests", "op ranks bytes_nccltests_size time_us_oop cluster", read_nccl_tests),
+    family(
+        "aiconfigurator collectives",
+        "op ranks bytes_nccltests_size time_us system",
+        read_aiconfigurator,
+    ),
+    family("DeepEP", "ranks tokens_per_rank hidden_size num_topk mode", read_deepep),
+    family("vidur collectives", "op ranks bytes time_us_median topology", read_vidur),
+    family("vTrain all-reduce", "op ranks bytes time_us_oop gpu", read_vtrain),
+    family(
+        "Aceso collectives", "op ranks size_mib_truncated total_bytes_approx time_us", read_aceso
+    ),
+)
+
+
+def _rows(
+    frame: pd.DataFrame,
+    *,
+    device: str = "gpu",
+    fabric: pd.Series,
+    nbytes: pd.Series,
+    times_us: tuple[str, ...] = ("time_us",),
+    otherwise_s: float | pd.Series = float("nan"),
+) -> pd.DataFrame:
+    return collective_rows(
+        frame,
+        device=device,
+        fabric=fabric,
+        collective=_collectives(frame),
+        nbytes=nbytes,
+        time_s=(numbers(frame, *times_us) * MICROSECOND_S).fillna(otherwise_s),
+    )
+
+
+def _collectives(frame: pd.DataFrame) -> pd.Series:
+    """Canonical names; an operation that is none of them is ``other``, which nobody fits."""
+    values = {name: collective.value for name, collective in _COLLECTIVES.items()}
+    names = texts(frame, "op").str.lower().str.replace("_", "")
+    return names.map(values).fillna(Collective.OTHER.value)

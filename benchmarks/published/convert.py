@@ -1,0 +1,123 @@
+"""Tables that others published, in the format that ``forerun validate`` and ``import`` read.
+
+    python benchmarks/published/convert.py TABLE... --out DIR [--cluster NAME] [--packed]
+
+The columns tell what a TABLE is (CSV, gzipped CSV or Parquet; a folder stands for all in it).  Each
+becomes ``DIR/<name>.csv``, flagged rows included; the raw tables of estimate-train-time, which name
+GPU and operator in the file's name, become ``DIR/paper-operators.csv`` and
+``DIR/paper-collectives.csv``, of ``--cluster`` where their folder does not tell it.  ``--packed``
+writes step times as they lie in ``recipes/published``: ``steps_<name>.csv.gz`` without a time
+stamp, so that the same rows give the same file.  Exit codes are those of ``forerun``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from forerun.benchmarks.published.paper import is_raw, is_summary, paper_table
+from forerun.benchmarks.published.readers import is_of_steps, read_published, read_steps
+from forerun.calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
+from forerun.calib.importers.own_format import table_kind
+from forerun.calib.importers.own_steps import own_frame
+from forerun.calib.records.files import replace_file
+from forerun.launch.commands.exit_codes import ExitCode
+from forerun.launch.known.table_files import ENDINGS, read_frame
+
+UNKNOWN_CLUSTER = "unknown"
+_UNEXPECTED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
+
+def main() -> int:
+    """Convert every table, or say in one line why not."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("tables", type=Path, nargs="+", metavar="TABLE", help="table or folder")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--cluster", metavar="NAME", help="of raw tables: what to call it")
+    parser.add_argument("--packed", action="store_true", help="step times as in recipes/published")
+    try:
+        return _converted(parser.parse_args())
+    except (RecordError, CalibrationError) as err:
+        print(f"convert.py: {err}", file=sys.stderr)
+        return ExitCode.NO_DATA
+    except (ForerunError, OSError) as err:
+        print(f"convert.py: {err}", file=sys.stderr)
+        return ExitCode.USAGE
+
+
+def _converted(arguments: argparse.Namespace) -> int:
+    raw: dict[str, list[pd.DataFrame]] = {"operators": [], "collectives": []}
+    written: dict[Path, int] = {}
+    for path in _files(arguments.tables):
+        stem, frame = path.name.split(".")[0], read_frame(path)
+        if is_summary(frame):
+            print(f"convert.py: {path} lists trained models, no measurements", file=sys.stderr)
+        elif is_raw(frame):
+            found = _checked(path, paper_table, frame, stem, cluster=_cluster(path, arguments))
+            raw[table_kind(found)].append(found)
+        elif is_of_steps(frame):
+            table = _checked(path, read_steps, frame, path.name)
+            for row in table.skipped:
+                print(f"convert.py: {path.name} {row.row_id}: {row.reason}", file=sys.stderr)
+            if not table.rows:
+                raise RecordError(f"{path} has no row that is a layout; give one with its sizes")
+            name = (
+                f"steps_{stem.removeprefix('e2e_')}.csv.gz" if arguments.packed else f"{stem}.csv"
+            )
+            _write(own_frame(list(table.rows)), arguments.out / name, written)
+        else:
+            found = _checked(path, read_published, frame, path.name)
+            _write(found, arguments.out / f"{stem}.csv", written)
+    for what, parts in raw.items():
+        if filled := [part for part in parts if len(part)]:
+            joined = pd.concat(filled, ignore_index=True)
+            _write(joined, arguments.out / f"paper-{what}.csv", written)
+    if not written:
+        raise RecordError(f"nothing to convert in {', '.join(map(str, arguments.tables))}")
+    for path, num_rows in written.items():
+        print(f"{path}: {num_rows} rows")
+    return ExitCode.ANSWER
+
+
+def _files(tables: list[Path]) -> Iterator[Path]:
+    for path in tables:
+        if path.is_dir():
+            yield from sorted(file for file in path.rglob("*") if file.name.endswith(ENDINGS))
+        else:
+            yield path
+
+
+def _cluster(path: Path, arguments: argparse.Namespace) -> str:
+    """That of .../regressors/<cluster>/operator/<file> or .../<cluster>/nccl/<file>."""
+    parts = path.resolve().parts
+    told = parts[-3] if parts[-2] in ("operator", "nccl") else UNKNOWN_CLUSTER
+    return arguments.cluster or told
+
+
+def _checked(path: Path, read, *arguments, **more):
+    """What a reader makes of a table; a value that it did not expect is one line as well."""
+    try:
+        return read(*arguments, **more)
+    except ForerunError:
+        raise
+    except _UNEXPECTED as err:
+        why = f"{type(err).__name__}: {str(err)[:100]}"
+        raise RecordError(f"{path} is no table that can be read ({why})") from err
+
+
+def _write(frame: pd.DataFrame, path: Path, written: dict[Path, int]) -> None:
+    if path in written:
+        raise ConfigError(f"{path} would be written twice; convert tables of one name apart")
+    text = frame.to_csv(index=False)
+    data = gzip.compress(text.encode(), mtime=0) if path.suffix == ".gz" else text
+    replace_file(path, data)
+    written[path] = len(frame)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""Shapes of public models by name, for tables that name a model and give no sizes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from forerun.calib.errors import ConfigError
+from forerun.calib.workload.config import (
+    Experts,
+    LatentAttention,
+    ModelShape,
+    Normalization,
+    PositionEmbedding,
+)
+from forerun.calib.workload.model_shape import Dispatcher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublicModel:
+    """The shape of a model at its published depth, and where that is published."""
+
+    shape: ModelShape
+    source: str
+
+
+def public_shape(
+    name: str, *, seq_length: int, num_layers: int = 0, num_dense_layers: int | None = None
+) -> ModelShape:
+    """The shape behind a name as tables write it, ``ConfigError`` where it is not known.
+
+    ``num_layers`` cuts (0 keeps) the depth.  The first layers of a model with experts stay dense as
+    published, or as many as ``num_dense_layers`` says.
+
+    >>> public_shape("LLAMA3.1_405B", seq_length=8192).num_layers
+    126
+    >>> public_shape("DeepSeekV3 (w/o MTP)", seq_length=4096).experts.num_experts
+    256
+    """
+    key = model_key(name)
+    depth = num_layers or _models()[key].shape.num_layers
+    dense = _DENSE_LAYERS.get(key, 0) if num_dense_layers is None else num_dense_layers
+    return _cut(key, depth, seq_length, dense)
+
+
+def model_key(name: str) -> str:
+    """Our name of a model; ``ConfigError`` where the name is of none that we know.
+
+    >>> model_key("Qwen3_235B_a22B (tokendrop)"), model_key("Llama 3.1 70b")
+    ('qwen3-235b-a22b', 'llama3-70b')
+    """
+    low = re.sub(r"[^a-z0-9]", "", name.lower())
+    for pattern, reason in _NOT_MODELLED.items():
+        if re.search(pattern, low):
+            raise ConfigError(f"model {name!r} has {reason}; give a transformer")
+    for pattern, key in _PATTERNS.items():
+        if re.search(pattern, low):
+            return key
+    raise ConfigError(f"model {name!r} is not known; known are {', '.join(_models())}")
+
+
+def source_of(name: str) -> str:
+    """Where the shape of a model is published."""
+    return _models()[model_key(name)].source
+
+
+_NOT_MODELLED = {
+    "nemotron3nano|nemotronh|nemotron5": "Mamba layers, which are not modelled",
+    "qwen3next": "linear attention, which is not modelled",
+    "stablediffusion|flux|dit|paligemma|llava|qwen.*vl": "parts other than text, not modelled",
+}
+_PATTERNS = {
+    "deepseekv?3": "deepseek-v3",
+    "deepseekv?2lite": "deepseek-v2-lite",
+    "deepseekv?2": "deepseek-v2",
+    "kimik2|kimi1t": "kimi-k2",
+    "qwen3.*235b": "qwen3-235b-a22b",
+    "qwen3.*30b": "qwen3-30b-a3b",
+    "gptoss120b": "gpt-oss-120b",
+    "gptoss20b": "gpt-oss-20b",
+    "mixtral8x22b": "mixtral-8x22b",
+    "mixtral8x7b|mixtral": "mixtral-8x7b",
+    "grok1": "grok-1",
+    "llama3.*405b": "llama3-405b",
+    "llama3.*70b": "llama3-70b",
+    "llama3.*8b": "llama3-8b",
+    "llama2.*70b": "llama2-70b",
+    "llama2.*13b": "llama2-13b",
+    "llama2.*7b": "llama2-7b",
+    "nemotron.*340b": "nemotron4-340b",
+    "nemotron.*15b": "nemotron4-15b",
+    "internlm7b": "internlm-7b",
+    "gpt3$|gpt3.*175b|gpt175b": "gpt3-175b",
+}
+_LLAMA3 = "Llama team 2024, arXiv:2407.21783, Table 3"
+_LLAMA2 = "Touvron et al. 2023, arXiv:2307.09288, and the released configuration"
+_DENSE_LAYERS = {"deepseek-v2": 1, "deepseek-v2-lite": 1, "deepseek-v3": 3, "kimi-k2": 1}
+_MLA = LatentAttention(q_lora_rank=1536, kv_lora_rank=512)
+
+
+@lru_cache(maxsize=1024)
+def _cut(key: str, num_layers: int, seq_length: int, num_dense: int) -> ModelShape:
+    shape = _models()[key].shape
+    experts = shape.experts
+    if experts is not None and num_dense:
+        pattern = tuple(layer >= num_dense for layer in range(num_layers))
+        experts = replace(experts, layer_pattern=pattern)
+    return replace(shape, num_layers=num_layers, seq_length=seq_length, experts=experts)
+
+
+@lru_cache(maxsize=1)
+def _models() -> Mapping[str, PublicModel]:
+    return {
+        "llama3-8b": _llama(32, 4096, 14336, 32, 8, 128256, _LLAMA3),
+        "llama3-70b": _llama(80, 8192, 28672, 64, 8, 128256, _LLAMA3),
+        "llama3-405b": _llama(126, 16384, 53248, 128, 8, 128256, _LLAMA3),
+        "llama2-7b": _llama(32, 4096, 11008, 32, 32, 32000, _LLAMA2),
+        "llama2-13b": _llama(40, 5120, 13824, 40, 40, 32000, _LLAMA2),
+        "llama2-70b": _llama(80, 8192, 28672, 64, 8, 32000, _LLAMA2),
+        "internlm-7b": _llama(32, 4096, 11008, 32, 32, 103168, "released configuration, 2023"),
+        "gpt3-175b": _gpt(96, 12288, 96, "Brown et al. 2020, arXiv:2005.14165, Table 2.1"),
+        "nemotron4-15b": _nemotron(32, 6144, 48, "Parmar et al. 2024, arXiv:2402.16819, Table 1"),
+        "nemotron4-340b": _nemotron(96, 18432, 96, "NVIDIA 2024, arXiv:2406.11704, Table 1"),
+        "mixtral-8x7b": _mixtral(
+            32, 4096, 14336, 32, 32000, "Jiang et al. 2024, arXiv:2401.04088, Table 1"
+        ),
+        "mixtral-8x22b": _mixtral(56, 6144, 16384, 48, 32768, "released configuration, 2024"),
+        "grok-1": _mixtral(64, 6144, 32768, 48, 131072, "released configuration, 2024"),
+        "qwen3-30b-a3b": _qwen3(48, 2048, 768, 32),
+        "qwen3-235b-a22b": _qwen3(94, 4096, 1536, 64),
+        "gpt-oss-120b": _gpt_oss(36, 128),
+        "gpt-oss-20b": _gpt_oss(24, 32),
+        "deepseek-v2": _deepseek(
+            60, 5120, 12288, 128, 102400, _MLA, (160, 6, 1536, 3072), "arXiv:2405.04434, 3.1.2"
+        ),
+        "deepseek-v2-lite": _deepseek(
+            *(27, 2048, 10944, 16, 102400, replace(_MLA, q_lora_rank=0), (64, 6, 1408, 2816)),
+            "arXiv:2405.04434, appendix B",
+        ),
+        "deepseek-v3": _deepseek(
+            61, 7168, 18432, 128, 129280, _MLA, (256, 8, 2048, 2048), "arXiv:2412.19437, 4.2"
+        ),
+        "kimi-k2": _deepseek(
+            61, 7168, 18432, 64, 163840, _MLA, (384, 8, 2048, 2048), "arXiv:2507.20534, Table 2"
+        ),
+    }
+
+
+def _shape(layers: int, hidden: int, ffn: int, heads: int, groups: int, vocab: int) -> ModelShape:
+    """A decoder without biases: rotary positions, RMSNorm, gated, an output of its own."""
+    return ModelShape(
+        num_layers=layers,
+        hidden_size=hidden,
+        ffn_hidden_size=ffn,
+        num_attention_heads=heads,
+        num_query_groups=groups,
+        kv_channels=hidden // heads,
+        seq_length=1,
+        vocab_size=vocab,
+        is_gated=True,
+        has_bias=False,
+        is_tied=False,
+        normalization=Normalization.RMS_NORM,
+        position_embedding=PositionEmbedding.ROPE,
+    )
+
+
+def _llama(
+    layers: int, hidden: int, ffn: int, heads: int, groups: int, vocab: int, source: str
+) -> PublicModel:
+    return PublicModel(shape=_shape(layers, hidden, ffn, heads, groups, vocab), source=source)
+
+
+def _gpt(layers: int, hidden: int, heads: int, source: str) -> PublicModel:
+    shape = replace(
+        _shape(layers, hidden, 4 * hidden, heads, heads, 51200),
+        is_gated=False,
+        has_bias=True,
+        is_tied=True,
+        normalization=Normalization.LAYER_NORM,
+        position_embedding=PositionEmbedding.LEARNED,
+    )
+    return PublicModel(shape=shape, source=source)
+
+
+def _nemotron(layers: int, hidden: int, heads: int, source: str) -> PublicModel:
+    shape = replace(
+        _shape(layers, hidden, 4 * hidden, heads, 8, 256000),
+        is_gated=False,
+        normalization=Normalization.LAYER_NORM,
+    )
+    return PublicModel(shape=shape, source=source)
+
+
+def _with_experts(shape: ModelShape, num: int, top_k: int, ffn: int, shared: int = 0) -> ModelShape:
+    experts = Experts(
+        num_experts=num,
+        top_k=top_k,
+        ffn_hidden_size=ffn,
+        shared_ffn_hidden_size=shared,
+        dispatcher=Dispatcher.ALL_TO_ALL,
+        is_grouped=True,
+    )
+    return replace(shape, experts=experts)
+
+
+def _mixtral(
+    layers: int, hidden: int, ffn: int, heads: int, vocab: int, source: str
+) -> PublicModel:
+    shape = _shape(layers, hidden, ffn, heads, 8, vocab)
+    return PublicModel(shape=_with_experts(shape, 8, 2, ffn), source=source)
+
+
+def _qwen3(layers: int, hidden: int, ffn: int, heads: int) -> PublicModel:
+    shape = replace(
+        _shape(layers, hidden, ffn, heads, 4, 151936), kv_channels=128, has_qk_norm=True
+    )
+    source = "Qwen team 2025, arXiv:2505.09388, Table 2, and the released configuration"
+    return PublicModel(shape=_with_experts(shape, 128, 8, ffn), source=source)
+
+
+def _gpt_oss(layers: int, num_experts: int) -> PublicModel:
+    shape = replace(_shape(layers, 2880, 2880, 64, 8, 201088), kv_channels=64, has_bias=True)
+    source = "OpenAI 2025, arXiv:2508.10925, Table 1, and the released configuration"
+    return PublicModel(shape=_with_experts(shape, num_experts, 4, 2880), source=source)
+
+
+def _deepseek(
+    layers: int,
+    hidden: int,
+    ffn: int,
+    heads: int,
+    vocab: int,
+    attention: LatentAttention,
+    experts: tuple[int, int, int, int],
+    source: str,
+) -> PublicModel:
+    shape = replace(
+        _shape(layers, hidden, ffn, heads, heads, vocab),
+        kv_channels=attention.v_head_dim,
+        latent_attention=attention,
+        has_qk_norm=True,
+    )
+    return PublicModel(shape=_with_experts(shape, *experts), source=source)

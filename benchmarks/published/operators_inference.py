@@ -1,0 +1,139 @@
+"""Readers of the tables of inference simulators: aiconfigurator and vidur, forward only."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from forerun.benchmarks.published.columns import element_nbytes, joined, numbers, texts
+from forerun.benchmarks.published.rows import (
+    Operators,
+    family,
+    named_rows,
+    operator_rows,
+    together,
+)
+from forerun.calib.workload.operators import OperatorKind, Phase
+
+
+def read_gemm(frame: pd.DataFrame) -> pd.DataFrame:
+    """Products of aiconfigurator; collectors differ by 10 % and are groups of their own."""
+    dtype = texts(frame, "dtype").replace({"bfloat16": "", "float16": "", "bf16": "", "fp16": ""})
+    name = joined(frame.assign(_name="gemm", _dtype=dtype), "_name", "_dtype")
+    return operator_rows(
+        frame,
+        kind=OperatorKind.LINEAR,
+        group=name + " (" + texts(frame, "collector") + ")",
+        device="system",
+        sizes=("m", "k", "n"),
+    )
+
+
+def read_prefill_attention(frame: pd.DataFrame) -> pd.DataFrame:
+    """Causal attention over a whole prompt by aiconfigurator, keys and values of one width."""
+    return operator_rows(
+        frame,
+        kind=OperatorKind.FLASH_ATTENTION,
+        group="prefill attention (" + texts(frame, "collector") + ")",
+        device="system",
+        sizes=("batch", "q_heads", "kv_heads", "seq_len", "head_dim", "head_dim"),
+        nbytes=element_nbytes(frame, "attn_dtype"),
+    )
+
+
+def read_experts(frame: pd.DataFrame) -> pd.DataFrame:
+    """Fused experts by aiconfigurator, the part of one rank under tensor and expert parallelism.
+
+    How tokens spread over the experts changes the time: each distribution, kernel and collector is
+    a group.
+    """
+    tp, ep = (numbers(frame, name).fillna(1) for name in ("moe_tp_size", "moe_ep_size"))
+    experts = numbers(frame, "num_experts")
+    which = joined(frame, "kernel_source", "distribution", "collector")
+    return operator_rows(
+        frame,
+        kind=OperatorKind.EXPERTS,
+        group="experts (" + which + ")",
+        device="system",
+        sizes=(
+            *("num_tokens", "hidden_size", numbers(frame, "inter_size") / tp, "topk"),
+            *(experts / ep, experts),
+        ),
+        nbytes=element_nbytes(frame, "moe_dtype"),
+        tp=tp,
+    )
+
+
+_VIDUR: Operators = {
+    "attn_pre_proj": (
+        OperatorKind.LINEAR_QKV,
+        lambda t: (t["m"], t["k"].fillna(t["d"]), t["n"].fillna(t["qkv"])),
+    ),
+    "attn_post_proj": (
+        OperatorKind.LINEAR_PROJ,
+        lambda t: (t["m"], t["k"].fillna(t["d"] / t["tp"]), t["n"].fillna(t["d"])),
+    ),
+    "mlp_up_proj": (
+        OperatorKind.LINEAR_FC1,
+        lambda t: (t["m"], t["k"].fillna(t["d"]), t["n"].fillna(t["up"])),
+    ),
+    "mlp_down_proj": (
+        OperatorKind.LINEAR_FC2,
+        lambda t: (t["m"], t["k"].fillna(t["ffn"] / t["tp"]), t["n"].fillna(t["d"])),
+    ),
+    "mlp_act": (OperatorKind.ACTIVATION, lambda t: (t["tokens"], t["up"], t["ffn"] / t["tp"])),
+    "attn_rope": (OperatorKind.POSITION, lambda t: (t["tokens"], t["qkv"])),
+    "input_layernorm": (OperatorKind.NORM, lambda t: (t["tokens"], t["d"])),
+    "post_attention_layernorm": (OperatorKind.NORM, lambda t: (t["tokens"], t["d"])),
+    "add": (OperatorKind.ELEMENTWISE, lambda t: (t["tokens"], t["d"])),
+    "emb": (OperatorKind.ELEMENTWISE, lambda t: (t["tokens"], t["d"])),
+}
+
+
+def read_vidur(frame: pd.DataFrame) -> pd.DataFrame:
+    """Layers of language models by vidur, median time; all models of a GPU are one group.
+
+    The table has no vocabulary, so that the embedding counts as the gather of its rows that it is
+    when nothing is learned.  The activation's input is what the same model's ``mlp_up_proj`` gives
+    (twice the output where it is gated; taken as gated where the table lacks that operator).
+    """
+    names, terms = texts(frame, "op"), _vidur_terms(frame)
+    times_us = {Phase.FORWARD: "time_us_median"}
+    return together([*named_rows(frame, _VIDUR, terms, names=names, times_us=times_us)])
+
+
+def _vidur_terms(frame: pd.DataFrame) -> pd.DataFrame:
+    op, tp = texts(frame, "op"), numbers(frame, "tp").fillna(1)
+    ffn, hidden = numbers(frame, "n_expanded_embd"), numbers(frame, "n_embd")
+    heads, kv_heads = numbers(frame, "n_head"), numbers(frame, "n_kv_head")
+    columns = numbers(frame, "gemm_n")
+    ratio = (columns * tp / ffn).where(op == "mlp_up_proj")
+    gated = ratio.groupby(texts(frame, "model")).transform("median").fillna(2)
+    return pd.DataFrame(
+        {
+            "tokens": numbers(frame, "num_tokens"),
+            "tp": tp,
+            "d": hidden,
+            "ffn": ffn,
+            "up": (ffn * gated / tp).round(),
+            "qkv": (heads + 2 * kv_heads.fillna(heads)) / tp * (hidden / heads),
+            "m": numbers(frame, "gemm_m").fillna(numbers(frame, "num_tokens")),
+            "k": numbers(frame, "gemm_k"),
+            "n": columns,
+        }
+    )
+
+
+FAMILIES = (
+    family("aiconfigurator GEMM", "system collector dtype m n k time_us", read_gemm),
+    family(
+        "aiconfigurator attention",
+        "system collector batch seq_len q_heads kv_heads head_dim",
+        read_prefill_attention,
+    ),
+    family(
+        "aiconfigurator experts",
+        "system num_tokens hidden_size inter_size topk num_experts time_us",
+        read_experts,
+    ),
+    family("vidur operators", "gpu op num_tokens n_embd n_head time_us_median", read_vidur),
+)

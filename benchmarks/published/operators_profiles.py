@@ -1,0 +1,234 @@
+"""Readers of the profiles of planners and simulators: Aceso, Sailor, SimuMax; of peak tables."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from forerun.benchmarks.published.columns import element_nbytes, numbers, texts
+from forerun.benchmarks.published.rows import (
+    Operators,
+    add_flag,
+    family,
+    named_rows,
+    operator_rows,
+    together,
+)
+from forerun.calib.importers.element_types import MICROSECOND_S
+from forerun.calib.units import MIB
+from forerun.calib.workload.operators import OperatorKind, Phase
+
+_TERA = 1e12
+_ACESO: Operators = {
+    "embedding": (OperatorKind.EMBEDDING, lambda t: (t["tokens"], t["d"], t["v"] / t["tp"])),
+    "layernorm": (OperatorKind.NORM, lambda t: (t["tokens"], t["d"])),
+    "attention-qkv": (
+        OperatorKind.LINEAR_QKV,
+        lambda t: (t["tokens"], t["d"] / t["row_tp"], 3 * t["width"] / t["column_tp"]),
+    ),
+    "attention-score": (
+        OperatorKind.BATCHED_PRODUCT,
+        lambda t: (t["matrices"], t["l"], t["channels"], t["l"]),
+    ),
+    "attention-softmax": (OperatorKind.SOFTMAX, lambda t: (t["matrices"] * t["l"], t["l"])),
+    "attention-dropout": (OperatorKind.ELEMENTWISE, lambda t: (t["matrices"] * t["l"], t["l"])),
+    "attention-context": (
+        OperatorKind.BATCHED_PRODUCT,
+        lambda t: (t["matrices"], t["l"], t["l"], t["channels"]),
+    ),
+    "attention-dense": (
+        OperatorKind.LINEAR_PROJ,
+        lambda t: (t["tokens"], t["width"] / t["tp"], t["d"]),
+    ),
+    "post-attention-dropout": (OperatorKind.RESIDUAL, lambda t: (t["tokens"], t["d"])),
+    "MLP-GEMM-1": (OperatorKind.LINEAR_FC1, lambda t: (t["tokens"], t["d"], t["ffn"] / t["tp"])),
+    "MLP-gelu": (
+        OperatorKind.ACTIVATION,
+        lambda t: (t["tokens"], t["ffn"] / t["tp"], t["ffn"] / t["tp"]),
+    ),
+    "MLP-GEMM-2": (OperatorKind.LINEAR_FC2, lambda t: (t["tokens"], t["ffn"] / t["tp"], t["d"])),
+    "post-MLP-dropout": (OperatorKind.RESIDUAL, lambda t: (t["tokens"], t["d"])),
+    "post-process": (OperatorKind.LOGITS, lambda t: (t["tokens"], t["d"], t["v"] / t["tp"])),
+}
+"""By the end of the operator's name; ``layernorm`` and ``embedding`` come in several places."""
+
+
+def read_aceso(frame: pd.DataFrame) -> pd.DataFrame:
+    """Operators of GPT and T5 by Aceso's profiler, forward and backward.
+
+    Each operator name, partitioning (``tp_algo``) and element type is a group.  With tensor
+    parallelism the times of linears hold their all-reduce.  T5's decoder works on a sequence that
+    the table does not give: its operators are flagged.
+    """
+    op = texts(frame, "op_name")
+    algo = texts(frame, "tp_algo").map(lambda a: f" algo {a}" if a not in ("", "0", "0.0") else "")
+    stem = op.str.replace(r"-\d$", "", regex=True).where(~op.str.contains("GEMM"), op)
+    out = together(
+        [
+            *named_rows(
+                frame,
+                _ACESO,
+                _aceso_terms(frame, op),
+                names=stem.map(_longest_ending),
+                times_us={Phase.FORWARD: "fwd_us", Phase.BACKWARD: "bwd_us"},
+                group=op + algo + " (" + texts(frame, "dtype") + ")",
+            )
+        ]
+    )
+    is_decoder = out["group"].str.startswith(("dec", "t5-post"))
+    add_flag(out, is_decoder, "length of the decoder's sequence unknown")
+    return out
+
+
+def _longest_ending(name: str) -> str:
+    """The key of ``_ACESO`` that a name ends with, "" for none."""
+    return max((ending for ending in _ACESO if name.endswith(ending)), key=len, default="")
+
+
+def _aceso_terms(frame: pd.DataFrame, op: pd.Series) -> pd.DataFrame:
+    tp, heads = numbers(frame, "tp").fillna(1), numbers(frame, "heads")
+    batch, seq, hidden = (numbers(frame, n) for n in ("micro_batch_size", "seq_len", "hidden"))
+    # T5's projections are wider than its hidden size; the weights of qkv tell.
+    is_qkv = op.str.contains("attention-qkv")
+    weights_nbytes = numbers(frame, "weights_mib") * MIB
+    width = (weights_nbytes * tp / (3 * hidden * element_nbytes(frame))).where(is_qkv)
+    width = width.groupby([texts(frame, "model"), hidden]).transform("median")
+    width = width.where(width > 0).fillna(hidden).round()
+    is_row_parallel = is_qkv & (numbers(frame, "tp_algo") == 1)
+    return pd.DataFrame(
+        {
+            "tokens": batch * seq,
+            "matrices": batch * heads / tp,
+            "l": seq,
+            "d": hidden,
+            "ffn": numbers(frame, "ffn"),
+            "v": numbers(frame, "vocab"),
+            "tp": tp,
+            "width": width,
+            "channels": width / heads,
+            "row_tp": tp.where(is_row_parallel, 1),
+            "column_tp": tp.where(~is_row_parallel, 1),
+        }
+    )
+
+
+def read_sailor(frame: pd.DataFrame) -> pd.DataFrame:
+    """Whole transformer layers by Sailor, forward and backward, with the all-reduces of tp in them.
+
+    Embeddings and heads are there with a flag, since they are no single operators: steps are made
+    of them, nothing is fitted on them.  Some published heads are faster than any device.
+    """
+    kinds = texts(frame, "layer_kind")
+    return together(
+        [
+            _sailor_rows(frame[kinds == name], kind=kind, phase=phase, group=name)
+            for name, kind in _SAILOR.items()
+            for phase in (Phase.FORWARD, Phase.BACKWARD)
+        ]
+    )
+
+
+_SAILOR = {
+    "layer": OperatorKind.LAYER,
+    "embedding": OperatorKind.EMBEDDING,
+    "head": OperatorKind.LOGITS,
+}
+
+
+def _sailor_rows(
+    rows: pd.DataFrame, *, kind: OperatorKind, phase: Phase, group: str
+) -> pd.DataFrame:
+    number, seq, vocab = (numbers(rows, n) for n in ("micro_batch_size", "seq_len", "vocab"))
+    tp = numbers(rows, "tp").fillna(1)
+    layer = ("micro_batch_size", "heads", "seq_len", "hidden", tp)
+    is_layer = kind is OperatorKind.LAYER
+    part = operator_rows(
+        rows,
+        kind=kind,
+        phase=phase,
+        group=group,
+        sizes=layer if is_layer else (number * seq, "hidden", (vocab / tp).round()),
+        nbytes=texts(rows, "precision").str.startswith("fp32").map({True: 4, False: 2}),
+        time_s=numbers(rows, "fwd_s" if phase is Phase.FORWARD else "bwd_s"),
+        tp=tp,
+    )
+    if not is_layer:
+        add_flag(part, part["flag"].notna(), f"a whole {group}, not one operator")
+    return part
+
+
+_LAYOUTS = {
+    "TN": (Phase.FORWARD, ("m", "k", "n")),
+    "NN": (Phase.INPUT_GRADIENT, ("m", "n", "k")),
+    "NT": (Phase.WEIGHT_GRADIENT, ("k", "n", "m")),
+}
+"""Which columns are (tokens, in, out) of the layer that a product belongs to."""
+_STAGES = {
+    "fwd": Phase.FORWARD,
+    "bwd_grad_act": Phase.INPUT_GRADIENT,
+    "bwd_grad_w": Phase.WEIGHT_GRADIENT,
+}
+
+
+def read_simumax(frame: pd.DataFrame) -> pd.DataFrame:
+    """Efficiency tables of SimuMax as times: products by pass, grouped products, attention.
+
+    Weight gradients that are accumulated in fp32 are a group of their own.
+    """
+    op, layout, stage = (texts(frame, n) for n in ("op", "layout", "stage"))
+    is_fp32 = texts(frame, "out_dtype") == "fp32"
+    group = op.replace({"sdp_fwd": "attention", "sdp_bwd": "attention"})
+    group = group.where(~is_fp32, group + " (fp32 accumulation)")
+    frame = frame.assign(_tokens=numbers(frame, "b") * numbers(frame, "m"))
+    parts = []
+    for name, (phase, columns) in _LAYOUTS.items():
+        rows = frame[(op == "matmul") & (layout == name)]
+        parts.append(_simumax_rows(rows, OperatorKind.LINEAR, phase, group, columns))
+    for name, phase in _STAGES.items():
+        rows = frame[(op == "group_matmul") & (stage == name)]
+        sizes = ("b", "_tokens", "k", "n")
+        parts.append(_simumax_rows(rows, OperatorKind.GROUPED_LINEAR, phase, group, sizes))
+    names = ("b", "heads", "kv_heads", "seq_len", "qk_head_dim", "v_head_dim")
+    for name, phase in (("sdp_fwd", Phase.FORWARD), ("sdp_bwd", Phase.BACKWARD)):
+        rows = frame[op == name]
+        parts.append(_simumax_rows(rows, OperatorKind.FLASH_ATTENTION, phase, group, names))
+    return together(parts)
+
+
+def _simumax_rows(
+    rows: pd.DataFrame,
+    kind: OperatorKind,
+    phase: Phase,
+    group: pd.Series,
+    sizes: tuple[str, ...],
+) -> pd.DataFrame:
+    return operator_rows(
+        rows,
+        kind=kind,
+        phase=phase,
+        group=group.loc[rows.index],
+        sizes=sizes,
+        nbytes=2,
+        time_s=numbers(rows, "time_us_from_efficiency") * MICROSECOND_S,
+    )
+
+
+def read_peaks(frame: pd.DataFrame) -> pd.DataFrame:
+    """Best product of each accelerator: one row a device and precision, a table of ceilings."""
+    m, n, k = (numbers(frame, f"best_shape_{c}") for c in "mnk")
+    return operator_rows(
+        frame,
+        kind=OperatorKind.LINEAR,
+        group="best gemm " + texts(frame, "precision"),
+        device="accelerator",
+        sizes=(m, k, n),
+        nbytes=element_nbytes(frame, "precision"),
+        time_s=2 * m * n * k / (numbers(frame, "mamf_tflops") * _TERA),
+    )
+
+
+FAMILIES = (
+    family("Aceso operators", "gpu op_name hidden heads seq_len fwd_us", read_aceso),
+    family("Sailor layers", "gpu layer_kind micro_batch_size fwd_s", read_sailor),
+    family("SimuMax operators", "gpu op b m n k time_us_from_efficiency", read_simumax),
+    family("GEMM ceilings", "accelerator precision mamf_tflops best_shape_m", read_peaks),
+)

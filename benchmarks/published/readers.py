@@ -1,0 +1,73 @@
+"""From a published table, whichever family it is of, to the canonical one.
+
+The family is told by the columns, never by the name.  ``name`` is how answers and errors call the
+table: ``ConfigError`` where its columns are of no family that we know, ``CalibrationError`` where
+it has no rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from forerun.benchmarks.published import (
+    collectives,
+    operators_ett,
+    operators_inference,
+    operators_neusight,
+    operators_profiles,
+    steps_megatron,
+    steps_nemo,
+    steps_others,
+)
+from forerun.benchmarks.published.step_records import read_records
+from forerun.calib.errors import CalibrationError
+from forerun.calib.importers import own_steps
+from forerun.calib.importers.own_format import NEEDED, read_table, unlike
+from forerun.calib.records.step_rows import StepTable
+
+FAMILIES = (
+    *operators_ett.FAMILIES,
+    *operators_inference.FAMILIES,
+    *operators_neusight.FAMILIES,
+    *operators_profiles.FAMILIES,
+    *collectives.FAMILIES,
+)
+STEP_FAMILIES = (*steps_megatron.FAMILIES, *steps_nemo.FAMILIES, *steps_others.FAMILIES)
+
+
+def read_published(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Operators or collectives in canonical columns; a table in our own format as it is read."""
+    own = {f"own {what}": needed for what, needed in NEEDED.items()}
+    found = _nearest(frame, name, FAMILIES, own)
+    return found.read(frame.reset_index(drop=True)) if found else read_table(frame, name)
+
+
+def read_steps(frame: pd.DataFrame, name: str) -> StepTable:
+    """Rows of layouts; those that could not be made one are listed with the reason."""
+    found = _nearest(frame, name, STEP_FAMILIES, {"own steps": own_steps.REQUIRED})
+    if found is None:
+        return own_steps.read_steps(frame, name)
+    return read_records(frame.reset_index(drop=True), name, found)
+
+
+def is_of_steps(frame: pd.DataFrame) -> bool:
+    """Whether the columns are those of step times, published or our own."""
+    columns = frozenset(map(str, frame.columns))
+    needed = (own_steps.REQUIRED, *(family.columns for family in STEP_FAMILIES))
+    return any(columns >= one for one in needed)
+
+
+def _nearest(frame: pd.DataFrame, name: str, families: Any, own: dict[str, frozenset[str]]) -> Any:
+    """The family with the most columns of those that are all there; None for our own format."""
+    columns = frozenset(map(str, frame.columns))
+    known = own | {family.name: family.columns for family in families}
+    fitting = [family for family, needed in known.items() if columns >= needed]
+    if not columns or (fitting and not len(frame)):
+        raise CalibrationError(f"{name} has no rows; give a table with measurements")
+    if not fitting:
+        raise unlike(columns, name, known, "give a table of one of these")
+    first = next((family for family in fitting if family in own), None)
+    chosen = first or max(fitting, key=lambda family: len(known[family]))
+    return next((family for family in families if family.name == chosen), None)

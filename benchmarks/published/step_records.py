@@ -1,0 +1,361 @@
+"""From the cells of one row of a published table to a ``StepRow``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+
+from forerun.calib.errors import ConfigError
+from forerun.calib.records.step_rows import SkippedRow, StepKind, StepRow, StepTable
+from forerun.calib.workload.config import (
+    Attention,
+    Batch,
+    Fp8Recipe,
+    ModelShape,
+    Normalization,
+    Parallelism,
+    PositionEmbedding,
+    Precision,
+    Recompute,
+    RunConfig,
+)
+
+_NOT_SET = frozenset({"", "nan", "none", "<na>", "nat"})
+_FALSE = frozenset({"false", "0", "0.0", "no", "off", "n"})
+
+
+class Record:
+    """The cells of one row; each reader names the columns it may stand in, first found wins."""
+
+    def __init__(self, cells: Mapping[str, Any]) -> None:
+        self._cells = cells
+
+    def text(self, *names: str) -> str:
+        """The cell as text, "" where it is missing."""
+        for name in names:
+            text = str(self._cells.get(name, "")).strip()
+            if text.lower() not in _NOT_SET:
+                return text
+        return ""
+
+    def is_empty(self, name: str) -> bool:
+        """Whether the column is there and the cell says nothing, not even ``none``."""
+        cell = self._cells.get(name, "none")
+        return cell is None or str(cell).strip().lower() in _NOT_SET - {"none"}
+
+    def number(self, *names: str, default: float | None = None) -> float:
+        """The cell as a number; ``ConfigError`` where there is neither one nor a default."""
+        text = self.text(*names)
+        if not text and default is not None:
+            return default
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise ConfigError(f"{names[0]} {text!r} is no number; give one")
+        return value
+
+    def whole(self, *names: str, default: int | None = None) -> int:
+        """The cell as a whole number; errors as ``number``."""
+        value = self.number(*names, default=default)
+        if value != round(value):
+            raise ConfigError(f"{names[0]} {value} is not whole; give a whole number")
+        return round(value)
+
+    def is_true(self, *names: str) -> bool:
+        """True where the cell says so, False where it is missing."""
+        text = self.text(*names).lower()
+        return bool(text) and text not in _FALSE
+
+    @property
+    def names(self) -> list[str]:
+        """All columns of the table."""
+        return list(self._cells)
+
+    def flag(self) -> str:
+        """What columns that mark bad rows say, "" where nothing."""
+        found = []
+        for name in self._cells:
+            low = str(name).lower()
+            is_mark = low in ("flag", "flags") or low.endswith("_flag") or low.startswith("exclude")
+            text = self.text(str(name)) if is_mark else ""
+            if text and text.lower() not in _FALSE:
+                found.append(str(name) if text.lower() in ("true", "1", "1.0") else text)
+        return "; ".join(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFamily:
+    """Step tables that one reader understands, known by their columns."""
+
+    name: str
+    columns: frozenset[str]
+    """All of these have to be there."""
+    read: Callable[[Record, str, str], StepRow]
+    """From one row, its name and the table's; ``ConfigError`` says why a row is no layout."""
+    id_column: str = "row_id"
+    """Names the rows."""
+    prepare: Callable[[pd.DataFrame], pd.DataFrame] | None = None
+    """Makes one row of each layout where the table has several."""
+
+
+def family(
+    name: str, columns: str, read: Callable[[Record, str, str], StepRow], **more: Any
+) -> StepFamily:
+    """A family by its columns, as one text."""
+    return StepFamily(name=name, columns=frozenset(columns.split()), read=read, **more)
+
+
+def read_records(frame: pd.DataFrame, table: str, found: StepFamily) -> StepTable:
+    """Every row of a frame; a ``ConfigError`` becomes the reason of a skip."""
+    rows: list[StepRow] = []
+    skipped: list[SkippedRow] = []
+    frame = found.prepare(frame) if found.prepare else frame
+    cells: Iterable[dict[Any, Any]] = frame.to_dict(orient="records")
+    for position, values in enumerate(cells):
+        record = Record({str(name): value for name, value in values.items()})
+        row_id = record.text(found.id_column) or f"row {position + 1}"
+        try:
+            rows.append(found.read(record, row_id, table))
+        except ConfigError as err:
+            skipped.append(SkippedRow(row_id=row_id, reason=str(err)))
+    return StepTable(name=table, rows=tuple(rows), skipped=tuple(skipped))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """What a family of tables says of all its runs."""
+
+    framework: str
+    attention: Attention = Attention.FUSED
+    reduces_grads_in_bf16: bool = False
+    keeps_fp8_params: bool = False
+    """Weights are gathered in 8 bits where products run so."""
+    is_sequence_parallel: bool = False
+    is_optimizer_distributed: bool = False
+    overlaps: bool = False
+    """Reduction of gradients and gathering of parameters run beside the passes."""
+    ranks_per_node: int = 8
+
+
+def layout(record: Record, model: ModelShape, stack: Stack, etp: int = 0) -> Parallelism:
+    """Degrees by their usual column names; dp is what the other degrees leave of the ranks.
+
+    A table without a column has no such parallelism; a cell that is empty is refused, but for vp
+    (none) and, without experts, ep.  ``etp`` stands where the record has none.
+    """
+    needed = ("tp", "pp", "cp", "ep") if model.experts else ("tp", "pp", "cp")
+    if missing := unstated(record, *needed):
+        raise ConfigError(missing)
+    tp, pp, cp, ep = (record.whole(name, default=1) for name in ("tp", "pp", "cp", "ep"))
+    vp = max(1, record.whole("vp", default=1)) if pp > 1 else 1
+    etp = record.whole("etp", default=etp)
+    rest = tp * pp * cp
+    num_ranks = record.whole("gpus", "num_gpus", "world_size", default=0)
+    num_ranks = num_ranks or rest * record.whole("dp")
+    if num_ranks % rest:
+        raise ConfigError(f"{num_ranks} GPUs do not split over tp x pp x cp {rest}; check degrees")
+    return Parallelism(
+        tp=tp,
+        pp=pp,
+        vp=vp,
+        cp=cp,
+        ep=ep,
+        etp=0 if etp == tp else etp,
+        dp=num_ranks // rest,
+        chunk_layers=spread_layers(model.num_layers, pp * vp),
+        is_sequence_parallel=stack.is_sequence_parallel and tp > 1,
+        is_optimizer_distributed=stack.is_optimizer_distributed,
+        overlaps_grad_reduce=stack.overlaps,
+        overlaps_param_gather=stack.overlaps,
+        ranks_per_node=stack.ranks_per_node,
+    )
+
+
+def unstated(record: Record, *columns: str) -> str:
+    """Which of these columns are there and empty, as the text of an error; "" where none is.
+
+    >>> unstated(Record({"tp": 4, "pp": None, "cp": None}), "tp", "pp", "cp", "ep")
+    'pp, cp not stated; give them'
+    """
+    missing = [name for name in columns if name in record.names and not record.text(name)]
+    return f"{', '.join(missing)} not stated; give them" if missing else ""
+
+
+def spread_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:
+    """Layers of each chunk, () where they are even; uneven ones are lighter at the ends.
+
+    Embedding and head count as a layer each where that makes chunks even, as with Megatron's
+    ``--account-for-embedding-in-pipeline-split`` and its twin for the loss.
+
+    >>> spread_layers(126, 32)[:2], spread_layers(126, 32)[-1], spread_layers(61, 4)
+    ((3, 4), 3, (15, 16, 16, 14))
+    """
+    if num_layers % num_chunks == 0:
+        return ()
+    if num_layers + 2 < num_chunks:
+        raise ConfigError(f"{num_layers} layers do not fill {num_chunks} chunks; lower pp or vp")
+    each, rest = divmod(num_layers + 2, num_chunks)
+    sizes = [each + (chunk < rest) for chunk in range(num_chunks)]
+    sizes[0] -= 1
+    sizes[-1] -= 1
+    return tuple(sizes)
+
+
+def padded_vocab(vocab: int, tp: int, multiple: int = 128) -> int:
+    """Rows of the embedding as Megatron pads them for a layout."""
+    return -(-vocab // (multiple * tp)) * multiple * tp
+
+
+def gpt_shape(record: Record, *, vocab: int, seq_length: int = 0) -> ModelShape:
+    """A GPT of the given sizes: biases, LayerNorm, learned positions, tied, GELU of 4 x hidden."""
+    hidden = record.whole("hidden", "hidden_size", "nhidden", "d_model", "arg_hidden_size")
+    heads = record.whole("heads", "num_attention_heads", "nheads", "n_heads")
+    return ModelShape(
+        num_layers=record.whole("layers", "num_layers", "nlayers", "n_layers"),
+        hidden_size=hidden,
+        ffn_hidden_size=record.whole("ffn", "ffn_hidden_size", default=4 * hidden),
+        num_attention_heads=heads,
+        num_query_groups=record.whole("kv_heads", "num_query_groups", default=heads),
+        kv_channels=record.whole("kv_channels", default=hidden // heads),
+        seq_length=seq_length or record.whole("seq_len", "seq_length", "seqlen"),
+        vocab_size=vocab,
+    )
+
+
+def llama_like(shape: ModelShape) -> ModelShape:
+    """The same sizes without biases: gated, RMSNorm, rotary positions, an output of its own."""
+    return replace(
+        shape,
+        is_gated=True,
+        has_bias=False,
+        is_tied=False,
+        normalization=Normalization.RMS_NORM,
+        position_embedding=PositionEmbedding.ROPE,
+    )
+
+
+def run_config(
+    record: Record,
+    *,
+    model: ModelShape,
+    stack: Stack,
+    device: str,
+    precision: Precision = Precision.BF16,
+    fp8: Fp8Recipe = Fp8Recipe.NONE,
+    recompute: Recompute = Recompute.NONE,
+    is_loss_fused: bool = False,
+    parallelism: Parallelism | None = None,
+    micro_batch_size: int = 0,
+    unmodelled: tuple[str, ...] = (),
+) -> RunConfig:
+    """What ran, ``ConfigError`` where Megatron would not run it.
+
+    Degrees and batch are the record's where they are not given.
+    """
+    par = parallelism or layout(record, model, stack)
+    micro = micro_batch_size or record.whole("micro_batch_size", "micro_batch", "mbs")
+    return RunConfig(
+        model=replace(model, vocab_size=_split(model.vocab_size, par.tp)),
+        parallelism=par,
+        batch=Batch(
+            micro_batch_size=micro,
+            global_batch_size=record.whole("global_batch_size", "global_batch", "gbs"),
+        ),
+        precision=precision,
+        fp8=fp8,
+        attention=stack.attention,
+        recompute=recompute,
+        is_loss_fused=is_loss_fused,
+        keeps_fp32_logits=not is_loss_fused,
+        # In fp16 Megatron reduces gradients as they are; in bf16 it adds them up in fp32.
+        reduces_grads_in_bf16=precision is Precision.FP16 or stack.reduces_grads_in_bf16,
+        keeps_fp8_params=stack.keeps_fp8_params and fp8 is not Fp8Recipe.NONE,
+        device=device,
+        framework=stack.framework.strip(),
+        unmodelled=unmodelled,
+    )
+
+
+def step_row(
+    record: Record,
+    row_id: str,
+    *,
+    config: RunConfig,
+    table: str,
+    machine: str,
+    label: str,
+    measured_s: float,
+    kind: StepKind = StepKind.MEASURED,
+    memory_nbytes: float | None = None,
+    flag: str = "",
+) -> StepRow:
+    """The row of a layout; ``label`` is the model in the name of its ranking group.
+
+    Rows without a time get a flag, as do those that a column of the table marks.
+    """
+    flags = [flag, record.flag(), "" if 0 < measured_s < math.inf else "no step time"]
+    batch = config.batch.global_batch_size
+    return StepRow(
+        table=table,
+        row_id=row_id,
+        config=config,
+        measured_s=measured_s,
+        measured_memory_nbytes=memory_nbytes,
+        machine=machine,
+        group=f"{label.strip()} x{config.parallelism.num_ranks} batch {batch}",
+        kind=kind,
+        flag="; ".join(text for text in flags if text),
+    )
+
+
+def joined_flags(*found: tuple[bool, str]) -> str:
+    """The texts whose condition holds, as one flag.
+
+    >>> joined_flags((True, "copied"), (False, "wrong"), (True, "rounded"))
+    'copied; rounded'
+    """
+    return "; ".join(text for is_set, text in found if is_set)
+
+
+def precision_of(text: str) -> tuple[Precision, Fp8Recipe]:
+    """Arithmetic behind a published name.
+
+    >>> [p.value for p in precision_of("FP8-MX")]
+    ['bf16', 'mxfp8']
+    """
+    low = text.lower()
+    for part, recipe in _FP8.items():
+        if part in low:
+            return Precision.BF16, recipe
+    if "fp32" in low or "tf32" in low:
+        return Precision.FP32, Fp8Recipe.NONE
+    if "bf16" in low or not low:
+        return Precision.BF16, Fp8Recipe.NONE
+    if "fp16" in low or "half" in low:
+        return Precision.FP16, Fp8Recipe.NONE
+    raise ConfigError(f"precision {text!r} is not known; give fp32, fp16, bf16 or fp8")
+
+
+_FP8 = {
+    "nvfp4": Fp8Recipe.NVFP4,
+    "fp4": Fp8Recipe.NVFP4,
+    "mxfp8": Fp8Recipe.MXFP8,
+    "fp8-mx": Fp8Recipe.MXFP8,
+    "fp8_mx": Fp8Recipe.MXFP8,
+    "fp8-sc": Fp8Recipe.BLOCKWISE,
+    "fp8-cs": Fp8Recipe.TENSORWISE,
+    "fp8_cs": Fp8Recipe.TENSORWISE,
+    "fp8": Fp8Recipe.DELAYED,
+    "float8": Fp8Recipe.TENSORWISE,
+}
+
+
+def _split(vocab: int, tp: int) -> int:
+    """The vocabulary as given where tp divides it, else padded as Megatron would."""
+    return vocab if vocab % tp == 0 else padded_vocab(vocab, tp)

@@ -1,0 +1,185 @@
+"""Step tables of other stacks: Sailor, nanotron, llm-foundry, NeuSight."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from forerun.benchmarks.published.step_records import (
+    Record,
+    Stack,
+    family,
+    gpt_shape,
+    layout,
+    llama_like,
+    padded_vocab,
+    precision_of,
+    run_config,
+    step_row,
+)
+from forerun.calib.errors import ConfigError
+from forerun.calib.records.step_rows import StepKind, StepRow
+from forerun.calib.workload.config import Attention, ModelShape
+
+_MS = 1e-3
+
+
+def read_sailor(record: Record, row_id: str, table: str) -> StepRow:
+    """Sailor's runs of Megatron-DeepSpeed: fp32, no recompute, stages in layers of their own.
+
+    ``layers_per_stage`` counts embedding and head as a layer each.  Runs on several kinds of device
+    are skipped.
+    """
+    device = record.text("gpus_types", "gpu")
+    if re.search(r"[|,+; ]", device):
+        raise ConfigError(f"gpus_types {device!r} are several; one kind of device is modelled")
+    cluster = record.text("cluster")
+    per_node = re.search(r"\((\d+)\s*x", cluster)
+    stack = Stack(
+        framework="Megatron-DeepSpeed",
+        attention=Attention.UNFUSED,
+        ranks_per_node=int(per_node.group(1)) if per_node else 8,
+    )
+    tp = record.whole("tp")
+    model = gpt_shape(record, vocab=padded_vocab(record.whole("vocab"), tp))
+    stages = _stages(record, model)
+    par = replace(layout(record, model, stack), chunk_layers=stages)
+    return step_row(
+        record,
+        row_id,
+        config=run_config(
+            record,
+            model=model,
+            stack=stack,
+            device=device,
+            parallelism=par,
+            precision=precision_of(record.text("precision"))[0],
+        ),
+        table=table,
+        machine=f"{device} {cluster} {record.text('precision')}".strip(),
+        label=record.text("model"),
+        measured_s=record.number("step_time_s"),
+        memory_nbytes=record.number("max_mem_bytes", default=0) or None,
+    )
+
+
+def _stages(record: Record, model: ModelShape) -> tuple[int, ...]:
+    """Transformer layers of each stage; empty where there is one stage or none are stated.
+
+    >>> cells = {"layers_per_stage": "5|7|7|7", "pp": 4, "hidden": 8, "heads": 1, "layers": 24}
+    >>> _stages(Record(cells), gpt_shape(Record(cells | {"seq_len": 8}), vocab=8))
+    (4, 7, 7, 6)
+    """
+    if record.whole("pp") == 1 or not record.text("layers_per_stage"):
+        return ()
+    sizes = [int(text) for text in record.text("layers_per_stage").split("|")]
+    if sum(sizes) == model.num_layers + 2:
+        sizes[0] -= 1
+        sizes[-1] -= 1
+    return tuple(sizes)
+
+
+def read_nanotron(record: Record, row_id: str, table: str) -> StepRow:
+    """nanotron's bench of a 1B Llama: 24 layers of 2048, 32 heads, ffn 4096 (its own scripts)."""
+    if "llama-1b" not in record.text("model").lower():
+        raise ConfigError(f"model {record.text('model')!r} is not known; known is llama-1B")
+    cells = {"layers": 24, "hidden": 2048, "heads": 32, "ffn": 4096}
+    shape = gpt_shape(Record(cells), vocab=50272, seq_length=record.whole("seq_len"))
+    return step_row(
+        record,
+        row_id,
+        config=run_config(
+            record,
+            model=llama_like(shape),
+            stack=Stack(
+                framework="nanotron", is_sequence_parallel=True, is_optimizer_distributed=True
+            ),
+            device="H100",
+        ),
+        table=table,
+        machine="H100 nanotron bf16",
+        label="llama-1B",
+        measured_s=_MS * record.number("step_time_ms_median_it8_12"),
+    )
+
+
+def read_llmfoundry(record: Record, row_id: str, table: str) -> StepRow:
+    """llm-foundry's MPT runs: all sharded by FSDP, which is not modelled, so all are flagged."""
+    sharding = record.text("sharding")
+    shape = gpt_shape(record, vocab=record.whole("vocab_size"))
+    device = record.text("gpu")
+    is_full = record.is_true("recompute_full")
+    micro, batch = record.whole("micro_batch"), record.whole("global_batch")
+    if batch % (micro * record.whole("gpus")):
+        raise ConfigError(f"batch {batch} does not split over the GPUs; check the columns")
+    from_config = "FSDP is not modelled" if "SHARD" in sharding else ""
+    return step_row(
+        record,
+        row_id,
+        config=run_config(
+            record,
+            model=shape,
+            stack=Stack(framework="llm-foundry", is_optimizer_distributed=True, overlaps=True),
+            device=device,
+        ),
+        table=table,
+        machine=f"{device} llm-foundry {record.text('precision')}",
+        label=record.text("model") + (" recomputed" if is_full else ""),
+        measured_s=record.number("step_time_s_derived"),
+        kind=StepKind.DERIVED,
+        flag=from_config,
+    )
+
+
+def read_neusight(record: Record, row_id: str, table: str) -> StepRow:
+    """NeuSight's fp32 Hugging Face models: inference is skipped, training lacks the optimizer."""
+    if record.text("mode") != "train":
+        raise ConfigError(f"mode {record.text('mode')!r} is no training step")
+    if "switch" in record.text("model").lower():
+        raise ConfigError("the experts of switch models are not stated; give them")
+    batch = record.whole("batch")
+    shape = gpt_shape(record, vocab=record.whole("vocab"))
+    cells = {"global_batch_size": batch * record.whole("dp", default=1)}
+    degrees = {c: record.whole(c, default=1) for c in ("tp", "pp", "gpus")}
+    micro = max(1, batch // record.whole("num_microbatches", default=1))
+    return step_row(
+        Record({**cells, **degrees, "micro_batch_size": micro}),
+        f"{record.text('gpu')} {record.text('model')} {batch} {row_id}",
+        config=run_config(
+            Record({**cells, **degrees, "micro_batch_size": micro}),
+            model=shape,
+            stack=Stack(framework="Hugging Face", attention=Attention.UNFUSED),
+            device=record.text("gpu"),
+            precision=precision_of("fp32")[0],
+        ),
+        table=table,
+        machine=f"{record.text('gpu')} NeuSight fp32",
+        label=record.text("model"),
+        measured_s=_MS * record.number("e2e_time_ms"),
+        flag="no optimizer step",
+    )
+
+
+FAMILIES = (
+    family(
+        "Sailor",
+        "cluster gpus_types layers_per_stage step_time_s",
+        read_sailor,
+        id_column="source_file",
+    ),
+    family(
+        "nanotron",
+        "grad_accum seq_len step_time_ms_median_it8_12",
+        read_nanotron,
+    ),
+    family(
+        "llm-foundry",
+        "d_model n_layers sharding step_time_s_derived",
+        read_llmfoundry,
+    ),
+    family(
+        "NeuSight",
+        "gpu model mode batch e2e_time_ms",
+        read_neusight,
+    ),
+)

@@ -1,0 +1,248 @@
+"""Runs of the recipe on two CPU ranks in many layouts, for ``cpu_layouts.py``: measured, and kept.
+
+A folder holds ``rows.jsonl``, one line per run as it ends, and a directory for each calibrated
+run.  What is there is not run again, so that a campaign may be broken off and gone on with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from forerun.calib.advice.plan import plan
+from forerun.calib.arguments.megatron_args import rewrite_command
+from forerun.launch.known.machines import open_machine
+
+ROOT = Path(__file__).parents[2]
+RUNNING = "DP2 (running)"
+SKIPPED = 4
+"""Steps at the begin of a run that are not counted."""
+WINDOW_STEPS, TELLING_STEPS = 16, 8
+"""Calibrated steps of the running layout, and of those that only say how long they take."""
+_WARMUP = 3
+_LIMIT_S = 240.0
+"""A run that takes longer has come to a halt."""
+_TRIES = 2
+_ELAPSED = re.compile(r"elapsed time per iteration \(ms\): ([0-9.]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A model, as options of the recipe."""
+
+    name: str
+    options: tuple[str, ...]
+    virtual_layers: int
+    """Layers of a virtual stage, for two of them on each of two ranks."""
+
+    def layouts(self) -> dict[str, tuple[str, ...]]:
+        """What is run, by its name; the middle one is the running layout."""
+        virtual = ("--num-layers-per-virtual-pipeline-stage", str(self.virtual_layers))
+        return {
+            "TP2": _TP2,
+            "PP2": _PP2,
+            "DP2, micro-batch halved": ("--micro-batch-size", "1"),
+            RUNNING: (),
+            "TP2, sequence parallel": (*_TP2, "--sequence-parallel"),
+            "PP2, two virtual stages": (*_PP2, *virtual),
+            "DP2, micro-batch doubled": ("--micro-batch-size", "4"),
+            "DP2, full recompute": ("--recompute-granularity", "full"),
+        }
+
+
+_TP2 = ("--tensor-model-parallel-size", "2")
+_PP2 = ("--pipeline-model-parallel-size", "2")
+_SMALL_BATCH = ("--global-batch-size", "8")
+SIZES = {
+    size.name: size
+    for size in (
+        Size(name="recipe", options=(), virtual_layers=1),
+        Size(name="wider", options=("--hidden-size", "256", *_SMALL_BATCH), virtual_layers=1),
+        Size(name="deeper", options=("--num-layers", "8", *_SMALL_BATCH), virtual_layers=2),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One run that is wanted."""
+
+    size: str
+    repetition: int
+    layout: str
+    is_calibrated: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ran:
+    """One run that was made; a run that failed has no step."""
+
+    job: Job
+    step_s: float | None
+    """Median after ``SKIPPED`` steps; of a calibrated run, hooked steps are among them."""
+    wall_s: float
+    begun_unix_s: float
+
+
+@dataclass(slots=True)
+class Campaign:
+    """The folder of all runs, and which of them are there."""
+
+    out: Path
+    iters: int
+    ran: dict[Job, Ran] = field(default_factory=dict)
+    telling: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
+    """Of each size the layouts that the product asks to have measured, with their options."""
+
+    @staticmethod
+    def opened(out: Path, iters: int) -> Campaign:
+        """With the rows that an earlier call has left; a line that was cut off is passed over."""
+        found = Campaign(out=out, iters=iters)
+        path = out / "rows.jsonl"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        if text and not text.endswith("\n"):
+            path.write_text(text + "\n", encoding="utf-8")
+        for line in text.splitlines():
+            try:
+                found._take(json.loads(line))
+            except ValueError:
+                print(f"passed over: {line[:80]}", file=sys.stderr)
+        return found
+
+    def directory(self, size: str, repetition: int, layout: str) -> Path:
+        """Where a calibrated run writes."""
+        name = re.sub(r"[^A-Za-z0-9]+", "-", layout).strip("-")
+        return self.out / "calibrations" / f"{size}-{repetition}-{name}"
+
+    def run(self, sizes: Sequence[str], repetitions: int, *, until_unix_s: float) -> bool:
+        """Makes the runs that are not there yet; False where the time is over before all are."""
+        for number in range(repetitions):
+            for size in _turned(list(sizes), number):
+                for job in self._jobs(size, number):
+                    if time.time() > until_unix_s:
+                        return False
+                    if self.ran.get(job) is None:
+                        self._run(job)
+        return True
+
+    def _jobs(self, size: str, number: int) -> Iterator[Job]:
+        """Of one repetition of a size, in an order that changes from one to the next."""
+        calibrated = Job(size=size, repetition=number, layout=RUNNING, is_calibrated=True)
+        if size not in self.telling:
+            yield calibrated  # it tells which others to calibrate
+            self._design(size)
+        plain = [
+            Job(size=size, repetition=number, layout=layout, is_calibrated=False)
+            for layout in SIZES[size].layouts()
+        ]
+        telling = [
+            Job(size=size, repetition=number, layout=layout, is_calibrated=True)
+            for layout in self.telling[size]
+        ]
+        merged = [calibrated]
+        for place, job in enumerate(plain):
+            merged.append(job)
+            if place % 2:
+                merged += telling[place // 2 : place // 2 + 1]
+        yield from _turned(merged, number)
+
+    def _run(self, job: Job) -> None:
+        size = SIZES[job.size]
+        options = (size.layouts() | self.telling.get(job.size, {}))[job.layout]
+        directory = self.directory(job.size, job.repetition, job.layout)
+        begun, step_s = time.time(), None
+        for _ in range(_TRIES):
+            if job.is_calibrated:
+                shutil.rmtree(directory, ignore_errors=True)
+                steps = WINDOW_STEPS if job.layout == RUNNING else TELLING_STEPS
+                step_s = train((*size.options, *options), _WARMUP + steps + 1, directory, steps)
+            else:
+                step_s = train((*size.options, *options), SKIPPED + self.iters)
+            if step_s is not None:
+                break
+        wall_s = time.time() - begun
+        ran = Ran(job=job, step_s=step_s, wall_s=wall_s, begun_unix_s=begun)
+        self._keep({"run": asdict(ran)})
+        print(f"{job}: {step_s} s, {wall_s:.1f} s in all", file=sys.stderr, flush=True)
+
+    def _design(self, size: str) -> None:
+        """What ``forerun plan`` says of the first calibration: the most telling layouts."""
+        machine = open_machine(self.directory(size, 0, RUNNING))
+        found = plan(
+            machine.own,
+            machine.steps,
+            memory_capacity_nbytes=machine.memory_capacity_nbytes,
+            memory_offset_nbytes=machine.memory_offset_nbytes,
+        )
+        own = SIZES[size].options
+        layouts = {
+            one.label: rewrite_command(own, one.config, running=machine.own)
+            for one in found.telling
+        }
+        self._keep({"telling": {"size": size, "layouts": layouts}})
+
+    def _keep(self, row: Mapping[str, object]) -> None:
+        text = json.dumps(row)
+        with (self.out / "rows.jsonl").open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._take(json.loads(text))
+
+    def _take(self, row: Mapping[str, dict]) -> None:
+        if "telling" in row:
+            layouts = row["telling"]["layouts"]
+            self.telling[row["telling"]["size"]] = {k: tuple(v) for k, v in layouts.items()}
+            return
+        ran = Ran(**{**row["run"], "job": Job(**row["run"]["job"])})
+        if ran.step_s is None:
+            self.ran.pop(ran.job, None)  # a later call tries it again
+        else:
+            self.ran[ran.job] = ran
+
+
+def train(
+    options: Sequence[str], iters: int, calibrate_dir: Path | None = None, steps: int = 0
+) -> float | None:
+    """Run the recipe on two ranks; median step in seconds, None where it fails or hangs."""
+    command = [
+        *(str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", "2"),
+        *(str(ROOT / "recipes" / "pretrain_gpt.py"), "--train-iters", str(iters), *options),
+    ]
+    if calibrate_dir is not None:
+        command += ["--calibrate", f"--calibrate-dir={calibrate_dir}", "--calibrate-wandb=off"]
+        command += [f"--calibrate-steps={steps}"]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+    times_ms = [float(found) for found in _ELAPSED.findall(out)][SKIPPED:]
+    if process.returncode or not times_ms:
+        print(f"{' '.join(command)}\nfailed, {process.returncode}:\n{err[-2000:]}", file=sys.stderr)
+        return None
+    return statistics.median(times_ms) / 1e3
+
+
+def _turned(items: list, number: int) -> list:
+    """Begun elsewhere in every repetition, and backwards in every other one."""
+    place = number * max(1, len(items) // 3) % len(items)
+    found = items[place:] + items[:place]
+    return found[::-1] if number % 2 else found

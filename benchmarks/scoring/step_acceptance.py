@@ -1,0 +1,275 @@
+"""What the step model is held to: sets, protocols, what was reached before, and bars."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from forerun.benchmarks.baselines.steps import ConstantRate, PerfectScaling, TenTerms
+from forerun.calib.records.step_rows import StepRow
+from forerun.calib.validation.step_protocols import (
+    LEAVE_ONE_OUT,
+    SCALE_OUT,
+    Fold,
+    calibrate_on,
+    designed,
+    named,
+    series,
+)
+
+Design = Callable[[Sequence[StepRow], int], list[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One figure and what it has to reach."""
+
+    figure: str
+    limit: float
+    is_least: bool = False
+    """The figure has to be at least the limit, not at most."""
+
+    def is_met(self, value: float | None) -> bool:
+        """Whether the value, as shown, reaches the limit."""
+        if value is None:
+            return False
+        found, limit = (float(shown(self.figure, number)) for number in (value, self.limit))
+        return found >= limit if self.is_least else found <= limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One line of the acceptance table."""
+
+    title: str
+    table: str
+    """Name of the file without its ending."""
+    protocol: str
+    """``calibrate_K``, ``designed_K`` or a named protocol."""
+    bars: tuple[Bar, ...] = ()
+    reference: str = "-"
+    better_than: tuple[str, ...] = ()
+    """Baselines that it has to beat, by a paired bootstrap."""
+    pool: str = ""
+    """Lines of one pool and protocol are shown once more, together, under this title."""
+    min_scales: int = 1
+    """Only series of so many numbers of GPUs."""
+    operators: tuple[str, ...] = ()
+    """Operator and collective tables that the model is built on."""
+    machine: str = ""
+    """Only machines whose name matches."""
+    is_scored: Callable[[StepRow], bool] | None = None
+    """Only these rows are scored; all calibrate."""
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for claims whose folds are the same: they are scored once."""
+        return self.table, self.protocol, self.machine, self.min_scales, self.operators
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """What the line shows of every model."""
+        return tuple(bar.figure for bar in self.bars) or ("mape_frac",)
+
+    def usable(self, rows: Sequence[StepRow]) -> list[StepRow]:
+        """The rows of the machines and series that the claim is of."""
+        here = [row for row in rows if re.search(self.machine, row.machine)]
+        if self.min_scales == 1:
+            return here
+        return [here[i] for found in series(here, self.min_scales).values() for i in found]
+
+    def folds(self, rows: Sequence[StepRow], num_draws: int, design: Design) -> list[Fold]:
+        """The folds of the protocol."""
+        kind, _, number = self.protocol.rpartition("_")
+        if kind == "calibrate":
+            return list(calibrate_on(rows, int(number), num_draws))
+        if kind == "designed":
+            return list(designed(rows, int(number), design))
+        return list(named(rows, self.protocol))
+
+
+def _has_experts(row: StepRow) -> bool:
+    return row.config.model.experts is not None
+
+
+def _mape(limit: float) -> Bar:
+    return Bar(figure="mape_frac", limit=limit)
+
+
+def _half_width(limit: float) -> Bar:
+    return Bar(figure="interval_width_frac", limit=limit)
+
+
+_RANKING = (
+    Bar(figure="kendall_tau", limit=0.85, is_least=True),
+    Bar(figure="regret_median_frac", limit=0.01),
+    Bar(figure="regret_p95_frac", limit=0.05),
+)
+_MEMORY = Bar(figure="memory_mape_frac", limit=0.02)
+_SINGLE, _MULTI = "e2e_vtrain_single_node", "e2e_vtrain_multi_node"
+_SINGLE_TITLE = "vTrain single node (synthetic)"
+_SIMUMAX, _SIMUMAX_OPS = "e2e_simumax_b200_8gpu", ("ops_simumax_gemm_attention",)
+_SAILOR, _SAILOR_OPS = "e2e_sailor", ("ops_sailor_layer_profiles",)
+_BRIDGE = "e2e_megatron_bridge"
+_RATE, _TERMS, _PERFECT = ConstantRate.name, TenTerms.name, PerfectScaling.name
+_SCALED = {
+    "MLPerf systems": "e2e_mlperf_llm_systems",
+    "DGXC": "e2e_dgxc_scaling",
+    "small tables": "e2e_small_tables",
+}
+_PAPERS: tuple[Claim, ...] = (
+    Claim(
+        title="paper's configurations on Perlmutter (implied)",
+        table="steps_paper_implied",
+        protocol="calibrate_0",
+        operators=("ops_ett_fwd_bwd", "ops_ett_optimizer", "coll_ett"),
+        machine="Perlmutter",
+        reference="3.1; paper 3.40, mean of three",
+        bars=(_mape(0.034),),
+    ),
+    Claim(
+        title="SC'21 / Selene A100 tables",
+        table="e2e_small_tables",
+        protocol="calibrate_2",
+        machine="Korthikanti|SC'?21|Narayanan|Selene",
+        reference="3.9; Calculon 3.65, max 8.87",
+        bars=(_mape(0.035), Bar(figure="max_ape_frac", limit=0.08)),
+    ),
+)
+_VTRAIN: tuple[Claim, ...] = (
+    *(
+        Claim(
+            title=_SINGLE_TITLE,
+            table=_SINGLE,
+            protocol=protocol,
+            reference=before,
+            bars=(_mape(limit),),
+        )
+        for protocol, before, limit in (
+            ("calibrate_5", "4.6", 0.045),
+            ("calibrate_10", "3.3", 0.032),
+            ("calibrate_40", "0.8", 0.008),
+            ("designed_10", "2.0", 0.02),
+        )
+    ),
+    *(
+        Claim(
+            title="vTrain multi node",
+            table=_MULTI,
+            protocol=protocol,
+            reference=before,
+            bars=(_mape(limit),),
+        )
+        for protocol, before, limit in ((LEAVE_ONE_OUT, "5.6", 0.05), ("calibrate_5", "7.1", 0.065))
+    ),
+)
+_ONE_STACK: tuple[Claim, ...] = (
+    Claim(
+        title="SimuMax B200",
+        table=_SIMUMAX,
+        protocol="calibrate_0",
+        operators=_SIMUMAX_OPS,
+        reference="7.0; SimuMax 5.3, memory 1.4",
+        bars=(_mape(0.055), _half_width(0.2), _MEMORY),
+    ),
+    Claim(
+        title="SimuMax B200",
+        table=_SIMUMAX,
+        protocol="calibrate_3",
+        operators=_SIMUMAX_OPS,
+        reference="3.6, p90 of draws 7.1",
+        bars=(
+            _mape(0.03),
+            _half_width(0.08),
+            Bar(figure="p90_draw_mape_frac", limit=0.06),
+            _MEMORY,
+        ),
+    ),
+    *(
+        Claim(
+            title="Sailor GH200",
+            table=_SAILOR,
+            protocol=protocol,
+            operators=_SAILOR_OPS,
+            reference=before,
+            bars=(_mape(limit),),
+        )
+        for protocol, before, limit in (
+            ("calibrate_0", "4.4; naive 18.4", 0.042),
+            ("calibrate_3", "-", 0.035),
+        )
+    ),
+    *(
+        Claim(
+            title=f"Megatron-Bridge{title}",
+            table=_BRIDGE,
+            protocol="calibrate_3",
+            reference=before,
+            bars=bars,
+            is_scored=is_scored,
+        )
+        for title, before, bars, is_scored in (
+            ("", "10.2", (_mape(0.08),), None),
+            (", dense", "11.6", (_mape(0.08),), lambda row: not _has_experts(row)),
+            (", MoE", "9.4", (_mape(0.08),), _has_experts),
+            (", bf16", "-", (), lambda row: row.config.fp8.value == "none"),
+            (", fp8 and fp4", "-", (), lambda row: row.config.fp8.value != "none"),
+        )
+    ),
+)
+_AGAINST_BASELINES: tuple[Claim, ...] = (
+    *(
+        Claim(
+            title=title,
+            table=table,
+            protocol=SCALE_OUT,
+            min_scales=3,
+            better_than=(_RATE, _TERMS, _PERFECT),
+            pool=", ".join(_SCALED),
+        )
+        for title, table in _SCALED.items()
+    ),
+    *(
+        Claim(
+            title=title,
+            table=table,
+            protocol="calibrate_3",
+            better_than=(_RATE, _TERMS),
+            pool=", ".join((*_SCALED, "nanotron")),
+        )
+        for title, table in (*_SCALED.items(), ("nanotron", "e2e_nanotron_llama1b"))
+    ),
+)
+_ORDERS: tuple[Claim, ...] = (
+    Claim(
+        title="ranking, vTrain single node (synthetic)",
+        table=_SINGLE,
+        protocol="calibrate_10",
+        reference="trivial rule tau 0.55, regret 3.1 %",
+        bars=_RANKING,
+    ),
+    Claim(
+        title="ranking, vTrain multi node",
+        table=_MULTI,
+        protocol="calibrate_5",
+        reference="trivial rule tau 0.49, regret 9 %",
+        bars=_RANKING,
+    ),
+)
+CLAIMS: tuple[Claim, ...] = (*_PAPERS, *_VTRAIN, *_ONE_STACK, *_AGAINST_BASELINES, *_ORDERS)
+FIGURE_NAMES: Mapping[str, str] = {
+    "mape_frac": "",
+    "max_ape_frac": "max",
+    "p90_draw_mape_frac": "p90 of draws",
+    "interval_width_frac": "half-width",
+    "memory_mape_frac": "memory",
+    "kendall_tau": "tau",
+    "regret_median_frac": "regret",
+    "regret_p95_frac": "p95",
+}
+
+
+def shown(figure: str, value: float) -> str:
+    """A figure as the table shows it: tau with two digits, all else in percent."""
+    return f"{value:.2f}" if figure == "kendall_tau" else f"{100 * value:.1f}"

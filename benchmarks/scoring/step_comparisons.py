@@ -1,0 +1,81 @@
+"""Whether one step model errs less than another on the same rows: a paired bootstrap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from forerun.calib.validation.step_protocols import series_name
+from forerun.calib.validation.steps import StepsScored
+
+NUM_RESAMPLES = 10_000
+_SEED = 20261122
+_TAIL = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Mean absolute error of ours less that of another, with its 90 % interval."""
+
+    difference_frac: float
+    low_frac: float
+    high_frac: float
+    num_rows: int
+    num_units: int
+    """What was drawn with replacement: series, or rows where all are of one series."""
+    are_series: bool
+
+    @property
+    def is_better(self) -> bool:
+        """Whether ours errs less, whatever was drawn: the whole interval is below 0."""
+        return self.high_frac < 0
+
+
+def compare(
+    ours: Sequence[StepsScored], theirs: Sequence[StepsScored], *, seed: int = _SEED
+) -> Comparison | None:
+    """Ours against theirs over the same folds; None where no row was predicted by both.
+
+    The errors of a row are averaged over its draws first, so that each row counts once.  Rows of a
+    series are alike, so series are drawn, whole.
+    """
+    by_series = _differences(ours, theirs)
+    if not by_series:
+        return None
+    rows = [list(found.values()) for found in by_series.values()]
+    are_series = len(rows) > 1
+    units = rows if are_series else [[value] for value in rows[0]]
+    sums = np.array([sum(unit) for unit in units])
+    counts = np.array([len(unit) for unit in units], dtype=np.float64)
+    generator = np.random.default_rng(seed)
+    drawn = generator.multinomial(len(units), np.full(len(units), 1 / len(units)), NUM_RESAMPLES)
+    low, high = np.quantile((drawn @ sums) / (drawn @ counts), (_TAIL, 1 - _TAIL))
+    return Comparison(
+        difference_frac=float(sums.sum() / counts.sum()),
+        low_frac=float(low),
+        high_frac=float(high),
+        num_rows=int(counts.sum()),
+        num_units=len(units),
+        are_series=are_series,
+    )
+
+
+def _differences(
+    ours: Sequence[StepsScored], theirs: Sequence[StepsScored]
+) -> Mapping[str, Mapping[str, float]]:
+    """Mean difference of absolute errors of each row, by series."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for one, other in zip(ours, theirs, strict=True):
+        differences = np.abs(one.error_frac) - np.abs(other.error_frac)
+        for row, also, value in zip(one.rows, other.rows, differences.tolist(), strict=True):
+            if row.row_id != also.row_id:
+                raise ValueError(f"row {row.row_id} is compared with {also.row_id}; score one fold")
+            if math.isfinite(value):
+                found.setdefault(series_name(row), {}).setdefault(row.row_id, []).append(value)
+    return {
+        name: {row: float(np.mean(values)) for row, values in rows.items()}
+        for name, rows in found.items()
+    }

@@ -1,0 +1,206 @@
+"""Folds of the acceptance table scored, each once, in one process or in several.
+
+Folds know nothing of one another, so that any number of processes gives the same figures.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from multiprocessing import get_context
+from pathlib import Path
+
+import pandas as pd
+from threadpoolctl import threadpool_limits
+
+from forerun.benchmarks.baselines.steps import BASELINES
+from forerun.benchmarks.published.readers import read_published, read_steps
+from forerun.benchmarks.scoring.step_acceptance import CLAIMS, Claim
+from forerun.calib.records.step_rows import StepRow, StepTable
+from forerun.calib.steps.design import design
+from forerun.calib.steps.table_steps import TableSteps
+from forerun.calib.validation.step_protocols import SCALE_OUT, Fold
+from forerun.calib.validation.steps import StepModel, StepsScored, score_folds
+from forerun.launch.known.table_files import read_frame
+
+RECIPES = Path(__file__).parents[2] / "recipes" / "published"
+MODELS = (TableSteps.name, *(baseline.name for baseline in BASELINES))
+_PARTS_PER_JOB = 8
+Key = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """What one model said of the folds of a claim."""
+
+    folds: tuple[StepsScored, ...]
+    seconds: float
+    """Of processor time."""
+
+    def of(self, is_scored: Callable[[StepRow], bool] | None) -> list[StepsScored]:
+        """The rows that count alone; folds without any are left out."""
+        if is_scored is None:
+            return list(self.folds)
+        cut = [_part(fold, is_scored) for fold in self.folds]
+        return [fold for fold in cut if fold.rows]
+
+
+def score(
+    data: Path, claims: Sequence[Claim], chosen: str, num_draws: int, num_jobs: int
+) -> dict[tuple[Key, str], Scored]:
+    """What ``chosen`` and the baselines say of each claim's folds, by the claim's key."""
+    names = dict.fromkeys((chosen, *MODELS[1:]))
+    tasks: list[_Task] = []
+    for claim in {claim.key: claim for claim in reversed(claims)}.values():
+        folds = _folds(data, claim, num_draws)
+        for name in names:
+            parts = _PARTS_PER_JOB * num_jobs if name == MODELS[0] and num_jobs > 1 else 1
+            place = CLAIMS.index(claim)
+            tasks += [
+                _Task(
+                    data=data, place=place, model=name, part=part, folds=tuple(folds[part::parts])
+                )
+                for part in range(min(parts, max(1, len(folds))))
+            ]
+    found: dict[tuple[Key, str], list[tuple[int, _Done]]] = {}
+    for task, done in _each(tasks, num_jobs):
+        found.setdefault((CLAIMS[task.place].key, task.model), []).append((task.part, done))
+    return {key: _joined([done for _, done in sorted(v, key=_first)]) for key, v in found.items()}
+
+
+def claim_rows(data: Path, claim: Claim) -> list[StepRow]:
+    """The rows that the folds of a claim are positions of."""
+    return claim.usable(step_table(data, claim.table).rows)
+
+
+def left_out(data: Path, claim: Claim, num_draws: int) -> tuple[int, Counter[str]]:
+    """How many rows the table has, and how many of them no fold holds, by the first reason."""
+    table, rows = step_table(data, claim.table), claim_rows(data, claim)
+    used = {place for fold in _folds(data, claim, num_draws) for place in (*fold.train, *fold.test)}
+    known = {(rows[place].machine, rows[place].row_id) for place in used}
+    reasons = Counter(_first_reason(skip.reason) for skip in table.skipped)
+    few_scales = f"a series of fewer than {claim.min_scales} numbers of GPUs"
+    for row in table.rows:
+        if (row.machine, row.row_id) in known:
+            continue
+        if row.flag:
+            reasons[_first_reason(row.flag)] += 1
+        elif not claim.usable([row]) and claim.machine:
+            reasons["another machine"] += 1
+        else:
+            too_few = few_scales if claim.protocol == SCALE_OUT else "a machine of too few rows"
+            reasons[too_few] += 1
+    return len(table.rows) + len(table.skipped), reasons
+
+
+@lru_cache(maxsize=64)
+def _folds(data: Path, claim: Claim, num_draws: int) -> list[Fold]:
+    return claim.folds(claim_rows(data, claim), num_draws, design)
+
+
+@lru_cache(maxsize=64)
+def step_table(data: Path, name: str) -> StepTable:
+    """A published table of steps."""
+    return read_steps(_frame(data, name), name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Task:
+    data: Path
+    place: int
+    """Of the claim among all."""
+    model: str
+    part: int
+    folds: tuple[Fold, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Done:
+    folds: list[StepsScored]
+    seconds: float
+
+
+def _each(tasks: Sequence[_Task], num_jobs: int) -> Iterator[tuple[_Task, _Done]]:
+    if num_jobs == 1:
+        yield from ((task, _told(task, _run(task))) for task in tasks)
+        return
+    with ProcessPoolExecutor(num_jobs, mp_context=get_context("spawn")) as pool:
+        for task, done in zip(tasks, pool.map(_run, tasks), strict=True):
+            yield task, _told(task, done)
+
+
+def _run(task: _Task) -> _Done:
+    claim = CLAIMS[task.place]
+    begin = time.process_time()
+    with threadpool_limits(1):
+        model = _model(task.data, task.model, claim.operators)
+        folds = score_folds(claim_rows(task.data, claim), task.folds, model)
+    return _Done(folds=folds, seconds=time.process_time() - begin)
+
+
+def _told(task: _Task, done: _Done) -> _Done:
+    claim = CLAIMS[task.place]
+    if task.model not in MODELS[1:]:
+        told = f"{claim.title}, {claim.protocol}, {len(task.folds)} folds: {done.seconds:.0f} s"
+        print(told, file=sys.stderr, flush=True)
+    return done
+
+
+def _joined(parts: Sequence[_Done]) -> Scored:
+    """Every so many folds were one part: back in their order."""
+    number, total = len(parts), sum(len(part.folds) for part in parts)
+    folds = tuple(parts[place % number].folds[place // number] for place in range(total))
+    return Scored(folds=folds, seconds=sum(part.seconds for part in parts))
+
+
+def _first(pair: tuple[int, _Done]) -> int:
+    return pair[0]
+
+
+@lru_cache(maxsize=64)
+def _model(data: Path, name: str, operators: tuple[str, ...]) -> StepModel:
+    for baseline in BASELINES:
+        if baseline.name == name:
+            return baseline
+    return TableSteps([_operators(data, table) for table in operators])
+
+
+@lru_cache(maxsize=64)
+def _operators(data: Path, name: str) -> pd.DataFrame:
+    return read_published(_frame(data, name), name)
+
+
+def _frame(data: Path, name: str) -> pd.DataFrame:
+    for folder in (data, RECIPES):
+        for ending in (".csv.gz", ".csv"):
+            if (folder / (name + ending)).exists():
+                return read_frame(folder / (name + ending))
+    sys.exit(f"{name} is neither in {data} nor in {RECIPES}")
+
+
+def _first_reason(text: str) -> str:
+    """Without the value that it quotes: rows left out for one reason are counted together.
+
+    >>> _first_reason("accelerator 'TPU-v5e' is not NVIDIA's; only its stack is known")
+    "accelerator is not NVIDIA's"
+    """
+    return re.sub(r" '[^']*'", "", text.partition(";")[0])
+
+
+def _part(scored: StepsScored, keep: Callable[[StepRow], bool]) -> StepsScored:
+    places = [place for place, row in enumerate(scored.rows) if keep(row)]
+    return replace(
+        scored,
+        rows=tuple(scored.rows[place] for place in places),
+        reasons=tuple(scored.reasons[place] for place in places),
+        predicted_s=scored.predicted_s[places],
+        low_s=scored.low_s[places],
+        high_s=scored.high_s[places],
+        memory_nbytes=scored.memory_nbytes[places],
+    )

@@ -1,0 +1,154 @@
+"""Our own format of step tables: Megatron's argument names as columns, and what was measured.
+
+``recipes/published/FORMAT.md`` describes it for people.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from ..arguments.megatron_namespace import from_namespace
+from ..arguments.megatron_values import layout_values, model_values
+from ..errors import CalibrationError, ConfigError
+from ..records.step_rows import SkippedRow, StepKind, StepRow, StepTable, Trait
+from ..workload.config import Engine
+from .own_format import unlike
+
+TIME = "step_time_s"
+MEMORY = "peak_memory_nbytes"
+REQUIRED = frozenset({TIME, "num_layers", "hidden_size", "micro_batch_size", "global_batch_size"})
+OWN_COLUMNS = (
+    *("row_id", "device", "machine", "model", "framework", "kind", "traits", "flag"),
+    *(TIME, MEMORY),
+)
+"""Columns that are no arguments of Megatron."""
+
+
+_NOT_SET = frozenset({"", "nan", "none", "<na>", "nat"})
+
+
+def read_steps(frame: pd.DataFrame, name: str) -> StepTable:
+    """The rows of ``frame``; ``name`` is how answers and errors call the table.
+
+    Cells that are empty count as not given; rows that are no layout are listed with the reason.
+    ``ConfigError`` where columns are missing, ``CalibrationError`` where there are no rows.
+    """
+    columns = frozenset(map(str, frame.columns))
+    if not len(frame) and (not columns or columns >= REQUIRED):
+        raise CalibrationError(f"{name} has no rows; give a table with step times")
+    if not columns >= REQUIRED:
+        raise unlike(columns, name, {"steps": REQUIRED})
+    rows: list[StepRow] = []
+    skipped: list[SkippedRow] = []
+    records: Iterable[Mapping[Any, Any]] = frame.to_dict(orient="records")
+    for position, values in enumerate(records):
+        cells = {str(column): str(value).strip() for column, value in values.items()}
+        cells = {c: "" if text.lower() in _NOT_SET else text for c, text in cells.items()}
+        row_id = cells.get("row_id") or f"row {position + 1}"
+        try:
+            rows.append(_row(cells, row_id, name))
+        except ConfigError as err:
+            skipped.append(SkippedRow(row_id=row_id, reason=str(err)))
+    return StepTable(name=name, rows=tuple(rows), skipped=tuple(skipped))
+
+
+def _row(cells: Mapping[str, str], row_id: str, table: str) -> StepRow:
+    own = {column: cells.get(column, "") for column in OWN_COLUMNS}
+    given = {column: _value(text) for column, text in cells.items() if column not in own}
+    found = from_namespace({column: v for column, v in given.items() if v is not None})
+    traits = frozenset(_choice(Trait, text) for text in own["traits"].split())
+    config = replace(
+        found,
+        model=replace(found.model, is_residual_parallel=Trait.PARALLEL_RESIDUAL in traits),
+        parallelism=replace(
+            found.parallelism, engine=_ENGINES.get(own["framework"], Engine.MEGATRON)
+        ),
+        device=own["device"] or "unknown",
+        framework=own["framework"],
+    )
+    model, batch = config.model, config.batch.global_batch_size
+    measured_s = _number(TIME, own[TIME], math.nan)
+    flags = [own["flag"], "" if measured_s > 0 else "no step time"]
+    label = own["model"] or f"h{model.hidden_size} L{model.num_layers}"
+    return StepRow(
+        table=table,
+        row_id=row_id,
+        config=config,
+        measured_s=measured_s,
+        measured_memory_nbytes=_number(MEMORY, own[MEMORY], 0.0) or None,
+        machine=own["machine"] or f"{config.device} {config.precision.value}",
+        group=f"{label} x{config.parallelism.num_ranks} batch {batch}",
+        kind=_choice(StepKind, own["kind"] or StepKind.MEASURED.value),
+        traits=traits,
+        flag="; ".join(text for text in flags if text),
+    )
+
+
+def _number(name: str, text: str, default: float) -> float:
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ConfigError(f"{name} {text!r} is no number; give one")
+    return value
+
+
+def own_frame(rows: list[StepRow]) -> pd.DataFrame:
+    """Rows in our own format; columns that no row needs are left out."""
+    frame = pd.DataFrame([_cells(row) for row in rows])
+    return frame.loc[:, [c for c in frame.columns if frame[c].notna().any()]]
+
+
+def _cells(row: StepRow) -> dict[str, Any]:
+    """One row in our own format; ``read_steps`` gives an equal config back."""
+    config, par = row.config, row.config.parallelism
+    own = {
+        "row_id": row.row_id,
+        "device": config.device,
+        "machine": row.machine,
+        "model": row.group.rpartition(f" x{par.num_ranks} batch ")[0],
+        "framework": config.framework or None,
+        "kind": row.kind.value,
+        "traits": " ".join(sorted(t.value for t in row.traits)) or None,
+        "flag": row.flag or None,
+        TIME: row.measured_s,
+        MEMORY: row.measured_memory_nbytes,
+        "world_size": par.num_ranks,
+        "ranks_per_node": par.ranks_per_node or None,
+    }
+    arguments = model_values(config) | layout_values(config)
+    # A list of words is one cell, and one that is empty says nothing.
+    return own | {n: " ".join(v) if isinstance(v, list) else v for n, v in arguments.items()}
+
+
+def _value(text: str) -> Any:
+    """A cell as Megatron's argument parser would leave it; None where it is empty."""
+    if not text:
+        return None
+    low = text.lower()
+    if low in ("true", "false"):
+        return low == "true"
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return int(number) if number.is_integer() else number
+
+
+_ENGINES = {"GPT-NeoX": Engine.DEEPSPEED}
+
+
+def _choice(kind: Any, text: str) -> Any:
+    try:
+        return kind(text)
+    except ValueError as err:
+        known = ", ".join(choice.value for choice in kind)
+        raise ConfigError(f"{text!r} is none of {known}; choose one") from err

@@ -1,1 +1,0 @@
-"""Published tables of measurements: our own format, and one reader for each family of tables."""

@@ -1,0 +1,68 @@
+"""Verdicts on coverage against closed forms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+from step_fixtures import layout, row
+
+from forerun.benchmarks.scoring.step_coverage import coverage_verdict, pooled, row_coverage
+from forerun.calib.validation.steps import StepsScored
+
+
+def shares(num_held: int, count: int) -> list[float]:
+    return [1.0] * num_held + [0.0] * (count - num_held)
+
+
+@pytest.mark.parametrize(
+    ("num_held", "count", "is_met"),
+    [(17, 20, True), (19, 20, True), (20, 20, False), (16, 20, False), (95, 100, True)],
+)
+def test_many_rows_are_held_to_limits(num_held: int, count: int, is_met: bool) -> None:
+    found = coverage_verdict(shares(num_held, count))
+    assert found is not None and found.is_met is is_met
+    assert (found.low_frac, found.high_frac, found.num_rows) == (0.85, 0.95, count)
+
+
+def test_few_rows_are_held_to_what_they_can_tell() -> None:
+    # All of n held: the lower end is 0.05 ** (1 / n); none held: the upper one is 1 less that.
+    for count in (1, 7, 19):
+        found = coverage_verdict(shares(count, count))
+        assert found is not None and found.is_met
+        assert found.low_frac == pytest.approx(0.05 ** (1 / count)) and found.high_frac == 1
+        missed = coverage_verdict(shares(0, count))
+        assert missed is not None and missed.low_frac == 0
+        assert missed.high_frac == pytest.approx(1 - 0.05 ** (1 / count))
+        assert missed.is_met == (count == 1)
+    # Elsewhere the tails of the binomial at either end are 5 %.
+    found = coverage_verdict(shares(7, 10))
+    assert found is not None and found.is_met
+    assert binom.sf(6, 10, found.low_frac) == pytest.approx(0.05)
+    assert binom.cdf(7, 10, found.high_frac) == pytest.approx(0.05)
+    below = coverage_verdict(shares(6, 10))
+    assert below is not None and not below.is_met
+    assert coverage_verdict([]) is None
+
+
+def test_a_row_counts_once_in_draws_and_in_lines() -> None:
+    rows = [row(layout(1, 1, 8, 1), 1.0, name) for name in "ab"]
+
+    def said(held: list[bool], draw: int) -> StepsScored:
+        low = np.where(held, 0.9, 1.05)
+        return StepsScored(
+            protocol="p",
+            draw=draw,
+            machine="m",
+            rows=tuple(rows[: len(held)]),
+            predicted_s=np.full(len(held), 1.1),
+            low_s=low,
+            high_s=np.full(len(held), 1.2),
+            reasons=("",) * len(held),
+            memory_nbytes=np.full(len(held), np.nan),
+        )
+
+    one = row_coverage([said([True, False], 0), said([True], 1), said([False], 2)])
+    assert one == {("m", "a"): pytest.approx(2 / 3), ("m", "b"): 0.0}
+    other = row_coverage([said([False], 0)])
+    assert pooled([one, other]) == {("m", "a"): pytest.approx(1 / 3), ("m", "b"): 0.0}

@@ -1,0 +1,44 @@
+"""The package's own step model, as the validation of steps builds it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from step_fixtures import grid, timed
+
+from forerun.calib.importers.own_format import read_table
+from forerun.calib.steps.table_steps import TableSteps
+
+
+def test_a_machine_that_is_slower_by_a_constant_is_calibrated_to_it() -> None:
+    rows = [row for row in grid() if row.num_ranks == 8]
+    cold = TableSteps().fit([]).predict(rows)
+    assert (cold.low_s < cold.time_s).all() and (cold.time_s < cold.high_s).all()
+    slow = timed(rows, 1.3 * cold.time_s)
+    warm = TableSteps().fit(slow[::2]).predict(rows)
+    error = warm.time_s / [row.measured_s for row in slow] - 1
+    # Constants that few rows tell, such as hops, stay near their priors.
+    assert np.abs(error).max() < 0.08
+    assert np.mean(warm.high_s / warm.low_s) < np.mean(cold.high_s / cold.low_s)
+
+
+def test_tables_of_operators_are_read() -> None:
+    # Products at a tenth of the data sheet's rate: steps have to become slower.
+    tokens = 2 ** np.arange(8, 15)
+    frame = pd.DataFrame(
+        {
+            "device": "A100",
+            "group": "product",
+            "kind": "linear",
+            "phase": "forward",
+            "shape": [f"{count}x2048x2048" for count in tokens],
+            "element_nbytes": 2,
+            "time_s": 2.0 * tokens * 2048**2 / 31.2e12,
+        }
+    )
+    backward = frame.assign(phase="backward", time_s=2 * frame["time_s"])
+    table = read_table(pd.concat([frame, backward], ignore_index=True), "t")
+    rows = grid()[:8]
+    without = TableSteps().fit([]).predict(rows).time_s
+    slow = TableSteps([table]).fit([]).predict(rows).time_s
+    assert (slow > 2 * without).all()
