@@ -1,28 +1,43 @@
-"""Operators out of a trace of PyTorch's profiler (Kineto, Chrome format, recorded with shapes).
+"""Operators and collectives out of a trace of PyTorch's profiler, recorded with shapes.
 
 On a device the time of an operator is that of the kernels which it launched; in a trace without
 kernels it is the operator's own.  The backward of an operator is the node of autograd with its
-sequence number, all of it.
+sequence number, all of it.  A kernel of NCCL runs from when its own rank arrives, so that its time
+includes waiting for the others: the shortest over the ranks' traces is nearest to the transfer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from json import loads
 from typing import Any
 
 import pandas as pd
 
 from ..errors import RecordError
+from ..records.collective_names import collective_named
+from ..records.kineto_trace import (
+    CPU_OP,
+    KERNEL,
+    MESSAGE_OP,
+    SHAPES,
+    TraceEvent,
+    device_work,
+    from_chrome,
+)
+from ..workload.collectives import Collective
 from ..workload.operators import OperatorKind, Phase
 from .element_types import MICROSECOND_S, element_nbytes
-from .own_format import OPERATOR_COLUMNS
+from .own_format import COLLECTIVE_COLUMNS, OPERATOR_COLUMNS
 
-Event = Mapping[str, Any]
 Dims = Sequence[Sequence[int]]
+Sizes = Callable[[Dims], tuple[int, ...]]
 
 _NODE = "autograd::engine::evaluate_function: "
+_COUNTS_OUTPUT = frozenset({Collective.ALL_GATHER, Collective.RECV})
+_NS_PER_US = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +45,7 @@ class _Known:
     """An operator of ATen that is one of ours."""
 
     kind: OperatorKind
-    sizes: Callable[[Dims], tuple[int, ...]]
+    sizes: Sizes
     node: str
     """How the name of its node of autograd begins."""
     tensor: int = 0
@@ -48,47 +63,36 @@ def _attention(dims: Dims) -> tuple[int, ...]:
     return (batch, heads, groups, seq, channels, value[-1])
 
 
+def _known(kind: OperatorKind, node: str, sizes: Sizes = _rows, **inputs: int) -> _Known:
+    return _Known(kind=kind, node=node, sizes=sizes, **inputs)
+
+
+_PRODUCT, _BATCHED = OperatorKind.LINEAR, OperatorKind.BATCHED_PRODUCT
 _KNOWN = {
-    "mm": _Known(kind=OperatorKind.LINEAR, sizes=lambda d: (*d[0], d[1][1]), node="MmBackward"),
-    "addmm": _Known(
-        kind=OperatorKind.LINEAR, sizes=lambda d: (*d[1], d[2][1]), node="AddmmBackward", tensor=1
-    ),
-    "bmm": _Known(
-        kind=OperatorKind.BATCHED_PRODUCT, sizes=lambda d: (*d[0], d[1][2]), node="BmmBackward"
-    ),
-    "baddbmm": _Known(
-        kind=OperatorKind.BATCHED_PRODUCT,
-        sizes=lambda d: (*d[1], d[2][2]),
-        node="BaddbmmBackward",
-        tensor=1,
-    ),
-    "native_layer_norm": _Known(
-        kind=OperatorKind.NORM, sizes=_rows, node="NativeLayerNormBackward"
-    ),
-    "_fused_rms_norm": _Known(kind=OperatorKind.NORM, sizes=_rows, node="FusedRmsNormBackward"),
-    "_softmax": _Known(kind=OperatorKind.SOFTMAX, sizes=_rows, node="SoftmaxBackward"),
-    "gelu": _Known(kind=OperatorKind.ELEMENTWISE, sizes=_rows, node="GeluBackward"),
-    "silu": _Known(kind=OperatorKind.ELEMENTWISE, sizes=_rows, node="SiluBackward"),
-    "native_dropout": _Known(
-        kind=OperatorKind.ELEMENTWISE, sizes=_rows, node="NativeDropoutBackward"
-    ),
-    "embedding": _Known(
-        kind=OperatorKind.EMBEDDING,
-        sizes=lambda d: (math.prod(d[1]), d[0][1], d[0][0]),
-        node="EmbeddingBackward",
+    "mm": _known(_PRODUCT, "MmBackward", lambda d: (*d[0], d[1][1])),
+    "addmm": _known(_PRODUCT, "AddmmBackward", lambda d: (*d[1], d[2][1]), tensor=1),
+    "bmm": _known(_BATCHED, "BmmBackward", lambda d: (*d[0], d[1][2])),
+    "baddbmm": _known(_BATCHED, "BaddbmmBackward", lambda d: (*d[1], d[2][2]), tensor=1),
+    "native_layer_norm": _known(OperatorKind.NORM, "NativeLayerNormBackward"),
+    "_fused_rms_norm": _known(OperatorKind.NORM, "FusedRmsNormBackward"),
+    "_softmax": _known(OperatorKind.SOFTMAX, "SoftmaxBackward"),
+    "gelu": _known(OperatorKind.ELEMENTWISE, "GeluBackward"),
+    "silu": _known(OperatorKind.ELEMENTWISE, "SiluBackward"),
+    "native_dropout": _known(OperatorKind.ELEMENTWISE, "NativeDropoutBackward"),
+    "embedding": _known(
+        OperatorKind.EMBEDDING,
+        "EmbeddingBackward",
+        lambda d: (math.prod(d[1]), d[0][1], d[0][0]),
     ),
     **{
-        name: _Known(
-            kind=OperatorKind.FLASH_ATTENTION,
-            sizes=_attention,
-            node="ScaledDotProduct",
-            causal=causal,
+        f"_scaled_dot_product_{name}": _known(
+            OperatorKind.FLASH_ATTENTION, "ScaledDotProduct", _attention, causal=causal
         )
         for name, causal in (
-            ("_scaled_dot_product_flash_attention", 4),
-            ("_scaled_dot_product_flash_attention_for_cpu", 4),
-            ("_scaled_dot_product_efficient_attention", 6),
-            ("_scaled_dot_product_cudnn_attention", 6),
+            ("flash_attention", 4),
+            ("flash_attention_for_cpu", 4),
+            ("efficient_attention", 6),
+            ("cudnn_attention", 6),
         )
     },
 }
@@ -96,21 +100,25 @@ _KNOWN = {
 
 @dataclass(slots=True, kw_only=True)
 class _Call:
-    """One operator or one node of autograd as it ran, and what it launched."""
+    """One operator or one node of autograd as it ran, and the numbers of all that ran inside."""
 
-    name: str
-    event: Event
-    external_ids: list[int] = field(default_factory=list)
+    event: TraceEvent
+    numbers: list[int] = field(default_factory=list)
 
     @property
-    def sequence(self) -> int | None:
-        """What forward and backward of one operator share."""
-        return self.event.get("args", {}).get("Sequence number")
+    def name(self) -> str:
+        """Of an operator, as ``_KNOWN`` has it."""
+        return self.event.name.removeprefix("aten::")
 
     @property
     def is_node(self) -> bool:
         """True for a node of autograd."""
-        return self.name.startswith(_NODE)
+        return self.event.name.startswith(_NODE)
+
+    @property
+    def sequence(self) -> int | None:
+        """What forward and backward of one operator share."""
+        return self.event.details.get("Sequence number")
 
 
 def kineto_operators(trace: Mapping[str, Any], name: str) -> pd.DataFrame:
@@ -118,141 +126,158 @@ def kineto_operators(trace: Mapping[str, Any], name: str) -> pd.DataFrame:
 
     ``RecordError`` where the file is no trace, or was recorded without shapes.
     """
-    events = trace_events(trace, name)
+    events = _events(trace, name)
     calls = [call for thread in _threads(events) for call in _calls(thread)]
-    if not any("Input Dims" in call.event.get("args", {}) for call in calls):
+    if not any(SHAPES in call.event.details for call in calls):
         raise RecordError(
             f"{name} holds no operator with shapes; record the trace with record_shapes=True"
         )
-    kernels = _kernel_times(events)
-    device = device_name(trace)
+    kernels, device = _kernel_times_us(events), _device_name(trace)
     rows, forward = [], {}
     for call in calls:
-        if call.is_node:
-            continue
-        row = _row(call, device)
+        row = None if call.is_node else _operator_row(call, device)
         if row is None:
             continue
         if call.sequence is not None:
             forward[call.sequence] = (call, row)
         rows.append(row | {"phase": Phase.FORWARD.value, "time_s": _time_s(call, kernels)})
-    for node in calls:
-        call, row = forward.get(node.sequence, (None, None)) if node.is_node else (None, None)
-        if call is None or row is None or not _belongs(node, call):
-            continue
-        rows.append(row | {"phase": Phase.BACKWARD.value, "time_s": _time_s(node, kernels)})
+    for node in (call for call in calls if call.is_node and call.sequence in forward):
+        call, row = forward[node.sequence]
+        if node.event.name.removeprefix(_NODE).startswith(_KNOWN[call.name].node):
+            rows.append(row | {"phase": Phase.BACKWARD.value, "time_s": _time_s(node, kernels)})
     frame = pd.DataFrame(rows, columns=list(OPERATOR_COLUMNS))
     frame["tp"] = frame["tp"].astype("Int64")
     return frame[frame["time_s"] > 0].reset_index(drop=True)
 
 
-def trace_events(trace: Mapping[str, Any], name: str) -> list[Event]:
-    """The events with a duration; ``RecordError`` where the file has none."""
-    events = trace.get("traceEvents") if isinstance(trace, Mapping) else None
-    found = [e for e in events or () if e.get("ph") == "X" and "dur" in e]
+def kineto_collectives(
+    trace: Mapping[str, Any], name: str, *, fabric: str, ranks_per_node: int
+) -> pd.DataFrame:
+    """A collective table in our own format, one row for each kernel of NCCL.
+
+    ``ranks_per_node`` tells which ranks of a group share a node.  A kernel whose payload or group
+    the trace does not say is left out.
+    """
+    events = _events(trace, name)
+    calls = {e.number or e.link: e.details for e in events if e.name == MESSAGE_OP and e.details}
+    place = {"device": _device_name(trace), "fabric": fabric, "flag": ""}
+    rows = []
+    for event in events:
+        if event.category != KERNEL or not event.name.startswith("nccl"):
+            continue
+        is_told = "Collective name" in event.details
+        details = event.details if is_told else calls.get(event.link, {})
+        if row := _collective_row(details, ranks_per_node):
+            time_s = event.duration_ns / _NS_PER_US * MICROSECOND_S
+            rows.append(row | place | {"time_s": time_s})
+    return pd.DataFrame(rows, columns=list(COLLECTIVE_COLUMNS))
+
+
+def _events(trace: Mapping[str, Any], name: str) -> list[TraceEvent]:
+    found = from_chrome(trace.get("traceEvents") or ()) if isinstance(trace, Mapping) else []
     if not found:
         raise RecordError(f"{name} is not a Chrome trace with events; export it with the profiler")
     return found
 
 
-def device_name(trace: Mapping[str, Any]) -> str:
+def _device_name(trace: Mapping[str, Any]) -> str:
     """The first device of the trace, "cpu" where there is none."""
     properties = trace.get("deviceProperties") or [{}]
     return str(properties[0].get("name", "cpu"))
 
 
-def external_id(event: Event) -> int | None:
-    """What links a kernel to the operator that launched it."""
-    args = event.get("args", {})
-    return args.get("External id", args.get("external id"))
-
-
-def _threads(events: Iterable[Event]) -> Iterable[list[Event]]:
+def _threads(events: Sequence[TraceEvent]) -> Iterator[list[TraceEvent]]:
     """Operators of each thread, parents before children."""
-    threads: dict[tuple[Any, Any], list[Event]] = {}
+    threads: dict[int, list[TraceEvent]] = {}
     for event in events:
-        if event.get("cat") == "cpu_op":
-            threads.setdefault((event.get("pid"), event.get("tid")), []).append(event)
+        if event.category == CPU_OP:
+            threads.setdefault(event.thread, []).append(event)
     for members in threads.values():
-        yield sorted(members, key=lambda e: (e["ts"], -e["dur"]))
+        yield sorted(members, key=lambda event: (event.start_ns, -event.duration_ns))
 
 
-def _calls(thread: Sequence[Event]) -> list[_Call]:
+def _calls(thread: Sequence[TraceEvent]) -> list[_Call]:
     """Known operators and nodes of autograd; what runs inside one belongs to it."""
     found: list[_Call] = []
-    current, end = None, -math.inf
     for event in thread:
-        if event["ts"] >= end:
-            current = None
-        if current is None:
-            name = str(event["name"])
-            if not name.startswith(_NODE) and name.removeprefix("aten::") not in _KNOWN:
+        if not found or event.start_ns >= found[-1].event.end_ns:
+            call = _Call(event=event)
+            if not call.is_node and call.name not in _KNOWN:
                 continue
-            current, end = _Call(name=name, event=event), event["ts"] + event["dur"]
-            found.append(current)
-        identity = external_id(event)
-        if identity is not None:
-            current.external_ids.append(identity)
+            found.append(call)
+        if event.number:
+            found[-1].numbers.append(event.number)
     return found
 
 
-def _kernel_times(events: Iterable[Event]) -> dict[int, float] | None:
-    """Microseconds of kernels by the operator that launched them; None without a device."""
-    launched_by = {
-        event["args"]["correlation"]: external_id(event)
-        for event in events
-        if event.get("cat") in ("cuda_runtime", "cuda_driver", "hip_runtime")
-        and "correlation" in event.get("args", {})
-    }
-    kernels = [event for event in events if event.get("cat") == "kernel"]
-    if not kernels:
+def _kernel_times_us(events: Sequence[TraceEvent]) -> dict[int, float] | None:
+    """Time of kernels by the number of the operator that launched them; None without a device."""
+    if not any(event.category == KERNEL for event in events):
         return None
     times: dict[int, float] = {}
-    for kernel in kernels:
-        identity = external_id(kernel)
-        if identity is None:
-            identity = launched_by.get(kernel.get("args", {}).get("correlation"))
-        if identity is not None:
-            times[identity] = times.get(identity, 0.0) + kernel["dur"]
+    for work in device_work(events, frozenset({KERNEL})):
+        times[work.call] = times.get(work.call, 0.0) + work.duration_ns / _NS_PER_US
     return times
 
 
-def _time_s(call: _Call, kernels: Mapping[int, float] | None) -> float:
-    if kernels is None:
-        return call.event["dur"] * MICROSECOND_S
-    return sum(kernels.get(identity, 0.0) for identity in call.external_ids) * MICROSECOND_S
+def _time_s(call: _Call, kernels_us: Mapping[int, float] | None) -> float:
+    if kernels_us is None:
+        return call.event.duration_ns / _NS_PER_US * MICROSECOND_S
+    return sum(kernels_us.get(number, 0.0) for number in call.numbers) * MICROSECOND_S
 
 
-def _row(call: _Call, device: str) -> dict[str, Any] | None:
+def _operator_row(call: _Call, device: str) -> dict[str, Any] | None:
     """What both phases of a call share; None where its shapes were not recorded."""
-    name = call.name.removeprefix("aten::")
-    known, args = _KNOWN[name], call.event.get("args", {})
+    known, details = _KNOWN[call.name], call.event.details
     try:
-        sizes = known.sizes(args["Input Dims"])
-        dtype = str(args["Input type"][known.tensor])
+        sizes = known.sizes(details[SHAPES])
+        dtype = str(details["Input type"][known.tensor])
     except (KeyError, IndexError, ValueError, TypeError):
         return None
     if not all(isinstance(size, int) and size > 0 for size in sizes):
         return None
     return {
         "device": device,
-        "group": name.lstrip("_"),
+        "group": call.name.lstrip("_"),
         "kind": known.kind.value,
         "shape": "x".join(map(str, sizes)),
         "element_nbytes": element_nbytes(dtype.removeprefix("c10::"), default=4),
         "tp": None,
-        "flag": "" if _is_causal(known, args) else "attention without causal mask",
+        "flag": "" if _is_causal(known, details) else "attention without causal mask",
     }
 
 
-def _is_causal(known: _Known, args: Mapping[str, Any]) -> bool:
+def _is_causal(known: _Known, details: Mapping[str, Any]) -> bool:
     """True where it is no attention, or a causal one; a trace that does not say is believed."""
-    concrete = args.get("Concrete Inputs")
+    concrete = details.get("Concrete Inputs")
     if known.causal is None or not concrete or known.causal >= len(concrete):
         return True
     return str(concrete[known.causal]).lower() != "false"
 
 
-def _belongs(node: _Call, call: _Call) -> bool:
-    known = _KNOWN[call.name.removeprefix("aten::")]
-    return node.name.removeprefix(_NODE).startswith(known.node)
+def _collective_row(details: Mapping[str, Any], ranks_per_node: int) -> dict[str, Any] | None:
+    collective = collective_named(str(details.get("Collective name", "")))
+    num_ranks = int(details.get("Group size", 0))
+    if collective is Collective.OTHER or num_ranks < 1:
+        return None
+    side = "Out msg nelems" if collective in _COUNTS_OUTPUT else "In msg nelems"
+    nbytes = int(details.get(side, 0)) * element_nbytes(str(details.get("dtype", "")), default=4)
+    if nbytes < 1:
+        return None
+    return {
+        "collective": collective.value,
+        "num_ranks": num_ranks,
+        "num_nodes": _num_nodes(details, num_ranks, ranks_per_node),
+        "nbytes": nbytes,
+    }
+
+
+def _num_nodes(details: Mapping[str, Any], num_ranks: int, ranks_per_node: int) -> int:
+    """Nodes of the listed ranks; of a block of ranks where the list is missing or cut short."""
+    try:
+        ranks = loads(str(details.get("Process Group Ranks", "")))
+    except ValueError:
+        ranks = []
+    if not isinstance(ranks, list) or len(ranks) != num_ranks:
+        return -(-num_ranks // ranks_per_node)
+    return len({int(rank) // ranks_per_node for rank in ranks})

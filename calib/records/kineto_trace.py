@@ -18,7 +18,7 @@ from .collective_names import collective_named
 CPU_OP = "cpu_op"
 KERNEL = "kernel"
 DEVICE_WORK = frozenset({KERNEL, "gpu_memcpy", "gpu_memset"})
-RUNTIME = frozenset({"cuda_runtime", "cuda_driver"})
+RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime"})
 MESSAGE_OP = "record_param_comms"
 SHAPES = "Input Dims"
 _PRODUCT_OPS = frozenset(
@@ -83,12 +83,14 @@ class TracedWork:
 def from_chrome(events: Iterable[Mapping[str, Any]]) -> list[TraceEvent]:
     """The complete events of a Chrome trace that PyTorch wrote; its times are microseconds."""
     found = []
+    threads: dict[tuple[Any, Any], int] = {}
     for event in events:
         if event.get("ph") != "X" or "dur" not in event:
             continue
         details = event.get("args") or {}
         category = str(event.get("cat", ""))
-        number = int(details.get("External id") or 0)
+        number = int(details.get("External id") or details.get("external id") or 0)
+        place = (event.get("pid"), event.get("tid"))
         is_host = category == CPU_OP
         found.append(
             TraceEvent(
@@ -96,7 +98,7 @@ def from_chrome(events: Iterable[Mapping[str, Any]]) -> list[TraceEvent]:
                 category=category,
                 start_ns=round(float(event["ts"]) * 1000),
                 duration_ns=round(float(event["dur"]) * 1000),
-                thread=int(event["tid"]) if str(event.get("tid")).isdecimal() else 0,
+                thread=threads.setdefault(place, len(threads) + 1),
                 number=number if is_host else 0,
                 link=0 if is_host else number,
                 correlation=int(details.get("correlation") or 0),
@@ -108,7 +110,7 @@ def from_chrome(events: Iterable[Mapping[str, Any]]) -> list[TraceEvent]:
 
 def work_of(events: Sequence[TraceEvent]) -> list[TracedWork]:
     """What the device did in the order of launching; where it did nothing, what the host did."""
-    work = _device_work(events) or _host_work(events)
+    work = device_work(events) or _host_work(events)
     return sorted(work, key=lambda item: (item.launched_ns, item.start_ns))
 
 
@@ -145,13 +147,16 @@ def _product_ends(work: Sequence[TracedWork]) -> list[int]:
     return ends
 
 
-def _device_work(events: Sequence[TraceEvent]) -> list[TracedWork]:
+def device_work(
+    events: Sequence[TraceEvent], categories: frozenset[str] = DEVICE_WORK
+) -> list[TracedWork]:
+    """What the device did, in the order of the events; work that nobody launched is left out."""
     launches = {e.correlation: e for e in events if e.category in RUNTIME and e.correlation}
     operations = {e.number: e for e in events if e.category == CPU_OP and e.number}
     nesting = _Nesting(events)
     found = []
     for event in events:
-        if event.category not in DEVICE_WORK:
+        if event.category not in categories:
             continue
         launch = launches.get(event.correlation)
         call = operations.get(event.link)

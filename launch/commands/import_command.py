@@ -15,8 +15,7 @@ from typing import Any
 import pandas as pd
 
 from ...calib.errors import ConfigError, ForerunError, RecordError
-from ...calib.importers.kineto import kineto_operators
-from ...calib.importers.kineto_collectives import kineto_collectives
+from ...calib.importers.kineto import kineto_collectives, kineto_operators
 from ...calib.importers.nccl_tests import nccl_tests_collectives
 from ...calib.plain_json import parse_json
 from ..known.imported_tables import import_table, written_json
