@@ -240,67 +240,56 @@ def llama_like(shape: ModelShape) -> ModelShape:
     )
 
 
-def run_config(
+def step_row(
     record: Record,
+    row_id: str,
+    table: str,
     *,
     model: ModelShape,
     stack: Stack,
     device: str,
-    precision: Precision = Precision.BF16,
-    fp8: Fp8Recipe = Fp8Recipe.NONE,
+    machine: str,
+    label: str,
+    measured_s: float,
+    precision: str = "bf16",
     recompute: Recompute = Recompute.NONE,
-    is_loss_fused: bool = False,
     parallelism: Parallelism | None = None,
     micro_batch_size: int = 0,
+    is_loss_fused: bool = False,
     unmodelled: tuple[str, ...] = (),
-) -> RunConfig:
-    """What ran, ``ConfigError`` where Megatron would not run it.
+    kind: StepKind = StepKind.MEASURED,
+    memory_nbytes: float | None = None,
+    flag: str = "",
+) -> StepRow:
+    """The row of a layout; ``ConfigError`` where Megatron would not run it.
 
-    Degrees and batch are the record's where they are not given.
+    ``label`` is the model in the name of its ranking group.  Degrees and batch are the record's
+    where they are not given.  Rows without a time get a flag, as do those that a column marks.
     """
     par = parallelism or layout(record, model, stack)
-    micro = micro_batch_size or record.whole("micro_batch_size", "micro_batch", "mbs")
-    return RunConfig(
+    width, fp8 = precision_of(precision)
+    batch = Batch(
+        micro_batch_size=micro_batch_size or record.whole("micro_batch_size", "micro_batch", "mbs"),
+        global_batch_size=record.whole("global_batch_size", "global_batch", "gbs"),
+    )
+    config = RunConfig(
         model=replace(model, vocab_size=_split(model.vocab_size, par.tp)),
         parallelism=par,
-        batch=Batch(
-            micro_batch_size=micro,
-            global_batch_size=record.whole("global_batch_size", "global_batch", "gbs"),
-        ),
-        precision=precision,
+        batch=batch,
+        precision=width,
         fp8=fp8,
         attention=stack.attention,
         recompute=recompute,
         is_loss_fused=is_loss_fused,
         keeps_fp32_logits=not is_loss_fused,
         # In fp16 Megatron reduces gradients as they are; in bf16 it adds them up in fp32.
-        reduces_grads_in_bf16=precision is Precision.FP16 or stack.reduces_grads_in_bf16,
+        reduces_grads_in_bf16=width is Precision.FP16 or stack.reduces_grads_in_bf16,
         keeps_fp8_params=stack.keeps_fp8_params and fp8 is not Fp8Recipe.NONE,
         device=device,
         framework=stack.framework.strip(),
         unmodelled=unmodelled,
     )
-
-
-def step_row(
-    record: Record,
-    row_id: str,
-    *,
-    config: RunConfig,
-    table: str,
-    machine: str,
-    label: str,
-    measured_s: float,
-    kind: StepKind = StepKind.MEASURED,
-    memory_nbytes: float | None = None,
-    flag: str = "",
-) -> StepRow:
-    """The row of a layout; ``label`` is the model in the name of its ranking group.
-
-    Rows without a time get a flag, as do those that a column of the table marks.
-    """
-    flags = [flag, record.flag(), "" if 0 < measured_s < math.inf else "no step time"]
-    batch = config.batch.global_batch_size
+    flags = (flag, record.flag(), "" if 0 < measured_s < math.inf else "no step time")
     return StepRow(
         table=table,
         row_id=row_id,
@@ -308,7 +297,7 @@ def step_row(
         measured_s=measured_s,
         measured_memory_nbytes=memory_nbytes,
         machine=machine,
-        group=f"{label.strip()} x{config.parallelism.num_ranks} batch {batch}",
+        group=f"{label.strip()} x{par.num_ranks} batch {batch.global_batch_size}",
         kind=kind,
         flag="; ".join(text for text in flags if text),
     )

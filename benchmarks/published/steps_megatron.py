@@ -18,8 +18,6 @@ from forerun.benchmarks.published.step_records import (
     layout,
     llama_like,
     padded_vocab,
-    precision_of,
-    run_config,
     step_row,
 )
 from forerun.calib.errors import ConfigError
@@ -50,15 +48,12 @@ def read_vtrain(record: Record, row_id: str, table: str) -> StepRow:
     return step_row(
         record,
         row_id,
-        config=run_config(
-            record,
-            model=model,
-            stack=replace(_UNFUSED, framework="Megatron-DeepSpeed"),
-            device=record.text("gpu"),
-            precision=precision_of("fp16")[0],
-            recompute=Recompute.FULL if is_full else Recompute.NONE,
-        ),
-        table=table,
+        table,
+        model=model,
+        stack=replace(_UNFUSED, framework="Megatron-DeepSpeed"),
+        device=record.text("gpu"),
+        precision="fp16",
+        recompute=Recompute.FULL if is_full else Recompute.NONE,
         machine=f"{record.text('gpu')} vTrain {place} fp16",
         label=f"h{model.hidden_size} L{model.num_layers}",
         measured_s=_MS * record.number("iteration_time_ms"),
@@ -80,23 +75,18 @@ def read_simumax(record: Record, row_id: str, table: str) -> StepRow:
         is_optimizer_distributed=record.is_true("distributed_optimizer"),
         overlaps=record.is_true("comm_overlap"),
     )
-    precision, fp8 = precision_of(record.text("precision"))
     par = replace(layout(record, model, stack), context_comm=ContextComm.ALL_TO_ALL)
     return step_row(
         record,
         row_id,
-        config=run_config(
-            record,
-            model=model,
-            stack=stack,
-            device=record.text("gpu"),
-            precision=precision,
-            fp8=fp8,
-            recompute=Recompute(record.text("recompute") or "none"),
-            parallelism=par,
-            is_loss_fused=record.text("case").endswith("cef"),
-        ),
-        table=table,
+        table,
+        model=model,
+        stack=stack,
+        device=record.text("gpu"),
+        precision=record.text("precision"),
+        recompute=Recompute(record.text("recompute") or "none"),
+        parallelism=par,
+        is_loss_fused=record.text("case").endswith("cef"),
         machine=f"{record.text('gpu')} SimuMax {record.text('precision')}",
         label=f"{record.text('model')} L{model.num_layers} s{model.seq_length}",
         measured_s=_MS * record.number("real_step_time_ms"),
@@ -137,24 +127,19 @@ def read_small_tables(record: Record, row_id: str, table: str) -> StepRow:
     )
     if not record.text("step_time_s") or not record.text("global_batch_size"):
         raise ConfigError("no step time or global batch is stated; only a rate")
-    precision, fp8 = precision_of(precision_name)
     model, stack = _paper_shape(record), _paper_stack(record)
     kind = record.text("step_time_kind")
     return step_row(
         record,
         f"{record.text('table')} {record.text('model')} {row_id}",
-        config=run_config(
-            record,
-            model=model,
-            stack=stack,
-            parallelism=_sharded(record, model, layout(record, model, stack)),
-            device=device,
-            precision=precision,
-            fp8=fp8,
-            recompute=_recompute(record.text("recompute")),
-            micro_batch_size=max(micro, 1),
-        ),
-        table=table,
+        table,
+        model=model,
+        stack=stack,
+        parallelism=_sharded(record, model, layout(record, model, stack)),
+        device=device,
+        precision=precision_name,
+        recompute=_recompute(record.text("recompute")),
+        micro_batch_size=max(micro, 1),
         machine=f"{device} {source} {precision_name}",
         label=f"{record.text('model')} {_note_stack(record)}".strip(),
         measured_s=record.number("step_time_s"),
@@ -276,16 +261,13 @@ def read_bigscience(record: Record, row_id: str, table: str) -> StepRow:
     return step_row(
         record,
         row_id,
-        config=run_config(
-            record,
-            model=shaped,
-            stack=stack,
-            device=device,
-            parallelism=_bigscience_layout(record, tp, shaped, stack),
-            precision=precision_of(record.text("precision", "dtype") or "fp16")[0],
-            recompute=Recompute.FULL,
-        ),
-        table=table,
+        table,
+        model=shaped,
+        stack=stack,
+        device=device,
+        parallelism=_bigscience_layout(record, tp, shaped, stack),
+        precision=record.text("precision", "dtype") or "fp16",
+        recompute=Recompute.FULL,
         machine=f"{device} BigScience {section}",
         label=f"{section} h{model.hidden_size} L{model.num_layers}",
         measured_s=record.number("step_time_s", "sec_per_iteration", default=float("nan")),

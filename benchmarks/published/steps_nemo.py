@@ -13,8 +13,6 @@ from forerun.benchmarks.published.step_records import (
     joined_flags,
     layout,
     padded_vocab,
-    precision_of,
-    run_config,
     step_row,
     unstated,
 )
@@ -55,7 +53,6 @@ def read_bridge(record: Record, row_id: str, table: str) -> StepRow:
     """
     device = record.text("system").removeprefix("DGX-")
     stated, label = record.text("precision"), record.text("model")
-    precision, fp8 = precision_of(stated)
     model = public_shape(label, seq_length=record.whole("seq_len"))
     stack = _recipe_stack(f"Megatron-Bridge {record.text('release')}", device)
     par = layout(record, model, stack, etp=1 if model.experts else 0)
@@ -69,17 +66,13 @@ def read_bridge(record: Record, row_id: str, table: str) -> StepRow:
     return step_row(
         record,
         row_id,
-        config=run_config(
-            record,
-            model=_with_drops(model, label),
-            stack=stack,
-            parallelism=par,
-            device=device,
-            precision=precision,
-            fp8=fp8,
-            unmodelled=("recompute of the recipe",),
-        ),
-        table=table,
+        table,
+        model=_with_drops(model, label),
+        stack=stack,
+        parallelism=par,
+        device=device,
+        precision=stated,
+        unmodelled=("recompute of the recipe",),
         machine=f"{device} Megatron-Bridge {stated or 'unknown'}",
         label=f"{model_key(label)} {stated}",
         measured_s=record.number("step_time_s_derived", "step_time_s"),
@@ -99,7 +92,6 @@ def read_dgxc(record: Record, row_id: str, table: str) -> StepRow:
     label, device = record.text("model"), record.text("gpu")
     if record.text("framework").lower() not in ("", "nemo", "megatron", "megatron-lm"):
         raise ConfigError(f"framework {record.text('framework')} is not Megatron; give NeMo")
-    precision, fp8 = precision_of(record.text("precision"))
     low = label.lower()
     flag = joined_flags(
         ("lora" in low, "LoRA is not modelled"),
@@ -110,16 +102,12 @@ def read_dgxc(record: Record, row_id: str, table: str) -> StepRow:
     return step_row(
         record,
         f"{record.text('title') or label} x{record.text('gpus')} {row_id}",
-        config=run_config(
-            record,
-            model=public_shape(label, seq_length=record.whole("seq_len"), num_layers=num_layers),
-            stack=_recipe_stack(f"NeMo {record.text('release_tag_first')}".strip(), device),
-            device=device,
-            precision=precision,
-            fp8=fp8,
-            micro_batch_size=record.whole("micro_batch_size", default=0) or _micro(record, flag),
-        ),
-        table=table,
+        table,
+        model=public_shape(label, seq_length=record.whole("seq_len"), num_layers=num_layers),
+        stack=_recipe_stack(f"NeMo {record.text('release_tag_first')}".strip(), device),
+        device=device,
+        precision=record.text("precision"),
+        micro_batch_size=record.whole("micro_batch_size", default=0) or _micro(record, flag),
         machine=f"{device} DGXC {record.text('precision')}",
         label=f"{model_key(label)} {record.text('precision')}",
         measured_s=record.number("step_time_s"),
@@ -163,7 +151,6 @@ def read_mlperf(record: Record, row_id: str, table: str) -> StepRow:
         raise ConfigError(f"{'LoRA is not modelled; ' if is_lora else ''}{missing}")
     fp4, fp8 = record.is_true("cfg_fp4"), record.is_true("cfg_fp8")
     stated = "fp4" if fp4 else "fp8" if fp8 or benchmark != "llama2_70b_lora" else "bf16"
-    precision, recipe = precision_of(stated)
     flag = joined_flags(
         (is_lora, "LoRA is not modelled"),
         (record.text("config_match") != "unique", "degrees are not certain"),
@@ -174,15 +161,11 @@ def read_mlperf(record: Record, row_id: str, table: str) -> StepRow:
     return step_row(
         record,
         " ".join(record.text(c) for c in ("round", "system", "benchmark", "result")).strip(),
-        config=run_config(
-            record,
-            model=model,
-            stack=_recipe_stack("NeMo", device),
-            device=device,
-            precision=precision,
-            fp8=recipe,
-        ),
-        table=table,
+        table,
+        model=model,
+        stack=_recipe_stack("NeMo", device),
+        device=device,
+        precision=stated,
         machine=f"{device} MLPerf {record.text('round')} {record.text('submitter')} {stated}",
         label=f"{benchmark} {device}",
         measured_s=record.number("step_time_s_median_over_runs", "step_time_s"),
@@ -208,17 +191,14 @@ def read_ci(record: Record, row_id: str, table: str) -> StepRow:
     )
     is_full = record.text("recompute_granularity") == "full"
     return step_row(
-        Record({**degrees, **_batch(record)}),
+        Record(degrees | _batch(record)),
         f"{record.text('test_case')} {row_id}",
-        config=run_config(
-            Record({**degrees, **_batch(record)}),
-            model=replace(model, vocab_size=padded_vocab(model.vocab_size, degrees["tp"])),
-            stack=_ci_stack(record),
-            device=record.text("gpu"),
-            precision=precision_of("fp16" if record.is_true("fp16") else "bf16")[0],
-            recompute=Recompute.FULL if is_full else Recompute.NONE,
-        ),
-        table=table,
+        table,
+        model=replace(model, vocab_size=padded_vocab(model.vocab_size, degrees["tp"])),
+        stack=_ci_stack(record),
+        device=record.text("gpu"),
+        precision="fp16" if record.is_true("fp16") else "bf16",
+        recompute=Recompute.FULL if is_full else Recompute.NONE,
         machine=f"{record.text('gpu')} CI {record.text('platform')} {record.text('env')}",
         label=f"h{model.hidden_size} L{model.num_layers}",
         measured_s=record.number("median_iter_time_s"),

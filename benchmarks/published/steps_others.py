@@ -13,8 +13,6 @@ from forerun.benchmarks.published.step_records import (
     layout,
     llama_like,
     padded_vocab,
-    precision_of,
-    run_config,
     step_row,
 )
 from forerun.calib.errors import ConfigError
@@ -47,15 +45,12 @@ def read_sailor(record: Record, row_id: str, table: str) -> StepRow:
     return step_row(
         record,
         row_id,
-        config=run_config(
-            record,
-            model=model,
-            stack=stack,
-            device=device,
-            parallelism=par,
-            precision=precision_of(record.text("precision"))[0],
-        ),
-        table=table,
+        table,
+        model=model,
+        stack=stack,
+        device=device,
+        parallelism=par,
+        precision=record.text("precision"),
         machine=f"{device} {cluster} {record.text('precision')}".strip(),
         label=record.text("model"),
         measured_s=record.number("step_time_s"),
@@ -88,15 +83,10 @@ def read_nanotron(record: Record, row_id: str, table: str) -> StepRow:
     return step_row(
         record,
         row_id,
-        config=run_config(
-            record,
-            model=llama_like(shape),
-            stack=Stack(
-                framework="nanotron", is_sequence_parallel=True, is_optimizer_distributed=True
-            ),
-            device="H100",
-        ),
-        table=table,
+        table,
+        model=llama_like(shape),
+        stack=Stack(framework="nanotron", is_sequence_parallel=True, is_optimizer_distributed=True),
+        device="H100",
         machine="H100 nanotron bf16",
         label="llama-1B",
         measured_s=_MS * record.number("step_time_ms_median_it8_12"),
@@ -116,13 +106,10 @@ def read_llmfoundry(record: Record, row_id: str, table: str) -> StepRow:
     return step_row(
         record,
         row_id,
-        config=run_config(
-            record,
-            model=shape,
-            stack=Stack(framework="llm-foundry", is_optimizer_distributed=True, overlaps=True),
-            device=device,
-        ),
-        table=table,
+        table,
+        model=shape,
+        stack=Stack(framework="llm-foundry", is_optimizer_distributed=True, overlaps=True),
+        device=device,
         machine=f"{device} llm-foundry {record.text('precision')}",
         label=record.text("model") + (" recomputed" if is_full else ""),
         measured_s=record.number("step_time_s_derived"),
@@ -145,14 +132,11 @@ def read_neusight(record: Record, row_id: str, table: str) -> StepRow:
     return step_row(
         Record({**cells, **degrees, "micro_batch_size": micro}),
         f"{record.text('gpu')} {record.text('model')} {batch} {row_id}",
-        config=run_config(
-            Record({**cells, **degrees, "micro_batch_size": micro}),
-            model=shape,
-            stack=Stack(framework="Hugging Face", attention=Attention.UNFUSED),
-            device=record.text("gpu"),
-            precision=precision_of("fp32")[0],
-        ),
-        table=table,
+        table,
+        model=shape,
+        stack=Stack(framework="Hugging Face", attention=Attention.UNFUSED),
+        device=record.text("gpu"),
+        precision="fp32",
         machine=f"{record.text('gpu')} NeuSight fp32",
         label=record.text("model"),
         measured_s=_MS * record.number("e2e_time_ms"),
