@@ -275,7 +275,9 @@ def _check(cell: Cell, site: Site) -> None:
     results["stop"] = stopped(calibrated, log, checkpoint)
     cell.figures["faults"] = len(re.findall(r"\[forerun\] hook(?: fault|s removed)", log))
     cell.figures["hooks"] = (re.findall(r"hooks: (\d+/\d+) fired", log) or [""])[0]
-    cell.figures["missing"] = sorted(set(re.findall(r"\[forerun\] seam (\S+) is missing", log)))
+    cell.figures["missing"] = sorted(
+        set(re.findall(r"\[forerun\] no patch at (\S+), which is missing", log))
+    )
     results["resume"] = _resume(site, layout, bare, checkpoint, own)
 
 

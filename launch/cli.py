@@ -29,7 +29,7 @@ _VERBS = {
     "probe": "commands.probe_command:probe",
     "compare": "commands.compare_command:compare",
     "run": "wrapper.run_command:run",
-    "doctor": "commands.doctor_command:doctor",
+    "doctor": "commands.doctor:doctor",
 }
 _BARE = frozenset({"doctor", "run"})
 """Verbs of the standard library."""

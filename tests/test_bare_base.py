@@ -76,10 +76,7 @@ def test_what_trains_imports_the_standard_library_and_its_host() -> None:
 
 def test_run_and_doctor_import_the_standard_library() -> None:
     found = _foreign(
-        [
-            ROOT / "launch" / name
-            for name in ("wrapper/run_command.py", "commands/doctor_command.py")
-        ]
+        [ROOT / "launch" / name for name in ("wrapper/run_command.py", "commands/doctor.py")]
     )
     # Only where the companion opens a run of its own there.
     foreign = {(path, name) for path, name in found if name not in HOSTS | OWN}

@@ -13,7 +13,7 @@ from ..session.attach import new_session
 from ..session.session import Session, running
 from .chain import chain_of, unseen_in
 from .first_step import FirstStep, Known
-from .replaced import Replaced
+from .patches import Patches
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -71,7 +71,7 @@ class WatchedTraining:
         self._tells_passes = False
         self._optimizer: Reference = reference(None)
         self._chain: tuple[Reference, ...] = ()
-        self._replaced: Replaced | None = None
+        self._patches: Patches | None = None
         self._first: FirstStep | None = None
         self._number = -1
 
@@ -84,9 +84,9 @@ class WatchedTraining:
         if not session.claim(self):
             return
         found = find()
-        self._replaced = Replaced(session)
+        self._patches = Patches(session)
         for owner, name, label in found.brackets:
-            self._replaced.bracket(owner, name, label)
+            self._patches.bracket(owner, name, label)
         session.describe(found.host or self._watch(session, found))
         self._session = session
 
@@ -177,8 +177,8 @@ class WatchedTraining:
         """Training is over: everything goes back to where it was."""
         if self._first is not None:
             self._first.close()
-        if self._replaced is not None:
-            self._replaced.remove()
+        if self._patches is not None:
+            self._patches.remove()
         if self._session is not None:
             self._session.finish()
-        self._session = self._first = self._replaced = None
+        self._session = self._first = self._patches = None

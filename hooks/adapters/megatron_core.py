@@ -18,7 +18,7 @@ from ..process.post_import import when_imported
 from ..sensors.recorder import OPTIMIZER
 from ..session.session import EVAL, SAVE, Session
 from .megatron_model import chunks_of, place, run_config, timer_holders
-from .patches import Patches, bracket
+from .patches import Patches
 
 _PACKAGE = "megatron.core.pipeline_parallel"
 _GETTER = "get_forward_backward_func"
@@ -37,12 +37,12 @@ class CoreLoop:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._seams = Patches()
+        self._patches = Patches(session)
         self._depth = 0
         self._call: dict[str, Any] = {}
         self._models: tuple[Reference, ...] = ()
         self._optimizers: tuple[Reference, ...] = ()
-        self._has_optimizer_seams = False
+        self._has_optimizer_patches = False
         self._world: Reference = reference(None)
         protect = session.guard.protect
         self._before_training = protect(self._begin_training)
@@ -58,7 +58,7 @@ class CoreLoop:
         """Wrap what ``get_forward_backward_func`` returns, in both namespaces that have it."""
         original: Any = getattr(schedules, _GETTER, None)
         lost = "steps of a loop on megatron.core are not seen"
-        if not self._seams.note(schedules, _GETTER, original is not None, lost):
+        if not self._patches.note(schedules, _GETTER, original is not None, lost):
             return
 
         @functools.wraps(original)
@@ -72,8 +72,8 @@ class CoreLoop:
     def attach_saving(self, module: ModuleType) -> None:
         """Bracket checkpoints."""
         if not self.is_standing_down:
-            is_there = bracket(self._session, module, "save", SAVE)
-            self._seams.note(module, "save", is_there, "saves count as time between steps")
+            is_there = self._patches.bracket(module, "save", SAVE)
+            self._patches.note(module, "save", is_there, "saves count as time between steps")
 
     def _wrap(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(schedule)
@@ -102,8 +102,8 @@ class CoreLoop:
             self._forget()
         if self._session.is_in_step:
             return
-        if not self._has_optimizer_seams:
-            self._has_optimizer_seams = True
+        if not self._has_optimizer_patches:
+            self._has_optimizer_patches = True
             self._attach_optimizers()
         if not self._models:
             self._world = reference(world)
@@ -126,7 +126,7 @@ class CoreLoop:
                 models=models,
                 optimizers=optimizers,
                 timer_holders=timer_holders(models, optimizers),
-                unseen=self._seams.unseen,
+                unseen=self._patches.unseen,
                 run_config=lambda: run_config(living(known), call, hint),
                 **(self._session.guard.protect(place)() or {}),
             )

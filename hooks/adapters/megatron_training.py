@@ -19,7 +19,7 @@ from ..process.host import Host, Reference, living, references
 from ..process.post_import import when_imported
 from ..session.session import EVAL, SAVE, Session
 from .megatron_model import chunks_of, place, timer_holders, with_device, with_running_batch
-from .patches import Patches, around, bracket
+from .patches import Patches
 
 _TRAIN, _STEP, _SAVE = "train", "train_step", "save_checkpoint_and_time"
 _STEP_START, _STEP_END = "on_training_step_start", "on_training_step_end"
@@ -61,7 +61,7 @@ class TrainingLoop:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._num_passes = 0
-        self._seams = Patches()
+        self._patches = Patches(session)
         self._has_steps = False
         self._has_trained = False
         protect = session.guard.protect
@@ -73,12 +73,12 @@ class TrainingLoop:
         """Step boundaries, and the last call of a run that ends early."""
         names = (_STEP_START, _STEP_END)
         self._has_steps = all(
-            self._seams.note(module, name, hasattr(module, name), "train_step marks the steps")
+            self._patches.note(module, name, hasattr(module, name), "train_step marks the steps")
             for name in names
         )
         if self._has_steps:
-            around(module, _STEP_START, _nothing, self._before_step)
-            around(module, _STEP_END, self._after_step, _nothing)
+            self._patches.around(module, _STEP_START, after=self._before_step)
+            self._patches.around(module, _STEP_END, before=self._after_step)
         self._around_end(module, "shutdown")
 
     def attach_end(self, module: ModuleType) -> None:
@@ -92,18 +92,20 @@ class TrainingLoop:
             (_GETTER, self._wrap_getter, "steps that Megatron ran twice are not told apart"),
         ):
             original: Any = getattr(module, name, None)
-            if self._seams.note(module, name, original is not None, lost):
+            if self._patches.note(module, name, original is not None, lost):
                 setattr(module, name, wrap(original))
         for name, label in (("evaluate_and_print_results", EVAL), (_SAVE, SAVE)):
             lost = f"the time of {label} counts as time between steps"
-            self._seams.note(module, name, bracket(self._session, module, name, label), lost)
+            self._patches.note(module, name, self._patches.bracket(module, name, label), lost)
         if not self._has_steps:
-            is_there = around(module, _STEP, self._before_step, self._after_step)
-            self._seams.note(module, _STEP, is_there, "no steps are seen, nothing is recorded")
+            is_there = self._patches.around(
+                module, _STEP, before=self._before_step, after=self._after_step
+            )
+            self._patches.note(module, _STEP, is_there, "no steps are seen, nothing is recorded")
 
     def _around_end(self, module: ModuleType, name: str) -> None:
-        is_there = around(module, name, _nothing, self._session.finish)
-        self._seams.note(module, name, is_there, "the records are finished at the process's exit")
+        is_there = self._patches.around(module, name, after=self._session.finish)
+        self._patches.note(module, name, is_there, "the records are finished at the process's exit")
 
     def _wrap_train(self, original: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(original)
@@ -160,7 +162,7 @@ class TrainingLoop:
                 models=models,
                 optimizers=optimizers,
                 timer_holders=tuple(holders),
-                unseen=self._seams.unseen,
+                unseen=self._patches.unseen,
                 run_config=functools.partial(_run_config, references(models)),
                 stop=request_stop if _saves() else None,
                 stop_is_lossy="" if _saves() else _LOSSY,
@@ -177,7 +179,7 @@ class TrainingLoop:
         lost = "the copies of rows to and from experts are not timed"
         for kind, dispatcher in known.items():
             for name in dispatch_methods(dispatcher):
-                self._seams.note(kind, name, hasattr(kind, name), lost)
+                self._patches.note(kind, name, hasattr(kind, name), lost)
 
     def _begin_step(self) -> None:
         self._num_passes = 0
@@ -205,7 +207,3 @@ def _run_config(models: tuple[Reference, ...]) -> RunConfig:
     version = f"Megatron-LM {megatron.core.__version__}"
     config = with_device(from_namespace(_arguments()), device_name(living(models)), version)
     return with_running_batch(config)
-
-
-def _nothing() -> None:
-    """No action on this side."""

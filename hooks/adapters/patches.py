@@ -1,64 +1,96 @@
-"""Replace a function of the host by one that does ours around it; the host's own always runs."""
+"""Functions of a host that ours stand around; the host's own always run."""
 
 from __future__ import annotations
 
 import functools
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
+
+from ..session.session import Session
 
 _log = logging.getLogger(__name__)
 
 
 class Patches:
-    """Which seams of a host were found, and which were not: what is lost is said once by name."""
+    """What is replaced in one host, to be put back, and what could not be found there."""
 
-    def __init__(self) -> None:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._depths: Counter[str] = Counter()
+        self._saved: list[tuple[Any, str, Any, Any]] = []
         self.found: dict[str, bool] = {}
-        """Seam, as ``module.name``, to whether this release of the host has it."""
+        """Place, as ``module.name``, to whether this release of the host has it."""
 
     @property
     def unseen(self) -> tuple[str, ...]:
-        """Names for the coverage: the seams that are missing."""
+        """Names for the coverage, as files have them: the places that are missing."""
         return tuple(f"seam:{name}" for name, is_there in self.found.items() if not is_there)
 
     def note(self, owner: Any, name: str, is_there: bool, lost: str) -> bool:
-        """Keep whether ``owner.name`` is there; where it is not, say what is lost."""
-        seam = f"{getattr(owner, '__name__', type(owner).__name__)}.{name}"
-        if not is_there and self.found.get(seam) is not False:
-            _log.warning("[forerun] seam %s is missing: %s; training goes on", seam, lost)
-        self.found[seam] = is_there
+        """Keep whether ``owner.name`` is there; where it is not, say once what is lost."""
+        place = f"{getattr(owner, '__name__', type(owner).__name__)}.{name}"
+        if not is_there and self.found.get(place) is not False:
+            text = "[forerun] no patch at %s, which is missing: %s; training goes on"
+            _log.warning(text, place, lost)
+        self.found[place] = is_there
         return is_there
 
+    def bracket(self, owner: Any, name: str, label: str) -> bool:
+        """Tell the session how long ``owner.name`` takes; calls inside each other are one."""
 
-def around(
-    owner: Any, name: str, before: Callable[..., object], after: Callable[..., object]
-) -> bool:
-    """Call ``before()`` and ``after()`` around ``owner.name``; False where there is no such name.
+        def begin() -> None:
+            self._depths[label] += 1
+            if self._depths[label] == 1:
+                self._session.begin_bracket(label)
 
-    Both must be protected by a guard: they run inside training.
-    """
-    original = getattr(owner, name, None)
-    if original is None:
-        return False
+        def end() -> None:
+            self._depths[label] -= 1
+            if not self._depths[label]:
+                self._session.end_bracket(label)
 
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        before()
-        try:
-            return original(*args, **kwargs)
-        finally:
-            after()
+        return self.around(owner, name, before=begin, after=end)
 
-    setattr(owner, name, wrapper)
-    return True
+    def around(
+        self,
+        owner: Any,
+        name: str,
+        *,
+        before: Callable[[], object] = lambda: None,
+        after: Callable[[], object] = lambda: None,
+    ) -> bool:
+        """Call both around ``owner.name``; False where there is no such name.
 
+        They must be protected by a guard: they run inside training.
+        """
+        original = getattr(owner, name, None)
+        if original is None:
+            return False
 
-def bracket(session: Any, owner: Any, name: str, label: str) -> bool:
-    """Tell the session how long ``owner.name`` takes, under ``label``."""
-    return around(
-        owner,
-        name,
-        functools.partial(session.begin_bracket, label),
-        functools.partial(session.end_bracket, label),
-    )
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            before()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                after()
+
+        self.put(owner, name, wrapper)
+        return True
+
+    def put(self, owner: Any, name: str, value: Callable[..., Any]) -> None:
+        """``owner.name`` is ``value`` until ``remove``."""
+        self._saved.append((owner, name, vars(owner).get(name), value))
+        setattr(owner, name, value)
+
+    def remove(self) -> None:
+        """Put everything back; what another has replaced meanwhile stays his."""
+        while self._saved:
+            owner, name, original, value = self._saved.pop()
+            if vars(owner).get(name) is not value:
+                continue
+            if original is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)

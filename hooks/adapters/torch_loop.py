@@ -91,11 +91,11 @@ class TorchLoop(WatchedTraining):
                 brackets=tuple((module, "save", SAVE) for module in savers if module is not None),
             )
         )
-        if self._session is None or self._replaced is None:
+        if self._session is None or self._patches is None:
             self._is_standing_down = True
             return
         train = self._wrap_train(self._session, torch.nn.Module.train)
-        self._replaced.put(torch.nn.Module, "train", train)
+        self._patches.put(torch.nn.Module, "train", train)
         self._session.begin_step(1)
 
     def _wrap_train(self, session: Session, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -146,22 +146,19 @@ def slowest_s(bench: TransferBench) -> float:
 def _operator_maker(
     probe: OperatorProbe, phase: Phase, repeat: int, log: ProbeLog
 ) -> Callable[[int, int], Record]:
-    def make(begin_ns: int, end_ns: int) -> Record:
-        return OperatorRecord(
-            step=log.step,
-            window=log.window,
-            microbatch=repeat,
-            kind=probe.kind,
-            phase=phase,
-            shape=probe.shape,
-            element_nbytes=probe.element_nbytes,
-            layer=0,
-            start_ns=begin_ns,
-            duration_ns=max(0, end_ns - begin_ns),
-            is_probe=True,
-        )
-
-    return make
+    return lambda begin_ns, end_ns: OperatorRecord(
+        step=log.step,
+        window=log.window,
+        microbatch=repeat,
+        kind=probe.kind,
+        phase=phase,
+        shape=probe.shape,
+        element_nbytes=probe.element_nbytes,
+        layer=0,
+        start_ns=begin_ns,
+        duration_ns=max(0, end_ns - begin_ns),
+        is_probe=True,
+    )
 
 
 def _transfer_maker(
@@ -170,24 +167,20 @@ def _transfer_maker(
     is_message = bench.collective is Collective.SEND
     collective = Collective.RECV if is_message and not is_sender else bench.collective
 
-    def make(begin_ns: int, end_ns: int) -> Record:
-        spent_ns = max(0, end_ns - begin_ns)
-        return CollectiveRecord(
-            step=log.step,
-            window=log.window,
-            collective=collective,
-            role=probe.call.role,
-            group=bench.carrier.name,
-            ranks=bench.carrier.ranks,
-            nbytes=probe.call.nbytes,
-            sequence=sequence,
-            peer=bench.peer,
-            is_async=False,
-            is_bound=False,
-            issue_ns=begin_ns,
-            duration_ns=spent_ns,
-            exposed_ns=spent_ns,
-            is_probe=True,
-        )
-
-    return make
+    return lambda begin_ns, end_ns: CollectiveRecord(
+        step=log.step,
+        window=log.window,
+        collective=collective,
+        role=probe.call.role,
+        group=bench.carrier.name,
+        ranks=bench.carrier.ranks,
+        nbytes=probe.call.nbytes,
+        sequence=sequence,
+        peer=bench.peer,
+        is_async=False,
+        is_bound=False,
+        issue_ns=begin_ns,
+        duration_ns=max(0, end_ns - begin_ns),
+        exposed_ns=max(0, end_ns - begin_ns),
+        is_probe=True,
+    )

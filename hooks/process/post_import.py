@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -15,19 +16,7 @@ from .guard import place
 
 _log = logging.getLogger(__name__)
 Callback = Callable[[ModuleType], object]
-
-
-class ImportHandle:
-    """Takes the callback back."""
-
-    def __init__(self, finder: _Finder, name: str, callback: Callback) -> None:
-        self._finder = finder
-        self._name = name
-        self._callback = callback
-
-    def remove(self) -> None:
-        """Forget the callback; does nothing where it has run."""
-        self._finder.forget(self._name, self._callback)
+During = Callable[[], AbstractContextManager[Any]]
 
 
 class _Finder(MetaPathFinder):
@@ -36,20 +25,14 @@ class _Finder(MetaPathFinder):
     def __init__(self) -> None:
         self._waiting: dict[str, list[Callback]] = {}
         self._being_found: set[str] = set()
+        self._during: dict[str, During] = {}
 
-    def wait(self, name: str, callback: Callback) -> None:
+    def wait(self, name: str, callback: Callback, during: During | None) -> None:
+        if during is not None:
+            self._during[name] = during
         self._waiting.setdefault(name, []).append(callback)
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
-
-    def forget(self, name: str, callback: Callback) -> None:
-        callbacks = self._waiting.get(name, [])
-        if callback in callbacks:
-            callbacks.remove(callback)
-        if not callbacks:
-            self._waiting.pop(name, None)
-        if not self._waiting and self in sys.meta_path:
-            sys.meta_path.remove(self)
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if fullname not in self._waiting or fullname in self._being_found:
@@ -72,9 +55,12 @@ class _Finder(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             vars(loader).pop("exec_module", None)
-            execute(module)
-            for callback in tuple(self._waiting.get(name, ())):
-                self.forget(name, callback)
+            with self._during.get(name, nullcontext)():
+                execute(module)
+            callbacks = self._waiting.pop(name, ())
+            if not self._waiting and self in sys.meta_path:
+                sys.meta_path.remove(self)
+            for callback in callbacks:
                 _run(callback, module)
 
         loader.exec_module = exec_module
@@ -83,18 +69,17 @@ class _Finder(MetaPathFinder):
 _FINDER = _Finder()
 
 
-def when_imported(module_name: str, callback: Callback) -> ImportHandle:
+def when_imported(module_name: str, callback: Callback, *, during: During | None = None) -> None:
     """Call ``callback(module)`` once, after ``module_name`` has been executed.
 
-    Runs at once where the module is there.  A fault of the callback is logged and never reaches
-    the import.
+    Runs at once where the module is there; ``during`` is a context for its execution.  A fault of
+    the callback is logged and never reaches the import.
     """
     module = sys.modules.get(module_name)
     if module is not None and not _is_initializing(module):
         _run(callback, module)
     else:
-        _FINDER.wait(module_name, callback)
-    return ImportHandle(_FINDER, module_name, callback)
+        _FINDER.wait(module_name, callback, during)
 
 
 def _is_initializing(module: ModuleType) -> bool:

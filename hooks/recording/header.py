@@ -34,7 +34,7 @@ def header_of(rank: RankInfo, host: Host | None, *, device: str, started_unix_s:
     )
 
 
-def seam_after(path: Path) -> str:
+def line_end_after(path: Path) -> str:
     """What comes between the file that an earlier process left at ``path`` and our own header.
 
     A file whose first line cannot be read is moved aside: it would make ours unreadable.

@@ -34,7 +34,7 @@ from ...calib.records.record_kinds import (
 from ...calib.workload.operators import OperatorKind, Phase
 from ..sensors.recorder import OPTIMIZER
 from ..sensors.step_log import StepLog, Transfer
-from ..sensors.stopwatch import TimeReadings
+from ..sensors.stopwatch import HostReadings
 from .attribution import Attribution, OpenOperator, deepest
 
 MARK = "forerun"
@@ -71,7 +71,7 @@ class TracedStep:
             self.problem = "the trace has no kernels; the driver lets nobody else profile"
             return []
         # Mark 0 is all that came before the trace began.
-        self.log.readings = TimeReadings((times[0], *times))
+        self.log.readings = HostReadings((times[0], *times))
         self.log.resolve()
         reading = _Reading(self.log, work_of(events), self.first_transfer)
         return list(_paced(reading.records(), pause))

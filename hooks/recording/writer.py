@@ -27,7 +27,7 @@ from ..sensors.step_log import StepLog
 from .bounded_window import BoundedWindow
 from .exchange import Exchange
 from .flight_recorder import FlightWindow
-from .header import seam_after
+from .header import line_end_after
 from .selection import line_of
 from .window_records import WindowRecords
 
@@ -242,10 +242,10 @@ class RecordWriter:
         path = self._path
         path.parent.mkdir(parents=True, exist_ok=True)
         # A restarted worker finds its own file: it goes on after it, with a header again.
-        seam = seam_after(path)
+        gap = line_end_after(path)
         opened = path.open("a", encoding="utf-8")
         self._num_written = opened.tell()
-        opened.write(seam + line_of(self._header()))
+        opened.write(gap + line_of(self._header()))
         return opened
 
     def _write(self, lines: Iterable[str]) -> None:

@@ -35,7 +35,7 @@ class _Group:
 
 
 @dataclass(slots=True)
-class _Seam:
+class _Patch:
     """A method that is replaced, with the wrapper of what was found there last."""
 
     owner: type
@@ -57,14 +57,14 @@ class ProcessGroupHooks:
         self._coalesced: list[int] | None = None
         self._is_in_call = False
         # One wrapper object per name: dynamo refuses one object under two names of torch.
-        self._seams = [
+        self._patches = [
             *(
-                _Seam(ProcessGroup, name, lambda f, n=name, p=payload: self._wrap_call(f, n, p))
+                _Patch(ProcessGroup, name, lambda f, n=name, p=payload: self._wrap_call(f, n, p))
                 for name, payload in PAYLOADS.items()
             ),
-            _Seam(ProcessGroup, "_start_coalescing", self._wrap_start_coalescing),
-            _Seam(ProcessGroup, "_end_coalescing", self._wrap_end_coalescing),
-            _Seam(Work, "wait", self._wrap_wait),
+            _Patch(ProcessGroup, "_start_coalescing", self._wrap_start_coalescing),
+            _Patch(ProcessGroup, "_end_coalescing", self._wrap_end_coalescing),
+            _Patch(Work, "wait", self._wrap_wait),
         ]
 
     def install(self) -> None:
@@ -72,21 +72,21 @@ class ProcessGroupHooks:
         if self._is_installed:
             return
         self._is_installed = True
-        for seam in self._seams:
-            found = vars(seam.owner).get(seam.name)
-            if found is not seam.original:
-                seam.original, seam.wrapper = found, seam.wrap(found)
+        for patch in self._patches:
+            found = vars(patch.owner).get(patch.name)
+            if found is not patch.original:
+                patch.original, patch.wrapper = found, patch.wrap(found)
             if found is not None:
-                setattr(seam.owner, seam.name, seam.wrapper)
+                setattr(patch.owner, patch.name, patch.wrapper)
 
     def remove(self) -> None:
         """Put the original methods back and forget the step's groups and works."""
         if not self._is_installed:
             return
         self._is_installed = False
-        for seam in self._seams:
-            if seam.original is not None and vars(seam.owner).get(seam.name) is seam.wrapper:
-                setattr(seam.owner, seam.name, seam.original)
+        for patch in self._patches:
+            if patch.original is not None and vars(patch.owner).get(patch.name) is patch.wrapper:
+                setattr(patch.owner, patch.name, patch.original)
         self._groups.clear()
         self._works.clear()
         self._coalesced = None

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...calib.records.record_kinds import Record
-from ..process.between import Between
 from ..process.guard import Guard
 from ..process.interpreter import is_installed
 from ..process.settings import Settings
 from ..recording.window import StepPlan
+from .open_step import Between
 
 if TYPE_CHECKING:
     from ..probing.probes import Probing

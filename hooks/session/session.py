@@ -13,7 +13,6 @@ from ...calib.records.record_kinds import Header, RunRecord, StepFlag
 from ...calib.workload.recording import Recorded
 from ..control.live import Live
 from ..control.orders import Orders
-from ..process.between import Between
 from ..process.collection_watch import CollectionWatch
 from ..process.forks import in_forked_child
 from ..process.guard import Guard
@@ -26,7 +25,7 @@ from ..recording.writer import RecordWriter
 from ..sensors.sampling import pass_microbatches
 from .fitting import Fitting
 from .ledger import Ledger
-from .open_step import OpenStep
+from .open_step import Between, OpenStep
 from .probe_turns import PROBE, ProbeTurns
 from .trace_turns import Tracing
 

@@ -6,12 +6,31 @@ import importlib.util
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from importlib import metadata
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from ... import _forerun_autoload as entry
-from .findings import Finding, Severity
+
+
+class Severity(Enum):
+    """How a fact bears on calibration."""
+
+    OK = "ok"
+    WARN = "warn"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact, and what to do about it where it stands in the way."""
+
+    name: str
+    value: str
+    verdict: Severity = Severity.OK
+    remedy: str = ""
 
 
 def attachment(

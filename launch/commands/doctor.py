@@ -1,17 +1,20 @@
-"""What is installed here and what would be attached: facts, one per row, never a failure."""
+"""``forerun doctor``: what is installed here and what would be attached, without torch."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import json
 import os
 import platform
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from importlib import metadata
 
 from ...hooks.process.interpreter import PACKAGES, VARIABLE, missing, remedy
 from ..sinks.wandb_sink import has_key
-from .attached import attachment
-from .findings import Finding, Severity
+from .attached import Finding, Severity, attachment
 
 
 def examine() -> list[Finding]:
@@ -145,3 +148,28 @@ def _wandb() -> Finding:
         key = "a key was found" if has_key() else "no key"
         state = f"{key}; a run of our own stays offline without --calibrate-wandb=on"
     return Finding("wandb", f"{version}, {state}")
+
+
+def doctor(args: argparse.Namespace) -> int:
+    """Print all findings; 1 where something is missing, else 0."""
+    findings = examine()
+    if args.json:
+        rows = [asdict(f) | {"verdict": f.verdict.value} for f in findings]
+        print(json.dumps({"schema": 1, "findings": rows}, indent=2))
+    else:
+        print("\n".join(_lines(findings)))
+    return int(any(f.verdict is Severity.MISSING for f in findings))
+
+
+def _lines(findings: Sequence[Finding]) -> list[str]:
+    """One line for each fact, and below it the remedy where there is one."""
+    name, verdict = (
+        max(len(word) for word in words)
+        for words in zip(*[(f.name, f.verdict.value) for f in findings], strict=True)
+    )
+    lines = []
+    for found in findings:
+        lines.append(f"{found.name:{name}}  {found.verdict.value:{verdict}}  {found.value}")
+        if found.remedy:
+            lines.append(f"{'':{name}}  {'':{verdict}}  -> {found.remedy}")
+    return lines

@@ -47,11 +47,11 @@ from ..report.page import write_page
 from ..sinks.registry import AllSinks
 from ..sinks.sink import Sink
 from .advice_orders import AdviceOrders
-from .answered import Answered
+from .answered_windows import AnsweredWindows
+from .drift_watch import DriftWatch
 from .energy import ReadEnergy, open_meter
 from .forecasting import Forecasts, OwnWork, RunSoFar
-from .saying import Writing, say, say_lines
-from .watching import Watching
+from .log_lines import Writing, say, say_lines
 
 _ALERTING = (OnAdvice.ALERT, OnAdvice.STOP)
 PATIENCE_S = 30.0
@@ -115,10 +115,10 @@ class CompanionLoop:
         self._earlier = Earlier(settings.directory)
         self._reader = RunReader(settings.directory, settings.rank.run_id)
         self._windows = RecentWindows()
-        self._answered = Answered()
+        self._answered = AnsweredWindows()
         self._next_step = AdaptiveInterval()
         self._size_ends: tuple[int, ...] = ()
-        self._watching = Watching(
+        self._watching = DriftWatch(
             self._place,
             tell=self._tell_drift,
             writing=self._writing,

@@ -24,29 +24,22 @@ def open_meter(num_local_ranks: int, environ: Mapping[str, str]) -> ReadEnergy:
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
-        return _Meter(None, []).read
+        return lambda: None
     try:
         nvml.nvmlInit()
         handles = _handles(nvml, num_local_ranks, environ)
     except nvml.NVMLError:  # no driver, no permission, no such device
         handles = []
-    return _Meter(nvml, handles).read
 
-
-class _Meter:
-    def __init__(self, nvml: Any, handles: list[Any]) -> None:
-        self._nvml = nvml
-        self._handles = handles
-
-    def read(self) -> float | None:
-        if not self._handles:
-            return None
+    def read() -> float | None:
         try:
-            counts = [self._nvml.nvmlDeviceGetTotalEnergyConsumption(h) for h in self._handles]
-        except self._nvml.NVMLError:  # before Volta they do not count; a lost one raises too
-            self._handles = []
+            counts = [nvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in handles]
+        except nvml.NVMLError:  # before Volta they do not count; a lost one raises too
+            handles.clear()
             return None
-        return sum(counts) * JOULES_PER_MJ
+        return sum(counts) * JOULES_PER_MJ if counts else None
+
+    return read
 
 
 def _handles(nvml: Any, num_local_ranks: int, environ: Mapping[str, str]) -> list[Any]:

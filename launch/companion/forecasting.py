@@ -70,9 +70,9 @@ class RunSoFar:
             self._energy = [*self._energy[:1], (now_unix_s, energy_j)]
 
     def request(
-        self, wishes: Request, now_unix_s: float, *, last_iteration: int | None = None
+        self, asked: Request, now_unix_s: float, *, last_iteration: int | None = None
     ) -> Request:
-        """The wishes of the user with all that is known; steps up to ``last_iteration``.
+        """The asked of the user with all that is known; steps up to ``last_iteration``.
 
         Its moment is the end of the last step, ``now_unix_s`` only where none has ended.
         """
@@ -83,7 +83,7 @@ class RunSoFar:
         since = max(self.level_since, irregular[0].iteration if is_full else 0)
         used_j, power_w = self._used()
         return replace(
-            wishes,
+            asked,
             now_unix_s=self.last_unix_s or now_unix_s,
             last_step=self.last_iteration,
             step_times_s=tuple(row.time_s for row in bare),
@@ -149,7 +149,7 @@ class Forecasts:
         self._at_iteration, self._at_unix_s, self._said = -AGAIN_AFTER_STEPS, -math.inf, None
 
     def again(
-        self, answer: Answer, run: RunSoFar, wishes: Request, now_unix_s: float
+        self, answer: Answer, run: RunSoFar, asked: Request, now_unix_s: float
     ) -> Forecast | None:
         """A newer forecast, from the last answer's models and every step so far; None: not yet."""
         num_new = run.last_iteration - self._at_iteration
@@ -158,7 +158,7 @@ class Forecasts:
         if num_new < AGAIN_AFTER_STEPS or 0.0 <= now_unix_s - self._at_unix_s < AGAIN_AFTER_S:
             return None  # a clock that was set back says nothing of when the last one was
         self._at_iteration, self._at_unix_s = run.last_iteration, now_unix_s
-        return run_forecast(answer.model_forecast, run.request(wishes, now_unix_s))
+        return run_forecast(answer.model_forecast, run.request(asked, now_unix_s))
 
     def is_news(self, forecast: Forecast) -> bool:
         """True where the end has left the interval that was said last; then it counts as said."""

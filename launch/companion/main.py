@@ -24,9 +24,9 @@ from ...calib.workload.config_json import decode
 from ...hooks.control.companion_link import SETTINGS_FD
 from ...hooks.process.settings import CompanionSettings
 from ..directory.publishing import Publisher, place_of
-from .farewell import Farewell
-from .inbox import Inbox
-from .saying import say
+from .event_queue import EventQueue
+from .log_lines import say
+from .shutdown import Shutdown
 
 if TYPE_CHECKING:
     from .companion_loop import CompanionLoop
@@ -52,30 +52,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     publisher = Publisher(place_of(told))
     say(publisher.begin(time.time()))
     publisher.start_beating(say)
-    inbox, farewell = Inbox(), Farewell()
-    threading.Thread(target=_read, args=(inbox, farewell), daemon=True).start()
-    inbox.wait_for_window()
+    queue, shutdown = EventQueue(), Shutdown()
+    threading.Thread(target=_read, args=(queue, shutdown), daemon=True).start()
+    queue.wait_for_window()
     beside = _wake(told, publisher)
-    farewell.knows(lambda: beside.say_last_words(time.time()))
-    longest_s = _answer(beside, inbox)
-    has_time = farewell.left_s > _MARGIN * longest_s
+    shutdown.knows(lambda: beside.say_last_words(time.time()))
+    longest_s = _answer(beside, queue)
+    has_time = shutdown.left_s > _MARGIN * longest_s
     beside.finish(time.time(), is_analysed=has_time)
-    if farewell.left_s > _MARGIN * longest_s > 0:
+    if shutdown.left_s > _MARGIN * longest_s > 0:
         _keep_fit(told.settings.directory)
     return 0
 
 
-def _answer(beside: CompanionLoop, inbox: Inbox) -> float:
+def _answer(beside: CompanionLoop, queue: EventQueue) -> float:
     """Until the end; the most processor time that an answer took, seconds."""
     longest_s = 0.0
     is_over = is_said = False
     while not is_over:
-        events, is_over = inbox.take(_TICK_S)
+        events, is_over = queue.take(_TICK_S)
         for event in events:
             beside.handle(event, time.time())
-        if inbox.num_dropped and not is_said:
+        if queue.num_dropped and not is_said:
             is_said = True
-            beside.miss(inbox.num_dropped)
+            beside.miss(queue.num_dropped)
         begin_s = time.process_time()
         if not is_over and beside.poll(time.time()):
             longest_s = max(longest_s, time.process_time() - begin_s)
@@ -112,19 +112,19 @@ def _write_back(order: Event) -> None:
         os.write(0, json.dumps(order).encode() + b"\n")
 
 
-def _read(inbox: Inbox, farewell: Farewell) -> None:
+def _read(queue: EventQueue, shutdown: Shutdown) -> None:
     try:
         for line in sys.stdin:
             with suppress(ValueError, RecursionError):
                 event = json.loads(line)
                 if not isinstance(event, dict):
                     continue
-                inbox.put(event)
+                queue.put(event)
                 if event.get("event") == "end":
                     break
     finally:
-        farewell.begin()
-        inbox.close()
+        shutdown.begin()
+        queue.close()
 
 
 def _told(argv: Sequence[str] | None) -> CompanionSettings:

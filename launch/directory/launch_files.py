@@ -32,11 +32,6 @@ class Stopped:
     rule: str = ""
     command: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
-        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**found, "command": list(self.command)}
-
     @property
     def is_advised(self) -> bool:
         """False where the scheduler's limit was the reason: such a run is to be taken up again."""

@@ -9,10 +9,10 @@ from ...calib.errors import RecordError
 from ...calib.forecast.evaluation import Coverage, Ended, Evaluation, StepTally, step_coverage
 from .forecast_log import append_end, read_forecasts
 from .publishing import Place
-from .scoring import LoggedStep
+from .scoring import LoggedStep, Thinned
 
 NUM_KEPT_POINTS = 2000
-"""Steps that a chart shows at most; of more, every second, fourth and so on."""
+"""Steps that a chart shows at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +31,8 @@ class RunLog:
     """What the companion sees of a run while it goes on: steps, thinned, and its last moments."""
 
     def __init__(self) -> None:
-        self.points: list[StepPoint] = []
+        self._points = Thinned[StepPoint](NUM_KEPT_POINTS)
         self._tally = StepTally()
-        self._every = 1
-        self._num_seen = 0
         self._last_step_unix_s = 0.0
         self._iteration = 0
 
@@ -53,12 +51,12 @@ class RunLog:
             return
         if point.low_s is not None and point.high_s is not None:
             self._tally.add(point.time_s, point.low_s, point.high_s)
-        if self._num_seen % self._every == 0:
-            self.points.append(point)
-        self._num_seen += 1
-        if len(self.points) > NUM_KEPT_POINTS:
-            self.points = self.points[::2]
-            self._every *= 2
+        self._points.add(point)
+
+    @property
+    def points(self) -> list[StepPoint]:
+        """Steps without a flag, evenly spread over the run."""
+        return self._points.kept
 
     @property
     def step_coverage(self) -> tuple[Coverage, ...]:

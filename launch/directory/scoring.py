@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ...calib.answers.analysis import Answer
 from ...calib.units import format_frac
@@ -40,8 +40,26 @@ class LoggedStep:
         )
 
 
+_T = TypeVar("_T")
 NUM_KEPT_ERRORS = 4000
-"""Errors that a median is taken of at most; of more, every second, fourth and so on."""
+"""Errors that a median is taken of at most."""
+
+
+class Thinned(Generic[_T]):
+    """At most so many of the values that came, evenly spread over them."""
+
+    def __init__(self, most: int) -> None:
+        self.kept: list[_T] = []
+        self._most, self._every, self._num_seen = most, 1, 0
+
+    def add(self, value: _T) -> None:
+        """Keep it, or every second, fourth and so on where there are many."""
+        if self._num_seen % self._every == 0:
+            self.kept.append(value)
+        self._num_seen += 1
+        if len(self.kept) > self._most:
+            self.kept = self.kept[::2]
+            self._every *= 2
 
 
 @dataclass(slots=True)
@@ -50,9 +68,7 @@ class Score:
 
     num_scored: int = 0
     num_inside: int = 0
-    errors_frac: list[float] = field(default_factory=list)
-    """Evenly spread over the steps."""
-    _every: int = 1
+    errors_frac: Thinned[float] = field(default_factory=lambda: Thinned(NUM_KEPT_ERRORS))
 
     def add(
         self, row: LoggedStep, answer: Answer, interval: tuple[float, float] | None = None
@@ -83,13 +99,9 @@ class Score:
         return values
 
     def _count(self, error_frac: float, *, is_inside: bool) -> None:
-        if self.num_scored % self._every == 0:
-            self.errors_frac.append(error_frac)
+        self.errors_frac.add(error_frac)
         self.num_scored += 1
         self.num_inside += is_inside
-        if len(self.errors_frac) > NUM_KEPT_ERRORS:
-            self.errors_frac = self.errors_frac[::2]
-            self._every *= 2
 
     def summary(self) -> dict[str, Any]:
         """What the predictions were worth; empty before the first."""
@@ -97,8 +109,8 @@ class Score:
             return {}
         return {
             "num_scored_steps": self.num_scored,
-            "step_time_error_median_frac": median(self.errors_frac),
-            "step_time_abs_error_median_frac": median(abs(e) for e in self.errors_frac),
+            "step_time_error_median_frac": median(self.errors_frac.kept),
+            "step_time_abs_error_median_frac": median(abs(e) for e in self.errors_frac.kept),
             "interval_coverage_frac": self.num_inside / self.num_scored,
         }
 

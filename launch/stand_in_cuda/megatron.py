@@ -9,11 +9,13 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from ...hooks.process.post_import import when_imported
 
 HELPERS = "megatron.core.datasets.helpers_cpp"
 NEED_TRITON = (
@@ -43,42 +45,11 @@ def prepare() -> None:
     if wheel is not None:
         patches["megatron.core.datasets.utils"] = _build_nothing("compile_helpers")
         sys.meta_path.append(_HelpersFinder(wheel))
+    for name, patch in patches.items():
+        when_imported(name, patch)
     if importlib.util.find_spec("triton") is None:
-        patches |= dict.fromkeys(NEED_TRITON, lambda module: None)
-    for name in [name for name in patches if name in sys.modules]:
-        patches.pop(name)(sys.modules[name])
-    sys.meta_path.insert(0, _AfterImport(patches))
-
-
-class _AfterImport:
-    """Finder that lets the others find a module and calls back once it has been executed."""
-
-    def __init__(self, patches: dict[str, Callable[[ModuleType], None]]) -> None:
-        self._patches = patches
-        self._searching: set[str] = set()
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if name not in self._patches or name in self._searching:
-            return None
-        self._searching.add(name)
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._searching.discard(name)
-        loader: Any = spec.loader if spec is not None else None
-        if loader is None:
-            return spec
-        execute, patch = loader.exec_module, self._patches[name]
-
-        def exec_module(module: ModuleType) -> None:
-            with _triton_named() if name in NEED_TRITON else nullcontext():
-                execute(module)
-            patch(module)
-
-        loader.exec_module = exec_module
-        return spec
+        for name in NEED_TRITON:
+            when_imported(name, lambda module: None, during=_triton_named)
 
 
 class _HelpersFinder:

@@ -14,8 +14,8 @@ from ...calib.arguments.kept_arguments import restored
 from ...calib.records.files import replace_file
 from ..directory.bounded_files import read_bounded
 from ..options.flags import split
+from .log_lines import one_line
 from .script_template import Template
-from .voice import one_line
 
 MARK = "# Written by forerun"
 _SEAL = "# As it was written: "

@@ -17,15 +17,16 @@ from typing import Any, TypeVar
 from ..._forerun_autoload import is_off
 from ...calib.arguments.kept_arguments import MASK, kept_command
 from ...calib.errors import ConfigError
+from ...calib.workload.config_json import encode
 from ...calib.workload.run_options import OnAdvice, RunOptions
 from ..directory.launch_ids import launch_id
 from ..options.flags import FLAGS, split
+from .log_lines import answer, complain, finish, hold_standard_descriptors, say
 from .resubmit import Script, relaunch
 from .run_options import SCRIPT
 from .script_template import Template, read_template
 from .slurm import Allocation, allocation, num_jobs, time_option
-from .voice import answer, complain, finish, hold_standard_descriptors, say
-from .wrapped import Outcome, Wishes, Wrapped, words
+from .wrapped import Outcome, WrapOptions, Wrapped, words
 
 _DEFAULTS = RunOptions()
 _NOT_FOUND = 127
@@ -54,17 +55,17 @@ def run(args: argparse.Namespace) -> int:
             "no command to run; give one behind --, as in: forerun run -- torchrun ..."
         )
     hold_standard_descriptors()
-    wishes = wishes_of(args, os.environ, time.time())
-    _say_limit(wishes.allocation)
+    options = wrap_options(args, os.environ, time.time())
+    _say_limit(options.allocation)
     template = _guarded("read the template", lambda: _template(args), None)
-    code = _dry_run(args, wishes) if args.dry_run else _launch(args, wishes, template)
+    code = _dry_run(args, options) if args.dry_run else _launch(args, options, template)
     finish()
     return code
 
 
-def _launch(args: argparse.Namespace, wishes: Wishes, template: Template | None) -> int:
+def _launch(args: argparse.Namespace, options: WrapOptions, template: Template | None) -> int:
     try:
-        outcome = Wrapped(wishes).run()
+        outcome = Wrapped(options).run()
     except FileNotFoundError:
         return _no_start(args, f"{args.command[0]}: not found; give a program on PATH", _NOT_FOUND)
     except OSError as err:
@@ -73,15 +74,15 @@ def _launch(args: argparse.Namespace, wishes: Wishes, template: Template | None)
     code = outcome.exit_code(args.stop_exit_code)
 
     def conclude() -> None:
-        suggestion = suggest(outcome, wishes, args.job_time)
+        suggestion = suggest(outcome, options, args.job_time)
         script = _guarded(
             "write the script",
-            lambda: _resubmit(args, wishes, outcome, suggestion, template),
+            lambda: _resubmit(args, options, outcome, suggestion, template),
             None,
         )
         _say_end(outcome, code, suggestion)
         if args.json:
-            answer(json.dumps(_told(wishes, outcome, code, suggestion, script)))
+            answer(json.dumps(_told(options, outcome, code, suggestion, script)))
 
     with suppress(KeyboardInterrupt):
         _guarded("tell how it ended", conclude, None)
@@ -97,7 +98,9 @@ def _guarded(what: str, work: Callable[[], _Found], otherwise: _Found) -> _Found
         return otherwise
 
 
-def wishes_of(args: argparse.Namespace, environ: Mapping[str, str], now_unix_s: float) -> Wishes:
+def wrap_options(
+    args: argparse.Namespace, environ: Mapping[str, str], now_unix_s: float
+) -> WrapOptions:
     """What the options, the flags inside the command and the scheduler say together."""
     own = split([word for word in args.command if word != "--"]).own
     directory = args.directory or Path(_last(own, "dir", str(_DEFAULTS.directory)))
@@ -110,7 +113,7 @@ def wishes_of(args: argparse.Namespace, environ: Mapping[str, str], now_unix_s: 
             source="--time-limit",
         )
     has_session = bool(own) or args.directory is not None
-    return Wishes(
+    return WrapOptions(
         command=tuple(args.command),
         directory=directory,
         launch_id=launch_id(environ),
@@ -124,15 +127,15 @@ def wishes_of(args: argparse.Namespace, environ: Mapping[str, str], now_unix_s: 
     )
 
 
-def suggest(outcome: Outcome, wishes: Wishes, wall_s: float | None) -> Suggestion | None:
+def suggest(outcome: Outcome, options: WrapOptions, wall_s: float | None) -> Suggestion | None:
     """The time of the next job; None where the run is done or was never forecast."""
     is_done = outcome.child_code == 0 and outcome.stopped is None and not outcome.asked
     forecast = outcome.ending.forecast
     if forecast is None or is_done:
         return None
     left_s = forecast.left_s(outcome.ending.forecast_age_s)
-    lost_s = outcome.ending.startup_s + forecast.longest_save_s + wishes.margin_s
-    wall_s = wall_s or wishes.allocation.length_s
+    lost_s = outcome.ending.startup_s + forecast.longest_save_s + options.margin_s
+    wall_s = wall_s or options.allocation.length_s
     return Suggestion(
         left_p95_s=left_s,
         job_s=left_s + lost_s,
@@ -157,7 +160,7 @@ def _template(args: argparse.Namespace) -> Template | None:
 
 def _resubmit(
     args: argparse.Namespace,
-    wishes: Wishes,
+    options: WrapOptions,
     outcome: Outcome,
     suggestion: Suggestion | None,
     template: Template | None,
@@ -167,7 +170,7 @@ def _resubmit(
     if not is_stop and args.resubmit_template is None and args.resubmit_script is None:
         return None
     advised = (outcome.stopped.command if outcome.stopped else ()) or outcome.ending.advised
-    again = relaunch(wishes.command, advised)
+    again = relaunch(options.command, advised)
     if not again:
         if advised:
             say(f"advised, for a script that starts it itself: {shlex.join(advised)}")
@@ -180,10 +183,10 @@ def _resubmit(
         reason=outcome.stopped.reason if outcome.stopped else "the advised layout",
         time=suggestion.time if suggestion else "",
         launch_id=outcome.folder.name,
-        directory=wishes.directory,
+        directory=options.directory,
         template=template,
     )
-    wanted = args.resubmit_script or wishes.directory / SCRIPT
+    wanted = args.resubmit_script or options.directory / SCRIPT
     written = [path for path in (outcome.folder / SCRIPT, wanted) if _is_written(script, path)]
     if written:
         say(f"to go on in the advised layout: {written[-1]}")
@@ -209,36 +212,31 @@ def _wrapper() -> list[str]:
     return [*([sys.argv[0]] if is_script else [sys.executable, "-m", "forerun"]), *own]
 
 
-def _dry_run(args: argparse.Namespace, wishes: Wishes) -> int:
+def _dry_run(args: argparse.Namespace, options: WrapOptions) -> int:
     if args.json:
-        answer(json.dumps({"schema": 1, **_plan(wishes)}))
+        answer(json.dumps({"schema": 1, **_plan(options)}))
         return 0
-    answer(shlex.join(kept_command(wishes.command)))
-    answer(f"calibrate directory: {wishes.directory}")
-    answer(f"requests to save and stop: {'to the session' if wishes.listens else 'SIGTERM'}")
-    answer(f"before the limit: {'save and stop' if wishes.saves_before_limit else 'warn'}")
+    answer(shlex.join(kept_command(options.command)))
+    answer(f"calibrate directory: {options.directory}")
+    answer(f"requests to save and stop: {'to the session' if options.listens else 'SIGTERM'}")
+    answer(f"before the limit: {'save and stop' if options.saves_before_limit else 'warn'}")
     return 0
 
 
-def _plan(wishes: Wishes) -> dict[str, Any]:
-    granted = wishes.allocation
+def _plan(options: WrapOptions) -> dict[str, Any]:
+    granted = encode(options.allocation)
     return {
-        "command": list(kept_command(wishes.command)),
-        "directory": str(wishes.directory),
-        "launch_id": wishes.launch_id,
-        "listens": wishes.listens,
-        "saves_before_limit": wishes.saves_before_limit,
-        "allocation": {
-            "job_id": granted.job_id,
-            "start_unix_s": granted.start_unix_s,
-            "end_unix_s": granted.end_unix_s,
-            "source": granted.source,
-        },
+        "command": list(kept_command(options.command)),
+        "directory": str(options.directory),
+        "launch_id": options.launch_id,
+        "listens": options.listens,
+        "saves_before_limit": options.saves_before_limit,
+        "allocation": {name: value for name, value in granted.items() if name != "left_s"},
     }
 
 
 def _told(
-    wishes: Wishes,
+    options: WrapOptions,
     outcome: Outcome,
     code: int,
     suggestion: Suggestion | None,
@@ -246,7 +244,7 @@ def _told(
 ) -> dict[str, Any]:
     return {
         "schema": 1,
-        **_plan(wishes),
+        **_plan(options),
         "exit_code": code,
         "child_code": outcome.child_code,
         "wall_s": outcome.wall_s,
@@ -254,10 +252,8 @@ def _told(
         "signals": [int(number) for number in outcome.signals],
         "num_killed": outcome.num_ended,
         "num_left": len(outcome.left),
-        "stop": outcome.stopped.to_json() if outcome.stopped else None,
-        "suggestion": None
-        if suggestion is None
-        else {name: getattr(suggestion, name) for name in suggestion.__dataclass_fields__},
+        "stop": encode(outcome.stopped),
+        "suggestion": encode(suggestion),
         "resubmit": None if script is None else str(script),
     }
 

@@ -13,10 +13,10 @@ from ...hooks.process.launch_identity import LAUNCH_ID
 from ..directory.launch_files import LaunchFiles, Stopped
 from ..options.flags import LIMIT, REQUESTS
 from .children import ProcessTree
-from .looks import Ending, Looks
+from .file_watch import Ending, FileWatch
+from .log_lines import say
 from .signals import END, WARN, SignalInbox
 from .slurm import Allocation, ask_slurm
-from .voice import say
 
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 TICK_S = 1.0
@@ -25,7 +25,7 @@ LINGER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wishes:
+class WrapOptions:
     """What is wanted of a wrapped launch."""
 
     command: tuple[str, ...]
@@ -75,16 +75,16 @@ class Outcome:
 class Wrapped:
     """Starts the command and watches it; ``run`` once."""
 
-    def __init__(self, wishes: Wishes, environ: Mapping[str, str] = os.environ) -> None:
-        self._wishes = wishes
+    def __init__(self, options: WrapOptions, environ: Mapping[str, str] = os.environ) -> None:
+        self._options = options
         self._environ = environ
-        self._files = LaunchFiles(wishes.directory, wishes.launch_id)
-        self._looks = Looks(
+        self._files = LaunchFiles(options.directory, options.launch_id)
+        self._file_watch = FileWatch(
             self._files,
-            wishes.allocation,
+            options.allocation,
             environ,
-            margin_s=wishes.margin_s,
-            is_limit_fixed=wishes.is_limit_fixed,
+            margin_s=options.margin_s,
+            is_limit_fixed=options.is_limit_fixed,
         )
         self._signals: list[int] = []
         self._asked = ""
@@ -95,12 +95,12 @@ class Wrapped:
     def run(self) -> Outcome:
         """Until the last process below us is gone; raises ``OSError`` where there is no command."""
         begin_s = time.monotonic()
-        self._looks.begin()
+        self._file_watch.begin()
         with SignalInbox() as inbox:
-            family = ProcessTree(self._wishes.command, self._told())
+            family = ProcessTree(self._options.command, self._told())
             num_ended = self._accompany(family, inbox)
             wall_s = time.monotonic() - begin_s
-            ending = self._looks.end()
+            ending = self._file_watch.end()
         return Outcome(
             child_code=-signal.SIGKILL if family.code is None else family.code,
             wall_s=wall_s,
@@ -130,13 +130,13 @@ class Wrapped:
     def _told(self) -> dict[str, str]:
         """The command's environment: ours, the limit, and time for workers to save."""
         environ = dict(self._environ)
-        environ[LAUNCH_ID] = self._wishes.launch_id
-        if self._wishes.allocation.end_unix_s is not None:
-            environ[LIMIT] = str(int(self._wishes.allocation.end_unix_s))
-        if self._wishes.listens:
+        environ[LAUNCH_ID] = self._options.launch_id
+        if self._options.allocation.end_unix_s is not None:
+            environ[LIMIT] = str(int(self._options.allocation.end_unix_s))
+        if self._options.listens:
             environ[REQUESTS] = "1"
         # A second more, so that what hangs is ended by torchrun, which says which rank it was.
-        environ.setdefault(SHUTDOWN_TIMEOUT, f"{max(1.0, self._wishes.grace_s - 1.0):.0f}")
+        environ.setdefault(SHUTDOWN_TIMEOUT, f"{max(1.0, self._options.grace_s - 1.0):.0f}")
         return environ
 
     def _watch(self, family: ProcessTree, inbox: SignalInbox) -> None:
@@ -146,14 +146,14 @@ class Wrapped:
             now_s = time.monotonic()
             if now_s >= kill_at_s or self._is_hurried:
                 return
-            self._heed_looks()
+            self._heed_files()
             if now_s >= self._term_at_s:
                 self._term_at_s = float("inf")
-                if self._wishes.listens:
+                if self._options.listens:
                     say("no answer to the request to save and stop; SIGTERM")
                 self._pass_on(family, signal.SIGTERM)
             if self._signals and kill_at_s == float("inf"):
-                kill_at_s = now_s + self._wishes.grace_s
+                kill_at_s = now_s + self._options.grace_s
             for number in inbox.wait(min(TICK_S, kill_at_s - now_s, self._term_at_s - now_s)):
                 self._take(family, number)
             family.reap()
@@ -165,7 +165,7 @@ class Wrapped:
         linger_s = LINGER_S if is_quiet else 0.0
         while left := family.rest():
             gone_s = time.monotonic() - begin_s
-            if self._is_hurried or family.code is None or gone_s > self._wishes.grace_s + linger_s:
+            if self._is_hurried or family.code is None or gone_s > self._options.grace_s + linger_s:
                 return len(left)
             if gone_s >= linger_s:
                 family.end_orphans()
@@ -192,8 +192,8 @@ class Wrapped:
 
     def _has_signalled_steps(self) -> bool:
         """SIGTERM to all tasks of an srun; a signal to srun itself would have them killed."""
-        job_id = self._wishes.allocation.job_id
-        if not job_id or Path(self._wishes.command[0]).name != "srun":
+        job_id = self._options.allocation.job_id
+        if not job_id or Path(self._options.command[0]).name != "srun":
             return False
         return ask_slurm(["scancel", "--signal=TERM", job_id]) is not None
 
@@ -202,26 +202,26 @@ class Wrapped:
         if self._asked:
             return
         self._asked = reason
-        now_s, patience_s = time.monotonic(), self._wishes.patience_s
-        if self._looks.limit_s is not None:
-            patience_s = min(patience_s, 0.5 * max(0.0, self._looks.limit_s - now_s))
-        if self._wishes.listens:
+        now_s, patience_s = time.monotonic(), self._options.patience_s
+        if self._file_watch.limit_s is not None:
+            patience_s = min(patience_s, 0.5 * max(0.0, self._file_watch.limit_s - now_s))
+        if self._options.listens:
             say(f"{reason}: asked to save and stop; SIGTERM in {patience_s:.0f} s")
-            self._looks.ask(reason)
+            self._file_watch.ask(reason)
         else:
             say(f"{reason}: no session here that takes requests (--calibrate); SIGTERM")
             patience_s = 0.0
         self._term_at_s = now_s + patience_s
 
-    def _heed_looks(self) -> None:
+    def _heed_files(self) -> None:
         """Save or warn, once, near the limit; SIGTERM where a request could not be written."""
-        looks = self._looks
+        looks = self._file_watch
         if self._asked and looks.has_asked_in_vain and self._term_at_s < float("inf"):
             self._term_at_s = 0.0
         if not looks.is_limit_near or looks.limit_s is None or self._asked or self._has_warned:
             return
         left_s = max(0.0, looks.limit_s - time.monotonic())
-        if self._wishes.saves_before_limit:
+        if self._options.saves_before_limit:
             self._ask(f"{left_s:.0f} s before the limit")
         else:
             self._has_warned = True

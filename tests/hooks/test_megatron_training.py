@@ -1,4 +1,4 @@
-"""The seams of Megatron-LM's loop, on modules that have its names and call as it does."""
+"""The patches of Megatron-LM's loop, on modules that have its names and call as it does."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_missing_seam_is_named_and_all_else_goes_on(
     session = watched(tmp_path)
     train(megatron)
     session.finish()
-    said = [line for line in caplog.messages if "seam" in line]
+    said = [line for line in caplog.messages if "no patch at" in line]
     assert len(said) == 1 and seam in said[0] and "training goes on" in said[0]
     assert [r.step for r in records_of(tmp_path, StepRecord)] == list(range(100, 111))
     seams = [r for r in records_of(tmp_path, CoverageRecord) if r.name.startswith("seam:")]
@@ -226,7 +226,7 @@ def test_without_the_loop_itself_steps_are_timed(
     watched(tmp_path)
     vars(megatron["training"])["train"] = loop
     train(megatron)
-    assert "seam megatron.training.training.train is missing" in caplog.text
+    assert "no patch at megatron.training.training.train, which is missing" in caplog.text
     steps = records_of(tmp_path, StepRecord)
     assert [r.step for r in steps] == list(range(100, 111))
     assert not any(megatron["global_vars"].get_args().seen)

@@ -14,12 +14,12 @@ from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunCon
 from forerun.calib.workload.operators import Phase
 from forerun.hooks.probing import probe_memory
 from forerun.hooks.probing.probes import Probing
-from forerun.hooks.process.between import Between
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.host import Host
 from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.recording.window import WindowPlan
 from forerun.hooks.sensors.stopwatch import HostStopwatch
+from forerun.hooks.session.open_step import Between
 from forerun.hooks.session.probe_turns import ProbeTurns
 
 MODEL = ModelShape(

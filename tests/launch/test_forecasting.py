@@ -71,15 +71,15 @@ def test_what_is_irregular_is_kept_apart() -> None:
 def test_a_new_forecast_waits_for_steps_and_seconds(answer: Answer) -> None:
     run, made = RunSoFar(), Forecasts()
     made.answered(answer, 11)
-    wishes = Request(now_unix_s=0.0)
+    asked = Request(now_unix_s=0.0)
     for iteration in range(12, 12 + AGAIN_AFTER_STEPS):
-        assert made.again(answer, run, wishes, BEGIN_S + AGAIN_AFTER_S) is None
+        assert made.again(answer, run, asked, BEGIN_S + AGAIN_AFTER_S) is None
         run.add(row(iteration), BEGIN_S + iteration)
-    assert made.again(answer, run, wishes, BEGIN_S + 0.5 * AGAIN_AFTER_S) is None
-    found = made.again(answer, run, wishes, BEGIN_S + AGAIN_AFTER_S)
+    assert made.again(answer, run, asked, BEGIN_S + 0.5 * AGAIN_AFTER_S) is None
+    found = made.again(answer, run, asked, BEGIN_S + AGAIN_AFTER_S)
     assert found is not None
     assert found.remaining_s == pytest.approx(0.2 * (1000 - run.last_iteration), rel=1e-6)
-    assert made.again(answer, run, wishes, BEGIN_S + 1e6) is None
+    assert made.again(answer, run, asked, BEGIN_S + 1e6) is None
 
 
 def test_it_is_news_where_the_end_leaves_the_interval(answer: Answer) -> None:

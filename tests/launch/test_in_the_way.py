@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from forerun import _forerun_autoload as entry
-from forerun.launch.commands.attached import attachment
-from forerun.launch.commands.findings import Severity
+from forerun.launch.commands.attached import Severity, attachment
 
 ROOT = Path(entry.__file__).parent
 WORKER = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}

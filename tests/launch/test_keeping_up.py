@@ -16,10 +16,10 @@ from companion_settings import companion_settings
 from forerun.calib.answers.analysis import PredictedStep
 from forerun.calib.workload.config_json import encode
 from forerun.calib.workload.run_options import WandbMode
-from forerun.launch.companion.answered import Answered
+from forerun.launch.companion.answered_windows import AnsweredWindows
 from forerun.launch.companion.companion_loop import MOST_HELD, CompanionLoop
+from forerun.launch.companion.event_queue import EventQueue
 from forerun.launch.companion.forecasting import NUM_KEPT_BRACKETS, RunSoFar
-from forerun.launch.companion.inbox import Inbox
 from forerun.launch.directory.scoring import NUM_KEPT_ERRORS, LoggedStep, Score
 from forerun.launch.sinks.sink import Sink
 
@@ -45,20 +45,20 @@ def directory(tmp_path: Path) -> Path:
 
 
 def test_steps_wait_in_bounded_room_and_windows_and_the_end_are_never_lost() -> None:
-    inbox = Inbox(most_steps=10)
+    queue = EventQueue(most_steps=10)
     for number in range(100):
-        inbox.put(step(number))
+        queue.put(step(number))
         if number % 20 == 0:
-            inbox.put(closed(number // 20))
-    inbox.put({"event": "phase", "name": "eval", "time_s": 1.0})
-    inbox.put({"event": "end"})
-    inbox.put(step(100))
-    events, is_over = inbox.take(0.0)
-    assert is_over and inbox.num_dropped == 90
+            queue.put(closed(number // 20))
+    queue.put({"event": "phase", "name": "eval", "time_s": 1.0})
+    queue.put({"event": "end"})
+    queue.put(step(100))
+    events, is_over = queue.take(0.0)
+    assert is_over and queue.num_dropped == 90
     assert [e["step"] for e in events if e["event"] == "step"] == list(range(90, 100))
     assert [e["window"] for e in events if e["event"] == "window_closed"] == [4]
     assert [e["event"] for e in events][-2:] == ["phase", "end"]
-    assert inbox.take(0.0) == ([], True)
+    assert queue.take(0.0) == ([], True)
 
 
 def test_only_the_newest_closed_window_is_analysed_and_the_others_are_told_of(
@@ -81,7 +81,7 @@ def test_only_the_newest_closed_window_is_analysed_and_the_others_are_told_of(
 
 
 def test_windows_that_follow_one_another_leave_no_problem() -> None:
-    answered = Answered()
+    answered = AnsweredWindows()
     for window in range(5):
         assert answered.problems(window) == ()
         answered.settled(window)
@@ -106,7 +106,7 @@ def test_what_a_run_without_end_leaves_in_memory_is_bounded(directory: Path) -> 
         row = LoggedStep.from_event(step(number, time_s=1.0 + number % 2))
         score.add(row, Said())  # type: ignore[arg-type]
         run.add_bracket({"name": "eval", "time_s": 1.0})
-    assert len(score.errors_frac) <= NUM_KEPT_ERRORS
+    assert len(score.errors_frac.kept) <= NUM_KEPT_ERRORS
     told = score.summary()
     assert told["num_scored_steps"] == 5 * NUM_KEPT_ERRORS
     assert told["interval_coverage_frac"] == 0.5
@@ -128,8 +128,8 @@ def test_what_a_run_without_end_leaves_in_memory_is_bounded(directory: Path) -> 
 def started(directory: Path, *, leave_after_s: float = 25.0, before: str = "") -> Any:
     code = (
         f"import sys, functools; {before}\n"
-        "from forerun.launch.companion import farewell, main as companion\n"
-        f"companion.Farewell = functools.partial(farewell.Farewell, {leave_after_s})\n"
+        "from forerun.launch.companion import shutdown, main as companion\n"
+        f"companion.Shutdown = functools.partial(shutdown.Shutdown, {leave_after_s})\n"
         "sys.exit(companion.main(sys.argv[1:]))"
     )
     settings = companion_settings(directory, wandb=WandbMode.OFF)

@@ -18,7 +18,7 @@ import pytest
 from wrapped_launch import PATIENCE_S, wait_until
 
 from forerun.launch.directory.launch_files import LaunchFiles
-from forerun.launch.wrapper.voice import Voice, one_line
+from forerun.launch.wrapper.log_lines import LogWriter, one_line
 
 RUN = (sys.executable, "-m", "forerun.launch.cli", "run")
 END = "pathlib.Path('ended').touch(); sys.exit(7)"
@@ -80,16 +80,16 @@ def test_training_does_not_care_whether_the_wrapper_is_heard(tmp_path: Path) -> 
 
 def test_a_voice_says_what_can_be_said_and_drops_the_rest() -> None:
     reading, writing = os.pipe()
-    voice = Voice(writing)
-    voice.tell("first")
+    writer = LogWriter(writing)
+    writer.tell("first")
     assert os.read(reading, 100) == b"first\n"
     begin = time.monotonic()
     for _ in range(1000):
-        voice.tell("x" * 4000)  # more than a pipe holds
+        writer.tell("x" * 4000)  # more than a pipe holds
     assert time.monotonic() - begin < 20.0
     os.close(reading)  # the writer's thread ends with an error that it keeps
-    voice.finish(PATIENCE_S)
-    voice.tell("nobody")
+    writer.finish(PATIENCE_S)
+    writer.tell("nobody")
     os.close(writing)
     assert one_line("a\nb\x1b[2J\r c") == "a b [2J c"
 
@@ -199,8 +199,8 @@ FAULTS = {
     "reaping": ("children", "Family.reap", "raise RecursionError('deep')"),
     "an exit": ("signals", "SignalInbox.wait", "raise SystemExit(0)"),
     "an interrupt": ("children", "Family.reap", "raise KeyboardInterrupt"),
-    "a look": ("looks", "Looks._look_at_limit", "raise OverflowError"),
-    "a look that hangs": ("looks", "Looks._look_at_limit", "time.sleep(1000)"),
+    "a look": ("looks", "FileWatch._look_at_limit", "raise OverflowError"),
+    "a look that hangs": ("looks", "FileWatch._look_at_limit", "time.sleep(1000)"),
 }
 
 

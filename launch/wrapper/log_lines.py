@@ -16,7 +16,7 @@ _PATIENCE_S = 0.2
 """A line has so long before the caller goes on without knowing."""
 
 
-class Voice:
+class LogWriter:
     """One descriptor; any method may be called from any thread and raises nothing."""
 
     def __init__(self, descriptor: int) -> None:
@@ -59,8 +59,8 @@ class Voice:
                     line = line[os.write(self._descriptor, line) :]
 
 
-_LOG = Voice(2)
-_ANSWER = Voice(1)
+_LOG = LogWriter(2)
+_ANSWER = LogWriter(1)
 
 
 def say(text: str) -> None:
@@ -80,8 +80,8 @@ def answer(text: str) -> None:
 
 def finish(patience_s: float = 1.0) -> None:
     """Before the process ends."""
-    for voice in (_LOG, _ANSWER):
-        voice.finish(patience_s)
+    for writer in (_LOG, _ANSWER):
+        writer.finish(patience_s)
 
 
 def hold_standard_descriptors() -> None:

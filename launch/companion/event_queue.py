@@ -14,7 +14,7 @@ MOST_OTHERS = 1000
 _NEWEST_ONLY = frozenset({"window_closed", "probed"})
 
 
-class Inbox:
+class EventQueue:
     """Filled by the thread that reads, emptied by the loop that answers.
 
     Steps are dropped, and counted, where there is no room.  Of closed windows the newest is kept,
@@ -32,7 +32,7 @@ class Inbox:
         """Steps, evaluations and saves that nobody has seen."""
 
     def put(self, event: Event) -> None:
-        """Keep an event; one that says the end closes the inbox."""
+        """Keep an event; one that says the end closes the queue."""
         with self._changed:
             if self._is_over:
                 return

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.launch.companion.watching import DRIFT, Watching
+from forerun.launch.companion.drift_watch import DRIFT, DriftWatch
 from forerun.launch.directory.publishing import Place
 from forerun.launch.directory.scoring import LoggedStep
 
@@ -23,7 +23,7 @@ class Listener:
         self.lines: list[str] = []
         self.orders: list[dict[str, Any]] = []
         place = Place(directory=directory, run_id=run_id)
-        self.watching = Watching(place, tell=self.lines.append, give_order=self.orders.append)
+        self.watching = DriftWatch(place, tell=self.lines.append, give_order=self.orders.append)
 
 
 def rows(times_s: np.ndarray, flags: dict[int, tuple[str, ...]] | None = None) -> list[LoggedStep]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Answered:
+class AnsweredWindows:
     """Counts the windows that closed while an earlier one was analysed."""
 
     def __init__(self) -> None:
@@ -19,7 +19,7 @@ class Answered:
     def problems(self, window: int) -> tuple[str, ...]:
         """A line for the answer of ``window`` on what was passed over so far; maybe none.
 
-        >>> answered = Answered()
+        >>> answered = AnsweredWindows()
         >>> answered.settled(0)
         >>> answered.problems(1)
         ()

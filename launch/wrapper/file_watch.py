@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..directory.launch_files import LaunchFiles, NewestForecast, Stopped
+from .log_lines import say
 from .slurm import Allocation, allocation
-from .voice import say
 
 LOOK_EVERY_S = 2.0
 TOLERANCE_S = 60.0
@@ -33,7 +33,7 @@ class Ending:
     advised: tuple[str, ...] = ()
 
 
-class Looks:
+class FileWatch:
     """``begin``, then attributes and ``ask``, then ``end``: none of them waits long."""
 
     def __init__(

@@ -17,7 +17,7 @@ from ...calib.samples.table import SampleTable
 from ...calib.samples.windows import windows_of
 from ..directory.publishing import Place
 from ..directory.scoring import LoggedStep
-from .saying import Writing
+from .log_lines import Writing
 
 DRIFT = "drift.json"
 MOST_WINDOWS = 10
@@ -27,7 +27,7 @@ MOST_EVENTS = 500
 _MOST_WAITING = 10_000
 
 
-class Watching:
+class DriftWatch:
     """Takes steps in order; ``tell`` gets each event's line, ``give_order`` the wish for a window.
 
     Steps wait until ``begin``: only then is it known where the batch size changes, which is no

@@ -16,7 +16,7 @@ LAST_WORDS_S = 5.0
 _GRACE_S = 2.0
 
 
-class Farewell:
+class Shutdown:
     """Begins with the end of training, from the thread that hears of it."""
 
     def __init__(self, leave_after_s: float = LEAVE_AFTER_S) -> None:
