@@ -20,19 +20,8 @@ SLICE_S = 0.001
 _SLICE_EVENTS = 64
 
 
-class DeviceEvent(Protocol):
-    """The part of ``torch.cuda.Event`` that is used."""
-
-    def record(self, stream: Any = ...) -> None:
-        """Put the event on a stream, by default the current one."""
-
-    def query(self) -> bool:
-        """True once the stream has passed it."""
-        ...
-
-    def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from this event to ``end_event``."""
-        ...
+DeviceEvent = Any
+"""``torch.cuda.Event``, of which ``record``, ``query`` and ``elapsed_time`` are used."""
 
 
 class Readings(Protocol):

@@ -16,7 +16,6 @@ from ...calib.advice.offers import takes_options
 from ...calib.advice.plan import Candidate, Plan, compare
 from ...calib.advice.plan import plan as make_plan
 from ...calib.arguments.megatron_args import apply_options
-from ...calib.arguments.megatron_command import config_from_command
 from ...calib.arguments.megatron_options import options_of
 from ...calib.errors import ConfigError
 from ...calib.memory.peak import Verdict
@@ -25,7 +24,7 @@ from ...calib.workload.argument_values import whole
 from ...calib.workload.config import RunConfig
 from ...calib.workload.model_shape import at_least_one, at_most
 from ..known.machines import Machine, open_machine
-from ..options.config_files import read_config
+from ..options.config_files import described_run
 from ..report.layout_tables import layouts_table, telling_note
 from ..report.table import console, show_table
 from .exit_codes import ExitCode
@@ -127,18 +126,8 @@ def _described(args: argparse.Namespace, own: RunConfig, num_ranks: int) -> RunC
 
     What it leaves out is told on standard error.  None where neither is given.
     """
-    if args.config is not None and args.command:
-        raise ConfigError("--config and a command behind -- exclude each other; give one")
-    if args.config is not None:
-        found = read_config(args.config, own, num_ranks=num_ranks)
-    elif args.command:
-        par = own.parallelism
-        found = config_from_command(
-            args.command,
-            num_ranks=num_ranks or par.num_ranks,
-            ranks_per_node=par.ranks_per_node,
-        )
-    else:
+    found = described_run(args.config, args.command, own, num_ranks=num_ranks)
+    if found is None:
         return None
     if found.unknown:
         _warn([f"not known, and left out: {', '.join(found.unknown)}"])

@@ -11,12 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...calib.arguments.megatron_command import config_from_command
 from ...calib.errors import ConfigError
 from ...calib.records.record_kinds import SCHEMA, Header, Record, RunRecord, WindowRecord, to_dict
 from ...calib.workload.config import Batch, ModelShape, Parallelism, Precision, RunConfig
 from ...hooks.process.settings import RankInfo
-from ..options.config_files import read_config
+from ..options.config_files import described_run
 from ..options.flags import rank_info
 from .exit_codes import ExitCode
 from .probe_report import show_probes
@@ -78,15 +77,8 @@ def _join(device: torch.device) -> None:
 def _config(args: argparse.Namespace, rank: RankInfo, device: str) -> RunConfig:
     """The layout that is asked for, or a GPT of the size that suits the device."""
     default = _default(rank, device)
-    if args.config is not None and args.command:
-        raise ConfigError("--config and a command behind -- exclude each other; give one")
-    found = default
-    if args.config is not None:
-        found = read_config(args.config, default).config
-    elif args.command:
-        found = config_from_command(
-            args.command, num_ranks=rank.world_size, ranks_per_node=rank.local_world_size
-        ).config
+    told = described_run(args.config, args.command, default)
+    found = default if told is None else told.config
     per_node = found.parallelism.ranks_per_node or rank.local_world_size
     parallelism = replace(found.parallelism, ranks_per_node=per_node)
     return replace(found, device=device, parallelism=parallelism)

@@ -55,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     queue, shutdown = EventQueue(), Shutdown()
     threading.Thread(target=_read, args=(queue, shutdown), daemon=True).start()
     queue.wait_for_window()
-    beside = _wake(told, publisher)
+    from .companion_loop import CompanionLoop  # loads pandas and the models
+
+    beside = CompanionLoop(told, publisher=publisher, give_order=_write_back)
     shutdown.knows(lambda: beside.say_last_words(time.time()))
     longest_s = _answer(beside, queue)
     has_time = shutdown.left_s > _MARGIN * longest_s
@@ -98,12 +100,6 @@ def _step_back() -> None:
         # A wake-up of training interrupts it at once, which the lowest priority alone does not do.
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-
-
-def _wake(told: CompanionSettings, publisher: Publisher) -> CompanionLoop:
-    from .companion_loop import CompanionLoop
-
-    return CompanionLoop(told, publisher=publisher, give_order=_write_back)
 
 
 def _write_back(order: Event) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,12 +14,41 @@ from typing import Any
 
 from ...calib.records.files import PRIVATE, replace_file
 from ...hooks.control.orders import MARKER
-from ...hooks.process.launch_identity import LAUNCH, RUNS, is_launch_id
+from ...hooks.process.launch_identity import (
+    LAUNCH,
+    LAUNCH_ID,
+    RUNS,
+    is_launch_id,
+    new_launch_id,
+    safe_launch_id,
+)
 from .bounded_files import number, read_object, words
 from .stop_requests import REQUEST_RULE, STOP_REQUEST
 
+_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+"""From here on Slurm's numbers of steps mean the batch script and the like."""
 _LONGEST_S = 100 * 365 * 86400.0
 _READ = (LAUNCH, MARKER, "forecast.json", "decision.json")
+
+
+def launch_id(environ: Mapping[str, str]) -> str:
+    """The id that a wrapper gives its command: the one that is set, else a new one.
+
+    All tasks of one step of a Slurm job make the same.  An id that was made in another job, as
+    where a job submits the next one, is not taken over.
+    """
+    job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or ""
+    of_job = f"slurm-{job}-{environ.get('SLURM_RESTART_COUNT') or '0'}" if job else ""
+    given = environ.get(LAUNCH_ID, "")
+    if given and not (of_job and given.startswith("slurm-") and not given.startswith(of_job)):
+        return safe_launch_id(given)
+    if not of_job:
+        return new_launch_id()
+    step = environ.get("SLURM_STEP_ID", "")
+    if step.isdecimal() and int(step) < _FIRST_SPECIAL_STEP:
+        return safe_launch_id(f"{of_job}-{step}")
+    # One batch script or shell may start several launches, at once or in turn.
+    return safe_launch_id(f"{of_job}-{secrets.token_hex(3)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

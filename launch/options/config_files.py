@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ...calib.arguments.hugging_face import from_hugging_face
-from ...calib.arguments.megatron_command import Described, config_from_mapping
+from ...calib.arguments.megatron_command import Described, config_from_command, config_from_mapping
 from ...calib.errors import ConfigError
 from ...calib.plain_json import parse_json
 from ...calib.workload.config import RunConfig
@@ -37,6 +37,25 @@ def read_config(path: Path, own: RunConfig, *, num_ranks: int = 0) -> Described:
         return Described(config=RunConfig.from_json(dict(value)), unknown=())
     return config_from_mapping(
         value, num_ranks=ranks, ranks_per_node=own.parallelism.ranks_per_node
+    )
+
+
+def described_run(
+    path: Path | None, command: Sequence[str], own: RunConfig, *, num_ranks: int = 0
+) -> Described | None:
+    """The run that ``--config`` or a command behind ``--`` describes; None where neither is given.
+
+    On ``num_ranks`` ranks, 0: as many as ``own`` has.
+    """
+    if path is not None and command:
+        raise ConfigError("--config and a command behind -- exclude each other; give one")
+    if path is not None:
+        return read_config(path, own, num_ranks=num_ranks)
+    if not command:
+        return None
+    par = own.parallelism
+    return config_from_command(
+        command, num_ranks=num_ranks or par.num_ranks, ranks_per_node=par.ranks_per_node
     )
 
 

@@ -116,6 +116,7 @@ class ProcessTree:
         return {pid for pid, (_, group) in _living().items() if group == self.pid}
 
 
+# By hand and not with psutil: `forerun run` needs the standard library alone.
 def children_of(pid: int) -> set[int]:
     """Direct children that are alive; empty where there is no ``/proc``."""
     return {child for child, (parent, _) in _living().items() if parent == pid}

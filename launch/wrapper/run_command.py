@@ -19,7 +19,7 @@ from ...calib.arguments.kept_arguments import MASK, kept_command
 from ...calib.errors import ConfigError
 from ...calib.workload.config_json import encode
 from ...calib.workload.run_options import OnAdvice, RunOptions
-from ..directory.launch_ids import launch_id
+from ..directory.launch_files import launch_id
 from ..options.flags import FLAGS, split
 from .log_lines import answer, complain, finish, hold_standard_descriptors, say
 from .resubmit import Script, relaunch
