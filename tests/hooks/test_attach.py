@@ -206,3 +206,7 @@ def test_switched_off_it_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.Mon
             assert not run.should_stop()
             assert set(threading.enumerate()) == threads
     assert not list(tmp_path.iterdir())
+
+
+def test_every_public_name_is_where_the_facade_looks() -> None:
+    assert all(getattr(forerun, name) is not None for name in forerun.__all__)
