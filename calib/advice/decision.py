@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Any
 
 import numpy as np
 from scipy import stats
@@ -15,6 +14,7 @@ from ..arguments.kept_arguments import MASK
 from ..arguments.megatron_args import resumed_command, rewrite_command
 from ..forecast.forecast import Forecast
 from ..memory.peak import Verdict
+from ..plain_json import JsonObject
 from ..units import HOUR_S, format_frac, format_time
 from ..workload.run_options import Goals
 from .plan import Candidate, Plan
@@ -57,7 +57,7 @@ class Reason:
     probability: float | None = None
     numbers: Mapping[str, float] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """A JSON object."""
         return {**asdict(self), "rule": self.rule.value}
 
@@ -81,7 +81,7 @@ class Decision:
         """Rules that speak for stopping in this window."""
         return frozenset(reason.rule for reason in self.reasons if reason.is_met)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """A JSON object with its schema."""
         return {
             "schema": SCHEMA,

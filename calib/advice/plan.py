@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -13,6 +12,7 @@ from ..arguments.megatron_args import options
 from ..fit.estimates import Source
 from ..memory.layout_table import peaks_nbytes
 from ..memory.peak import MemoryEstimate, Verdict, memory, verdict
+from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
 from ..steps.design import most_telling
 from ..steps.estimate import StepEstimate, error_ratio, paired_sigma_log
@@ -58,7 +58,7 @@ class Candidate:
         """The layout in short, as ``TP4 PP2 mbs2``."""
         return layout_label(self.config)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """A JSON object; the model's shape is left to the plan."""
         par = self.config.parallelism
         times = ("step_time_s", "low_s", "high_s")
@@ -127,7 +127,7 @@ class Plan:
         places = most_telling([c.error_log for c in able], _MOST_TELLING, discrepancy)
         return tuple(able[place] for place in places)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """A JSON object with its schema."""
         best = self.best
         return {

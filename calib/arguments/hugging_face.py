@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 from ..errors import ConfigError
 from ..workload.argument_values import Arguments
@@ -22,7 +21,7 @@ _VOCAB_MULTIPLE = 128
 
 
 def from_hugging_face(
-    config: Mapping[str, Any], *, seq_length: int = 0, vocab_multiple: int = _VOCAB_MULTIPLE
+    config: Mapping[str, object], *, seq_length: int = 0, vocab_multiple: int = _VOCAB_MULTIPLE
 ) -> ModelShape:
     """The model of a ``config.json``, as Megatron would build it.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
+from ..workload.argument_values import Arguments
 from ..workload.config import Batch, Cadence, Precision, Recompute, RunConfig
 from ..workload.parallelism import Parallelism
 from .hugging_face import from_hugging_face
@@ -36,7 +36,7 @@ class Training:
     framework: str = ""
 
 
-def from_training(config: Mapping[str, Any], training: Training) -> RunConfig:
+def from_training(config: Mapping[str, object], training: Training) -> RunConfig:
     """The run of the model that ``config.json`` holds; raises ``ConfigError`` for an unknown kind.
 
     Data parallelism over all ranks.  Sharded parameters count as Megatron's distributed optimizer:
@@ -76,6 +76,5 @@ def from_training(config: Mapping[str, Any], training: Training) -> RunConfig:
     )
 
 
-def _probability(config: Mapping[str, Any], *names: str) -> float:
-    found = next((config[name] for name in names if config.get(name) is not None), 0.0)
-    return float(found)
+def _probability(config: Mapping[str, object], *names: str) -> float:
+    return Arguments(config).real(*names)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from ..records.files import read_package_json
 from .megatron_command import split_launcher
@@ -17,7 +17,7 @@ from .megatron_options import is_known
 
 MASK = "***"
 """In place of a value that is not kept."""
-_NAMES: Mapping[str, Sequence[str]] = read_package_json(__package__, "kept_names.json")
+_NAMES = read_package_json(__package__, "kept_names.json")
 _KNOWN = frozenset((*_NAMES["trainer"], *_NAMES["launcher"]))
 _MANY = frozenset(_NAMES["many"])
 """Options with more than one word behind them."""

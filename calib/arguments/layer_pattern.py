@@ -10,7 +10,7 @@ from ..errors import ConfigError
 _MAX_LAYERS = 100_000
 
 
-def expert_layers(freq: Any, num_layers: int) -> tuple[bool, ...]:
+def expert_layers(freq: object, num_layers: int) -> tuple[bool, ...]:
     """True for each layer with experts, first to last; empty where all have them.
 
     A number N gives experts to the layers 0, N, 2N, ...  An expression such as ``([0]*3+[1]*58)``

@@ -6,16 +6,15 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 from ..errors import ConfigError
-from ..workload.argument_values import whole
+from ..workload.argument_values import ArgumentValue, whole
 from ..workload.config import RunConfig
 from ..workload.pipeline_layout import write_layout
 from .megatron_command import split_launcher
 from .megatron_namespace import from_namespace
 from .megatron_options import MODELLED, NAMES, SPELLED, options_of, read_words
-from .megatron_values import as_options, layout_values, model_values
+from .megatron_values import Values, as_options, layout_values, model_values
 
 _GPUS = "--gpus"
 _PP = "pipeline_model_parallel_size"
@@ -148,7 +147,7 @@ def _option_words(host_argv: Sequence[str]) -> list[tuple[str, list[str]]]:
     return out
 
 
-def _kept(config: RunConfig, given: dict[str, Any]) -> dict[str, Any]:
+def _kept(config: RunConfig, given: Values) -> Values:
     """The config's own values, without those that the given ones make void."""
     values, par = _own_values(config), config.parallelism
     void: set[str] = set()
@@ -170,16 +169,16 @@ def _kept(config: RunConfig, given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in void}
 
 
-def _own_values(config: RunConfig) -> dict[str, Any]:
+def _own_values(config: RunConfig) -> Values:
     """All that Megatron's arguments can say of a run, and its ranks."""
     ranks = {name: getattr(config.parallelism, name) for name in ("num_ranks", "ranks_per_node")}
     ranks["world_size"] = ranks.pop("num_ranks")
     return {**model_values(config), **layout_values(config), **ranks}
 
 
-def _parsed(argv: Sequence[str]) -> dict[str, Any]:
+def _parsed(argv: Sequence[str]) -> Values:
     """Values by their names in the namespace; ``--no-...`` is False."""
-    given: dict[str, Any] = {}
+    given: Values = {}
     for option, words in options_of(argv):
         target, constant = SPELLED.get(option[2:].replace("-", "_"), (_target(option), None))
         negated = option[5:].replace("-", "_") if option.startswith("--no-") else ""
@@ -199,7 +198,7 @@ def _parsed(argv: Sequence[str]) -> dict[str, Any]:
     return given
 
 
-def _value(option: str, words: list[str], *, is_switch: bool) -> Any:
+def _value(option: str, words: list[str], *, is_switch: bool) -> ArgumentValue:
     if not words:
         raise ConfigError(f"{option} has no value; write {option} VALUE")
     if is_switch:
@@ -229,7 +228,7 @@ def _said_already(host_argv: Sequence[str], config: RunConfig) -> frozenset[str]
     return found
 
 
-def _means(values: dict[str, Any], config: RunConfig) -> bool:
+def _means(values: Values, config: RunConfig) -> bool:
     try:
         found = from_namespace(SimpleNamespace(**values))
     except ConfigError:
@@ -251,7 +250,7 @@ def _with_own(found: RunConfig, config: RunConfig) -> RunConfig:
     )
 
 
-def _flat(values: dict[str, Any]) -> tuple[str, ...]:
+def _flat(values: Values) -> tuple[str, ...]:
     return tuple(word for option, words in as_options(values) for word in (option, *words))
 
 

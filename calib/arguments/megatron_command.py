@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 
 from ..errors import ConfigError
 from ..workload.argument_values import Arguments
@@ -42,7 +41,7 @@ def config_from_command(
 
 
 def config_from_mapping(
-    mapping: Mapping[str, Any], *, num_ranks: int = 0, ranks_per_node: int = 0
+    mapping: Mapping[str, object], *, num_ranks: int = 0, ranks_per_node: int = 0
 ) -> Described:
     """The run of a parsed YAML or JSON file of Megatron's arguments, or of a dumped namespace.
 

@@ -46,7 +46,7 @@ _MODULES = frozenset(
 """What ``--recompute-modules`` may name."""
 
 
-def from_namespace(args: Any) -> RunConfig:
+def from_namespace(args: object) -> RunConfig:
     """The config of a run, from Megatron's arguments (any object with their names).
 
     Arguments may be as given or as ``validate_args`` leaves them; ``world_size`` and
@@ -323,7 +323,7 @@ def _num_steps(samples: int, global_batch_size: int, rampup: tuple[int, ...]) ->
     return steps + max(samples - done, 0) // global_batch_size
 
 
-def _unmodelled(args: Any, given: Arguments, layout: PipelineLayout | None) -> tuple[str, ...]:
+def _unmodelled(args: object, given: Arguments, layout: PipelineLayout | None) -> tuple[str, ...]:
     found = list(left_out(args))
     if len(set(given.words("cp_comm_type"))) > 1 or _MIXED in given.words("cp_comm_type"):
         found.append("cp_comm_type")

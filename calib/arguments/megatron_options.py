@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..records.files import read_package_json
-from ..workload.argument_values import is_true
+from ..workload.argument_values import ArgumentValue, is_true
 
-NAMES: Mapping[str, Any] = read_package_json(__package__, "megatron_names.json")
+NAMES = read_package_json(__package__, "megatron_names.json")
 """Word lists of Megatron-LM core_v0.16.1's arguments, by what is done with them.
 
 ``harmless`` ones touch no time (paths, learning rates, logging), or only choose among kernels of
@@ -24,7 +24,7 @@ DERIVED = frozenset(NAMES["derived"])
 """Names that it reads as well, of validated arguments, of a ``TransformerConfig`` or a launcher."""
 SWITCHED_OFF: tuple[str, ...] = tuple(NAMES["switched_off"])
 """Settings that are on by default and are left out where they are off."""
-SPELLED: Mapping[str, tuple[str, Any]] = {
+SPELLED: Mapping[str, tuple[str, ArgumentValue]] = {
     **{name: tuple(target) for name, target in NAMES["spelled"].items()},
     **{f"{no}_{name}": (name, False) for name in SWITCHED_OFF for no in ("no", "disable")},
 }
@@ -59,8 +59,9 @@ class ArgumentTable:
             if is_true(value):
                 self.values[target] = constant
         elif target in _READ:
-            is_split = target in _LISTS and isinstance(value, str)
-            self.values[target] = _BRACKETS.sub(" ", value).split() if is_split else value
+            if target in _LISTS and isinstance(value, str):
+                value = _BRACKETS.sub(" ", value).split()
+            self.values[target] = value
         elif not _is_harmless(name):
             self.unknown.append(written)
 
@@ -76,14 +77,15 @@ def read_words(argv: Sequence[str]) -> ArgumentTable:
     return table
 
 
-def read_mapping(mapping: Mapping[str, Any]) -> ArgumentTable:
+def read_mapping(mapping: Mapping[str, object]) -> ArgumentTable:
     """Arguments of a parsed YAML or JSON file, by option (``--num-layers``) or by name.
 
     ``MODEL_ARGS`` of Megatron's own functional tests and the sections ``language_model`` and
     ``model_parallel`` of its ``--yaml-cfg`` are looked into.
     """
     table = ArgumentTable()
-    for key, value in _flat(mapping.get("MODEL_ARGS", mapping)):
+    inner = mapping.get("MODEL_ARGS")
+    for key, value in _flat(inner if isinstance(inner, Mapping) else mapping):
         if value is None or (key.startswith("-") and value is False):
             continue
         # Functional tests escape what a shell would take for its own.
@@ -120,7 +122,7 @@ def is_known(name: str) -> bool:
     return name in _READ or name in SPELLED or _is_harmless(name)
 
 
-def _flat(mapping: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flat(mapping: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     for key, value in mapping.items():
         if key in ("language_model", "model_parallel") and isinstance(value, Mapping):
             yield from value.items()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
+from typing import TypeAlias
 
+from ..workload.argument_values import ArgumentValue
 from ..workload.config import (
     Attention,
     ContextComm,
@@ -19,6 +20,8 @@ from ..workload.config import (
 from ..workload.pipeline_layout import write_layout
 from .megatron_options import SPELLED
 
+Values: TypeAlias = "dict[str, ArgumentValue]"
+"""Values of arguments by their names in Megatron's namespace."""
 _BACKENDS = {Attention.AUTO: "auto", Attention.FUSED: "fused", Attention.UNFUSED: "unfused"}
 _OPTIONS = {
     target: (name, constant)
@@ -27,10 +30,10 @@ _OPTIONS = {
 }
 
 
-def layout_values(config: RunConfig) -> dict[str, Any]:
+def layout_values(config: RunConfig) -> Values:
     """What differs between layouts, by names in the namespace; defaults are left out but sizes."""
     par = config.parallelism
-    values: dict[str, Any] = {
+    values: Values = {
         "tensor_model_parallel_size": par.tp,
         "pipeline_model_parallel_size": par.pp,
         "micro_batch_size": config.batch.micro_batch_size,
@@ -70,11 +73,11 @@ def layout_values(config: RunConfig) -> dict[str, Any]:
     return values
 
 
-def model_values(config: RunConfig) -> dict[str, Any]:
+def model_values(config: RunConfig) -> Values:
     """Model, precision, attention and cadence, by names in the namespace."""
     model, cadence = config.model, config.cadence
     is_grouped = model.num_query_groups != model.num_attention_heads
-    values: dict[str, Any] = {
+    values: Values = {
         "num_layers": model.num_layers,
         "hidden_size": model.hidden_size,
         "ffn_hidden_size": model.ffn_hidden_size,
@@ -117,7 +120,7 @@ def model_values(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def as_options(values: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
+def as_options(values: Values) -> Iterator[tuple[str, list[str]]]:
     """Each value as its option and the words behind it; a switch has none."""
     for target, value in values.items():
         name, constant = _OPTIONS.get(target, (target, None))
@@ -128,7 +131,7 @@ def as_options(values: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
             yield option, [str(v) for v in value] if isinstance(value, list) else [str(value)]
 
 
-def _chunk_values(config: RunConfig) -> dict[str, Any]:
+def _chunk_values(config: RunConfig) -> Values:
     par, model = config.parallelism, config.model
     if par.chunk_layers:
         layout = write_layout(par.chunk_layers, model.num_prediction_layers)
@@ -138,10 +141,10 @@ def _chunk_values(config: RunConfig) -> dict[str, Any]:
     return {"num_layers_per_virtual_pipeline_stage": model.num_layers // par.num_chunks}
 
 
-def _recompute_values(config: RunConfig) -> dict[str, Any]:
+def _recompute_values(config: RunConfig) -> Values:
     if config.recompute is Recompute.NONE:
         return {}
-    values: dict[str, Any] = {"recompute_granularity": config.recompute.value}
+    values: Values = {"recompute_granularity": config.recompute.value}
     if config.recompute is Recompute.FULL:
         values["recompute_method"] = "block" if config.recompute_num_layers else "uniform"
         values["recompute_num_layers"] = config.recompute_num_layers or 1
@@ -151,7 +154,7 @@ def _recompute_values(config: RunConfig) -> dict[str, Any]:
     return values
 
 
-def _fp8_values(config: RunConfig) -> dict[str, Any]:
+def _fp8_values(config: RunConfig) -> Values:
     if config.fp8 is Fp8Recipe.NONE:
         return {}
     if config.fp8 is Fp8Recipe.NVFP4:
@@ -163,13 +166,13 @@ def _fp8_values(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _gradient_values(config: RunConfig) -> dict[str, Any]:
+def _gradient_values(config: RunConfig) -> Values:
     if config.precision is Precision.FP16:
         return {"accumulate_allreduce_grads_in_fp32": not config.reduces_grads_in_bf16}
     return {"grad_reduce_in_bf16": config.reduces_grads_in_bf16}
 
 
-def _expert_values(experts: Experts) -> dict[str, Any]:
+def _expert_values(experts: Experts) -> Values:
     runs = [(int(has), len(list(run))) for has, run in groupby(experts.layer_pattern)]
     return {
         "num_experts": experts.num_experts,
@@ -187,7 +190,7 @@ def _expert_values(experts: Experts) -> dict[str, Any]:
     }
 
 
-def _latent_values(model: ModelShape) -> dict[str, Any]:
+def _latent_values(model: ModelShape) -> Values:
     latent = model.latent_attention
     if latent is None:
         return {}

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t
 
+from ..plain_json import JsonObject
 from ..samples.rank_compute import RankCompute, newest_rank_compute
 from ..samples.reduce import MEDIAN_OVER_MEAN, mad_sigma
 from ..samples.table import SampleTable
@@ -91,7 +91,7 @@ class Cause:
         }[self.kind]
         return f"{self.kind.value}: {what} {amount} per step"
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """A JSON object."""
         frac = self.change_frac
         return {**asdict(self), "kind": self.kind.value, "change_frac": frac, "text": self.text}

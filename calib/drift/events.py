@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from ..plain_json import JsonObject
 from ..samples.table import SampleTable
 from ..units import format_frac, format_time
 from .causes import Cause, causes, group_causes, window_of
@@ -50,10 +50,10 @@ class DriftEvent:
     def _why(self) -> str:
         return "; ".join(cause.text for cause in self.causes)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """A JSON object."""
         found = self.drift
-        value: dict[str, Any] = {
+        value: JsonObject = {
             "run_id": self.run_id,
             "unix_s": self.unix_s,
             "iteration": self.iteration,

@@ -9,7 +9,7 @@ from typing import Any
 from scipy import stats
 
 from ..errors import RecordError
-from ..plain_json import JsonObject
+from ..plain_json import Json, JsonObject
 from .forecast import Forecast
 
 SCHEMA = 1
@@ -68,12 +68,12 @@ class PastForecast:
             **{name: getattr(forecast, name) for name in _TAKEN},
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """A JSON object that ``from_json`` reads back."""
         return {"schema": SCHEMA, "kind": "forecast", **asdict(self)}
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> PastForecast:
+    def from_json(value: Mapping[str, Json]) -> PastForecast:
         """The forecast of a line; ``RecordError`` where it is not one."""
         known = _known(PastForecast, value)
         bounds = {
@@ -112,12 +112,12 @@ class Ended:
         """True where it reached its last step: only then has its finish been seen."""
         return 0 < self.steps_total <= self.iteration
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """A JSON object that ``from_json`` reads back."""
         return {"schema": SCHEMA, "kind": "end", **asdict(self)}
 
     @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Ended:
+    def from_json(value: Mapping[str, Json]) -> Ended:
         """The end of a line; ``RecordError`` where it is not one."""
         return Ended(**_known(Ended, value))
 
@@ -184,7 +184,7 @@ class Evaluation:
         """The first forecast of the run."""
         return self.errors[0] if self.errors else None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """A JSON object."""
         return {
             "run_id": self.run_id,
@@ -298,11 +298,13 @@ def _settled(errors: Sequence[FinishError], within_frac: float) -> Settled:
     )
 
 
-def _known(kind: type[PastForecast] | type[Ended], value: Mapping[str, Any]) -> dict[str, Any]:
+def _known(kind: type[PastForecast] | type[Ended], value: Mapping[str, Json]) -> dict[str, Any]:
     schema = value.get("schema")
     if not isinstance(schema, int) or schema > SCHEMA:
         raise RecordError(f"schema {schema!r}, this version reads up to {SCHEMA}; upgrade forerun")
-    known = {spec.name: value[spec.name] for spec in fields(kind) if spec.name in value}
+    known: dict[str, Any] = {
+        spec.name: value[spec.name] for spec in fields(kind) if spec.name in value
+    }
     try:
         kind(**known)
     except TypeError as err:

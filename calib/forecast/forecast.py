@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import stats
 
 from ..errors import CalibrationError
+from ..plain_json import JsonObject
 from ..steps.estimate import StepEstimate
 from .finish import Failures, TimeLeft
 
@@ -129,7 +129,7 @@ class Forecast:
     energy_j: float | None = None
     """Of all accelerators, from the first reading to the end."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """A JSON object with its schema."""
         names = [name for name in self.__dataclass_fields__ if name not in ("left", "parts")]
         return {

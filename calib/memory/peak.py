@@ -12,6 +12,7 @@ from enum import Enum
 from ..layers.blocks import recomputed_layers
 from ..layers.buckets import num_shards
 from ..layers.parameters import check_stage
+from ..plain_json import JsonObject
 from ..workload.config import Attention, RunConfig
 from ..workload.parallelism import Parallelism
 from .block_memory import (
@@ -80,7 +81,7 @@ class MemoryEstimate:
         """All parts together."""
         return self.allocated_nbytes + self.overhead_nbytes
 
-    def to_json(self) -> dict[str, int]:
+    def to_json(self) -> JsonObject:
         """A JSON object with every part and the total."""
         return asdict(self) | {"total_nbytes": self.total_nbytes}
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeAlias
 
+PackageData: TypeAlias = Mapping[str, Any]
+"""What our own files hold: their form is known to those who read them."""
 PRIVATE = 0o600
 """Of files that hold arguments or environment."""
 OPEN = 0o666
@@ -50,7 +52,7 @@ def replace_by(path: Path, write: Callable[[IO[bytes]], object], *, mode: int = 
 
 
 @cache
-def read_package_json(package: str, name: str) -> Any:
+def read_package_json(package: str, name: str) -> PackageData:
     """The JSON value of a file that is installed in a package; read once, so never change it."""
     return json.loads(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
 

@@ -5,12 +5,13 @@ On disk a record is one JSON line with its type under ``"type"``; a file starts 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any
 
 from ..errors import RecordError
+from ..plain_json import Json, JsonObject
 from ..workload.collectives import Collective, GroupRole
 from ..workload.operators import OperatorKind, Phase
 from .rank_runs import from_runs, to_runs
@@ -206,7 +207,7 @@ class RankRecord:
 class RunRecord:
     """The run description as this rank saw it, ``RunConfig.to_json`` inside."""
 
-    config: dict[str, Any]
+    config: JsonObject
 
 
 Record = (
@@ -246,9 +247,9 @@ _MOST = 2**63 - 1
 _SIGNED = frozenset({"peer", "start_ns", "issue_ns"})
 
 
-def to_dict(record: Record) -> dict[str, Any]:
+def to_dict(record: Record) -> JsonObject:
     """A JSON object with the record's type under ``type``."""
-    out: dict[str, Any] = {"type": _NAMES[type(record)]}
+    out: JsonObject = {"type": _NAMES[type(record)]}
     for spec in fields(record):
         value = getattr(record, spec.name)
         if isinstance(value, Enum):
@@ -261,7 +262,7 @@ def to_dict(record: Record) -> dict[str, Any]:
     return out
 
 
-def from_dict(value: dict[str, Any]) -> Record:
+def from_dict(value: Mapping[str, Json]) -> Record:
     """The record that ``to_dict`` wrote; unknown keys are ignored.
 
     Raises ``RecordError`` where the type is unknown, a field is missing or a value is not its kind.

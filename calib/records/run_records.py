@@ -6,14 +6,16 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypeVar
 
 from ..errors import ConfigError, RecordError
+from ..plain_json import JsonObject
 from ..workload.config import RunConfig
 from ..workload.recording import RecordingPlan, recording_plan
 from .packed import UNREAD, unpacked
 from .record_kinds import SCHEMA, Header, RankRecord, Record, RunRecord, from_dict
 
+_T = TypeVar("_T")
 _NUM_NAMED = 8
 _DAMAGED = (
     RecordError,
@@ -250,7 +252,7 @@ def _absent(run: RunRecords) -> list[str]:
     ]
 
 
-def _by_rank(mapping: dict[int, Any]) -> dict[int, Any]:
+def _by_rank(mapping: dict[int, _T]) -> dict[int, _T]:
     return dict(sorted(mapping.items()))
 
 
@@ -277,7 +279,7 @@ def _parse_line(line: str) -> Record:
     return from_dict(_parse_json(line))
 
 
-def _parse_json(line: str) -> dict[str, Any]:
+def _parse_json(line: str) -> JsonObject:
     try:
         value = json.loads(line, parse_constant=_no_constant)
     except RecursionError as err:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pandas as pd
 
@@ -74,7 +73,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     for name, text in _COLUMNS.items()
 }
 
-_EMPTY: Mapping[str, Any] = {"str": "", "int64": 0, "float64": 0.0, "bool": False}
+_EMPTY = {"str": "", "int64": 0, "float64": 0.0, "bool": False}
 
 
 def normalise(name: str, frame: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import pandas as pd
 import pyarrow as pa
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..errors import RecordError
-from ..plain_json import parse_json
+from ..plain_json import Json, JsonObject, parse_json
 from ..records.files import OPEN, replace_by, replace_file
 from ..records.packed import MAX_LINE_NBYTES
 from ..records.run_records import (
@@ -73,7 +73,7 @@ def read_run(directory: Path, run_id: str | None = None) -> RunRecords:
     return readable(join_ranks(run_id, files, _read_summaries(home / run_id / SUMMARIES)))
 
 
-def write_json(path: Path, value: Any, *, mode: int = OPEN) -> None:
+def write_json(path: Path, value: object, *, mode: int = OPEN) -> None:
     """Replace ``path`` with ``value`` at once; keys keep their order, NaN is refused."""
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
     write_text(path, text, mode=mode)
@@ -87,7 +87,7 @@ def write_text(path: Path, text: str, *, mode: int = OPEN) -> None:
     replace_file(path, data, mode=mode)
 
 
-def append_line(path: Path, value: Any) -> None:
+def append_line(path: Path, value: object) -> None:
     """Add ``value`` as one line of JSON, in one write; a torn last line stays a line of its own.
 
     Raises ``OSError`` with the file's name.
@@ -105,7 +105,7 @@ def append_line(path: Path, value: Any) -> None:
         raise
 
 
-def read_lines(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+def read_lines(path: Path) -> tuple[list[JsonObject], tuple[str, ...]]:
     """Objects of a file of JSON lines, and what was skipped; ``RecordError`` where none is."""
     lines = _read_bounded(path, MAX_JSON_NBYTES).decode(errors="replace").splitlines()
     values, problems = [], []
@@ -121,7 +121,7 @@ def read_lines(path: Path) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
     return values, tuple(problems)
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path) -> Json:
     """The JSON value in ``path``; ``RecordError`` where it is missing or damaged."""
     data = _read_bounded(path, MAX_JSON_NBYTES)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from enum import Enum
 
-from ..plain_json import JsonObject
+from ..plain_json import Json, JsonObject
 
 
 class StragglerKind(Enum):
@@ -48,5 +48,7 @@ class StragglerReport:
 
     def to_json(self) -> JsonObject:
         """A JSON object."""
-        rows = [{**asdict(s), "kind": s.kind.value, "ranks": list(s.ranks)} for s in self.slow]
+        rows: list[Json] = [
+            {**asdict(s), "kind": s.kind.value, "ranks": list(s.ranks)} for s in self.slow
+        ]
         return {**asdict(self), "slow": rows}

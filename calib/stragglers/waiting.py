@@ -84,6 +84,7 @@ def waiting_report(table: SampleTable, step_s: float) -> WaitingReport:
     num_ranks = max(1, skew["rank"].nunique())
     sums = skew.groupby("role", sort=True)[["transfer_s", "wait_s"]].sum() / num_ranks
     seen = arrivals.groupby("rank", sort=True)[["num_last", "num_events"]].sum()
+    shares = seen["num_last"] / seen["num_events"].clip(lower=1)
     apart = clocks[~clocks["is_shared"]]
     columns = ("rank", "reference", "offset_s", "low_s", "high_s", "drift_frac", "is_reached")
     return WaitingReport(
@@ -94,7 +95,7 @@ def waiting_report(table: SampleTable, step_s: float) -> WaitingReport:
         ),
         slow=find_stragglers(table, step_s),
         clocks=tuple(Clock(**row) for row in apart[list(columns)].to_dict("records")),
-        last_frac=(seen["num_last"] / seen["num_events"].clip(lower=1)).to_dict(),
+        last_frac={int(str(rank)): float(frac) for rank, frac in shares.items()},
     )
 
 

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import ConfigError
 
+ArgumentValue: TypeAlias = "str | int | float | bool | list[str] | None"
+"""What an argument can be; None where it is not given."""
+
 _MOST = 2**63
+# Values of any file: what is no number raises, which the callers turn into a ``ConfigError``.
+_int: Callable[[Any], int] = int
+_float: Callable[[Any], float] = float
 
 
 class Arguments:
     """Reads a namespace (or a mapping) by one or several names; ``None`` counts as not given."""
 
-    def __init__(self, args: Any) -> None:
+    def __init__(self, args: object) -> None:
         self._args = SimpleNamespace(**args) if isinstance(args, Mapping) else args
 
-    def get(self, *names: str) -> Any:
+    def get(self, *names: str) -> object:
         """The first value that is given, else None."""
         for name in names:
             value = getattr(self._args, name, None)
@@ -36,7 +42,7 @@ class Arguments:
         """A finite number, 0 where none is given."""
         value = self.get(*names)
         try:
-            number = float(value or 0)
+            number = _float(value or 0)
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
@@ -76,15 +82,15 @@ def option_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def is_true(value: Any) -> bool:
+def is_true(value: object) -> bool:
     """False for what YAML, JSON and shells write for it."""
     return str(value).lower() not in ("false", "0", "none", "")
 
 
-def whole(name: str, value: Any) -> int:
+def whole(name: str, value: object) -> int:
     """A whole number; ``ConfigError`` names the option where it is none."""
     try:
-        number = int(value)
+        number = _int(value)
         if abs(number) > _MOST:
             raise ConfigError(f"{option_of(name)} is above 64 bits; give a size that can be")
         return number
@@ -96,7 +102,7 @@ def whole(name: str, value: Any) -> int:
         ) from err
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value in an error, shortened: it may come from any file."""
     if not isinstance(value, (str, int, float)):
         return f"({type(value).__name__})"

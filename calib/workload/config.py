@@ -7,11 +7,12 @@ micro-batch size or recompute.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from ..errors import ConfigError
+from ..plain_json import Json, JsonObject
 from .batch import Batch, Cadence
 from .config_json import decode, encode
 from .layout_checks import check_layout
@@ -178,11 +179,11 @@ class RunConfig:
         begin = sum(self.chunk_layers[:chunk])
         return range(begin, begin + self.chunk_layers[chunk])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """A JSON value that ``from_json`` reads back to an equal config."""
-        return encode(self)
+        return {name: encode(getattr(self, name)) for name in self.__dataclass_fields__}
 
     @staticmethod
-    def from_json(value: dict[str, Any]) -> RunConfig:
+    def from_json(value: Mapping[str, Json]) -> RunConfig:
         """The config that ``to_json`` wrote; unknown keys are ignored, missing ones default."""
         return decode(RunConfig, value)

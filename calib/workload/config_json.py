@@ -5,16 +5,20 @@ from __future__ import annotations
 import types
 import typing
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ConfigError
+from ..plain_json import Json
 from .argument_values import shown
 
+_T = TypeVar("_T")
 
-def encode(value: Any) -> Any:
+
+def encode(value: object) -> Json:
     """A JSON value of a dataclass, enum, tuple or plain value."""
     if isinstance(value, Enum):
         return value.value
@@ -22,25 +26,30 @@ def encode(value: Any) -> Any:
         return [encode(v) for v in value]
     if isinstance(value, PurePath):
         return str(value)
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: encode(getattr(value, name)) for name in value.__dataclass_fields__}
-    return value
+    if is_dataclass(value):
+        return {field.name: encode(getattr(value, field.name)) for field in fields(value)}
+    plain: Any = value
+    return plain
 
 
-def decode(kind: Any, value: Any) -> Any:
+def decode(kind: type[_T], value: object) -> _T:
     """The value that ``encode`` wrote, of type ``kind``.
 
     Unknown keys are ignored and missing ones default.  Raises ``ConfigError`` where a field without
     a default is missing, an enum does not know its value, or a value has another form.
     """
+    return _decoded(kind, value)
+
+
+def _decoded(kind: Any, value: Any) -> Any:
     if isinstance(kind, types.UnionType):
         inner = next(k for k in typing.get_args(kind) if k is not type(None))
-        return None if value is None else decode(inner, value)
+        return None if value is None else _decoded(inner, value)
     if hasattr(kind, "__dataclass_fields__"):
         if not isinstance(value, Mapping):
             raise ConfigError(f"{kind.__name__} {shown(value)} is no object; write it with to_json")
         hints = _hints(kind)
-        known = {k: decode(hints[k], v) for k, v in value.items() if k in hints}
+        known = {k: _decoded(hints[k], v) for k, v in value.items() if k in hints}
         try:
             return kind(**known)
         except TypeError as err:
@@ -52,7 +61,7 @@ def decode(kind: Any, value: Any) -> Any:
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{shown(value)} is no list of values; write it with to_json")
-        return tuple(decode(typing.get_args(kind)[0], v) for v in value)
+        return tuple(_decoded(typing.get_args(kind)[0], v) for v in value)
     if isinstance(kind, type) and issubclass(kind, PurePath):
         return kind(_plain(str, value))
     return _plain(kind, value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Integral
-from typing import Any
 
 from ..errors import ConfigError
 from .quick_enum import QuickEnum
@@ -200,7 +199,7 @@ def at_most(name: str, value: int) -> None:
         raise ConfigError(f"{name} {_shown(value)} is above {most:,}; give a size that can be")
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, Integral):
         whole = int(value)
         return str(whole) if abs(whole) < 10**15 else f"{Decimal(whole):.3g}"

@@ -28,7 +28,7 @@ class PipelineLayout:
     """Embedding in the first chunk, head and prediction layers in the last."""
 
 
-def parse_layout(layout: Any) -> PipelineLayout:
+def parse_layout(layout: object) -> PipelineLayout:
     """Megatron's string (``Et*3|(tt|)*29,m|L``), or its list of lists of layer names.
 
     ``|`` ends a chunk, ``E`` is the embedding, ``t`` a layer, ``m`` a prediction layer, ``L`` the
@@ -161,5 +161,5 @@ def _chunks_of_list(layout: Any) -> list[str]:
         ) from err
 
 
-def _letter(layer: Any) -> str:
+def _letter(layer: object) -> str:
     return _LETTERS[str(getattr(layer, "name", layer)).strip().lower()]

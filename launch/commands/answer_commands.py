@@ -64,9 +64,9 @@ def plan(args: argparse.Namespace) -> int:
     machine = _machine(args)
     found = _plan(args, machine)
     if args.json:
-        value = found.to_json()
-        value["candidates"] = value["candidates"][: args.top]
-        print(json.dumps({"run_id": machine.name, **value}, indent=2))
+        top = [candidate.to_json() for candidate in found.candidates[: args.top]]
+        value = {"run_id": machine.name, **found.to_json(), "candidates": top}
+        print(json.dumps(value, indent=2))
     else:
         _warn(machine.problems)
         show_table(layouts_table(found, args.top), console())

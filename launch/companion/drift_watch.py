@@ -153,4 +153,5 @@ def _read_events(path: Path) -> list[dict[str, Any]]:
     except (ForerunError, OSError):
         return []
     events = value.get("events") if isinstance(value, dict) else None
-    return [event for event in events or () if isinstance(event, dict)]
+    rows = events if isinstance(events, list) else []
+    return [event for event in rows if isinstance(event, dict)]
