@@ -187,7 +187,7 @@ class Campaign:
         own = SIZES[size].options
         layouts = {
             one.label: rewrite_command(own, one.config, running=machine.own)
-            for one in found.telling
+            for one in found.worth_measuring
         }
         self._keep({"telling": {"size": size, "layouts": layouts}})
 

@@ -13,7 +13,9 @@ from ..workload.uneven import uneven_layers
 
 LONG_SEQUENCE = 8192
 """From this length on context parallelism is tried where the run has none."""
+# Divisors of 8: 1, 2, 4 and 8, the ranks of a usual node.
 _MOST_CONTEXT = 8
+# Each virtual stage adds messages, and each choice multiplies the layouts.
 _MOST_VIRTUAL = 8
 
 

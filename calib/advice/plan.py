@@ -28,7 +28,7 @@ __all__ = ["Candidate", "Plan", "compare", "enumerate_layouts", "layout_label", 
 SCHEMA = 1
 MOST_CANDIDATES = 200
 """Layouts that a plan holds in full; all are ranked."""
-_MOST_TELLING = 3
+_NUM_WORTH_MEASURING = 3
 _DECIMALS = 9
 """Of the log of a step time: closer layouts take the same time."""
 
@@ -119,12 +119,12 @@ class Plan:
         )
 
     @property
-    def telling(self) -> tuple[Candidate, ...]:
-        """Layouts whose measured step would tell most about all candidates."""
+    def worth_measuring(self) -> tuple[Candidate, ...]:
+        """The layouts whose measured step would narrow the intervals of all candidates most."""
         able = [c for c in self.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
         alike = correlations([c.config for c in able], self.own.config)
         discrepancy = MODEL_SIGMA_LOG**2 * alike
-        places = most_telling([c.error_log for c in able], _MOST_TELLING, discrepancy)
+        places = most_telling([c.error_log for c in able], _NUM_WORTH_MEASURING, discrepancy)
         return tuple(able[place] for place in places)
 
     def to_json(self) -> JsonObject:
@@ -138,7 +138,7 @@ class Plan:
             "memory_capacity_nbytes": self.memory_capacity_nbytes,
             "num_layouts": self.num_layouts,
             "best": best.label if best else None,
-            "telling": [candidate.label for candidate in self.telling],
+            "telling": [candidate.label for candidate in self.worth_measuring],
             "candidates": [candidate.to_json() for candidate in self.candidates],
         }
 
@@ -235,6 +235,7 @@ def _candidate(
 ) -> Candidate:
     ratio = estimate.time_s / own.time_s
     sigma = paired_sigma_log(estimate, own)
+    # The ratio is log-normal: its interval is symmetric in the logarithm.
     spread = math.exp(Z_90 * sigma)
     needed = memory(estimate.config, offset_nbytes=offset_nbytes or 0)
     return Candidate(

@@ -31,6 +31,7 @@ from .probe_list import (
 
 MOST_LAYOUTS = 8
 """Best layouts of different degrees that probes are chosen for."""
+# Bounds the list where the budget is large.
 MOST_PROBES = 96
 _MOST_BUDGET_FRAC = 0.25
 """Share of the budget that one probe may be expected to take."""
@@ -49,7 +50,7 @@ def probe_plan(
     known: Collection[Operator | CollectiveCall] = (),
     memory_nbytes: float | None = None,
 ) -> tuple[Probe, ...]:
-    """What to measure for the best other layouts, the most telling first, within ``budget_s``.
+    """What to measure for the best other layouts, the most valuable first, within ``budget_s``.
 
     Wanted are operators and transfers of those layouts that neither the running one has nor
     ``known`` holds, ordered by the share of a step that they decide times how unsure it is.  For
@@ -137,6 +138,7 @@ def _best_layouts(
 def _rough_s(config: RunConfig) -> float:
     """Work of the fullest stage and the pipeline's bubble: enough to choose what to measure by."""
     passes, stages = config.num_microbatches, config.parallelism.pp
+    # The bubble of 1F1B: pp - 1 passes more than micro-batches.
     return sum(_works(config).values()) * (passes + stages - 1) / passes
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from .plan import Candidate
 
+# The mean of 512 draws has 1/22 of their scatter; a fixed seed gives the same plan the same value.
 _NUM_DRAWS = 512
 _SEED = 0
 _NEAR_SIGMAS = 6.0

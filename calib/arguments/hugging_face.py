@@ -17,6 +17,7 @@ from ..workload.model_shape import (
     at_least_one,
 )
 
+# Megatron's default of ``--make-vocab-size-divisible-by``.
 _VOCAB_MULTIPLE = 128
 
 

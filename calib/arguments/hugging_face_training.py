@@ -60,6 +60,7 @@ def from_training(config: Mapping[str, object], training: Training) -> RunConfig
             dp=training.num_ranks,
             ranks_per_node=training.ranks_per_node,
             is_optimizer_distributed=training.is_sharded,
+            # DistributedDataParallel reduces buckets while the backward pass goes on.
             overlaps_grad_reduce=training.num_ranks > 1,
             overlaps_param_gather=training.is_sharded,
         ),

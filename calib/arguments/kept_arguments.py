@@ -25,12 +25,14 @@ _STARTERS = frozenset(_NAMES["starters"])
 _SCRIPTS = (".py", ".sh", ".sbatch")
 _SECRET = r"key|token|secret|passw|passphrase|pwd|credential|auth"
 _HAS_SECRET_NAME = re.compile(_SECRET)
+# What is longer than one letter behind one dash may be a value glued to it (-pSECRET).
 _NAME = re.compile(r"-{1,2}[A-Za-z][\w.-]*|--")
 _ASSIGNED = re.compile(r"(\+{0,2}[A-Za-z_][\w.-]*)=(.*)", re.DOTALL)
 _VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s\"',;&]+)"
 _ADDRESS = re.compile(r"(?<=://)(?:[^\s'\"]*:[^\s'\"]*|[^/\s'\"]*)@")
 _OPTION_IN_TEXT = re.compile(rf"(--?([A-Za-z][\w.-]*)(?:=|\s+(?!-)))({_VALUE})")
 _ASSIGNED_IN_TEXT = re.compile(rf"(([A-Za-z_][\w.-]*)=)({_VALUE})")
+# Headers and dumped mappings: ``Authorization: Bearer abc``, ``'token': 'abc'``.
 _ENTRY_IN_TEXT = re.compile(
     rf"([\"']?\b([A-Za-z_][\w.-]*)[\"']?\s*:\s*(?:(?:Basic|Bearer)\s+)?)({_VALUE})"
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import ConfigError
 
+# Ten times what MOST allows: an expression such as [1]*10**9 must not fill the memory.
 _MAX_LAYERS = 100_000
 
 

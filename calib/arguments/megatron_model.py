@@ -19,6 +19,7 @@ from .layer_pattern import expert_layers
 NUM_EXPERTS = ("num_experts", "num_moe_experts")
 """By Megatron's argument, and by the field of its ``TransformerConfig``."""
 _GATED = ("swiglu", "gated_linear_unit", "quick_geglu")
+# Entries of the vocabulary that GPT-2 was published with; its file need not be read.
 _GPT2_VOCAB = 50257
 
 

@@ -36,9 +36,11 @@ from .megatron_options import left_out
 FIRST_STAGE = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
 LAST_STAGE = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
 """By Megatron's argument, and by the field of its ``TransformerConfig``."""
+# By Megatron's argument, and by the field of its ``TransformerConfig``.
 _FP8 = ("fp8", "fp8_format")
 _FP8_NUMBERS = ("e4m3", "hybrid")
 _FP4 = ("fp4", "fp4_format")
+# All-to-all inside a node and point to point between nodes; the model has no such exchange.
 _MIXED = "a2a+p2p"
 _MODULES = frozenset(
     ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")

@@ -37,6 +37,7 @@ LEFT_OUT: Mapping[str, Sequence[str]] = {
 ``_OFF`` that put them out of use."""
 HARMLESS = frozenset(NAMES["harmless"])
 _HARMLESS_WHEN_VALIDATED = frozenset(NAMES["harmless_when_validated"])
+# Words that leave a setting out of use, whoever wrote it: a shell, YAML or Python.
 _OFF = ("None", "False", "0", "0.0", "", "[]", "none")
 _READ = MODELLED | DERIVED | set(LEFT_OUT) | set(SWITCHED_OFF)
 # A YAML file may hold a list as the text that a shell would be given.

@@ -37,7 +37,9 @@ AGAIN_FRAC = 0.008
 """How far a rank's work beside that of the others lies apart in two windows, beyond its noise."""
 AGAIN_ALIKE_FRAC = 0.016
 """The same of the work of all ranks together."""
+# A scatter has to be seen: two values tell next to nothing of it.
 _LEAST_SAMPLES = 3
+# From six ranks on their own scatter stands in for that of samples.
 _LEAST_CROWD = 6
 _ALIKE = 0.5
 """A rank is apart from the rest with an excess of this much of the largest."""
@@ -179,6 +181,7 @@ def _of_ranks(before: SampleTable, after: SampleTable, sign: float, step_s: floa
     ranks = np.intersect1d(old.ranks, new.ranks)
     if not len(ranks):
         return []
+    # Bonferroni: each rank and all together, in compute and in data.
     num_tests = 2 * (len(ranks) + 1)
     found: list[Cause] = []
     for kind, name in ((CauseKind.CLOCKS, "compute"), (CauseKind.DATA, "data")):
@@ -228,6 +231,7 @@ class _Part:
             if len(self.excess_s) < _LEAST_CROWD:
                 return 1.0
             old, new = mad_sigma(self.excess_s), 0.0
+            # A median deviation is worth about a third of its values (0.37 on normal data).
             freedom = max(1, len(self.excess_s) // 3)
         error = float(np.sqrt(old**2 + new**2 + again**2))
         if error <= 0:

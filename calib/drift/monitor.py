@@ -41,9 +41,13 @@ class DriftSettings:
     max_baseline: int = 400
     num_confirm: int = 7
     """Steps whose median is the new level."""
+    # Half of one deviation: CUSUM is then quickest for shifts of one (Montgomery).
     allowance: float = 0.5
+    # h = 5 has a false alarm every 465 steps; with autocorrelated steps 8 and more are needed.
     threshold: float = 8.0
+    # A step that waited a minute must not fill the sum by itself: it takes three in a row.
     clip: float = 4.0
+    # As Greyhound has it (ATC 2025).
     min_probability: float = 0.9
     min_sigmas: float = 4.0
     """The change in standard errors of the difference of two medians."""
@@ -137,11 +141,13 @@ class DriftMonitor:
         related = max(0.0, _autocorrelation(clipped))
         inflation = (1.0 + related) / (1.0 - related)
         self._level_sigma = MEDIAN_OVER_MEAN * self._sigma * math.sqrt(inflation / size)
+        # A spread of block medians needs several blocks.
         if values.size >= 6 * size:
             blocks = np.median(values[: values.size // size * size].reshape(-1, size), axis=1)
             self._level_sigma = max(self._level_sigma, mad_sigma(blocks))
 
     def _sum(self, z: float) -> None:
+        # Uncapped, a long drift would have to be undone step by step before a recovery shows.
         cap = 2.0 * self._settings.threshold
         self._up = min(cap, max(0.0, self._up + z - self._settings.allowance))
         self._down = min(cap, max(0.0, self._down - z - self._settings.allowance))
@@ -249,4 +255,5 @@ def _autocorrelation(values: np.ndarray) -> float:
     if total <= 0 or values.size < 4:
         return 0.0
     lag = float(np.dot(centered[1:], centered[:-1])) / total
+    # Ten values' worth of shrinkage towards none: of 16 steps the estimate itself scatters by 0.25.
     return min(0.9, lag * values.size / (values.size + 10.0))

@@ -14,6 +14,7 @@ from ..workload.config import RunConfig
 
 RATIO_SIGMA_LOG = 0.01
 """Error of the schedule in a ratio of two steps of one layout, per factor of 2 in size."""
+# A standard error needs some steps; with fewer the modelled ratio is the better one.
 _FEW_STEPS = 5
 
 

@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from scipy import optimize, stats
 
 Floats = NDArray[np.float64]
+# Probability of all larger numbers of failures together: far below what any rule asks for.
 _NEGLIGIBLE = 1e-9
+# More are no run; the normal parts overlap long before, and each costs a term of every quantile.
 _MAX_FAILURES = 400
 
 
@@ -92,6 +94,7 @@ class TimeLeft:
         means, sigmas = np.asarray(self.means_s), np.asarray(self.sigmas_s)
         if len(means) == 1:
             return max(0.0, float(means[0] + sigmas[0] * stats.norm.ppf(level)))
+        # A normal distribution has 2e-33 beyond twelve deviations: the root is always inside.
         reach = 12.0 * sigmas + 1e-9
         low, high = float((means - reach).min()), float((means + reach).max())
         found = optimize.root_scalar(
@@ -119,5 +122,6 @@ def learned_mtbf_s(
     >>> learned_mtbf_s(0, 0.0, prior_mtbf_s=3600.0)
     3600.0
     """
+    # Gamma prior and Poisson counts: shape and rate add up.
     shape = prior_weight + num_failures
     return (prior_weight * prior_mtbf_s + max(run_s, 0.0)) / shape if shape else math.inf

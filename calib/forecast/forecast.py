@@ -22,11 +22,15 @@ steps repeat within 0.6 to 4 % on a quiet machine, repeated releases within 2 %.
 CPU_DRIFT_FRAC = 0.09
 """The same on processors that other work shares: what was left of 22 runs on such a machine against
 what was seen of them, root mean square."""
+# A scatter needs two values.
 _MIN_STEPS = 2
+# Five means are the fewest whose spread says more than that of single steps.
 _MIN_BLOCKS = 5
 _DRIFT_WEIGHT = 8.0
 """Blocks that the prior of the drift is worth."""
+# The median of 20 steps moves by 28 % of the steps' own noise; of fewer, by more.
 _FEW_BLOCKS = 20
+# Few and long: what wanders slowly shows only between long blocks.
 _DRIFT_BLOCKS = 6
 
 NORMAL_95 = float(stats.norm.ppf(0.95))
@@ -285,6 +289,7 @@ def _step(values: Floats, estimate: StepEstimate | None) -> MeanEstimate:
         sd=sigma_s,
         standard_error=sigma_s,
         long_run_sd=0.0,
+        # The model's error is stated as normal: no freedom is lost.
         degrees=10**6,
         num_values=0,
     )

@@ -94,6 +94,7 @@ def model_forecast(
     largest = estimates[full]
     parts = largest.parts_s
     work = [parts.get(part, 0.0) for part in (Part.FORWARD, Part.BACKWARD, Part.RECOMPUTE)]
+    # Without parts a forward pass is a third: the backward pass has two products for each of its.
     share = work[0] / sum(work) if sum(work) > 0 else 1.0 / 3.0
     passes_s = sum(parts.get(part, 0.0) for part in _PASSES)
     peak = memory(config)

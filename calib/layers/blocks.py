@@ -85,6 +85,7 @@ def block_key(config: RunConfig) -> tuple[Hashable, ...]:
         par.is_sequence_parallel,
         par.overlaps_tp,
         par.ranks_per_node,
+        # The table is shared over stages where there are several.
         par.pp > 1,
         config.batch.micro_batch_size,
         config.precision,
@@ -114,6 +115,7 @@ class _Asked:
         return isinstance(other, _Asked) and self.key == other.key
 
 
+# Thousands of layouts of a plan share few distinct blocks; each is made once.
 @lru_cache(maxsize=4096)
 def _cached(asked: _Asked, kind: BlockKind, is_recomputed: bool) -> Block:
     config = asked.config

@@ -10,8 +10,11 @@ from ..workload.config import Parallelism, RunConfig
 from .blocks import BlockCount, BufferKey, chunk_blocks
 from .tensors import START_ALIGNMENT, Strip
 
+# Of ``param_and_grad_buffer.py``: 128 elements of two bytes are 256 bytes, which cuBLAS wants its
+# operands aligned to; 2**16 keeps NCCL's bus bandwidth high over many ranks.
 _BUCKET_ALIGNMENT = 128
 _PADDED_BUCKET_ALIGNMENT = 2**16
+# Megatron's defaults (``distributed_data_parallel.py``): 40 M elements, or 1 M for each rank.
 _MIN_BUCKET = 40_000_000
 _BUCKET_PER_RANK = 1_000_000
 
@@ -64,6 +67,7 @@ def _cut(config: RunConfig, chunk: int, blocks: Iterable[BlockCount], key: Buffe
         shards = num_shards(par, is_expert=key[0])
         cutter.start_alignment = START_ALIGNMENT
         cutter.end_alignment = math.lcm(shards, alignment)
+    # Gradients come in the order of the backward pass, the last layer's first.
     for block, count in reversed(tuple(blocks)):
         found = block.strips.get(key)
         if found is not None:
@@ -116,6 +120,7 @@ class _Cutter:
     def _add_each(self, found: Strip) -> None:
         for numel, is_shared in found.parts:
             begin = self._begin()
+            # A bucket of its own: its gradient is summed again over the first and the last stage.
             is_alone = is_shared and self.is_padded
             if is_alone and self._end > self._start:
                 begin = self._close(begin)

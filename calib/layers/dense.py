@@ -140,6 +140,7 @@ def embedding_piece(config: RunConfig) -> LayerModule:
         )
     ]
     if model.position_embedding is PositionEmbedding.LEARNED:
+        # Megatron makes the table as long as the longest sequence that the model takes.
         rows = model.max_position_embeddings or model.seq_length
         tensors.append(ParameterTensor(name="embedding.position", numel=rows * model.hidden_size))
     return LayerModule(

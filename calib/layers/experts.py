@@ -30,6 +30,7 @@ from .tensors import ParameterTensor
 
 _COUNT_NBYTES = 8
 """Token counts are int64; the routing map is one byte for each token and expert."""
+# ``--moe-router-dtype fp32`` keeps the weights of tokens so on their way as well.
 _FP32_NBYTES = 4
 _MIRROR = {
     Collective.ALL_GATHER: Collective.REDUCE_SCATTER,
@@ -118,6 +119,7 @@ def num_ranks_reached(experts: Experts, ep: int) -> float:
     >>> round(num_ranks_reached(experts, 4), 3), num_ranks_reached(experts, 8)
     (1.857, 2.0)
     """
+    # A rank is missed where all top-k experts are among those of the others.
     others = experts.num_experts - experts.num_experts // ep
     total = math.comb(experts.num_experts, experts.top_k)
     return ep * (1 - math.comb(others, experts.top_k) / total)

@@ -95,6 +95,7 @@ def step_collectives(config: RunConfig, *, stage: int) -> tuple[tuple[Collective
 def p2p_call(config: RunConfig, chunk: int, collective: Collective) -> CollectiveCall:
     """The message between a chunk and the next: the hidden states of one micro-batch."""
     par = config.parallelism
+    # Under DeepSpeed the ranks of a tp group share a message.
     is_split = par.is_sequence_parallel or par.engine is Engine.DEEPSPEED
     return CollectiveCall(
         collective=collective,

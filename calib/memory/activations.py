@@ -75,6 +75,8 @@ def sizes(config: RunConfig) -> Sizes:
     par, nbytes = config.parallelism, config.precision.nbytes
     tokens = config.batch.micro_batch_size * config.local_seq_length
     share = par.tp if par.is_sequence_parallel else 1
+    # Bytes of an element with its share of a block's scale: 8 bits and 8 for 32 elements (MXFP8),
+    # 4 bits and 8 for 16 elements (NVFP4); the other recipes have one scale for a whole tensor.
     kept = {Fp8Recipe.NONE: float(nbytes), Fp8Recipe.NVFP4: 0.5625, Fp8Recipe.MXFP8: 1.03125}
     return Sizes(
         tokens=tokens,
@@ -205,7 +207,9 @@ def core_attention_tensors(config: RunConfig) -> tuple[Saved, ...]:
         lse = 4 * size.tokens * heads
         return (Saved(name="log-sum-exp", nbytes=lse, modules=core), out)
     scores = size.tokens * model.seq_length * heads
+    # On the CPU softmax runs in fp32, and autograd keeps its result beside the cast one.
     each = size.nbytes + (4 if config.device == "cpu" and size.nbytes < 4 else 0)
+    # The dropped-out scores, which the next product keeps, and a mask of one byte.
     dropout = size.nbytes + 1 if config.attention_dropout else 0
     softmax = scores * (each + dropout)
     if config.device == "cpu":
@@ -279,6 +283,8 @@ def mlp_working_nbytes(config: RunConfig, *, has_experts: bool) -> float:
     if has_experts and model.experts is not None:
         routed = routed_tokens(config)
         wide = routed * model.experts.ffn_hidden_size / par.expert_tp
+        # The fullest of: rows before and after sorting, rows and the second product's input, the
+        # first one's output.
         moment = max(2 * routed * width, routed * width + wide, gates * wide)
         return (residual + moment) * size.nbytes
     wide = size.tokens * model.ffn_hidden_size / par.tp

@@ -313,6 +313,7 @@ def _fp8_extra(config: RunConfig, matrices: tuple[Matrix, ...]) -> float:
     if config.fp8 is Fp8Recipe.NONE:
         return 0.0
     numel = sum(matrix.count * matrix.rows * matrix.columns for matrix in matrices)
+    # Two copies, along rows and along columns: of 4.5 bits under NVFP4, of 8 otherwise.
     copies = 1.125 if config.fp8 is Fp8Recipe.NVFP4 else 2.0
     if config.fp8 is Fp8Recipe.MXFP8:
         copies *= 1.03125

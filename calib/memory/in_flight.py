@@ -25,6 +25,7 @@ class InFlight:
         return max(sum(counts) for counts in self.peaks)
 
 
+# A planner asks for the stages of the same pipelines again and again.
 @lru_cache(maxsize=65536)
 def in_flight(
     *,

@@ -149,6 +149,7 @@ def overhead_nbytes(par: Parallelism, device: str) -> int:
     """Context and one communicator for each group of more than one rank; none on the CPU."""
     if device == "cpu":
         return 0
+    # Megatron makes a communicator for each of these that has more than one rank.
     groups = [par.tp, par.pp, par.dp * par.cp, par.cp]
     if par.ep > 1:
         groups += [par.ep * par.expert_tp, par.expert_dp]

@@ -20,6 +20,7 @@ PRIVATE = 0o600
 """Of files that hold arguments or environment."""
 OPEN = 0o666
 """Less the umask, as for any file."""
+# Lines hold times in nanoseconds: two files whose last 256 bytes agree are one file.
 _NUM_COMPARED = 256
 
 

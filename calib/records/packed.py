@@ -17,6 +17,7 @@ MAX_LINES = 1_000_000
 """In one packed line."""
 MAX_LINE_NBYTES = MAX_NBYTES
 """Characters of one line of a file."""
+# A megabyte can unpack to a gigabyte: the bound is on what comes out, not on what lies on disk.
 MAX_TOTAL_NBYTES = 1 << 29
 """Characters of all lines of a file, packed ones unpacked; the rest is not read."""
 _LEAST = 64

@@ -21,6 +21,7 @@ def to_runs(ranks: tuple[int, ...]) -> str:
     parts, at = [], 0
     while at < len(ranks):
         length = _run_length(ranks, at)
+        # Two ranks as a run are no shorter.
         if length < 3:
             parts.append(str(ranks[at]))
             at += 1

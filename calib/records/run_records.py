@@ -16,6 +16,7 @@ from .packed import UNREAD, unpacked
 from .record_kinds import SCHEMA, Header, RankRecord, Record, RunRecord, from_dict
 
 _T = TypeVar("_T")
+# Of thousands of missing ranks a line names the first.
 _NUM_NAMED = 8
 _DAMAGED = (
     RecordError,
@@ -28,6 +29,7 @@ _DAMAGED = (
     RecursionError,
 )
 """What a value of another form than ours raises, our own checks' errors first."""
+# A file of noise has a problem in each line, and reports list them all.
 MOST_PROBLEMS = 200
 """Damaged lines of one file that are named."""
 

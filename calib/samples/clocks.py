@@ -35,7 +35,9 @@ SYNCHRONISING = frozenset(
 """Every rank's result depends on every rank's input; a root of a broadcast may leave early."""
 MOMENT_S = 0.2
 """Clocks are taken to run alike for so long: 100 ppm are then 20 us."""
+# A line has two unknowns: eight intervals a step tell them, and more cost time beside training.
 _MOST_MOMENTS = 8
+# Of two intervals that contradict each other nobody can say which lies.
 _LEAST_VOTES = 3
 _COLUMNS = [
     *("window", "rank", "reference", "offset_s", "low_s", "high_s", "drift_frac"),

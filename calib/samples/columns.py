@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+# Raised where a reader of the old files would misread the new ones.
 TABLE_SCHEMA = 1
 
 TEXTS = frozenset(("run_id", "row", "kind", "phase", "shape", "role", "ranks", "flags", "name"))

@@ -12,8 +12,11 @@ Floats = NDArray[np.float64]
 
 MAX_DRIFT_FRAC = 500e-6
 """Largest error of frequency that NTP corrects (RFC 5905, section 11.1)."""
+# Pairs grow with the square: 24 moments are 276 lines, spread over the window.
 _MOST_TRIED = 24
+# Clocks count whole nanoseconds.
 _SLACK_S = 1e-9
+# Zero needs a majority: half of the moments may be bounded by records that lie.
 _LEAST_SHARE = 0.5
 
 

@@ -13,6 +13,7 @@ from .table import SampleTable
 
 Floats = NDArray[np.float64]
 _PASSES = ("forward-compute", "backward-compute")
+# Megatron's timer names.
 _DATA = "batch-generator"
 _ENDS = ("optimizer",)
 

@@ -33,7 +33,9 @@ weight together.
 NUM_AS_RECORDS = 2
 """Newest windows whose records are kept, for what comes after a window's end: other ranks', probes.
 """
+# Of all ranks together: 96 probes of seven runs each, on 149 ranks.
 _MOST_PROBES = 100_000
+# Only the newest windows are asked about.
 _NUM_CLOSED = 64
 
 

@@ -43,6 +43,7 @@ def median_over_steps(events: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     taken, since a step pays for the sum; over the steps of a rank the median, and over ranks the
     median again.
     """
+    # Sums of floats depend on their order: sorted, the same events give the same digits.
     events = events.sort_values([*keys, "rank", "step", "time_s"], kind="stable")
     by_step = events.groupby([*keys, "rank", "step"], sort=True)["time_s"]
     steps = by_step.agg(["mean", "size"]).reset_index()

@@ -35,6 +35,7 @@ from ..records.run_records import (
 from .columns import FRAMES, TABLE_SCHEMA, TEXTS, normalise
 from .table import SampleTable
 
+# Larger files and tables are refused before they fill the memory.
 MAX_JSON_NBYTES = 64 << 20
 MAX_TABLE_ROWS = 5_000_000
 MAX_TABLE_NBYTES = 2 << 30

@@ -13,6 +13,7 @@ from .reduce import median_over_steps
 EVENT_KEYS = ["window", "step", "collective", "group", "ranks", "source", "target", "sequence"]
 """What tells a transfer from all others; ``match_ranks`` makes the last three of a message."""
 _KEYS = ["window", "collective", "role", "num_ranks", "span", "num_nodes", "nbytes"]
+# Megatron sends over the group of all ranks for one direction of a pipeline of two stages.
 _UNSPECIFIC = (GroupRole.WORLD.value, GroupRole.OTHER.value)
 
 

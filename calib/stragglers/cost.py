@@ -48,8 +48,8 @@ class RankPlaces:
 def step_floor_s(passes_s: Floats, serial_s: Floats, layout: RankPlaces) -> Floats:
     """Step time without transfers, shape (samples,), from own times of shape (samples, ranks).
 
-    Ranks of one stage and replica (tensor and context parallel) advance in lockstep, at the pace of
-    the slowest; the stages of a replica as their schedule has it, all micro-batches alike.  The
+    Ranks of one stage and replica (tensor and context parallel) advance in lockstep, as fast as the
+    slowest; the stages of a replica as their schedule has it, all micro-batches alike.  The
     slowest replica and the slowest rank's serial part add up.
 
     >>> two = RankPlaces(stages=np.array([0, 1]), replicas=np.array([0, 0]),
@@ -68,6 +68,7 @@ def step_floor_s(passes_s: Floats, serial_s: Floats, layout: RankPlaces) -> Floa
     each_s = np.tile(
         slowest.reshape(-1, num_stages).T / num_passes, (layout.pipeline.num_virtual_stages, 1)
     )
+    # Of the two products of the backward pass one is the weight's gradient.
     backward_s = each_s * (1 - FORWARD_FRAC)
     costs = pipeline_costs(
         each_s * FORWARD_FRAC,

@@ -31,7 +31,9 @@ FALSE_ALARM = 0.02
 """Chance that anybody is named in a run in which all ranks of a stage are alike."""
 LEAST_FRAC = 0.01
 """Of the step: a smaller excess is nobody's business."""
+# Half of a 90 % interval in standard deviations.
 Z_90 = float(norm.ppf(0.95))
+# A scatter has to be seen: two values tell next to nothing of it.
 _LEAST_SAMPLES = 3
 _LEAST_CROWD = 6
 """Peers from which on their own spread is known."""

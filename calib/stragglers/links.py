@@ -36,6 +36,7 @@ def link_stragglers(table: SampleTable, *, least_s: float, false_alarm: float) -
     sums = rows.groupby(["role", "ranks"], sort=True)[
         ["whole_s", "excess_s", "cost_s", "error_s"]
     ].sum()
+    # Bonferroni over all groups that are compared.
     strict = float(norm.ppf(1 - false_alarm / len(sums)))
     usual = float(norm.ppf(0.95))
     found = []

@@ -13,6 +13,7 @@ from ..errors import ConfigError
 ArgumentValue: TypeAlias = "str | int | float | bool | list[str] | None"
 """What an argument can be; None where it is not given."""
 
+# Larger ones do not fit in the columns of the tables, and no size comes near.
 _MOST = 2**63
 # Values of any file: what is no number raises, which the callers turn into a ``ConfigError``.
 _int: Callable[[Any], int] = int

@@ -49,6 +49,7 @@ def _decoded(kind: Any, value: Any) -> Any:
         if not isinstance(value, Mapping):
             raise ConfigError(f"{kind.__name__} {shown(value)} is no object; write it with to_json")
         hints = _hints(kind)
+        # A newer version may have written more: what this one does not know it passes over.
         known = {k: _decoded(hints[k], v) for k, v in value.items() if k in hints}
         try:
             return kind(**known)

@@ -161,6 +161,7 @@ class ModelShape:
                 f"num_query_groups {self.num_query_groups}; choose a divisor of the heads"
             )
         pattern = self.experts.layer_pattern if self.experts else ()
+        # An empty pattern means that every layer has experts.
         if pattern and len(pattern) != self.num_layers:
             raise ConfigError(
                 f"layer_pattern has {len(pattern)} entries, not num_layers {self.num_layers}; give "

@@ -15,6 +15,7 @@ from ..errors import ConfigError
 _GROUP = re.compile(r"\(([^)]+)\)\*(\d+)")
 _REPEAT = re.compile(r"(.)\*(\d+)")
 _LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+# ``x*n`` may nest: a few words must not become gigabytes; models have at most 10,000 layers.
 _MAX_CHARS = 100_000
 
 

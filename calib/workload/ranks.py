@@ -111,6 +111,7 @@ def group(parallelism: Parallelism, role: GroupRole, rank: int) -> tuple[int, ..
         return tuple(sorted({found[0], found[last]})) if place.stage in (0, last) else ()
     if role not in _SHARDED:
         return found
+    # Instances are cut out of the group in the order of its ranks (``initialize_model_parallel``).
     size = len(found) // parallelism.num_optimizer_instances
     instance, shard = divmod(found.index(rank), size)
     if role is GroupRole.DP_INSTANCES:

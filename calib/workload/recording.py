@@ -30,7 +30,10 @@ SUMMARIES_NBYTES = 8 << 20
 """The one file with the summaries of the others."""
 MESSAGE_NBYTES = 64 << 10
 """What a rank sends in a window."""
+# A recorder of the replica writes passes and every collective, one outside it those of few groups.
+# Twice the weight leaves half of the room to each of the latter, which are then cut off earlier.
 _REPLICA_WEIGHT = 8
+# Accelerators of a usual node; read only where no layout is known.
 _NODE = 8
 _SHARDED = (GroupRole.DP, GroupRole.DP_INSTANCES, GroupRole.EXPERT_DP)
 
@@ -97,6 +100,7 @@ def recording_plan(world_size: int, parallelism: Parallelism | None = None) -> R
     else:
         parts = _replica(parallelism)
         for rank in _members(parallelism, tuple(parts)):
+            # A rank of the replica keeps its larger part.
             parts.setdefault(rank, Recorded.GROUPS)
     return RecordingPlan(world_size=world_size, parts=parts)
 
@@ -114,7 +118,7 @@ def _replica(par: Parallelism) -> dict[int, Recorded]:
 
 
 def _members(par: Parallelism, replica: tuple[int, ...]) -> Iterator[int]:
-    """Ranks outside the replica, at most ``MAX_MEMBERS``, the most telling groups first.
+    """Ranks outside the replica, at most ``MAX_MEMBERS``, the groups that say most first.
 
     The data-parallel groups of the last rank give the minimum over a group; an all-to-all is seen
     whole where the whole expert-parallel group records.
@@ -124,6 +128,7 @@ def _members(par: Parallelism, replica: tuple[int, ...]) -> Iterator[int]:
     groups = _expert_groups(par, replica) if par.ep > 1 else iter(())
     num_left = MAX_MEMBERS
     for ranks in (*found, *groups):
+        # A group counts only whole: with one member missing its minimum is no transfer time.
         new = [rank for rank in ranks if rank not in known]
         if len(new) > num_left:
             continue

@@ -36,7 +36,7 @@ def layouts_table(plan: Plan, top: int = NUM_LAYOUTS) -> ReportTable:
 
 def telling_note(plan: Plan) -> str:
     """How many layouts were ranked, and which of them to try in order to know the others better."""
-    labels = ", ".join(candidate.label for candidate in plan.telling)
+    labels = ", ".join(candidate.label for candidate in plan.worth_measuring)
     if not labels:
         return ""
     return f"{plan.num_layouts} other layouts ranked; to know them better, run steps of {labels}."
