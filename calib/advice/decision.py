@@ -162,25 +162,20 @@ def lateness_probability(forecast: Forecast, deadline_unix_s: float) -> float:
 
 
 def _limit_reasons(goals: Goals, forecast: Forecast) -> list[Reason]:
-    out: list[Reason] = []
-    if goals.deadline_unix_s is not None:
-        chance = lateness_probability(forecast, goals.deadline_unix_s)
-        late_s = forecast.finish_p50_unix_s - goals.deadline_unix_s
-        out.append(_limit(Rule.DEADLINE, "deadline", chance, late_s, goals.confidence))
+    budget_end = None
     if goals.budget_hours is not None:
-        budget_s = goals.budget_hours * HOUR_S
-        end_unix_s = forecast.now_unix_s - forecast.elapsed_s + budget_s
-        chance = lateness_probability(forecast, end_unix_s)
-        over_s = forecast.finish_p50_unix_s - end_unix_s
-        out.append(_limit(Rule.BUDGET, "budget", chance, over_s, goals.confidence))
-    return out
+        budget_end = forecast.now_unix_s - forecast.elapsed_s + goals.budget_hours * HOUR_S
+    ends = ((Rule.DEADLINE, goals.deadline_unix_s), (Rule.BUDGET, budget_end))
+    return [_limit(rule, forecast, end, goals.confidence) for rule, end in ends if end is not None]
 
 
-def _limit(rule: Rule, name: str, chance: float, over_s: float, confidence: float) -> Reason:
+def _limit(rule: Rule, forecast: Forecast, end_unix_s: float, confidence: float) -> Reason:
+    chance = lateness_probability(forecast, end_unix_s)
+    over_s = forecast.finish_p50_unix_s - end_unix_s
     side = "after" if over_s > 0 else "before"
     sign = ">=" if chance >= confidence else "<"
     text = (
-        f"finish is {format_time(abs(over_s))} {side} the {name}, "
+        f"finish is {format_time(abs(over_s))} {side} the {rule.value}, "
         f"P(beyond) = {chance:.2f} {sign} {confidence:.2f}"
     )
     return Reason(

@@ -68,7 +68,7 @@ def probe_plan(
         for wanted, time_s in times_s.items():
             if wanted not in had:
                 values[wanted] += weight * time_s / whole_s * _sigma_log(wanted, expected)
-    found = [*_operators(values, own, config), *_transfers(values, config)]
+    found = [*_operators(values, config), *_transfers(values, config)]
     return _within(_with_controls(found, own, config), budget_s)
 
 
@@ -127,9 +127,8 @@ def _best_layouts(
     for time_s, place in order:
         par, batch = layouts[place].parallelism, layouts[place].batch
         of_degrees = best.setdefault((par.tp, par.cp, par.ep, par.pp), {})
-        is_own_batch = batch == config.batch
         of_degrees.setdefault(False, (time_s, layouts[place]))
-        if is_own_batch:
+        if batch == config.batch:
             of_degrees.setdefault(True, (time_s, layouts[place]))
     found = [pair for of_degrees in [*best.values()][:MOST_LAYOUTS] for pair in of_degrees.values()]
     return [c for _, c in found], [order[0][0] / time_s for time_s, _ in found]
@@ -179,9 +178,7 @@ def _sigma_log(wanted: Operator | CollectiveCall, expected: Unmeasured) -> float
 
 
 def _operators(
-    values: Mapping[Operator | CollectiveCall, float],
-    own: Mapping[Operator | CollectiveCall, float],
-    config: RunConfig,
+    values: Mapping[Operator | CollectiveCall, float], config: RunConfig
 ) -> list[OperatorProbe]:
     shapes: defaultdict[_Shape, float] = defaultdict(float)
     for wanted, value in values.items():

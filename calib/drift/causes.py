@@ -139,39 +139,19 @@ def _unknown(before: SampleTable, after: SampleTable) -> str:
 
 
 def _of_groups(before: SampleTable, after: SampleTable, sign: float) -> list[Cause]:
-    """Groups that changed in the direction of ``sign``."""
-    return [
-        Cause(
-            kind=CauseKind.GROUP,
-            ranks=link.ranks,
-            role=link.role,
-            before_s=link.before_s,
-            after_s=link.after_s,
-            change_s=link.after_s - link.before_s,
-            chance=link.chance,
-        )
-        for link in _merged(link_changes(before.links, after.links), sign)
-        if sign * (link.after_s - link.before_s) > 0 and link.chance <= FALSE_ALARM
-    ]
-
-
-def _merged(links: Sequence[LinkChange], sign: float) -> list[LinkChange]:
-    """All groups of a role that changed alike are one: the slowest stands for them."""
+    """Groups that changed in the direction of ``sign``; all of a role alike are one cause."""
+    by_role: dict[str, list[LinkChange]] = {}
+    for link in link_changes(before.links, after.links):
+        by_role.setdefault(link.role, []).append(link)
     found: list[LinkChange] = []
-    for role in sorted({link.role for link in links}):
-        every = [link for link in links if link.role == role]
-        hit = [
-            link
-            for link in every
-            if link.chance <= FALSE_ALARM and sign * (link.after_s - link.before_s) > 0
-        ]
+    for _, every in sorted(by_role.items()):
+        hit = [link for link in every if link.chance <= FALSE_ALARM and sign * link.change_s > 0]
         if len(every) > 1 and len(hit) == len(every):
             ranks = tuple(sorted({rank for link in hit for rank in link.ranks}))
-            worst = max(hit, key=lambda link: abs(link.after_s - link.before_s))
-            found.append(replace(worst, ranks=ranks))
-        else:
-            found += hit
-    return found
+            # The slowest stands for them.
+            hit = [replace(max(hit, key=lambda link: abs(link.change_s)), ranks=ranks)]
+        found += hit
+    return [Cause(kind=CauseKind.GROUP, change_s=link.change_s, **asdict(link)) for link in found]
 
 
 def _of_ranks(before: SampleTable, after: SampleTable, sign: float, step_s: float) -> list[Cause]:

@@ -31,6 +31,11 @@ class LinkChange:
     after_s: float
     chance: float
 
+    @property
+    def change_s(self) -> float:
+        """Seconds per step by which they have become slower."""
+        return self.after_s - self.before_s
+
 
 def link_changes(before: pd.DataFrame, after: pd.DataFrame) -> list[LinkChange]:
     """Every group of both windows; the frames are ``links`` of one window each."""
