@@ -189,8 +189,8 @@ def _operators(
 
 def _is_probed(kind: OperatorKind, config: RunConfig) -> bool:
     # Latent attention rotates a part of each head, which the shape alone does not tell.
-    is_told = kind is not OperatorKind.POSITION or config.model.latent_attention is None
-    return kind in PROBED_KINDS and is_told
+    has_shape = kind is not OperatorKind.POSITION or config.model.latent_attention is None
+    return kind in PROBED_KINDS and has_shape
 
 
 def _operator_probe(

@@ -1,4 +1,4 @@
-"""What the best of many estimates owes to chance: it was chosen for its error as well."""
+"""The bias of the best of many estimates: a low error helped it to be chosen."""
 
 from __future__ import annotations
 

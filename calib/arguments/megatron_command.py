@@ -19,7 +19,7 @@ _LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """A run as its arguments describe it, and the arguments that nobody knows."""
+    """A run as its arguments describe it, and the arguments that are not known."""
 
     config: RunConfig
     unknown: tuple[str, ...]

@@ -47,7 +47,7 @@ _LISTS = ("cp_comm_type", "cuda_graph_scope", "rampup_batch_size", "recompute_mo
 
 @dataclass(slots=True, kw_only=True)
 class ArgumentTable:
-    """Arguments by their names in the namespace, and those that nobody knows, in order."""
+    """Arguments by their names in the namespace, and those that are not known, in order."""
 
     values: dict[str, Any] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)

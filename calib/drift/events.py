@@ -1,4 +1,4 @@
-"""A drift of a run as it is told and kept, with its causes once a window has shown them."""
+"""A drift event: the change, its causes once a window has shown them, its line of the log."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Whether the step time has changed for good: robust CUSUM, confirmed by Bayesian change points.
 
-A change is said only where three things agree: the cumulative sum of clipped deviations has run
+A change is reported only where three things agree: the cumulative sum of clipped deviations has run
 over (Page, 1954), a new level has begun with high probability (Adams and MacKay, 2007), and the
 medians before and after differ by at least 10 %, which is what keeps steady runs free of alarms
 (Greyhound, ATC 2025).

@@ -1,4 +1,4 @@
-"""The time that is left as a distribution: steps and work between them, and failures on top."""
+"""The distribution of the time left: steps, the work between them, and failures on top."""
 
 from __future__ import annotations
 

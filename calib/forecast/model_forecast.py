@@ -1,4 +1,4 @@
-"""What the model says of the rest of a run: worked out once per window, without the clock."""
+"""What the model predicts of the rest of a run, once per window and without the clock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PASSES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelForecast:
-    """What the model says of the rest of a run, before and beside what was measured of it."""
+    """What the model predicts of the rest of a run, beside what was measured of it."""
 
     config: RunConfig
     own: StepEstimate

@@ -34,7 +34,7 @@ from .remaining_schedule import BatchLevel, RemainingSchedule, remaining_schedul
 EVAL_SIGMA_LOG = 0.2
 """Error of a modelled evaluation."""
 FEW_SIGMA_LOG = 0.15
-"""How well a single evaluation or save tells of the next ones."""
+"""Error of the next evaluations or saves as a single one predicts them."""
 SAVE_SIGMA_LOG = 1.0
 """A rank's share of a checkpoint on unknown storage: from local disks to a busy file system."""
 GPU_HOURS_PER_FAILURE = 50_700.0

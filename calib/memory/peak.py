@@ -27,13 +27,13 @@ from .block_memory import (
 from .in_flight import InFlight, in_flight
 
 FITS_FRAC = 0.80
-"""Below this share of the device, 454 published runs never ran out (Fujii et al., 2411.06465)."""
+"""Below this share of the device none of 454 published runs ran out (Fujii et al., 2411.06465)."""
 FITS_FRAC_CALIBRATED = 0.92
 """The same once the estimate is offset by a measured peak."""
 CONTEXT_NBYTES = 400 * 1024**2
 """An accelerator's context, outside of the allocator: 0.3 to 0.5 GB (okoge, 2025)."""
 COMMUNICATOR_NBYTES = 500 * 10**6
-"""Buffers of one NCCL communicator, likewise (okoge, 2025); a prior, not a measurement."""
+"""Buffers of one NCCL communicator, outside of the allocator as well (okoge, 2025): a prior."""
 
 
 class Verdict(Enum):

@@ -1,4 +1,4 @@
-"""Files that are replaced at once, under temporary names that nobody can know before.
+"""Files that are replaced at once, under temporary names that cannot be guessed.
 
 Standard library only: the hooks write by it in the training process.
 """
@@ -74,8 +74,8 @@ class Tail:
         Raises ``OSError``.
         """
         with self._path.open("rb") as file:
-            told = os.fstat(file.fileno())
-            self._file = told.st_dev, told.st_ino
+            status = os.fstat(file.fileno())
+            self._file = status.st_dev, status.st_ino
             file.seek(self._offset)
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
@@ -89,8 +89,8 @@ class Tail:
             return False
         try:
             with self._path.open("rb") as file:
-                told = os.fstat(file.fileno())
-                if (told.st_dev, told.st_ino) != self._file or told.st_size < self._offset:
+                status = os.fstat(file.fileno())
+                if (status.st_dev, status.st_ino) != self._file or status.st_size < self._offset:
                     return True
                 file.seek(self._offset - len(self._last))
                 return file.read(len(self._last)) != self._last

@@ -1,4 +1,4 @@
-"""The members of a group as text: runs instead of numbers, since a group may have 16,384 ranks."""
+"""The members of a group as text, as runs: a group may have 16,384 ranks."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _COLUMNS = {
         *run_id *rank world_size stage tp_rank dp_rank device created_by started_unix_s config
     """,
 }
-"""Columns of each frame; a row is told from others by those with a star."""
+"""Columns of each frame; those with a star are its key."""
 
 
 def _type(column: str) -> str:
@@ -64,8 +64,8 @@ within a step, ``spread_log`` the scaled median deviation of its logarithm over 
 events, ``num_steps`` the steps, ``num_seen`` the ranks that recorded it, ``span`` the ranks from
 the group's first to its last, ``num_nodes`` the nodes that it touches, 0 where not known.
 ``wait_s`` and ``transfer_s`` in ``skew`` add up to how long a rank stands still per step.
-``skew.py`` tells of ``arrivals`` and ``links``, ``clocks.py`` of ``clocks``; ``ranks`` is
-the small summary that every rank sends, per step.  ``traced.py`` tells of ``traced``.
+``skew.py`` documents ``arrivals`` and ``links``, ``clocks.py`` ``clocks``, ``traced.py``
+``traced``; ``ranks`` is the small summary that every rank sends, per step.
 ``is_probe`` rows were measured between steps: their ``num_steps`` are repeats.
 """
 

@@ -1,4 +1,4 @@
-"""A run that is being written, read piece by piece: what is known already is not read again."""
+"""Reads a run while it is written; what is known already is not read again."""
 
 from __future__ import annotations
 

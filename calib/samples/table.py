@@ -1,4 +1,4 @@
-"""The sample table: what all models are fitted on, and all that later commands need of a run."""
+"""The sample table: what models are fitted on, and what later commands read of a run."""
 
 from __future__ import annotations
 
@@ -38,6 +38,9 @@ from .probe_rows import probed_collective_rows, probed_operator_rows
 from .skew import arrival_rows, link_rows
 from .traced import traced_rows
 from .transfers import collective_rows, match_ranks, skew_rows
+
+_READINGS = ("start_ns", "issue_ns")
+"""Of a clock: as floats of seconds they would lose their last digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -257,10 +260,6 @@ def _frame(run: RunRecords, kind: type, *, is_probe: bool = False) -> pd.DataFra
             frame[name] = frame[name].astype(bool)
     stages = {rank: header.stage for rank, header in run.headers.items()}
     return frame.assign(stage=[stages.get(rank, -1) for rank in frame["rank"]])
-
-
-_READINGS = ("start_ns", "issue_ns")
-"""Of a clock: as floats of seconds they would lose their last digits."""
 
 
 def _cells(name: str, values: list[Any]) -> list[Any]:

@@ -28,8 +28,8 @@ def traced_rows(traces: pd.DataFrame) -> pd.DataFrame:
 def weight_fracs(traced: pd.DataFrame) -> Mapping[OperatorKind, float]:
     """Share of the weight's gradient in the backward time of each kind of linear, 0 to 1.
 
-    Zero-bubble schedules put that part off.  Kinds whose two parts were not told apart are left
-    out.
+    Zero-bubble schedules put that part off.  Kinds whose two parts the trace does not separate are
+    left out.
     """
     split = traced[traced["phase"].isin(_GRADIENTS)]
     times = (split["time_s"] * split["count"]).groupby([split["kind"], split["phase"]]).sum()

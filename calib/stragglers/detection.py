@@ -1,4 +1,4 @@
-"""The ranks that hold the others up, and what they cost; nobody is named for noise.
+"""The ranks that hold the others up, and what they cost; noise names none.
 
 Blame goes to where the time is spent: a rank's own work (passes, optimizer and the time between
 steps, all waiting left out) is held against that of the other ranks of its stage.  A rank that is
@@ -30,7 +30,7 @@ Floats = NDArray[np.float64]
 FALSE_ALARM = 0.02
 """Chance that anybody is named in a run in which all ranks of a stage are alike."""
 LEAST_FRAC = 0.01
-"""Of the step: a smaller excess is nobody's business."""
+"""Share of the step; a smaller excess is not reported."""
 # Half of a 90 % interval in standard deviations.
 Z_90 = float(norm.ppf(0.95))
 # A scatter has to be seen: two values tell next to nothing of it.

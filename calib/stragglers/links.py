@@ -11,7 +11,7 @@ from ..samples.table import SampleTable
 from .straggler import Straggler, StragglerKind
 
 LEAST_SLOWER_FRAC = 0.1
-"""Of a transfer: links of one kind differ by less than this, and nobody changes a cable for it."""
+"""Share of a transfer by which links of one kind may differ without a fault."""
 _KEYS = ["kind", "role", "num_ranks", "num_nodes", "nbytes"]
 
 

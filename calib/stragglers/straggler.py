@@ -37,7 +37,7 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerReport:
-    """Who stands out, the costliest first; ``reason`` says why nobody does."""
+    """Who stands out, the costliest first; ``reason`` says why none does."""
 
     slow: tuple[Straggler, ...] = ()
     cost_s: float = 0.0

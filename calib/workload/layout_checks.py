@@ -1,4 +1,4 @@
-"""Which layouts cannot run, and what to change: value, rule, remedy."""
+"""Rules that a layout must keep to run; each error says value, rule and remedy."""
 
 from __future__ import annotations
 
