@@ -45,7 +45,7 @@ def _imports(path: Path) -> Iterator[tuple[str, Path | None]]:
             home = ROOT.joinpath(*(part for part in stem if part))
             for file in (home, *(home / alias.name for alias in node.names)):
                 for found in (file.with_suffix(".py"), file / "__init__.py"):
-                    if found.exists():
+                    if found.is_relative_to(ROOT) and found.exists():
                         yield "", found
 
 

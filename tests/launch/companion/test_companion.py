@@ -17,7 +17,7 @@ from forerun.calib.workload.config_json import encode
 from forerun.calib.workload.run_options import OnAdvice, WandbMode
 from forerun.launch.companion.companion_loop import PATIENCE_S, CompanionLoop
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
 WINDOW_END = 11
 

@@ -13,7 +13,7 @@ from forerun.calib.workload.run_options import OnAdvice
 from forerun.launch.companion.companion_loop import PATIENCE_S, CompanionLoop
 from forerun.launch.sinks.sink import Sink
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 
 
 def asked(directory: Path, num_windows: int, **settings: Any) -> list[dict[str, Any]]:

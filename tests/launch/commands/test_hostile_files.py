@@ -30,7 +30,7 @@ from forerun.calib.workload.config import RunConfig
 from forerun.launch.cli import main
 from forerun.launch.options.config_files import read_config
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 LINES = sorted(GOLDEN.glob("records/*/rank-00000.jsonl"))[0].read_text().splitlines(keepends=True)
 CONFIG = read_run(GOLDEN).configs[0]
 HUGE = "1" + "0" * 30

@@ -9,7 +9,7 @@ import pytest
 
 from forerun.launch.cli import ExitCode, main
 
-GOLDEN = str(Path(__file__).parents[1] / "golden" / "cpu_dp2")
+GOLDEN = str(Path(__file__).parents[2] / "golden" / "cpu_dp2")
 
 
 @pytest.mark.parametrize(

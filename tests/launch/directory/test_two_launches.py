@@ -139,7 +139,7 @@ def test_the_command_is_told_the_id(tmp_path: Path) -> None:
     assert (tmp_path / "seen").read_text().strip() == safe_launch_id("a b")
 
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "pretrain_gpt.py"
+RECIPE = Path(__file__).parents[3] / "recipes" / "pretrain_gpt.py"
 TINY = (
     *("--num-layers", "2", "--hidden-size", "32", "--seq-length", "32", "--micro-batch-size", "2"),
     *("--global-batch-size", "4", "--train-iters", "100000", "--save-interval", "100000"),

@@ -24,7 +24,7 @@ from forerun.launch.wrapper.slurm import (
     time_option,
 )
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "slurm"
+GOLDEN = Path(__file__).parents[2] / "golden" / "slurm"
 """Printed by Slurm 22.05.8; names and paths changed."""
 NOW = 1_772_420_000.0
 DAY_S = 86400.0
@@ -167,7 +167,7 @@ def test_in_a_real_job_the_limit_is_seen_and_the_code_arrives(slurm: LocalSlurm)
 @pytest.mark.parametrize("launcher", ["", "srun "])
 def test_the_warning_of_a_real_slurm_lets_workers_save(slurm: LocalSlurm, launcher: str) -> None:
     pids = slurm.home / f"pids{launcher.strip()}"
-    fake = Path(__file__).parent.parent / "support" / "fake_launcher.py"
+    fake = Path(__file__).parents[2] / "support" / "fake_launcher.py"
     command = f"{launcher}{sys.executable} -S {fake} {pids} saving"
     job = slurm.submit(f"{RUN} --grace=9s -- {command}", "-o", f"{pids.name}.out")
     end = time.monotonic() + 60.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 SLOW = ("pandas", "pyarrow", "scipy", "sklearn", "xgboost")
 ASK = f"""
 import json, sys

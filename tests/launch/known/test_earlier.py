@@ -21,7 +21,7 @@ from forerun.launch.known.earlier import Earlier
 from forerun.launch.known.imported_tables import import_table
 from forerun.launch.known.machines import open_machine
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "cpu_dp2"
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 
 
 def copy_as(home: Path, name: str, later_s: float, change: Callable[[Any], None]) -> None:

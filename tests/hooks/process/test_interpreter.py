@@ -13,7 +13,7 @@ import pytest
 import forerun
 from forerun.hooks.process.interpreter import companion_command, missing, objection, waiting
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 IN_A_BARE_PYTHON = """
 import json, sys
 sys.path.insert(0, {home!r})

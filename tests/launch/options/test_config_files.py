@@ -20,7 +20,7 @@ from forerun.calib.workload.config import RunConfig
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.options.config_files import read_config
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 ARGUMENTS = """
 MODEL_ARGS:
   --num-layers: 4

@@ -28,7 +28,7 @@ from forerun.launch.directory.run_log import RunLog
 from forerun.launch.directory.scoring import LoggedStep
 from forerun.launch.sinks.sink import Sink
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "cpu_dp2"
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 BEGIN_S = 1795187030.0
 
 

@@ -92,7 +92,7 @@ def test_a_request_is_younger_than_its_session_though_the_clock_was_set_back(
 
 
 def test_slurm_says_what_is_left_by_its_own_clock() -> None:
-    golden = Path(__file__).parent.parent / "golden" / "slurm"
+    golden = Path(__file__).parents[2] / "golden" / "slurm"
     text = (golden / "limit.txt").read_text().replace("RunTime=00:00:00", "RunTime=02:00:00")
     found = from_scontrol(text, "1")
     assert found is not None and found.left_s == 24 * 3600.0

@@ -15,7 +15,7 @@ from forerun.calib.records.record_kinds import CoverageRecord, OperatorRecord, S
 from forerun.calib.samples.store import read_run
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 ITERS, WINDOW, WARMUP, FAILS_AT = 12, 8, 3, 6
 _BITS = re.compile(r"iteration +(\d+)/.*loss bits (0x[0-9a-f]{8})")
 TWICE = """

@@ -16,7 +16,7 @@ from forerun.launch.cli import ExitCode, main
 from forerun.launch.report.answers import SAMPLES
 from forerun.launch.report.run_tables import markdown, report_tables
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 EXTRA_NS = 200_000_000
 AHEAD_NS = 5_000_000_000
 

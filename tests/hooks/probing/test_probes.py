@@ -32,7 +32,7 @@ from forerun.calib.workload.collectives import Collective, GroupRole
 pytest.importorskip("megatron.core")
 pytestmark = pytest.mark.slow
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "pretrain_gpt.py"
+RECIPE = Path(__file__).parents[3] / "recipes" / "pretrain_gpt.py"
 TRAIN_ITERS, STEPS, FIRST_AFTER = 70, 4, 7
 BUDGET_S = 20.0
 """Far more than the short list of so small a model takes, also on a busy machine."""

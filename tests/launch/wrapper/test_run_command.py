@@ -269,7 +269,7 @@ def test_workers_of_a_real_torchrun_save_and_nobody_stays(home: Path, name: str)
     assert [pid for pid in map(int, pids.read_text().split()) if is_alive(pid)] == []
 
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "pretrain_gpt.py"
+RECIPE = Path(__file__).parents[3] / "recipes" / "pretrain_gpt.py"
 TINY = (
     *("--num-layers", "2", "--hidden-size", "32", "--seq-length", "32", "--micro-batch-size", "2"),
     *("--global-batch-size", "8", "--train-iters", "100000", "--save", "ck"),

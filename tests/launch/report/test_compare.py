@@ -22,7 +22,7 @@ from forerun.launch.directory.forecast_log import FORECASTS
 from forerun.launch.report.charts import charts
 from forerun.launch.report.page import PAGE, page_of, render
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
 WINDOW_END, NUM_STEPS, STEP_S = 11, 20, 0.15
 MOST_NBYTES = 5_000_000

@@ -23,7 +23,7 @@ from forerun.launch.companion.forecasting import NUM_KEPT_BRACKETS, RunSoFar
 from forerun.launch.directory.scoring import NUM_KEPT_ERRORS, LoggedStep, Score
 from forerun.launch.sinks.sink import Sink
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 WINDOW_END = 11
 
 
