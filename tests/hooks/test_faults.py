@@ -13,7 +13,7 @@ from fault_cases import FAULTS, Fault
 from fault_runs import run_folder
 from fault_table import kinds, num_operators, observed, run_all
 
-pytest.importorskip("megatron.core")
+pytest.importorskip("megatron")
 pytestmark = pytest.mark.slow
 
 

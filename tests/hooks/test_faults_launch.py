@@ -12,7 +12,7 @@ from forerun.calib.records.record_kinds import OperatorRecord, StepRecord, Windo
 from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run, run_ids
 
-pytest.importorskip("megatron.core")
+pytest.importorskip("megatron")
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]

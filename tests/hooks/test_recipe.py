@@ -24,7 +24,7 @@ from forerun.calib.samples.store import read_run
 from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind, Phase
 
-pytest.importorskip("megatron.core")
+pytest.importorskip("megatron")
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.stragglers.straggler import StragglerKind
 from forerun.calib.stragglers.waiting import waiting_report
 
-pytest.importorskip("megatron.core")
+pytest.importorskip("megatron")
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from launched import torchrun
 
-pytest.importorskip("megatron.core")
+pytest.importorskip("megatron")
 pytestmark = pytest.mark.slow
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "pretrain_gpt.py"

@@ -101,6 +101,7 @@ def test_doctor_warns_of_two_distributions_of_xgboost(
     assert row.value.startswith("xgboost 3.2.0 and xgboost-cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", [("doctor", "--json"), ("compare", "."), ("nothing",)])
 def test_an_output_that_is_gone_or_full_is_one_line_and_no_traceback(
     verb: tuple[str, ...], tmp_path: Path

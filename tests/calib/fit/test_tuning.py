@@ -43,6 +43,7 @@ def tables(draw: Any) -> Table:
     return Inputs(coordinates=points, trend=trend, member=member), values, weight
 
 
+@pytest.mark.slow
 @given(table=tables())
 @settings(max_examples=40)
 def test_every_table_gives_a_finite_process(table: Table) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
+from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,13 +21,18 @@ from forerun.calib.forecast.remaining_schedule import (
 )
 from forerun.calib.workload.batch import Cadence
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    calculators = pytest.importorskip("megatron.core.num_microbatches_calculator")
+pytest.importorskip("megatron")
+
+
+@cache
+def calculators() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module("megatron.core.num_microbatches_calculator")
 
 
 def megatron_batches(start: int, increment: int, samples: int, full: int, steps: int) -> list[int]:
-    calculator = calculators.RampupBatchsizeNumMicroBatchesCalculator(
+    calculator = calculators().RampupBatchsizeNumMicroBatchesCalculator(
         full, 1, 1, False, 1, start, increment, samples
     )
     consumed, out = 0, []
@@ -128,8 +136,8 @@ def test_a_schedule_is_walked_as_megatron_does(
     groups = step_groups(steps, schedule_levels(text, seq_length=length))
     ours = [g.global_batch_size for g in groups for _ in range(g.num_steps)]
     assert ours == walked_schedule(pairs, steps)
-    if hasattr(calculators, "StepBatchsizeNumMicroBatchesCalculator"):
-        calculator = calculators.StepBatchsizeNumMicroBatchesCalculator
+    if hasattr(calculators(), "StepBatchsizeNumMicroBatchesCalculator"):
+        calculator = calculators().StepBatchsizeNumMicroBatchesCalculator
         assert calculator._parse_schedule(text, length) == pairs
 
 

@@ -151,6 +151,7 @@ def test_no_records_is_an_error_with_a_remedy(tmp_path: Path) -> None:
         RunReader(tmp_path, "run-a").read()
 
 
+@pytest.mark.slow
 def test_the_table_of_a_short_run_is_that_of_all_its_records(grown: Grown) -> None:
     windows, reader = RecentWindows(), RunReader(grown.directory, "run-a")
     for window in range(NUM_WINDOWS + 1):
@@ -184,6 +185,7 @@ def test_what_comes_after_a_windows_end_belongs_to_it(grown: Grown) -> None:
     assert table.samples["is_probe"].sum() == 2
 
 
+@pytest.mark.slow
 def test_rows_and_records_of_a_long_run_are_bounded(grown: Grown) -> None:
     windows, reader = RecentWindows(), RunReader(grown.directory, "run-a")
     windows.add(reader.read())

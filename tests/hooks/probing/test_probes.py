@@ -29,7 +29,7 @@ from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.calib.workload.collectives import Collective, GroupRole
 
-pytest.importorskip("megatron.core")
+pytest.importorskip("megatron")
 pytestmark = pytest.mark.slow
 
 RECIPE = Path(__file__).parents[3] / "recipes" / "pretrain_gpt.py"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from types import ModuleType
 
 import pytest
 
@@ -13,7 +14,10 @@ from forerun.hooks.sensors.recorder import Recorder, StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 from forerun.hooks.sensors.timers import TimerHooks, TimersProxy
 
-megatron_timers = pytest.importorskip("megatron.core.timers")
+
+@pytest.fixture(scope="module")
+def megatron_timers() -> ModuleType:
+    return pytest.importorskip("megatron.core.timers")
 
 
 @pytest.fixture
@@ -27,7 +31,7 @@ def phases(recorder: Recorder) -> list[PhaseRecord]:
 
 
 def test_phases_are_recorded_and_megatrons_own_timers_run_as_before(
-    recorder: Recorder, clock, monkeypatch: pytest.MonkeyPatch
+    megatron_timers: ModuleType, recorder: Recorder, clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     config = Namespace(timers=megatron_timers.Timers(2, "max"))
@@ -45,7 +49,7 @@ def test_phases_are_recorded_and_megatrons_own_timers_run_as_before(
 
 
 def test_a_timer_that_megatron_has_switched_off_is_recorded_all_the_same(
-    recorder: Recorder, clock
+    megatron_timers: ModuleType, recorder: Recorder, clock
 ) -> None:
     proxy = TimersProxy(megatron_timers.Timers(0, "max"), recorder, Guard())
     recorder.open(StepLog(step=0, window=0, sites=()))
@@ -56,7 +60,7 @@ def test_a_timer_that_megatron_has_switched_off_is_recorded_all_the_same(
     assert [(p.microbatch, p.duration_ns) for p in phases(recorder)] == [(0, 5), (1, 5)]
 
 
-def test_megatrons_own_checks_still_raise(recorder: Recorder) -> None:
+def test_megatrons_own_checks_still_raise(megatron_timers: ModuleType, recorder: Recorder) -> None:
     proxy = TimersProxy(megatron_timers.Timers(0, "max"), recorder, Guard())
     with pytest.raises(AssertionError, match="larger than max"):
         proxy("x", log_level=9)

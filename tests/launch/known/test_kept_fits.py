@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 SLOW = ("pandas", "pyarrow", "scipy", "sklearn", "xgboost")
 ASK = f"""
