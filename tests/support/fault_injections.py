@@ -7,6 +7,7 @@ import importlib
 import itertools
 import math
 import os
+import queue
 import resource
 import shutil
 import signal
@@ -20,7 +21,6 @@ from typing import Any
 from fault_runs import RUN_ID
 from fault_training import Moment, Training
 
-MOMENT_S = 0.5
 HOUR_NS = 3_600 * 10**9
 ALWAYS = range(10**9)
 Arrange = Callable[[Training], None]
@@ -88,11 +88,27 @@ def raises(error: BaseException) -> Callable[[Training], None]:
     return do
 
 
+def let_write(training: Training) -> None:
+    """Wait until the writer has written what it was given, however busy the machine is."""
+    if training.is_bare:
+        return
+    while not any(_rests(thread) for thread in threading.enumerate() if "writer" in thread.name):
+        time.sleep(0.01)
+
+
+def _rests(thread: threading.Thread) -> bool:
+    """True where a thread waits at a queue that is empty."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None and frame.f_code is not queue.Queue.get.__code__:
+        frame = frame.f_back
+    return frame is not None and frame.f_locals["self"].empty()
+
+
 def kills(number: int) -> Callable[[Training], None]:
-    """A signal to the training process; the writer has had a moment for what it was given."""
+    """A signal to the training process; the writer has written what it was given."""
 
     def do(training: Training) -> None:
-        time.sleep(MOMENT_S)
+        let_write(training)
         os.kill(os.getpid(), number)
 
     do.__name__ = f"signal-{number}"
