@@ -210,12 +210,6 @@ def test_importing_the_facade_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_every_name_of_the_facade_is_there() -> None:
-    import forerun
-
-    assert all(getattr(forerun, name) is not None for name in forerun.__all__)
-
-
 def test_every_folder_with_code_is_a_listed_package() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")

@@ -30,7 +30,7 @@ from ..steps.live_times import live_times
 from ..steps.model import FittedSteps, fit_steps
 from ..stragglers.waiting import WaitingReport, waiting_report
 from ..workload.config import RunConfig
-from ..workload.config_json import decode, encode
+from ..workload.config_json import decode, encode_fields
 from .history import History, Levels, Models, WindowScore, window_scores
 from .overhead import Overhead
 from .run_measurements import (
@@ -71,8 +71,8 @@ class Request(SoFar):
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that ``from_json`` reads back, the goals among the rest."""
-        value = encode(self)
-        return {**value, **value.pop("goals")}
+        own = {name: value for name, value in encode_fields(self).items() if name != "goals"}
+        return own | encode_fields(self.goals)
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Request:

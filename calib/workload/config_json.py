@@ -12,8 +12,11 @@ from pathlib import PurePath
 from typing import Any, TypeVar
 
 from ..errors import ConfigError
-from ..plain_json import Json
+from ..plain_json import Json, JsonObject
 from .argument_values import shown
+
+if typing.TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _T = TypeVar("_T")
 
@@ -26,10 +29,15 @@ def encode(value: object) -> Json:
         return [encode(v) for v in value]
     if isinstance(value, PurePath):
         return str(value)
-    if is_dataclass(value):
-        return {field.name: encode(getattr(value, field.name)) for field in fields(value)}
+    if is_dataclass(value) and not isinstance(value, type):
+        return encode_fields(value)
     plain: Any = value
     return plain
+
+
+def encode_fields(value: DataclassInstance) -> JsonObject:
+    """A JSON object of a dataclass."""
+    return {field.name: encode(getattr(value, field.name)) for field in fields(value)}
 
 
 def decode(kind: type[_T], value: object) -> _T:

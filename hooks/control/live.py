@@ -11,7 +11,7 @@ from typing import Any
 
 from ...calib.arguments.kept_arguments import kept_arguments
 from ...calib.records.record_kinds import StepFlag
-from ...calib.workload.config_json import encode
+from ...calib.workload.config_json import encode_fields
 from ...calib.workload.run_options import WandbMode
 from ..process.host import Host
 from ..process.host_wandb import ForecastFile, HostWandb, host_run
@@ -146,7 +146,7 @@ class Live:
         pipe, name, told = self._pipe, self._identity.name, self._told
         if pipe is None or told is None or pipe.is_started or not name:
             return
-        value = encode(replace(told, launch_id=name))
+        value = encode_fields(replace(told, launch_id=name))
         pipe.start(self._settings.companion_command, self._environment, value)
 
     def _send(self, event: dict[str, Any]) -> None:

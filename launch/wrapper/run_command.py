@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ..._forerun_autoload import is_off
 from ...calib.arguments.kept_arguments import MASK, kept_command
 from ...calib.errors import ConfigError
-from ...calib.workload.config_json import encode
+from ...calib.workload.config_json import encode, encode_fields
 from ...calib.workload.run_options import OnAdvice, RunOptions
 from ..directory.launch_files import launch_id
 from ..options.flags import FLAGS, split
@@ -224,7 +224,7 @@ def _dry_run(args: argparse.Namespace, options: WrapOptions) -> int:
 
 
 def _plan(options: WrapOptions) -> dict[str, Any]:
-    granted = encode(options.allocation)
+    granted = encode_fields(options.allocation)
     return {
         "command": list(kept_command(options.command)),
         "directory": str(options.directory),
