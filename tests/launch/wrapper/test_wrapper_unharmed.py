@@ -196,9 +196,9 @@ sys.exit(main(["run", "--directory=out", "--time-limit=1h", "--grace=20s", "--",
 """
 FAULTS = {
     "the loop": ("signals", "SignalInbox.wait", "raise MemoryError"),
-    "reaping": ("children", "Family.reap", "raise RecursionError('deep')"),
+    "reaping": ("children", "ProcessTree.reap", "raise RecursionError('deep')"),
     "an exit": ("signals", "SignalInbox.wait", "raise SystemExit(0)"),
-    "an interrupt": ("children", "Family.reap", "raise KeyboardInterrupt"),
+    "an interrupt": ("children", "ProcessTree.reap", "raise KeyboardInterrupt"),
     "a look": ("looks", "FileWatch._look_at_limit", "raise OverflowError"),
     "a look that hangs": ("looks", "FileWatch._look_at_limit", "time.sleep(1000)"),
 }
