@@ -312,7 +312,7 @@ def test_outside_a_step_nothing_is_recorded(clock) -> None:
 
 @given(st.data())
 def test_own_times_and_the_rest_add_up_to_the_phase(data: st.DataObject) -> None:
-    from .conftest import FakeClock
+    from ..conftest import FakeClock
 
     play = Play(FakeClock())
     play.phase("forward-compute")
@@ -367,7 +367,7 @@ def test_a_clock_that_jumps_back_costs_what_was_open_and_nothing_else(play: Play
 def test_whatever_the_clock_does_no_record_is_negative(
     ticks: list[int], data: st.DataObject
 ) -> None:
-    from .conftest import FakeClock
+    from ..conftest import FakeClock
 
     play = Play(FakeClock())
     play.phase("forward-compute")
