@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import forerun
 from forerun.calib.records.record_kinds import (
     CoverageRecord,
     OperatorRecord,
