@@ -56,7 +56,7 @@ def _slow(answer: Answer) -> ReportTable:
     step_s = answer.waiting.step_s
     return ReportTable(
         key="slow_ranks",
-        title="Stragglers: who holds the others up",
+        title="Waiting: stragglers, who hold the others up",
         columns=(
             *("ranks", "stage", "group", "kind", "slower than its peers", "costs"),
             *("90 %", "of the step"),

@@ -60,7 +60,7 @@ def test_the_report_shows_waiting_and_who_is_slow(
 ) -> None:
     assert main(["report", str(directory)]) == ExitCode.ANSWER
     out = capsys.readouterr().out
-    assert "Stragglers: who holds the others up" in out
+    assert "Waiting: stragglers, who hold the others up" in out
     assert "Waiting: clocks ahead of the first rank's" in out
     assert "Stragglers: " not in out
 
