@@ -32,7 +32,7 @@ from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.one_row import SETS, OneRowSet
-from forerun.benchmarks.published.readers import read_published, read_steps
+from forerun.benchmarks.published.readers import model_over, steps_of
 from forerun.calib.advice.decision import Action, Decision, decide
 from forerun.calib.advice.plan import Candidate, Plan, compare
 from forerun.calib.forecast.forecast import DRIFT_FRAC, Forecast, forecast, mean_estimate
@@ -40,9 +40,7 @@ from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.base_times import BaseTimes
 from forerun.calib.steps.known import KnownStep, same_layout
 from forerun.calib.steps.model import fit_steps
-from forerun.calib.steps.table_steps import TableSteps
 from forerun.calib.workload.run_options import Goals
-from forerun.launch.known.table_files import read_frame
 
 SERIES = "e2e_mlperf_steps"
 COSTS = (0.015, 0.06, 0.12)
@@ -92,11 +90,8 @@ def series_of(path: Path) -> list[Floats]:
 
 def runs_of(one: OneRowSet, data: Path) -> Iterator[Run]:
     """Every row of a set that has another layout beside it."""
-    frame = read_frame(next(data.glob(f"{one.table}.*")))
-    rows = read_steps(frame, one.table).usable
-    model = TableSteps(
-        [read_published(read_frame(next(data.glob(f"{name}.*"))), name) for name in one.operators]
-    )
+    rows = steps_of(data, one.table).usable
+    model = model_over(data, one.operators)
     for own in rows:
         others = tuple(
             row

@@ -19,12 +19,10 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.markdown_text import markdown_table
-from forerun.benchmarks.published.readers import read_published, read_steps
-from forerun.calib.steps.table_steps import TableSteps
+from forerun.benchmarks.published.readers import model_over, steps_of
 from forerun.calib.validation.step_protocols import Fold, machines
 from forerun.calib.validation.step_scores import step_results
 from forerun.calib.validation.steps import score_folds
-from forerun.launch.known.table_files import read_frame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +94,7 @@ def main() -> None:
 
 
 def _scored(one: OneRowSet, arguments: argparse.Namespace) -> dict[str, Any]:
-    path = next(arguments.data.glob(f"{one.table}.*"))
-    rows = read_steps(read_frame(path), one.table).rows
+    rows = steps_of(arguments.data, one.table).rows
     folds = [
         Fold(
             protocol="one_row",
@@ -110,11 +107,8 @@ def _scored(one: OneRowSet, arguments: argparse.Namespace) -> dict[str, Any]:
         for known in places
         if len(places) > 1
     ]
-    tables = [
-        read_published(read_frame(next(arguments.data.glob(f"{name}.*"))), name)
-        for name in one.operators
-    ]
-    scored = score_folds(rows, list(islice(folds, arguments.most_folds)), TableSteps(tables))
+    model = model_over(arguments.data, one.operators)
+    scored = score_folds(rows, list(islice(folds, arguments.most_folds)), model)
     whole = step_results(scored, one.table)[0]
     errors = np.concatenate([fold.error_frac for fold in scored])
     return {

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import (
@@ -110,137 +111,123 @@ def _cut(key: str, num_layers: int, seq_length: int, num_dense: int) -> ModelSha
     return replace(shape, num_layers=num_layers, seq_length=seq_length, experts=experts)
 
 
+_GPT: Mapping[str, Any] = {
+    "is_gated": False,
+    "has_bias": True,
+    "is_tied": True,
+    "normalization": Normalization.LAYER_NORM,
+    "position_embedding": PositionEmbedding.LEARNED,
+}
+_NEMOTRON: Mapping[str, Any] = {"is_gated": False, "normalization": Normalization.LAYER_NORM}
+_QWEN3: Mapping[str, Any] = {"kv_channels": 128, "has_qk_norm": True}
+_QWEN3_SOURCE = "Qwen team 2025, arXiv:2505.09388, Table 2, and the released configuration"
+_GPT_OSS: Mapping[str, Any] = {"kv_channels": 64, "has_bias": True}
+_GPT_OSS_SOURCE = "OpenAI 2025, arXiv:2508.10925, Table 1, and the released configuration"
+_LATENT: Mapping[str, Any] = {
+    "kv_channels": _MLA.v_head_dim,
+    "latent_attention": _MLA,
+    "has_qk_norm": True,
+}
+_LITE: Mapping[str, Any] = _LATENT | {"latent_attention": replace(_MLA, q_lora_rank=0)}
+
+
 @lru_cache(maxsize=1)
 def _models() -> Mapping[str, PublicModel]:
+    """Layers, hidden, ffn, heads, groups and vocabulary; experts, top-k, their ffn, the shared one.
+
+    What is not said is a decoder without biases: rotary positions, RMSNorm, gated, an output of its
+    own.
+    """
+    released = "released configuration, 2024"
     return {
-        "llama3-8b": _llama(32, 4096, 14336, 32, 8, 128256, _LLAMA3),
-        "llama3-70b": _llama(80, 8192, 28672, 64, 8, 128256, _LLAMA3),
-        "llama3-405b": _llama(126, 16384, 53248, 128, 8, 128256, _LLAMA3),
-        "llama2-7b": _llama(32, 4096, 11008, 32, 32, 32000, _LLAMA2),
-        "llama2-13b": _llama(40, 5120, 13824, 40, 40, 32000, _LLAMA2),
-        "llama2-70b": _llama(80, 8192, 28672, 64, 8, 32000, _LLAMA2),
-        "internlm-7b": _llama(32, 4096, 11008, 32, 32, 103168, "released configuration, 2023"),
-        "gpt3-175b": _gpt(96, 12288, 96, "Brown et al. 2020, arXiv:2005.14165, Table 2.1"),
-        "nemotron4-15b": _nemotron(32, 6144, 48, "Parmar et al. 2024, arXiv:2402.16819, Table 1"),
-        "nemotron4-340b": _nemotron(96, 18432, 96, "NVIDIA 2024, arXiv:2406.11704, Table 1"),
-        "mixtral-8x7b": _mixtral(
-            32, 4096, 14336, 32, 32000, "Jiang et al. 2024, arXiv:2401.04088, Table 1"
+        "llama3-8b": _model("32 4096 14336 32 8 128256", _LLAMA3),
+        "llama3-70b": _model("80 8192 28672 64 8 128256", _LLAMA3),
+        "llama3-405b": _model("126 16384 53248 128 8 128256", _LLAMA3),
+        "llama2-7b": _model("32 4096 11008 32 32 32000", _LLAMA2),
+        "llama2-13b": _model("40 5120 13824 40 40 32000", _LLAMA2),
+        "llama2-70b": _model("80 8192 28672 64 8 32000", _LLAMA2),
+        "internlm-7b": _model("32 4096 11008 32 32 103168", "released configuration, 2023"),
+        "gpt3-175b": _model(
+            "96 12288 49152 96 96 51200", "Brown et al. 2020, arXiv:2005.14165, Table 2.1", **_GPT
         ),
-        "mixtral-8x22b": _mixtral(56, 6144, 16384, 48, 32768, "released configuration, 2024"),
-        "grok-1": _mixtral(64, 6144, 32768, 48, 131072, "released configuration, 2024"),
-        "qwen3-30b-a3b": _qwen3(48, 2048, 768, 32),
-        "qwen3-235b-a22b": _qwen3(94, 4096, 1536, 64),
-        "gpt-oss-120b": _gpt_oss(36, 128),
-        "gpt-oss-20b": _gpt_oss(24, 32),
-        "deepseek-v2": _deepseek(
-            60, 5120, 12288, 128, 102400, _MLA, (160, 6, 1536, 3072), "arXiv:2405.04434, 3.1.2"
+        "nemotron4-15b": _model(
+            *("32 6144 24576 48 8 256000", "Parmar et al. 2024, arXiv:2402.16819, Table 1"),
+            **_NEMOTRON,
         ),
-        "deepseek-v2-lite": _deepseek(
-            *(27, 2048, 10944, 16, 102400, replace(_MLA, q_lora_rank=0), (64, 6, 1408, 2816)),
-            "arXiv:2405.04434, appendix B",
+        "nemotron4-340b": _model(
+            "96 18432 73728 96 8 256000", "NVIDIA 2024, arXiv:2406.11704, Table 1", **_NEMOTRON
         ),
-        "deepseek-v3": _deepseek(
-            61, 7168, 18432, 128, 129280, _MLA, (256, 8, 2048, 2048), "arXiv:2412.19437, 4.2"
+        "mixtral-8x7b": _model(
+            *("32 4096 14336 32 8 32000", "Jiang et al. 2024, arXiv:2401.04088, Table 1"),
+            experts="8 2 14336 0",
         ),
-        "kimi-k2": _deepseek(
-            61, 7168, 18432, 64, 163840, _MLA, (384, 8, 2048, 2048), "arXiv:2507.20534, Table 2"
+        "mixtral-8x22b": _model("56 6144 16384 48 8 32768", released, experts="8 2 16384 0"),
+        "grok-1": _model("64 6144 32768 48 8 131072", released, experts="8 2 32768 0"),
+        "qwen3-30b-a3b": _model(
+            "48 2048 768 32 4 151936", _QWEN3_SOURCE, experts="128 8 768 0", **_QWEN3
+        ),
+        "qwen3-235b-a22b": _model(
+            "94 4096 1536 64 4 151936", _QWEN3_SOURCE, experts="128 8 1536 0", **_QWEN3
+        ),
+        "gpt-oss-120b": _model(
+            "36 2880 2880 64 8 201088", _GPT_OSS_SOURCE, experts="128 4 2880 0", **_GPT_OSS
+        ),
+        "gpt-oss-20b": _model(
+            "24 2880 2880 64 8 201088", _GPT_OSS_SOURCE, experts="32 4 2880 0", **_GPT_OSS
+        ),
+        "deepseek-v2": _model(
+            *("60 5120 12288 128 128 102400", "arXiv:2405.04434, 3.1.2"),
+            experts="160 6 1536 3072",
+            **_LATENT,
+        ),
+        "deepseek-v2-lite": _model(
+            *("27 2048 10944 16 16 102400", "arXiv:2405.04434, appendix B"),
+            experts="64 6 1408 2816",
+            **_LITE,
+        ),
+        "deepseek-v3": _model(
+            *("61 7168 18432 128 128 129280", "arXiv:2412.19437, 4.2"),
+            experts="256 8 2048 2048",
+            **_LATENT,
+        ),
+        "kimi-k2": _model(
+            *("61 7168 18432 64 64 163840", "arXiv:2507.20534, Table 2"),
+            experts="384 8 2048 2048",
+            **_LATENT,
         ),
     }
 
 
-def _shape(layers: int, hidden: int, ffn: int, heads: int, groups: int, vocab: int) -> ModelShape:
-    """A decoder without biases: rotary positions, RMSNorm, gated, an output of its own."""
-    return ModelShape(
+def _model(sizes: str, source: str, *, experts: str = "", **changed: Any) -> PublicModel:
+    layers, hidden, ffn, heads, groups, vocab = map(int, sizes.split())
+    usual = {
+        "kv_channels": hidden // heads,
+        "is_gated": True,
+        "has_bias": False,
+        "is_tied": False,
+        "normalization": Normalization.RMS_NORM,
+        "position_embedding": PositionEmbedding.ROPE,
+    }
+    shape = ModelShape(
         num_layers=layers,
         hidden_size=hidden,
         ffn_hidden_size=ffn,
         num_attention_heads=heads,
         num_query_groups=groups,
-        kv_channels=hidden // heads,
         seq_length=1,
         vocab_size=vocab,
-        is_gated=True,
-        has_bias=False,
-        is_tied=False,
-        normalization=Normalization.RMS_NORM,
-        position_embedding=PositionEmbedding.ROPE,
-    )
-
-
-def _llama(
-    layers: int, hidden: int, ffn: int, heads: int, groups: int, vocab: int, source: str
-) -> PublicModel:
-    return PublicModel(shape=_shape(layers, hidden, ffn, heads, groups, vocab), source=source)
-
-
-def _gpt(layers: int, hidden: int, heads: int, source: str) -> PublicModel:
-    shape = replace(
-        _shape(layers, hidden, 4 * hidden, heads, heads, 51200),
-        is_gated=False,
-        has_bias=True,
-        is_tied=True,
-        normalization=Normalization.LAYER_NORM,
-        position_embedding=PositionEmbedding.LEARNED,
+        experts=_experts(*map(int, experts.split())) if experts else None,
+        **(usual | changed),
     )
     return PublicModel(shape=shape, source=source)
 
 
-def _nemotron(layers: int, hidden: int, heads: int, source: str) -> PublicModel:
-    shape = replace(
-        _shape(layers, hidden, 4 * hidden, heads, 8, 256000),
-        is_gated=False,
-        normalization=Normalization.LAYER_NORM,
-    )
-    return PublicModel(shape=shape, source=source)
-
-
-def _with_experts(shape: ModelShape, num: int, top_k: int, ffn: int, shared: int = 0) -> ModelShape:
-    experts = Experts(
-        num_experts=num,
+def _experts(number: int, top_k: int, ffn: int, shared: int) -> Experts:
+    return Experts(
+        num_experts=number,
         top_k=top_k,
         ffn_hidden_size=ffn,
         shared_ffn_hidden_size=shared,
         dispatcher=Dispatcher.ALL_TO_ALL,
         is_grouped=True,
     )
-    return replace(shape, experts=experts)
-
-
-def _mixtral(
-    layers: int, hidden: int, ffn: int, heads: int, vocab: int, source: str
-) -> PublicModel:
-    shape = _shape(layers, hidden, ffn, heads, 8, vocab)
-    return PublicModel(shape=_with_experts(shape, 8, 2, ffn), source=source)
-
-
-def _qwen3(layers: int, hidden: int, ffn: int, heads: int) -> PublicModel:
-    shape = replace(
-        _shape(layers, hidden, ffn, heads, 4, 151936), kv_channels=128, has_qk_norm=True
-    )
-    source = "Qwen team 2025, arXiv:2505.09388, Table 2, and the released configuration"
-    return PublicModel(shape=_with_experts(shape, 128, 8, ffn), source=source)
-
-
-def _gpt_oss(layers: int, num_experts: int) -> PublicModel:
-    shape = replace(_shape(layers, 2880, 2880, 64, 8, 201088), kv_channels=64, has_bias=True)
-    source = "OpenAI 2025, arXiv:2508.10925, Table 1, and the released configuration"
-    return PublicModel(shape=_with_experts(shape, num_experts, 4, 2880), source=source)
-
-
-def _deepseek(
-    layers: int,
-    hidden: int,
-    ffn: int,
-    heads: int,
-    vocab: int,
-    attention: LatentAttention,
-    experts: tuple[int, int, int, int],
-    source: str,
-) -> PublicModel:
-    shape = replace(
-        _shape(layers, hidden, ffn, heads, heads, vocab),
-        kv_channels=attention.v_head_dim,
-        latent_attention=attention,
-        has_qk_norm=True,
-    )
-    return PublicModel(shape=_with_experts(shape, *experts), source=source)

@@ -7,6 +7,8 @@ it has no rows.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -22,10 +24,14 @@ from forerun.benchmarks.published import (
     steps_others,
 )
 from forerun.benchmarks.published.step_records import read_records
-from forerun.calib.errors import CalibrationError
+from forerun.calib.errors import CalibrationError, ConfigError
 from forerun.calib.importers import own_steps
 from forerun.calib.importers.own_format import NEEDED, read_table, unlike
 from forerun.calib.records.step_rows import StepTable
+from forerun.calib.steps.table_steps import TableSteps
+from forerun.launch.known.table_files import read_frame
+
+RECIPES = Path(__file__).parents[2] / "recipes" / "published"
 
 FAMILIES = (
     *operators_ett.FAMILIES,
@@ -50,6 +56,27 @@ def read_steps(frame: pd.DataFrame, name: str) -> StepTable:
     if found is None:
         return own_steps.read_steps(frame, name)
     return read_records(frame.reset_index(drop=True), name, found)
+
+
+def frame_of(data: Path, name: str) -> pd.DataFrame:
+    """A table by name, from a folder of published ones or from ``recipes/published``."""
+    for folder in (data, RECIPES):
+        for path in (folder / f"{name}.csv.gz", folder / f"{name}.csv"):
+            if path.exists():
+                return read_frame(path)
+    raise ConfigError(f"{name} is neither in {data} nor in {RECIPES}; give the folder that has it")
+
+
+@lru_cache(maxsize=64)
+def steps_of(data: Path, name: str) -> StepTable:
+    """Its rows, where it is of step times."""
+    return read_steps(frame_of(data, name), name)
+
+
+@lru_cache(maxsize=64)
+def model_over(data: Path, names: tuple[str, ...]) -> TableSteps:
+    """The package's step model on tables of operators and collectives."""
+    return TableSteps([read_published(frame_of(data, name), name) for name in names])
 
 
 def is_of_steps(frame: pd.DataFrame) -> bool:

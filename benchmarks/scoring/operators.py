@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 from forerun.calib.fit.outliers import refuse
 from forerun.calib.fit.priors import device_prior
 from forerun.calib.fit.shapes import coordinates
-from forerun.calib.validation.operators import Method, validate_operators
+from forerun.calib.validation.operators import Method, scored_cells, validate_operators
 from forerun.calib.validation.protocols import OPERATOR_PROTOCOLS
 from forerun.calib.validation.scores import FIGURES, Scored
 from forerun.calib.validation.splits import (
     OperatorSamples,
     SampleSplit,
+    drawn_splits,
     generator,
     operator_samples,
-    splits,
 )
 
 CHOSEN = "chosen_24"
@@ -31,7 +31,6 @@ PROTOCOLS = (*(p for p in OPERATOR_PROTOCOLS if p != "leave_tp"), CHOSEN, "leave
 WITHOUT_REFUSED = ", without refused rows"
 """End of the protocol's name where rows that the gates refuse are not scored."""
 Mask = NDArray[np.bool_]
-Planned = tuple[OperatorSamples, SampleSplit]
 
 
 def figures(
@@ -55,7 +54,7 @@ def figures(
             if found["is_refused"].any():
                 kept = found[~found["is_refused"]]
                 parts.append(_figures(kept, method_name, protocol + WITHOUT_REFUSED))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    return _joined(parts)
 
 
 def _figures(found: pd.DataFrame, method: str, protocol: str) -> pd.DataFrame:
@@ -80,24 +79,22 @@ def predictions(
     The splits are those of ``forerun validate``; ``chosen_24`` is only here.
     """
     if protocol == "leave_gpu":
-        parts = [
-            _frame(s, np.zeros(len(s.measured_s), dtype=bool))
-            for s in _across(frame, seeds, method)
-        ]
-    else:
-        devices: dict[str, list[OperatorSamples]] = {}
-        for samples in operator_samples(frame):
-            devices.setdefault(samples.device, []).append(samples)
-        parts = [
-            part
-            for members in devices.values()
-            for part in _within(members, protocol, seeds, method)
-        ]
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+        found = validate_operators(frame, "", seeds=seeds, protocols=[protocol], method=method)
+        return _joined(_frame(s, np.zeros(len(s.measured_s), dtype=bool)) for s in found)
+    devices: dict[str, list[OperatorSamples]] = {}
+    for samples in operator_samples(frame):
+        devices.setdefault(samples.device, []).append(samples)
+    parts = []
+    for members in devices.values():
+        refused = refused_rows(members)
+        for cell, rows, scored in scored_cells(members, protocol, seeds, method, draw=_splits):
+            parts.append(_frame(scored, refused[cell.name][rows]))
+    return _joined(parts)
 
 
-def _across(frame: pd.DataFrame, seeds: Sequence[int], method: Method) -> list[Scored]:
-    return validate_operators(frame, "", seeds=seeds, protocols=["leave_gpu"], method=method)
+def _joined(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    found = list(parts)
+    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
 
 
 def _frame(scored: Scored, is_refused: Mask) -> pd.DataFrame:
@@ -105,54 +102,11 @@ def _frame(scored: Scored, is_refused: Mask) -> pd.DataFrame:
     return pd.DataFrame({"group": scored.group, **times, "is_refused": is_refused})
 
 
-def _within(
-    members: Sequence[OperatorSamples], protocol: str, seeds: Sequence[int], method: Method
-) -> Iterator[pd.DataFrame]:
-    """The scores of one device; one fit for each seed and label of a split."""
-    refused = refused_rows(members)
-    for position, seed in enumerate(seeds):
-        fits: dict[str, list[Planned]] = {}
-        for samples in members:
-            for label, split in _splits(samples, protocol, seed):
-                fits.setdefault(label, []).append((samples, split))
-        for planned in fits.values():
-            scored = [(s, split) for s, split in planned if split.is_drawn or position == 0]
-            if scored:
-                yield from _scored(planned, scored, method, refused)
-
-
-def _scored(
-    planned: Iterable[Planned],
-    scored: Iterable[Planned],
-    method: Method,
-    refused: Mapping[str, Mask],
-) -> Iterator[pd.DataFrame]:
-    cells = [(cell, s, split) for s, split in planned for cell in s.cells]
-    groups = {c.name: c.where(split.train) for c, _, split in cells if split.train[c.sample].any()}
-    model = method.fit(groups, device=cells[0][1].device)
-    for samples, split in scored:
-        for cell in samples.cells:
-            test = cell.where(split.test)
-            if not len(test) or cell.name not in groups:
-                continue
-            found = model.predict(cell.name, test.batch)
-            rows = Scored(
-                table="",
-                protocol="",
-                group=cell.name,
-                measured_s=test.time_s,
-                predicted_s=np.exp(found.log_time),
-                low_s=np.exp(found.low),
-                high_s=np.exp(found.high),
-            )
-            yield _frame(rows, refused[cell.name][split.test[cell.sample]])
-
-
 def _splits(
     samples: OperatorSamples, protocol: str, seed: int
 ) -> Iterable[tuple[str, SampleSplit]]:
     if protocol != CHOSEN:
-        return splits(samples, protocol, generator(samples, protocol, seed))
+        return drawn_splits(samples, protocol, seed)
     if len(samples) < NUM_CHOSEN + MIN_TEST:
         return []
     train = np.zeros(len(samples), dtype=bool)

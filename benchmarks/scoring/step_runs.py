@@ -16,21 +16,19 @@ from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 
-import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.baselines.steps import BASELINES
-from forerun.benchmarks.published.readers import read_published, read_steps
+from forerun.benchmarks.published.readers import model_over, steps_of
 from forerun.benchmarks.scoring.step_acceptance import CLAIMS, Claim
-from forerun.calib.records.step_rows import StepRow, StepTable
+from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.design import design
 from forerun.calib.steps.table_steps import TableSteps
 from forerun.calib.validation.step_protocols import SCALE_OUT, Fold
 from forerun.calib.validation.steps import StepModel, StepsScored, score_folds
-from forerun.launch.known.table_files import read_frame
 
-RECIPES = Path(__file__).parents[2] / "recipes" / "published"
 MODELS = (TableSteps.name, *(baseline.name for baseline in BASELINES))
+_BASELINES: dict[str, StepModel] = {baseline.name: baseline for baseline in BASELINES}
 _PARTS_PER_JOB = 8
 Key = tuple[object, ...]
 
@@ -76,12 +74,12 @@ def score(
 
 def claim_rows(data: Path, claim: Claim) -> list[StepRow]:
     """The rows that the folds of a claim are positions of."""
-    return claim.usable(step_table(data, claim.table).rows)
+    return claim.usable(steps_of(data, claim.table).rows)
 
 
 def left_out(data: Path, claim: Claim, num_draws: int) -> tuple[int, Counter[str]]:
     """How many rows the table has, and how many of them no fold holds, by the first reason."""
-    table, rows = step_table(data, claim.table), claim_rows(data, claim)
+    table, rows = steps_of(data, claim.table), claim_rows(data, claim)
     used = {place for fold in _folds(data, claim, num_draws) for place in (*fold.train, *fold.test)}
     known = {(rows[place].machine, rows[place].row_id) for place in used}
     reasons = Counter(_first_reason(skip.reason) for skip in table.skipped)
@@ -102,12 +100,6 @@ def left_out(data: Path, claim: Claim, num_draws: int) -> tuple[int, Counter[str
 @lru_cache(maxsize=64)
 def _folds(data: Path, claim: Claim, num_draws: int) -> list[Fold]:
     return claim.folds(claim_rows(data, claim), num_draws, design)
-
-
-@lru_cache(maxsize=64)
-def step_table(data: Path, name: str) -> StepTable:
-    """A published table of steps."""
-    return read_steps(_frame(data, name), name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +131,7 @@ def _run(task: _Task) -> _Done:
     claim = CLAIMS[task.place]
     begin = time.process_time()
     with threadpool_limits(1):
-        model = _model(task.data, task.model, claim.operators)
+        model = _BASELINES.get(task.model) or model_over(task.data, claim.operators)
         folds = score_folds(claim_rows(task.data, claim), task.folds, model)
     return _Done(folds=folds, seconds=time.process_time() - begin)
 
@@ -161,27 +153,6 @@ def _joined(parts: Sequence[_Done]) -> Scored:
 
 def _first(pair: tuple[int, _Done]) -> int:
     return pair[0]
-
-
-@lru_cache(maxsize=64)
-def _model(data: Path, name: str, operators: tuple[str, ...]) -> StepModel:
-    for baseline in BASELINES:
-        if baseline.name == name:
-            return baseline
-    return TableSteps([_operators(data, table) for table in operators])
-
-
-@lru_cache(maxsize=64)
-def _operators(data: Path, name: str) -> pd.DataFrame:
-    return read_published(_frame(data, name), name)
-
-
-def _frame(data: Path, name: str) -> pd.DataFrame:
-    for folder in (data, RECIPES):
-        for ending in (".csv.gz", ".csv"):
-            if (folder / (name + ending)).exists():
-                return read_frame(folder / (name + ending))
-    sys.exit(f"{name} is neither in {data} nor in {RECIPES}")
 
 
 def _first_reason(text: str) -> str:

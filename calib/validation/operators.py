@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,9 +22,9 @@ from .splits import (
     Cell,
     OperatorSamples,
     SampleSplit,
+    drawn_splits,
     generator,
     operator_samples,
-    splits,
 )
 
 TRANSFERRED = frozenset(
@@ -119,7 +119,8 @@ def validate_operators(
             parts += _leave_gpu(devices, name, seeds, chosen)
             continue
         for members in devices.values():
-            parts += _within(members, name, protocol, seeds, chosen)
+            found = scored_cells(members, protocol, seeds, chosen, table=name)
+            parts += [scored for _, _, scored in found]
     return joined(parts)
 
 
@@ -138,18 +139,23 @@ def implausible(frame: pd.DataFrame) -> list[Refusal]:
     return found
 
 
-def _within(
+def scored_cells(
     members: Sequence[OperatorSamples],
-    table: str,
     protocol: str,
     seeds: Sequence[int],
     method: Method,
-) -> Iterable[Scored]:
-    """The scores of one device; one fit for each seed and label of a split."""
+    *,
+    table: str = "",
+    draw: Callable[[OperatorSamples, str, int], Iterable[tuple[str, SampleSplit]]] = drawn_splits,
+) -> Iterator[tuple[Cell, NDArray[np.bool_], Scored]]:
+    """The scores of one device, each with its cell and a mask of the cell's rows in it.
+
+    One fit for each seed and label of a split.
+    """
     for position, seed in enumerate(seeds):
         fits: dict[str, list[tuple[OperatorSamples, SampleSplit]]] = {}
         for samples in members:
-            for label, split in splits(samples, protocol, generator(samples, protocol, seed)):
+            for label, split in draw(samples, protocol, seed):
                 fits.setdefault(label, []).append((samples, split))
         for planned in fits.values():
             scored = [(s, split) for s, split in planned if split.is_drawn or position == 0]
@@ -163,7 +169,8 @@ def _within(
                     test = cell.where(split.test)
                     if len(test) and split.train[cell.sample].any():
                         predicted = model.predict(cell.name, test.batch)
-                        yield _scored(table, protocol, cell.name, test, predicted)
+                        rows = split.test[cell.sample]
+                        yield cell, rows, _scored(table, protocol, cell.name, test, predicted)
 
 
 def _leave_gpu(

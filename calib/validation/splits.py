@@ -152,6 +152,13 @@ def generator(samples: OperatorSamples, protocol: str, seed: int) -> np.random.G
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 
+def drawn_splits(
+    samples: OperatorSamples, protocol: str, seed: int
+) -> Iterator[tuple[str, SampleSplit]]:
+    """The splits of a protocol by a seed."""
+    return splits(samples, protocol, generator(samples, protocol, seed))
+
+
 def _masks(
     count: int, train: NDArray[np.int64], test: NDArray[np.int64], *, is_drawn: bool
 ) -> SampleSplit:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -12,21 +12,8 @@ from numpy.typing import NDArray
 
 from ..errors import ForerunError
 from ..memory.peak import memory
-from ..records.step_rows import SkippedRow, StepKind, StepPredictions, StepRow, StepTable, Trait
+from ..records.step_rows import StepPredictions, StepRow
 from .step_protocols import Fold
-
-__all__ = [
-    "ScoredSteps",
-    "SkippedRow",
-    "StepKind",
-    "StepModel",
-    "StepPredictions",
-    "StepRow",
-    "StepTable",
-    "StepsScored",
-    "Trait",
-    "score_folds",
-]
 
 
 class ScoredSteps(Protocol):
@@ -113,7 +100,3 @@ def _estimate(row: StepRow) -> float:
         return float(memory(row.config, is_attention_fused=fused).allocated_nbytes)
     except ForerunError:
         return math.nan
-
-
-Design = Callable[[Sequence[StepRow], int], list[int]]
-"""Which of some rows to calibrate on: positions, the most telling first."""
