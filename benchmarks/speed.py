@@ -37,8 +37,8 @@ from forerun.calib.steps.known import KnownStep
 from forerun.calib.steps.live_times import live_times
 from forerun.calib.steps.model import fit_steps
 from forerun.calib.workload.collectives import Collective
+from forerun.calib.workload.config import Batch as RunBatch
 from forerun.calib.workload.config import Parallelism, Precision, RunConfig
-from forerun.calib.workload.config import ShapeBatch as RunBatch
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 DEVICE = "NVIDIA A100-SXM4-80GB"
