@@ -199,8 +199,8 @@ FAULTS = {
     "reaping": ("children", "ProcessTree.reap", "raise RecursionError('deep')"),
     "an exit": ("signals", "SignalInbox.wait", "raise SystemExit(0)"),
     "an interrupt": ("children", "ProcessTree.reap", "raise KeyboardInterrupt"),
-    "a look": ("looks", "FileWatch._look_at_limit", "raise OverflowError"),
-    "a look that hangs": ("looks", "FileWatch._look_at_limit", "time.sleep(1000)"),
+    "a look": ("file_watch", "FileWatch._look_at_limit", "raise OverflowError"),
+    "a look that hangs": ("file_watch", "FileWatch._look_at_limit", "time.sleep(1000)"),
 }
 
 
