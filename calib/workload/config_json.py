@@ -9,16 +9,19 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import lru_cache
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from ..errors import ConfigError
 from ..plain_json import Json, JsonObject
 from .argument_values import shown
 
-if typing.TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
 _T = TypeVar("_T")
+
+
+class DataclassInstance(Protocol):
+    """Any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 def encode(value: object) -> Json:
