@@ -26,7 +26,7 @@ for layers in (2, 4):
 """
 
 
-@pytest.mark.parametrize("page", ["operator_kind.md", "schedule.md"])
+@pytest.mark.parametrize("page", ["operator_kind.md", "schedule.md", "table_reader.md"])
 def test_a_page_asks_for_three_files_at_most(page: str) -> None:
     num_files, num_lines = touched(page)
     assert 0 < num_files <= MOST_FILES and num_lines < 50
@@ -45,3 +45,27 @@ def test_an_operator_kind_is_counted_priced_kept_and_timed(tmp_path: Path) -> No
 def test_a_schedule_has_its_closed_form(tmp_path: Path) -> None:
     (script,) = blocks("schedule.md", "python")
     assert run(script, extended("schedule.md", tmp_path)) == "33.0 s\n"
+
+
+def test_a_table_of_another_source_becomes_our_own(tmp_path: Path) -> None:
+    path = extended("table_reader.md", tmp_path)
+    table = tmp_path / "norms.csv"
+    sizes = [(rows, width) for rows in (256, 1024, 4096) for width in (512, 1024)]
+    lines = [f"A100,{rows},{width},bf16,{rows * width / 1e5}" for rows, width in sizes]
+    table.write_text("\n".join(["accelerator,rows,width,dtype,forward_us", *lines]) + "\n")
+    convert = path / "forerun" / "benchmarks" / "published" / "convert.py"
+    run(
+        f"import runpy; runpy.run_path({str(convert)!r}, run_name='__main__')",
+        path,
+        *(str(table), "--out", str(tmp_path / "own")),
+    )
+    (own,) = (tmp_path / "own").iterdir()
+    read = f"""
+import pandas as pd
+from forerun.calib.importers.own_format import read_table
+found = read_table(pd.read_csv({str(own)!r}), "norms")
+assert set(found["kind"]) == {{"norm"}} and set(found["phase"]) == {{"forward"}}
+wanted = sorted(r * w / 1e11 for r, w in {sizes})
+assert [round(t, 15) for t in sorted(found["time_s"])] == [round(t, 15) for t in wanted]
+"""
+    run(read, path)

@@ -11,7 +11,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "extending"
-_PACKAGE = ("__init__.py", "__main__.py", "_forerun_autoload.py", "calib", "hooks", "launch")
+_PACKAGE = (
+    "__init__.py",
+    "__main__.py",
+    "_forerun_autoload.py",
+    "calib",
+    "hooks",
+    "launch",
+    "benchmarks",
+)
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
