@@ -79,24 +79,24 @@ def predictions(campaign: Campaign) -> list[Prediction]:
     found = []
     calibrated = [job for job in campaign.ran if job.is_calibrated and job.layout == RUNNING]
     for job in sorted(calibrated, key=lambda job: (list(SIZES).index(job.size), job.repetition)):
-        telling = [
+        informative = [
             Job(size=job.size, repetition=job.repetition, layout=layout, is_calibrated=True)
-            for layout in campaign.telling.get(job.size, {})
+            for layout in campaign.informative.get(job.size, {})
         ]
         found += _predicted(campaign, job, ONE, [])
-        if telling and all(one in campaign.ran for one in telling):
-            found += _predicted(campaign, job, THREE, telling)
+        if informative and all(one in campaign.ran for one in informative):
+            found += _predicted(campaign, job, THREE, informative)
     return found
 
 
 def _predicted(
-    campaign: Campaign, job: Job, protocol: str, telling: Sequence[Job]
+    campaign: Campaign, job: Job, protocol: str, informative: Sequence[Job]
 ) -> Iterator[Prediction]:
     """Every layout of one repetition that was run without Forerun."""
     size = SIZES[job.size]
     machine = open_machine(
         campaign.directory(job.size, job.repetition, job.layout),
-        also=[campaign.directory(one.size, one.repetition, one.layout) for one in telling],
+        also=[campaign.directory(one.size, one.repetition, one.layout) for one in informative],
     )
     known = {same_layout(one.config) for one in machine.steps.known}
     plain = {
@@ -225,8 +225,8 @@ def report(campaign: Campaign) -> str:
     if not found:
         return "nothing was calibrated yet"
     parts = [LEGEND, summary(found)]
-    for size, telling in campaign.telling.items():
-        parts += [f"{size}; most telling: {', '.join(telling)}", layout_table(found, size)]
+    for size, informative in campaign.informative.items():
+        parts += [f"{size}; most telling: {', '.join(informative)}", layout_table(found, size)]
     spent_s = sum(ran.wall_s for ran in campaign.ran.values())
     parts.append(f"{len(campaign.ran)} runs, {spent_s / 60:.1f} minutes")
     return "\n\n".join(parts)

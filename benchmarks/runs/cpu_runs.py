@@ -101,7 +101,7 @@ class Campaign:
     out: Path
     iters: int
     ran: dict[Job, Ran] = field(default_factory=dict)
-    telling: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
+    informative: dict[str, dict[str, tuple[str, ...]]] = field(default_factory=dict)
     """Of each size the layouts that the product asks to have measured, with their options."""
 
     @staticmethod
@@ -138,27 +138,27 @@ class Campaign:
     def _jobs(self, size: str, number: int) -> Iterator[Job]:
         """Of one repetition of a size, in an order that changes from one to the next."""
         calibrated = Job(size=size, repetition=number, layout=RUNNING, is_calibrated=True)
-        if size not in self.telling:
+        if size not in self.informative:
             yield calibrated  # it tells which others to calibrate
             self._design(size)
         plain = [
             Job(size=size, repetition=number, layout=layout, is_calibrated=False)
             for layout in SIZES[size].layouts()
         ]
-        telling = [
+        informative = [
             Job(size=size, repetition=number, layout=layout, is_calibrated=True)
-            for layout in self.telling[size]
+            for layout in self.informative[size]
         ]
         merged = [calibrated]
         for place, job in enumerate(plain):
             merged.append(job)
             if place % 2:
-                merged += telling[place // 2 : place // 2 + 1]
+                merged += informative[place // 2 : place // 2 + 1]
         yield from _turned(merged, number)
 
     def _run(self, job: Job) -> None:
         size = SIZES[job.size]
-        options = (size.layouts() | self.telling.get(job.size, {}))[job.layout]
+        options = (size.layouts() | self.informative.get(job.size, {}))[job.layout]
         directory = self.directory(job.size, job.repetition, job.layout)
         begun, step_s = time.time(), None
         for _ in range(_TRIES):
@@ -202,7 +202,7 @@ class Campaign:
     def _take(self, row: Mapping[str, dict]) -> None:
         if "telling" in row:
             layouts = row["telling"]["layouts"]
-            self.telling[row["telling"]["size"]] = {k: tuple(v) for k, v in layouts.items()}
+            self.informative[row["telling"]["size"]] = {k: tuple(v) for k, v in layouts.items()}
             return
         ran = Ran(**{**row["run"], "job": Job(**row["run"]["job"])})
         if ran.step_s is None:

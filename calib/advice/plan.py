@@ -14,7 +14,7 @@ from ..memory.layout_table import peaks_nbytes
 from ..memory.peak import MemoryEstimate, Verdict, memory, verdict
 from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
-from ..steps.design import most_telling
+from ..steps.design import most_informative
 from ..steps.estimate import StepEstimate, error_ratio, paired_sigma_log
 from ..steps.known import correlations
 from ..steps.model import FittedSteps
@@ -124,7 +124,7 @@ class Plan:
         able = [c for c in self.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
         alike = correlations([c.config for c in able], self.own.config)
         discrepancy = MODEL_SIGMA_LOG**2 * alike
-        places = most_telling([c.error_log for c in able], _NUM_WORTH_MEASURING, discrepancy)
+        places = most_informative([c.error_log for c in able], _NUM_WORTH_MEASURING, discrepancy)
         return tuple(able[place] for place in places)
 
     def to_json(self) -> JsonObject:

@@ -16,11 +16,11 @@ from ..workload.config import Recompute, RunConfig
 from ..workload.operators import Operator, OperatorCount, OperatorKind, Phase
 from ..workload.quick_enum import QuickEnum
 from .added_modules import added_modules
-from .dense import attention_piece, embedding_piece, head_piece, mlp_piece, residual_piece
-from .experts import expert_pieces
-from .latent_attention import latent_attention_pieces
+from .dense import attention_module, embedding_module, head_module, mlp_piece, residual_module
+from .experts import expert_modules
+from .latent_attention import latent_attention_modules
 from .layer_modules import LayerModule, Shaped, hidden_call, norm_module, transfer
-from .prediction import EMBEDDING, HEAD, embedding_copy_piece, prediction_pieces
+from .prediction import EMBEDDING, HEAD, embedding_copy_module, prediction_modules
 from .tensors import BlockNumel, ParameterTensor, Strip, block_numel, strip
 
 
@@ -119,14 +119,14 @@ class _Asked:
 @lru_cache(maxsize=4096)
 def _cached(asked: _Asked, kind: BlockKind, is_recomputed: bool) -> Block:
     config = asked.config
-    pieces = _MODULES[kind](config)
+    parts = _MODULES[kind](config)
     nbytes = config.precision.nbytes
-    whole = [shaped for piece in pieces for shaped in piece.operators]
-    uses = [use for piece in pieces for use in piece.uses]
-    again, again_uses = _recomputed(config, pieces, is_whole=is_recomputed)
+    whole = [shaped for part in parts for shaped in part.operators]
+    uses = [use for part in parts for use in part.uses]
+    again, again_uses = _recomputed(config, parts, is_whole=is_recomputed)
     if is_recomputed and config.distributes_saved_activations and config.parallelism.tp > 1:
         again_uses.append(transfer(hidden_call(config, Collective.ALL_GATHER), Placement.FORWARD))
-    tensors = tuple(tensor for piece in pieces for tensor in piece.tensors)
+    tensors = tuple(tensor for part in parts for tensor in part.tensors)
     return Block(
         kind=kind,
         forward=_counted(whole, Phase.FORWARD, nbytes),
@@ -209,31 +209,31 @@ def recomputed_layers(config: RunConfig, chunk: int = 0) -> int:
     return min(config.recompute_num_layers or held, held)
 
 
-def layer_pieces(config: RunConfig, *, has_experts: bool = False) -> tuple[LayerModule, ...]:
+def layer_modules(config: RunConfig, *, has_experts: bool = False) -> tuple[LayerModule, ...]:
     """A layer, in the order in which ``named_parameters()`` gives its tensors."""
     is_latent = config.model.latent_attention is not None
     return (
         norm_module(config, "input_norm"),
-        *(latent_attention_pieces(config) if is_latent else (attention_piece(config),)),
+        *(latent_attention_modules(config) if is_latent else (attention_module(config),)),
         norm_module(config, "mlp_norm"),
-        *(expert_pieces(config) if has_experts else (mlp_piece(config),)),
+        *(expert_modules(config) if has_experts else (mlp_piece(config),)),
         *added_modules(config),
-        residual_piece(config),
+        residual_module(config),
     )
 
 
 def _prediction(config: RunConfig) -> tuple[LayerModule, ...]:
     last = config.model.has_experts(config.model.num_layers - 1)
-    return prediction_pieces(config, layer_pieces(config, has_experts=last))
+    return prediction_modules(config, layer_modules(config, has_experts=last))
 
 
 _MODULES: dict[BlockKind, Callable[[RunConfig], tuple[LayerModule, ...]]] = {
-    BlockKind.EMBEDDING: lambda config: (embedding_piece(config),),
-    BlockKind.LAYER: layer_pieces,
-    BlockKind.EXPERT_LAYER: lambda config: layer_pieces(config, has_experts=True),
-    BlockKind.EMBEDDING_COPY: lambda config: (embedding_copy_piece(config),),
+    BlockKind.EMBEDDING: lambda config: (embedding_module(config),),
+    BlockKind.LAYER: layer_modules,
+    BlockKind.EXPERT_LAYER: lambda config: layer_modules(config, has_experts=True),
+    BlockKind.EMBEDDING_COPY: lambda config: (embedding_copy_module(config),),
     BlockKind.PREDICTION: _prediction,
-    BlockKind.HEAD: lambda config: head_piece(config)[bool(config.model.num_prediction_layers) :],
+    BlockKind.HEAD: lambda config: head_module(config)[bool(config.model.num_prediction_layers) :],
 }
 
 
@@ -245,7 +245,7 @@ _KEPT = frozenset({EMBEDDING, HEAD})
 
 
 def _recomputed(
-    config: RunConfig, pieces: tuple[LayerModule, ...], *, is_whole: bool
+    config: RunConfig, parts: tuple[LayerModule, ...], *, is_whole: bool
 ) -> tuple[list[Shaped], list[CollectiveUse]]:
     """Operators and forward collectives that run a second time."""
     modules = set(config.recompute_modules or ("core_attn",))
@@ -255,13 +255,13 @@ def _recomputed(
     kinds = {_KINDS_OF_MODULE[name] for name in modules if name in _KINDS_OF_MODULE}
     operators: list[Shaped] = []
     uses: list[CollectiveUse] = []
-    for piece in pieces:
-        forward = [use for use in piece.uses if use.placement is Placement.FORWARD]
-        if (is_whole and piece.module not in _KEPT) or piece.module in modules:
-            operators += piece.operators
+    for one in parts:
+        forward = [use for use in one.uses if use.placement is Placement.FORWARD]
+        if (is_whole and one.module not in _KEPT) or one.module in modules:
+            operators += one.operators
             uses += forward
         else:
-            operators += [shaped for shaped in piece.operators if shaped[0] in kinds]
+            operators += [shaped for shaped in one.operators if shaped[0] in kinds]
             if OperatorKind.CORE_ATTENTION in kinds:
                 uses += [use for use in forward if use.call.role is GroupRole.CP]
     return operators, uses

@@ -25,7 +25,7 @@ from .layer_modules import (
 from .tensors import ParameterTensor
 
 
-def attention_piece(config: RunConfig) -> LayerModule:
+def attention_module(config: RunConfig) -> LayerModule:
     """Query, key and value product, positions, core attention and projection."""
     model, tp = config.model, config.parallelism.tp
     tokens, hidden, channels = tokens_of(config), model.hidden_size, model.kv_channels
@@ -122,13 +122,13 @@ def mlp_module(config: RunConfig, module: str, width: int, *, has_bias: bool) ->
     )
 
 
-def residual_piece(config: RunConfig) -> LayerModule:
+def residual_module(config: RunConfig) -> LayerModule:
     """Both bias-dropout-adds of a layer."""
     shape = (local_tokens(config), config.model.hidden_size)
     return LayerModule(module="residual", operators=((OperatorKind.RESIDUAL, shape, 1),))
 
 
-def embedding_piece(config: RunConfig) -> LayerModule:
+def embedding_module(config: RunConfig) -> LayerModule:
     """Look-up of words and positions at the start of the first chunk."""
     model, par = config.model, config.parallelism
     vocab = model.vocab_size // par.tp
@@ -151,7 +151,7 @@ def embedding_piece(config: RunConfig) -> LayerModule:
     )
 
 
-def head_piece(config: RunConfig) -> tuple[LayerModule, ...]:
+def head_module(config: RunConfig) -> tuple[LayerModule, ...]:
     """Final norm, logits and loss at the end of the last chunk."""
     model, par = config.model, config.parallelism
     tokens, vocab = tokens_of(config), model.vocab_size // par.tp

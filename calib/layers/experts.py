@@ -86,7 +86,7 @@ def routing(config: RunConfig) -> Routing:
     )
 
 
-def expert_pieces(config: RunConfig) -> tuple[LayerModule, ...]:
+def expert_modules(config: RunConfig) -> tuple[LayerModule, ...]:
     """What stands in a layer of experts in place of a dense MLP, tensors in Megatron's order."""
     experts, routed = _experts(config), routing(config)
     hidden, fc1, ffn = _widths(config, experts.ffn_hidden_size, config.parallelism.expert_tp)

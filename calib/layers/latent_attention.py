@@ -29,7 +29,7 @@ from .layer_modules import (
 from .tensors import ParameterTensor
 
 
-def latent_attention_pieces(config: RunConfig) -> tuple[LayerModule, ...]:
+def latent_attention_modules(config: RunConfig) -> tuple[LayerModule, ...]:
     """Down projections and norms, up projections and positions, core attention and projection.
 
     The first piece holds all tensors, in the order of ``named_parameters()``.

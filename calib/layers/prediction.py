@@ -12,7 +12,7 @@ from dataclasses import replace
 from ..workload.collectives import Collective, CollectiveUse, Placement
 from ..workload.config import RunConfig
 from ..workload.operators import OperatorKind
-from .dense import embedding_piece, head_piece
+from .dense import embedding_module, head_module
 from .layer_modules import (
     LayerModule,
     column_uses,
@@ -29,19 +29,21 @@ HEAD = "head"
 """Modules that are never computed again."""
 
 
-def embedding_copy_piece(config: RunConfig) -> LayerModule:
+def embedding_copy_module(config: RunConfig) -> LayerModule:
     """The table that prediction layers look up where the last chunk is not the first."""
-    return LayerModule(module=EMBEDDING, tensors=embedding_piece(config).tensors)
+    return LayerModule(module=EMBEDDING, tensors=embedding_module(config).tensors)
 
 
-def prediction_pieces(config: RunConfig, layer: tuple[LayerModule, ...]) -> tuple[LayerModule, ...]:
+def prediction_modules(
+    config: RunConfig, layer: tuple[LayerModule, ...]
+) -> tuple[LayerModule, ...]:
     """The final norm of the model, and all prediction layers; ``layer`` are the last layer's.
 
     The norm is here because Megatron holds it between the last layer and these.
     """
-    final, head = head_piece(config)
+    final, head = head_module(config)
     each = (
-        replace(embedding_piece(config), tensors=()),
+        replace(embedding_module(config), tensors=()),
         norm_module(config, "embedding_norm"),
         norm_module(config, "hidden_norm"),
         _join_piece(config),

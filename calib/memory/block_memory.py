@@ -170,7 +170,7 @@ def state_bytes(config: RunConfig, *, shards: Number, expert_shards: Number) -> 
 
 
 def stage_bytes(
-    piece: ModuleBytes,
+    modules: ModuleBytes,
     state: StateBytes,
     chunks: list[ChunkLayers],
     held: InFlight,
@@ -184,72 +184,77 @@ def stage_bytes(
     The fullest of three moments: the backward pass of a layer, the loss on the last stage, and the
     end of a micro-batch on the first, where the gradient of the embedding is made.
     """
-    layers, logits = _held(piece, chunks, held, is_first=is_first, is_last=is_last)
+    layers, logits = _held(modules, chunks, held, is_first=is_first, is_last=is_last)
     dense = sum(chunk.dense + chunk.dense_again for chunk in chunks)
     expert = sum(chunk.expert + chunk.expert_again for chunk in chunks)
-    rest = dense * piece.layer_numel + expert * piece.expert_layer_numel
-    rest = rest + _ends(piece, is_first, is_last, is_tied)
-    split = expert * piece.expert_numel + (piece.prediction_expert_numel if is_last else 0.0)
-    extra = dense * piece.dense_weights_extra + expert * piece.expert_weights_extra
-    scratch = piece.scratch + (piece.head_scratch if is_last else 0.0)
-    scratch = scratch + np.where(dense > 0, piece.dense_scratch, 0.0)
+    rest = dense * modules.layer_numel + expert * modules.expert_layer_numel
+    rest = rest + _ends(modules, is_first, is_last, is_tied)
+    split = expert * modules.expert_numel + (modules.prediction_expert_numel if is_last else 0.0)
+    extra = dense * modules.dense_weights_extra + expert * modules.expert_weights_extra
+    scratch = modules.scratch + (modules.head_scratch if is_last else 0.0)
+    scratch = scratch + np.where(dense > 0, modules.dense_scratch, 0.0)
     return StageBytes(
         weights=(rest + split) * state.weights + extra,
         grads=(rest + split) * state.grads,
         optimizer=rest * state.optimizer + split * state.expert_optimizer,
         activations=layers,
         logits=logits,
-        scratch=scratch + np.where(expert > 0, piece.expert_scratch, 0.0),
+        scratch=scratch + np.where(expert > 0, modules.expert_scratch, 0.0),
     )
 
 
 def _held(
-    piece: ModuleBytes, chunks: list[ChunkLayers], held: InFlight, *, is_first: bool, is_last: bool
+    modules: ModuleBytes,
+    chunks: list[ChunkLayers],
+    held: InFlight,
+    *,
+    is_first: bool,
+    is_last: bool,
 ) -> tuple[Number, Number]:
     """Activations, and what the loss adds, at the fullest moment."""
-    kept = [_chunk_kept(piece, chunk) for chunk in chunks]
+    kept = [_chunk_kept(modules, chunk) for chunk in chunks]
     first = kept[0]
     if is_first:
-        kept[0] = kept[0] + piece.embedding_kept
+        kept[0] = kept[0] + modules.embedding_kept
     if is_last:
-        kept[-1] = kept[-1] + piece.head_kept
+        kept[-1] = kept[-1] + modules.head_kept
     alive = _most(held.peaks, kept)
-    layers = alive + _working(piece, chunks)
+    layers = alive + _working(modules, chunks)
     if is_first:
-        layers = np.maximum(layers, alive - first + piece.embedding_grad)
+        layers = np.maximum(layers, alive - first + modules.embedding_grad)
     if not is_last:
         return layers, 0.0
     at_loss = _most(held.after_last_chunk, kept)
-    is_loss = at_loss + piece.loss > layers
-    return np.where(is_loss, at_loss, layers), np.where(is_loss, piece.loss, 0.0)
+    is_loss = at_loss + modules.loss > layers
+    return np.where(is_loss, at_loss, layers), np.where(is_loss, modules.loss, 0.0)
 
 
-def _ends(piece: ModuleBytes, is_first: bool, is_last: bool, is_tied: bool) -> Number:
+def _ends(modules: ModuleBytes, is_first: bool, is_last: bool, is_tied: bool) -> Number:
     """Parameters of embedding, final norm, output product and multi-token prediction."""
-    numel = piece.embedding_numel if is_first else 0.0
+    numel = modules.embedding_numel if is_first else 0.0
     if not is_last:
         return numel
-    numel = numel + piece.norm_numel + piece.prediction_numel
+    numel = numel + modules.norm_numel + modules.prediction_numel
     if not (is_tied and is_first):
-        numel = numel + piece.vocabulary_numel
+        numel = numel + modules.vocabulary_numel
     if not is_first:
         # Multi-token prediction embeds its tokens on the last stage.
-        numel = numel + np.where(piece.prediction_numel > 0, piece.embedding_numel, 0.0)
+        numel = numel + np.where(modules.prediction_numel > 0, modules.embedding_numel, 0.0)
     return numel
 
 
-def _chunk_kept(piece: ModuleBytes, chunk: ChunkLayers) -> Number:
-    again = (chunk.dense_again + chunk.expert_again) * piece.layer_input
-    return chunk.dense * piece.dense_kept + chunk.expert * piece.expert_kept + again
+def _chunk_kept(modules: ModuleBytes, chunk: ChunkLayers) -> Number:
+    again = (chunk.dense_again + chunk.expert_again) * modules.layer_input
+    return chunk.dense * modules.dense_kept + chunk.expert * modules.expert_kept + again
 
 
-def _working(piece: ModuleBytes, chunks: list[ChunkLayers]) -> Number:
+def _working(modules: ModuleBytes, chunks: list[ChunkLayers]) -> Number:
     most: Number = 0.0
     for name, needed in (
-        ("dense", piece.dense_working),
-        ("dense_again", piece.dense_again),
-        ("expert", piece.expert_working),
-        ("expert_again", piece.expert_again),
+        ("dense", modules.dense_working),
+        ("dense_again", modules.dense_again),
+        ("expert", modules.expert_working),
+        ("expert_again", modules.expert_again),
     ):
         count = sum(getattr(chunk, name) for chunk in chunks)
         most = np.maximum(most, np.where(count > 0, needed, 0.0))

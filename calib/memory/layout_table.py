@@ -24,15 +24,18 @@ def peaks_nbytes(layouts: Sequence[RunConfig]) -> Floats:
     """
     names = [field.name for field in fields(ModuleBytes)]
     known: dict[Hashable, int] = {}
-    pieces: list[ModuleBytes] = []
+    all_modules: list[ModuleBytes] = []
     index = np.empty(len(layouts), dtype=int)
     alike: dict[Hashable, list[int]] = {}
     for place, layout in enumerate(layouts):
-        index[place] = known.setdefault(_split_key(layout), len(pieces))
-        if index[place] == len(pieces):
-            pieces.append(module_bytes(layout))
+        index[place] = known.setdefault(_split_key(layout), len(all_modules))
+        if index[place] == len(all_modules):
+            all_modules.append(module_bytes(layout))
         alike.setdefault(_pipeline_key(layout), []).append(place)
-    table = np.array([[getattr(piece, name) for name in names] for piece in pieces], dtype=float)
+    table = np.array(
+        [[getattr(modules, name) for name in names] for modules in all_modules],
+        dtype=float,
+    )
     out = np.array([overhead_nbytes(c.parallelism, c.device) for c in layouts], dtype=float)
     for places in alike.values():
         columns = dict(zip(names, table[index[places]].T, strict=True))
@@ -61,7 +64,7 @@ def _recompute_key(layout: RunConfig) -> tuple[Hashable, ...]:
     return layout.recompute, layout.recompute_num_layers, layout.recompute_modules
 
 
-def _fullest(layouts: list[RunConfig], pieces: ModuleBytes) -> Floats:
+def _fullest(layouts: list[RunConfig], all_modules: ModuleBytes) -> Floats:
     """Allocated bytes of the fullest stage, of layouts with the same chunks."""
     par = [layout.parallelism for layout in layouts]
     state = state_bytes(
@@ -69,5 +72,7 @@ def _fullest(layouts: list[RunConfig], pieces: ModuleBytes) -> Floats:
         shards=np.array([num_shards(p) for p in par]),
         expert_shards=np.array([num_shards(p, is_expert=True) for p in par]),
     )
-    stages = (stage_parts(layouts[0], pieces, state, stage).total for stage in range(par[0].pp))
+    stages = (
+        stage_parts(layouts[0], all_modules, state, stage).total for stage in range(par[0].pp)
+    )
     return np.max([np.broadcast_to(total, len(par)) for total in stages], axis=0)

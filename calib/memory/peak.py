@@ -94,9 +94,9 @@ def memory(
     ``is_attention_fused`` says that no seq x seq matrix is kept (flash or fused kernels); left out,
     the config says.
     """
-    pieces = module_bytes(_with_attention(config, is_attention_fused))
+    all_modules = module_bytes(_with_attention(config, is_attention_fused))
     stages = range(config.parallelism.pp)
-    found = [_stage_memory(config, pieces, stage, offset_nbytes) for stage in stages]
+    found = [_stage_memory(config, all_modules, stage, offset_nbytes) for stage in stages]
     return max(found, key=lambda m: m.total_nbytes)
 
 
@@ -109,8 +109,8 @@ def stage_memory(
 ) -> MemoryEstimate:
     """Peak memory of one rank of ``stage``."""
     check_stage(config, stage)
-    pieces = module_bytes(_with_attention(config, is_attention_fused))
-    return _stage_memory(config, pieces, stage, offset_nbytes)
+    all_modules = module_bytes(_with_attention(config, is_attention_fused))
+    return _stage_memory(config, all_modules, stage, offset_nbytes)
 
 
 def in_flight_microbatches(config: RunConfig, stage: int) -> int:
@@ -157,12 +157,12 @@ def overhead_nbytes(par: Parallelism, device: str) -> int:
 
 
 def stage_parts(
-    config: RunConfig, pieces: ModuleBytes, state: StateBytes, stage: int
+    config: RunConfig, all_modules: ModuleBytes, state: StateBytes, stage: int
 ) -> StageBytes:
     """Bytes of one rank of a stage, for one layout or for several with the same chunks."""
     par = config.parallelism
     return stage_bytes(
-        pieces,
+        all_modules,
         state,
         [_chunk_layers(config, chunk) for chunk in config.chunks_of(stage)],
         _in_flight(config, stage),
@@ -173,13 +173,13 @@ def stage_parts(
 
 
 def _stage_memory(
-    config: RunConfig, pieces: ModuleBytes, stage: int, offset_nbytes: int
+    config: RunConfig, all_modules: ModuleBytes, stage: int, offset_nbytes: int
 ) -> MemoryEstimate:
     par = config.parallelism
     state = state_bytes(
         config, shards=num_shards(par), expert_shards=num_shards(par, is_expert=True)
     )
-    found = stage_parts(config, pieces, state, stage)
+    found = stage_parts(config, all_modules, state, stage)
     parts = {f"{f.name}_nbytes": round(float(getattr(found, f.name))) for f in fields(found)}
     return MemoryEstimate(
         stage=stage,

@@ -42,7 +42,7 @@ def design(rows: Sequence[StepRow], num_rows: int) -> list[int]:
     study = _study(rows)
     chosen: list[int] = []
     for _ in range(num_rows):
-        chosen.append(study.most_telling(chosen))
+        chosen.append(study.most_informative(chosen))
     return _exchanged(study, chosen)
 
 
@@ -51,7 +51,7 @@ def expected_sigma_log(rows: Sequence[StepRow], chosen: Sequence[int]) -> float:
     return float(np.sqrt(_study(rows).mean_variance(list(chosen))))
 
 
-def most_telling(
+def most_informative(
     errors: Sequence[Mapping[str, float]], number: int, discrepancy: Floats | None = None
 ) -> list[int]:
     """Places of the layouts to measure, the most telling first.
@@ -60,7 +60,7 @@ def most_telling(
     thing that is not known is off by one deviation, ``discrepancy`` the covariance of what no such
     thing explains, shape (layouts, layouts).  Layouts that would tell nothing are left out.
 
-    >>> most_telling([{"tp": 0.3}, {"tp": 0.1}, {"pp": 0.2}], 2)
+    >>> most_informative([{"tp": 0.3}, {"tp": 0.1}, {"pp": 0.2}], 2)
     [0, 2]
     """
     names = sorted({name for one in errors for name in one})
@@ -70,7 +70,7 @@ def most_telling(
     study = _Study(covariance=slopes @ slopes.T + (0.0 if discrepancy is None else discrepancy))
     chosen: list[int] = []
     for _ in range(min(number, len(errors))):
-        best = study.most_telling(chosen)
+        best = study.most_informative(chosen)
         if study.posterior(chosen)[best, best] < _NOISE_SIGMA_LOG**2:
             break
         chosen.append(best)
@@ -94,7 +94,7 @@ class _Study:
         """Mean variance of all rows."""
         return float(np.mean(np.diag(self.posterior(chosen))))
 
-    def most_telling(self, chosen: list[int]) -> int:
+    def most_informative(self, chosen: list[int]) -> int:
         """The row that takes most off the mean variance; the first of equals."""
         left = self.posterior(chosen)
         gain = np.einsum("ri,ri->i", left, left) / (np.diag(left) + _NOISE_SIGMA_LOG**2)
@@ -103,7 +103,7 @@ class _Study:
 
 
 def _study(rows: Sequence[StepRow]) -> _Study:
-    from .table_steps import row_times  # a plan asks for ``most_telling`` alone, without tables
+    from .table_steps import row_times  # a plan asks for ``most_informative`` alone, without tables
 
     base = row_times(rows[0])
     found = fit_steps(base).estimates([row.config for row in rows])
@@ -124,7 +124,7 @@ def _exchanged(study: _Study, chosen: list[int]) -> list[int]:
         before = best
         for place in range(len(chosen)):
             others = chosen[:place] + chosen[place + 1 :]
-            trial = [*chosen[:place], study.most_telling(others), *chosen[place + 1 :]]
+            trial = [*chosen[:place], study.most_informative(others), *chosen[place + 1 :]]
             found = study.mean_variance(trial)
             if found < best * (1 - _GAIN_FRAC):
                 chosen, best = trial, found

@@ -198,8 +198,8 @@ def notes(answer: Answer) -> list[str]:
                 "Next step: that of the window after it. Finish: how much too late it was "
                 f"foretold, as a share of the whole run, against {against}."
             )
-        if telling := telling_note(answer.plan):
-            yield telling
+        if informative := telling_note(answer.plan):
+            yield informative
         if answer.config.device == "cpu":
             yield "Measured on a CPU stand-in: for correctness and dry runs, not for speed."
         for problem in answer.problems:

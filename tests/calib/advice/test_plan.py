@@ -17,7 +17,7 @@ from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.errors import ConfigError
 from forerun.calib.memory.peak import Verdict, memory
 from forerun.calib.regressors.intervals import Z_90
-from forerun.calib.steps.design import most_telling
+from forerun.calib.steps.design import most_informative
 from forerun.calib.steps.estimate import paired_sigma_log
 from forerun.calib.workload.config import Recompute, RunConfig
 
@@ -201,8 +201,8 @@ def test_labels_name_what_differs_from_one(layout: Layout) -> None:
 def test_the_most_telling_layouts_differ_in_what_they_would_tell() -> None:
     """Two layouts off by the same family tell the same: only one of them is asked for."""
     slopes = [{"tp": 0.1}, {"tp": 0.12}, {"pp": 0.05}, {"linear": 0.001}]
-    assert most_telling(slopes, 3) == [1, 2]
-    assert most_telling([], 2) == []
+    assert most_informative(slopes, 3) == [1, 2]
+    assert most_informative([], 2) == []
 
 
 def test_json_is_complete_and_plain(planned: Callable[..., Plan]) -> None:

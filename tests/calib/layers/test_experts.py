@@ -17,7 +17,7 @@ from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.calib.errors import ConfigError
 from forerun.calib.fit.laws import work
 from forerun.calib.layers.blocks import BlockKind, block
-from forerun.calib.layers.experts import expert_pieces, num_ranks_reached, routing
+from forerun.calib.layers.experts import expert_modules, num_ranks_reached, routing
 from forerun.calib.layers.parameters import parameter_tensors
 from forerun.calib.workload.collectives import Collective, GroupRole, Placement
 from forerun.calib.workload.config import (
@@ -239,7 +239,7 @@ def test_gradients_travel_as_far_as_tokens(config: RunConfig) -> None:
         Collective.REDUCE_SCATTER: Collective.ALL_GATHER,
         Collective.ALL_TO_ALL: Collective.ALL_TO_ALL,
     }
-    uses = expert_pieces(config)[0].uses
+    uses = expert_modules(config)[0].uses
     there = [
         (mirror[use.call.collective], use.call.role, use.call.nbytes)
         for use in uses
@@ -271,7 +271,7 @@ def test_the_fused_exchange_sends_less_than_a_row_for_each_expert(
     def sent(dispatcher: Dispatcher) -> int:
         experts = replace(EIGHT, top_k=4, dispatcher=dispatcher)
         config = llama(model={"experts": experts}, dp=2, par={"ep": 2})
-        return max(use.call.nbytes for use in expert_pieces(config)[0].uses)
+        return max(use.call.nbytes for use in expert_modules(config)[0].uses)
 
     # Of two ranks a token reaches 2 x (1 - C(4, 4) / C(8, 4)), where four rows would be sent.
     assert sent(Dispatcher.FLEX) / sent(Dispatcher.ALL_TO_ALL) == pytest.approx(
