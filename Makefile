@@ -15,15 +15,19 @@ NO_STEPS = benchmarks/steps.py and memory.py skipped: no folder given; make benc
 # A file of tests is one process's, since its tests share what they have trained.
 SIDE_BY_SIDE = -n auto --dist loadfile --no-loadscope-reorder
 
+# The versions of one day, where there is a file for this Python; without one the newest are taken.
+PYVERSION = $(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.version_info[:2])')
+CONSTRAINED = $(addprefix -c ,$(wildcard constraints-py$(PYVERSION).txt))
+
 .PHONY: setup quickstart test test-fast check dist bench gpu-report clean
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: setup.cfg pyproject.toml
+$(VENV)/.ready: setup.cfg pyproject.toml $(wildcard constraints-py*.txt)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet -e '.[all,megatron,dev]'
+	$(BIN)/python -m pip install --quiet $(CONSTRAINED) torch==2.13.0
+	$(BIN)/python -m pip install --quiet $(CONSTRAINED) -e '.[all,megatron,dev]'
 	touch $@
 
 quickstart: setup
