@@ -16,7 +16,7 @@ import yaml
 from forerun.launch.cli import build_parser
 from forerun.launch.options.flags import parse, split
 from forerun.launch.wrapper.resubmit import Script, relaunch
-from forerun.launch.wrapper.run_command import wishes_of
+from forerun.launch.wrapper.run_command import wrap_options
 from forerun.launch.wrapper.run_options import STOP_EXIT_CODE
 
 ROOT = Path(__file__).parent.parent.parent
@@ -42,8 +42,8 @@ def checked(words: list[str]) -> list[str]:
     args = build_parser().parse_args(words[1:place])
     args.command = words[place + 1 :]
     parse(split(args.command).own, TORCHRUN, (), ())
-    assert wishes_of(args, {}, 0.0).listens
-    assert not wishes_of(args, {"FORERUN_OFF": "1"}, 0.0).listens
+    assert wrap_options(args, {}, 0.0).listens
+    assert not wrap_options(args, {"FORERUN_OFF": "1"}, 0.0).listens
     return args.command
 
 

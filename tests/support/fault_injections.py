@@ -268,7 +268,7 @@ def device_reads(
 
     def arrange(training: Training) -> None:
         from forerun.hooks.sensors.stopwatch import DeviceStopwatch
-        from forerun.hooks.session.session import instruments
+        from forerun.hooks.session import instruments
 
         count = itertools.count()
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from tiny_shape import SMALL
 
+from forerun.benchmarks.baselines.step_terms import step_flop
 from forerun.calib.answers.utilisation import mfu_frac
 from forerun.calib.fit.priors import device_prior
-from forerun.calib.validation.step_terms import step_flop
 from forerun.calib.workload.config import Batch, Parallelism, Precision, RunConfig
 
 MODEL = replace(SMALL, num_layers=4)

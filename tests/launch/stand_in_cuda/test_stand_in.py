@@ -18,7 +18,7 @@ LOOK = """
 import json, torch
 torch.manual_seed(3)
 drawn = torch.rand(4).tolist()
-from forerun.launch import stand_in
+from forerun.launch.stand_in_cuda import install as stand_in
 stand_in.install()
 stand_in.install()
 torch.cuda.manual_seed(3)
@@ -114,7 +114,7 @@ def test_an_unbuilt_clone_uses_the_helpers_of_the_wheel(tmp_path: Path) -> None:
         (folder / "__init__.py").write_text("")
     (datasets / "utils.py").write_text("def compile_helpers():\n    raise SystemExit('no make')\n")
     *_, line = python(
-        "from forerun.launch import stand_in\n"
+        "from forerun.launch.stand_in_cuda import install as stand_in\n"
         "stand_in.install()\n"
         "from megatron.core.datasets import helpers_cpp, utils\n"
         "import megatron.core, numpy\n"

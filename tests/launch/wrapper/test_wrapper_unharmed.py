@@ -183,7 +183,7 @@ def test_a_launch_survives_what_was_planted_in_its_folder(tmp_path: Path) -> Non
 
 BROKEN = """
 import sys, time
-from forerun.launch import {module}
+from forerun.launch.wrapper import {module}
 from forerun.launch.cli import main
 real, count = {module}.{name}, []
 def broken(*given, **named):
