@@ -86,15 +86,19 @@ def _with_ends(events: pd.DataFrame, layout: Parallelism | None) -> pd.DataFrame
     nodes = {text: _num_nodes(ranks, per_node) for text, ranks in members.items()}
     apart = source // max(per_node, 1) != target // max(per_node, 1)
     ends = np.where(apart, 2, 1) if per_node else np.zeros(len(events), dtype=np.int64)
-    sizes = events["ranks"].map({text: len(ranks) for text, ranks in members.items()})
+    # Of no rows the map is text, as its column is.
+    sizes = events["ranks"].map({text: len(r) for text, r in members.items()}).astype("int64")
     return events.assign(
         collective=events["collective"].where(~is_recv, Collective.SEND.value),
         role=events["role"].where(~_crosses_stages(events["role"], source, target, layout), "pp"),
         source=source,
         target=target,
         num_ranks=sizes.where(~is_pair, 2),
-        span=events["ranks"].map(spans).where(~is_pair, (source - target).abs() + 1),
-        num_nodes=events["ranks"].map(nodes).where(~is_pair, ends),
+        span=events["ranks"]
+        .map(spans)
+        .astype("int64")
+        .where(~is_pair, (source - target).abs() + 1),
+        num_nodes=events["ranks"].map(nodes).astype("int64").where(~is_pair, ends),
     )
 
 
