@@ -64,7 +64,7 @@ def shell(script: str) -> dict[str, Any]:
 LISTEN = """
 import json, os, sys
 with os.fdopen(int(sys.argv[-1])) as settings:
-    folder = json.load(settings)["directory"]
+    folder = json.load(settings)["settings"]["directory"]
 os.makedirs(folder, exist_ok=True)
 with open(os.path.join(folder, "events.txt"), "wb") as events:
     events.write(sys.stdin.buffer.read())

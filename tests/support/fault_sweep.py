@@ -47,7 +47,7 @@ class Sweep:
 
     def __init__(self, home: str) -> None:
         self._home = home
-        self._guard = os.path.join(home, "guard.py")
+        self._guard = os.path.join(home, "process", "guard.py")
         self._known: dict[CodeType, str] = {}
         self._pending: set[CodeType] = set()
         self._is_calm = True
