@@ -89,7 +89,12 @@ def test_the_parts_of_a_linear_are_the_profilers_own_times():
     traced = trace(Loop())
     products = [e.duration_ns() for e in traced.events if e.name() == "aten::mm"]
     forwards = [e.duration_ns() for e in traced.events if e.name() == "aten::linear"]
-    adds = [e.duration_ns() for e in traced.events if e.name() == "aten::sum"]
+    # A mean has a sum as well, of three axes.
+    adds = [
+        e.duration_ns()
+        for e in traced.events
+        if e.name() == "aten::sum" and len(e.shapes()[0]) == 2
+    ]
     records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
     linears = [r for r in records if r.kind.is_linear]
     sums = {
@@ -97,7 +102,7 @@ def test_the_parts_of_a_linear_are_the_profilers_own_times():
         for phase in (Phase.FORWARD, Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT, Phase.BACKWARD)
     }
     # Four linears in two micro-batches, each with two products, the input's gradient first.
-    assert [len(linears), len(products)] == [3 * 8, 2 * 8]
+    assert [len(linears), len(products), len(adds)] == [3 * 8, 2 * 8, 8]
     assert sums[Phase.BACKWARD] == 0
     assert sums[Phase.FORWARD] >= sum(forwards)
     assert sums[Phase.INPUT_GRADIENT] >= sum(products[0::2])
