@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,36 +10,24 @@ from typing import Any
 
 import pytest
 import tiny_training as script
+from launched import Launch
 
 from forerun.launch.cli import main
 
 pytestmark = pytest.mark.slow
 PATIENCE_S = 240.0
-LEFT_OUT = ("WANDB", "FORERUN", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC")
 
 
-class Launch:
-    """The training under a real torchrun."""
+def launch(home: Path, *more: str, go: str, **environ: str) -> Launch:
+    """The training under torchrun."""
+    words = ("--standalone", script.__file__, "out", go, *more)
+    return Launch(home, *words, num_workers=1, WANDB_MODE="disabled", **environ)
 
-    def __init__(self, home: Path, *more: str, go: str, **environ: str) -> None:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(LEFT_OUT)}
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-                *(script.__file__, "out", go, *more),
-            ],
-            cwd=home,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**kept, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled", **environ},
-        )
 
-    def end(self) -> str:
-        """What it has said, once it is over."""
-        said, _ = self.process.communicate(timeout=PATIENCE_S)
-        assert self.process.returncode == 0, said
-        return said
+def said_by(launched: Launch) -> str:
+    """What it has said, once it is over."""
+    done = launched.end_well()
+    return done.stdout + done.stderr
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -95,24 +80,23 @@ def test_each_of_three_launches_owns_what_it_wrote(
     plant(out, "first")
     # More than one argument may hold, and nothing that other users may read.
     shards = [f"--data-path=/shards/secret-{number:08d}-{'x' * 250}" for number in range(1100)]
-    first = Launch(tmp_path, *shards, go="go-1", FORERUN_LAUNCH_ID="first")
+    first = launch(tmp_path, *shards, go="go-1", FORERUN_LAUNCH_ID="first")
     wait_until(lambda: (out / "report.html").exists())
     (companion,) = [
-        line for line in command_lines_below(first.process.pid) if b"launch.companion" in line
+        line for line in command_lines_below(first.ancestor) if b"launch.companion" in line
     ]
     assert b"secret" not in companion and len(companion) < 1000
 
     (tmp_path / "go-2").touch()
-    second_said = Launch(tmp_path, go="go-2").end()
+    second_said = said_by(launch(tmp_path, go="go-2"))
     (guest,) = [p for p in (out / "runs").iterdir() if p.name not in ("first", "another")]
     assert f"another run is live in out; this one's answers are in out/runs/{guest.name}" in (
         second_said
     )
     assert f"report: out/runs/{guest.name}/report.html" in second_said
     assert object_in(out / "owner.json")["launch_id"] == "first"
-    first.process.poll()
     (tmp_path / "go-1").touch()
-    first_said = first.end()
+    first_said = said_by(first)
     assert "DONE" in first_said and "STOPPED" not in first_said
     assert "report: out/report.html" in first_said and "another run" not in first_said
     assert object_in(out / "decision.json")["launch_id"] == "first"
@@ -123,7 +107,7 @@ def test_each_of_three_launches_owns_what_it_wrote(
         assert decision["run_id"] in object_in(folder / "launch.json")["run_ids"]
 
     kept = {p: p.read_bytes() for p in (out / "runs").glob("*/report.*")}
-    third_said = Launch(tmp_path, go="go-2").end()
+    third_said = said_by(launch(tmp_path, go="go-2"))
     assert "report: out/report.html" in third_said and "another run" not in third_said
     owner = object_in(out / "owner.json")["launch_id"]
     assert owner not in ("first", guest.name)

@@ -48,6 +48,11 @@ class Launch:
         pipe.write(json.dumps(request) + "\n")
         pipe.flush()
 
+    @property
+    def ancestor(self) -> int:
+        """Number of a process that all of it descends from."""
+        return _server().pid
+
     def wait(self) -> subprocess.CompletedProcess[str]:
         """What it printed, and how it ended."""
         while not (self._files / "status").exists():
