@@ -9,8 +9,14 @@ from __future__ import annotations
 
 import pandas as pd
 
-from forerun.benchmarks.published.columns import joined, numbers, texts
-from forerun.benchmarks.published.rows import add_flag, collective_rows, family
+from forerun.benchmarks.published.rows import (
+    add_flag,
+    collective_rows,
+    family,
+    joined,
+    numbers,
+    texts,
+)
 from forerun.calib.importers.element_types import MICROSECOND_S
 from forerun.calib.workload.collectives import Collective
 

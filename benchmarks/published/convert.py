@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from forerun.benchmarks.published.paper import is_raw, is_summary, paper_table
+from forerun.benchmarks.published.operators_ett import is_raw, is_summary, paper_table
 from forerun.benchmarks.published.readers import is_of_steps, read_published, read_steps
 from forerun.calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
 from forerun.calib.importers.own_format import table_kind

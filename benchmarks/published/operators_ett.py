@@ -1,28 +1,50 @@
-"""Readers of estimate-train-time: the paper's operators with forward and backward, optimizers."""
+"""Readers of estimate-train-time (arXiv:2509.22832): the paper's operators with forward and
+backward, optimizers, and its raw tables.
+
+Raw tables name GPU and operator in the file's name only:
+``<gpu>_<operator>_<type>[_<nodes>_<gpus per node>].csv``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 
 import numpy as np
 import pandas as pd
 
-from forerun.benchmarks.published.columns import numbers, texts
+from forerun.benchmarks.published.collectives import read_ett
 from forerun.benchmarks.published.rows import (
     Operators,
-    Sizes,
+    element_nbytes,
     family,
     named_rows,
+    numbers,
     operator_rows,
-    together,
+    texts,
 )
+from forerun.calib.errors import ConfigError
 from forerun.calib.workload.operators import OPTIMIZER_ELEMENT_NBYTES, OperatorKind, Phase
 
 VOCAB_SIZE = 50257
 """The sampling code of the source works with this vocabulary and records none."""
 VOCAB_MULTIPLE = 128
-
-Size = Callable[[pd.DataFrame], pd.Series]
+_NAME = re.compile(r"(?P<gpu>[^_]+)_(?P<op>.+?)_(?P<dtype>fp16|bf16|fp32)(?:_\d+_\d+)?$")
+_COLUMNS = {
+    "mp": "tp",
+    "b": "micro_batch",
+    "h": "heads",
+    "l": "seq_len",
+    "dim": "hidden",
+    "hidden_size": "hidden",
+    "num_layers": "layers",
+    "F_dur(us)": "fwd_time_us",
+    "B_dur(us)": "bwd_time_us",
+    "dur(us)": "time_us",
+    "dur": "time_us",
+    "GPUsPerNode": "ranks_per_node",
+}
+_TIMES = ("F_dur(us)", "dur(us)", "dur")
+_SWEEPS = ("allreduce", "allgather", "reducescatter", "p2p")
 
 
 def padded_vocab_part(tp: pd.Series) -> pd.Series:
@@ -36,52 +58,25 @@ def padded_vocab_part(tp: pd.Series) -> pd.Series:
     return num_multiples * multiple / tp
 
 
-def _linear(k: Size, n: Size) -> Sizes:
-    """Sizes of a product: the published ones, else those of a GPT layer."""
-    return lambda t: (
-        t["gemm_m"].fillna(t["tokens"]),
-        t["gemm_k"].fillna(k(t)),
-        t["gemm_n"].fillna(n(t)),
-    )
-
-
 _OPERATORS: Operators = {
-    "embedding": (OperatorKind.EMBEDDING, lambda t: (t["tokens"], t["d"], t["vocab"])),
-    "layernorm": (OperatorKind.NORM, lambda t: (t["tokens"], t["d"])),
-    "RMSlayernorm": (OperatorKind.RMS_NORM, lambda t: (t["tokens"], t["d"])),
-    "linear1": (OperatorKind.LINEAR_QKV, _linear(lambda t: t["d"], lambda t: 3 * t["d"] / t["tp"])),
-    "linear2": (OperatorKind.LINEAR_PROJ, _linear(lambda t: t["d"] / t["tp"], lambda t: t["d"])),
-    "linear3": (OperatorKind.LINEAR_FC1, _linear(lambda t: t["d"], lambda t: 4 * t["d"] / t["tp"])),
-    "linear4": (OperatorKind.LINEAR_FC2, _linear(lambda t: 4 * t["d"] / t["tp"], lambda t: t["d"])),
-    "linear_final": (OperatorKind.LOGITS, _linear(lambda t: t["d"], lambda t: t["vocab"])),
-    "RoPE": (OperatorKind.ROTARY, lambda t: (t["l"], t["b"], t["h"] / t["tp"], t["d"] / t["h"])),
-    "baddbmm": (
-        OperatorKind.BATCHED_PRODUCT,
-        lambda t: (t["matrices"], t["l"], t["d"] / t["h"], t["l"]),
-    ),
-    "bmm": (
-        OperatorKind.BATCHED_PRODUCT,
-        lambda t: (t["matrices"], t["l"], t["l"], t["d"] / t["h"]),
-    ),
-    "fillmask": (OperatorKind.MASK, lambda t: (t["matrices"] * t["l"], t["l"])),
-    "softmax": (OperatorKind.SOFTMAX, lambda t: (t["matrices"] * t["l"], t["l"])),
-    "ScaledUpperTriangMaskedSoftmax": (
-        OperatorKind.FUSED_SOFTMAX,
-        lambda t: (t["matrices"], t["l"], t["l"]),
-    ),
-    "flash_atten": (
-        OperatorKind.FLASH_ATTENTION,
-        lambda t: (
-            *(t["b"], t["h"] / t["tp"], t["h"] / t["tp"], t["l"]),
-            *(t["d"] / t["h"], t["d"] / t["h"]),
-        ),
-    ),
-    "gelu": (
-        OperatorKind.ACTIVATION,
-        lambda t: (t["tokens"], 4 * t["d"] / t["tp"], 4 * t["d"] / t["tp"]),
-    ),
-    "res_add": (OperatorKind.RESIDUAL, lambda t: (t["tokens"], t["d"])),
-    "parallel_cross_entropy_128": (OperatorKind.LOSS, lambda t: (t["tokens"], t["vocab"])),
+    "embedding": (OperatorKind.EMBEDDING, "tokens d vocab"),
+    "layernorm": (OperatorKind.NORM, "tokens d"),
+    "RMSlayernorm": (OperatorKind.RMS_NORM, "tokens d"),
+    "linear1": (OperatorKind.LINEAR_QKV, "tokens d 3*d/tp"),
+    "linear2": (OperatorKind.LINEAR_PROJ, "tokens d/tp d"),
+    "linear3": (OperatorKind.LINEAR_FC1, "tokens d 4*d/tp"),
+    "linear4": (OperatorKind.LINEAR_FC2, "tokens 4*d/tp d"),
+    "linear_final": (OperatorKind.LOGITS, "tokens d vocab"),
+    "RoPE": (OperatorKind.ROTARY, "l b h/tp d/h"),
+    "baddbmm": (OperatorKind.BATCHED_PRODUCT, "matrices l d/h l"),
+    "bmm": (OperatorKind.BATCHED_PRODUCT, "matrices l l d/h"),
+    "fillmask": (OperatorKind.MASK, "matrices*l l"),
+    "softmax": (OperatorKind.SOFTMAX, "matrices*l l"),
+    "ScaledUpperTriangMaskedSoftmax": (OperatorKind.FUSED_SOFTMAX, "matrices l l"),
+    "flash_atten": (OperatorKind.FLASH_ATTENTION, "b h/tp h/tp l d/h d/h"),
+    "gelu": (OperatorKind.ACTIVATION, "tokens 4*d/tp 4*d/tp"),
+    "res_add": (OperatorKind.RESIDUAL, "tokens d"),
+    "parallel_cross_entropy_128": (OperatorKind.LOSS, "tokens vocab"),
 }
 """Canonical sizes of each operator, from the shapes that the source samples (b micro-batch, l
 sequence, h heads and d hidden size of the whole model)."""
@@ -94,7 +89,7 @@ def read_operators(frame: pd.DataFrame) -> pd.DataFrame:
     """
     times_us = {Phase.FORWARD: "fwd_time_us", Phase.BACKWARD: "bwd_time_us"}
     names, terms = texts(frame, "op"), _terms(frame)
-    return together([*named_rows(frame, _OPERATORS, terms, names=names, times_us=times_us)])
+    return named_rows(frame, _OPERATORS, terms, names=names, times_us=times_us)
 
 
 def _terms(frame: pd.DataFrame) -> pd.DataFrame:
@@ -105,7 +100,6 @@ def _terms(frame: pd.DataFrame) -> pd.DataFrame:
             "l": numbers(frame, "seq_len"),
             "h": numbers(frame, "heads"),
             "d": numbers(frame, "hidden"),
-            **{name: numbers(frame, name) for name in ("gemm_m", "gemm_k", "gemm_n")},
         }
     )
     terms["tokens"] = terms["b"] * terms["l"]
@@ -136,6 +130,39 @@ def read_optimizers(frame: pd.DataFrame) -> pd.DataFrame:
         nbytes=OPTIMIZER_ELEMENT_NBYTES,
         tp=tp,
     ).reset_index(drop=True)
+
+
+def is_summary(frame: pd.DataFrame) -> bool:
+    """True for the tables of trained models that lie beside the measurements."""
+    return "Best_model" in frame.columns
+
+
+def is_raw(frame: pd.DataFrame) -> bool:
+    """True where the times are named as the source names them."""
+    return any(name in frame.columns for name in _TIMES)
+
+
+def paper_table(frame: pd.DataFrame, stem: str, *, cluster: str) -> pd.DataFrame:
+    """The rows of operators or collectives in our own format.
+
+    ``ConfigError`` where ``stem`` is not such a name.
+    """
+    found = _NAME.fullmatch(stem)
+    if found is None:
+        raise ConfigError(
+            f"{stem} is not named <gpu>_<operator>_<type>; keep the names of the source"
+        )
+    table = frame.rename(columns=_COLUMNS).assign(
+        gpu=found["gpu"], cluster=cluster, dtype=found["dtype"], op=found["op"]
+    )
+    if "fwd_time_us" in table.columns:
+        return read_operators(table)
+    if "shape" not in table.columns:
+        return read_optimizers(table)
+    name = next((sweep for sweep in _SWEEPS if found["op"].startswith(sweep)), found["op"])
+    ranks = numbers(table, "nodes") * numbers(table, "ranks_per_node")
+    nbytes = numbers(table, "shape") * element_nbytes(table)
+    return read_ett(table.assign(op=name, ranks=ranks, bytes_per_rank=nbytes))
 
 
 FAMILIES = (

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pandas as pd
 
-from forerun.benchmarks.published.columns import element_nbytes, joined, numbers, texts
 from forerun.benchmarks.published.rows import (
     Operators,
+    element_nbytes,
     family,
+    joined,
     named_rows,
+    numbers,
     operator_rows,
-    together,
+    texts,
 )
 from forerun.calib.workload.operators import OperatorKind, Phase
 
@@ -64,28 +66,16 @@ def read_experts(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 _VIDUR: Operators = {
-    "attn_pre_proj": (
-        OperatorKind.LINEAR_QKV,
-        lambda t: (t["m"], t["k"].fillna(t["d"]), t["n"].fillna(t["qkv"])),
-    ),
-    "attn_post_proj": (
-        OperatorKind.LINEAR_PROJ,
-        lambda t: (t["m"], t["k"].fillna(t["d"] / t["tp"]), t["n"].fillna(t["d"])),
-    ),
-    "mlp_up_proj": (
-        OperatorKind.LINEAR_FC1,
-        lambda t: (t["m"], t["k"].fillna(t["d"]), t["n"].fillna(t["up"])),
-    ),
-    "mlp_down_proj": (
-        OperatorKind.LINEAR_FC2,
-        lambda t: (t["m"], t["k"].fillna(t["ffn"] / t["tp"]), t["n"].fillna(t["d"])),
-    ),
-    "mlp_act": (OperatorKind.ACTIVATION, lambda t: (t["tokens"], t["up"], t["ffn"] / t["tp"])),
-    "attn_rope": (OperatorKind.POSITION, lambda t: (t["tokens"], t["qkv"])),
-    "input_layernorm": (OperatorKind.NORM, lambda t: (t["tokens"], t["d"])),
-    "post_attention_layernorm": (OperatorKind.NORM, lambda t: (t["tokens"], t["d"])),
-    "add": (OperatorKind.ELEMENTWISE, lambda t: (t["tokens"], t["d"])),
-    "emb": (OperatorKind.ELEMENTWISE, lambda t: (t["tokens"], t["d"])),
+    "attn_pre_proj": (OperatorKind.LINEAR_QKV, "tokens d qkv"),
+    "attn_post_proj": (OperatorKind.LINEAR_PROJ, "tokens d/tp d"),
+    "mlp_up_proj": (OperatorKind.LINEAR_FC1, "tokens d up"),
+    "mlp_down_proj": (OperatorKind.LINEAR_FC2, "tokens ffn/tp d"),
+    "mlp_act": (OperatorKind.ACTIVATION, "tokens up ffn/tp"),
+    "attn_rope": (OperatorKind.POSITION, "tokens qkv"),
+    "input_layernorm": (OperatorKind.NORM, "tokens d"),
+    "post_attention_layernorm": (OperatorKind.NORM, "tokens d"),
+    "add": (OperatorKind.ELEMENTWISE, "tokens d"),
+    "emb": (OperatorKind.ELEMENTWISE, "tokens d"),
 }
 
 
@@ -98,15 +88,14 @@ def read_vidur(frame: pd.DataFrame) -> pd.DataFrame:
     """
     names, terms = texts(frame, "op"), _vidur_terms(frame)
     times_us = {Phase.FORWARD: "time_us_median"}
-    return together([*named_rows(frame, _VIDUR, terms, names=names, times_us=times_us)])
+    return named_rows(frame, _VIDUR, terms, names=names, times_us=times_us)
 
 
 def _vidur_terms(frame: pd.DataFrame) -> pd.DataFrame:
     op, tp = texts(frame, "op"), numbers(frame, "tp").fillna(1)
     ffn, hidden = numbers(frame, "n_expanded_embd"), numbers(frame, "n_embd")
     heads, kv_heads = numbers(frame, "n_head"), numbers(frame, "n_kv_head")
-    columns = numbers(frame, "gemm_n")
-    ratio = (columns * tp / ffn).where(op == "mlp_up_proj")
+    ratio = (numbers(frame, "gemm_n") * tp / ffn).where(op == "mlp_up_proj")
     gated = ratio.groupby(texts(frame, "model")).transform("median").fillna(2)
     return pd.DataFrame(
         {
@@ -116,9 +105,6 @@ def _vidur_terms(frame: pd.DataFrame) -> pd.DataFrame:
             "ffn": ffn,
             "up": (ffn * gated / tp).round(),
             "qkv": (heads + 2 * kv_heads.fillna(heads)) / tp * (hidden / heads),
-            "m": numbers(frame, "gemm_m").fillna(numbers(frame, "num_tokens")),
-            "k": numbers(frame, "gemm_k"),
-            "n": columns,
         }
     )
 

@@ -10,8 +10,14 @@ from json import loads
 
 import pandas as pd
 
-from forerun.benchmarks.published.columns import element_nbytes, numbers, texts
-from forerun.benchmarks.published.rows import family, operator_rows, together
+from forerun.benchmarks.published.rows import (
+    element_nbytes,
+    family,
+    numbers,
+    operator_rows,
+    texts,
+    together,
+)
 from forerun.calib.importers.element_types import MICROSECOND_S
 from forerun.calib.workload.operators import OperatorKind, Phase
 

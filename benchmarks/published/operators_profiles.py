@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pandas as pd
 
-from forerun.benchmarks.published.columns import element_nbytes, numbers, texts
 from forerun.benchmarks.published.rows import (
     Operators,
     add_flag,
+    element_nbytes,
     family,
     named_rows,
+    numbers,
     operator_rows,
+    texts,
     together,
 )
 from forerun.calib.importers.element_types import MICROSECOND_S
@@ -19,35 +21,20 @@ from forerun.calib.workload.operators import OperatorKind, Phase
 
 _TERA = 1e12
 _ACESO: Operators = {
-    "embedding": (OperatorKind.EMBEDDING, lambda t: (t["tokens"], t["d"], t["v"] / t["tp"])),
-    "layernorm": (OperatorKind.NORM, lambda t: (t["tokens"], t["d"])),
-    "attention-qkv": (
-        OperatorKind.LINEAR_QKV,
-        lambda t: (t["tokens"], t["d"] / t["row_tp"], 3 * t["width"] / t["column_tp"]),
-    ),
-    "attention-score": (
-        OperatorKind.BATCHED_PRODUCT,
-        lambda t: (t["matrices"], t["l"], t["channels"], t["l"]),
-    ),
-    "attention-softmax": (OperatorKind.SOFTMAX, lambda t: (t["matrices"] * t["l"], t["l"])),
-    "attention-dropout": (OperatorKind.ELEMENTWISE, lambda t: (t["matrices"] * t["l"], t["l"])),
-    "attention-context": (
-        OperatorKind.BATCHED_PRODUCT,
-        lambda t: (t["matrices"], t["l"], t["l"], t["channels"]),
-    ),
-    "attention-dense": (
-        OperatorKind.LINEAR_PROJ,
-        lambda t: (t["tokens"], t["width"] / t["tp"], t["d"]),
-    ),
-    "post-attention-dropout": (OperatorKind.RESIDUAL, lambda t: (t["tokens"], t["d"])),
-    "MLP-GEMM-1": (OperatorKind.LINEAR_FC1, lambda t: (t["tokens"], t["d"], t["ffn"] / t["tp"])),
-    "MLP-gelu": (
-        OperatorKind.ACTIVATION,
-        lambda t: (t["tokens"], t["ffn"] / t["tp"], t["ffn"] / t["tp"]),
-    ),
-    "MLP-GEMM-2": (OperatorKind.LINEAR_FC2, lambda t: (t["tokens"], t["ffn"] / t["tp"], t["d"])),
-    "post-MLP-dropout": (OperatorKind.RESIDUAL, lambda t: (t["tokens"], t["d"])),
-    "post-process": (OperatorKind.LOGITS, lambda t: (t["tokens"], t["d"], t["v"] / t["tp"])),
+    "embedding": (OperatorKind.EMBEDDING, "tokens d v/tp"),
+    "layernorm": (OperatorKind.NORM, "tokens d"),
+    "attention-qkv": (OperatorKind.LINEAR_QKV, "tokens d/row_tp 3*width/column_tp"),
+    "attention-score": (OperatorKind.BATCHED_PRODUCT, "matrices l channels l"),
+    "attention-softmax": (OperatorKind.SOFTMAX, "matrices*l l"),
+    "attention-dropout": (OperatorKind.ELEMENTWISE, "matrices*l l"),
+    "attention-context": (OperatorKind.BATCHED_PRODUCT, "matrices l l channels"),
+    "attention-dense": (OperatorKind.LINEAR_PROJ, "tokens width/tp d"),
+    "post-attention-dropout": (OperatorKind.RESIDUAL, "tokens d"),
+    "MLP-GEMM-1": (OperatorKind.LINEAR_FC1, "tokens d ffn/tp"),
+    "MLP-gelu": (OperatorKind.ACTIVATION, "tokens ffn/tp ffn/tp"),
+    "MLP-GEMM-2": (OperatorKind.LINEAR_FC2, "tokens ffn/tp d"),
+    "post-MLP-dropout": (OperatorKind.RESIDUAL, "tokens d"),
+    "post-process": (OperatorKind.LOGITS, "tokens d v/tp"),
 }
 """By the end of the operator's name; ``layernorm`` and ``embedding`` come in several places."""
 
@@ -62,17 +49,13 @@ def read_aceso(frame: pd.DataFrame) -> pd.DataFrame:
     op = texts(frame, "op_name")
     algo = texts(frame, "tp_algo").map(lambda a: f" algo {a}" if a not in ("", "0", "0.0") else "")
     stem = op.str.replace(r"-\d$", "", regex=True).where(~op.str.contains("GEMM"), op)
-    out = together(
-        [
-            *named_rows(
-                frame,
-                _ACESO,
-                _aceso_terms(frame, op),
-                names=stem.map(_longest_ending),
-                times_us={Phase.FORWARD: "fwd_us", Phase.BACKWARD: "bwd_us"},
-                group=op + algo + " (" + texts(frame, "dtype") + ")",
-            )
-        ]
+    out = named_rows(
+        frame,
+        _ACESO,
+        _aceso_terms(frame, op),
+        names=stem.map(_longest_ending),
+        times_us={Phase.FORWARD: "fwd_us", Phase.BACKWARD: "bwd_us"},
+        group=op + algo + " (" + texts(frame, "dtype") + ")",
     )
     is_decoder = out["group"].str.startswith(("dec", "t5-post"))
     add_flag(out, is_decoder, "length of the decoder's sequence unknown")
@@ -156,17 +139,20 @@ def _sailor_rows(
     return part
 
 
-_LAYOUTS = {
-    "TN": (Phase.FORWARD, ("m", "k", "n")),
-    "NN": (Phase.INPUT_GRADIENT, ("m", "n", "k")),
-    "NT": (Phase.WEIGHT_GRADIENT, ("k", "n", "m")),
+_GROUPED = OperatorKind.GROUPED_LINEAR
+_ATTENTION = "b heads kv_heads seq_len qk_head_dim v_head_dim"
+_SIMUMAX = {
+    "matmul TN": (OperatorKind.LINEAR, Phase.FORWARD, "m k n"),
+    "matmul NN": (OperatorKind.LINEAR, Phase.INPUT_GRADIENT, "m n k"),
+    "matmul NT": (OperatorKind.LINEAR, Phase.WEIGHT_GRADIENT, "k n m"),
+    "group_matmul fwd": (_GROUPED, Phase.FORWARD, "b _tokens k n"),
+    "group_matmul bwd_grad_act": (_GROUPED, Phase.INPUT_GRADIENT, "b _tokens k n"),
+    "group_matmul bwd_grad_w": (_GROUPED, Phase.WEIGHT_GRADIENT, "b _tokens k n"),
+    "sdp_fwd": (OperatorKind.FLASH_ATTENTION, Phase.FORWARD, _ATTENTION),
+    "sdp_bwd": (OperatorKind.FLASH_ATTENTION, Phase.BACKWARD, _ATTENTION),
 }
-"""Which columns are (tokens, in, out) of the layer that a product belongs to."""
-_STAGES = {
-    "fwd": Phase.FORWARD,
-    "bwd_grad_act": Phase.INPUT_GRADIENT,
-    "bwd_grad_w": Phase.WEIGHT_GRADIENT,
-}
+"""By operator with layout or stage: the pass, and which columns are its sizes; of a product those
+that are (tokens, in, out) of the layer that it belongs to."""
 
 
 def read_simumax(frame: pd.DataFrame) -> pd.DataFrame:
@@ -178,38 +164,24 @@ def read_simumax(frame: pd.DataFrame) -> pd.DataFrame:
     is_fp32 = texts(frame, "out_dtype") == "fp32"
     group = op.replace({"sdp_fwd": "attention", "sdp_bwd": "attention"})
     group = group.where(~is_fp32, group + " (fp32 accumulation)")
-    frame = frame.assign(_tokens=numbers(frame, "b") * numbers(frame, "m"))
-    parts = []
-    for name, (phase, columns) in _LAYOUTS.items():
-        rows = frame[(op == "matmul") & (layout == name)]
-        parts.append(_simumax_rows(rows, OperatorKind.LINEAR, phase, group, columns))
-    for name, phase in _STAGES.items():
-        rows = frame[(op == "group_matmul") & (stage == name)]
-        sizes = ("b", "_tokens", "k", "n")
-        parts.append(_simumax_rows(rows, OperatorKind.GROUPED_LINEAR, phase, group, sizes))
-    names = ("b", "heads", "kv_heads", "seq_len", "qk_head_dim", "v_head_dim")
-    for name, phase in (("sdp_fwd", Phase.FORWARD), ("sdp_bwd", Phase.BACKWARD)):
-        rows = frame[op == name]
-        parts.append(_simumax_rows(rows, OperatorKind.FLASH_ATTENTION, phase, group, names))
-    return together(parts)
-
-
-def _simumax_rows(
-    rows: pd.DataFrame,
-    kind: OperatorKind,
-    phase: Phase,
-    group: pd.Series,
-    sizes: tuple[str, ...],
-) -> pd.DataFrame:
-    return operator_rows(
-        rows,
-        kind=kind,
-        phase=phase,
-        group=group.loc[rows.index],
-        sizes=sizes,
-        nbytes=2,
-        time_s=numbers(rows, "time_us_from_efficiency") * MICROSECOND_S,
+    which = layout.where(op == "matmul", stage.where(op == "group_matmul", ""))
+    frame = frame.assign(
+        _name=(op + " " + which).str.strip(), _tokens=numbers(frame, "b") * numbers(frame, "m")
     )
+    parts = []
+    for name, (kind, phase, columns) in _SIMUMAX.items():
+        rows = frame[frame["_name"] == name]
+        part = operator_rows(
+            rows,
+            kind=kind,
+            phase=phase,
+            group=group.loc[rows.index],
+            sizes=columns.split(),
+            nbytes=2,
+            time_s=numbers(rows, "time_us_from_efficiency") * MICROSECOND_S,
+        )
+        parts.append(part)
+    return together(parts)
 
 
 def read_peaks(frame: pd.DataFrame) -> pd.DataFrame:

@@ -1,22 +1,26 @@
-"""From the columns of a published table to canonical rows of operators or of collectives."""
+"""From the columns of a published table to canonical rows of operators or of collectives.
+
+Columns may be absent, and flags, type names and joined names are read from them as texts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
-from forerun.benchmarks.published.columns import element_nbytes, flags, numbers, texts
+from forerun.calib.importers import element_types
 from forerun.calib.importers.element_types import MICROSECOND_S
 from forerun.calib.importers.own_format import COLLECTIVES, OPERATOR_COLUMNS, degrees
 from forerun.calib.workload.operators import OperatorKind, Phase
 
-Sizes = Callable[[pd.DataFrame], Sequence[pd.Series]]
-"""From the terms of some rows (tokens, hidden size, ...) to the sizes of their operator."""
-Operators = Mapping[str, tuple[OperatorKind, Sizes]]
-"""What each published name computes."""
+Operators = Mapping[str, tuple[OperatorKind, str]]
+"""What each published name computes, and its sizes: formulas over the terms of a table (tokens,
+hidden size, ...), a blank between two of them."""
+_NOT_SET = frozenset({"", "false", "0", "0.0", "nan", "none", "no", "<na>"})
+_SET = frozenset({"true", "1", "1.0", "yes"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,52 @@ def family(name: str, columns: str, read: Callable[[pd.DataFrame], pd.DataFrame]
     return TableFamily(name=name, columns=frozenset(columns.split()), read=read)
 
 
+def numbers(frame: pd.DataFrame, *names: str) -> pd.Series:
+    """A column as floats; NaN where no column of these names has a value, the first one wins."""
+    out = pd.Series(np.nan, index=frame.index)
+    for name in names:
+        if name in frame.columns:
+            out = out.fillna(pd.to_numeric(frame[name], errors="coerce").astype(float))
+    return out
+
+
+def texts(frame: pd.DataFrame, name: str) -> pd.Series:
+    """A column as texts; "" where the column or a value is missing."""
+    if name not in frame.columns:
+        return pd.Series("", index=frame.index, dtype=object)
+    values = frame[name]
+    return values.astype(object).where(values.notna(), "").astype(str)
+
+
+def joined(frame: pd.DataFrame, *names: str) -> pd.Series:
+    """The non-empty texts of several columns with a blank between them."""
+    out = pd.Series("", index=frame.index, dtype=object)
+    for name in names:
+        out = (out + " " + texts(frame, name)).str.strip()
+    return out
+
+
+def flags(frame: pd.DataFrame, *, skip: str = "") -> pd.Series:
+    """Why a row is not to be used, "" where nothing speaks against it.
+
+    Every column whose name says that it marks bad rows counts: ``flag``, ``*_flag``, ``EXCLUDE*``,
+    ``*mismatch*`` and ``same_*`` (a copy of other rows).  A truth value gives the column's name.
+    """
+    out = pd.Series("", index=frame.index, dtype=object)
+    for name in (str(c) for c in frame.columns if c != skip and _is_mark(str(c).lower())):
+        text = texts(frame, name).str.strip()
+        low = text.str.lower()
+        text = text.where(~low.isin(_SET), name)
+        out = out.where(low.isin(_NOT_SET), out.where(out == "", out + "; ") + text)
+    return out
+
+
+def element_nbytes(frame: pd.DataFrame, name: str = "dtype", default: int = 2) -> pd.Series:
+    """Bytes of one element (at least 1), from a column of type names."""
+    sizes = texts(frame, name).map(lambda text: element_types.element_nbytes(text, default))
+    return sizes.astype(np.int64)
+
+
 def together(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Parts made by ``operator_rows`` as one table."""
     filled = [part for part in parts if len(part)]
@@ -51,20 +101,31 @@ def named_rows(
     names: pd.Series,
     times_us: Mapping[Phase, str],
     group: pd.Series | None = None,
-) -> Iterator[pd.DataFrame]:
-    """Rows of each known operator in turn, phase by phase; ``names`` says which each row is of."""
-    for name, (kind, sizes) in operators.items():
+) -> pd.DataFrame:
+    """Rows of each known operator in turn, phase by phase; ``names`` says which each row is of.
+
+    Where ``gemm_m``, ``gemm_k`` and ``gemm_n`` are published they come before a product's formulas.
+    """
+    parts = []
+    for name, (kind, formulas) in operators.items():
         rows = frame[names == name]
+        # With the other engine of pandas the last bit could be another.
+        sizes = [terms.loc[rows.index].eval(one, engine="python") for one in formulas.split()]
+        if kind.is_linear:
+            published = [numbers(rows, f"gemm_{side}") for side in "mkn"]
+            sizes = [one.fillna(size) for one, size in zip(published, sizes, strict=True)]
         for phase, column in times_us.items() if len(rows) else ():
-            yield operator_rows(
+            part = operator_rows(
                 rows,
                 kind=kind,
                 phase=phase,
                 group=name if group is None else group.loc[rows.index],
-                sizes=sizes(terms.loc[rows.index]),
+                sizes=sizes,
                 time_s=numbers(rows, column) * MICROSECOND_S,
                 tp=numbers(rows, "tp"),
             )
+            parts.append(part)
+    return together(parts)
 
 
 def operator_rows(
@@ -152,3 +213,12 @@ def _without_bad_times(out: pd.DataFrame) -> pd.DataFrame:
     is_bad = ~(np.isfinite(out["time_s"]) & (out["time_s"] > 0))
     add_flag(out, is_bad, "no time")
     return out
+
+
+def _is_mark(low: str) -> bool:
+    return (
+        low in ("flag", "flags")
+        or low.endswith(("_flag", "_flags"))
+        or low.startswith(("exclude", "same_"))
+        or "mismatch" in low
+    )
