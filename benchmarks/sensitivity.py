@@ -73,8 +73,7 @@ def main() -> None:
             if not asked:
                 continue
             raw = pd.read_csv(arguments.data / f"{name}.csv.gz", low_memory=False)
-            table = read_published(raw, name)
-            frame = table.collectives if table.operators is None else table.operators
+            frame = read_published(raw, name)
             print(f"\n{name}\n\n| constant | factor | {' | '.join(protocols)} |")
             print("| --- | ---: |" + " ---: |" * len(protocols))
             print(_line("as it is", 1.0, frame, protocols), flush=True)

@@ -3,7 +3,7 @@ scaling out without a loss."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from forerun.calib.validation.step_scores import RANK_FIGURES
 from forerun.calib.workload.config import RunConfig
 
 Array = NDArray[np.float64]
+LogWork = Callable[[Sequence[StepRow]], Array]
+"""Log of the seconds that the data sheet's rate would take, ``(rows,)``."""
 _PRIOR_RATE_FRAC = 0.4
 """Share of the data sheet that a step reaches before any was seen."""
 _RATE_SIGMA_LOG = 0.3
@@ -35,21 +37,23 @@ class ConstantRate:
 
     name = "constant rate"
 
-    def fit(self, rows: Sequence[StepRow]) -> FittedRate:
+    def fit(self, rows: Sequence[StepRow]) -> FittedLevel:
         """The median rate of the rows."""
-        return _fitted_rate(rows, _log_work(rows))
+        return _fitted_level(rows, _log_work)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FittedRate:
-    """One constant: log of step time over the time that the data sheet's rate would take."""
+class FittedLevel:
+    """One constant: log of step time over that of the work at the data sheet's rate."""
 
+    log_work: LogWork
     level_log: float
     sigma_log: float
 
     def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
         """Times and intervals."""
-        return _predictions(_log_work(rows) + self.level_log, np.full(len(rows), self.sigma_log))
+        sigma = np.full(len(rows), self.sigma_log)
+        return _predictions(self.log_work(rows) + self.level_log, sigma)
 
 
 class TrivialOrder:
@@ -64,15 +68,9 @@ class TrivialOrder:
 
     def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
         """Numbers that say the order alone, comparable between calls."""
-        keys = [
-            (
-                row.config.parallelism.tp,
-                row.config.parallelism.pp,
-                _MOST - row.config.batch.micro_batch_size,
-            )
-            for row in rows
-        ]
-        order = np.array([(tp * _MOST + pp) * _MOST + rest for tp, pp, rest in keys], dtype=float)
+        configs = [row.config for row in rows]
+        pairs = [(c.parallelism, _MOST - c.batch.micro_batch_size) for c in configs]
+        order = np.array([(p.tp * _MOST + p.pp) * _MOST + rest for p, rest in pairs], dtype=float)
         return StepPredictions(time_s=order, low_s=order, high_s=order)
 
 
@@ -138,24 +136,10 @@ class PerfectScaling:
 
     name = "perfect scaling"
 
-    def fit(self, rows: Sequence[StepRow]) -> FittedScaling:
+    def fit(self, rows: Sequence[StepRow]) -> FittedLevel:
         """The median rate of the rows on the fewest devices."""
         least = min((row.num_ranks for row in rows), default=0)
-        smallest = [row for row in rows if row.num_ranks == least]
-        rate = _fitted_rate(smallest, _log_ideal(smallest))
-        return FittedScaling(level_log=rate.level_log, sigma_log=rate.sigma_log)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FittedScaling:
-    """One constant: log of step time over that of FLOP alone at the data sheet's rate."""
-
-    level_log: float
-    sigma_log: float
-
-    def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
-        """Times and intervals."""
-        return _predictions(_log_ideal(rows) + self.level_log, np.full(len(rows), self.sigma_log))
+        return _fitted_level([row for row in rows if row.num_ranks == least], _log_ideal)
 
 
 BASELINES = (ConstantRate(), TrivialOrder(), TenTerms(), PerfectScaling())
@@ -167,13 +151,13 @@ def order_only(result: dict[str, Any]) -> dict[str, Any]:
     return {name: value if name in kept else None for name, value in result.items()}
 
 
-def _fitted_rate(rows: Sequence[StepRow], log_work: Array) -> FittedRate:
-    logs = np.log([row.measured_s for row in rows]) - log_work
+def _fitted_level(rows: Sequence[StepRow], log_work: LogWork) -> FittedLevel:
+    logs = np.log([row.measured_s for row in rows]) - log_work(rows)
     level = float(np.median(logs)) if len(rows) else -np.log(_PRIOR_RATE_FRAC)
     others = range(len(rows) if len(rows) > 1 else 0)
     left_out = [float(logs[i] - np.median(np.delete(logs, i))) for i in others]
     sigma = shrunk_sigma_log(np.array(left_out), prior_sigma_log=_RATE_SIGMA_LOG)
-    return FittedRate(level_log=level, sigma_log=sigma)
+    return FittedLevel(log_work=log_work, level_log=level, sigma_log=sigma)
 
 
 def _predictions(log_time: Array, sigma_log: Array) -> StepPredictions:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -23,7 +22,7 @@ from forerun.benchmarks.published import (
     steps_nemo,
     steps_others,
 )
-from forerun.benchmarks.published.step_records import read_records
+from forerun.benchmarks.published.rows import TableFamily
 from forerun.calib.errors import CalibrationError, ConfigError
 from forerun.calib.importers import own_steps
 from forerun.calib.importers.own_format import NEEDED, read_table, unlike
@@ -53,9 +52,8 @@ def read_published(frame: pd.DataFrame, name: str) -> pd.DataFrame:
 def read_steps(frame: pd.DataFrame, name: str) -> StepTable:
     """Rows of layouts; those that could not be made one are listed with the reason."""
     found = _nearest(frame, name, STEP_FAMILIES, {"own steps": own_steps.REQUIRED})
-    if found is None:
-        return own_steps.read_steps(frame, name)
-    return read_records(frame.reset_index(drop=True), name, found)
+    read = found.read if found else own_steps.read_steps
+    return read(frame.reset_index(drop=True), name)
 
 
 def frame_of(data: Path, name: str) -> pd.DataFrame:
@@ -86,7 +84,12 @@ def is_of_steps(frame: pd.DataFrame) -> bool:
     return any(columns >= one for one in needed)
 
 
-def _nearest(frame: pd.DataFrame, name: str, families: Any, own: dict[str, frozenset[str]]) -> Any:
+def _nearest(
+    frame: pd.DataFrame,
+    name: str,
+    families: tuple[TableFamily, ...],
+    own: dict[str, frozenset[str]],
+) -> TableFamily | None:
     """The family with the most columns of those that are all there; None for our own format."""
     columns = frozenset(map(str, frame.columns))
     known = own | {family.name: family.columns for family in families}

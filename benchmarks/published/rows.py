@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,8 +31,9 @@ class TableFamily:
     name: str
     columns: frozenset[str]
     """All of these have to be there."""
-    read: Callable[[pd.DataFrame], pd.DataFrame]
-    """From the published frame to the canonical one."""
+    read: Callable[..., Any]
+    """From the published frame to the canonical one; of step times, with the table's name, to its
+    rows."""
 
 
 def family(name: str, columns: str, read: Callable[[pd.DataFrame], pd.DataFrame]) -> TableFamily:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from forerun.benchmarks.published.rows import TableFamily
 from forerun.calib.errors import ConfigError
 from forerun.calib.records.step_rows import SkippedRow, StepKind, StepRow, StepTable
 from forerun.calib.workload.config import (
@@ -31,8 +32,14 @@ _FALSE = frozenset({"false", "0", "0.0", "no", "off", "n"})
 class Record:
     """The cells of one row; each reader names the columns it may stand in, first found wins."""
 
-    def __init__(self, cells: Mapping[str, Any]) -> None:
+    def __init__(self, cells: Mapping[str, Any], table: str = "", row_id: str = "") -> None:
         self._cells = cells
+        self.table = table
+        self.row_id = row_id
+
+    def only(self, cells: Mapping[str, Any]) -> Record:
+        """The same row with these cells alone."""
+        return Record(cells, self.table, self.row_id)
 
     def text(self, *names: str) -> str:
         """The cell as text, "" where it is missing."""
@@ -89,42 +96,34 @@ class Record:
         return "; ".join(found)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepFamily:
-    """Step tables that one reader understands, known by their columns."""
-
-    name: str
-    columns: frozenset[str]
-    """All of these have to be there."""
-    read: Callable[[Record, str, str], StepRow]
-    """From one row, its name and the table's; ``ConfigError`` says why a row is no layout."""
-    id_column: str = "row_id"
-    """Names the rows."""
-    prepare: Callable[[pd.DataFrame], pd.DataFrame] | None = None
-    """Makes one row of each layout where the table has several."""
-
-
 def family(
-    name: str, columns: str, read: Callable[[Record, str, str], StepRow], **more: Any
-) -> StepFamily:
-    """A family by its columns, as one text."""
-    return StepFamily(name=name, columns=frozenset(columns.split()), read=read, **more)
+    name: str,
+    columns: str,
+    read: Callable[[Record], StepRow],
+    *,
+    id_column: str = "row_id",
+    prepare: Callable[[pd.DataFrame], pd.DataFrame] | None = None,
+) -> TableFamily:
+    """Step tables that are read row by row; ``ConfigError`` says why a row is no layout.
 
+    ``id_column`` names the rows; ``prepare`` makes one row of each layout where a table has
+    several.
+    """
 
-def read_records(frame: pd.DataFrame, table: str, found: StepFamily) -> StepTable:
-    """Every row of a frame; a ``ConfigError`` becomes the reason of a skip."""
-    rows: list[StepRow] = []
-    skipped: list[SkippedRow] = []
-    frame = found.prepare(frame) if found.prepare else frame
-    cells: Iterable[dict[Any, Any]] = frame.to_dict(orient="records")
-    for position, values in enumerate(cells):
-        record = Record({str(name): value for name, value in values.items()})
-        row_id = record.text(found.id_column) or f"row {position + 1}"
-        try:
-            rows.append(found.read(record, row_id, table))
-        except ConfigError as err:
-            skipped.append(SkippedRow(row_id=row_id, reason=str(err)))
-    return StepTable(name=table, rows=tuple(rows), skipped=tuple(skipped))
+    def read_rows(frame: pd.DataFrame, table: str) -> StepTable:
+        rows: list[StepRow] = []
+        skipped: list[SkippedRow] = []
+        cells: Iterable[dict[Any, Any]] = (prepare(frame) if prepare else frame).to_dict("records")
+        for position, values in enumerate(cells):
+            named = {str(column): value for column, value in values.items()}
+            row_id = Record(named).text(id_column) or f"row {position + 1}"
+            try:
+                rows.append(read(Record(named, table, row_id)))
+            except ConfigError as err:
+                skipped.append(SkippedRow(row_id=row_id, reason=str(err)))
+        return StepTable(name=table, rows=tuple(rows), skipped=tuple(skipped))
+
+    return TableFamily(name=name, columns=frozenset(columns.split()), read=read_rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,7 +216,9 @@ def gpt_shape(record: Record, *, vocab: int, seq_length: int = 0) -> ModelShape:
     hidden = record.whole("hidden", "hidden_size", "nhidden", "d_model", "arg_hidden_size")
     heads = record.whole("heads", "num_attention_heads", "nheads", "n_heads")
     return ModelShape(
-        num_layers=record.whole("layers", "num_layers", "nlayers", "n_layers"),
+        num_layers=record.whole(
+            "layers", "num_layers", "nlayers", "n_layers", "layers_derived_from_reported_tflops"
+        ),
         hidden_size=hidden,
         ffn_hidden_size=record.whole("ffn", "ffn_hidden_size", default=4 * hidden),
         num_attention_heads=heads,
@@ -242,9 +243,8 @@ def llama_like(shape: ModelShape) -> ModelShape:
 
 def step_row(
     record: Record,
-    row_id: str,
-    table: str,
     *,
+    row_id: str = "",
     model: ModelShape,
     stack: Stack,
     device: str,
@@ -263,8 +263,9 @@ def step_row(
 ) -> StepRow:
     """The row of a layout; ``ConfigError`` where Megatron would not run it.
 
-    ``label`` is the model in the name of its ranking group.  Degrees and batch are the record's
-    where they are not given.  Rows without a time get a flag, as do those that a column marks.
+    ``label`` is the model in the name of its ranking group.  Degrees, batch and ``row_id`` are the
+    record's where they are not given.  Rows without a time get a flag, as do those that a column
+    marks.
     """
     par = parallelism or layout(record, model, stack)
     width, fp8 = precision_of(precision)
@@ -291,8 +292,8 @@ def step_row(
     )
     flags = (flag, record.flag(), "" if 0 < measured_s < math.inf else "no step time")
     return StepRow(
-        table=table,
-        row_id=row_id,
+        table=record.table,
+        row_id=row_id or record.row_id,
         config=config,
         measured_s=measured_s,
         measured_memory_nbytes=memory_nbytes,

@@ -32,7 +32,7 @@ _MS = 1e-3
 _UNFUSED = Stack(framework="Megatron-LM", attention=Attention.UNFUSED)
 
 
-def read_vtrain(record: Record, row_id: str, table: str) -> StepRow:
+def read_vtrain(record: Record) -> StepRow:
     """vTrain's ground truth: full recompute, 1F1B, fp16, GPT-2's vocabulary.
 
     Single-node times are a simulator's output: every increment is a sum of entries of the source's
@@ -47,8 +47,6 @@ def read_vtrain(record: Record, row_id: str, table: str) -> StepRow:
     is_full = record.is_true("recompute_full_in_config")
     return step_row(
         record,
-        row_id,
-        table,
         model=model,
         stack=replace(_UNFUSED, framework="Megatron-DeepSpeed"),
         device=record.text("gpu"),
@@ -61,7 +59,7 @@ def read_vtrain(record: Record, row_id: str, table: str) -> StepRow:
     )
 
 
-def read_simumax(record: Record, row_id: str, table: str) -> StepRow:
+def read_simumax(record: Record) -> StepRow:
     """SimuMax's runs of Megatron-LM on one node: no overlap, distributed optimizer, layers cut.
 
     What the columns do not hold is from the launch scripts beside the source: one dense layer,
@@ -78,8 +76,6 @@ def read_simumax(record: Record, row_id: str, table: str) -> StepRow:
     par = replace(layout(record, model, stack), context_comm=ContextComm.ALL_TO_ALL)
     return step_row(
         record,
-        row_id,
-        table,
         model=model,
         stack=stack,
         device=record.text("gpu"),
@@ -110,7 +106,7 @@ def _simumax_vocab(record: Record) -> int:
     return padded_vocab(record.whole("vocab"), record.whole("tp"))
 
 
-def read_small_tables(record: Record, row_id: str, table: str) -> StepRow:
+def read_small_tables(record: Record) -> StepRow:
     """Tables of papers and READMEs, one machine for each source, device and precision.
 
     Before 2023 attention was unfused.  Rows whose micro-batch or recompute is not stated are read
@@ -131,8 +127,7 @@ def read_small_tables(record: Record, row_id: str, table: str) -> StepRow:
     kind = record.text("step_time_kind")
     return step_row(
         record,
-        f"{record.text('table')} {record.text('model')} {row_id}",
-        table,
+        row_id=f"{record.text('table')} {record.text('model')} {record.row_id}",
         model=model,
         stack=stack,
         parallelism=_sharded(record, model, layout(record, model, stack)),
@@ -237,12 +232,12 @@ _BIGSCIENCE_SIZES = {
 """Layers, hidden, heads by size label: from the logs beside BigScience's notes (2021)."""
 
 
-def read_bigscience(record: Record, row_id: str, table: str) -> StepRow:
+def read_bigscience(record: Record) -> StepRow:
     """BigScience's notes: full recompute, unfused attention; four or eight GPUs a node.
 
     Sizes come from columns where there are any, else from the label of the model.
     """
-    device = record.text("gpu", "gpu_type") or ("V100" if "_v100" in row_id else "A100-80GB")
+    device = record.text("gpu", "gpu_type") or ("V100" if "_v100" in record.row_id else "A100-80GB")
     usual = 1024 if "V100" in device else 2048
     seq_length = record.whole("seq_len", "seq_length", default=usual)
     model = _bigscience_shape(record, seq_length)
@@ -260,8 +255,6 @@ def read_bigscience(record: Record, row_id: str, table: str) -> StepRow:
     shaped = replace(model, vocab_size=padded_vocab(model.vocab_size, tp))
     return step_row(
         record,
-        row_id,
-        table,
         model=shaped,
         stack=stack,
         device=device,
@@ -284,14 +277,9 @@ def _bigscience_layout(record: Record, tp: int, model: ModelShape, stack: Stack)
 
 def _bigscience_shape(record: Record, seq_length: int) -> ModelShape:
     if record.text("hidden", "hidden_size", "nhidden"):
-        cells = {"hidden": record.whole("hidden", "hidden_size", "nhidden")}
-        cells["layers"] = record.whole(
-            "layers", "num_layers", "nlayers", "layers_derived_from_reported_tflops"
-        )
-        cells["heads"] = record.whole("heads", "nheads", "num_attention_heads")
         usual = _GPT2_VOCAB if seq_length == 1024 else _BLOOM_VOCAB
         vocab = record.whole("vocab", "vocab_size", default=usual)
-        return gpt_shape(Record(cells), vocab=vocab, seq_length=seq_length)
+        return gpt_shape(record, vocab=vocab, seq_length=seq_length)
     size = record.text("size_label")
     if size not in _BIGSCIENCE_SIZES:
         raise ConfigError(f"size {size!r} has no published layers and width; give hidden, layers")
@@ -325,27 +313,12 @@ def first_iterations(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 FAMILIES = (
+    family("vTrain", "recompute_full_in_config pp_schedule_in_config hidden", read_vtrain),
     family(
-        "vTrain",
-        "recompute_full_in_config pp_schedule_in_config hidden",
-        read_vtrain,
+        "SimuMax", "case real_step_time_ms real_max_alloc_gib ep cp", read_simumax, id_column="case"
     ),
-    family(
-        "SimuMax",
-        "case real_step_time_ms real_max_alloc_gib ep cp",
-        read_simumax,
-        id_column="case",
-    ),
-    family(
-        "tables of papers",
-        "source table model step_time_kind step_time_s",
-        read_small_tables,
-    ),
-    family(
-        "BigScience notes",
-        "section pp step_time_s",
-        read_bigscience,
-    ),
+    family("tables of papers", "source table model step_time_kind step_time_s", read_small_tables),
+    family("BigScience notes", "section pp step_time_s", read_bigscience),
     family(
         "BigScience logs",
         "source_file iteration step_time_ms arg_num_layers",

@@ -45,7 +45,7 @@ def _recipe_stack(framework: str, device: str) -> Stack:
     )
 
 
-def read_bridge(record: Record, row_id: str, table: str) -> StepRow:
+def read_bridge(record: Record) -> StepRow:
     """Megatron-Bridge's performance summary; shapes by the model's name, balanced routing.
 
     Several releases of one configuration are rows of their own.  Experts are never split over tp;
@@ -65,8 +65,6 @@ def read_bridge(record: Record, row_id: str, table: str) -> StepRow:
     )
     return step_row(
         record,
-        row_id,
-        table,
         model=_with_drops(model, label),
         stack=stack,
         parallelism=par,
@@ -87,7 +85,7 @@ def _with_drops(model: ModelShape, label: str) -> ModelShape:
     return replace(model, experts=replace(model.experts, capacity_factor=1.0))
 
 
-def read_dgxc(record: Record, row_id: str, table: str) -> StepRow:
+def read_dgxc(record: Record) -> StepRow:
     """DGX Cloud benchmarks of NeMo, several releases of it; shapes by the model's name."""
     label, device = record.text("model"), record.text("gpu")
     if record.text("framework").lower() not in ("", "nemo", "megatron", "megatron-lm"):
@@ -101,8 +99,7 @@ def read_dgxc(record: Record, row_id: str, table: str) -> StepRow:
     num_layers = record.whole("layers", default=0)
     return step_row(
         record,
-        f"{record.text('title') or label} x{record.text('gpus')} {row_id}",
-        table,
+        row_id=f"{record.text('title') or label} x{record.text('gpus')} {record.row_id}",
         model=public_shape(label, seq_length=record.whole("seq_len"), num_layers=num_layers),
         stack=_recipe_stack(f"NeMo {record.text('release_tag_first')}".strip(), device),
         device=device,
@@ -133,7 +130,7 @@ _MLPERF_MODELS = {
 }
 
 
-def read_mlperf(record: Record, row_id: str, table: str) -> StepRow:
+def read_mlperf(record: Record) -> StepRow:
     """MLPerf training of language models; rows whose degrees are not certain are flagged.
 
     A pipeline whose vp is not stated is refused.
@@ -160,8 +157,7 @@ def read_mlperf(record: Record, row_id: str, table: str) -> StepRow:
     model = public_shape(_MLPERF_MODELS[benchmark], seq_length=record.whole("seq_len"))
     return step_row(
         record,
-        " ".join(record.text(c) for c in ("round", "system", "benchmark", "result")).strip(),
-        table,
+        row_id=" ".join(record.text(c) for c in ("round", "system", "benchmark", "result")).strip(),
         model=model,
         stack=_recipe_stack("NeMo", device),
         device=device,
@@ -173,7 +169,7 @@ def read_mlperf(record: Record, row_id: str, table: str) -> StepRow:
     )
 
 
-def read_ci(record: Record, row_id: str, table: str) -> StepRow:
+def read_ci(record: Record) -> StepRow:
     """Golden step times of Megatron-LM's functional tests (GPT and mixtures of experts).
 
     Deterministic and small: they time the host.  Where a test leaves the tokenizer to the data, the
@@ -191,9 +187,8 @@ def read_ci(record: Record, row_id: str, table: str) -> StepRow:
     )
     is_full = record.text("recompute_granularity") == "full"
     return step_row(
-        Record(degrees | _batch(record)),
-        f"{record.text('test_case')} {row_id}",
-        table,
+        record.only(degrees | _batch(record)),
+        row_id=f"{record.text('test_case')} {record.row_id}",
         model=replace(model, vocab_size=padded_vocab(model.vocab_size, degrees["tp"])),
         stack=_ci_stack(record),
         device=record.text("gpu"),
@@ -280,24 +275,8 @@ def _ci_shape(record: Record) -> ModelShape:
 
 
 FAMILIES = (
-    family(
-        "Megatron-Bridge",
-        "release system model gpus fsdp tokens_per_s_per_gpu",
-        read_bridge,
-    ),
-    family(
-        "DGX Cloud benchmarks",
-        "model framework gpu gpus tokens_per_s scaling",
-        read_dgxc,
-    ),
-    family(
-        "MLPerf",
-        "round benchmark accelerator config_match gpus tp",
-        read_mlperf,
-    ),
-    family(
-        "Megatron-LM CI",
-        "model_family test_case median_iter_time_s hidden_size",
-        read_ci,
-    ),
+    family("Megatron-Bridge", "release system model gpus fsdp tokens_per_s_per_gpu", read_bridge),
+    family("DGX Cloud benchmarks", "model framework gpu gpus tokens_per_s scaling", read_dgxc),
+    family("MLPerf", "round benchmark accelerator config_match gpus tp", read_mlperf),
+    family("Megatron-LM CI", "model_family test_case median_iter_time_s hidden_size", read_ci),
 )

@@ -22,7 +22,7 @@ from forerun.calib.workload.config import Attention, ModelShape
 _MS = 1e-3
 
 
-def read_sailor(record: Record, row_id: str, table: str) -> StepRow:
+def read_sailor(record: Record) -> StepRow:
     """Sailor's runs of Megatron-DeepSpeed: fp32, no recompute, stages in layers of their own.
 
     ``layers_per_stage`` counts embedding and head as a layer each.  Runs on several kinds of device
@@ -44,8 +44,6 @@ def read_sailor(record: Record, row_id: str, table: str) -> StepRow:
     par = replace(layout(record, model, stack), chunk_layers=stages)
     return step_row(
         record,
-        row_id,
-        table,
         model=model,
         stack=stack,
         device=device,
@@ -74,7 +72,7 @@ def _stages(record: Record, model: ModelShape) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def read_nanotron(record: Record, row_id: str, table: str) -> StepRow:
+def read_nanotron(record: Record) -> StepRow:
     """nanotron's bench of a 1B Llama: 24 layers of 2048, 32 heads, ffn 4096 (its own scripts)."""
     if "llama-1b" not in record.text("model").lower():
         raise ConfigError(f"model {record.text('model')!r} is not known; known is llama-1B")
@@ -82,8 +80,6 @@ def read_nanotron(record: Record, row_id: str, table: str) -> StepRow:
     shape = gpt_shape(Record(cells), vocab=50272, seq_length=record.whole("seq_len"))
     return step_row(
         record,
-        row_id,
-        table,
         model=llama_like(shape),
         stack=Stack(framework="nanotron", is_sequence_parallel=True, is_optimizer_distributed=True),
         device="H100",
@@ -93,7 +89,7 @@ def read_nanotron(record: Record, row_id: str, table: str) -> StepRow:
     )
 
 
-def read_llmfoundry(record: Record, row_id: str, table: str) -> StepRow:
+def read_llmfoundry(record: Record) -> StepRow:
     """llm-foundry's MPT runs: all sharded by FSDP, which is not modelled, so all are flagged."""
     sharding = record.text("sharding")
     shape = gpt_shape(record, vocab=record.whole("vocab_size"))
@@ -105,8 +101,6 @@ def read_llmfoundry(record: Record, row_id: str, table: str) -> StepRow:
     from_config = "FSDP is not modelled" if "SHARD" in sharding else ""
     return step_row(
         record,
-        row_id,
-        table,
         model=shape,
         stack=Stack(framework="llm-foundry", is_optimizer_distributed=True, overlaps=True),
         device=device,
@@ -118,7 +112,7 @@ def read_llmfoundry(record: Record, row_id: str, table: str) -> StepRow:
     )
 
 
-def read_neusight(record: Record, row_id: str, table: str) -> StepRow:
+def read_neusight(record: Record) -> StepRow:
     """NeuSight's fp32 Hugging Face models: inference is skipped, training lacks the optimizer."""
     if record.text("mode") != "train":
         raise ConfigError(f"mode {record.text('mode')!r} is no training step")
@@ -130,9 +124,8 @@ def read_neusight(record: Record, row_id: str, table: str) -> StepRow:
     degrees = {c: record.whole(c, default=1) for c in ("tp", "pp", "gpus")}
     micro = max(1, batch // record.whole("num_microbatches", default=1))
     return step_row(
-        Record({**cells, **degrees, "micro_batch_size": micro}),
-        f"{record.text('gpu')} {record.text('model')} {batch} {row_id}",
-        table,
+        record.only({**cells, **degrees, "micro_batch_size": micro}),
+        row_id=f"{record.text('gpu')} {record.text('model')} {batch} {record.row_id}",
         model=shape,
         stack=Stack(framework="Hugging Face", attention=Attention.UNFUSED),
         device=record.text("gpu"),
@@ -146,24 +139,10 @@ def read_neusight(record: Record, row_id: str, table: str) -> StepRow:
 
 FAMILIES = (
     family(
-        "Sailor",
-        "cluster gpus_types layers_per_stage step_time_s",
-        read_sailor,
+        *("Sailor", "cluster gpus_types layers_per_stage step_time_s", read_sailor),
         id_column="source_file",
     ),
-    family(
-        "nanotron",
-        "grad_accum seq_len step_time_ms_median_it8_12",
-        read_nanotron,
-    ),
-    family(
-        "llm-foundry",
-        "d_model n_layers sharding step_time_s_derived",
-        read_llmfoundry,
-    ),
-    family(
-        "NeuSight",
-        "gpu model mode batch e2e_time_ms",
-        read_neusight,
-    ),
+    family("nanotron", "grad_accum seq_len step_time_ms_median_it8_12", read_nanotron),
+    family("llm-foundry", "d_model n_layers sharding step_time_s_derived", read_llmfoundry),
+    family("NeuSight", "gpu model mode batch e2e_time_ms", read_neusight),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from forerun.benchmarks.baselines.steps import ConstantRate, PerfectScaling, TenTerms
@@ -97,6 +97,24 @@ def _mape(limit: float) -> Bar:
     return Bar(figure="mape_frac", limit=limit)
 
 
+def _claims(
+    title: str,
+    table: str,
+    bars: Mapping[str, tuple[str, float]],
+    operators: tuple[str, ...] = (),
+) -> Iterator[Claim]:
+    """By protocol: what was reached before, and the bar of the error."""
+    for protocol, (before, limit) in bars.items():
+        yield Claim(
+            title=title,
+            table=table,
+            protocol=protocol,
+            reference=before,
+            bars=(_mape(limit),),
+            operators=operators,
+        )
+
+
 def _half_width(limit: float) -> Bar:
     return Bar(figure="interval_width_frac", limit=limit)
 
@@ -108,7 +126,6 @@ _RANKING = (
 )
 _MEMORY = Bar(figure="memory_mape_frac", limit=0.02)
 _SINGLE, _MULTI = "e2e_vtrain_single_node", "e2e_vtrain_multi_node"
-_SINGLE_TITLE = "vTrain single node (synthetic)"
 _SIMUMAX, _SIMUMAX_OPS = "e2e_simumax_b200_8gpu", ("ops_simumax_gemm_attention",)
 _SAILOR, _SAILOR_OPS = "e2e_sailor", ("ops_sailor_layer_profiles",)
 _BRIDGE = "e2e_megatron_bridge"
@@ -138,30 +155,18 @@ _PAPERS: tuple[Claim, ...] = (
     ),
 )
 _VTRAIN: tuple[Claim, ...] = (
-    *(
-        Claim(
-            title=_SINGLE_TITLE,
-            table=_SINGLE,
-            protocol=protocol,
-            reference=before,
-            bars=(_mape(limit),),
-        )
-        for protocol, before, limit in (
-            ("calibrate_5", "4.6", 0.045),
-            ("calibrate_10", "3.3", 0.032),
-            ("calibrate_40", "0.8", 0.008),
-            ("designed_10", "2.0", 0.02),
-        )
+    *_claims(
+        "vTrain single node (synthetic)",
+        _SINGLE,
+        {
+            "calibrate_5": ("4.6", 0.045),
+            "calibrate_10": ("3.3", 0.032),
+            "calibrate_40": ("0.8", 0.008),
+            "designed_10": ("2.0", 0.02),
+        },
     ),
-    *(
-        Claim(
-            title="vTrain multi node",
-            table=_MULTI,
-            protocol=protocol,
-            reference=before,
-            bars=(_mape(limit),),
-        )
-        for protocol, before, limit in ((LEAVE_ONE_OUT, "5.6", 0.05), ("calibrate_5", "7.1", 0.065))
+    *_claims(
+        "vTrain multi node", _MULTI, {LEAVE_ONE_OUT: ("5.6", 0.05), "calibrate_5": ("7.1", 0.065)}
     ),
 )
 _ONE_STACK: tuple[Claim, ...] = (
@@ -186,19 +191,11 @@ _ONE_STACK: tuple[Claim, ...] = (
             _MEMORY,
         ),
     ),
-    *(
-        Claim(
-            title="Sailor GH200",
-            table=_SAILOR,
-            protocol=protocol,
-            operators=_SAILOR_OPS,
-            reference=before,
-            bars=(_mape(limit),),
-        )
-        for protocol, before, limit in (
-            ("calibrate_0", "4.4; naive 18.4", 0.042),
-            ("calibrate_3", "-", 0.035),
-        )
+    *_claims(
+        "Sailor GH200",
+        _SAILOR,
+        {"calibrate_0": ("4.4; naive 18.4", 0.042), "calibrate_3": ("-", 0.035)},
+        operators=_SAILOR_OPS,
     ),
     *(
         Claim(

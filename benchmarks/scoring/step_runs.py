@@ -35,7 +35,7 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """What one model said of the folds of a claim."""
+    """What one model said of the folds of a claim, or of some of them."""
 
     folds: tuple[StepsScored, ...]
     seconds: float
@@ -61,15 +61,13 @@ def score(
             parts = _PARTS_PER_JOB * num_jobs if name == MODELS[0] and num_jobs > 1 else 1
             place = CLAIMS.index(claim)
             tasks += [
-                _Task(
-                    data=data, place=place, model=name, part=part, folds=tuple(folds[part::parts])
-                )
+                _Task(data=data, place=place, model=name, folds=tuple(folds[part::parts]))
                 for part in range(min(parts, max(1, len(folds))))
             ]
-    found: dict[tuple[Key, str], list[tuple[int, _Done]]] = {}
+    found: dict[tuple[Key, str], list[Scored]] = {}
     for task, done in _each(tasks, num_jobs):
-        found.setdefault((CLAIMS[task.place].key, task.model), []).append((task.part, done))
-    return {key: _joined([done for _, done in sorted(v, key=_first)]) for key, v in found.items()}
+        found.setdefault((CLAIMS[task.place].key, task.model), []).append(done)
+    return {key: _joined(parts) for key, parts in found.items()}
 
 
 def claim_rows(data: Path, claim: Claim) -> list[StepRow]:
@@ -108,17 +106,11 @@ class _Task:
     place: int
     """Of the claim among all."""
     model: str
-    part: int
     folds: tuple[Fold, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Done:
-    folds: list[StepsScored]
-    seconds: float
-
-
-def _each(tasks: Sequence[_Task], num_jobs: int) -> Iterator[tuple[_Task, _Done]]:
+def _each(tasks: Sequence[_Task], num_jobs: int) -> Iterator[tuple[_Task, Scored]]:
+    """Each task, in their order, with what came of it."""
     if num_jobs == 1:
         yield from ((task, _told(task, _run(task))) for task in tasks)
         return
@@ -127,16 +119,16 @@ def _each(tasks: Sequence[_Task], num_jobs: int) -> Iterator[tuple[_Task, _Done]
             yield task, _told(task, done)
 
 
-def _run(task: _Task) -> _Done:
+def _run(task: _Task) -> Scored:
     claim = CLAIMS[task.place]
     begin = time.process_time()
     with threadpool_limits(1):
         model = _BASELINES.get(task.model) or model_over(task.data, claim.operators)
         folds = score_folds(claim_rows(task.data, claim), task.folds, model)
-    return _Done(folds=folds, seconds=time.process_time() - begin)
+    return Scored(folds=tuple(folds), seconds=time.process_time() - begin)
 
 
-def _told(task: _Task, done: _Done) -> _Done:
+def _told(task: _Task, done: Scored) -> Scored:
     claim = CLAIMS[task.place]
     if task.model not in MODELS[1:]:
         told = f"{claim.title}, {claim.protocol}, {len(task.folds)} folds: {done.seconds:.0f} s"
@@ -144,15 +136,11 @@ def _told(task: _Task, done: _Done) -> _Done:
     return done
 
 
-def _joined(parts: Sequence[_Done]) -> Scored:
+def _joined(parts: Sequence[Scored]) -> Scored:
     """Every so many folds were one part: back in their order."""
     number, total = len(parts), sum(len(part.folds) for part in parts)
     folds = tuple(parts[place % number].folds[place // number] for place in range(total))
     return Scored(folds=folds, seconds=sum(part.seconds for part in parts))
-
-
-def _first(pair: tuple[int, _Done]) -> int:
-    return pair[0]
 
 
 def _first_reason(text: str) -> str:
