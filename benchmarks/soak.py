@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -147,20 +148,17 @@ class Watch:
 def verdicts(watch: Watch, *, num_windows: int) -> list[Verdict]:
     """The claims; those on answers are left out where there were too few."""
     early, late = quarters(watch.training)
-    found = [
-        _level("training: resident MiB, second and last quarter", _mib(early), _mib(late)),
-        _no_more("training: threads", max(x.num_threads for x in early), late[-1].num_threads),
-        _no_more("training: open files", max(x.num_files for x in early), late[-1].num_files),
-    ]
+    threads, files = max(x.num_threads for x in early), max(x.num_files for x in early)
     gone_s = watch.gone_unix_s - watch.ended_unix_s
-    found.append(
-        Verdict(
-            claim="companion: gone, s after the end (at most)",
-            before=GONE_WITHIN_S,
-            after=gone_s,
-            holds=gone_s <= GONE_WITHIN_S,
-        )
-    )
+    found = [
+        _verdict(
+            *("training: resident MiB, second and last quarter", _mib(early), _mib(late)),
+            most_growth=MOST_GROWTH,
+        ),
+        _verdict("training: threads", threads, late[-1].num_threads),
+        _verdict("training: open files", files, late[-1].num_files),
+        _verdict("companion: gone, s after the end (at most)", GONE_WITHIN_S, gone_s),
+    ]
     if len(watch.answers) < 8:
         return found
     # From one answer to the next; several windows where some were passed over.
@@ -169,20 +167,24 @@ def verdicts(watch: Watch, *, num_windows: int) -> list[Verdict]:
     third_mib, last_mib = _mib(watch.answers[2:5]), _mib(watch.answers[-3:])
     return [
         *found,
-        _level("companion: resident MiB, third answer and last", third_mib, last_mib),
-        Verdict(
-            claim="companion: processor s per answer, third and last",
-            before=third,
-            after=last,
-            holds=last <= MOST_TIME_GROWTH * third,
+        _verdict(
+            *("companion: resident MiB, third answer and last", third_mib, last_mib),
+            most_growth=MOST_GROWTH,
         ),
-        Verdict(
-            claim="companion: windows, and answers among them",
-            before=num_windows,
-            after=len(watch.answers),
-            holds=True,
+        _verdict(
+            *("companion: processor s per answer, third and last", third, last),
+            most_growth=MOST_TIME_GROWTH,
+        ),
+        _verdict(
+            *("companion: windows, and answers among them", num_windows, len(watch.answers)),
+            most_growth=math.inf,
         ),
     ]
+
+
+def _verdict(claim: str, before: float, after: float, *, most_growth: float = 1.0) -> Verdict:
+    holds = after <= most_growth * before
+    return Verdict(claim=claim, before=before, after=after, holds=holds)
 
 
 def quarters(looks: Sequence[Look]) -> tuple[Sequence[Look], Sequence[Look]]:
@@ -193,14 +195,6 @@ def quarters(looks: Sequence[Look]) -> tuple[Sequence[Look], Sequence[Look]]:
 
 def _mib(looks: Sequence[Look]) -> float:
     return statistics.median(x.nbytes for x in looks) / 2**20
-
-
-def _level(claim: str, before: float, after: float) -> Verdict:
-    return Verdict(claim=claim, before=before, after=after, holds=after <= MOST_GROWTH * before)
-
-
-def _no_more(claim: str, before: float, after: float) -> Verdict:
-    return Verdict(claim=claim, before=before, after=after, holds=after <= before)
 
 
 def worker(sleep_s: float, argv: Sequence[str]) -> None:

@@ -17,6 +17,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
+
 PACKAGE = ("calib", "hooks", "launch")
 TREES = {"package": PACKAGE, "tests": ("tests",), "benchmarks": ("benchmarks",)}
 CROWDED = 16
@@ -121,24 +125,13 @@ def _arrows(root: Path, trees: Mapping[Path, ast.Module]) -> dict[str, set[str]]
 
 def _circles(arrows: Mapping[str, set[str]]) -> list[set[str]]:
     """Sets of modules that reach each other."""
-    reach = {name: _reached(name, arrows) for name in arrows}
-    found: list[set[str]] = []
-    for name in arrows:
-        circle = {other for other in reach[name] if name in reach[other]}
-        if circle and circle not in found:
-            found.append(circle)
-    return found
-
-
-def _reached(start: str, arrows: Mapping[str, set[str]]) -> set[str]:
-    seen: set[str] = set()
-    ahead = list(arrows[start])
-    while ahead:
-        name = ahead.pop()
-        if name not in seen:
-            seen.add(name)
-            ahead += arrows[name]
-    return seen
+    names = list(arrows)
+    leads = [[other in arrows[name] for other in names] for name in names]
+    _, labels = connected_components(csr_array(np.array(leads)), connection="strong")
+    circles: dict[int, set[str]] = defaultdict(set)
+    for name, label in zip(names, labels.tolist(), strict=True):
+        circles[label].add(name)
+    return [circle for circle in circles.values() if len(circle) > 1]
 
 
 def _upward(root: Path, arrows: Mapping[str, set[str]]) -> int | str:

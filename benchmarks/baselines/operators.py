@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import RandomForestRegressor
-from sklearn.model_selection import KFold
+from sklearn.model_selection import KFold, cross_val_predict
 from xgboost import XGBRegressor
 
 from forerun.calib.fit.batches import ShapeBatch, Timed
@@ -124,11 +124,8 @@ def fit_raw_time(timed: Timed) -> RawTime:
         return RawTime(regressor=forest, least_s=least_s, half_width_frac=UNKNOWN_FRAC)
     found = [(_errors(forest.oob_prediction_, time_us, least_s), forest)]
     for settings in BOOSTED:
-        left_out = np.zeros(len(timed))
-        for train, test in KFold(FOLDS, shuffle=True, random_state=0).split(sizes):
-            left_out[test] = (
-                _boosted(settings).fit(sizes[train], time_us[train]).predict(sizes[test])
-            )
+        folds = KFold(FOLDS, shuffle=True, random_state=0)
+        left_out = cross_val_predict(_boosted(settings), sizes, time_us, cv=folds).astype(float)
         found.append((_errors(left_out, time_us, least_s), _boosted(settings)))
     errors, regressor = min(found, key=lambda one: _mape(one[0]))
     if regressor is not forest:

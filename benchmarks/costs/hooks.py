@@ -6,11 +6,8 @@ so that other work on the machine counts little.
 
 from __future__ import annotations
 
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -19,12 +16,11 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from forerun.calib.workload.run_options import WandbMode
+from forerun.benchmarks.costs.idle_session import idle_session
 from forerun.hooks.control.orders import CALM_PAUSE_S
 from forerun.hooks.control.votes import Votes
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.host import Host, KnownHost
-from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.process.store_link import StoreLink
 from forerun.hooks.sensors.modules import ModuleHooks
 from forerun.hooks.sensors.process_groups import ProcessGroupHooks
@@ -105,42 +101,39 @@ def alone(name: str, action: Action, *, per: int = 1) -> None:
     print(f"{name:48} {taken:9.0f}")
 
 
-def report_modules(recorder: Recorder, guard: Guard) -> None:
-    """Operators in a chain, as in a model; then everything that is put on for one step."""
-    model = nn.Sequential(*(Layer() for _ in range(NUM_LAYERS)))
-    hidden = torch.ones(2, 2, 4, requires_grad=True)
-    hooks = ModuleHooks([model], recorder, guard)
+def recorded(hooks: ModuleHooks | ProcessGroupHooks, recorder: Recorder) -> tuple[Action, Action]:
+    """Putting hooks on with a step that records, and taking both off."""
 
     def put_on() -> None:
         hooks.install()
-        recorder.open(StepLog(step=0, window=0, sites=hooks.sites))
+        recorder.open(StepLog(step=0, window=0, sites=getattr(hooks, "sites", ())))
 
     def take_off() -> None:
         hooks.remove()
         recorder.close()
+
+    return put_on, take_off
+
+
+def report_modules(recorder: Recorder, guard: Guard) -> None:
+    """Operators in a chain, as in a model; then everything that is put on for one step."""
+    model = nn.Sequential(*(Layer() for _ in range(NUM_LAYERS)))
+    hidden = torch.ones(2, 2, 4, requires_grad=True)
+    chain = recorded(ModuleHooks([model], recorder, guard), recorder)
 
     def forward() -> None:
         with torch.no_grad():
             model(hidden)
 
     per = 2 * NUM_LAYERS
-    report("module forward", forward, put_on, take_off, per=per)
+    report("module forward", forward, *chain, per=per)
     both: Action = lambda: model(hidden * 1).sum().backward()  # noqa: E731
-    report("module forward and backward", both, put_on, take_off, per=per)
+    report("module forward and backward", both, *chain, per=per)
     experts = nn.Module()
     experts.token_dispatcher = dispatcher = Dispatcher()
-    methods = ModuleHooks([experts], recorder, guard)
-
-    def put_on_methods() -> None:
-        methods.install()
-        recorder.open(StepLog(step=0, window=0, sites=methods.sites))
-
-    def take_off_methods() -> None:
-        methods.remove()
-        recorder.close()
-
+    methods = recorded(ModuleHooks([experts], recorder, guard), recorder)
     call: Action = lambda: dispatcher.dispatch_postprocess(hidden)  # noqa: E731
-    report("dispatcher method", call, put_on_methods, take_off_methods)
+    report("dispatcher method", call, *methods)
     instruments = Instruments(KnownHost(Host(models=(model,))), guard)
 
     def step() -> None:
@@ -154,15 +147,7 @@ def report_groups(recorder: Recorder, guard: Guard) -> None:
     """Collectives of one rank over gloo: all of the time is the host's."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     tensor = torch.ones(4)
-    hooks = ProcessGroupHooks(recorder, guard)
-
-    def put_on() -> None:
-        hooks.install()
-        recorder.open(StepLog(step=0, window=0, sites=()))
-
-    def take_off() -> None:
-        hooks.remove()
-        recorder.close()
+    calls = recorded(ProcessGroupHooks(recorder, guard), recorder)
 
     def coalesced() -> None:
         with dist._coalescing_manager(async_ops=True) as manager:
@@ -175,11 +160,11 @@ def report_groups(recorder: Recorder, guard: Guard) -> None:
         ("coalesced collective and wait", coalesced),
     )
     for name, action in cases:
-        report(name, action, put_on, take_off)
+        report(name, action, *calls)
     dist.destroy_process_group()
     # A backend that sends nothing: what is left is the call.
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    report("send and wait", lambda: dist.isend(tensor, 1).wait(), put_on, take_off)
+    report("send and wait", lambda: dist.isend(tensor, 1).wait(), *calls)
     dist.destroy_process_group()
 
 
@@ -213,22 +198,8 @@ def report_marks(recorder: Recorder, guard: Guard) -> None:
 
 def report_timer() -> None:
     """The step timer after the window, without and with the pipe of the last rank."""
-    reader = (sys.executable, "-c", "import sys; [line for line in sys.stdin]")
     for name, is_last in (("step after the window", False), ("the same on the last rank", True)):
-        with tempfile.TemporaryDirectory() as home:
-            rank = 1 if is_last else 0
-            session = Session(
-                Settings(
-                    rank=RankInfo(
-                        rank=rank, world_size=2, local_rank=rank, local_world_size=2, run_id="timer"
-                    ),
-                    steps=0,
-                    every=10**9,
-                    directory=Path(home),
-                    wandb=WandbMode.OFF,
-                    companion_command=reader if is_last else (),
-                )
-            )
+        with idle_session(is_last=is_last) as session:
 
             def step(session: Session = session) -> None:
                 session.begin_step()
@@ -240,7 +211,6 @@ def report_timer() -> None:
             bare = min(best_ns(lambda: time.sleep(0.0002)) for _ in range(NUM_REPEATS))
             taken = min(best_ns(step) for _ in range(NUM_REPEATS))
             print(f"{name:48} {taken - bare:9.0f}")
-            session.finish()
 
 
 def report_look() -> None:

@@ -18,15 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
+from forerun.benchmarks.costs.idle_session import idle_session
 from forerun.calib.answers.overhead import overhead
-from forerun.calib.records.record_kinds import StepRecord
 from forerun.calib.samples.store import read_run
-from forerun.calib.workload.run_options import WandbMode
-from forerun.hooks.process.settings import RankInfo, Settings
-from forerun.hooks.session.session import Session
+from forerun.calib.samples.table import build_table
 
 ROOT = Path(__file__).parents[2]
-READER = (sys.executable, "-c", "import sys; [line for line in sys.stdin]")
 PAUSE_S = 0.002
 
 
@@ -51,45 +48,21 @@ def run(directory: Path, args: argparse.Namespace) -> None:
 
 def steps_of(directory: Path) -> tuple[np.ndarray, np.ndarray]:
     """Time of each step of the window, median over ranks, and whether it was hooked."""
-    times: dict[int, list[float]] = {}
-    hooked: dict[int, bool] = {}
-    flagged: set[int] = set()
-    for records in read_run(directory).records.values():
-        for record in records:
-            if isinstance(record, StepRecord):
-                times.setdefault(record.step, []).append(
-                    (record.duration_ns + record.gap_ns) * 1e-9
-                )
-                hooked[record.step] = record.is_hooked
-                flagged |= {record.step} if record.flags else set()
-    clean = sorted(set(times) - flagged)
-    return np.array([np.median(times[n]) for n in clean]), np.array([hooked[n] for n in clean])
+    steps = build_table(read_run(directory)).steps
+    by_step = steps[steps["is_clean"]].groupby("step", sort=True)
+    return by_step["time_s"].median().to_numpy(), by_step["is_hooked"].last().to_numpy()
 
 
 def timer_s(*, is_last: bool, num_calls: int = 300) -> float:
     """Median seconds of ``begin_step`` and ``end_step`` outside the window, caches cold."""
-    rank = int(is_last)
-    with tempfile.TemporaryDirectory() as home:
-        session = Session(
-            Settings(
-                rank=RankInfo(
-                    rank=rank, world_size=2, local_rank=rank, local_world_size=2, run_id="timer"
-                ),
-                steps=0,
-                every=10**9,
-                directory=Path(home),
-                wandb=WandbMode.OFF,
-                companion_command=READER if is_last else (),
-            )
-        )
-        taken = []
+    taken = []
+    with idle_session(is_last=is_last) as session:
         for _ in range(num_calls):
             begin_s = time.perf_counter()
             session.begin_step()
             session.end_step()
             taken.append(time.perf_counter() - begin_s)
             time.sleep(PAUSE_S)
-        session.finish()
     return float(np.median(taken[10:]))
 
 

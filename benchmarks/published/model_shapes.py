@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -17,14 +17,6 @@ from forerun.calib.workload.config import (
     PositionEmbedding,
 )
 from forerun.calib.workload.model_shape import Dispatcher
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublicModel:
-    """The shape of a model at its published depth, and where that is published."""
-
-    shape: ModelShape
-    source: str
 
 
 def public_shape(
@@ -41,7 +33,7 @@ def public_shape(
     256
     """
     key = model_key(name)
-    depth = num_layers or _models()[key].shape.num_layers
+    depth = num_layers or _models()[key].num_layers
     dense = _DENSE_LAYERS.get(key, 0) if num_dense_layers is None else num_dense_layers
     return _cut(key, depth, seq_length, dense)
 
@@ -60,11 +52,6 @@ def model_key(name: str) -> str:
         if re.search(pattern, low):
             return key
     raise ConfigError(f"model {name!r} is not known; known are {', '.join(_models())}")
-
-
-def source_of(name: str) -> str:
-    """Where the shape of a model is published."""
-    return _models()[model_key(name)].source
 
 
 _NOT_MODELLED = {
@@ -95,15 +82,13 @@ _PATTERNS = {
     "internlm7b": "internlm-7b",
     "gpt3$|gpt3.*175b|gpt175b": "gpt3-175b",
 }
-_LLAMA3 = "Llama team 2024, arXiv:2407.21783, Table 3"
-_LLAMA2 = "Touvron et al. 2023, arXiv:2307.09288, and the released configuration"
 _DENSE_LAYERS = {"deepseek-v2": 1, "deepseek-v2-lite": 1, "deepseek-v3": 3, "kimi-k2": 1}
 _MLA = LatentAttention(q_lora_rank=1536, kv_lora_rank=512)
 
 
 @lru_cache(maxsize=1024)
 def _cut(key: str, num_layers: int, seq_length: int, num_dense: int) -> ModelShape:
-    shape = _models()[key].shape
+    shape = _models()[key]
     experts = shape.experts
     if experts is not None and num_dense:
         pattern = tuple(layer >= num_dense for layer in range(num_layers))
@@ -120,9 +105,7 @@ _GPT: Mapping[str, Any] = {
 }
 _NEMOTRON: Mapping[str, Any] = {"is_gated": False, "normalization": Normalization.LAYER_NORM}
 _QWEN3: Mapping[str, Any] = {"kv_channels": 128, "has_qk_norm": True}
-_QWEN3_SOURCE = "Qwen team 2025, arXiv:2505.09388, Table 2, and the released configuration"
 _GPT_OSS: Mapping[str, Any] = {"kv_channels": 64, "has_bias": True}
-_GPT_OSS_SOURCE = "OpenAI 2025, arXiv:2508.10925, Table 1, and the released configuration"
 _LATENT: Mapping[str, Any] = {
     "kv_channels": _MLA.v_head_dim,
     "latent_attention": _MLA,
@@ -132,73 +115,51 @@ _LITE: Mapping[str, Any] = _LATENT | {"latent_attention": replace(_MLA, q_lora_r
 
 
 @lru_cache(maxsize=1)
-def _models() -> Mapping[str, PublicModel]:
+def _models() -> Mapping[str, ModelShape]:
     """Layers, hidden, ffn, heads, groups and vocabulary; experts, top-k, their ffn, the shared one.
 
     What is not said is a decoder without biases: rotary positions, RMSNorm, gated, an output of its
     own.
     """
-    released = "released configuration, 2024"
     return {
-        "llama3-8b": _model("32 4096 14336 32 8 128256", _LLAMA3),
-        "llama3-70b": _model("80 8192 28672 64 8 128256", _LLAMA3),
-        "llama3-405b": _model("126 16384 53248 128 8 128256", _LLAMA3),
-        "llama2-7b": _model("32 4096 11008 32 32 32000", _LLAMA2),
-        "llama2-13b": _model("40 5120 13824 40 40 32000", _LLAMA2),
-        "llama2-70b": _model("80 8192 28672 64 8 32000", _LLAMA2),
-        "internlm-7b": _model("32 4096 11008 32 32 103168", "released configuration, 2023"),
-        "gpt3-175b": _model(
-            "96 12288 49152 96 96 51200", "Brown et al. 2020, arXiv:2005.14165, Table 2.1", **_GPT
-        ),
-        "nemotron4-15b": _model(
-            *("32 6144 24576 48 8 256000", "Parmar et al. 2024, arXiv:2402.16819, Table 1"),
-            **_NEMOTRON,
-        ),
-        "nemotron4-340b": _model(
-            "96 18432 73728 96 8 256000", "NVIDIA 2024, arXiv:2406.11704, Table 1", **_NEMOTRON
-        ),
-        "mixtral-8x7b": _model(
-            *("32 4096 14336 32 8 32000", "Jiang et al. 2024, arXiv:2401.04088, Table 1"),
-            experts="8 2 14336 0",
-        ),
-        "mixtral-8x22b": _model("56 6144 16384 48 8 32768", released, experts="8 2 16384 0"),
-        "grok-1": _model("64 6144 32768 48 8 131072", released, experts="8 2 32768 0"),
-        "qwen3-30b-a3b": _model(
-            "48 2048 768 32 4 151936", _QWEN3_SOURCE, experts="128 8 768 0", **_QWEN3
-        ),
-        "qwen3-235b-a22b": _model(
-            "94 4096 1536 64 4 151936", _QWEN3_SOURCE, experts="128 8 1536 0", **_QWEN3
-        ),
-        "gpt-oss-120b": _model(
-            "36 2880 2880 64 8 201088", _GPT_OSS_SOURCE, experts="128 4 2880 0", **_GPT_OSS
-        ),
-        "gpt-oss-20b": _model(
-            "24 2880 2880 64 8 201088", _GPT_OSS_SOURCE, experts="32 4 2880 0", **_GPT_OSS
-        ),
-        "deepseek-v2": _model(
-            *("60 5120 12288 128 128 102400", "arXiv:2405.04434, 3.1.2"),
-            experts="160 6 1536 3072",
-            **_LATENT,
-        ),
-        "deepseek-v2-lite": _model(
-            *("27 2048 10944 16 16 102400", "arXiv:2405.04434, appendix B"),
-            experts="64 6 1408 2816",
-            **_LITE,
-        ),
-        "deepseek-v3": _model(
-            *("61 7168 18432 128 128 129280", "arXiv:2412.19437, 4.2"),
-            experts="256 8 2048 2048",
-            **_LATENT,
-        ),
-        "kimi-k2": _model(
-            *("61 7168 18432 64 64 163840", "arXiv:2507.20534, Table 2"),
-            experts="384 8 2048 2048",
-            **_LATENT,
-        ),
+        # Llama team 2024, arXiv:2407.21783, Table 3
+        "llama3-8b": _model("32 4096 14336 32 8 128256"),
+        "llama3-70b": _model("80 8192 28672 64 8 128256"),
+        "llama3-405b": _model("126 16384 53248 128 8 128256"),
+        # Touvron et al. 2023, arXiv:2307.09288, and the released configuration
+        "llama2-7b": _model("32 4096 11008 32 32 32000"),
+        "llama2-13b": _model("40 5120 13824 40 40 32000"),
+        "llama2-70b": _model("80 8192 28672 64 8 32000"),
+        # released configuration, 2023
+        "internlm-7b": _model("32 4096 11008 32 32 103168"),
+        # Brown et al. 2020, arXiv:2005.14165, Table 2.1
+        "gpt3-175b": _model("96 12288 49152 96 96 51200", **_GPT),
+        # Parmar et al. 2024, arXiv:2402.16819, Table 1
+        "nemotron4-15b": _model("32 6144 24576 48 8 256000", **_NEMOTRON),
+        # NVIDIA 2024, arXiv:2406.11704, Table 1
+        "nemotron4-340b": _model("96 18432 73728 96 8 256000", **_NEMOTRON),
+        # Jiang et al. 2024, arXiv:2401.04088, Table 1
+        "mixtral-8x7b": _model("32 4096 14336 32 8 32000", "8 2 14336 0"),
+        # released configurations, 2024
+        "mixtral-8x22b": _model("56 6144 16384 48 8 32768", "8 2 16384 0"),
+        "grok-1": _model("64 6144 32768 48 8 131072", "8 2 32768 0"),
+        # Qwen team 2025, arXiv:2505.09388, Table 2, and the released configuration
+        "qwen3-30b-a3b": _model("48 2048 768 32 4 151936", "128 8 768 0", **_QWEN3),
+        "qwen3-235b-a22b": _model("94 4096 1536 64 4 151936", "128 8 1536 0", **_QWEN3),
+        # OpenAI 2025, arXiv:2508.10925, Table 1, and the released configuration
+        "gpt-oss-120b": _model("36 2880 2880 64 8 201088", "128 4 2880 0", **_GPT_OSS),
+        "gpt-oss-20b": _model("24 2880 2880 64 8 201088", "32 4 2880 0", **_GPT_OSS),
+        # arXiv:2405.04434, 3.1.2 and appendix B
+        "deepseek-v2": _model("60 5120 12288 128 128 102400", "160 6 1536 3072", **_LATENT),
+        "deepseek-v2-lite": _model("27 2048 10944 16 16 102400", "64 6 1408 2816", **_LITE),
+        # arXiv:2412.19437, 4.2
+        "deepseek-v3": _model("61 7168 18432 128 128 129280", "256 8 2048 2048", **_LATENT),
+        # arXiv:2507.20534, Table 2
+        "kimi-k2": _model("61 7168 18432 64 64 163840", "384 8 2048 2048", **_LATENT),
     }
 
 
-def _model(sizes: str, source: str, *, experts: str = "", **changed: Any) -> PublicModel:
+def _model(sizes: str, experts: str = "", **changed: Any) -> ModelShape:
     layers, hidden, ffn, heads, groups, vocab = map(int, sizes.split())
     usual = {
         "kv_channels": hidden // heads,
@@ -208,7 +169,7 @@ def _model(sizes: str, source: str, *, experts: str = "", **changed: Any) -> Pub
         "normalization": Normalization.RMS_NORM,
         "position_embedding": PositionEmbedding.ROPE,
     }
-    shape = ModelShape(
+    return ModelShape(
         num_layers=layers,
         hidden_size=hidden,
         ffn_hidden_size=ffn,
@@ -219,7 +180,6 @@ def _model(sizes: str, source: str, *, experts: str = "", **changed: Any) -> Pub
         experts=_experts(*map(int, experts.split())) if experts else None,
         **(usual | changed),
     )
-    return PublicModel(shape=shape, source=source)
 
 
 def _experts(number: int, top_k: int, ffn: int, shared: int) -> Experts:
