@@ -22,13 +22,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 from scipy import stats
 
 from forerun.benchmarks.markdown_text import markdown_table
@@ -48,50 +49,34 @@ that is larger than the floor.  Covers: share of the 90 % intervals that held, o
 and of the running one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """One layout of one repetition."""
+def predictions(campaign: Campaign) -> pd.DataFrame:
+    """A row for each layout of each repetition, in the order of sizes, repetitions and layouts.
 
-    size: str
-    repetition: int
-    protocol: str
-    layout: str
-    is_known: bool
-    """Its step was measured for the prediction: the running layout, and the telling ones."""
-    predicted_s: float
-    low_s: float
-    high_s: float
-    actual_s: float
-
-    @property
-    def error_frac(self) -> float:
-        """Above 0 where the layout was faster than predicted."""
-        return self.predicted_s / self.actual_s - 1
-
-    @property
-    def is_inside(self) -> bool:
-        """The 90 % interval held."""
-        return self.low_s <= self.actual_s <= self.high_s
-
-
-def predictions(campaign: Campaign) -> list[Prediction]:
-    """Of all that was run, in the order of sizes, repetitions and layouts."""
-    found = []
+    ``is_known``: the step was measured for the prediction, as those of the running layout and of
+    the telling ones.  ``error_frac`` is above 0 where the layout was faster than predicted,
+    ``is_inside`` says whether the 90 % interval held; all but these two are also kept in
+    ``predictions.json``.
+    """
+    found: list[dict[str, Any]] = []
     calibrated = [job for job in campaign.ran if job.is_calibrated and job.layout == RUNNING]
     for job in sorted(calibrated, key=lambda job: (list(SIZES).index(job.size), job.repetition)):
         informative = [
-            Job(size=job.size, repetition=job.repetition, layout=layout, is_calibrated=True)
-            for layout in campaign.informative.get(job.size, {})
+            replace(job, layout=layout) for layout in campaign.informative.get(job.size, {})
         ]
         found += _predicted(campaign, job, ONE, [])
         if informative and all(one in campaign.ran for one in informative):
             found += _predicted(campaign, job, THREE, informative)
-    return found
+    (campaign.out / "predictions.json").write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+    rows = pd.DataFrame(found)
+    if found:
+        rows["error_frac"] = rows["predicted_s"] / rows["actual_s"] - 1
+        rows["is_inside"] = rows["actual_s"].between(rows["low_s"], rows["high_s"])
+    return rows
 
 
 def _predicted(
     campaign: Campaign, job: Job, protocol: str, informative: Sequence[Job]
-) -> Iterator[Prediction]:
+) -> Iterator[dict[str, Any]]:
     """Every layout of one repetition that was run without Forerun."""
     size = SIZES[job.size]
     machine = open_machine(
@@ -100,61 +85,57 @@ def _predicted(
     )
     known = {same_layout(one.config) for one in machine.steps.known}
     plain = {
-        layout: campaign.ran.get(
-            Job(size=job.size, repetition=job.repetition, layout=layout, is_calibrated=False)
-        )
+        layout: campaign.ran.get(replace(job, layout=layout, is_calibrated=False))
         for layout in size.layouts()
     }
     actual_s = {layout: ran.step_s for layout, ran in plain.items() if ran and ran.step_s}
     configs = [apply_options(machine.own, size.layouts()[layout]) for layout in actual_s]
     for layout, one in zip(actual_s, compare(machine.own, configs, machine.steps), strict=True):
-        yield Prediction(
-            size=job.size,
-            repetition=job.repetition,
-            protocol=protocol,
-            layout=layout,
-            is_known=same_layout(one.config) in known,
-            predicted_s=one.step_time_s,
-            low_s=one.low_s,
-            high_s=one.high_s,
-            actual_s=actual_s[layout],
-        )
+        yield {
+            "size": job.size,
+            "repetition": job.repetition,
+            "protocol": protocol,
+            "layout": layout,
+            "is_known": same_layout(one.config) in known,
+            "predicted_s": one.step_time_s,
+            "low_s": one.low_s,
+            "high_s": one.high_s,
+            "actual_s": actual_s[layout],
+        }
 
 
-def summary(found: Sequence[Prediction]) -> str:
+def summary(found: pd.DataFrame) -> str:
     """A line for each size and protocol, and for all sizes, as Markdown."""
     head = ["size", "calibrated on", "repetitions", "floor", "error", "bar", "met", "bias (90 %)"]
     head += ["floor's bias (90 %)", "common sign", "covers", "running covers", "85 % met"]
     rows = []
-    sizes = [name for name in SIZES if any(one.size == name for one in found)]
-    for size in (*sizes, "all"):
+    for size in (*(name for name in SIZES if (found["size"] == name).any()), "all"):
         for protocol in (ONE, THREE):
-            mine = [one for one in found if one.protocol == protocol and size in (one.size, "all")]
-            if any(not one.is_known for one in mine) and any(one.layout == RUNNING for one in mine):
-                rows.append([size, protocol, *_figures(mine, protocol)])
+            mine = found[
+                (found["protocol"] == protocol) & ((found["size"] == size) | (size == "all"))
+            ]
+            own, others = mine[mine["layout"] == RUNNING], mine[~mine["is_known"]]
+            if len(own) and len(others):
+                rows.append([size, protocol, *_figures(own, others, protocol)])
     return markdown_table(head, rows)
 
 
-def _figures(found: Sequence[Prediction], protocol: str) -> list[str]:
-    own = [one for one in found if one.layout == RUNNING]
-    others = [one for one in found if not one.is_known]
-    floor = statistics.mean(abs(one.error_frac) for one in own)
-    error = statistics.mean(abs(one.error_frac) for one in others)
+def _figures(own: pd.DataFrame, others: pd.DataFrame, protocol: str) -> list[str]:
+    """Of the running layout and of those whose step was not known."""
+    floor, error = (rows["error_frac"].abs().mean() for rows in (own, others))
     bar = max(0.07, floor + 0.02) if protocol == ONE else floor + 0.015
     bias, bias_half = _bias(others)
-    own_bias, own_half = _bias(own)
     is_common = abs(bias) > max(floor, bias_half)
-    covers = statistics.mean(one.is_inside for one in others)
-    own_covers = statistics.mean(one.is_inside for one in own)
+    covers, own_covers = (rows["is_inside"].mean() for rows in (others, own))
     is_covered = min(covers, own_covers) >= COVERAGE_BAR_FRAC
     return [
-        str(len({one.repetition for one in others})),
+        str(others["repetition"].nunique()),
         f"{floor:.1%}",
         f"{error:.1%}",
         f"{bar:.1%}",
         "yes" if error <= bar else "no",
         _interval(bias, bias_half),
-        _interval(own_bias, own_half),
+        _interval(*_bias(own)),
         "yes" if is_common else "no",
         f"{covers:.0%} of {len(others)}",
         f"{own_covers:.0%} of {len(own)}",
@@ -162,44 +143,38 @@ def _figures(found: Sequence[Prediction], protocol: str) -> list[str]:
     ]
 
 
-def _bias(found: Sequence[Prediction]) -> tuple[float, float]:
+def _bias(found: pd.DataFrame) -> tuple[float, float]:
     """Mean signed error, and half of the 90 % interval of its mean over repetitions.
 
     The half is infinite where there is one repetition alone.
     """
-    numbers = sorted({one.repetition for one in found})
-    means = [
-        statistics.mean(one.error_frac for one in found if one.repetition == number)
-        for number in numbers
-    ]
+    means = found.groupby("repetition")["error_frac"].mean()
     if len(means) < 2:
-        return means[0], math.inf
-    error = statistics.stdev(means) / len(means) ** 0.5
-    return statistics.mean(means), float(stats.t.ppf(0.95, len(means) - 1)) * error
+        return means.iloc[0], math.inf
+    return means.mean(), float(stats.t.ppf(0.95, len(means) - 1)) * means.sem()
 
 
 def _interval(mean: float, half: float) -> str:
     return f"{mean:+.1%}" + (f" ± {half:.1%}" if math.isfinite(half) else "")
 
 
-def layout_table(found: Sequence[Prediction], size: str) -> str:
+def layout_table(found: pd.DataFrame, size: str) -> str:
     """Medians over the repetitions of one size, calibrated on one layout; the last column after
     three more."""
     head = ["layout", "predicted", "90 %", "actual", "error", "repetitions inside", THREE]
     rows, medians = [], []
     for layout in SIZES[size].layouts():
-        mine = [one for one in found if (one.size, one.layout) == (size, layout)]
-        first = [one for one in mine if one.protocol == ONE]
-        if not first:
+        mine = found[(found["size"] == size) & (found["layout"] == layout)]
+        first, after = (mine[mine["protocol"] == protocol] for protocol in (ONE, THREE))
+        if first.empty:
             continue
-        predicted, low, high, actual = (
-            statistics.median(getattr(one, name) for one in first)
-            for name in ("predicted_s", "low_s", "high_s", "actual_s")
-        )
+        middle = first[["predicted_s", "low_s", "high_s", "actual_s"]].median()
+        predicted, low, high, actual = middle
         medians.append((predicted, actual))
-        after = [one for one in mine if one.protocol == THREE]
-        error = statistics.median(one.error_frac for one in after) if after else None
-        told = "-" if error is None else f"{error:+.1%}" + " (known)" * after[0].is_known
+        told = "-"
+        if len(after):
+            told = f"{after['error_frac'].median():+.1%}"
+            told += " (known)" if after["is_known"].iloc[0] else ""
         rows.append(
             [
                 layout,
@@ -207,7 +182,7 @@ def layout_table(found: Sequence[Prediction], size: str) -> str:
                 f"{low:.3f} to {high:.3f}",
                 f"{actual:.3f} s",
                 f"{predicted / actual - 1:+.1%}",
-                f"{sum(one.is_inside for one in first)} of {len(first)}",
+                f"{first['is_inside'].sum()} of {len(first)}",
                 told,
             ]
         )
@@ -218,11 +193,9 @@ def layout_table(found: Sequence[Prediction], size: str) -> str:
 
 
 def report(campaign: Campaign) -> str:
-    """All tables, as Markdown; the predictions are kept beside the rows."""
+    """All tables, as Markdown."""
     found = predictions(campaign)
-    text = json.dumps([asdict(one) for one in found], indent=1) + "\n"
-    (campaign.out / "predictions.json").write_text(text, encoding="utf-8")
-    if not found:
+    if found.empty:
         return "nothing was calibrated yet"
     parts = [LEGEND, summary(found)]
     for size, informative in campaign.informative.items():

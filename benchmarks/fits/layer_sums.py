@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from forerun.benchmarks.markdown_text import markdown_head, markdown_row
 from forerun.benchmarks.published.readers import read_published
-from forerun.calib.fit.batches import Timed
+from forerun.calib.fit.batches import ShapeBatch, Timed
 from forerun.calib.fit.estimates import Estimates, Source, total
 from forerun.calib.fit.laws import family
 from forerun.calib.fit.machine import fit_machine
@@ -28,6 +29,11 @@ from forerun.launch.known.table_files import read_frame
 
 LAYER = ("linear1", "linear2", "linear3", "linear4", "gelu", "layernorm", "res_add")
 HEADER = ("samples of each", "rule", "n", "MAPE", "coverage of 90 %", "half-width")
+SHAPE = ["tokens", "hidden"]
+_HIDDEN = {"linear_fc2": (2, 1.0), "activation": (1, 4.0)}
+"""Which size of an operator is how many times the hidden size, where not the second one once."""
+_WIDE = {"linear_qkv": (2, 3.0), "linear_fc1": (2, 4.0), "linear_fc2": (1, 4.0)}
+"""The same of the side of a product that tensor parallelism splits."""
 Key = tuple[float, ...]
 
 
@@ -64,7 +70,7 @@ def score(
         for cell in one.cells:
             mask = np.isin(cell.sample, rows)
             groups[cell.name] = cell.timed.take(mask)
-            trained |= {key for key in keys(cell.timed.take(mask))}
+            trained |= set(layer_rows(groups[cell.name]).groupby(SHAPE).groups)
     model = fit_machine(groups, device=samples[0].device)
     cells = [cell for one in samples for cell in one.cells]
     tables = {cell.name: medians(cell.timed) for cell in cells}
@@ -96,41 +102,34 @@ def score(
     return found
 
 
-def keys(timed: Timed) -> list[Key]:
-    """Tokens and hidden size of every row, which all operators of a layer share at one rank."""
-    sizes = timed.batch.sizes
-    if timed.batch.kind.value == "linear_fc2":
-        return [tuple(row) for row in np.column_stack([sizes[:, 0], sizes[:, 2]]).tolist()]
-    if timed.batch.kind.value == "activation":
-        return [tuple(row) for row in np.column_stack([sizes[:, 0], sizes[:, 1] / 4]).tolist()]
-    return [tuple(row) for row in sizes[:, :2].tolist()]
-
-
-def one_rank(timed: Timed) -> np.ndarray:
-    """Rows of the layer as one rank runs it: nothing is split."""
+def layer_rows(timed: Timed) -> pd.DataFrame:
+    """Tokens and hidden size of every row, which all operators of a layer share at one rank; its
+    time, and whether it is of the layer as one rank runs it: nothing is split."""
     sizes, kind = timed.batch.sizes, timed.batch.kind.value
-    ratio = {"linear_qkv": 3.0, "linear_fc1": 4.0}.get(kind)
-    if ratio is not None:
-        return sizes[:, 2] == ratio * sizes[:, 1]
-    if kind == "linear_fc2":
-        return sizes[:, 1] == 4.0 * sizes[:, 2]
-    return np.ones(len(sizes), dtype=bool)
+    place, factor = _HIDDEN.get(kind, (1, 1.0))
+    hidden = sizes[:, place] / factor
+    other, ratio = _WIDE.get(kind, (place, factor))
+    return pd.DataFrame(
+        {
+            "tokens": sizes[:, 0],
+            "hidden": hidden,
+            "time_s": timed.time_s,
+            "is_whole": sizes[:, other] == ratio * hidden,
+        }
+    )
 
 
 def medians(timed: Timed) -> dict[Key, float]:
-    """Median time of each shape."""
-    whole = timed.take(one_rank(timed))
-    found: dict[Key, list[float]] = {}
-    for key, time_s in zip(keys(whole), whole.time_s.tolist(), strict=True):
-        found.setdefault(key, []).append(time_s)
-    return {key: float(np.median(times)) for key, times in found.items()}
+    """Median time of each shape of the whole layer."""
+    rows = layer_rows(timed)
+    return rows[rows["is_whole"]].groupby(SHAPE)["time_s"].median().to_dict()
 
 
-def representatives(timed: Timed, chosen: list[Key]):
+def representatives(timed: Timed, chosen: list[Key]) -> ShapeBatch:
     """One row of each chosen shape."""
-    whole = timed.take(one_rank(timed))
-    place = {key: i for i, key in enumerate(keys(whole))}
-    return whole.batch.take(np.array([place[key] for key in chosen]))
+    rows = layer_rows(timed)
+    last = rows[rows["is_whole"]].reset_index().groupby(SHAPE)["index"].last()
+    return timed.batch.take(last.loc[chosen].to_numpy())
 
 
 if __name__ == "__main__":

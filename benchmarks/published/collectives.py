@@ -7,6 +7,9 @@ for send.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import pandas as pd
 
 from forerun.benchmarks.published.rows import (
@@ -32,6 +35,7 @@ _COLLECTIVES = {
 """Without underscores."""
 _GATHERS = (Collective.ALL_GATHER.value, Collective.REDUCE_SCATTER.value)
 _GIGABYTE = 1e9
+_OUT_OF_PLACE_FIRST = ("time_us_oop", "time_us_ip")
 _TRUNCATED_BELOW_MIB = 16
 """Below this a size cut to whole MiB is off by more than 6 %."""
 _FAILED_S = 100.0
@@ -46,7 +50,7 @@ def read_ett(frame: pd.DataFrame) -> pd.DataFrame:
     ranks = numbers(frame, "ranks").where(_collectives(frame).isin(_GATHERS), 1)
     return _rows(
         frame,
-        fabric=texts(frame, "cluster"),
+        fabric=("cluster",),
         nbytes=numbers(frame, "bytes_per_rank") * ranks,
     )
 
@@ -58,36 +62,23 @@ def read_nccl_tests(frame: pd.DataFrame) -> pd.DataFrame:
     TCP among them are slower by factors.
     """
     number = texts(frame, "nccl_version").str.removesuffix(".0")
-    named = frame.assign(_version=number.where(number == "", "NCCL " + number))
     return _rows(
-        frame,
+        frame.assign(_version=number.where(number == "", "NCCL " + number)),
         device="device",
-        fabric=joined(named, "cluster", "env_setup", "_version"),
-        nbytes=numbers(frame, "bytes_nccltests_size"),
-        times_us=("time_us_oop", "time_us_ip"),
+        fabric=("cluster", "env_setup", "_version"),
+        nbytes="bytes_nccltests_size",
+        times_us=_OUT_OF_PLACE_FIRST,
     )
-
-
-def read_aiconfigurator(frame: pd.DataFrame) -> pd.DataFrame:
-    """Tables of aiconfigurator inside a node; each library version is a fabric of its own."""
-    return _rows(
-        frame,
-        device="system",
-        fabric=joined(frame, "system", "library", "folder_version"),
-        nbytes=numbers(frame, "bytes_nccltests_size"),
-    )
-
-
-def read_vidur(frame: pd.DataFrame) -> pd.DataFrame:
-    """Profiles of vidur, their median time; a topology is a fabric."""
-    fabric, nbytes = texts(frame, "topology"), numbers(frame, "bytes")
-    return _rows(frame, fabric=fabric, nbytes=nbytes, times_us=("time_us_median",))
 
 
 def read_vtrain(frame: pd.DataFrame) -> pd.DataFrame:
     """All-reduce tables of vTrain inside a node, their out-of-place time."""
-    fabric, nbytes = texts(frame, "gpu") + " node", numbers(frame, "bytes")
-    return _rows(frame, fabric=fabric, nbytes=nbytes, times_us=("time_us_oop", "time_us_ip"))
+    return _rows(
+        frame.assign(_place="node"),
+        fabric=("gpu", "_place"),
+        nbytes="bytes",
+        times_us=_OUT_OF_PLACE_FIRST,
+    )
 
 
 def read_aceso(frame: pd.DataFrame) -> pd.DataFrame:
@@ -98,7 +89,7 @@ def read_aceso(frame: pd.DataFrame) -> pd.DataFrame:
     """
     nbytes = numbers(frame, "total_bytes_approx")
     by_rate = nbytes / (numbers(frame, "bandwidth_gb_s") * _GIGABYTE)
-    out = _rows(frame, fabric=joined(frame, "gpu", "repo"), nbytes=nbytes, otherwise_s=by_rate)
+    out = _rows(frame, fabric=("gpu", "repo"), nbytes=nbytes, otherwise_s=by_rate)
     is_cut = numbers(frame, "size_mib_truncated") < _TRUNCATED_BELOW_MIB
     is_cut &= out["collective"] != Collective.SEND.value
     add_flag(out, is_cut, f"size truncated to MiB, below {_TRUNCATED_BELOW_MIB}")
@@ -136,38 +127,22 @@ def read_deepep(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-FAMILIES = (
-    family("estimate-train-time collectives", "op ranks bytes_per_rank time_us cluster", read_ett),
-    family("nccl-tests", "op ranks bytes_nccltests_size time_us_oop cluster", read_nccl_tests),
-    family(
-        "aiconfigurator collectives",
-        "op ranks bytes_nccltests_size time_us system",
-        read_aiconfigurator,
-    ),
-    family("DeepEP", "ranks tokens_per_rank hidden_size num_topk mode", read_deepep),
-    family("vidur collectives", "op ranks bytes time_us_median topology", read_vidur),
-    family("vTrain all-reduce", "op ranks bytes time_us_oop gpu", read_vtrain),
-    family(
-        "Aceso collectives", "op ranks size_mib_truncated total_bytes_approx time_us", read_aceso
-    ),
-)
-
-
 def _rows(
     frame: pd.DataFrame,
     *,
     device: str = "gpu",
-    fabric: pd.Series,
-    nbytes: pd.Series,
-    times_us: tuple[str, ...] = ("time_us",),
+    fabric: Sequence[str],
+    nbytes: str | pd.Series,
+    times_us: Sequence[str] = ("time_us",),
     otherwise_s: float | pd.Series = float("nan"),
 ) -> pd.DataFrame:
+    """``fabric`` and ``times_us`` name columns, joined and the first with a value."""
     return collective_rows(
         frame,
         device=device,
-        fabric=fabric,
+        fabric=joined(frame, *fabric),
         collective=_collectives(frame),
-        nbytes=nbytes,
+        nbytes=numbers(frame, nbytes) if isinstance(nbytes, str) else nbytes,
         time_s=(numbers(frame, *times_us) * MICROSECOND_S).fillna(otherwise_s),
     )
 
@@ -177,3 +152,30 @@ def _collectives(frame: pd.DataFrame) -> pd.Series:
     values = {name: collective.value for name, collective in _COLLECTIVES.items()}
     names = texts(frame, "op").str.lower().str.replace("_", "")
     return names.map(values).fillna(Collective.OTHER.value)
+
+
+FAMILIES = (
+    family("estimate-train-time collectives", "op ranks bytes_per_rank time_us cluster", read_ett),
+    family("nccl-tests", "op ranks bytes_nccltests_size time_us_oop cluster", read_nccl_tests),
+    family(
+        "aiconfigurator collectives",
+        "op ranks bytes_nccltests_size time_us system",
+        # Inside a node; each library version is a fabric of its own.
+        partial(
+            _rows,
+            device="system",
+            fabric=("system", "library", "folder_version"),
+            nbytes="bytes_nccltests_size",
+        ),
+    ),
+    family("DeepEP", "ranks tokens_per_rank hidden_size num_topk mode", read_deepep),
+    family(
+        "vidur collectives",
+        "op ranks bytes time_us_median topology",
+        partial(_rows, fabric=("topology",), nbytes="bytes", times_us=("time_us_median",)),
+    ),
+    family("vTrain all-reduce", "op ranks bytes time_us_oop gpu", read_vtrain),
+    family(
+        "Aceso collectives", "op ranks size_mib_truncated total_bytes_approx time_us", read_aceso
+    ),
+)
