@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import pairwise
 from json import loads
 
@@ -21,7 +20,9 @@ from forerun.benchmarks.published.rows import (
 from forerun.calib.importers.element_types import MICROSECOND_S
 from forerun.calib.workload.operators import OperatorKind, Phase
 
-_VECTOR_KINDS = {
+_KINDS = {
+    "linear": OperatorKind.LINEAR,
+    "bmm": OperatorKind.BATCHED_PRODUCT,
     "ln": OperatorKind.NORM,
     "layernorm": OperatorKind.NORM,
     "layer_norm": OperatorKind.NORM,
@@ -36,8 +37,8 @@ def read_gemm(frame: pd.DataFrame) -> pd.DataFrame:
     frame = frame.assign(batch=batch, _tokens=batch * numbers(frame, "m"))
     return together(
         [
-            _rows(frame, "linear", OperatorKind.LINEAR, ("_tokens", "k", "n")),
-            _rows(frame, "bmm", OperatorKind.BATCHED_PRODUCT, ("batch", "m", "k", "n")),
+            _rows(frame, "linear", ("_tokens", "k", "n")),
+            _rows(frame, "bmm", ("batch", "m", "k", "n")),
         ]
     )
 
@@ -45,27 +46,15 @@ def read_gemm(frame: pd.DataFrame) -> pd.DataFrame:
 def read_vector(frame: pd.DataFrame) -> pd.DataFrame:
     """Memory-bound operators on a matrix; each name is a group."""
     names = dict.fromkeys(texts(frame, "op"))
-    kinds = {name: _VECTOR_KINDS.get(name, OperatorKind.ELEMENTWISE) for name in names}
-    return together([_rows(frame, name, kind, ("rows", "cols")) for name, kind in kinds.items()])
+    return together([_rows(frame, name, ("rows", "cols")) for name in names])
 
 
-def _rows(
-    frame: pd.DataFrame, name: str, kind: OperatorKind, sizes: tuple[str, ...]
-) -> pd.DataFrame:
+def _rows(frame: pd.DataFrame, name: str, sizes: tuple[str, ...]) -> pd.DataFrame:
     """The rows of one operator, forward."""
     rows = frame[texts(frame, "op") == name]
+    kind = _KINDS.get(name, OperatorKind.ELEMENTWISE)
     nbytes = element_nbytes(rows, default=4)
     return operator_rows(rows, kind=kind, group=name, sizes=sizes, nbytes=nbytes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
-    """One traced call that is an operator of ours."""
-
-    kind: OperatorKind
-    group: str
-    sizes: tuple[int, ...]
-    has_backward: bool = True
 
 
 def read_traces(frame: pd.DataFrame) -> pd.DataFrame:
@@ -77,101 +66,75 @@ def read_traces(frame: pd.DataFrame) -> pd.DataFrame:
     layer is both of its products, without the accumulation of the gradient, which has a column of
     its own.
     """
+    columns = [texts(frame, name) for name in ("target", "input_shapes", "output_shape", "dtype")]
     calls = [
-        _call(target, inputs, output) if dtype.startswith("torch.float") else None
-        for target, inputs, output, dtype in zip(
-            texts(frame, "target"),
-            texts(frame, "input_shapes"),
-            texts(frame, "output_shape"),
-            texts(frame, "dtype"),
-            strict=True,
-        )
+        _call(target, inputs, output) if dtype.startswith("torch.float") else ("", ())
+        for target, inputs, output, dtype in zip(*columns, strict=True)
     ]
-    is_idle = (numbers(frame, "bwd_time_us") <= 0).tolist()
-    calls = [
-        None if call and call.group == _DROPOUT and idle else call
-        for call, idle in zip(calls, is_idle, strict=True)
-    ]
-    forward = _traced(frame, calls, Phase.FORWARD)
-    with_gradient = [call if call and call.has_backward else None for call in calls]
-    return together([*forward, *_traced(frame, with_gradient, Phase.BACKWARD)])
+    found = pd.DataFrame(calls, columns=["group", "sizes"], index=frame.index)
+    is_idle = (found["group"] == _DROPOUT) & (numbers(frame, "bwd_time_us") <= 0)
+    found = found[(found["group"] != "") & ~is_idle]
+    with_gradient = found[~found["group"].isin(_PASSED_ON)]
+    forward = _traced(frame, found, Phase.FORWARD, "fwd_time_us")
+    return together([*forward, *_traced(frame, with_gradient, Phase.BACKWARD, "bwd_time_us")])
 
 
 def _traced(
-    frame: pd.DataFrame, calls: Sequence[_Call | None], phase: Phase
+    frame: pd.DataFrame, found: pd.DataFrame, phase: Phase, column: str
 ) -> Iterator[pd.DataFrame]:
     """The rows of one phase, operator by operator, those with a time."""
-    times = numbers(frame, "fwd_time_us" if phase is Phase.FORWARD else "bwd_time_us")
-    chosen: dict[tuple[OperatorKind, str], list[tuple[int, _Call]]] = {}
-    for row, (call, time_us) in enumerate(zip(calls, times, strict=True)):
-        if call and time_us > 0:
-            chosen.setdefault((call.kind, call.group), []).append((row, call))
-    for (kind, group), members in chosen.items():
-        positions = [row for row, _ in members]
-        rows = frame.iloc[positions]
-        sizes = pd.DataFrame([call.sizes for _, call in members], index=rows.index)
+    times = numbers(frame, column)
+    for group, calls in found[times[found.index] > 0].groupby("group", sort=False):
+        rows = frame.loc[calls.index]
+        sizes = pd.DataFrame(calls["sizes"].tolist(), index=rows.index)
         yield operator_rows(
             rows,
-            kind=kind,
+            kind=_KINDS.get(str(group), OperatorKind.ELEMENTWISE),
             phase=phase,
-            group=group,
+            group=str(group),
             device=texts(rows, "trace").str.split("/").str[0],
             sizes=[sizes[c] for c in sizes],
             nbytes=element_nbytes(rows, default=4),
-            time_s=times.iloc[positions] * MICROSECOND_S,
+            time_s=times.loc[rows.index] * MICROSECOND_S,
         )
 
 
 _DROPOUT = "dropout"
-_ELEMENTWISE = ("gelu", "tanh", "relu", "pow", "mul", "truediv", "sub", "add", "dropout")
+_ELEMENTWISE = ("gelu", "tanh", "relu", "pow", "mul", "truediv", "sub", "add", _DROPOUT)
+_PASSED_ON = ("add", "sub")
+"""Their backward only passes the gradient on."""
+_Call = tuple[str, tuple[int, ...]]
+"""Group and sizes of a traced call; the group is "" where it is no operator of ours."""
 
 
-def _call(target: str, inputs: str, output: str) -> _Call | None:
-    """The operator of a call, None where it is none of ours."""
+def _call(target: str, inputs: str, output: str) -> _Call:
     shapes, out = _shapes(inputs), _shape(output)
     if not shapes or math.prod(out) <= 1:
-        return None
-    rows, last = math.prod(out[:-1]), out[-1]
+        return "", ()
+    matrix = (math.prod(out[:-1]), out[-1])
     name = _function_name(target)
     if name is not None:
-        return _function(name, shapes, rows, last)
+        return _function(name, shapes, matrix)
     leaf = target.rsplit(".", 1)[-1].lower()
     if any(part in target.lower() for part in ("embed", "wte", "wpe")) and "norm" not in leaf:
-        return _dropout(rows, last) if "drop" in leaf else None
+        return (_DROPOUT, matrix) if "drop" in leaf else ("", ())
     if "norm" in leaf or leaf.startswith("ln_"):
-        return _Call(kind=OperatorKind.NORM, group="layer_norm", sizes=(rows, last))
+        return "layer_norm", matrix
     if "drop" in leaf:
-        return _dropout(rows, last)
+        return _DROPOUT, matrix
     if leaf.startswith("act") or leaf.endswith("act_fn"):
-        return _Call(kind=OperatorKind.ELEMENTWISE, group="activation", sizes=(rows, last))
+        return "activation", matrix
     if "." not in target and leaf != "lm_head":
-        return None  # a method of a tensor: size, view, to, ...
-    return _Call(kind=OperatorKind.LINEAR, group="linear", sizes=(rows, shapes[0][-1], last))
+        return "", ()  # a method of a tensor: size, view, to, ...
+    return "linear", (matrix[0], shapes[0][-1], matrix[1])
 
 
-def _function(name: str, shapes: list[tuple[int, ...]], rows: int, last: int) -> _Call | None:
+def _function(name: str, shapes: list[tuple[int, ...]], matrix: tuple[int, int]) -> _Call:
     if name == "addmm" and len(shapes) == 3:
-        return _Call(kind=OperatorKind.LINEAR, group="linear", sizes=(*shapes[1], shapes[2][-1]))
+        return "linear", (*shapes[1], shapes[2][-1])
     if name in ("bmm", "matmul") and len(shapes) == 2 and len(shapes[0]) > 2:
-        batch, (m, k) = math.prod(shapes[0][:-2]), shapes[0][-2:]
-        sizes = (batch, m, k, shapes[1][-1])
-        return _Call(kind=OperatorKind.BATCHED_PRODUCT, group="bmm", sizes=sizes)
-    if name == "softmax":
-        return _Call(kind=OperatorKind.SOFTMAX, group="softmax", sizes=(rows, last))
-    if name == "dropout":
-        return _dropout(rows, last)
-    if name in _ELEMENTWISE:
-        return _Call(
-            kind=OperatorKind.ELEMENTWISE,
-            group=name,
-            sizes=(rows, last),
-            has_backward=name not in ("add", "sub"),
-        )
-    return None
-
-
-def _dropout(rows: int, last: int) -> _Call:
-    return _Call(kind=OperatorKind.ELEMENTWISE, group=_DROPOUT, sizes=(rows, last))
+        return "bmm", (math.prod(shapes[0][:-2]), *shapes[0][-2:], shapes[1][-1])
+    return (name, matrix) if name == "softmax" or name in _ELEMENTWISE else ("", ())
 
 
 def _function_name(target: str) -> str | None:

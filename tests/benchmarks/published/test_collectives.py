@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pandas as pd
 import pytest
 
+from forerun.benchmarks.published.readers import read_published
+
 Golden = Callable[[str], tuple[pd.DataFrame, pd.DataFrame]]
 
 
@@ -81,7 +83,5 @@ def test_copied_series_are_flagged(golden: Golden) -> None:
 
 def test_nodes_come_from_ranks_where_they_are_missing(golden: Golden) -> None:
     frame, rows = golden("coll_vidur")
-    from forerun.benchmarks.published.collectives import read_vidur
-
-    again = read_vidur(frame.drop(columns="nodes"))
+    again = read_published(frame.drop(columns="nodes"), "a")
     assert again["num_nodes"].tolist() == rows["num_nodes"].tolist()
