@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -329,12 +329,6 @@ def _mark(cell: Cell | None) -> str:
     return "green" if cell.is_green else f"{good} of {len(CHECKS)}"
 
 
-def pythons(pairs: Iterable[str]) -> Callable[[str], str]:
-    """Which interpreter runs a version: ``VERSION=PATH`` pairs, else this one."""
-    chosen = dict(pair.split("=", 1) for pair in pairs)
-    return lambda version: chosen.get(version, sys.executable)
-
-
 def main() -> None:
     """Run the cells, print as they come, keep all figures."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -346,13 +340,14 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="keep logs, records and checkpoints here")
     args = parser.parse_args()
     found = sorted(path.parent.name for path in args.clones.glob("*/pretrain_gpt.py"))
-    python_of = pythons(args.python)
+    python_of = dict(pair.split("=", 1) for pair in args.python)
     cells = []
     for version in args.versions or found:
         for layout in args.layouts:
             with tempfile.TemporaryDirectory() as scratch:
                 work = (args.work or Path(scratch)).resolve() / version / layout
-                site = Site(clone=args.clones / version, python=python_of(version), work=work)
+                python = python_of.get(version, sys.executable)
+                site = Site(clone=args.clones / version, python=python, work=work)
                 cells.append(run_cell(version, layout, site))
             cell = cells[-1]
             shown = {key: value for key, value in cell.figures.items() if key != "seams"}

@@ -150,41 +150,28 @@ def verdicts(watch: Watch, *, num_windows: int) -> list[Verdict]:
     early, late = quarters(watch.training)
     threads, files = max(x.num_threads for x in early), max(x.num_files for x in early)
     gone_s = watch.gone_unix_s - watch.ended_unix_s
-    found = [
-        _verdict(
-            *("training: resident MiB, second and last quarter", _mib(early), _mib(late)),
-            most_growth=MOST_GROWTH,
-        ),
-        _verdict("training: threads", threads, late[-1].num_threads),
-        _verdict("training: open files", files, late[-1].num_files),
-        _verdict("companion: gone, s after the end (at most)", GONE_WITHIN_S, gone_s),
+    memory = (_mib(early), _mib(late), MOST_GROWTH)
+    claims: list[tuple[str, float, float, float]] = [
+        ("training: resident MiB, second and last quarter", *memory),
+        ("training: threads", threads, late[-1].num_threads, 1.0),
+        ("training: open files", files, late[-1].num_files, 1.0),
+        ("companion: gone, s after the end (at most)", GONE_WITHIN_S, gone_s, 1.0),
     ]
-    if len(watch.answers) < 8:
-        return found
-    # From one answer to the next; several windows where some were passed over.
-    spent = [b.processor_s - a.processor_s for a, b in pairwise(watch.answers)]
-    third, last = statistics.median(spent[1:4]), statistics.median(spent[-4:-1])
-    third_mib, last_mib = _mib(watch.answers[2:5]), _mib(watch.answers[-3:])
+    if len(watch.answers) >= 8:
+        # From one answer to the next; several windows where some were passed over.
+        spent = [b.processor_s - a.processor_s for a, b in pairwise(watch.answers)]
+        took_s = (statistics.median(spent[1:4]), statistics.median(spent[-4:-1]), MOST_TIME_GROWTH)
+        memory = (_mib(watch.answers[2:5]), _mib(watch.answers[-3:]), MOST_GROWTH)
+        number = (num_windows, len(watch.answers), math.inf)
+        claims += [
+            ("companion: resident MiB, third answer and last", *memory),
+            ("companion: processor s per answer, third and last", *took_s),
+            ("companion: windows, and answers among them", *number),
+        ]
     return [
-        *found,
-        _verdict(
-            *("companion: resident MiB, third answer and last", third_mib, last_mib),
-            most_growth=MOST_GROWTH,
-        ),
-        _verdict(
-            *("companion: processor s per answer, third and last", third, last),
-            most_growth=MOST_TIME_GROWTH,
-        ),
-        _verdict(
-            *("companion: windows, and answers among them", num_windows, len(watch.answers)),
-            most_growth=math.inf,
-        ),
+        Verdict(claim=claim, before=before, after=after, holds=after <= most_growth * before)
+        for claim, before, after, most_growth in claims
     ]
-
-
-def _verdict(claim: str, before: float, after: float, *, most_growth: float = 1.0) -> Verdict:
-    holds = after <= most_growth * before
-    return Verdict(claim=claim, before=before, after=after, holds=holds)
 
 
 def quarters(looks: Sequence[Look]) -> tuple[Sequence[Look], Sequence[Look]]:
