@@ -12,7 +12,6 @@ batch size and the final passes.  Nothing is tuned on either.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
 import statistics
@@ -20,9 +19,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from csv import DictReader
 from dataclasses import dataclass
 from pathlib import Path
+
+import pandas as pd
 
 from forerun.calib.forecast.forecast import DRIFT_FRAC, forecast
 
@@ -59,13 +59,10 @@ class Row:
 
 def series(path: Path) -> Iterator[tuple[str, list[float]]]:
     """Step times of each published run, seconds, in order."""
-    found: dict[tuple[str, ...], list[float]] = {}
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for row in DictReader(lines):
-            key = tuple(row[name] for name in _KEYS)
-            found.setdefault(key, []).append(float(row["train_step_time_s"]))
-    for key, times in found.items():
-        yield f"{key[0]} {key[1]} {key[2]} #{key[4]}", times
+    keys = dict.fromkeys(_KEYS, str)
+    rows = pd.read_csv(path, dtype=keys, keep_default_na=False)
+    for key, run in rows.groupby(list(_KEYS), sort=False):
+        yield f"{key[0]} {key[1]} {key[2]} #{key[4]}", run["train_step_time_s"].tolist()
 
 
 def published(path: Path) -> list[Row]:

@@ -36,7 +36,7 @@ from forerun.benchmarks.scoring.operator_text import (
     others_text,
     paper_text,
 )
-from forerun.benchmarks.scoring.operators import figures
+from forerun.benchmarks.scoring.operators import figures, joined
 from forerun.calib.importers.own_format import table_kind
 from forerun.calib.validation.operators import MachineMethod, Method
 from forerun.calib.validation.scores import noise_floors
@@ -112,7 +112,7 @@ def _scores(frame: pd.DataFrame, name: str, seeds: Sequence[int], is_alone: bool
         found.append(figures(linear, informed, seeds, protocols=["few_8", "few_24"]))
     return OperatorScores(
         table=name,
-        figures=_joined(found),
+        figures=joined(found),
         linears=frozenset(linear["group"]),
         floors={floor.group: floor.mean_frac for floor in noise_floors(frame)},
     )
@@ -136,18 +136,14 @@ def _text(
     if others:
         parts += [OTHERS, others_text(others)]
     if collectives:
-        parts += [COLLECTIVES, collective_text(_joined(collectives))]
+        parts += [COLLECTIVES, collective_text(joined(collectives))]
     return "\n\n".join(parts)
-
-
-def _joined(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    return pd.concat([f for f in frames if len(f)] or [pd.DataFrame()], ignore_index=True)
 
 
 def _json(operators: Sequence[OperatorScores], collectives: Sequence[pd.DataFrame]) -> str:
     rows = {
-        "operators": _joined([o.figures.assign(table=o.table) for o in operators]),
-        "collectives": _joined(collectives),
+        "operators": joined([o.figures.assign(table=o.table) for o in operators]),
+        "collectives": joined(collectives),
     }
     found = {name: json.loads(frame.to_json(orient="records")) for name, frame in rows.items()}
     return json.dumps({"schema": 1, **found}, indent=1) + "\n"

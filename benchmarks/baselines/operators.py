@@ -24,7 +24,7 @@ from xgboost import XGBRegressor
 
 from forerun.calib.fit.batches import ShapeBatch, Timed
 from forerun.calib.fit.laws import columns
-from forerun.calib.fit.machine import MachineModel, fit_machine
+from forerun.calib.fit.machine import MachineModel, Prediction, fit_machine
 from forerun.calib.fit.priors import DevicePrior, device_prior
 from forerun.calib.validation.operators import MachineMethod, Target
 
@@ -45,19 +45,11 @@ deep at rates of 0.1 and 0.2) what is searched here, beside one forest of unlimi
 boosted ones have 100 trees at a rate of 0.2 on 80 % of the rows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Interval:
-    """Natural logs of seconds, ``(rows,)`` each; low and high are the 90 % interval."""
-
-    log_time: Vector
-    low: Vector
-    high: Vector
-
-    @staticmethod
-    def around(log_time: Vector, frac: float) -> Interval:
-        """The same relative half-width on every row."""
-        low = log_time + np.log(max(1.0 - frac, LEAST_FRAC))
-        return Interval(log_time=log_time, low=low, high=log_time + np.log1p(frac))
+def around(log_time: Vector, frac: float) -> Prediction:
+    """The same relative half-width on every row."""
+    low = log_time + np.log(max(1.0 - frac, LEAST_FRAC))
+    high = log_time + np.log1p(frac)
+    return Prediction(log_time=log_time, low=low, high=high, octaves=np.zeros(len(log_time)))
 
 
 def conformal_frac(errors: Vector) -> float:
@@ -80,9 +72,9 @@ class RawTime:
     least_s: float
     half_width_frac: float
 
-    def predict(self, batch: ShapeBatch) -> Interval:
+    def predict(self, batch: ShapeBatch) -> Prediction:
         time_s = self.regressor.predict(_sizes(batch)) / US_PER_S
-        return Interval.around(np.log(np.maximum(time_s, self.least_s)), self.half_width_frac)
+        return around(np.log(np.maximum(time_s, self.least_s)), self.half_width_frac)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,7 +84,7 @@ class RawTimeModel:
     groups: Mapping[str, Timed]
     fitted: dict[str, RawTime] = field(default_factory=dict)
 
-    def predict(self, name: str, batch: ShapeBatch) -> Interval:
+    def predict(self, name: str, batch: ShapeBatch) -> Prediction:
         """The times of a batch of one group."""
         if name not in self.fitted:
             self.fitted[name] = fit_raw_time(self.groups[name])
@@ -166,10 +158,10 @@ class Roofline:
     log_factor: Mapping[str, float]
     half_width_frac: Mapping[str, float]
 
-    def predict(self, name: str, batch: ShapeBatch) -> Interval:
+    def predict(self, name: str, batch: ShapeBatch) -> Prediction:
         """The times of a batch of one group."""
         log_time = roofline_log_s(batch, self.prior) + self.log_factor[name]
-        return Interval.around(log_time, self.half_width_frac[name])
+        return around(log_time, self.half_width_frac[name])
 
 
 class ConstantEfficiency:

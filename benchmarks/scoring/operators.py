@@ -54,7 +54,7 @@ def figures(
             if found["is_refused"].any():
                 kept = found[~found["is_refused"]]
                 parts.append(_figures(kept, method_name, protocol + WITHOUT_REFUSED))
-    return _joined(parts)
+    return joined(parts)
 
 
 def _figures(found: pd.DataFrame, method: str, protocol: str) -> pd.DataFrame:
@@ -80,7 +80,7 @@ def predictions(
     """
     if protocol == "leave_gpu":
         found = validate_operators(frame, "", seeds=seeds, protocols=[protocol], method=method)
-        return _joined(_frame(s, np.zeros(len(s.measured_s), dtype=bool)) for s in found)
+        return joined(_frame(s, np.zeros(len(s.measured_s), dtype=bool)) for s in found)
     devices: dict[str, list[OperatorSamples]] = {}
     for samples in operator_samples(frame):
         devices.setdefault(samples.device, []).append(samples)
@@ -89,12 +89,12 @@ def predictions(
         refused = refused_rows(members)
         for cell, rows, scored in scored_cells(members, protocol, seeds, method, draw=_splits):
             parts.append(_frame(scored, refused[cell.name][rows]))
-    return _joined(parts)
+    return joined(parts)
 
 
-def _joined(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    found = list(parts)
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+def joined(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """Those that have rows as one; without any rows no columns either."""
+    return pd.concat([p for p in parts if len(p)] or [pd.DataFrame()], ignore_index=True)
 
 
 def _frame(scored: Scored, is_refused: Mask) -> pd.DataFrame:
