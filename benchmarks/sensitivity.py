@@ -102,18 +102,12 @@ def changed(module: str, constant: str, factor: float) -> Iterator[None]:
 
 def _line(label: str, factor: float, frame: pd.DataFrame, protocols: tuple[str, ...]) -> str:
     run = validate_operators if "kind" in frame.columns else validate_collectives
-    found = score_rows(run(frame, "table", seeds=range(1), protocols=protocols))
+    found = pd.DataFrame(score_rows(run(frame, "table", seeds=range(1), protocols=protocols)))
     cells = {
-        row["protocol"]: f"{100 * _number(row['mape_frac']):.2f}"
-        f" ({100 * _number(row['coverage_90_frac']):.0f})"
-        for row in found
-        if row["group"] == "all"
+        row.protocol: f"{100 * row.mape_frac:.2f} ({100 * row.coverage_90_frac:.0f})"
+        for row in found[found["group"] == "all"].itertuples()
     }
     return f"| {label} | {factor:g} | {' | '.join(cells.get(p, '') for p in protocols)} |"
-
-
-def _number(value: object) -> float:
-    return float(str(value))
 
 
 if __name__ == "__main__":

@@ -79,10 +79,14 @@ class Record:
         text = self.text(*names).lower()
         return bool(text) and text not in _FALSE
 
-    @property
-    def names(self) -> list[str]:
-        """All columns of the table."""
-        return list(self._cells)
+    def unstated(self, *columns: str) -> str:
+        """Which of these columns are there and empty, as the text of an error; "" where none is.
+
+        >>> Record({"tp": 4, "pp": None, "cp": None}).unstated("tp", "pp", "cp", "ep")
+        'pp, cp not stated; give them'
+        """
+        missing = [name for name in columns if name in self._cells and not self.text(name)]
+        return f"{', '.join(missing)} not stated; give them" if missing else ""
 
     def flag(self) -> str:
         """What columns that mark bad rows say, "" where nothing."""
@@ -149,7 +153,7 @@ def layout(record: Record, model: ModelShape, stack: Stack, etp: int = 0) -> Par
     (none) and, without experts, ep.  ``etp`` stands where the record has none.
     """
     needed = ("tp", "pp", "cp", "ep") if model.experts else ("tp", "pp", "cp")
-    if missing := unstated(record, *needed):
+    if missing := record.unstated(*needed):
         raise ConfigError(missing)
     tp, pp, cp, ep = (record.whole(name, default=1) for name in ("tp", "pp", "cp", "ep"))
     vp = max(1, record.whole("vp", default=1)) if pp > 1 else 1
@@ -174,16 +178,6 @@ def layout(record: Record, model: ModelShape, stack: Stack, etp: int = 0) -> Par
         overlaps_param_gather=stack.overlaps,
         ranks_per_node=stack.ranks_per_node,
     )
-
-
-def unstated(record: Record, *columns: str) -> str:
-    """Which of these columns are there and empty, as the text of an error; "" where none is.
-
-    >>> unstated(Record({"tp": 4, "pp": None, "cp": None}), "tp", "pp", "cp", "ep")
-    'pp, cp not stated; give them'
-    """
-    missing = [name for name in columns if name in record.names and not record.text(name)]
-    return f"{', '.join(missing)} not stated; give them" if missing else ""
 
 
 def spread_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:

@@ -14,7 +14,6 @@ from forerun.benchmarks.published.step_records import (
     layout,
     padded_vocab,
     step_row,
-    unstated,
 )
 from forerun.calib.errors import ConfigError
 from forerun.calib.records.step_rows import StepKind, StepRow
@@ -144,7 +143,7 @@ def read_mlperf(record: Record) -> StepRow:
     is_lora = "lora" in benchmark
     needed = ["tp", "pp", "cp", "micro_batch"]
     needed += ["vp"] if record.number("pp", default=1) > 1 else []
-    if missing := unstated(record, *needed):
+    if missing := record.unstated(*needed):
         raise ConfigError(f"{'LoRA is not modelled; ' if is_lora else ''}{missing}")
     fp4, fp8 = record.is_true("cfg_fp4"), record.is_true("cfg_fp8")
     stated = "fp4" if fp4 else "fp8" if fp8 or benchmark != "llama2_70b_lora" else "bf16"

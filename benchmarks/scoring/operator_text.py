@@ -182,11 +182,7 @@ def _phase(rows: pd.DataFrame, phase: str) -> pd.DataFrame:
 
 
 def _phases(rows: pd.DataFrame, column: str) -> str:
-    return _pair(*(_phase(rows, phase)[column].mean() for phase in PHASES))
-
-
-def _pair(forward: float, backward: float) -> str:
-    return f"{_percent(forward)} / {_percent(backward)}"
+    return " / ".join(_percent(_phase(rows, phase)[column].mean()) for phase in PHASES)
 
 
 def _percent(frac: float) -> str:
