@@ -16,7 +16,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -274,11 +274,9 @@ def _together(parts: Sequence[Timed]) -> Timed:
     """All rows; the weights of each part sum to the same, their mean is 1."""
     numbers = [len(part) for part in parts]
     mean = sum(numbers) / len(parts)
-    first = parts[0].batch
     return Timed(
-        batch=ShapeBatch(
-            kind=first.kind,
-            phase=first.phase,
+        batch=replace(
+            parts[0].batch,
             sizes=np.concatenate([p.batch.sizes for p in parts]),
             element_nbytes=np.concatenate([p.batch.element_nbytes for p in parts]),
         ),

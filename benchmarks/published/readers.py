@@ -32,28 +32,30 @@ from forerun.launch.known.table_files import read_frame
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "published"
 
+_OWN_TABLES = tuple(
+    TableFamily(name=f"own {what}", columns=needed, read=read_table)
+    for what, needed in NEEDED.items()
+)
+_OWN_STEPS = TableFamily(name="own steps", columns=own_steps.REQUIRED, read=own_steps.read_steps)
 FAMILIES = (
+    *_OWN_TABLES,
     *operators_ett.FAMILIES,
     *operators_inference.FAMILIES,
     *operators_neusight.FAMILIES,
     *operators_profiles.FAMILIES,
     *collectives.FAMILIES,
 )
-STEP_FAMILIES = (*steps_megatron.FAMILIES, *steps_nemo.FAMILIES, *steps_others.FAMILIES)
+STEP_FAMILIES = (_OWN_STEPS, *steps_megatron.FAMILIES, *steps_nemo.FAMILIES, *steps_others.FAMILIES)
 
 
 def read_published(frame: pd.DataFrame, name: str) -> pd.DataFrame:
     """Operators or collectives in canonical columns; a table in our own format as it is read."""
-    own = {f"own {what}": needed for what, needed in NEEDED.items()}
-    found = _nearest(frame, name, FAMILIES, own)
-    return found.read(frame.reset_index(drop=True)) if found else read_table(frame, name)
+    return _nearest(frame, name, FAMILIES).read(frame.reset_index(drop=True), name)
 
 
 def read_steps(frame: pd.DataFrame, name: str) -> StepTable:
     """Rows of layouts; those that could not be made one are listed with the reason."""
-    found = _nearest(frame, name, STEP_FAMILIES, {"own steps": own_steps.REQUIRED})
-    read = found.read if found else own_steps.read_steps
-    return read(frame.reset_index(drop=True), name)
+    return _nearest(frame, name, STEP_FAMILIES).read(frame.reset_index(drop=True), name)
 
 
 def frame_of(data: Path, name: str) -> pd.DataFrame:
@@ -80,24 +82,17 @@ def model_over(data: Path, names: tuple[str, ...]) -> TableSteps:
 def is_of_steps(frame: pd.DataFrame) -> bool:
     """Whether the columns are those of step times, published or our own."""
     columns = frozenset(map(str, frame.columns))
-    needed = (own_steps.REQUIRED, *(family.columns for family in STEP_FAMILIES))
-    return any(columns >= one for one in needed)
+    return any(columns >= family.columns for family in STEP_FAMILIES)
 
 
-def _nearest(
-    frame: pd.DataFrame,
-    name: str,
-    families: tuple[TableFamily, ...],
-    own: dict[str, frozenset[str]],
-) -> TableFamily | None:
-    """The family with the most columns of those that are all there; None for our own format."""
+def _nearest(frame: pd.DataFrame, name: str, families: tuple[TableFamily, ...]) -> TableFamily:
+    """Of those whose columns are all there our own, else the one with the most columns."""
     columns = frozenset(map(str, frame.columns))
-    known = own | {family.name: family.columns for family in families}
-    fitting = [family for family, needed in known.items() if columns >= needed]
+    fitting = [family for family in families if columns >= family.columns]
     if not columns or (fitting and not len(frame)):
         raise CalibrationError(f"{name} has no rows; give a table with measurements")
     if not fitting:
+        known = {family.name: family.columns for family in families}
         raise unlike(columns, name, known, "give a table of one of these")
-    first = next((family for family in fitting if family in own), None)
-    chosen = first or max(fitting, key=lambda family: len(known[family]))
-    return next((family for family in families if family.name == chosen), None)
+    own = (*_OWN_TABLES, _OWN_STEPS)
+    return max(fitting, key=lambda family: (family in own, len(family.columns)))

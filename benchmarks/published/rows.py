@@ -31,14 +31,16 @@ class TableFamily:
     name: str
     columns: frozenset[str]
     """All of these have to be there."""
-    read: Callable[..., Any]
-    """From the published frame to the canonical one; of step times, with the table's name, to its
-    rows."""
+    read: Callable[[pd.DataFrame, str], Any]
+    """From the published frame and the table's name to the canonical frame; of step times, to
+    their rows."""
 
 
 def family(name: str, columns: str, read: Callable[[pd.DataFrame], pd.DataFrame]) -> TableFamily:
-    """A family by its columns, as one text."""
-    return TableFamily(name=name, columns=frozenset(columns.split()), read=read)
+    """A family of operators or collectives by its columns, as one text."""
+    return TableFamily(
+        name=name, columns=frozenset(columns.split()), read=lambda frame, _: read(frame)
+    )
 
 
 def numbers(frame: pd.DataFrame, *names: str) -> pd.Series:

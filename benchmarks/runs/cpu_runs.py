@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from forerun.calib.advice.plan import plan
@@ -142,13 +142,10 @@ class Campaign:
             yield calibrated  # it tells which others to calibrate
             self._design(size)
         plain = [
-            Job(size=size, repetition=number, layout=layout, is_calibrated=False)
+            replace(calibrated, layout=layout, is_calibrated=False)
             for layout in SIZES[size].layouts()
         ]
-        informative = [
-            Job(size=size, repetition=number, layout=layout, is_calibrated=True)
-            for layout in self.informative[size]
-        ]
+        informative = [replace(calibrated, layout=layout) for layout in self.informative[size]]
         merged = [calibrated]
         for place, job in enumerate(plain):
             merged.append(job)
