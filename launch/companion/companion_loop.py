@@ -32,11 +32,9 @@ from ..directory.scoring import LoggedStep, Score
 from ..directory.stop_requests import StopRequests
 from ..known.earlier import Earlier
 from ..report.answers import (
-    utilisation,
+    summary_values,
     wandb_tables,
     window_values,
-    windows_at_end,
-    windows_summary,
     write_answer,
     write_end,
     write_forecast,
@@ -44,6 +42,7 @@ from ..report.answers import (
     write_score,
 )
 from ..report.page import write_page
+from ..report.run_tables import report_tables, windows_tables
 from ..sinks.registry import AllSinks
 from ..sinks.sink import Sink
 from .advice_orders import AdviceOrders
@@ -220,8 +219,10 @@ class CompanionLoop:
         if self._answer is not None:
             ended_unix_s = end_of_run(place.directory, place.run_id)
             self._answer = replace(self._answer, ended_unix_s=ended_unix_s)
-            self._sink.tables(self._run.last_iteration, windows_at_end(self._answer))
-            summary |= windows_summary(self._answer) | utilisation(self._answer)
+            # Once more: the end tells what the finishes that windows foretold were worth.
+            windows = wandb_tables(windows_tables(self._answer))
+            self._sink.tables(self._run.last_iteration, windows)
+            summary |= summary_values(self._answer)
         if self._publisher.is_newest():
             self._write_last(place, track)
             self._publish()
@@ -325,7 +326,7 @@ class CompanionLoop:
         say_lines(answer.transcript)
         where = f"{self._publisher.shown}/report.html · decision.json · timeline.json.gz"
         say(f"report: {where} · {self._sink.where}")
-        self._sink.tables(self._logged_iteration(), wandb_tables(answer))
+        self._sink.tables(self._logged_iteration(), wandb_tables(report_tables(answer)))
         if values := window_values(answer):
             self._sink.step(self._logged_iteration(), values)
         self._orders.follow(answer.decision)

@@ -21,7 +21,7 @@ from ..directory.publishing import Place
 from ..directory.run_folders import SAMPLES
 from ..directory.run_log import RunLog
 from .page import write_page
-from .run_tables import markdown, report_tables, windows_tables
+from .run_tables import markdown
 from .table import ReportTable
 
 REQUEST = "request.json"
@@ -109,17 +109,8 @@ def write_score(place: Place, score: Mapping[str, Any], track: Evaluation | None
     write_json(place.path / "score.json", _stamped({"schema": 2, **score, **found}, place))
 
 
-def wandb_tables(answer: Answer) -> dict[str, list[dict[str, Any]]]:
-    """The report's tables as rows, keyed for W&B."""
-    return _rows(report_tables(answer))
-
-
-def windows_at_end(answer: Answer) -> dict[str, list[dict[str, Any]]]:
-    """Those of windows alone, once more: the end of the run tells what their finishes were."""
-    return _rows(windows_tables(answer))
-
-
-def _rows(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]]]:
+def wandb_tables(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]]]:
+    """Tables of the report as rows, keyed for W&B."""
     return {
         table.key: [dict(zip(table.columns, row, strict=True)) for row in table.rows]
         for table in tables
@@ -128,22 +119,17 @@ def _rows(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]]]:
 
 def window_values(answer: Answer) -> dict[str, float]:
     """For W&B, once a window has its answer: how well the one before foretold its step."""
-    scores = answer.window_scores[-2:-1]
-    return {
-        f"window_{name}": value
-        for score in scores
-        for name, value in (
-            ("next_step_error_before_frac", score.next_before_frac),
-            ("next_step_error_after_frac", score.next_after_frac),
-        )
-        if value is not None
-    }
+    found = {}
+    for score in answer.window_scores[-2:-1]:
+        found["window_next_step_error_before_frac"] = score.next_before_frac
+        found["window_next_step_error_after_frac"] = score.next_after_frac
+    return {name: value for name, value in found.items() if value is not None}
 
 
-def windows_summary(answer: Answer) -> dict[str, float]:
-    """For W&B, at the end: median absolute errors over the windows, before their refits and after.
+def summary_values(answer: Answer) -> dict[str, float]:
+    """For W&B, at the end: how windows did, and MFU, where the device's data sheet is known.
 
-    Over those windows that have both.
+    Of windows median absolute errors, before their refits and after, over those that have both.
     """
     scores = answer.window_scores
     pairs = {
@@ -157,12 +143,9 @@ def windows_summary(answer: Answer) -> dict[str, float]:
             before, after = zip(*both, strict=True)
             found[f"windows_{name}_error_before_frac"] = median(before)
             found[f"windows_{name}_error_after_frac"] = median(after)
+    if answer.mfu_frac is not None:
+        found["mfu_frac"] = answer.mfu_frac
     return found
-
-
-def utilisation(answer: Answer) -> dict[str, float]:
-    """For W&B, at the end: MFU, where the device's data sheet is known."""
-    return {} if answer.mfu_frac is None else {"mfu_frac": answer.mfu_frac}
 
 
 def _do_all(*writes: Callable[[], object]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -33,6 +33,7 @@ NUM_SPANS = 1200
 NUM_FORECASTS = 400
 NUM_OPERATORS = 24
 _DIGITS = 6
+"""Of a number in the page, which is read by eye: the page stays small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,54 +110,40 @@ def _calibration(page: Page) -> Figure | None:
     rows = [("single steps", page.step_coverage, BLUE)]
     if page.track is not None:
         rows.append(("finish", page.track.finish, ORANGE))
-    traces: list[Figure] = [
-        {
-            **_line([0, 100], [0, 100], "as stated", GREY),
-            "line": {"color": GREY, "dash": "dot"},
-        }
-    ]
+    stated = _line([0, 100], [0, 100], "as stated", GREY)
+    traces = [stated | {"line": {"color": GREY, "dash": "dot"}}]
     for name, found, colour in rows:
         seen = [row for row in found if row.num]
         if seen:
-            line = _line(
-                [100 * row.nominal_frac for row in seen],
-                [round(100 * row.observed_frac, 2) for row in seen],
-                f"{name} ({seen[0].num})",
-                colour,
-            )
+            nominal = [100 * row.nominal_frac for row in seen]
+            observed = [round(100 * row.observed_frac, 2) for row in seen]
+            line = _line(nominal, observed, f"{name} ({seen[0].num})", colour)
             traces.append(line | {"mode": "lines+markers"})
     if len(traces) == 1:
         return None
-    figure = _figure(traces, "nominal, %", "observed, %")
-    figure["layout"]["yaxis"]["range"] = [0, 104]
-    return figure
+    return _figure(traces, "nominal, %", "observed, %", yaxis={"range": [0, 104]})
 
 
 def _operators(page: Page) -> Figure | None:
-    rows = sorted(page.operators, key=lambda row: -row[2])[:NUM_OPERATORS]
+    rows = sorted(page.operators, key=lambda row: -row[2])[:NUM_OPERATORS][::-1]
     if not rows:
         return None
-    unit, name = _unit(max(row[2] for row in rows))
-    names = [row[0] for row in reversed(rows)]
-    measured_s = [row[2] for row in reversed(rows)]
-    predicted_s = [row[1] for row in reversed(rows)]
+    unit, name = _unit(rows[-1][2])
     traces = [
         {
             "type": "bar",
             "orientation": "h",
-            "y": names,
-            "x": [_short(time_s * unit) for time_s in times_s],
+            "y": [row[0] for row in rows],
+            "x": _scaled(times_s, unit),
             "name": label,
             "marker": {"color": colour},
         }
-        for times_s, label, colour in (
-            (measured_s, "measured", ORANGE),
-            (predicted_s, "predicted without it", BLUE),
+        for label, times_s, colour in (
+            ("measured", [row[2] for row in rows], ORANGE),
+            ("predicted without it", [row[1] for row in rows], BLUE),
         )
     ]
-    figure = _figure(traces, f"time of one call, {name}", "", height=140 + 26 * len(rows))
-    figure["layout"]["yaxis"] |= {"type": "category", "dtick": 1}
-    return figure
+    return _rows_figure(traces, f"time of one call, {name}", len(rows), {"dtick": 1})
 
 
 def _layouts(page: Page) -> Figure | None:
@@ -168,20 +155,18 @@ def _layouts(page: Page) -> Figure | None:
         "type": "scatter",
         "mode": "markers",
         "y": [row.label + (" (running)" if row is plan.own else "") for row in rows],
-        "x": [_short(row.step_time_s * unit) for row in rows],
+        "x": _scaled([row.step_time_s for row in rows], unit),
         "marker": {"size": 9, "color": [ORANGE if row is plan.own else BLUE for row in rows]},
         "error_x": {
             "type": "data",
             "symmetric": False,
-            "array": [_short((row.high_s - row.step_time_s) * unit) for row in rows],
-            "arrayminus": [_short((row.step_time_s - row.low_s) * unit) for row in rows],
+            "array": _scaled([row.high_s - row.step_time_s for row in rows], unit),
+            "arrayminus": _scaled([row.step_time_s - row.low_s for row in rows], unit),
             "color": GREY,
         },
         "showlegend": False,
     }
-    figure = _figure([trace], f"time of a step, {name}", "", height=140 + 26 * len(rows))
-    figure["layout"]["yaxis"] |= {"type": "category", "dtick": 1}
-    return figure
+    return _rows_figure([trace], f"time of a step, {name}", len(rows), {"dtick": 1})
 
 
 def _waiting(page: Page) -> Figure | None:
@@ -192,26 +177,19 @@ def _waiting(page: Page) -> Figure | None:
     bars = {
         "type": "bar",
         "x": [str(rank) for rank in waits],
-        "y": [_short(wait_s * unit) for wait_s in waits.values()],
+        "y": _scaled(waits.values(), unit),
         "marker": {"color": BLUE},
         "showlegend": False,
     }
-    figure = _figure([bars], "rank", f"waits in a step, {name}")
-    figure["layout"]["xaxis"]["type"] = "category"
-    return figure
+    return _figure([bars], "rank", f"waits in a step, {name}", xaxis={"type": "category"})
 
 
 def _predicted_step(page: Page) -> Figure | None:
-    bars = [
-        (
-            f"stage {s.stage}" + (" sends" if s.kind is TaskKind.TRANSFER else ""),
-            s.kind.value,
-            s.start_s,
-            s.end_s,
-        )
-        for s in page.answer.own.spans
-    ]
-    return _gantt(bars)
+    def track(stage: int, kind: TaskKind) -> str:
+        return f"stage {stage}" + (" sends" if kind is TaskKind.TRANSFER else "")
+
+    spans = page.answer.own.spans
+    return _gantt([(track(s.stage, s.kind), s.kind.value, s.start_s, s.end_s) for s in spans])
 
 
 def _measured_step(page: Page) -> Figure | None:
@@ -228,27 +206,21 @@ def _gantt(bars: Sequence[tuple[str, str, float, float]]) -> Figure | None:
     traces = []
     for kind in sorted({bar[1] for bar in kept}):
         own = [bar for bar in kept if bar[1] == kind]
+        colour = _COLOURS.get(kind.replace("-", " ").split()[0], GREEN)
         traces.append(
             {
                 "type": "bar",
                 "orientation": "h",
                 "name": kind,
                 "y": [bar[0] for bar in own],
-                "base": [_short(bar[2] * unit) for bar in own],
-                "x": [_short((bar[3] - bar[2]) * unit) for bar in own],
-                "marker": {
-                    "color": _COLOURS.get(kind.replace("-", " ").split()[0], GREEN),
-                    "line": {"width": 0.5, "color": "white"},
-                },
+                "base": _scaled([bar[2] for bar in own], unit),
+                "x": _scaled([bar[3] - bar[2] for bar in own], unit),
+                "marker": {"color": colour, "line": {"width": 0.5, "color": "white"}},
             }
         )
-    figure = _figure(traces, f"time in the step, {name}", "", height=140 + 34 * len(tracks))
+    order = {"categoryorder": "array", "categoryarray": tracks}
+    figure = _rows_figure(traces, f"time in the step, {name}", len(tracks), order, row_height=34)
     figure["layout"] |= {"barmode": "overlay"}
-    figure["layout"]["yaxis"] |= {
-        "type": "category",
-        "categoryorder": "array",
-        "categoryarray": tracks,
-    }
     return figure
 
 
@@ -267,31 +239,43 @@ def _line(
     x: Sequence[Any], y: Sequence[Any], name: str, colour: str, unit: float = 0
 ) -> dict[str, Any]:
     """A line; numbers in ``unit`` are scaled and rounded, moments stay as they are."""
-    values = [_short(value * unit) for value in y] if unit else list(y)
     return {
         "type": "scatter",
         "mode": "lines",
         "x": list(x),
-        "y": values,
+        "y": _scaled(y, unit) if unit else list(y),
         "name": name,
         "line": {"color": colour},
     }
 
 
-def _figure(traces: Sequence[Figure], x: str, y: str, *, height: int = 360) -> Figure:
+def _rows_figure(
+    traces: Sequence[Figure], x: str, num_rows: int, order: Figure, *, row_height: int = 26
+) -> Figure:
+    """A figure with names from top to bottom, and room for each."""
+    yaxis = {"type": "category", **order}
+    return _figure(traces, x, "", height=140 + row_height * num_rows, yaxis=yaxis)
+
+
+def _figure(
+    traces: Sequence[Figure],
+    x: str,
+    y: str,
+    *,
+    height: int = 360,
+    xaxis: Figure | None = None,
+    yaxis: Figure | None = None,
+) -> Figure:
+    """``traces`` over axes with these titles, and what else is to be said of an axis."""
+    plain = {"gridcolor": "#e6e8eb", "zeroline": False}
     return {
         "data": list(traces),
         "layout": {
             "height": height,
             "margin": {"l": 70, "r": 20, "t": 20, "b": 50},
             "plot_bgcolor": "white",
-            "xaxis": {"title": {"text": x}, "gridcolor": "#e6e8eb", "zeroline": False},
-            "yaxis": {
-                "title": {"text": y},
-                "gridcolor": "#e6e8eb",
-                "zeroline": False,
-                "automargin": True,
-            },
+            "xaxis": {"title": {"text": x}, **plain, **(xaxis or {})},
+            "yaxis": {"title": {"text": y}, **plain, "automargin": True, **(yaxis or {})},
             "legend": {"orientation": "h", "y": 1.0, "yanchor": "bottom"},
         },
     }
@@ -303,8 +287,8 @@ def _unit(most_s: float) -> tuple[float, str]:
     return (1e3, "ms") if most_s >= 1e-3 else (1e6, "µs")
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")
+def _scaled(values: Iterable[float], unit: float) -> list[float]:
+    return [float(f"{value * unit:.{_DIGITS}g}") for value in values]
 
 
 def _thinned(values: Sequence[PastForecast], most: int) -> Sequence[PastForecast]:

@@ -7,30 +7,26 @@ from collections.abc import Mapping
 from ...calib.advice.plan import Plan
 from ...calib.fit.estimates import Source
 from ...calib.units import format_bytes, format_frac, format_time
-from .table import ReportTable
+from .table import ReportTable, table_of
 
 NUM_LAYOUTS = 10
 
 
 def layouts_table(plan: Plan, top: int = NUM_LAYOUTS) -> ReportTable:
     """The running layout and the fastest others."""
-    rows = [
-        (
-            candidate.label + (" (running)" if candidate is plan.own else ""),
-            format_time(candidate.step_time_s),
-            f"{format_time(candidate.low_s)} to {format_time(candidate.high_s)}",
-            format_frac(candidate.time_frac, signed=True),
-            format_bytes(candidate.memory.total_nbytes),
-            candidate.verdict.value,
-            _provenance(candidate.source_frac),
-        )
-        for candidate in (plan.own, *plan.candidates[:top])
-    ]
-    return ReportTable(
-        key="layouts",
-        title="Layouts",
-        columns=("layout", "step", "90 %", "against running", "memory", "fits", "rests on"),
-        rows=tuple(rows),
+    return table_of(
+        "layouts",
+        "Layouts",
+        (plan.own, *plan.candidates[:top]),
+        {
+            "layout": lambda row: row.label + (" (running)" if row is plan.own else ""),
+            "step": lambda row: format_time(row.step_time_s),
+            "90 %": lambda row: f"{format_time(row.low_s)} to {format_time(row.high_s)}",
+            "against running": lambda row: format_frac(row.time_frac, signed=True),
+            "memory": lambda row: format_bytes(row.memory.total_nbytes),
+            "fits": lambda row: row.verdict.value,
+            "rests on": lambda row: _provenance(row.source_frac),
+        },
     )
 
 

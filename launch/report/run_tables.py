@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
 
 from ...calib.answers.analysis import Answer
-from ...calib.steps.estimate import Contribution
+from ...calib.stragglers.waiting import Clock
 from ...calib.units import format_bytes, format_frac, format_time
 from .layout_tables import layouts_table, telling_note
-from .table import ReportTable, show_table
-from .waiting_tables import waiting_tables
+from .table import ReportTable, show_table, table_of
 
 NEGLIGIBLE_S = 1e-6
+"""Parts of a step below it are not listed."""
+NUM_WORKS = 20
+"""Operators and collectives that are listed: those that take most."""
+NUM_RANKS = 64
+"""Ranks that are listed: those that wait most."""
+PPM = 1e6
 
 
 def report_tables(answer: Answer) -> list[ReportTable]:
@@ -27,7 +32,10 @@ def report_tables(answer: Answer) -> list[ReportTable]:
             _collectives(answer),
             layouts_table(answer.plan),
             *windows_tables(answer),
-            *waiting_tables(answer),
+            _roles(answer),
+            _ranks(answer),
+            _slow(answer),
+            _clocks(answer),
         )
         if table.rows
     ]
@@ -77,110 +85,149 @@ def _parts(answer: Answer) -> ReportTable:
 
 
 def _work(answer: Answer) -> ReportTable:
-    found = sorted(answer.own.contributions, key=lambda c: -c.time_s)
-    total = sum(c.time_s for c in found) or 1.0
-    return ReportTable(
-        key="work",
-        title="What the critical stage works on",
-        columns=("work", "phase", "times a step", "time a step", "share", "source"),
-        rows=tuple(_contribution(c, total) for c in found[:20]),
-    )
-
-
-def _contribution(work: Contribution, total_s: float) -> tuple[str, ...]:
-    return (
-        work.name,
-        work.phase,
-        str(work.count),
-        format_time(work.time_s),
-        format_frac(work.time_s / total_s),
-        work.source.value,
+    found = sorted(answer.own.contributions, key=lambda work: -work.time_s)
+    total_s = sum(work.time_s for work in found) or 1.0
+    return table_of(
+        "work",
+        "What the critical stage works on",
+        found[:NUM_WORKS],
+        {
+            "work": lambda work: work.name,
+            "phase": lambda work: work.phase,
+            "times a step": lambda work: str(work.count),
+            "time a step": lambda work: format_time(work.time_s),
+            "share": lambda work: format_frac(work.time_s / total_s),
+            "source": lambda work: work.source.value,
+        },
     )
 
 
 def _operators(answer: Answer) -> ReportTable:
-    rows = []
-    for row in answer.calibration.summary()["operators"]:
-        efficiency = row.get("efficiency_frac")
-        error = row.get("left_out_error_frac")
-        rows.append(
-            (
-                f"{row['kind']} {row['phase']}",
-                str(row["num_rows"]),
-                str(row["num_shapes"]),
-                row["model"],
-                "" if efficiency is None else format_frac(efficiency),
-                "" if error is None else format_frac(error),
-            )
-        )
-    return ReportTable(
-        key="operators",
-        title="Operator models",
-        columns=("operator", "rows", "shapes", "model", "law over measured", "left-out error"),
-        rows=tuple(rows),
+    return table_of(
+        "operators",
+        "Operator models",
+        answer.calibration.summary()["operators"],
+        {
+            "operator": lambda row: f"{row['kind']} {row['phase']}",
+            "rows": lambda row: str(row["num_rows"]),
+            "shapes": lambda row: str(row["num_shapes"]),
+            "model": lambda row: row["model"],
+            "law over measured": lambda row: _share(row.get("efficiency_frac")),
+            "left-out error": lambda row: _share(row.get("left_out_error_frac")),
+        },
     )
 
 
 def _collectives(answer: Answer) -> ReportTable:
-    rows = [
-        (
-            f"{row['collective']} {row['role']} x{row['num_ranks']}",
-            str(row["num_rows"]),
-            str(row["num_sizes"]),
-            format_time(row["alpha_s"]),
-            f"{format_bytes(row['bytes_per_s'])}/s",
-        )
-        for row in answer.calibration.summary()["collectives"]
-    ]
-    return ReportTable(
-        key="collectives",
-        title="Collective models",
-        columns=("collective", "rows", "sizes", "alpha", "bandwidth"),
-        rows=tuple(rows),
+    return table_of(
+        "collectives",
+        "Collective models",
+        answer.calibration.summary()["collectives"],
+        {
+            "collective": lambda row: f"{row['collective']} {row['role']} x{row['num_ranks']}",
+            "rows": lambda row: str(row["num_rows"]),
+            "sizes": lambda row: str(row["num_sizes"]),
+            "alpha": lambda row: format_time(row["alpha_s"]),
+            "bandwidth": lambda row: f"{format_bytes(row['bytes_per_s'])}/s",
+        },
     )
 
 
 def windows_tables(answer: Answer) -> list[ReportTable]:
     """Errors of each window itself, and of what lay ahead of it."""
-    scores = answer.window_scores
-    own = [
-        (
-            str(error.window),
-            str(error.num_rows),
-            format_time(error.measured_s),
-            *map(_percent, (error.before_frac, error.after_frac)),
-            *map(_percent, (error.operator_before_frac, error.operator_after_frac)),
-        )
-        for error in (score.error for score in scores)
-    ]
-    ahead = [
-        (
-            str(score.error.window),
-            *map(_percent, (score.next_before_frac, score.next_after_frac)),
-            *map(_percent, (score.finish_before_frac, score.finish_after_frac)),
-        )
-        for score in scores
-    ]
-    return [
-        ReportTable(
-            key="windows",
-            title="How errors moved from window to window: before each refit and after it",
-            columns=(
-                *("window", "rows", "measured", "step before", "step after"),
-                *("ops before", "ops after"),
-            ),
-            rows=tuple(own),
-        ),
-        ReportTable(
-            key="windows_ahead",
-            title="How well each window foretold the next one's step and the finish",
-            columns=(
-                *("window", "next step before", "next step after"),
-                *("finish before", "finish after"),
-            ),
-            rows=tuple(ahead),
-        ),
-    ]
+    own = table_of(
+        "windows",
+        "How errors moved from window to window: before each refit and after it",
+        [score.error for score in answer.window_scores],
+        {
+            "window": lambda error: str(error.window),
+            "rows": lambda error: str(error.num_rows),
+            "measured": lambda error: format_time(error.measured_s),
+            "step before": lambda error: _signed(error.before_frac),
+            "step after": lambda error: _signed(error.after_frac),
+            "ops before": lambda error: _signed(error.operator_before_frac),
+            "ops after": lambda error: _signed(error.operator_after_frac),
+        },
+    )
+    ahead = table_of(
+        "windows_ahead",
+        "How well each window foretold the next one's step and the finish",
+        answer.window_scores,
+        {
+            "window": lambda score: str(score.error.window),
+            "next step before": lambda score: _signed(score.next_before_frac),
+            "next step after": lambda score: _signed(score.next_after_frac),
+            "finish before": lambda score: _signed(score.finish_before_frac),
+            "finish after": lambda score: _signed(score.finish_after_frac),
+        },
+    )
+    return [own, ahead]
+
+
+def _roles(answer: Answer) -> ReportTable:
+    step_s = answer.waiting.step_s
+    return table_of(
+        "waiting",
+        "Waiting: how long a rank stands still in a step, by group",
+        answer.waiting.roles,
+        {
+            "group": lambda found: found.role,
+            "for the transfer": lambda found: format_time(found.transfer_s),
+            "for later ranks": lambda found: format_time(found.wait_s),
+            "of the step": lambda found: format_frac((found.transfer_s + found.wait_s) / step_s),
+        },
+    )
+
+
+def _ranks(answer: Answer) -> ReportTable:
+    waits, last = answer.skew_s, answer.waiting.last_frac
+    most = sorted(waits, key=lambda rank: -waits[rank])[:NUM_RANKS]
+    return table_of(
+        "skew",
+        "Waiting for later ranks, per step",
+        sorted(most),
+        {
+            "rank": str,
+            "waits": lambda rank: format_time(waits[rank]),
+            "last to come": lambda rank: _share(last.get(rank)),
+        },
+    )
+
+
+def _slow(answer: Answer) -> ReportTable:
+    step_s = answer.waiting.step_s
+    return table_of(
+        "slow_ranks",
+        "Waiting: stragglers, who hold the others up",
+        answer.waiting.slow.slow,
+        {
+            "ranks": lambda found: ", ".join(map(str, found.ranks)),
+            "stage": lambda found: str(found.stage) if found.stage >= 0 else "",
+            "group": lambda found: found.role,
+            "kind": lambda found: found.kind.value,
+            "slower than its peers": lambda found: format_time(found.excess_s),
+            "costs": lambda found: format_time(found.cost_s),
+            "90 %": lambda found: f"{format_time(found.low_s)} to {format_time(found.high_s)}",
+            "of the step": lambda found: format_frac(found.cost_s / step_s),
+        },
+    )
+
+
+def _clocks(answer: Answer) -> ReportTable:
+    def where_reached(text: Callable[[Clock], str], otherwise: str = "") -> Callable[[Clock], str]:
+        return lambda clock: text(clock) if clock.is_reached else otherwise
+
+    return table_of(
+        "clocks",
+        "Waiting: clocks ahead of the first rank's",
+        answer.waiting.clocks,
+        {
+            "rank": lambda clock: str(clock.rank),
+            "ahead": where_reached(lambda clock: f"{clock.offset_s:.6f} s", "not known"),
+            "give or take": where_reached(lambda c: format_time((c.high_s - c.low_s) / 2)),
+            "drift": where_reached(lambda clock: f"{clock.drift_frac * PPM:+.1f} ppm"),
+        },
+    )
 
 
 def notes(answer: Answer) -> list[str]:
@@ -208,7 +255,11 @@ def notes(answer: Answer) -> list[str]:
     return list(found())
 
 
-def _percent(frac: float | None) -> str:
+def _share(frac: float | None) -> str:
+    return "" if frac is None else format_frac(frac)
+
+
+def _signed(frac: float | None) -> str:
     return "" if frac is None else format_frac(frac, signed=True)
 
 

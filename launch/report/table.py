@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+_Row = TypeVar("_Row")
 WIDTH = 140
+"""Of output into a file: the widest table of the report has room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +24,14 @@ class ReportTable:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+
+def table_of(
+    key: str, title: str, found: Iterable[_Row], cells: Mapping[str, Callable[[_Row], str]]
+) -> ReportTable:
+    """A table with a row for each of ``found``, and a column for each way to read one."""
+    rows = tuple(tuple(cell(row) for cell in cells.values()) for row in found)
+    return ReportTable(key=key, title=title, columns=tuple(cells), rows=rows)
 
 
 def console() -> Console:
