@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ...calib.answers.analysis import Answer, Request, analyse
@@ -14,9 +13,7 @@ from ...calib.answers.transcript import transcript_lines
 from ...calib.answers.unmodelled_run import analyse_steps
 from ...calib.drift.monitor import Drift
 from ...calib.errors import ForerunError
-from ...calib.forecast.adaptive import AdaptiveInterval
 from ...calib.forecast.evaluation import Evaluation
-from ...calib.forecast.forecast import Forecast
 from ...calib.forecast.model_forecast import batch_levels
 from ...calib.forecast.remaining_schedule import step_groups
 from ...calib.samples.reader import RunReader
@@ -27,9 +24,7 @@ from ...calib.workload.run_options import OnAdvice
 from ...hooks.process.settings import CompanionSettings
 from ..directory.forecast_log import end_of_run, finish_line
 from ..directory.publishing import Place, Publisher, place_of
-from ..directory.run_log import RunLog
-from ..directory.scoring import LoggedStep, Score
-from ..directory.stop_requests import StopRequests
+from ..directory.run_log import LoggedStep, RunLog
 from ..known.earlier import Earlier
 from ..report.answers import (
     summary_values,
@@ -45,31 +40,22 @@ from ..report.page import write_page
 from ..report.run_tables import report_tables, windows_tables
 from ..sinks.registry import AllSinks
 from ..sinks.sink import Sink
-from .advice_orders import AdviceOrders
-from .answered_windows import AnsweredWindows
+from .closed_windows import Closed, ClosedWindows
 from .drift_watch import DriftWatch
 from .energy import ReadEnergy, open_meter
 from .forecasting import Forecasts, OwnWork, RunSoFar
 from .log_lines import Writing, say, say_lines
+from .orders import AdviceOrders, StopRequests
 
 _ALERTING = (OnAdvice.ALERT, OnAdvice.STOP)
 PATIENCE_S = 30.0
 """How long the other ranks' files are waited for after a window has closed here."""
 LOOK_EVERY_S = 1.0
 """How often they are looked for."""
-MOST_HELD = 10_000
-"""Steps that wait for the first window's prediction."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Closed:
-    """A window that waits for its answer."""
-
-    window: int
-    last_iteration: int
-    since_unix_s: float
-    is_again: bool = False
-    """It had its answer; probes have come since."""
+def _to_nobody(order: dict[str, Any]) -> None:
+    """Where no training listens."""
 
 
 class CompanionLoop:
@@ -82,7 +68,7 @@ class CompanionLoop:
         publisher: Publisher | None = None,
         open_sink: Callable[[CompanionSettings], Sink] | None = None,
         read_energy: ReadEnergy | None = None,
-        give_order: Callable[[dict[str, Any]], None] | None = None,
+        give_order: Callable[[dict[str, Any]], object] = _to_nobody,
     ) -> None:
         settings = told.settings
         self._told, self._place = told, place_of(told)
@@ -93,19 +79,14 @@ class CompanionLoop:
             host_argv=settings.host_argv,
         )
         self._publisher = publisher or Publisher(self._place)
-        give = give_order or _to_nobody
-        self._orders = AdviceOrders(settings.on_advice, give)
-        self._requests = StopRequests(self._place, give, since_unix_s=told.asked_since_unix_s)
+        self._orders = AdviceOrders(settings.on_advice, give_order)
+        self._requests = StopRequests(self._place, give_order, since_unix_s=told.asked_since_unix_s)
         self._sink = open_sink(told) if open_sink else AllSinks(told, say)
         self._writing = Writing()
-        self._held: deque[LoggedStep] = deque()
-        self._score = Score()
-        self._lived = RunLog()
-        self._end_unix_s = 0.0
-        self._answer: Answer | None = None
-        self._shown: tuple[SampleTable, tuple[MeasuredSpan, ...]] | None = None
-        self._met: tuple[str, ...] = ()
-        self._met_before: tuple[str, ...] = ()
+        self._steps = RunLog(self._sink.step)
+        self._watching = DriftWatch(
+            self._place, tell=self._tell_drift, writing=self._writing, give_order=give_order
+        )
         num_local = settings.rank.local_world_size
         self._run = RunSoFar(num_nodes=settings.rank.world_size / num_local)
         self._read_energy = read_energy or open_meter(num_local, os.environ)
@@ -114,20 +95,15 @@ class CompanionLoop:
         self._earlier = Earlier(settings.directory)
         self._reader = RunReader(settings.directory, settings.rank.run_id)
         self._windows = RecentWindows()
-        self._answered = AnsweredWindows()
-        self._next_step = AdaptiveInterval()
-        self._size_ends: tuple[int, ...] = ()
-        self._watching = DriftWatch(
-            self._place,
-            tell=self._tell_drift,
-            writing=self._writing,
-            give_order=give,
-        )
-        self._pending: _Closed | None = None
-        self._next_look_unix_s = 0.0
-        self._is_first_open = True
-        self._is_over = False
+        self._closed = ClosedWindows()
+        self._answer: Answer | None = None
         self._history: History | None = None
+        self._shown: tuple[SampleTable, tuple[MeasuredSpan, ...]] | None = None
+        self._met: tuple[str, ...] = ()
+        self._met_before: tuple[str, ...] = ()
+        self._next_look_unix_s = 0.0
+        self._end_unix_s = 0.0
+        self._is_over = False
 
     def handle(self, event: dict[str, Any], now_unix_s: float) -> None:
         """Take one event of the training process."""
@@ -137,25 +113,16 @@ class CompanionLoop:
             row = LoggedStep.from_event(event)
             row = replace(row, is_disturbed=self._own_work.covers(row.unix_s))
             self._run.add(row, float(event.get("unix_s") or now_unix_s))
-            self._held.append(row)
+            self._steps.add(row)
             self._rebase(self._watching.add(row))
-            self._flush(is_live=not self._is_first_open)
+            self._flush(is_live=not self._steps.is_first_open)
         elif kind == "phase":
             self._run.add_bracket(event)
         elif kind == "end":
             self._end_unix_s = float(event.get("unix_s") or now_unix_s)
         elif kind in ("window_closed", "probed"):
             self._own_work.begin(self._run.last_unix_s or now_unix_s)
-            window = int(event["window"])
-            # Of windows that wait only the newest gets an answer.
-            if kind == "probed" and self._pending is not None and self._pending.window > window:
-                return  # the answer of that window has these probes as well
-            self._pending = _Closed(
-                window=window,
-                last_iteration=int(event["last_step"]) + 1,
-                since_unix_s=now_unix_s,
-                is_again=kind == "probed" and self._pending is None,
-            )
+            self._closed.close(event, now_unix_s, is_probed=kind == "probed")
 
     def poll(self, now_unix_s: float, *, is_final: bool = False) -> bool:
         """Analyse the closed window once all ranks' files are there, or patience is over.
@@ -169,7 +136,7 @@ class CompanionLoop:
         self._requests.look()
         self._run.read_energy(self._read_energy, now_unix_s)
         self._next_look_unix_s = now_unix_s + LOOK_EVERY_S
-        closed = self._pending
+        closed = self._closed.waiting
         if closed is None:
             self._forecast_again(now_unix_s)
             return False
@@ -192,8 +159,8 @@ class CompanionLoop:
         """A clock that was set back holds up no look and no answer."""
         if now_unix_s < self._next_look_unix_s - LOOK_EVERY_S:
             self._next_look_unix_s = now_unix_s
-            if self._pending is not None:
-                self._pending = replace(self._pending, since_unix_s=now_unix_s)
+            if (closed := self._closed.waiting) is not None:
+                self._closed.waiting = replace(closed, since_unix_s=now_unix_s)
 
     def finish(self, now_unix_s: float, *, is_analysed: bool = True) -> None:
         """The last window, where there is time for it, and last words."""
@@ -206,16 +173,16 @@ class CompanionLoop:
         if self._is_over:
             return
         self._is_over = True
-        if self._pending is not None:
+        if (closed := self._closed.waiting) is not None:
             say(
-                f"window {self._pending.window} has no answer: there is no time for it at the end; "
+                f"window {closed.window} has no answer: there is no time for it at the end; "
                 f"the last answer stands, forerun report reads the records"
             )
         self._flush(is_final=True)
         place = self._place
         end_unix_s = self._end_unix_s or now_unix_s
-        track = self._writing(lambda: self._lived.close(place, end_unix_s))
-        summary = self._score.summary()
+        track = self._writing(lambda: self._steps.close(place, end_unix_s))
+        summary = self._steps.score.summary()
         if self._answer is not None:
             ended_unix_s = end_of_run(place.directory, place.run_id)
             self._answer = replace(self._answer, ended_unix_s=ended_unix_s)
@@ -227,19 +194,18 @@ class CompanionLoop:
             self._write_last(place, track)
             self._publish()
         self._publisher.end()
-        for line in (*self._score.lines(), finish_line(track) if track else ""):
-            if line:
-                say(line)
+        say(self._steps.score.line())
+        say(finish_line(track) if track else "")
         self._sink.close(summary)
 
     def _write_last(self, place: Place, track: Evaluation | None) -> None:
         answer, shown = self._answer, self._shown
-        score = {**self._score.summary(), **self._answered.counts()}
+        score = {**self._steps.score.summary(), **self._closed.counts()}
         if answer is not None or track is not None:
             self._writing(lambda: write_score(place, score, track))
         if answer is not None and shown is not None:
             self._writing(lambda: write_end(place, answer))
-            self._writing(lambda: write_page(place, shown[0], answer, shown[1], self._lived))
+            self._writing(lambda: write_page(place, shown[0], answer, shown[1], self._steps))
 
     def miss(self, num_events: int) -> None:
         """So many events were dropped before this one."""
@@ -255,8 +221,7 @@ class CompanionLoop:
 
     def _publish(self) -> None:
         """To the top what has been written, where that is ours."""
-        if said := self._writing(self._publisher.publish):
-            say(said)
+        say(self._writing(self._publisher.publish) or "")
 
     def _tell_drift(self, line: str) -> None:
         self._publish()
@@ -282,35 +247,28 @@ class CompanionLoop:
         found = self._forecasts.again(answer, self._run, self._asked, now_unix_s)
         if found is None:
             return
-        self._answer = replace(answer, forecast=found)
-        renewed = self._answer
+        self._answer = renewed = replace(answer, forecast=found)
         self._keep(lambda: write_forecast(self._place, renewed))
         self._publish()
         if self._forecasts.is_news(found):
-            self._say_forecast(found)
+            limit_s = self._asked.time_limit_s(found)
+            say_lines(transcript_lines(forecast=found, time_limit_s=limit_s))
 
-    def _say_forecast(self, forecast: Forecast) -> None:
-        limit_s = self._asked.time_limit_s(forecast)
-        say_lines(transcript_lines(forecast=forecast, time_limit_s=limit_s))
-
-    def _analyse(self, closed: _Closed, now_unix_s: float) -> None:
+    def _analyse(self, closed: Closed, now_unix_s: float) -> None:
         # Steps after the window are what the answer is scored on, also those that came meanwhile.
         known = self._run.request(self._asked, now_unix_s, last_iteration=closed.last_iteration)
-        request = replace(
-            known,
-            previously_met=self._met_before if closed.is_again else self._met,
-        )
+        met = self._met_before if closed.is_again else self._met
+        request = replace(known, previously_met=met)
         run = self._windows.newest
         table = self._earlier.join(self._windows.table())
         self._watching.window_closed(table, closed.window, unix_s=request.now_unix_s)
         if not run.configs:
             self._say_measured(table, request)
             return
-        problems = (*run.problems, *self._answered.problems(closed.window))
         answer = analyse(
             table,
             request,
-            problems=problems,
+            problems=(*run.problems, *self._closed.problems()),
             history=self._history,
             known=self._earlier.steps(table),
         )
@@ -320,15 +278,20 @@ class CompanionLoop:
             self._met_before = self._met
         self._met = tuple(sorted(rule.value for rule in answer.decision.rules_met))
         self._shown = table, measured_spans(run)
-        place, spans, run_log = self._place, self._shown[1], self._lived
-        self._keep(lambda: write_answer(place, table, request, answer, spans, run_log))
+        place, spans = self._place, self._shown[1]
+        self._keep(lambda: write_answer(place, table, request, answer, spans, self._steps))
         self._publish()
+        self._tell(answer)
+
+    def _tell(self, answer: Answer) -> None:
+        """To the log, the sinks, the user and training."""
         say_lines(answer.transcript)
         where = f"{self._publisher.shown}/report.html · decision.json · timeline.json.gz"
         say(f"report: {where} · {self._sink.where}")
-        self._sink.tables(self._logged_iteration(), wandb_tables(report_tables(answer)))
+        iteration = self._steps.next_iteration or self._run.last_iteration
+        self._sink.tables(iteration, wandb_tables(report_tables(answer)))
         if values := window_values(answer):
-            self._sink.step(self._logged_iteration(), values)
+            self._sink.step(iteration, values)
         self._orders.follow(answer.decision)
         if answer.is_stop and self._told.settings.on_advice in _ALERTING:
             self._sink.alert("forerun: stop advised", answer.transcript[-1])
@@ -341,44 +304,17 @@ class CompanionLoop:
         say_lines(measured.transcript)
 
     def _settle(self, problem: str = "") -> None:
-        """The pending window is done with: held rows may go."""
-        if problem:
-            say(problem)
-        if self._pending is not None:
-            self._answered.settled(self._pending.window)
-        self._pending = None
+        """The window that waits is done with: held rows may go."""
+        say(problem)
+        self._closed.settle()
         self._own_work.over()
-        self._is_first_open = False
+        self._steps.is_first_open = False
         if self._answer is not None and (total := self._answer.config.cadence.train_iters):
             groups = step_groups(total, batch_levels(self._answer.config))
-            self._size_ends = tuple(group.end for group in groups)
-        for drift in self._watching.begin(self._size_ends):
+            self._steps.size_ends = tuple(group.end for group in groups)
+        for drift in self._watching.begin(self._steps.size_ends):
             self._rebase(drift)
         self._flush()
 
-    def _logged_iteration(self) -> int:
-        return self._held[0].iteration if self._held else self._run.last_iteration
-
-    def _flush(self, *, is_final: bool = False, is_live: bool = False) -> None:
-        """Log held rows in order; rows after the first window wait for its prediction."""
-        while self._held:
-            row = self._held[0]
-            is_waiting = row.is_after_window and self._is_first_open and not is_final
-            if is_waiting and len(self._held) <= MOST_HELD:
-                return
-            self._held.popleft()
-            values = {"step_time_s": row.time_s}
-            if row.is_after_window and self._answer is not None:
-                interval = self._next_step.interval() if is_live else None
-                values |= self._score.add(row, self._answer, interval)
-            values |= self._watching.values()
-            self._lived.add(row, values)
-            if not row.flags and not row.is_hooked:
-                self._next_step.add(row.time_s)
-            if row.iteration in self._size_ends:
-                self._next_step = AdaptiveInterval()
-            self._sink.step(row.iteration, values)
-
-
-def _to_nobody(order: dict[str, Any]) -> None:
-    """Where no training listens."""
+    def _flush(self, **how: bool) -> None:
+        self._steps.flush(self._answer, self._watching.values, **how)

@@ -16,7 +16,7 @@ from ...calib.samples.store import read_json, write_json
 from ...calib.samples.table import SampleTable
 from ...calib.samples.windows import windows_of
 from ..directory.publishing import Place
-from ..directory.scoring import LoggedStep
+from ..directory.run_log import LoggedStep
 from .log_lines import Writing
 
 DRIFT = "drift.json"
@@ -39,7 +39,7 @@ class DriftWatch:
         place: Place,
         *,
         tell: Callable[[str], None],
-        give_order: Callable[[dict[str, Any]], None],
+        give_order: Callable[[dict[str, Any]], object],
         writing: Writing | None = None,
     ) -> None:
         self._writing = writing or Writing()

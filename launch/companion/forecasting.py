@@ -10,7 +10,7 @@ from typing import Any
 from ...calib.answers.analysis import Answer, Request
 from ...calib.forecast.forecast import Forecast
 from ...calib.forecast.run_forecast import run_forecast
-from ..directory.scoring import LoggedStep
+from ..directory.run_log import LoggedStep
 from .energy import ReadEnergy
 
 NUM_KEPT_STEPS = 1000

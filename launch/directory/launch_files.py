@@ -23,8 +23,11 @@ from ...hooks.process.launch_identity import (
     safe_launch_id,
 )
 from .bounded_files import number, read_object, words
-from .stop_requests import REQUEST_RULE, STOP_REQUEST
 
+STOP_REQUEST = "stop-request.json"
+"""The wrapper: please save and stop, since the scheduler soon ends this job."""
+REQUEST_RULE = "request"
+"""The rule of a stop that the wrapper asked for."""
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """From here on Slurm's numbers of steps mean the batch script and the like."""
 _LONGEST_S = 100 * 365 * 86400.0

@@ -1,18 +1,139 @@
-"""What the companion has seen of a run when it ends, and what the forecasts of it were worth."""
+"""What the companion sees of a run, step by step, and what was said of it before: its own score."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any, Generic, TypeVar
 
+from ...calib.answers.analysis import Answer
 from ...calib.errors import RecordError
+from ...calib.forecast.adaptive import AdaptiveInterval
 from ...calib.forecast.evaluation import Coverage, Ended, Evaluation, StepTally, step_coverage
+from ...calib.units import format_frac
 from .forecast_log import append_end, read_forecasts
 from .publishing import Place
-from .scoring import LoggedStep, Thinned
 
+_T = TypeVar("_T")
+MOST_HELD = 10_000
+"""Steps that wait for the first window's prediction."""
+NUM_KEPT_ERRORS = 4000
+"""Errors that a median is taken of at most."""
 NUM_KEPT_POINTS = 2000
 """Steps that a chart shows at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedStep:
+    """One step as the training process told it."""
+
+    iteration: int
+    """The step's number as the host prints it, from 1."""
+    time_s: float
+    window: int | None
+    is_after_window: bool
+    is_hooked: bool
+    flags: tuple[str, ...]
+    unix_s: float = 0.0
+    """Its end."""
+    is_disturbed: bool = False
+    """This process was computing meanwhile, on a processor that training may need as well."""
+
+    @staticmethod
+    def from_event(event: dict[str, Any]) -> LoggedStep:
+        """The row of a ``step`` event."""
+        return LoggedStep(
+            iteration=int(event["step"]) + 1,
+            time_s=float(event["time_s"]),
+            window=event.get("window"),
+            is_after_window=bool(event.get("is_after_window")),
+            is_hooked=bool(event.get("is_hooked")),
+            flags=tuple(event.get("flags") or ()),
+            unix_s=float(event.get("unix_s") or 0.0),
+        )
+
+
+class Thinned(Generic[_T]):
+    """At most so many of the values that came, evenly spread over them."""
+
+    def __init__(self, most: int) -> None:
+        self.kept: list[_T] = []
+        self._most, self._every, self._num_seen = most, 1, 0
+
+    def add(self, value: _T) -> None:
+        """Keep it, or every second, fourth and so on where there are many."""
+        if self._num_seen % self._every == 0:
+            self.kept.append(value)
+        self._num_seen += 1
+        if len(self.kept) > self._most:
+            self.kept = self.kept[::2]
+            self._every *= 2
+
+
+@dataclass(slots=True)
+class Score:
+    """Signed errors of the predicted step and how often the 90 % interval held."""
+
+    num_scored: int = 0
+    num_inside: int = 0
+    errors_frac: Thinned[float] = field(default_factory=lambda: Thinned(NUM_KEPT_ERRORS))
+
+    def add(
+        self, row: LoggedStep, answer: Answer, interval: tuple[float, float] | None = None
+    ) -> dict[str, float]:
+        """Values to log for a step after the window; steps with flags do not count in the score.
+
+        ``interval`` is what the steps before this one say, where there are enough of them.
+        """
+        predicted = answer.predicted_step(row.iteration)
+        if interval is not None:
+            predicted = replace(predicted, low_s=interval[0], high_s=interval[1])
+        error_frac = predicted.time_s / row.time_s - 1.0
+        inside = predicted.low_s <= row.time_s <= predicted.high_s
+        if not row.flags:
+            self._count(error_frac, is_inside=inside)
+        values = {
+            "step_time_predicted_s": predicted.time_s,
+            "step_time_predicted_low_s": predicted.low_s,
+            "step_time_predicted_high_s": predicted.high_s,
+            "step_time_modelled_s": answer.modelled_at(row.iteration).time_s,
+            "step_time_error_frac": error_frac,
+            "is_in_interval": float(inside),
+            "finish_p50_unix_s": answer.forecast.finish_p50_unix_s,
+            "finish_p95_unix_s": answer.forecast.finish_p95_unix_s,
+        }
+        if answer.overhead is not None:
+            values["overhead_frac"] = answer.overhead.overhead_frac
+        return values
+
+    def _count(self, error_frac: float, *, is_inside: bool) -> None:
+        self.errors_frac.add(error_frac)
+        self.num_scored += 1
+        self.num_inside += is_inside
+
+    def summary(self) -> dict[str, Any]:
+        """What the predictions were worth; empty before the first."""
+        if not self.num_scored:
+            return {}
+        return {
+            "num_scored_steps": self.num_scored,
+            "step_time_error_median_frac": median(self.errors_frac.kept),
+            "step_time_abs_error_median_frac": median(abs(e) for e in self.errors_frac.kept),
+            "interval_coverage_frac": self.num_inside / self.num_scored,
+        }
+
+    def line(self) -> str:
+        """The score as text, for the end of the log; empty before the first step."""
+        if not (found := self.summary()):
+            return ""
+        error = format_frac(found["step_time_error_median_frac"], signed=True)
+        held = format_frac(found["interval_coverage_frac"])
+        return (
+            f"predicted against actual over {found['num_scored_steps']} steps: median error "
+            f"{error}, 90 % interval held {held} of the time"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +149,66 @@ class StepPoint:
 
 
 class RunLog:
-    """What the companion sees of a run while it goes on: steps, thinned, and its last moments."""
+    """Takes steps in order; those after the first window wait for its prediction.
 
-    def __init__(self) -> None:
+    ``log`` gets the values of each.  Kept are the score, steps, thinned, and the last moments.
+    """
+
+    def __init__(self, log: Callable[[int, Mapping[str, float]], None]) -> None:
+        self.score = Score()
+        self.is_first_open = True
+        """The first window has had no answer yet."""
+        self.size_ends: tuple[int, ...] = ()
+        """Last iterations of each batch size."""
+        self._log = log
+        self._held: deque[LoggedStep] = deque()
+        self._next_step = AdaptiveInterval()
         self._points = Thinned[StepPoint](NUM_KEPT_POINTS)
         self._tally = StepTally()
         self._last_step_unix_s = 0.0
         self._iteration = 0
 
-    def add(self, row: LoggedStep, said: Mapping[str, float]) -> None:
-        """A step has ended; ``said`` holds what was predicted of it, if anything was."""
+    def add(self, row: LoggedStep) -> None:
+        """Hold a step until ``flush``."""
+        self._held.append(row)
+
+    @property
+    def next_iteration(self) -> int | None:
+        """The first that is held: nothing may be logged for an earlier one; None: none is."""
+        return self._held[0].iteration if self._held else None
+
+    def flush(
+        self,
+        answer: Answer | None,
+        level: Callable[[], Mapping[str, float]],
+        *,
+        is_final: bool = False,
+        is_live: bool = False,
+    ) -> None:
+        """Log held steps in order, beside what ``answer`` says of them and the ``level`` of now."""
+        while self._held:
+            row = self._held[0]
+            is_waiting = row.is_after_window and self.is_first_open and not is_final
+            if is_waiting and len(self._held) <= MOST_HELD:
+                return
+            self._held.popleft()
+            values = {"step_time_s": row.time_s}
+            if row.is_after_window and answer is not None:
+                interval = self._next_step.interval() if is_live else None
+                values |= self.score.add(row, answer, interval)
+            values |= level()
+            self._keep(row, values)
+            if not row.flags and not row.is_hooked:
+                self._next_step.add(row.time_s)
+            if row.iteration in self.size_ends:
+                self._next_step = AdaptiveInterval()
+            self._log(row.iteration, values)
+
+    def _keep(self, row: LoggedStep, said: Mapping[str, float]) -> None:
         self._last_step_unix_s = row.unix_s or self._last_step_unix_s
         self._iteration = max(self._iteration, row.iteration)
+        if row.flags:
+            return
         point = StepPoint(
             iteration=row.iteration,
             time_s=row.time_s,
@@ -47,8 +216,6 @@ class RunLog:
             low_s=said.get("step_time_predicted_low_s"),
             high_s=said.get("step_time_predicted_high_s"),
         )
-        if row.flags:
-            return
         if point.low_s is not None and point.high_s is not None:
             self._tally.add(point.time_s, point.low_s, point.high_s)
         self._points.add(point)

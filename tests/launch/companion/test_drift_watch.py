@@ -11,7 +11,7 @@ import pytest
 
 from forerun.launch.companion.drift_watch import DRIFT, DriftWatch
 from forerun.launch.directory.publishing import Place
-from forerun.launch.directory.scoring import LoggedStep
+from forerun.launch.directory.run_log import LoggedStep
 
 STEP_S = 0.5
 

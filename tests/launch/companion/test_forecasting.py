@@ -24,8 +24,7 @@ from forerun.launch.companion.forecasting import (
     Forecasts,
     RunSoFar,
 )
-from forerun.launch.directory.run_log import RunLog
-from forerun.launch.directory.scoring import LoggedStep
+from forerun.launch.directory.run_log import LoggedStep, RunLog
 from forerun.launch.sinks.sink import Sink
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
@@ -181,9 +180,10 @@ def test_a_window_is_answered_though_the_clock_was_set_back(tmp_path: Path) -> N
 
 
 def test_the_end_of_a_run_is_that_of_its_last_step_where_the_clock_was_set_back() -> None:
-    run_log = RunLog()
+    run_log = RunLog(lambda step, values: None)
     for iteration, unix_s in ((1, BEGIN_S), (2, BEGIN_S + 1), (3, BEGIN_S - HOUR_S)):
-        run_log.add(replace(row(iteration), unix_s=unix_s), {})
+        run_log.add(replace(row(iteration), unix_s=unix_s))
+    run_log.flush(None, dict, is_final=True)
     ended = run_log._ended("r", BEGIN_S - HOUR_S + 1, 3)
     assert ended.last_step_unix_s == BEGIN_S - HOUR_S
     assert ended.end_unix_s == BEGIN_S - HOUR_S + 1

@@ -16,11 +16,11 @@ from companion_settings import companion_settings
 from forerun.calib.answers.analysis import PredictedStep
 from forerun.calib.workload.config_json import encode
 from forerun.calib.workload.run_options import WandbMode
-from forerun.launch.companion.answered_windows import AnsweredWindows
-from forerun.launch.companion.companion_loop import MOST_HELD, CompanionLoop
+from forerun.launch.companion.closed_windows import ClosedWindows
+from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.companion.event_queue import EventQueue
 from forerun.launch.companion.forecasting import NUM_KEPT_BRACKETS, RunSoFar
-from forerun.launch.directory.scoring import NUM_KEPT_ERRORS, LoggedStep, Score
+from forerun.launch.directory.run_log import MOST_HELD, NUM_KEPT_ERRORS, LoggedStep, Score
 from forerun.launch.sinks.sink import Sink
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
@@ -81,12 +81,12 @@ def test_only_the_newest_closed_window_is_analysed_and_the_others_are_told_of(
 
 
 def test_windows_that_follow_one_another_leave_no_problem() -> None:
-    answered = AnsweredWindows()
-    for window in range(5):
-        assert answered.problems(window) == ()
-        answered.settled(window)
-    answered.settled(4)
-    assert answered.counts() == {}
+    windows = ClosedWindows()
+    for window in (0, 1, 2, 3, 4, 4):
+        windows.close(closed(window), 1000.0)
+        assert windows.problems() == ()
+        windows.settle()
+    assert windows.counts() == {}
 
 
 def test_what_a_run_without_end_leaves_in_memory_is_bounded(directory: Path) -> None:
@@ -121,7 +121,7 @@ def test_what_a_run_without_end_leaves_in_memory_is_bounded(directory: Path) -> 
     beside = CompanionLoop(options, open_sink=lambda _: Notes())
     for number in range(MOST_HELD + 100):  # no window closes
         beside.handle(step(number), 1000.0)
-    assert len(beside._held) == MOST_HELD
+    assert len(beside._steps._held) == MOST_HELD
     assert notes == list(range(1, 101))
 
 

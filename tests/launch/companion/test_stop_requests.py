@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from forerun.launch.companion.orders import STOP_REQUEST, StopRequests
 from forerun.launch.directory.publishing import Place
-from forerun.launch.directory.stop_requests import STOP_REQUEST, StopRequests
 
 
 def request(folder: Path, **values: object) -> None:
