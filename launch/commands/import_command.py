@@ -18,8 +18,7 @@ from ...calib.errors import ConfigError, ForerunError, RecordError
 from ...calib.importers.kineto import kineto_collectives, kineto_operators
 from ...calib.importers.nccl_tests import nccl_tests_collectives
 from ...calib.plain_json import parse_json
-from ..known.imported_tables import import_table, written_json
-from ..known.table_files import check_ending, write_frame
+from ..known.table_files import check_ending, import_table, write_frame, written_json
 from .exit_codes import ExitCode
 
 MAX_NBYTES = 1 << 30

@@ -18,7 +18,7 @@ from ...calib.samples.table import SampleTable
 from ..directory.bounded_files import number
 from ..directory.forecast_log import end_of_run
 from ..directory.run_folders import object_of_run, top_of
-from ..known.loaded_runs import Loaded, load
+from ..known.runs import Loaded, load
 from ..report.answers import CALIBRATION, REQUEST, artefacts
 from ..report.run_tables import show
 from ..report.table import console

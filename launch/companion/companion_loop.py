@@ -25,7 +25,7 @@ from ...hooks.process.settings import CompanionSettings
 from ..directory.forecast_log import end_of_run, finish_line
 from ..directory.publishing import Place, Publisher, place_of
 from ..directory.run_log import LoggedStep, RunLog
-from ..known.earlier import Earlier
+from ..known.runs import Earlier
 from ..report.answers import (
     summary_values,
     wandb_tables,

@@ -1,7 +1,7 @@
-"""A fit that an earlier verb made, kept beside the samples that it stands on.
+"""What the verbs know of a machine, and how it is kept beside the samples that it stands on.
 
-It holds for the very files that it was made from, for this code and for the libraries that are
-here; anything else, and anything damaged, is passed over and the fit is made anew.
+A kept fit holds for the very files that it was made from, for this code and for the libraries that
+are here; anything else, and anything damaged, is passed over and the fit is made anew.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from ...calib.answers import plain_models
 from ...calib.errors import ForerunError
 from ...calib.records.files import PRIVATE, replace_file
+from ...calib.steps.model import FittedSteps
+from ...calib.workload.config import RunConfig
 from ...hooks.process.launch_identity import RUNS
 from ..directory.bounded_files import read_bounded
 from ..directory.run_folders import top_of
@@ -41,6 +43,21 @@ _DAMAGED = (
 _LIBRARIES = ("numpy", "scipy", "pandas", "sklearn", "xgboost")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Machine:
+    """What a directory says of the steps of any layout."""
+
+    name: str
+    """The run, or the machine that was imported."""
+    own: RunConfig
+    """The layout that others are held against."""
+    steps: FittedSteps
+    memory_capacity_nbytes: int | None
+    memory_offset_nbytes: int | None
+    """What a measured peak had beyond its estimate; None where none was measured."""
+    problems: tuple[str, ...] = ()
+
+
 class KeptFit:
     """The fit of one question to a directory, as it is there now."""
 
@@ -53,24 +70,25 @@ class KeptFit:
         self._path = top_of(directory)[0] / f"fitted-{name}.json"
         self._key = self._state()
 
-    def read(self) -> dict[str, Any] | None:
+    def read(self) -> Machine | None:
         """What was kept; None where there is nothing, or it is stale, damaged or another user's."""
         try:
             whole = read_bounded(self._path, _MOST_NBYTES, is_own=True) or b""
             key, digest, body = whole.split(b"\n", 2)
             if key.decode() != self._key or digest.decode() != _sha256(body):
                 return None
-            return plain_models.made(json.loads(body))
+            return Machine(**plain_models.made(json.loads(body)))
         except _DAMAGED:
             return None
 
-    def write(self, values: Mapping[str, Any]) -> None:
+    def write(self, machine: Machine) -> None:
         """Keep a fit that was made since this was opened, where that can be done.
 
         Not where files have changed meanwhile, or a model holds what has no plain form.
         """
         with suppress(TypeError, OSError):
-            body = json.dumps(plain_models.plain(dict(values))).encode()
+            values = {one.name: getattr(machine, one.name) for one in fields(machine)}
+            body = json.dumps(plain_models.plain(values)).encode()
             head = f"{self._key}\n{_sha256(body)}\n"
             if len(head) + len(body) > _MOST_NBYTES or self._state() != self._key:
                 return

@@ -14,9 +14,9 @@ from ...calib.memory.peak import memory_offset
 from ...calib.steps.known import KnownStep
 from ...calib.steps.table_steps import table_steps
 from ...calib.workload.config import RunConfig
-from .imported_tables import ImportedTables, read_imported
-from .loaded_runs import has_run, load
-from .machine import Machine
+from .kept_fits import Machine
+from .runs import has_run, load
+from .table_files import ImportedTables, read_imported
 
 
 def fit_machine_of(

@@ -6,11 +6,10 @@ A fit is kept beside the samples and read back while nothing that it stands on h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 
 from .kept_fits import KeptFit
-from .machine import Machine as Machine
+from .kept_fits import Machine as Machine
 
 
 def open_machine(
@@ -26,11 +25,10 @@ def open_machine(
     where there is neither, ``ConfigError`` where imported machines have to be told apart.
     """
     kept = KeptFit(directory, question=(run_id, machine), also=also)
-    values = kept.read()
-    if values is not None:
-        return Machine(**values)
-    from .machine_fits import fit_machine_of  # what reads and fits is slow to import
+    found = kept.read()
+    if found is None:
+        from .machine_fits import fit_machine_of  # what reads and fits is slow to import
 
-    found = fit_machine_of(directory, run_id=run_id, machine=machine, also=also)
-    kept.write({one.name: getattr(found, one.name) for one in fields(found)})
+        found = fit_machine_of(directory, run_id=run_id, machine=machine, also=also)
+        kept.write(found)
     return found

@@ -1,17 +1,34 @@
-"""Tables of measurements in files: CSV, gzipped CSV and Parquet."""
+"""Tables of measurements in files, and those that were imported into a directory.
+
+These make a machine that nobody has to have calibrated here.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 
-from ...calib.errors import CalibrationError, ConfigError
+from ...calib.errors import CalibrationError, ConfigError, RecordError
+from ...calib.fit.priors import device_prior
+from ...calib.importers.own_format import NEEDED, read_table, table_kind, unlike
+from ...calib.importers.own_steps import REQUIRED, own_frame, read_steps
+from ...calib.records.files import OPEN, replace_file
+from ...calib.records.step_rows import StepRow
 from ...calib.samples.store import check_parquet
+from ...calib.steps.known import KnownStep
+from ...calib.workload.config import RunConfig
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
+IMPORTED = "imported"
+"""The folder of a directory that holds them, as CSV in our own format."""
+_MOST_NAMED = 3
+"""Machines that an error lists."""
+_STEPS = "steps"
 
 
 def read_frame(path: Path) -> pd.DataFrame:
@@ -55,3 +72,110 @@ def table_names(paths: Sequence[Path]) -> list[str]:
     """How answers call the tables: by file name, by path where names are equal."""
     names = [path.name for path in paths]
     return [n if names.count(n) == 1 else str(p) for n, p in zip(names, paths, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ImportedTables:
+    """Everything that was imported into a directory."""
+
+    steps: tuple[StepRow, ...] = ()
+    """Rows without a flag, in the order of their files and lines."""
+    operators: tuple[pd.DataFrame, ...] = ()
+    collectives: tuple[pd.DataFrame, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    def known(self, own: RunConfig) -> tuple[KnownStep, ...]:
+        """Rows of a run's kind of device as evidence for it; each machine is a site of its own."""
+        wanted = device_prior(own.device).name
+        alike = [row for row in self.steps if device_prior(row.config.device).name == wanted]
+        return tuple(KnownStep.of(row, site=row.machine) for row in alike)
+
+    def machine(self, name: str | None) -> tuple[StepRow, ...]:
+        """The rows of a machine; ``ConfigError`` where its name is not there, or is needed."""
+        names = list(dict.fromkeys(row.machine for row in self.steps))
+        if name is None and len(names) == 1:
+            name = names[0]
+        if name not in names:
+            known = ", ".join(repr(one) for one in names[:_MOST_NAMED]) or "none at all"
+            known += f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+            raise ConfigError(
+                f"--machine {name!r} is not among the imported machines; there are {known}"
+                if name is not None
+                else f"steps of {len(names)} machines were imported; choose with --machine {known}"
+            )
+        return tuple(row for row in self.steps if row.machine == name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A table as it lies in the directory now."""
+
+    path: Path
+    num_rows: int
+    left_out: tuple[str, ...] = ()
+    """Rows that could not be made a layout, with the reason."""
+
+
+def import_table(path: Path, directory: Path) -> Written:
+    """A table of steps, operators or collectives into a directory.
+
+    The same name again replaces what was there.  ``ConfigError`` where its columns are of none.
+    """
+    frame, name = read_frame(path), path.name.partition(".")[0]
+    columns = frozenset(map(str, frame.columns))
+    known = {_STEPS: REQUIRED, **NEEDED}
+    if columns and not any(columns >= needed for needed in known.values()):
+        raise unlike(columns, path.name, known)
+    if columns >= REQUIRED:
+        table = read_steps(frame, path.name)
+        told = tuple(f"{row.row_id}: {row.reason}" for row in table.skipped)
+        if not table.rows:
+            raise RecordError(f"{path} has no row that is a layout: {'; '.join(told[:3])}")
+        return _write(own_frame(list(table.rows)), directory, name, _STEPS, told)
+    measured = read_table(frame, path.name)
+    return _write(measured, directory, name, table_kind(measured))
+
+
+def read_imported(directory: Path) -> ImportedTables:
+    """What ``import_table`` has written; a damaged table is named and the rest is read."""
+    found: dict[str, list[pd.DataFrame]] = {what: [] for what in NEEDED}
+    rows: list[StepRow] = []
+    problems: list[str] = []
+    for path in sorted((directory / IMPORTED).glob("*.csv")):
+        what = path.stem.rpartition("-")[2]
+        try:
+            frame = read_frame(path)
+            if what == _STEPS:
+                table = read_steps(frame, path.name)
+                rows += table.usable
+                problems += [f"{path.name}, {r.row_id}: {r.reason}" for r in table.skipped]
+            elif what in found:
+                held = read_table(frame, path.name)
+                found[table_kind(held)].append(held)
+        except (ConfigError, RecordError) as err:
+            problems.append(f"{path.name} is passed over: {err}")
+    return ImportedTables(
+        steps=tuple(rows),
+        operators=tuple(found["operators"]),
+        collectives=tuple(found["collectives"]),
+        problems=tuple(problems),
+    )
+
+
+def _write(
+    frame: pd.DataFrame, directory: Path, name: str, what: str, left_out: Sequence[str] = ()
+) -> Written:
+    folder = directory / IMPORTED
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{what}.csv"
+    replace_file(path, frame.to_csv(index=False), mode=OPEN)
+    return Written(path=path, num_rows=len(frame), left_out=tuple(left_out))
+
+
+def written_json(written: Sequence[Written]) -> str:
+    """For ``--json``."""
+    tables = [
+        {"file": str(one.path), "rows": one.num_rows, "left_out": list(one.left_out)}
+        for one in written
+    ]
+    return json.dumps({"schema": 1, "written": tables}, indent=2)

@@ -17,9 +17,9 @@ from forerun.calib.records.step_rows import StepRow
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.steps.model import fit_steps
-from forerun.launch.known.earlier import Earlier
-from forerun.launch.known.imported_tables import import_table
 from forerun.launch.known.machines import open_machine
+from forerun.launch.known.runs import Earlier
+from forerun.launch.known.table_files import import_table
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 

@@ -1,0 +1,142 @@
+"""Runs of a directory: the one that is asked for, and what earlier ones add to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TypeVar
+
+import pandas as pd
+
+from ...calib.answers.run_steps import known_elsewhere
+from ...calib.errors import ForerunError, RecordError
+from ...calib.samples.store import read_run, read_table, run_ids
+from ...calib.samples.table import SampleTable, build_table, normalise
+from ...calib.steps.known import KnownStep
+from ...calib.workload.config import RunConfig
+from ..directory.run_folders import SAMPLES, paths_of, top_of
+from .table_files import ImportedTables, read_imported
+
+_T = TypeVar("_T")
+NUM_EARLIER = 8
+"""Runs that are read at most: the newest ones."""
+
+
+class Earlier:
+    """Joins what earlier runs sampled: a resumed run goes on with it.  They are read once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._tables: dict[str, SampleTable | None] = {}
+
+    def join(self, table: SampleTable) -> SampleTable:
+        """The table with the samples of earlier runs that trained the same model in this layout.
+
+        Steps, windows and forecasts stay those of the table's own run.  Runs that cannot be read
+        are passed over.
+        """
+        own = _where_possible(table.config)
+        if own is None:
+            return table
+        same = [
+            run.samples
+            for run, config in self._runs(table.run_id)
+            if replace(config, cadence=own.cadence, batch=own.batch) == own
+        ]
+        if not same:
+            return table
+        return replace(table, samples=normalise("samples", pd.concat([*same, table.samples])))
+
+    def steps(self, table: SampleTable) -> tuple[KnownStep, ...]:
+        """The measured steps of earlier runs on the same kind of device, in any layout, and those
+        that were imported into the directory."""
+        own = _where_possible(table.config)
+        if own is None:
+            return ()
+        found = [
+            _where_possible(partial(known_elsewhere, run, own))
+            for run, config in self._runs(table.run_id)
+            if config.device == own.device
+        ]
+        return (*(step for step in found if step is not None), *self._imported.known(own))
+
+    @cached_property
+    def _imported(self) -> ImportedTables:
+        return read_imported(self._directory)
+
+    def _runs(self, run_id: str) -> list[tuple[SampleTable, RunConfig]]:
+        """Those before a run whose layout is known, oldest first."""
+        names = run_ids(self._directory)
+        names = names[: names.index(run_id)] if run_id in names else ()
+        tables = [self._table(name) for name in names[-NUM_EARLIER:]]
+        found = [(table, _where_possible(table.config)) for table in tables if table is not None]
+        return [(table, config) for table, config in found if config is not None]
+
+    def _table(self, name: str) -> SampleTable | None:
+        if name not in self._tables:
+            self._tables[name] = _where_possible(
+                lambda: build_table(read_run(self._directory, name))
+            )
+        return self._tables[name]
+
+
+def _where_possible(make: Callable[[], _T]) -> _T | None:
+    """None where a run does not say enough of itself."""
+    try:
+        return make()
+    except ForerunError:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """The newest run of a directory, or the one that was asked for."""
+
+    table: SampleTable
+    problems: tuple[str, ...]
+    known: tuple[KnownStep, ...] = ()
+    """Steps of other runs on the same kind of device."""
+
+
+def load(directory: Path, run_id: str | None) -> Loaded:
+    """From the records where they are, else from the sample table.
+
+    ``directory`` may be the folder of one launch.  Raises ``RecordError`` where there is neither,
+    or where the run is not in the directory.
+    """
+    top, own = top_of(directory)
+    known = run_ids(top)
+    if known and (run_id is not None or not own or set(own) & set(known)):
+        if run_id is None and own:
+            run_id = next(name for name in reversed(known) if name in own)
+        run = read_run(top, run_id)
+        table, earlier = build_table(run), Earlier(top)
+        return Loaded(table=earlier.join(table), problems=run.problems, known=earlier.steps(table))
+    paths = paths_of(directory, SAMPLES)
+    if not paths:
+        raise RecordError(
+            f"{directory} has neither records nor {SAMPLES}; train with --calibrate "
+            f"--calibrate-dir={directory} first"
+        )
+    table = read_table(paths[0]) if run_id is None else _table_of(paths, run_id)
+    return Loaded(table=table, problems=(), known=Earlier(top).steps(table))
+
+
+def has_run(directory: Path) -> bool:
+    """Whether anything was recorded there."""
+    return bool(run_ids(top_of(directory)[0]) or paths_of(directory, SAMPLES))
+
+
+def _table_of(paths: Sequence[Path], run_id: str) -> SampleTable:
+    tables = (read_table(path) for path in paths)
+    held = []
+    for table in tables:
+        if run_id in set(table.runs["run_id"]):
+            return table
+        held.append(table.run_id)
+    raise RecordError(
+        f"run {run_id!r} is not in {paths[0]}; it holds {held[0]!r}"
+        + (f", and launches beside it {', '.join(map(repr, held[1:]))}" if held[1:] else "")
+    )
