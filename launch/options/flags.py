@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
@@ -122,7 +123,8 @@ def cadence_hint(host_argv: Sequence[str]) -> CadenceHint:
     100
     """
     found: dict[str, Any] = {}
-    for name in _CADENCE_NUMBERS:
+    numbers = [spec.name for spec in fields(CadenceHint) if spec.default is None]
+    for name in numbers:
         (text,) = _words_of(host_argv, name, 1) or ("",)
         if text.isdecimal():
             found[name] = int(text)
@@ -132,17 +134,6 @@ def cadence_hint(host_argv: Sequence[str]) -> CadenceHint:
     for name in ("save", "step_batch_size_schedule"):
         (found[name],) = _words_of(host_argv, name, 1) or ("",)
     return CadenceHint(**found)
-
-
-_CADENCE_NUMBERS = (
-    "train_iters",
-    "train_samples",
-    "eval_interval",
-    "eval_iters",
-    "save_interval",
-    "exit_interval",
-    "global_batch_size",
-)
 
 
 def _words_of(host_argv: Sequence[str], name: str, count: int) -> tuple[str, ...]:

@@ -89,34 +89,42 @@ def accelerator_names() -> dict[str, Any]:
     }
 
 
+_CONSTANT = {
+    **dict.fromkeys(
+        ("set_device", "synchronize", "set_stream", "empty_cache", "init", "_lazy_init",
+         "reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect")
+    ),
+    **dict.fromkeys(
+        ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), 0
+    ),
+    "is_available": True,
+    "is_initialized": True,
+    "is_bf16_supported": True,
+    "is_current_stream_capturing": False,
+    "current_device": CPU,
+}  # fmt: skip
+"""Functions of ``torch.cuda`` by what they always return."""
+_TENSORS = ("FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "LongTensor",
+            "IntTensor", "ByteTensor", "BoolTensor")  # fmt: skip
+
+
 def cuda_names() -> dict[str, Any]:
     """What replaces the attributes of ``torch.cuda``."""
-    stream = Stream()
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     properties = SimpleNamespace(
         name="CPU stand-in", major=9, minor=0, total_memory=total, multi_processor_count=1
     )
-    nothing = ("set_device", "synchronize", "set_stream", "empty_cache", "init", "_lazy_init",
-               "reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect")  # fmt: skip
-    nbytes = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
-    names = {name: returning(None) for name in nothing}
-    names |= {name: returning(0) for name in nbytes}
-    names |= {
-        kind: getattr(torch, kind)
-        for kind in ("FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "LongTensor",
-                     "IntTensor", "ByteTensor", "BoolTensor")
-    }  # fmt: skip
-    return names | {
-        "is_available": returning(True),
-        "is_initialized": returning(True),
-        "is_bf16_supported": returning(True),
-        "is_current_stream_capturing": returning(False),
-        "device_count": returning(max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))),
-        "current_device": returning(CPU),
-        "get_device_name": returning(properties.name),
-        "get_device_properties": returning(properties),
-        "get_device_capability": returning((properties.major, properties.minor)),
-        "mem_get_info": returning((total, total)),
+    answers = _CONSTANT | {
+        "device_count": max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))),
+        "get_device_name": properties.name,
+        "get_device_properties": properties,
+        "get_device_capability": (properties.major, properties.minor),
+        "mem_get_info": (total, total),
+    }
+    answers |= dict.fromkeys(("current_stream", "default_stream"), Stream())
+    return {
+        **{name: returning(value) for name, value in answers.items()},
+        **{kind: getattr(torch, kind) for kind in _TENSORS},
         "memory_stats": lambda *_, **__: defaultdict(int),
         "default_generators": _Generators(),
         "get_rng_state": lambda *_, **__: torch.default_generator.get_state(),
@@ -130,6 +138,4 @@ def cuda_names() -> dict[str, Any]:
         "Event": Event,
         "stream": _nothing,
         "device": _nothing,
-        "current_stream": returning(stream),
-        "default_stream": returning(stream),
     }

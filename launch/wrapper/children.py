@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -58,7 +58,7 @@ class ProcessTree:
 
     def send(self, number: int) -> None:
         """The signal to the command's process group: as a terminal would, so not to workers."""
-        self._told.update(self._group())
+        self._told.update(pid for pid, (_, group) in _living().items() if group == self.pid)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
@@ -76,16 +76,16 @@ class ProcessTree:
         self.reap()
         return descendants(os.getpid())
 
-    def kill(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def kill(self) -> None:
         """SIGKILL to all that is left, until nobody is."""
-        end_s = clock() + _KILL_PATIENCE_S
+        end_s = time.monotonic() + _KILL_PATIENCE_S
         if self.code is None:  # afterwards the number may be another group's
             self.send(signal.SIGKILL)
-        while (left := self.rest()) and clock() < end_s:
+        while (left := self.rest()) and time.monotonic() < end_s:
             for pid in left:
                 _kill(pid, signal.SIGKILL)
             time.sleep(0.02)
-        while self.code is None and clock() < end_s:
+        while self.code is None and time.monotonic() < end_s:
             self.reap()
             time.sleep(0.02)
 
@@ -111,9 +111,6 @@ class ProcessTree:
         with suppress(Exception):
             if self.code is None:
                 os.killpg(self.pid, signal.SIGTERM)
-
-    def _group(self) -> set[int]:
-        return {pid for pid, (_, group) in _living().items() if group == self.pid}
 
 
 # By hand and not with psutil: `forerun run` needs the standard library alone.

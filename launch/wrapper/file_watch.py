@@ -6,10 +6,11 @@ on meanwhile, and the command's end is seen.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from ..directory.launch_files import LaunchFiles, NewestForecast, Stopped
 from .log_lines import say
@@ -40,13 +41,11 @@ class FileWatch:
         self,
         files: LaunchFiles,
         granted: Allocation,
-        environ: Mapping[str, str],
         *,
         margin_s: float,
         is_limit_fixed: bool,
     ) -> None:
         self._files = files
-        self._environ = environ
         self._margin_s = margin_s
         self._is_limit_fixed = is_limit_fixed
         self._start_s = time.monotonic()
@@ -146,7 +145,7 @@ class FileWatch:
         if time.monotonic() < limit_s - self._lead_s(limit_s):
             return
         if not self._is_limit_fixed:
-            newer = allocation(self._environ, time.time(), is_anew=True)
+            newer = allocation(os.environ, time.time(), is_anew=True)
             newer_s = _limit_s(newer, time.monotonic())
             if newer.source and (newer_s is None or abs(newer_s - limit_s) > TOLERANCE_S):
                 self.limit_s = newer_s
@@ -160,12 +159,10 @@ class FileWatch:
         return min(wanted_s, 0.5 * max(0.0, limit_s - self._start_s))
 
     def _look_back(self) -> None:
-        found = self._ending
-        self._ending = Ending(
+        self._ending = replace(
+            self._ending,
             stopped=self._files.stop(),
-            forecast=found.forecast,
             forecast_age_s=time.monotonic() - self._seen_s,
-            startup_s=found.startup_s,
             advised=self._files.advised_command(),
         )
 

@@ -1,4 +1,7 @@
-"""A script that starts a run again in the advised layout; it is the user who starts it."""
+"""A script that starts a run again in the advised layout; it is the user who starts it.
+
+It is made from a template of the user's own, which is read and never written, or from none.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 from ...calib.arguments.kept_arguments import restored
+from ...calib.errors import ConfigError
 from ...calib.records.files import replace_file
 from ..directory.bounded_files import read_bounded
 from ..options.flags import split
 from .log_lines import one_line
-from .script_template import Template
 
 MARK = "# Written by forerun"
 _SEAL = "# As it was written: "
@@ -23,6 +26,9 @@ _SEAL = "# As it was written: "
 _MODE = 0o700
 """It holds arguments."""
 
+_PLACE = re.compile(r"(?<!\$)\{(command|time|reason|directory|launch_id)\}")
+"""Not ``${time}``, which is the script's own; other braces stay as they are."""
+_MOST_BYTES = 2**20
 _KEPT = {
     "SLURM_JOB_NAME": "job-name",
     "SLURM_JOB_PARTITION": "partition",
@@ -54,6 +60,34 @@ def relaunch(command: Sequence[str], advised: Sequence[str]) -> tuple[str, ...]:
     return (*command[: place + 1], *again[1:], *asked.own) if again else ()
 
 
+def read_template(path: Path) -> str:
+    """Raises ``OSError`` where it cannot be read, ``ConfigError`` where it is no template."""
+    path.stat()
+    data = read_bounded(path.resolve(), _MOST_BYTES)
+    if data is None:
+        raise ConfigError("no regular file below 1 MiB that can be read; give a script")
+    text = data.decode("utf-8", "surrogateescape")
+    if "command" not in _PLACE.findall(text):
+        raise ConfigError("{command} is not in it; write it where the launch belongs")
+    return text
+
+
+def filled(template: str, values: Mapping[str, str]) -> list[str]:
+    """Lines of a template with each place filled; those whose place has no value are left out.
+
+    >>> filled(
+    ...     "#SBATCH --time={time}\\nexec {command} ${command}\\n",
+    ...     {"command": "forerun run -- true", "time": ""},
+    ... )
+    ['exec forerun run -- true ${command}']
+    """
+    return [
+        _PLACE.sub(lambda match: values[match[1]], line)
+        for line in template.splitlines()
+        if all(values[name] for name in _PLACE.findall(line))
+    ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
     """What is to be started again, and how: for ``bash`` and ``sbatch`` alike."""
@@ -67,7 +101,7 @@ class Script:
     """Of the next job, as ``--time`` takes it; empty: not known."""
     launch_id: str
     directory: Path
-    template: Template | None = None
+    template: str = ""
 
     def write(self, path: Path, environ: Mapping[str, str]) -> None:
         """Write it; raises ``OSError``, ``FileExistsError`` for a file that we did not write."""
@@ -80,7 +114,7 @@ class Script:
         """The script; raises ``OSError`` where the working directory is gone."""
         mark = f"{MARK}: {one_line(self.reason)}"
         words = _options([*self.wrapper, "--", *self.again], environ)
-        if self.template is not None:
+        if self.template:
             values = {
                 "command": " ".join(words),
                 "time": self.time,
@@ -88,7 +122,7 @@ class Script:
                 "directory": quoted(str(self.directory)),
                 "launch_id": quoted(self.launch_id),
             }
-            first, *rest = self.template.filled(values).splitlines()
+            first, *rest = filled(self.template, values) or [""]
             lines = [first, mark, *rest] if first.startswith("#!") else [mark, first, *rest]
             return "\n".join(lines) + "\n"
         lines = [

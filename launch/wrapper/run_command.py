@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +23,10 @@ from ...calib.workload.run_options import OnAdvice, RunOptions
 from ..directory.launch_files import launch_id
 from ..options.flags import FLAGS, split
 from .log_lines import answer, complain, finish, hold_standard_descriptors, say
-from .resubmit import Script, relaunch
+from .resubmit import Script, read_template, relaunch
 from .run_options import SCRIPT
-from .script_template import Template, read_template
 from .slurm import Allocation, allocation, num_jobs, time_option
-from .wrapped import Outcome, WrapOptions, Wrapped, words
+from .wrapped import Outcome, WrapOptions, Wrapped
 
 _DEFAULTS = RunOptions()
 _NOT_FOUND = 127
@@ -57,13 +57,13 @@ def run(args: argparse.Namespace) -> int:
     hold_standard_descriptors()
     options = wrap_options(args, os.environ, time.time())
     _say_limit(options.allocation)
-    template = _guarded("read the template", lambda: _template(args), None)
+    template = _guarded("read the template", lambda: _template(args), "")
     code = _dry_run(args, options) if args.dry_run else _launch(args, options, template)
     finish()
     return code
 
 
-def _launch(args: argparse.Namespace, options: WrapOptions, template: Template | None) -> int:
+def _launch(args: argparse.Namespace, options: WrapOptions, template: str) -> int:
     try:
         outcome = Wrapped(options).run()
     except FileNotFoundError:
@@ -112,6 +112,7 @@ def wrap_options(
             end_unix_s=now_unix_s + args.time_limit,
             source="--time-limit",
         )
+    advice = _last(own, "on-advice", _DEFAULTS.on_advice.value)
     has_session = bool(own) or args.directory is not None
     return WrapOptions(
         command=tuple(args.command),
@@ -122,7 +123,7 @@ def wrap_options(
         margin_s=args.margin,
         patience_s=args.stop_patience,
         listens=(has_session or environ.get("FORERUN_CALIBRATE") == "1") and not is_off(environ),
-        saves_before_limit=args.save_before_limit or _stops(own),
+        saves_before_limit=args.save_before_limit or advice == OnAdvice.STOP.value,
         is_limit_fixed=args.time_limit is not None,
     )
 
@@ -145,17 +146,17 @@ def suggest(outcome: Outcome, options: WrapOptions, wall_s: float | None) -> Sug
     )
 
 
-def _template(args: argparse.Namespace) -> Template | None:
+def _template(args: argparse.Namespace) -> str:
     """What ``--resubmit-template`` names; one that cannot be used is told of before the start."""
     path = args.resubmit_template
     if path is None:
-        return None
+        return ""
     try:
         return read_template(path)
     except (OSError, ConfigError) as err:
         why = (err.strerror or err) if isinstance(err, OSError) else err
         say(f"--resubmit-template {path}: {why}; the script will be written without it")
-        return None
+        return ""
 
 
 def _resubmit(
@@ -163,7 +164,7 @@ def _resubmit(
     options: WrapOptions,
     outcome: Outcome,
     suggestion: Suggestion | None,
-    template: Template | None,
+    template: str,
 ) -> Path | None:
     """Write the script where there is advice; a problem is told and changes nothing."""
     is_stop = outcome.stopped is not None and outcome.stopped.is_advised
@@ -273,7 +274,7 @@ def _say_limit(granted: Allocation) -> None:
 
 def _say_end(outcome: Outcome, code: int, suggestion: Suggestion | None) -> None:
     if outcome.signals:
-        say(f"passed on: {words(outcome.signals)}")
+        say(f"passed on: {', '.join(signal.Signals(n).name for n in outcome.signals)}")
     if outcome.num_ended:
         say(f"{outcome.num_ended} processes did not end in time and were killed")
     if outcome.left:
@@ -300,10 +301,6 @@ def _no_start(args: argparse.Namespace, text: str, code: int) -> int:
         told = {"schema": 1, "command": list(kept_command(args.command)), "exit_code": code}
         answer(json.dumps(told))
     return code
-
-
-def _stops(own: Sequence[str]) -> bool:
-    return _last(own, "on-advice", _DEFAULTS.on_advice.value) == OnAdvice.STOP.value
 
 
 def _last(own: Sequence[str], name: str, default: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -75,14 +74,12 @@ class Outcome:
 class Wrapped:
     """Starts the command and watches it; ``run`` once."""
 
-    def __init__(self, options: WrapOptions, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(self, options: WrapOptions) -> None:
         self._options = options
-        self._environ = environ
         self._files = LaunchFiles(options.directory, options.launch_id)
         self._file_watch = FileWatch(
             self._files,
             options.allocation,
-            environ,
             margin_s=options.margin_s,
             is_limit_fixed=options.is_limit_fixed,
         )
@@ -129,7 +126,7 @@ class Wrapped:
 
     def _told(self) -> dict[str, str]:
         """The command's environment: ours, the limit, and time for workers to save."""
-        environ = dict(self._environ)
+        environ = dict(os.environ)
         environ[LAUNCH_ID] = self._options.launch_id
         if self._options.allocation.end_unix_s is not None:
             environ[LIMIT] = str(int(self._options.allocation.end_unix_s))
@@ -226,8 +223,3 @@ class Wrapped:
         else:
             self._has_warned = True
             say(f"{left_s:.0f} s before the limit; --save-before-limit would save and stop now")
-
-
-def words(numbers: Sequence[int]) -> str:
-    """Names of signals."""
-    return ", ".join(signal.Signals(number).name for number in numbers)
