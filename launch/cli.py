@@ -75,45 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"forerun {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb, text in (
-        ("report", "what a calibrated run says about itself"),
-        ("predict", "step time of another layout, by Megatron's option names"),
-        ("plan", "layouts ranked on a number of ranks"),
-    ):
-        sub = verbs.add_parser(verb, help=text, allow_abbrev=False)
-        sub.add_argument("directory", type=Path, help="what --calibrate-dir was")
-        sub.add_argument("--run-id", help="which run, where the directory holds several")
-        sub.set_defaults(takes_options=verb == "predict")
-    for verb in ("predict", "plan"):
-        verbs.choices[verb].add_argument(
-            "--config",
-            type=Path,
-            metavar="FILE",
-            help="another run over this calibration: Megatron's arguments as YAML or JSON, a "
-            "Hugging Face config.json, a checkpoint; or give its whole command behind --",
-        )
-        verbs.choices[verb].add_argument(
-            "--also",
-            type=Path,
-            action="append",
-            metavar="DIR",
-            help="another directory whose measured steps count too; may be given again",
-        )
-        verbs.choices[verb].add_argument(
-            "--machine", metavar="NAME", help="of imported steps: which machine"
-        )
-    plan = verbs.choices["plan"]
-    plan.add_argument("--gpus", type=int, help="number of ranks (default: as the run)")
-    plan.add_argument("--top", type=int, default=10, help="rows to show (default 10)")
-    plan.add_argument(
-        "--memory-gib", type=float, help="memory of one device (default: what the run had)"
-    )
-    verbs.choices["predict"].add_argument(
-        "--fail-over",
-        type=float,
-        metavar="SECONDS",
-        help="exit 1 when the step is slower than this",
-    )
+    _add_answers(verbs)
     _add_validate(verbs)
     _add_import(verbs)
     _add_probe(verbs)
@@ -132,8 +94,47 @@ def _split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[:place], words[place + 1 :]
 
 
+def _add_answers(verbs: argparse._SubParsersAction) -> None:
+    for verb, text in (
+        ("report", "what a calibrated run says about itself"),
+        ("predict", "step time of another layout, by Megatron's option names"),
+        ("plan", "layouts ranked on a number of ranks"),
+    ):
+        sub = verbs.add_parser(verb, help=text, allow_abbrev=False)
+        sub.add_argument("directory", type=Path, help="what --calibrate-dir was")
+        sub.add_argument("--run-id", help="which run, where the directory holds several")
+        sub.set_defaults(takes_options=verb == "predict")
+    for verb in ("predict", "plan"):
+        add = verbs.choices[verb].add_argument
+        add(
+            "--config",
+            type=Path,
+            metavar="FILE",
+            help="another run over this calibration: Megatron's arguments as YAML or JSON, a "
+            "Hugging Face config.json, a checkpoint; or give its whole command behind --",
+        )
+        add(
+            "--also",
+            type=Path,
+            action="append",
+            metavar="DIR",
+            help="another directory whose measured steps count too; may be given again",
+        )
+        add("--machine", metavar="NAME", help="of imported steps: which machine")
+    add = verbs.choices["plan"].add_argument
+    add("--gpus", type=int, help="number of ranks (default: as the run)")
+    add("--top", type=int, default=10, help="rows to show (default 10)")
+    add("--memory-gib", type=float, help="memory of one device (default: what the run had)")
+    verbs.choices["predict"].add_argument(
+        "--fail-over",
+        type=float,
+        metavar="SECONDS",
+        help="exit 1 when the step is slower than this",
+    )
+
+
 def _add_validate(verbs: argparse._SubParsersAction) -> None:
-    validate = verbs.add_parser(
+    add = verbs.add_parser(
         "validate",
         help="how right the models are on tables of measurements",
         description="Fits on one part of each table and scores on the rest, by several protocols. "
@@ -141,25 +142,21 @@ def _add_validate(verbs: argparse._SubParsersAction) -> None:
         "the seed. steps: whole steps of layouts. design: which of them would teach most. "
         "Columns: recipes/published/FORMAT.md.",
         allow_abbrev=False,
-    )
-    validate.add_argument("what", choices=("operators", "collectives", "steps", "design"))
-    validate.add_argument("files", type=Path, nargs="+", metavar="FILE", help=".csv[.gz], .parquet")
-    validate.add_argument(
-        "--protocol", action="append", metavar="NAME", help="only this one (may be repeated)"
-    )
-    validate.add_argument(
-        "--seeds", type=int, default=5, metavar="N", help="random draws to pool (default 5)"
-    )
-    validate.add_argument(
+    ).add_argument
+    add("what", choices=("operators", "collectives", "steps", "design"))
+    add("files", type=Path, nargs="+", metavar="FILE", help=".csv[.gz], .parquet")
+    add("--protocol", action="append", metavar="NAME", help="only this one (may be repeated)")
+    add("--seeds", type=int, default=5, metavar="N", help="random draws to pool (default 5)")
+    add(
         "--calibrate-on",
         type=int,
         metavar="K",
         help="steps: rows that calibrate, the rest is scored",
     )
-    validate.add_argument(
+    add(
         "--draws", type=int, default=20, metavar="N", help="steps: draws of these rows (default 20)"
     )
-    validate.add_argument(
+    add(
         "--operators",
         type=Path,
         nargs="+",
@@ -167,56 +164,52 @@ def _add_validate(verbs: argparse._SubParsersAction) -> None:
         metavar="FILE",
         help="steps: tables of operators and collectives of the same devices",
     )
-    validate.add_argument(
-        "--rows", type=int, default=10, metavar="K", help="design: layouts to name (default 10)"
-    )
+    add("--rows", type=int, default=10, metavar="K", help="design: layouts to name (default 10)")
 
 
 def _add_import(verbs: argparse._SubParsersAction) -> None:
-    importer = verbs.add_parser(
+    add = verbs.add_parser(
         "import",
         help="measurements of other tools into tables in our own format",
         description="kineto: traces of PyTorch's profiler recorded with shapes. nccl-tests: logs. "
         "steps: step times of layouts, operators or collectives in our own format, into a "
         "directory that answers predict and plan. Columns: recipes/published/FORMAT.md.",
         allow_abbrev=False,
-    )
-    importer.add_argument("source", choices=("kineto", "nccl-tests", "steps"))
-    importer.add_argument("files", type=Path, nargs="+", metavar="FILE")
-    importer.add_argument("--out", type=Path, required=True, metavar="FILE|DIR")
-    importer.add_argument("--fabric", metavar="NAME", help="what to call the cluster")
-    importer.add_argument(
-        "--ranks-per-node", type=int, default=8, metavar="N", help="for kineto (default 8)"
-    )
+    ).add_argument
+    add("source", choices=("kineto", "nccl-tests", "steps"))
+    add("files", type=Path, nargs="+", metavar="FILE")
+    add("--out", type=Path, required=True, metavar="FILE|DIR")
+    add("--fabric", metavar="NAME", help="what to call the cluster")
+    add("--ranks-per-node", type=int, default=8, metavar="N", help="for kineto (default 8)")
 
 
 def _add_probe(verbs: argparse._SubParsersAction) -> None:
-    probe = verbs.add_parser(
+    add = verbs.add_parser(
         "probe",
         help="measure a new machine without training, alone or under torchrun",
         description="Products, memory and the operators of a layout; under torchrun collectives as "
         "well: torchrun --nproc-per-node N -m forerun probe --out DIR. The layout is that of "
         "--config or of the command behind --, else a GPT that suits the device.",
         allow_abbrev=False,
-    )
-    probe.add_argument("--out", type=Path, required=True, metavar="DIR", help="for the records")
-    probe.add_argument("--config", type=Path, metavar="FILE", help="as for predict")
-    probe.add_argument("--seconds", type=float, default=60.0, help="for all of it (default 60)")
-    probe.add_argument("--operators", action="store_true", help="these alone")
-    probe.add_argument("--collectives", action="store_true", help="these alone")
+    ).add_argument
+    add("--out", type=Path, required=True, metavar="DIR", help="for the records")
+    add("--config", type=Path, metavar="FILE", help="as for predict")
+    add("--seconds", type=float, default=60.0, help="for all of it (default 60)")
+    add("--operators", action="store_true", help="these alone")
+    add("--collectives", action="store_true", help="these alone")
 
 
 def _add_compare(verbs: argparse._SubParsersAction) -> None:
-    compare = verbs.add_parser(
+    add = verbs.add_parser(
         "compare",
         help="every forecast that was made, against what happened",
         description="For each run of these directories that has come to its end: error of the "
         "forecast finish over time, how often its intervals and those of single steps held, and "
         "from when on it was right.",
         allow_abbrev=False,
-    )
-    compare.add_argument("directories", type=Path, nargs="+", metavar="DIR")
-    compare.add_argument(
+    ).add_argument
+    add("directories", type=Path, nargs="+", metavar="DIR")
+    add(
         "--fail-over",
         type=float,
         metavar="FRAC",

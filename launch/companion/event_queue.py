@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from itertools import chain
 from typing import Any
 
 Event = dict[str, Any]
@@ -11,7 +12,6 @@ MOST_STEPS = 10_000
 """Steps that wait at most; then the oldest go, which the newest tell more than."""
 MOST_OTHERS = 1000
 """Evaluations and saves that wait at most."""
-_NEWEST_ONLY = frozenset({"window_closed", "probed"})
 
 
 class EventQueue:
@@ -23,9 +23,13 @@ class EventQueue:
 
     def __init__(self, most_steps: int = MOST_STEPS) -> None:
         self._changed = threading.Condition()
-        self._steps: deque[tuple[int, Event]] = deque(maxlen=most_steps)
         self._others: deque[tuple[int, Event]] = deque(maxlen=MOST_OTHERS)
-        self._newest: dict[str, tuple[int, Event]] = {}
+        self._kept: dict[object, deque[tuple[int, Event]]] = {
+            "step": deque(maxlen=most_steps),
+            "window_closed": deque(maxlen=1),
+            "probed": deque(maxlen=1),
+            "another": self._others,
+        }
         self._num_put = 0
         self._is_over = False
         self.num_dropped = 0
@@ -37,14 +41,11 @@ class EventQueue:
             if self._is_over:
                 return
             self._num_put += 1
-            row = self._num_put, event
             kind = event.get("event")
-            if kind in _NEWEST_ONLY:
-                self._newest[str(kind)] = row
-            else:
-                kept = self._steps if kind == "step" else self._others
-                self.num_dropped += len(kept) == kept.maxlen
-                kept.append(row)
+            kept = self._kept.get(kind, self._others)
+            # A window that takes the place of another is no loss.
+            self.num_dropped += 1 < len(kept) == kept.maxlen
+            kept.append((self._num_put, event))
             self._is_over = kind == "end"
             self._changed.notify()
 
@@ -57,19 +58,16 @@ class EventQueue:
     def wait_for_window(self) -> None:
         """Return when a window has closed, or all is over."""
         with self._changed:
-            self._changed.wait_for(lambda: self._is_over or "window_closed" in self._newest)
+            self._changed.wait_for(lambda: self._is_over or bool(self._kept["window_closed"]))
 
     def take(self, timeout_s: float) -> tuple[list[Event], bool]:
         """All that has come, in its order, waiting a while for something; True: it was the last."""
         with self._changed:
             self._changed.wait_for(self._has_any, timeout_s)
-            rows = sorted(
-                (*self._steps, *self._others, *self._newest.values()), key=lambda row: row[0]
-            )
-            self._steps.clear()
-            self._others.clear()
-            self._newest.clear()
+            rows = sorted(chain(*self._kept.values()), key=lambda row: row[0])
+            for kept in self._kept.values():
+                kept.clear()
             return [event for _, event in rows], self._is_over
 
     def _has_any(self) -> bool:
-        return self._is_over or bool(self._steps or self._others or self._newest)
+        return self._is_over or any(self._kept.values())

@@ -43,18 +43,13 @@ def write_answer(
     Those that can be written are, whatever becomes of the others; then the first ``OSError``.
     """
     home = place.path
+    files = {f"{name}.json": value for name, value in artefacts(answer).items()}
+    files = {REQUEST: request.to_json(), **files}
     trace = chrome_trace(answer.own, measured)
-    json_files = {
-        REQUEST: _stamped(request.to_json(), place),
-        **{f"{name}.json": _stamped(value, place) for name, value in artefacts(answer).items()},
-        "timeline.json.gz": trace,
-    }
     _do_all(
         lambda: write_table(home / SAMPLES, table),
-        *(
-            partial(write_json, home / name, value, mode=PRIVATE if name in _PRIVATE else OPEN)
-            for name, value in json_files.items()
-        ),
+        *(partial(_write, place, name, value) for name, value in files.items()),
+        lambda: write_json(home / "timeline.json.gz", trace),
         lambda: append_forecast(place, answer),
         lambda: write_text(home / "report.md", markdown(answer)),
         lambda: write_page(place, table, answer, measured, run_log),
@@ -66,15 +61,15 @@ def write_measured(
 ) -> None:
     """Write what is known of a run that is not modelled: its samples, and its forecast."""
     write_table(place.path / SAMPLES, table)
-    write_json(place.path / REQUEST, _stamped(request.to_json(), place), mode=PRIVATE)
+    _write(place, REQUEST, request.to_json())
     if answer.forecast is not None:
-        write_json(place.path / FORECAST, _stamped(answer.forecast.to_json(), place))
+        _write(place, FORECAST, answer.forecast.to_json())
         append_forecast(place, answer)
 
 
 def write_forecast(place: Place, answer: Answer) -> None:
     """Write a forecast that was made between windows."""
-    write_json(place.path / FORECAST, _stamped(_forecast(answer), place))
+    _write(place, FORECAST, _forecast(answer))
     append_forecast(place, answer)
 
 
@@ -98,7 +93,7 @@ def write_end(place: Place, answer: Answer) -> None:
     """Write again what the end of the run says more of: errors of the finishes foretold."""
     value = artefacts(answer)["calibration"]
     _do_all(
-        lambda: write_json(place.path / CALIBRATION, _stamped(value, place)),
+        lambda: _write(place, CALIBRATION, value),
         lambda: write_text(place.path / "report.md", markdown(answer)),
     )
 
@@ -106,7 +101,7 @@ def write_end(place: Place, answer: Answer) -> None:
 def write_score(place: Place, score: Mapping[str, Any], track: Evaluation | None = None) -> None:
     """Write ``score.json``: what the predictions of a finished run were worth."""
     found = {} if track is None else {"track": track.to_json()}
-    write_json(place.path / "score.json", _stamped({"schema": 2, **score, **found}, place))
+    _write(place, "score.json", {"schema": 2, **score, **found})
 
 
 def wandb_tables(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]]]:
@@ -167,5 +162,7 @@ def _forecast(answer: Answer) -> dict[str, Any]:
     return found
 
 
-def _stamped(value: Mapping[str, Any], place: Place) -> dict[str, Any]:
-    return {"schema": 1, "created_by": CREATED_BY, **place.stamp(), **value}
+def _write(place: Place, name: str, value: Mapping[str, Any]) -> None:
+    """A JSON file with whose it is, for its owner alone where it may hold arguments."""
+    whole = {"schema": 1, "created_by": CREATED_BY, **place.stamp(), **value}
+    write_json(place.path / name, whole, mode=PRIVATE if name in _PRIVATE else OPEN)
