@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from ...calib.answers.analysis import Answer, Request, analyse
-from ...calib.answers.history import History
 from ...calib.answers.transcript import transcript_lines
 from ...calib.answers.unmodelled_run import analyse_steps
 from ...calib.drift.monitor import Drift
@@ -70,7 +69,7 @@ class CompanionLoop:
         read_energy: ReadEnergy | None = None,
         give_order: Callable[[dict[str, Any]], object] = _to_nobody,
     ) -> None:
-        settings = told.settings
+        settings, rank = told.settings, told.settings.rank
         self._told, self._place = told, place_of(told)
         self._asked = Request(
             now_unix_s=0.0,  # read by the caller
@@ -87,22 +86,19 @@ class CompanionLoop:
         self._watching = DriftWatch(
             self._place, tell=self._tell_drift, writing=self._writing, give_order=give_order
         )
-        num_local = settings.rank.local_world_size
-        self._run = RunSoFar(num_nodes=settings.rank.world_size / num_local)
-        self._read_energy = read_energy or open_meter(num_local, os.environ)
+        meter = read_energy or open_meter(rank.local_world_size, os.environ)
+        self._run = RunSoFar(num_nodes=rank.world_size / rank.local_world_size, meter=meter)
         self._forecasts = Forecasts()
         self._own_work = OwnWork()
         self._earlier = Earlier(settings.directory)
-        self._reader = RunReader(settings.directory, settings.rank.run_id)
+        self._reader = RunReader(settings.directory, rank.run_id)
         self._windows = RecentWindows()
         self._closed = ClosedWindows()
         self._answer: Answer | None = None
-        self._history: History | None = None
         self._shown: tuple[SampleTable, tuple[MeasuredSpan, ...]] | None = None
         self._met: tuple[str, ...] = ()
-        self._met_before: tuple[str, ...] = ()
-        self._next_look_unix_s = 0.0
-        self._end_unix_s = 0.0
+        self._met_before = self._met
+        self._next_look_unix_s = self._end_unix_s = 0.0
         self._is_over = False
 
     def handle(self, event: dict[str, Any], now_unix_s: float) -> None:
@@ -134,7 +130,7 @@ class CompanionLoop:
         if now_unix_s < self._next_look_unix_s and not is_final:
             return False
         self._requests.look()
-        self._run.read_energy(self._read_energy, now_unix_s)
+        self._run.read_energy(now_unix_s)
         self._next_look_unix_s = now_unix_s + LOOK_EVERY_S
         closed = self._closed.waiting
         if closed is None:
@@ -269,10 +265,10 @@ class CompanionLoop:
             table,
             request,
             problems=(*run.problems, *self._closed.problems()),
-            history=self._history,
+            history=self._answer.history if self._answer else None,
             known=self._earlier.steps(table),
         )
-        self._answer, self._history = answer, answer.history
+        self._answer = answer
         self._forecasts.answered(answer, self._run.last_iteration)
         if not closed.is_again:
             self._met_before = self._met

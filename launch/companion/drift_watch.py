@@ -107,10 +107,9 @@ class DriftWatch:
             found = transfer_causes(table, windows, level_s)
         except (ForerunError, KeyError, ValueError):
             return
-        if windows == self._compared or not found or explained:
-            self._compared = windows
+        is_compared, self._compared = windows == self._compared, windows
+        if is_compared or not found or explained:
             return
-        self._compared = windows
         last = table.windows[table.windows["window"] == window]["last_step"].max()
         self._keep(
             DriftEvent(run_id=self._run_id, unix_s=unix_s, iteration=int(last) + 1, causes=found)

@@ -16,6 +16,7 @@ from .energy import ReadEnergy
 NUM_KEPT_STEPS = 1000
 """Bare steps that a forecast rests on: the newest."""
 NUM_KEPT_IRREGULAR = 200
+"""Steps beside a collection, an evaluation or a save: the newest."""
 NUM_KEPT_BRACKETS = 500
 """Evaluations, and saves, that a forecast rests on: the newest."""
 AGAIN_AFTER_STEPS = 20
@@ -30,6 +31,7 @@ class RunSoFar:
 
     num_nodes: float = 1.0
     """Nodes of the job for each one whose energy is read."""
+    meter: ReadEnergy = lambda: None
     last_iteration: int = 0
     last_unix_s: float = 0.0
     """When the last step ended: it may have been waiting here for a while."""
@@ -63,9 +65,9 @@ class RunSoFar:
         known = self._brackets.setdefault(name, deque(maxlen=NUM_KEPT_BRACKETS))
         known.append(float(event["time_s"]))
 
-    def read_energy(self, read: ReadEnergy, now_unix_s: float) -> None:
+    def read_energy(self, now_unix_s: float) -> None:
         """Take one reading where there are any."""
-        energy_j = read()
+        energy_j = self.meter()
         if energy_j is not None:
             self._energy = [*self._energy[:1], (now_unix_s, energy_j)]
 

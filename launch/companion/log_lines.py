@@ -35,15 +35,11 @@ class Writing:
         try:
             return write()
         except OSError as err:
-            self._tell(err)
+            reason = err.strerror or type(err).__name__
+            if reason not in self._said:
+                self._said.add(reason)
+                say(
+                    f"cannot write {err.filename or 'an answer'} ({reason}); free space or choose "
+                    f"another --calibrate-dir; answers go on in this log"
+                )
             return None
-
-    def _tell(self, err: OSError) -> None:
-        reason = err.strerror or type(err).__name__
-        if reason in self._said:
-            return
-        self._said.add(reason)
-        say(
-            f"cannot write {err.filename or 'an answer'} ({reason}); free space or choose another "
-            f"--calibrate-dir; answers go on in this log"
-        )

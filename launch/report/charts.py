@@ -31,7 +31,9 @@ _COLOURS = {
 NUM_SPANS = 1200
 """Bars of a timeline that are drawn at most, the longest."""
 NUM_FORECASTS = 400
+"""Forecasts that are drawn at most, evenly spread over the run."""
 NUM_OPERATORS = 24
+"""Operators that are drawn at most, the longest."""
 _DIGITS = 6
 """Of a number in the page, which is read by eye: the page stays small."""
 

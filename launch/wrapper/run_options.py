@@ -43,6 +43,13 @@ def add_run(verbs: argparse._SubParsersAction) -> None:
     add("--time-limit", type=_time, metavar="TIME", help="from now (default: what Slurm says)")
     add("--save-before-limit", action="store_true", help="save and stop in time, not only warn")
     add("--job-time", type=_time, metavar="TIME", help="wall time to count chained jobs for")
+    _add_resubmit(run_parser)
+    add("--dry-run", action="store_true", help="say what would run and what the scheduler grants")
+    add("--json", action="store_true", help="one JSON value as the last line of standard output")
+
+
+def _add_resubmit(run_parser: argparse.ArgumentParser) -> None:
+    add = run_parser.add_argument
     add(
         "--resubmit-template",
         type=Path,
@@ -57,8 +64,6 @@ def add_run(verbs: argparse._SubParsersAction) -> None:
         help="where the script with the advised layout goes, also without a stop (on an advised "
         f"stop: DIR/{SCRIPT}); a file that Forerun did not write stays as it is",
     )
-    add("--dry-run", action="store_true", help="say what would run and what the scheduler grants")
-    add("--json", action="store_true", help="one JSON value as the last line of standard output")
 
 
 def _time(text: str) -> float:
