@@ -98,23 +98,22 @@ class KeptFit:
                 path.unlink()
 
     def _state(self) -> str:
-        """Of every file that a fit would read, this package, and the libraries that fit."""
+        """Of every file that a fit would read, this package, and the libraries that fit.
+
+        A hash of names, sizes and times of change.
+        """
         tops = (top_of(directory)[0] for directory in self._directories)
         read = [path for top in tops for pattern in _READ for path in top.glob(pattern)]
         specs = (find_spec(name) for name in _LIBRARIES)
         theirs = [Path(spec.origin) for spec in specs if spec is not None and spec.origin]
         home = Path(__file__).parents[2] / "calib"
-        return _state_of([*read, *theirs, *home.rglob("*.py"), *home.rglob("*.json")])
-
-
-def _state_of(paths: Sequence[Path]) -> str:
-    """A hash of names, sizes and times of change."""
-    found = []
-    for path in sorted(paths):
-        with suppress(OSError):
-            told = path.stat()
-            found.append((str(path), told.st_size, told.st_mtime_ns, told.st_ctime_ns, told.st_ino))
-    return _sha256(json.dumps(found).encode())
+        found = []
+        for path in sorted([*read, *theirs, *home.rglob("*.py"), *home.rglob("*.json")]):
+            with suppress(OSError):
+                told = path.stat()
+                changed = told.st_mtime_ns, told.st_ctime_ns, told.st_ino
+                found.append((str(path), told.st_size, *changed))
+        return _sha256(json.dumps(found).encode())
 
 
 def _sha256(data: bytes) -> str:

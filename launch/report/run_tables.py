@@ -64,11 +64,12 @@ def show(answer: Answer, out: Console) -> None:
 
 
 def _parts(answer: Answer) -> ReportTable:
-    own = answer.own
+    own, total_s = answer.own, answer.modelled_step.time_s
     parts = [(part.value, time_s) for part, time_s in own.parts_s.items()]
-    parts.append(("waiting for later ranks", answer.waiting_s))
-    parts.append(("slowed down by hooks", -answer.perturbation_s))
-    total_s = answer.modelled_step.time_s
+    parts += [
+        ("waiting for later ranks", answer.waiting_s),
+        ("slowed down by hooks", -answer.perturbation_s),
+    ]
     rows = [
         (name, format_time(time_s), format_frac(time_s / total_s))
         for name, time_s in parts
@@ -76,12 +77,9 @@ def _parts(answer: Answer) -> ReportTable:
     ]
     if answer.mfu_frac is not None:
         rows.append(("MFU, of the measured step", "", format_frac(answer.mfu_frac)))
-    return ReportTable(
-        key="step_parts",
-        title=f"Modelled step by part (stage {own.critical_stage})",
-        columns=("part", "time", "share"),
-        rows=tuple(rows),
-    )
+    title = f"Modelled step by part (stage {own.critical_stage})"
+    columns = ("part", "time", "share")
+    return ReportTable(key="step_parts", title=title, columns=columns, rows=tuple(rows))
 
 
 def _work(answer: Answer) -> ReportTable:
