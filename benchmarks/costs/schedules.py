@@ -3,9 +3,8 @@
     python benchmarks/costs/schedules.py [--stages 8] [--microbatches 64] [--layouts 1000]
 
 Bulk: layouts of one size per second, each with its own passes and messages on every stage; one:
-milliseconds for a single layout with all spans, critical path, and what each stage spends its time
-on.  "First" adds the order of events, which is worked out once per size and schedule.  Each figure
-is the median of the repetitions.
+milliseconds for a single layout with all spans.  "First" adds the order of events, which is worked
+out once per size and schedule.  Each figure is the median of the repetitions.
 """
 
 from __future__ import annotations
@@ -19,14 +18,10 @@ import numpy as np
 
 from forerun.benchmarks.markdown_text import markdown_head, markdown_row
 from forerun.calib.timeline.bulk import bulk_program
+from forerun.calib.timeline.costs import PipelineCosts, pipeline_costs
 from forerun.calib.timeline.graph import event_graph
-from forerun.calib.timeline.simulate import (
-    Pipeline,
-    PipelineCosts,
-    pipeline_costs,
-    simulate,
-    timeline,
-)
+from forerun.calib.timeline.programs import Pipeline
+from forerun.calib.timeline.simulate import simulate, spans
 from forerun.calib.workload.parallelism import Schedule
 
 HEADER = ["schedule", "events", "layouts / s", "bar", "one, ms", "one, first, ms", "bar"]
@@ -45,8 +40,8 @@ def main() -> None:
     print(markdown_head(HEADER))
     for name, pipeline in cases(given.stages, given.microbatches).items():
         costs = uneven_costs(pipeline, given.layouts)
-        first_s = seconds(lambda p=pipeline, c=costs: timeline(c, p), 1)
-        one_s = seconds(lambda p=pipeline, c=costs: timeline(c, p), given.repetitions)
+        first_s = seconds(lambda p=pipeline, c=costs: spans(c, p), 1)
+        one_s = seconds(lambda p=pipeline, c=costs: spans(c, p), given.repetitions)
         bulk_program(pipeline)
         bulk_s = seconds(lambda p=pipeline, c=costs: simulate(c, p), given.repetitions)
         cells = [
@@ -71,8 +66,6 @@ def cases(num_stages: int, num_microbatches: int) -> dict[str, Pipeline]:
         "interleaved 4, blocking": pipeline(num_virtual_stages=4, overlaps_p2p=False),
         "zero bubble H1": pipeline(schedule=Schedule.ZERO_BUBBLE_H1),
         "zero bubble H2": pipeline(schedule=Schedule.ZERO_BUBBLE_H2),
-        "evaluation": pipeline(is_forward_only=True),
-        "evaluation, interleaved 4": pipeline(is_forward_only=True, num_virtual_stages=4),
     }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from ..steps.estimate import StepEstimate
 from ..timeline.measured import MeasuredSpan
 from ..timeline.programs import TaskKind
-from ..timeline.spans import Span
+from ..timeline.simulate import Span
 
 _MICROSECONDS = 1_000_000
 _PREDICTED, _MEASURED = 0, 1

@@ -42,7 +42,7 @@ class FittedSteps:
         layouts, theta = self._layouts([config])
         (estimate,) = self._estimates(layouts, theta)
         (found,) = layouts.timed(theta[:, np.newaxis], simulate_each)
-        drawn = spans(found.costs, found.group.pipeline, column=0)
+        drawn = spans(found.costs, found.group.pipeline)
         return estimate.drawn((*drawn, *found.edge_spans(0)))
 
     def estimates(self, configs: Sequence[RunConfig]) -> list[StepEstimate]:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from ..timeline.compiled import pipeline_of
-from ..timeline.simulate import Pipeline, pipeline_costs
+from ..timeline.costs import pipeline_costs
+from ..timeline.programs import Pipeline
 from ..timeline.steady import simulate_long
 from ..workload.config import RunConfig
 from ..workload.ranks import position

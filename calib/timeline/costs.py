@@ -48,11 +48,6 @@ class PipelineCosts:
         """Alternatives side by side."""
         return int(self.forward_s.shape[1])
 
-    def columns(self, begin: int, end: int) -> PipelineCosts:
-        """The alternatives from ``begin`` up to ``end``."""
-        names = PipelineCosts.__dataclass_fields__
-        return PipelineCosts(**{name: getattr(self, name)[:, begin:end] for name in names})
-
 
 def pipeline_costs(
     forward_s: ArrayLike,

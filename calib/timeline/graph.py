@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
+from ..workload.quick_enum import QuickEnum
 from .programs import Item, Message, Pass, Pipeline, Post, TaskKind, Wait, receiver, sender
 from .schedules import stage_program
 
 
-class Duration(Enum):
+class Duration(QuickEnum):
     """Which seconds an event takes; per chunk, or per boundary between chunks."""
 
     FORWARD = "forward"
@@ -70,8 +70,6 @@ class EventGraph:
     """Event number ``num_stages`` first."""
     last: tuple[tuple[int, ...], ...]
     """Per stage, the events with which it has finished."""
-    waited: tuple[tuple[int, ...], ...]
-    """Per stage, the exchanges and transfers that it waits for."""
     held: tuple[Held, ...]
 
 
@@ -100,7 +98,6 @@ class _Builder:
         self._numbers: dict[Message, int] = {}
         self._links: dict[tuple[int, int], int] = {}
         """Last transfer from one stage to another."""
-        self._waited: list[list[int]] = [[] for _ in range(self._num_stages)]
         self._held: Counter[tuple[frozenset[CostPlace], int]] = Counter()
         self._last_post: list[Post | None] = [None] * self._num_stages
 
@@ -120,7 +117,6 @@ class _Builder:
             pipeline=self._pipeline,
             events=tuple(self._events),
             last=tuple(self._needed(before) for before in self._before),
-            waited=tuple(tuple(dict.fromkeys(waited)) for waited in self._waited),
             held=tuple(
                 Held(costs=tuple(costs), stage=stage, count=count)
                 for (costs, stage), count in self._held.items()
@@ -141,7 +137,7 @@ class _Builder:
         return None
 
     def _progress(self) -> tuple[int, ...]:
-        return len(self._events), len(self._posted), *map(len, self._waited)
+        return len(self._events), len(self._posted), *map(len, self._before)
 
     def _rest(self, stage: int, stuck: Wait | None) -> Iterator[Item]:
         if stuck is not None:
@@ -213,7 +209,6 @@ class _Builder:
     def _wait(self, stage: int, wait: Wait) -> None:
         numbers = tuple(dict.fromkeys(self._numbers[message] for message in wait.messages))
         self._before[stage] += numbers
-        self._waited[stage] += numbers
         post = self._last_post[stage]
         if post and post.is_blocking and post.messages == wait.messages:
             costs = {self._events[number - self._num_stages].cost for number in numbers}

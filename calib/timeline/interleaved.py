@@ -45,8 +45,6 @@ def num_interleaved_warmup(pipeline: Pipeline, stage: int) -> int:
     [10, 8, 6, 4]
     """
     total = pipeline.num_microbatches * pipeline.num_virtual_stages
-    if pipeline.is_forward_only:
-        return total
     ahead = 2 * (pipeline.num_stages - stage - 1)
     return min(total, ahead + (pipeline.num_virtual_stages - 1) * pipeline.group_size)
 
@@ -121,7 +119,6 @@ class _Writer:
         self._backward = _Direction(pipeline, stage, table, is_gradient=True)
         self._total = len(table)
         self._warmup = num_interleaved_warmup(pipeline, stage)
-        self._is_forward_only = pipeline.is_forward_only
         self._is_async = pipeline.overlaps_p2p
         self._is_async_at_ends = pipeline.overlaps_p2p and pipeline.overlaps_p2p_ends
         self._items: list[Item] = []
@@ -136,12 +133,11 @@ class _Writer:
                 self._steady_overlapped(k)
             else:
                 self._steady(k)
-        if not self._is_forward_only:
-            if not remaining:
-                self._exchange(self._backward.needed(0))
-            for k in range(remaining, self._total):
-                self._cool_down(k)
-            self._wait(self._backward.sending)
+        if not remaining:
+            self._exchange(self._backward.needed(0))
+        for k in range(remaining, self._total):
+            self._cool_down(k)
+        self._wait(self._backward.sending)
         return tuple(self._items)
 
     def _warm_up(self, k: int) -> None:

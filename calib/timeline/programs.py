@@ -75,8 +75,6 @@ class Pipeline:
     """Micro-batches that a stage runs through one chunk before the next; 0 means the stages."""
     schedule: Schedule = Schedule.ONE_F_ONE_B
     """With more than one virtual stage 1F1B is interleaved."""
-    is_forward_only: bool = False
-    """Evaluation: no backward pass."""
     overlaps_p2p: bool = True
     """Messages of the steady phase run beside the passes; read only where chunks interleave."""
     overlaps_p2p_ends: bool = False
@@ -102,7 +100,7 @@ class Pipeline:
     @property
     def splits_backward(self) -> bool:
         """True where input and weight gradients are passes of their own."""
-        return SCHEDULES[self.schedule].splits_backward and not self.is_forward_only
+        return SCHEDULES[self.schedule].splits_backward
 
 
 def sender(message: Message, num_stages: int) -> int:

@@ -9,8 +9,6 @@ from .interleaved import interleaved_program
 from .programs import Item, Message, Pass, Pipeline, Post, TaskKind, Wait, passes
 from .zero_bubble import zero_bubble_program
 
-__all__ = ["Pipeline", "TaskKind", "num_warmup", "peak_in_flight", "stage_program"]
-
 
 def num_warmup(num_stages: int, num_microbatches: int, stage: int) -> int:
     """Forward passes before the first backward one, without interleaving.
@@ -23,8 +21,6 @@ def num_warmup(num_stages: int, num_microbatches: int, stage: int) -> int:
 
 def stage_program(pipeline: Pipeline, stage: int) -> tuple[Item, ...]:
     """Everything that ``stage`` does in a step, in order."""
-    if pipeline.is_forward_only and pipeline.num_virtual_stages == 1:
-        return _Blocking(pipeline, stage).forward_only()
     return PROGRAMS[pipeline.schedule](pipeline, stage)
 
 
@@ -41,7 +37,7 @@ def peak_in_flight(pipeline: Pipeline, stage: int) -> int:
     for task in passes(stage_program(pipeline, stage)):
         held += (task.kind is TaskKind.FORWARD) - (task.kind is last)
         peak = max(peak, held)
-    return 1 if pipeline.is_forward_only else peak
+    return peak
 
 
 class _Blocking:
@@ -57,13 +53,6 @@ class _Blocking:
         self._warmup = num_warmup(pipeline.num_stages, pipeline.num_microbatches, stage)
         self._last_boundary = pipeline.num_stages - 2
         self._items: list[Item] = []
-
-    def forward_only(self) -> tuple[Item, ...]:
-        for index in range(self._num_microbatches):
-            self._with_previous(activation=index)
-            self._compute(TaskKind.FORWARD, index)
-            self._with_next(activation=index)
-        return tuple(self._items)
 
     def one_forward_one_backward(self) -> tuple[Item, ...]:
         steady = self._num_microbatches - self._warmup

@@ -8,31 +8,16 @@ only the stage that waits for them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from .bulk import stage_ends
-from .costs import PipelineCosts, cost_tables, joined, pipeline_costs
-from .graph import event_graph
-from .programs import Pipeline
-from .spans import Span, StageUse, Timeline, spans_of
-from .spans import timeline as _timeline
-
-__all__ = [
-    "Pipeline",
-    "PipelineCosts",
-    "Simulation",
-    "Span",
-    "StageUse",
-    "Timeline",
-    "joined",
-    "pipeline_costs",
-    "simulate",
-    "spans",
-    "timeline",
-]
+from .costs import PipelineCosts, cost_tables
+from .graph import TaskEvent, event_graph
+from .programs import Pipeline, TaskKind
 
 Floats = NDArray[np.float64]
 
@@ -68,11 +53,25 @@ class Simulation:
         )
 
 
+class Span(NamedTuple):
+    """One task of one stage in the simulated step."""
+
+    stage: int
+    """An exchange has a span on each of its stages, a transfer one on the stage that sends."""
+    kind: TaskKind
+    chunk: int
+    """Of a message, the chunk above the boundary that it crosses."""
+    microbatch: int
+    start_s: float
+    end_s: float
+
+
 def simulate(costs: PipelineCosts, pipeline: Pipeline | int) -> Simulation:
     """Earliest-start times of all alternatives; a number of micro-batches means plain 1F1B.
 
     With equal stages and free exchanges the makespan of 1F1B is (m + p - 1)(f + b):
 
+    >>> from .costs import pipeline_costs
     >>> simulate(pipeline_costs([1.0] * 4, [2.0] * 4), 8).makespan_s.tolist()
     [33.0]
     >>> interleaved = Pipeline(num_stages=4, num_microbatches=8, num_virtual_stages=2)
@@ -88,14 +87,22 @@ def simulate(costs: PipelineCosts, pipeline: Pipeline | int) -> Simulation:
     )
 
 
-def timeline(costs: PipelineCosts, pipeline: Pipeline | int, *, column: int = 0) -> Timeline:
-    """One alternative in full: spans, critical path, and what each stage spends its time on."""
-    return _timeline(costs, _checked(costs, pipeline), column=column)
-
-
-def spans(costs: PipelineCosts, pipeline: Pipeline | int, *, column: int = 0) -> tuple[Span, ...]:
-    """Every task of one alternative with its times, in order of start."""
-    return spans_of(costs, _checked(costs, pipeline), column=column)
+def spans(costs: PipelineCosts, pipeline: Pipeline | int) -> tuple[Span, ...]:
+    """Every task of the first alternative in order of start, by the recurrence of the bulk."""
+    pipeline = _checked(costs, pipeline)
+    tables = cost_tables(costs, splits_backward=pipeline.splits_backward)
+    times_s = {cost: table[:, 0].tolist() for cost, table in tables.items()}
+    ends: list[float] = costs.start_s[:, 0].tolist()
+    out: list[Span] = []
+    for event in event_graph(pipeline).events:
+        cost, place = event.cost
+        start_s = max([ends[before] for before in event.inputs])
+        ends.append(start_s + times_s[cost][place])
+        out += [
+            Span(stage, event.kind, event.chunk, event.microbatch, start_s, ends[-1])
+            for stage in _shown_on(event)
+        ]
+    return tuple(sorted(out, key=lambda span: (span.start_s, span.stage, span.end_s)))
 
 
 def _checked(costs: PipelineCosts, pipeline: Pipeline | int) -> Pipeline:
@@ -110,8 +117,12 @@ def _checked(costs: PipelineCosts, pipeline: Pipeline | int) -> Pipeline:
     return pipeline
 
 
+def _shown_on(event: TaskEvent) -> tuple[int, ...]:
+    return (event.stage, event.peer) if event.kind is TaskKind.EXCHANGE else (event.stage,)
+
+
 def _compute(costs: PipelineCosts, pipeline: Pipeline) -> Floats:
-    passes = costs.forward_s if pipeline.is_forward_only else costs.forward_s + costs.backward_s
+    passes = costs.forward_s + costs.backward_s
     local = passes.reshape(pipeline.num_virtual_stages, pipeline.num_stages, -1)
     return pipeline.num_microbatches * local.sum(axis=0)
 

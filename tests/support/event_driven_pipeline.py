@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 from hypothesis import strategies as st
 
+from forerun.calib.timeline.costs import PipelineCosts, pipeline_costs
 from forerun.calib.timeline.programs import (
     Message,
     Pass,
@@ -25,7 +26,6 @@ from forerun.calib.timeline.programs import (
     sender,
 )
 from forerun.calib.timeline.schedules import stage_program
-from forerun.calib.timeline.simulate import PipelineCosts, pipeline_costs
 from forerun.calib.workload.parallelism import Schedule
 
 SCHEDULES = st.sampled_from(Schedule)
@@ -34,13 +34,11 @@ SCHEDULES = st.sampled_from(Schedule)
 @st.composite
 def pipelines(draw: st.DrawFn) -> Pipeline:
     """Every schedule, in small sizes, with groups that Megatron accepts."""
-    is_forward_only = draw(st.booleans())
     if draw(st.booleans()):
         return Pipeline(
             num_stages=draw(st.integers(1, 5)),
             num_microbatches=draw(st.integers(1, 12)),
             schedule=draw(SCHEDULES),
-            is_forward_only=is_forward_only,
         )
     overlaps = draw(st.booleans())
     stages = draw(st.integers(2 if overlaps else 3, 4))
@@ -51,7 +49,6 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
         num_virtual_stages=draw(st.integers(2, 3)),
         num_microbatches=group * draw(st.integers(1, 2)) + rest,
         microbatch_group_size=group,
-        is_forward_only=is_forward_only,
         overlaps_p2p=overlaps,
         overlaps_p2p_ends=overlaps and draw(st.booleans()),
     )
@@ -74,6 +71,12 @@ def costs_of(draw: st.DrawFn, pipeline: Pipeline, num_columns: int = 1) -> Pipel
         start_s=rng.uniform(0.0, longest, (pipeline.num_stages, num_columns)),
         num_virtual_stages=pipeline.num_virtual_stages,
     )
+
+
+def column_of(costs: PipelineCosts, column: int) -> PipelineCosts:
+    """One of the alternatives alone."""
+    names = PipelineCosts.__dataclass_fields__
+    return PipelineCosts(**{name: getattr(costs, name)[:, [column]] for name in names})
 
 
 class EventDriven:

@@ -20,8 +20,8 @@ from forerun.calib.stragglers.cost import RankPlaces, step_floor_s
 from forerun.calib.stragglers.detection import excess_s, find_stragglers
 from forerun.calib.stragglers.straggler import StragglerKind, StragglerReport
 from forerun.calib.stragglers.waiting import waiting_report
+from forerun.calib.timeline.costs import pipeline_costs
 from forerun.calib.timeline.programs import Pipeline
-from forerun.calib.timeline.simulate import pipeline_costs
 from forerun.calib.workload.config import Parallelism
 
 PASSES_S = FORWARD_S + BACKWARD_S

@@ -60,7 +60,7 @@ def log_of(case: dict[str, Any], rank: int) -> list[list[Any]]:
         num_microbatches=case["num_microbatches"],
         seq_length=1,
         micro_batch_size=1,
-        forward_only=case["is_forward_only"],
+        forward_only=False,
     )
     parallel_state.destroy_model_parallel()
     dist.destroy_process_group()

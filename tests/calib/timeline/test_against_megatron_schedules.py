@@ -49,12 +49,10 @@ PIPELINES = [
         num_virtual_stages=virtual,
         num_microbatches=microbatches,
         microbatch_group_size=group,
-        is_forward_only=is_forward_only,
         overlaps_p2p=overlaps,
         overlaps_p2p_ends=overlaps_ends,
     )
     for stages, virtual, microbatches, group in SIZES
-    for is_forward_only in (False, True)
     for overlaps, overlaps_ends in ((True, False), (True, True), (False, False))
     if overlaps or (stages > 2 and virtual > 1)
     if virtual > 1 or not overlaps_ends

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from event_driven_pipeline import links, pipelines
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.calib.errors import ConfigError
@@ -64,13 +64,9 @@ def test_zero_bubble_schedules_of_the_paper() -> None:
 def test_every_pass_runs_once(pipeline: Pipeline, data: st.DataObject) -> None:
     stage = data.draw(st.integers(0, pipeline.num_stages - 1))
     found = Counter(passes(stage_program(pipeline, stage)))
-    kinds = [TaskKind.FORWARD]
-    if not pipeline.is_forward_only:
-        kinds += (
-            [TaskKind.INPUT_GRADIENT, TaskKind.WEIGHT_GRADIENT]
-            if pipeline.splits_backward
-            else [TaskKind.BACKWARD]
-        )
+    kinds = [TaskKind.FORWARD, TaskKind.BACKWARD]
+    if pipeline.splits_backward:
+        kinds[1:] = [TaskKind.INPUT_GRADIENT, TaskKind.WEIGHT_GRADIENT]
     assert found == Counter(
         Pass(kind, chunk, index)
         for kind in kinds
@@ -86,8 +82,7 @@ def test_both_ends_of_a_link_post_the_same_in_the_same_order(pipeline: Pipeline)
     for sent, received in links(pipeline):
         assert sent == received
         total += len(sent)
-    directions = 1 if pipeline.is_forward_only else 2
-    assert total == directions * (pipeline.num_chunks - 1) * pipeline.num_microbatches
+    assert total == 2 * (pipeline.num_chunks - 1) * pipeline.num_microbatches
 
 
 @given(pipeline=pipelines(), data=st.data())
@@ -95,9 +90,7 @@ def test_activations_in_flight(pipeline: Pipeline, data: st.DataObject) -> None:
     stage = data.draw(st.integers(0, pipeline.num_stages - 1))
     p, m = pipeline.num_stages, pipeline.num_microbatches
     peak = peak_in_flight(pipeline, stage)
-    if pipeline.is_forward_only:
-        assert peak == 1
-    elif pipeline.num_virtual_stages > 1:
+    if pipeline.num_virtual_stages > 1:
         warmup = num_interleaved_warmup(pipeline, stage)
         assert peak == min(warmup + 1, m * pipeline.num_virtual_stages)
     elif pipeline.schedule is Schedule.ONE_F_ONE_B:
@@ -109,7 +102,6 @@ def test_activations_in_flight(pipeline: Pipeline, data: st.DataObject) -> None:
 
 @given(pipeline=pipelines(), data=st.data())
 def test_a_backward_pass_follows_its_forward_pass(pipeline: Pipeline, data: st.DataObject) -> None:
-    assume(not pipeline.is_forward_only)
     stage = data.draw(st.integers(0, pipeline.num_stages - 1))
     order = {task: place for place, task in enumerate(passes(stage_program(pipeline, stage)))}
     for task, place in order.items():

@@ -4,14 +4,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from event_driven_pipeline import EventDriven, costs_of, pipelines
+from event_driven_pipeline import EventDriven, column_of, costs_of, pipelines
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.calib.errors import ConfigError
 from forerun.calib.timeline import bulk
+from forerun.calib.timeline.costs import PipelineCosts, joined, pipeline_costs
 from forerun.calib.timeline.programs import Pipeline
-from forerun.calib.timeline.simulate import PipelineCosts, joined, pipeline_costs, simulate
+from forerun.calib.timeline.simulate import simulate
 from forerun.calib.workload.parallelism import Schedule
 
 REL = 1e-9
@@ -21,11 +22,9 @@ TIMES = st.integers(1, 9)
 
 @given(p=st.integers(1, 10), m=st.integers(1, 40), f=TIMES, b=TIMES)
 def test_equal_stages_follow_the_closed_form(p: int, m: int, f: int, b: int) -> None:
-    """1F1B idles (p - 1)(f + b); evaluation fills with (p - 1) f."""
+    """1F1B idles (p - 1)(f + b)."""
     costs = pipeline_costs([float(f)] * p, [float(b)] * p)
     assert simulate(costs, m).makespan_s.tolist() == [(m + p - 1) * (f + b)]
-    evaluation = Pipeline(num_stages=p, num_microbatches=m, is_forward_only=True)
-    assert simulate(costs, evaluation).makespan_s.tolist() == [(m + p - 1) * f]
 
 
 @given(
@@ -129,7 +128,7 @@ def test_makespan_is_bounded_by_chain_by_busiest_stage_and_by_the_sum(
     makespan, m = found.makespan_s[0], pipeline.num_microbatches
     down = costs.forward_s.sum() + costs.activation_s.sum()
     backward = costs.backward_s - (costs.weight_gradient_s if pipeline.splits_backward else 0.0)
-    up = 0.0 if pipeline.is_forward_only else backward.sum() + costs.gradient_s.sum()
+    up = backward.sum() + costs.gradient_s.sum()
     assert makespan >= (down + up) * (1 - REL)
     assert np.all(found.idle_s >= -REL * makespan)
     assert np.all(found.end_s >= costs.start_s)
@@ -144,7 +143,7 @@ def test_makespan_is_bounded_by_chain_by_busiest_stage_and_by_the_sum(
 def test_work_is_conserved(pipeline: Pipeline, data: st.DataObject) -> None:
     costs = data.draw(costs_of(pipeline))
     found = simulate(costs, pipeline).compute_s[:, 0]
-    passes = costs.forward_s + (0.0 if pipeline.is_forward_only else costs.backward_s)
+    passes = costs.forward_s + costs.backward_s
     for stage in range(pipeline.num_stages):
         expected = pipeline.num_microbatches * passes[stage :: pipeline.num_stages, 0].sum()
         assert found[stage] == pytest.approx(expected, rel=REL)
@@ -184,7 +183,7 @@ def test_alternatives_side_by_side_do_not_touch_each_other(
     pipeline: Pipeline, data: st.DataObject
 ) -> None:
     costs = data.draw(costs_of(pipeline, num_columns=3))
-    alone = [costs.columns(index, index + 1) for index in range(3)]
+    alone = [column_of(costs, index) for index in range(3)]
     for together in (simulate(costs, pipeline), simulate(joined(alone), pipeline)):
         for index, one in enumerate(alone):
             part, expected = together.columns(index, index + 1), simulate(one, pipeline)
