@@ -13,23 +13,23 @@ import numpy as np
 import numpy.typing as npt
 
 from ..layers.added_modules import added_kept_nbytes
+from ..layers.blocks import Block, BlockKind, block
+from ..layers.layer_modules import norm_module
+from ..layers.tensors import block_numel
 from ..workload.config import Fp8Recipe, Precision, RunConfig
+from ..workload.operators import OperatorKind
 from .activations import layer_activations, sizes
 from .in_flight import InFlight
-from .weights import (
-    Matrix,
-    attention_matrices,
-    embedding_numel,
-    layer_numel,
-    mlp_matrices,
-    norm_tensors,
-    prediction_numel,
-    vocabulary_numel,
-)
 
 Number: TypeAlias = "float | npt.NDArray[np.float64]"
 """A float, or a float array of shape (layouts,)."""
 
+_ATTENTION_PRODUCTS = frozenset(
+    {OperatorKind.LINEAR_QKV, OperatorKind.LINEAR_PROJ, OperatorKind.LINEAR}
+)
+_MLP_PRODUCTS = frozenset(
+    {OperatorKind.LINEAR_FC1, OperatorKind.LINEAR_FC2, OperatorKind.GROUPED_LINEAR}
+)
 CUBLAS_WORKSPACE_NBYTES = 32 * 1024**2
 """Scratch of each of the libraries that run products (Hopper and later; 4 MiB before)."""
 
@@ -113,44 +113,48 @@ def module_bytes(config: RunConfig) -> ModuleBytes:
     """Bytes of each piece of a model under the degrees that split a layer."""
     model, size = config.model, sizes(config)
     has_experts = model.experts is not None
-    numel = layer_numel(config, has_experts=False)
-    expert_numel = layer_numel(config, has_experts=has_experts)
-    last = expert_numel if model.has_experts(model.num_layers - 1) else numel
-    depth = model.num_prediction_layers
+    layer = block(config, BlockKind.LAYER)
+    expert_layer = block(config, BlockKind.EXPERT_LAYER) if has_experts else layer
     hidden = size.split_tokens * model.hidden_size
-    vocabulary = vocabulary_numel(config)
+    norm = block_numel(norm_module(config, "final_norm").tensors).dense
+    prediction = prediction_expert = 0
+    if model.num_prediction_layers:
+        # The block of prediction layers begins with the final norm of the model.
+        predicted = block(config, BlockKind.PREDICTION).numel
+        prediction, prediction_expert = predicted.dense - norm, predicted.expert
     return ModuleBytes(
-        **_layer_fields(config, "dense", has_experts=False),
-        **_layer_fields(config, "expert", has_experts=has_experts),
+        **_layer_fields(config, "dense", layer, has_experts=False),
+        **_layer_fields(config, "expert", expert_layer, has_experts=has_experts),
         layer_input=hidden * size.nbytes,
         embedding_kept=8 * size.tokens + (hidden if config.hidden_dropout else 0),
-        embedding_grad=vocabulary * size.nbytes,
+        embedding_grad=_vocabulary_numel(config) * size.nbytes,
         head_kept=_head_kept(config),
         loss=_loss_nbytes(config),
-        layer_numel=numel.dense,
-        expert_layer_numel=expert_numel.dense,
-        expert_numel=expert_numel.expert,
-        embedding_numel=embedding_numel(config),
-        vocabulary_numel=vocabulary,
-        norm_numel=model.hidden_size * norm_tensors(model),
-        prediction_numel=depth * (prediction_numel(config) + last.dense) if depth else 0,
-        prediction_expert_numel=depth * last.expert if depth else 0,
-        scratch=_wgrads(config, attention_matrices(config)) + _workspace(config),
+        layer_numel=layer.numel.dense,
+        expert_layer_numel=expert_layer.numel.dense,
+        expert_numel=expert_layer.numel.expert,
+        embedding_numel=block(config, BlockKind.EMBEDDING).numel.dense,
+        vocabulary_numel=_vocabulary_numel(config),
+        norm_numel=norm,
+        prediction_numel=prediction,
+        prediction_expert_numel=prediction_expert,
+        scratch=_wgrads(config, layer, _ATTENTION_PRODUCTS) + _workspace(config),
         head_scratch=_head_scratch(config),
     )
 
 
-def _layer_fields(config: RunConfig, kind: str, *, has_experts: bool) -> dict[str, float]:
+def _layer_fields(
+    config: RunConfig, kind: str, layer: Block, *, has_experts: bool
+) -> dict[str, float]:
     """The fields of ``ModuleBytes`` that begin with ``kind``."""
     kept = layer_activations(config, has_experts=has_experts)
     added = added_kept_nbytes(config)
-    mlp = mlp_matrices(config, has_experts=has_experts)
     return {
         f"{kind}_kept": kept.kept_nbytes + added,
         f"{kind}_working": kept.working_nbytes,
         f"{kind}_again": kept.recompute_working_nbytes,
-        f"{kind}_weights_extra": _fp8_extra(config, (*attention_matrices(config), *mlp)),
-        f"{kind}_scratch": _wgrads(config, mlp),
+        f"{kind}_weights_extra": _fp8_extra(config, layer),
+        f"{kind}_scratch": _wgrads(config, layer, _MLP_PRODUCTS),
     }
 
 
@@ -306,18 +310,25 @@ def _loss_nbytes(config: RunConfig) -> float:
     grads = size.tokens * model.hidden_size
     if size.is_gathered:
         grads += size.split_tokens * model.hidden_size
-    placeholder = 0 if _has_placeholders(config) else vocabulary_numel(config)
+    placeholder = 0 if _has_placeholders(config) else _vocabulary_numel(config)
     return max(in_loss, (logits + grads + placeholder) * size.nbytes)
 
 
-def _fp8_extra(config: RunConfig, matrices: tuple[Matrix, ...]) -> float:
+def _vocabulary_numel(config: RunConfig) -> int:
+    """Elements of the embedding of tokens, or of the output product, on one rank."""
+    return config.model.vocab_size // config.parallelism.tp * config.model.hidden_size
+
+
+def _fp8_extra(config: RunConfig, layer: Block) -> float:
     """Transformer Engine keeps every weight in 8 bits twice, along rows and along columns.
 
     With ``keeps_fp8_params`` these take the place of the 16-bit weights.
     """
     if config.fp8 is Fp8Recipe.NONE:
         return 0.0
-    numel = sum(matrix.count * matrix.rows * matrix.columns for matrix in matrices)
+    # The router is no product of Transformer Engine.
+    weights = [t for t in layer.tensors if t.is_quantized and not t.name.startswith("router")]
+    numel = sum(tensor.numel for tensor in weights)
     # Two copies, along rows and along columns: of 4.5 bits under NVFP4, of 8 otherwise.
     copies = 1.125 if config.fp8 is Fp8Recipe.NVFP4 else 2.0
     if config.fp8 is Fp8Recipe.MXFP8:
@@ -330,14 +341,14 @@ def _has_placeholders(config: RunConfig) -> bool:
     return config.fuses_gradient_accumulation and config.device != "cpu"
 
 
-def _wgrads(config: RunConfig, matrices: tuple[Matrix, ...]) -> float:
+def _wgrads(config: RunConfig, layer: Block, kinds: frozenset[OperatorKind]) -> float:
     """One placeholder per shape, which autograd gets for a weight gradient that was added in place.
 
     ``get_dummy_wgrad`` of Transformer Engine keeps them for the whole run.
     """
     if not _has_placeholders(config):
         return 0.0
-    shapes = {(matrix.rows, matrix.columns) for matrix in matrices}
+    shapes = {one.shape[-2:] for one, _ in layer.forward if one.kind in kinds}
     return sum(rows * columns for rows, columns in shapes) * config.precision.nbytes
 
 
@@ -355,5 +366,5 @@ def _head_scratch(config: RunConfig) -> float:
     gathered = size.tokens * config.model.hidden_size * size.nbytes if size.is_gathered else 0.0
     if config.device == "cpu":
         return gathered
-    placeholder = vocabulary_numel(config) * size.nbytes if _has_placeholders(config) else 0
+    placeholder = _vocabulary_numel(config) * size.nbytes if _has_placeholders(config) else 0
     return gathered + placeholder + CUBLAS_WORKSPACE_NBYTES

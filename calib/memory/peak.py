@@ -6,14 +6,13 @@ tensor by tensor (``activations.py``), and per schedule (``in_flight.py``).
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from enum import Enum
 
 from ..layers.blocks import recomputed_layers
 from ..layers.buckets import num_shards
-from ..layers.parameters import check_stage
 from ..plain_json import JsonObject
-from ..workload.config import Attention, RunConfig
+from ..workload.config import RunConfig
 from ..workload.parallelism import Parallelism
 from .block_memory import (
     ChunkLayers,
@@ -24,7 +23,7 @@ from .block_memory import (
     stage_bytes,
     state_bytes,
 )
-from .in_flight import InFlight, in_flight
+from .in_flight import in_flight
 
 FITS_FRAC = 0.80
 """Below this share of the device none of 454 published runs ran out (Fujii et al., 2411.06465)."""
@@ -86,47 +85,37 @@ class MemoryEstimate:
         return asdict(self) | {"total_nbytes": self.total_nbytes}
 
 
-def memory(
-    config: RunConfig, *, offset_nbytes: int = 0, is_attention_fused: bool | None = None
-) -> MemoryEstimate:
-    """Peak memory of the stage that needs most.
-
-    ``is_attention_fused`` says that no seq x seq matrix is kept (flash or fused kernels); left out,
-    the config says.
-    """
-    all_modules = module_bytes(_with_attention(config, is_attention_fused))
-    stages = range(config.parallelism.pp)
-    found = [_stage_memory(config, all_modules, stage, offset_nbytes) for stage in stages]
-    return max(found, key=lambda m: m.total_nbytes)
+def memory(config: RunConfig, *, offset_nbytes: int = 0) -> MemoryEstimate:
+    """Peak memory of the stage that needs most."""
+    return max(stage_memories(config, offset_nbytes=offset_nbytes), key=lambda m: m.total_nbytes)
 
 
-def stage_memory(
-    config: RunConfig,
-    stage: int,
-    *,
-    offset_nbytes: int = 0,
-    is_attention_fused: bool | None = None,
-) -> MemoryEstimate:
-    """Peak memory of one rank of ``stage``."""
-    check_stage(config, stage)
-    all_modules = module_bytes(_with_attention(config, is_attention_fused))
-    return _stage_memory(config, all_modules, stage, offset_nbytes)
+def stage_memories(config: RunConfig, *, offset_nbytes: int = 0) -> list[MemoryEstimate]:
+    """Peak memory of one rank of each stage."""
+    par, all_modules = config.parallelism, module_bytes(config)
+    state = state_bytes(
+        config, shards=num_shards(par), expert_shards=num_shards(par, is_expert=True)
+    )
+    out = []
+    for stage in range(par.pp):
+        found = stage_parts(config, all_modules, state, stage)
+        parts = {f"{f.name}_nbytes": round(float(getattr(found, f.name))) for f in fields(found)}
+        estimate = MemoryEstimate(
+            stage=stage,
+            **parts,
+            overhead_nbytes=overhead_nbytes(par, config.device),
+            offset_nbytes=offset_nbytes,
+        )
+        out.append(estimate)
+    return out
 
 
-def in_flight_microbatches(config: RunConfig, stage: int) -> int:
-    """Forward passes of chunks that a stage holds at once, at most."""
-    return _in_flight(config, stage).most
-
-
-def memory_offset(
-    config: RunConfig, measured_peak_nbytes: int, *, is_attention_fused: bool | None = None
-) -> int:
+def memory_offset(config: RunConfig, measured_peak_nbytes: int) -> int:
     """Bytes to add to estimates of other layouts: measured peak minus estimate of this one.
 
     The peak is that of the allocator, which sees neither context nor communicators.
     """
-    estimate = memory(config, is_attention_fused=is_attention_fused)
-    return measured_peak_nbytes - estimate.allocated_nbytes
+    return measured_peak_nbytes - memory(config).allocated_nbytes
 
 
 def verdict(
@@ -165,27 +154,17 @@ def stage_parts(
         all_modules,
         state,
         [_chunk_layers(config, chunk) for chunk in config.chunks_of(stage)],
-        _in_flight(config, stage),
+        in_flight(
+            num_stages=par.pp,
+            num_virtual_stages=par.vp,
+            num_microbatches=config.num_microbatches,
+            group_size=par.microbatch_group_size or par.pp,
+            schedule=par.schedule,
+            stage=stage,
+        ),
         is_first=stage == 0,
         is_last=stage == par.pp - 1,
         is_tied=config.model.is_tied,
-    )
-
-
-def _stage_memory(
-    config: RunConfig, all_modules: ModuleBytes, stage: int, offset_nbytes: int
-) -> MemoryEstimate:
-    par = config.parallelism
-    state = state_bytes(
-        config, shards=num_shards(par), expert_shards=num_shards(par, is_expert=True)
-    )
-    found = stage_parts(config, all_modules, state, stage)
-    parts = {f"{f.name}_nbytes": round(float(getattr(found, f.name))) for f in fields(found)}
-    return MemoryEstimate(
-        stage=stage,
-        **parts,
-        overhead_nbytes=overhead_nbytes(par, config.device),
-        offset_nbytes=offset_nbytes,
     )
 
 
@@ -199,21 +178,3 @@ def _chunk_layers(config: RunConfig, chunk: int) -> ChunkLayers:
         expert=plain,
         expert_again=again,
     )
-
-
-def _in_flight(config: RunConfig, stage: int) -> InFlight:
-    par = config.parallelism
-    return in_flight(
-        num_stages=par.pp,
-        num_virtual_stages=par.vp,
-        num_microbatches=config.num_microbatches,
-        group_size=par.microbatch_group_size or par.pp,
-        schedule=par.schedule,
-        stage=stage,
-    )
-
-
-def _with_attention(config: RunConfig, is_fused: bool | None) -> RunConfig:
-    if is_fused is None or is_fused == config.is_attention_fused:
-        return config
-    return replace(config, attention=Attention.FUSED if is_fused else Attention.UNFUSED)

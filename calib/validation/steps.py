@@ -96,7 +96,6 @@ def _memory(train: Sequence[StepRow], test: Sequence[StepRow]) -> NDArray[np.flo
 
 def _estimate(row: StepRow) -> float:
     try:
-        fused = row.config.is_attention_fused
-        return float(memory(row.config, is_attention_fused=fused).allocated_nbytes)
+        return float(memory(row.config).allocated_nbytes)
     except ForerunError:
         return math.nan

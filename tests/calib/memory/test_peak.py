@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from forerun.calib.layers.blocks import BlockKind, block
 from forerun.calib.layers.parameters import parameters
 from forerun.calib.memory.activations import (
     LayerActivations,
@@ -19,13 +20,11 @@ from forerun.calib.memory.peak import (
     COMMUNICATOR_NBYTES,
     CONTEXT_NBYTES,
     Verdict,
-    in_flight_microbatches,
     memory,
     memory_offset,
-    stage_memory,
+    stage_memories,
     verdict,
 )
-from forerun.calib.memory.weights import layer_numel
 from forerun.calib.timeline.programs import Pipeline, TaskKind, passes
 from forerun.calib.timeline.schedules import peak_in_flight, stage_program
 from forerun.calib.workload.config import (
@@ -50,6 +49,19 @@ SBH = S * B * H
 
 def layer(config: RunConfig) -> LayerActivations:
     return layer_activations(config, has_experts=False)
+
+
+def held_by(config: RunConfig, stage: int) -> int:
+    par = config.parallelism
+    found = in_flight(
+        num_stages=par.pp,
+        num_virtual_stages=par.vp,
+        num_microbatches=config.num_microbatches,
+        group_size=par.microbatch_group_size or par.pp,
+        schedule=par.schedule,
+        stage=stage,
+    )
+    return found.most
 
 
 def statistics(config: RunConfig) -> float:
@@ -98,15 +110,16 @@ def test_full_recompute_keeps_inputs_and_one_layer_at_work(layout: Layout) -> No
     plain = layout(pp=4, model={**WIDE, "num_layers": 8}, precision=Precision.BF16)
     full = replace(plain, recompute=Recompute.FULL)
     stage = 1
-    held = in_flight_microbatches(full, stage)
+    held = held_by(full, stage)
     working = layer(full).recompute_working_nbytes
-    found = stage_memory(full, stage).activations_nbytes
+    found = stage_memories(full)[stage].activations_nbytes
     assert found == pytest.approx(held * 2 * 2 * SBH + working)
     assert working > layer(plain).kept_nbytes - 2 * SBH
     some = replace(full, recompute_num_layers=1)
-    assert found < stage_memory(some, stage).activations_nbytes
+    assert found < stage_memories(some)[stage].activations_nbytes
     assert (
-        stage_memory(some, stage).activations_nbytes < stage_memory(plain, stage).activations_nbytes
+        stage_memories(some)[stage].activations_nbytes
+        < stage_memories(plain)[stage].activations_nbytes
     )
 
 
@@ -130,13 +143,13 @@ def test_state_per_parameter(
 
 def test_stages_hold_fewer_microbatches_further_down(layout: Layout) -> None:
     config = layout(pp=4)
-    assert [in_flight_microbatches(config, s) for s in range(4)] == [4, 3, 2, 1]
-    assert in_flight_microbatches(layout(pp=4, samples=4), 0) == 2
+    assert [held_by(config, s) for s in range(4)] == [4, 3, 2, 1]
+    assert held_by(layout(pp=4, samples=4), 0) == 2
 
 
 def test_the_fullest_stage_is_the_answer(layout: Layout) -> None:
     config = layout(pp=4)
-    totals = [stage_memory(config, s).total_nbytes for s in range(4)]
+    totals = [one.total_nbytes for one in stage_memories(config)]
     assert memory(config).total_nbytes == max(totals)
     assert memory(config).stage == totals.index(max(totals))
 
@@ -200,7 +213,7 @@ def test_shards_of_dense_and_expert_parameters(layout: Layout) -> None:
     )
     one_expert = 32 * (64 + 1) * 2 + 64 * (32 + 1)
     expert = 4 * 2 * one_expert
-    dense = 256 * 64 + 32 * 64 + 2 * 64 + 4 * (4 * 64 * 65 + 4 * 64 + 8 * 64)
+    dense = 256 * 64 + 32 * 64 + 2 * 64 + 4 * (4 * 64 * 65 + 4 * 64 + 8 * (64 + 1))
     found = memory(config)
     assert found.weights_nbytes == 2 * (dense + expert)
     assert found.grads_nbytes == 4 * (dense + expert)
@@ -228,11 +241,10 @@ def test_latent_attention_has_the_parameters_of_megatrons_own_count(layout: Layo
     }
     h, a = 64, 4
     attention = 24 * (h + a * 12 + 1) + 16 * (h + a * 20 + 1) + h * 4 + a * 12 * h
-    numel = layer_numel(layout(model=shape), has_experts=True)
+    numel = block(layout(model=shape), BlockKind.EXPERT_LAYER).numel
     mlp = 3 * h * (32 * 8 + 48)
     router = 8 * h
-    assert numel.dense + numel.expert == attention + mlp + 2 * h + router
-    assert numel.expert == 3 * h * 32 * 8
+    assert numel.whole == attention + mlp + 2 * h + router
 
 
 def test_padding_to_capacity_rounds_up_each_expert(layout: Layout) -> None:
@@ -256,10 +268,10 @@ def test_eight_bit_products_keep_one_byte_and_two_copies_of_weights(layout: Layo
         assert by_name8[name] == by_name[name] / 2
     assert by_name8["query, key, value"] == by_name["query, key, value"]
     products = 2 * (4 * 64 * 64 + 2 * 64 * 128)
-    extra = stage_memory(eight, 0).weights_nbytes - stage_memory(plain, 0).weights_nbytes
+    extra = stage_memories(eight)[0].weights_nbytes - stage_memories(plain)[0].weights_nbytes
     assert extra == 2 * products
     kept = replace(eight, keeps_fp8_params=True)
-    assert stage_memory(kept, 0).weights_nbytes == stage_memory(plain, 0).weights_nbytes
+    assert stage_memories(kept)[0].weights_nbytes == stage_memories(plain)[0].weights_nbytes
 
 
 def test_the_context_and_communicators_are_no_part_of_a_measured_peak(layout: Layout) -> None:

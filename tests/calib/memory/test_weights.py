@@ -1,4 +1,4 @@
-"""Counts for planners are those of the tensors that Megatron makes."""
+"""Weights of a stage are the tensors that Megatron makes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from forerun.calib.errors import ConfigError
 from forerun.calib.layers.parameters import parameters
-from forerun.calib.memory.peak import stage_memory
+from forerun.calib.memory.peak import stage_memories
 from forerun.calib.workload.config import (
     Experts,
     LatentAttention,
@@ -40,6 +40,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "qkv bias": {**PLAIN, "has_qkv_bias": True},
     "experts": {**PLAIN, "experts": EXPERTS},
+    "experts with biases": {"experts": EXPERTS},
     "latent": {**PLAIN, "experts": EXPERTS, "latent_attention": LATENT},
     "latent with norms": {**PLAIN, "latent_attention": LATENT, "has_qk_norm": True},
     "prediction": {"has_bias": False, "num_prediction_layers": 2},
@@ -59,8 +60,8 @@ def test_weights_of_every_stage_are_those_of_its_tensors(
             config = layout(tp=tp, pp=pp, dp=4, samples=32, model=model, par=par)
         except ConfigError:
             continue
-        for stage in range(pp):
-            held = stage_memory(config, stage).weights_nbytes / config.precision.nbytes
+        for stage, memory in enumerate(stage_memories(config)):
+            held = memory.weights_nbytes / config.precision.nbytes
             assert held == parameters(config, stage)
             found += 1
     assert found >= 20
