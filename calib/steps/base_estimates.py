@@ -34,7 +34,7 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
     a copy in models that rotate nothing there.
     """
     found = _as_run(compiled, base)
-    out, bytes_per_s = found.time_s.copy(), base.bytes_per_s
+    out, bytes_per_s = found.time_s.copy(), base.conditions.bytes_per_s
     splits = _splits(compiled)
     for place, item in enumerate(compiled.items):
         if not isinstance(item, Operator) or found.sources[place] is not Source.PRIOR:
@@ -46,7 +46,7 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
             is_copied = item.phase is Phase.BACKWARD
             nbytes = 2 * is_copied * math.prod(item.shape) * item.element_nbytes
             out[place] = max(_FASTEST_S, nbytes / bytes_per_s)
-    for places, factor in _quantized(compiled, base.fp8):
+    for places, factor in _quantized(compiled, base.conditions.fp8):
         narrow = [replace(cast(Operator, compiled.items[p]), element_nbytes=1) for p in places]
         casts = np.array([_cast_nbytes(operator) for operator in narrow]) / bytes_per_s
         out[places] = factor * base.estimates(narrow).time_s + casts

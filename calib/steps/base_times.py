@@ -11,7 +11,6 @@ import numpy as np
 
 from ..fit.batches import batch_of
 from ..fit.estimates import Estimates, Source
-from ..fit.machine import MachineModel
 from ..fit.priors import UNKNOWN_DEVICE
 from ..network.collective_times import CollectiveModel
 from ..network.groups import canonical, group_of
@@ -31,44 +30,34 @@ _FASTEST_S = 1e-7
 """Keeps logarithms finite; no kernel is as short."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """Under which operators and transfers were timed, and what is known of a step model by that."""
+
+    is_attention_fused: bool
+    """Attention is one kernel, as is most else of the stack."""
+    bytes_per_s: float
+    """Rate of the device's memory."""
+    is_in_situ: bool = False
+    """Sampled in training itself, launches and neighbours included, so that constants of the
+    machine move only what was not sampled; tables time each operator alone."""
+    fp8: Fp8Recipe = Fp8Recipe.NONE
+    """The recipe under which products were timed."""
+    weight_fracs: Mapping[OperatorKind, float] = field(default_factory=dict)
+    """What a traced step told of linears' backward phases."""
+    log_centers: Mapping[str, float] = field(default_factory=dict)
+    """Logs of the constants of a step model, by name, that these times know better than its priors
+    do."""
+    log_sigmas: Mapping[str, float] = field(default_factory=dict)
+    """Deviations of such constants, by name, that differ from the priors'."""
+
+
 class BaseTimes(Protocol):
     """Times of the operators and transfers of one machine."""
 
     @property
-    def is_attention_fused(self) -> bool:
-        """Attention is one kernel, as is most else of the stack."""
-        ...
-
-    @property
-    def is_in_situ(self) -> bool:
-        """Sampled in training itself, launches and neighbours included, so that constants of the
-        machine move only what was not sampled."""
-        ...
-
-    @property
-    def fp8(self) -> Fp8Recipe:
-        """The recipe under which products were timed."""
-        ...
-
-    @property
-    def bytes_per_s(self) -> float:
-        """Rate of the device's memory."""
-        ...
-
-    @property
-    def weight_fracs(self) -> Mapping[OperatorKind, float]:
-        """What a traced step told of linears' backward phases."""
-        ...
-
-    @property
-    def log_centers(self) -> Mapping[str, float]:
-        """Logs of the constants of a step model, by name, that these times know better than its
-        priors do."""
-        ...
-
-    @property
-    def log_sigmas(self) -> Mapping[str, float]:
-        """Deviations of such constants, by name, that differ from the priors'."""
+    def conditions(self) -> Conditions:
+        """What they were timed under."""
         ...
 
     def has(self, kind: OperatorKind, phase: Phase) -> bool:
@@ -92,43 +81,13 @@ class FittedTimes:
 
     operators: OperatorTables
     transfers: CollectiveModel
-    is_attention_fused: bool
-    log_centers: Mapping[str, float] = field(default_factory=dict)
-    known_sigmas: Mapping[str, float] = field(default_factory=dict)
-    """Deviations of constants of which tables of the machine itself leave less open."""
+    conditions: Conditions
     has_fused_kernels: bool = False
     """What no table has moves the bytes of fused kernels; otherwise those of the device's prior."""
-    weight_fracs: Mapping[OperatorKind, float] = field(default_factory=dict)
-
-    @property
-    def is_in_situ(self) -> bool:
-        """Tables time each operator alone."""
-        return False
-
-    @property
-    def fp8(self) -> Fp8Recipe:
-        """Tables of two-byte products."""
-        return Fp8Recipe.NONE
-
-    @property
-    def machine(self) -> MachineModel:
-        """The fit of the device."""
-        return self.operators.machine
-
-    @property
-    def bytes_per_s(self) -> float:
-        """What the device's memory is expected to reach."""
-        return self.machine.prior.ceilings.bytes_per_s
 
     def has(self, kind: OperatorKind, phase: Phase) -> bool:
         """Whether any table times it."""
         return self.operators.has(kind, phase)
-
-    @property
-    def log_sigmas(self) -> Mapping[str, float]:
-        """That of all work, where nobody knows the device and no table times it."""
-        is_unknown = self.machine.prior.name == UNKNOWN_DEVICE and not self.operators.names
-        return {"compute": self.machine.prior.sigma_log} if is_unknown else self.known_sigmas
 
     def estimates(self, items: Sequence[Item]) -> Estimates:
         """See ``BaseTimes``; errors of tables and priors are the constants' to hold."""
@@ -170,7 +129,7 @@ class FittedTimes:
 
     def _decomposed(self, operator: Operator) -> Iterable[Operator]:
         """The operators of the tables that one of a layout consists of."""
-        for part in decomposed(operator, is_fused=self.is_attention_fused):
+        for part in decomposed(operator, is_fused=self.conditions.is_attention_fused):
             yield from self._known(part)
 
     def _known(self, operator: Operator) -> Iterable[Operator]:
@@ -214,15 +173,22 @@ class FittedTimes:
         return out
 
 
-def prior_times(device: str, *, is_attention_fused: bool) -> FittedTimes:
-    """What public tables and data sheets say of a device."""
+def prior_times(
+    device: str,
+    *,
+    is_attention_fused: bool,
+    collectives: Sequence[pd.DataFrame] = (),
+    network: NetworkPrior | None = None,
+) -> FittedTimes:
+    """What public tables and data sheets say of a device, and tables of transfers as they are."""
     from .operator_tables import operator_tables  # tables need pandas, which is slow to import
     from .transfer_tables import transfer_tables
 
+    operators = operator_tables((), device=device)
     return FittedTimes(
-        operators=operator_tables((), device=device),
-        transfers=transfer_tables((), device=device),
-        is_attention_fused=is_attention_fused,
+        operators=operators,
+        transfers=transfer_tables(collectives, device=device, network=network),
+        conditions=_alone(operators, is_attention_fused),
     )
 
 
@@ -243,18 +209,35 @@ def table_times(
     from .operator_tables import operator_tables
     from .transfer_tables import transfer_tables
 
+    tables = operator_tables(operators, device=device)
+    sigmas = {
+        **(_OPERATOR_SIGMAS if operators else {}),
+        **(_TRANSFER_SIGMAS if collectives else {}),
+    }
+    found = _alone(tables, is_attention_fused)
     return FittedTimes(
-        operators=operator_tables(operators, device=device),
+        operators=tables,
         transfers=transfer_tables(
             collectives, device=device, network=network, is_flagged_used=is_flagged_used
         ),
-        is_attention_fused=is_attention_fused,
-        log_centers=_MEASURED_TRANSFERS if collectives else {},
-        known_sigmas={
-            **(_OPERATOR_SIGMAS if operators else {}),
-            **(_TRANSFER_SIGMAS if collectives else {}),
-        },
+        conditions=replace(
+            found,
+            log_centers=_MEASURED_TRANSFERS if collectives else {},
+            log_sigmas=found.log_sigmas or sigmas,
+        ),
         has_fused_kernels=is_attention_fused,
+    )
+
+
+def _alone(operators: OperatorTables, is_attention_fused: bool) -> Conditions:
+    """Those of operators timed one by one; the device's prior says how open all work is where
+    nobody knows the device and no table times it."""
+    prior = operators.machine.prior
+    is_unknown = prior.name == UNKNOWN_DEVICE and not operators.names
+    return Conditions(
+        is_attention_fused=is_attention_fused,
+        bytes_per_s=prior.ceilings.bytes_per_s,
+        log_sigmas={"compute": prior.sigma_log} if is_unknown else {},
     )
 
 

@@ -15,6 +15,7 @@ from ..timeline.items import Item, Part, item_name
 from ..timeline.simulate import Span
 from ..workload.collectives import Collective, CollectiveCall
 from ..workload.config import RunConfig
+from ..workload.config_json import encode_fields
 from ..workload.operators import Phase
 from .known import similarity
 
@@ -70,16 +71,7 @@ class StepEstimate:
             "source_frac": {src.value: frac for src, frac in self.source_frac.items()},
             "error_log": dict(self.error_log),
             "own_sigma_log": self.own_sigma_log,
-            "contributions": [
-                {
-                    "name": c.name,
-                    "phase": c.phase,
-                    "count": c.count,
-                    "time_s": c.time_s,
-                    "source": c.source.value,
-                }
-                for c in self.contributions
-            ],
+            "contributions": [encode_fields(c) for c in self.contributions],
         }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -19,9 +19,8 @@ from ..importers.own_format import shape_sizes
 from ..regressors.choices import first_of_least
 from ..timeline.items import Floats, Item
 from ..workload.collectives import GroupRole
-from ..workload.config import Fp8Recipe
 from ..workload.operators import Operator, OperatorKind, Phase
-from .base_times import BaseTimes
+from .base_times import BaseTimes, Conditions
 from .operator_tables import OperatorTables, operator_tables
 
 Kind = OperatorKind
@@ -80,41 +79,11 @@ class LayerTimes:
     edges: tuple[Edge, ...]
     prior: DevicePrior
     rest: BaseTimes
-    log_centers: Mapping[str, float] = field(default_factory=lambda: _STATED)
-
-    @property
-    def is_attention_fused(self) -> bool:
-        """As in the stack whose layers were profiled."""
-        return self.rest.is_attention_fused
-
-    @property
-    def is_in_situ(self) -> bool:
-        """Layers were timed apart from training."""
-        return False
-
-    @property
-    def fp8(self) -> Fp8Recipe:
-        """As the rest was timed."""
-        return self.rest.fp8
-
-    @property
-    def bytes_per_s(self) -> float:
-        """What the device's memory is expected to reach."""
-        return self.rest.bytes_per_s
+    conditions: Conditions
 
     def has(self, kind: OperatorKind, phase: Phase) -> bool:
         """Whether it was timed apart from its layer."""
         return self.rest.has(kind, phase)
-
-    @property
-    def weight_fracs(self) -> Mapping[OperatorKind, float]:
-        """Profiles do not tell."""
-        return self.rest.weight_fracs
-
-    @property
-    def log_sigmas(self) -> Mapping[str, float]:
-        """Little is left open of layers that were timed as a whole."""
-        return _PROFILED
 
     def estimates(self, items: Sequence[Item]) -> Estimates:
         """See ``BaseTimes``."""
@@ -202,6 +171,7 @@ def layer_times(frames: Sequence[pd.DataFrame], *, device: str, rest: BaseTimes)
         edges=tuple(edge for edge in edges if (edge.kind, edge.hidden) not in wrong),
         prior=prior,
         rest=rest,
+        conditions=replace(rest.conditions, log_centers=_STATED, log_sigmas=_PROFILED),
     )
 
 

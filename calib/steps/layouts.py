@@ -192,17 +192,15 @@ class Layouts:
 
 def layouts_of(configs: Sequence[RunConfig], base: BaseTimes) -> Layouts:
     """The layouts over base times, with the effects that they have."""
-    compiled = compile_layouts(configs, base.weight_fracs)
-    chosen = scales(
-        is_attention_fused=base.is_attention_fused,
-        log_centers=base.log_centers,
-        log_sigmas=base.log_sigmas,
-    )
+    known = base.conditions
+    compiled, chosen = compile_layouts(configs, known.weight_fracs), scales(known)
     of_all = [effects_of(config) for config in configs]
     effects = tuple(dict.fromkeys(effect for own in of_all for effect in own))
     found = base_estimates(compiled, base)
-    told_frac = np.array([_told_frac(source, base.is_in_situ) for source in found.sources])
-    is_new = np.array([not base.is_in_situ or s is Source.PRIOR for s in found.sources], dtype=bool)
+    told_frac = np.array([_told_frac(source, known.is_in_situ) for source in found.sources])
+    is_new = np.array(
+        [not known.is_in_situ or s is Source.PRIOR for s in found.sources], dtype=bool
+    )
     powers = weights(compiled.items, chosen)
     centers = np.array([scale.log_center for scale in chosen])
     families, spreads = _families(compiled.items, found.sigma_log)
@@ -226,11 +224,11 @@ def layouts_of(configs: Sequence[RunConfig], base: BaseTimes) -> Layouts:
                 for i, new in zip(compiled.items, is_new, strict=True)
             ]
         ),
-        calls_s={place: _calls_s(compiled, place) * (not base.is_in_situ) for place in _PASSES},
+        calls_s={place: _calls_s(compiled, place) * (not known.is_in_situ) for place in _PASSES},
         is_launched=np.array(
             # What was sampled in training holds its launches.
             [
-                [float(block.kind is not BlockKind.EMBEDDING and not base.is_in_situ)]
+                [float(block.kind is not BlockKind.EMBEDDING and not known.is_in_situ)]
                 for block in compiled.blocks
             ]
         ),

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..fit.calibration import Calibration
 from ..fit.estimates import Estimates, Estimator
 from ..timeline.items import Item
 from ..workload.collectives import CollectiveCall
-from ..workload.config import Fp8Recipe, RunConfig
+from ..workload.config import RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
+from .base_times import Conditions
 
-_IN_SITU: Mapping[str, float] = dict.fromkeys(
+IN_SITU: Mapping[str, float] = dict.fromkeys(
     ("misaligned", "tp", "dp", "pp", "network", "host_microbatch", "host_step"), 0.0
 )
 """What samples of training itself hold already: launches as they were waited for, transfers as they
@@ -24,26 +25,7 @@ class LiveTimes:
     """What an estimator that was fitted on a run's own samples says, with its deviations."""
 
     estimator: Estimator
-    is_attention_fused: bool = True
-    fp8: Fp8Recipe = Fp8Recipe.NONE
-    """Of the run that was sampled."""
-    bytes_per_s: float = 1e11
-    weight_fracs: Mapping[OperatorKind, float] = field(default_factory=dict)
-
-    @property
-    def is_in_situ(self) -> bool:
-        """As the run trained."""
-        return True
-
-    @property
-    def log_centers(self) -> Mapping[str, float]:
-        """Of what samples hold already."""
-        return _IN_SITU
-
-    @property
-    def log_sigmas(self) -> Mapping[str, float]:
-        """The priors': deviations of samples come with each estimate."""
-        return {}
+    conditions: Conditions
 
     def has(self, kind: OperatorKind, phase: Phase) -> bool:
         """Hooks time operators as a layout has them: nothing is known under another name."""
@@ -67,8 +49,12 @@ def live_times(calibration: Calibration, config: RunConfig) -> LiveTimes:
     """Those of the run that trained in this layout."""
     return LiveTimes(
         estimator=calibration,
-        is_attention_fused=config.is_attention_fused,
-        fp8=config.fp8,
-        bytes_per_s=calibration.ceilings.bytes_per_s,
-        weight_fracs=calibration.weight_fracs,
+        conditions=Conditions(
+            is_attention_fused=config.is_attention_fused,
+            bytes_per_s=calibration.ceilings.bytes_per_s,
+            is_in_situ=True,
+            fp8=config.fp8,
+            weight_fracs=calibration.weight_fracs,
+            log_centers=IN_SITU,
+        ),
     )

@@ -17,6 +17,7 @@ from ..timeline.items import Floats, Item
 from ..workload.collectives import CollectiveCall, GroupRole
 from ..workload.config import RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
+from .base_times import Conditions
 
 Kind = OperatorKind
 HOST_MICROBATCH, HOST_STEP = "host_microbatch", "host_step"
@@ -39,14 +40,8 @@ class Scale:
     """Power with which it multiplies the time of an item; None: it is a time of its own."""
 
 
-def scales(
-    *,
-    is_attention_fused: bool,
-    log_centers: Mapping[str, float] | None = None,
-    log_sigmas: Mapping[str, float] | None = None,
-) -> tuple[Scale, ...]:
-    """Every constant of a machine; ``log_centers`` and ``log_sigmas`` are those that its base times
-    know better.
+def scales(known: Conditions) -> tuple[Scale, ...]:
+    """Every constant of a machine, as its base times know it where they know it better.
 
     ``compute`` is common to all passes and what follows it apart for parts of them: errors of a
     device's rates go together.  The launch floor is what the host takes to launch the forward pass
@@ -54,36 +49,32 @@ def scales(
     common to all that crosses nodes, whose cards all groups share.  Centres and deviations were
     chosen with public step times in view (``benchmarks/RESULTS.md``), and are the same for all.
     """
-    centers, sigmas = log_centers or {}, log_sigmas or {}
     return tuple(
         replace(
             scale,
-            log_center=centers.get(scale.name, scale.log_center),
-            log_sigma=sigmas.get(scale.name, scale.log_sigma),
+            log_center=known.log_centers.get(scale.name, scale.log_center),
+            log_sigma=known.log_sigmas.get(scale.name, scale.log_sigma),
         )
-        for scale in _scales(0.4e-3 if is_attention_fused else 0.8e-3)
+        for scale in (
+            *_scales_of_items(),
+            *_constants(0.4e-3 if known.is_attention_fused else 0.8e-3),
+        )
     )
 
 
-def _scales(floor_s: float) -> tuple[Scale, ...]:
+def _scales_of_items() -> tuple[Scale, ...]:
+    """Work by kind and pass, then transfers by role."""
+    both = (*_FORWARD, *_BACKWARD)
     return (
-        Scale(name="compute", log_sigma=0.2, weight=_of(_PASSES, (*_FORWARD, *_BACKWARD))),
+        Scale(name="compute", log_sigma=0.2, weight=_of(_PASSES, both)),
         Scale(name="backward", log_sigma=0.1, weight=_of(_PASSES, _BACKWARD)),
-        Scale(name="linear", log_sigma=0.1, weight=_of(_LINEARS, (*_FORWARD, *_BACKWARD))),
-        Scale(name="attention", log_sigma=0.2, weight=_of(_ATTENTION, (*_FORWARD, *_BACKWARD))),
-        Scale(name="memory", log_sigma=0.3, weight=_of(_MEMORY, (*_FORWARD, *_BACKWARD))),
-        Scale(name="head", log_sigma=0.3, weight=_of(_HEAD, (*_FORWARD, *_BACKWARD))),
-        Scale(
-            name="embedding",
-            log_sigma=0.5,
-            weight=_of({Kind.EMBEDDING}, (*_FORWARD, *_BACKWARD)),
-        ),
+        Scale(name="linear", log_sigma=0.1, weight=_of(_LINEARS, both)),
+        Scale(name="attention", log_sigma=0.2, weight=_of(_ATTENTION, both)),
+        Scale(name="memory", log_sigma=0.3, weight=_of(_MEMORY, both)),
+        Scale(name="head", log_sigma=0.3, weight=_of(_HEAD, both)),
+        Scale(name="embedding", log_sigma=0.5, weight=_of({Kind.EMBEDDING}, both)),
         Scale(name="misaligned", log_center=0.5, log_sigma=0.5, weight=misalignment),
-        Scale(
-            name="optimizer",
-            log_sigma=0.6,
-            weight=_of({Kind.OPTIMIZER}, (Phase.STEP,)),
-        ),
+        Scale(name="optimizer", log_sigma=0.6, weight=_of({Kind.OPTIMIZER}, (Phase.STEP,))),
         Scale(name="tp", log_center=0.4, log_sigma=0.3, weight=_role(GroupRole.TP)),
         Scale(
             name="dp",
@@ -99,6 +90,12 @@ def _scales(floor_s: float) -> tuple[Scale, ...]:
             log_sigma=0.5,
             weight=_role(GroupRole.EP, GroupRole.EXPERT_TP, GroupRole.EXPERT_TP_EP),
         ),
+    )
+
+
+def _constants(floor_s: float) -> tuple[Scale, ...]:
+    """Of overlap, nodes and pipelines, then of the host."""
+    return (
         # What work and transfer side by side take more than alone; Galvatron's 1.3 to start with.
         Scale(name=CONTENTION, log_center=math.log(0.3), log_sigma=0.4),
         # Of the step with each doubling of nodes: jitter, congestion, stragglers.  Series of one

@@ -9,12 +9,11 @@ import pandas as pd
 from ..importers.own_format import table_kind
 from ..records.step_rows import StepPredictions, StepRow, Trait
 from ..workload.operators import OperatorKind
-from .base_times import BaseTimes, FittedTimes, table_times
+from .base_times import BaseTimes, prior_times, table_times
 from .known import KnownStep
 from .layer_profiles import layer_times
 from .model import FittedSteps, fit_steps
-from .operator_tables import operator_tables
-from .transfer_tables import network_of, transfer_tables
+from .transfer_tables import network_of
 
 
 def table_steps(
@@ -90,10 +89,8 @@ def row_times(
             network=network,
             is_flagged_used=_is_socket(row),
         )
-    rest = FittedTimes(
-        operators=operator_tables((), device=device),
-        transfers=transfer_tables(collectives, device=device, network=network),
-        is_attention_fused=is_fused,
+    rest = prior_times(
+        device, is_attention_fused=is_fused, collectives=collectives, network=network
     )
     return layer_times(profiles, device=device, rest=rest) if profiles else rest
 

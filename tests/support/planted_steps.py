@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from forerun.calib.steps.base_times import Conditions
 from forerun.calib.steps.estimate import StepEstimate
 from forerun.calib.steps.known import KnownStep
-from forerun.calib.steps.live_times import LiveTimes
+from forerun.calib.steps.live_times import IN_SITU, LiveTimes
 from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.timeline.items import Floats
 from forerun.calib.workload.config import RunConfig
+
+HERE = Conditions(is_attention_fused=True, bytes_per_s=1e11, is_in_situ=True, log_centers=IN_SITU)
 
 
 def steps_of(
@@ -22,7 +25,7 @@ def steps_of(
     """The model, told the step of one layout where that is given."""
     told = config is not None and measured_s is not None
     known = [KnownStep(config=config, time_s=measured_s, sigma_log=sigma_log)] if told else []
-    return fit_steps(LiveTimes(estimator=estimator), known)
+    return fit_steps(LiveTimes(estimator=estimator, conditions=HERE), known)
 
 
 def estimate_step(config: RunConfig, estimator: Any) -> StepEstimate:

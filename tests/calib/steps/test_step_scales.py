@@ -12,7 +12,7 @@ import pytest
 from forerun.calib.errors import ConfigError
 from forerun.calib.fit.estimates import Estimates, Source
 from forerun.calib.records.step_rows import StepRow
-from forerun.calib.steps.base_times import prior_times
+from forerun.calib.steps.base_times import Conditions, prior_times
 from forerun.calib.steps.design import design, expected_sigma_log
 from forerun.calib.steps.known import MEASURED_SIGMA_LOG, KnownStep, correlations, similarity
 from forerun.calib.steps.layouts import FAMILY, SCALE, layouts_of
@@ -87,7 +87,7 @@ def planted(rows: Sequence[StepRow], compute: float, tp: float) -> list[StepRow]
         elif isinstance(item, Operator) and item.kind in HOST:
             times_s[place] = HOST[item.kind]
         elif item.kind is OperatorKind.OPTIMIZER:
-            times_s[place] = item.shape[0] * 40 / BASE.bytes_per_s
+            times_s[place] = item.shape[0] * 40 / BASE.conditions.bytes_per_s
         else:
             times_s[place] *= compute
     found = step_times(compiled, evaluate(compiled, times_s[:, None], contention=1.3))[:, 0]
@@ -148,10 +148,7 @@ def test_without_rows_the_prior_speaks_and_its_interval_is_wide() -> None:
 class Instant:
     """A device whose kernels take no time: what is left is the host."""
 
-    is_attention_fused, is_in_situ, fp8, bytes_per_s = True, False, BASE.fp8, BASE.bytes_per_s
-    log_centers: Mapping[str, float] = {}
-    log_sigmas: Mapping[str, float] = {}
-    weight_fracs: Mapping[OperatorKind, float] = {}
+    conditions = Conditions(is_attention_fused=True, bytes_per_s=BASE.conditions.bytes_per_s)
 
     def has(self, kind: OperatorKind, phase: Phase) -> bool:
         return False
@@ -166,7 +163,7 @@ def test_on_an_instant_device_a_layer_takes_what_its_launches_take() -> None:
     """Closed form: each more layer is a floor forwards and 1.6 floors backwards."""
     few, many = (row(layers=n, hidden=128, micro=1, m=4) for n in (2, 6))
     found = fit_steps(Instant()).predict(configs([few, many])).time_s
-    optimizer_s = 4 * 12 * 128**2 * 40 / BASE.bytes_per_s
+    optimizer_s = 4 * 12 * 128**2 * 40 / BASE.conditions.bytes_per_s
     each = (found[1] - found[0] - optimizer_s) / (4 * 4)
     assert each == pytest.approx(0.4e-3 * 2.6, rel=1e-3)
 
