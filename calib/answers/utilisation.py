@@ -14,6 +14,7 @@ def mfu_frac(config: RunConfig, step_time_s: float) -> float | None:
     """FLOP of products and attention in a step, recomputation left out, over what the data sheet
     allows in that time.
 
+    Attention counts over the full square, causal or not (PaLM, Chowdhery et al. 2022, appendix B).
     None on a CPU, and on a device whose data sheet is not known.
     """
     prior = device_prior(config.device)

@@ -1,4 +1,4 @@
-"""The pieces that a layout cuts a model into: work of one micro-batch on one rank.
+"""The blocks of layer modules that a layout cuts a model into: work of one micro-batch on one rank.
 
 A block depends on the model, the micro-batch and the degrees that split a layer, not on the number
 of stages or replicas: layouts that differ in those share their blocks.
@@ -16,7 +16,7 @@ from ..workload.config import Recompute, RunConfig
 from ..workload.operators import Operator, OperatorCount, OperatorKind, Phase
 from ..workload.quick_enum import QuickEnum
 from .added_modules import added_modules
-from .dense import attention_module, embedding_module, head_module, mlp_piece, residual_module
+from .dense import attention_module, embedding_module, head_module, mlp_module, residual_module
 from .experts import expert_modules
 from .latent_attention import latent_attention_modules
 from .layer_modules import LayerModule, Shaped, hidden_call, norm_module, transfer
@@ -211,12 +211,13 @@ def recomputed_layers(config: RunConfig, chunk: int = 0) -> int:
 
 def layer_modules(config: RunConfig, *, has_experts: bool = False) -> tuple[LayerModule, ...]:
     """A layer, in the order in which ``named_parameters()`` gives its tensors."""
-    is_latent = config.model.latent_attention is not None
+    model, is_latent = config.model, config.model.latent_attention is not None
+    mlp = mlp_module(config, "mlp", model.ffn_hidden_size, has_bias=model.has_bias)
     return (
         norm_module(config, "input_norm"),
         *(latent_attention_modules(config) if is_latent else (attention_module(config),)),
         norm_module(config, "mlp_norm"),
-        *(expert_modules(config) if has_experts else (mlp_piece(config),)),
+        *(expert_modules(config) if has_experts else (mlp,)),
         *added_modules(config),
         residual_module(config),
     )
@@ -238,7 +239,7 @@ _MODULES: dict[BlockKind, Callable[[RunConfig], tuple[LayerModule, ...]]] = {
 
 
 _KINDS_OF_MODULE = {"core_attn": OperatorKind.CORE_ATTENTION}
-"""Modules that are one operator of a piece."""
+"""Modules that are one operator of a layer module."""
 _PARTS_OF_MODULE = {"moe": {"moe_act", "shared_experts"}}
 """Modules that others lie within."""
 _KEPT = frozenset({EMBEDDING, HEAD})

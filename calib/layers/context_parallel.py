@@ -52,10 +52,8 @@ def context_uses(
         case ContextComm.P2P:
             both = nbytes * (key_width + value_width)
             rounds = config.parallelism.cp - 1
-            use = _use(config, Collective.SEND, both, forward)
-            use = replace(
-                use, is_overlapped=True, overlaps_with=OperatorKind.CORE_ATTENTION, count=rounds
-            )
+            send = group_call(config, Collective.SEND, GroupRole.CP, both)
+            use = replace(transfer(send, forward, OperatorKind.CORE_ATTENTION), count=rounds)
             return use, replace(use, placement=backward, count=2 * rounds)
         case ContextComm.ALL_TO_ALL:
             widths = (query_width, key_width, value_width, value_width * query_width // key_width)

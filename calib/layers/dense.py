@@ -1,4 +1,4 @@
-"""Pieces of a dense GPT: attention, MLP, embedding and head, as Megatron runs them."""
+"""Layer modules of a dense GPT: attention, MLP, embedding and head, as Megatron runs them."""
 
 from __future__ import annotations
 
@@ -91,18 +91,10 @@ def _query_key_norms(
     return operators, tuple(tensors)
 
 
-def mlp_piece(config: RunConfig) -> LayerModule:
-    """The dense MLP of a layer."""
-    return mlp_module(config, "mlp", config.model.ffn_hidden_size, has_bias=config.model.has_bias)
-
-
 def mlp_module(config: RunConfig, module: str, width: int, *, has_bias: bool) -> LayerModule:
     """A dense MLP of that width over all tp ranks, dense layers' or that of shared experts."""
-    tokens, hidden, ffn = (
-        tokens_of(config),
-        config.model.hidden_size,
-        width // config.parallelism.tp,
-    )
+    tokens, hidden = tokens_of(config), config.model.hidden_size
+    ffn = width // config.parallelism.tp
     fc1 = ffn * (2 if config.model.is_gated else 1)
     return LayerModule(
         module=module,

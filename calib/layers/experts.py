@@ -1,4 +1,4 @@
-"""Pieces of a layer of experts: router, exchange of tokens, routed and shared experts.
+"""Layer modules of a layer of experts: router, exchange of tokens, routed and shared experts.
 
 Follows ``megatron.core`` 0.16.1 (``transformer/moe``).  Routing is taken as balanced: each expert
 gets the same number of tokens, or with ``imbalance`` this rank gets that many times the mean.
@@ -109,7 +109,7 @@ def expert_modules(config: RunConfig) -> tuple[LayerModule, ...]:
     )
     if not experts.shared_ffn_hidden_size:
         return moe, activation
-    return moe, activation, _shared_piece(config)
+    return moe, activation, _shared_module(config)
 
 
 def num_ranks_reached(experts: Experts, ep: int) -> float:
@@ -261,7 +261,7 @@ def _expert_tensors(config: RunConfig, fc1: int, ffn: int) -> tuple[ParameterTen
     return tuple(replace(tensor, is_expert=par.ep > 1) for tensor in whole)
 
 
-def _shared_piece(config: RunConfig) -> LayerModule:
+def _shared_module(config: RunConfig) -> LayerModule:
     """A dense MLP that every token takes, split over tp as any other."""
     experts, hidden = _experts(config), config.model.hidden_size
     dense = mlp_module(config, "shared_experts", experts.shared_ffn_hidden_size, has_bias=False)
@@ -272,10 +272,8 @@ def _shared_piece(config: RunConfig) -> LayerModule:
 
 def _shared_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:
     """Beside the exchange Megatron keeps the gathered input, and gathers it only once."""
-    column, row = (
-        column_uses(config, OperatorKind.LINEAR_FC1),
-        row_uses(config, OperatorKind.LINEAR_FC2),
-    )
+    column = column_uses(config, OperatorKind.LINEAR_FC1)
+    row = row_uses(config, OperatorKind.LINEAR_FC2)
     if not _experts(config).overlaps_shared:
         return (*column, *row)
     backward_gather = (Placement.BACKWARD, Collective.ALL_GATHER)

@@ -1,4 +1,4 @@
-"""Pieces of multi-latent attention (DeepSeek-V2, 2024, section 2.1) as Megatron runs it.
+"""Layer modules of multi-latent attention (DeepSeek-V2, 2024, section 2.1) as Megatron runs it.
 
 Queries, and keys with values, pass through a narrow latent each: a down projection, a norm, and an
 up projection that is split over tp by heads.  A part of each key carries the position; it leaves
@@ -32,7 +32,7 @@ from .tensors import ParameterTensor
 def latent_attention_modules(config: RunConfig) -> tuple[LayerModule, ...]:
     """Down projections and norms, up projections and positions, core attention and projection.
 
-    The first piece holds all tensors, in the order of ``named_parameters()``.
+    The first one holds all tensors, in the order of ``named_parameters()``.
     """
     latent, model = _latent(config), config.model
     tokens, heads = tokens_of(config), model.num_attention_heads // config.parallelism.tp
@@ -67,7 +67,7 @@ def latent_attention_modules(config: RunConfig) -> tuple[LayerModule, ...]:
             *row_uses(config, OperatorKind.LINEAR_PROJ),
         ),
     )
-    return _down_piece(config), up, core
+    return _down_module(config), up, core
 
 
 def _latent(config: RunConfig) -> LatentAttention:
@@ -77,7 +77,7 @@ def _latent(config: RunConfig) -> LatentAttention:
     return latent
 
 
-def _down_piece(config: RunConfig) -> LayerModule:
+def _down_module(config: RunConfig) -> LayerModule:
     """Down projections are whole on every rank; what carries the position is then gathered."""
     latent, hidden, tokens = _latent(config), config.model.hidden_size, local_tokens(config)
     downs = [latent.kv_lora_rank + latent.qk_pos_emb_head_dim]

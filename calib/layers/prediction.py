@@ -1,4 +1,4 @@
-"""Pieces of multi-token prediction (DeepSeek-V3, 2024, section 2.2) as Megatron runs it.
+"""Layer modules of multi-token prediction (DeepSeek-V3, 2024, section 2.2) as Megatron runs it.
 
 Each prediction layer joins the hidden states with the embedding of a token further ahead, halves
 the width, runs one transformer layer of the kind of the last, and adds logits and a loss of its
@@ -46,7 +46,7 @@ def prediction_modules(
         replace(embedding_module(config), tensors=()),
         norm_module(config, "embedding_norm"),
         norm_module(config, "hidden_norm"),
-        _join_piece(config),
+        _join_module(config),
         *layer,
         norm_module(config, "prediction_norm"),
         replace(head, tensors=()),
@@ -54,7 +54,7 @@ def prediction_modules(
     return (final, *each * config.model.num_prediction_layers)
 
 
-def _join_piece(config: RunConfig) -> LayerModule:
+def _join_module(config: RunConfig) -> LayerModule:
     """Concatenation, and the projection of both halves: column-parallel, its result gathered."""
     hidden, tp = config.model.hidden_size, config.parallelism.tp
     return LayerModule(

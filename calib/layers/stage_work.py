@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from ..errors import ConfigError
 from ..workload.collectives import Collective, CollectiveCall, CollectiveUse, GroupRole, Placement
-from ..workload.config import Engine, Fp8Recipe, Parallelism, RunConfig
+from ..workload.config import Engine, Fp8Recipe, Parallelism, Precision, RunConfig
 from ..workload.operators import (
     OPTIMIZER_ELEMENT_NBYTES,
     Operator,
@@ -16,9 +17,9 @@ from ..workload.operators import (
 )
 from ..workload.ranks import group, group_call
 from .blocks import BlockCount, chunk_blocks
-from .buckets import Bucket, buckets
+from .buckets import Bucket, buckets, num_shards
 from .layer_modules import between_ranks, hidden_nbytes, transfer
-from .parameters import check_stage, grad_nbytes, tp_reduced_numel, updated_parameters
+from .tensors import BlockNumel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ def stage_operators(config: RunConfig, stage: int) -> StageOperators:
     Every model operator carries the element size of the activations, ``OPTIMIZER`` that of fp32,
     and the two host remainders none (0); there is one ``HOST_MICROBATCH`` for each chunk.
     """
-    check_stage(config, stage)
+    _check_stage(config, stage)
     chunks = config.chunks_of(stage)
     blocks = [entry for chunk in chunks for entry in chunk_blocks(config, chunk)]
     return StageOperators(
@@ -61,6 +62,14 @@ def step_operators(config: RunConfig, stage: int) -> tuple[OperatorCount, ...]:
     return (optimizer, 1), (host, 1)
 
 
+def updated_parameters(config: RunConfig, stage: int) -> int:
+    """Parameters that one rank of ``stage`` updates: a share when the optimizer is distributed."""
+    par, held = config.parallelism, _stage_numel(config, stage)
+    dense = sum(numel.dense * count for numel, count in held)
+    experts = sum(numel.expert * count for numel, count in held)
+    return -(-dense // num_shards(par)) - (-experts // num_shards(par, is_expert=True))
+
+
 def host_pass(phase: Phase, count: int = 1) -> OperatorCount:
     """What the host adds to one pass of one chunk."""
     kind = OperatorKind.HOST_MICROBATCH
@@ -74,7 +83,7 @@ def collective_uses(config: RunConfig, *, stage: int) -> tuple[CollectiveUse, ..
     and zero counts (``MODEL``), the loss and token counts of the training script, and its broadcast
     of batches over tp.  Groups of one rank carry nothing and are left out as well.
     """
-    check_stage(config, stage)
+    _check_stage(config, stage)
     uses: list[CollectiveUse] = []
     for chunk in config.chunks_of(stage):
         for block, count in chunk_blocks(config, chunk):
@@ -145,13 +154,13 @@ def gradient_uses(config: RunConfig, stage: int) -> tuple[CollectiveUse, ...]:
     if len({bucket.is_expert for bucket in known}) > 1 and not par.overlaps_param_gather:
         # Experts and the rest have an optimizer each, and either gathers all after its step.
         uses = [_repeated(use) for use in uses]
-    nbytes = tp_reduced_numel(config, stage) * grad_nbytes(config)
+    nbytes = _tp_reduced_numel(config, stage) * _grad_nbytes(config)
     if par.tp > 1 and nbytes:
         call = group_call(config, Collective.ALL_REDUCE, GroupRole.TP, nbytes)
         uses.append(transfer(call, Placement.GRAD_FINISH))
     shares_embedding = model.is_tied or model.num_prediction_layers > 0
     if shares_embedding and par.pp > 1 and stage in (0, par.pp - 1):
-        nbytes = model.vocab_size // par.tp * model.hidden_size * grad_nbytes(config)
+        nbytes = model.vocab_size // par.tp * model.hidden_size * _grad_nbytes(config)
         call = group_call(config, Collective.ALL_REDUCE, GroupRole.EMBEDDING, nbytes)
         uses.append(transfer(call, Placement.GRAD_FINISH))
     return tuple(uses)
@@ -164,7 +173,7 @@ def bucket_uses(config: RunConfig, bucket: Bucket) -> tuple[CollectiveUse, ...]:
     """
     par = config.parallelism
     role = GroupRole.EXPERT_DP if bucket.is_expert else GroupRole.DP
-    nbytes = bucket.numel * grad_nbytes(config)
+    nbytes = bucket.numel * _grad_nbytes(config)
     is_split, is_beside = par.is_optimizer_distributed, par.overlaps_grad_reduce
     scatters = is_split and par.engine is Engine.MEGATRON
     kind = Collective.REDUCE_SCATTER if scatters else Collective.ALL_REDUCE
@@ -179,6 +188,41 @@ def bucket_uses(config: RunConfig, bucket: Bucket) -> tuple[CollectiveUse, ...]:
         is_ahead = par.overlaps_param_gather
         uses.append(transfer(gather, Placement.PARAM_GATHER, is_overlapped=is_ahead))
     return between_ranks(uses)
+
+
+def _grad_nbytes(config: RunConfig) -> int:
+    """Bytes of a gradient element in the reduction: fp32, but fp16 runs reduce in fp16."""
+    return 2 if config.precision is Precision.FP16 or config.reduces_grads_in_bf16 else 4
+
+
+def _tp_reduced_numel(config: RunConfig, stage: int) -> int:
+    """Elements that every tp rank holds with a part of their gradient, which is summed over tp.
+
+    Under sequence parallelism norms and biases after row-parallel linears; always the norms of
+    queries and keys (``_allreduce_non_tensor_model_parallel_grads``).
+    """
+    is_split = config.parallelism.is_sequence_parallel
+    return sum(
+        (numel.head_parallel + is_split * numel.sequence_parallel) * count
+        for numel, count in _stage_numel(config, stage)
+    )
+
+
+def _stage_numel(config: RunConfig, stage: int) -> list[tuple[BlockNumel, int]]:
+    _check_stage(config, stage)
+    return [
+        (block.numel, count)
+        for chunk in config.chunks_of(stage)
+        for block, count in chunk_blocks(config, chunk)
+    ]
+
+
+def _check_stage(config: RunConfig, stage: int) -> None:
+    if not 0 <= stage < config.parallelism.pp:
+        raise ConfigError(
+            f"stage {stage} is not in pp {config.parallelism.pp}; "
+            f"choose from 0 to {config.parallelism.pp - 1}"
+        )
 
 
 def _repeated(use: CollectiveUse) -> CollectiveUse:

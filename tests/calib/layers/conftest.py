@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stage_tensors import parameter_tensors
 
 from forerun.calib.layers.buckets import buckets
-from forerun.calib.layers.parameters import parameter_tensors
 from forerun.calib.layers.stage_work import stage_operators, step_collectives
 from forerun.calib.workload.collectives import GroupRole
 from forerun.calib.workload.config import Normalization, PositionEmbedding, RunConfig

@@ -6,9 +6,9 @@ from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from stage_tensors import parameter_tensors, parameters
 
 from forerun.calib.layers.buckets import buckets, num_shards
-from forerun.calib.layers.parameters import parameter_tensors, parameters
 from forerun.calib.layers.stage_work import collective_uses
 from forerun.calib.workload.collectives import Collective, CollectiveUse, GroupRole, Placement
 from forerun.calib.workload.config import Fp8Recipe, Precision, RunConfig

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stage_tensors import parameter_tensors
 
 from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.calib.errors import ConfigError
 from forerun.calib.fit.laws import work
 from forerun.calib.layers.blocks import BlockKind, block
 from forerun.calib.layers.experts import expert_modules, num_ranks_reached, routing
-from forerun.calib.layers.parameters import parameter_tensors
 from forerun.calib.workload.collectives import Collective, GroupRole, Placement
 from forerun.calib.workload.config import (
     Batch,

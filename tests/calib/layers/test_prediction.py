@@ -8,10 +8,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from stage_tensors import parameters
 
 from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.calib.layers.blocks import BlockKind, chunk_blocks
-from forerun.calib.layers.parameters import parameters
 from forerun.calib.layers.stage_work import stage_operators
 from forerun.calib.workload.config import (
     Batch,

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from stage_tensors import parameters
 
 from forerun.calib.layers.blocks import BlockKind, block
-from forerun.calib.layers.parameters import parameters
 from forerun.calib.memory.activations import (
     LayerActivations,
     attention_working_nbytes,

@@ -7,9 +7,9 @@ from itertools import product
 from typing import Any
 
 import pytest
+from stage_tensors import parameters
 
 from forerun.calib.errors import ConfigError
-from forerun.calib.layers.parameters import parameters
 from forerun.calib.memory.peak import stage_memories
 from forerun.calib.workload.config import (
     Experts,

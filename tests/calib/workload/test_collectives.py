@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable
 
 import pytest
+from stage_tensors import parameters
 
 from forerun.calib.layers.buckets import buckets
-from forerun.calib.layers.parameters import parameters
 from forerun.calib.layers.stage_work import collective_uses, step_collectives
 from forerun.calib.workload.collectives import Collective, CollectiveUse, GroupRole, Placement
 from forerun.calib.workload.config import Precision, Recompute, RunConfig

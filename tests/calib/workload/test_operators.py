@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from stage_tensors import parameters
 
 from forerun.calib.errors import ConfigError
 from forerun.calib.layers.blocks import recomputed_layers
-from forerun.calib.layers.parameters import parameters, updated_parameters
-from forerun.calib.layers.stage_work import stage_operators
+from forerun.calib.layers.stage_work import stage_operators, updated_parameters
 from forerun.calib.workload.config import Recompute, RunConfig
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
