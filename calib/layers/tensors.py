@@ -35,11 +35,6 @@ class BlockNumel:
     sequence_parallel: int
     head_parallel: int
 
-    @property
-    def whole(self) -> int:
-        """Of every parameter."""
-        return self.dense + self.expert
-
 
 def block_numel(tensors: Iterable[ParameterTensor]) -> BlockNumel:
     """Sums over the tensors of a block."""

@@ -54,10 +54,7 @@ class StepEstimate:
     source_frac: Mapping[Source, float]
     """Share of the work of the critical stage by where its time comes from."""
     spans: tuple[Span, ...] = ()
-
-    def drawn(self, spans: tuple[Span, ...]) -> StepEstimate:
-        """With spans for a trace."""
-        return replace(self, spans=spans)
+    """For a trace, of one layout that was asked for alone."""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object, spans left out."""

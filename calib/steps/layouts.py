@@ -198,9 +198,8 @@ def layouts_of(configs: Sequence[RunConfig], base: BaseTimes) -> Layouts:
     effects = tuple(dict.fromkeys(effect for own in of_all for effect in own))
     found = base_estimates(compiled, base)
     told_frac = np.array([_told_frac(source, known.is_in_situ) for source in found.sources])
-    is_new = np.array(
-        [not known.is_in_situ or s is Source.PRIOR for s in found.sources], dtype=bool
-    )
+    is_prior = np.array([source is Source.PRIOR for source in found.sources], dtype=bool)
+    is_new = is_prior | (not known.is_in_situ)
     powers = weights(compiled.items, chosen)
     centers = np.array([scale.log_center for scale in chosen])
     families, spreads = _families(compiled.items, found.sigma_log)
@@ -218,20 +217,11 @@ def layouts_of(configs: Sequence[RunConfig], base: BaseTimes) -> Layouts:
         launch_effects=launches,
         work_effects=works,
         has_effect=_has_effect(of_all, effects),
-        hops=np.flatnonzero(
-            [
-                new and isinstance(i, CollectiveCall) and i.role is GroupRole.PP
-                for i, new in zip(compiled.items, is_new, strict=True)
-            ]
-        ),
+        hops=np.flatnonzero(is_new & [_is_message(item) for item in compiled.items]),
         calls_s={place: _calls_s(compiled, place) * (not known.is_in_situ) for place in _PASSES},
-        is_launched=np.array(
-            # What was sampled in training holds its launches.
-            [
-                [float(block.kind is not BlockKind.EMBEDDING and not known.is_in_situ)]
-                for block in compiled.blocks
-            ]
-        ),
+        # What was sampled in training holds its launches.
+        is_launched=(1.0 - known.is_in_situ)
+        * np.array([[b.kind is not BlockKind.EMBEDDING] for b in compiled.blocks]),
         doublings=np.array([[_doublings(config)] for config in configs]),
         idle_frac=_idle_frac(compiled),
         has_experts=np.array([[b.kind is BlockKind.EXPERT_LAYER] for b in compiled.blocks]),
@@ -246,6 +236,10 @@ def larger(one: Floats, other: Floats) -> Floats:
     """
     scale = np.maximum(np.maximum(one, other), 1e-12)
     return scale * ((one / scale) ** _SHARPNESS + (other / scale) ** _SHARPNESS) ** (1 / _SHARPNESS)
+
+
+def _is_message(item: Item) -> bool:
+    return isinstance(item, CollectiveCall) and item.role is GroupRole.PP
 
 
 def _doublings(config: RunConfig) -> float:

@@ -7,7 +7,7 @@ answer to ``forerun predict``, and the tables of published steps that it is vali
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class FittedSteps:
         (estimate,) = self._estimates(layouts, theta)
         (found,) = layouts.timed(theta[:, np.newaxis], simulate_each)
         drawn = spans(found.costs, found.group.pipeline)
-        return estimate.drawn((*drawn, *found.edge_spans(0)))
+        return replace(estimate, spans=(*drawn, *found.edge_spans(0)))
 
     def estimates(self, configs: Sequence[RunConfig]) -> list[StepEstimate]:
         """The steps of many layouts, in their order."""

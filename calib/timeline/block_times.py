@@ -44,16 +44,6 @@ class BlockTimes:
         """Exposed transfers of one part in both passes."""
         return sum((self.transfer_s[place, part] for place in _PASSES), 0 * self.forward_s)
 
-    def scaled(self, scale: Floats) -> BlockTimes:
-        """Operators of each block times a factor, shape (blocks, alternatives)."""
-        return BlockTimes(
-            forward_s=self.forward_s * scale,
-            backward_s=self.backward_s * scale,
-            weight_s=self.weight_s * scale,
-            recompute_s=self.recompute_s * scale,
-            transfer_s=self.transfer_s,
-        )
-
     def _transfers(self, place: Placement) -> Floats:
         return sum((self.transfer_s[place, part] for part in PASS_PARTS), 0 * self.forward_s)
 
@@ -176,7 +166,7 @@ class _Writer:
         self._homes[first.placement, part_of(first.call.role)].add(row, entry)
         if first.overlaps_with is None:
             return
-        phase = _WINDOW_PHASE[first.placement]
+        phase = Phase(first.placement.value)
         for operator, count in block.operators:
             if operator.kind is first.overlaps_with and operator.phase is phase:
                 is_half = phase is Phase.BACKWARD and has_weights(operator.kind)
@@ -188,13 +178,6 @@ class _Writer:
 def has_weights(kind: OperatorKind) -> bool:
     """True where half of the backward phase is the gradient of weights."""
     return kind.is_linear or kind is OperatorKind.GROUPED_LINEAR
-
-
-_WINDOW_PHASE = {
-    Placement.FORWARD: Phase.FORWARD,
-    Placement.BACKWARD: Phase.BACKWARD,
-    Placement.RECOMPUTE: Phase.RECOMPUTE,
-}
 
 
 def _sharing(uses: Sequence[CollectiveUse]) -> list[list[CollectiveUse]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,6 +18,8 @@ from ..workload.operators import OperatorKind, Phase
 from .block_times import BlockSums, block_sums
 from .items import Floats, Ints, Item, ItemIndex, SparseRows, Sums
 from .programs import Pipeline
+
+_Kind = TypeVar("_Kind", BlockKind, BlockVariant)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,9 +78,8 @@ class Compiled:
     sums: BlockSums
     stages: StageSums
     groups: tuple[LayoutGroup, ...]
-    host_forward: int
-    host_backward: int
-    host_step: int
+    hosts: tuple[int, int, int]
+    """Items of the host's part of a forward pass, of a backward pass and of a step."""
     is_host_only: bool
     """The device has no streams of its own: nothing overlaps."""
 
@@ -92,27 +95,6 @@ def compile_layouts(
     if len(is_host_only) > 1:
         raise ConfigError("layouts on cpu and on an accelerator together; compile them apart")
     return _Compiler(configs, weight_fracs or {}, is_host_only=True in is_host_only).compile()
-
-
-def _step_key(config: RunConfig) -> tuple[Hashable, ...]:
-    """Everything that the transfers and operators of a step depend on."""
-    return (
-        config.parallelism,
-        config.precision,
-        config.reduces_grads_in_bf16,
-        config.keeps_fp8_params,
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _StageItems:
-    """Items of one stage, in the order of their issue."""
-
-    reduces: tuple[int, ...]
-    gathers: tuple[int, ...]
-    finishes: tuple[int, ...]
-    embedding: tuple[int, ...]
-    optimizer: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +123,8 @@ class _Compiler:
         self._made: list[tuple[Block, RunConfig]] = []
         self._steps: dict[Hashable, tuple[int, ...]] = {}
         self._stage_places: dict[Hashable, int] = {}
-        self._stages: list[_StageItems] = []
+        self._stages: list[dict[str, list[int]]] = []
+        """Items of each distinct stage by field of ``StageSums``, in the order of their issue."""
         self._hop_places: dict[Hashable, list[int]] = {}
         self._compositions: dict[Hashable, _Composition] = {}
 
@@ -150,7 +133,7 @@ class _Compiler:
         forward, _ = host_pass(Phase.FORWARD)
         backward, _ = host_pass(Phase.BACKWARD)
         _, (host_step, _) = step_operators(self._configs[0], 0)
-        hosts = [place(item) for item in (forward, backward, host_step)]
+        hosts = (place(forward), place(backward), place(host_step))
         groups = [self._group(key, members) for key, members in self._grouped().items()]
         made = [block for block, _ in self._made]
         sums = block_sums(made, self._index, self._weight_fracs)
@@ -162,9 +145,7 @@ class _Compiler:
             sums=sums,
             stages=self._stage_sums(),
             groups=tuple(groups),
-            host_forward=hosts[0],
-            host_backward=hosts[1],
-            host_step=hosts[2],
+            hosts=hosts,
             is_host_only=self._is_host_only,
         )
 
@@ -210,10 +191,14 @@ class _Compiler:
         )
         found = self._compositions.get(key)
         if found is None:
-            chunks = [dict(_added(config, c)) for c in range(config.parallelism.num_chunks)]
+            chunks = [
+                _added(chunk_variants(config, chunk))
+                for chunk in range(config.parallelism.num_chunks)
+            ]
             variants = tuple(dict.fromkeys(variant for chunk in chunks for variant in chunk))
-            counts = tuple(tuple(chunk.get(variant, 0) for variant in variants) for chunk in chunks)
-            held = tuple(_by_kind(chunk) for chunk in chunks)
+            counts = tuple(tuple(chunk[variant] for variant in variants) for chunk in chunks)
+            kinds = [_added((kind, n) for (kind, _), n in chunk.items()) for chunk in chunks]
+            held = tuple(tuple(chunk.items()) for chunk in kinds)
             found = _Composition(variants=variants, counts=counts, held=held)
             self._compositions[key] = found
         return found
@@ -254,7 +239,11 @@ class _Compiler:
         return (places * par.vp)[: par.num_chunks - 1]
 
     def _step(self, config: RunConfig, composition: _Composition) -> tuple[int, ...]:
-        key = (self._model(config), *_step_key(config), composition.held)
+        # Everything that the transfers and operators of a step depend on.
+        key = (
+            *(self._model(config), config.parallelism, config.precision),
+            *(config.reduces_grads_in_bf16, config.keeps_fp8_params, composition.held),
+        )
         found = self._steps.get(key)
         if found is None:
             last = config.parallelism.pp - 1
@@ -269,31 +258,26 @@ class _Compiler:
             found = self._steps[key] = tuple(places)
         return found
 
-    def _stage(self, config: RunConfig, stage: int) -> _StageItems:
+    def _stage(self, config: RunConfig, stage: int) -> dict[str, list[int]]:
         place = self._index.place
-        lists: dict[str, list[int]] = {"reduce": [], "gather": [], "tp": [], "ends": []}
+        lists: dict[str, list[int]] = {field.name: [] for field in fields(StageSums)}
         # Equal buckets are one object: looking that up saves most of the hashing.
         places: dict[int, int] = {}
         uses = gradient_uses(config, stage)
         for use in uses:
             if id(use) not in places:
                 places[id(use)] = place(use.call)
-            name = "reduce" if use.placement is Placement.GRAD_REDUCE else "gather"
+            name = "reduces" if use.placement is Placement.GRAD_REDUCE else "gathers"
             if use.placement is Placement.GRAD_FINISH:
-                name = "ends" if use.call.role is GroupRole.EMBEDDING else "tp"
+                name = "embedding" if use.call.role is GroupRole.EMBEDDING else "finishes"
             lists[name] += [places[id(use)]] * use.count
         (optimizer, _), _ = step_operators(config, stage)
-        return _StageItems(
-            reduces=tuple(lists["reduce"]),
-            gathers=tuple(lists["gather"]),
-            finishes=tuple(lists["tp"]),
-            embedding=tuple(lists["ends"]),
-            optimizer=(place(optimizer),),
-        )
+        lists["optimizer"].append(place(optimizer))
+        return lists
 
     def _stage_sums(self) -> StageSums:
         def transfers(name: str) -> IssuedTransfers:
-            lists = [getattr(stage, name) for stage in self._stages]
+            lists = [stage[name] for stage in self._stages]
             return IssuedTransfers(
                 total=_sums(lists),
                 last=_sums([entries[-1:] for entries in lists]),
@@ -303,9 +287,9 @@ class _Compiler:
         return StageSums(
             reduces=transfers("reduces"),
             gathers=transfers("gathers"),
-            finishes=_sums([stage.finishes for stage in self._stages]),
-            embedding=_sums([stage.embedding for stage in self._stages]),
-            optimizer=_sums([stage.optimizer for stage in self._stages]),
+            finishes=_sums([stage["finishes"] for stage in self._stages]),
+            embedding=_sums([stage["embedding"] for stage in self._stages]),
+            optimizer=_sums([stage["optimizer"] for stage in self._stages]),
         )
 
 
@@ -328,24 +312,17 @@ def pipeline_of(config: RunConfig) -> Pipeline:
     )
 
 
-def _added(config: RunConfig, chunk: int) -> dict[BlockVariant, int]:
-    out: dict[BlockVariant, int] = {}
-    for variant, count in chunk_variants(config, chunk):
-        out[variant] = out.get(variant, 0) + count
+def _added(pairs: Iterable[tuple[_Kind, int]]) -> Counter[_Kind]:
+    """Counts by name, in the order in which names come first."""
+    out: Counter[_Kind] = Counter()
+    for kind, count in pairs:
+        out[kind] += count
     return out
-
-
-def _by_kind(chunk: dict[BlockVariant, int]) -> tuple[tuple[BlockKind, int], ...]:
-    out: dict[BlockKind, int] = {}
-    for (kind, _), count in chunk.items():
-        out[kind] = out.get(kind, 0) + count
-    return tuple(out.items())
 
 
 def _sums(lists: Sequence[Sequence[int]]) -> SparseRows:
     sums = Sums()
     for entries in lists:
         row = sums.row()
-        for item in entries:
-            sums.add(row, item)
+        sums.extend(row, entries, [1.0] * len(entries))
     return sums.matrix()

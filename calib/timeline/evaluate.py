@@ -154,11 +154,8 @@ class _Evaluation:
         self._is_host_only = compiled.is_host_only
         self._contention = contention
         self._times_s = times_s
-        self._host_s = (
-            times_s[compiled.host_forward],
-            times_s[compiled.host_backward],
-            times_s[compiled.host_step],
-        )
+        forward, backward, step = compiled.hosts
+        self._host_s = times_s[forward], times_s[backward], times_s[step]
         stages = compiled.stages
         self._reduces = _TransferTimes(stages.reduces, times_s)
         self._gathers = _TransferTimes(stages.gathers, times_s)

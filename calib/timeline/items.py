@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -131,7 +132,7 @@ class Sums:
         self._columns.append(column)
         self._counts.append(count)
 
-    def extend(self, row: int, columns: list[int], counts: list[float]) -> None:
+    def extend(self, row: int, columns: Sequence[int], counts: Sequence[float]) -> None:
         """Adds so many of each item to a row."""
         self._rows += [row] * len(columns)
         self._columns += columns

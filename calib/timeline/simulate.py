@@ -31,17 +31,12 @@ class Simulation:
     compute_s: Floats
     transfer_s: Floats
     """Held by messages that it posts and waits for at once, without the wait for the other end; of
-    several in one call, the longest.  Others can hide, and what does not is in ``idle_s``."""
+    several in one call, the longest.  Others can hide; what does not, a stage idles."""
 
     @property
     def makespan_s(self) -> Floats:
         """When the last stage to finish has finished, shape (alternatives,)."""
         return self.end_s.max(axis=0)
-
-    @property
-    def idle_s(self) -> Floats:
-        """What remains of the makespan on each stage: waiting for others."""
-        return self.makespan_s - self.compute_s - self.transfer_s
 
     def columns(self, begin: int, end: int) -> Simulation:
         """The alternatives from ``begin`` up to ``end``."""
