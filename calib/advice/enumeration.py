@@ -9,7 +9,7 @@ from itertools import groupby
 from ..errors import ConfigError
 from ..workload.config import Batch, Parallelism, Recompute, RunConfig, Schedule
 from ..workload.model_shape import at_most
-from ..workload.uneven import uneven_layers
+from ..workload.pipeline_layout import uneven_layers
 
 LONG_SEQUENCE = 8192
 """From this length on context parallelism is tried where the run has none."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from typing import Any
+
 from ..errors import ConfigError
 from ..workload.argument_values import Arguments
 from ..workload.config_json import decode
@@ -14,13 +17,15 @@ from ..workload.model_shape import (
     PositionEmbedding,
     at_least_one,
 )
-from .layer_pattern import expert_layers
+from .megatron_options import EXPERT_SWITCHES
 
 NUM_EXPERTS = ("num_experts", "num_moe_experts")
 """By Megatron's argument, and by the field of its ``TransformerConfig``."""
 _GATED = ("swiglu", "gated_linear_unit", "quick_geglu")
 # Entries of the vocabulary that GPT-2 was published with; its file need not be read.
 _GPT2_VOCAB = 50257
+# Ten times what MOST allows: an expression such as [1]*10**9 must not fill the memory.
+_MAX_LAYERS = 100_000
 
 
 def model_shape(given: Arguments, tp: int) -> ModelShape:
@@ -115,11 +120,8 @@ def _experts(given: Arguments, ffn: int, num_layers: int) -> Experts | None:
         # Core 0.6 to 0.11 had a second form of the exchange under its own name.
         dispatcher=decode(Dispatcher, dispatcher.removesuffix("_seq")),
         capacity_factor=max(capacity, 0.0),
-        is_padded_to_capacity=given.is_on("moe_pad_expert_input_to_capacity"),
-        is_grouped=given.is_on("moe_grouped_gemm"),
-        overlaps_shared=given.is_on("moe_shared_expert_overlap"),
-        has_shared_gate=given.is_on("moe_shared_expert_gate"),
         has_fp32_router=given.get("moe_router_dtype") is not None,
+        **{field: given.is_on(name) for field, name in EXPERT_SWITCHES.items()},
     )
 
 
@@ -129,3 +131,52 @@ def _latent_attention(given: Arguments) -> LatentAttention:
     return LatentAttention(
         **{name: given.number(name, default=getattr(default, name)) for name in names}
     )
+
+
+def expert_layers(freq: object, num_layers: int) -> tuple[bool, ...]:
+    """True for each layer with experts, first to last; empty where all have them.
+
+    A number N gives experts to the layers 0, N, 2N, ...  An expression such as ``([0]*3+[1]*58)``
+    may hold whole numbers, lists, ``+`` and ``*``; nothing else of it is evaluated.  Raises
+    ``ConfigError`` for any other expression.
+
+    >>> expert_layers("[0]*1+[1]*2", 3)
+    (False, True, True)
+    """
+    value = _evaluated(freq) if isinstance(freq, str) else freq
+    if isinstance(value, list | tuple):
+        pattern = tuple(bool(int(v)) for v in value)
+    elif isinstance(value, int) and value >= 1:
+        pattern = tuple(layer % value == 0 for layer in range(num_layers))
+    else:
+        raise ConfigError(f"--moe-layer-freq {freq!r} is no number and no list; give [0]*3+[1]*58")
+    return () if all(pattern) and len(pattern) == num_layers else pattern
+
+
+def _evaluated(text: str) -> Any:
+    try:
+        return _value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, TypeError, ValueError) as err:
+        raise ConfigError(
+            f"--moe-layer-freq {text!r} is not made of numbers, lists, + and *; "
+            f"write it as [0]*3+[1]*58"
+        ) from err
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(item) for item in node.elts]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+        left, right = _value(node.left), _value(node.right)
+        if isinstance(node.op, ast.Add):
+            return left + right
+        if _size(left) * _size(right) > _MAX_LAYERS:
+            raise ValueError("too many layers")
+        return left * right
+    raise ValueError(ast.dump(node))
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, list) else abs(value)

@@ -31,7 +31,7 @@ from ..workload.pipeline_layout import (
     virtual_stages,
 )
 from .megatron_model import model_shape
-from .megatron_options import left_out
+from .megatron_options import PARALLEL_SWITCHES, left_out
 
 FIRST_STAGE = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
 LAST_STAGE = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
@@ -42,6 +42,11 @@ _FP8_NUMBERS = ("e4m3", "hybrid")
 _FP4 = ("fp4", "fp4_format")
 # All-to-all inside a node and point to point between nodes; the model has no such exchange.
 _MIXED = "a2a+p2p"
+_CADENCE = (
+    *("eval_interval", "eval_iters", "save_interval"),
+    *("full_batch_size", "num_final_evals", "exit_interval"),
+)
+"""Numbers of a cadence, by the name that they have in both."""
 _MODULES = frozenset(
     ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 )
@@ -58,12 +63,6 @@ def from_namespace(args: object) -> RunConfig:
     """
     given = Arguments(args)
     layout = _layout(given)
-    predicted = given.number("mtp_num_layers")
-    if layout is not None and layout.num_prediction_layers != predicted:
-        raise ConfigError(
-            f"the pipeline layout has {layout.num_prediction_layers} m, not mtp_num_layers "
-            f"{predicted}; let them agree"
-        )
     parallelism = _parallelism(given, layout)
     model = model_shape(given, parallelism.tp)
     if layout is not None and sum(layout.chunk_layers) != model.num_layers:
@@ -119,8 +118,17 @@ def _kernels(given: Arguments, precision: Precision) -> dict[str, Any]:
 
 def _layout(given: Arguments) -> PipelineLayout | None:
     value = given.get("pipeline_model_parallel_layout")
+    if value is None:
+        return None
     # A ``TransformerConfig`` holds the parsed form, which keeps what it was made of.
-    return None if value is None else parse_layout(getattr(value, "input_data", value))
+    layout = parse_layout(getattr(value, "input_data", value))
+    predicted = given.number("mtp_num_layers")
+    if layout.num_prediction_layers != predicted:
+        raise ConfigError(
+            f"the pipeline layout has {layout.num_prediction_layers} m, not mtp_num_layers "
+            f"{predicted}; let them agree"
+        )
+    return layout
 
 
 def _parallelism(given: Arguments, layout: PipelineLayout | None) -> Parallelism:
@@ -130,6 +138,10 @@ def _parallelism(given: Arguments, layout: PipelineLayout | None) -> Parallelism
     etp = given.number("expert_tensor_parallel_size")
     vp, chunk_layers = _chunks(given, layout, pp)
     group = given.number("microbatch_group_size_per_vp_stage")
+    switches: dict[str, Any] = {
+        field: given.is_on(name) for field, name in PARALLEL_SWITCHES.items()
+    }
+    switches["is_sequence_parallel"] &= tp > 1
     return Parallelism(
         tp=tp,
         pp=pp,
@@ -141,18 +153,12 @@ def _parallelism(given: Arguments, layout: PipelineLayout | None) -> Parallelism
         chunk_layers=() if len(set(chunk_layers)) == 1 else chunk_layers,
         microbatch_group_size=0 if vp == 1 or group == pp else group,
         context_comm=_context_comm(given),
-        is_pipeline_before_data=given.is_on("use_tp_pp_dp_mapping"),
         num_optimizer_instances=given.number("num_distributed_optimizer_instances", default=1),
-        is_sequence_parallel=given.is_on("sequence_parallel") and tp > 1,
-        is_optimizer_distributed=given.is_on("use_distributed_optimizer"),
-        overlaps_grad_reduce=given.is_on("overlap_grad_reduce"),
-        overlaps_param_gather=given.is_on("overlap_param_gather"),
         overlaps_p2p=vp == 1 or given.is_on("overlap_p2p_comm", default=True),
         overlaps_p2p_ends=given.is_on("overlap_p2p_comm_warmup_flush") and vp > 1,
-        overlaps_tp=given.is_on("tp_comm_overlap"),
         bucket_numel=given.number("ddp_bucket_size"),
-        pads_buckets=given.is_on("ddp_pad_buckets_for_high_nccl_busbw"),
         ranks_per_node=given.number("ranks_per_node"),
+        **switches,
     )
 
 
@@ -300,15 +306,10 @@ def _cadence(given: Arguments, batch: Batch) -> Cadence:
         num_steps = _num_steps(samples, full, rampup)
     return Cadence(
         train_iters=num_steps,
-        eval_interval=given.number("eval_interval"),
-        eval_iters=given.number("eval_iters"),
-        save_interval=given.number("save_interval"),
         rampup_batch_size=rampup,
         step_batch_size_schedule=" ".join(given.words("step_batch_size_schedule")),
-        full_batch_size=given.number("full_batch_size"),
         is_saving=bool(given.text("save")),
-        num_final_evals=given.number("num_final_evals"),
-        exit_interval=given.number("exit_interval"),
+        **{name: given.number(name) for name in _CADENCE},
     )
 
 

@@ -29,6 +29,23 @@ SPELLED: Mapping[str, tuple[str, ArgumentValue]] = {
     **{f"{no}_{name}": (name, False) for name in SWITCHED_OFF for no in ("no", "disable")},
 }
 """Options named otherwise in the namespace: that name, and the value that a switch stands for."""
+PARALLEL_SWITCHES: Mapping[str, str] = {
+    "is_pipeline_before_data": "use_tp_pp_dp_mapping",
+    "is_sequence_parallel": "sequence_parallel",
+    "is_optimizer_distributed": "use_distributed_optimizer",
+    "overlaps_grad_reduce": "overlap_grad_reduce",
+    "overlaps_param_gather": "overlap_param_gather",
+    "overlaps_tp": "tp_comm_overlap",
+    "pads_buckets": "ddp_pad_buckets_for_high_nccl_busbw",
+}
+"""Switches that are off by default, by field of ``Parallelism``."""
+EXPERT_SWITCHES: Mapping[str, str] = {
+    "is_padded_to_capacity": "moe_pad_expert_input_to_capacity",
+    "is_grouped": "moe_grouped_gemm",
+    "overlaps_shared": "moe_shared_expert_overlap",
+    "has_shared_gate": "moe_shared_expert_gate",
+}
+"""The same by field of ``Experts``."""
 LEFT_OUT: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(NAMES["left_out"], ()),
     **NAMES["left_out_unless"],

@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 from ..workload.argument_values import ArgumentValue
 from ..workload.config import (
-    Attention,
     ContextComm,
     Experts,
     Fp8Recipe,
@@ -18,11 +17,15 @@ from ..workload.config import (
     RunConfig,
 )
 from ..workload.pipeline_layout import write_layout
-from .megatron_options import SPELLED
+from .megatron_options import EXPERT_SWITCHES, PARALLEL_SWITCHES, SPELLED
 
 Values: TypeAlias = "dict[str, ArgumentValue]"
 """Values of arguments by their names in Megatron's namespace."""
-_BACKENDS = {Attention.AUTO: "auto", Attention.FUSED: "fused", Attention.UNFUSED: "unfused"}
+_SIZES = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads"),
+    *("kv_channels", "seq_length"),
+)
+"""Of a model, by the name that they have in both."""
 _OPTIONS = {
     target: (name, constant)
     for name, (target, constant) in SPELLED.items()
@@ -52,13 +55,7 @@ def layout_values(config: RunConfig) -> Values:
         **_recompute_values(config),
         **_fp8_values(config),
         "cuda_graph_impl": "local" if config.uses_cuda_graphs else "",
-        "use_tp_pp_dp_mapping": par.is_pipeline_before_data,
-        "sequence_parallel": par.is_sequence_parallel,
-        "use_distributed_optimizer": par.is_optimizer_distributed,
-        "overlap_grad_reduce": par.overlaps_grad_reduce,
-        "overlap_param_gather": par.overlaps_param_gather,
-        "tp_comm_overlap": par.overlaps_tp,
-        "ddp_pad_buckets_for_high_nccl_busbw": par.pads_buckets,
+        **{name: getattr(par, field) for field, name in PARALLEL_SWITCHES.items()},
         "cross_entropy_loss_fusion": config.is_loss_fused,
         "cross_entropy_fusion_impl": None if config.keeps_fp32_logits else "te",
         **_gradient_values(config),
@@ -78,16 +75,11 @@ def model_values(config: RunConfig) -> Values:
     model, cadence = config.model, config.cadence
     is_grouped = model.num_query_groups != model.num_attention_heads
     values: Values = {
-        "num_layers": model.num_layers,
-        "hidden_size": model.hidden_size,
-        "ffn_hidden_size": model.ffn_hidden_size,
-        "num_attention_heads": model.num_attention_heads,
-        "kv_channels": model.kv_channels,
-        "seq_length": model.seq_length,
+        **{name: getattr(model, name) for name in _SIZES},
         "padded_vocab_size": model.vocab_size,
         "normalization": model.normalization.value,
         "position_embedding_type": model.position_embedding.value,
-        "attention_backend": _BACKENDS[config.attention],
+        "attention_backend": config.attention.value,
     }
     optional = {
         "max_position_embeddings": model.max_position_embeddings,
@@ -182,10 +174,7 @@ def _expert_values(experts: Experts) -> Values:
         "moe_layer_freq": "+".join(f"[{has}]*{num}" for has, num in runs),
         "moe_token_dispatcher_type": experts.dispatcher.value,
         "moe_expert_capacity_factor": experts.capacity_factor,
-        "moe_pad_expert_input_to_capacity": experts.is_padded_to_capacity,
-        "moe_grouped_gemm": experts.is_grouped,
-        "moe_shared_expert_overlap": experts.overlaps_shared,
-        "moe_shared_expert_gate": experts.has_shared_gate,
+        **{name: getattr(experts, field) for field, name in EXPERT_SWITCHES.items()},
         "moe_router_dtype": "fp32" if experts.has_fp32_router else "",
     }
 

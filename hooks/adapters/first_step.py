@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...calib.arguments.hugging_face_training import Training, from_training
+from ...calib.arguments.hugging_face import Training, from_training
 from ...calib.errors import ConfigError
 from ...calib.workload.config import Cadence, RunConfig
 from ..process.guard import Guard

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from forerun.calib.arguments.layer_pattern import expert_layers
 from forerun.calib.arguments.megatron_args import rewrite_command
 from forerun.calib.arguments.megatron_command import config_from_command, config_from_mapping
+from forerun.calib.arguments.megatron_model import expert_layers
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import Recompute
 

@@ -10,7 +10,7 @@ from forerun.calib.errors import ConfigError
 from forerun.calib.memory.layout_table import peaks_nbytes
 from forerun.calib.memory.peak import memory
 from forerun.calib.workload.config import Batch, Experts, Precision, Recompute, RunConfig
-from forerun.calib.workload.uneven import uneven_layers
+from forerun.calib.workload.pipeline_layout import uneven_layers
 
 Layout = Callable[..., RunConfig]
 CHOICES = (
