@@ -57,12 +57,8 @@ def options(config: RunConfig) -> tuple[str, ...]:
 
     Options that are Megatron's default are left out, but for the sizes.
     """
-    return _flat(layout_values(config))
-
-
-def model_options(config: RunConfig) -> tuple[str, ...]:
-    """Megatron's options that give the model, its precision and the cadence of the run."""
-    return _flat(model_values(config))
+    values = as_options(layout_values(config))
+    return tuple(word for option, words in values for word in (option, *words))
 
 
 def rewrite_command(
@@ -77,18 +73,12 @@ def rewrite_command(
     kept = _said_already(host_argv, config)
     given = read_words(split_launcher(host_argv)[1]).values
     unsaid = {} if running is None else layout_values(running)
-    unsaid = {name: value for name, value in unsaid.items() if name not in given}
-    values = layout_values(config).items()
-    wanted = {
-        option: words
-        for option, words in as_options(
-            {
-                name: value
-                for name, value in values
-                if name not in kept and not (name in unsaid and unsaid[name] == value)
-            }
-        )
+    needed = {
+        name: value
+        for name, value in layout_values(config).items()
+        if name not in kept and (name in given or name not in unsaid or unsaid[name] != value)
     }
+    wanted = dict(as_options(needed))
     out: list[str] = []
     place = 0
     while place < len(host_argv):
@@ -248,10 +238,6 @@ def _with_own(found: RunConfig, config: RunConfig) -> RunConfig:
         device=config.device,
         framework=config.framework,
     )
-
-
-def _flat(values: Values) -> tuple[str, ...]:
-    return tuple(word for option, words in as_options(values) for word in (option, *words))
 
 
 def _target(option: str) -> str:

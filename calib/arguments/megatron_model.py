@@ -40,7 +40,6 @@ def model_shape(given: Arguments, tp: int) -> ModelShape:
             f"hidden_size {hidden} is not a multiple of num_attention_heads {heads}; "
             f"give --kv-channels"
         )
-    is_gated = any(given.is_on(name) for name in _GATED)
     ffn = given.number("ffn_hidden_size") or _default_ffn(hidden, given.is_on("swiglu"))
     has_bias = given.is_on("add_bias_linear", default=True)
     is_latent = given.is_on("multi_latent_attention")
@@ -55,7 +54,7 @@ def model_shape(given: Arguments, tp: int) -> ModelShape:
         kv_channels=given.number("kv_channels") or hidden // heads,
         seq_length=given.number("seq_length", "encoder_seq_length") or given.required("seq_length"),
         vocab_size=_vocab_size(given, tp),
-        is_gated=is_gated,
+        is_gated=any(given.is_on(name) for name in _GATED),
         has_bias=has_bias,
         has_qkv_bias=given.is_on("add_qkv_bias") and not has_bias,
         has_qk_norm=given.is_on("qk_layernorm"),

@@ -282,17 +282,15 @@ def _effects(
 
     Work that was sampled leaves them less to say: ``told_frac`` of them for each item.
     """
-    places = {effect: place for place, effect in enumerate(effects)}
     times_s = np.stack([base_s * told_frac, base_s], axis=1)
     sums = compiled.sums
     told_s, all_s = (sums.forward @ times_s + sums.backward @ times_s + sums.recompute @ times_s).T
     open_frac = 1.0 - told_s / np.maximum(all_s, 1e-12)
-    found = np.zeros((len(compiled.blocks), len(effects)))
-    for row, (block, config) in enumerate(
-        zip(compiled.blocks, compiled.block_configs, strict=True)
-    ):
-        if block.kind in (BlockKind.LAYER, BlockKind.EXPERT_LAYER):
-            found[row, [places[effect] for effect in effects_of(config)]] = open_frac[row]
+    of_blocks = [
+        effects_of(config) if block.kind in (BlockKind.LAYER, BlockKind.EXPERT_LAYER) else ()
+        for block, config in zip(compiled.blocks, compiled.block_configs, strict=True)
+    ]
+    found = _has_effect(of_blocks, effects) * open_frac[:, np.newaxis]
     is_launch = np.array([effect[0] == LAUNCH for effect in effects], dtype=np.float64)
     return found * is_launch, found * (1 - is_launch)
 

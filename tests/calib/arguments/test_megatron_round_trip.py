@@ -9,10 +9,10 @@ from typing import Any
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from model_options import model_options
 
 from forerun.calib.arguments.megatron_args import (
     apply_options,
-    model_options,
     options,
     rewrite_command,
 )

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_options import model_options
 
-from forerun.calib.arguments.megatron_args import model_options, options
+from forerun.calib.arguments.megatron_args import options
 from forerun.calib.errors import ConfigError
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
