@@ -193,7 +193,9 @@ def core_attention_tensors(config: RunConfig) -> tuple[Saved, ...]:
     """What attention keeps beyond queries, keys and values, and the input of its projection."""
     model, par, size = config.model, config.parallelism, sizes(config)
     heads = model.num_attention_heads / par.tp
-    output = size.tokens * _output_width(config)
+    latent = model.latent_attention
+    width = latent.v_head_dim if latent else model.kv_channels
+    output = size.tokens * (model.num_attention_heads * width / par.tp)
     copies = 1
     if par.cp > 1 and par.context_comm is not ContextComm.P2P:
         # The exchange makes a new tensor, and attention keeps its own.
@@ -310,13 +312,6 @@ def attention_working_nbytes(config: RunConfig) -> float:
         scores = 2 * size.tokens * model.seq_length * heads
     residual = size.split_tokens * model.hidden_size
     return (residual + copies * wide * size.tokens + scores) * size.nbytes
-
-
-def _output_width(config: RunConfig) -> float:
-    model = config.model
-    latent = model.latent_attention
-    width = latent.v_head_dim if latent else model.kv_channels
-    return model.num_attention_heads * width / config.parallelism.tp
 
 
 def _norm_nbytes(config: RunConfig, rows: float) -> float:

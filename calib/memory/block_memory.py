@@ -216,7 +216,12 @@ def _held(
     is_last: bool,
 ) -> tuple[Number, Number]:
     """Activations, and what the loss adds, at the fullest moment."""
-    kept = [_chunk_kept(modules, chunk) for chunk in chunks]
+    kept = [
+        chunk.dense * modules.dense_kept
+        + chunk.expert * modules.expert_kept
+        + (chunk.dense_again + chunk.expert_again) * modules.layer_input
+        for chunk in chunks
+    ]
     first = kept[0]
     if is_first:
         kept[0] = kept[0] + modules.embedding_kept
@@ -245,11 +250,6 @@ def _ends(modules: ModuleBytes, is_first: bool, is_last: bool, is_tied: bool) ->
         # Multi-token prediction embeds its tokens on the last stage.
         numel = numel + np.where(modules.prediction_numel > 0, modules.embedding_numel, 0.0)
     return numel
-
-
-def _chunk_kept(modules: ModuleBytes, chunk: ChunkLayers) -> Number:
-    again = (chunk.dense_again + chunk.expert_again) * modules.layer_input
-    return chunk.dense * modules.dense_kept + chunk.expert * modules.expert_kept + again
 
 
 def _working(modules: ModuleBytes, chunks: list[ChunkLayers]) -> Number:

@@ -176,21 +176,19 @@ def layer_times(frames: Sequence[pd.DataFrame], *, device: str, rest: BaseTimes)
 
 
 def _edges(rows: pd.DataFrame) -> list[Edge]:
-    out = []
-    for kind in (Kind.EMBEDDING, Kind.LOGITS):
-        found = rows[(rows["kind"] == kind.value) & (rows["group"] != "layer")]
-        sizes = shape_sizes(found["shape"]).astype(int).tolist()
-        for (tokens, hidden, vocab), phase, time_s in zip(
-            sizes, found["phase"], found["time_s"], strict=True
-        ):
-            if tokens:
-                edge = Edge(
-                    kind=kind,
-                    phase=Phase(phase),
-                    tokens=tokens,
-                    hidden=hidden,
-                    vocab=vocab,
-                    time_s=float(time_s),
-                )
-                out.append(edge)
-    return out
+    is_edge = rows["kind"].isin([Kind.EMBEDDING.value, Kind.LOGITS.value])
+    found = rows[is_edge & (rows["group"] != "layer")]
+    sizes = shape_sizes(found["shape"]).astype(int).tolist()
+    columns = zip(sizes, found["kind"], found["phase"], found["time_s"], strict=True)
+    return [
+        Edge(
+            kind=Kind(kind),
+            phase=Phase(phase),
+            tokens=tokens,
+            hidden=hidden,
+            vocab=vocab,
+            time_s=float(time_s),
+        )
+        for (tokens, hidden, vocab), kind, phase, time_s in columns
+        if tokens
+    ]

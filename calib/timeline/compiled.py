@@ -174,7 +174,9 @@ class _Compiler:
             stages=np.array([self._step(config, composition) for config in configs]).T,
             overlaps_reduces=is_async and overlaps_reduces,
             overlaps_gathers=is_async and overlaps_gathers,
-            gathers_ahead=gathers_ahead(configs[0]),
+            gathers_ahead=is_async
+            and overlaps_gathers
+            and configs[0].parallelism.is_optimizer_distributed,
         )
 
     def _composition(self, config: RunConfig) -> _Composition:
@@ -291,12 +293,6 @@ class _Compiler:
             embedding=_sums([stage["embedding"] for stage in self._stages]),
             optimizer=_sums([stage["optimizer"] for stage in self._stages]),
         )
-
-
-def gathers_ahead(config: RunConfig) -> bool:
-    """True where the gather of parameters runs beside the first forward pass."""
-    par = config.parallelism
-    return par.overlaps_param_gather and par.is_optimizer_distributed and config.device != "cpu"
 
 
 def pipeline_of(config: RunConfig) -> Pipeline:
