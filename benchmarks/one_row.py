@@ -20,6 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.published.readers import model_over, steps_of
+from forerun.calib.validation.scores import joined
 from forerun.calib.validation.step_protocols import Fold, machines
 from forerun.calib.validation.step_scores import step_results
 from forerun.calib.validation.steps import score_folds
@@ -108,14 +109,13 @@ def _scored(one: OneRowSet, arguments: argparse.Namespace) -> dict[str, Any]:
         if len(places) > 1
     ]
     model = model_over(arguments.data, one.operators)
-    scored = score_folds(rows, list(islice(folds, arguments.most_folds)), model)
+    scored = joined(score_folds(rows, islice(folds, arguments.most_folds), model))
     whole = step_results(scored, one.table)[0]
-    errors = np.concatenate([fold.error_frac for fold in scored])
     return {
         "title": one.title,
         "n": whole["n"],
         "mape_frac": whole["mape_frac"],
-        "median_ape_frac": float(np.median(np.abs(errors))),
+        "median_ape_frac": float(np.median(np.abs(scored["error_frac"]))),
         "coverage_frac": next(v for name, v in whole.items() if "coverage" in name),
         "half_width_frac": next(v for name, v in whole.items() if "width" in name),
         "before_frac": one.before_frac,

@@ -102,7 +102,7 @@ def changed(module: str, constant: str, factor: float) -> Iterator[None]:
 
 def _line(label: str, factor: float, frame: pd.DataFrame, protocols: tuple[str, ...]) -> str:
     run = validate_operators if "kind" in frame.columns else validate_collectives
-    found = pd.DataFrame(score_rows(run(frame, "table", seeds=range(1), protocols=protocols)))
+    found = pd.DataFrame(score_rows(run(frame, seeds=range(1), protocols=protocols), "table"))
     cells = {
         row.protocol: f"{100 * row.mape_frac:.2f} ({100 * row.coverage_90_frac:.0f})"
         for row in found[found["group"] == "all"].itertuples()

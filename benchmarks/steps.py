@@ -18,6 +18,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from forerun.benchmarks.baselines.steps import BASELINES, order_only
 from forerun.benchmarks.markdown_text import write_between
 from forerun.benchmarks.scoring.step_acceptance import CLAIMS, Claim
@@ -26,8 +28,8 @@ from forerun.benchmarks.scoring.step_coverage import coverage_verdict, pooled, r
 from forerun.benchmarks.scoring.step_runs import MODELS, Key, Scored, left_out, score
 from forerun.benchmarks.scoring.step_text import markdown
 from forerun.calib.records.step_rows import StepKind
+from forerun.calib.validation.scores import joined
 from forerun.calib.validation.step_scores import step_results, worst_rows
-from forerun.calib.validation.steps import StepsScored
 
 Lines = list[dict[str, Any]]
 Said = Mapping[tuple[Key, str], Scored]
@@ -98,7 +100,7 @@ def _line(
     line = _figures(claim, ours.of(claim.is_scored), theirs)
     num_rows, reasons = left_out(arguments.data, claim, arguments.draws)
     line |= {"rows": num_rows, "left_out": dict(reasons), "seconds": ours.seconds}
-    return line, worst_rows(ours.of(claim.is_scored))
+    return line, worst_rows(joined(ours.of(claim.is_scored)))
 
 
 def _pools(claims: Sequence[Claim], chosen: str, said: Said) -> Iterator[dict[str, Any]]:
@@ -114,12 +116,12 @@ def _pools(claims: Sequence[Claim], chosen: str, said: Said) -> Iterator[dict[st
             yield _figures(replace(members[0], title=f"pooled: {title}"), ours, theirs)
 
 
-def _together(members: Iterable[Claim], name: str, said: Said) -> list[StepsScored]:
+def _together(members: Iterable[Claim], name: str, said: Said) -> list[pd.DataFrame]:
     return [fold for claim in members for fold in said[claim.key, name].folds]
 
 
 def _figures(
-    claim: Claim, ours: Sequence[StepsScored], theirs: Mapping[str, Sequence[StepsScored]]
+    claim: Claim, ours: Sequence[pd.DataFrame], theirs: Mapping[str, Sequence[pd.DataFrame]]
 ) -> dict[str, Any]:
     found = _whole(ours, claim)
     verdict = coverage_verdict(list(row_coverage(ours).values()))
@@ -147,20 +149,20 @@ def _figures(
     }
 
 
-def _whole(scored: Sequence[StepsScored], claim: Claim) -> dict[str, Any]:
-    found = step_results(scored, claim.table)
+def _whole(scored: Sequence[pd.DataFrame], claim: Claim) -> dict[str, Any]:
+    found = step_results(joined(scored), claim.table)
     return found[0] if found else {"n": 0}
 
 
 def _coverage(claims: Sequence[Claim], chosen: str, said: Said) -> Iterator[dict[str, Any]]:
     """Coverage over the rows of all sets, each once; without what a simulator wrote, then with."""
-    by_table: dict[str, dict[Key, list[StepsScored]]] = {}
+    by_table: dict[str, dict[Key, list[pd.DataFrame]]] = {}
     for claim in claims:
         by_table.setdefault(claim.table, {})[claim.key] = list(said[claim.key, chosen].folds)
     rows: dict[bool, list[float]] = {False: [], True: []}
     for lines in by_table.values():
         found = pooled([row_coverage(folds) for folds in lines.values()])
-        kinds = {row.kind for folds in lines.values() for fold in folds for row in fold.rows}
+        kinds = {row.kind for folds in lines.values() for fold in folds for row in fold["row"]}
         rows[kinds == {StepKind.SYNTHETIC}] += found.values()
     parts = {"all sets but the synthetic one": rows[False], "all sets": rows[False] + rows[True]}
     for title, values in parts.items():

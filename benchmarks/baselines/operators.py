@@ -26,7 +26,7 @@ from forerun.calib.fit.batches import ShapeBatch, Timed
 from forerun.calib.fit.laws import columns
 from forerun.calib.fit.machine import MachineModel, Prediction, fit_machine
 from forerun.calib.fit.priors import DevicePrior, device_prior
-from forerun.calib.validation.operators import MachineMethod, Target
+from forerun.calib.validation.operators import MachineMethod
 
 Vector = NDArray[np.float64]
 US_PER_S = 1e6
@@ -99,9 +99,11 @@ class PaperRecipe:
         del device
         return RawTimeModel(groups=groups)
 
-    def transfer(self, source: RawTimeModel, *, target: Target) -> RawTimeModel:
+    def transfer(
+        self, source: RawTimeModel, *, device: str, probes: Mapping[str, Timed]
+    ) -> RawTimeModel:
         """The times of the other device."""
-        del target
+        del device, probes
         return source
 
 
@@ -183,9 +185,10 @@ class ConstantEfficiency:
             },
         )
 
-    def transfer(self, source: Roofline, *, target: Target) -> Roofline:
+    def transfer(self, source: Roofline, *, device: str, probes: Mapping[str, Timed]) -> Roofline:
         """The same efficiencies on the other roofline."""
-        return replace(source, prior=device_prior(target.device))
+        del probes
+        return replace(source, prior=device_prior(device))
 
 
 def roofline_log_s(batch: ShapeBatch, prior: DevicePrior) -> Vector:

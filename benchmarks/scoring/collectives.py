@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from forerun.calib.network.collective_times import Transfers
 from forerun.calib.network.curves import Law, Samples, fit_law
 from forerun.calib.network.groups import Group, bus_factor, ring_steps
-from forerun.calib.validation.collectives import PROTOCOLS, fit_machine, left_out
+from forerun.calib.validation.collectives import COLLECTIVE_PROTOCOLS, fit_machine, left_out
 
 LARGE_NBYTES = 16 * 2**20
 HUGE_NBYTES = 256 * 10**6
@@ -32,7 +32,9 @@ def collective_figures(table: pd.DataFrame, name: str, seeds: Sequence[int]) -> 
     """
     floor = repeats_frac(table[table["flag"] == ""])
     several = table.groupby(["device", "fabric"])["num_nodes"].transform("max") > 1
-    parts = {protocol: (protocol, table) for protocol in PROTOCOLS if protocol != "leave_span"}
+    parts = {
+        protocol: (protocol, table) for protocol in COLLECTIVE_PROTOCOLS if protocol != "leave_span"
+    }
     parts["leave_span, one node"] = ("leave_span", table[~several])
     parts["leave_span, nodes x 4"] = ("leave_span", table[several])
     rows = []

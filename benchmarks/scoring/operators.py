@@ -12,16 +12,14 @@ from numpy.typing import NDArray
 from forerun.calib.fit.outliers import refuse
 from forerun.calib.fit.priors import device_prior
 from forerun.calib.fit.shapes import coordinates
-from forerun.calib.validation.operators import Method, scored_cells, validate_operators
-from forerun.calib.validation.protocols import OPERATOR_PROTOCOLS
-from forerun.calib.validation.scores import FIGURES, Scored
-from forerun.calib.validation.splits import (
-    OperatorSamples,
-    SampleSplit,
-    drawn_splits,
-    generator,
-    operator_samples,
+from forerun.calib.validation import scores, splits
+from forerun.calib.validation.operators import (
+    OPERATOR_PROTOCOLS,
+    Method,
+    scored_cells,
+    validate_operators,
 )
+from forerun.calib.validation.splits import OperatorSamples, Split
 
 CHOSEN = "chosen_24"
 """Like ``few_24``, on shapes spread evenly over those of the table."""
@@ -40,7 +38,7 @@ def figures(
     *,
     protocols: Sequence[str] = PROTOCOLS,
 ) -> pd.DataFrame:
-    """One row per method, protocol and group of a canonical table, with the figures of ``FIGURES``.
+    """One row per method, protocol and group of a canonical table, with its figures.
 
     Where the gates refuse rows that a protocol scores, it has rows without these as well.
     """
@@ -60,35 +58,33 @@ def figures(
 def _figures(found: pd.DataFrame, method: str, protocol: str) -> pd.DataFrame:
     rows = []
     for group, part in found.groupby("group", sort=False):
-        columns = {c: part[c].to_numpy() for c in _TIMES}
-        scored = Scored(table="", protocol=protocol, group=str(group), **columns)
         name, _, phase = str(group).rpartition("/")
         labels = {"method": method, "protocol": protocol, "operator": name, "phase": phase}
-        rows.append({**labels, "n": len(part), **scored.figures()})
-    return pd.DataFrame(rows, columns=["method", "protocol", "operator", "phase", "n", *FIGURES])
-
-
-_TIMES = ["measured_s", "predicted_s", "low_s", "high_s"]
+        rows.append({**labels, "n": len(part), **scores.figures(part)})
+    return pd.DataFrame(
+        rows, columns=["method", "protocol", "operator", "phase", "n", *scores.FIGURES]
+    )
 
 
 def predictions(
     frame: pd.DataFrame, protocol: str, seeds: Sequence[int], method: Method
 ) -> pd.DataFrame:
-    """Every row that a protocol scores: ``group``, times in seconds and ``is_refused``.
+    """Every row that a protocol scores, with ``is_refused``.
 
     The splits are those of ``forerun validate``; ``chosen_24`` is only here.
     """
     if protocol == "leave_gpu":
-        found = validate_operators(frame, "", seeds=seeds, protocols=[protocol], method=method)
-        return joined(_frame(s, np.zeros(len(s.measured_s), dtype=bool)) for s in found)
+        found = validate_operators(frame, seeds=seeds, protocols=[protocol], method=method)
+        return found.assign(is_refused=False)
     devices: dict[str, list[OperatorSamples]] = {}
-    for samples in operator_samples(frame):
+    for samples in splits.operator_samples(frame):
         devices.setdefault(samples.device, []).append(samples)
     parts = []
     for members in devices.values():
         refused = refused_rows(members)
-        for cell, rows, scored in scored_cells(members, protocol, seeds, method, draw=_splits):
-            parts.append(_frame(scored, refused[cell.name][rows]))
+        for scored in scored_cells(members, protocol, seeds, method, draw=_splits):
+            is_refused = refused[scored["group"].iloc[0]][scored.index]
+            parts.append(scored.assign(is_refused=is_refused))
     return joined(parts)
 
 
@@ -97,21 +93,14 @@ def joined(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat([p for p in parts if len(p)] or [pd.DataFrame()], ignore_index=True)
 
 
-def _frame(scored: Scored, is_refused: Mask) -> pd.DataFrame:
-    times = {c: getattr(scored, c) for c in _TIMES}
-    return pd.DataFrame({"group": scored.group, **times, "is_refused": is_refused})
-
-
-def _splits(
-    samples: OperatorSamples, protocol: str, seed: int
-) -> Iterable[tuple[str, SampleSplit]]:
+def _splits(samples: OperatorSamples, protocol: str, seed: int) -> Iterable[tuple[str, Split]]:
     if protocol != CHOSEN:
-        return drawn_splits(samples, protocol, seed)
+        return splits.splits(samples, protocol, seed)
     if len(samples) < NUM_CHOSEN + MIN_TEST:
         return []
     train = np.zeros(len(samples), dtype=bool)
-    train[spread_samples(samples, NUM_CHOSEN, generator(samples, protocol, seed))] = True
-    return [("", SampleSplit(train=train, test=~train, is_drawn=True))]
+    train[spread_samples(samples, NUM_CHOSEN, splits.generator(samples, protocol, seed))] = True
+    return [("", Split(train=train, test=~train))]
 
 
 def spread_samples(

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 
 from forerun.calib.validation.step_protocols import series_name
-from forerun.calib.validation.steps import StepsScored
 
 NUM_RESAMPLES = 10_000
 _SEED = 20261122
@@ -35,7 +35,7 @@ class Comparison:
 
 
 def compare(
-    ours: Sequence[StepsScored], theirs: Sequence[StepsScored], *, seed: int = _SEED
+    ours: Sequence[pd.DataFrame], theirs: Sequence[pd.DataFrame], *, seed: int = _SEED
 ) -> Comparison | None:
     """Ours against theirs over the same folds; None where no row was predicted by both.
 
@@ -64,13 +64,13 @@ def compare(
 
 
 def _differences(
-    ours: Sequence[StepsScored], theirs: Sequence[StepsScored]
+    ours: Sequence[pd.DataFrame], theirs: Sequence[pd.DataFrame]
 ) -> Mapping[str, Mapping[str, float]]:
     """Mean difference of absolute errors of each row, by series."""
     found: dict[str, dict[str, list[float]]] = {}
     for one, other in zip(ours, theirs, strict=True):
-        differences = np.abs(one.error_frac) - np.abs(other.error_frac)
-        for row, also, value in zip(one.rows, other.rows, differences.tolist(), strict=True):
+        differences = one["error_frac"].abs() - other["error_frac"].abs()
+        for row, also, value in zip(one["row"], other["row"], differences, strict=True):
             if row.row_id != also.row_id:
                 raise ValueError(f"row {row.row_id} is compared with {also.row_id}; score one fold")
             if math.isfinite(value):

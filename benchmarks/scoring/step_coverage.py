@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 from scipy.stats import beta
-
-from forerun.calib.validation.steps import StepsScored
 
 MANY_ROWS = 20
 """Distinct rows from which on the coverage itself is held to limits."""
@@ -33,14 +31,14 @@ class CoverageVerdict:
     is_met: bool
 
 
-def row_coverage(scored: Iterable[StepsScored]) -> RowCoverage:
+def row_coverage(scored: Iterable[pd.DataFrame]) -> RowCoverage:
     """How often the interval of each row held what was measured; rows without one are left out."""
     inside: dict[tuple[str, str], list[bool]] = {}
     for one in scored:
-        held = (one.low_s <= one.measured_s) & (one.measured_s <= one.high_s)
-        for place, row in enumerate(one.rows):
-            if math.isfinite(one.low_s[place]) and math.isfinite(one.predicted_s[place]):
-                inside.setdefault((row.machine, row.row_id), []).append(bool(held[place]))
+        told = one[np.isfinite(one["low_s"]) & np.isfinite(one["predicted_s"])]
+        held = told["measured_s"].between(told["low_s"], told["high_s"])
+        for row, is_held in zip(told["row"], held, strict=True):
+            inside.setdefault((row.machine, row.row_id), []).append(bool(is_held))
     return {key: float(np.mean(found)) for key, found in inside.items()}
 
 

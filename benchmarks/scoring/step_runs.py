@@ -11,11 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
 
+import pandas as pd
 from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.baselines.steps import BASELINES
@@ -25,7 +26,7 @@ from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.design import design
 from forerun.calib.steps.table_steps import TableSteps
 from forerun.calib.validation.step_protocols import SCALE_OUT, Fold
-from forerun.calib.validation.steps import StepModel, StepsScored, score_folds
+from forerun.calib.validation.steps import StepModel, score_folds
 
 MODELS = (TableSteps.name, *(baseline.name for baseline in BASELINES))
 _BASELINES: dict[str, StepModel] = {baseline.name: baseline for baseline in BASELINES}
@@ -37,16 +38,16 @@ Key = tuple[object, ...]
 class Scored:
     """What one model said of the folds of a claim, or of some of them."""
 
-    folds: tuple[StepsScored, ...]
+    folds: tuple[pd.DataFrame, ...]
     seconds: float
     """Of processor time."""
 
-    def of(self, is_scored: Callable[[StepRow], bool] | None) -> list[StepsScored]:
+    def of(self, is_scored: Callable[[StepRow], bool] | None) -> list[pd.DataFrame]:
         """The rows that count alone; folds without any are left out."""
         if is_scored is None:
             return list(self.folds)
-        cut = [_part(fold, is_scored) for fold in self.folds]
-        return [fold for fold in cut if fold.rows]
+        cut = [fold[fold["row"].map(is_scored)] for fold in self.folds]
+        return [fold for fold in cut if len(fold)]
 
 
 def score(
@@ -150,16 +151,3 @@ def _first_reason(text: str) -> str:
     "accelerator is not NVIDIA's"
     """
     return re.sub(r" '[^']*'", "", text.partition(";")[0])
-
-
-def _part(scored: StepsScored, keep: Callable[[StepRow], bool]) -> StepsScored:
-    places = [place for place, row in enumerate(scored.rows) if keep(row)]
-    return replace(
-        scored,
-        rows=tuple(scored.rows[place] for place in places),
-        reasons=tuple(scored.reasons[place] for place in places),
-        predicted_s=scored.predicted_s[places],
-        low_s=scored.low_s[places],
-        high_s=scored.high_s[places],
-        memory_nbytes=scored.memory_nbytes[places],
-    )

@@ -15,7 +15,6 @@ machine, a group (of scores) a collective.  All repeats of a payload are on one 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -28,12 +27,17 @@ from ..network.curves import Samples
 from ..network.groups import Group
 from ..network.systems import network_prior
 from ..workload.collectives import Collective
-from .protocols import COLLECTIVE_PROTOCOLS
-from .scores import Scored
+from .scores import joined
+from .splits import Split
 
-Mask = NDArray[np.bool_]
-PROTOCOLS = tuple(COLLECTIVE_PROTOCOLS)
-_COLUMNS = ["group", "nbytes", "measured_s", "predicted_s", "low_s", "high_s"]
+COLLECTIVE_PROTOCOLS = {
+    "random": "a collective with five payloads or more on one group shape",
+    "small_to_large": "a collective with five payloads or more on one group shape",
+    "few_8": "a collective with more than 8 payloads on one group shape",
+    "few_24": "a collective with more than 24 payloads on one group shape",
+    "leave_span": "one fabric measured on several numbers of nodes or, on one node, of ranks",
+}
+"""What a table has to hold for each."""
 _CURVE = ["collective", "num_ranks", "num_nodes"]
 _LEAST_PAYLOADS = 5
 _RANDOM_FRAC = 0.2
@@ -41,30 +45,21 @@ _LARGEST_FRAC = 0.2
 _NODES_FACTOR = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TransferSplit:
-    """Rows of one machine that are fitted and rows that are scored, ``(rows,)`` each."""
-
-    train: Mask
-    test: Mask
-
-
 def validate_collectives(
-    frame: pd.DataFrame, name: str, *, seeds: Sequence[int], protocols: Sequence[str]
-) -> list[Scored]:
-    """Estimates of everything that the protocols leave out, one ``Scored`` a protocol and group.
+    frame: pd.DataFrame, *, seeds: Sequence[int], protocols: Sequence[str]
+) -> pd.DataFrame:
+    """Scored rows of everything that the protocols leave out; a group is a collective.
 
     ``frame`` is a canonical table of collectives; flagged rows are neither fitted nor scored.  A
-    protocol that no machine of the table can carry has no entry.  ``ConfigError`` for a protocol
+    protocol that no machine of the table can carry has no rows.  ``ConfigError`` for a protocol
     that is not known.
     """
-    unknown = sorted(set(protocols) - set(PROTOCOLS))
+    unknown = sorted(set(protocols) - COLLECTIVE_PROTOCOLS.keys())
     if unknown:
-        raise ConfigError(f"protocol {unknown[0]!r} is none of {', '.join(PROTOCOLS)}; name one")
-    scored: list[Scored] = []
-    for protocol in protocols:
-        scored += _by_group(left_out(frame, protocol, seeds=seeds), name, protocol)
-    return scored
+        known = ", ".join(COLLECTIVE_PROTOCOLS)
+        raise ConfigError(f"protocol {unknown[0]!r} is none of {known}; name one")
+    found = (left_out(frame, protocol, seeds=seeds) for protocol in protocols)
+    return joined(rows.sort_values("group", kind="stable") for rows in found if len(rows))
 
 
 class TransferModel(Protocol):
@@ -87,28 +82,26 @@ def left_out(
     seeds: Sequence[int],
     fit: Callable[[Mapping[Group, Samples], str], TransferModel] = fit_machine,
 ) -> pd.DataFrame:
-    """Every row that a protocol leaves out, over all machines and seeds.
+    """Scored rows of all that a protocol leaves out, over all machines and seeds, with ``nbytes``.
 
-    Columns ``group`` (the collective), ``nbytes``, ``measured_s``, ``predicted_s`` and the ends of
-    the 90 % interval ``low_s`` and ``high_s``; no rows where no machine can carry the protocol.
+    No rows where no machine can carry the protocol.
     """
     parts = []
     for (device, _), machine in _usable(frame).groupby(["device", "fabric"], sort=True):
         for split in splits(machine, protocol, seeds):
             model = fit(_curves(machine[split.train]), str(device))
-            parts.append(_estimated(model, machine[split.test]))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=_COLUMNS)
+            parts += _estimated(model, machine[split.test], protocol)
+    return joined(parts)
 
 
-def splits(machine: pd.DataFrame, protocol: str, seeds: Sequence[int]) -> Iterator[TransferSplit]:
+def splits(machine: pd.DataFrame, protocol: str, seeds: Sequence[int]) -> Iterator[Split]:
     """What a protocol leaves out of the rows of one machine; nothing where it cannot be run."""
     if protocol == "leave_span":
         yield from _spans(machine)
-    elif protocol == "small_to_large":
-        yield from _sizes(machine, _small_to_large, np.random.default_rng(0))
-    else:
-        for seed in seeds:
-            yield from _sizes(machine, _CHOICES[protocol], np.random.default_rng(seed))
+        return
+    # The payloads alone decide what is small and what is large: every seed gives the same split.
+    for seed in (0,) if protocol == "small_to_large" else seeds:
+        yield from _payloads(machine, protocol, np.random.default_rng(seed))
 
 
 def _usable(frame: pd.DataFrame) -> pd.DataFrame:
@@ -140,87 +133,62 @@ def _curves(rows: pd.DataFrame) -> dict[Group, Samples]:
     }
 
 
-def _estimated(model: TransferModel, rows: pd.DataFrame) -> pd.DataFrame:
-    parts = []
+def _estimated(model: TransferModel, rows: pd.DataFrame, protocol: str) -> Iterator[pd.DataFrame]:
     for group, curve in _groups(rows):
         nbytes = curve["nbytes"].to_numpy(dtype=np.float64)
         found = model.estimate(group, nbytes)
-        low, high = found.log_time - found.half_width_log, found.log_time + found.half_width_log
-        columns = [nbytes, curve["time_s"], np.exp(found.log_time), np.exp(low), np.exp(high)]
-        values = dict(zip(_COLUMNS[1:], columns, strict=True))
-        parts.append(pd.DataFrame({"group": group.collective.value, **values}))
-    return pd.concat(parts, ignore_index=True)
-
-
-def _by_group(rows: pd.DataFrame, table: str, protocol: str) -> list[Scored]:
-    return [
-        Scored(
-            table=table,
-            protocol=protocol,
-            group=str(group),
-            measured_s=part["measured_s"].to_numpy(),
-            predicted_s=part["predicted_s"].to_numpy(),
-            low_s=part["low_s"].to_numpy(),
-            high_s=part["high_s"].to_numpy(),
+        yield pd.DataFrame(
+            {
+                "protocol": protocol,
+                "group": group.collective.value,
+                "nbytes": nbytes,
+                "measured_s": curve["time_s"].to_numpy(),
+                "predicted_s": np.exp(found.log_time),
+                "low_s": np.exp(found.log_time - found.half_width_log),
+                "high_s": np.exp(found.log_time + found.half_width_log),
+            }
         )
-        for group, part in rows.groupby("group", sort=True)
-    ]
 
 
-Choice = Callable[[NDArray[np.int64], np.random.Generator], tuple[NDArray, NDArray] | None]
-"""From the payloads of a curve to those that are known and those that are scored."""
-
-
-def _random(sizes: NDArray[np.int64], rng: np.random.Generator) -> tuple[NDArray, NDArray]:
-    number = max(1, round(_RANDOM_FRAC * len(sizes)))
-    test = rng.choice(sizes, number, replace=False)
-    return np.setdiff1d(sizes, test), test
-
-
-def _small_to_large(sizes: NDArray[np.int64], _: np.random.Generator) -> tuple[NDArray, NDArray]:
-    number = max(1, round(_LARGEST_FRAC * len(sizes)))
-    return sizes[: len(sizes) // 2], sizes[-number:]
-
-
-def _few(number: int) -> Choice:
-    def choose(
-        sizes: NDArray[np.int64], rng: np.random.Generator
-    ) -> tuple[NDArray, NDArray] | None:
-        if len(sizes) <= number:
-            return None
-        train = rng.choice(sizes, number, replace=False)
-        return train, np.setdiff1d(sizes, train)
-
-    return choose
-
-
-_CHOICES: Mapping[str, Choice] = {"random": _random, "few_8": _few(8), "few_24": _few(24)}
-
-
-def _sizes(
-    machine: pd.DataFrame, choose: Choice, rng: np.random.Generator
-) -> Iterator[TransferSplit]:
+def _payloads(machine: pd.DataFrame, protocol: str, rng: np.random.Generator) -> Iterator[Split]:
     """Payloads of each curve by a choice; curves with few payloads are left out altogether."""
     train, test = np.zeros((2, len(machine)), dtype=np.bool_)
     nbytes = machine["nbytes"].to_numpy()
     for rows in machine.groupby(_CURVE, sort=True).indices.values():
         sizes = np.unique(nbytes[rows])
-        chosen = choose(sizes, rng) if len(sizes) >= _LEAST_PAYLOADS else None
-        if chosen is not None:
-            train[rows] = np.isin(nbytes[rows], chosen[0])
-            test[rows] = np.isin(nbytes[rows], chosen[1])
+        if len(sizes) >= _LEAST_PAYLOADS:
+            known, scored = _chosen(protocol, sizes, rng)
+            train[rows] = np.isin(nbytes[rows], known)
+            test[rows] = np.isin(nbytes[rows], scored)
     if test.any():
-        yield TransferSplit(train=train, test=test)
+        yield Split(train=train, test=test)
 
 
-def _spans(machine: pd.DataFrame) -> Iterator[TransferSplit]:
+def _chosen(
+    protocol: str, sizes: NDArray[np.int64], rng: np.random.Generator
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """From the payloads of a curve those that are known and those that are scored."""
+    if protocol == "small_to_large":
+        number = max(1, round(_LARGEST_FRAC * len(sizes)))
+        return sizes[: len(sizes) // 2], sizes[-number:]
+    if protocol == "random":
+        test = rng.choice(sizes, max(1, round(_RANDOM_FRAC * len(sizes))), replace=False)
+        return np.setdiff1d(sizes, test), test
+    number = int(protocol.removeprefix("few_"))
+    if len(sizes) <= number:
+        return sizes[:0], sizes[:0]
+    train = rng.choice(sizes, number, replace=False)
+    return train, np.setdiff1d(sizes, train)
+
+
+def _spans(machine: pd.DataFrame) -> Iterator[Split]:
     nodes, ranks = machine["num_nodes"].to_numpy(), machine["num_ranks"].to_numpy()
     if nodes.max() == 1:
         test = ranks == ranks.max()
         if not test.all():
-            yield TransferSplit(train=~test, test=test)
+            yield Split(train=~test, test=test)
         return
     for number in np.unique(nodes):
         train = nodes <= number / _NODES_FACTOR
         if (nodes[train] > 1).any():
-            yield TransferSplit(train=train, test=nodes == number)
+            yield Split(train=train, test=nodes == number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,22 +10,22 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..fit import machine
-from ..fit.batches import ShapeBatch, Timed
+from ..fit.batches import Timed
 from ..fit.outliers import Refusal, refuse
 from ..fit.priors import device_prior
 from ..workload.operators import OperatorKind
-from .protocols import OPERATOR_PROTOCOLS
-from .scores import Scored, joined
-from .splits import (
-    MAX_ROWS,
-    Cell,
-    OperatorSamples,
-    SampleSplit,
-    drawn_splits,
-    generator,
-    operator_samples,
-)
+from .scores import joined
+from .splits import MAX_ROWS, Cell, OperatorSamples, Split, generator, operator_samples, splits
 
+OPERATOR_PROTOCOLS = {
+    "random": "an operator with 23 samples or more",
+    "small_to_large": "an operator with 23 samples or more",
+    "few_8": "an operator with 13 samples or more",
+    "few_24": "an operator with 29 samples or more",
+    "leave_tp": "an operator with samples at two tensor-parallel degrees or more",
+    "leave_gpu": "products or attention measured on two devices or more",
+}
+"""What a table has to hold for each."""
 TRANSFERRED = frozenset(
     {
         OperatorKind.BATCHED_PRODUCT,
@@ -43,43 +42,24 @@ NUM_PROBES = 32
 none of them is scored."""
 
 
-class Predicted(Protocol):
-    """Natural logs of seconds, ``(rows,)`` each; low and high are the 90 % interval."""
-
-    @property
-    def log_time(self) -> NDArray[np.float64]: ...
-    @property
-    def low(self) -> NDArray[np.float64]: ...
-    @property
-    def high(self) -> NDArray[np.float64]: ...
-
-
-class OperatorModel(Protocol):
-    """What is scored."""
-
-    def predict(self, name: str, batch: ShapeBatch) -> Predicted:
-        """The times of a batch of the group ``name``."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Target:
-    """What is known of a device that no model was fitted on."""
-
-    device: str
-    probes: Mapping[str, Timed]
-    """A few rows measured there, by the name of the source's group that answers for them."""
-
-
 class Method(Protocol):
-    """A way to make models: ours, or a baseline to compare with."""
+    """A way to make models: ours, or a baseline to compare with.
+
+    A model has ``predict(name, batch)`` for a batch of the group ``name``; the ``log_time`` of what
+    it gives and the ends ``low`` and ``high`` of the 90 % interval are natural logs of seconds,
+    ``(rows,)`` each.
+    """
 
     def fit(self, groups: Mapping[str, Timed], *, device: str) -> Any:
-        """A ``OperatorModel`` of all groups (``<operator>/<phase>``) of one device."""
+        """The model of all groups (``<operator>/<phase>``) of one device."""
         ...
 
-    def transfer(self, source: Any, *, target: Target) -> Any:
-        """The model ``source`` on another device."""
+    def transfer(self, source: Any, *, device: str, probes: Mapping[str, Timed]) -> Any:
+        """The model ``source`` on a device that no model was fitted on.
+
+        ``probes`` are a few rows measured there, by the name of the source's group that answers
+        for them.
+        """
         ...
 
 
@@ -90,22 +70,23 @@ class MachineMethod:
         """The machine model without a prior: every figure is from the table alone."""
         return machine.fit_machine(groups, device=device)
 
-    def transfer(self, source: machine.MachineModel, *, target: Target) -> machine.MachineModel:
-        """Efficiencies of ``source`` at the rates of ``target``."""
-        return machine.transfer(source, device=target.device, probes=target.probes)
+    def transfer(
+        self, source: machine.MachineModel, *, device: str, probes: Mapping[str, Timed]
+    ) -> machine.MachineModel:
+        """Efficiencies of ``source`` at the rates of the other device."""
+        return machine.transfer(source, device=device, probes=probes)
 
 
 def validate_operators(
     frame: pd.DataFrame,
-    name: str,
     *,
     seeds: Sequence[int] = range(5),
     protocols: Sequence[str] = tuple(OPERATOR_PROTOCOLS),
     method: Method | None = None,
-) -> list[Scored]:
-    """Predictions of every protocol that the canonical table ``frame`` can carry.
+) -> pd.DataFrame:
+    """Scored rows of every protocol that the canonical table ``frame`` can carry.
 
-    One ``Scored`` a protocol and group; devices and seeds are pooled.  All operators of a device
+    A group is an operator in one phase; devices and seeds are pooled.  All operators of a device
     are fitted together.  A split that no seed changes is run once.  At most ``MAX_ROWS`` shapes of
     an operator train, and as many are scored, for each seed.
     """
@@ -113,14 +94,13 @@ def validate_operators(
     devices: dict[str, list[OperatorSamples]] = {}
     for samples in operator_samples(frame):
         devices.setdefault(samples.device, []).append(samples)
-    parts: list[Scored] = []
+    parts: list[pd.DataFrame] = []
     for protocol in protocols:
         if protocol == "leave_gpu":
-            parts += _leave_gpu(devices, name, seeds, chosen)
+            parts += _leave_gpu(devices, seeds, chosen)
             continue
         for members in devices.values():
-            found = scored_cells(members, protocol, seeds, chosen, table=name)
-            parts += [scored for _, _, scored in found]
+            parts += scored_cells(members, protocol, seeds, chosen)
     return joined(parts)
 
 
@@ -145,15 +125,14 @@ def scored_cells(
     seeds: Sequence[int],
     method: Method,
     *,
-    table: str = "",
-    draw: Callable[[OperatorSamples, str, int], Iterable[tuple[str, SampleSplit]]] = drawn_splits,
-) -> Iterator[tuple[Cell, NDArray[np.bool_], Scored]]:
-    """The scores of one device, each with its cell and a mask of the cell's rows in it.
+    draw: Callable[[OperatorSamples, str, int], Iterable[tuple[str, Split]]] = splits,
+) -> Iterator[pd.DataFrame]:
+    """The scored rows of each cell of one device, with their places in the cell as index.
 
     One fit for each seed and label of a split.
     """
     for position, seed in enumerate(seeds):
-        fits: dict[str, list[tuple[OperatorSamples, SampleSplit]]] = {}
+        fits: dict[str, list[tuple[OperatorSamples, Split]]] = {}
         for samples in members:
             for label, split in draw(samples, protocol, seed):
                 fits.setdefault(label, []).append((samples, split))
@@ -161,24 +140,17 @@ def scored_cells(
             scored = [(s, split) for s, split in planned if split.is_drawn or position == 0]
             if not scored:
                 continue
-            model = method.fit(
-                _groups((s, split.train) for s, split in planned), device=members[0].device
-            )
+            train = _groups((s, split.train) for s, split in planned)
+            model = method.fit(train, device=members[0].device)
             for samples, split in scored:
                 for cell in samples.cells:
-                    test = cell.where(split.test)
-                    if len(test) and split.train[cell.sample].any():
-                        predicted = model.predict(cell.name, test.batch)
-                        rows = split.test[cell.sample]
-                        yield cell, rows, _scored(table, protocol, cell.name, test, predicted)
+                    if split.test[cell.sample].any() and split.train[cell.sample].any():
+                        yield _scored(protocol, cell, split.test, cell.name, model)
 
 
 def _leave_gpu(
-    devices: Mapping[str, Sequence[OperatorSamples]],
-    table: str,
-    seeds: Sequence[int],
-    method: Method,
-) -> Iterable[Scored]:
+    devices: Mapping[str, Sequence[OperatorSamples]], seeds: Sequence[int], method: Method
+) -> Iterator[pd.DataFrame]:
     """Each device from each other one: ceilings known, one constant a group calibrated."""
     known = {
         device: kept
@@ -197,10 +169,10 @@ def _leave_gpu(
             for source in known:
                 if source == device:
                     continue
-                target = Target(device=device, probes=_probes(members, known[source], seed))
-                moved = method.transfer(models[source], target=target)
+                probes = _probes(members, known[source], seed)
+                moved = method.transfer(models[source], device=device, probes=probes)
                 for samples in members:
-                    yield from _transferred(samples, known[source], moved, table, seed)
+                    yield from _transferred(samples, known[source], moved, seed)
 
 
 def _probes(
@@ -218,23 +190,17 @@ def _probes(
 
 
 def _transferred(
-    samples: OperatorSamples,
-    sources: Sequence[OperatorSamples],
-    moved: OperatorModel,
-    table: str,
-    seed: int,
-) -> Iterable[Scored]:
+    samples: OperatorSamples, sources: Sequence[OperatorSamples], moved: Any, seed: int
+) -> Iterator[pd.DataFrame]:
     calibration = _drawn(samples, "leave_gpu", seed, NUM_CALIBRATION)
     probes = _drawn(samples, "leave_gpu", seed, NUM_PROBES)
     test = _drawn(samples, "leave_gpu", seed, MAX_ROWS + NUM_PROBES) & ~probes
     for cell in samples.cells:
-        own, scored = cell.where(calibration), cell.where(test)
-        name = _counterpart(cell, sources)
-        if name is None or not len(own) or not len(scored):
+        own, name = cell.where(calibration), _counterpart(cell, sources)
+        if name is None or not len(own) or not test[cell.sample].any():
             continue
         offset = float(np.median(np.log(own.time_s) - moved.predict(name, own.batch).log_time))
-        predicted = moved.predict(name, scored.batch)
-        yield _scored(table, "leave_gpu", cell.name, scored, predicted, offset=offset)
+        yield _scored("leave_gpu", cell, test, name, moved, offset=offset)
 
 
 def _counterpart(cell: Cell, sources: Sequence[OperatorSamples]) -> str | None:
@@ -267,20 +233,23 @@ def _drawn(samples: OperatorSamples, purpose: str, seed: int, count: int) -> NDA
 
 
 def _scored(
-    table: str,
     protocol: str,
-    group: str,
-    test: Timed,
-    predicted: Predicted,
+    cell: Cell,
+    test: NDArray[np.bool_],
+    name: str,
+    model: Any,
     *,
     offset: float = 0.0,
-) -> Scored:
-    return Scored(
-        table=table,
-        protocol=protocol,
-        group=group,
-        measured_s=test.time_s,
-        predicted_s=np.exp(predicted.log_time + offset),
-        low_s=np.exp(predicted.low + offset),
-        high_s=np.exp(predicted.high + offset),
-    )
+) -> pd.DataFrame:
+    """The rows of the samples ``test``, predicted as those of the model's group ``name``."""
+    timed = cell.where(test)
+    predicted = model.predict(name, timed.batch)
+    columns = {
+        "protocol": protocol,
+        "group": cell.name,
+        "measured_s": timed.time_s,
+        "predicted_s": np.exp(predicted.log_time + offset),
+        "low_s": np.exp(predicted.low + offset),
+        "high_s": np.exp(predicted.high + offset),
+    }
+    return pd.DataFrame(columns, index=np.flatnonzero(test[cell.sample]))

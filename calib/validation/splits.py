@@ -70,12 +70,12 @@ class OperatorSamples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SampleSplit:
-    """Masks over the samples of one operator."""
+class Split:
+    """Masks over what is split: samples of one operator, or rows of one table of transfers."""
 
     train: NDArray[np.bool_]
     test: NDArray[np.bool_]
-    is_drawn: bool
+    is_drawn: bool = True
     """False where every seed gives the same split."""
 
 
@@ -117,33 +117,29 @@ def _samples(device: str, group: str, rows: pd.DataFrame) -> OperatorSamples:
     return OperatorSamples(device=device, group=group, cells=tuple(cells), work=work, tp=degrees)
 
 
-def splits(
-    samples: OperatorSamples, protocol: str, rng: np.random.Generator
-) -> Iterator[tuple[str, SampleSplit]]:
+def splits(samples: OperatorSamples, protocol: str, seed: int) -> Iterator[tuple[str, Split]]:
     """The splits of a protocol, each with a label that says which fit it belongs to.
 
     None where the operator has too few samples for it, or one degree only for ``leave_tp``.
     """
-    count = len(samples)
-    if protocol == "random":
-        order = rng.permutation(count)
-        cut = count - round(TEST_FRAC * count)
-        yield from _checked("", _masks(count, order[:cut], order[cut:], is_drawn=True), rng)
-    elif protocol == "small_to_large":
-        order = np.argsort(samples.work, kind="stable")
-        cut = count - round(TEST_FRAC * count)
-        split = _masks(count, order[: count // 2], order[cut:], is_drawn=False)
-        yield from _checked("", split, rng)
-    elif protocol in ("few_8", "few_24"):
-        order = rng.permutation(count)
-        few = int(protocol.removeprefix("few_"))
-        yield from _checked("", _masks(count, order[:few], order[few:], is_drawn=True), rng)
-    elif protocol == "leave_tp":
+    rng, count = generator(samples, protocol, seed), len(samples)
+    is_drawn = protocol in ("random", "few_8", "few_24")
+    planned: dict[str, tuple[NDArray[np.bool_], NDArray[np.bool_]]] = {}
+    if protocol == "leave_tp":
         degrees = np.unique(samples.tp[samples.tp > 0])
         for degree in degrees if len(degrees) > 1 else ():
-            is_left_out = samples.tp == degree
-            split = SampleSplit(train=~is_left_out, test=is_left_out, is_drawn=False)
-            yield from _checked(f"tp {degree}", split, rng)
+            planned[f"tp {degree}"] = samples.tp != degree, samples.tp == degree
+    else:
+        order = rng.permutation(count) if is_drawn else np.argsort(samples.work, kind="stable")
+        place = np.argsort(order)
+        cut = count - round(TEST_FRAC * count)
+        ends = {"random": (cut, cut), "small_to_large": (count // 2, cut)}
+        few = int(protocol.removeprefix("few_")) if protocol not in ends else 0
+        train_end, test_begin = ends.get(protocol, (few, few))
+        planned[""] = place < train_end, place >= test_begin
+    for label, (train, test) in planned.items():
+        if train.sum() >= _MIN_TRAIN and test.sum() >= _MIN_TEST:
+            yield label, _capped(Split(train=train, test=test, is_drawn=is_drawn), rng)
 
 
 def generator(samples: OperatorSamples, protocol: str, seed: int) -> np.random.Generator:
@@ -152,30 +148,7 @@ def generator(samples: OperatorSamples, protocol: str, seed: int) -> np.random.G
     return np.random.default_rng([seed, zlib.crc32(name.encode())])
 
 
-def drawn_splits(
-    samples: OperatorSamples, protocol: str, seed: int
-) -> Iterator[tuple[str, SampleSplit]]:
-    """The splits of a protocol by a seed."""
-    return splits(samples, protocol, generator(samples, protocol, seed))
-
-
-def _masks(
-    count: int, train: NDArray[np.int64], test: NDArray[np.int64], *, is_drawn: bool
-) -> SampleSplit:
-    masks = np.zeros((2, count), dtype=bool)
-    masks[0, train] = True
-    masks[1, test] = True
-    return SampleSplit(train=masks[0], test=masks[1], is_drawn=is_drawn)
-
-
-def _checked(
-    label: str, split: SampleSplit, rng: np.random.Generator
-) -> Iterator[tuple[str, SampleSplit]]:
-    if split.train.sum() >= _MIN_TRAIN and split.test.sum() >= _MIN_TEST:
-        yield label, _capped(split, rng)
-
-
-def _capped(split: SampleSplit, rng: np.random.Generator) -> SampleSplit:
+def _capped(split: Split, rng: np.random.Generator) -> Split:
     """At most ``MAX_ROWS`` samples on either side, drawn where there are more."""
     masks = {}
     for side in ("train", "test"):

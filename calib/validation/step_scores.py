@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.stats import kendalltau
 
 from ..records.step_rows import StepKind, StepRow
 from ..regressors.choices import first_of_least
-from .scores import ALL_GROUPS, FIGURES
-from .steps import StepsScored
+from .scores import ALL_GROUPS, FIGURES, TIMES, figures
 
 MIN_RANKED = 4
 """Layouts that a group needs to be ranked."""
@@ -29,7 +29,7 @@ RANK_FIGURES = (
 STEP_FIGURES = (*FIGURES, "p90_draw_mape_frac", *RANK_FIGURES, "memory_mape_frac")
 
 
-def step_results(scored: Sequence[StepsScored], table: str) -> list[dict[str, Any]]:
+def step_results(scored: pd.DataFrame, table: str) -> list[dict[str, Any]]:
     """One JSON row per protocol and group; first ``all``, then each machine, then each group.
 
     Every figure is over the rows of all draws together, each with equal weight.  Kendall's tau is
@@ -39,66 +39,50 @@ def step_results(scored: Sequence[StepsScored], table: str) -> list[dict[str, An
     choose over the best measured one, minus 1.  Figures that cannot be told are None.
     """
     results = []
-    for protocol in dict.fromkeys(one.protocol for one in scored):
-        members = [one for one in scored if one.protocol == protocol]
-        kinds = {row.kind for one in members for row in one.rows}
-        head = {"table": table, "protocol": protocol}
+    for protocol, members in scored.groupby("protocol", sort=False):
+        kinds = {row.kind for row in members["row"]}
         synthetic = {"is_synthetic": True} if kinds == {StepKind.SYNTHETIC} else {}
-        results.append({**head, "group": ALL_GROUPS, **_figures(members), **synthetic})
-        names = list(dict.fromkeys(one.machine for one in members))
-        for name in names if len(names) > 1 else ():
-            of_machine = [one for one in members if one.machine == name]
-            results.append({**head, "group": name, **_figures(of_machine), **synthetic})
-        for name in dict.fromkeys(row.group for one in members for row in one.rows):
-            parts = [_of_group(one, name) for one in members]
-            figures = _figures([part for part in parts if part.rows])
-            results.append({**head, "group": name, **figures, **synthetic})
+        of_machines = [*members.groupby("machine", sort=False)]
+        parts = [
+            (ALL_GROUPS, members),
+            *(of_machines if len(of_machines) > 1 else ()),
+            *members.groupby("group", sort=False),
+        ]
+        head = {"table": table, "protocol": protocol}
+        results += [{**head, "group": name, **_figures(part), **synthetic} for name, part in parts]
     return results
 
 
-def step_rows(scored: Sequence[StepsScored], table: str) -> list[dict[str, Any]]:
+def step_rows(scored: pd.DataFrame, table: str) -> list[dict[str, Any]]:
     """Every scored row of every draw: measured, predicted, interval, memory."""
     found = []
-    for one in scored:
-        for i, row in enumerate(one.rows):
-            told = {
-                "table": table,
-                "protocol": one.protocol,
-                "draw": one.draw,
-                "machine": one.machine,
-                "group": row.group,
-                "row_id": row.row_id,
-                "measured_s": _number(row.measured_s),
-                "predicted_s": _number(one.predicted_s[i]),
-                "low_s": _number(one.low_s[i]),
-                "high_s": _number(one.high_s[i]),
-                "measured_memory_nbytes": row.measured_memory_nbytes,
-                "predicted_memory_nbytes": _number(one.memory_nbytes[i]),
-            }
-            found.append(told | ({"reason": one.reasons[i]} if one.reasons[i] else {}))
+    for one in scored.to_dict("records"):
+        row: StepRow = one["row"]
+        told = {
+            "table": table,
+            **{name: one[name] for name in ("protocol", "draw", "machine", "group")},
+            "row_id": row.row_id,
+            **{name: _number(one[name]) for name in TIMES},
+            "measured_memory_nbytes": row.measured_memory_nbytes,
+            "predicted_memory_nbytes": _number(one["memory_nbytes"]),
+        }
+        found.append(told | ({"reason": one["reason"]} if one["reason"] else {}))
     return found
 
 
-def worst_rows(scored: Sequence[StepsScored], count: int = NUM_WORST) -> list[dict[str, Any]]:
+def worst_rows(scored: pd.DataFrame, count: int = NUM_WORST) -> list[dict[str, Any]]:
     """The rows with the largest mean absolute error over draws, with the mean signed error."""
-    errors: dict[str, list[float]] = {}
-    layouts: dict[str, str] = {}
-    for one in scored:
-        for row, error in zip(one.rows, one.error_frac, strict=True):
-            if math.isfinite(error):
-                errors.setdefault(row.row_id, []).append(float(error))
-                layouts[row.row_id] = layout_text(row)
-    means = {name: float(np.mean(found)) for name, found in errors.items()}
-    sizes = {name: float(np.mean(np.abs(found))) for name, found in errors.items()}
-    names = sorted(sizes, key=lambda name: -sizes[name])[:count]
+    told = scored[np.isfinite(scored["error_frac"])]
+    by_row = [*told.groupby(told["row"].map(lambda row: row.row_id), sort=False)]
+    sizes = [part["error_frac"].abs().mean() for _, part in by_row]
     return [
         {
-            "row_id": name,
-            "layout": layouts[name],
-            "error_frac": round(means[name], 6),
-            "mean_ape_frac": round(sizes[name], 6),
+            "row_id": by_row[place][0],
+            "layout": layout_text(by_row[place][1]["row"].iloc[-1]),
+            "error_frac": round(float(by_row[place][1]["error_frac"].mean()), 6),
+            "mean_ape_frac": round(float(sizes[place]), 6),
         }
-        for name in names
+        for place in sorted(range(len(by_row)), key=lambda place: -sizes[place])[:count]
     ]
 
 
@@ -129,92 +113,43 @@ def tau_without_ties(measured: NDArray[np.float64], predicted: NDArray[np.float6
     return float(chosen.mean()) if len(chosen) else math.nan
 
 
-def _figures(members: Sequence[StepsScored]) -> dict[str, Any]:
-    measured = _joined([one.measured_s for one in members])
-    predicted = _joined([one.predicted_s for one in members])
-    low, high = _joined([o.low_s for o in members]), _joined([o.high_s for o in members])
-    is_told = np.isfinite(predicted) & np.isfinite(low)
-    error = predicted[is_told] / measured[is_told] - 1
-    inside = (low <= measured)[is_told] & (measured <= high)[is_told]
-    width = ((high - low) / 2 / predicted)[is_told]
-    figures: dict[str, Any] = dict.fromkeys((*STEP_FIGURES, "max_ape_frac"))
-    num_abstained = int((~np.isfinite(predicted)).sum())
-    if len(error):
-        size = np.abs(error)
-        values = (size.mean(), np.median(size), np.quantile(size, 0.9), error.mean())
-        named = dict(zip(FIGURES, (*values, inside.mean(), width.mean()), strict=True))
-        figures |= {name: _number(value) for name, value in named.items()}
-        figures["p90_draw_mape_frac"] = _p90_of_draws(members)
-        figures["max_ape_frac"] = _number(size.max())
-    figures |= {**_ranking(members), "memory_mape_frac": _memory_error(members)}
-    return {"n": len(measured), "num_abstained": num_abstained, **figures}
+def _figures(rows: pd.DataFrame) -> dict[str, Any]:
+    is_predicted = np.isfinite(rows["predicted_s"])
+    told = rows[is_predicted & np.isfinite(rows["low_s"])]
+    found: dict[str, Any] = dict.fromkeys((*STEP_FIGURES, "max_ape_frac"))
+    if len(told):
+        found |= figures(told)
+        size = rows["error_frac"].abs()[is_predicted]
+        of_draws = size.groupby(rows["draw"][is_predicted]).mean()
+        found["p90_draw_mape_frac"] = np.quantile(of_draws, 0.9)
+        found["max_ape_frac"] = told["error_frac"].abs().max()
+    found |= {**_ranking(rows[is_predicted]), "memory_mape_frac": _memory_error(rows)}
+    rounded = {name: None if value is None else _number(value) for name, value in found.items()}
+    return {"n": len(rows), "num_abstained": int((~is_predicted).sum()), **rounded}
 
 
-def _p90_of_draws(members: Sequence[StepsScored]) -> float | None:
-    by_draw: dict[int, list[float]] = {}
-    for one in members:
-        errors = np.abs(one.error_frac)
-        by_draw.setdefault(one.draw, []).extend(errors[np.isfinite(errors)].tolist())
-    means = [float(np.mean(found)) for found in by_draw.values() if found]
-    return _number(float(np.quantile(means, 0.9))) if means else None
-
-
-def _ranking(members: Sequence[StepsScored]) -> Mapping[str, Any]:
-    groups: dict[tuple[str, int, str], list[tuple[float, float]]] = {}
-    for one in members:
-        for row, predicted in zip(one.rows, one.predicted_s, strict=True):
-            if math.isfinite(predicted):
-                key = (one.machine, one.draw, row.group)
-                groups.setdefault(key, []).append((row.measured_s, float(predicted)))
+def _ranking(rows: pd.DataFrame) -> Mapping[str, Any]:
     taus, plain, regrets = [], [], []
-    for pairs in groups.values():
-        if len(pairs) < MIN_RANKED:
+    for _, part in rows.groupby(["machine", "draw", "group"], sort=False):
+        if len(part) < MIN_RANKED:
             continue
-        measured, predicted = np.array(pairs, dtype=np.float64).T
+        measured, predicted = part["measured_s"].to_numpy(), part["predicted_s"].to_numpy()
         taus.append(float(np.asarray(kendalltau(predicted, measured))[0]))
         plain.append(tau_without_ties(measured, predicted))
         regrets.append(float(measured[first_of_least(predicted)] / measured.min() - 1))
     if not regrets:
-        return dict.fromkeys(RANK_FIGURES)
-    values = (
-        _mean(taus),
-        _mean(plain),
-        float(np.median(regrets)),
-        float(np.quantile(regrets, 0.95)),
-    )
-    return {name: _number(v) for name, v in zip(RANK_FIGURES, values, strict=True)}
+        return {}
+    values = _mean(taus), _mean(plain), np.median(regrets), np.quantile(regrets, 0.95)
+    return dict(zip(RANK_FIGURES, values, strict=True))
 
 
-def _memory_error(members: Sequence[StepsScored]) -> float | None:
-    errors = [
-        abs(estimate / row.measured_memory_nbytes - 1)
-        for one in members
-        for row, estimate in zip(one.rows, one.memory_nbytes, strict=True)
-        if row.measured_memory_nbytes and math.isfinite(estimate)
-    ]
-    return _number(float(np.mean(errors))) if errors else None
+def _memory_error(rows: pd.DataFrame) -> float:
+    measured = [row.measured_memory_nbytes or math.nan for row in rows["row"]]
+    return _mean(np.abs(rows["memory_nbytes"].to_numpy() / np.array(measured) - 1))
 
 
-def _of_group(one: StepsScored, group: str) -> StepsScored:
-    chosen = [i for i, row in enumerate(one.rows) if row.group == group]
-    return StepsScored(
-        protocol=one.protocol,
-        draw=one.draw,
-        machine=one.machine,
-        rows=tuple(one.rows[i] for i in chosen),
-        predicted_s=one.predicted_s[chosen],
-        low_s=one.low_s[chosen],
-        high_s=one.high_s[chosen],
-        reasons=tuple(one.reasons[i] for i in chosen),
-        memory_nbytes=one.memory_nbytes[chosen],
-    )
-
-
-def _joined(parts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    return np.concatenate([np.empty(0), *parts])
-
-
-def _mean(values: Sequence[float]) -> float:
+def _mean(values: Sequence[float] | NDArray[np.float64]) -> float:
+    """Of the finite ones; NaN where there are none."""
     finite = [v for v in values if math.isfinite(v)]
     return float(np.mean(finite)) if finite else math.nan
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from ..errors import ForerunError
@@ -32,56 +33,37 @@ class StepModel(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StepsScored:
-    """Predictions of one fold beside what was measured, ``(rows,)`` each."""
-
-    protocol: str
-    draw: int
-    machine: str
-    rows: tuple[StepRow, ...]
-    predicted_s: NDArray[np.float64]
-    low_s: NDArray[np.float64]
-    high_s: NDArray[np.float64]
-    reasons: tuple[str, ...]
-    """Why the model abstains, "" where it does not."""
-    memory_nbytes: NDArray[np.float64]
-    """Peak of the fullest rank; NaN where none was measured or can be told."""
-
-    @property
-    def measured_s(self) -> NDArray[np.float64]:
-        """What the steps took."""
-        return np.array([row.measured_s for row in self.rows], dtype=np.float64)
-
-    @property
-    def error_frac(self) -> NDArray[np.float64]:
-        """``(predicted - measured) / measured``; NaN where the model abstains."""
-        return self.predicted_s / self.measured_s - 1
-
-
 def score_folds(
     rows: Sequence[StepRow], folds: Iterable[Fold], model: StepModel
-) -> list[StepsScored]:
-    """Each fold fitted and predicted.  The model never sees a measured figure of a scored row."""
+) -> list[pd.DataFrame]:
+    """The scored rows of each fold.  The model never sees a measured figure of a scored row.
+
+    Beside the columns of all scored rows (``group`` is the row's): the ``row`` itself, ``draw`` and
+    ``machine`` of the fold, ``error_frac`` (predicted over measured, minus one; NaN where the model
+    abstains, and why in ``reason``), and ``memory_nbytes``, the peak of the fullest rank (NaN where
+    none was measured or can be told).
+    """
     scored = []
     for fold in folds:
-        train = [rows[i] for i in fold.train]
-        test = tuple(rows[i] for i in fold.test)
+        train, test = [rows[i] for i in fold.train], [rows[i] for i in fold.test]
         blind = [replace(row, measured_s=math.nan, measured_memory_nbytes=None) for row in test]
         found = model.fit(train).predict(blind)
-        scored.append(
-            StepsScored(
-                protocol=fold.protocol,
-                draw=fold.draw,
-                machine=fold.machine,
-                rows=test,
-                predicted_s=found.time_s,
-                low_s=found.low_s,
-                high_s=found.high_s,
-                reasons=found.reasons or ("",) * len(test),
-                memory_nbytes=_memory(train, test),
-            )
-        )
+        measured_s = np.array([row.measured_s for row in test], dtype=np.float64)
+        columns = {
+            "protocol": fold.protocol,
+            "draw": fold.draw,
+            "machine": fold.machine,
+            "group": [row.group for row in test],
+            "row": test,
+            "measured_s": measured_s,
+            "predicted_s": found.time_s,
+            "low_s": found.low_s,
+            "high_s": found.high_s,
+            "error_frac": found.time_s / measured_s - 1,
+            "reason": list(found.reasons or ("",) * len(test)),
+            "memory_nbytes": _memory(train, test),
+        }
+        scored.append(pd.DataFrame(columns))
     return scored
 
 

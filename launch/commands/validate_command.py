@@ -14,9 +14,8 @@ import pandas as pd
 from ...calib.errors import CalibrationError, ConfigError
 from ...calib.importers.own_format import read_table, table_kind
 from ...calib.units import format_frac
-from ...calib.validation.collectives import validate_collectives
-from ...calib.validation.operators import implausible, validate_operators
-from ...calib.validation.protocols import COLLECTIVE_PROTOCOLS, OPERATOR_PROTOCOLS
+from ...calib.validation.collectives import COLLECTIVE_PROTOCOLS, validate_collectives
+from ...calib.validation.operators import OPERATOR_PROTOCOLS, implausible, validate_operators
 from ...calib.validation.scores import FIGURES, NoiseFloor, noise_floors, score_rows
 from ..known.table_files import read_frame, table_names
 from ..report.table import ReportTable, console, show_table
@@ -50,7 +49,7 @@ def validate(args: argparse.Namespace) -> int:
         if is_operators:
             _tell_implausible(name, frame)
         run = validate_operators if is_operators else validate_collectives
-        found = score_rows(run(frame, name, seeds=range(args.seeds), protocols=chosen))
+        found = score_rows(run(frame, seeds=range(args.seeds), protocols=chosen), name)
         carried = {row["protocol"] for row in found}
         for protocol in (p for p in chosen if p not in carried):
             _tell(f"{name}: {protocol} is left out; it needs {needs[protocol]}")

@@ -16,6 +16,7 @@ from ...calib.records.step_rows import StepRow, StepTable
 from ...calib.steps.design import design, expected_sigma_log
 from ...calib.steps.table_steps import TableSteps
 from ...calib.units import format_frac
+from ...calib.validation.scores import joined
 from ...calib.validation.step_protocols import (
     LEAVE_ONE_OUT,
     STEP_PROTOCOLS,
@@ -65,8 +66,7 @@ def validate_steps(args: argparse.Namespace) -> int:
             {"table": table.name, "row_id": row.row_id, "reason": row.reason}
             for row in table.skipped
         ]
-        folds = list(_folds(table, args))
-        scored = score_folds(table.rows, folds, model)
+        scored = joined(score_folds(table.rows, _folds(table, args), model))
         results += step_results(scored, table.name)
         rows += step_rows(scored, table.name)
         worst += [{"table": table.name, **row} for row in worst_rows(scored)]

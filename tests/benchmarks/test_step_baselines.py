@@ -141,14 +141,15 @@ def test_no_baseline_learns_from_a_scored_row(model: object) -> None:
     for fold, found in zip(folds, one, strict=True):
         times = [r.measured_s * (7 if i in fold.test else 1) for i, r in enumerate(rows)]
         (other,) = score_folds(timed(rows, times), [fold], model)
-        np.testing.assert_array_equal(found.predicted_s, other.predicted_s)
-        np.testing.assert_array_equal(found.high_s, other.high_s)
+        np.testing.assert_array_equal(found["predicted_s"], other["predicted_s"])
+        np.testing.assert_array_equal(found["high_s"], other["high_s"])
 
 
 def test_an_order_has_no_times() -> None:
     rows = grid(lambda c: 1.0 + c.parallelism.tp)
     folds = calibrate_on(rows, 0, 1)
-    whole = step_results(score_folds(rows, folds, TrivialOrder()), "t")[0]
+    (found,) = score_folds(rows, folds, TrivialOrder())
+    whole = step_results(found, "t")[0]
     bare = order_only(whole)
     assert bare["mape_frac"] is None and bare["n"] == len(rows)
     assert bare["kendall_tau"] == whole["kendall_tau"] is not None

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from step_fixtures import layout, row
 
 from forerun.benchmarks.scoring.step_comparisons import compare
-from forerun.calib.records.step_rows import StepRow
-from forerun.calib.validation.steps import StepsScored
+from forerun.calib.records.step_rows import StepPredictions, StepRow
+from forerun.calib.validation.step_protocols import Fold
+from forerun.calib.validation.steps import score_folds
+
+
+@dataclass(frozen=True)
+class Told:
+    """A model that says what it is told."""
+
+    found: StepPredictions
+
+    def fit(self, rows: Sequence[StepRow]) -> Told:
+        del rows
+        return self
+
+    def predict(self, rows: Sequence[StepRow]) -> StepPredictions:
+        del rows
+        return self.found
 
 
 def rows_of(num_series: int, num_rows: int) -> list[StepRow]:
@@ -22,19 +39,12 @@ def rows_of(num_series: int, num_rows: int) -> list[StepRow]:
     ]
 
 
-def said(rows: Sequence[StepRow], errors: Sequence[float], draw: int = 0) -> StepsScored:
+def said(rows: Sequence[StepRow], errors: Sequence[float], draw: int = 0) -> pd.DataFrame:
     times = 1.0 + np.asarray(errors, dtype=np.float64)
-    return StepsScored(
-        protocol="p",
-        draw=draw,
-        machine="m",
-        rows=tuple(rows),
-        predicted_s=times,
-        low_s=0.9 * times,
-        high_s=1.1 * times,
-        reasons=("",) * len(rows),
-        memory_nbytes=np.full(len(rows), np.nan),
-    )
+    found = StepPredictions(time_s=times, low_s=0.9 * times, high_s=1.1 * times)
+    every = tuple(range(len(rows)))
+    fold = Fold(protocol="p", machine="m", draw=draw, train=(), test=every)
+    return score_folds(rows, [fold], Told(found))[0]
 
 
 def test_a_planted_difference_is_found_with_its_interval() -> None:

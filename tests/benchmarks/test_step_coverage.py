@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import binom
 from step_fixtures import layout, row
 
 from forerun.benchmarks.scoring.step_coverage import coverage_verdict, pooled, row_coverage
-from forerun.calib.validation.steps import StepsScored
 
 
 def shares(num_held: int, count: int) -> list[float]:
@@ -48,19 +48,16 @@ def test_few_rows_are_held_to_what_they_can_tell() -> None:
 def test_a_row_counts_once_in_draws_and_in_lines() -> None:
     rows = [row(layout(1, 1, 8, 1), 1.0, name) for name in "ab"]
 
-    def said(held: list[bool], draw: int) -> StepsScored:
-        low = np.where(held, 0.9, 1.05)
-        return StepsScored(
-            protocol="p",
-            draw=draw,
-            machine="m",
-            rows=tuple(rows[: len(held)]),
-            predicted_s=np.full(len(held), 1.1),
-            low_s=low,
-            high_s=np.full(len(held), 1.2),
-            reasons=("",) * len(held),
-            memory_nbytes=np.full(len(held), np.nan),
-        )
+    def said(held: list[bool], draw: int) -> pd.DataFrame:
+        columns = {
+            "draw": draw,
+            "row": rows[: len(held)],
+            "measured_s": 1.0,
+            "predicted_s": 1.1,
+            "low_s": np.where(held, 0.9, 1.05),
+            "high_s": 1.2,
+        }
+        return pd.DataFrame(columns)
 
     one = row_coverage([said([True, False], 0), said([True], 1), said([False], 2)])
     assert one == {("m", "a"): pytest.approx(2 / 3), ("m", "b"): 0.0}

@@ -277,8 +277,8 @@ def test_refused_rows_are_scored_like_all_others() -> None:
     }
 
     def measured_s(frame: pd.DataFrame) -> dict[str, np.ndarray]:
-        scored = validate_operators(frame, "planted", seeds=(0,), protocols=("few_8",))
-        return {s.group: s.measured_s for s in scored}
+        scored = validate_operators(frame, seeds=(0,), protocols=("few_8",))
+        return {str(g): part["measured_s"].to_numpy() for g, part in scored.groupby("group")}
 
     before, after = measured_s(clean), measured_s(spoilt)
     assert {name: len(v) for name, v in before.items()} == {

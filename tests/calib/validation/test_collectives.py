@@ -9,7 +9,13 @@ import pandas as pd
 import pytest
 
 from forerun.calib.errors import ConfigError
-from forerun.calib.validation.collectives import PROTOCOLS, left_out, splits, validate_collectives
+from forerun.calib.validation.collectives import (
+    COLLECTIVE_PROTOCOLS,
+    left_out,
+    splits,
+    validate_collectives,
+)
+from forerun.calib.validation.scores import score_rows
 from forerun.calib.workload.collectives import Collective
 
 SIZES = [2**k for k in range(10, 31)]
@@ -90,9 +96,13 @@ def test_machines_of_one_node_leave_out_the_most_ranks() -> None:
     [("random", 0.04), ("small_to_large", 0.2), ("few_8", 0.1), ("leave_span", 0.05)],
 )
 def test_a_planted_machine_is_found_again(protocol: str, bar: float) -> None:
-    (found,) = validate_collectives(_table(2, 8), "t", seeds=range(3), protocols=[protocol])
-    figures = found.figures()
-    assert (found.table, found.protocol, found.group) == ("t", protocol, "all_gather")
+    found = validate_collectives(_table(2, 8), seeds=range(3), protocols=[protocol])
+    (_, figures) = score_rows(found, "t")
+    assert [figures[name] for name in ("table", "protocol", "group")] == [
+        "t",
+        protocol,
+        "all_gather",
+    ]
     assert figures["mape_frac"] < bar
     assert figures["coverage_90_frac"] > 0.8
 
@@ -117,7 +127,7 @@ def test_machines_do_not_learn_from_each_other() -> None:
 
 def test_a_protocol_without_rows_has_no_entry_and_an_unknown_one_is_named() -> None:
     table = _table(2)
-    found = validate_collectives(table, "t", seeds=[0], protocols=PROTOCOLS)
-    assert {s.protocol for s in found} == {"random", "small_to_large", "few_8"}
+    found = validate_collectives(table, seeds=[0], protocols=tuple(COLLECTIVE_PROTOCOLS))
+    assert set(found["protocol"]) == {"random", "small_to_large", "few_8"}
     with pytest.raises(ConfigError, match="leave_gpu"):
-        validate_collectives(table, "t", seeds=[0], protocols=["leave_gpu"])
+        validate_collectives(table, seeds=[0], protocols=["leave_gpu"])

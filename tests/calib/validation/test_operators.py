@@ -12,10 +12,13 @@ from numpy.typing import NDArray
 
 from forerun.calib.fit.batches import ShapeBatch, Timed
 from forerun.calib.validation import splits as splitting
-from forerun.calib.validation.operators import NUM_PROBES, validate_operators
-from forerun.calib.validation.protocols import OPERATOR_PROTOCOLS
+from forerun.calib.validation.operators import (
+    NUM_PROBES,
+    OPERATOR_PROTOCOLS,
+    validate_operators,
+)
 from forerun.calib.validation.scores import score_rows
-from forerun.calib.validation.splits import generator, operator_samples, splits
+from forerun.calib.validation.splits import operator_samples, splits
 
 WITHIN = [name for name in OPERATOR_PROTOCOLS if name != "leave_gpu"]
 
@@ -61,7 +64,7 @@ class Method:
         self.models.append(Rates(groups))
         return self.models[-1]
 
-    def transfer(self, source: Rates, *, target: Rates) -> Rates:
+    def transfer(self, source: Rates, *, device: str, probes: Mapping[str, Timed]) -> Rates:
         return source
 
 
@@ -70,8 +73,8 @@ def test_planted_times_are_found_on_rows_that_were_not_seen(
     planted: pd.DataFrame, protocol: str
 ) -> None:
     method = Method()
-    found = validate_operators(planted, "t", seeds=range(2), protocols=[protocol], method=method)
-    rows = score_rows(found)
+    found = validate_operators(planted, seeds=range(2), protocols=[protocol], method=method)
+    rows = score_rows(found, "t")
     assert [r["group"] for r in rows] == [
         *("all", "qkv/forward", "qkv/backward", "fc1/forward", "fc1/backward")
     ]
@@ -85,7 +88,7 @@ def test_planted_times_are_found_on_rows_that_were_not_seen(
 @pytest.mark.parametrize("protocol", WITHIN)
 def test_phases_of_a_shape_fall_on_one_side(planted: pd.DataFrame, protocol: str) -> None:
     for samples in operator_samples(planted):
-        for _, split in splits(samples, protocol, generator(samples, protocol, 0)):
+        for _, split in splits(samples, protocol, 0):
             assert not (split.train & split.test).any()
             forward, backward = (
                 {tuple(row) for row in cell.where(split.test).batch.sizes.tolist()}
@@ -96,7 +99,7 @@ def test_phases_of_a_shape_fall_on_one_side(planted: pd.DataFrame, protocol: str
 
 def test_large_shapes_are_left_out_of_small_to_large(planted: pd.DataFrame) -> None:
     for samples in operator_samples(planted):
-        ((_, split),) = splits(samples, "small_to_large", np.random.default_rng(0))
+        ((_, split),) = splits(samples, "small_to_large", 0)
         assert split.train.sum() == 40 and split.test.sum() == 16
         assert samples.work[split.train].max() <= samples.work[split.test].min()
 
@@ -104,26 +107,26 @@ def test_large_shapes_are_left_out_of_small_to_large(planted: pd.DataFrame) -> N
 @pytest.mark.parametrize(("protocol", "few"), [("few_8", 8), ("few_24", 24)])
 def test_few_means_so_many_of_each_operator(planted: pd.DataFrame, protocol: str, few: int) -> None:
     for samples in operator_samples(planted):
-        ((_, split),) = splits(samples, protocol, generator(samples, protocol, 0))
+        ((_, split),) = splits(samples, protocol, 0)
         assert split.train.sum() == few and split.test.sum() == len(samples) - few
 
 
 def test_each_degree_is_left_out_once(planted: pd.DataFrame) -> None:
     for samples in operator_samples(planted):
-        found = list(splits(samples, "leave_tp", np.random.default_rng(0)))
+        found = list(splits(samples, "leave_tp", 0))
         assert [label for label, _ in found] == ["tp 1", "tp 2", "tp 4"]
         assert sum(split.test for _, split in found).tolist() == [1] * len(samples)
 
 
 def test_another_device_is_scored_without_its_probes(planted: pd.DataFrame) -> None:
-    found = validate_operators(planted, "t", seeds=[0], protocols=["leave_gpu"], method=Method())
-    assert all(r["mape_frac"] < 1e-9 for r in score_rows(found))
-    assert {len(one.measured_s) for one in found} == {2 * (80 - NUM_PROBES)}
+    found = validate_operators(planted, seeds=[0], protocols=["leave_gpu"], method=Method())
+    assert all(r["mape_frac"] < 1e-9 for r in score_rows(found, "t"))
+    assert set(found.groupby("group").size()) == {2 * (80 - NUM_PROBES)}
 
 
 def test_one_device_cannot_carry_leave_gpu(planted: pd.DataFrame) -> None:
     one = planted[planted["device"] == "one"]
-    assert not validate_operators(one, "t", protocols=["leave_gpu"], method=Method())
+    assert validate_operators(one, protocols=["leave_gpu"], method=Method()).empty
 
 
 def test_flagged_rows_are_neither_fitted_nor_scored(planted: pd.DataFrame) -> None:
@@ -131,13 +134,13 @@ def test_flagged_rows_are_neither_fitted_nor_scored(planted: pd.DataFrame) -> No
         time_s=planted["time_s"].where(planted.index % 3 > 0, 1.0),
         flag=["bad" if i % 3 == 0 else "" for i in planted.index],
     )
-    found = validate_operators(bad, "t", seeds=[0], protocols=["random"], method=Method())
-    assert all(r["mape_frac"] < 1e-9 for r in score_rows(found))
+    found = validate_operators(bad, seeds=[0], protocols=["random"], method=Method())
+    assert all(r["mape_frac"] < 1e-9 for r in score_rows(found, "t"))
 
 
 def test_a_split_that_no_seed_changes_runs_once(planted: pd.DataFrame) -> None:
     method = Method()
-    validate_operators(planted, "t", seeds=range(5), protocols=["small_to_large"], method=method)
+    validate_operators(planted, seeds=range(5), protocols=["small_to_large"], method=method)
     assert len(method.models) == planted["device"].nunique()
 
 
@@ -146,9 +149,7 @@ def test_big_groups_are_capped_by_a_seeded_draw(
 ) -> None:
     monkeypatch.setattr(splitting, "MAX_ROWS", 10)
     (samples, *_) = operator_samples(planted)
-    drawn = [
-        next(splits(samples, "random", generator(samples, "random", seed)))[1] for seed in (0, 0, 1)
-    ]
+    drawn = [next(splits(samples, "random", seed))[1] for seed in (0, 0, 1)]
     assert {int(split.train.sum()) for split in drawn} == {10}
     assert (drawn[0].train == drawn[1].train).all()
     assert (drawn[0].train != drawn[2].train).any()
@@ -157,12 +158,12 @@ def test_big_groups_are_capped_by_a_seeded_draw(
 def test_a_draw_does_not_depend_on_other_operators(planted: pd.DataFrame) -> None:
     alone = operator_samples(planted[planted["group"] == "fc1"])[0]
     among = next(s for s in operator_samples(planted) if s.group == "fc1")
-    one, other = (next(splits(s, "random", generator(s, "random", 3)))[1] for s in (alone, among))
+    one, other = (next(splits(s, "random", 3))[1] for s in (alone, among))
     assert (one.test == other.test).all()
 
 
 def test_few_rows_carry_only_what_fits(planted: pd.DataFrame) -> None:
     few = planted[planted["device"] == "one"].groupby(["group", "phase"]).head(14)
     drawn = [name for name in WITHIN if name != "leave_tp"]
-    found = validate_operators(few, "t", protocols=drawn, method=Method())
-    assert {one.protocol for one in found} == {"few_8"}
+    found = validate_operators(few, protocols=drawn, method=Method())
+    assert set(found["protocol"]) == {"few_8"}

@@ -8,33 +8,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.calib.validation.scores import Scored, joined, noise_floors, score_rows
+from forerun.calib.validation.scores import figures, joined, noise_floors, score_rows
 
 
-def scored(group: str, measured: list[float], predicted: list[float], half: float = 0.1) -> Scored:
+def scored(
+    group: str, measured: list[float], predicted: list[float], half: float = 0.1
+) -> pd.DataFrame:
     estimate = np.array(predicted)
-    return Scored(
-        table="t",
-        protocol="random",
-        group=group,
-        measured_s=np.array(measured),
-        predicted_s=estimate,
-        low_s=estimate * (1 - half),
-        high_s=estimate * (1 + half),
-    )
+    columns = {
+        "protocol": "random",
+        "group": group,
+        "measured_s": measured,
+        "predicted_s": estimate,
+        "low_s": estimate * (1 - half),
+        "high_s": estimate * (1 + half),
+    }
+    return pd.DataFrame(columns)
 
 
 def test_figures_are_relative_to_what_was_measured() -> None:
-    figures = scored("g", [1.0, 1.0, 1.0, 1.0], [1.05, 0.95, 1.2, 0.9]).figures()
-    assert figures["mape_frac"] == pytest.approx((0.05 + 0.05 + 0.2 + 0.1) / 4)
-    assert figures["median_ape_frac"] == pytest.approx(0.075)
-    assert figures["bias_frac"] == pytest.approx(0.025)
-    assert figures["coverage_90_frac"] == 0.5
-    assert figures["interval_width_frac"] == pytest.approx(0.1)
+    found = figures(scored("g", [1.0, 1.0, 1.0, 1.0], [1.05, 0.95, 1.2, 0.9]))
+    assert found["mape_frac"] == pytest.approx((0.05 + 0.05 + 0.2 + 0.1) / 4)
+    assert found["median_ape_frac"] == pytest.approx(0.075)
+    assert found["bias_frac"] == pytest.approx(0.025)
+    assert found["coverage_90_frac"] == 0.5
+    assert found["interval_width_frac"] == pytest.approx(0.1)
 
 
 def test_all_weighs_groups_not_rows() -> None:
-    rows = score_rows([scored("few", [1.0], [1.4]), scored("many", [1.0] * 9, [1.0] * 9)])
+    rows = score_rows(
+        joined([scored("few", [1.0], [1.4]), scored("many", [1.0] * 9, [1.0] * 9)]), "t"
+    )
     assert [(r["group"], r["n"]) for r in rows] == [("all", 10), ("few", 1), ("many", 9)]
     assert rows[0]["mape_frac"] == pytest.approx(0.2)
     assert set(rows[0]) == {
@@ -47,8 +51,7 @@ def test_all_weighs_groups_not_rows() -> None:
 def test_parts_of_a_group_score_as_the_whole(cut: int, values: list[float]) -> None:
     ones = [1.0] * 5
     parts = [scored("g", ones[:cut], values[:cut]), scored("g", ones[cut:], values[cut:])]
-    (whole,) = joined(parts)
-    assert whole.figures() == scored("g", ones, values).figures()
+    assert figures(joined(parts)) == figures(scored("g", ones, values))
 
 
 def test_the_noise_floor_is_what_repeats_differ_by() -> None:
