@@ -66,7 +66,10 @@ def validate_steps(args: argparse.Namespace) -> int:
             {"table": table.name, "row_id": row.row_id, "reason": row.reason}
             for row in table.skipped
         ]
-        scored = joined(score_folds(table.rows, _folds(table, args), model))
+        folds = score_folds(table.rows, _folds(table, args), model)
+        if not folds:
+            continue
+        scored = joined(folds)
         results += step_results(scored, table.name)
         rows += step_rows(scored, table.name)
         worst += [{"table": table.name, **row} for row in worst_rows(scored)]
