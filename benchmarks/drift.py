@@ -89,7 +89,9 @@ def published(folder: Path) -> list[Floats]:
 
 def watched(logs: Floats) -> list[Drift]:
     """All drifts of a series at a level of one second."""
-    return DriftMonitor().add_all(range(len(logs)), np.exp(logs).tolist())
+    monitor = DriftMonitor()
+    told = (monitor.add(step, time_s) for step, time_s in enumerate(np.exp(logs).tolist()))
+    return [drift for drift in told if drift is not None]
 
 
 def detection(noise: Noise, draws: int) -> Iterator[dict[str, object]]:

@@ -21,7 +21,6 @@ from ..plain_json import JsonObject
 from ..samples.rank_compute import RankCompute, newest_rank_compute
 from ..samples.reduce import MEDIAN_OVER_MEAN, mad_sigma
 from ..samples.table import SampleTable
-from ..samples.windows import only_windows
 from ..units import format_frac, format_ranks, format_time
 from .link_changes import LinkChange, link_changes
 
@@ -125,11 +124,6 @@ def group_causes(before: SampleTable, after: SampleTable, *, step_s: float) -> t
     both = (*_of_groups(before, after, 1.0), *_of_groups(before, after, -1.0))
     found = [c for c in both if abs(c.change_s) >= LEAST_FRAC * step_s]
     return tuple(sorted(found, key=lambda c: -abs(c.change_s)))
-
-
-def window_of(table: SampleTable, window: int) -> SampleTable:
-    """One window of the newest run."""
-    return only_windows(table, [window])
 
 
 def _unknown(before: SampleTable, after: SampleTable) -> str:

@@ -10,9 +10,9 @@ from scipy.special import gammaln
 
 Floats = NDArray[np.float64]
 
-HAZARD = 1.0 / 1000.0
+_HAZARD = 1.0 / 1000.0
 """Chance that a level begins at any one step."""
-MAX_RUN = 256
+_MAX_RUN = 256
 """Longest run of steps of one level that is kept apart; older ones are all alike by then."""
 # A level's mean may lie anywhere (weight near 0), its noise near that of the steady steps (gamma
 # with mean 1).  Half or twice any of the three, and a hazard ten times smaller or larger, left the
@@ -30,22 +30,20 @@ class ChangePoints:
     keeps single outliers from being levels of their own.
     """
 
-    def __init__(self, *, hazard: float = HAZARD, max_run: int = MAX_RUN) -> None:
-        self._hazard = hazard
-        self._max_run = max_run
+    def __init__(self) -> None:
         self._log_chance = np.zeros(1)
         self._count = np.zeros(1)
         self._mean = np.zeros(1)
         self._rate = np.full(1, _PRIOR_RATE)
 
     def add(self, value: float) -> None:
-        """Take the next value into account, in time proportional to ``max_run``."""
+        """Take the next value into account, in time proportional to ``_MAX_RUN``."""
         predictive = self._log_chance + self._log_predictive(value)
-        grown = predictive + math.log1p(-self._hazard)
-        begun = np.logaddexp.reduce(predictive) + math.log(self._hazard)
+        grown = predictive + math.log1p(-_HAZARD)
+        begun = np.logaddexp.reduce(predictive) + math.log(_HAZARD)
         self._update(value)
         chance = np.concatenate(([begun], grown))
-        if chance.size > self._max_run:
+        if chance.size > _MAX_RUN:
             chance[-2] = np.logaddexp(chance[-2], chance[-1])
             chance = chance[:-1]
             self._count, self._mean = self._count[:-1], self._mean[:-1]

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 
 from ..plain_json import JsonObject
 from ..samples.table import SampleTable
+from ..samples.windows import only_windows
 from ..units import format_frac, format_time
-from .causes import Cause, causes, group_causes, window_of
+from .causes import Cause, causes, group_causes
 from .monitor import Drift, DriftKind
 
 SCHEMA = 1
@@ -80,8 +81,8 @@ def drift_causes(table: SampleTable, drift: Drift, window: int) -> tuple[Cause, 
     if earlier.empty or opened.empty or int(opened.max()) < since:
         return ()
     return causes(
-        window_of(table, int(earlier.max())),
-        window_of(table, window),
+        only_windows(table, [int(earlier.max())]),
+        only_windows(table, [window]),
         change_s=drift.after_s - drift.before_s,
         step_s=drift.before_s,
     )
@@ -91,5 +92,5 @@ def transfer_causes(table: SampleTable, windows: Sequence[int], step_s: float) -
     """Groups whose transfers differ between the last two of ``windows``; empty for fewer."""
     if len(windows) < 2:
         return ()
-    before, after = (window_of(table, window) for window in windows[-2:])
+    before, after = (only_windows(table, [window]) for window in windows[-2:])
     return group_causes(before, after, step_s=step_s)

@@ -21,6 +21,27 @@ from .change_points import ChangePoints
 
 _MOST_LEVELS = 100
 """Earlier levels that a step can come back to."""
+_MIN_CHANGE_FRAC = 0.10
+_NUM_BASELINE, _MAX_BASELINE = 16, 400
+"""Steady steps before anything is judged, and the newest of them that are kept."""
+_NUM_CONFIRM = 7
+"""Steps whose median is the new level."""
+_NUM_RECENT = 4 * _NUM_CONFIRM
+# CUSUM is in standard deviations of a single step.  Half of one: it is then quickest for shifts of
+# one (Montgomery).
+_ALLOWANCE = 0.5
+# h = 5 has a false alarm every 465 steps; with autocorrelated steps 8 and more are needed.
+_THRESHOLD = 8.0
+# A step that waited a minute must not fill the sum by itself: it takes three in a row.
+_CLIP = 4.0
+# As Greyhound has it (ATC 2025).
+_MIN_PROBABILITY = 0.9
+_MIN_SIGMAS = 4.0
+"""The change in standard errors of the difference of two medians."""
+_MIN_SIGMA_LOG = 0.004
+"""Steps are never taken to be quieter than this: timers and logging alone do as much."""
+_RECOVERED_FRAC = 0.04
+"""A level this close to an earlier one is that level again, also one within its noise."""
 
 
 class DriftKind(Enum):
@@ -29,32 +50,6 @@ class DriftKind(Enum):
     SLOWER = "slower"
     FASTER = "faster"
     RECOVERED = "recovered"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DriftSettings:
-    """Thresholds of the detector.  CUSUM's are in standard deviations of a single step."""
-
-    min_change_frac: float = 0.10
-    num_baseline: int = 16
-    """Steady steps before anything is judged."""
-    max_baseline: int = 400
-    num_confirm: int = 7
-    """Steps whose median is the new level."""
-    # Half of one deviation: CUSUM is then quickest for shifts of one (Montgomery).
-    allowance: float = 0.5
-    # h = 5 has a false alarm every 465 steps; with autocorrelated steps 8 and more are needed.
-    threshold: float = 8.0
-    # A step that waited a minute must not fill the sum by itself: it takes three in a row.
-    clip: float = 4.0
-    # As Greyhound has it (ATC 2025).
-    min_probability: float = 0.9
-    min_sigmas: float = 4.0
-    """The change in standard errors of the difference of two medians."""
-    min_sigma_log: float = 0.004
-    """Steps are never taken to be quieter than this: timers and logging alone do as much."""
-    recovered_frac: float = 0.04
-    """A level this close to an earlier one is that level again, also one within its noise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +72,9 @@ class Drift:
 class DriftMonitor:
     """Takes steps one by one; ``add`` returns a drift at the step that confirms it."""
 
-    def __init__(self, settings: DriftSettings | None = None) -> None:
-        self._settings = settings or DriftSettings()
-        self._steady: deque[float] = deque(maxlen=self._settings.max_baseline)
-        self._num_recent = 4 * self._settings.num_confirm
-        self._recent: deque[tuple[int, float]] = deque(maxlen=self._num_recent)
+    def __init__(self) -> None:
+        self._steady: deque[float] = deque(maxlen=_MAX_BASELINE)
+        self._recent: deque[tuple[int, float]] = deque(maxlen=_NUM_RECENT)
         self._levels: deque[float] = deque(maxlen=_MOST_LEVELS)
         self._begin()
 
@@ -103,21 +96,13 @@ class DriftMonitor:
             return None
         self._recent.append((iteration, value))
         z = (value - self._center) / self._sigma
-        z = max(-self._settings.clip, min(self._settings.clip, z))
+        z = max(-_CLIP, min(_CLIP, z))
         self._points.add(z)
         self._sum(z)
         found = self._confirmed()
         if found is None:
             self._settle()
         return found
-
-    def add_all(
-        self, iterations: Sequence[int], times_s: Sequence[float], is_masked: Sequence[bool] = ()
-    ) -> list[Drift]:
-        """All drifts of a series."""
-        masks = is_masked or [False] * len(times_s)
-        rows = zip(iterations, times_s, masks, strict=True)
-        return [d for i, t, m in rows if (d := self.add(i, t, is_masked=m)) is not None]
 
     def _begin(self) -> None:
         self._is_known = False
@@ -127,7 +112,7 @@ class DriftMonitor:
 
     def _learn(self, value: float) -> None:
         self._steady.append(value)
-        if len(self._steady) >= self._settings.num_baseline:
+        if len(self._steady) >= _NUM_BASELINE:
             self._is_known = True
             self._refresh()
 
@@ -135,63 +120,61 @@ class DriftMonitor:
         """Level and noise of the steady steps; neighbours that go together count as fewer."""
         values = np.asarray(self._steady)
         self._center = float(np.median(values))
-        self._sigma = max(mad_sigma(values), self._settings.min_sigma_log)
+        self._sigma = max(mad_sigma(values), _MIN_SIGMA_LOG)
         clipped = np.clip((values - self._center) / self._sigma, -3.0, 3.0)
-        size = self._settings.num_confirm
         related = max(0.0, _autocorrelation(clipped))
         inflation = (1.0 + related) / (1.0 - related)
-        self._level_sigma = MEDIAN_OVER_MEAN * self._sigma * math.sqrt(inflation / size)
+        self._level_sigma = MEDIAN_OVER_MEAN * self._sigma * math.sqrt(inflation / _NUM_CONFIRM)
         # A spread of block medians needs several blocks.
-        if values.size >= 6 * size:
-            blocks = np.median(values[: values.size // size * size].reshape(-1, size), axis=1)
+        if values.size >= 6 * _NUM_CONFIRM:
+            whole = values[: values.size // _NUM_CONFIRM * _NUM_CONFIRM]
+            blocks = np.median(whole.reshape(-1, _NUM_CONFIRM), axis=1)
             self._level_sigma = max(self._level_sigma, mad_sigma(blocks))
 
     def _sum(self, z: float) -> None:
         # Uncapped, a long drift would have to be undone step by step before a recovery shows.
-        cap = 2.0 * self._settings.threshold
-        self._up = min(cap, max(0.0, self._up + z - self._settings.allowance))
-        self._down = min(cap, max(0.0, self._down - z - self._settings.allowance))
+        cap = 2.0 * _THRESHOLD
+        self._up = min(cap, max(0.0, self._up + z - _ALLOWANCE))
+        self._down = min(cap, max(0.0, self._down - z - _ALLOWANCE))
 
     def _settle(self) -> None:
         """A step leaves the recent ones for the baseline when it is old and nothing is suspected.
 
         Under suspicion the baseline stands still, so that a slow change cannot hide in it.
         """
-        is_suspect = max(self._up, self._down) > self._settings.threshold
-        if len(self._recent) < self._num_recent or is_suspect:
+        is_suspect = max(self._up, self._down) > _THRESHOLD
+        if len(self._recent) < _NUM_RECENT or is_suspect:
             return
         self._steady.append(self._recent[0][1])
         self._refresh()
 
     def _confirmed(self) -> Drift | None:
-        settings = self._settings
-        if max(self._up, self._down) <= settings.threshold:
+        if max(self._up, self._down) <= _THRESHOLD:
             return None
         # Noisy steps need more of them; twice as many still tell within fifteen.
-        for size in (settings.num_confirm, 2 * settings.num_confirm):
+        for size in (_NUM_CONFIRM, 2 * _NUM_CONFIRM):
             if len(self._recent) < size:
                 return None
             latest = [value for _, value in self._recent][-size:]
             level = float(np.median(latest))
             change = level - self._center
-            least = max(_log_change(settings, change), self._least_change(size))
+            least = max(_log_change(change), self._least_change(size))
             if abs(change) >= least:
                 break
         else:
             return None
-        probability = self._points.recent_probability(self._num_recent)
-        if probability < settings.min_probability:
+        probability = self._points.recent_probability(_NUM_RECENT)
+        if probability < _MIN_PROBABILITY:
             # What creeps in has no begin; then all recent steps together must have changed.
             slow = float(np.median([value for _, value in self._recent])) - self._center
-            if len(self._recent) < self._num_recent or abs(slow) < least or slow * change < 0:
+            if len(self._recent) < _NUM_RECENT or abs(slow) < least or slow * change < 0:
                 return None
         return self._drift(level, change, probability)
 
     def _least_change(self, size: int) -> float:
         """What the medians of ``size`` steps and of the steady ones differ by at most, by noise."""
-        confirm = self._settings.num_confirm
-        share = confirm / size + confirm / max(len(self._steady), 1)
-        return self._settings.min_sigmas * self._level_sigma * math.sqrt(share)
+        share = _NUM_CONFIRM / size + _NUM_CONFIRM / max(len(self._steady), 1)
+        return _MIN_SIGMAS * self._level_sigma * math.sqrt(share)
 
     def _drift(self, level: float, change: float, probability: float) -> Drift:
         since = self._since(change)
@@ -221,9 +204,7 @@ class DriftMonitor:
         return since
 
     def _kind(self, before: float, after: float) -> DriftKind:
-        near = max(
-            self._settings.recovered_frac, min(2.0 * self._level_sigma, 0.5 * abs(after - before))
-        )
+        near = max(_RECOVERED_FRAC, min(2.0 * self._level_sigma, 0.5 * abs(after - before)))
         is_back = any(abs(after - old) < near for old in self._levels)
         if after < before:
             return DriftKind.RECOVERED if is_back else DriftKind.FASTER
@@ -236,16 +217,15 @@ class DriftMonitor:
         self._recent.clear()
         self._begin()
         self._steady.extend(values)
-        if len(values) >= self._settings.num_confirm:
+        if len(values) >= _NUM_CONFIRM:
             self._is_known = True
             self._center = float(np.median(values))
             self._sigma, self._level_sigma = sigma, level_sigma
 
 
-def _log_change(settings: DriftSettings, change: float) -> float:
+def _log_change(change: float) -> float:
     """The least change as a log ratio, on its side."""
-    frac = settings.min_change_frac
-    return math.log1p(frac) if change > 0 else -math.log1p(-frac)
+    return math.log1p(_MIN_CHANGE_FRAC) if change > 0 else -math.log1p(-_MIN_CHANGE_FRAC)
 
 
 def _autocorrelation(values: np.ndarray) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -204,7 +204,7 @@ class StepTally:
     """Counts single steps in the intervals that forecasts gave for them."""
 
     num_steps: int = 0
-    num_inside: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_KEYS, 0))
+    num_inside: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_WIDTHS, 0))
 
     def add(self, time_s: float, low_s: float, high_s: float) -> None:
         """One step and its 90 % interval, which other levels scale as a normal one.
@@ -226,7 +226,6 @@ def _wide(share: float) -> float:
 
 
 _WIDTHS = {str(share): _wide(share) for share in NOMINAL_FRAC}
-_KEYS = tuple(_WIDTHS)
 
 
 def evaluate(made: Sequence[PastForecast], ended: Ended) -> Evaluation:
@@ -245,33 +244,32 @@ def evaluate(made: Sequence[PastForecast], ended: Ended) -> Evaluation:
         is_complete=ended.is_complete,
         total_s=total_s,
         errors=errors,
-        finish=finish_coverage([(m, ended) for m in scored]),
-        steps=step_coverage([ended]),
+        finish=_coverage(len(scored), _finish_inside(scored, ended.end_unix_s)),
+        steps=step_coverage(ended),
         settled=tuple(_settled(errors, within) for within in SETTLED_FRAC),
     )
 
 
-def finish_coverage(pairs: Iterable[tuple[PastForecast, Ended]]) -> tuple[Coverage, ...]:
-    """How often intervals of the finish held, over forecasts of one run or several."""
-    kept = list(pairs)
-    rows = []
-    for key, share in zip(_KEYS, NOMINAL_FRAC, strict=True):
-        bounds = [(m.finish_intervals_unix_s[key], e.end_unix_s) for m, e in kept]
-        inside = sum(low <= end <= high for (low, high), end in bounds)
-        rows.append(Coverage(nominal_frac=share, num=len(bounds), num_inside=inside))
-    return tuple(rows)
+def step_coverage(ended: Ended) -> tuple[Coverage, ...]:
+    """How often intervals of single steps held."""
+    return _coverage(ended.num_steps, ended.num_inside)
 
 
-def step_coverage(ends: Sequence[Ended]) -> tuple[Coverage, ...]:
-    """How often intervals of single steps held, over one run or several."""
+def _coverage(num: int, num_inside: Mapping[str, int]) -> tuple[Coverage, ...]:
     return tuple(
-        Coverage(
-            nominal_frac=share,
-            num=sum(end.num_steps for end in ends),
-            num_inside=sum(end.num_inside.get(key, 0) for end in ends),
-        )
-        for key, share in zip(_KEYS, NOMINAL_FRAC, strict=True)
+        Coverage(nominal_frac=share, num=num, num_inside=num_inside.get(str(share), 0))
+        for share in NOMINAL_FRAC
     )
+
+
+def _finish_inside(made: Sequence[PastForecast], end_unix_s: float) -> dict[str, int]:
+    """In how many forecasts the end lies in each nominal interval."""
+    inside = dict.fromkeys(_WIDTHS, 0)
+    for one in made:
+        for key in inside:
+            low, high = one.finish_intervals_unix_s[key]
+            inside[key] += low <= end_unix_s <= high
+    return inside
 
 
 def _error(made: PastForecast, end_unix_s: float, total_s: float) -> FinishError:

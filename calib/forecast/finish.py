@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,17 +110,14 @@ class TimeLeft:
         return np.asarray([self.quantile(float(level)) for level in levels])
 
 
-def learned_mtbf_s(
-    num_failures: int, run_s: float, *, prior_mtbf_s: float, prior_weight: float = 1.0
-) -> float:
+def learned_mtbf_s(num_failures: int, run_s: float, *, prior_mtbf_s: float) -> float:
     """Mean time between failures after ``num_failures`` in ``run_s`` seconds of this job.
 
-    Posterior mean of the rate under a gamma prior worth ``prior_weight`` failures; never infinite,
-    since a run without a failure so far proves little.
+    Posterior mean of the rate under a gamma prior worth one failure; never infinite, since a run
+    without a failure so far proves little.
 
     >>> learned_mtbf_s(0, 0.0, prior_mtbf_s=3600.0)
     3600.0
     """
     # Gamma prior and Poisson counts: shape and rate add up.
-    shape = prior_weight + num_failures
-    return (prior_weight * prior_mtbf_s + max(run_s, 0.0)) / shape if shape else math.inf
+    return (prior_mtbf_s + max(run_s, 0.0)) / (1.0 + num_failures)

@@ -251,15 +251,6 @@ def learned_drift_frac(step_times_s: ArrayLike, *, prior_frac: float = DRIFT_FRA
     return math.sqrt(pooled / (_DRIFT_WEIGHT + degrees))
 
 
-def num_left(*, steps_done: int, steps_total: int, interval: int) -> int:
-    """How often something that happens every ``interval`` steps is still to come (0: never).
-
-    >>> num_left(steps_done=150, steps_total=1000, interval=100)
-    9
-    """
-    return steps_total // interval - steps_done // interval if interval > 0 else 0
-
-
 def _remaining_sigma(
     step: MeanEstimate, loads: Sequence[StepLoad], extras: Sequence[Extra], drift_frac: float
 ) -> float:

@@ -55,7 +55,7 @@ def page_of(
     track, ended = logged.track(answer.run_id), logged.ended.get(answer.run_id)
     seen = run_log.step_coverage if run_log else ()
     if run_log is None and ended is not None:
-        seen = step_coverage([ended])
+        seen = step_coverage(ended)
     return Page(
         answer=answer,
         tables=report_tables(answer),

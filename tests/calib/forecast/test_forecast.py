@@ -18,7 +18,6 @@ from forerun.calib.forecast.forecast import (
     forecast,
     learned_drift_frac,
     mean_estimate,
-    num_left,
 )
 from forerun.calib.workload.config import RunConfig
 
@@ -126,16 +125,6 @@ def test_the_modelled_step_stands_in_before_the_first_steps(
 def test_a_finished_run_ends_now() -> None:
     found = predict(np.array([1.0, 1.1, 0.9]), left=0)
     assert found.finish_p50_unix_s == found.finish_p95_unix_s == NOW
-
-
-@given(total=st.integers(1, 500), interval=st.integers(1, 60), data=st.data())
-def test_events_left_are_those_that_are_still_to_come(
-    total: int, interval: int, data: st.DataObject
-) -> None:
-    done = data.draw(st.integers(0, total))
-    expected = sum(step % interval == 0 for step in range(done + 1, total + 1))
-    assert num_left(steps_done=done, steps_total=total, interval=interval) == expected
-    assert num_left(steps_done=done, steps_total=total, interval=0) == 0
 
 
 def test_json_has_its_schema_and_every_number() -> None:
