@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.published.readers import model_over, steps_of
 from forerun.calib.validation.scores import joined
-from forerun.calib.validation.step_protocols import Fold, machines
+from forerun.calib.validation.step_protocols import fold, machines
 from forerun.calib.validation.step_scores import step_results
 from forerun.calib.validation.steps import score_folds
 
@@ -97,13 +97,7 @@ def main() -> None:
 def _scored(one: OneRowSet, arguments: argparse.Namespace) -> dict[str, Any]:
     rows = steps_of(arguments.data, one.table).rows
     folds = [
-        Fold(
-            protocol="one_row",
-            machine=machine,
-            draw=0,
-            train=(known,),
-            test=tuple(place for place in places if place != known),
-        )
+        fold("one_row", machine, 0, places, [known])
         for machine, places in machines(rows).items()
         for known in places
         if len(places) > 1

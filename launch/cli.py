@@ -17,7 +17,7 @@ from pathlib import Path
 from .. import __version__
 from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
 from ..hooks.process.interpreter import missing, remedy
-from .commands.exit_codes import ExitCode as ExitCode
+from .commands.outcome import ExitCode as ExitCode
 from .wrapper.run_options import add_run
 
 _VERBS = {

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from forerun.benchmarks.costs.idle_session import idle_session
-from forerun.calib.answers.overhead import overhead
+from forerun.calib.answers.run_measurements import overhead
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 

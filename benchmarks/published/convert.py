@@ -26,7 +26,7 @@ from forerun.calib.errors import CalibrationError, ConfigError, ForerunError, Re
 from forerun.calib.importers.own_format import table_kind
 from forerun.calib.importers.own_steps import own_frame
 from forerun.calib.records.files import replace_file
-from forerun.launch.commands.exit_codes import ExitCode
+from forerun.launch.commands.outcome import ExitCode
 from forerun.launch.known.table_files import ENDINGS, read_frame
 
 UNKNOWN_CLUSTER = "unknown"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from scipy.stats import bootstrap
 
 from forerun.benchmarks.runs.gpu_runs import Run, Runner
-from forerun.calib.answers.overhead import overhead
+from forerun.calib.answers.run_measurements import overhead
 from forerun.calib.fit.calibration import Calibration, calibrate
 from forerun.calib.layers.stage_work import stage_operators
 from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord, TraceRecord

@@ -13,7 +13,8 @@ from forerun.calib.validation.step_protocols import (
     SCALE_OUT,
     Fold,
     calibrate_on,
-    designed,
+    fold,
+    machines,
     named,
     series,
 )
@@ -87,6 +88,15 @@ class Claim:
         if kind == "designed":
             return list(designed(rows, int(number), design))
         return list(named(rows, self.protocol))
+
+
+def designed(rows: Sequence[StepRow], num_rows: int, design: Design) -> Iterator[Fold]:
+    """The rows that ``design`` picks calibrate; it sees no measured time."""
+    for machine, positions in machines(rows).items():
+        if len(positions) > num_rows:
+            chosen = design([rows[i] for i in positions], num_rows)
+            train = [positions[i] for i in chosen]
+            yield fold(f"designed_{num_rows}", machine, 0, positions, train)
 
 
 def _has_experts(row: StepRow) -> bool:

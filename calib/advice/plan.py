@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from ..steps.model import FittedSteps
 from ..steps.posterior import MODEL_SIGMA_LOG
 from ..workload.config import RunConfig
 from .enumeration import enumerate_layouts, layout_label
-from .offers import obstacle
 
 __all__ = ["Candidate", "Plan", "compare", "enumerate_layouts", "layout_label", "plan"]
 
@@ -31,6 +30,8 @@ MOST_CANDIDATES = 200
 _NUM_WORTH_MEASURING = 3
 _DECIMALS = 9
 """Of the log of a step time: closer layouts take the same time."""
+_BATCH_ALONE = ("transformers", "Lightning", "PyTorch", "torchtitan")
+"""Hosts whose degrees are the user's own code; a command line changes their batch alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +111,19 @@ class Plan:
         return f"nearest is {best.label} ({best.time_frac * 100:+.0f} %): {self.obstacle(best)}"
 
     def obstacle(self, candidate: Candidate) -> str:
-        """Why a layout is not offered; empty where it may be."""
-        return obstacle(
-            candidate.config,
-            self.own.config,
-            verdict=candidate.verdict,
-            time_frac=candidate.time_frac,
+        """Why a layout is not offered; empty where it may be: faster, fitting, and one that the
+        host can be asked for."""
+        config, running = candidate.config, self.own.config
+        if candidate.verdict is Verdict.DOES_NOT_FIT:
+            return "it does not fit in memory"
+        if candidate.time_frac >= 0:
+            return "it is not faster"
+        is_same_split = config.parallelism == running.parallelism and (
+            replace(running, batch=config.batch) == config
         )
+        if not takes_options(running) and not is_same_split:
+            return f"{running.framework.partition(' ')[0]} cannot be asked for it by options"
+        return ""
 
     @property
     def worth_measuring(self) -> tuple[Candidate, ...]:
@@ -150,28 +157,24 @@ def plan(
     num_ranks: int | Sequence[int] | None = None,
     memory_capacity_nbytes: int | None = None,
     memory_offset_nbytes: int | None = None,
-    most: int = MOST_CANDIDATES,
 ) -> Plan:
     """The layouts of one or several numbers of ranks against the running one.
 
     ``steps`` says how long each takes, whose step was measured as it was; errors that both share
     cancel in the ratio of two.  ``memory_offset_nbytes`` is what the measured peak had beyond its
-    estimate (None: not measured).  Of more than ``most`` layouts the fastest that fit get intervals
-    and are kept.
+    estimate (None: not measured).  Of more than ``MOST_CANDIDATES`` layouts the fastest that fit
+    get intervals and are kept.
     """
     counts = num_ranks if isinstance(num_ranks, Sequence) else (num_ranks,)
     wanted = dict.fromkeys(count or config.parallelism.num_ranks for count in counts)
     layouts = [c for count in wanted for c in enumerate_layouts(config, count) if c != config]
     chosen = layouts
-    if len(layouts) > most:
-        order = ranking(
-            layouts,
-            steps,
-            memory_nbytes=None
-            if memory_capacity_nbytes is None
-            else memory_capacity_nbytes - (memory_offset_nbytes or 0),
-        )
-        chosen = [layouts[place] for place in order[:most]]
+    if len(layouts) > MOST_CANDIDATES:
+        limit_nbytes = memory_capacity_nbytes
+        if limit_nbytes is not None:
+            limit_nbytes -= memory_offset_nbytes or 0
+        order = ranking(layouts, steps, memory_nbytes=limit_nbytes)
+        chosen = [layouts[place] for place in order[:MOST_CANDIDATES]]
     own, *found = compare(
         config,
         [config, *chosen],
@@ -187,6 +190,11 @@ def plan(
         num_layouts=len(layouts),
         candidates=tuple(found),
     )
+
+
+def takes_options(running: RunConfig) -> bool:
+    """False where the host of a run is not asked for layouts by Megatron's options."""
+    return not running.framework.startswith(_BATCH_ALONE)
 
 
 def ranking(

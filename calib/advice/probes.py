@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from ..fit.laws import work
 from ..fit.unmeasured import Unmeasured
@@ -43,30 +43,22 @@ _FUSED_COPIES = 10.0
 _Shape = tuple[OperatorKind, tuple[int, ...], int]
 
 
-def probe_plan(
-    config: RunConfig,
-    *,
-    budget_s: float,
-    known: Collection[Operator | CollectiveCall] = (),
-    memory_nbytes: float | None = None,
-) -> tuple[Probe, ...]:
+def probe_plan(config: RunConfig, *, budget_s: float) -> tuple[Probe, ...]:
     """What to measure for the best other layouts, the most valuable first, within ``budget_s``.
 
-    Wanted are operators and transfers of those layouts that neither the running one has nor
-    ``known`` holds, ordered by the share of a step that they decide times how unsure it is.  For
-    each kind of operator the running layout's largest shape comes first, as a control.  Layouts
-    that need more than ``memory_nbytes`` are left out.
+    Wanted are operators and transfers of those layouts that the running one does not have, ordered
+    by the share of a step that they decide times how unsure it is.  For each kind of operator the
+    running layout's largest shape comes first, as a control.
     """
     expected = Unmeasured(device=config.device)
     own = _works(config)
-    had: set[Operator | CollectiveCall] = {*own, *known}
     values: defaultdict[Operator | CollectiveCall, float] = defaultdict(float)
-    layouts, weights = _best_layouts(config, memory_nbytes)
+    layouts, weights = _best_layouts(config)
     for layout, weight in zip(layouts, weights, strict=True):
         times_s = _works(layout)
         whole_s = sum(times_s.values())
         for wanted, time_s in times_s.items():
-            if wanted not in had:
+            if wanted not in own:
                 values[wanted] += weight * time_s / whole_s * _sigma_log(wanted, expected)
     found = [*_operators(values, config), *_transfers(values, config)]
     return _within(_with_controls(found, own, config), budget_s)
@@ -87,9 +79,7 @@ def carriers(config: RunConfig) -> dict[tuple[int, int], GroupRole]:
     return found
 
 
-def operator_cost(
-    shape: _Shape, config: RunConfig, *, repeats: int = WARMUPS + REPEATS
-) -> tuple[float, int]:
+def operator_cost(shape: _Shape, config: RunConfig) -> tuple[float, int]:
     """Expected seconds of a probe of this shape, and the bytes that it needs."""
     works = operators_of(*shape)
     expected = Unmeasured(device=config.device).operators(works)
@@ -97,7 +87,7 @@ def operator_cost(
     if shape[0] is OperatorKind.CORE_ATTENTION and config.is_attention_fused:
         micro_batch, heads, _, seq, channels = shape[1]
         needed = _FUSED_COPIES * micro_batch * heads * seq * channels * shape[2]
-    return repeats * float(expected.time_s.sum()), int(needed)
+    return (WARMUPS + REPEATS) * float(expected.time_s.sum()), int(needed)
 
 
 def operators_of(kind: OperatorKind, shape: tuple[int, ...], element_nbytes: int) -> list[Operator]:
@@ -109,19 +99,12 @@ def operators_of(kind: OperatorKind, shape: tuple[int, ...], element_nbytes: int
     ]
 
 
-def _best_layouts(
-    config: RunConfig, memory_nbytes: float | None
-) -> tuple[list[RunConfig], list[float]]:
+def _best_layouts(config: RunConfig) -> tuple[list[RunConfig], list[float]]:
     """The fastest of each set of degrees, also with the running micro-batch, and how near each
     comes to the fastest of all."""
     layouts = [c for c in enumerate_layouts(config, config.parallelism.num_ranks) if c != config]
     # Virtual stages and recomputing change no shape.
     layouts = [c for c in layouts if c.recompute is config.recompute and c.parallelism.vp == 1]
-    if memory_nbytes is not None and layouts:
-        from ..memory.layout_table import peaks_nbytes  # training gives no limit: it needs no NumPy
-
-        needed = peaks_nbytes(layouts)
-        layouts = [c for c, nbytes in zip(layouts, needed, strict=True) if nbytes <= memory_nbytes]
     order = sorted((_rough_s(layout), place) for place, layout in enumerate(layouts))
     best: dict[tuple[int, ...], dict[bool, tuple[float, RunConfig]]] = {}
     for time_s, place in order:

@@ -12,8 +12,8 @@ from ..advice.plan import Plan, plan
 from ..arguments.kept_arguments import kept_arguments
 from ..errors import ConfigError, RecordError
 from ..fit.calibration import Calibration, calibrate
-from ..forecast.batch_ratios import BatchRatio
-from ..forecast.forecast import NORMAL_95, Forecast
+from ..forecast.batch_ratios import PredictedStep
+from ..forecast.forecast import Forecast, forecast
 from ..forecast.model_forecast import (
     ModelForecast,
     at_batch_size,
@@ -32,22 +32,23 @@ from ..stragglers.waiting import WaitingReport, waiting_report
 from ..workload.config import RunConfig
 from ..workload.config_json import decode, encode_fields
 from .history import History, Levels, Models, WindowScore, window_scores
-from .overhead import Overhead
 from .run_measurements import (
+    HookSummary,
+    Overhead,
     hook_summary,
     mean_waiting_s,
     measured_overhead,
     measured_sigma_log,
     measured_step_s,
     memory_offset_nbytes,
+    mfu_frac,
     perturbation_s,
     recalibration_s,
 )
 from .run_steps import running_config, with_own
-from .transcript import HookSummary, StepSummary, transcript_lines
-from .utilisation import mfu_frac
+from .transcript import PREFIX, transcript_lines
 
-SCHEMA = 1
+_NOTE = "no layout is modelled: steps, phases and collectives are recorded, nothing is compared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,29 +88,6 @@ class Request(SoFar):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PredictedStep:
-    """The next single step with its 90 % interval, seconds."""
-
-    time_s: float
-    low_s: float
-    high_s: float
-
-    def scaled(self, by: BatchRatio) -> PredictedStep:
-        """The step at another batch size, its interval wider by the error of the ratio.
-
-        >>> twice = BatchRatio(ratio=2.0, sigma_log=0.0)
-        >>> PredictedStep(time_s=2.0, low_s=1.0, high_s=3.0).scaled(twice)
-        PredictedStep(time_s=4.0, low_s=2.0, high_s=6.0)
-        """
-        wide = math.exp(NORMAL_95 * by.sigma_log)
-        return PredictedStep(
-            time_s=self.time_s * by.ratio,
-            low_s=self.low_s * by.ratio / wide,
-            high_s=self.high_s * by.ratio * wide,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Everything that is said of a run after a window."""
 
@@ -135,7 +113,7 @@ class Answer:
     skew_s: Mapping[int, float]
     waiting: WaitingReport
     problems: tuple[str, ...]
-    transcript: tuple[str, ...]
+    transcript: tuple[str, ...] = ()
     ended_unix_s: float | None = None
     """The end of the run, where it has come."""
 
@@ -214,25 +192,9 @@ def analyse(
     modelled = PredictedStep(
         time_s=own.time_s + rest_s, low_s=own.low_s + rest_s, high_s=own.high_s + rest_s
     )
-    waiting = waiting_report(table, measured_s)
     has_end = config.cadence.train_iters > 0
-    lines = transcript_lines(
-        hooks=hooks,
-        overhead=cost,
-        step=StepSummary(
-            measured_s=measured_s,
-            modelled_s=modelled.time_s,
-            low_s=modelled.low_s,
-            high_s=modelled.high_s,
-        ),
-        slow=waiting.line,
-        forecast=ahead if has_end else None,
-        plan=found,
-        decision=decision,
-        time_limit_s=request.time_limit_s(ahead),
-    )
     models = Models(calibration=calibration, own_s=modelled.time_s)
-    return Answer(
+    answer = Answer(
         run_id=table.run_id,
         config=config,
         calibration=calibration,
@@ -249,10 +211,26 @@ def analyse(
         waiting_s=waiting_s,
         perturbation_s=perturbed_s,
         skew_s=table.skew_s(),
-        waiting=waiting,
+        waiting=waiting_report(table, measured_s),
         problems=tuple(problems),
-        transcript=tuple(lines),
     )
+    return replace(answer, transcript=_transcript(answer, request.time_limit_s(ahead)))
+
+
+def _transcript(answer: Answer, time_limit_s: float | None) -> tuple[str, ...]:
+    has_end = answer.config.cadence.train_iters > 0
+    lines = transcript_lines(
+        hooks=answer.hooks,
+        overhead=answer.overhead,
+        measured_s=answer.measured_step_s,
+        modelled=answer.modelled_step,
+        slow=answer.waiting.line,
+        forecast=answer.forecast if has_end else None,
+        plan=answer.plan,
+        decision=answer.decision,
+        time_limit_s=time_limit_s,
+    )
+    return tuple(lines)
 
 
 def _plan(
@@ -321,4 +299,42 @@ def _outlook(
         started_unix_s=float(runs["started_unix_s"].min()),
         recorded_s=tuple(recent.step_times_s(is_hooked=False).tolist()),
         recorded_numbers=recent.bare_step_numbers(),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredAnswer:
+    """An answer without a model of the run; ``forecast`` is None where its length is unknown."""
+
+    run_id: str
+    forecast: Forecast | None
+    transcript: tuple[str, ...]
+
+
+def analyse_steps(table: SampleTable, request: Request, *, num_steps: int) -> MeasuredAnswer:
+    """The newest run of the table from its measured steps alone, of ``num_steps`` (0: unknown).
+
+    Evaluations and saves that are still to come are not in the forecast.  Raises
+    ``CalibrationError`` where fewer than two clean steps are there.
+    """
+    recorded = tuple(table.step_times_s(is_hooked=False).tolist())
+    last = request.last_step or int(table.steps["step"].max()) + 1
+    ahead = None
+    if num_steps:
+        started_unix_s = float(table.runs["started_unix_s"].min())
+        ahead = forecast(
+            now_unix_s=request.now_unix_s,
+            steps_done=last,
+            steps_total=max(num_steps, last),
+            elapsed_s=max(0.0, request.now_unix_s - started_unix_s),
+            step_times_s=max(request.step_times_s, recorded, key=len),
+        )
+    lines = transcript_lines(
+        hooks=hook_summary(table),
+        overhead=measured_overhead(table),
+        measured_s=measured_step_s(table),
+        forecast=ahead,
+    )
+    return MeasuredAnswer(
+        run_id=table.run_id, forecast=ahead, transcript=(*lines, f"{PREFIX} {_NOTE}")
     )

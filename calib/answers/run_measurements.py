@@ -1,23 +1,57 @@
-"""What a sample table says of the running layout before anything is modelled."""
+"""What a sample table says of the running layout, and what hooks cost it, before any model."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from ..errors import CalibrationError
+from ..fit.laws import OperatorFamily, family, work
+from ..fit.priors import UNKNOWN_DEVICE, device_prior
 from ..forecast.forecast import DRIFT_FRAC, mean_estimate
+from ..layers.stage_work import stage_operators
 from ..memory.peak import memory_offset
 from ..samples.table import SampleTable
 from ..samples.windows import only_windows, windows_of
+from ..workload.config import Fp8Recipe, RunConfig
 from ..workload.operators import OperatorKind
-from .overhead import Overhead, overhead
-from .transcript import HookSummary
 
 ONE_STEP_SIGMA_LOG = 0.1
 """Spread of single steps, where one step is all that was measured."""
 _HOST_KINDS = (OperatorKind.HOST_MICROBATCH.value, OperatorKind.HOST_STEP.value)
+_PRODUCTS = (OperatorFamily.LINEAR, OperatorFamily.ATTENTION)
+_SEED = 20250929
+"""Any: the same steps give the same interval."""
+_NUM_RESAMPLES = 2000
+"""Twice the thousand that percentile intervals ask for (Efron and Tibshirani, 1993, 13.3)."""
+_MIN_STEPS = 2
+"""One difference has no scatter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """Extra time of a hooked step as a share of a bare one, with a 90 % interval."""
+
+    overhead_frac: float
+    low_frac: float
+    high_frac: float
+    num_hooked: int
+    num_bare: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HookSummary:
+    """What the hooks saw in a window."""
+
+    num_fired: int
+    num_installed: int
+    num_operator_kinds: int
+    num_groups: int
+    remarks: tuple[str, ...] = ()
+    """What hooks cannot see here, or what stood down, in words."""
 
 
 def measured_step_s(table: SampleTable) -> float:
@@ -111,3 +145,70 @@ def measured_overhead(table: SampleTable) -> Overhead | None:
         return overhead(by_step["time_s"].to_numpy(), by_step["is_hooked"].to_numpy())
     except CalibrationError:
         return None
+
+
+def overhead(step_times_s: ArrayLike, is_hooked: ArrayLike) -> Overhead:
+    """Median difference of neighbouring hooked and bare steps over the median bare step.
+
+    ``step_times_s`` are in the order in which the steps ran.  Each hooked step is held against the
+    mean of its nearest bare steps before and after, so that a slow trend cancels; the interval is a
+    bootstrap over these differences (percentiles, fixed seed): the same input, the same answer.
+    Raises ``CalibrationError`` below two steps of either kind.
+    """
+    times = np.asarray(step_times_s, dtype=np.float64)
+    hooked = np.asarray(is_hooked, dtype=bool)
+    num_hooked, num_bare = int(hooked.sum()), int((~hooked).sum())
+    if min(num_hooked, num_bare) < _MIN_STEPS:
+        raise CalibrationError(
+            f"{num_hooked} hooked and {num_bare} bare steps are too few; "
+            f"record at least {_MIN_STEPS} of each"
+        )
+    differences = _differences(times, hooked)
+    bare = float(np.median(times[~hooked]))
+    random = np.random.default_rng(_SEED)
+    picks = random.integers(differences.size, size=(_NUM_RESAMPLES, differences.size))
+    medians = np.median(differences[picks], axis=1)
+    # A bootstrap of few values is too narrow by sqrt((n - 1) / n).
+    centre = float(np.median(differences))
+    widen = (differences.size / (differences.size - 1)) ** 0.5
+    low, high = centre + widen * (np.quantile(medians, [0.05, 0.95]) - centre)
+    return Overhead(
+        overhead_frac=centre / bare,
+        low_frac=float(low) / bare,
+        high_frac=float(high) / bare,
+        num_hooked=num_hooked,
+        num_bare=num_bare,
+    )
+
+
+def _differences(times: NDArray[np.float64], hooked: NDArray[np.bool_]) -> NDArray[np.float64]:
+    bare = np.flatnonzero(~hooked)
+    out = []
+    for place in np.flatnonzero(hooked):
+        after = int(np.searchsorted(bare, place))
+        near = [int(bare[i]) for i in (after - 1, after) if 0 <= i < bare.size]
+        out.append(times[place] - np.mean(times[near]))
+    return np.asarray(out)
+
+
+def mfu_frac(config: RunConfig, step_time_s: float) -> float | None:
+    """FLOP of products and attention in a step, recomputation left out, over what the data sheet
+    allows in that time.
+
+    Attention counts over the full square, causal or not (PaLM, Chowdhery et al. 2022, appendix B).
+    None on a CPU, and on a device whose data sheet is not known.
+    """
+    prior = device_prior(config.device)
+    if prior.name in (UNKNOWN_DEVICE, "cpu"):
+        return None
+    nbytes = 1 if config.fp8 is not Fp8Recipe.NONE else config.precision.nbytes
+    num_stages = config.parallelism.pp
+    flop = sum(_rank_flop(config, stage) for stage in range(num_stages)) / num_stages
+    return flop / (prior.peaks_for(nbytes).flop_per_s * step_time_s)
+
+
+def _rank_flop(config: RunConfig, stage: int) -> float:
+    """Of one rank of a stage, in a step."""
+    found = stage_operators(config, stage)
+    counts = (one for one in (*found.forward, *found.backward) if family(one[0].kind) in _PRODUCTS)
+    return config.num_microbatches * sum(work(operator).flop * n for operator, n in counts)

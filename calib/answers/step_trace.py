@@ -72,8 +72,15 @@ def _measured(spans: Sequence[MeasuredSpan]) -> list[dict[str, Any]]:
     events = [_process(_MEASURED, "measured")]
     events += [_thread(_MEASURED, index, name) for name, index in tracks.items()]
     events += [
-        _slice(_MEASURED, tracks[s.track], s.name, s.start_s, s.end_s)
-        for s in sorted(spans, key=lambda s: s.start_s)
+        {
+            "ph": "X",
+            "pid": _MEASURED,
+            "tid": tracks[span.track],
+            "name": span.name,
+            "ts": round(span.start_s * _MICROSECONDS, 3),
+            "dur": round((span.end_s - span.start_s) * _MICROSECONDS, 3),
+        }
+        for span in sorted(spans, key=lambda span: span.start_s)
     ]
     return events
 
@@ -84,14 +91,3 @@ def _process(pid: int, name: str) -> dict[str, Any]:
 
 def _thread(pid: int, tid: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
-
-
-def _slice(pid: int, tid: int, name: str, start_s: float, end_s: float) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "pid": pid,
-        "tid": tid,
-        "name": name,
-        "ts": round(start_s * _MICROSECONDS, 3),
-        "dur": round((end_s - start_s) * _MICROSECONDS, 3),
-    }

@@ -2,74 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from ..advice.decision import Action, Decision, Reason, Rule
 from ..advice.plan import Candidate, Plan
+from ..forecast.batch_ratios import PredictedStep
 from ..forecast.forecast import Forecast
 from ..units import GIB, format_bytes, format_frac, format_time
-from .overhead import Overhead
+from .run_measurements import HookSummary, Overhead
 
 PREFIX = "[forerun]"
 _SEPARATOR = " · "
-
-FormatMoment = Callable[[float], str]
-"""Unix seconds to the text of a moment."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HookSummary:
-    """What the hooks saw in a window."""
-
-    num_fired: int
-    num_installed: int
-    num_operator_kinds: int
-    num_groups: int
-    remarks: tuple[str, ...] = ()
-    """What hooks cannot see here, or what stood down, in words."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSummary:
-    """The running layout's step, measured and modelled."""
-
-    measured_s: float | None = None
-    modelled_s: float | None = None
-    low_s: float | None = None
-    high_s: float | None = None
-
-    @property
-    def unexplained_frac(self) -> float | None:
-        """Distance of the modelled step from the measured one, as a share of the latter."""
-        if not self.measured_s or self.modelled_s is None:
-            return None
-        return abs(self.modelled_s - self.measured_s) / self.measured_s
 
 
 def transcript_lines(
     *,
     hooks: HookSummary | None = None,
     overhead: Overhead | None = None,
-    step: StepSummary | None = None,
+    measured_s: float | None = None,
+    modelled: PredictedStep | None = None,
     slow: str = "",
     forecast: Forecast | None = None,
     plan: Plan | None = None,
     decision: Decision | None = None,
     time_limit_s: float | None = None,
-    format_moment: FormatMoment | None = None,
 ) -> list[str]:
-    """Up to six lines with ``[forerun]`` before each; moments as UTC unless formatted otherwise.
+    """Up to six lines with ``[forerun]`` before each; moments as UTC.
 
     ``time_limit_s`` is the scheduler's limit for the whole run.
     """
-    moment = format_moment or utc_moment
     lines = [
         _hook_line(hooks, overhead),
-        _step_line(step),
+        _step_line(measured_s, modelled),
         slow,
-        _finish_line(forecast, time_limit_s, moment),
+        _finish_line(forecast, time_limit_s),
         _plan_line(plan),
         _decision_line(decision),
     ]
@@ -107,32 +74,25 @@ def _hook_line(hooks: HookSummary | None, overhead: Overhead | None) -> str:
     return _SEPARATOR.join(words)
 
 
-def _step_line(step: StepSummary | None) -> str:
-    if step is None:
-        return ""
+def _step_line(measured_s: float | None, modelled: PredictedStep | None) -> str:
     words: list[str] = []
-    if step.measured_s is not None:
-        words.append(f"{format_time(step.measured_s)} measured")
-    if step.modelled_s is not None:
-        text = f"{format_time(step.modelled_s)} modelled"
-        if step.low_s is not None and step.high_s is not None:
-            text += f" (90 %: {format_time(step.low_s)} to {format_time(step.high_s)})"
-        words.append(text)
-    if step.unexplained_frac is not None:
-        words.append(f"unexplained {format_frac(step.unexplained_frac)}")
+    if measured_s is not None:
+        words.append(f"{format_time(measured_s)} measured")
+    if modelled is not None:
+        ends = f"{format_time(modelled.low_s)} to {format_time(modelled.high_s)}"
+        words.append(f"{format_time(modelled.time_s)} modelled (90 %: {ends})")
+    if measured_s and modelled is not None:
+        off_frac = abs(modelled.time_s - measured_s) / measured_s
+        words.append(f"unexplained {format_frac(off_frac)}")
     return "step " + _SEPARATOR.join(words) if words else ""
 
 
-def _finish_line(
-    forecast: Forecast | None,
-    time_limit_s: float | None,
-    moment: FormatMoment,
-) -> str:
+def _finish_line(forecast: Forecast | None, time_limit_s: float | None) -> str:
     if forecast is None:
         return ""
     words = [
-        f"finish {moment(forecast.finish_p50_unix_s)} (P50) … "
-        f"{moment(forecast.finish_p95_unix_s)} (P95)",
+        f"finish {utc_moment(forecast.finish_p50_unix_s)} (P50) … "
+        f"{utc_moment(forecast.finish_p95_unix_s)} (P95)",
         format_time(forecast.total_s),
     ]
     if forecast.gpu_hours is not None:

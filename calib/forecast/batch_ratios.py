@@ -11,6 +11,7 @@ import numpy as np
 from ..steps.estimate import StepEstimate, error_ratio
 from ..steps.model import FittedSteps
 from ..workload.config import RunConfig
+from .forecast import NORMAL_95
 
 RATIO_SIGMA_LOG = 0.01
 """Error of the schedule in a ratio of two steps of one layout, per factor of 2 in size."""
@@ -31,6 +32,29 @@ class BatchRatio:
         return BatchRatio(
             ratio=self.ratio / base.ratio,
             sigma_log=abs(self.sigma_log - base.sigma_log) or base.sigma_log,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedStep:
+    """The next single step with its 90 % interval, seconds."""
+
+    time_s: float
+    low_s: float
+    high_s: float
+
+    def scaled(self, by: BatchRatio) -> PredictedStep:
+        """The step at another batch size, its interval wider by the error of the ratio.
+
+        >>> twice = BatchRatio(ratio=2.0, sigma_log=0.0)
+        >>> PredictedStep(time_s=2.0, low_s=1.0, high_s=3.0).scaled(twice)
+        PredictedStep(time_s=4.0, low_s=2.0, high_s=6.0)
+        """
+        wide = math.exp(NORMAL_95 * by.sigma_log)
+        return PredictedStep(
+            time_s=self.time_s * by.ratio,
+            low_s=self.low_s * by.ratio / wide,
+            high_s=self.high_s * by.ratio * wide,
         )
 
 

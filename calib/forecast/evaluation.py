@@ -59,13 +59,14 @@ class PastForecast:
             )
             for share in NOMINAL_FRAC
         }
+        own = [one.name for one in fields(PastForecast) if hasattr(forecast, one.name)]
         return PastForecast(
             run_id=run_id,
             unix_s=now,
             iteration=forecast.steps_done,
             finish_low_unix_s=now + forecast.remaining_low_s,
             finish_intervals_unix_s=bounds,
-            **{name: getattr(forecast, name) for name in _TAKEN},
+            **{name: getattr(forecast, name) for name in own},
         )
 
     def to_json(self) -> JsonObject:
@@ -81,13 +82,6 @@ class PastForecast:
             for share, (low, high) in dict(known["finish_intervals_unix_s"]).items()
         }
         return PastForecast(**{**known, "finish_intervals_unix_s": bounds})
-
-
-_TAKEN = (
-    *("steps_left", "elapsed_s", "finish_p50_unix_s", "finish_p95_unix_s", "step_time_s"),
-    *("step_low_s", "step_high_s", "single_low_s", "single_high_s", "num_samples", "is_measured"),
-    *("extras_s", "failures_s"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

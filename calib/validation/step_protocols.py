@@ -49,24 +49,24 @@ class Fold:
 
 def machines(rows: Sequence[StepRow]) -> dict[str, list[int]]:
     """Positions of the usable rows of each machine, in the order of the table."""
-    found: dict[str, list[int]] = {}
-    for position, row in enumerate(rows):
-        if not row.flag:
-            found.setdefault(row.machine, []).append(position)
-    return found
+    return _positions(rows, lambda row: row.machine)
 
 
 def series(rows: Sequence[StepRow], min_scales: int = 1) -> dict[str, list[int]]:
     """Positions of the usable rows of each series of ``min_scales`` numbers of GPUs or more."""
+    return {
+        name: positions
+        for name, positions in _positions(rows, series_name).items()
+        if len({rows[i].num_ranks for i in positions}) >= min_scales
+    }
+
+
+def _positions(rows: Sequence[StepRow], key: Callable[[StepRow], str]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for position, row in enumerate(rows):
         if not row.flag:
-            found.setdefault(series_name(row), []).append(position)
-    return {
-        name: positions
-        for name, positions in found.items()
-        if len({rows[i].num_ranks for i in positions}) >= min_scales
-    }
+            found.setdefault(key(row), []).append(position)
+    return found
 
 
 def series_name(row: StepRow) -> str:
@@ -92,18 +92,7 @@ def calibrate_on(rows: Sequence[StepRow], num_rows: int, num_draws: int) -> Iter
         if len(positions) <= num_rows:
             continue
         for draw, train in enumerate(_subsets(machine, positions, num_rows, num_draws)):
-            yield _fold(name, machine, draw, positions, train)
-
-
-def designed(
-    rows: Sequence[StepRow], num_rows: int, design: Callable[[Sequence[StepRow], int], list[int]]
-) -> Iterator[Fold]:
-    """The rows that ``design`` picks calibrate; it sees no measured time."""
-    for machine, positions in machines(rows).items():
-        if len(positions) > num_rows:
-            chosen = design([rows[i] for i in positions], num_rows)
-            train = [positions[i] for i in chosen]
-            yield _fold(f"designed_{num_rows}", machine, 0, positions, train)
+            yield fold(name, machine, draw, positions, train)
 
 
 def named(rows: Sequence[StepRow], protocol: str) -> Iterator[Fold]:
@@ -112,19 +101,18 @@ def named(rows: Sequence[StepRow], protocol: str) -> Iterator[Fold]:
         yield from _scaled_out(rows)
         return
     for machine, positions in machines(rows).items():
-        keys = {i: _KEYS[protocol](rows[i]) for i in positions}
-        if protocol == LEAVE_ONE_OUT:
-            keys = {i: str(i) for i in positions}
+        keys = {i: str(i) for i in positions}
+        if protocol != LEAVE_ONE_OUT:
+            keys = {i: _KEYS[protocol](rows[i]) for i in positions}
         values = list(dict.fromkeys(keys.values()))
         if len(values) < 2:
             continue
         for value in _drawn(machine, values):
             train = [i for i in positions if keys[i] != value]
-            yield _fold(protocol, machine, 0, positions, train)
+            yield fold(protocol, machine, 0, positions, train)
 
 
 _KEYS: dict[str, Callable[[StepRow], str]] = {
-    LEAVE_ONE_OUT: lambda row: row.row_id,
     LEAVE_GROUP: lambda row: row.group,
     LEAVE_WIDTH: lambda row: row.width,
     LEAVE_DEPTH: lambda row: f"{row.width} L{row.config.model.num_layers}",
@@ -137,7 +125,7 @@ def _scaled_out(rows: Sequence[StepRow]) -> Iterator[Fold]:
         least = min(rows[i].num_ranks for i in positions)
         train = [i for i in positions if rows[i].num_ranks == least]
         if len(train) < len(positions):
-            yield _fold(SCALE_OUT, rows[positions[0]].machine, 0, positions, train)
+            yield fold(SCALE_OUT, rows[positions[0]].machine, 0, positions, train)
 
 
 def _subsets(
@@ -160,9 +148,10 @@ def _drawn(machine: str, values: Sequence[str]) -> Sequence[str]:
     return [values[int(i)] for i in chosen]
 
 
-def _fold(
+def fold(
     protocol: str, machine: str, draw: int, positions: Sequence[int], train: Sequence[int]
 ) -> Fold:
+    """Of the rows at ``positions`` those in ``train`` calibrate, all others are scored."""
     chosen = frozenset(train)
     return Fold(
         protocol=protocol,

@@ -70,7 +70,7 @@ def step_rows(scored: pd.DataFrame, table: str) -> list[dict[str, Any]]:
     return found
 
 
-def worst_rows(scored: pd.DataFrame, count: int = NUM_WORST) -> list[dict[str, Any]]:
+def worst_rows(scored: pd.DataFrame) -> list[dict[str, Any]]:
     """The rows with the largest mean absolute error over draws, with the mean signed error."""
     told = scored[np.isfinite(scored["error_frac"])]
     by_row = [*told.groupby(told["row"].map(lambda row: row.row_id), sort=False)]
@@ -82,7 +82,7 @@ def worst_rows(scored: pd.DataFrame, count: int = NUM_WORST) -> list[dict[str, A
             "error_frac": round(float(by_row[place][1]["error_frac"].mean()), 6),
             "mean_ape_frac": round(float(sizes[place]), 6),
         }
-        for place in sorted(range(len(by_row)), key=lambda place: -sizes[place])[:count]
+        for place in sorted(range(len(by_row)), key=lambda place: -sizes[place])[:NUM_WORST]
     ]
 
 

@@ -8,12 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ...calib.advice.offers import takes_options
-from ...calib.advice.plan import Candidate, Plan, compare
+from ...calib.advice.plan import Candidate, Plan, compare, takes_options
 from ...calib.advice.plan import plan as make_plan
 from ...calib.arguments.megatron_args import apply_options
 from ...calib.arguments.megatron_options import options_of
@@ -27,7 +25,7 @@ from ..known.machines import Machine, open_machine
 from ..options.config_files import described_run
 from ..report.layout_tables import layouts_table, telling_note
 from ..report.table import console, show_table
-from .exit_codes import ExitCode
+from .outcome import ExitCode, print_json, tell
 
 _MOST_GIB = 1e9
 
@@ -46,10 +44,9 @@ def predict(args: argparse.Namespace) -> int:
         memory_offset_nbytes=machine.memory_offset_nbytes,
     )
     if args.json:
-        value = {"schema": 1, "run_id": machine.name, **candidate.to_json()}
-        print(json.dumps(value, indent=2))
+        print_json({"run_id": machine.name, **candidate.to_json()})
     else:
-        _warn(machine.problems)
+        tell(*machine.problems)
         print(_line(candidate))
         if candidate.verdict is Verdict.DOES_NOT_FIT:
             print("it does not fit in memory: no options are given")
@@ -68,7 +65,7 @@ def plan(args: argparse.Namespace) -> int:
         value = {"run_id": machine.name, **found.to_json(), "candidates": top}
         print(json.dumps(value, indent=2))
     else:
-        _warn(machine.problems)
+        tell(*machine.problems)
         show_table(layouts_table(found, args.top), console())
         print(_offer(found))
         if note := telling_note(found):
@@ -130,9 +127,9 @@ def _described(args: argparse.Namespace, own: RunConfig, num_ranks: int) -> RunC
     if found is None:
         return None
     if found.unknown:
-        _warn([f"not known, and left out: {', '.join(found.unknown)}"])
+        tell(f"not known, and left out: {', '.join(found.unknown)}")
     if found.config.unmodelled:
-        _warn([f"left out by the model: {', '.join(found.config.unmodelled)}"])
+        tell(f"left out by the model: {', '.join(found.config.unmodelled)}")
     return replace(found.config, device=own.device, framework=own.framework)
 
 
@@ -153,8 +150,3 @@ def _line(candidate: Candidate) -> str:
         f"{format_frac(candidate.time_frac, signed=True)} against the running layout · memory "
         f"{format_bytes(candidate.memory.total_nbytes)}"
     )
-
-
-def _warn(problems: Sequence[str]) -> None:
-    for problem in problems:
-        print(f"forerun: {problem}", file=sys.stderr)

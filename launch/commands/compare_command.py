@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from ...calib.units import format_frac, format_time
 from ..directory.forecast_log import FORECASTS, finish_line, read_forecasts
 from ..directory.run_folders import top_of
 from ..report.table import ReportTable, console, show_table
-from .exit_codes import ExitCode
+from .outcome import ExitCode, print_json, tell
 
 NUM_ROWS = 12
 """Forecasts of a run that a table shows."""
@@ -27,15 +25,14 @@ def compare(args: argparse.Namespace) -> int:
     if over is not None and not 0 <= over < math.inf:
         raise ConfigError(f"--fail-over {over} is no share; give one from 0 up, such as 0.02")
     tracks, problems = found_tracks(args.directories)
-    for problem in problems:
-        print(f"forerun: {problem}", file=sys.stderr)
+    tell(*problems)
     if not tracks:
         raise RecordError(
             f"no run under {', '.join(map(str, args.directories))} has forecasts and an end; "
             f"let a run with --calibrate come to its end"
         )
     if args.json:
-        print(json.dumps({"schema": 1, "runs": [t.to_json() for t in tracks]}, indent=2))
+        print_json({"runs": [track.to_json() for track in tracks]})
     else:
         show(tracks)
     firsts = [abs(track.first.of_total_frac) for track in tracks if track.first is not None]

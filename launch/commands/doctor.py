@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import os
 import platform
 import sys
@@ -15,6 +14,7 @@ from importlib import metadata
 from ...hooks.process.interpreter import PACKAGES, VARIABLE, missing, remedy
 from ..sinks.wandb_sink import has_key
 from .attached import Finding, Severity, attachment
+from .outcome import print_json
 
 
 def examine() -> list[Finding]:
@@ -155,7 +155,7 @@ def doctor(args: argparse.Namespace) -> int:
     findings = examine()
     if args.json:
         rows = [asdict(f) | {"verdict": f.verdict.value} for f in findings]
-        print(json.dumps({"schema": 1, "findings": rows}, indent=2))
+        print_json({"findings": rows})
     else:
         print("\n".join(_lines(findings)))
     return int(any(f.verdict is Severity.MISSING for f in findings))

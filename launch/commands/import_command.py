@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gzip
-import json
-import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +17,7 @@ from ...calib.importers.kineto import kineto_collectives, kineto_operators
 from ...calib.importers.nccl_tests import nccl_tests_collectives
 from ...calib.plain_json import parse_json
 from ..known.table_files import check_ending, import_table, write_frame, written_json
-from .exit_codes import ExitCode
+from .outcome import ExitCode, print_json, tell
 
 MAX_NBYTES = 1 << 30
 UNKNOWN_FABRIC = "unknown"
@@ -48,8 +46,7 @@ def import_files(args: argparse.Namespace) -> int:
     found = _Found()
     for path in args.files:
         _read(path, args, found)
-    for problem in found.problems:
-        print(f"forerun: {problem}", file=sys.stderr)
+    tell(*found.problems)
     written = []
     for rows, out in _outputs(found, args.out):
         write_frame(rows, out)
@@ -57,7 +54,7 @@ def import_files(args: argparse.Namespace) -> int:
     if not written:
         raise RecordError(f"nothing to import in {', '.join(map(str, args.files))}")
     if args.json:
-        print(json.dumps({"schema": 1, "written": written}, indent=2))
+        print_json({"written": written})
     else:
         for one in written:
             print(f"{one['file']}: {one['rows']} rows")
@@ -67,8 +64,7 @@ def import_files(args: argparse.Namespace) -> int:
 def _import_machine(args: argparse.Namespace) -> int:
     written = [import_table(path, args.out) for path in args.files]
     for one in written:
-        for told in one.left_out:
-            print(f"forerun: left out of {one.path.name}: {told}", file=sys.stderr)
+        tell(*(f"left out of {one.path.name}: {told}" for told in one.left_out))
     if args.json:
         print(written_json(written))
     else:

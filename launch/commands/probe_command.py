@@ -17,7 +17,7 @@ from ...calib.workload.config import Batch, ModelShape, Parallelism, Precision, 
 from ...hooks.process.settings import RankInfo
 from ..options.config_files import described_run
 from ..options.flags import rank_info
-from .exit_codes import ExitCode
+from .outcome import ExitCode
 from .probe_report import show_probes
 
 if TYPE_CHECKING:

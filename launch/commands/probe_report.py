@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from ...calib.units import format_bytes, format_time
 from ...calib.workload.collectives import Collective
 from ...calib.workload.operators import Operator
 from ..report.table import ReportTable, console, show_table
+from .outcome import print_json
 
 _GIGA, _TERA = 1e9, 1e12
 
@@ -33,9 +33,9 @@ def show_probes(
     """Print what one rank has measured."""
     operators, transfers = _operator_rows(records), _transfer_rows(records)
     if is_json:
-        value = {"schema": 1, "device": device, "copy_bytes_per_s": copy_bytes_per_s}
+        value = {"device": device, "copy_bytes_per_s": copy_bytes_per_s}
         value |= {"operators": operators, "collectives": transfers, "directory": str(directory)}
-        print(json.dumps(value, indent=2))
+        print_json(value)
         return
     out = console()
     peak = max((row["flop_per_s"] for row in operators), default=0.0)

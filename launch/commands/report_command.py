@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...calib.answers.analysis import Answer, Request, analyse
-from ...calib.answers.unmodelled_run import analyse_steps
+from ...calib.answers.analysis import Answer, Request, analyse, analyse_steps
 from ...calib.errors import RecordError
 from ...calib.samples.table import SampleTable
 from ..directory.bounded_files import number
@@ -22,7 +19,7 @@ from ..known.runs import Loaded, load
 from ..report.answers import CALIBRATION, REQUEST, artefacts
 from ..report.run_tables import show
 from ..report.table import console
-from .exit_codes import ExitCode
+from .outcome import ExitCode, print_json, tell
 
 
 def report(args: argparse.Namespace) -> int:
@@ -38,7 +35,7 @@ def report(args: argparse.Namespace) -> int:
     )
     answer = _with_the_past(args.directory, answer)
     if args.json:
-        print(json.dumps({"schema": 1, "run_id": answer.run_id, **artefacts(answer)}, indent=2))
+        print_json({"run_id": answer.run_id, **artefacts(answer)})
     else:
         show(answer, console())
     return ExitCode.THRESHOLD if answer.is_stop else ExitCode.ANSWER
@@ -49,11 +46,9 @@ def _report_steps(args: argparse.Namespace, loaded: Loaded) -> int:
     request = _request(args, loaded.table)
     answer = analyse_steps(loaded.table, request, num_steps=0)
     if args.json:
-        value = {"schema": 1, "run_id": answer.run_id, "transcript": list(answer.transcript)}
-        print(json.dumps(value, indent=2))
+        print_json({"run_id": answer.run_id, "transcript": list(answer.transcript)})
     else:
-        for problem in loaded.problems:
-            print(f"forerun: {problem}", file=sys.stderr)
+        tell(*loaded.problems)
         print("\n".join(answer.transcript))
     return ExitCode.ANSWER
 

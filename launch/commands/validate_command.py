@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +17,7 @@ from ...calib.validation.operators import OPERATOR_PROTOCOLS, implausible, valid
 from ...calib.validation.scores import FIGURES, NoiseFloor, noise_floors, score_rows
 from ..known.table_files import read_frame, table_names
 from ..report.table import ReportTable, console, show_table
-from .exit_codes import ExitCode
+from .outcome import ExitCode, print_json, tell
 
 OPERATORS = "operators"
 _NUM_REASONS = 3
@@ -52,13 +50,13 @@ def validate(args: argparse.Namespace) -> int:
         found = score_rows(run(frame, seeds=range(args.seeds), protocols=chosen), name)
         carried = {row["protocol"] for row in found}
         for protocol in (p for p in chosen if p not in carried):
-            _tell(f"{name}: {protocol} is left out; it needs {needs[protocol]}")
+            tell(f"{name}: {protocol} is left out; it needs {needs[protocol]}")
         rows += found
         floors[name] = noise_floors(frame) if is_operators else []
     if not rows:
         raise CalibrationError(f"no protocol can be scored; {chosen[0]} needs {needs[chosen[0]]}")
     if args.json:
-        print(json.dumps({"schema": 1, "results": rows}, indent=2))
+        print_json({"results": rows})
     else:
         for table in _report(rows, floors):
             show_table(table, console())
@@ -79,7 +77,7 @@ def _tell_flags(name: str, frame: pd.DataFrame) -> None:
     flagged = frame.loc[frame["flag"] != "", "flag"]
     if len(flagged):
         reasons = flagged.value_counts()
-        _tell(
+        tell(
             f"{name}: {len(flagged)} of {len(frame)} rows are flagged and neither fitted nor "
             f"scored, most for: {reasons.index[0]} ({reasons.iloc[0]})"
         )
@@ -97,11 +95,7 @@ def _tell_implausible(name: str, frame: pd.DataFrame) -> None:
         if counts:
             shown = [f"{number} {what}" for what, number in counts.most_common(_NUM_REASONS)]
             more = f", and {len(counts) - len(shown)} more" if len(counts) > len(shown) else ""
-            _tell(f"{name}: {text}: {', '.join(shown)}{more}")
-
-
-def _tell(line: str) -> None:
-    print(f"forerun: {line}", file=sys.stderr)
+            tell(f"{name}: {text}: {', '.join(shown)}{more}")
 
 
 def _report(

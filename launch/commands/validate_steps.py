@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -34,7 +32,7 @@ from ...calib.validation.step_scores import (
 from ...calib.validation.steps import score_folds
 from ..known.table_files import read_frame, table_names
 from ..report.table import ReportTable, console, show_table
-from .exit_codes import ExitCode
+from .outcome import ExitCode, print_json, tell
 
 _NUM_GROUPS = 12
 _NUM_REASONS = 5
@@ -80,8 +78,7 @@ def validate_steps(args: argparse.Namespace) -> int:
         )
     if args.json:
         found = {"results": results, "worst": worst, "rows": rows}
-        told = {"schema": 1, "model": model.name, **found, "skipped": skipped}
-        print(json.dumps(told, indent=2))
+        print_json({"model": model.name, **found, "skipped": skipped})
     else:
         for shown in _report(model.name, results, worst):
             show_table(shown, console())
@@ -104,7 +101,7 @@ def validate_design(args: argparse.Namespace) -> int:
     if not found:
         raise CalibrationError("no table has a usable row; give one with layouts")
     if args.json:
-        print(json.dumps({"schema": 1, "results": found}, indent=2))
+        print_json({"results": found})
     else:
         for shown in _design_report(found):
             show_table(shown, console())
@@ -157,12 +154,12 @@ def _folds(table: StepTable, args: argparse.Namespace) -> Iterator[Fold]:
     for count in counts:
         folds = list(calibrate_on(table.rows, count, args.draws))
         if not folds:
-            _tell(f"{table.name}: no machine has more than {count} usable rows")
+            tell(f"{table.name}: no machine has more than {count} usable rows")
         yield from folds
     for protocol in chosen:
         folds = list(named(table.rows, protocol))
         if not folds:
-            _tell(f"{table.name}: {protocol} is left out; it needs {STEP_PROTOCOLS[protocol]}")
+            tell(f"{table.name}: {protocol} is left out; it needs {STEP_PROTOCOLS[protocol]}")
         yield from folds
 
 
@@ -178,11 +175,7 @@ def _tell_left_out(table: StepTable) -> None:
             more = f" and {len(counts) - len(told)} more" if len(counts) > len(told) else ""
             total = len(table.rows) + len(table.skipped)
             shown = "; ".join(told)
-            _tell(f"{table.name}: {sum(counts.values())} of {total} rows {text}: {shown}{more}")
-
-
-def _tell(line: str) -> None:
-    print(f"forerun: {line}", file=sys.stderr)
+            tell(f"{table.name}: {sum(counts.values())} of {total} rows {text}: {shown}{more}")
 
 
 def _report(

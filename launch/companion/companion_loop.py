@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ...calib.answers.analysis import Answer, Request, analyse
+from ...calib.answers.analysis import Answer, Request, analyse, analyse_steps
 from ...calib.answers.transcript import transcript_lines
-from ...calib.answers.unmodelled_run import analyse_steps
 from ...calib.drift.monitor import Drift
 from ...calib.errors import ForerunError
 from ...calib.forecast.evaluation import Evaluation

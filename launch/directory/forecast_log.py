@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...calib.answers.analysis import Answer
-from ...calib.answers.unmodelled_run import MeasuredAnswer
+from ...calib.answers.analysis import Answer, MeasuredAnswer
 from ...calib.errors import RecordError
 from ...calib.forecast.evaluation import Ended, Evaluation, PastForecast, evaluate
 from ...calib.samples.store import append_line, read_lines

@@ -7,9 +7,8 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from ...calib.answers.analysis import Answer, Request
+from ...calib.answers.analysis import Answer, MeasuredAnswer, Request
 from ...calib.answers.step_trace import chrome_trace
-from ...calib.answers.unmodelled_run import MeasuredAnswer
 from ...calib.forecast.evaluation import Evaluation
 from ...calib.records.files import OPEN, PRIVATE
 from ...calib.samples.store import write_json, write_table, write_text

@@ -12,9 +12,8 @@ import planted_decisions as planted
 import pytest
 from scipy import integrate, stats
 
-from forerun.calib.advice.decision import Action, decide
+from forerun.calib.advice.decision import Action, decide, selection_bias_log
 from forerun.calib.advice.plan import Candidate, Plan
-from forerun.calib.advice.selection_bias import selection_bias_log
 from forerun.calib.forecast.forecast import Forecast
 from forerun.calib.workload.run_options import Goals
 

@@ -60,12 +60,6 @@ def test_what_the_run_has_is_probed_as_a_control_only() -> None:
     assert all(probes[kinds.index(kind)].is_control for kind in controlled)
 
 
-def test_what_is_known_is_not_asked_for() -> None:
-    first = next(p for p in probe_plan(DP2, budget_s=100.0) if isinstance(p, CollectiveProbe))
-    rest = probe_plan(DP2, budget_s=100.0, known={first.call})
-    assert first.call not in {p.call for p in rest if isinstance(p, CollectiveProbe)}
-
-
 @pytest.mark.parametrize("budget_s", [0.0, 0.3, 2.0])
 def test_the_expected_cost_is_within_the_budget(budget_s: float) -> None:
     probes = probe_plan(DP2, budget_s=budget_s)
@@ -90,7 +84,3 @@ def test_only_groups_of_the_same_ranks_and_nodes_carry() -> None:
         (4, 4): GroupRole.DP,
     }
     assert not [p for p in probe_plan(config(), budget_s=9.0) if isinstance(p, CollectiveProbe)]
-
-
-def test_a_layout_that_does_not_fit_asks_for_nothing() -> None:
-    assert probe_plan(DP2, budget_s=100.0, memory_nbytes=1.0) == ()

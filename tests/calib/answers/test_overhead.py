@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from forerun.calib.answers.overhead import overhead
+from forerun.calib.answers.run_measurements import overhead
 from forerun.calib.errors import CalibrationError
 
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from forerun.calib.advice.decision import decide
 from forerun.calib.advice.plan import Plan
-from forerun.calib.answers.overhead import Overhead
-from forerun.calib.answers.transcript import HookSummary, StepSummary, transcript_lines, utc_moment
+from forerun.calib.answers.run_measurements import HookSummary, Overhead
+from forerun.calib.answers.transcript import transcript_lines, utc_moment
+from forerun.calib.forecast.batch_ratios import PredictedStep
 from forerun.calib.forecast.finish import TimeLeft
 from forerun.calib.forecast.forecast import Forecast
 from forerun.calib.memory.peak import MemoryEstimate, Verdict
@@ -53,7 +54,8 @@ def test_the_five_lines(steady: Steady, planned: Planned) -> None:
         overhead=Overhead(
             overhead_frac=0.004, low_frac=0.001, high_frac=0.007, num_hooked=3, num_bare=3
         ),
-        step=StepSummary(measured_s=1.842, modelled_s=1.861, low_s=1.80, high_s=1.93),
+        measured_s=1.842,
+        modelled=PredictedStep(time_s=1.861, low_s=1.80, high_s=1.93),
         forecast=run,
         plan=plan,
         decision=decision,
@@ -74,12 +76,11 @@ def test_the_five_lines(steady: Steady, planned: Planned) -> None:
 
 def test_what_is_unknown_is_left_out(steady: Steady) -> None:
     assert transcript_lines() == []
-    (line,) = transcript_lines(forecast=steady(), format_moment=lambda unix_s: f"<{unix_s:.0f}>")
+    (line,) = transcript_lines(forecast=steady())
     run = steady()
-    assert line.startswith(f"[forerun] finish <{run.finish_p50_unix_s:.0f}> (P50)")
+    assert line.startswith(f"[forerun] finish {utc_moment(run.finish_p50_unix_s)} (P50)")
     assert "MWh" not in line and "Slurm" not in line
-    assert transcript_lines(step=StepSummary(measured_s=1.0)) == ["[forerun] step 1.000 s measured"]
-    assert transcript_lines(step=StepSummary()) == []
+    assert transcript_lines(measured_s=1.0) == ["[forerun] step 1.000 s measured"]
 
 
 def test_a_limit_that_is_too_short_is_said(steady: Steady) -> None:

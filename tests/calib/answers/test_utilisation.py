@@ -8,7 +8,7 @@ import pytest
 from tiny_shape import SMALL
 
 from forerun.benchmarks.baselines.step_terms import step_flop
-from forerun.calib.answers.utilisation import mfu_frac
+from forerun.calib.answers.run_measurements import mfu_frac
 from forerun.calib.fit.priors import device_prior
 from forerun.calib.workload.config import Batch, Parallelism, Precision, RunConfig
 

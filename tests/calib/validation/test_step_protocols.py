@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from step_fixtures import grid, layout, row
 
+from forerun.benchmarks.scoring.step_acceptance import designed
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.validation.step_protocols import (
     LEAVE_DEPTH,
@@ -22,7 +23,6 @@ from forerun.calib.validation.step_protocols import (
     STEP_PROTOCOLS,
     Fold,
     calibrate_on,
-    designed,
     named,
     series,
     series_name,

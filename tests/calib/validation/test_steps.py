@@ -123,7 +123,7 @@ def test_abstaining_is_counted_not_scored() -> None:
 
 def test_worst_rows_are_named_with_sign_and_layout() -> None:
     rows = ranked([1.0, 2.0, 3.0, 4.0])
-    found = worst_rows(scored(rows, [1.1, 1.0, 3.0, 6.0]), count=2)
+    found = worst_rows(scored(rows, [1.1, 1.0, 3.0, 6.0]))[:2]
     assert [(r["row_id"], r["error_frac"]) for r in found] == [("r1", -0.5), ("r3", 0.5)]
     assert layout_text(row(layout(2, 4, 1, 4), 1.0)) == "tp2 pp4 mb4x16"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from companion_settings import companion_settings
 
-from forerun.calib.answers.analysis import PredictedStep
+from forerun.calib.forecast.batch_ratios import PredictedStep
 from forerun.calib.workload.config_json import encode
 from forerun.calib.workload.run_options import WandbMode
 from forerun.launch.companion.closed_windows import ClosedWindows
