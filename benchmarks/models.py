@@ -22,7 +22,13 @@ from pathlib import Path
 import pandas as pd
 from threadpoolctl import threadpool_limits
 
-from forerun.benchmarks.baselines.operators import ConstantEfficiency, PaperRecipe, WithPrior
+from forerun.benchmarks.baselines.operators import (
+    ConstantEfficiency,
+    Method,
+    OwnModels,
+    PaperRecipe,
+    with_prior,
+)
 from forerun.benchmarks.markdown_text import write_between
 from forerun.benchmarks.published.readers import read_published
 from forerun.benchmarks.scoring.collectives import OURS, collective_figures
@@ -38,7 +44,6 @@ from forerun.benchmarks.scoring.operator_text import (
 )
 from forerun.benchmarks.scoring.operators import figures, joined
 from forerun.calib.importers.own_format import table_kind
-from forerun.calib.validation.operators import MachineMethod, Method
 from forerun.calib.validation.scores import noise_floors
 from forerun.calib.workload.operators import OperatorKind
 from forerun.launch.known.table_files import read_frame
@@ -102,19 +107,19 @@ def _arguments() -> argparse.Namespace:
 def _scores(frame: pd.DataFrame, name: str, seeds: Sequence[int], is_alone: bool) -> OperatorScores:
     kinds = {kind.value for kind in OperatorKind if kind.is_linear}
     linear = frame[frame["kind"].isin(kinds)]
-    methods = {**({} if is_alone else BASELINES), OURS: MachineMethod()}
+    methods = {**({} if is_alone else BASELINES), OURS: OwnModels()}
     found = []
     for method, fit in methods.items():
         is_slow = method == PAPER and PAPER_TABLE not in name
         found.append(figures(frame, {method: fit}, seeds[:1] if is_slow else seeds))
     if len(linear):
-        informed = {PRIOR: WithPrior(without=(name,))}
+        informed = {PRIOR: with_prior(without=name)}
         found.append(figures(linear, informed, seeds, protocols=["few_8", "few_24"]))
     return OperatorScores(
         table=name,
         figures=joined(found),
         linears=frozenset(linear["group"]),
-        floors={floor.group: floor.mean_frac for floor in noise_floors(frame)},
+        floors=noise_floors(frame)["mean"].to_dict(),
     )
 
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +25,9 @@ from xgboost import XGBRegressor
 
 from forerun.calib.fit.batches import ShapeBatch, Timed
 from forerun.calib.fit.laws import columns
-from forerun.calib.fit.machine import MachineModel, Prediction, fit_machine
+from forerun.calib.fit.machine import Prediction, fit_machine, transfer
 from forerun.calib.fit.priors import DevicePrior, device_prior
-from forerun.calib.validation.operators import MachineMethod
+from forerun.calib.validation.operators import Fit, Transfer
 
 Vector = NDArray[np.float64]
 US_PER_S = 1e6
@@ -43,6 +44,23 @@ BOOSTED = ({"max_depth": 3}, {"max_depth": 9})
 """Of the published grid (100-500 trees deep without limit, 10 or 20; 100-300 boosted trees 3-9
 deep at rates of 0.1 and 0.2) what is searched here, beside one forest of unlimited depth: all
 boosted ones have 100 trees at a rate of 0.2 on 80 % of the rows."""
+
+
+class Method(Protocol):
+    """A way to make models: ours, or a baseline."""
+
+    @property
+    def fit(self) -> Fit: ...
+    @property
+    def transfer(self) -> Transfer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class OwnModels:
+    """The package's own models, without a prior unless the fit has one."""
+
+    fit: Fit = fit_machine
+    transfer: Transfer = transfer
 
 
 def around(log_time: Vector, frac: float) -> Prediction:
@@ -212,13 +230,6 @@ def median_left_out(values: Vector) -> Vector:
     return ordered - (ordered[low + (rank <= low)] + ordered[high + (rank <= high)]) / 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WithPrior(MachineMethod):
-    """The package's own models, from what other public tables say of the device."""
-
-    without: tuple[str, ...]
-    """Tables that the prior must not know: the one that is scored."""
-
-    def fit(self, groups: Mapping[str, Timed], *, device: str) -> MachineModel:
-        """Like the models without it, which learn from the samples alone."""
-        return fit_machine(groups, device=device, use_prior=True, without=self.without)
+def with_prior(without: str) -> Method:
+    """The package's own models, from what public tables but this one say of the device."""
+    return OwnModels(partial(fit_machine, use_prior=True, without=(without,)))

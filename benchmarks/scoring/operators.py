@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from forerun.benchmarks.baselines.operators import Method
 from forerun.calib.fit.outliers import refuse
 from forerun.calib.fit.priors import device_prior
 from forerun.calib.fit.shapes import coordinates
 from forerun.calib.validation import scores, splits
 from forerun.calib.validation.operators import (
     OPERATOR_PROTOCOLS,
-    Method,
     scored_cells,
     validate_operators,
 )
@@ -74,7 +74,8 @@ def predictions(
     The splits are those of ``forerun validate``; ``chosen_24`` is only here.
     """
     if protocol == "leave_gpu":
-        found = validate_operators(frame, seeds=seeds, protocols=[protocol], method=method)
+        models = {"fit": method.fit, "transfer": method.transfer}
+        found = validate_operators(frame, seeds=seeds, protocols=[protocol], **models)
         return found.assign(is_refused=False)
     devices: dict[str, list[OperatorSamples]] = {}
     for samples in splits.operator_samples(frame):
@@ -82,7 +83,7 @@ def predictions(
     parts = []
     for members in devices.values():
         refused = refused_rows(members)
-        for scored in scored_cells(members, protocol, seeds, method, draw=_splits):
+        for scored in scored_cells(members, protocol, seeds, method.fit, draw=_splits):
             is_refused = refused[scored["group"].iloc[0]][scored.index]
             parts.append(scored.assign(is_refused=is_refused))
     return joined(parts)

@@ -70,6 +70,17 @@ class Extra:
         """Standard deviation of all that are left: a common error, and what each has of its own."""
         return math.hypot(self.num_left * self.sigma_s, math.sqrt(self.num_left) * self.scatter_s)
 
+    @property
+    def part(self) -> ForecastPart:
+        """All that are left, as a part of the forecast."""
+        return ForecastPart(
+            name=self.name,
+            num_left=self.num_left,
+            time_s=self.num_left * self.time_s,
+            sigma_s=self.all_sigma_s,
+            provenance=self.provenance,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastPart:
@@ -201,9 +212,10 @@ def forecast(
     wide = float(stats.t.ppf(0.95, step.degrees))
     # Seen as a normal variable of the same 95 % point, so that rules can ask for any level.
     sigma_s = _remaining_sigma(step, loads, extras, drift_frac) * wide / NORMAL_95
-    time_left = TimeLeft.normal(steps_s + extras_s, sigma_s)
+    work_s = steps_s + extras_s
+    time_left = TimeLeft.normal(work_s, sigma_s)
     if failures is not None:
-        time_left = TimeLeft.with_failures(steps_s + extras_s, sigma_s, failures)
+        time_left = TimeLeft.with_failures(work_s, sigma_s, failures)
     own = wide * step.standard_error
     single = wide * math.hypot(step.sd, step.standard_error, drift_frac * step.mean)
     median_s, high_s = time_left.quantile(0.5), time_left.quantile(0.95)

@@ -7,7 +7,7 @@ so far costs no fit, so it can be made anew at any time.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -216,23 +216,26 @@ def _extras(
             provenance=f"prior: {SAVE_BYTES_PER_S / 1e9:g} GB/s per rank",
         ),
     ]
-    irregular = so_far.irregular_times_s
-    if irregular and len(times):
-        share = len(irregular) / (len(irregular) + so_far.num_regular)
-        excess = np.asarray(irregular) - float(np.mean(times))
-        mean_s = max(0.0, float(excess.mean()))
-        scatter_s = float(excess.std())
-        found.append(
-            Extra(
-                name="irregular steps",
-                num_left=round(share * left.num_steps),
-                time_s=mean_s,
-                # A few may agree by chance: half of their mean is the least scatter.
-                sigma_s=max(scatter_s, 0.5 * mean_s) / math.sqrt(len(irregular)),
-                scatter_s=scatter_s,
-            )
-        )
+    if so_far.irregular_times_s and len(times):
+        found.append(_irregular(so_far, times, left.num_steps))
     return [extra for extra in found if extra.num_left]
+
+
+def _irregular(so_far: SoFar, times: Sequence[float], num_steps: int) -> Extra:
+    """What steps that are not like the others take beyond these."""
+    irregular = so_far.irregular_times_s
+    share = len(irregular) / (len(irregular) + so_far.num_regular)
+    excess = np.asarray(irregular) - float(np.mean(times))
+    mean_s = max(0.0, float(excess.mean()))
+    scatter_s = float(excess.std())
+    return Extra(
+        name="irregular steps",
+        num_left=round(share * num_steps),
+        time_s=mean_s,
+        # A few may agree by chance: half of their mean is the least scatter.
+        sigma_s=max(scatter_s, 0.5 * mean_s) / math.sqrt(len(irregular)),
+        scatter_s=scatter_s,
+    )
 
 
 def _extra(
@@ -292,41 +295,6 @@ def _with_parts(
     words: str,
 ) -> Forecast:
     """The forecast with its breakdown, its GPU-hours, its cost and its energy."""
-    extra_parts = [
-        ForecastPart(
-            name=extra.name,
-            num_left=extra.num_left,
-            time_s=extra.num_left * extra.time_s,
-            sigma_s=extra.all_sigma_s,
-            provenance=extra.provenance,
-        )
-        for extra in extras
-    ]
-    # The narrowest of the mixture is the one without failures.
-    whole_s = found.left.sigmas_s[0]
-    rest_s = math.sqrt(max(0.0, whole_s**2 - sum(part.sigma_s**2 for part in extra_parts)))
-    parts = [
-        ForecastPart(
-            name="steps",
-            num_left=found.steps_left,
-            time_s=found.steps_s,
-            sigma_s=rest_s,
-            provenance=words,
-        ),
-        *extra_parts,
-    ]
-    if len(found.left.means_s) > 1:
-        mean_cost_s = found.left.means_s[1] - found.left.means_s[0]
-        num_failures = found.failures_s / mean_cost_s
-        parts.append(
-            ForecastPart(
-                name="failures",
-                num_left=num_failures,
-                time_s=found.failures_s,
-                sigma_s=math.sqrt(num_failures) * mean_cost_s,
-                provenance=_failure_words(so_far),
-            )
-        )
     hours = found.total_s / HOUR_S * config.parallelism.num_ranks
     price = so_far.goals.price_per_gpu_hour
     is_counted = config.device != "cpu" or price is not None
@@ -335,13 +303,35 @@ def _with_parts(
         energy_j += so_far.mean_power_w * found.remaining_s
     return replace(
         found,
-        parts=tuple(parts),
+        parts=tuple(_parts(found, so_far, [extra.part for extra in extras], words)),
         gpu_hours=hours if is_counted else None,
         cost=None if price is None else price * hours,
         energy_j=energy_j,
     )
 
 
-def _failure_words(so_far: SoFar) -> str:
-    prior = "given" if so_far.goals.mtbf_hours is not None else "prior: Llama 3, 2024"
-    return f"{prior}, {so_far.num_restarts} restarts so far"
+def _parts(
+    found: Forecast, so_far: SoFar, extra_parts: Sequence[ForecastPart], words: str
+) -> Iterator[ForecastPart]:
+    # The narrowest of the mixture is the one without failures.
+    whole_s = found.left.sigmas_s[0]
+    rest_s = math.sqrt(max(0.0, whole_s**2 - sum(part.sigma_s**2 for part in extra_parts)))
+    yield ForecastPart(
+        name="steps",
+        num_left=found.steps_left,
+        time_s=found.steps_s,
+        sigma_s=rest_s,
+        provenance=words,
+    )
+    yield from extra_parts
+    if len(found.left.means_s) > 1:
+        mean_cost_s = found.left.means_s[1] - found.left.means_s[0]
+        num_failures = found.failures_s / mean_cost_s
+        prior = "given" if so_far.goals.mtbf_hours is not None else "prior: Llama 3, 2024"
+        yield ForecastPart(
+            name="failures",
+            num_left=num_failures,
+            time_s=found.failures_s,
+            sigma_s=math.sqrt(num_failures) * mean_cost_s,
+            provenance=f"{prior}, {so_far.num_restarts} restarts so far",
+        )

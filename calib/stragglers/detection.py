@@ -21,8 +21,7 @@ from ..samples.reduce import MAD_EFFICIENCY, mad_sigma
 from ..samples.table import SampleTable
 from ..workload.config import RunConfig
 from .cost import RankPlaces, step_floor_s
-from .links import link_stragglers
-from .stages import stage_compute
+from .peers import link_stragglers, stage_compute
 from .straggler import Straggler, StragglerKind, StragglerReport
 
 Floats = NDArray[np.float64]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..fit import machine
 from ..fit.batches import Timed
+from ..fit.machine import fit_machine
+from ..fit.machine import transfer as transfer_machine
 from ..fit.outliers import Refusal, refuse
 from ..fit.priors import device_prior
 from ..workload.operators import OperatorKind
@@ -42,39 +43,13 @@ NUM_PROBES = 32
 none of them is scored."""
 
 
-class Method(Protocol):
-    """A way to make models: ours, or a baseline to compare with.
-
-    A model has ``predict(name, batch)`` for a batch of the group ``name``; the ``log_time`` of what
-    it gives and the ends ``low`` and ``high`` of the 90 % interval are natural logs of seconds,
-    ``(rows,)`` each.
-    """
-
-    def fit(self, groups: Mapping[str, Timed], *, device: str) -> Any:
-        """The model of all groups (``<operator>/<phase>``) of one device."""
-        ...
-
-    def transfer(self, source: Any, *, device: str, probes: Mapping[str, Timed]) -> Any:
-        """The model ``source`` on a device that no model was fitted on.
-
-        ``probes`` are a few rows measured there, by the name of the source's group that answers
-        for them.
-        """
-        ...
-
-
-class MachineMethod:
-    """The package's own models."""
-
-    def fit(self, groups: Mapping[str, Timed], *, device: str) -> machine.MachineModel:
-        """The machine model without a prior: every figure is from the table alone."""
-        return machine.fit_machine(groups, device=device)
-
-    def transfer(
-        self, source: machine.MachineModel, *, device: str, probes: Mapping[str, Timed]
-    ) -> machine.MachineModel:
-        """Efficiencies of ``source`` at the rates of the other device."""
-        return machine.transfer(source, device=device, probes=probes)
+Fit = Callable[..., Any]
+"""From rows by group (``<operator>/<phase>``) and the ``device`` they were measured on to a model:
+``predict(name, batch)`` of it gives ``log_time`` and the ends ``low`` and ``high`` of the 90 %
+interval, natural logs of seconds, ``(rows,)`` each."""
+Transfer = Callable[..., Any]
+"""From a model to the same on another ``device``; ``probes`` are a few rows measured there, by the
+name of the group of the model that answers for them."""
 
 
 def validate_operators(
@@ -82,25 +57,26 @@ def validate_operators(
     *,
     seeds: Sequence[int] = range(5),
     protocols: Sequence[str] = tuple(OPERATOR_PROTOCOLS),
-    method: Method | None = None,
+    fit: Fit = fit_machine,
+    transfer: Transfer = transfer_machine,
 ) -> pd.DataFrame:
     """Scored rows of every protocol that the canonical table ``frame`` can carry.
 
     A group is an operator in one phase; devices and seeds are pooled.  All operators of a device
     are fitted together.  A split that no seed changes is run once.  At most ``MAX_ROWS`` shapes of
-    an operator train, and as many are scored, for each seed.
+    an operator train, and as many are scored, for each seed.  The package's own models are fitted
+    without a prior: every figure is from the table alone.
     """
-    chosen = method or MachineMethod()
     devices: dict[str, list[OperatorSamples]] = {}
     for samples in operator_samples(frame):
         devices.setdefault(samples.device, []).append(samples)
     parts: list[pd.DataFrame] = []
     for protocol in protocols:
         if protocol == "leave_gpu":
-            parts += _leave_gpu(devices, seeds, chosen)
+            parts += _leave_gpu(devices, seeds, fit, transfer)
             continue
         for members in devices.values():
-            parts += scored_cells(members, protocol, seeds, chosen)
+            parts += scored_cells(members, protocol, seeds, fit)
     return joined(parts)
 
 
@@ -123,7 +99,7 @@ def scored_cells(
     members: Sequence[OperatorSamples],
     protocol: str,
     seeds: Sequence[int],
-    method: Method,
+    fit: Fit,
     *,
     draw: Callable[[OperatorSamples, str, int], Iterable[tuple[str, Split]]] = splits,
 ) -> Iterator[pd.DataFrame]:
@@ -141,7 +117,7 @@ def scored_cells(
             if not scored:
                 continue
             train = _groups((s, split.train) for s, split in planned)
-            model = method.fit(train, device=members[0].device)
+            model = fit(train, device=members[0].device)
             for samples, split in scored:
                 for cell in samples.cells:
                     if split.test[cell.sample].any() and split.train[cell.sample].any():
@@ -149,7 +125,10 @@ def scored_cells(
 
 
 def _leave_gpu(
-    devices: Mapping[str, Sequence[OperatorSamples]], seeds: Sequence[int], method: Method
+    devices: Mapping[str, Sequence[OperatorSamples]],
+    seeds: Sequence[int],
+    fit: Fit,
+    transfer: Transfer,
 ) -> Iterator[pd.DataFrame]:
     """Each device from each other one: ceilings known, one constant a group calibrated."""
     known = {
@@ -159,7 +138,7 @@ def _leave_gpu(
     }
     for seed in seeds if len(known) > 1 else ():
         models = {
-            device: method.fit(
+            device: fit(
                 _groups((s, _drawn(s, "leave_gpu", seed, MAX_ROWS)) for s in members),
                 device=device,
             )
@@ -170,7 +149,7 @@ def _leave_gpu(
                 if source == device:
                     continue
                 probes = _probes(members, known[source], seed)
-                moved = method.transfer(models[source], device=device, probes=probes)
+                moved = transfer(models[source], device=device, probes=probes)
                 for samples in members:
                     yield from _transferred(samples, known[source], moved, seed)
 

@@ -7,7 +7,6 @@ of the 90 % interval (``TIMES``), all seeds together.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -72,20 +71,11 @@ def joined(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
     return pd.concat(found, ignore_index=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoiseFloor:
-    """How far repeats of one shape lie from their median: no predictor can do better."""
+def noise_floors(frame: pd.DataFrame) -> pd.DataFrame:
+    """How far repeats of one shape lie from their median: no predictor can do better.
 
-    group: str
-    num_rows: int
-    mean_frac: float
-    median_frac: float
-
-
-def noise_floors(frame: pd.DataFrame) -> list[NoiseFloor]:
-    """Of each group of a canonical operator table, where any shape was measured more than once.
-
-    Mean and median of ``|t - median of its shape| / median`` over the rows of repeated shapes.
+    ``mean`` and ``median`` of ``|t - median of its shape| / median`` over the rows of repeated
+    shapes, by group of a canonical operator table; none for a group without any.
     """
     frame = frame[frame["flag"] == ""]
     name = frame["group"] + "/" + frame["phase"]
@@ -93,15 +83,7 @@ def noise_floors(frame: pd.DataFrame) -> list[NoiseFloor]:
     grouped = frame["time_s"].groupby(keys)
     median, count = grouped.transform("median"), grouped.transform("size")
     spread = ((frame["time_s"] - median).abs() / median)[count > 1]
-    return [
-        NoiseFloor(
-            group=str(group),
-            num_rows=len(values),
-            mean_frac=float(values.mean()),
-            median_frac=float(values.median()),
-        )
-        for group, values in spread.groupby(name, sort=False)
-    ]
+    return spread.groupby(name, sort=False).agg(["mean", "median"])
 
 
 def _times(rows: pd.DataFrame, name: str) -> NDArray[np.float64]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -14,7 +15,7 @@ from ...calib.importers.own_format import read_table, table_kind
 from ...calib.units import format_frac
 from ...calib.validation.collectives import COLLECTIVE_PROTOCOLS, validate_collectives
 from ...calib.validation.operators import OPERATOR_PROTOCOLS, implausible, validate_operators
-from ...calib.validation.scores import FIGURES, NoiseFloor, noise_floors, score_rows
+from ...calib.validation.scores import FIGURES, noise_floors, score_rows
 from ..known.table_files import read_frame, table_names
 from ..report.table import ReportTable, console, show_table
 from .outcome import ExitCode, print_json, tell
@@ -41,7 +42,7 @@ def validate(args: argparse.Namespace) -> int:
                 f"--protocol {protocol} is none of those of {args.what}: {', '.join(needs)}"
             )
     rows: list[dict[str, object]] = []
-    floors: dict[str, list[NoiseFloor]] = {}
+    floors: dict[tuple[str, str], str] = {}
     for name, frame in _read(args.files, args.what).items():
         _tell_flags(name, frame)
         if is_operators:
@@ -52,7 +53,8 @@ def validate(args: argparse.Namespace) -> int:
         for protocol in (p for p in chosen if p not in carried):
             tell(f"{name}: {protocol} is left out; it needs {needs[protocol]}")
         rows += found
-        floors[name] = noise_floors(frame) if is_operators else []
+        if is_operators:
+            floors |= _floors(name, frame)
     if not rows:
         raise CalibrationError(f"no protocol can be scored; {chosen[0]} needs {needs[chosen[0]]}")
     if args.json:
@@ -98,30 +100,43 @@ def _tell_implausible(name: str, frame: pd.DataFrame) -> None:
             tell(f"{name}: {text}: {', '.join(shown)}{more}")
 
 
-def _report(
-    rows: Sequence[dict[str, object]], floors: Mapping[str, Sequence[NoiseFloor]]
-) -> list[ReportTable]:
-    """One table a file and protocol, ``all`` first."""
-    floor = {
-        (table, f.group): f"{_percent(f.mean_frac)} ({_percent(f.median_frac)})"
-        for table, members in floors.items()
-        for f in members
+def _floors(table: str, frame: pd.DataFrame) -> dict[tuple[str, str], str]:
+    """How far repeats of a shape differ, in words, by table and group."""
+    return {
+        (table, str(group)): f"{_percent(mean)} ({_percent(median)})"
+        for group, mean, median in noise_floors(frame).itertuples(name=None)
     }
-    by_protocol: dict[tuple[str, str], list[tuple[str, ...]]] = {}
+
+
+def grouped(
+    rows: Iterable[Mapping[str, Any]], *names: str
+) -> dict[tuple[str, ...], list[Mapping[str, Any]]]:
+    """Rows by some of their values, in the order in which these first appear."""
+    found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
-        table, protocol, group = (str(row[name]) for name in ("table", "protocol", "group"))
-        figures = (_percent(row[name]) for name in FIGURES)
-        cells = (group, str(row["n"]), *figures, floor.get((table, group), ""))
-        by_protocol.setdefault((table, protocol), []).append(cells)
-    return [
-        ReportTable(
+        found.setdefault(tuple(str(row[name]) for name in names), []).append(row)
+    return found
+
+
+def _report(
+    rows: Sequence[Mapping[str, object]], floors: Mapping[tuple[str, str], str]
+) -> Iterator[ReportTable]:
+    """One table a file and protocol, ``all`` first."""
+    for (table, protocol), members in grouped(rows, "table", "protocol").items():
+        yield ReportTable(
             key=f"{table}/{protocol}",
             title=f"{table}: {protocol}",
             columns=("group", "rows", *_FIGURE_TITLES, "noise mean (median)"),
-            rows=tuple(members),
+            rows=tuple(
+                (
+                    row["group"],
+                    str(row["n"]),
+                    *(_percent(row[name]) for name in FIGURES),
+                    floors.get((table, row["group"]), ""),
+                )
+                for row in members
+            ),
         )
-        for (table, protocol), members in by_protocol.items()
-    ]
 
 
 def _percent(value: object) -> str:

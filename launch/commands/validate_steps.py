@@ -33,6 +33,7 @@ from ...calib.validation.steps import score_folds
 from ..known.table_files import read_frame, table_names
 from ..report.table import ReportTable, console, show_table
 from .outcome import ExitCode, print_json, tell
+from .validate_command import grouped
 
 _NUM_GROUPS = 12
 _NUM_REASONS = 5
@@ -182,39 +183,28 @@ def _report(
     name: str,
     results: Sequence[Mapping[str, Any]],
     worst: Sequence[Mapping[str, Any]],
-) -> list[ReportTable]:
+) -> Iterator[ReportTable]:
     """A table for each file and protocol, with its groups; then the worst rows."""
-    shown: dict[tuple[str, str], list[tuple[str, ...]]] = {}
-    for row in (r for r in results if r["group"] == "all"):
-        label = name + (" (synthetic)" if row.get("is_synthetic") else "")
-        shown.setdefault((row["table"], row["protocol"]), []).append(_cells(label, row))
-    for key, lines in shown.items():
-        own = [r for r in results if (r["table"], r["protocol"]) == key and r["group"] != "all"]
+    for (table, protocol), (whole, *own) in grouped(results, "table", "protocol").items():
+        label = name + (" (synthetic)" if whole.get("is_synthetic") else "")
+        lines = [_cells(label, whole)]
         lines += [_cells(f"  {row['group']}", row) for row in own[:_NUM_GROUPS]]
         if len(own) > _NUM_GROUPS:
             lines.append(_cells(f"  and {len(own) - _NUM_GROUPS} groups more (--json)", {}))
-    tables = [
-        ReportTable(
+        yield ReportTable(
             key=f"{table}/{protocol}",
             title=f"{table}: {protocol} (percent)",
             columns=("model or group", "rows", *_COLUMNS.values()),
             rows=tuple(lines),
         )
-        for (table, protocol), lines in shown.items()
-    ]
-    return [*tables, *_worst_report(worst)]
-
-
-def _worst_report(worst: Sequence[Mapping[str, Any]]) -> Iterator[ReportTable]:
-    for table in dict.fromkeys(row["table"] for row in worst):
+    for (table,), rows in grouped(worst, "table").items():
         yield ReportTable(
             key=f"{table}/worst",
             title=f"{table}: worst rows",
             columns=("row", "layout", "mean error"),
             rows=tuple(
                 (row["row_id"], row["layout"], format_frac(row["error_frac"], signed=True))
-                for row in worst
-                if row["table"] == table
+                for row in rows
             ),
         )
 
@@ -234,11 +224,10 @@ def _cell(column: str, value: float | None) -> str:
 
 
 def _design_report(found: Sequence[Mapping[str, Any]]) -> Iterator[ReportTable]:
-    for key in dict.fromkeys((row["table"], row["machine"]) for row in found):
-        own = [row for row in found if (row["table"], row["machine"]) == key]
+    for (table, machine), rows in grouped(found, "table", "machine").items():
         yield ReportTable(
-            key="/".join(key),
-            title=f"{key[0]}: what to measure on {key[1]}",
+            key=f"{table}/{machine}",
+            title=f"{table}: what to measure on {machine}",
             columns=("layout", "of", "row", "expected error afterwards"),
             rows=tuple(
                 (
@@ -247,6 +236,6 @@ def _design_report(found: Sequence[Mapping[str, Any]]) -> Iterator[ReportTable]:
                     row["row_id"],
                     format_frac(row["expected_error_frac"]),
                 )
-                for row in own
+                for row in rows
             ),
         )

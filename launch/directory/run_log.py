@@ -228,7 +228,7 @@ class RunLog:
     @property
     def step_coverage(self) -> tuple[Coverage, ...]:
         """How often intervals of single steps have held so far."""
-        return step_coverage([self._ended("", 0.0, 0)])
+        return step_coverage(self._ended("", 0.0, 0))
 
     def close(self, place: Place, end_unix_s: float) -> Evaluation | None:
         """Keep how the run ended; its forecasts against that, None where none was made."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -68,12 +69,16 @@ class Method:
         return source
 
 
+def made_by(method: Method) -> dict[str, Any]:
+    return {"fit": method.fit, "transfer": method.transfer}
+
+
 @pytest.mark.parametrize("protocol", WITHIN)
 def test_planted_times_are_found_on_rows_that_were_not_seen(
     planted: pd.DataFrame, protocol: str
 ) -> None:
     method = Method()
-    found = validate_operators(planted, seeds=range(2), protocols=[protocol], method=method)
+    found = validate_operators(planted, seeds=range(2), protocols=[protocol], **made_by(method))
     rows = score_rows(found, "t")
     assert [r["group"] for r in rows] == [
         *("all", "qkv/forward", "qkv/backward", "fc1/forward", "fc1/backward")
@@ -119,14 +124,14 @@ def test_each_degree_is_left_out_once(planted: pd.DataFrame) -> None:
 
 
 def test_another_device_is_scored_without_its_probes(planted: pd.DataFrame) -> None:
-    found = validate_operators(planted, seeds=[0], protocols=["leave_gpu"], method=Method())
+    found = validate_operators(planted, seeds=[0], protocols=["leave_gpu"], **made_by(Method()))
     assert all(r["mape_frac"] < 1e-9 for r in score_rows(found, "t"))
     assert set(found.groupby("group").size()) == {2 * (80 - NUM_PROBES)}
 
 
 def test_one_device_cannot_carry_leave_gpu(planted: pd.DataFrame) -> None:
     one = planted[planted["device"] == "one"]
-    assert validate_operators(one, protocols=["leave_gpu"], method=Method()).empty
+    assert validate_operators(one, protocols=["leave_gpu"], **made_by(Method())).empty
 
 
 def test_flagged_rows_are_neither_fitted_nor_scored(planted: pd.DataFrame) -> None:
@@ -134,13 +139,13 @@ def test_flagged_rows_are_neither_fitted_nor_scored(planted: pd.DataFrame) -> No
         time_s=planted["time_s"].where(planted.index % 3 > 0, 1.0),
         flag=["bad" if i % 3 == 0 else "" for i in planted.index],
     )
-    found = validate_operators(bad, seeds=[0], protocols=["random"], method=Method())
+    found = validate_operators(bad, seeds=[0], protocols=["random"], **made_by(Method()))
     assert all(r["mape_frac"] < 1e-9 for r in score_rows(found, "t"))
 
 
 def test_a_split_that_no_seed_changes_runs_once(planted: pd.DataFrame) -> None:
     method = Method()
-    validate_operators(planted, seeds=range(5), protocols=["small_to_large"], method=method)
+    validate_operators(planted, seeds=range(5), protocols=["small_to_large"], **made_by(method))
     assert len(method.models) == planted["device"].nunique()
 
 
@@ -165,5 +170,5 @@ def test_a_draw_does_not_depend_on_other_operators(planted: pd.DataFrame) -> Non
 def test_few_rows_carry_only_what_fits(planted: pd.DataFrame) -> None:
     few = planted[planted["device"] == "one"].groupby(["group", "phase"]).head(14)
     drawn = [name for name in WITHIN if name != "leave_tp"]
-    found = validate_operators(few, protocols=drawn, method=Method())
+    found = validate_operators(few, protocols=drawn, **made_by(Method()))
     assert set(found["protocol"]) == {"few_8"}

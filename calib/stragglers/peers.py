@@ -1,6 +1,10 @@
-"""Groups whose transfers take longer than the same transfers of the other groups of their role."""
+"""The same work of two or more, held against each other: transfers of the groups of a role, and
+operators of stages that have one rank each."""
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -8,11 +12,16 @@ from scipy.stats import norm
 
 from ..samples.reduce import median_error_log, median_of_others
 from ..samples.table import SampleTable
+from ..workload.operators import OperatorKind
 from .straggler import Straggler, StragglerKind
 
 LEAST_SLOWER_FRAC = 0.1
 """Share of a transfer by which links of one kind may differ without a fault."""
-_KEYS = ["kind", "role", "num_ranks", "num_nodes", "nbytes"]
+AGAIN_SIGMA_LOG = 0.02
+"""How far medians of the same work lie apart when it is measured again on another rank."""
+_TRANSFER = ["kind", "role", "num_ranks", "num_nodes", "nbytes"]
+_OPERATOR = ["kind", "phase", "shape", "element_nbytes"]
+_HOST = [OperatorKind.HOST_MICROBATCH.value, OperatorKind.HOST_STEP.value]
 
 
 def link_stragglers(table: SampleTable, *, least_s: float, false_alarm: float) -> list[Straggler]:
@@ -22,7 +31,7 @@ def link_stragglers(table: SampleTable, *, least_s: float, false_alarm: float) -
     """
     rows = table.links[table.links["run_id"] == table.run_id]
     rows = rows[(rows["window"] == rows["window"].max()) & (rows["num_steps"] > 1)]
-    rows = rows[rows.groupby(_KEYS)["ranks"].transform("nunique") > 1]
+    rows = rows[rows.groupby(_TRANSFER)["ranks"].transform("nunique") > 1]
     if rows.empty:
         return []
     each = rows["count"] / rows["num_steps"]
@@ -61,4 +70,45 @@ def link_stragglers(table: SampleTable, *, least_s: float, false_alarm: float) -
 
 def _beyond(rows: pd.DataFrame, column: str) -> pd.Series:
     """Each group's value less the median of the other groups with the same transfer."""
-    return rows[column] - median_of_others(rows, column, _KEYS)
+    return rows[column] - median_of_others(rows, column, _TRANSFER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCompute:
+    """Log of a stage's shared operators over the same on others, and its lower end."""
+
+    log: float
+    low_log: float
+    sigma_log: float
+
+
+def stage_compute(table: SampleTable, tail: float) -> dict[int, StageCompute]:
+    """How slow each stage of the newest window is, by the operators that it shares with others.
+
+    ``tail`` is the chance that the lower end lies above the truth.  The errors of all operators of
+    a stage count as one.
+    """
+    rows = table.operators
+    rows = rows[(rows["run_id"] == table.run_id) & ~rows["kind"].isin(_HOST) & ~rows["is_probe"]]
+    rows = rows[(rows["window"] == rows["window"].max()) & (rows["time_s"] > 0)]
+    shared = rows.groupby(_OPERATOR)["stage"].transform("nunique") > 1
+    rows = rows[shared]
+    if rows.empty:
+        return {}
+    others = median_of_others(rows, "time_s", _OPERATOR)
+    error = median_error_log(rows)
+    each = rows["count"] / rows["num_steps"].clip(lower=1)
+    rows = rows.assign(
+        own=each * rows["time_s"],
+        others=each * others,
+        error=each * others * np.hypot(error, AGAIN_SIGMA_LOG),
+    )
+    # The other side of the comparison is as uncertain.
+    strict = float(norm.ppf(1 - tail))
+    found = {}
+    for stage, part in rows.groupby("stage", sort=True):
+        own, usual = float(part["own"].sum()), float(part["others"].sum())
+        log, sigma = math.log(own / usual), math.sqrt(2) * float(part["error"].sum()) / usual
+        low = log - strict * sigma
+        found[int(str(stage))] = StageCompute(log=log, low_log=low, sigma_log=sigma)
+    return found
