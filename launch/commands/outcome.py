@@ -1,10 +1,10 @@
-"""What a verb tells: its exit code to the shell, JSON to programs, all else beside the answer."""
+"""What a verb tells: its exit code, JSON for programs, rows for tables, and all else beside."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any
 
@@ -27,3 +27,13 @@ def tell(*lines: str) -> None:
     """What a user should know beside the answer, on standard error."""
     for line in lines:
         print(f"forerun: {line}", file=sys.stderr)
+
+
+def grouped(
+    rows: Iterable[Mapping[str, Any]], *names: str
+) -> dict[tuple[str, ...], list[Mapping[str, Any]]]:
+    """Rows by some of their values, in the order in which these first appear."""
+    found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(tuple(str(row[name]) for name in names), []).append(row)
+    return found

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -18,7 +17,7 @@ from ...calib.validation.operators import OPERATOR_PROTOCOLS, implausible, valid
 from ...calib.validation.scores import FIGURES, noise_floors, score_rows
 from ..known.table_files import read_frame, table_names
 from ..report.table import ReportTable, console, show_table
-from .outcome import ExitCode, print_json, tell
+from .outcome import ExitCode, grouped, print_json, tell
 
 OPERATORS = "operators"
 _NUM_REASONS = 3
@@ -106,16 +105,6 @@ def _floors(table: str, frame: pd.DataFrame) -> dict[tuple[str, str], str]:
         (table, str(group)): f"{_percent(mean)} ({_percent(median)})"
         for group, mean, median in noise_floors(frame).itertuples(name=None)
     }
-
-
-def grouped(
-    rows: Iterable[Mapping[str, Any]], *names: str
-) -> dict[tuple[str, ...], list[Mapping[str, Any]]]:
-    """Rows by some of their values, in the order in which these first appear."""
-    found: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(tuple(str(row[name]) for name in names), []).append(row)
-    return found
 
 
 def _report(

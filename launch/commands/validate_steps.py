@@ -32,8 +32,7 @@ from ...calib.validation.step_scores import (
 from ...calib.validation.steps import score_folds
 from ..known.table_files import read_frame, table_names
 from ..report.table import ReportTable, console, show_table
-from .outcome import ExitCode, print_json, tell
-from .validate_command import grouped
+from .outcome import ExitCode, grouped, print_json, tell
 
 _NUM_GROUPS = 12
 _NUM_REASONS = 5
