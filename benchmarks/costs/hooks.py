@@ -18,10 +18,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from forerun.benchmarks.costs.idle_session import idle_session
 from forerun.hooks.control.orders import CALM_PAUSE_S
-from forerun.hooks.control.votes import Votes
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.host import Host, KnownHost
 from forerun.hooks.process.store_link import StoreLink
+from forerun.hooks.process.votes import Votes
 from forerun.hooks.sensors.modules import ModuleHooks
 from forerun.hooks.sensors.process_groups import ProcessGroupHooks
 from forerun.hooks.sensors.recorder import Recorder
@@ -220,7 +220,7 @@ def report_look() -> None:
     taken = []
     for _ in range(60):
         begin_s = time.thread_time()
-        Votes(link.connect(), num_ranks=8).proposal(0)
+        Votes(link.connect(), "order", num_ranks=8).proposal(0)
         taken.append(time.thread_time() - begin_s)
     print(f"{f'a look for orders, every {CALM_PAUSE_S:g} s':40s} {median(taken) * 1e9:10,.0f}")
 

@@ -5,6 +5,10 @@ looks at the store from the end of the first window on; what training does is to
 of its step with one that has been agreed on long before.  No collective, no barrier and nothing of
 the device is involved, so losses stay what they are; a rank whose hooks are off says no, and then
 nobody stops.  With ``--calibrate-every=0`` and without a stop there is no such thread.
+
+One rank proposes an order and names its step.  Every rank that sees the proposal in time, and can
+follow it, accepts.  Who cannot follow refuses, and so does a rank that comes near the step without
+knowing the outcome.
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ from ..process.guard import OWN_THREAD, Guard
 from ..process.launch_identity import launch_folder
 from ..process.settings import Settings
 from ..process.store_link import StoreLink, find_link
-from .votes import LATE, YES, Order, OrderKind, Proposal, Votes, why_not
+from ..process.votes import LATE, YES, Votes, why_not
+from .proposals import Order, OrderKind, Proposal
 
 if TYPE_CHECKING:
     from ..process.host import Host
@@ -82,14 +87,12 @@ class Orders:
         receive: Callable[[], list[dict[str, Any]]],
         launch_id: Callable[[], str],
         *,
-        clock: Callable[[], float] = time.monotonic,
         pause_s: float | None = None,
     ) -> None:
         self._settings = settings
         self._guard = guard
         self._receive = receive
         self._launch_id = launch_id
-        self._clock = clock
         self._rank = settings.rank
         may_stop = settings.on_advice is OnAdvice.STOP or settings.takes_requests
         wanted_s = (PAUSE_S if may_stop else CALM_PAUSE_S) if pause_s is None else pause_s
@@ -134,7 +137,7 @@ class Orders:
         """True where all ranks open a window with this step; notes a stop that is due after it."""
         if not self.is_wanted:
             return False
-        now_s = self._clock()
+        now_s = time.monotonic()
         if self._begun >= 0:
             last_s = now_s - self._begun_s
             self._step_s += 0.2 * (last_s - self._step_s) if self._step_s else last_s
@@ -182,7 +185,7 @@ class Orders:
     def _run(self) -> None:
         failures = 0
         while not self._closing.wait(self._pause_s if self._course is None else PAUSE_S):
-            begin_s = self._clock()
+            begin_s = time.monotonic()
             try:
                 self._turn()
             except (OSError, RuntimeError) as err:
@@ -195,7 +198,7 @@ class Orders:
                 break
             else:
                 failures = 0
-            self._looks_s.append(self._clock() - begin_s)
+            self._looks_s.append(time.monotonic() - begin_s)
             self._pause_s = max(self._least_pause_s, DUTY * median(self._looks_s))
             self._mark()
         if self._course is not None:
@@ -210,7 +213,8 @@ class Orders:
             self._finish_course()
             return
         if not (self._course and self._course.outcome):
-            ballots = Votes(self._link.connect(), num_ranks=self._rank.world_size)
+            store = self._link.connect()
+            ballots = Votes(store, "order", num_ranks=self._rank.world_size)
             if self._course is None:
                 self._look(ballots)
             if self._course is not None and not self._course.outcome:
@@ -248,11 +252,12 @@ class Orders:
         number = self._next_number
         order = self._order if self._step_s else None  # else nobody knows how far ahead to name one
         if order is not None:
-            ballots.propose(number, self._proposal(order))
+            ballots.propose(number, self._proposal(order).to_text())
             self._last_order = order
-        proposal = ballots.proposal(number)
-        if proposal is None:
+        text = ballots.proposal(number)
+        if not text:
             return
+        proposal = Proposal.from_text(text)
         course = self._course = _Course(number, proposal, order)
         why = self._why_not(proposal.kind)
         if not why and self._begun >= proposal.settle:

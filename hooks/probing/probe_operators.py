@@ -9,7 +9,7 @@ the operator before has just written.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -27,51 +27,46 @@ _MOST_COPIES = 8
 _OPTIMIZER_TENSORS = 32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chain:
-    """A differentiable piece of work and what it reads."""
+@dataclass(slots=True, kw_only=True)
+class Bench:
+    """One operator, ready to be run again and again; all memory of its own is taken here."""
 
     run: Callable[..., Tensor | tuple[Tensor, ...]]
+    """Differentiable; takes the activations, one copy of the weights, and what is fixed."""
     activations: tuple[Tensor, ...]
     weights: tuple[tuple[Tensor, ...], ...] = ((),)
     """Copies in rotation."""
     fixed: tuple[Any, ...] = ()
     """Further arguments that need no gradient."""
+    _turn: int = 0
+    _outputs: tuple[Tensor, ...] = ()
+    _sums: tuple[Tensor, ...] = field(init=False)
+    _gradients: tuple[Tensor, ...] = field(init=False)
 
-
-class Bench:
-    """One operator, ready to be run again and again; all memory of its own is taken here."""
-
-    def __init__(self, chain: Chain) -> None:
-        self._chain = chain
-        self._turn = 0
-        self._outputs: tuple[Tensor, ...] = ()
-        weights = chain.weights[0]
-        self._sums = tuple(torch.zeros_like(w, dtype=torch.float32) for w in weights)
+    def __post_init__(self) -> None:
+        self._sums = tuple(torch.zeros_like(w, dtype=torch.float32) for w in self.weights[0])
         with torch.no_grad():
-            outputs = _several(chain.run(*chain.activations, *weights, *chain.fixed))
-            self._gradients = tuple(ramp_like(output) for output in outputs)
+            self._gradients = tuple(
+                ramp(output.shape, output.dtype, output.device) for output in self._computed()
+            )
+
+    def _computed(self) -> tuple[Tensor, ...]:
+        outputs = self.run(*self.activations, *self.weights[self._turn], *self.fixed)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
 
     def forward(self) -> None:
         """One forward pass, with the graph that the backward pass needs."""
-        chain = self._chain
-        self._turn = (self._turn + 1) % len(chain.weights)
+        self._turn = (self._turn + 1) % len(self.weights)
         with torch.enable_grad():
-            self._outputs = _several(
-                chain.run(*chain.activations, *chain.weights[self._turn], *chain.fixed)
-            )
+            self._outputs = self._computed()
 
     def backward(self) -> None:
         """Gradients of inputs and weights; the latter are added into fp32 buffers."""
         outputs, self._outputs = self._outputs, ()
-        leaves = (*self._chain.activations, *self._chain.weights[self._turn])
+        leaves = (*self.activations, *self.weights[self._turn])
         found = torch.autograd.grad(outputs, leaves, self._gradients)
         for total, part in zip(self._sums, found[len(found) - len(self._sums) :], strict=True):
             total.add_(part)
-
-
-def _several(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 class OptimizerBench:
@@ -131,12 +126,11 @@ class OptimizerBench:
 def make_bench(
     kind: OperatorKind, shape: Shape, config: RunConfig, *, dtype: torch.dtype, device: torch.device
 ) -> Bench | OptimizerBench:
-    """The bench of one operator; raises ``KeyError`` where the kind is not one that is probed."""
+    """The bench of one operator, which must be of a kind that is probed."""
     if kind is OperatorKind.OPTIMIZER:
         return OptimizerBench(shape, device)
     maker = _Maker(config, dtype, device)
-    make = maker.linear if kind.is_linear else getattr(maker, _MAKERS[kind])
-    return Bench(make(shape))
+    return maker.linear(shape) if kind.is_linear else getattr(maker, kind.value)(shape)
 
 
 def ramp(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -145,12 +139,9 @@ def ramp(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tens
     return values.remainder_(251.0).div_(125.0).sub_(1.0).to(dtype).reshape(tuple(shape))
 
 
-def ramp_like(tensor: Tensor) -> Tensor:
-    """The same in the shape, type and place of ``tensor``."""
-    return ramp(tensor.shape, tensor.dtype, tensor.device)
-
-
 class _Maker:
+    """Makes a bench by the name of its operator's kind; all products are ``linear``."""
+
     def __init__(self, config: RunConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._config = config
         self._dtype = dtype
@@ -170,34 +161,34 @@ class _Maker:
         sequence = self._sequence if rows % self._sequence == 0 else rows
         return self._ramp(sequence, rows // sequence, width)
 
-    def linear(self, shape: Shape) -> Chain:
+    def linear(self, shape: Shape) -> Bench:
         tokens, size_in, size_out = shape
-        return Chain(
+        return Bench(
             run=lambda x, w: torch.matmul(x, w.t()),
             activations=(self._three(tokens, size_in),),
             weights=self._weights((size_out, size_in)),
         )
 
-    def norm(self, shape: Shape) -> Chain:
+    def norm(self, shape: Shape) -> Bench:
         rows, width = shape
         is_rms = self._config.model.normalization is not Normalization.LAYER_NORM
         run = kernels.rms_norm if is_rms else kernels.layer_norm
         weights = ((width,),) if is_rms else ((width,), (width,))
-        return Chain(
+        return Bench(
             run=run, activations=(self._three(rows, width),), weights=self._weights(*weights)
         )
 
-    def embedding(self, shape: Shape) -> Chain:
+    def embedding(self, shape: Shape) -> Bench:
         tokens, hidden, rows = shape
         ids = (torch.arange(tokens, device=self._device) * 7919) % rows
         weights = [(rows, hidden)]
         if self._config.model.position_embedding is PositionEmbedding.LEARNED:
             weights.append((tokens, hidden))
-        return Chain(
+        return Bench(
             run=kernels.embed, activations=(), weights=self._weights(*weights), fixed=(ids,)
         )
 
-    def position(self, shape: Shape) -> Chain:
+    def position(self, shape: Shape) -> Bench:
         tokens, width = shape
         model = self._config.model
         channels = model.kv_channels
@@ -205,84 +196,70 @@ class _Maker:
         groups = max(1, width // each)
         x = self._three(tokens, width)
         if self._config.model.position_embedding is not PositionEmbedding.ROPE:
-            return Chain(run=kernels.split_heads, activations=(x,), fixed=(groups, channels, None))
+            return Bench(run=kernels.split_heads, activations=(x,), fixed=(groups, channels, None))
         angles = ramp((x.shape[0], 1, 1, channels), self._dtype, self._device)
-        return Chain(run=kernels.split_heads, activations=(x,), fixed=(groups, channels, angles))
+        return Bench(run=kernels.split_heads, activations=(x,), fixed=(groups, channels, angles))
 
-    def attention(self, shape: Shape) -> Chain:
+    def core_attention(self, shape: Shape) -> Bench:
         micro_batch, heads, groups, sequence, channels = shape
         query = self._ramp(sequence, micro_batch, heads, channels)
         keys = [self._ramp(sequence, micro_batch, groups, channels) for _ in range(2)]
         if self._config.is_attention_fused:
-            return Chain(run=kernels.fused_attention, activations=(query, *keys))
+            return Bench(run=kernels.fused_attention, activations=(query, *keys))
         mask = torch.ones(sequence, sequence, dtype=torch.bool, device=self._device).triu_(1)
         dropout = kernels.Dropout(self._config.attention_dropout, self._device)
-        return Chain(
+        return Bench(
             run=kernels.unfused_attention, activations=(query, *keys), fixed=(mask, dropout)
         )
 
-    def residual(self, shape: Shape) -> Chain:
+    def residual(self, shape: Shape) -> Bench:
         rows, width = shape
         states = tuple(self._three(rows, width) for _ in range(2))
         weights = self._weights((width,), (width,)) if self._config.model.has_bias else ((),)
         dropout = kernels.Dropout(self._config.hidden_dropout, self._device)
-        return Chain(
+        return Bench(
             run=lambda x, residual, *biases: kernels.add_residuals(x, residual, biases, dropout),
             activations=states,
             weights=weights,
         )
 
-    def activation(self, shape: Shape) -> Chain:
+    def activation(self, shape: Shape) -> Bench:
         rows, size_in, size_out = shape
         run = kernels.gated if size_in == 2 * size_out else kernels.gelu
         weights = self._weights((size_in,)) if self._config.model.has_bias else ((),)
-        return Chain(run=run, activations=(self._three(rows, size_in),), weights=weights)
+        return Bench(run=run, activations=(self._three(rows, size_in),), weights=weights)
 
-    def loss(self, shape: Shape) -> Chain:
+    def loss(self, shape: Shape) -> Bench:
         rows, vocabulary = shape
         targets = (torch.arange(rows, device=self._device) * 7919) % vocabulary
         x = self._three(rows, vocabulary)
         fixed = (targets.reshape(x.shape[:-1]),)
-        return Chain(run=kernels.VocabularyLoss.apply, activations=(x,), fixed=fixed)
+        return Bench(run=kernels.VocabularyLoss.apply, activations=(x,), fixed=fixed)
 
-    def router(self, shape: Shape) -> Chain:
+    def router(self, shape: Shape) -> Bench:
         tokens, hidden, experts = shape
         model = self._config.model.experts
         top = 1 if model is None else model.top_k
-        return Chain(
+        return Bench(
             run=kernels.route,
             activations=(self._three(tokens, hidden),),
             weights=self._weights((experts, hidden)),
             fixed=(top,),
         )
 
-    def grouped(self, shape: Shape) -> Chain:
+    def grouped_linear(self, shape: Shape) -> Bench:
         experts, tokens, size_in, size_out = shape
-        return Chain(
+        return Bench(
             run=kernels.grouped,
             activations=(self._ramp(tokens, size_in),),
             weights=self._weights((experts, size_out, size_in)),
         )
 
-    def permute(self, shape: Shape) -> Chain:
+    def permute(self, shape: Shape) -> Bench:
         rows, hidden, _ = shape
         order = (torch.arange(rows, device=self._device) * 7919) % rows
-        return Chain(
+        return Bench(
             run=lambda x, order: x.index_select(0, order),
             activations=(self._ramp(rows, hidden),),
             fixed=(order,),
         )
-
-
-_MAKERS = {
-    OperatorKind.NORM: "norm",
-    OperatorKind.EMBEDDING: "embedding",
-    OperatorKind.POSITION: "position",
-    OperatorKind.CORE_ATTENTION: "attention",
-    OperatorKind.RESIDUAL: "residual",
-    OperatorKind.ACTIVATION: "activation",
-    OperatorKind.LOSS: "loss",
-    OperatorKind.ROUTER: "router",
-    OperatorKind.GROUPED_LINEAR: "grouped",
-    OperatorKind.PERMUTE: "permute",
-}

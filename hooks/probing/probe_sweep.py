@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -23,9 +23,8 @@ from ...calib.workload.collectives import Collective, CollectiveCall, GroupRole
 from ...calib.workload.config import RunConfig
 from ...calib.workload.operators import OperatorKind
 from ..sensors.stopwatch import Stopwatch
-from .probe_memory import Room
 from .probe_operators import ramp
-from .probe_runs import ProbeRuns, slowest_s
+from .probe_runs import FREE_FRAC, ProbeRuns, Room, slowest_s
 from .probe_transfers import TransferBench, carrier_of
 
 _SQUARES = (512, 1024, 2048, 4096, 8192)
@@ -61,7 +60,6 @@ class SweepTask:
     config: RunConfig
     device: torch.device
     seconds: float
-    clock: Callable[[], float] = time.perf_counter
 
 
 def sweep_operators(work: SweepTask, stopwatch: Stopwatch) -> Iterator[Record]:
@@ -71,14 +69,14 @@ def sweep_operators(work: SweepTask, stopwatch: Stopwatch) -> Iterator[Record]:
     end_s = math.inf
     for probe in chain(_operators(work.config, work.seconds), _products(work.config)):
         is_possible = probe.nbytes <= free_nbytes(work.device, room)
-        left_s = end_s - work.clock()
+        left_s = end_s - time.perf_counter()
         if left_s <= 0 or probe.cost_s > _MOST_FRAC * work.seconds or not is_possible:
             continue
         log = runs.begin(0, 0)
         runs.operator(probe, log)
         if end_s == math.inf:
             # From here on: what libraries do on their first call is no measurement.
-            end_s = work.clock() + work.seconds
+            end_s = time.perf_counter() + work.seconds
         runs.end(log)
         if work.device.type == "cuda":
             torch.cuda.synchronize(work.device)
@@ -130,7 +128,7 @@ def copy_bytes_per_s(device: torch.device) -> float:
 def free_nbytes(device: torch.device, room: Room) -> float:
     """What a probe may take where no training runs beside it."""
     if device.type == "cuda":
-        return 0.8 * torch.cuda.mem_get_info(device)[0]
+        return FREE_FRAC * torch.cuda.mem_get_info(device)[0]
     return math.inf if room.has(1 << 30) else 1 << 28
 
 

@@ -2,7 +2,7 @@
 
 Operators run on each rank alike, at the same steps and in the same order, so that nobody waits for
 one.  Collectives run on groups that exist, only where every rank has agreed just before (see
-``agreement``).  A fault ends the probes, not the session; ranks that cannot take part say no.
+``Votes.meet``).  A fault ends the probes, not the session; ranks that cannot take part say no.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from ...calib.records.record_kinds import Record
 from ...calib.workload.config import RunConfig
 from ...calib.workload.ranks import group
 from ..process.settings import Settings
+from ..process.votes import Votes
 from ..sensors.stopwatch import Stopwatch
-from .agreement import Agreement
-from .probe_memory import Room
-from .probe_runs import ProbeLog, ProbeRuns, dtype_of
+from .probe_runs import ProbeLog, ProbeRuns, Room, dtype_of
 from .probe_transfers import TransferBench, find_carrier
 
 SLICE_FRAC = 0.05
@@ -31,6 +30,7 @@ SLICE_FRAC = 0.05
 PATIENCE_S = 5.0
 """How long ranks wait for each other before collectives."""
 MOST_REFUSALS = 2
+_ABSTAINS = "a rank cannot take part"
 _BATCH_S = 0.02
 """Expected time of the collectives that one agreement is for."""
 
@@ -59,8 +59,8 @@ class Probing:
         self._operators = [probe for probe in plan if isinstance(probe, OperatorProbe)]
         self._transfers = [probe for probe in plan if isinstance(probe, CollectiveProbe)]
         self._name = fingerprint(plan)
-        self._agreement = _agreement(settings)
-        if self._agreement is None:
+        self._votes = _votes(settings)
+        if self._votes is None:
             self._transfers = []
         self._runs = ProbeRuns(config, device, stopwatch)
         self._room = Room(device, local_world_size=settings.rank.local_world_size)
@@ -98,9 +98,9 @@ class Probing:
         """No more probes here, and no collectives anywhere."""
         self._operators.clear()
         self._logs.clear()
-        if self._transfers and self._agreement is not None:
+        if self._transfers and self._votes is not None:
             for ahead in range(MOST_REFUSALS):
-                self._agreement.refuse(str(self._num_met + ahead))
+                self._votes.refuse(self._num_met + ahead, _ABSTAINS)
         self._transfers.clear()
 
     def _hand_over(self) -> None:
@@ -130,18 +130,15 @@ class Probing:
 
     def _meet(self, step: int, window: int) -> None:
         """The next few collectives, on all ranks or on none."""
-        agreement = self._agreement
-        if agreement is None:
+        votes = self._votes
+        if votes is None:
             return
         batch = self._next_batch()
         benches = self._benches(batch) if self.spent_s < self._budget_s else None
-        name, self._num_met = str(self._num_met), self._num_met + 1
+        number, self._num_met = self._num_met, self._num_met + 1
         if benches is None:
-            agreement.refuse(name)
-            is_agreed = False
-        else:
-            is_agreed = agreement.meet(name, self._name, patience_s=PATIENCE_S)
-        if not is_agreed or benches is None:
+            votes.refuse(number, _ABSTAINS)
+        if benches is None or not votes.meet(number, self._name, patience_s=PATIENCE_S):
             self._num_refused += 1
             if self._num_refused >= MOST_REFUSALS:
                 self._transfers.clear()
@@ -183,9 +180,10 @@ class Probing:
         return found
 
 
-def _agreement(settings: Settings) -> Agreement | None:
+def _votes(settings: Settings) -> Votes | None:
     """A meeting place at the store that the ranks were launched with; None where there is none."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
         return None
     store = distributed_c10d._get_default_store()
-    return Agreement(store, prefix=f"probe/{settings.rank.run_id}", num_ranks=dist.get_world_size())
+    name = f"forerun/probe/{settings.rank.run_id}"
+    return Votes(store, name, num_ranks=dist.get_world_size())

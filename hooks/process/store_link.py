@@ -9,36 +9,12 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 CONNECT_S = 5.0
 """Within which a server that is there takes a connection."""
 ANSWER_S = 30.0
 """The same for the store's client, which may look up names first: seconds where DNS is slow."""
-
-
-class Store(Protocol):
-    """The part of ``torch.distributed.Store`` that is used."""
-
-    def add(self, key: str, amount: int, /) -> int:
-        """Add to a counter; its new value."""
-        ...
-
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Write where the key is absent and ``expected`` empty; the value that stands."""
-        ...
-
-    def check(self, keys: list[str], /) -> bool:
-        """True where all keys exist."""
-        ...
-
-    def get(self, key: str, /) -> bytes:
-        """The value of a key that exists."""
-        ...
-
-    def set(self, key: str, value: str, /) -> None:
-        """Write a key."""
-        ...
 
 
 class StoreLink:

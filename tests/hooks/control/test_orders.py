@@ -17,11 +17,12 @@ from torch.distributed import HashStore
 
 from forerun.calib.workload.run_options import OnAdvice
 from forerun.hooks.control.orders import MARKER, Orders
-from forerun.hooks.control.votes import LATE, YES, OrderKind, Proposal, Votes
+from forerun.hooks.control.proposals import OrderKind, Proposal
 from forerun.hooks.process.guard import MAX_FAULTS, Guard
 from forerun.hooks.process.host import Host
 from forerun.hooks.process.launch_identity import launch_folder
 from forerun.hooks.process.settings import RankInfo, Settings
+from forerun.hooks.process.votes import LATE, YES, Votes
 
 NUM_RANKS = 3
 STOP = {"order": "stop", "reason": "late by 1 h", "rule": "deadline", "command": ["t.py", "--x"]}
@@ -234,10 +235,10 @@ def test_a_loop_that_never_asks_is_not_said_to_have_stopped(
 def test_whatever_ranks_do_and_in_which_order_none_reads_another_outcome(
     moves: list[tuple[int, str]],
 ) -> None:
-    ballots = Votes(HashStore(), num_ranks=NUM_RANKS)
+    ballots = Votes(HashStore(), "order", num_ranks=NUM_RANKS)
     proposal = Proposal(kind=OrderKind.STOP, step=9, settle=7)
-    ballots.propose(0, proposal)
-    assert ballots.proposal(0) == proposal and ballots.proposal(1) is None
+    ballots.propose(0, proposal.to_text())
+    assert Proposal.from_text(ballots.proposal(0)) == proposal and not ballots.proposal(1)
     accepted, read = set[int](), set[str]()
     for rank, move in moves:
         if move == "refuse":

@@ -106,11 +106,11 @@ def test_a_linear_adds_its_weight_gradient_to_a_buffer_and_to_no_grad() -> None:
     assert isinstance(bench, Bench)
     bench.forward()
     bench.backward()
-    (x,) = bench._chain.activations
+    (x,) = bench.activations
     gradient = bench._gradients[0]
     expected = torch.einsum("sbo,sbi->oi", gradient, x.detach())
     assert torch.allclose(bench._sums[0], expected, atol=1e-4)
-    assert x.grad is None and all(w.grad is None for w in bench._chain.weights[0])
+    assert x.grad is None and all(w.grad is None for w in bench.weights[0])
 
 
 def test_the_loss_is_cross_entropy_and_its_gradient() -> None:

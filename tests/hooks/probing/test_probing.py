@@ -12,7 +12,7 @@ import torch
 from forerun.calib.records.record_kinds import OperatorRecord, Record
 from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
 from forerun.calib.workload.operators import Phase
-from forerun.hooks.probing import probe_memory
+from forerun.hooks.probing import probe_runs
 from forerun.hooks.probing.probes import Probing
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.host import Host
@@ -91,7 +91,7 @@ def test_every_repeat_is_a_record_of_a_probe() -> None:
 
 
 def test_what_does_not_fit_into_free_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe_memory, "available_nbytes", lambda: 0)
+    monkeypatch.setattr(probe_runs, "available_nbytes", lambda: 0)
     records: list[Record] = []
     probes = probing(60.0, records.append)
     run_all(probes)

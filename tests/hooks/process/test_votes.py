@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from forerun.hooks.probing.agreement import Agreement
+from forerun.hooks.process.votes import Votes
 
 RANKS = 5
 
@@ -17,12 +17,11 @@ def store() -> dist.Store:
     return dist.HashStore()
 
 
-def meet(store: dist.Store, votes: list[str], *, patience_s: float, name: str = "0") -> list[bool]:
+def meet(store: dist.Store, votes: list[str], *, patience_s: float, number: int = 0) -> list[bool]:
     """Every voter meets the others in a thread of its own."""
 
     def one(vote: str) -> bool:
-        agreement = Agreement(store, prefix="test", num_ranks=RANKS)
-        return agreement.meet(name, vote, patience_s=patience_s)
+        return Votes(store, "test", num_ranks=RANKS).meet(number, vote, patience_s=patience_s)
 
     with ThreadPoolExecutor(RANKS) as pool:
         return list(pool.map(one, votes))
@@ -42,12 +41,12 @@ def test_nobody_goes_where_plans_differ(store: dist.Store) -> None:
 
 
 def test_a_refusal_is_heard_without_waiting(store: dist.Store) -> None:
-    Agreement(store, prefix="test", num_ranks=RANKS).refuse("0")
+    Votes(store, "test", num_ranks=RANKS).refuse(0, "planted")
     assert meet(store, ["a"] * (RANKS - 1), patience_s=1e9) == [False] * (RANKS - 1)
 
 
 @pytest.mark.parametrize("patience_s", [0.0, 0.0003, 0.001])
 def test_however_short_the_patience_all_hear_the_same(store: dist.Store, patience_s: float) -> None:
     for turn in range(20):
-        heard = meet(store, ["a"] * RANKS, patience_s=patience_s, name=str(turn))
+        heard = meet(store, ["a"] * RANKS, patience_s=patience_s, number=turn)
         assert len(set(heard)) == 1

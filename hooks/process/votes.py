@@ -1,0 +1,91 @@
+"""All ranks or none: what they agree on by votes at the store, without a collective.
+
+A collective that one rank does not join hangs the others, and on a group of training it would also
+be taken for training's next one.  So each question has one outcome, and its first write stands
+(compare and set): the last rank to accept writes ``yes``, and one that cannot or will not accept,
+or is out of patience, writes ``no`` and why.  ``yes`` means that every rank has accepted, and that
+none can have read anything else.  Nothing here waits inside the store, which other threads use.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+YES = "yes"
+LATE = "late"
+_NO = "no: "
+_PAUSE_S = 0.0005
+_PAUSE_PER_RANK_S = 0.00002
+"""So that the store answers at most some 50,000 questions a second."""
+
+
+class Votes:
+    """One question after the other, each under a number that is used once."""
+
+    def __init__(self, store: Store, prefix: str, *, num_ranks: int) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._num_ranks = num_ranks
+
+    def propose(self, number: int, text: str) -> str:
+        """Lay a text before all ranks, where none lies there yet; the one that does."""
+        return self._settle(number, "proposal", text)
+
+    def proposal(self, number: int) -> str:
+        """What is proposed under this number; empty where nothing is yet."""
+        return self._read(number, "proposal")
+
+    def accept(self, number: int) -> str:
+        """This rank will follow; the outcome where that settles it, else an empty text."""
+        if self._store.add(self._key(number, "count"), 1) >= self._num_ranks:
+            return self._settle(number, "outcome", YES)
+        return self.outcome(number)
+
+    def refuse(self, number: int, why: str) -> str:
+        """Say no for all ranks; the outcome, which may be that all have accepted before."""
+        return self._settle(number, "outcome", _NO + why)
+
+    def outcome(self, number: int) -> str:
+        """What stands; empty where nothing does yet."""
+        return self._read(number, "outcome")
+
+    def meet(self, number: int, text: str, *, patience_s: float) -> bool:
+        """True on all ranks where all came in time with the same text; else False on all.
+
+        On True every rank is inside this call; one that never comes costs the others their patience
+        once.
+        """
+        if self.propose(number, text) != text:
+            return self.refuse(number, "plans differ") == YES
+        deadline_s = time.monotonic() + patience_s
+        outcome = self.accept(number)
+        while not outcome:
+            if time.monotonic() > deadline_s:
+                outcome = self.refuse(number, LATE)
+            else:
+                time.sleep(_PAUSE_S + _PAUSE_PER_RANK_S * self._num_ranks)
+                outcome = self.outcome(number)
+        return outcome == YES
+
+    def _key(self, number: int, part: str) -> str:
+        return f"{self._prefix}/{number}/{part}"
+
+    def _read(self, number: int, part: str) -> str:
+        key = self._key(number, part)
+        return self._store.get(key).decode() if self._store.check([key]) else ""
+
+    def _settle(self, number: int, part: str, wish: str) -> str:
+        return self._store.compare_set(self._key(number, part), "", wish).decode()
+
+
+def why_not(outcome: str) -> str:
+    """The reason in an outcome that is a no.
+
+    >>> why_not("no: late")
+    'late'
+    """
+    return outcome.removeprefix(_NO)
