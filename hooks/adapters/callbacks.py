@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from ..process.guard import Guard
 from ..process.host import Host, Reference, living, reference, references
@@ -14,9 +14,6 @@ from ..session.session import Session, running
 from .chain import chain_of, unseen_in
 from .first_step import FirstStep, Known
 from .patches import Patches
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,20 +145,20 @@ class WatchedTraining:
         """True once all ranks have agreed to end after this step."""
         return self._session is not None and bool(self._session.should_stop())
 
-    def protected(self, function: Callable[_P, _T]) -> Callable[_P, _T | None]:
-        """``function``, whose faults do not reach training."""
-        guard = Guard() if self._session is None else self._session.guard
-        return guard.protect(function)
+    @property
+    def guard(self) -> Guard:
+        """Keeps faults from training."""
+        return Guard() if self._session is None else self._session.guard
 
     def begin_phase(self, name: str) -> None:
         """A part of the step begins."""
         if self._session is not None:
-            self.protected(self._session.begin_phase)(name)
+            self._session.begin_phase(name)
 
     def end_phase(self, name: str) -> None:
         """It ends."""
         if self._session is not None:
-            self.protected(self._session.end_phase)(name)
+            self._session.end_phase(name)
 
     def begin_bracket(self, name: str) -> None:
         """An evaluation begins."""

@@ -75,7 +75,7 @@ class _Events(WatchedTraining):
             self.end_phase(OPTIMIZER)
             self.end_step()
             if self.should_stop and trainer.checkpoint_callbacks and not trainer.should_stop:
-                self.protected(_save)(trainer)
+                self.guard.protect(_save)(trainer)
                 trainer.should_stop = True
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:

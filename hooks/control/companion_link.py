@@ -66,7 +66,10 @@ class CompanionPipe:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._is_alive = self._is_started = False
+        self.is_alive = False
+        """Events can be sent."""
+        self.is_started = False
+        """``start`` has been called."""
         self.num_dropped = 0
         self._late: deque[bytes] = deque(maxlen=_MOST_LATE)
         self._received = b""
@@ -75,7 +78,7 @@ class CompanionPipe:
         except OSError as err:
             _log.warning("[forerun] no live answers: %s; records are written", err)
             return
-        self._is_alive = True
+        self.is_alive = True
         self._socket.setblocking(False)
         with suppress(OSError):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _HELD_NBYTES)
@@ -88,9 +91,9 @@ class CompanionPipe:
         The settings go through a pair of sockets of their own: a list of arguments has a limit, and
         everybody on the machine can read it.
         """
-        if self._is_started or not self._is_alive:
+        if self.is_started or not self.is_alive:
             return
-        self._is_started = True
+        self.is_started = True
         text = json.dumps(settings).encode()
         try:
             ours, theirs = socket.socketpair()
@@ -104,7 +107,7 @@ class CompanionPipe:
                     )
                 _hand_over(ours, text)
         except OSError as err:
-            self._is_alive = False
+            self.is_alive = False
             self._socket.close()
             _log.warning(
                 "[forerun] no live answers: cannot start %s (%s); records are written",
@@ -112,22 +115,12 @@ class CompanionPipe:
                 str(err),
             )
 
-    @property
-    def is_alive(self) -> bool:
-        """True while events can be sent."""
-        return self._is_alive
-
-    @property
-    def is_started(self) -> bool:
-        """True once ``start`` has been called."""
-        return self._is_started
-
     def send(self, event: Mapping[str, Any]) -> None:
         """Write one event, or drop a step, or keep what is rarer for later; never waits.
 
         Before the start as well.
         """
-        if not self._is_alive:
+        if not self.is_alive:
             return
         line = json.dumps(event).encode() + b"\n"
         try:
@@ -141,7 +134,7 @@ class CompanionPipe:
                 self._late.append(line)
         except OSError:
             _log.warning("[forerun] the companion has ended; records are still written")
-            self._is_alive = False
+            self.is_alive = False
             self._socket.close()
 
     def _send_late(self) -> None:
@@ -151,7 +144,7 @@ class CompanionPipe:
 
     def receive(self) -> list[dict[str, Any]]:
         """What the companion has written back since the last call; never waits."""
-        if not self._is_alive:
+        if not self.is_alive:
             return []
         with suppress(OSError):
             self._received += self._socket.recv(_MOST_NBYTES)
@@ -164,7 +157,7 @@ class CompanionPipe:
 
     def close(self, timeout_s: float = PATIENCE_S) -> None:
         """End its input and wait for its last words; only for the end of the process."""
-        is_alive, self._is_alive = self._is_alive, False
+        is_alive, self.is_alive = self.is_alive, False
         if not is_alive:
             return
         with suppress(OSError):  # still full

@@ -48,8 +48,9 @@ class Live:
             self._wandb = HostWandb(
                 self._forecast, is_stepped=host is None or host.is_wandb_stepped
             )
-        is_home = None if host is None else host.is_home
-        is_home = self._settings.rank.is_last if is_home is None else is_home
+        is_home = self._settings.rank.is_last
+        if host is not None and host.is_home is not None:
+            is_home = host.is_home
         has_program = bool(self._settings.companion_command)
         if is_home and has_program and self._pipe is None:
             self._environment = dict(os.environ)
@@ -68,26 +69,28 @@ class Live:
         """The name of this launch; empty until it is known."""
         return self._identity.name
 
+    def tell(self, event: str, **values: Any) -> None:
+        """An event for the companion, where this rank has one."""
+        if self._pipe is not None:
+            self._pipe.send({"event": event, **values})
+
     def step(
         self, number: int, plan: StepPlan, duration_ns: int, gap_ns: int, flags: Iterable[StepFlag]
     ) -> None:
         """A step has ended."""
         time_s = (duration_ns + gap_ns) * 1e-9
         is_after_window = self._is_after_window and plan.window is None
-        if self._pipe is not None:
-            self._pipe.send(
-                {
-                    "event": "step",
-                    "step": number,
-                    "time_s": time_s,
-                    "gap_s": gap_ns * 1e-9,
-                    "is_hooked": plan.is_hooked,
-                    "window": plan.window,
-                    "is_after_window": is_after_window,
-                    "flags": [flag.value for flag in flags],
-                    "unix_s": time.time(),
-                }
-            )
+        self.tell(
+            "step",
+            step=number,
+            time_s=time_s,
+            gap_s=gap_ns * 1e-9,
+            is_hooked=plan.is_hooked,
+            window=plan.window,
+            is_after_window=is_after_window,
+            flags=[flag.value for flag in flags],
+            unix_s=time.time(),
+        )
         self._is_after_window = self._is_after_window or plan.is_last
         if self._wandb is not None:
             if plan.window is not None and not plan.is_hooked and not plan.is_warmup:
@@ -101,22 +104,6 @@ class Live:
     def orders(self) -> list[dict[str, Any]]:
         """What the companion has asked of this run since the last call; elsewhere nothing."""
         return [] if self._pipe is None else self._pipe.receive()
-
-    def phase(self, name: str, step: int, duration_ns: int) -> None:
-        """An evaluation or a save has ended."""
-        self._send({"event": "phase", "name": name, "time_s": duration_ns * 1e-9, "step": step})
-
-    def window_closed(self, window: int, last_step: int) -> None:
-        """This rank's records of a window are on disk."""
-        self._send({"event": "window_closed", "window": window, "last_step": last_step})
-
-    def probed(self, window: int, last_step: int) -> None:
-        """This rank's probes are on disk: the answer of a window can be given again."""
-        self._send({"event": "probed", "window": window, "last_step": last_step})
-
-    def end(self, step: int) -> None:
-        """Training has ended."""
-        self._send({"event": "end", "step": step, "unix_s": time.time()})
 
     def poll(self) -> None:
         """Start the companion once the launch has a name, look for a new forecast.
@@ -148,10 +135,6 @@ class Live:
             return
         value = encode_fields(replace(told, launch_id=name))
         pipe.start(self._settings.companion_command, self._environment, value)
-
-    def _send(self, event: dict[str, Any]) -> None:
-        if self._pipe is not None:
-            self._pipe.send(event)
 
 
 def companion_settings(

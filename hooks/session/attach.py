@@ -118,8 +118,7 @@ class AttachedRun:
         """Begin the first step."""
         optimizer, self._optimizer = self._optimizer, None
         if optimizer is not None:
-            begin = self._session.guard.protect(self._session.begin_phase)
-            end = self._session.guard.protect(self._session.end_phase)
+            begin, end = self._session.begin_phase, self._session.end_phase
             # An optimizer that is none of torch's may have no hooks; then it is in no phase.
             for name, mark in (("register_step_pre_hook", begin), ("register_step_post_hook", end)):
                 register = getattr(optimizer, name, None)
@@ -147,8 +146,7 @@ class AttachedRun:
         if name in (EVAL, SAVE):
             begin, end = session.begin_bracket, session.end_bracket
         else:
-            begin = session.guard.protect(session.begin_phase)
-            end = session.guard.protect(session.end_phase)
+            begin, end = session.begin_phase, session.end_phase
         begin(name)
         try:
             yield

@@ -54,7 +54,7 @@ class Instruments:
         self._microbatches = microbatches
         self._max_marks = min(MAX_MARKS, MAX_WINDOW_MARKS // max(1, num_steps))
         self.device = device_name(found.models)
-        self.recorder = Recorder(_stopwatch(found.models))
+        self.recorder = Recorder(stopwatch_for(found.models))
         self._modules = ModuleHooks(found.models if has_operators else (), self.recorder, guard)
         self._regions = find_regions(found.models)
         self.flight = FlightRecorder()
@@ -154,19 +154,21 @@ def device_name(models: tuple[torch.nn.Module, ...]) -> str:
 
     ``torch.cuda.is_available`` is not asked: under the CPU stand-in it says yes.
     """
-    weight = _any_parameter(models)
+    device = _device(models)
+    return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+
+
+def _device(models: tuple[torch.nn.Module, ...]) -> torch.device:
+    """Of the first parameter; all that is not CUDA counts as the host."""
+    weight = next((weight for model in models for weight in model.parameters()), None)
     if weight is None or weight.device.type != "cuda":
-        return "cpu"
-    return torch.cuda.get_device_name(weight.device)
+        return torch.device("cpu")
+    return weight.device
 
 
-def _any_parameter(models: tuple[torch.nn.Module, ...]) -> torch.Tensor | None:
-    return next((weight for model in models for weight in model.parameters()), None)
-
-
-def _stopwatch(models: tuple[torch.nn.Module, ...]) -> Stopwatch:
-    weight = _any_parameter(models)
-    if weight is None or weight.device.type != "cuda":
+def stopwatch_for(models: tuple[torch.nn.Module, ...]) -> Stopwatch:
+    """What takes marks where the parameters are."""
+    if _device(models).type == "cpu":
         return HostStopwatch()
     device = torch.cuda.current_device()
     # Half the time of ``torch.cuda.current_stream``, which makes an object for each call.

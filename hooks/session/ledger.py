@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...calib.records.record_kinds import PhaseRecord, StepRecord, WindowRecord
@@ -18,15 +19,13 @@ if TYPE_CHECKING:
 class Ledger:
     """What the training side knows of the window that is open; marks wait until they can be read.
 
-    ``on_written(window, last_step)`` follows when all records of a window have their place.
+    ``tell`` takes the event that all records of a window have their place.
     """
 
-    def __init__(
-        self, writer: RecordWriter, guard: Guard, on_written: Callable[[int, int], None]
-    ) -> None:
+    def __init__(self, writer: RecordWriter, guard: Guard, tell: Callable[..., None]) -> None:
         self._writer = writer
         self._guard = guard
-        self._on_written = on_written
+        self._tell = tell
         self._pending: list[StepLog] = []
         self._ending: WindowEnd | None = None
         self._first: int | None = None
@@ -60,6 +59,10 @@ class Ledger:
                 )
             )
 
+    def tell_window(self, event: str) -> None:
+        """An event about the latest window."""
+        self._tell(event, window=self.window, last_step=self.last)
+
     def add_log(self, log: StepLog) -> None:
         """Marks of a hooked step."""
         self._pending.append(log)
@@ -68,19 +71,20 @@ class Ledger:
         """The window's last step is in; does nothing where none is open."""
         if self._first is None:
             return
-        window, last = self.window, self.last
         self._ending = WindowEnd(
             record=WindowRecord(
-                window=window,
+                window=self.window,
                 first_step=self._first,
-                last_step=last,
+                last_step=self.last,
                 num_faults=self._guard.num_faults,
                 num_dropped=self._num_dropped + self._writer.num_dropped,
                 memory_peak_nbytes=instruments.memory_peak_nbytes() if instruments else 0,
                 device_memory_nbytes=instruments.device_memory_nbytes() if instruments else 0,
             ),
-            coverage=instruments.coverage(window) if instruments else (),
-            on_written=lambda: self._on_written(window, last),
+            coverage=instruments.coverage(self.window) if instruments else (),
+            on_written=partial(
+                self._tell, "window_closed", window=self.window, last_step=self.last
+            ),
             flight=instruments.flight.close_window() if instruments else FlightWindow(),
         )
         self._first = None

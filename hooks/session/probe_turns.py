@@ -86,12 +86,12 @@ class ProbeTurns:
                 _log.warning("[forerun] no probes: choosing them needs numpy beside training")
             return None
         from ..probing.probes import Probing
-        from . import instruments
+        from .instruments import stopwatch_for
 
         return Probing(
             config,
             self._settings,
             device=weight.device,
-            stopwatch=instruments._stopwatch(host.models),
+            stopwatch=stopwatch_for(host.models),
             put=self._put,
         )

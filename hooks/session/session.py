@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...calib.records.record_kinds import Header, RunRecord, StepFlag
@@ -47,12 +47,10 @@ _BRACKET_FLAGS = {
 class Session:
     """What adapters call.  No method raises; after three faults all of them do nothing."""
 
-    def __init__(
-        self, settings: Settings, *, clock: Callable[[], int] = time.perf_counter_ns
-    ) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.guard = Guard(self._take_all_off)
-        self._clock = clock
+        self._clock = time.perf_counter_ns
         self._started_unix_s = time.time()
         self._plan = WindowPlan(steps=settings.steps, every=settings.every)
         self._owner: Reference | None = None  # a framework may hang its model on a callback
@@ -69,19 +67,20 @@ class Session:
             exchange=self._duty.exchange,
         )
         self._fitting = Fitting(self.guard, self._writer.put)
-        self._ledger = Ledger(self._writer, self.guard, self._live.window_closed)
+        self._ledger = Ledger(self._writer, self.guard, self._live.tell)
         self._probes = ProbeTurns(
             settings,
             self.guard,
             put=self._writer.put,
-            on_done=lambda: self._live.probed(self._ledger.window, self._ledger.last),
-            clock=clock,
+            on_done=partial(self._ledger.tell_window, "probed"),
+            clock=self._clock,
         )
         self._tracing = Tracing(settings.trace, self.guard, self._writer.put)
         self._index = 0
         self._next = 0
         self._step: OpenStep | None = None
-        self._is_in_step = False
+        self.is_in_step = False
+        """Between ``begin_step`` and ``end_step``."""
         self._between = Between()
         self._collections = CollectionWatch(self._note_collection)
         self._brackets: dict[str, int] = {}
@@ -89,9 +88,15 @@ class Session:
         self._num_restarts = 0
         self._has_started = False
         self._is_finished = False
+        self._open_doors()
+
+    def _open_doors(self) -> None:
+        """What adapters call, protected."""
         protect = self.guard.protect
         self.begin_step = protect(self._begin_step)
         self.end_step = protect(self._end_step)
+        self.begin_phase = protect(self._begin_phase)
+        self.end_phase = protect(self._end_phase)
         self.begin_bracket = protect(self._begin_bracket)
         self.end_bracket = protect(self._end_bracket)
         self.abandon = protect(self._abandon)
@@ -99,17 +104,12 @@ class Session:
         self.finish = protect(self._finish)
         self.should_stop = protect(self._orders.ask)
 
-    @property
-    def is_in_step(self) -> bool:
-        """True between ``begin_step`` and ``end_step``."""
-        return self._is_in_step
-
-    def begin_phase(self, name: str) -> None:
+    def _begin_phase(self, name: str) -> None:
         """A phase that the adapter itself brackets."""
         if self._fitting.instruments is not None:
             self._fitting.instruments.recorder.begin_phase(name)
 
-    def end_phase(self, name: str) -> None:
+    def _end_phase(self, name: str) -> None:
         """The end of such a phase."""
         if self._fitting.instruments is not None:
             self._fitting.instruments.recorder.end_phase(name)
@@ -146,17 +146,14 @@ class Session:
         self.guard.enter()
         # Counted before all else, faults or not: ranks agree on what they do at which number.
         last, number = self._next - 1, self._next if step is None else step
-        self._next, self._is_in_step = number + 1, True
+        self._next, self.is_in_step = number + 1, True
         is_opening = self._orders.begin_step(number)
         if self.guard.is_tripped or self._is_finished:
             return
         if is_opening:
             self._plan = self._plan.opened_at(self._index)
         if not self._probes.is_over:
-            host = self._fitting.alive()
-            planned, window = self._plan.at(self._index), self._ledger.window
-            self._probes.before_step(host, planned, self._between, step=last, window=window)
-            del host  # this frame is in the traceback of what training raises
+            self._probe(last)
         start_ns = self._clock()
         gap_ns = self._between.gap_ns(start_ns)
         flags = self._report_brackets(last)
@@ -175,9 +172,19 @@ class Session:
             self._collections.begin()
         if plan.is_hooked:
             self._decide()
+        self._put_on(self._step)
+
+    def _probe(self, last: int) -> None:
+        host = self._fitting.alive()
+        planned, window = self._plan.at(self._index), self._ledger.window
+        self._probes.before_step(host, planned, self._between, step=last, window=window)
+
+    def _put_on(self, step: OpenStep) -> None:
+        """Hooks, or the profiler, where the plan has them on this step."""
+        plan = step.plan
         if plan.is_hooked and plan.window is not None and self._fitting.host is not None:
             instruments = self._fitting.put_on(
-                step=number,
+                step=step.number,
                 window=plan.window,
                 microbatches=self._microbatches,
                 num_steps=self._plan.num_hooked,
@@ -187,10 +194,10 @@ class Session:
             if instruments is not None:
                 num_traced = int(self._tracing.is_wanted(instruments))
                 self._plan = replace(self._plan, num_traced=num_traced)
-            self._step.hook_ns += self._clock() - start_ns
+            step.hook_ns += self._clock() - step.start_ns
         if plan.is_traced and self._duty.part is Recorded.OPERATORS:
-            flags |= self._tracing.begin(
-                self._fitting.instruments, step=number, window=plan.window or 0
+            step.flags |= self._tracing.begin(
+                self._fitting.instruments, step=step.number, window=plan.window or 0
             )
 
     def _start(self) -> None:
@@ -221,7 +228,7 @@ class Session:
 
     def _end_step(self, *, is_rerun: bool = False) -> None:
         self._orders.end_step(self._next - 1)
-        self._is_in_step = False
+        self.is_in_step = False
         step, self._step = self._step, None
         if step is None:
             return
@@ -287,7 +294,8 @@ class Session:
         step = max(0, last)
         self._ledger.add_brackets(brackets, step)
         for name, (start_ns, end_ns) in brackets.items():
-            self._live.phase(name, step, end_ns - start_ns)
+            time_s = (end_ns - start_ns) * 1e-9
+            self._live.tell("phase", name=name, time_s=time_s, step=step)
         return {_BRACKET_FLAGS[name] for name in brackets if name in _BRACKET_FLAGS}
 
     def _note_collection(self) -> None:
@@ -296,7 +304,7 @@ class Session:
 
     def _abandon(self) -> None:
         """The step that runs will not end: everything off, the steps before it stay."""
-        self._is_in_step = False
+        self.is_in_step = False
         self._take_all_off()
 
     def _take_all_off(self) -> None:
@@ -336,7 +344,7 @@ class Session:
         self._orders.close()
         self._probes.finish()
         self._fitting.drop()
-        self._live.end(max(0, self._next - 1))
+        self._live.tell("end", step=max(0, self._next - 1), unix_s=time.time())
 
     def _at_exit(self) -> None:
         self.finish()

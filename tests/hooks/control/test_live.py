@@ -150,9 +150,9 @@ def test_only_the_last_rank_starts_a_companion_and_tells_it_every_step(tmp_path:
         live = Live(settings(tmp_path, rank=rank, command=command))
         live.start()
         live.step(0, StepPlan(window=0, is_hooked=False, is_last=True), 2 * 10**9, 10**9, ())
-        live.window_closed(0, 0)
+        live.tell("window_closed", window=0, last_step=0)
         live.step(1, StepPlan(window=None, is_hooked=False), 10**9, 0, ())
-        live.end(1)
+        live.tell("end", step=1, unix_s=2.0)
         live.settle()
         live.close()
         if rank == 0:
