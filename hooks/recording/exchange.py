@@ -2,6 +2,7 @@
 
 Over the store of the process group, from the writer's thread: no collective, no barrier.  Each rank
 has one key, so that the store holds one window of a run at most; what is collected is deleted.
+What a rank records, and whether it sends, is the same answer on all ranks, without talking.
 """
 
 from __future__ import annotations
@@ -16,8 +17,16 @@ from typing import Any
 
 from ...calib.records.files import replace_file
 from ...calib.records.packed import pack
-from ...calib.workload.recording import MESSAGE_NBYTES, SUMMARIES_NBYTES, RecordingPlan
-from ..process.settings import RankInfo
+from ...calib.workload.config import RunConfig
+from ...calib.workload.recording import (
+    MESSAGE_NBYTES,
+    SMALL_WORLD,
+    SUMMARIES_NBYTES,
+    Recorded,
+    RecordingPlan,
+    recording_plan,
+)
+from ..process.settings import RankInfo, Settings
 from ..process.store_link import StoreLink, find_link, values
 
 _log = logging.getLogger(__name__)
@@ -224,6 +233,38 @@ class Exchange:
             _log.warning(
                 "[forerun] exchange between ranks: %s; what is in --calibrate-dir is used", reason
             )
+
+
+class RecordingRole:
+    """What this rank records: decided before the first hooked step, until then everything.
+
+    Small worlds send nothing.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._rank = settings.rank
+        self._config: RunConfig | None = None
+        self._is_decided = False
+        self.part = Recorded.OPERATORS
+        self.exchange: Exchange | None = None
+        if self._rank.world_size > SMALL_WORLD:
+            folder = settings.directory / "records" / self._rank.run_id
+            self.exchange = Exchange(self._rank, folder)
+
+    def describe(self, config: RunConfig | None) -> None:
+        """What is trained; a new description is decided on anew."""
+        self._config, self._is_decided = config, False
+
+    def decide(self, *, is_home: bool | None) -> RecordingPlan | None:
+        """The plan where the writer has to know it, once; ``is_home`` as the host says."""
+        if self._is_decided or self.exchange is None:
+            return None
+        self._is_decided = True
+        layout = None if self._config is None else self._config.parallelism
+        plan = recording_plan(self._rank.world_size, layout)
+        self.part = plan.part(self._rank.rank)
+        self.exchange.is_home = self._rank.is_last if is_home is None else is_home
+        return plan
 
 
 def _head(window: int) -> bytes:

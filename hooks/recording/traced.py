@@ -191,10 +191,12 @@ class _Reading(Attribution):
     def _known_transfers(self) -> Iterator[Record]:
         """Calls and kernels of one group and collective, in order, where there are as many."""
         asked: dict[TracedCollective, list[Transfer]] = {}
-        for transfer in self.log.transfers[max(1, self._first_transfer) :]:
-            if transfer is not None:
-                message = TracedCollective(collective=transfer.collective, group=transfer.group)
-                asked.setdefault(message, []).append(transfer)
+        for number in range(max(1, self._first_transfer), len(self.log.transfer_kinds)):
+            transfer = self.log.transfer(number)
+            message = TracedCollective(
+                collective=transfer.kind.collective, group=transfer.kind.group
+            )
+            asked.setdefault(message, []).append(transfer)
         done: dict[TracedCollective, list[TracedWork]] = {}
         for item in self._messages:
             if item.message is not None:

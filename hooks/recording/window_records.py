@@ -61,12 +61,7 @@ class WindowRecords:
     def coverage(self, installed: tuple[CoverageRecord, ...]) -> Iterator[CoverageRecord]:
         """What was installed, with how much of it fired."""
         for known in installed:
-            yield CoverageRecord(
-                window=known.window,
-                name=known.name,
-                installed=known.installed,
-                fired=len(self.fired.get(known.name, ())),
-            )
+            yield replace(known, fired=len(self.fired.get(known.name, ())))
 
     def summary(self, window: WindowRecord) -> RankRecord:
         """What every rank can send; complete once the records of all steps were made."""

@@ -20,10 +20,9 @@ from ...calib.workload.operators import OperatorKind
 from ..process.guard import Guard
 from .recorder import Recorder, backward_mark
 from .regions import is_being_compiled
-from .sites import LOSS, find_dispatches, find_joins, find_losses, find_sites, untraceable, why_not
+from .sites import FORWARD, find_places, untraceable, why_not
 from .step_log import NO_SPAN, Site, StepLog
 
-_FORWARD = "forward"
 _MARKS = "forerun"
 _WithoutModes = torch._C.DisableTorchFunction
 
@@ -41,15 +40,10 @@ class ModuleHooks:
         self._recorder = recorder
         self._guard = guard
         out_of_reach = untraceable(chunks)
-        places = [(module, _FORWARD, site) for module, site in find_sites(chunks)]
-        if places:
-            loss = Site(kind=OperatorKind.LOSS)
-            places += [(module, LOSS, loss) for module in find_losses(chunks)]
-        places += [*find_dispatches(chunks), *find_joins(chunks)]
         covers: list[tuple[weakref.ref[Any], str, Callable[..., Any]]] = []
         sites: list[Site] = []
         unseen: list[str] = []
-        for owner, name, site in places:
+        for owner, name, site in find_places(chunks):
             reason = out_of_reach.get(id(owner)) or why_not(owner, name)
             if reason is not None:
                 unseen.append(f"{site.kind.value}:{reason}")
@@ -79,7 +73,7 @@ class ModuleHooks:
     def _cover(self, number: int, site: Site, owner: Any, name: str) -> Callable[..., Any]:
         recorder, begin, finish = self._recorder, self._recorder.begin_span, self._end_span
         fault, original = self._guard.fault, getattr(type(owner), name)
-        is_forward, read, reference = name == _FORWARD, _reader(site), weakref.ref(owner)
+        is_forward, read, reference = name == FORWARD, _reader(site), weakref.ref(owner)
 
         def cover(self: Any, *args: Any, **kwargs: Any) -> Any:
             if is_being_compiled():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,13 +32,19 @@ _ROLES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Payload:
-    """How one method is counted: ``nbytes`` reads its arguments, ``peer`` is the rank's place."""
+    """How one method is counted: the place of the tensors that count, and that of the peer."""
 
     collective: Collective
-    nbytes: Callable[[tuple[Any, ...]], int]
+    place: int | None
     peer: int | None = None
+
+    def nbytes(self, args: tuple[Any, ...]) -> int:
+        """Bytes of the payload of one call."""
+        if self.place is None or len(args) <= self.place:
+            return 0
+        return tensor_nbytes(args[self.place])
 
 
 def role_of(description: str) -> GroupRole:
@@ -60,34 +66,18 @@ def tensor_nbytes(value: Any) -> int:
         return 0
 
 
-def _argument(position: int) -> Callable[[tuple[Any, ...]], int]:
-    def nbytes(args: tuple[Any, ...]) -> int:
-        return tensor_nbytes(args[position]) if len(args) > position else 0
-
-    return nbytes
-
-
-def _nothing(args: tuple[Any, ...]) -> int:
-    return 0
-
-
-def _payload(collective: Collective, position: int | None, peer: int | None = None) -> Payload:
-    nbytes = _nothing if position is None else _argument(position)
-    return Payload(collective=collective, nbytes=nbytes, peer=peer)
-
-
 _OUTPUT, _INPUT = 0, 1
-_GATHER = _payload(Collective.ALL_GATHER, _OUTPUT)
-_SCATTER = _payload(Collective.REDUCE_SCATTER, _INPUT)
-_EXCHANGE = _payload(Collective.ALL_TO_ALL, _INPUT)
-_REDUCE = _payload(Collective.ALL_REDUCE, 0)
-_BARRIER = _payload(Collective.OTHER, None)
+_GATHER = Payload(Collective.ALL_GATHER, _OUTPUT)
+_SCATTER = Payload(Collective.REDUCE_SCATTER, _INPUT)
+_EXCHANGE = Payload(Collective.ALL_TO_ALL, _INPUT)
+_REDUCE = Payload(Collective.ALL_REDUCE, 0)
+_BARRIER = Payload(Collective.OTHER, None)
 
 # torch 2.13 renamed the single-tensor methods; the old names are bindings of the same work.
 PAYLOADS: Mapping[str, Payload] = {
     "allreduce": _REDUCE,
     "allreduce_coalesced": _REDUCE,
-    "broadcast": _payload(Collective.BROADCAST, 0),
+    "broadcast": Payload(Collective.BROADCAST, 0),
     "allgather": _GATHER,
     "allgather_coalesced": _GATHER,
     "_allgather_base": _GATHER,
@@ -102,12 +92,12 @@ PAYLOADS: Mapping[str, Payload] = {
     "alltoall": _EXCHANGE,
     "alltoall_base": _EXCHANGE,
     "all_to_all_single": _EXCHANGE,
-    "send": _payload(Collective.SEND, 0, peer=1),
-    "recv": _payload(Collective.RECV, 0, peer=1),
-    "recv_anysource": _payload(Collective.RECV, 0),
-    "reduce": _payload(Collective.OTHER, 0),
-    "gather": _payload(Collective.OTHER, _INPUT),
-    "scatter": _payload(Collective.OTHER, _OUTPUT),
+    "send": Payload(Collective.SEND, 0, peer=1),
+    "recv": Payload(Collective.RECV, 0, peer=1),
+    "recv_anysource": Payload(Collective.RECV, 0),
+    "reduce": Payload(Collective.OTHER, 0),
+    "gather": Payload(Collective.OTHER, _INPUT),
+    "scatter": Payload(Collective.OTHER, _OUTPUT),
     "barrier": _BARRIER,
     "monitored_barrier": _BARRIER,
 }

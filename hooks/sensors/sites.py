@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from inspect import isfunction
 from typing import Any
 
@@ -18,12 +18,31 @@ from .transformers_sites import transformers_sites
 
 _GROUPED = "TEGroupedLinear"
 _NOTHING_INSIDE = frozenset({"IdentityOp", "IdentityFuncOp"})
-LOSS = "compute_language_model_loss"
+FORWARD = "forward"
+_LOSS = "compute_language_model_loss"
 _JOIN = "_concat_embeddings"
 """Method of a prediction layer that joins its two inputs, which may run again."""
 _AT_EXPERTS = ("dispatch_postprocess", "combine_preprocess")
 _AT_HOME = ("dispatch_preprocess", "combine_postprocess")
 """Methods of a token dispatcher that copy rows, after their transfer and before it."""
+
+
+Place = tuple[Any, str, Site]
+"""An object, the name of a method of it, and what the method computes."""
+
+
+def find_places(models: Sequence[torch.nn.Module]) -> list[Place]:
+    """All methods that are operators: modules, then losses, dispatchers and joins of inputs."""
+    places: list[Place] = [(module, FORWARD, site) for module, site in find_sites(models)]
+    modules = [module for model in models for module in model.modules()]
+    if places:
+        loss = Site(kind=OperatorKind.LOSS)
+        # A language model has the method on every stage, and computes the loss on the last.
+        last = [m for m in modules if hasattr(m, _LOSS) and getattr(m, "post_process", True)]
+        places += [(module, _LOSS, loss) for module in last]
+    places += _dispatches(modules)
+    join = Site(kind=OperatorKind.ELEMENTWISE)
+    return places + [(module, _JOIN, join) for module in modules if hasattr(module, _JOIN)]
 
 
 def find_sites(models: Iterable[torch.nn.Module]) -> list[tuple[torch.nn.Module, Site]]:
@@ -58,26 +77,6 @@ def _kind(name: str, classes: set[str], module: torch.nn.Module) -> OperatorKind
     return kind
 
 
-def find_losses(models: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
-    """The modules that compute the loss of a language model (those on the last stage)."""
-    return [
-        module
-        for model in models
-        for module in model.modules()
-        if hasattr(module, LOSS) and getattr(module, "post_process", True)
-    ]
-
-
-def find_joins(models: Iterable[torch.nn.Module]) -> list[tuple[Any, str, Site]]:
-    """Prediction layers, each with the name of the method that joins its two inputs."""
-    return [
-        (module, _JOIN, Site(kind=OperatorKind.ELEMENTWISE))
-        for model in models
-        for module in model.modules()
-        if hasattr(module, _JOIN)
-    ]
-
-
 def dispatch_methods(dispatcher: Any) -> tuple[str, ...]:
     """The methods of a token dispatcher that copy rows; core 0.12 does all of it in two others."""
     is_exchange = "AlltoAll" in type(dispatcher).__name__
@@ -87,19 +86,15 @@ def dispatch_methods(dispatcher: Any) -> tuple[str, ...]:
     return names
 
 
-def find_dispatches(models: Iterable[torch.nn.Module]) -> list[tuple[Any, str, Site]]:
+def _dispatches(modules: Iterable[torch.nn.Module]) -> Iterator[Place]:
     """Token dispatchers of expert layers, each with the name of a method that copies rows."""
-    found = []
-    for model in models:
-        for module in model.modules():
-            dispatcher = getattr(module, "token_dispatcher", None)
-            if dispatcher is None:
-                continue
+    for module in modules:
+        dispatcher = getattr(module, "token_dispatcher", None)
+        if dispatcher is not None:
             layer = int(getattr(module, "layer_number", None) or 1) - 1
             site = Site(kind=OperatorKind.PERMUTE, layer=layer)
             names = dispatch_methods(dispatcher)
-            found += [(dispatcher, name, site) for name in names if hasattr(dispatcher, name)]
-    return found
+            yield from ((dispatcher, name, site) for name in names if hasattr(dispatcher, name))
 
 
 def untraceable(models: Iterable[torch.nn.Module]) -> dict[int, str]:

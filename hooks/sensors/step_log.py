@@ -73,18 +73,15 @@ class TransferKind:
 class Transfer:
     """A collective as it was called, without its times."""
 
-    collective: Collective
-    role: GroupRole
-    group: str
-    ranks: tuple[int, ...]
+    kind: TransferKind
     nbytes: int
     sequence: int
-    peer: int = -1
 
     @property
     def called(self) -> dict[str, Any]:
         """The same by the names of a ``CollectiveRecord``."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        shared = {name: getattr(self.kind, name) for name in TransferKind.__slots__}
+        return {**shared, "nbytes": self.nbytes, "sequence": self.sequence}
 
 
 def _numbers() -> array[int]:
@@ -184,21 +181,11 @@ class StepLog:
 
     def transfer(self, number: int) -> Transfer:
         """The transfer of that number, from 1 on."""
-        kind = self.kinds[self.transfer_kinds[number]]
         return Transfer(
-            collective=kind.collective,
-            role=kind.role,
-            group=kind.group,
-            ranks=kind.ranks,
+            kind=self.kinds[self.transfer_kinds[number]],
             nbytes=self.transfer_nbytes[number],
             sequence=self.transfer_sequences[number],
-            peer=kind.peer,
         )
-
-    @property
-    def transfers(self) -> list[Transfer | None]:
-        """All transfers by number; the first stands for calls of an earlier step."""
-        return [None, *map(self.transfer, range(1, len(self.transfer_kinds)))]
 
     def resolve(self) -> bool:
         """Turn marks into nanoseconds where that is possible without waiting; True when done."""

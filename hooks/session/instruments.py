@@ -12,13 +12,13 @@ from ..process.guard import Guard
 from ..process.host import KnownHost
 from ..recording.flight_recorder import FlightRecorder
 from ..recording.kineto import traced_samples
+from ..recording.window import samples
 from ..recording.window_records import coverage_name
 from ..sensors.modules import ModuleHooks
 from ..sensors.passes import PassHooks
 from ..sensors.process_groups import ProcessGroupHooks
 from ..sensors.recorder import Recorder
 from ..sensors.regions import find_regions
-from ..sensors.sampling import samples
 from ..sensors.step_log import MAX_MARKS, MAX_WINDOW_MARKS, StepLog
 from ..sensors.stopwatch import DeviceStopwatch, HostStopwatch, Stopwatch
 from ..sensors.timers import TimerHooks

@@ -18,11 +18,10 @@ from ..process.forks import in_forked_child
 from ..process.guard import Guard
 from ..process.host import Reference, reference
 from ..process.settings import Settings
+from ..recording.exchange import RecordingRole
 from ..recording.header import header_of
-from ..recording.recording_role import RecordingRole
-from ..recording.window import NUM_WARMUP_STEPS, StepPlan, WindowPlan
+from ..recording.window import NUM_WARMUP_STEPS, StepPlan, WindowPlan, pass_microbatches
 from ..recording.writer import RecordWriter
-from ..sensors.sampling import pass_microbatches
 from .fitting import Fitting
 from .ledger import Ledger
 from .open_step import Between, OpenStep

@@ -10,8 +10,8 @@ from forerun.calib.workload.collectives import Collective, GroupRole
 from forerun.calib.workload.operators import OperatorKind
 from forerun.calib.workload.parallelism import Parallelism
 from forerun.calib.workload.ranks import group, position
+from forerun.hooks.recording.window import samples
 from forerun.hooks.sensors.recorder import BACKWARD, FORWARD, OPTIMIZER, Recorder, backward_mark
-from forerun.hooks.sensors.sampling import samples
 from forerun.hooks.sensors.step_log import Site, StepLog, TransferKind
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 

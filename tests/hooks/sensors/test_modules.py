@@ -19,8 +19,9 @@ from forerun.calib.workload.operators import OperatorKind as K
 from forerun.calib.workload.operators import Phase
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.recording.attribution import Attribution
-from forerun.hooks.sensors.modules import ModuleHooks, find_sites
+from forerun.hooks.sensors.modules import ModuleHooks
 from forerun.hooks.sensors.recorder import Recorder, StepLog
+from forerun.hooks.sensors.sites import find_places
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 HIDDEN, SEQ, BATCH, HEADS = 8, 4, 2, 2
@@ -241,7 +242,7 @@ def test_a_fault_in_a_hook_leaves_the_forward_pass_alone(
 
 
 def test_a_model_of_another_make_has_no_sites() -> None:
-    assert find_sites([nn.Sequential(nn.Linear(2, 2), nn.ReLU())]) == []
+    assert find_places([nn.Sequential(nn.Linear(2, 2), nn.ReLU())]) == []
 
 
 def test_a_model_copied_or_pickled_while_hooked_is_a_model_without_us(ids: torch.Tensor) -> None:
