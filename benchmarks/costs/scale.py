@@ -55,14 +55,13 @@ def window_of(plan: RecordingPlan, layout: Parallelism, rank: int, **size: int) 
     has_operators = plan.part(rank) is Recorded.OPERATORS
     simulated = SimulatedRank(layout, rank, has_operators=has_operators, **size)
     window, bounded = WindowRecords(), BoundedWindow(plan, rank)
-    logs = []
     for record, log in steps(simulated, HOOKED_STEPS):
         window.note(record)
         bounded.takes(record, line_of(record))
-        logs.append(log)
+        window.logs.append(log)
     end = WindowRecord(window=0, first_step=3, last_step=22, num_faults=0, num_dropped=0)
     begin_s = time.thread_time()
-    closed = bounded.close(logs, window, end, (), header=line_of(simulated.header()))
+    closed = bounded.close(window, end, (), header=line_of(simulated.header()))
     return closed, time.thread_time() - begin_s
 
 

@@ -9,6 +9,8 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..sensors.regions import is_compiled
+
 _UNSEEN_DDP = "collectives inside DistributedDataParallel"
 _UNSEEN_COMPILED = "collectives through torch.compile"
 _UNSEEN_DTENSOR = "collectives through DTensor"
@@ -59,7 +61,7 @@ def unseen_in(chain: Iterable[nn.Module]) -> tuple[str, ...]:
     names, tree = [], {id(m): m for module in chain for m in module.modules()}.values()
     if any(isinstance(module, DistributedDataParallel) for module in tree):
         names.append(_UNSEEN_DDP)
-    if any(_is_compiled(module) for module in tree):
+    if any(is_compiled(module) for module in tree):
         names.append(_UNSEEN_COMPILED)
     if any(_is_split(weight) for module in tree for weight in module._parameters.values()):
         names.append(_UNSEEN_DTENSOR)
@@ -70,11 +72,6 @@ def is_sharded(chain: Iterable[nn.Module]) -> bool:
     """True where parameters are spread over the ranks (FSDP1 or FSDP2)."""
     names = {cls.__name__ for module in chain for m in module.modules() for cls in type(m).__mro__}
     return bool(names & {"FullyShardedDataParallel", "FSDPModule"})
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    is_wrapper = any(cls.__name__ == "OptimizedModule" for cls in type(module).__mro__)
-    return is_wrapper or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _is_split(weight: Any) -> bool:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from ...calib.records.files import PRIVATE, replace_file
 from ...calib.workload.run_options import OnAdvice
 from ..process.guard import OWN_THREAD, Guard
-from ..process.launch_identity import launch_folder
+from ..process.launch_identity import RANKS_PER_S, launch_folder
 from ..process.settings import Settings
 from ..process.store_link import StoreLink, find_link
 from ..process.votes import LATE, YES, Votes, why_not
@@ -43,8 +43,6 @@ PAUSE_S = 0.5
 """Between two looks at the store, where a look is cheap and ranks are few."""
 CALM_PAUSE_S = 2.0
 """The same in runs that may open windows, but never stop."""
-RANKS_PER_S = 500
-"""Looks that the server of the store is asked to answer per second, of all ranks together."""
 DUTY = 50
 """A look is followed by a pause of so many times what it took: names may be slow to look up."""
 LEAD_PAUSES = 6

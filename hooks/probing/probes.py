@@ -66,7 +66,6 @@ class Probing:
         self._room = Room(device, local_world_size=settings.rank.local_world_size)
         self._logs: list[ProbeLog] = []
         self._num_met = self._num_refused = self._num_slices = 0
-        self.num_skipped = 0
         self._is_given_back = False
         self._last_s = clock()
         self.spent_s = self._last_s - begin_s
@@ -120,8 +119,6 @@ class Probing:
             if self._room.has(probe.nbytes):
                 with torch.autocast(self._device.type, enabled=False):
                     self._runs.operator(probe, log)
-            else:
-                self.num_skipped += 1
             spent_s = self._clock() - begin_s
             if spent_s >= slice_s or self.spent_s + spent_s >= self._budget_s:
                 break

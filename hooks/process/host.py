@@ -18,7 +18,7 @@ def reference(thing: Any) -> Reference:
     try:
         return weakref.ref(thing)
     except TypeError:
-        return _nobody
+        return lambda: None
 
 
 def references(things: Iterable[Any]) -> tuple[Reference, ...]:
@@ -99,7 +99,3 @@ def num_parameters(optimizers: Iterable[Any]) -> int:
     groups = [group for o in optimizers for group in getattr(o, "param_groups", ())]
     weights = [weight for group in groups for weight in group["params"]]
     return sum(getattr(weight, "_local_tensor", weight).numel() for weight in weights)
-
-
-def _nobody() -> None:
-    """What allows no weak reference is not kept at all."""

@@ -21,11 +21,9 @@ class StoreLink:
     """Opens short connections; ``key`` in front of all names tells one launch from another."""
 
     def __init__(self, store: Any, key: str) -> None:
-        from torch._C._distributed_c10d import PrefixStore, TCPStore
+        from torch._C._distributed_c10d import TCPStore
 
         self._key = key
-        self._open: Any = TCPStore
-        self._with_prefix: Any = PrefixStore
         self._address: tuple[str, int] | None = None
         self._store: Any = None
         if isinstance(store, TCPStore):
@@ -35,14 +33,16 @@ class StoreLink:
 
     def connect(self) -> Any:
         """A store that can be asked; raises ``OSError`` or ``RuntimeError`` where there is none."""
+        from torch._C._distributed_c10d import PrefixStore, TCPStore
+
         store = self._store
         if self._address is not None:
             # The client of the store tries again and again, and prints whole stacks: ask first.
             socket.create_connection(self._address, timeout=CONNECT_S).close()
             host, port = self._address
             timeout = timedelta(seconds=ANSWER_S)
-            store = self._open(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
-        return self._with_prefix(f"forerun/{self._key}", store)
+            store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+        return PrefixStore(f"forerun/{self._key}", store)
 
 
 def find_link(key: str) -> StoreLink | None:

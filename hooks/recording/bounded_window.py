@@ -10,7 +10,7 @@ are sent.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ...calib.records.packed import Packer, pack
@@ -92,7 +92,6 @@ class BoundedWindow:
 
     def close(
         self,
-        logs: Iterable[StepLog],
         window: WindowRecords,
         record: WindowRecord,
         coverage: tuple[CoverageRecord, ...],
@@ -101,7 +100,7 @@ class BoundedWindow:
     ) -> ClosedWindow:
         """The window has closed; ``header`` is that of the file."""
         if self._part is Recorded.WATCH:
-            for log in logs:
+            for log in window.logs:
                 self._records(window, log)
             summary = {**to_dict(window.summary(record)), "rank": self._rank}
             return ClosedWindow(lines=(), message=json.dumps(summary) + "\n")
@@ -110,18 +109,10 @@ class BoundedWindow:
         self._steps, self._sent_aside = [], ""
         room = MESSAGE_NBYTES - ENDS_NBYTES - len(steps) - len(aside)
         packer = Packer(min(room, self._num_left // 2 - ENDS_NBYTES))
-        num_left_out = self._pack(packer, logs, window, record.first_step)
+        num_left_out = self._pack(packer, window, record.first_step)
         details = packer.line()
-        ends = pack(
-            map(
-                line_of,
-                (
-                    *window.coverage(coverage),
-                    window.summary(record),
-                    replace(record, num_left_out=num_left_out),
-                ),
-            )
-        )
+        closing = (window.summary(record), replace(record, num_left_out=num_left_out))
+        ends = pack(map(line_of, (*window.coverage(coverage), *closing)))
         own = [line for line in (details, ends) if self._spend(len(line))]
         if self._is_small and ends not in own:
             own.append(ends)
@@ -129,17 +120,11 @@ class BoundedWindow:
             lines=(own_aside, *own), message="".join((header, steps, aside, details, ends))
         )
 
-    def _pack(
-        self,
-        packer: Packer,
-        logs: Iterable[StepLog],
-        window: WindowRecords,
-        first_step: int,
-    ) -> int:
+    def _pack(self, packer: Packer, window: WindowRecords, first_step: int) -> int:
         """Detail of the undisturbed steps, as many as fit; how many did not."""
         by_ordinal: dict[int, list[StepLog]] = {}
         rest: list[StepLog] = []
-        for log in logs:
+        for log in window.logs:
             if log.step in window.step_ns:
                 by_ordinal.setdefault(max(0, log.step - first_step) // 2, []).append(log)
             else:
@@ -185,12 +170,7 @@ class BoundedWindow:
 def _pack_some(lines: list[str]) -> str:
     """The first of the lines as one, as many as have room; nothing where there is none."""
     packer = Packer(ASIDE_NBYTES)
-    for batch in _batches(lines):
-        if not packer.add(batch):
+    for start in range(0, len(lines), _BATCH):
+        if not packer.add(lines[start : start + _BATCH]):
             break
     return packer.line() if lines else ""
-
-
-def _batches(lines: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(lines), _BATCH):
-        yield lines[start : start + _BATCH]

@@ -74,7 +74,6 @@ class Exchange:
         self._collection: _Collection | None = None
         self._kept: list[str] = []
         self._has_warned = False
-        self.num_sent_nbytes = 0
         self.num_received_nbytes = 0
 
     def begin(self, plan: RecordingPlan) -> None:
@@ -131,8 +130,6 @@ class Exchange:
             self._connect().set(str(self._rank.rank), data)
         except (OSError, RuntimeError) as err:
             self._warn(str(err))
-        else:
-            self.num_sent_nbytes += len(data)
 
     def _connect(self) -> Any:
         if self._link is None:

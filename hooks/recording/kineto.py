@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -69,16 +69,9 @@ class TraceStopwatch:
 class Tracer:
     """Holds the profiler and the recorder's own stopwatch between ``begin`` and ``end``."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        *,
-        is_device: bool,
-        environ: MutableMapping[str, str] = os.environ,
-    ) -> None:
+    def __init__(self, recorder: Recorder, *, is_device: bool) -> None:
         self._recorder = recorder
         self._is_device = is_device
-        self._environ = environ
         self._teardown: str | None = None
         self._profile: Any = None
         self._is_running = False
@@ -92,10 +85,10 @@ class Tracer:
         activities = [ProfilerActivity.CPU]
         if self._is_device:
             activities.append(ProfilerActivity.CUDA)
-        self._teardown = self._environ.get(_TEARDOWN)
+        self._teardown = os.environ.get(_TEARDOWN)
         if self._is_device and self._teardown is None:
             # Without it every launch stays 10 to 20 % slower after the trace (pytorch 144455).
-            self._environ[_TEARDOWN] = "1"
+            os.environ[_TEARDOWN] = "1"
         # Shapes tell which product of a linear's backward pass is which.
         self._profile = profile(activities=activities, record_shapes=True)
         self._profile.prepare_trace()
@@ -120,7 +113,7 @@ class Tracer:
                 profile.stop_trace()
         finally:
             if self._teardown is None:
-                self._environ.pop(_TEARDOWN, None)
+                os.environ.pop(_TEARDOWN, None)
         if log is None or profile is None or not is_running:
             return None
         return TracedStep(
@@ -145,19 +138,13 @@ def traced_samples(microbatches: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(number if number in chosen else -1 for number in microbatches)
 
 
-def reason_against(
-    step: int,
-    *,
-    is_device: bool,
-    is_graphed: bool,
-    environ: Mapping[str, str] = os.environ,
-) -> str:
+def reason_against(step: int, *, is_device: bool, is_graphed: bool) -> str:
     """Why a step must not be traced here, in words; empty where it may be."""
     from torch._C._autograd import _profiler_enabled
 
     if _profiler_enabled() or _is_profiling():
         return "a profiler of the user's is on"
-    tool = next((tool for name, tool in _INJECTED.items() if environ.get(name)), "")
+    tool = next((tool for name, tool in _INJECTED.items() if os.environ.get(name)), "")
     if tool:
         return f"{tool} profiles"
     module, name = _ARGUMENTS

@@ -186,17 +186,19 @@ class RecordWriter:
 
     def _begin(self, plan: RecordingPlan) -> None:
         """Who records is known: what came before goes its way."""
-        rank = self._header().rank
         if self._exchange is not None:
             self._exchange.begin(plan)
             if self._bounded is None or plan != self._plan:
-                self._bounded = BoundedWindow(
-                    plan, rank, pace=self._rank_compute, on_fault=self._guard.fault
-                )
+                self._bound(plan)
         self._plan = plan
         early, self._early = self._early, []
         for record in early:
             self._write_now(record)
+
+    def _bound(self, plan: RecordingPlan) -> None:
+        self._bounded = BoundedWindow(
+            plan, self._header().rank, pace=self._rank_compute, on_fault=self._guard.fault
+        )
 
     def _write_now(self, record: Record) -> None:
         """A record that does not wait for its window's end."""
@@ -211,7 +213,7 @@ class RecordWriter:
     def _write_rest(self) -> None:
         """The process ends inside a window: what its steps have is kept where files are kept."""
         if self._exchange is None:
-            self._write(line_of(r) for log in self._taken_logs() for r in self._window.of(log))
+            self._write(line_of(r) for log in self._window.logs for r in self._window.of(log))
         if self._file is not None:
             self._file.close()
 
@@ -263,52 +265,37 @@ class RecordWriter:
             time.sleep(PAUSE_S)
             self._slice_begin_s = time.perf_counter()
 
-    def _taken_logs(self) -> list[StepLog]:
-        logs, self._window.logs = self._window.logs, []
-        return logs
-
     def _write_window(self, end: WindowEnd) -> None:
-        self._window.flight = end.flight
+        window, self._window = self._window, WindowRecords()
+        window.flight = end.flight
         if self._bounded is not None:
-            self._write_bounded(end, self._bounded)
+            self._write_bounded(end, window, self._bounded)
         else:
-            for log in self._taken_logs():
-                self._write_step(log)
-            self._write(map(line_of, self._window.coverage(end.coverage)))
-            closing = self._window.counted(end.record)
-            self._write([line_of(self._window.summary(closing)), line_of(closing)])
+            for log in window.logs:
+                self._write_step(log, window)
+            self._write(map(line_of, window.coverage(end.coverage)))
+            closing = window.counted(end.record)
+            self._write([line_of(window.summary(closing)), line_of(closing)])
             if self._file is not None:
                 self._file.flush()
             if end.on_written is not None:
                 end.on_written()
-        self._window = WindowRecords()
         if self._bounded is None and self._num_written >= WHOLE_NBYTES:
-            header = self._header()
-            self._bounded = BoundedWindow(
-                recording_plan(header.world_size),
-                header.rank,
-                pace=self._rank_compute,
-                on_fault=self._guard.fault,
-            )
+            self._bound(recording_plan(self._header().world_size))
 
-    def _write_step(self, log: StepLog) -> None:
+    def _write_step(self, log: StepLog, window: WindowRecords) -> None:
         """What can be told from a step's marks; a step that makes no sense costs no other."""
         try:
-            self._write(line_of(record) for record in self._window.of(log))
+            self._write(map(line_of, window.of(log)))
         except OSError:
             raise
         except Exception as err:
             self._guard.fault(err)
             self.num_dropped += 1
 
-    def _write_bounded(self, end: WindowEnd, bounded: BoundedWindow) -> None:
-        closed = bounded.close(
-            self._taken_logs(),
-            self._window,
-            end.record,
-            end.coverage,
-            header=line_of(self._header()),
-        )
+    def _write_bounded(self, end: WindowEnd, window: WindowRecords, bounded: BoundedWindow) -> None:
+        header = line_of(self._header())
+        closed = bounded.close(window, end.record, end.coverage, header=header)
         try:
             self._write(closed.lines)
             if self._file is not None:

@@ -24,34 +24,6 @@ DeviceEvent = Any
 """``torch.cuda.Event``, of which ``record``, ``query`` and ``elapsed_time`` are used."""
 
 
-class Readings(Protocol):
-    """The marks of one finished step, perhaps still on their way."""
-
-    num_dropped: int
-
-    def is_ready(self) -> bool:
-        """True when ``read`` can be called without waiting; each call may do a part of the work."""
-        ...
-
-    def read(self, marks: array[int]) -> array[int] | None:
-        """``marks`` in nanoseconds of the host's clock, None where they make no sense; once."""
-        ...
-
-
-class Stopwatch(Protocol):
-    """Takes marks during one step at a time."""
-
-    is_host: bool
-    mark: Callable[[], int]
-
-    def begin_step(self) -> None:
-        """Start a step; marks before it are forgotten."""
-
-    def end_step(self) -> Readings:
-        """What the step's marks will read."""
-        ...
-
-
 class HostReadings:
     """Marks that are nanoseconds already, or places in a sequence of times in nanoseconds."""
 
@@ -69,22 +41,6 @@ class HostReadings:
         if self._times_ns is None:
             return marks
         return array("q", [self._times_ns[mark] for mark in marks])
-
-
-class HostStopwatch:
-    """Marks of the host's monotonic clock; for training on CPU."""
-
-    is_host = True
-
-    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
-        self.mark = clock
-
-    def begin_step(self) -> None:
-        """Nothing to prepare."""
-
-    def end_step(self) -> HostReadings:
-        """Readings that are ready."""
-        return HostReadings()
 
 
 class EventPool:
@@ -163,6 +119,40 @@ class DeviceReadings:
             return None
         read = array("q", [self._anchor_ns + round(time_ms * 1e6) for time_ms in times])
         return array("q", [read[mark] for mark in marks])
+
+
+Readings = HostReadings | DeviceReadings
+"""The marks of one finished step, perhaps still on their way; they are read once."""
+
+
+class Stopwatch(Protocol):
+    """Takes marks during one step at a time."""
+
+    is_host: bool
+    mark: Callable[[], int]
+
+    def begin_step(self) -> None:
+        """Start a step; marks before it are forgotten."""
+
+    def end_step(self) -> Readings:
+        """What the step's marks will read."""
+        ...
+
+
+class HostStopwatch:
+    """Marks of the host's monotonic clock; for training on CPU."""
+
+    is_host = True
+
+    def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.mark = clock
+
+    def begin_step(self) -> None:
+        """Nothing to prepare."""
+
+    def end_step(self) -> HostReadings:
+        """Readings that are ready."""
+        return HostReadings()
 
 
 class DeviceStopwatch:

@@ -49,17 +49,17 @@ def closed(
     **size: int,
 ) -> ClosedWindow:
     bounded = bounded or BoundedWindow(PLAN, rank)
-    records, logs = WindowRecords(), []
+    records = WindowRecords()
     for record, log in played(rank, **size):
         record = replace(record, window=window)
         if record.step in flagged:
             record = replace(record, flags=(StepFlag.COLLECTED,))
         records.note(record)
         bounded.takes(record, line_of(record))
-        logs.append(log)
+        records.logs.append(log)
     end = WindowRecord(window=window, first_step=3, last_step=22, num_faults=0, num_dropped=0)
     header = line_of(SimulatedRank(LAYOUT, rank).header())
-    return bounded.close(logs, records, end, (), header=header)
+    return bounded.close(records, end, (), header=header)
 
 
 def rows(text: str) -> list[dict]:
@@ -175,13 +175,13 @@ def test_a_step_that_makes_no_sense_costs_no_other() -> None:
     faults: list[Exception] = []
     bounded = BoundedWindow(PLAN, 16383, on_fault=faults.append)
     rank = SimulatedRank(LAYOUT, 16383, num_microbatches=2, num_layers=1)
-    records, logs = WindowRecords(), []
+    records = WindowRecords()
     for record, log in steps(rank, HOOKED):
         records.note(record)
-        logs.append(log)
-    logs[0].marks.pop()
+        records.logs.append(log)
+    records.logs[0].marks.pop()
     end = WindowRecord(window=0, first_step=3, last_step=22, num_faults=0, num_dropped=0)
-    found = rows(bounded.close(logs, records, end, (), header=line_of(rank.header())).message)
+    found = rows(bounded.close(records, end, (), header=line_of(rank.header())).message)
     assert len(faults) == 1
     assert of(found, "rank")[0]["num_steps"] == 9
     assert {row["step"] for row in of(found, "phase")} == set(HOOKED) - {3}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,12 +171,13 @@ def test_a_device_without_kernels_is_named():
     assert "no kernels" in traced.problem
 
 
-def test_the_environment_of_cupti_is_as_before():
+def test_the_environment_of_cupti_is_as_before(monkeypatch):
     loop = Loop()
     instruments = Instruments(KnownHost(loop.host), Guard())
     for before in ({}, {"TEARDOWN_CUPTI": "0"}):
         environ = dict(before)
-        tracer = Tracer(instruments.recorder, is_device=False, environ=environ)
+        monkeypatch.setattr(os, "environ", environ)
+        tracer = Tracer(instruments.recorder, is_device=False)
         tracer.begin()
         tracer.end()
         assert environ == before
@@ -255,4 +257,5 @@ def test_the_trace_stands_down_and_says_why(monkeypatch, environ, arguments, is_
         module = SimpleNamespace(_GLOBAL_ARGS=SimpleNamespace(**known))
         monkeypatch.setitem(sys.modules, "megatron.training.global_vars", module)
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert reason_against(8, is_device=True, is_graphed=is_graphed, environ=environ) == expected
+    monkeypatch.setattr(os, "environ", environ)
+    assert reason_against(8, is_device=True, is_graphed=is_graphed) == expected
