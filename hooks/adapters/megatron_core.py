@@ -18,7 +18,7 @@ from ..process.post_import import when_imported
 from ..sensors.recorder import OPTIMIZER
 from ..session.session import EVAL, SAVE, Session
 from .megatron_model import chunks_of, place, run_config, timer_holders
-from .patches import Patches
+from .patches import Patches, wrapped
 
 _PACKAGE = "megatron.core.pipeline_parallel"
 _GETTER = "get_forward_backward_func"
@@ -72,8 +72,7 @@ class CoreLoop:
     def attach_saving(self, module: ModuleType) -> None:
         """Bracket checkpoints."""
         if not self.is_standing_down:
-            is_there = self._patches.bracket(module, "save", SAVE)
-            self._patches.note(module, "save", is_there, "saves count as time between steps")
+            self._patches.bracket(module, "save", SAVE, lost="saves count as time between steps")
 
     def _wrap(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(schedule)
@@ -143,28 +142,17 @@ class CoreLoop:
         for cls in (MegatronOptimizer, *_subclasses(MegatronOptimizer)):
             step = vars(cls).get(_STEP)
             if callable(step) and not getattr(step, "__isabstractmethod__", False):
-                setattr(cls, _STEP, self._wrap_step(step))
+                setattr(cls, _STEP, wrapped(step, self._before_step, self._after_step))
         # A loop may drive torch's optimizer itself; inside Megatron's these are nested and ignored.
         register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer))
         register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer))
 
-    def _wrap_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            self._before_step(optimizer)
-            try:
-                return original(optimizer, *args, **kwargs)
-            finally:
-                self._after_step(optimizer)
-
-        return step
-
-    def _begin_optimizer(self, optimizer: Any) -> None:
+    def _begin_optimizer(self, optimizer: Any, *_: Any, **__: Any) -> None:
         self._depth += 1
         if self._depth == 1:
             self._session.begin_phase(OPTIMIZER)
 
-    def _end_optimizer(self, optimizer: Any) -> None:
+    def _end_optimizer(self, optimizer: Any, *_: Any, **__: Any) -> None:
         self._depth -= 1
         if self._depth or not self._session.is_in_step:
             return

@@ -68,6 +68,7 @@ class TrainingLoop:
         self._before_train = protect(self._begin_training)
         self._before_step = protect(self._begin_step)
         self._after_step = protect(self._end_step)
+        self._at_end = protect(lambda *_, **__: session.finish())
 
     def attach_lifecycle(self, module: ModuleType) -> None:
         """Step boundaries, and the last call of a run that ends early."""
@@ -96,16 +97,15 @@ class TrainingLoop:
                 setattr(module, name, wrap(original))
         for name, label in (("evaluate_and_print_results", EVAL), (_SAVE, SAVE)):
             lost = f"the time of {label} counts as time between steps"
-            self._patches.note(module, name, self._patches.bracket(module, name, label), lost)
+            self._patches.bracket(module, name, label, lost=lost)
         if not self._has_steps:
-            is_there = self._patches.around(
-                module, _STEP, before=self._before_step, after=self._after_step
-            )
-            self._patches.note(module, _STEP, is_there, "no steps are seen, nothing is recorded")
+            lost = "no steps are seen, nothing is recorded"
+            marks = {"before": self._before_step, "after": self._after_step}
+            self._patches.around(module, _STEP, **marks, lost=lost)
 
     def _around_end(self, module: ModuleType, name: str) -> None:
-        is_there = self._patches.around(module, name, after=self._session.finish)
-        self._patches.note(module, name, is_there, "the records are finished at the process's exit")
+        lost = "the records are finished at the process's exit"
+        self._patches.around(module, name, after=self._at_end, lost=lost)
 
     def _wrap_train(self, original: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(original)
@@ -181,12 +181,12 @@ class TrainingLoop:
             for name in dispatch_methods(dispatcher):
                 self._patches.note(kind, name, hasattr(kind, name), lost)
 
-    def _begin_step(self) -> None:
+    def _begin_step(self, *_: Any, **__: Any) -> None:
         self._num_passes = 0
         step = getattr(_arguments(), "curr_iteration", None)
         self._session.begin_step(step)
 
-    def _end_step(self) -> None:
+    def _end_step(self, *_: Any, **__: Any) -> None:
         self._session.end_step(is_rerun=self._num_passes > 1)
 
 

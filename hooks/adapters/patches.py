@@ -13,6 +13,25 @@ from ..session.session import Session
 _log = logging.getLogger(__name__)
 
 
+def wrapped(
+    original: Callable[..., Any], before: Callable[..., object], after: Callable[..., object]
+) -> Callable[..., Any]:
+    """``original`` between two calls of ours, with its arguments.
+
+    They must be protected by a guard: they run inside training.
+    """
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        before(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            after(*args, **kwargs)
+
+    return wrapper
+
+
 class Patches:
     """What is replaced in one host, to be put back, and what could not be found there."""
 
@@ -37,47 +56,36 @@ class Patches:
         self.found[place] = is_there
         return is_there
 
-    def bracket(self, owner: Any, name: str, label: str) -> bool:
+    def bracket(self, owner: Any, name: str, label: str, *, lost: str = "") -> None:
         """Tell the session how long ``owner.name`` takes; calls inside each other are one."""
 
-        def begin() -> None:
+        def begin(*_: Any, **__: Any) -> None:
             self._depths[label] += 1
             if self._depths[label] == 1:
                 self._session.begin_bracket(label)
 
-        def end() -> None:
+        def end(*_: Any, **__: Any) -> None:
             self._depths[label] -= 1
             if not self._depths[label]:
                 self._session.end_bracket(label)
 
-        return self.around(owner, name, before=begin, after=end)
+        self.around(owner, name, before=begin, after=end, lost=lost)
 
     def around(
         self,
         owner: Any,
         name: str,
         *,
-        before: Callable[[], object] = lambda: None,
-        after: Callable[[], object] = lambda: None,
-    ) -> bool:
-        """Call both around ``owner.name``; False where there is no such name.
-
-        They must be protected by a guard: they run inside training.
-        """
+        before: Callable[..., object] = lambda *_, **__: None,
+        after: Callable[..., object] = lambda *_, **__: None,
+        lost: str = "",
+    ) -> None:
+        """Call both around ``owner.name``, as ``wrapped`` does; ``lost`` is said where it lacks."""
         original = getattr(owner, name, None)
-        if original is None:
-            return False
-
-        @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            before()
-            try:
-                return original(*args, **kwargs)
-            finally:
-                after()
-
-        self.put(owner, name, wrapper)
-        return True
+        if lost:
+            self.note(owner, name, original is not None, lost)
+        if original is not None:
+            self.put(owner, name, wrapped(original, before, after))
 
     def put(self, owner: Any, name: str, value: Callable[..., Any]) -> None:
         """``owner.name`` is ``value`` until ``remove``."""

@@ -58,7 +58,7 @@ def companion_command(environ: Mapping[str, str], python: str = "") -> tuple[str
     python = python or environ.get(VARIABLE, "")
     if not python:
         return ()
-    code = _ELSEWHERE % {"extra": EXTRA, "version": _version()}
+    code = _ELSEWHERE % {"extra": EXTRA, "version": own_version()}
     # Not the PYTHONPATH and PYTHONHOME of training: they lead to packages of another Python.
     return (os.path.expanduser(python), "-E", "-c", code)
 
@@ -109,7 +109,7 @@ def objection(recorder: str) -> str:
     """Why this interpreter cannot answer for training with that version; empty where it can."""
     if lacking := missing():
         return f"{sys.executable} is without {', '.join(lacking)}; run there: {remedy()}"
-    own = _version()
+    own = own_version()
     if own != recorder:
         return (
             f"{sys.executable} has forerun {own} and training has {recorder}; "
@@ -118,7 +118,8 @@ def objection(recorder: str) -> str:
     return ""
 
 
-def _version() -> str:
+def own_version() -> str:
+    """That of the package that runs here."""
     # Not an import: a records folder named like the package may hide the package's own __init__.
     return getattr(sys.modules.get(__name__.partition(".")[0]), "__version__", "")
 

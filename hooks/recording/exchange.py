@@ -55,11 +55,6 @@ class _Collection:
     next_s: float = 0.0
     summaries: list[bytes] = field(default_factory=list)
 
-    @property
-    def missing(self) -> list[int]:
-        """Ranks whose message has not come."""
-        return [rank for batch in self.batches for rank in batch]
-
 
 class Exchange:
     """One rank's end: it sends, or, on the ``is_home`` rank, collects and writes down."""
@@ -113,8 +108,7 @@ class Exchange:
 
     def finish(self, patience_s: float = LAST_PATIENCE_S) -> None:
         """The process ends: send what is left, wait for what is missing, at most that long."""
-        if self._outgoing is not None:
-            self._send()
+        self._send()
         until_s = time.monotonic() + patience_s
         while self._collection is not None and time.monotonic() < until_s:
             self._look(self._collection)
@@ -206,7 +200,7 @@ class Exchange:
         collection, self._collection = self._collection, None
         if collection is None:
             return
-        missing = collection.missing
+        missing = [rank for batch in collection.batches for rank in batch]
         if missing:
             self._warn(f"no message of window {collection.window} from {_names(missing)}")
         with suppress(OSError):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...calib.errors import RecordError
 from ...calib.records.record_kinds import SCHEMA, Header
 from ...calib.records.run_records import parse_header
+from ..process.interpreter import own_version
 
 if TYPE_CHECKING:
     from ..process.host import Host
@@ -25,7 +25,7 @@ def header_of(rank: RankInfo, host: Host | None, *, device: str, started_unix_s:
         run_id=rank.run_id,
         rank=rank.rank,
         world_size=rank.world_size,
-        created_by=_created_by(),
+        created_by=f"{__name__.partition('.')[0]} {own_version()}".strip(),
         device=device,
         started_unix_s=started_unix_s,
         stage=host.stage if host else 0,
@@ -53,11 +53,3 @@ def line_end_after(path: Path) -> str:
         path.replace(path.with_name(path.name + ".damaged"))
         return ""
     return "" if end == b"\n" else "\n"
-
-
-def _created_by() -> str:
-    # Not an import: beside an editable installation, a records folder named like the package hides
-    # the package's own __init__ from a script in the same directory.
-    name = __name__.partition(".")[0]
-    version = getattr(sys.modules.get(name), "__version__", "")
-    return f"{name} {version}".strip()

@@ -13,8 +13,7 @@ from ...calib.records.record_kinds import Header, RunRecord, StepFlag
 from ...calib.workload.recording import Recorded
 from ..control.live import Live
 from ..control.orders import Orders
-from ..process.collection_watch import CollectionWatch
-from ..process.forks import in_forked_child
+from ..process.events import CollectionWatch, in_forked_child
 from ..process.guard import Guard
 from ..process.host import Reference, reference
 from ..process.settings import Settings

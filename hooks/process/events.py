@@ -1,10 +1,17 @@
-"""Full garbage collections inside steps: they stand out, where young ones come in every step."""
+"""What befalls the process: full collections of garbage inside steps, and forks of it.
+
+A full collection stands out, where young ones come in every step.  A child that training forks,
+such as a worker of a data loader, is not training.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 _OLDEST = 2
 
@@ -28,3 +35,19 @@ class CollectionWatch:
     def _on_collection(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start" and info.get("generation") == _OLDEST:
             self._on_full()
+
+
+def in_forked_child(owner: Any, do: Callable[[Any], object]) -> None:
+    """Call ``do(owner)`` in every child forked from now on, for as long as ``owner`` lives here.
+
+    ``do`` takes no lock: a thread may have held it at the fork.
+    """
+    reference = weakref.ref(owner)
+
+    def after_fork() -> None:
+        found = reference()
+        if found is not None:
+            with suppress(Exception):
+                do(found)
+
+    os.register_at_fork(after_in_child=after_fork)
