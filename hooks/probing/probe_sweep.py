@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import partial
+from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -53,61 +54,108 @@ class Swept:
     num_nodes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SweepTask:
-    """What a run of a layout needs, for as long as there is time."""
+class Sweep:
+    """What a run of a layout needs, for ``seconds`` of operators and as many of transfers."""
 
-    config: RunConfig
-    device: torch.device
-    seconds: float
+    def __init__(
+        self, config: RunConfig, device: torch.device, stopwatch: Stopwatch, *, seconds: float
+    ) -> None:
+        self._config = config
+        self._device = device
+        self._seconds = seconds
+        self._runs = ProbeRuns(config, device, stopwatch)
 
+    def operators(self) -> Iterator[Record]:
+        """Every operator of the layout and of the best others in turn, then square products."""
+        room = Room(self._device, local_world_size=self._config.parallelism.ranks_per_node)
+        end_s = math.inf
+        for probe in self._wanted():
+            is_possible = probe.nbytes <= self._free_nbytes(room)
+            left_s = end_s - time.perf_counter()
+            if left_s <= 0 or probe.cost_s > _MOST_FRAC * self._seconds or not is_possible:
+                continue
+            measured = self._measured(partial(self._runs.operator, probe))
+            if end_s == math.inf:
+                # From here on: what libraries do on their first call is no measurement.
+                end_s = time.perf_counter() + self._seconds
+            yield from measured
 
-def sweep_operators(work: SweepTask, stopwatch: Stopwatch) -> Iterator[Record]:
-    """Every operator of the layout and of the best others in turn, then square products."""
-    runs = ProbeRuns(work.config, work.device, stopwatch)
-    room = Room(work.device, local_world_size=work.config.parallelism.ranks_per_node)
-    end_s = math.inf
-    for probe in chain(_operators(work.config, work.seconds), _products(work.config)):
-        is_possible = probe.nbytes <= free_nbytes(work.device, room)
-        left_s = end_s - time.perf_counter()
-        if left_s <= 0 or probe.cost_s > _MOST_FRAC * work.seconds or not is_possible:
-            continue
-        log = runs.begin(0, 0)
-        runs.operator(probe, log)
-        if end_s == math.inf:
-            # From here on: what libraries do on their first call is no measurement.
-            end_s = time.perf_counter() + work.seconds
-        runs.end(log)
-        if work.device.type == "cuda":
-            torch.cuda.synchronize(work.device)
-        yield from log.records() or ()
+    def transfers(self) -> Iterator[Record]:
+        """Payloads in steps of four over every kind of group, until its share of the time is over.
 
-
-def sweep_transfers(work: SweepTask, stopwatch: Stopwatch) -> Iterator[Record]:
-    """Payloads in steps of four over every kind of group, until its share of the time is over.
-
-    Ranks of a group go on or stop together: they agree on the slowest first repeat.
-    """
-    runs = ProbeRuns(work.config, work.device, stopwatch)
-    swept = make_groups(work.config.parallelism.ranks_per_node)
-    share_s = work.seconds / max(1, len(swept) * len(_ROLES))
-    for found in swept:
-        for collective in _ROLES:
+        Ranks of a group go on or stop together: they agree on the slowest first repeat.
+        """
+        swept = make_groups(self._config.parallelism.ranks_per_node)
+        share_s = self._seconds / max(1, len(swept) * len(_ROLES))
+        dtype = torch.bfloat16 if self._device.type == "cuda" else torch.float32
+        for found, collective in product(swept, _ROLES):
             spent_s = 0.0
             for nbytes in _SIZES:
-                bench = _bench(found, collective, nbytes, work.device)
+                carrier = carrier_of(found.group)
+                bench = TransferBench(collective, nbytes, carrier, dtype=dtype, device=self._device)
                 bench.run()
-                expected_s = (_REPEATS + _WARMUPS_AND_FIRST) * slowest_s(bench)
-                spent_s += expected_s
+                spent_s += (_REPEATS + _WARMUPS_AND_FIRST) * slowest_s(bench)
                 if spent_s > share_s and nbytes != _SIZES[0]:
                     break
-                probe = _probe(found, collective, nbytes, work.config)
-                log = runs.begin(0, 0)
-                runs.transfers([(probe, bench)], log, most_s=math.inf)
-                runs.end(log)
-                if work.device.type == "cuda":
-                    torch.cuda.synchronize(work.device)
-                yield from _for_all_roles(log.records() or (), collective)
+                benches = [(self._transfer(found, collective, nbytes), bench)]
+                run = partial(self._runs.transfers, benches, most_s=math.inf)
+                yield from _for_all_roles(self._measured(run), collective)
+
+    def _measured(self, run: Callable[..., None]) -> Iterable[Record]:
+        log = self._runs.begin(0, 0)
+        run(log=log)
+        self._runs.end(log)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return log.records() or ()
+
+    def _wanted(self) -> Iterator[OperatorProbe]:
+        """The layout's own operators, those of others, square products."""
+        own = (
+            (operator.kind, operator.shape, operator.element_nbytes)
+            for stage in sorted({0, self._config.parallelism.pp - 1})
+            for done in [stage_operators(self._config, stage)]
+            for operator, _ in (*done.forward, *done.step)
+            if operator.shape
+        )
+        for key in dict.fromkeys(own):
+            yield self._operator(*key)
+        for probe in probe_plan(self._config, budget_s=self._seconds):
+            if isinstance(probe, OperatorProbe) and not probe.is_control:
+                yield probe
+        for size in _SQUARES:
+            shape = (size, size, size)
+            yield self._operator(OperatorKind.LINEAR, shape, self._config.precision.nbytes)
+
+    def _operator(
+        self, kind: OperatorKind, shape: tuple[int, ...], element_nbytes: int
+    ) -> OperatorProbe:
+        cost_s, nbytes = operator_cost((kind, shape, element_nbytes), self._config)
+        return OperatorProbe(
+            kind=kind,
+            shape=shape,
+            element_nbytes=element_nbytes,
+            is_control=False,
+            value=0.0,
+            cost_s=cost_s,
+            nbytes=nbytes,
+        )
+
+    def _transfer(self, swept: Swept, collective: Collective, nbytes: int) -> CollectiveProbe:
+        call = CollectiveCall(
+            collective=collective,
+            role=_ROLES[collective][0],
+            num_ranks=dist.get_world_size(swept.group),
+            nbytes=nbytes,
+            num_nodes=swept.num_nodes,
+        )
+        return collective_probe(call, GroupRole.OTHER, self._config)
+
+    def _free_nbytes(self, room: Room) -> float:
+        """What a probe may take where no training runs beside it."""
+        if self._device.type == "cuda":
+            return FREE_FRAC * torch.cuda.mem_get_info(self._device)[0]
+        return math.inf if room.has(1 << 30) else 1 << 28
 
 
 def copy_bytes_per_s(device: torch.device) -> float:
@@ -123,13 +171,6 @@ def copy_bytes_per_s(device: torch.device) -> float:
             torch.cuda.synchronize(device)
         best_s = min(best_s, time.perf_counter() - begin_s)
     return 2 * nbytes / best_s
-
-
-def free_nbytes(device: torch.device, room: Room) -> float:
-    """What a probe may take where no training runs beside it."""
-    if device.type == "cuda":
-        return FREE_FRAC * torch.cuda.mem_get_info(device)[0]
-    return math.inf if room.has(1 << 30) else 1 << 28
 
 
 def make_groups(ranks_per_node: int) -> list[Swept]:
@@ -152,64 +193,7 @@ def make_groups(ranks_per_node: int) -> list[Swept]:
     return swept
 
 
-def _products(config: RunConfig) -> Iterator[OperatorProbe]:
-    for size in _SQUARES:
-        yield _operator_probe(
-            OperatorKind.LINEAR, (size, size, size), config.precision.nbytes, config
-        )
-
-
-def _operators(config: RunConfig, seconds: float) -> Iterator[OperatorProbe]:
-    """The layout's own first, then those of others."""
-    seen = set()
-    for stage in sorted({0, config.parallelism.pp - 1}):
-        done = stage_operators(config, stage)
-        for operator, _ in (*done.forward, *done.step):
-            key = (operator.kind, operator.shape, operator.element_nbytes)
-            if key not in seen and operator.shape:
-                seen.add(key)
-                yield _operator_probe(*key, config)
-    for probe in probe_plan(config, budget_s=seconds):
-        if isinstance(probe, OperatorProbe) and not probe.is_control:
-            yield probe
-
-
-def _operator_probe(
-    kind: OperatorKind, shape: tuple[int, ...], element_nbytes: int, config: RunConfig
-) -> OperatorProbe:
-    cost_s, nbytes = operator_cost((kind, shape, element_nbytes), config)
-    return OperatorProbe(
-        kind=kind,
-        shape=shape,
-        element_nbytes=element_nbytes,
-        is_control=False,
-        value=0.0,
-        cost_s=cost_s,
-        nbytes=nbytes,
-    )
-
-
-def _bench(
-    swept: Swept, collective: Collective, nbytes: int, device: torch.device
-) -> TransferBench:
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    return TransferBench(collective, nbytes, carrier_of(swept.group), dtype=dtype, device=device)
-
-
-def _probe(swept: Swept, collective: Collective, nbytes: int, config: RunConfig) -> CollectiveProbe:
-    call = CollectiveCall(
-        collective=collective,
-        role=_ROLES[collective][0],
-        num_ranks=dist.get_world_size(swept.group),
-        nbytes=nbytes,
-        num_nodes=swept.num_nodes,
-    )
-    return collective_probe(call, GroupRole.OTHER, config)
-
-
-def _for_all_roles(
-    records: Iterator[Record] | Sequence[Record], collective: Collective
-) -> Iterator[Record]:
+def _for_all_roles(records: Iterable[Record], collective: Collective) -> Iterator[Record]:
     for record in records:
         if isinstance(record, CollectiveRecord):
             for role in _ROLES[collective]:

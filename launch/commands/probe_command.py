@@ -109,16 +109,16 @@ def _default(rank: RankInfo, device: str) -> RunConfig:
 def _measure(
     args: argparse.Namespace, config: RunConfig, device: torch.device, *, is_joined: bool
 ) -> Iterator[Record]:
-    from ...hooks.probing.probe_sweep import SweepTask, sweep_operators, sweep_transfers
+    from ...hooks.probing.probe_sweep import Sweep
 
     has_operators = args.operators or not args.collectives
     has_transfers = is_joined and (args.collectives or not args.operators)
     share_s = args.seconds / max(1, has_operators + has_transfers)
-    wanted = SweepTask(config=config, device=device, seconds=share_s)
+    sweep = Sweep(config, device, _stopwatch(device), seconds=share_s)
     if has_operators:
-        yield from sweep_operators(wanted, _stopwatch(device))
+        yield from sweep.operators()
     if has_transfers:
-        yield from sweep_transfers(wanted, _stopwatch(device))
+        yield from sweep.transfers()
 
 
 def _stopwatch(device: torch.device) -> Stopwatch:
