@@ -84,8 +84,6 @@ class Orders:
         guard: Guard,
         receive: Callable[[], list[dict[str, Any]]],
         launch_id: Callable[[], str],
-        *,
-        pause_s: float | None = None,
     ) -> None:
         self._settings = settings
         self._guard = guard
@@ -93,7 +91,7 @@ class Orders:
         self._launch_id = launch_id
         self._rank = settings.rank
         may_stop = settings.on_advice is OnAdvice.STOP or settings.takes_requests
-        wanted_s = (PAUSE_S if may_stop else CALM_PAUSE_S) if pause_s is None else pause_s
+        wanted_s = PAUSE_S if may_stop else CALM_PAUSE_S
         self._pause_s = max(wanted_s, self._rank.world_size / RANKS_PER_S)
         self._least_pause_s = self._pause_s
         # One that was slow, as where a name is looked up anew, tells nothing of the next.

@@ -70,7 +70,6 @@ class TransferBench:
         self.device = device
         size = len(carrier.ranks)
         count = max(size, nbytes // dtype.itemsize // size * size)
-        self.nbytes = count * dtype.itemsize
         self._whole = torch.zeros(count, dtype=dtype, device=device)
         self._part = torch.zeros(count // size, dtype=dtype, device=device)
         self._other = self._whole

@@ -100,7 +100,7 @@ class Attribution:
             self._num_jumps += 1
             spent = 0
         self._now_ns = mark
-        if self._waiting:
+        if self._waits.num_open:
             for bracket in self._brackets:
                 bracket.wait_ns += spent
         elif is_ours:
@@ -123,11 +123,6 @@ class Attribution:
                 if span.instance == number and (span.phase is Phase.BACKWARD) == is_backward
             ]
             yield from self._close(ended)
-
-    @property
-    def _waiting(self) -> int:
-        """Calls and waits that last now."""
-        return self._waits.num_open
 
     def _begin(self, number: int) -> None:
         is_again = any(self.log.phases[b.number][0] == BACKWARD for b in self._brackets)

@@ -61,7 +61,7 @@ class TracedStep:
 
         Reads in small slices with pauses between; the profiler's own events are let go.
         """
-        events = list(_sliced(self.events, pause))
+        events = list(_paced(map(_event, self.events), pause))
         self.events = ()
         times = sorted(event.start_ns for event in events if event.name == MARK)
         if len(times) != self.num_marks or not times:
@@ -75,10 +75,6 @@ class TracedStep:
         self.log.resolve()
         reading = _Reading(self.log, work_of(events), self.first_transfer)
         return list(_paced(reading.records(), pause))
-
-
-def _sliced(events: Sequence[Any], pause: Callable[[float], None]) -> Iterator[TraceEvent]:
-    return _paced((_event(event) for event in events), pause)
 
 
 def _paced(items: Iterator[Any], pause: Callable[[float], None]) -> Iterator[Any]:
@@ -155,7 +151,7 @@ class _Reading(Attribution):
         yield from self._known_transfers()
 
     def _spend(self, mark: int, *, is_ours: bool) -> None:
-        if self._open and not self._waiting:
+        if self._open and not self._waits.num_open:
             launched = self._launched(self._now_ns, mark)
             self._taken.setdefault(id(deepest(self._open)), []).extend(launched)
         super()._spend(mark, is_ours=is_ours)
@@ -221,6 +217,8 @@ class _Reading(Attribution):
 
 
 Parts = tuple[tuple[Phase, Sequence[TracedWork]], ...]
+_SHARED = ("step", "window", "microbatch", "kind", "shape", "element_nbytes", "layer")
+"""What a traced operator has of the one that was open."""
 _GRADIENTS = (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT)
 _WITH_WEIGHTS = frozenset(
     kind for kind in OperatorKind if kind.is_linear or kind is OperatorKind.GROUPED_LINEAR
@@ -230,15 +228,10 @@ _WITH_WEIGHTS = frozenset(
 def _traced(record: OperatorRecord, parts: Parts) -> Iterator[TraceRecord]:
     for phase, work in parts:
         if work:
+            shared = {name: getattr(record, name) for name in _SHARED}
             yield TraceRecord(
-                step=record.step,
-                window=record.window,
-                microbatch=record.microbatch,
-                kind=record.kind,
+                **shared,
                 phase=phase,
-                shape=record.shape,
-                element_nbytes=record.element_nbytes,
-                layer=record.layer,
                 duration_ns=sum(item.duration_ns for item in work),
                 num_kernels=len(work),
             )

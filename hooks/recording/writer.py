@@ -69,7 +69,6 @@ class RecordWriter:
         on_idle: Callable[[], None] | None = None,
         on_end: Callable[[], None] | None = None,
         exchange: Exchange | None = None,
-        queue_length: int = QUEUE_LENGTH,
     ) -> None:
         self._directory = directory
         self._header = header
@@ -77,7 +76,7 @@ class RecordWriter:
         self._on_idle = on_idle
         self._on_end = on_end
         self._exchange = exchange
-        self._items: queue.Queue[Item | None] = queue.Queue(maxsize=queue_length)
+        self._items: queue.Queue[Item | None] = queue.Queue(maxsize=QUEUE_LENGTH)
         self._thread: threading.Thread | None = None
         self._file: IO[str] | None = None
         self._plan: RecordingPlan | None = None

@@ -44,14 +44,12 @@ class HostReadings:
 
 
 class EventPool:
-    """Events that have been read and can be recorded again; at most ``max_events`` exist."""
+    """Events that have been read and can be recorded again; at most ``MAX_EVENTS`` exist."""
 
-    def __init__(
-        self, make_event: Callable[[], DeviceEvent], *, max_events: int = MAX_EVENTS
-    ) -> None:
+    def __init__(self, make_event: Callable[[], DeviceEvent]) -> None:
         self._make_event = make_event
         self._free: list[DeviceEvent] = []
-        self._num_left = max_events
+        self._num_left = MAX_EVENTS
 
     def take(self) -> DeviceEvent | None:
         """A free event, or a new one; None where there are enough already."""
@@ -78,14 +76,12 @@ class DeviceReadings:
         last: Sequence[DeviceEvent],
         *,
         num_dropped: int = 0,
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.num_dropped = num_dropped
         self._pool = pool
         self._anchor_ns = anchor_ns
         self._events = events
         self._last = list(last)
-        self._clock = clock
         self._times: array[float] = array("d")
 
     def is_ready(self) -> bool:
@@ -95,17 +91,13 @@ class DeviceReadings:
             if not self._last[-1].query():
                 return False
             self._last.pop()
-        end_s = self._clock() + SLICE_S
-        while len(self._times) < len(self._events):
-            self._read_slice()
-            if self._clock() >= end_s:
+        end_s = time.perf_counter() + SLICE_S
+        while (done := len(self._times)) < len(self._events):
+            elapsed = self._events[0].elapsed_time
+            self._times.extend(map(elapsed, self._events[done : done + _SLICE_EVENTS]))
+            if time.perf_counter() >= end_s:
                 break
         return len(self._times) == len(self._events)
-
-    def _read_slice(self) -> None:
-        done = len(self._times)
-        elapsed = self._events[0].elapsed_time
-        self._times.extend(map(elapsed, self._events[done : done + _SLICE_EVENTS]))
 
     def read(self, marks: array[int]) -> array[int] | None:
         """``marks`` in nanoseconds, after ``is_ready``; gives the events back to the pool.
@@ -173,14 +165,11 @@ class DeviceStopwatch:
         stream_key: Callable[[], int] | None = None,
         current_stream: Callable[[], Any] = lambda: None,
         is_capturing: Callable[[], bool] = lambda: False,
-        clock: Callable[[], int] = time.perf_counter_ns,
-        max_events: int = MAX_EVENTS,
     ) -> None:
-        self._pool = EventPool(make_event, max_events=max_events)
+        self._pool = EventPool(make_event)
         self._stream_key = stream_key
         self._current_stream = current_stream
         self._is_capturing = is_capturing
-        self._clock = clock
         self._streams: dict[int, Any] = {}
         self._last: dict[int, DeviceEvent] = {}
         self._events: list[DeviceEvent] = []
@@ -193,7 +182,7 @@ class DeviceStopwatch:
         self._streams.clear()
         self._last.clear()
         self._record()
-        self._anchor_ns = self._clock()
+        self._anchor_ns = time.perf_counter_ns()
 
     def mark(self) -> int:
         """Record an event and return its number in the step."""

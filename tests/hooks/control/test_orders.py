@@ -59,7 +59,7 @@ class Rank:
             on_advice=OnAdvice.STOP,
         )
         self._given = orders if rank == world - 1 else []
-        self.orders = Orders(settings, self.guard, self._receive, lambda: LAUNCH, pause_s=0.02)
+        self.orders = Orders(settings, self.guard, self._receive, lambda: LAUNCH)
         self.stopped: list[int] = []
         self.opened: list[int] = []
         self.number = 0

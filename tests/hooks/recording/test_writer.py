@@ -131,7 +131,9 @@ def test_a_restarted_worker_goes_on_in_its_file(tmp_path: Path) -> None:
     assert [r.step for r in run.records[0]] == [0, 1] and run.problems == ()
 
 
-def test_a_full_queue_drops_counts_and_does_not_wait(tmp_path: Path) -> None:
+def test_a_full_queue_drops_counts_and_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     entered, release = threading.Event(), threading.Event()
 
     def slow_header() -> Header:
@@ -139,7 +141,8 @@ def test_a_full_queue_drops_counts_and_does_not_wait(tmp_path: Path) -> None:
         release.wait(20)
         return header()
 
-    writer = RecordWriter(tmp_path, slow_header, Guard(), queue_length=2)
+    monkeypatch.setattr(writer_module, "QUEUE_LENGTH", 2)
+    writer = RecordWriter(tmp_path, slow_header, Guard())
     assert writer.put(step(0))
     assert entered.wait(20)
     assert [writer.put(step(n)) for n in range(1, 6)] == [True, True, False, False, False]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from array import array
+from types import SimpleNamespace
 
 import pytest
 
+from forerun.hooks.sensors import stopwatch
 from forerun.hooks.sensors.step_log import StepLog
 from forerun.hooks.sensors.stopwatch import (
     DeviceReadings,
@@ -53,9 +56,13 @@ def test_host_marks_are_the_clock_and_ready_at_once() -> None:
     assert readings.is_ready() and list(readings.read(marks)) == [5, 9]
 
 
-def test_device_marks_become_nanoseconds_from_the_host_anchor() -> None:
+def test_device_marks_become_nanoseconds_from_the_host_anchor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stream = FakeStream()
-    watch = DeviceStopwatch(stream.event, clock=lambda: 7_000)
+    clocks = SimpleNamespace(perf_counter_ns=lambda: 7_000, perf_counter=time.perf_counter)
+    monkeypatch.setattr(stopwatch, "time", clocks)
+    watch = DeviceStopwatch(stream.event)
     watch.begin_step()
     stream.queued_ms = 2.5
     first = watch.mark()
@@ -167,16 +174,19 @@ def test_only_the_last_event_of_each_stream_is_asked() -> None:
     assert sorted(asked) == ["stream 7", "stream 9"]
 
 
-def test_a_pool_without_events_repeats_the_mark_before_and_counts() -> None:
+def test_a_pool_without_events_repeats_the_mark_before_and_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stream = FakeStream()
-    watch = DeviceStopwatch(stream.event, max_events=3)
+    monkeypatch.setattr(stopwatch, "MAX_EVENTS", 3)
+    watch = DeviceStopwatch(stream.event)
     watch.begin_step()
     assert [watch.mark() for _ in range(4)] == [1, 2, 2, 2]
     readings = watch.end_step()
     assert readings.num_dropped == 2 and stream.num_events == 3
 
 
-def test_events_are_read_in_slices() -> None:
+def test_events_are_read_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     stream, now_s = FakeStream(), [0.0]
 
     def clock() -> float:
@@ -187,7 +197,8 @@ def test_events_are_read_in_slices() -> None:
     events = [pool.take() for _ in range(200)]
     for event in events:
         event.record()
-    readings = DeviceReadings(pool, 0, events, events[-1:], clock=clock)
+    readings = DeviceReadings(pool, 0, events, events[-1:])
+    monkeypatch.setattr(stopwatch, "time", SimpleNamespace(perf_counter=clock))
     calls = 1
     while not readings.is_ready():
         calls += 1
