@@ -179,14 +179,12 @@ ReadShape = Callable[[Any, list[torch.Tensor], torch.Tensor], tuple[Any, ...]]
 
 
 def _reader(site: Site) -> ReadShape:
-    told = site.shape_of
-    if told is None:
-        return _READERS.get(site.kind, _ends)
-    return lambda owner, inputs, result: (None, told(tuple(result.shape)))
-
-
-def _ends(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:
-    return (inputs[0].shape, result.shape)
+    told, more = site.shape_of, _MORE.get(site.kind)
+    if told is not None:
+        return lambda owner, inputs, result: (None, told(tuple(result.shape)))
+    if more is not None:
+        return lambda owner, inputs, result: (inputs[0].shape, result.shape, *more(owner, inputs))
+    return _READERS.get(site.kind, lambda owner, inputs, result: (inputs[0].shape, result.shape))
 
 
 def _loss(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:
@@ -194,48 +192,41 @@ def _loss(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple
     return (first.shape, result.shape)
 
 
-def _embedding(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:
-    rows = getattr(getattr(owner, "word_embeddings", None), "weight", None)
-    return (inputs[0].shape, result.shape, 0 if rows is None else rows.shape[0])
-
-
-def _attention(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:
-    return (inputs[0].shape, result.shape, *(tensor.shape for tensor in inputs[1:3]))
-
-
 def _permute(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:
     rows = result if str(owner).startswith("dispatch") else inputs[0]
     return (rows.shape, rows.shape)
 
 
-def _grouped(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:
-    return (inputs[0].shape, result.shape, int(owner.num_gemms))
-
-
-def _gated(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:
-    """A gate beside the values is what no tensor shows."""
-    is_gated = getattr(getattr(owner, "config", None), "gated_linear_unit", False)
-    return (inputs[0].shape, result.shape, 2) if is_gated else (inputs[0].shape, result.shape)
-
-
-def _position(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:
-    """With latent attention only some channels of a head carry positions."""
-    config = getattr(owner, "config", None)
-    if getattr(config, "multi_latent_attention", False):
-        channels = int(getattr(config, "qk_pos_emb_head_dim", 0))
-        return (inputs[0].shape, result.shape, channels)
-    return (inputs[0].shape, result.shape)
-
-
 _READERS: Mapping[OperatorKind, ReadShape] = {
     OperatorKind.LOSS: _loss,
-    OperatorKind.EMBEDDING: _embedding,
-    OperatorKind.CORE_ATTENTION: _attention,
     OperatorKind.PERMUTE: _permute,
-    OperatorKind.GROUPED_LINEAR: _grouped,
-    OperatorKind.ACTIVATION: _gated,
-    OperatorKind.POSITION: _position,
 }
+
+
+def _rows_of_table(owner: Any, inputs: list[torch.Tensor]) -> tuple[int]:
+    rows = getattr(getattr(owner, "word_embeddings", None), "weight", None)
+    return (0 if rows is None else rows.shape[0],)
+
+
+def _gates(owner: Any, inputs: list[torch.Tensor]) -> tuple[int, ...]:
+    return (2,) if getattr(getattr(owner, "config", None), "gated_linear_unit", False) else ()
+
+
+def _rotated_channels(owner: Any, inputs: list[torch.Tensor]) -> tuple[int, ...]:
+    """With latent attention only some channels of a head carry positions."""
+    config = getattr(owner, "config", None)
+    is_latent = getattr(config, "multi_latent_attention", False)
+    return (int(getattr(config, "qk_pos_emb_head_dim", 0)),) if is_latent else ()
+
+
+_MORE: Mapping[OperatorKind, Callable[[Any, list[torch.Tensor]], tuple[Any, ...]]] = {
+    OperatorKind.EMBEDDING: _rows_of_table,
+    OperatorKind.CORE_ATTENTION: lambda owner, inputs: tuple(t.shape for t in inputs[1:3]),
+    OperatorKind.GROUPED_LINEAR: lambda owner, inputs: (int(owner.num_gemms),),
+    OperatorKind.ACTIVATION: _gates,
+    OperatorKind.POSITION: _rotated_channels,
+}
+"""What the two ends do not show, as a gate beside the values."""
 
 
 def _element_nbytes(inputs: list[torch.Tensor], result: torch.Tensor) -> int:

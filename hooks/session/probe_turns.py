@@ -11,7 +11,7 @@ from ..process.guard import Guard
 from ..process.interpreter import is_installed
 from ..process.settings import Settings
 from ..recording.window import StepPlan
-from .open_step import Between
+from .ledger import Between
 
 if TYPE_CHECKING:
     from ..probing.probes import Probing

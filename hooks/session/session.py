@@ -22,8 +22,7 @@ from ..recording.header import header_of
 from ..recording.window import NUM_WARMUP_STEPS, StepPlan, WindowPlan, pass_microbatches
 from ..recording.writer import RecordWriter
 from .fitting import Fitting
-from .ledger import Ledger
-from .open_step import Between, OpenStep
+from .ledger import Between, Ledger, OpenStep
 from .probe_turns import PROBE, ProbeTurns
 from .trace_turns import Tracing
 

@@ -19,7 +19,7 @@ from forerun.hooks.process.host import Host
 from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.recording.window import WindowPlan
 from forerun.hooks.sensors.stopwatch import HostStopwatch
-from forerun.hooks.session.open_step import Between
+from forerun.hooks.session.ledger import Between
 from forerun.hooks.session.probe_turns import ProbeTurns
 
 MODEL = ModelShape(
