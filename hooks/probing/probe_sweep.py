@@ -36,6 +36,7 @@ _MOST_FRAC = 0.1
 """Share of the time that one operator may be expected to take."""
 _REPEATS = 5
 _WARMUPS_AND_FIRST = 4
+"""Runs that are not kept: warm-ups, and those that tell how long one takes."""
 _ROLES = {
     Collective.ALL_REDUCE: (GroupRole.TP, GroupRole.DP),
     Collective.ALL_GATHER: (GroupRole.TP, GroupRole.DP),

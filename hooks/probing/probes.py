@@ -30,6 +30,7 @@ SLICE_FRAC = 0.05
 PATIENCE_S = 5.0
 """How long ranks wait for each other before collectives."""
 MOST_REFUSALS = 2
+"""Each may have cost ``PATIENCE_S``, as where a rank never comes."""
 _ABSTAINS = "a rank cannot take part"
 _BATCH_S = 0.02
 """Expected time of the collectives that one agreement is for."""

@@ -60,36 +60,32 @@ class Host:
     """The host gives W&B its own step; else ours joins the host's next row, whatever its step."""
 
 
+_OBJECTS = ("models", "optimizers", "passes")
+
+
 class KnownHost:
     """A host whose objects die as if nobody here knew them; ``told`` is all but these objects."""
 
     def __init__(self, host: Host) -> None:
-        self.told = replace(host, models=(), optimizers=(), timer_holders=(), passes=())
-        self._models = references(host.models)
-        self._optimizers = references(host.optimizers)
-        self._passes = references(host.passes)
+        self.told = replace(host, timer_holders=(), **dict.fromkeys(_OBJECTS, ()))
+        self._kept = {name: references(getattr(host, name)) for name in _OBJECTS}
         self._holders = tuple((reference(owner), name) for owner, name in host.timer_holders)
         self._num_parameters = num_parameters(host.optimizers)
 
     def alive(self) -> Host | None:
         """The host with its objects; None where a model is gone.  Not to be kept."""
-        models = living(self._models)
-        if len(models) < len(self._models):
+        found = {name: living(kept) for name, kept in self._kept.items()}
+        if len(found["models"]) < len(self._kept["models"]):
             return None
         holders = ((find(), name) for find, name in self._holders)
-        return replace(
-            self.told,
-            models=models,
-            optimizers=living(self._optimizers),
-            passes=living(self._passes),
-            timer_holders=tuple(holder for holder in holders if holder[0] is not None),
-        )
+        alive = tuple(holder for holder in holders if holder[0] is not None)
+        return replace(self.told, timer_holders=alive, **found)
 
     @property
     def num_parameters(self) -> int:
         """Parameters that this rank updates, as last seen where an optimizer is gone."""
-        optimizers = living(self._optimizers)
-        if len(optimizers) == len(self._optimizers):
+        optimizers = living(self._kept["optimizers"])
+        if len(optimizers) == len(self._kept["optimizers"]):
             self._num_parameters = num_parameters(optimizers)
         return self._num_parameters
 

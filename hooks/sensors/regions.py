@@ -15,6 +15,7 @@ import torch
 _NONE = "none"
 _SCOPES = ("cuda_graph_modules", "cuda_graph_scope")
 _DEFAULT_WARMUP_STEPS = 3
+"""Megatron's own, where a configuration does not tell it."""
 _CAPTURE_STEPS = 2
 """Steps after those run eagerly: one in which graphs are captured, one that replays them first."""
 

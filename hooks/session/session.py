@@ -55,14 +55,7 @@ class Session:
         self._live = Live(settings)
         self._orders = Orders(settings, self.guard, self._live.orders, self._live.launch_id)
         self._duty = RecordingRole(settings)
-        self._writer = RecordWriter(
-            settings.directory,
-            self._header,
-            self.guard,
-            on_idle=self._live.poll,
-            on_end=self._live.settle,
-            exchange=self._duty.exchange,
-        )
+        self._writer = self._new_writer()
         self._fitting = Fitting(self.guard, self._writer.put)
         self._ledger = Ledger(self._writer, self.guard, self._live.tell)
         self._probes = ProbeTurns(
@@ -86,6 +79,16 @@ class Session:
         self._has_started = False
         self._is_finished = False
         self._open_doors()
+
+    def _new_writer(self) -> RecordWriter:
+        return RecordWriter(
+            self.settings.directory,
+            self._header,
+            self.guard,
+            on_idle=self._live.poll,
+            on_end=self._live.settle,
+            exchange=self._duty.exchange,
+        )
 
     def _open_doors(self) -> None:
         """What adapters call, protected."""
