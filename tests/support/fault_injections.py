@@ -277,8 +277,8 @@ def device_reads(
                 raise RuntimeError("out of events")
             return Event(reading_ms, is_reached)
 
-        assert hasattr(instruments, "_stopwatch")
-        instruments._stopwatch = lambda *_, **__: DeviceStopwatch(make)
+        assert hasattr(instruments, "stopwatch_for")
+        instruments.stopwatch_for = lambda *_, **__: DeviceStopwatch(make)
 
     return arrange
 
