@@ -16,6 +16,7 @@ from .packed import UNREAD, unpacked
 from .record_kinds import SCHEMA, Header, RankRecord, Record, RunRecord, from_dict
 
 _T = TypeVar("_T")
+_F = TypeVar("_F", bound="_Lines")
 # Of thousands of missing ranks a line names the first.
 _NUM_NAMED = 8
 _DAMAGED = (
@@ -60,25 +61,6 @@ class RunRecords:
         return max((header.world_size for header in self.headers.values()), default=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankFile:
-    """One file, parsed: ``header`` is None where the first line is none."""
-
-    name: str
-    header: Header | None
-    config: RunConfig | None
-    records: tuple[Record, ...]
-    problems: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SummaryFile:
-    """The summaries of ranks that have no file."""
-
-    summaries: Mapping[int, tuple[RankRecord, ...]]
-    problems: tuple[str, ...]
-
-
 def parse_header(line: str) -> Header:
     """The header on a file's first line; ``RecordError`` where it is none, or of a newer schema."""
     record = _parse_line(line)
@@ -92,31 +74,45 @@ def parse_header(line: str) -> Header:
     return record
 
 
-class RankParser:
-    """Parses a rank's lines as they come: ``header`` and ``config`` once they were there.
+@dataclass(slots=True)
+class _Lines:
+    """A file whose lines come one part after the other."""
 
-    ``name`` stands in front of each of the ``problems``, of which the first ``MOST_PROBLEMS`` are
-    kept.
-    """
+    name: str
+    """Stands in front of each of the ``problems``."""
+    problems: list[str] = field(default_factory=list)
+    """What was skipped and why; the first ``MOST_PROBLEMS`` are kept."""
+    num_lines: int = 0
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.header: Header | None = None
-        self.config: RunConfig | None = None
-        self.problems: list[str] = []
-        self._num_lines = 0
-        self._is_over = False
+    def unread(self: _F, err: OSError) -> _F:
+        """What is known of the file where the system does not give it."""
+        return type(self)(self.name, problems=[f"{self.name}: cannot be read ({err})"])
 
-    def take(self, lines: Iterable[str]) -> list[Record]:
-        """The records of these lines, which follow those taken before."""
+    def _note(self, problem: str) -> None:
+        if len(self.problems) < MOST_PROBLEMS:
+            self.problems.append(f"{self.name}:{self.num_lines}: {problem}")
+
+
+@dataclass(slots=True)
+class RankFile(_Lines):
+    """A rank's file: ``header`` and ``config`` once they were there, None before."""
+
+    header: Header | None = None
+    config: RunConfig | None = None
+    records: tuple[Record, ...] = ()
+    """Those of the lines taken last."""
+    is_over: bool = False
+
+    def take(self, lines: Iterable[str]) -> None:
+        """Parse these lines, which follow those taken before."""
         records: list[Record] = []
         for line in unpacked(lines):
-            if self._is_over:
+            if self.is_over:
                 break
-            self._num_lines += 1
+            self.num_lines += 1
             if line == UNREAD:
                 self._note(UNREAD)
-                self._is_over = True
+                self.is_over = True
                 break
             if not line.strip():
                 continue
@@ -124,21 +120,14 @@ class RankParser:
                 records += self._taken(line)
             except _DAMAGED as err:
                 self._note(str(err))
-                self._is_over = self.header is None
-        return records
+                self.is_over = self.header is None
+        self.records = tuple(records)
 
-    def file(self, records: Iterable[Record] = ()) -> RankFile:
-        """What is known of the file, with these records."""
-        problems = tuple(self.problems)
-        if self.header is None and not problems:
-            problems = (f"{self.name}:1: file is empty; its rank recorded nothing",)
-        return RankFile(
-            name=self.name,
-            header=self.header,
-            config=self.config,
-            records=tuple(records),
-            problems=problems,
-        )
+    def told(self) -> list[str]:
+        """The problems; that there is nothing, where the file is empty."""
+        if self.header is None and not self.problems:
+            return [f"{self.name}:1: file is empty; its rank recorded nothing"]
+        return self.problems
 
     def _taken(self, line: str) -> list[Record]:
         if self.header is None:
@@ -151,52 +140,32 @@ class RankParser:
             return [record]
         elif (record.run_id, record.rank) != (self.header.run_id, self.header.rank):
             self._note(f"rest belongs to run {record.run_id}; skipped")
-            self._is_over = True
+            self.is_over = True
         return []
 
-    def _note(self, problem: str) -> None:
-        if len(self.problems) < MOST_PROBLEMS:
-            self.problems.append(f"{self.name}:{self._num_lines}: {problem}")
 
+@dataclass(slots=True)
+class SummaryFile(_Lines):
+    """The file in which the ranks without a file of their own stand."""
 
-def parse_file(name: str, lines: Iterable[str]) -> RankFile:
-    """Parse the lines of one whole file."""
-    parser = RankParser(name)
-    return parser.file(parser.take(lines))
+    summaries: dict[int, tuple[RankRecord, ...]] = field(default_factory=dict)
+    """Of the lines taken last."""
 
-
-class SummaryParser:
-    """The same for the file in which the ranks without a file of their own stand."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._problems: list[str] = []
-        self._num_lines = 0
-
-    def take(self, lines: Iterable[str]) -> SummaryFile:
-        """The summaries of these lines, and the problems of all lines so far."""
-        found: dict[int, list[RankRecord]] = {}
+    def take(self, lines: Iterable[str]) -> None:
+        """Parse these lines, which follow those taken before."""
+        found: dict[int, tuple[RankRecord, ...]] = {}
         for line in unpacked(lines):
-            self._num_lines += 1
+            self.num_lines += 1
             try:
                 value = _parse_json(line)
                 record = from_dict(value)
                 rank = value.get("rank")
                 if not isinstance(record, RankRecord) or type(rank) is not int:
                     raise RecordError("line is no summary of a rank; skipped")
-                found.setdefault(rank, []).append(record)
+                found[rank] = (*found.get(rank, ()), record)
             except _DAMAGED as err:
-                if len(self._problems) < MOST_PROBLEMS:
-                    self._problems.append(f"{self._name}:{self._num_lines}: {err}")
-        return SummaryFile(
-            summaries={rank: tuple(records) for rank, records in found.items()},
-            problems=tuple(self._problems),
-        )
-
-
-def parse_summaries(name: str, lines: Iterable[str]) -> SummaryFile:
-    """Parse the lines of that file."""
-    return SummaryParser(name).take(lines)
+                self._note(str(err))
+        self.summaries = found
 
 
 def join_ranks(
@@ -204,7 +173,7 @@ def join_ranks(
 ) -> RunRecords:
     """Put the files of a run together; a foreign file is named and skipped."""
     ordered = sorted(files, key=lambda file: file.name)
-    problems = [problem for file in ordered for problem in file.problems]
+    problems = [problem for file in ordered for problem in file.told()]
     world_size = _usual_world_size(run_id, ordered)
     headers: dict[int, Header] = {}
     configs: dict[int, RunConfig] = {}

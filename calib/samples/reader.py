@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import io
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..records.files import Tail
-from ..records.run_records import (
-    RankFile,
-    RankParser,
-    RunRecords,
-    SummaryFile,
-    SummaryParser,
-    join_ranks,
-)
-from .store import (
-    SUMMARIES,
-    bounded_lines,
-    no_run,
-    rank_paths,
-    readable,
-    unreadable,
-    unreadable_summaries,
-)
+from ..records.run_records import RankFile, RunRecords, SummaryFile, join_ranks
+from .store import SUMMARIES, bounded_lines, no_run, rank_file, rank_paths, readable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +25,7 @@ class RunReader:
 
     def __init__(self, directory: Path, run_id: str) -> None:
         self._directory, self._run_id = directory, run_id
-        self._ranks: dict[Path, tuple[Tail, RankParser]] = {}
-        self._summaries: tuple[Tail, SummaryParser] | None = None
+        self._forget()
 
     def read(self) -> NewRecords:
         """What has come since the last reading; all of these together are what ``read_run`` gives.
@@ -53,42 +36,47 @@ class RunReader:
         paths = rank_paths(folder)
         if not paths:
             raise no_run(self._directory, self._run_id)
-        tails = [tail for tail, _ in (*self._ranks.values(), *self._known_summaries())]
-        is_whole = not tails or any(tail.is_other() for tail in tails)
+        is_whole = not self._tails or any(tail.is_other() for tail in self._tails.values())
         if is_whole or not self._ranks.keys() <= set(paths):
-            self._ranks, self._summaries, is_whole = {}, None, True
+            self._forget()
+            is_whole = True
         files = [self._read_rank(path) for path in paths]
         run = join_ranks(self._run_id, files, self._read_summaries(folder / SUMMARIES))
         return NewRecords(run=readable(run), is_whole=is_whole)
 
-    def _known_summaries(self) -> list[tuple[Tail, SummaryParser]]:
-        return [] if self._summaries is None else [self._summaries]
+    def _forget(self) -> None:
+        self._tails: dict[Path, Tail] = {}
+        self._ranks: dict[Path, RankFile] = {}
+        self._summaries: SummaryFile | None = None
+
+    def _new_bytes(self, path: Path) -> tuple[bytes, bytes]:
+        return self._tails.setdefault(path, Tail(path)).read()
 
     def _read_rank(self, path: Path) -> RankFile:
-        name = f"{path.parent.name}/{path.name}"
-        tail, parser = self._ranks.setdefault(path, (Tail(path), RankParser(name)))
+        file = self._ranks.setdefault(path, rank_file(path))
         try:
-            whole, torn = tail.read()
+            whole, torn = self._new_bytes(path)
         except OSError as err:
-            return unreadable(name, err)
-        found = parser.file(parser.take(_lines(whole)))
-        if torn:
-            # For good it is damage: said, and forgotten when the rest of it comes.
-            trial = copy.deepcopy(parser)
-            trial.take([torn.decode(errors="replace")])
-            found = replace(found, problems=tuple(trial.problems))
-        return found
+            return file.unread(err)
+        file.take(_lines(whole))
+        if not torn:
+            return file
+        # For good it is damage: said, and forgotten when the rest of it comes.
+        trial = replace(file, problems=[*file.problems])
+        trial.take([torn.decode(errors="replace")])
+        return replace(file, problems=trial.problems)
 
     def _read_summaries(self, path: Path) -> SummaryFile | None:
         if self._summaries is None:
             if not path.exists():
                 return None
-            self._summaries = Tail(path), SummaryParser(path.name)
-        tail, parser = self._summaries
+            self._summaries = SummaryFile(path.name)
         try:
-            return parser.take(_lines(tail.read()[0]))
+            whole, _ = self._new_bytes(path)
         except OSError as err:
-            return unreadable_summaries(path, err)
+            return self._summaries.unread(err)
+        self._summaries.take(_lines(whole))
+        return self._summaries
 
 
 def _lines(data: bytes) -> list[str]:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 import pandas as pd
 import pyarrow as pa
@@ -28,13 +28,12 @@ from ..records.run_records import (
     RunRecords,
     SummaryFile,
     join_ranks,
-    parse_file,
     parse_header,
-    parse_summaries,
 )
 from .columns import FRAMES, TABLE_SCHEMA, TEXTS, normalise
 from .table import SampleTable
 
+_F = TypeVar("_F", RankFile, SummaryFile)
 # Larger files and tables are refused before they fill the memory.
 MAX_JSON_NBYTES = 64 << 20
 MAX_TABLE_ROWS = 5_000_000
@@ -70,8 +69,10 @@ def read_run(directory: Path, run_id: str | None = None) -> RunRecords:
     paths = rank_paths(home / run_id)
     if not paths:
         raise no_run(directory, run_id)
-    files = [_read_rank(path) for path in paths]
-    return readable(join_ranks(run_id, files, _read_summaries(home / run_id / SUMMARIES)))
+    files = [_read_into(path, rank_file(path)) for path in paths]
+    sent = home / run_id / SUMMARIES
+    summaries = _read_into(sent, SummaryFile(SUMMARIES)) if sent.exists() else None
+    return readable(join_ranks(run_id, files, summaries))
 
 
 def write_json(path: Path, value: object, *, mode: int = OPEN) -> None:
@@ -267,36 +268,15 @@ def rank_paths(folder: Path) -> list[Path]:
     return [path for _, path in sorted((sent | own).items())]
 
 
-def _read_summaries(path: Path) -> SummaryFile | None:
-    if not path.exists():
-        return None
+def rank_file(path: Path) -> RankFile:
+    """A rank's file before it is read; reports name it with its run."""
+    return RankFile(f"{path.parent.name}/{path.name}")
+
+
+def _read_into(path: Path, file: _F) -> _F:
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
-            return parse_summaries(path.name, bounded_lines(lines))
+            file.take(bounded_lines(lines))
     except OSError as err:
-        return unreadable_summaries(path, err)
-
-
-def unreadable_summaries(path: Path, err: OSError) -> SummaryFile:
-    """What is known of a file that the system does not give."""
-    return SummaryFile(summaries={}, problems=(f"{path.name}: cannot be read ({err})",))
-
-
-def _read_rank(path: Path) -> RankFile:
-    name = f"{path.parent.name}/{path.name}"
-    try:
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            return parse_file(name, bounded_lines(lines))
-    except OSError as err:
-        return unreadable(name, err)
-
-
-def unreadable(name: str, err: OSError) -> RankFile:
-    """The same for a rank's."""
-    return RankFile(
-        name=name,
-        header=None,
-        config=None,
-        records=(),
-        problems=(f"{name}: cannot be read ({err})",),
-    )
+        return file.unread(err)
+    return file

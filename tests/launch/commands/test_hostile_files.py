@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from forerun.calib.answers.analysis import Request
 from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.errors import ForerunError
-from forerun.calib.records.run_records import parse_file, parse_summaries
+from forerun.calib.records.run_records import RankFile, SummaryFile
 from forerun.calib.samples.store import read_json, read_lines, read_run, read_table, write_table
 from forerun.calib.samples.table import build_table
 from forerun.calib.workload.config import RunConfig
@@ -81,6 +81,12 @@ def test_a_command_with_an_absurd_size_says_one_line(
     assert code == 2 and len(said.splitlines()) == 1
 
 
+def rank_file(lines: list[str]) -> RankFile:
+    found = RankFile("rank-0.jsonl")
+    found.take(lines)
+    return found
+
+
 @FUZZ
 @given(st.data())
 def test_records_are_read_or_named(data: st.DataObject) -> None:
@@ -88,9 +94,9 @@ def test_records_are_read_or_named(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 3))):
         place = data.draw(st.integers(0, len(lines) - 1))
         lines[place] = data.draw(damaged(lines[place]))
-    found = parse_file("rank-0.jsonl", lines)
+    found = rank_file(lines)
     assert found.problems or found.header is not None
-    parse_summaries("summaries.jsonl", lines)
+    SummaryFile("summaries.jsonl").take(lines)
 
 
 @st.composite
@@ -117,9 +123,9 @@ def test_packed_lines_that_unfold_without_end_are_bounded() -> None:
         text = base64.b64encode(zlib.compress(data)).decode()
         return '{"type": "packed", "data": "' + text + '"}\n'
 
-    found = parse_file("rank-0.jsonl", [LINES[0], *([packed(b" " * (64 << 20))] * 10)])
+    found = rank_file([LINES[0], *([packed(b" " * (64 << 20))] * 10)])
     assert any("not read" in problem for problem in found.problems)
-    found = parse_file("rank-0.jsonl", [LINES[0], packed(b"\n" * (2 << 20))])
+    found = rank_file([LINES[0], packed(b"\n" * (2 << 20))])
     assert len(found.problems) == 1 and not found.records
 
 
