@@ -26,8 +26,8 @@ from forerun.calib.validation.scores import score_rows
 OPERATORS = ("ops_simumax_gemm_attention", ("few_8", "few_24", "leave_gpu"))
 COLLECTIVES = ("coll_aceso", ("few_8", "leave_span"))
 FIT = (
-    ("regressors.covariance", "CONSTANT"),
-    ("regressors.forest", "_NUM_TREES"),
+    ("regressors.gaussian", "CONSTANT"),
+    ("regressors.trees", "_NUM_TREES"),
     ("regressors.gaussian", "_NUM_REWEIGHTS"),
     ("regressors.intervals", "_LEAST_QUANTILE"),
     ("fit.machine", "_FREE_SIGMA_LOG"),

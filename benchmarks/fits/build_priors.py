@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from forerun.benchmarks.published.readers import read_published
 from forerun.calib.fit.batches import ShapeBatch, Timed
-from forerun.calib.fit.laws import Ceilings, columns, is_chain
-from forerun.calib.fit.operator_kinds import Columns, WorkKind
+from forerun.calib.fit.laws import Ceilings, columns
+from forerun.calib.fit.operator_kinds import KINDS, Columns, WorkKind
 from forerun.calib.fit.outliers import refuse
 from forerun.calib.fit.pools import robust_sigma
 from forerun.calib.fit.priors import device_prior
@@ -208,7 +208,7 @@ def source_rates(
         return None
     prior = device_prior(device)
     done = columns(timed.batch, prior.num_units)
-    ceilings, chain = data_sheet(prior, element_nbytes), is_chain(timed.batch.kind)
+    ceilings, chain = data_sheet(prior, element_nbytes), KINDS[timed.batch.kind].is_chain
     log_time = np.log(timed.time_s)
     left_out = np.empty(len(timed))
     widths = _widths(timed.batch)

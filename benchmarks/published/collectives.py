@@ -20,7 +20,7 @@ from forerun.benchmarks.published.rows import (
     numbers,
     texts,
 )
-from forerun.calib.importers.element_types import MICROSECOND_S
+from forerun.calib.importers.own_format import MICROSECOND_S
 from forerun.calib.workload.collectives import Collective
 
 _COLLECTIVES = {

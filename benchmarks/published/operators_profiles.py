@@ -15,7 +15,7 @@ from forerun.benchmarks.published.rows import (
     texts,
     together,
 )
-from forerun.calib.importers.element_types import MICROSECOND_S
+from forerun.calib.importers.own_format import MICROSECOND_S
 from forerun.calib.units import MIB
 from forerun.calib.workload.operators import OperatorKind, Phase
 

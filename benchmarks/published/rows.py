@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from forerun.calib.importers import element_types
-from forerun.calib.importers.element_types import MICROSECOND_S
-from forerun.calib.importers.own_format import COLLECTIVES, OPERATOR_COLUMNS, degrees
+from forerun.calib.importers import own_format
+from forerun.calib.importers.own_format import COLLECTIVES, MICROSECOND_S, OPERATOR_COLUMNS, degrees
 from forerun.calib.workload.operators import OperatorKind, Phase
 
 Operators = Mapping[str, tuple[OperatorKind, str]]
@@ -85,7 +84,7 @@ def flags(frame: pd.DataFrame, *, skip: str = "") -> pd.Series:
 
 def element_nbytes(frame: pd.DataFrame, name: str = "dtype", default: int = 2) -> pd.Series:
     """Bytes of one element (at least 1), from a column of type names."""
-    sizes = texts(frame, name).map(lambda text: element_types.element_nbytes(text, default))
+    sizes = texts(frame, name).map(lambda text: own_format.element_nbytes(text, default))
     return sizes.astype(np.int64)
 
 

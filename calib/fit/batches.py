@@ -62,3 +62,16 @@ def batch_of(operators: Sequence[Operator]) -> ShapeBatch:
         sizes=np.array([o.shape for o in operators], dtype=np.float64).reshape(len(operators), -1),
         element_nbytes=np.array([o.element_nbytes for o in operators], dtype=np.float64),
     )
+
+
+def spread_rows(
+    sizes: NDArray[np.float64], times: NDArray[np.float64], most: int
+) -> NDArray[np.int64]:
+    """Rows evenly over the order of times, then of sizes ``(rows, sizes)``; all where few.
+
+    >>> spread_rows(np.ones((4, 1)), np.array([4.0, 1.0, 3.0, 2.0]), 2).tolist()
+    [1, 0]
+    """
+    order = np.lexsort((*sizes.T, times))
+    number = min(len(order), most)
+    return order[np.linspace(0, len(order) - 1, number).round().astype(np.int64)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import CalibrationError
 from ..network.collective_times import CollectiveModel, fit_collectives
-from ..network.groups import Group, bus_factor, canonical, group_of, ring_steps
-from ..network.measured import Measured
+from ..network.groups import Group, Measured, bus_factor, canonical, group_of, ring_steps
 from ..regressors.intervals import UNMEASURED_SIGMA_LOG, Z_90
 from ..workload.collectives import CollectiveCall
 from ..workload.operators import Operator, OperatorKind, Phase
@@ -102,11 +101,7 @@ class Calibration:
             "schema": SCHEMA,
             "device": self.device,
             "sha256": self.sha256,
-            "ceilings": {
-                "flop_per_s": self.ceilings.flop_per_s,
-                "bytes_per_s": self.ceilings.bytes_per_s,
-                "launch_s": self.ceilings.launch_s,
-            },
+            "ceilings": asdict(self.ceilings),
             "operators": [*self._kind_rows(), *self._host_rows()],
             "collectives": self._group_rows(),
         }
@@ -227,7 +222,7 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
     ``CalibrationError`` where the table has no operator samples.
     """
     # A fit that was kept answers without a table: pandas is slow to import.
-    from ..samples.traced import weight_fracs
+    from ..samples.operator_rows import weight_fracs
     from .training import measured_collectives, measured_host, measured_operators
 
     measured = measured_operators(table)
@@ -298,11 +293,8 @@ def _groups(measured: Mapping[Operator, Measured]) -> dict[str, Timed]:
 def _stand_ins(key: Key) -> list[Key]:
     """Where a kind and phase may take its times from, best first."""
     kind, phase = key
-    order = {
-        Phase.FORWARD: (Phase.FORWARD, Phase.RECOMPUTE),
-        Phase.RECOMPUTE: (Phase.RECOMPUTE, Phase.FORWARD),
-    }
-    return [(kind, other) for other in order.get(phase, (phase,))]
+    other = {Phase.FORWARD: Phase.RECOMPUTE, Phase.RECOMPUTE: Phase.FORWARD}.get(phase)
+    return [key] if other is None else [key, (kind, other)]
 
 
 def _error_frac(residuals: NDArray[np.float64]) -> float | None:

@@ -46,11 +46,6 @@ def family(kind: OperatorKind) -> OperatorFamily:
     return KINDS[kind].family
 
 
-def is_chain(kind: OperatorKind) -> bool:
-    """Many short eager calls in a row, which launches and bytes bound in turn, not in sum."""
-    return KINDS[kind].is_chain
-
-
 def columns(batch: ShapeBatch, num_units: int = 0) -> Columns:
     """FLOP, bytes and launches of every row.
 

@@ -255,10 +255,11 @@ def _probed(
     center = np.concatenate([[sheet[c] for c in WorkKind], np.zeros(len(known))])
     spread = np.concatenate([[sigma_log[c] for c in WorkKind], np.full(len(known), _PROBE_OFFSET)])
 
+    def by_cost(theta: Vector) -> dict[WorkKind, float]:
+        return dict(zip(WorkKind, theta.tolist(), strict=False))
+
     def residuals(theta: Vector) -> Vector:
-        moved = replace(
-            model, shift=dict(zip(WorkKind, theta.tolist(), strict=False)), is_moved=True
-        )
+        moved = replace(model, shift=by_cost(theta), is_moved=True)
         parts = [(theta - center) / spread]
         for i, (name, timed) in enumerate(known.items()):
             log_time = moved.predict(name, timed.batch).log_time + theta[len(WorkKind) + i]
@@ -266,9 +267,7 @@ def _probed(
         return np.concatenate(parts)
 
     def jacobian(theta: Vector) -> Vector:
-        moved = replace(
-            model, shift=dict(zip(WorkKind, theta.tolist(), strict=False)), is_moved=True
-        )
+        moved = replace(model, shift=by_cost(theta), is_moved=True)
         parts = [np.diag(1.0 / spread)]
         for i, (name, timed) in enumerate(known.items()):
             slopes = np.zeros((len(timed), len(theta)))
@@ -278,14 +277,8 @@ def _probed(
         return np.vstack(parts)
 
     if not known:
-        return dict(zip(WorkKind, center.tolist(), strict=False))
-    theta = robust_minimum(residuals, jacobian, center, spread=spread)
-    return dict(zip(WorkKind, theta.tolist(), strict=False))
-
-
-def _pool(name: str, batch: ShapeBatch) -> str:
-    """Products of one phase share a pool; every other operator has its own."""
-    return f"linear/{batch.phase.value}" if batch.kind.is_linear else name
+        return by_cost(center)
+    return by_cost(robust_minimum(residuals, jacobian, center, spread=spread))
 
 
 def _pools(
@@ -294,10 +287,12 @@ def _pools(
     prior: DevicePrior,
     without: tuple[str, ...] | None,
 ) -> dict[str, PoolModel]:
-    """The pool of each name."""
+    """The pool of each name: products of one phase share one, every other operator has its own."""
     members: defaultdict[str, dict[str, Timed]] = defaultdict(dict)
     for name, timed in groups.items():
-        members[_pool(name, timed.batch)][name] = timed
+        batch = timed.batch
+        pool = f"linear/{batch.phase.value}" if batch.kind.is_linear else name
+        members[pool][name] = timed
     pools = {}
     for found in members.values():
         pools.update(dict.fromkeys(found, _fit(found, law, prior, without)))

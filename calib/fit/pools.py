@@ -7,20 +7,18 @@ which is the negative log of efficiency up to a constant.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..regressors.covariance import Inputs, stacked
-from ..regressors.forest import Forest, fit_forest
-from ..regressors.gaussian import GaussianProcess, fit_gaussian
+from ..regressors.gaussian import GaussianProcess, Inputs, fit_gaussian, stacked
 from ..regressors.intervals import UNMEASURED_SIGMA_LOG
-from ..regressors.trees import Trees, fit_trees
+from ..regressors.trees import Forest, Trees, fit_forest, fit_trees
 from .batches import ShapeBatch, Timed
-from .laws import columns, is_chain
-from .operator_kinds import Columns
+from .laws import columns
+from .operator_kinds import KINDS, Columns
 from .rates import Rates, fit_rates
 from .shapes import coordinates, halvings, trend
 
@@ -127,37 +125,75 @@ class PoolModel:
 
     def predict(self, member: str, batch: ShapeBatch) -> Residual:
         """Log time of shapes of one member, or of an operator that the pool has not seen."""
-        done = columns(batch, self.num_units)
-        law = self.rates.log_time(done)
-        if member in self.members:
-            number = self.members.index(member)
-            octaves = self.supports[member].octaves_outside(_places(batch, law))
-        else:
-            number, octaves = len(self.members), np.full(len(batch), np.inf)
-        detail, sigma = self._detail(member, number, done, batch)
+        is_known = member in self.members
+        number = self.members.index(member) if is_known else len(self.members)
+        seen = _Seen.of(batch, number, self.rates, self.num_units)
+        octaves = np.full(len(batch), np.inf)
+        if is_known:
+            octaves = self.supports[member].octaves_outside(seen.places())
+        detail, sigma = self._detail(member, seen)
         away = np.where(np.isfinite(octaves), octaves, 0.0)
         spread = self.detail_sigma.get(member, max(self.detail_sigma.values()))
         sigma = np.hypot(sigma, (_GROWTH_LOG + _GROWTH_FRAC * spread) * away)
         sigma = np.minimum(sigma, UNMEASURED_SIGMA_LOG)
-        return Residual(law=law, detail=detail, sigma_log=sigma, octaves=octaves)
+        return Residual(law=seen.law, detail=detail, sigma_log=sigma, octaves=octaves)
 
-    def _detail(
-        self, member: str, number: int, done: Columns, batch: ShapeBatch
-    ) -> tuple[Vector, Vector]:
+    def _detail(self, member: str, seen: _Seen) -> tuple[Vector, Vector]:
         """What the regressors add to the law, and their own deviation."""
         learned = self.regressors
         if learned.trees is not None:
-            features = _features(self.rates, done, batch, number, self.num_units)
             known = [self.left_out_sigma[m] for m in self.members if member in (m, "")]
-            sigma = np.full(len(batch), max(float(k[0]) for k in known))
-            return learned.trees.predict(features), sigma
+            sigma = np.full(len(seen.batch), max(float(k[0]) for k in known))
+            return learned.trees.predict(seen.features()), sigma
         assert learned.process is not None
-        inputs = _inputs(self.rates, done, batch, number, self.num_units)
-        detail, sigma = learned.process.predict(inputs.along(self.axes, self.origin))
+        detail, sigma = learned.process.predict(seen.inputs().along(self.axes, self.origin))
         if learned.forest is not None:
-            features = _features(self.rates, done, batch, number, self.num_units)
-            detail = (detail + learned.forest.predict(features)) / 2
+            detail = (detail + learned.forest.predict(seen.features())) / 2
         return detail, sigma * learned.inflation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Seen:
+    """A batch as the law of its pool and what learns beside it see it."""
+
+    batch: ShapeBatch
+    member: int
+    num_units: int
+    law: Vector
+    """Log time by the law, ``(rows,)``."""
+    shares: NDArray[np.float64]
+    """Of the law's columns in it, ``(rows, columns)``."""
+
+    @staticmethod
+    def of(batch: ShapeBatch, member: int, rates: Rates, num_units: int) -> _Seen:
+        done = columns(batch, num_units)
+        return _Seen(
+            batch=batch,
+            member=member,
+            num_units=num_units,
+            law=rates.log_time(done),
+            shares=rates.shares(done),
+        )
+
+    def places(self) -> NDArray[np.float64]:
+        """Coordinates, and doublings of the law's time, in which a shape may lie outside too."""
+        return np.column_stack([coordinates(self.batch), self.law / np.log(2.0)])
+
+    def inputs(self) -> Inputs:
+        """Coordinates, and features in which the law's own constants may be wrong."""
+        features = [trend(self.batch, self.num_units), _SHARE_STEP * self.shares]
+        return Inputs(
+            coordinates=coordinates(self.batch),
+            trend=np.column_stack(features),
+            member=np.full(len(self.batch), self.member, dtype=np.int64),
+        )
+
+    def features(self) -> NDArray[np.float64]:
+        """What trees split on, ``(rows, features)``."""
+        batch = self.batch
+        member = np.full(len(batch), float(self.member))
+        found = [coordinates(batch), halvings(batch), trend(batch, self.num_units), member]
+        return np.column_stack([self.law, self.shares, *found])
 
 
 def fit_pool(
@@ -172,14 +208,13 @@ def fit_pool(
         rows.weight,
         start=start,
         sigma=min(freedom, 1.0) * sigma,
-        is_chain=is_chain(rows.batches[0].kind),
+        is_chain=KINDS[rows.batches[0].kind].is_chain,
     )
     values = rows.log_time - rates.log_time(rows.columns)
-    inputs = stacked(
-        [_inputs(rates, columns(b, num_units), b, i, num_units) for i, b in enumerate(rows.batches)]
-    )
+    seen = [_Seen.of(batch, i, rates, num_units) for i, batch in enumerate(rows.batches)]
+    inputs = stacked([one.inputs() for one in seen])
     axes, origin = _axes(inputs.coordinates)
-    learned = _learn(rows, rates, inputs.along(axes, origin), num_units)
+    learned = _learn(rows, values, seen, inputs.along(axes, origin))
     return PoolModel(
         rates=rates,
         members=rows.members,
@@ -188,7 +223,7 @@ def fit_pool(
         regressors=learned,
         axes=axes,
         origin=origin,
-        supports=_supports(rows, rates),
+        supports={m: Support.of(s.places()) for m, s in zip(rows.members, seen, strict=True)},
         shapes_of={m: len(np.unique(rows.shape[rows.of_member(m)])) for m in rows.members},
         detail_sigma={m: _deviation(values[rows.of_member(m)]) for m in rows.members},
         left_out={m: learned.left_out[rows.of_member(m)] for m in rows.members},
@@ -196,14 +231,11 @@ def fit_pool(
     )
 
 
-def _learn(rows: _Rows, rates: Rates, inputs: Inputs, num_units: int) -> Regressors:
+def _learn(rows: _Rows, values: Vector, seen: Sequence[_Seen], inputs: Inputs) -> Regressors:
     """What the law leaves, learned by the regressor that the number of shapes deserves."""
-    values = rows.log_time - rates.log_time(rows.columns)
     each = rows.num_shapes / len(rows.members)
     process = forest = trees = None
-    features = [
-        _features(rates, columns(b, num_units), b, i, num_units) for i, b in enumerate(rows.batches)
-    ]
+    features = [one.features() for one in seen]
     if each >= _FEWEST_FOR_TREES:
         trees = fit_trees(np.concatenate(features), values, rows.weight, rows.shape)
         left_out = trees.left_out
@@ -276,50 +308,11 @@ def _inflation(num_shapes: int, num_constants: int) -> float:
     return float(np.sqrt(num_shapes / max(num_shapes - num_constants, num_shapes / 4)))
 
 
-def _supports(rows: _Rows, rates: Rates) -> dict[str, Support]:
-    law = rates.log_time(rows.columns)
-    return {
-        m: Support.of(_places(b, law[rows.of_member(m)]))
-        for m, b in zip(rows.members, rows.batches, strict=True)
-    }
-
-
-def _places(batch: ShapeBatch, law: Vector) -> NDArray[np.float64]:
-    """Coordinates, and the doublings of the law's time, in which a shape may lie outside too."""
-    return np.column_stack([coordinates(batch), law / np.log(2.0)])
-
-
 def robust_sigma(residuals: Vector) -> float:
     """Root mean square with wild residuals cut to four median deviations, at least 0.5 %."""
     size = np.abs(residuals)
     cut = np.minimum(size, _WILD_DEVIATIONS * 1.4826 * max(float(np.median(size)), _LEAST_SIGMA))
     return max(float(np.sqrt(np.mean(cut**2))), _LEAST_SIGMA)
-
-
-def _inputs(rates: Rates, done: Columns, batch: ShapeBatch, member: int, num_units: int) -> Inputs:
-    """Coordinates, and features in which the law's own constants may be wrong."""
-    features = [trend(batch, num_units), _SHARE_STEP * rates.shares(done)]
-    return Inputs(
-        coordinates=coordinates(batch),
-        trend=np.column_stack(features),
-        member=np.full(len(batch), member, dtype=np.int64),
-    )
-
-
-def _features(
-    rates: Rates, done: Columns, batch: ShapeBatch, member: int, num_units: int
-) -> NDArray[np.float64]:
-    """What trees split on, ``(rows, features)``."""
-    return np.column_stack(
-        [
-            rates.log_time(done),
-            rates.shares(done),
-            coordinates(batch),
-            halvings(batch),
-            trend(batch, num_units),
-            np.full(len(batch), float(member)),
-        ]
-    )
 
 
 def _axes(points: NDArray[np.float64]) -> tuple[NDArray[np.int64], Vector]:

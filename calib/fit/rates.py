@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..regressors.robust import robust_minimum
+from .batches import spread_rows
 from .operator_kinds import Columns
 
 _LEAST = 1e-30
@@ -70,13 +71,11 @@ def fit_rates(
 
     ``start`` and ``sigma`` are those priors, ``(columns,)``.
     """
-    rows = _spread(columns, log_time)
+    rows = spread_rows(columns.amounts, log_time, _MOST_ROWS)
     amounts = Columns(costs=columns.costs, amounts=columns.amounts[rows])
     seen, scale = log_time[rows], np.sqrt(weight[rows]) / _SAMPLE_SIGMA_LOG
-    power = _CHAIN_POWER if is_chain else _POWER
-    extra = [power, _LEAD] if is_chain else [power]
-    center = np.concatenate([start, [e[0] for e in extra]])
-    spread = np.concatenate([sigma, [e[1] for e in extra]])
+    extra = np.array([_CHAIN_POWER, _LEAD] if is_chain else [_POWER])
+    center, spread = np.concatenate([[start, sigma], extra.T], axis=1)
     number = len(start)
 
     def law(theta: NDArray[np.float64]) -> _Law:
@@ -153,11 +152,3 @@ def _power_shares(
 
 def _sigmoid(value: float) -> float:
     return float(1.0 / (1.0 + np.exp(-value)))
-
-
-def _spread(columns: Columns, log_time: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Rows evenly over the order of times, all where there are few."""
-    order = np.lexsort((*columns.amounts.T, log_time))
-    if len(order) <= _MOST_ROWS:
-        return order
-    return order[np.linspace(0, len(order) - 1, _MOST_ROWS).round().astype(np.int64)]

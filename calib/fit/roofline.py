@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..regressors.robust import robust_minimum
 from ..workload.operators import OperatorKind, Phase
-from .batches import ShapeBatch, Timed
+from .batches import ShapeBatch, Timed, spread_rows
 from .laws import Ceilings, OperatorFamily, columns, family
 from .operator_kinds import WorkKind
 from .priors import DevicePrior
@@ -68,12 +68,8 @@ class FittedLaw:
     def log_units(self, name: str, costs: tuple[WorkKind, ...]) -> NDArray[np.float64]:
         """Log seconds of one unit of each column, with the factors of ``name``."""
         scale = self.scales.get(name, KindScale())
-        factor = {
-            WorkKind.LAUNCH: scale.launch,
-            WorkKind.FLOP: scale.work,
-            WorkKind.BYTES: scale.work,
-        }
-        return np.log([self.ceilings.unit_s(c) * factor[c] for c in costs])
+        factors = [scale.launch if c is WorkKind.LAUNCH else scale.work for c in costs]
+        return np.log([self.ceilings.unit_s(c) * f for c, f in zip(costs, factors, strict=True)])
 
     def log_time(self, batch: ShapeBatch, *, scale: KindScale | None = None) -> NDArray[np.float64]:
         """Log seconds of a batch by the law, its parts in sum, ``(rows,)``."""
@@ -94,24 +90,8 @@ def fit_law(groups: Mapping[str, Timed], prior: DevicePrior) -> FittedLaw:
     if not groups:
         return FittedLaw(ceilings=prior.ceilings)
     names = sorted(groups)
-    kept = {name: _spread(groups[name]) for name in names}
     families = [family(groups[name].batch.kind) for name in names]
-    sizes = [
-        kept[n].batch.element_nbytes
-        for n, f in zip(names, families, strict=True)
-        if f is OperatorFamily.LINEAR
-    ]
-    assumed = prior.ceilings_for(round(float(np.median(np.concatenate(sizes)))) if sizes else 2)
-    problem = _Problem(
-        costs=np.concatenate([columns(t.batch, prior.num_units).totals() for t in kept.values()]),
-        log_time=np.log(np.concatenate([t.time_s for t in kept.values()])),
-        group=np.repeat(np.arange(len(names)), [len(t) for t in kept.values()]),
-        start=-np.log([assumed.launch_s, 1 / assumed.flop_per_s, 1 / assumed.bytes_per_s]),
-        weight=np.sqrt(np.concatenate([t.weight for t in kept.values()])) / _SAMPLE_SIGMA_LOG,
-        rate_sigma=prior.sigma_log,
-        work_sigma=np.array([_WORK_SIGMA_LOG[f] for f in families]),
-    )
-    rates, launch, slower = problem.solve()
+    rates, launch, slower = _problem([_few(groups[n]) for n in names], families, prior).solve()
     chosen = np.array([f is OperatorFamily.LINEAR for f in families])
     shift = -float(np.quantile(slower[chosen] if chosen.any() else slower, 1 - _ENVELOPE_QUANTILE))
     launches_per_s, flop_per_s, bytes_per_s = np.exp(rates + np.array([0, shift, shift])).tolist()
@@ -127,11 +107,25 @@ def fit_law(groups: Mapping[str, Timed], prior: DevicePrior) -> FittedLaw:
     )
 
 
-def _spread(timed: Timed) -> Timed:
-    """A few rows evenly over the order of times."""
-    order = np.lexsort((*timed.batch.sizes.T, timed.time_s))
-    number = min(len(order), _MOST_ROWS)
-    return timed.take(order[np.linspace(0, len(order) - 1, number).round().astype(np.int64)])
+def _problem(
+    kept: Sequence[Timed], families: Sequence[OperatorFamily], prior: DevicePrior
+) -> _Problem:
+    linear = [t for t, f in zip(kept, families, strict=True) if f is OperatorFamily.LINEAR]
+    sizes = [t.batch.element_nbytes for t in linear]
+    assumed = prior.ceilings_for(round(float(np.median(np.concatenate(sizes)))) if sizes else 2)
+    return _Problem(
+        costs=np.concatenate([columns(t.batch, prior.num_units).totals() for t in kept]),
+        log_time=np.log(np.concatenate([t.time_s for t in kept])),
+        group=np.repeat(np.arange(len(kept)), [len(t) for t in kept]),
+        start=-np.log([assumed.launch_s, 1 / assumed.flop_per_s, 1 / assumed.bytes_per_s]),
+        weight=np.sqrt(np.concatenate([t.weight for t in kept])) / _SAMPLE_SIGMA_LOG,
+        rate_sigma=prior.sigma_log,
+        work_sigma=np.array([_WORK_SIGMA_LOG[f] for f in families]),
+    )
+
+
+def _few(timed: Timed) -> Timed:
+    return timed.take(spread_rows(timed.batch.sizes, timed.time_s, _MOST_ROWS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

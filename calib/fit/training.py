@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..network.groups import num_nodes
-from ..network.measured import Measured
+from ..network.groups import Measured, num_nodes
 from ..samples.columns import parse_shape
+from ..samples.reduce import median_error_log
 from ..samples.table import SampleTable
 from ..workload.collectives import Collective, CollectiveCall, GroupRole
 from ..workload.operators import Operator, OperatorKind, Phase
@@ -21,20 +21,15 @@ AGE_FACTOR = 0.7
 """Weight of a window over that of the one after it: old rows count less and are never dropped."""
 REPEAT_SIGMA_LOG = 0.02
 """How far medians of the same work lie apart when it is measured again (public A100 duplicates)."""
+_HOST_KINDS = (OperatorKind.HOST_MICROBATCH, OperatorKind.HOST_STEP)
 _MOST_STEPS = 20
 """Steps from which a window counts fully: more average no drift away."""
-_MEDIAN_OVER_MEAN = 1.2533
-"""Standard error of a median over that of a mean: sqrt(pi / 2)."""
 
 
 def measured_operators(table: SampleTable) -> dict[Operator, Measured]:
     """Each distinct operator and its time, in a fixed order; host kinds are left out."""
     rows = _with_weight(table, table.operators)
-    rows = rows[
-        ~rows["kind"].isin(
-            [k.value for k in (OperatorKind.HOST_MICROBATCH, OperatorKind.HOST_STEP)]
-        )
-    ]
+    rows = rows[~rows["kind"].isin([kind.value for kind in _HOST_KINDS])]
     keys = ["kind", "phase", "shape", "element_nbytes"]
     found = {}
     for (kind, phase, shape, nbytes), group in _groups(rows, keys):
@@ -52,7 +47,7 @@ def measured_host(table: SampleTable) -> dict[tuple[OperatorKind, Phase], Measur
     """The host's constants: mean over stages and windows, recent ones with more weight."""
     rows = _with_weight(table, table.operators)
     found = {}
-    for kind in (OperatorKind.HOST_MICROBATCH, OperatorKind.HOST_STEP):
+    for kind in _HOST_KINDS:
         for (phase,), group in _groups(rows[rows["kind"] == kind.value], ["phase"]):
             joined = _join(group)
             mean_s = float(np.average(group["time_s"], weights=group["weight"]))
@@ -118,9 +113,7 @@ def _join(group: pd.DataFrame) -> Measured:
     logs = np.log(group["time_s"].to_numpy(dtype=np.float64))
     center = float(np.average(logs, weights=weights))
     between = float(np.average((logs - center) ** 2, weights=weights))
-    steps = group["num_steps"].clip(lower=1).to_numpy(dtype=np.float64)
-    errors = _MEDIAN_OVER_MEAN * group["spread_log"].to_numpy(dtype=np.float64) / np.sqrt(steps)
-    within = float(np.average(errors**2, weights=weights))
+    within = float(np.average(median_error_log(group) ** 2, weights=weights))
     # Rows that differ do not become more certain by being joined.
     return Measured(
         time_s=math.exp(center),

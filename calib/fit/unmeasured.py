@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..network.groups import bus_factor, canonical, ring_steps
+from ..network.groups import bus_factor, canonical, group_of, ring_steps
 from ..network.nccl_tuner import tuner_time_s
 from ..workload.collectives import CollectiveCall
 from ..workload.operators import Operator, OperatorKind, Phase
@@ -64,7 +64,6 @@ def _transfer_s(call: CollectiveCall, prior: DevicePrior) -> float:
     network = prior.network
     if network.links is not None:
         nbytes = np.array([float(call.nbytes)])
-        found = tuner_time_s(call.collective, call.num_ranks, call.num_nodes, nbytes, network.links)
-        return float(found[0])
+        return float(tuner_time_s(group_of(call), nbytes, network.links)[0])
     wire_s = bus_factor(call.collective, call.num_ranks) * call.nbytes / network.bus_bytes_per_s
     return ring_steps(call.collective, call.num_ranks) * network.step_s + wire_s

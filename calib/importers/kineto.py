@@ -9,7 +9,7 @@ includes waiting for the others: the shortest over the ranks' traces is nearest 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from json import loads
 from typing import Any
@@ -17,20 +17,19 @@ from typing import Any
 import pandas as pd
 
 from ..errors import RecordError
-from ..records.collective_names import collective_named
 from ..records.kineto_trace import (
-    CPU_OP,
     KERNEL,
     MESSAGE_OP,
     SHAPES,
     TraceEvent,
+    collective_named,
     device_work,
     from_chrome,
+    operations_by_thread,
 )
 from ..workload.collectives import Collective
 from ..workload.operators import OperatorKind, Phase
-from .element_types import MICROSECOND_S, element_nbytes
-from .own_format import COLLECTIVE_COLUMNS, OPERATOR_COLUMNS
+from .own_format import COLLECTIVE_COLUMNS, MICROSECOND_S, OPERATOR_COLUMNS, element_nbytes
 
 Dims = Sequence[Sequence[int]]
 Sizes = Callable[[Dims], tuple[int, ...]]
@@ -38,20 +37,6 @@ Sizes = Callable[[Dims], tuple[int, ...]]
 _NODE = "autograd::engine::evaluate_function: "
 _COUNTS_OUTPUT = frozenset({Collective.ALL_GATHER, Collective.RECV})
 _NS_PER_US = 1000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """An operator of ATen that is one of ours."""
-
-    kind: OperatorKind
-    sizes: Sizes
-    node: str
-    """How the name of its node of autograd begins."""
-    tensor: int = 0
-    """Which input tells the element type."""
-    causal: int | None = None
-    """Which input says whether attention is causal."""
 
 
 def _rows(dims: Dims) -> tuple[int, ...]:
@@ -63,29 +48,39 @@ def _attention(dims: Dims) -> tuple[int, ...]:
     return (batch, heads, groups, seq, channels, value[-1])
 
 
-def _known(kind: OperatorKind, node: str, sizes: Sizes = _rows, **inputs: int) -> _Known:
-    return _Known(kind=kind, node=node, sizes=sizes, **inputs)
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """An operator of ATen that is one of ours."""
+
+    kind: OperatorKind
+    node: str
+    """How the name of its node of autograd begins."""
+    sizes: Sizes = _rows
+    tensor: int = 0
+    """Which input tells the element type."""
+    causal: int | None = None
+    """Which input says whether attention is causal."""
 
 
 _PRODUCT, _BATCHED = OperatorKind.LINEAR, OperatorKind.BATCHED_PRODUCT
 _KNOWN = {
-    "mm": _known(_PRODUCT, "MmBackward", lambda d: (*d[0], d[1][1])),
-    "addmm": _known(_PRODUCT, "AddmmBackward", lambda d: (*d[1], d[2][1]), tensor=1),
-    "bmm": _known(_BATCHED, "BmmBackward", lambda d: (*d[0], d[1][2])),
-    "baddbmm": _known(_BATCHED, "BaddbmmBackward", lambda d: (*d[1], d[2][2]), tensor=1),
-    "native_layer_norm": _known(OperatorKind.NORM, "NativeLayerNormBackward"),
-    "_fused_rms_norm": _known(OperatorKind.NORM, "FusedRmsNormBackward"),
-    "_softmax": _known(OperatorKind.SOFTMAX, "SoftmaxBackward"),
-    "gelu": _known(OperatorKind.ELEMENTWISE, "GeluBackward"),
-    "silu": _known(OperatorKind.ELEMENTWISE, "SiluBackward"),
-    "native_dropout": _known(OperatorKind.ELEMENTWISE, "NativeDropoutBackward"),
-    "embedding": _known(
+    "mm": _Known(_PRODUCT, "MmBackward", lambda d: (*d[0], d[1][1])),
+    "addmm": _Known(_PRODUCT, "AddmmBackward", lambda d: (*d[1], d[2][1]), tensor=1),
+    "bmm": _Known(_BATCHED, "BmmBackward", lambda d: (*d[0], d[1][2])),
+    "baddbmm": _Known(_BATCHED, "BaddbmmBackward", lambda d: (*d[1], d[2][2]), tensor=1),
+    "native_layer_norm": _Known(OperatorKind.NORM, "NativeLayerNormBackward"),
+    "_fused_rms_norm": _Known(OperatorKind.NORM, "FusedRmsNormBackward"),
+    "_softmax": _Known(OperatorKind.SOFTMAX, "SoftmaxBackward"),
+    "gelu": _Known(OperatorKind.ELEMENTWISE, "GeluBackward"),
+    "silu": _Known(OperatorKind.ELEMENTWISE, "SiluBackward"),
+    "native_dropout": _Known(OperatorKind.ELEMENTWISE, "NativeDropoutBackward"),
+    "embedding": _Known(
         OperatorKind.EMBEDDING,
         "EmbeddingBackward",
         lambda d: (math.prod(d[1]), d[0][1], d[0][0]),
     ),
     **{
-        f"_scaled_dot_product_{name}": _known(
+        f"_scaled_dot_product_{name}": _Known(
             OperatorKind.FLASH_ATTENTION, "ScaledDotProduct", _attention, causal=causal
         )
         for name, causal in (
@@ -127,7 +122,7 @@ def kineto_operators(trace: Mapping[str, Any], name: str) -> pd.DataFrame:
     ``RecordError`` where the file is no trace, or was recorded without shapes.
     """
     events = _events(trace, name)
-    calls = [call for thread in _threads(events) for call in _calls(thread)]
+    calls = [call for thread in operations_by_thread(events).values() for call in _calls(thread)]
     if not any(SHAPES in call.event.details for call in calls):
         raise RecordError(
             f"{name} holds no operator with shapes; record the trace with record_shapes=True"
@@ -184,16 +179,6 @@ def _device_name(trace: Mapping[str, Any]) -> str:
     """The first device of the trace, "cpu" where there is none."""
     properties = trace.get("deviceProperties") or [{}]
     return str(properties[0].get("name", "cpu"))
-
-
-def _threads(events: Sequence[TraceEvent]) -> Iterator[list[TraceEvent]]:
-    """Operators of each thread, parents before children."""
-    threads: dict[int, list[TraceEvent]] = {}
-    for event in events:
-        if event.category == CPU_OP:
-            threads.setdefault(event.thread, []).append(event)
-    for members in threads.values():
-        yield sorted(members, key=lambda event: (event.start_ns, -event.duration_ns))
 
 
 def _calls(thread: Sequence[TraceEvent]) -> list[_Call]:

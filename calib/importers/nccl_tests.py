@@ -10,8 +10,7 @@ import pandas as pd
 
 from ..errors import RecordError
 from ..workload.collectives import Collective
-from .element_types import MICROSECOND_S
-from .own_format import COLLECTIVE_COLUMNS
+from .own_format import COLLECTIVE_COLUMNS, MICROSECOND_S
 
 _PROGRAMS = {
     "all_reduce": Collective.ALL_REDUCE,
@@ -23,6 +22,8 @@ _PROGRAMS = {
 }
 MAX_LINE_LENGTH = 2000
 """No line of these logs is as long; searches in longer ones would take time without end."""
+_BEGINNINGS = ("# nccl-tests version", "# Collective test starting", "# nThread")
+"""Of the first line of a test, by the version of the program."""
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\b.*?\bon\s+(\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(.+?)\s*$")
 _PROGRAM = re.compile(r"(\w+?)_perf(?:_mpi)?\b")
 _LIBRARY = re.compile(r"nccl-library=(\d+)")
@@ -85,7 +86,7 @@ def _tests(text: str, name: str) -> Iterator[_Test]:
         program = _PROGRAM.search(line)
         if program and not line.startswith("# Collective test concluded"):
             mentioned = program.group(1)
-        if (test.rows or test.ranks) and _begins_test(line, test):
+        if test.rows and line.startswith(_BEGINNINGS):
             yield from _named(test, name)
             test = _Test(program=None)
         test.program = mentioned
@@ -100,12 +101,6 @@ def _tests(text: str, name: str) -> Iterator[_Test]:
         elif row := _row(line, test.time_column):
             test.rows.append(row)
     yield from _named(test, name)
-
-
-def _begins_test(line: str, test: _Test) -> bool:
-    if line.startswith(("# nccl-tests version", "# Collective test starting")):
-        return bool(test.rows)
-    return line.startswith("# nThread") and bool(test.rows)
 
 
 def _named(test: _Test, name: str) -> Iterator[_Test]:

@@ -45,6 +45,13 @@ NEEDED: Mapping[str, frozenset[str]] = {
     "operators": frozenset(OPERATOR_COLUMNS) - OPTIONAL_COLUMNS,
     "collectives": frozenset(COLLECTIVE_COLUMNS) - OPTIONAL_COLUMNS,
 }
+MICROSECOND_S = 1e-6
+_ELEMENT_NBYTES = {
+    **dict.fromkeys(("fp64", "float64", "double", "int64"), 8),
+    **dict.fromkeys(("fp32", "float32", "float", "tf32", "int32"), 4),
+    **dict.fromkeys(("fp16", "float16", "half", "bf16", "bfloat16"), 2),
+    **dict.fromkeys(("fp8", "float8", "int8", "nvfp4", "fp4"), 1),
+}
 _REMEDY = (
     "columns: recipes/published/FORMAT.md; benchmarks/published/convert.py writes the tables that "
     "others published in them"
@@ -141,6 +148,15 @@ def shape_sizes(shapes: pd.Series) -> np.ndarray:
     if not len(shapes):
         return np.empty((0, 0))
     return np.array([text.split("x") for text in shapes], dtype=np.float64)
+
+
+def element_nbytes(name: str, default: int = 2) -> int:
+    """Bytes of an element (at least 1) of a type, ``default`` where its name is not known.
+
+    >>> [element_nbytes(name) for name in ("bfloat16", "fp8_block", "torch.float32")]
+    [2, 1, 4]
+    """
+    return _ELEMENT_NBYTES.get(name.lower().removeprefix("torch.").split("_")[0], default)
 
 
 def degrees(values: pd.Series) -> pd.Series:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..workload.collectives import Collective, CollectiveCall
+from ..workload.collectives import CollectiveCall
 from .curves import Curve, Expected, Law, Samples, bandwidth_share, fit_curve, fit_law
 from .extrapolation import (
     extrapolated_log_time,
@@ -24,8 +24,15 @@ from .extrapolation import (
     ratio_log_time,
     same_chunk_nbytes,
 )
-from .groups import Group, bus_factor, canonical, group_of, octaves_between, ring_steps
-from .measured import Measured
+from .groups import (
+    Group,
+    Measured,
+    bus_factor,
+    canonical,
+    group_of,
+    octaves_between,
+    ring_steps,
+)
 from .nccl_tuner import LinkClass, tuner_time_s
 from .systems import NetworkPrior
 from .transfer_widths import NINETY, TransferWidths, carried_width, fit_widths
@@ -52,22 +59,18 @@ class Link:
     step_s: float
     bus_bytes_per_s: float
 
-    def law(self, collective: Collective, num_ranks: int) -> Law:
-        """Time over payload of a ring with these constants."""
-        return Law(
-            fixed_s=ring_steps(collective, num_ranks) * self.step_s,
-            byte_s=bus_factor(collective, num_ranks) / self.bus_bytes_per_s,
-        )
+    def law(self, group: Group) -> Law:
+        """Time over payload of a ring with these constants.
 
-    def time_s(self, collective: Collective, num_ranks: int, nbytes: float) -> float:
-        """Seconds of one transfer.
-
-        >>> link = Link(step_s=1e-5, bus_bytes_per_s=1e9)
-        >>> round(link.time_s(Collective.ALL_REDUCE, 2, 1_000_000), 9)
-        0.00102
+        >>> from ..workload.collectives import Collective
+        >>> two = Group(collective=Collective.ALL_REDUCE, num_ranks=2)
+        >>> Link(step_s=1e-5, bus_bytes_per_s=1e9).law(two)(np.array([1e6])).round(9).tolist()
+        [0.00102]
         """
-        law = self.law(collective, num_ranks)
-        return law.fixed_s + nbytes * law.byte_s
+        return Law(
+            fixed_s=ring_steps(group.collective, group.num_ranks) * self.step_s,
+            byte_s=bus_factor(group.collective, group.num_ranks) / self.bus_bytes_per_s,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,7 +129,7 @@ class CollectiveModel:
         return self._carried(nearest, group, logs)
 
     def _expected(self, group: Group) -> Expected:
-        return expected_time(group, self.prior) or _by_link(group, self.machine)
+        return expected_time(group, self.prior) or self.machine.law(group)
 
     def _measured(self, group: Group, logs: Vector) -> Transfers:
         curve = self.groups[group].curve
@@ -161,8 +164,7 @@ class TunedTime:
 
     def __call__(self, nbytes: Vector) -> Vector:
         """By payload in bytes, ``(rows,)``."""
-        group = self.group
-        return tuner_time_s(group.collective, group.num_ranks, group.num_nodes, nbytes, self.links)
+        return tuner_time_s(self.group, nbytes, self.links)
 
 
 def expected_time(group: Group, prior: NetworkPrior) -> Expected | None:
@@ -203,7 +205,7 @@ def fit_transfers(
         link = _fit_link({group: found}, machine, _GROUP_SIGMA_LOG)
         curve = fit_curve(
             found,
-            machine.law(group.collective, group.num_ranks),
+            machine.law(group),
             sigma_log=_GROUP_SIGMA_LOG,
             expected=expected_time(group, prior),
         )
@@ -241,10 +243,6 @@ def _fit_link(samples: Mapping[Group, Samples], prior: Link, sigma_log: float) -
         sigma_log=sigma_log,
     )
     return Link(step_s=law.fixed_s, bus_bytes_per_s=1.0 / law.byte_s)
-
-
-def _by_link(group: Group, link: Link) -> Expected:
-    return link.law(group.collective, group.num_ranks)
 
 
 def _nearest(group: Group, groups: Mapping[Group, GroupModel]) -> Group | None:
@@ -313,7 +311,7 @@ def _carried_errors(groups: Mapping[Group, GroupModel], prior: NetworkPrior) -> 
         logs = logs[:: max(1, len(logs) // _MOST_COMPARED)]
         nbytes = np.exp(logs)
         error = _stand_in(seen, group, nbytes, others, prior) - model.curve.log_time(logs)
-        expected = expected_time(group, prior) or _by_link(group, model.link)
+        expected = expected_time(group, prior) or model.link.law(group)
         octaves = max(octaves_between(seen, group), _LEAST_OCTAVES)
         errors[group] = np.abs(error) / carried_width(octaves, bandwidth_share(expected, nbytes))
     return errors

@@ -113,6 +113,10 @@ class Curve:
         inside[above] = self._beyond(self.expected, log_nbytes[above])
         return inside
 
+    def log_time_of(self, nbytes: Vector) -> Vector:
+        """The same of payloads in bytes, at least one."""
+        return self.log_time(np.log(np.maximum(nbytes, 1.0)))
+
     def octaves_outside(self, log_nbytes: Vector) -> Vector:
         """Doublings between a payload and the measured ones, ``(rows,)``."""
         below = np.maximum(self.log_nbytes[0] - log_nbytes, 0.0)

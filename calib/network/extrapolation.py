@@ -65,10 +65,8 @@ def ratio_log_time(
     curve: Curve, seen: Group, wanted: Group, nbytes: Vector, links: LinkClass
 ) -> Vector:
     """Log seconds of ``wanted``, ``(rows,)``: the curve of ``seen`` times NCCL's ratio of both."""
-    priced = [
-        tuner_time_s(g.collective, g.num_ranks, g.num_nodes, nbytes, links) for g in (seen, wanted)
-    ]
-    return curve.log_time(np.log(np.maximum(nbytes, 1.0))) + np.log(priced[1] / priced[0])
+    priced = [tuner_time_s(group, nbytes, links) for group in (seen, wanted)]
+    return curve.log_time_of(nbytes) + np.log(priced[1] / priced[0])
 
 
 def grown_log_time(
@@ -84,7 +82,7 @@ def grown_log_time(
     for the next step as well.
     """
     near = (nbytes * 2.0 ** np.array(_NEAR_OCTAVES)[:, None]).ravel()
-    first, second = (curve.log_time(np.log(np.maximum(near, 1.0))) for curve in curves)
+    first, second = (curve.log_time_of(near) for curve in curves)
     priced = extrapolated_log_time(curves[0], seen[0], seen[1], near, prior)
     shape = (len(_NEAR_OCTAVES), len(nbytes))
     grew = (second - first).reshape(shape).sum(axis=0)
@@ -92,10 +90,9 @@ def grown_log_time(
     least = _LEAST_GROWTH_LOG * len(_NEAR_OCTAVES)
     law = np.where(np.abs(law) < least, np.copysign(least, law), law)
     growth = 1.0 + _GROWTH_WEIGHT * (np.clip(grew / law, *_GROWTH_RANGE) - 1.0)
-    start = curves[1].log_time(np.log(np.maximum(nbytes, 1.0)))
-    return start + growth * (
-        extrapolated_log_time(curves[1], seen[1], wanted, nbytes, prior) - start
-    )
+    start = curves[1].log_time_of(nbytes)
+    end = extrapolated_log_time(curves[1], seen[1], wanted, nbytes, prior)
+    return start + growth * (end - start)
 
 
 def chunk_nbytes(group: Group, nbytes: Vector) -> Vector:
@@ -119,12 +116,8 @@ def same_chunk_nbytes(seen: Group, wanted: Group, nbytes: Vector) -> Vector:
     return chunk_nbytes(wanted, nbytes) / chunk_nbytes(seen, np.ones(1))
 
 
-def _time_s(curve: Curve, nbytes: Vector) -> Vector:
-    return np.exp(curve.log_time(np.log(np.maximum(nbytes, 1.0))))
-
-
 def _ring(curve: Curve, seen: Group, wanted: Group, nbytes: Vector, base_s: float) -> Vector:
-    times = _time_s(curve, same_chunk_nbytes(seen, wanted, nbytes))
+    times = np.exp(curve.log_time_of(same_chunk_nbytes(seen, wanted, nbytes)))
     base = np.minimum(base_s, _MOST_BASE_FRAC * times)
     steps = ring_steps(wanted.collective, wanted.num_ranks)
     return base + steps / ring_steps(seen.collective, seen.num_ranks) * (times - base)
@@ -141,7 +134,7 @@ def _tree(curve: Curve, seen: Group, wanted: Group, nbytes: Vector) -> Vector:
     first, last = (
         _TREE_BASE_S + _local_hops_s(g) + 2.0 * np.log2(g.num_nodes) * hop_s for g in (seen, wanted)
     )
-    times = _time_s(curve, nbytes)
+    times = np.exp(curve.log_time_of(nbytes))
     share = (1.0 - 1.0 / wanted.num_nodes) / (1.0 - 1.0 / seen.num_nodes)
     pipelined = last + share * np.maximum(times - first, 0.0)
     return np.sqrt(last / first * times * pipelined)
@@ -154,10 +147,7 @@ def _local_hops_s(group: Group) -> float:
 def _switch(seen: Group, wanted: Group, nbytes: Vector, prior: NetworkPrior) -> list[Vector]:
     """Time in the reducing switch, where ``wanted`` uses it and ``seen`` did not."""
     assert prior.links is not None
-    costs = [
-        tuner_costs(g.collective, g.num_ranks, g.num_nodes, nbytes, prior.links)
-        for g in (seen, wanted)
-    ]
+    costs = [tuner_costs(group, nbytes, prior.links) for group in (seen, wanted)]
     if _SWITCH in costs[0] or _SWITCH not in costs[1]:
         return []
     return [costs[1][_SWITCH].time_s(nbytes)]
@@ -167,11 +157,11 @@ def _all_to_all(curve: Curve, seen: Group, wanted: Group, nbytes: Vector) -> Vec
     """Inside a node all peers are served at once; across nodes far ones wait for their turn."""
     if wanted.num_nodes == 1:
         least = curve.least_time_s
-        times = _time_s(curve, nbytes)
+        times = np.exp(curve.log_time_of(nbytes))
         share = bus_factor(wanted.collective, wanted.num_ranks)
         share /= bus_factor(seen.collective, seen.num_ranks)
         return np.minimum(least, times) + share * np.maximum(times - least, 0.0)
     far = [g.num_ranks - g.ranks_per_node for g in (seen, wanted)]
-    times = _time_s(curve, nbytes * seen.num_ranks / wanted.num_ranks)
+    times = np.exp(curve.log_time_of(nbytes * seen.num_ranks / wanted.num_ranks))
     base = np.minimum(all_to_all_base_s(wanted.num_nodes), _MOST_BASE_FRAC * times)
     return base + far[1] / far[0] * (times - base)

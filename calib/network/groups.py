@@ -1,4 +1,4 @@
-"""Which transfers share a curve, and how a ring counts their bytes and steps."""
+"""What was measured, which transfers share a curve, and how a ring counts bytes and steps."""
 
 from __future__ import annotations
 
@@ -11,6 +11,21 @@ from ..workload.collectives import Collective, CollectiveCall, GroupRole
 _OTHER_OCTAVES = 1.0
 """Another collective counts as far as one of twice the ranks, and so does another role."""
 _PAIRS = frozenset({Collective.SEND, Collective.RECV})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A time measured on this run, windows joined."""
+
+    time_s: float
+    sigma_log: float
+    """Standard deviation of its logarithm if it were measured again."""
+    weight: float
+    num_rows: int
+    is_bound: bool = False
+    """Known from above only: the transfer had ended before anybody looked."""
+    is_probe: bool = False
+    """Measured between steps only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

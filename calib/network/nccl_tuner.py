@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..workload.collectives import Collective
+from .groups import Group
 
 Vector = NDArray[np.float64]
 _US = 1e-6
@@ -134,11 +135,11 @@ class LinkClass:
     nvls_bytes_per_s: float = 0.0
     """Bus bandwidth of an all-reduce in the switch; 0 without such a switch."""
 
-    def bus_bytes_per_s(self, num_ranks: int, num_nodes: int) -> float:
+    def bus_bytes_per_s(self, group: Group) -> float:
         """Bandwidth of the narrowest link of a ring."""
-        if num_nodes == 1:
+        if group.num_nodes == 1:
             return self.node_bytes_per_s
-        return min(self.node_bytes_per_s, num_ranks / num_nodes * self.network_bytes_per_s)
+        return min(self.node_bytes_per_s, group.ranks_per_node * self.network_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,121 +154,93 @@ class TunedCost:
         return self.latency_s + nbytes / self.bytes_per_s
 
 
-def tuner_time_s(
-    collective: Collective, num_ranks: int, num_nodes: int, nbytes: Vector, link: LinkClass
-) -> Vector:
+def tuner_time_s(group: Group, nbytes: Vector, link: LinkClass) -> Vector:
     """Seconds of the cheapest algorithm and protocol, ``(rows,)``; 0 for one rank alone.
 
     >>> link = LinkClass(wire=Wire.NVLINK, generation=Architecture.AMPERE, num_channels=24,
     ...                  node_bytes_per_s=230e9, network_bytes_per_s=25e9)
-    >>> sizes = np.array([8.0, 2.0**30])
-    >>> (tuner_time_s(Collective.ALL_REDUCE, 8, 1, sizes, link) * 1e6).round(1).tolist()
+    >>> eight = Group(collective=Collective.ALL_REDUCE, num_ranks=8)
+    >>> (tuner_time_s(eight, np.array([8.0, 2.0**30]), link) * 1e6).round(1).tolist()
     [15.0, 8225.8]
     """
-    if num_ranks < 2:
+    if group.num_ranks < 2:
         return np.zeros(len(nbytes))
-    costs = tuner_costs(collective, num_ranks, num_nodes, nbytes, link).values()
+    costs = tuner_costs(group, nbytes, link).values()
     return np.min([cost.time_s(nbytes) for cost in costs], axis=0)
 
 
-def tuner_costs(
-    collective: Collective, num_ranks: int, num_nodes: int, nbytes: Vector, link: LinkClass
-) -> dict[Option, TunedCost]:
+def tuner_costs(group: Group, nbytes: Vector, link: LinkClass) -> dict[Option, TunedCost]:
     """Cost of each pair that NCCL may pick for this collective and group."""
+    collective, is_tree = group.collective, group.num_nodes > 1
     simple = (Algorithm.RING, Protocol.SIMPLE)
     if collective in (Collective.SEND, Collective.RECV):
-        return {simple: _send(num_nodes, link)}
+        return {simple: _send(group, link)}
     if collective is Collective.ALL_TO_ALL:
-        return {simple: _all_to_all(num_ranks, num_nodes, link)}
-    group = _Group(collective=collective, num_ranks=num_ranks, num_nodes=num_nodes, link=link)
-    costs = {(Algorithm.RING, p): _ring(group, p, nbytes) for p in Protocol}
+        return {simple: _all_to_all(group, link)}
+    costs = {(Algorithm.RING, p): _ring(group, link, p, nbytes) for p in Protocol}
     if collective is Collective.ALL_REDUCE:
-        costs |= {(Algorithm.TREE, p): _tree(group, p, nbytes) for p in Protocol}
-        if link.nvls_bytes_per_s and num_ranks // num_nodes >= _NVLS_LEAST_RANKS:
-            is_tree = num_nodes > 1
+        costs |= {(Algorithm.TREE, p): _tree(group, link, p, nbytes) for p in Protocol}
+        if link.nvls_bytes_per_s and group.num_ranks // group.num_nodes >= _NVLS_LEAST_RANKS:
             algorithm = Algorithm.NVLS_TREE if is_tree else Algorithm.NVLS
-            costs[algorithm, Protocol.SIMPLE] = _nvls(group)
-    if collective in _GATHERS and num_nodes == num_ranks:
-        costs[Algorithm.PAT, Protocol.SIMPLE] = _pat(group)
+            costs[algorithm, Protocol.SIMPLE] = _nvls(group, link)
+    if collective in _GATHERS and group.num_nodes == group.num_ranks:
+        costs[Algorithm.PAT, Protocol.SIMPLE] = _pat(group, link)
     return costs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Group:
-    collective: Collective
-    num_ranks: int
-    num_nodes: int
-    link: LinkClass
-
-    @property
-    def per_node(self) -> float:
-        return self.num_ranks / self.num_nodes
-
-    @property
-    def num_steps(self) -> int:
-        if self.collective is Collective.ALL_REDUCE:
-            return 2 * (self.num_ranks - 1)
-        return self.num_ranks - 1 if self.collective in _GATHERS else self.num_ranks
-
-    @property
-    def num_network_steps(self) -> int:
-        if self.num_nodes == 1:
-            return 0
-        return (self.num_nodes - 1) * (2 if self.collective is Collective.ALL_REDUCE else 1)
-
-    @property
-    def bus_bytes_per_s(self) -> float:
-        return self.link.bus_bytes_per_s(self.num_ranks, self.num_nodes)
-
-    @property
-    def ll_bytes_per_s(self) -> float:
-        if self.num_nodes == 1:
-            return _LL_BYTES_PER_S[self.link.generation]
-        return _LL_NETWORK_BYTES_PER_S[min(self.num_nodes, 3) - 2]
-
-    def hop_us(self, wire: Wire, algorithm: Algorithm, protocol: Protocol) -> float:
-        return _HOP_US[wire, algorithm][list(Protocol).index(protocol)]
+def _num_steps(group: Group) -> int:
+    if group.collective is Collective.ALL_REDUCE:
+        return 2 * (group.num_ranks - 1)
+    return group.num_ranks - 1 if group.collective in _GATHERS else group.num_ranks
 
 
-def _ring(group: _Group, protocol: Protocol, nbytes: Vector) -> TunedCost:
-    bus = group.bus_bytes_per_s
+def _ll_bytes_per_s(group: Group, link: LinkClass) -> float:
+    if group.num_nodes == 1:
+        return _LL_BYTES_PER_S[link.generation]
+    return _LL_NETWORK_BYTES_PER_S[min(group.num_nodes, 3) - 2]
+
+
+def _hop_us(wire: Wire, algorithm: Algorithm, protocol: Protocol = Protocol.SIMPLE) -> float:
+    return _HOP_US[wire, algorithm][list(Protocol).index(protocol)]
+
+
+def _ring(group: Group, link: LinkClass, protocol: Protocol, nbytes: Vector) -> TunedCost:
+    bus = link.bus_bytes_per_s(group)
     if protocol is Protocol.LL:
-        bus = min(group.ll_bytes_per_s, 0.5 * bus)
+        bus = min(_ll_bytes_per_s(group, link), 0.5 * bus)
     elif protocol is Protocol.LL128:
-        ceiling = group.link.num_channels * _LL128_CHANNEL[group.link.generation]
-        bus = min(0.92 * bus, ceiling)
-    local_us = group.hop_us(group.link.wire, Algorithm.RING, protocol)
+        bus = min(0.92 * bus, link.num_channels * _LL128_CHANNEL[link.generation])
+    local_us = _hop_us(link.wire, Algorithm.RING, protocol)
     # With one rank in each node nothing hides the latency of the network: the tree's is used.
-    way = Algorithm.TREE if group.per_node == 1 else Algorithm.RING
-    far_us = group.hop_us(Wire.NETWORK, way, protocol)
+    way = Algorithm.TREE if group.ranks_per_node == 1 else Algorithm.RING
+    far = 0
     if group.num_nodes > 1:
         local_us = max(local_us, _POST_US * (3 if protocol is Protocol.SIMPLE else 1))
-    far = group.num_network_steps
+        far = (group.num_nodes - 1) * (2 if group.collective is Collective.ALL_REDUCE else 1)
     latency_us = _BASE_US[Algorithm.RING, protocol]
-    latency_us += (group.num_steps - far) * local_us + far * far_us
+    far_us = far * _hop_us(Wire.NETWORK, way, protocol)
+    latency_us += (_num_steps(group) - far) * local_us + far_us
     return TunedCost(
-        latency_s=_US * latency_us * _plateau(group, protocol, nbytes),
-        bytes_per_s=bus * group.num_ranks / group.num_steps,
+        latency_s=_US * latency_us * _plateau(group, link, protocol, nbytes),
+        bytes_per_s=bus * group.num_ranks / _num_steps(group),
     )
 
 
-def _plateau(group: _Group, protocol: Protocol, nbytes: Vector) -> Vector:
+def _plateau(group: Group, link: LinkClass, protocol: Protocol, nbytes: Vector) -> Vector:
     """Rings between nodes take longer hops once every channel has a share to send."""
     bends = protocol is Protocol.SIMPLE and group.collective is Collective.ALL_REDUCE
     if not bends or group.num_nodes == 1:
         return np.ones(len(nbytes))
-    share = nbytes / (group.link.num_channels * group.num_ranks)
-    factor = 1.9 if group.link.generation is Architecture.VOLTA else 1.4
+    share = nbytes / (link.num_channels * group.num_ranks)
+    factor = 1.9 if link.generation is Architecture.VOLTA else 1.4
     return np.where(share >= _PLATEAU_NBYTES, factor, 1.0)
 
 
-def _tree(group: _Group, protocol: Protocol, nbytes: Vector) -> TunedCost:
-    link, nodes = group.link, min(group.num_nodes, 3) - 1
-    bus = min(
-        0.92 * group.bus_bytes_per_s, link.num_channels * _TREE_CHANNEL[link.generation][nodes]
-    )
+def _tree(group: Group, link: LinkClass, protocol: Protocol, nbytes: Vector) -> TunedCost:
+    channel = _TREE_CHANNEL[link.generation][min(group.num_nodes, 3) - 1]
+    bus = min(0.92 * link.bus_bytes_per_s(group), link.num_channels * channel)
     if protocol is Protocol.LL:
-        bus = min(bus / 3.8, group.ll_bytes_per_s)
+        bus = min(bus / 3.8, _ll_bytes_per_s(group, link))
     elif protocol is Protocol.LL128:
         share = 7 / 9 if group.num_nodes == 1 else 120 / 128
         bus = min(bus * share, link.num_channels * _LL128_CHANNEL[link.generation])
@@ -275,50 +248,46 @@ def _tree(group: _Group, protocol: Protocol, nbytes: Vector) -> TunedCost:
     bend = 0.1 * np.array(_TREE_TENTHS[protocol].split(), dtype=np.float64)
     inside = octave < len(bend)
     share = np.where(inside, bend[np.where(inside, octave, 0)], 1.0)
-    hops_us = (group.per_node - 1) * group.hop_us(link.wire, Algorithm.TREE, protocol)
-    hops_us += np.log2(group.num_nodes) * group.hop_us(Wire.NETWORK, Algorithm.TREE, protocol)
+    hops_us = (group.ranks_per_node - 1) * _hop_us(link.wire, Algorithm.TREE, protocol)
+    hops_us += np.log2(group.num_nodes) * _hop_us(Wire.NETWORK, Algorithm.TREE, protocol)
     return TunedCost(
         latency_s=_US * (_BASE_US[Algorithm.TREE, protocol] + 2 * hops_us),
         bytes_per_s=0.5 * bus * share,
     )
 
 
-def _nvls(group: _Group) -> TunedCost:
+def _nvls(group: Group, link: LinkClass) -> TunedCost:
     """One hop through the switch; between nodes a tree of them."""
-    latency_us = group.hop_us(Wire.NVLINK, Algorithm.NVLS, Protocol.SIMPLE)
-    bus = group.link.nvls_bytes_per_s
+    latency_us = _hop_us(Wire.NVLINK, Algorithm.NVLS)
+    bus = link.nvls_bytes_per_s
     if group.num_nodes > 1:
-        hop_us = group.hop_us(Wire.NETWORK, Algorithm.NVLS_TREE, Protocol.SIMPLE)
-        latency_us += 2 * np.log2(group.num_nodes) * hop_us
-        bus = min(bus, group.bus_bytes_per_s * (2 if group.num_nodes == 2 else 1))
+        latency_us += 2 * np.log2(group.num_nodes) * _hop_us(Wire.NETWORK, Algorithm.NVLS_TREE)
+        bus = min(bus, link.bus_bytes_per_s(group) * (2 if group.num_nodes == 2 else 1))
     return TunedCost(
-        latency_s=_US * latency_us, bytes_per_s=bus * group.num_ranks / group.num_steps
+        latency_s=_US * latency_us, bytes_per_s=bus * group.num_ranks / _num_steps(group)
     )
 
 
-def _pat(group: _Group) -> TunedCost:
-    hop_us = group.hop_us(Wire.NETWORK, Algorithm.TREE, Protocol.SIMPLE)
+def _pat(group: Group, link: LinkClass) -> TunedCost:
     latency_us = _BASE_US[Algorithm.PAT, Protocol.SIMPLE]
-    latency_us += np.log2(group.num_nodes) * hop_us / 3.5 + 2.8 * group.num_ranks
-    return TunedCost(latency_s=_US * latency_us, bytes_per_s=0.75 * group.bus_bytes_per_s)
+    latency_us += np.log2(group.num_nodes) * _hop_us(Wire.NETWORK, Algorithm.TREE) / 3.5
+    latency_us += 2.8 * group.num_ranks
+    return TunedCost(latency_s=_US * latency_us, bytes_per_s=0.75 * link.bus_bytes_per_s(group))
 
 
-def _send(num_nodes: int, link: LinkClass) -> TunedCost:
-    wire = link.wire if num_nodes == 1 else Wire.NETWORK
-    hop_us = _HOP_US[wire, Algorithm.RING][2]
-    bandwidth = link.node_bytes_per_s if num_nodes == 1 else link.network_bytes_per_s
-    return TunedCost(
-        latency_s=_US * (_BASE_US[Algorithm.RING, Protocol.SIMPLE] + hop_us),
-        bytes_per_s=bandwidth,
-    )
+def _send(group: Group, link: LinkClass) -> TunedCost:
+    wire = link.wire if group.num_nodes == 1 else Wire.NETWORK
+    latency_us = _BASE_US[Algorithm.RING, Protocol.SIMPLE] + _hop_us(wire, Algorithm.RING)
+    bandwidth = link.node_bytes_per_s if group.num_nodes == 1 else link.network_bytes_per_s
+    return TunedCost(latency_s=_US * latency_us, bytes_per_s=bandwidth)
 
 
-def _all_to_all(num_ranks: int, num_nodes: int, link: LinkClass) -> TunedCost:
+def _all_to_all(group: Group, link: LinkClass) -> TunedCost:
     """Peers inside the node are served at once, those behind the network one post after another."""
-    per_node = num_ranks / num_nodes
-    local_s = (per_node - 1) / num_ranks / link.node_bytes_per_s
-    far_s = (num_ranks - per_node) / num_ranks / link.network_bytes_per_s
-    latency_s = all_to_all_base_s(num_nodes) + 3 * _POST_US * _US * (num_ranks - per_node)
+    num_far = group.num_ranks - group.ranks_per_node
+    local_s = (group.ranks_per_node - 1) / group.num_ranks / link.node_bytes_per_s
+    far_s = num_far / group.num_ranks / link.network_bytes_per_s
+    latency_s = all_to_all_base_s(group.num_nodes) + 3 * _POST_US * _US * num_far
     return TunedCost(latency_s=latency_s, bytes_per_s=1.0 / max(local_s, far_s))
 
 
@@ -329,5 +298,5 @@ def all_to_all_base_s(num_nodes: int) -> float:
     >>> round(all_to_all_base_s(2) * 1e6, 1)
     22.4
     """
-    hop_us = _HOP_US[Wire.NETWORK, Algorithm.RING][2] if num_nodes > 1 else 0.0
+    hop_us = _hop_us(Wire.NETWORK, Algorithm.RING) if num_nodes > 1 else 0.0
     return _US * (_BASE_US[Algorithm.RING, Protocol.SIMPLE] + hop_us)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from .nccl_tuner import Architecture, LinkClass, Wire
 
@@ -38,7 +39,8 @@ def network_prior(device: str) -> NetworkPrior:
     return next((prior for name, prior in _PRIORS.items() if name in low), _UNKNOWN)
 
 
-def _nvlink(
+def _nccl(
+    wire: Wire,
     generation: Architecture,
     *,
     num_channels: int,
@@ -46,36 +48,30 @@ def _nvlink(
     network_giga: float,
     nvls_giga: float = 0.0,
 ) -> NetworkPrior:
+    is_old = generation in (Architecture.VOLTA, Architecture.AMPERE)
     links = LinkClass(
-        wire=Wire.NVLINK,
+        wire=wire,
         generation=generation,
         num_channels=num_channels,
         node_bytes_per_s=bus_giga * _GIGA,
         network_bytes_per_s=network_giga * _GIGA,
         nvls_bytes_per_s=nvls_giga * _GIGA,
     )
-    return _with_links(links)
-
-
-def _pcie(generation: Architecture, *, bus_giga: float) -> NetworkPrior:
-    links = LinkClass(
-        wire=Wire.PCIE,
-        generation=generation,
-        num_channels=4,
-        node_bytes_per_s=bus_giga * _GIGA,
-        network_bytes_per_s=0.5 * bus_giga * _GIGA,
-    )
-    return _with_links(links)
-
-
-def _with_links(links: LinkClass) -> NetworkPrior:
-    is_old = links.generation in (Architecture.VOLTA, Architecture.AMPERE)
     return NetworkPrior(
-        step_s=1e-6 if links.wire is Wire.NVLINK else 3e-6,
+        step_s=1e-6 if wire is Wire.NVLINK else 3e-6,
         bus_bytes_per_s=links.node_bytes_per_s,
         # Small gathers of 2, 4 and 8 GPUs in aiconfigurator's tables, drawn back to no hop at all.
         base_s=8.1e-6 if is_old else 4.5e-6,
         links=links,
+    )
+
+
+_nvlink = partial(_nccl, Wire.NVLINK)
+
+
+def _pcie(generation: Architecture, bus_giga: float) -> NetworkPrior:
+    return _nccl(
+        Wire.PCIE, generation, num_channels=4, bus_giga=bus_giga, network_giga=0.5 * bus_giga
     )
 
 
@@ -102,12 +98,12 @@ _PRIORS: Mapping[str, NetworkPrior] = {
     "a100": _AMPERE,
     "a800": _AMPERE,
     "v100": _VOLTA,
-    "l40": _pcie(Architecture.AMPERE, bus_giga=20),
-    "a40": _pcie(Architecture.AMPERE, bus_giga=20),
-    "a10": _pcie(Architecture.AMPERE, bus_giga=12),
-    "t4": _pcie(Architecture.VOLTA, bus_giga=6),
-    "rtx": _pcie(Architecture.AMPERE, bus_giga=10),
-    "titan": _pcie(Architecture.VOLTA, bus_giga=8),
+    "l40": _pcie(Architecture.AMPERE, 20),
+    "a40": _pcie(Architecture.AMPERE, 20),
+    "a10": _pcie(Architecture.AMPERE, 12),
+    "t4": _pcie(Architecture.VOLTA, 6),
+    "rtx": _pcie(Architecture.AMPERE, 10),
+    "titan": _pcie(Architecture.VOLTA, 8),
     # Gloo in a training step: the threads that transfer have to be woken on busy cores.  Two ranks
     # on two cores, 2026-11: all-reduce of 4 B 1.0 ms, of 128 KiB 1.3 ms, send 0.8 ms.
     "cpu": NetworkPrior(step_s=500e-6, bus_bytes_per_s=1.5 * _GIGA),

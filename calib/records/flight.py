@@ -16,7 +16,7 @@ from typing import Any
 from ..errors import RecordError
 from ..units import NS_PER_S
 from ..workload.collectives import Collective
-from .collective_names import collective_named
+from .kineto_trace import collective_named
 from .record_kinds import CollectiveRecord, Record
 
 _PAIR = re.compile(r"(\d+)\s*(->|<-)\s*(\d+)")

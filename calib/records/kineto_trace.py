@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..workload.collectives import Collective
-from .collective_names import collective_named
 
 CPU_OP = "cpu_op"
 KERNEL = "kernel"
@@ -27,6 +26,16 @@ _PRODUCT_OPS = frozenset(
 # cuBLAS, cuBLASLt (nvjet on Hopper and later), CUTLASS and rocBLAS (Cijk) name their kernels so.
 _PRODUCT_KERNEL = re.compile(r"(?<!fb)gemm|nvjet|cutlass|xmma|wgmma|^Cijk", re.IGNORECASE)
 _NO_PRODUCT = re.compile(r"split_?k_?reduce|reduce_?splitk", re.IGNORECASE)
+_COLLECTIVES = (
+    ("allreduce", Collective.ALL_REDUCE),
+    ("allgather", Collective.ALL_GATHER),
+    ("reducescatter", Collective.REDUCE_SCATTER),
+    ("alltoall", Collective.ALL_TO_ALL),
+    ("broadcast", Collective.BROADCAST),
+    ("send", Collective.SEND),
+    ("recv", Collective.RECV),
+)
+"""How the names of libraries begin, without underscores."""
 _WRAPPERS = ("autograd::", "torch::autograd", "c10d::", "torch::jit")
 
 
@@ -78,6 +87,18 @@ class TracedWork:
     is_product: bool = False
     inner: int = 0
     message: TracedCollective | None = None
+
+
+def collective_named(text: str) -> Collective:
+    """The collective that PyTorch's traces and its flight recorder call ``text``.
+
+    >>> [collective_named(name).value for name in ("nccl:_all_gather_base", "nccl:send 0->1")]
+    ['all_gather', 'send']
+    >>> collective_named("_reduce_scatter_base"), collective_named("nccl:coalesced")
+    (<Collective.REDUCE_SCATTER: 'reduce_scatter'>, <Collective.OTHER: 'other'>)
+    """
+    name = text.rpartition(":")[2].replace("_", "").lower()
+    return next((kind for start, kind in _COLLECTIVES if name.startswith(start)), Collective.OTHER)
 
 
 def from_chrome(events: Iterable[Mapping[str, Any]]) -> list[TraceEvent]:
@@ -221,7 +242,7 @@ def _host_work(events: Sequence[TraceEvent]) -> list[TracedWork]:
     """The outermost operations of the framework on each thread: they do not overlap."""
     ends: dict[int, int] = {}
     found = []
-    for event in sorted(_operations(events), key=lambda e: (e.start_ns, -e.duration_ns)):
+    for event in sorted(_operations(events), key=_outer_first):
         if event.start_ns < ends.get(event.thread, event.start_ns):
             continue
         ends[event.thread] = event.end_ns
@@ -247,23 +268,29 @@ def _operations(events: Iterable[TraceEvent]) -> Iterable[TraceEvent]:
     )
 
 
+def operations_by_thread(events: Iterable[TraceEvent]) -> dict[int, list[TraceEvent]]:
+    """Operations of the host, parents before children."""
+    threads: dict[int, list[TraceEvent]] = {}
+    for event in events:
+        if event.category == CPU_OP:
+            threads.setdefault(event.thread, []).append(event)
+    return {thread: sorted(inside, key=_outer_first) for thread, inside in threads.items()}
+
+
+def _outer_first(event: TraceEvent) -> tuple[int, int]:
+    return event.start_ns, -event.duration_ns
+
+
 class _Nesting:
     """The innermost host operation at a launch, by thread and time; for traces without links."""
 
     def __init__(self, events: Sequence[TraceEvent]) -> None:
-        self._by_thread: dict[int, list[TraceEvent]] = {}
-        for event in events:
-            if event.category == CPU_OP:
-                self._by_thread.setdefault(event.thread, []).append(event)
-        self._starts: dict[int, list[int]] = {}
-        self._parents: dict[int, list[int]] = {}
-        for thread, inside in self._by_thread.items():
-            inside.sort(key=lambda e: (e.start_ns, -e.duration_ns))
-            self._starts[thread] = [e.start_ns for e in inside]
-            self._parents[thread] = _parents(inside)
+        self._threads = operations_by_thread(events)
+        self._starts = {t: [e.start_ns for e in inside] for t, inside in self._threads.items()}
+        self._parents = {t: _parents(inside) for t, inside in self._threads.items()}
 
     def around(self, launch: TraceEvent) -> TraceEvent | None:
-        inside = self._by_thread.get(launch.thread)
+        inside = self._threads.get(launch.thread)
         if inside is None:
             return None
         at = bisect_right(self._starts[launch.thread], launch.start_ns) - 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any
+from typing import Any, get_args
 
 from ..errors import RecordError
 from ..plain_json import Json, JsonObject
@@ -86,11 +86,8 @@ class PhaseRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorRecord:
-    """One operator of one micro-batch; ``duration_ns`` leaves nested ones and collectives out.
-
-    A probe ran between steps and belongs to none; its ``microbatch`` counts repeats.
-    """
+class _OfOperator:
+    """Which operator of which micro-batch."""
 
     step: int
     window: int
@@ -100,27 +97,28 @@ class OperatorRecord:
     shape: tuple[int, ...]
     element_nbytes: int
     layer: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorRecord(_OfOperator):
+    """One operator of one micro-batch; ``duration_ns`` leaves nested ones and collectives out.
+
+    A probe ran between steps and belongs to none; its ``microbatch`` counts repeats.
+    """
+
     start_ns: int
     duration_ns: int
     is_probe: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceRecord:
+class TraceRecord(_OfOperator):
     """Work of one operator in a traced step: what its kernels took, without gaps between them.
 
     On a CPU its calls into the framework take their place.  The backward phase of a linear is two
     records, of the input's and of the weight's gradient, where the trace tells them apart.
     """
 
-    step: int
-    window: int
-    microbatch: int
-    kind: OperatorKind
-    phase: Phase
-    shape: tuple[int, ...]
-    element_nbytes: int
-    layer: int
     duration_ns: int
     num_kernels: int
 
@@ -224,17 +222,9 @@ Record = (
 )
 
 _TYPES: dict[str, type[Any]] = {
-    "header": Header,
-    "step": StepRecord,
-    "phase": PhaseRecord,
-    "operator": OperatorRecord,
-    "trace": TraceRecord,
-    "collective": CollectiveRecord,
-    "coverage": CoverageRecord,
-    "window": WindowRecord,
-    "rank": RankRecord,
-    "run": RunRecord,
+    kind.__name__.removesuffix("Record").lower(): kind for kind in get_args(Record)
 }
+"""By what stands under ``type``: the name of the class without its ending."""
 _NAMES = {kind: name for name, kind in _TYPES.items()}
 _ENUMS: dict[str, Callable[[Any], Any]] = {
     "kind": OperatorKind,

@@ -64,7 +64,7 @@ within a step, ``spread_log`` the scaled median deviation of its logarithm over 
 events, ``num_steps`` the steps, ``num_seen`` the ranks that recorded it, ``span`` the ranks from
 the group's first to its last, ``num_nodes`` the nodes that it touches, 0 where not known.
 ``wait_s`` and ``transfer_s`` in ``skew`` add up to how long a rank stands still per step.
-``skew.py`` documents ``arrivals`` and ``links``, ``clocks.py`` ``clocks``, ``traced.py``
+``skew.py`` documents ``arrivals`` and ``links``, ``clocks.py`` ``clocks``, ``operator_rows.py``
 ``traced``; ``ranks`` is the small summary that every rank sends, per step.
 ``is_probe`` rows were measured between steps: their ``num_steps`` are repeats.
 """

@@ -53,9 +53,8 @@ def newest_rank_compute(table: SampleTable) -> RankCompute | None:
 
 
 def _of_steps(table: SampleTable) -> RankCompute | None:
-    steps = table.steps[(table.steps["run_id"] == table.run_id) & table.steps["is_clean"]]
-    steps = steps[steps["is_hooked"]]
-    phases = table.phases[table.phases["run_id"] == table.run_id]
+    steps, phases = table.newest("steps"), table.newest("phases")
+    steps = steps[steps["is_clean"] & steps["is_hooked"]]
     phases = phases.assign(own_s=phases["time_s"] - phases["wait_s"] - phases["hook_s"])
     phases = phases.merge(steps[["window", "rank", "step", "gap_s"]], on=["window", "rank", "step"])
     passes = phases[phases["name"].isin(_PASSES)]
@@ -78,7 +77,8 @@ def _of_steps(table: SampleTable) -> RankCompute | None:
 
 
 def _of_windows(table: SampleTable) -> RankCompute | None:
-    rows = table.ranks[(table.ranks["run_id"] == table.run_id) & (table.ranks["num_steps"] > 0)]
+    rows = table.newest("ranks")
+    rows = rows[rows["num_steps"] > 0]
     if rows.empty:
         return None
     rows = rows.assign(passes=rows["forward_s"] + rows["backward_s"], ends=rows["optimizer_s"])

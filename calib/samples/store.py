@@ -49,9 +49,10 @@ _TEXTS = sorted(TEXTS | {"table"})
 
 def run_ids(directory: Path) -> tuple[str, ...]:
     """The runs recorded under ``directory``, oldest first; empty where there is none."""
-    starts = {folder.name: _started_unix_s(folder) for folder in _run_folders(directory)}
-    known = [(start, name) for name, start in starts.items() if start is not None]
-    return tuple(name for _, name in sorted(known))
+    home = directory / "records"
+    folders = [path for path in home.iterdir() if path.is_dir()] if home.is_dir() else []
+    starts = [(_started_unix_s(folder), folder.name) for folder in folders]
+    return tuple(name for _, name in sorted(found for found in starts if found[0] is not None))
 
 
 def read_run(directory: Path, run_id: str | None = None) -> RunRecords:
@@ -64,7 +65,10 @@ def read_run(directory: Path, run_id: str | None = None) -> RunRecords:
     if run_id is None:
         found = run_ids(directory)
         if not found:
-            raise RecordError(_nothing(directory))
+            raise RecordError(
+                f"no records under {home}; start the training run with --calibrate, "
+                f"or name its directory with --calibrate-dir"
+            )
         run_id = found[-1]
     paths = rank_paths(home / run_id)
     if not paths:
@@ -213,18 +217,6 @@ def _read_frame(whole: pa.Table, name: str) -> pd.DataFrame:
     texts = [column for column in columns if column in TEXTS]
     frame[texts] = frame[texts].astype(object)
     return normalise(name, frame)
-
-
-def _nothing(directory: Path) -> str:
-    return (
-        f"no records under {directory / 'records'}; start the training run with --calibrate, "
-        f"or name its directory with --calibrate-dir"
-    )
-
-
-def _run_folders(directory: Path) -> list[Path]:
-    home = directory / "records"
-    return sorted(p for p in home.iterdir() if p.is_dir()) if home.is_dir() else []
 
 
 def _started_unix_s(folder: Path) -> float | None:

@@ -33,10 +33,9 @@ from ..workload.config import RunConfig
 from ..workload.parallelism import Parallelism
 from .clocks import clock_rows
 from .columns import FRAMES, normalise, shape_text
-from .operator_rows import host_microbatch_rows, host_step_rows, operator_rows
+from .operator_rows import host_microbatch_rows, host_step_rows, operator_rows, traced_rows
 from .probe_rows import probed_collective_rows, probed_operator_rows
 from .skew import arrival_rows, link_rows
-from .traced import traced_rows
 from .transfers import collective_rows, match_ranks, skew_rows
 
 _READINGS = ("start_ns", "issue_ns")
@@ -71,6 +70,11 @@ class SampleTable:
                 for name in FRAMES
             }
         )
+
+    def newest(self, name: str) -> pd.DataFrame:
+        """The rows of the newest run in one of the frames."""
+        frame: pd.DataFrame = getattr(self, name)
+        return frame[frame["run_id"] == self.run_id]
 
     def equals(self, other: SampleTable) -> bool:
         """True where all frames hold the same rows."""
@@ -110,7 +114,7 @@ class SampleTable:
     @property
     def is_described(self) -> bool:
         """True where the layout of the newest run is known."""
-        return bool(((self.runs["run_id"] == self.run_id) & (self.runs["config"] != "")).any())
+        return bool((self.newest("runs")["config"] != "").any())
 
     def config(self, run_id: str | None = None) -> RunConfig:
         """The layout of a run (the newest by default), as its first rank saw it."""
@@ -132,13 +136,13 @@ class SampleTable:
 
     def bare_step_numbers(self) -> tuple[int, ...]:
         """Iterations, from 1, of the newest run's clean bare steps; in the order of their times."""
-        steps = self.steps
-        keep = steps["is_clean"] & (steps["run_id"] == self.run_id) & ~steps["is_hooked"]
-        return tuple(int(step) + 1 for step in sorted(steps[keep]["step"].unique()))
+        steps = self.newest("steps")
+        bare = steps[steps["is_clean"] & ~steps["is_hooked"]]
+        return tuple(int(step) + 1 for step in sorted(bare["step"].unique()))
 
     def skew_s(self, role: GroupRole | None = None) -> dict[int, float]:
         """Mean waiting per step of each rank for later ranks, newest window of the newest run."""
-        skew = self.skew[self.skew["run_id"] == self.run_id]
+        skew = self.newest("skew")
         skew = skew[skew["window"] == skew["window"].max()]
         if role is not None:
             skew = skew[skew["role"] == role.value]
@@ -147,13 +151,13 @@ class SampleTable:
 
     def memory_peak_nbytes(self) -> dict[int, int]:
         """Largest memory peak of each rank of the newest run; ranks that know none are left out."""
-        rows = self.windows[self.windows["run_id"] == self.run_id]
+        rows = self.newest("windows")
         peaks = rows[rows["memory_peak_nbytes"] > 0].groupby("rank")["memory_peak_nbytes"].max()
         return dict(zip(peaks.index.tolist(), peaks.tolist(), strict=True))
 
     def device_memory_nbytes(self) -> int | None:
         """Memory of the smallest device of the newest run; None where it is not known."""
-        rows = self.windows[self.windows["run_id"] == self.run_id]
+        rows = self.newest("windows")
         known = rows.loc[rows["device_memory_nbytes"] > 0, "device_memory_nbytes"]
         return None if known.empty else int(known.min())
 
@@ -186,8 +190,8 @@ def with_probes(table: SampleTable, run: RunRecords) -> SampleTable:
         probed_operator_rows(probed, own, is_host=is_host).assign(row="operator"),
         probed_collective_rows(transfers, layout).assign(row="collective"),
     ]
-    samples = _stack(found).assign(run_id=run.run_id)
-    return replace(table, samples=normalise("samples", pd.concat([table.samples, samples])))
+    samples = pd.concat([table.samples, _stacked(run, found)])
+    return replace(table, samples=normalise("samples", samples))
 
 
 def build_live_table(run: RunRecords) -> SampleTable:
@@ -210,7 +214,7 @@ def build_live_table(run: RunRecords) -> SampleTable:
         ),
     ]
     frames = {
-        "samples": _stack(samples),
+        "samples": _stacked(run, samples),
         "steps": steps,
         "phases": _phase_totals(every_phase),
         "skew": skew_rows(matched[matched["rank"].isin(run.recording_plan.replica)]),
@@ -228,15 +232,8 @@ def build_live_table(run: RunRecords) -> SampleTable:
     )
 
 
-def _stack(parts: list[pd.DataFrame]) -> pd.DataFrame:
-    empty = {"str": "", "bool": False}
-    known = []
-    for part in parts:
-        if part.empty:
-            continue
-        missing = {c: empty.get(k, 0) for c, k in FRAMES["samples"].items() if c not in part}
-        known.append(part.assign(**missing))
-    return pd.concat(known, ignore_index=True) if known else pd.DataFrame()
+def _stacked(run: RunRecords, parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat([normalise("samples", part.assign(run_id=run.run_id)) for part in parts])
 
 
 def _frame(run: RunRecords, kind: type, *, is_probe: bool = False) -> pd.DataFrame:

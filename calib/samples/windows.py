@@ -15,7 +15,7 @@ _OF_RUNS = ("runs", "traced")
 
 def windows_of(table: SampleTable) -> list[int]:
     """Windows of the newest run that have an unflagged step, oldest first."""
-    steps = table.steps[table.steps["run_id"] == table.run_id]
+    steps = table.newest("steps")
     windows = sorted(int(w) for w in steps[steps["is_clean"]]["window"].unique())
     if not windows:
         raise CalibrationError("no window has an unflagged step; record more steps")
@@ -24,9 +24,7 @@ def windows_of(table: SampleTable) -> list[int]:
 
 def only_windows(table: SampleTable, windows: Sequence[int]) -> SampleTable:
     """The newest run's rows of these windows."""
-    frames = {name: getattr(table, name) for name in FRAMES if name not in _OF_RUNS}
-    kept = {
-        name: frame[(frame["run_id"] == table.run_id) & frame["window"].isin(list(windows))]
-        for name, frame in frames.items()
-    }
-    return replace(table, **kept)
+    frames = {name: table.newest(name) for name in FRAMES if name not in _OF_RUNS}
+    return replace(
+        table, **{name: frame[frame["window"].isin(windows)] for name, frame in frames.items()}
+    )

@@ -9,7 +9,7 @@ from forerun.calib.fit.calibration import Calibration, calibrate
 from forerun.calib.fit.estimates import Source
 from forerun.calib.network.collective_times import CollectiveModel, Link, fit_transfers
 from forerun.calib.network.curves import Samples
-from forerun.calib.network.groups import Group, num_nodes
+from forerun.calib.network.groups import Group, group_of, num_nodes
 from forerun.calib.network.systems import NetworkPrior, network_prior
 from forerun.calib.workload.collectives import Collective, CollectiveCall, GroupRole
 
@@ -28,7 +28,7 @@ def _call(
 
 
 def _true_s(call: CollectiveCall) -> float:
-    return LINK.time_s(call.collective, call.num_ranks, call.nbytes)
+    return float(LINK.law(group_of(call))(np.array([float(call.nbytes)]))[0])
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ from planted_machine import A100, H100, PlantedMachine, batch, random_shapes, ti
 from forerun.calib.fit.calibration import calibrate
 from forerun.calib.fit.machine import fit_machine, transfer
 from forerun.calib.fit.outliers import refuse
-from forerun.calib.regressors.covariance import Inputs
-from forerun.calib.regressors.gaussian import fit_gaussian
+from forerun.calib.regressors.gaussian import Inputs, fit_gaussian
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 K, P = OperatorKind, Phase

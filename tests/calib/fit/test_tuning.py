@@ -13,14 +13,14 @@ from forerun.calib.fit.operator_kinds import Columns, WorkKind
 from forerun.calib.fit.rates import Rates, fit_rates
 from forerun.calib.network.curves import Law, fit_law
 from forerun.calib.regressors.choices import first_of_least, on_grid
-from forerun.calib.regressors.covariance import (
+from forerun.calib.regressors.gaussian import (
     NUM_SCALES,
     START,
     Inputs,
     ScalePosterior,
+    fit_gaussian,
     lower_factor,
 )
-from forerun.calib.regressors.gaussian import fit_gaussian
 
 COSTS = (WorkKind.LAUNCH, WorkKind.FLOP, WorkKind.BYTES)
 Table = tuple[Inputs, np.ndarray, np.ndarray]

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forerun.calib.network.groups import Group
 from forerun.calib.network.nccl_tuner import (
     Algorithm,
     Architecture,
@@ -30,8 +31,12 @@ SMALL, GIB = np.array([64.0]), np.array([2.0**30])
 US = 1e-6
 
 
+def _group(collective: Collective, ranks: int, nodes: int) -> Group:
+    return Group(collective=collective, num_ranks=ranks, num_nodes=nodes)
+
+
 def _latency_us(collective: Collective, ranks: int, nodes: int, *option: object) -> float:
-    cost = tuner_costs(collective, ranks, nodes, np.array([8.0]), LINK)[option]  # type: ignore[index]
+    cost = tuner_costs(_group(collective, ranks, nodes), np.array([8.0]), LINK)[option]  # type: ignore[index]
     return float(np.max(cost.latency_s)) / US
 
 
@@ -58,7 +63,7 @@ def test_large_payloads_take_the_bytes_of_the_busiest_link(nodes: int) -> None:
     for collective, passes in ring.items():
         nbytes = 1024 * GIB
         least = passes * (ranks - 1) / ranks * nbytes / bus
-        found = tuner_time_s(collective, ranks, nodes, nbytes, LINK)
+        found = tuner_time_s(_group(collective, ranks, nodes), nbytes, LINK)
         assert found == pytest.approx(least, rel=0.01)
 
 
@@ -70,7 +75,7 @@ def test_large_payloads_take_the_bytes_of_the_busiest_link(nodes: int) -> None:
 def test_priors_are_near_what_nccl_tests_prints(device: str, bus_giga: float) -> None:
     links = network_prior(device).links
     assert links is not None
-    time_s = tuner_time_s(Collective.ALL_REDUCE, 8, 1, GIB, links)
+    time_s = tuner_time_s(_group(Collective.ALL_REDUCE, 8, 1), GIB, links)
     assert 1.75 * GIB / time_s / 1e9 == pytest.approx(bus_giga, rel=0.08)
 
 
@@ -78,12 +83,12 @@ def test_the_reducing_switch_serves_large_groups_only() -> None:
     links = network_prior("h100").links
     assert links is not None
     for ranks, is_used in ((4, False), (8, True)):
-        costs = tuner_costs(Collective.ALL_REDUCE, ranks, 1, GIB, links)
+        costs = tuner_costs(_group(Collective.ALL_REDUCE, ranks, 1), GIB, links)
         assert ((Algorithm.NVLS, Protocol.SIMPLE) in costs) is is_used
 
 
 def test_one_rank_moves_nothing() -> None:
-    assert tuner_time_s(Collective.ALL_REDUCE, 1, 1, SMALL, LINK).tolist() == [0.0]
+    assert tuner_time_s(_group(Collective.ALL_REDUCE, 1, 1), SMALL, LINK).tolist() == [0.0]
 
 
 @given(
@@ -100,8 +105,8 @@ def test_the_cheapest_pair_is_taken_and_nothing_is_free(
     if ranks < 2:
         return
     nbytes = np.array([2.0**log_nbytes])
-    costs = tuner_costs(collective, ranks, nodes, nbytes, LINK).values()
-    found = tuner_time_s(collective, ranks, nodes, nbytes, LINK)[0]
+    costs = tuner_costs(_group(collective, ranks, nodes), nbytes, LINK).values()
+    found = tuner_time_s(_group(collective, ranks, nodes), nbytes, LINK)[0]
     assert found == min(float(cost.time_s(nbytes)[0]) for cost in costs)
     assert found > 3e-6
 
@@ -112,5 +117,5 @@ def test_the_cheapest_pair_is_taken_and_nothing_is_free(
 )
 def test_more_nodes_never_take_less_time(collective: Collective, log_nbytes: float) -> None:
     nbytes = np.array([2.0**log_nbytes])
-    times = [tuner_time_s(collective, 8 * n, n, nbytes, LINK)[0] for n in (2, 4, 8, 16, 64)]
+    times = [tuner_time_s(_group(collective, 8 * n, n), nbytes, LINK)[0] for n in (2, 4, 8, 16, 64)]
     assert np.all(np.diff(times) >= -1e-12)

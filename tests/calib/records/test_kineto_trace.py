@@ -6,8 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from forerun.calib.records.collective_names import collective_named
-from forerun.calib.records.kineto_trace import TracedWork, from_chrome, split_gradients, work_of
+from forerun.calib.records.kineto_trace import (
+    TracedWork,
+    collective_named,
+    from_chrome,
+    split_gradients,
+    work_of,
+)
 from forerun.calib.workload.collectives import Collective
 
 HOST, LAUNCH_US = 7, 2.0

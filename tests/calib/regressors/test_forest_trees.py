@@ -10,8 +10,7 @@ from sklearn.ensemble import ExtraTreesRegressor
 
 from forerun.calib.regressors import trees as trees_module
 from forerun.calib.regressors.choices import on_grid
-from forerun.calib.regressors.forest import fit_forest
-from forerun.calib.regressors.trees import Boosted, fit_trees, tree_model
+from forerun.calib.regressors.trees import Boosted, fit_forest, fit_trees, tree_model
 
 NUM_REPEATS = 4
 

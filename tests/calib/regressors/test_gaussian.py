@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, DotProduct, Matern
 
-from forerun.calib.regressors.covariance import Inputs, stacked
-from forerun.calib.regressors.gaussian import GaussianProcess, fit_gaussian
+from forerun.calib.regressors.gaussian import GaussianProcess, Inputs, fit_gaussian, stacked
 
 _CONSTANT = 0.2
 """Standard deviation of the process's constant."""

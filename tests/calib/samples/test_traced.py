@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from forerun.calib.samples.traced import traced_rows, weight_fracs
+from forerun.calib.samples.operator_rows import traced_rows, weight_fracs
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.workload.config import Batch, ModelShape, RunConfig
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
