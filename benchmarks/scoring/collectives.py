@@ -95,7 +95,6 @@ class AlphaBeta:
             log_time=law.log_time(np.log(nbytes)),
             half_width_log=nothing,
             octaves=nothing,
-            is_prior=False,
         )
 
 

@@ -55,10 +55,6 @@ class Calibration:
         """Rates of one rank's machine."""
         return self.machine.ceilings
 
-    def family(self, work: Operator | CollectiveCall) -> OperatorFamily:
-        """Whose error it shares: within a family errors add up, between families in quadrature."""
-        return family(work.kind) if isinstance(work, Operator) else OperatorFamily.COLLECTIVE
-
     def operators(self, operators: Sequence[Operator]) -> Estimates:
         """Time of each operator on this machine."""
         known: list[int] = []
@@ -142,7 +138,7 @@ class Calibration:
         return Estimates(
             time_s=np.exp(found.log_time),
             sigma_log=(found.high - found.low) / (2 * Z_90),
-            sources=_sources(found.octaves, is_prior=used is None),
+            sources=_sources(found.octaves),
         )
 
     def _transfers(self, group: Group, nbytes: list[int]) -> Estimates:
@@ -150,7 +146,7 @@ class Calibration:
         return Estimates(
             time_s=np.exp(found.log_time),
             sigma_log=found.sigma_log,
-            sources=_sources(found.octaves, is_prior=found.is_prior),
+            sources=_sources(found.octaves),
         )
 
     def _kind_rows(self) -> list[dict[str, Any]]:
@@ -263,12 +259,14 @@ def _constant(number: int, time_s: float, sigma_log: float, source: Source) -> E
     )
 
 
-def _sources(octaves: NDArray[np.float64], *, is_prior: bool) -> tuple[Source, ...]:
+def _sources(octaves: NDArray[np.float64]) -> tuple[Source, ...]:
     """By how far sizes lie beyond those that were measured."""
-    if is_prior:
-        return (Source.PRIOR,) * len(octaves)
-    beyond = octaves > _TOUCHING_OCTAVES
-    return tuple(Source.EXTRAPOLATED if far else Source.FITTED for far in beyond.tolist())
+    return tuple(
+        Source.PRIOR
+        if far == math.inf
+        else (Source.EXTRAPOLATED if far > _TOUCHING_OCTAVES else Source.FITTED)
+        for far in octaves.tolist()
+    )
 
 
 def _by_key(measured: Mapping[Operator, Measured]) -> dict[Key, list[Operator]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -10,7 +10,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..regressors.intervals import Z_90
 from ..workload.collectives import CollectiveCall
 from ..workload.operators import Operator
 
@@ -50,43 +49,6 @@ class Estimates:
             for place, source in zip(places, found.sources, strict=True):
                 sources[place] = source
         return Estimates(time_s=time_s, sigma_log=sigma_log, sources=tuple(sources))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Total:
-    """Several estimates one after the other."""
-
-    time_s: float
-    low_s: float
-    high_s: float
-    """Ends of the 90 % interval."""
-
-
-def total(
-    estimates: Estimates, families: Sequence[Hashable], counts: NDArray[np.int64] | None = None
-) -> Total:
-    """The sum of estimates, each ``counts`` times (once where None).
-
-    Errors of one family go together and add up: what a law or a ceiling has wrong for one of its
-    operators it has wrong for all, and repeats of one operator share its error.  Families err on
-    their own and add in quadrature.
-
-    >>> two = Estimates(time_s=np.array([1.0, 1.0]), sigma_log=np.array([0.1, 0.1]),
-    ...                 sources=(Source.FITTED, Source.FITTED))
-    >>> [round(total(two, names).high_s, 3) for names in (("a", "a"), ("a", "b"))]
-    [2.358, 2.247]
-    """
-    times = estimates.time_s * (np.ones(len(families)) if counts is None else counts)
-    shares: dict[Hashable, float] = {}
-    for name, error_s in zip(families, times * estimates.sigma_log, strict=True):
-        shares[name] = shares.get(name, 0.0) + float(error_s)
-    time_s = float(times.sum())
-    sigma_log = float(np.sqrt(sum(s**2 for s in shares.values()))) / time_s if time_s else 0.0
-    return Total(
-        time_s=time_s,
-        low_s=time_s * float(np.exp(-Z_90 * sigma_log)),
-        high_s=time_s * float(np.exp(Z_90 * sigma_log)),
-    )
 
 
 class Estimator(Protocol):

@@ -30,11 +30,10 @@ class Ceilings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one operator does in one phase; a launch is one eager call of the framework."""
+    """What one operator does in one phase."""
 
     flop: float
     nbytes: float
-    num_launches: int
 
 
 def family(kind: OperatorKind) -> OperatorFamily:
@@ -84,25 +83,6 @@ _FLOP_PER_BYTE = 150.0
 
 
 def work(operator: Operator) -> Work:
-    """FLOP, bytes and launches of one operator."""
-    launches, flop, nbytes = columns(batch_of([operator])).totals()[0].tolist()
-    return Work(flop=flop, nbytes=nbytes, num_launches=round(launches))
-
-
-def law_time_s(operator: Operator, ceilings: Ceilings) -> float:
-    """Seconds by the law: launches, FLOP and bytes one after the other.
-
-    The sum fits measured products better than the maximum does, above all in the backward phase.
-
-    >>> from ..workload.operators import Phase
-    >>> norm = Operator(kind=OperatorKind.NORM, phase=Phase.FORWARD, shape=(1000, 1000),
-    ...                 element_nbytes=4)
-    >>> round(law_time_s(norm, Ceilings(flop_per_s=1e12, bytes_per_s=1e10, launch_s=1e-5)), 9)
-    0.00123
-    """
-    done = work(operator)
-    return (
-        done.num_launches * ceilings.launch_s
-        + done.flop / ceilings.flop_per_s
-        + done.nbytes / ceilings.bytes_per_s
-    )
+    """FLOP and bytes of one operator."""
+    _, flop, nbytes = columns(batch_of([operator])).totals()[0].tolist()
+    return Work(flop=flop, nbytes=nbytes)

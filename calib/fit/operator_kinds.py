@@ -38,7 +38,6 @@ class OperatorFamily(Enum):
     MEMORY = "memory"
     OPTIMIZER = "optimizer"
     HOST = "host"
-    COLLECTIVE = "collective"
 
 
 class WorkKind(Enum):

@@ -72,7 +72,18 @@ class FittedLaw:
         return np.log([self.ceilings.unit_s(c) * f for c, f in zip(costs, factors, strict=True)])
 
     def log_time(self, batch: ShapeBatch, *, scale: KindScale | None = None) -> NDArray[np.float64]:
-        """Log seconds of a batch by the law, its parts in sum, ``(rows,)``."""
+        """Log seconds of a batch by the law: launches, FLOP and bytes in sum, ``(rows,)``.
+
+        The sum fits measured products better than the maximum, above all in the backward phase.
+
+        >>> from .batches import batch_of
+        >>> from ..workload.operators import Operator
+        >>> norm = Operator(kind=OperatorKind.NORM, phase=Phase.FORWARD, shape=(1000, 1000),
+        ...                 element_nbytes=4)
+        >>> law = FittedLaw(ceilings=Ceilings(flop_per_s=1e12, bytes_per_s=1e10, launch_s=1e-5))
+        >>> np.exp(law.log_time(batch_of([norm]))).round(9).tolist()
+        [0.00123]
+        """
         used = scale or KindScale()
         launches, flop, nbytes = columns(batch).totals().T
         work_s = flop / self.ceilings.flop_per_s + nbytes / self.ceilings.bytes_per_s

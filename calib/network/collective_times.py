@@ -90,9 +90,8 @@ class Transfers:
     half_width_log: Vector
     """Half of the 90 % interval of log time."""
     octaves: Vector
-    """Doublings of payload and ranks between the estimate and what was measured."""
-    is_prior: bool
-    """Nothing comparable was measured."""
+    """Doublings of payload and ranks between the estimate and what was measured; infinite where
+    nothing comparable was."""
 
     @property
     def sigma_log(self) -> Vector:
@@ -109,23 +108,17 @@ class CollectiveModel:
     groups: Mapping[Group, GroupModel]
     widths: TransferWidths
 
-    def nearest(self, group: Group) -> Group | None:
-        """The measured group that stands in for another: itself, else one on links of its kind."""
-        if group in self.groups:
-            return group
-        return _nearest(group, self.groups)
-
     def estimate(self, group: Group, nbytes: Vector) -> Transfers:
         """Transfers of these payloads among the ranks of a group."""
         logs = np.log(np.maximum(nbytes, 1.0))
-        nearest = self.nearest(group)
+        if group in self.groups:
+            return self._measured(group, logs)
+        nearest = _nearest(group, self.groups)
         if nearest is None:
             width = np.full(len(logs), NINETY * _PRIOR_SIGMA_LOG)
             times = np.log(self._expected(group)(np.exp(logs)))
             far = np.full(len(logs), np.inf)
-            return Transfers(log_time=times, half_width_log=width, octaves=far, is_prior=True)
-        if nearest == group:
-            return self._measured(group, logs)
+            return Transfers(log_time=times, half_width_log=width, octaves=far)
         return self._carried(nearest, group, logs)
 
     def _expected(self, group: Group) -> Expected:
@@ -137,9 +130,7 @@ class CollectiveModel:
         width = self.widths.inside(group, logs)
         if octaves.any():
             width = np.hypot(width, self.widths.outside(curve, logs))
-        return Transfers(
-            log_time=curve.log_time(logs), half_width_log=width, octaves=octaves, is_prior=False
-        )
+        return Transfers(log_time=curve.log_time(logs), half_width_log=width, octaves=octaves)
 
     def _carried(self, seen: Group, group: Group, logs: Vector) -> Transfers:
         nbytes = np.exp(logs)
@@ -151,7 +142,6 @@ class CollectiveModel:
             log_time=_stand_in(seen, group, nbytes, self.groups, self.prior),
             half_width_log=np.hypot(inside.half_width_log, self.widths.carried(seen, group, share)),
             octaves=inside.octaves + between,
-            is_prior=False,
         )
 
 
@@ -246,7 +236,10 @@ def _fit_link(samples: Mapping[Group, Samples], prior: Link, sigma_log: float) -
 
 
 def _nearest(group: Group, groups: Mapping[Group, GroupModel]) -> Group | None:
-    """Same collective first, then as many ranks a node, then same role, then near size."""
+    """The measured group that stands in for another, on links of its kind.
+
+    Same collective first, then as many ranks a node, then same role, then near size.
+    """
     found = [g for g in groups if g != group and is_comparable(g, group)]
     return min(
         found,

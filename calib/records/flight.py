@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from ..errors import RecordError
@@ -74,18 +75,16 @@ def with_durations(
     in order, and only where both sides saw equally many: a ring buffer forgets its oldest entries.
     """
     durations = _durations(entries, spans)
-    held: list[CollectiveRecord] = []
-    for record in records:
-        if isinstance(record, CollectiveRecord) and (not held or record.step == held[0].step):
-            held.append(record)
-            continue
-        yield from _matched(held, durations)
-        held = []
-        if isinstance(record, CollectiveRecord):
-            held.append(record)
+    for step, found in groupby(records, key=_step_of_transfer):
+        if step is None:
+            yield from found
         else:
-            yield record
-    yield from _matched(held, durations)
+            held = [record for record in found if isinstance(record, CollectiveRecord)]
+            yield from _matched(held, durations)
+
+
+def _step_of_transfer(record: Record) -> int | None:
+    return record.step if isinstance(record, CollectiveRecord) else None
 
 
 _Key = tuple[int, str, Collective, int]

@@ -10,7 +10,7 @@ Towsley 1999).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pandas as pd
@@ -105,29 +105,27 @@ def _window_rows(events: pd.DataFrame) -> pd.DataFrame:
     )
     moments, num_dropped = _intervals(events, len(ranks))
     middle_s = float(events.loc[events["place"] == 0, "start_s"].max()) / 2
-    lines, gaps_s = [], []
-    for place, rank in enumerate(ranks.tolist()):
-        gaps_s.append((int(bases[rank]) - int(bases[ranks[0]])) / NS_PER_S)
-        lines.append(fit_line(moments.of(place), middle_s, zero_s=-gaps_s[place]))
+    gaps_s = [(int(bases[rank]) - int(bases[ranks[0]])) / NS_PER_S for rank in ranks]
+    lines = pd.DataFrame(
+        [
+            asdict(fit_line(moments.of(place), middle_s, zero_s=-gap_s))
+            for place, gap_s in enumerate(gaps_s)
+        ]
+    ).rename(columns={"is_zero": "is_shared"})
+    is_apart = lines["is_reached"] & ~lines["is_shared"]
     # Within a moment the clocks move apart by this much.
-    slack_s = max(abs(line.drift_frac) for line in lines) * MOMENT_S / 2
-    rows = [
-        {
-            "window": int(events["window"].iloc[0]),
-            "rank": rank,
-            "reference": int(ranks[0]),
-            "offset_s": 0.0 if line.is_zero or not line.is_reached else gap_s + line.offset_s,
-            "low_s": gap_s + line.low_s - slack_s if line.is_reached else 0.0,
-            "high_s": gap_s + line.high_s + slack_s if line.is_reached else 0.0,
-            "drift_frac": 0.0 if line.is_zero else line.drift_frac,
-            "num_moments": line.num_moments,
-            "num_dropped": num_dropped + line.num_dropped,
-            "is_reached": line.is_reached,
-            "is_shared": line.is_zero,
-        }
-        for rank, line, gap_s in zip(ranks.tolist(), lines, gaps_s, strict=True)
-    ]
-    return pd.DataFrame(rows, columns=_COLUMNS)
+    slack_s = lines["drift_frac"].abs().max() * MOMENT_S / 2
+    rows = lines.assign(
+        window=int(events["window"].iloc[0]),
+        rank=ranks,
+        reference=int(ranks[0]),
+        offset_s=(gaps_s + lines["offset_s"]).where(is_apart, 0.0),
+        low_s=(gaps_s + lines["low_s"] - slack_s).where(lines["is_reached"], 0.0),
+        high_s=(gaps_s + lines["high_s"] + slack_s).where(lines["is_reached"], 0.0),
+        drift_frac=lines["drift_frac"].where(~lines["is_shared"], 0.0),
+        num_dropped=num_dropped + lines["num_dropped"],
+    )
+    return rows[_COLUMNS]
 
 
 def _moments(events: pd.DataFrame) -> pd.Series:

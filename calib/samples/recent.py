@@ -75,8 +75,6 @@ class RecentWindows:
     @property
     def newest(self) -> RunRecords:
         """The run with the records of its newest windows only."""
-        if self._run is None:
-            raise LookupError("no records have been taken; add those of a reading first")
         return self._with(sorted(self._records))
 
     def table(self) -> SampleTable:
@@ -126,7 +124,6 @@ class RecentWindows:
         run = self._run
         if run is None:
             raise LookupError("no records have been taken; add those of a reading first")
-        windows = tuple(windows)
         records: dict[int, tuple[Record, ...]] = {rank: () for rank in run.headers}
         summaries: dict[int, tuple[RankRecord, ...]] = {}
         for window in windows:

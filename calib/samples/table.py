@@ -28,7 +28,6 @@ from ..records.record_kinds import (
 )
 from ..records.run_records import RunRecords
 from ..units import NS_PER_S
-from ..workload.collectives import GroupRole
 from ..workload.config import RunConfig
 from ..workload.parallelism import Parallelism
 from .clocks import clock_rows
@@ -116,22 +115,26 @@ class SampleTable:
         """True where the layout of the newest run is known."""
         return bool((self.newest("runs")["config"] != "").any())
 
-    def config(self, run_id: str | None = None) -> RunConfig:
-        """The layout of a run (the newest by default), as its first rank saw it."""
-        name = run_id or self.run_id
-        found = self.runs[(self.runs["run_id"] == name) & (self.runs["config"] != "")]
+    def config(self) -> RunConfig:
+        """The layout of the newest run, as its first rank saw it."""
+        runs = self.newest("runs")
+        found = runs.loc[runs["config"] != "", "config"]
         if found.empty:
-            raise CalibrationError(f"run {name!r} has no run description; record it again")
-        return RunConfig.from_json(_described(name, str(found["config"].iloc[0])))
+            raise CalibrationError(f"run {self.run_id!r} has no run description; record it again")
+        try:
+            described: Any = parse_json(str(found.iloc[0]))
+        except ValueError as err:
+            raise RecordError(
+                f"run {self.run_id!r} has a damaged description ({err}); record again"
+            ) from err
+        return RunConfig.from_json(described)
 
-    def step_times_s(
-        self, *, is_hooked: bool | None = None, run_id: str | None = None
-    ) -> NDArray[np.float64]:
-        """Time of each clean step in step order, median over ranks; of one run (the newest)."""
-        steps = self.steps
-        keep = steps["is_clean"] & (steps["run_id"] == (run_id or self.run_id))
+    def step_times_s(self, *, is_hooked: bool | None = None) -> NDArray[np.float64]:
+        """Time of each clean step of the newest run in step order, median over ranks."""
+        steps = self.newest("steps")
+        keep = steps["is_clean"]
         if is_hooked is not None:
-            keep &= steps["is_hooked"] == is_hooked
+            keep = keep & (steps["is_hooked"] == is_hooked)
         return steps[keep].groupby("step", sort=True)["time_s"].median().to_numpy(dtype=np.float64)
 
     def bare_step_numbers(self) -> tuple[int, ...]:
@@ -140,12 +143,10 @@ class SampleTable:
         bare = steps[steps["is_clean"] & ~steps["is_hooked"]]
         return tuple(int(step) + 1 for step in sorted(bare["step"].unique()))
 
-    def skew_s(self, role: GroupRole | None = None) -> dict[int, float]:
+    def skew_s(self) -> dict[int, float]:
         """Mean waiting per step of each rank for later ranks, newest window of the newest run."""
         skew = self.newest("skew")
         skew = skew[skew["window"] == skew["window"].max()]
-        if role is not None:
-            skew = skew[skew["role"] == role.value]
         waits = skew.groupby("rank", sort=True)["wait_s"].sum()
         return dict(zip(waits.index.tolist(), waits.tolist(), strict=True))
 
@@ -160,15 +161,6 @@ class SampleTable:
         rows = self.newest("windows")
         known = rows.loc[rows["device_memory_nbytes"] > 0, "device_memory_nbytes"]
         return None if known.empty else int(known.min())
-
-
-def _described(run_id: str, text: str) -> Any:
-    try:
-        return parse_json(text)
-    except ValueError as err:
-        raise RecordError(
-            f"run {run_id!r} has a damaged description ({err}); record again"
-        ) from err
 
 
 def build_table(run: RunRecords) -> SampleTable:

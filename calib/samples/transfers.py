@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pandas as pd
 
@@ -81,25 +83,30 @@ def _with_ends(events: pd.DataFrame, layout: Parallelism | None) -> pd.DataFrame
     source = events["rank"].where(is_send, events["peer"]).where(is_pair, -1)
     target = events["peer"].where(is_send, events["rank"]).where(is_pair, -1)
     per_node = layout.ranks_per_node if layout is not None else 0
-    members = {text: _members(text) for text in events["ranks"].unique()}
-    spans = {text: max(ranks) - min(ranks) + 1 for text, ranks in members.items()}
-    nodes = {text: _num_nodes(ranks, per_node) for text, ranks in members.items()}
+    groups = _groups(events["ranks"].unique(), per_node).reindex(events["ranks"])
+    groups = groups.set_index(events.index)
+    groups.loc[is_pair.to_numpy()] = np.nan
     apart = source // max(per_node, 1) != target // max(per_node, 1)
-    ends = np.where(apart, 2, 1) if per_node else np.zeros(len(events), dtype=np.int64)
-    # Of no rows the map is text, as its column is.
-    sizes = events["ranks"].map({text: len(r) for text, r in members.items()}).astype("int64")
     return events.assign(
         collective=events["collective"].where(~is_recv, Collective.SEND.value),
         role=events["role"].where(~_crosses_stages(events["role"], source, target, layout), "pp"),
         source=source,
         target=target,
-        num_ranks=sizes.where(~is_pair, 2),
-        span=events["ranks"]
-        .map(spans)
-        .astype("int64")
-        .where(~is_pair, (source - target).abs() + 1),
-        num_nodes=events["ranks"].map(nodes).astype("int64").where(~is_pair, ends),
+        num_ranks=groups["num_ranks"].fillna(2).astype("int64"),
+        span=groups["span"].fillna((source - target).abs() + 1).astype("int64"),
+        num_nodes=groups["num_nodes"].fillna((1 + apart) * (per_node > 0)).astype("int64"),
     )
+
+
+def _groups(texts: Iterable[str], per_node: int) -> pd.DataFrame:
+    """Ranks, span and nodes of groups by the text of their ranks; nodes are 0 where not known."""
+    rows = {}
+    for text in texts:
+        ranks = [int(rank) for rank in text.split(",")]
+        num_nodes = len({rank // per_node for rank in ranks}) if per_node else 0
+        rows[text] = (len(ranks), max(ranks) - min(ranks) + 1, num_nodes)
+    columns = ["num_ranks", "span", "num_nodes"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns, dtype="float64")
 
 
 def _crosses_stages(
@@ -113,12 +120,3 @@ def _crosses_stages(
     stages = {int(r): position(layout, int(r)).stage for r in known if r < layout.num_ranks}
     apart = (source.map(stages) - target.map(stages)).abs()
     return is_open & apart.isin([1, layout.pp - 1])
-
-
-def _members(ranks: str) -> list[int]:
-    return [int(rank) for rank in ranks.split(",")]
-
-
-def _num_nodes(ranks: list[int], ranks_per_node: int) -> int:
-    """Distinct nodes of the ranks, 0 where not known."""
-    return len({rank // ranks_per_node for rank in ranks}) if ranks_per_node else 0

@@ -9,7 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from forerun.calib.fit.laws import Ceilings, law_time_s
+from forerun.calib.fit.batches import batch_of
+from forerun.calib.fit.laws import Ceilings
+from forerun.calib.fit.roofline import FittedLaw
 from forerun.calib.samples.columns import FRAMES, normalise, shape_text
 from forerun.calib.samples.table import SampleTable
 from forerun.calib.workload.collectives import CollectiveCall
@@ -73,7 +75,8 @@ def gpt_operators(hidden: int, *, tp: int = 1, tokens: int = 256) -> list[Operat
 
 def true_time_s(operator: Operator) -> float:
     """The planted law: true ceilings and one efficiency per kind."""
-    return law_time_s(operator, TRUE) / EFFICIENCY[operator.kind]
+    log_time = FittedLaw(ceilings=TRUE).log_time(batch_of([operator]))
+    return float(np.exp(log_time[0])) / EFFICIENCY[operator.kind]
 
 
 @pytest.fixture(scope="session")

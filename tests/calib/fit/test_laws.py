@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.calib.errors import CalibrationError
-from forerun.calib.fit.laws import Ceilings, law_time_s, work
+from forerun.calib.fit.batches import batch_of
+from forerun.calib.fit.laws import Ceilings, work
 from forerun.calib.fit.operator_kinds import KINDS
 from forerun.calib.fit.priors import device_prior
+from forerun.calib.fit.roofline import FittedLaw
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 # Sizes by which work is shared out: more ranks or experts elsewhere mean less here.
 _SHARED = {OperatorKind.LAYER: {4}, OperatorKind.EXPERTS: {4, 5}}
 _CEILINGS = Ceilings(flop_per_s=1e12, bytes_per_s=1e11, launch_s=1e-6)
+
+
+def law_time_s(operator: Operator, ceilings: Ceilings) -> float:
+    return float(np.exp(FittedLaw(ceilings=ceilings).log_time(batch_of([operator])))[0])
 
 
 @st.composite
