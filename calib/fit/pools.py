@@ -91,9 +91,6 @@ class Regressors:
     """Either the process or these."""
     inflation: float
     """Of the process's deviations, for the constants of the law that the same samples fitted."""
-    left_out: Vector
-    """Residual of each sample when it was left out."""
-    left_out_sigma: Vector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -214,7 +211,7 @@ def fit_pool(
     seen = [_Seen.of(batch, i, rates, num_units) for i, batch in enumerate(rows.batches)]
     inputs = stacked([one.inputs() for one in seen])
     axes, origin = _axes(inputs.coordinates)
-    learned = _learn(rows, values, seen, inputs.along(axes, origin))
+    learned, left_out, left_out_sigma = _learn(rows, values, seen, inputs.along(axes, origin))
     return PoolModel(
         rates=rates,
         members=rows.members,
@@ -226,13 +223,18 @@ def fit_pool(
         supports={m: Support.of(s.places()) for m, s in zip(rows.members, seen, strict=True)},
         shapes_of={m: len(np.unique(rows.shape[rows.of_member(m)])) for m in rows.members},
         detail_sigma={m: _deviation(values[rows.of_member(m)]) for m in rows.members},
-        left_out={m: learned.left_out[rows.of_member(m)] for m in rows.members},
-        left_out_sigma={m: learned.left_out_sigma[rows.of_member(m)] for m in rows.members},
+        left_out={m: left_out[rows.of_member(m)] for m in rows.members},
+        left_out_sigma={m: left_out_sigma[rows.of_member(m)] for m in rows.members},
     )
 
 
-def _learn(rows: _Rows, values: Vector, seen: Sequence[_Seen], inputs: Inputs) -> Regressors:
-    """What the law leaves, learned by the regressor that the number of shapes deserves."""
+def _learn(
+    rows: _Rows, values: Vector, seen: Sequence[_Seen], inputs: Inputs
+) -> tuple[Regressors, Vector, Vector]:
+    """What the law leaves, learned by the regressor that the number of shapes deserves.
+
+    Beside it the residual of each sample when it was left out, and the model's deviation of it.
+    """
     each = rows.num_shapes / len(rows.members)
     process = forest = trees = None
     features = [one.features() for one in seen]
@@ -246,14 +248,9 @@ def _learn(rows: _Rows, values: Vector, seen: Sequence[_Seen], inputs: Inputs) -
         left_out, sigma_log = process.left_out, process.left_out_sigma
         if each >= _FEWEST_FOR_FOREST:
             forest = fit_forest(np.concatenate(features), values, rows.weight)
-    return Regressors(
-        process=process,
-        forest=forest,
-        trees=trees,
-        inflation=_inflation(rows.num_shapes, rows.columns.amounts.shape[1]),
-        left_out=left_out,
-        left_out_sigma=sigma_log,
-    )
+    inflation = _inflation(rows.num_shapes, rows.columns.amounts.shape[1])
+    found = Regressors(process=process, forest=forest, trees=trees, inflation=inflation)
+    return found, left_out, sigma_log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

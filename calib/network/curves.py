@@ -209,8 +209,7 @@ def fit_law(
         data = np.sum(weight * (np.sqrt(1.0 + error**2) - 1.0))
         return error, costs / total, float(data + 0.5 * np.sum(((theta - center) / sigma_log) ** 2))
 
-    theta = center.copy()
-    error, shares, cost = errors(theta)
+    theta, (error, shares, cost) = center, errors(center)
     for _ in range(_ITERATIONS):
         robust = weight / np.sqrt(1.0 + error**2) / _SAMPLE_SIGMA_LOG
         pull = (center - theta) / sigma_log**2

@@ -47,22 +47,11 @@ _MOST_FACTOR = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CurveWidth:
-    """Mean error around each payload of a curve, ``(payloads,)``."""
-
-    log_nbytes: Vector
-    scale: Vector
-
-    def at(self, log_nbytes: Vector) -> Vector:
-        """Mean error around other payloads, ``(rows,)``."""
-        return np.interp(log_nbytes, self.log_nbytes, self.scale)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransferWidths:
     """Widths of one machine's curves, and of what is carried from them."""
 
-    curves: Mapping[Group, CurveWidth]
+    scales: Mapping[Group, Vector]
+    """Mean error around each payload of a group's curve, ``(payloads,)``."""
     quantile: float
     """Half-width over mean error."""
     beyond_factor: float
@@ -70,9 +59,9 @@ class TransferWidths:
     carried_factor: float
     """Errors between measured groups over those of public tables."""
 
-    def inside(self, group: Group, log_nbytes: Vector) -> Vector:
-        """Half-widths of a measured group, ``(rows,)``."""
-        return self.quantile * self.curves[group].at(log_nbytes)
+    def inside(self, group: Group, curve: Curve, log_nbytes: Vector) -> Vector:
+        """Half-widths of a measured group with its curve, ``(rows,)``."""
+        return self.quantile * np.interp(log_nbytes, curve.log_nbytes, self.scales[group])
 
     def outside(self, curve: Curve, log_nbytes: Vector) -> Vector:
         """Half-widths that payloads outside a curve add, ``(rows,)``."""
@@ -114,24 +103,23 @@ def fit_widths(
     absolute = {group: np.abs(curve.held_out) for group, curve in curves.items()}
     every = np.concatenate([np.empty(0), *absolute.values()])
     pooled = _shrunk_mean(every, prior, _PRIOR_RESIDUALS)
-    widths, ratios = {}, [np.empty(0)]
+    scales, ratios = {}, [np.empty(0)]
     for group, curve in curves.items():
         mean = _shrunk_mean(absolute[group], pooled, _PRIOR_PAYLOADS)
-        widths[group], ratio = _around(curve, mean)
+        scales[group], ratio = _around(curve, mean)
         ratios.append(ratio)
     return TransferWidths(
-        curves=widths,
+        scales=scales,
         quantile=_shrunk_quantile(np.concatenate(ratios)),
         beyond_factor=_factor(_halved_errors(curves.values()), _PRIOR_HALVES),
         carried_factor=_factor(list(carried.values()), _PRIOR_PAIRS),
     )
 
 
-def _around(curve: Curve, mean: float) -> tuple[CurveWidth, Vector]:
+def _around(curve: Curve, mean: float) -> tuple[Vector, Vector]:
     """Local scale of a curve, and its errors over the scale that their neighbours alone give."""
     if not len(curve.held_out):
-        flat = np.full(len(curve.log_nbytes), max(mean, _LEAST_SCALE))
-        return CurveWidth(log_nbytes=curve.log_nbytes, scale=flat), np.empty(0)
+        return np.full(len(curve.log_nbytes), max(mean, _LEAST_SCALE)), np.empty(0)
     errors = np.abs(curve.held_out)
     of_row = np.searchsorted(curve.log_nbytes, curve.held_out_log_nbytes)
     counts = np.bincount(of_row, minlength=len(curve.log_nbytes))
@@ -142,8 +130,8 @@ def _around(curve: Curve, mean: float) -> tuple[CurveWidth, Vector]:
     prior = _PRIOR_PAYLOADS * mean
     others = (total - knot + prior) / (number - 1.0 + _PRIOR_PAYLOADS)
     scale = (total + prior) / (number + _PRIOR_PAYLOADS)
-    width = CurveWidth(log_nbytes=curve.log_nbytes, scale=np.maximum(scale, _LEAST_SCALE))
-    return width, errors / np.maximum(others, _LEAST_SCALE)[of_row]
+    ratios = errors / np.maximum(others, _LEAST_SCALE)[of_row]
+    return np.maximum(scale, _LEAST_SCALE), ratios
 
 
 def _shrunk_mean(values: Vector, prior: float, weight: float) -> float:

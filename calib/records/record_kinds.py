@@ -14,9 +14,10 @@ from ..errors import RecordError
 from ..plain_json import Json, JsonObject
 from ..workload.collectives import Collective, GroupRole
 from ..workload.operators import OperatorKind, Phase
-from .rank_runs import from_runs, to_runs
+from .packed import from_runs, to_runs
 
 SCHEMA = 1
+"""Raised where a reader of the old lines would misread the new ones."""
 MAX_LISTED_RANKS = 8
 """Members of a larger group are written as runs."""
 

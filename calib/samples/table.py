@@ -32,10 +32,15 @@ from ..workload.config import RunConfig
 from ..workload.parallelism import Parallelism
 from .clocks import clock_rows
 from .columns import FRAMES, normalise, shape_text
-from .operator_rows import host_microbatch_rows, host_step_rows, operator_rows, traced_rows
-from .probe_rows import probed_collective_rows, probed_operator_rows
+from .operator_rows import (
+    host_microbatch_rows,
+    host_step_rows,
+    operator_rows,
+    probed_operator_rows,
+    traced_rows,
+)
 from .skew import arrival_rows, link_rows
-from .transfers import collective_rows, match_ranks, skew_rows
+from .transfers import collective_rows, match_ranks, probed_collective_rows, skew_rows
 
 _READINGS = ("start_ns", "issue_ns")
 """Of a clock: as floats of seconds they would lose their last digits."""

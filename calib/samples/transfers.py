@@ -55,6 +55,14 @@ def collective_rows(matched: pd.DataFrame) -> pd.DataFrame:
     return rows.rename(columns={"collective": "kind"})
 
 
+def probed_collective_rows(probes: pd.DataFrame, layout: Parallelism | None) -> pd.DataFrame:
+    """The same of probes, which ran between steps: their repeats stand for steps."""
+    if probes.empty:
+        return pd.DataFrame()
+    matched = match_ranks(probes.assign(step=probes["sequence"]), layout)
+    return collective_rows(matched).assign(is_probe=True)
+
+
 def skew_rows(matched: pd.DataFrame) -> pd.DataFrame:
     """Mean waiting and transfer per step of each rank, by role and collective, in seconds.
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.calib.errors import RecordError
-from forerun.calib.records.packed import Packer, pack, unpacked
-from forerun.calib.records.rank_runs import from_runs, to_runs
+from forerun.calib.records.packed import Packer, from_runs, pack, to_runs, unpacked
 from forerun.calib.records.rank_summary import StepSums, summarise
 from forerun.calib.records.record_kinds import (
     SCHEMA,
