@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 
 import numpy as np
-from scipy import stats
+from scipy.special import ndtr
 
 from ..arguments.kept_arguments import MASK
 from ..arguments.megatron_args import resumed_command, rewrite_command
@@ -157,7 +157,7 @@ def saving_probability(
     left = forecast.left.nodes(_NUM_NODES)
     worth = left[left > cost_s]
     logs = np.log1p(-cost_s / worth)
-    return float(stats.norm.cdf((logs - mean) / sigma).sum() / _NUM_NODES)
+    return float(ndtr((logs - mean) / sigma).sum() / _NUM_NODES)
 
 
 def selection_bias_log(chosen: Candidate, candidates: Sequence[Candidate]) -> float:

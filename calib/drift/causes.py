@@ -15,7 +15,7 @@ from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t
+from scipy.special import stdtr
 
 from ..plain_json import JsonObject
 from ..samples.rank_compute import RankCompute, newest_rank_compute
@@ -210,7 +210,7 @@ class _Part:
         error = float(np.sqrt(old**2 + new**2 + again**2))
         if error <= 0:
             return 0.0 if change_s > 0 else 1.0
-        return float(t.sf(change_s / error, max(1, freedom)))
+        return float(stdtr(max(1, freedom), -change_s / error))
 
 
 def _changed(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.stats import t
+from scipy.special import stdtr
 
 from ..samples.reduce import MAD_EFFICIENCY, median_error_log
 
@@ -54,7 +54,7 @@ def link_changes(before: pd.DataFrame, after: pd.DataFrame) -> list[LinkChange]:
         old, new = row["own_s_before"], row["own_s_after"]
         error = np.hypot(row["error_s_before"], row["error_s_after"])
         error = np.hypot(error, AGAIN_SIGMA_LOG * old)
-        chance = float(t.sf(abs(new - old) / error, max(1.0, row["freedom"]))) * 2 * len(sums)
+        chance = float(stdtr(max(1.0, row["freedom"]), -abs(new - old) / error)) * 2 * len(sums)
         is_small = abs(new - old) < LEAST_CHANGE_FRAC * min(old, new)
         found.append(
             LinkChange(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from scipy import stats
+from scipy.special import ndtri
 
 from ..errors import RecordError
 from ..plain_json import Json, JsonObject
@@ -216,7 +216,7 @@ class StepTally:
 
 
 def _wide(share: float) -> float:
-    return float(stats.norm.ppf(0.5 + 0.5 * share) / stats.norm.ppf(0.5 + 0.5 * _STATED_FRAC))
+    return float(ndtri(0.5 + 0.5 * share) / ndtri(0.5 + 0.5 * _STATED_FRAC))
 
 
 _WIDTHS = {str(share): _wide(share) for share in NOMINAL_FRAC}

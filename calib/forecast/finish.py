@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import optimize, stats
+from scipy.special import ndtr, ndtri
 
 Floats = NDArray[np.float64]
 # Probability of all larger numbers of failures together: far below what any rule asks for.
@@ -62,6 +62,8 @@ class TimeLeft:
         The number of failures is Poisson with mean ``mean_s / mtbf_s`` (those during repeated work
         are of second order and left out); each costs a restart and what is lost.
         """
+        from scipy import stats  # slow to import, and only failures need it
+
         expected = mean_s / failures.mtbf_s
         last = min(_MAX_FAILURES, int(stats.poisson.ppf(1.0 - _NEGLIGIBLE, expected)))
         counts = np.arange(last + 1)
@@ -85,14 +87,16 @@ class TimeLeft:
         sigmas = np.asarray(self.sigmas_s)
         away = time_s - np.asarray(self.means_s)
         with np.errstate(divide="ignore", invalid="ignore"):
-            tails = np.where(sigmas > 0, stats.norm.sf(away / sigmas), away < 0)
+            tails = np.where(sigmas > 0, ndtr(-away / sigmas), away < 0)
         return float(np.dot(self.weights, tails))
 
     def quantile(self, level: float) -> float:
         """The time that is not exceeded with probability ``level``; at least 0."""
         means, sigmas = np.asarray(self.means_s), np.asarray(self.sigmas_s)
         if len(means) == 1:
-            return max(0.0, float(means[0] + sigmas[0] * stats.norm.ppf(level)))
+            return max(0.0, float(means[0] + sigmas[0] * ndtri(level)))
+        from scipy import optimize  # likewise
+
         # A normal distribution has 2e-33 beyond twelve deviations: the root is always inside.
         reach = 12.0 * sigmas + 1e-9
         low, high = float((means - reach).min()), float((means + reach).max())
@@ -106,7 +110,7 @@ class TimeLeft:
         levels = (np.arange(count) + 0.5) / count
         if len(self.weights) == 1:
             sigma = self.sigmas_s[0]
-            return np.maximum(0.0, self.means_s[0] + sigma * stats.norm.ppf(levels))
+            return np.maximum(0.0, self.means_s[0] + sigma * ndtri(levels))
         return np.asarray([self.quantile(float(level)) for level in levels])
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy.special import ndtri, stdtrit
 
 from ..errors import CalibrationError
 from ..plain_json import JsonObject
@@ -33,7 +33,7 @@ _FEW_BLOCKS = 20
 # Few and long: what wanders slowly shows only between long blocks.
 _DRIFT_BLOCKS = 6
 
-NORMAL_95 = float(stats.norm.ppf(0.95))
+NORMAL_95 = float(ndtri(0.95))
 
 Floats = NDArray[np.float64]
 
@@ -209,7 +209,7 @@ def forecast(
     loads = loads or (StepLoad(num_left=left),)
     steps_s = step.mean * sum(load.num_left * load.time_ratio for load in loads)
     extras_s = sum(extra.num_left * extra.time_s for extra in extras)
-    wide = float(stats.t.ppf(0.95, step.degrees))
+    wide = float(stdtrit(step.degrees, 0.95))
     # Seen as a normal variable of the same 95 % point, so that rules can ask for any level.
     sigma_s = _remaining_sigma(step, loads, extras, drift_frac) * wide / NORMAL_95
     work_s = steps_s + extras_s

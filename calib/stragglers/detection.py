@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm, t
+from scipy.special import ndtri, stdtrit
 
 from ..errors import CalibrationError, ConfigError
 from ..samples.rank_compute import RankCompute, newest_rank_compute
@@ -31,7 +31,7 @@ FALSE_ALARM = 0.02
 LEAST_FRAC = 0.01
 """Share of the step; a smaller excess is not reported."""
 # Half of a 90 % interval in standard deviations.
-Z_90 = float(norm.ppf(0.95))
+Z_90 = float(ndtri(0.95))
 # A scatter has to be seen: two values tell next to nothing of it.
 _LEAST_SAMPLES = 3
 _LEAST_CROWD = 6
@@ -138,7 +138,7 @@ class _Study:
         gains = self._gains([place])
         half = self._crowd_half_s(place)
         if len(gains) > 1:
-            half = float(t.ppf(0.95, len(gains) - 1) * gains.std(ddof=1) / np.sqrt(len(gains)))
+            half = float(stdtrit(len(gains) - 1, 0.95) * gains.std(ddof=1) / np.sqrt(len(gains)))
         cost, excess = float(gains.mean()), float(self.excess.mean(axis=0)[place])
         if self.alone[place]:
             half = float(np.hypot(half, cost * self._lone_error(place)))
@@ -158,7 +158,7 @@ class _Study:
     def _crowd_half_s(self, place: int) -> float:
         """Half of a 90 % interval where one sample is all there is: from the peers' spread."""
         peers = self.excess.mean(axis=0)[self.layout.stages == self.layout.stages[place]]
-        return float(t.ppf(0.95, max(1.0, MAD_EFFICIENCY * len(peers)))) * mad_sigma(peers)
+        return float(stdtrit(max(1.0, MAD_EFFICIENCY * len(peers)), 0.95)) * mad_sigma(peers)
 
     def _gains(self, places: Sequence[int]) -> Floats:
         """Step minus the step in which these ranks are as fast as the rest, shape (samples,)."""
@@ -239,14 +239,14 @@ def _is_lasting(excess: Floats, stages: NDArray[np.int64], tail: float) -> NDArr
     if number < _LEAST_SAMPLES:
         return np.ones(excess.shape[1], dtype=bool)
     error = excess.std(axis=0, ddof=1) / np.sqrt(number)
-    out = mean > float(t.ppf(1 - tail, number - 1)) * error
+    out = mean > float(stdtrit(number - 1, 1 - tail)) * error
     for stage in np.unique(stages):
         here = np.flatnonzero(stages == stage)
         if len(here) < _LEAST_CROWD:
             continue
         pooled = float(np.sqrt(np.mean(error[here] ** 2)))
-        enough = float(t.ppf(1 - tail, (number - 1) * (len(here) - 1))) * pooled
-        own = float(t.ppf(1 - FALSE_ALARM, number - 1)) * error[here]
+        enough = float(stdtrit((number - 1) * (len(here) - 1), 1 - tail)) * pooled
+        own = float(stdtrit(number - 1, 1 - FALSE_ALARM)) * error[here]
         out[here] = mean[here] > np.maximum(enough, own)
     return out
 
@@ -261,5 +261,5 @@ def _is_apart(
         if len(here) < _LEAST_CROWD:
             continue
         part = mean[here]
-        out[here] = part > float(t.ppf(1 - tail, MAD_EFFICIENCY * len(here))) * mad_sigma(part)
+        out[here] = part > float(stdtrit(MAD_EFFICIENCY * len(here), 1 - tail)) * mad_sigma(part)
     return out

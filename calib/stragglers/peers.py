@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from scipy.stats import norm
+from scipy.special import ndtri
 
 from ..samples.reduce import median_error_log, median_of_others
 from ..samples.table import SampleTable
@@ -46,8 +46,8 @@ def link_stragglers(table: SampleTable, *, least_s: float, false_alarm: float) -
         ["whole_s", "excess_s", "cost_s", "error_s"]
     ].sum()
     # Bonferroni over all groups that are compared.
-    strict = float(norm.ppf(1 - false_alarm / len(sums)))
-    usual = float(norm.ppf(0.95))
+    strict = float(ndtri(1 - false_alarm / len(sums)))
+    usual = float(ndtri(0.95))
     found = []
     for (role, ranks), row in zip(sums.index.tolist(), sums.to_dict("records"), strict=True):
         usual_s = row["whole_s"] - row["excess_s"]
@@ -104,7 +104,7 @@ def stage_compute(table: SampleTable, tail: float) -> dict[int, StageCompute]:
         error=each * others * np.hypot(error, AGAIN_SIGMA_LOG),
     )
     # The other side of the comparison is as uncertain.
-    strict = float(norm.ppf(1 - tail))
+    strict = float(ndtri(1 - tail))
     found = {}
     for stage, part in rows.groupby("stage", sort=True):
         own, usual = float(part["own"].sum()), float(part["others"].sum())

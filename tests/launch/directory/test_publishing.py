@@ -168,7 +168,11 @@ def test_a_restart_of_the_same_launch_takes_over_and_the_run_before_knows(tmp_pa
     before, after = publisher(tmp_path, run_id="r1"), publisher(tmp_path, run_id="r2")
     assert (before.begin(NOW), before.is_newest()) == ("", True)
     assert (after.begin(NOW), after.is_newest()) == ("", True)
+    (tmp_path / "report.html").write_text("of r2")
+    write(before.place, "report.html", "of r1")
     assert not before.is_newest() and before.publish() == "" and not before.is_owner
+    assert (tmp_path / "report.html").read_text() == "of r2"
+    assert json.loads((tmp_path / OWNER).read_text())["run_id"] == "r2"
     found = json.loads((tmp_path / "runs" / "ours" / "launch.json").read_text())
     assert found == {"schema": 1, "launch_id": "ours", "run_ids": ["r1", "r2"]}
 
