@@ -18,8 +18,8 @@ settings.load_profile("forerun")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One more than processors, since trainings wait for each other."""
-    return (os.cpu_count() or 1) + 1
+    """One more than processors where there are trainings, which wait for each other."""
+    return (os.cpu_count() or 1) + (config.option.markexpr != "not slow")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

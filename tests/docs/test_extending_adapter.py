@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from forerun.calib.records.record_kinds import PhaseRecord
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
@@ -39,6 +41,7 @@ print("saves like before:", toyloop.Trainer.save.__qualname__, vars(model[0]).ge
 """
 
 
+@pytest.mark.slow
 def test_the_adapter_of_the_page_records_its_loop(tmp_path: Path) -> None:
     for name, code in re.findall(r"```python title=(\S+)\n(.+?)```", PAGE, flags=re.DOTALL):
         (tmp_path / name).write_text(code, encoding="utf-8")

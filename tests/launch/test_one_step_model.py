@@ -153,7 +153,8 @@ def test_nothing_else_computes_a_step_time() -> None:
             if not isinstance(node, ast.ImportFrom) or not node.module:
                 continue
             parts = node.module.split(".")
-            names = {*parts, *(alias.name for alias in node.names)}
-            if "timeline" in parts and names & TIMING:
+            # Classes hold what was computed elsewhere.
+            names = {alias.name for alias in node.names if not alias.name[0].isupper()}
+            if "timeline" in parts and (names & TIMING or (names and parts[-1] in TIMING)):
                 wrong.append(f"{name} imports {node.module}")
     assert not wrong

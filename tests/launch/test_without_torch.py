@@ -44,6 +44,7 @@ def run(links: Path, *argv: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_predict_answers_for_another_layout(links: Path) -> None:
     done = run(links, "predict", str(GOLDEN), "--tensor-model-parallel-size", "2", "--json")
     assert done.returncode == 0, done.stderr
@@ -61,6 +62,7 @@ def test_plan_ranks_layouts_on_more_ranks(links: Path) -> None:
     assert times == sorted(times)
 
 
+@pytest.mark.slow
 def test_report_tells_of_the_recorded_run(links: Path) -> None:
     done = run(links, "report", str(GOLDEN))
     assert done.returncode == 0, done.stderr

@@ -40,6 +40,7 @@ def table() -> SampleTable:
     return SampleTable.concat(parts)
 
 
+@pytest.mark.slow
 def test_each_window_is_held_against_the_models_before_and_after_it(table: SampleTable) -> None:
     found = History.of(table)
     assert [error.window for error in found.errors] == [0, 1, 2]
@@ -54,6 +55,7 @@ def test_each_window_is_held_against_the_models_before_and_after_it(table: Sampl
             assert error.before_frac is None
 
 
+@pytest.mark.slow
 def test_answers_one_after_the_other_keep_what_was_said(table: SampleTable) -> None:
     history = None
     for end in (1, 2, 2, 3):
@@ -106,6 +108,7 @@ def _long(table: SampleTable) -> SampleTable:
     return replace(table, runs=table.runs.assign(config=[json.dumps(one) for one in configs]))
 
 
+@pytest.mark.slow
 def test_the_errors_of_a_run_without_end_are_bounded(table: SampleTable) -> None:
     one = only_windows(table, [0])
     models = Models.of(one)
@@ -121,6 +124,7 @@ def test_the_errors_of_a_run_without_end_are_bounded(table: SampleTable) -> None
     assert json.dumps(found.errors[-1].window)
 
 
+@pytest.mark.slow
 def test_frames_without_rows_change_nothing(table: SampleTable) -> None:
     empty = replace(table, traced=pd.DataFrame(columns=list(FRAMES["traced"])))
     assert History.of(empty).errors == History.of(table).errors

@@ -53,6 +53,7 @@ def test_megatron_saves_where_the_ramp_changes() -> None:
     assert sizes == [8, 8, 12, 12, 16, 16]
 
 
+@pytest.mark.slow
 def test_steps_behind_the_ramp_are_longer_and_the_window_is_as_it_was(
     plain: Answer, ramped: Answer
 ) -> None:

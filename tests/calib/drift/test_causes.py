@@ -54,6 +54,7 @@ def attributed(
     return causes(usual, changed, change_s=change_s, step_s=STEP_S)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", SIGMAS_LOG)
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("is_recovery", [False, True])

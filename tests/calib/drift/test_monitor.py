@@ -32,6 +32,7 @@ def drifts(times: np.ndarray, monitor: DriftMonitor | None = None) -> list[Drift
     return [drift for drift in told if drift is not None]
 
 
+@pytest.mark.slow
 def test_no_alarm_in_ten_thousand_steady_steps():
     assert [d for seed in range(5) for d in drifts(noisy(2000, seed))] == []
 

@@ -216,6 +216,7 @@ def test_many_operators_cost_little_more_than_few(make_table, planted, gpt) -> N
     assert min(cost(many) for _ in range(7)) < 80 * least
 
 
+@pytest.mark.slow
 def test_refit_grows_no_faster_than_the_table(make_table, planted) -> None:
     one = make_table(planted(256))
     ten = SampleTable.concat([make_table(planted(256, seed=w), window=w) for w in range(10)])

@@ -74,6 +74,7 @@ def windows(make_table, truth, gpt) -> list[SampleTable]:
     return _windows(make_table, truth, gpt)
 
 
+@pytest.mark.slow
 def test_error_on_later_windows_falls_with_every_window(make_table, truth, gpt) -> None:
     """Median over operators and over the orders in which their widths may come."""
     later = [o for width in LATER for o in _of_kinds(gpt(width))]

@@ -27,6 +27,7 @@ def test_quantiles_that_are_written_out_are_scipys() -> None:
     assert pytest.approx(t.ppf(0.95, 10) / normal, rel=1e-9) == ERROR_INFLATION
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [0.1, 0.2, 0.3])
 def test_ninety_percent_intervals_cover_planted_shapes(make_table, planted, noise: float) -> None:
     """Each shape is off by its own factor; widths 256 and 768 train, 512 is held out."""

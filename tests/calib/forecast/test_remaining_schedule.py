@@ -43,6 +43,7 @@ def megatron_batches(start: int, increment: int, samples: int, full: int, steps:
     return out
 
 
+@pytest.mark.slow
 @given(
     start=st.integers(1, 40),
     increment=st.integers(1, 20),

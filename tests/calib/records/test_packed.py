@@ -72,6 +72,7 @@ def test_large_groups_are_written_as_runs_and_small_ones_as_ever(num_ranks: int)
     assert from_dict(json.loads(text)) == record
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.text(max_size=50), max_size=5), max_size=20), st.integers(80, 4000))
 def test_a_packer_keeps_its_bound_and_whole_batches(batches: list[list[str]], limit: int) -> None:
     lines = [[json.dumps(text) + "\n" for text in batch] for batch in batches]

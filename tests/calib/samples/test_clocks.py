@@ -88,6 +88,7 @@ def middle_s(events: pd.DataFrame) -> float:
     return float(first.max() + first.min()) / 2 / NS_PER_S
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),

@@ -116,6 +116,7 @@ def test_a_restarted_rank_goes_on_behind_its_new_header(grown: Grown) -> None:
     assert parts[-1].run.problems == at_once.problems and len(at_once.problems) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["shrunk", "replaced", "written anew"])
 def test_a_file_that_is_another_is_read_from_its_begin(grown: Grown, how: str) -> None:
     windows, reader = RecentWindows(), RunReader(grown.directory, "run-a")
@@ -204,6 +205,7 @@ def test_rows_and_records_of_a_long_run_are_bounded(grown: Grown) -> None:
     assert set(table.steps["window"]) == {0, *range(5, NUM_WINDOWS + 5)}
 
 
+@pytest.mark.slow
 def test_what_only_an_old_window_measured_is_kept(grown: Grown) -> None:
     windows, reader = RecentWindows(), RunReader(grown.directory, "run-a")
     windows.add(reader.read())

@@ -160,6 +160,7 @@ def _tables(draw: st.DrawFn) -> SampleTable:
     return SampleTable(**frames)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -44,6 +44,7 @@ def named(report: StragglerReport) -> list[tuple[int, ...]]:
     return [slow.ranks for slow in report.slow]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma_log", [CPU_SIGMA_LOG, GPU_SIGMA_LOG])
 def test_the_planted_rank_is_named_and_in_steady_runs_nobody(sigma_log: float) -> None:
     excess, draw = max(5 * sigma_log, 0.1), np.random.default_rng(0)

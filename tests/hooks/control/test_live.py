@@ -144,6 +144,7 @@ def test_the_companion_is_told_what_it_needs_over_a_descriptor(tmp_path: Path) -
 ECHO = "import sys; open(sys.argv[1] + '/events', 'w').write(sys.stdin.read())"
 
 
+@pytest.mark.slow
 def test_only_the_last_rank_starts_a_companion_and_tells_it_every_step(tmp_path: Path) -> None:
     command = (sys.executable, "-c", ECHO, str(tmp_path))
     for rank in (0, 1):

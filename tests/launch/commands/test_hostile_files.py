@@ -118,6 +118,7 @@ def damaged(draw: st.DrawFn, line: str) -> str:
     return line[:at] + draw(st.sampled_from(HOSTILE)) + line[draw(st.integers(at, len(line))) :]
 
 
+@pytest.mark.slow
 def test_packed_lines_that_unfold_without_end_are_bounded() -> None:
     def packed(data: bytes) -> str:
         text = base64.b64encode(zlib.compress(data)).decode()

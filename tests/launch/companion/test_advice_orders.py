@@ -50,6 +50,7 @@ def test_a_second_window_is_asked_for_and_then_the_stop(directory: Path) -> None
     assert second["command"][-2:] == ["--load", "there"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", [OnAdvice.LOG, OnAdvice.ALERT])
 def test_a_run_that_is_not_to_be_stopped_is_only_looked_at_again(
     directory: Path, choice: OnAdvice

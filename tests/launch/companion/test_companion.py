@@ -169,6 +169,7 @@ def test_after_a_drift_the_forecast_rests_on_the_steps_since_then(
     assert notes.rows[-1][1]["drift_frac"] == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_the_end_of_its_input_ends_it(directory: Path) -> None:
     told = encode(companion_settings(directory, launch_id="first", wandb=WandbMode.OFF))
     lines = [json.dumps(event(step)) for step in range(WINDOW_END)]

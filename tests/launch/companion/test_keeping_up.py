@@ -61,6 +61,7 @@ def test_steps_wait_in_bounded_room_and_windows_and_the_end_are_never_lost() -> 
     assert queue.take(0.0) == ([], True)
 
 
+@pytest.mark.slow
 def test_only_the_newest_closed_window_is_analysed_and_the_others_are_told_of(
     directory: Path,
 ) -> None:

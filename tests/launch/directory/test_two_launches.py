@@ -19,6 +19,7 @@ FLAGS = ("--calibrate-dir=../out", "--calibrate-on-advice=stop")
 STOP = {"iteration": 3, "reason": "go faster", "rule": "restart", "unix_s": 9e9, "command": ["x"]}
 
 
+@pytest.mark.slow
 def test_a_warning_to_one_wrapper_is_a_request_to_its_own_launch(tmp_path: Path) -> None:
     homes = [tmp_path / name for name in "ab"]
     options = ("--grace=3s", "--stop-patience=3s")
@@ -93,6 +94,7 @@ def test_the_wrapper_follows_the_id_that_the_ranks_agreed_on(
     assert (tmp_path / "runs" / files.launch_id / "stop-request.json").exists()
 
 
+@pytest.mark.slow
 def test_a_request_follows_the_ranks_and_is_written_again_where_it_is_lost(
     tmp_path: Path,
 ) -> None:

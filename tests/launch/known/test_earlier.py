@@ -111,6 +111,7 @@ def test_a_resume_in_another_layout_teaches_what_the_first_one_took(tmp_path: Pa
     assert moved * (stages.time_s - before.time_s) > 0
 
 
+@pytest.mark.slow
 def test_runs_of_another_directory_count_where_they_are_asked_for(tmp_path: Path) -> None:
     copy_as(tmp_path / "there", "first", 0.0, two_stages)
     copy_as(tmp_path / "here", "second", 1000.0, nothing)

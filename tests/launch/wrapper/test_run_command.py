@@ -79,6 +79,7 @@ def test_who_ignores_sigterm_is_killed_after_the_grace(home: Path) -> None:
     assert code == 137 and said["num_killed"] and launch.left() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGUSR1"])
 @pytest.mark.parametrize("worker", ["saving", "deaf"])
 def test_orphans_of_a_launcher_that_dies_are_ended(home: Path, name: str, worker: str) -> None:
@@ -108,6 +109,7 @@ def test_a_warning_without_a_session_ends_the_command(home: Path, name: str) -> 
     assert (home / "pids.saved").read_text().count("saved") == 2 and launch.left() == []
 
 
+@pytest.mark.slow
 def test_a_warning_becomes_a_request_that_no_later_launch_finds(home: Path) -> None:
     launch = Torchrun(
         home,

@@ -54,6 +54,7 @@ def full() -> int:
     return os.open("/dev/full", os.O_WRONLY)
 
 
+@pytest.mark.slow
 def test_training_does_not_care_whether_the_wrapper_is_heard(tmp_path: Path) -> None:
     # It speaks before the start (the limit), meanwhile (near the limit), and at the end (JSON).
     options = ("--time-limit=3s", "--margin=1h", "--json")
@@ -169,6 +170,7 @@ for home in (pathlib.Path("out"), pathlib.Path("out/runs") / launch):
 """
 
 
+@pytest.mark.slow
 def test_a_launch_survives_what_was_planted_in_its_folder(tmp_path: Path) -> None:
     done = subprocess.run(
         [*RUN, "--directory=out", "--time-limit=1h", "--", *working(3.5, PLANTING)],
