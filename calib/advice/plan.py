@@ -27,6 +27,7 @@ __all__ = ["Candidate", "Plan", "compare", "enumerate_layouts", "layout_label", 
 SCHEMA = 1
 MOST_CANDIDATES = 200
 """Layouts that a plan holds in full; all are ranked."""
+# Few enough that somebody tries them; each is the one that tells most beside those before it.
 _NUM_WORTH_MEASURING = 3
 _DECIMALS = 9
 """Of the log of a step time: closer layouts take the same time."""

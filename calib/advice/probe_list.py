@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ..workload.collectives import Collective, CollectiveCall, GroupRole
 from ..workload.operators import OperatorKind
 
+# First calls load kernels and choose algorithms; the median of five bears two slow ones.
 WARMUPS, REPEATS = 2, 5
 
 _ELEMENTWISE = {

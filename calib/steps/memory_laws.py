@@ -12,6 +12,7 @@ import math
 from ..fit.priors import DevicePrior
 from ..workload.operators import Operator, OperatorKind, Phase
 
+# B200's, for all devices.
 _KERNEL_S = 30e-6
 _RATE_FRAC = 0.666
 _PERMUTE_RATE_FRAC = 0.5

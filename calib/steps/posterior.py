@@ -29,6 +29,7 @@ SLOPE_STEP = 1e-4
 _DISCREPANCY_SPREAD_LOG, _MOST_SPREADS, _NUM_DISCREPANCIES = 0.3, 8, 65
 """Prior deviation of the log of that distance, how many of them it may be off, and how many values
 of it are weighed."""
+# Each round is a fit of all constants; a tenth of a deviation moves no interval that is shown.
 _MAX_ROUNDS, _SETTLED_LOG = 3, 0.1
 _WEIGHT = 5.0
 """Residuals that the prior of a deviation counts for."""

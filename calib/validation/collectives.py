@@ -39,6 +39,7 @@ COLLECTIVE_PROTOCOLS = {
 }
 """What a table has to hold for each."""
 _CURVE = ["collective", "num_ranks", "num_nodes"]
+# Shorter curves leave nothing to score once a part is held out.
 _LEAST_PAYLOADS = 5
 _RANDOM_FRAC = 0.2
 _LARGEST_FRAC = 0.2

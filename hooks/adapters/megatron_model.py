@@ -13,6 +13,7 @@ from ...calib.arguments.megatron_namespace import from_namespace
 from ...calib.workload.config import RunConfig
 from ..process.settings import CadenceHint
 
+# Megatron nests three (data parallel, precision, virtual stage); a wrapper of itself must end.
 _WRAPPER_DEPTH = 6
 _DDP = {
     "use_distributed_optimizer": False,

@@ -14,6 +14,7 @@ from typing import Any
 from ..process.guard import is_failing
 
 _log = logging.getLogger(__name__)
+# An analysis takes seconds; launchers kill what lingers after 30 s to 5 min.
 PATIENCE_S = 30.0
 FAILING_S = 1.0
 """The same at the end of a process that an error ends."""
@@ -21,6 +22,7 @@ SETTINGS_FD = "--settings-fd"
 """Behind it: the number of the file descriptor that the companion reads its settings from."""
 SETTINGS_S = 30.0
 """How long the companion may take until it has read them."""
+# What one call moves: a pipe's own size on Linux.
 _MOST_NBYTES = 1 << 16
 _HELD_NBYTES = 1 << 19
 """What the system may hold of events, and of settings, until the companion reads them."""

@@ -53,6 +53,7 @@ MOST_FAILURES = 20
 PATIENCE_S = 60.0
 """How long training waits at the named step for an outcome that its thread has not read yet: only
 where a rank or the store has died meanwhile."""
+# The thread may be inside a wait of the store's; the end of the process is held up no longer.
 CLOSING_S = 5.0
 
 

@@ -23,6 +23,7 @@ from . import probe_kernels as kernels
 Shape = tuple[int, ...]
 _COLD_NBYTES = 64 << 20
 """Weights in rotation: more than the last cache of a processor holds."""
+# Small weights would take thousands of copies.
 _MOST_COPIES = 8
 _OPTIMIZER_TENSORS = 32
 

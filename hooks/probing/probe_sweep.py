@@ -28,12 +28,16 @@ from .probe_operators import ramp
 from .probe_runs import FREE_FRAC, ProbeRuns, Room, slowest_s
 from .probe_transfers import TransferBench, carrier_of
 
+# From launch bound to compute bound on cards of today.
 _SQUARES = (512, 1024, 2048, 4096, 8192)
+# Larger than any cache: 50 MB on H100, some hundreds on a server's processor in all.
 _COPY_NBYTES = 1 << 30
 _LEAST_COPY_NBYTES = 1 << 24
+# 4 KiB to 1 GiB, as nccl-tests is run; every second power shows all changes of algorithm.
 _SIZES = tuple(1 << power for power in range(12, 31, 2))
 _MOST_FRAC = 0.1
 """Share of the time that one operator may be expected to take."""
+# The median of five bears two slow ones.
 _REPEATS = 5
 _WARMUPS_AND_FIRST = 4
 """Runs that are not kept: warm-ups, and those that tell how long one takes."""

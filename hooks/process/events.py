@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+# A collection of this generation stops a rank for long enough to be seen in a step.
 _OLDEST = 2
 
 

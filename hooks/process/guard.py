@@ -18,6 +18,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 MAX_FAULTS = 3
+# An error may hold a whole tensor as text; a log line must stay a line.
 _MAX_TEXT = 200
 OWN_THREAD = "forerun-"
 """How the names of our own threads begin: what fails there does not spoil a step of training."""

@@ -15,6 +15,7 @@ from ...calib.plain_json import parse_json
 from .launch_identity import launch_folder
 
 FORECAST = "forecast.json"
+# A forecast has some kilobytes; what somebody else put there is not read whole.
 _MOST_NBYTES = 1 << 20
 _FORECAST_KEYS = ("finish_p50_unix_s", "finish_p95_unix_s", "overhead_frac")
 

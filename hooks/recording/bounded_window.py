@@ -33,7 +33,9 @@ ENDS_NBYTES = 6 << 10
 """Room for what is in every message: header, coverage, summary, the window's end."""
 ASIDE_NBYTES = 12 << 10
 """Room for what is no part of a hooked step: steps, evaluations, traces."""
+# A line has some hundred bytes: half a megabyte at most.
 MAX_ASIDE = 4096
+# Lines at a time, so that training gets the interpreter back in between.
 _BATCH = 32
 
 

@@ -40,6 +40,7 @@ LAST_PATIENCE_S = 10.0
 """The same at the end of the process."""
 PAUSE_S = 0.002
 _TICK_S = 0.2
+# More names than a person reads; the number of all stands before them.
 _NUM_NAMED = 8
 _SEPARATOR = b"\n"
 

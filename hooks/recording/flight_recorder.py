@@ -21,6 +21,7 @@ ENVIRONMENT = {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCH_FR_BUFFER_SIZE": "20000"}
 """What makes it useful, to be set before the first group: timing, and room for a step."""
 _OLD_BUFFER_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+# PyTorch's ring of calls is bounded as well, and holds fewer steps of any real pipeline.
 MAX_STEPS = 64
 
 Dump = Callable[[], "str | bytes"]

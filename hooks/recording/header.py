@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..process.host import Host
     from ..process.settings import RankInfo
 
+# A header has 2 to 5 kB; a longer first line is no file of ours.
 _MAX_HEADER_NBYTES = 65_536
 
 

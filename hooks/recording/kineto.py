@@ -26,6 +26,7 @@ _TEARDOWN = "TEARDOWN_CUPTI"
 _SAFE_TEARDOWN = (12, 6)
 """Before this CUDA, a teardown of CUPTI crashes replays of CUDA graphs (pytorch pull 146604)."""
 _ARGUMENTS = ("megatron.training.global_vars", "_GLOBAL_ARGS")
+# The profiler starts and ends around its steps, and two of them in one process abort it.
 _MARGIN_STEPS = 2
 
 

@@ -12,6 +12,7 @@ from ...calib.timeline.interleaved import schedule_table
 from ...calib.timeline.programs import Pipeline
 from ...calib.workload.config import RunConfig
 
+# First steps allocate, compile and connect; Megatron's own CUDA graphs begin after three as well.
 NUM_WARMUP_STEPS = 3
 MAX_STRIDE = 8
 _BLOCK = (True, False, False, True)

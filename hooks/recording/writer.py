@@ -35,6 +35,7 @@ _log = logging.getLogger(__name__)
 QUEUE_LENGTH = 4096
 SLICE_S = 0.001
 PAUSE_S = 0.004
+# Until ranks have met; the newest matter, and a store that never answers must not fill memory.
 MAX_EARLY = 1000
 FAILING_S = 3.0
 """How long the end of a process is held up that an error has ended."""

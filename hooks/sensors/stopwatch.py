@@ -17,6 +17,7 @@ MAX_EVENTS = 65_536
 """Events that exist at once; without a free one a mark repeats the one before, and is counted."""
 SLICE_S = 0.001
 """Time that one step's end gives to reading events."""
+# Reading an event takes microseconds; the budget is looked at after each slice.
 _SLICE_EVENTS = 64
 
 

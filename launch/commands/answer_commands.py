@@ -27,6 +27,7 @@ from ..report.layout_tables import layouts_table, telling_note
 from ..report.table import console, show_table
 from .outcome import ExitCode, print_json, tell
 
+# Anything above is a slip of units; it also keeps bytes exact in a double.
 _MOST_GIB = 1e9
 
 

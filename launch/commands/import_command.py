@@ -19,6 +19,7 @@ from ...calib.plain_json import parse_json
 from ..known.table_files import check_ending, import_table, write_frame, written_json
 from .outcome import ExitCode, print_json, tell
 
+# Parsed, a trace takes some ten times its size; a gigabyte is hundreds of steps.
 MAX_NBYTES = 1 << 30
 UNKNOWN_FABRIC = "unknown"
 _UNEXPECTED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)

@@ -34,6 +34,7 @@ from ..known.table_files import read_frame, table_names
 from ..report.table import ReportTable, console, show_table
 from .outcome import ExitCode, grouped, print_json, tell
 
+# What fits on a screen beside the summary; the rest is in --json.
 _NUM_GROUPS = 12
 _NUM_REASONS = 5
 _COLUMNS = {

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 LOWEST_PRIORITY = 19
+# How late an answer may be; each wake-up costs some microseconds of a processor of training.
 _TICK_S = 0.5
 _MARGIN = 1.5
 """The last window is analysed where there is this many times the processor time of an analysis."""

@@ -13,6 +13,7 @@ LEAVE_AFTER_S = 25.0
 """From the end of training to the end of this process, at most."""
 LAST_WORDS_S = 5.0
 """Of these: for what can be said without another analysis."""
+# For what is being written; then the alarm ends the process.
 _GRACE_S = 2.0
 
 

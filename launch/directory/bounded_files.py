@@ -11,6 +11,7 @@ from typing import Any
 
 from ...calib.plain_json import parse_json
 
+# Ours have kilobytes; nobody's file is read into memory whole because of its name.
 MOST_BYTES = 4 * 2**20
 
 

@@ -30,6 +30,7 @@ REQUEST_RULE = "request"
 """The rule of a stop that the wrapper asked for."""
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """From here on Slurm's numbers of steps mean the batch script and the like."""
+# Dates and sums stay within what ``datetime`` and a double can hold.
 _LONGEST_S = 100 * 365 * 86400.0
 _READ = (LAUNCH, MARKER, "forecast.json", "decision.json")
 

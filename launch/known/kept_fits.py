@@ -25,6 +25,7 @@ from ..directory.bounded_files import read_bounded
 from ..directory.run_folders import top_of
 
 _MOST_NBYTES = 64 << 20
+# A directory is asked about few states of itself; older fits would only fill the disk.
 _MOST_KEPT = 8
 _READ = (
     "records/*/*",

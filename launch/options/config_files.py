@@ -19,9 +19,11 @@ from ...calib.errors import ConfigError
 from ...calib.plain_json import parse_json
 from ...calib.workload.config import RunConfig
 
+# Megatron's default of ``--make-vocab-size-divisible-by``, which it takes times TP.
 _VOCAB_MULTIPLE = 128
 MAX_NBYTES = 1 << 20
 """Of a file of arguments; real ones have a few kB."""
+# YAML's aliases unfold without end; real files have some hundred values.
 MAX_VALUES = 100_000
 _PLACES = ("common.pt", "mp_rank_00/model_optim_rng.pt", "mp_rank_00_000/model_optim_rng.pt")
 _BACKENDS = {1: "flash", 2: "fused", 3: "unfused", 4: "local", 5: "auto"}

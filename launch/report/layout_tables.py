@@ -9,6 +9,7 @@ from ...calib.fit.estimates import Source
 from ...calib.units import format_bytes, format_frac, format_time
 from .table import ReportTable, table_of
 
+# A page's worth; --top shows more.
 NUM_LAYOUTS = 10
 
 

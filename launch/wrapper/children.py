@@ -20,6 +20,7 @@ from pathlib import Path
 PROC = Path("/proc")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+# A process in a driver's call dies when that returns; one that hangs there never does.
 _KILL_PATIENCE_S = 10.0
 
 

@@ -16,6 +16,7 @@ from ..directory.launch_files import LaunchFiles, NewestForecast, Stopped
 from .log_lines import say
 from .slurm import Allocation, allocation
 
+# A shared file system serves many such looks; nobody asks for a stop in less.
 LOOK_EVERY_S = 2.0
 TOLERANCE_S = 60.0
 """A limit that is told anew has changed where it differs by more: what is left is told in whole

@@ -28,6 +28,7 @@ _MODE = 0o700
 
 _PLACE = re.compile(r"(?<!\$)\{(command|time|reason|directory|launch_id)\}")
 """Not ``${time}``, which is the script's own; other braces stay as they are."""
+# Slurm itself takes no script above 4 MiB; real ones have some kilobytes.
 _MOST_BYTES = 2**20
 _KEPT = {
     "SLURM_JOB_NAME": "job-name",

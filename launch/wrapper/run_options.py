@@ -11,6 +11,7 @@ from .slurm import duration_s
 STOP_EXIT_CODE = 93
 """Stopped on advice: do not requeue."""
 SCRIPT = "resubmit.sh"
+# Dates and sums stay within what ``datetime`` and a double can hold.
 _LONGEST_S = 100 * 365 * 86400.0
 
 

@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+# Slurm tells of no limit by a time far away.
 _YEAR_S = 365 * 86400.0
+# A busy controller takes seconds.
 _PATIENCE_S = 20.0
+# A limit that is asked for anew is rounded up: schedulers fill gaps of round lengths.
 QUARTER_S = 900.0
 
 Ask = Callable[[Sequence[str]], "str | None"]

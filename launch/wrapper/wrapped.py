@@ -18,6 +18,7 @@ from .signals import END, WARN, SignalInbox
 from .slurm import Allocation, ask_slurm
 
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+# How late a limit may be noticed; signals wake the wrapper at once.
 TICK_S = 1.0
 LINGER_S = 5.0
 """What the command leaves behind on a quiet exit has so long to end by itself: last words."""
