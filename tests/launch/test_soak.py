@@ -15,7 +15,7 @@ from forerun.calib.samples.store import read_run, read_table
 from forerun.launch.directory.forecast_log import read_forecasts
 
 ROOT = Path(__file__).parents[2]
-NUM_STEPS, EVERY = 1500, 100
+NUM_STEPS, EVERY = 1100, 100
 
 pytestmark = [
     pytest.mark.slow,
