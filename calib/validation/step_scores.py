@@ -71,7 +71,12 @@ def step_rows(scored: pd.DataFrame, table: str) -> list[dict[str, Any]]:
 
 
 def worst_rows(scored: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows with the largest mean absolute error over draws, with the mean signed error."""
+    """The rows with the largest mean absolute error over draws, with the mean signed error.
+
+    None of a frame without rows, which may have no columns either.
+    """
+    if scored.empty:
+        return []
     told = scored[np.isfinite(scored["error_frac"])]
     by_row = [*told.groupby(told["row"].map(lambda row: row.row_id), sort=False)]
     sizes = [part["error_frac"].abs().mean() for _, part in by_row]

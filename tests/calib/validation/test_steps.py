@@ -121,6 +121,10 @@ def test_abstaining_is_counted_not_scored() -> None:
     assert told[1]["predicted_s"] is None and told[0]["predicted_s"] == pytest.approx(1.1)
 
 
+def test_no_rows_have_no_worst() -> None:
+    assert worst_rows(pd.DataFrame()) == []
+
+
 def test_worst_rows_are_named_with_sign_and_layout() -> None:
     rows = ranked([1.0, 2.0, 3.0, 4.0])
     found = worst_rows(scored(rows, [1.1, 1.0, 3.0, 6.0]))[:2]
