@@ -183,7 +183,7 @@ def groups_of(table: pd.DataFrame, source: Source) -> dict[tuple[str, str, int],
     if source.holds_collectives:
         kinds = usable["kind"].map(OperatorKind)
         is_split = kinds.map(lambda k: k.is_linear or k in _SPLIT_BY_RANKS).astype(bool)
-        usable = usable[~(is_split & (usable["tp"].fillna(1) > 1))]
+        usable = usable[~(is_split & (pd.to_numeric(usable["tp"]).fillna(1) > 1))]
     found: defaultdict[tuple[str, str, int], list[Timed]] = defaultdict(list)
     for (device, nbytes), rows in usable.groupby(["device", "element_nbytes"], sort=True):
         prior = device_prior(str(device))

@@ -85,9 +85,8 @@ def operator_tables(frames: Sequence[pd.DataFrame], *, device: str) -> OperatorT
     same one only where the device itself has none.  Where weight gradients were timed with and
     without accumulation in fp32, those with are taken: Megatron adds them into an fp32 buffer.
     """
-    rows = _usable(
-        pd.concat([pd.DataFrame(columns=_COLUMNS), *(f[_COLUMNS] for f in frames)]), device
-    )
+    filled = [frame[_COLUMNS] for frame in frames if len(frame)]
+    rows = _usable(pd.concat(filled or [pd.DataFrame(columns=_COLUMNS)]), device)
     groups: dict[str, Timed] = {}
     names: defaultdict[Key, list[str]] = defaultdict(list)
     measured: dict[tuple[str, Shape, int], float] = {}

@@ -89,7 +89,7 @@ def operator_samples(frame: pd.DataFrame) -> list[OperatorSamples]:
 
 
 def _samples(device: str, group: str, rows: pd.DataFrame) -> OperatorSamples:
-    tp = rows["tp"].fillna(0).astype(np.int64)
+    tp = pd.to_numeric(rows["tp"]).fillna(0).astype(np.int64)
     identity = [rows["kind"], rows["shape"], rows["element_nbytes"], tp]
     repeat = rows.groupby(["phase", "kind", "shape", "element_nbytes", tp], sort=False).cumcount()
     code = pd.Series(
