@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
-from forerun.calib.workload.run_options import Goals
+from forerun.calib.workload.config_json import encode
+from forerun.calib.workload.run_options import Goals, WandbMode
 from forerun.hooks.process.settings import CompanionSettings, RankInfo, Settings
 
 
@@ -19,3 +23,27 @@ def companion_settings(
     )  # fmt: skip
     settings = Settings(rank=rank, directory=directory, goals=goals, **options)
     return CompanionSettings(settings=settings, launch_id=launch_id)
+
+
+def started(
+    directory: Path, *, launch_id: str = "", leave_after_s: float = 25.0, before: str = ""
+) -> subprocess.Popen[str]:
+    """A companion as training starts it, without W&B; ``before`` is code that runs first."""
+    code = (
+        f"import sys, functools; {before}\n"
+        "from forerun.launch.companion import shutdown, main as companion\n"
+        f"companion.Shutdown = functools.partial(shutdown.Shutdown, {leave_after_s})\n"
+        "sys.exit(companion.main(sys.argv[1:]))"
+    )
+    settings = companion_settings(directory, launch_id=launch_id, wandb=WandbMode.OFF)
+    (directory / "told").write_text(json.dumps(encode(settings)))
+    with (directory / "told").open() as file:
+        number = file.fileno()
+        return subprocess.Popen(
+            [sys.executable, "-c", code, "--settings-fd", str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=(number,),
+        )

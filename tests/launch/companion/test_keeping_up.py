@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from companion_settings import companion_settings
+from companion_settings import companion_settings, started
 
 from forerun.calib.forecast.batch_ratios import PredictedStep
-from forerun.calib.workload.config_json import encode
-from forerun.calib.workload.run_options import WandbMode
 from forerun.launch.companion.closed_windows import ClosedWindows
 from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.companion.event_queue import EventQueue
@@ -124,27 +120,6 @@ def test_what_a_run_without_end_leaves_in_memory_is_bounded(directory: Path) -> 
         beside.handle(step(number), 1000.0)
     assert len(beside._steps._held) == MOST_HELD
     assert notes == list(range(1, 101))
-
-
-def started(directory: Path, *, leave_after_s: float = 25.0, before: str = "") -> Any:
-    code = (
-        f"import sys, functools; {before}\n"
-        "from forerun.launch.companion import shutdown, main as companion\n"
-        f"companion.Shutdown = functools.partial(shutdown.Shutdown, {leave_after_s})\n"
-        "sys.exit(companion.main(sys.argv[1:]))"
-    )
-    settings = companion_settings(directory, wandb=WandbMode.OFF)
-    (directory / "told").write_text(json.dumps(encode(settings)))
-    with (directory / "told").open() as file:
-        number = file.fileno()
-        return subprocess.Popen(
-            [sys.executable, "-c", code, "--settings-fd", str(number)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            pass_fds=(number,),
-        )
 
 
 def told(*, more: list[dict[str, Any]]) -> str:
