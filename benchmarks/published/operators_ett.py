@@ -62,19 +62,19 @@ _OPERATORS: Operators = {
     "embedding": (OperatorKind.EMBEDDING, "tokens d vocab"),
     "layernorm": (OperatorKind.NORM, "tokens d"),
     "RMSlayernorm": (OperatorKind.RMS_NORM, "tokens d"),
-    "linear1": (OperatorKind.LINEAR_QKV, "tokens d 3*d/tp"),
-    "linear2": (OperatorKind.LINEAR_PROJ, "tokens d/tp d"),
-    "linear3": (OperatorKind.LINEAR_FC1, "tokens d 4*d/tp"),
-    "linear4": (OperatorKind.LINEAR_FC2, "tokens 4*d/tp d"),
+    "linear1": (OperatorKind.LINEAR_QKV, "tokens d 3d_part"),
+    "linear2": (OperatorKind.LINEAR_PROJ, "tokens d_part d"),
+    "linear3": (OperatorKind.LINEAR_FC1, "tokens d 4d_part"),
+    "linear4": (OperatorKind.LINEAR_FC2, "tokens 4d_part d"),
     "linear_final": (OperatorKind.LOGITS, "tokens d vocab"),
-    "RoPE": (OperatorKind.ROTARY, "l b h/tp d/h"),
-    "baddbmm": (OperatorKind.BATCHED_PRODUCT, "matrices l d/h l"),
-    "bmm": (OperatorKind.BATCHED_PRODUCT, "matrices l l d/h"),
-    "fillmask": (OperatorKind.MASK, "matrices*l l"),
-    "softmax": (OperatorKind.SOFTMAX, "matrices*l l"),
+    "RoPE": (OperatorKind.ROTARY, "l b h_part channels"),
+    "baddbmm": (OperatorKind.BATCHED_PRODUCT, "matrices l channels l"),
+    "bmm": (OperatorKind.BATCHED_PRODUCT, "matrices l l channels"),
+    "fillmask": (OperatorKind.MASK, "score_rows l"),
+    "softmax": (OperatorKind.SOFTMAX, "score_rows l"),
     "ScaledUpperTriangMaskedSoftmax": (OperatorKind.FUSED_SOFTMAX, "matrices l l"),
-    "flash_atten": (OperatorKind.FLASH_ATTENTION, "b h/tp h/tp l d/h d/h"),
-    "gelu": (OperatorKind.ACTIVATION, "tokens 4*d/tp 4*d/tp"),
+    "flash_atten": (OperatorKind.FLASH_ATTENTION, "b h_part h_part l channels channels"),
+    "gelu": (OperatorKind.ACTIVATION, "tokens 4d_part 4d_part"),
     "res_add": (OperatorKind.RESIDUAL, "tokens d"),
     "parallel_cross_entropy_128": (OperatorKind.LOSS, "tokens vocab"),
 }
@@ -93,19 +93,25 @@ def read_operators(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _terms(frame: pd.DataFrame) -> pd.DataFrame:
-    terms = pd.DataFrame(
+    tp = numbers(frame, "tp").fillna(1)
+    b, seq, h, d = (numbers(frame, n) for n in ("micro_batch", "seq_len", "heads", "hidden"))
+    matrices = b * h / tp
+    return pd.DataFrame(
         {
-            "tp": numbers(frame, "tp").fillna(1),
-            "b": numbers(frame, "micro_batch"),
-            "l": numbers(frame, "seq_len"),
-            "h": numbers(frame, "heads"),
-            "d": numbers(frame, "hidden"),
+            "b": b,
+            "l": seq,
+            "h_part": h / tp,
+            "d": d,
+            "channels": d / h,
+            "d_part": d / tp,
+            "3d_part": 3 * d / tp,
+            "4d_part": 4 * d / tp,
+            "tokens": b * seq,
+            "matrices": matrices,
+            "score_rows": matrices * seq,
+            "vocab": padded_vocab_part(tp),
         }
     )
-    terms["tokens"] = terms["b"] * terms["l"]
-    terms["matrices"] = terms["b"] * terms["h"] / terms["tp"]
-    terms["vocab"] = padded_vocab_part(terms["tp"])
-    return terms
 
 
 def read_optimizers(frame: pd.DataFrame) -> pd.DataFrame:

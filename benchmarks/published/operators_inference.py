@@ -67,10 +67,10 @@ def read_experts(frame: pd.DataFrame) -> pd.DataFrame:
 
 _VIDUR: Operators = {
     "attn_pre_proj": (OperatorKind.LINEAR_QKV, "tokens d qkv"),
-    "attn_post_proj": (OperatorKind.LINEAR_PROJ, "tokens d/tp d"),
+    "attn_post_proj": (OperatorKind.LINEAR_PROJ, "tokens d_part d"),
     "mlp_up_proj": (OperatorKind.LINEAR_FC1, "tokens d up"),
-    "mlp_down_proj": (OperatorKind.LINEAR_FC2, "tokens ffn/tp d"),
-    "mlp_act": (OperatorKind.ACTIVATION, "tokens up ffn/tp"),
+    "mlp_down_proj": (OperatorKind.LINEAR_FC2, "tokens ffn_part d"),
+    "mlp_act": (OperatorKind.ACTIVATION, "tokens up ffn_part"),
     "attn_rope": (OperatorKind.POSITION, "tokens qkv"),
     "input_layernorm": (OperatorKind.NORM, "tokens d"),
     "post_attention_layernorm": (OperatorKind.NORM, "tokens d"),
@@ -100,9 +100,9 @@ def _vidur_terms(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "tokens": numbers(frame, "num_tokens"),
-            "tp": tp,
             "d": hidden,
-            "ffn": ffn,
+            "d_part": hidden / tp,
+            "ffn_part": ffn / tp,
             "up": (ffn * gated / tp).round(),
             "qkv": (heads + 2 * kv_heads.fillna(heads)) / tp * (hidden / heads),
         }

@@ -21,20 +21,20 @@ from forerun.calib.workload.operators import OperatorKind, Phase
 
 _TERA = 1e12
 _ACESO: Operators = {
-    "embedding": (OperatorKind.EMBEDDING, "tokens d v/tp"),
+    "embedding": (OperatorKind.EMBEDDING, "tokens d vocab_part"),
     "layernorm": (OperatorKind.NORM, "tokens d"),
-    "attention-qkv": (OperatorKind.LINEAR_QKV, "tokens d/row_tp 3*width/column_tp"),
+    "attention-qkv": (OperatorKind.LINEAR_QKV, "tokens qkv_inputs qkv_outputs"),
     "attention-score": (OperatorKind.BATCHED_PRODUCT, "matrices l channels l"),
-    "attention-softmax": (OperatorKind.SOFTMAX, "matrices*l l"),
-    "attention-dropout": (OperatorKind.ELEMENTWISE, "matrices*l l"),
+    "attention-softmax": (OperatorKind.SOFTMAX, "score_rows l"),
+    "attention-dropout": (OperatorKind.ELEMENTWISE, "score_rows l"),
     "attention-context": (OperatorKind.BATCHED_PRODUCT, "matrices l l channels"),
-    "attention-dense": (OperatorKind.LINEAR_PROJ, "tokens width/tp d"),
+    "attention-dense": (OperatorKind.LINEAR_PROJ, "tokens width_part d"),
     "post-attention-dropout": (OperatorKind.RESIDUAL, "tokens d"),
-    "MLP-GEMM-1": (OperatorKind.LINEAR_FC1, "tokens d ffn/tp"),
-    "MLP-gelu": (OperatorKind.ACTIVATION, "tokens ffn/tp ffn/tp"),
-    "MLP-GEMM-2": (OperatorKind.LINEAR_FC2, "tokens ffn/tp d"),
+    "MLP-GEMM-1": (OperatorKind.LINEAR_FC1, "tokens d ffn_part"),
+    "MLP-gelu": (OperatorKind.ACTIVATION, "tokens ffn_part ffn_part"),
+    "MLP-GEMM-2": (OperatorKind.LINEAR_FC2, "tokens ffn_part d"),
     "post-MLP-dropout": (OperatorKind.RESIDUAL, "tokens d"),
-    "post-process": (OperatorKind.LOGITS, "tokens d v/tp"),
+    "post-process": (OperatorKind.LOGITS, "tokens d vocab_part"),
 }
 """By the end of the operator's name; ``layernorm`` and ``embedding`` come in several places."""
 
@@ -77,19 +77,20 @@ def _aceso_terms(frame: pd.DataFrame, op: pd.Series) -> pd.DataFrame:
     width = width.groupby([texts(frame, "model"), hidden]).transform("median")
     width = width.where(width > 0).fillna(hidden).round()
     is_row_parallel = is_qkv & (numbers(frame, "tp_algo") == 1)
+    matrices = batch * heads / tp
     return pd.DataFrame(
         {
             "tokens": batch * seq,
-            "matrices": batch * heads / tp,
+            "matrices": matrices,
+            "score_rows": matrices * seq,
             "l": seq,
             "d": hidden,
-            "ffn": numbers(frame, "ffn"),
-            "v": numbers(frame, "vocab"),
-            "tp": tp,
-            "width": width,
+            "ffn_part": numbers(frame, "ffn") / tp,
+            "vocab_part": numbers(frame, "vocab") / tp,
+            "width_part": width / tp,
             "channels": width / heads,
-            "row_tp": tp.where(is_row_parallel, 1),
-            "column_tp": tp.where(~is_row_parallel, 1),
+            "qkv_inputs": hidden / tp.where(is_row_parallel, 1),
+            "qkv_outputs": 3 * width / tp.where(~is_row_parallel, 1),
         }
     )
 

@@ -17,7 +17,7 @@ from forerun.calib.importers.own_format import COLLECTIVES, MICROSECOND_S, OPERA
 from forerun.calib.workload.operators import OperatorKind, Phase
 
 Operators = Mapping[str, tuple[OperatorKind, str]]
-"""What each published name computes, and its sizes: formulas over the terms of a table (tokens,
+"""What each published name computes, and its sizes: columns of the terms of a table (tokens,
 hidden size, ...), a blank between two of them."""
 _NOT_SET = frozenset({"", "false", "0", "0.0", "nan", "none", "no", "<na>"})
 _SET = frozenset({"true", "1", "1.0", "yes"})
@@ -107,13 +107,12 @@ def named_rows(
 ) -> pd.DataFrame:
     """Rows of each known operator in turn, phase by phase; ``names`` says which each row is of.
 
-    Where ``gemm_m``, ``gemm_k`` and ``gemm_n`` are published they come before a product's formulas.
+    Where ``gemm_m``, ``gemm_k`` and ``gemm_n`` are published they come before a product's terms.
     """
     parts = []
-    for name, (kind, formulas) in operators.items():
+    for name, (kind, columns) in operators.items():
         rows = frame[names == name]
-        # With the other engine of pandas the last bit could be another.
-        sizes = [terms.loc[rows.index].eval(one, engine="python") for one in formulas.split()]
+        sizes = [terms.loc[rows.index, column] for column in columns.split()]
         if kind.is_linear:
             published = [numbers(rows, f"gemm_{side}") for side in "mkn"]
             sizes = [one.fillna(size) for one, size in zip(published, sizes, strict=True)]

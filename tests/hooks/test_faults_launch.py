@@ -30,11 +30,18 @@ CALIBRATE = ("--calibrate", "--calibrate-steps=4", "--calibrate-dir=out", "--cal
 PASSES = 2
 """Micro-batches of one rank in one step."""
 PROGRAM = """
-import os, signal, sys, time
+import os, signal, socket, sys, time
 # The agent's store still has the addresses of gloo's first attempt, at which the second one fails.
 os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1 + attempt)
+told = f"port-{{attempt}}"
+if os.environ["RANK"] == "0":
+    with socket.create_server(("127.0.0.1", 0)) as free, open(told + ".part", "w") as file:
+        file.write(str(free.getsockname()[1]))
+    os.rename(told + ".part", told)
+while not os.path.exists(told):
+    time.sleep(0.01)
+os.environ["MASTER_PORT"] = open(told).read()
 sys.path.insert(0, {recipes!r})
 import pretrain_gpt
 
@@ -70,7 +77,8 @@ def both(folder: Path, do: str, at: int) -> tuple[int, int]:
     runs = start(folder / "bare", do, at), start(folder / "ours", do, at, *CALIBRATE)
     bare, ours = (run.wait() for run in runs)
     losses = [re.findall(r"loss bits (0x[0-9a-f]+)", run.stdout) for run in (bare, ours)]
-    assert losses[0] and losses[1] == losses[0], ours.stdout + ours.stderr
+    printed = bare.stdout + bare.stderr + ours.stdout + ours.stderr
+    assert losses[0] and losses[1] == losses[0], printed
     return bare.returncode, ours.returncode
 
 
