@@ -2,7 +2,7 @@
 
 ::
 
-    import torch                     session.start: waits for a host to be imported
+    import torch                     start: waits for a host to be imported
     import megatron...               post_import: adapters replace a few module attributes
     for step in range(train_iters):  session: warm-up, window (hooked and bare steps), watching
         on_training_step_start()     instruments.put_on, in hooked steps only
@@ -10,7 +10,7 @@
             optimizer.step()         recorder: marks in integer arrays, of host or device time
         on_training_step_end()       instruments.take_off; live: one event to the companion
     (window closes)                  writer: attribution makes records of the marks, in its thread
-                                     large worlds: duty says who records, exchange sends the rest
+                                     large worlds: exchange says who records, and sends the rest
 
 Nothing here raises into training, waits for the device, or draws a random number; ``guard`` takes
 everything off after three faults.

@@ -250,11 +250,16 @@ class Orders:
         order = self._order if self._step_s else None  # else nobody knows how far ahead to name one
         if order is not None:
             ballots.propose(number, self._proposal(order).to_text())
-            self._last_order = order
         text = ballots.proposal(number)
         if not text:
             return
         proposal = Proposal.from_text(text)
+        if order is not None and order.kind is not proposal.kind:
+            order = (
+                None  # a proposal of an earlier order stands; this one waits for the next number
+            )
+        if order is not None:
+            self._last_order = order
         course = self._course = _Course(number, proposal, order)
         why = self._why_not(proposal.kind)
         if not why and self._begun >= proposal.settle:

@@ -16,7 +16,7 @@ from itertools import product
 import torch
 import torch.distributed as dist
 
-from ...calib.advice.probe_list import CollectiveProbe, OperatorProbe
+from ...calib.advice.probe_list import REPEATS, WARMUPS, CollectiveProbe, OperatorProbe
 from ...calib.advice.probes import collective_probe, operator_cost, probe_plan
 from ...calib.layers.stage_work import stage_operators
 from ...calib.records.record_kinds import CollectiveRecord, Record
@@ -30,17 +30,17 @@ from .probe_transfers import TransferBench, carrier_of
 
 # From launch bound to compute bound on cards of today.
 _SQUARES = (512, 1024, 2048, 4096, 8192)
-# Larger than any cache: 50 MB on H100, some hundreds on a server's processor in all.
+# Larger than the cache of a card: 50 MB on H100.  On a processor larger than a core's own, and
+# short; what cores share may hold it.
 _COPY_NBYTES = 1 << 30
-_LEAST_COPY_NBYTES = 1 << 24
+_HOST_COPY_NBYTES = 1 << 24
 # 4 KiB to 1 GiB, as nccl-tests is run; every second power shows all changes of algorithm.
 _SIZES = tuple(1 << power for power in range(12, 31, 2))
 _MOST_FRAC = 0.1
 """Share of the time that one operator may be expected to take."""
-# The median of five bears two slow ones.
-_REPEATS = 5
-_WARMUPS_AND_FIRST = 4
-"""Runs that are not kept: warm-ups, and those that tell how long one takes."""
+_NUM_NOT_KEPT = 4 + WARMUPS
+"""Runs of a transfer that are not kept: two that tell how long one takes, each after a first one,
+and warm-ups."""
 _ROLES = {
     Collective.ALL_REDUCE: (GroupRole.TP, GroupRole.DP),
     Collective.ALL_GATHER: (GroupRole.TP, GroupRole.DP),
@@ -99,7 +99,7 @@ class Sweep:
                 carrier = carrier_of(found.group)
                 bench = TransferBench(collective, nbytes, carrier, dtype=dtype, device=self._device)
                 bench.run()
-                spent_s += (_REPEATS + _WARMUPS_AND_FIRST) * slowest_s(bench)
+                spent_s += (REPEATS + _NUM_NOT_KEPT) * slowest_s(bench)
                 if spent_s > share_s and nbytes != _SIZES[0]:
                     break
                 benches = [(self._transfer(found, collective, nbytes), bench)]
@@ -164,12 +164,12 @@ class Sweep:
 
 
 def copy_bytes_per_s(device: torch.device) -> float:
-    """Bytes read and written per second by a copy that no cache holds."""
-    nbytes = _COPY_NBYTES if device.type == "cuda" else _LEAST_COPY_NBYTES
+    """Bytes read and written per second by a copy; on a card, one that its cache cannot hold."""
+    nbytes = _COPY_NBYTES if device.type == "cuda" else _HOST_COPY_NBYTES
     source = ramp((nbytes // 4,), torch.float32, device)
     target = torch.empty_like(source)
     best_s = math.inf
-    for _ in range(_REPEATS + 2):
+    for _ in range(REPEATS + WARMUPS):
         begin_s = time.perf_counter()
         target.copy_(source)
         if device.type == "cuda":

@@ -73,11 +73,11 @@ def missing() -> list[str]:
     for name, (module, oldest) in PACKAGES.items():
         if not is_installed(module):
             found.append(name)
-        elif (version := _installed(name)) is not None and _numbers(version) < oldest:
+        elif (version := installed_version(name)) is not None and _numbers(version) < oldest:
             found.append(f"{name} {'.'.join(map(str, oldest))} (here {version})")
     name, first = NUMPY_2_ALONE
-    if _has_numpy_1() and _numbers(_installed(name) or "0") >= (first,):
-        found.append(f"{name}<{first} (here {_installed(name)} and NumPy 1)")
+    if _has_numpy_1() and _numbers(installed_version(name) or "0") >= (first,):
+        found.append(f"{name}<{first} (here {installed_version(name)} and NumPy 1)")
     return found
 
 
@@ -124,7 +124,8 @@ def own_version() -> str:
     return getattr(sys.modules.get(__name__.partition(".")[0]), "__version__", "")
 
 
-def _installed(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """The version of a distribution; None where it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -132,7 +133,7 @@ def _installed(name: str) -> str | None:
 
 
 def _has_numpy_1() -> bool:
-    return _numbers(_installed("numpy") or "2") < (2,)
+    return _numbers(installed_version("numpy") or "2") < (2,)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from ...calib.workload.run_options import RunOptions
 
+RESTART_WINDOWS = 1000
+"""Windows of a loop that was begun again in the same process count on from a multiple of this."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:

@@ -1,7 +1,7 @@
 """The way to the process group's store, over a connection of our own that training never waits for.
 
 Only the address is kept: the server may live in a worker, and a reference of ours would outlive
-``destroy_process_group``.  Everything here runs in the writer's thread.
+``destroy_process_group``.  Nothing here runs in training's thread but ``find_link``.
 """
 
 from __future__ import annotations

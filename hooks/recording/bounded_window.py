@@ -62,7 +62,7 @@ class BoundedWindow:
         on_fault: Callable[[Exception], object] = lambda err: None,
     ) -> None:
         self._rank = rank
-        self._rank_compute, self._on_fault = pace, on_fault
+        self._pace, self._on_fault = pace, on_fault
         self._part = plan.part(rank)
         self._replica = plan.replica
         self._is_small = plan.is_small
@@ -134,9 +134,7 @@ class BoundedWindow:
         ordered = [log for n in in_keeping_order(by_ordinal) for log in by_ordinal[n]]
         left = iter(ordered)
         details = (
-            StepDetail(
-                self._records(window, log), log.samples, keeps=self._keeps, pace=self._rank_compute
-            )
+            StepDetail(self._records(window, log), log.samples, keeps=self._keeps, pace=self._pace)
             for log in left
         )
         num_kept = pack_steps(packer, details, len(ordered))
@@ -150,7 +148,7 @@ class BoundedWindow:
         try:
             for record in window.of(log):
                 found.append(record)
-                self._rank_compute()
+                self._pace()
         except Exception as err:
             self._on_fault(err)
             window.sums.pop(log.step, None)

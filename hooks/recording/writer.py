@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 QUEUE_LENGTH = 4096
 SLICE_S = 0.001
 PAUSE_S = 0.004
-# Until ranks have met; the newest matter, and a store that never answers must not fill memory.
+# Records that wait for the plan: the newest matter, and they must not fill memory.
 MAX_EARLY = 1000
 FAILING_S = 3.0
 """How long the end of a process is held up that an error has ended."""
@@ -197,7 +197,7 @@ class RecordWriter:
 
     def _bound(self, plan: RecordingPlan) -> None:
         self._bounded = BoundedWindow(
-            plan, self._header().rank, pace=self._rank_compute, on_fault=self._guard.fault
+            plan, self._header().rank, pace=self._pace, on_fault=self._guard.fault
         )
 
     def _write_now(self, record: Record) -> None:
@@ -257,9 +257,9 @@ class RecordWriter:
             if self._file is None:
                 self._file = self._open()
             self._num_written += self._file.write(line)
-            self._rank_compute()
+            self._pace()
 
-    def _rank_compute(self) -> None:
+    def _pace(self) -> None:
         """Give the interpreter back every millisecond."""
         if time.perf_counter() - self._slice_begin_s > SLICE_S and not self._is_closing:
             time.sleep(PAUSE_S)

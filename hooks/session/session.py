@@ -16,7 +16,7 @@ from ..control.orders import Orders
 from ..process.events import CollectionWatch, in_forked_child
 from ..process.guard import Guard
 from ..process.host import Reference, reference
-from ..process.settings import Settings
+from ..process.settings import RESTART_WINDOWS, Settings
 from ..recording.exchange import RecordingRole
 from ..recording.header import header_of
 from ..recording.window import NUM_WARMUP_STEPS, StepPlan, WindowPlan, pass_microbatches
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 EVAL = "eval"
 SAVE = "save-checkpoint"
-RESTART_WINDOWS = 1000
-"""Windows of a loop that was begun again in the same process count on from a multiple of this."""
 _BRACKET_FLAGS = {
     EVAL: StepFlag.EVALUATED,
     SAVE: StepFlag.SAVED,
@@ -172,7 +170,8 @@ class Session:
             self._collections.begin()
         if plan.is_hooked:
             self._decide()
-        self._put_on(self._step)
+        if self._step is not None:  # a fault above takes all off
+            self._put_on(self._step)
 
     def _probe(self, last: int) -> None:
         host = self._fitting.alive()

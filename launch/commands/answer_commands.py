@@ -27,7 +27,7 @@ from ..report.layout_tables import layouts_table, telling_note
 from ..report.table import console, show_table
 from .outcome import ExitCode, print_json, tell
 
-# Anything above is a slip of units; it also keeps bytes exact in a double.
+# Anything above is a slip of units; it also keeps bytes within 64 bits.
 _MOST_GIB = 1e9
 
 
@@ -98,7 +98,9 @@ def _plan(args: argparse.Namespace, machine: Machine) -> Plan:
         if count is not None:
             at_most(option, count)
     if args.memory_gib is not None and not 0 < args.memory_gib < _MOST_GIB:
-        raise ConfigError(f"--memory-gib {args.memory_gib} is no memory; give a number above 0")
+        raise ConfigError(
+            f"--memory-gib {args.memory_gib} is no memory; give a number above 0, of GiB"
+        )
     capacity = machine.memory_capacity_nbytes
     if args.memory_gib is not None:
         capacity = int(args.memory_gib * GIB)

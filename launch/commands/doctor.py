@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from importlib import metadata
 
-from ...hooks.process.interpreter import PACKAGES, VARIABLE, missing, remedy
+from ...hooks.process.interpreter import PACKAGES, VARIABLE, installed_version, missing, remedy
 from ..sinks.wandb_sink import has_key
 from .attached import Finding, Severity, attachment
 from .outcome import print_json
@@ -37,15 +37,8 @@ def examine() -> list[Finding]:
     ]
 
 
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _package(name: str, absent: Severity = Severity.WARN) -> Finding:
-    version = _version(name)
+    version = installed_version(name)
     if version is None:
         return Finding(name, "not installed", absent, f"pip install {name}")
     return Finding(name, version)
@@ -68,7 +61,7 @@ def _answers() -> Finding:
 
 def _trees() -> Finding:
     """Which trees learn many shapes; two distributions write the same files of one ``xgboost``."""
-    found = [f"{name} {v}" for name in ("xgboost", "xgboost-cpu") if (v := _version(name))]
+    found = [f"{name} {v}" for name in ("xgboost", "xgboost-cpu") if (v := installed_version(name))]
     if len(found) > 1:
         return Finding(
             "trees",
@@ -82,7 +75,7 @@ def _trees() -> Finding:
 
 
 def _torch() -> Finding:
-    version = _version("torch")
+    version = installed_version("torch")
     if version is None:
         return Finding(
             "torch",
@@ -102,7 +95,7 @@ def _torch() -> Finding:
 
 
 def _megatron() -> Finding:
-    version = _version("megatron-core")
+    version = installed_version("megatron-core")
     if version is None:
         found = importlib.util.find_spec("megatron") is not None
         return Finding(
@@ -133,7 +126,7 @@ def _nccl() -> Finding:
 
 
 def _wandb() -> Finding:
-    version = _version("wandb")
+    version = installed_version("wandb")
     if version is None:
         return Finding(
             "wandb",

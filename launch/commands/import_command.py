@@ -67,7 +67,7 @@ def _import_machine(args: argparse.Namespace) -> int:
     for one in written:
         tell(*(f"left out of {one.path.name}: {told}" for told in one.left_out))
     if args.json:
-        print(written_json(written))
+        print_json({"written": written_json(written)})
     else:
         for one in written:
             print(f"{one.path}: {one.num_rows} rows")

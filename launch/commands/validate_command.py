@@ -102,8 +102,8 @@ def _tell_implausible(name: str, frame: pd.DataFrame) -> None:
 def _floors(table: str, frame: pd.DataFrame) -> dict[tuple[str, str], str]:
     """How far repeats of a shape differ, in words, by table and group."""
     return {
-        (table, str(group)): f"{_percent(mean)} ({_percent(median)})"
-        for group, mean, median in noise_floors(frame).itertuples(name=None)
+        (table, str(group)): f"{_percent(mean_frac)} ({_percent(median_frac)})"
+        for group, mean_frac, median_frac in noise_floors(frame).itertuples(name=None)
     }
 
 

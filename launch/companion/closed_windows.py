@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...hooks.process.settings import RESTART_WINDOWS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
@@ -30,6 +32,10 @@ class ClosedWindows:
         window, waiting = int(event["window"]), self.waiting
         if is_probed and waiting is not None and waiting.window > window:
             return  # the answer of that window has these probes as well
+        start = window - window % RESTART_WINDOWS
+        if waiting is not None and waiting.window < start:  # the loop was begun again
+            self._skipped = [*self._skipped_before(waiting.window), waiting.window]
+            self._newest = waiting.window
         self.waiting = Closed(
             window=window,
             last_iteration=int(event["last_step"]) + 1,
@@ -54,6 +60,9 @@ class ClosedWindows:
         ...     [problem.partition(":")[0] for problem in windows.problems()]
         []
         ['2 windows have no answer of their own, the last of them window 2']
+        >>> windows.close({"window": RESTART_WINDOWS, "last_step": 10}, 0.0)  # begun again
+        >>> windows.problems()[0].partition(":")[0]
+        '3 windows have no answer of their own, the last of them window 3'
         """
         skipped = [] if self.waiting is None else self._skipped_before(self.waiting.window)
         if not skipped:
@@ -69,4 +78,5 @@ class ClosedWindows:
         return {"num_skipped_windows": len(self._skipped)} if self._skipped else {}
 
     def _skipped_before(self, window: int) -> list[int]:
-        return [*self._skipped, *range(self._newest + 1, window)]
+        first = max(self._newest + 1, window - window % RESTART_WINDOWS)
+        return [*self._skipped, *range(first, window)]

@@ -24,7 +24,7 @@ MOST_WINDOWS = 10
 """Windows that are asked for because of drifts, in one run."""
 MOST_EVENTS = 500
 """Newest events that are kept in the file, of all launches."""
-# Steps between two windows; a run of milliseconds a step must not fill memory.
+# Steps before the first answer; a run of milliseconds a step must not fill memory.
 _MOST_WAITING = 10_000
 
 

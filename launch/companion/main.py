@@ -31,7 +31,6 @@ from .shutdown import Shutdown
 if TYPE_CHECKING:
     from .companion_loop import CompanionLoop
 
-Event = dict[str, Any]
 LOWEST_PRIORITY = 19
 # How late an answer may be; each wake-up costs some microseconds of a processor of training.
 _TICK_S = 0.5
@@ -103,7 +102,7 @@ def _step_back() -> None:
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
-def _write_back(order: Event) -> None:
+def _write_back(order: dict[str, Any]) -> None:
     """To the training process, over the pair of sockets that our input comes from."""
     with suppress(OSError):  # training is gone, or our input is a mere pipe
         os.write(0, json.dumps(order).encode() + b"\n")

@@ -30,8 +30,8 @@ REQUEST_RULE = "request"
 """The rule of a stop that the wrapper asked for."""
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """From here on Slurm's numbers of steps mean the batch script and the like."""
-# Dates and sums stay within what ``datetime`` and a double can hold.
-_LONGEST_S = 100 * 365 * 86400.0
+LONGEST_S = 100 * 365 * 86400.0
+"""Dates and sums stay within what ``datetime`` and a double can hold."""
 _READ = (LAUNCH, MARKER, "forecast.json", "decision.json")
 
 
@@ -208,4 +208,4 @@ def _mark(path: Path) -> tuple[int, int, int] | None:
 
 
 def _time_s(value: object) -> float:
-    return max(0.0, number(value, _LONGEST_S))
+    return max(0.0, number(value, LONGEST_S))

@@ -99,7 +99,7 @@ class KeptFit:
                 path.unlink()
 
     def _state(self) -> str:
-        """Of every file that a fit would read, this package, and the libraries that fit.
+        """Of every file that a fit would read, what fits in this package, and the libraries.
 
         A hash of names, sizes and times of change.
         """
@@ -107,9 +107,11 @@ class KeptFit:
         read = [path for top in tops for pattern in _READ for path in top.glob(pattern)]
         specs = (find_spec(name) for name in _LIBRARIES)
         theirs = [Path(spec.origin) for spec in specs if spec is not None and spec.origin]
-        home = Path(__file__).parents[2] / "calib"
+        here = Path(__file__).parent
+        calib = here.parents[1] / "calib"
+        ours = [*here.glob("*.py"), *calib.rglob("*.py"), *calib.rglob("*.json")]
         found = []
-        for path in sorted([*read, *theirs, *home.rglob("*.py"), *home.rglob("*.json")]):
+        for path in sorted([*read, *theirs, *ours]):
             with suppress(OSError):
                 told = path.stat()
                 changed = told.st_mtime_ns, told.st_ctime_ns, told.st_ino

@@ -29,7 +29,7 @@ class Earlier:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._tables: dict[str, SampleTable | None] = {}
+        self._read: dict[str, tuple[SampleTable, RunConfig] | None] = {}
 
     def join(self, table: SampleTable) -> SampleTable:
         """The table with the samples of earlier runs that trained the same model in this layout.
@@ -56,7 +56,8 @@ class Earlier:
         if own is None:
             return ()
         found = [
-            _where_possible(partial(known_elsewhere, run, own))
+            # A known step is made of its steps alone; samples are most of a table.
+            _where_possible(partial(known_elsewhere, _without_samples(run), own))
             for run, config in self._runs(table.run_id)
             if config.device == own.device
         ]
@@ -70,16 +71,22 @@ class Earlier:
         """Those before a run whose layout is known, oldest first."""
         names = run_ids(self._directory)
         names = names[: names.index(run_id)] if run_id in names else ()
-        tables = [self._table(name) for name in names[-NUM_EARLIER:]]
-        found = [(table, _where_possible(table.config)) for table in tables if table is not None]
-        return [(table, config) for table, config in found if config is not None]
+        found = [self._run(name) for name in names[-NUM_EARLIER:]]
+        return [run for run in found if run is not None]
 
-    def _table(self, name: str) -> SampleTable | None:
-        if name not in self._tables:
-            self._tables[name] = _where_possible(
-                lambda: build_table(read_run(self._directory, name))
-            )
-        return self._tables[name]
+    def _run(self, name: str) -> tuple[SampleTable, RunConfig] | None:
+        if name not in self._read:
+            self._read[name] = _where_possible(partial(_described, self._directory, name))
+        return self._read[name]
+
+
+def _described(directory: Path, name: str) -> tuple[SampleTable, RunConfig]:
+    table = build_table(read_run(directory, name))
+    return table, table.config()
+
+
+def _without_samples(table: SampleTable) -> SampleTable:
+    return replace(table, samples=table.samples.iloc[:0])
 
 
 def _where_possible(make: Callable[[], _T]) -> _T | None:

@@ -5,7 +5,6 @@ These make a machine that nobody has to have calibrated here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,10 +171,9 @@ def _write(
     return Written(path=path, num_rows=len(frame), left_out=tuple(left_out))
 
 
-def written_json(written: Sequence[Written]) -> str:
+def written_json(written: Sequence[Written]) -> list[dict[str, object]]:
     """For ``--json``."""
-    tables = [
+    return [
         {"file": str(one.path), "rows": one.num_rows, "left_out": list(one.left_out)}
         for one in written
     ]
-    return json.dumps({"schema": 1, "written": tables}, indent=2)

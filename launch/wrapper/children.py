@@ -31,7 +31,7 @@ class ProcessTree:
     """
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        self.is_adopting = _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         # A session of its own: Ctrl-C then reaches us alone, and is passed on once.
         self._process = subprocess.Popen(
             list(command),

@@ -14,6 +14,7 @@ from contextlib import suppress
 # Behind a pipe that nobody reads; the newest stay.
 _MOST_LINES = 200
 _PATIENCE_S = 0.2
+_MOST_CHARS = 2000
 """A line has so long before the caller goes on without knowing."""
 
 
@@ -96,7 +97,7 @@ def hold_standard_descriptors() -> None:
         os.close(handle)
 
 
-def one_line(text: str, most_chars: int = 2000) -> str:
+def one_line(text: str) -> str:
     """Without line breaks and control characters, and not longer."""
-    words = "".join(c if c.isprintable() else " " for c in text[: 4 * most_chars]).split()
-    return " ".join(words)[:most_chars]
+    words = "".join(c if c.isprintable() else " " for c in text[: 4 * _MOST_CHARS]).split()
+    return " ".join(words)[:_MOST_CHARS]

@@ -6,13 +6,12 @@ import argparse
 import re
 from pathlib import Path
 
+from ..directory.launch_files import LONGEST_S
 from .slurm import duration_s
 
 STOP_EXIT_CODE = 93
 """Stopped on advice: do not requeue."""
 SCRIPT = "resubmit.sh"
-# Dates and sums stay within what ``datetime`` and a double can hold.
-_LONGEST_S = 100 * 365 * 86400.0
 
 
 def add_run(verbs: argparse._SubParsersAction) -> None:
@@ -75,7 +74,7 @@ def _time(text: str) -> float:
         found = float(match[1]) * unit_s
     else:
         found = duration_s(text) or float("inf")
-    if found < _LONGEST_S:
+    if found < LONGEST_S:
         return found
     raise argparse.ArgumentTypeError(f"{text!r} is no time; such as 600, 10m, 48h or 2-00:00:00")
 

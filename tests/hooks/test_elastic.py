@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from forerun.calib.samples.store import read_run, run_ids
 
@@ -57,10 +57,9 @@ CALIBRATE = ("--calibrate", "--calibrate-steps=4", "--calibrate-every=8", "--cal
 def agent(folder: Path, node: int, port: int, *arguments: str) -> subprocess.Popen[str]:
     launcher = (sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1")
     meeting = (f"--rdzv-endpoint=localhost:{port}", "--rdzv-backend=c10d", "--rdzv-id=elastic")
-    # The one that leaves is not the one where the nodes meet.
     # On a busy machine one node has imported torch long before the other.
     patience = "last_call_timeout=15,keep_alive_interval=1"
-    options = (f"--rdzv-conf={patience},is_host={node == 0}", "--max-restarts=3")
+    options = (f"--rdzv-conf={patience},is_host=False", "--max-restarts=3")
     kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
     return subprocess.Popen(
         [*launcher, *meeting, *options, "train.py", *arguments],
@@ -77,10 +76,9 @@ def launch(folder: Path, *arguments: str) -> tuple[list[str], list[int], str]:
     """Losses of both nodes in order, exit statuses, and what was printed."""
     folder.mkdir()
     (folder / "train.py").write_text(PROGRAM, encoding="utf-8")
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    agents = [agent(folder, node, port, *arguments) for node in range(2)]
+    # The nodes meet here: no port is free for a moment, and it outlives the one that leaves.
+    meeting = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    agents = [agent(folder, node, meeting.port, *arguments) for node in range(2)]
     said = "".join(each.communicate(timeout=240)[0] for each in agents)
     return re.findall(r"^LOSS .+$", said, re.MULTILINE), [a.returncode for a in agents], said
 

@@ -21,7 +21,8 @@ PATIENCE_S = 240.0
 def launch(home: Path, *more: str, go: str, **environ: str) -> Launch:
     """The training under torchrun."""
     words = ("--standalone", script.__file__, "out", go, *more)
-    return Launch(home, *words, num_workers=1, WANDB_MODE="disabled", **environ)
+    # The first outlives the whole of the second.
+    return Launch(home, *words, num_workers=1, timeout_s=580.0, WANDB_MODE="disabled", **environ)
 
 
 def said_by(launched: Launch) -> str:

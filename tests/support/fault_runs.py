@@ -99,7 +99,8 @@ def run_folder(folder: Path, fault: Any, *, is_bare: bool) -> Path:
     return folder / f"bare-{fault.loop.__name__}-{fault.num_ranks}-{act}"
 
 
-_PORTS = itertools.count(12_000 + os.getpid() % 15_000)
+# At random: several processes count at the same time.
+_PORTS = itertools.count(12_000 + int.from_bytes(os.urandom(4), "big") % 15_000)
 
 
 def free_port() -> int:

@@ -28,7 +28,12 @@ class Launch:
     """
 
     def __init__(
-        self, directory: Path, *words: object, num_workers: int = 0, **environ: object
+        self,
+        directory: Path,
+        *words: object,
+        num_workers: int = 0,
+        timeout_s: float = _TIMEOUT_S,
+        **environ: object,
     ) -> None:
         self._files = directory / f".launch-{next(_counter)}"
         self._files.mkdir(parents=True)
@@ -40,7 +45,7 @@ class Launch:
             "words": self._words,
             "environ": {**kept, "OMP_NUM_THREADS": "1", "WANDB_SILENT": "true", **own},
             "num_workers": num_workers,
-            "timeout_s": _TIMEOUT_S,
+            "timeout_s": timeout_s,
             **{name: str(self._files / name) for name in ("stdout", "stderr", "status")},
         }
         pipe = _server().stdin

@@ -245,6 +245,9 @@ def test_latent_attention_has_the_parameters_of_megatrons_own_count(layout: Layo
     mlp = 3 * h * (32 * 8 + 48)
     router = 8 * h
     assert numel.dense + numel.expert == attention + mlp + 2 * h + router
+    assert numel.expert == 0  # one expert-parallel rank: Megatron shards them like the rest
+    split = block(layout(dp=2, model=shape, par={"ep": 2}), BlockKind.EXPERT_LAYER).numel
+    assert split.expert == 3 * h * 32 * 4
 
 
 def test_padding_to_capacity_rounds_up_each_expert(layout: Layout) -> None:
