@@ -207,6 +207,11 @@ _ONE_STACK: tuple[Claim, ...] = (
         {"calibrate_0": ("4.4; naive 18.4", 0.042), "calibrate_3": ("-", 0.035)},
         operators=_SAILOR_OPS,
     ),
+    *_claims(
+        "llm-foundry, FSDP",
+        "e2e_llmfoundry_mpt_fsdp",
+        {"calibrate_0": ("-", 0.08), "calibrate_3": ("refused; 12.0 as unsharded", 0.08)},
+    ),
     *(
         Claim(
             title=f"Megatron-Bridge{title}",

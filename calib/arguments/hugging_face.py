@@ -17,12 +17,11 @@ from ..workload.model_shape import (
     PositionEmbedding,
     at_least_one,
 )
-from ..workload.parallelism import Parallelism
+from ..workload.parallelism import Parallelism, Sharding
 
 # Megatron's default of ``--make-vocab-size-divisible-by``.
 _VOCAB_MULTIPLE = 128
 _PRECISIONS = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
-_SHARDED = "parameters sharded between steps (FSDP)"
 _AUTOCAST = "fp32 parameters under autocast"
 
 
@@ -78,8 +77,7 @@ class Training:
 def from_training(config: Mapping[str, object], training: Training) -> RunConfig:
     """The run of the model that ``config.json`` holds; raises ``ConfigError`` for an unknown kind.
 
-    Data parallelism over all ranks.  Sharded parameters count as Megatron's distributed optimizer:
-    the gathers of the backward phase and what they save in memory are listed as not modelled.
+    Data parallelism over all ranks, in whole or with all of it sharded (FSDP, by layers).
 
     >>> gpt2 = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 4, "n_positions": 128,
     ...         "vocab_size": 512}
@@ -89,9 +87,9 @@ def from_training(config: Mapping[str, object], training: Training) -> RunConfig
     """
     model = from_hugging_face(config, seq_length=training.seq_length, vocab_multiple=1)
     given, dtype = Arguments(config), training.autocast_dtype or training.element_dtype
-    unmodelled = [_SHARDED] if training.is_sharded else []
+    unmodelled: tuple[str, ...] = ()
     if training.autocast_dtype and training.autocast_dtype != training.element_dtype:
-        unmodelled.append(_AUTOCAST)
+        unmodelled = (_AUTOCAST,)
     samples = training.micro_batch_size * training.num_microbatches * training.num_ranks
     return RunConfig(
         model=model,
@@ -99,6 +97,7 @@ def from_training(config: Mapping[str, object], training: Training) -> RunConfig
             dp=training.num_ranks,
             ranks_per_node=training.ranks_per_node,
             is_optimizer_distributed=training.is_sharded,
+            sharding=Sharding.WEIGHTS if training.is_sharded else Sharding.OPTIMIZER,
             # DistributedDataParallel reduces buckets while the backward pass goes on.
             overlaps_grad_reduce=training.num_ranks > 1,
             overlaps_param_gather=training.is_sharded,
@@ -112,7 +111,7 @@ def from_training(config: Mapping[str, object], training: Training) -> RunConfig
         cadence=training.cadence,
         device=training.device,
         framework=training.framework,
-        unmodelled=tuple(unmodelled),
+        unmodelled=unmodelled,
     )
 
 

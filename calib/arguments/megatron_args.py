@@ -234,7 +234,12 @@ def _with_own(found: RunConfig, config: RunConfig) -> RunConfig:
     return replace(
         found,
         model=replace(found.model, experts=experts),
-        parallelism=replace(found.parallelism, schedule=config.parallelism.schedule),
+        parallelism=replace(
+            found.parallelism,
+            schedule=config.parallelism.schedule,
+            keeps_grads_whole=config.parallelism.keeps_grads_whole,
+        ),
+        optimizer_offload_frac=config.optimizer_offload_frac,
         device=config.device,
         framework=config.framework,
     )

@@ -32,6 +32,7 @@ from ..workload.pipeline_layout import (
 )
 from .megatron_model import model_shape
 from .megatron_options import PARALLEL_SWITCHES, left_out
+from .megatron_sharding import with_sharding, with_states
 
 FIRST_STAGE = ("decoder_first_pipeline_num_layers", "num_layers_in_first_pipeline_stage")
 LAST_STAGE = ("decoder_last_pipeline_num_layers", "num_layers_in_last_pipeline_stage")
@@ -57,8 +58,8 @@ def from_namespace(args: object) -> RunConfig:
     """The config of a run, from Megatron's arguments (any object with their names).
 
     Arguments may be as given or as ``validate_args`` leaves them; ``world_size`` and
-    ``ranks_per_node`` are the launcher's.  What the model leaves out (FSDP, hybrid models, CPU
-    offload, ...) is listed by name in ``unmodelled``.  Raises ``ConfigError`` where a size that
+    ``ranks_per_node`` are the launcher's.  What the model leaves out (hybrid models, the time of
+    CPU offload, ...) is listed by name in ``unmodelled``.  Raises ``ConfigError`` where a size that
     nothing can replace is missing or the layout cannot run.
     """
     given = Arguments(args)
@@ -77,7 +78,7 @@ def from_namespace(args: object) -> RunConfig:
         micro_batch_size=micro,
         global_batch_size=given.number("global_batch_size") or micro * parallelism.dp,
     )
-    return RunConfig(
+    config = RunConfig(
         model=model,
         parallelism=parallelism,
         batch=batch,
@@ -93,6 +94,7 @@ def from_namespace(args: object) -> RunConfig:
         unmodelled=_unmodelled(args, given, layout),
         **_kernels(given, precision),
     )
+    return with_states(config, given)
 
 
 def _kernels(given: Arguments, precision: Precision) -> dict[str, Any]:
@@ -142,7 +144,7 @@ def _parallelism(given: Arguments, layout: PipelineLayout | None) -> Parallelism
         field: given.is_on(name) for field, name in PARALLEL_SWITCHES.items()
     }
     switches["is_sequence_parallel"] &= tp > 1
-    return Parallelism(
+    par = Parallelism(
         tp=tp,
         pp=pp,
         vp=vp,
@@ -160,6 +162,7 @@ def _parallelism(given: Arguments, layout: PipelineLayout | None) -> Parallelism
         ranks_per_node=given.number("ranks_per_node"),
         **switches,
     )
+    return with_sharding(par, given)
 
 
 def _context_comm(given: Arguments) -> ContextComm:

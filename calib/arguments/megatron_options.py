@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..records.files import read_package_json
 from ..workload.argument_values import ArgumentValue, is_true
 
+Values: TypeAlias = "dict[str, ArgumentValue]"
+"""Values of arguments by their names in Megatron's namespace."""
 NAMES = read_package_json(__package__, "megatron_names.json")
 """Word lists of Megatron-LM core_v0.16.1's arguments, by what is done with them.
 

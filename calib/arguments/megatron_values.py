@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
-from typing import TypeAlias
 
-from ..workload.argument_values import ArgumentValue
 from ..workload.config import (
     ContextComm,
     Experts,
@@ -17,10 +15,9 @@ from ..workload.config import (
     RunConfig,
 )
 from ..workload.pipeline_layout import write_layout
-from .megatron_options import EXPERT_SWITCHES, PARALLEL_SWITCHES, SPELLED
+from .megatron_options import EXPERT_SWITCHES, PARALLEL_SWITCHES, SPELLED, Values
+from .megatron_sharding import optimizer_values, sharding_values
 
-Values: TypeAlias = "dict[str, ArgumentValue]"
-"""Values of arguments by their names in Megatron's namespace."""
 _SIZES = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads"),
     *("kv_channels", "seq_length"),
@@ -56,11 +53,17 @@ def layout_values(config: RunConfig) -> Values:
         **_fp8_values(config),
         "cuda_graph_impl": "local" if config.uses_cuda_graphs else "",
         **{name: getattr(par, field) for field, name in PARALLEL_SWITCHES.items()},
+        **sharding_values(par),
+        **optimizer_values(config),
         "cross_entropy_loss_fusion": config.is_loss_fused,
         "cross_entropy_fusion_impl": None if config.keeps_fp32_logits else "te",
         **_gradient_values(config),
     }
     values.update((name, value) for name, value in optional.items() if value)
+    if values.get("use_torch_fsdp2"):
+        values["torch_fsdp2_reshard_after_forward"] = False
+        for name in ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather"):
+            values.pop(name, None)
     if par.vp > 1 and not par.overlaps_p2p:
         values["overlap_p2p_comm"] = False
     if par.overlaps_p2p_ends:

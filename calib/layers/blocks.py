@@ -21,6 +21,7 @@ from .experts import expert_modules
 from .latent_attention import latent_attention_modules
 from .layer_modules import LayerModule, Shaped, hidden_call, norm_module, transfer
 from .prediction import EMBEDDING, HEAD, embedding_copy_module, prediction_modules
+from .sharding import shard_key, shard_uses
 from .tensors import BlockNumel, ParameterTensor, Strip, block_numel, strip
 
 
@@ -96,6 +97,7 @@ def block_key(config: RunConfig) -> tuple[Hashable, ...]:
         config.is_loss_fused,
         config.distributes_saved_activations,
         config.recompute_modules or is_selective if is_selective else None,
+        shard_key(config),
     )
 
 
@@ -132,7 +134,14 @@ def _cached(asked: _Asked, kind: BlockKind, is_recomputed: bool) -> Block:
         forward=_counted(whole, Phase.FORWARD, nbytes),
         backward=_counted(whole, Phase.BACKWARD, nbytes),
         recompute=_counted(again, Phase.RECOMPUTE, nbytes),
-        uses=_joined([*uses, *(replace(use, placement=Placement.RECOMPUTE) for use in again_uses)]),
+        uses=_joined(
+            [
+                *uses,
+                *(replace(use, placement=Placement.RECOMPUTE) for use in again_uses),
+                # What is gathered for a backward pass serves what is recomputed in it as well.
+                *shard_uses(config, tensors),
+            ]
+        ),
         tensors=tensors,
         numel=block_numel(tensors),
         strips=_strips(tensors, has_fp8_params=config.keeps_fp8_params),

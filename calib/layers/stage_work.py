@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import ConfigError
 from ..workload.collectives import Collective, CollectiveCall, CollectiveUse, GroupRole, Placement
-from ..workload.config import Engine, Fp8Recipe, Parallelism, Precision, RunConfig
+from ..workload.config import Engine, Parallelism, RunConfig
 from ..workload.operators import (
     OPTIMIZER_ELEMENT_NBYTES,
     Operator,
@@ -19,6 +19,7 @@ from ..workload.ranks import group, group_call
 from .blocks import BlockCount, chunk_blocks
 from .buckets import Bucket, buckets, num_shards
 from .layer_modules import between_ranks, hidden_nbytes, transfer
+from .sharding import gathered_nbytes, grad_nbytes
 from .tensors import BlockNumel
 
 
@@ -154,13 +155,13 @@ def gradient_uses(config: RunConfig, stage: int) -> tuple[CollectiveUse, ...]:
     if len({bucket.is_expert for bucket in known}) > 1 and not par.overlaps_param_gather:
         # Experts and the rest have an optimizer each, and either gathers all after its step.
         uses = [_repeated(use) for use in uses]
-    nbytes = _tp_reduced_numel(config, stage) * _grad_nbytes(config)
+    nbytes = _tp_reduced_numel(config, stage) * grad_nbytes(config)
     if par.tp > 1 and nbytes:
         call = group_call(config, Collective.ALL_REDUCE, GroupRole.TP, nbytes)
         uses.append(transfer(call, Placement.GRAD_FINISH))
     shares_embedding = model.is_tied or model.num_prediction_layers > 0
     if shares_embedding and par.pp > 1 and stage in (0, par.pp - 1):
-        nbytes = model.vocab_size // par.tp * model.hidden_size * _grad_nbytes(config)
+        nbytes = model.vocab_size // par.tp * model.hidden_size * grad_nbytes(config)
         call = group_call(config, Collective.ALL_REDUCE, GroupRole.EMBEDDING, nbytes)
         uses.append(transfer(call, Placement.GRAD_FINISH))
     return tuple(uses)
@@ -169,30 +170,29 @@ def gradient_uses(config: RunConfig, stage: int) -> tuple[CollectiveUse, ...]:
 def bucket_uses(config: RunConfig, bucket: Bucket) -> tuple[CollectiveUse, ...]:
     """Its reduction, and with the distributed optimizer the gather of its parameters.
 
-    Several instances of the optimizer scatter within one and then reduce each shard over all.
+    Several instances of the optimizer scatter within one and then reduce each shard over all.  What
+    is sharded deeper travels with the blocks (``sharding``).
     """
     par = config.parallelism
     role = GroupRole.EXPERT_DP if bucket.is_expert else GroupRole.DP
-    nbytes = bucket.numel * _grad_nbytes(config)
+    nbytes = bucket.numel * grad_nbytes(config)
     is_split, is_beside = par.is_optimizer_distributed, par.overlaps_grad_reduce
-    scatters = is_split and par.engine is Engine.MEGATRON
-    kind = Collective.REDUCE_SCATTER if scatters else Collective.ALL_REDUCE
-    reduce = group_call(config, kind, role, nbytes)
-    uses = [transfer(reduce, Placement.GRAD_REDUCE, is_overlapped=is_beside)]
-    if is_split:
-        across = GroupRole.DP_INSTANCES
-        shard = group_call(config, Collective.ALL_REDUCE, across, nbytes // reduce.num_ranks)
-        uses.append(transfer(shard, Placement.GRAD_REDUCE, is_overlapped=is_beside))
-        gathered = bucket.numel * _held_nbytes(config, bucket)
+    uses: list[CollectiveUse] = []
+    if not par.shards_grads:
+        scatters = is_split and par.engine is Engine.MEGATRON
+        kind = Collective.REDUCE_SCATTER if scatters else Collective.ALL_REDUCE
+        reduce = group_call(config, kind, role, nbytes)
+        uses.append(transfer(reduce, Placement.GRAD_REDUCE, is_overlapped=is_beside))
+        if is_split:
+            across = GroupRole.DP_INSTANCES
+            shard = group_call(config, Collective.ALL_REDUCE, across, nbytes // reduce.num_ranks)
+            uses.append(transfer(shard, Placement.GRAD_REDUCE, is_overlapped=is_beside))
+    if is_split and not par.shards_weights:
+        gathered = bucket.numel * gathered_nbytes(config, is_quantized=bucket.is_quantized)
         gather = group_call(config, Collective.ALL_GATHER, role, gathered)
         is_ahead = par.overlaps_param_gather
         uses.append(transfer(gather, Placement.PARAM_GATHER, is_overlapped=is_ahead))
     return between_ranks(uses)
-
-
-def _grad_nbytes(config: RunConfig) -> int:
-    """Bytes of a gradient element in the reduction: fp32, but fp16 runs reduce in fp16."""
-    return 2 if config.precision is Precision.FP16 or config.reduces_grads_in_bf16 else 4
 
 
 def _tp_reduced_numel(config: RunConfig, stage: int) -> int:
@@ -237,12 +237,6 @@ def _coalesced(uses: list[CollectiveUse]) -> list[CollectiveUse]:
         nbytes = use.call.nbytes + (0 if before is None else before.call.nbytes)
         joined[key] = replace(use, call=replace(use.call, nbytes=nbytes))
     return list(joined.values())
-
-
-def _held_nbytes(config: RunConfig, bucket: Bucket) -> int:
-    """Bytes of an element as the ranks gather it: in blocks of 32, Megatron gathers bf16."""
-    is_whole = config.fp8 in (Fp8Recipe.MXFP8, Fp8Recipe.NVFP4)
-    return 1 if bucket.is_quantized and not is_whole else config.precision.nbytes
 
 
 def _summed(blocks: list[BlockCount], phase: Phase) -> tuple[OperatorCount, ...]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from ..layers.blocks import Block
 from ..workload.collectives import CollectiveUse, Placement
 from ..workload.operators import OperatorKind, Phase
 from .items import PASS_PARTS, Floats, ItemIndex, Part, SparseRows, Sums, part_of
+from .overlap import ShardSums, ShardTimes, ShardWriter, beyond, is_shard
 
 _WEIGHT_FRAC = 0.5
 """Two products of one size: half, where no trace says more."""
@@ -28,15 +27,49 @@ class BlockTimes:
     recompute_s: Floats
     transfer_s: dict[tuple[Placement, Part], Floats]
     """Exposed transfers by pass and part."""
+    shards_s: ShardTimes | None = None
+    """Transfers of sharded weights and gradients; None where blocks have none."""
 
     @property
     def forward_pass_s(self) -> Floats:
         """Operators and transfers of the forward pass."""
-        return self.forward_s + self._transfers(Placement.FORWARD)
+        return self._passed(Placement.FORWARD)
 
     @property
     def backward_pass_s(self) -> Floats:
         """Operators and transfers of the backward pass, recomputation included."""
+        return self._passed(Placement.BACKWARD)
+
+    @property
+    def shard_exposed_s(self) -> Floats:
+        """What transfers of shards add to both passes of a block between others of its kind."""
+        if self.shards_s is None:
+            return 0 * self.forward_s
+        first, second = (
+            self.shards_s.exposed(place, self._own(place))
+            for place in (Placement.FORWARD, Placement.BACKWARD)
+        )
+        return first + second
+
+    def edge_s(self, placement: Placement) -> Floats | None:
+        """What one transfer of a block would have hidden; None where nothing is sharded.
+
+        The first gather of a pass and the last reduction have no neighbour to hide behind.
+        """
+        if self.shards_s is None:
+            return None
+        return self.shards_s.edge(placement, self._own(placement))
+
+    def _passed(self, placement: Placement) -> Floats:
+        own_s = self._own(placement)
+        if self.shards_s is None:
+            return own_s
+        return own_s + self.shards_s.exposed(placement, own_s)
+
+    def _own(self, placement: Placement) -> Floats:
+        """A pass without what sharding adds to it."""
+        if placement is Placement.FORWARD:
+            return self.forward_s + self._transfers(Placement.FORWARD)
         transfers = self._transfers(Placement.BACKWARD) + self._transfers(Placement.RECOMPUTE)
         return self.backward_s + self.recompute_s + transfers
 
@@ -61,6 +94,8 @@ class BlockSums:
     """Work that each row of ``uses`` may hide behind; empty where it does not overlap."""
     homes: dict[tuple[Placement, Part], SparseRows]
     """Which rows of ``uses`` each block adds up, by pass and part."""
+    shards: ShardSums | None = None
+    """None where nothing is sharded beyond the optimizer."""
 
     def times(
         self, times_s: Floats, *, contention: float | Floats, is_host_only: bool
@@ -80,21 +115,10 @@ class BlockSums:
             weight_s=self.weight @ times_s,
             recompute_s=self.recompute @ times_s,
             transfer_s={key: home @ exposed for key, home in self.homes.items()},
+            shards_s=self.shards.times(times_s, contention=contention, is_host_only=is_host_only)
+            if self.shards
+            else None,
         )
-
-
-def beyond(transfer_s: Floats, window_s: Floats, contention: float | Floats) -> Floats:
-    """Exposed part of a transfer beside work of ``window_s``; side by side both are slower.
-
-    Galvatron's rule (Miao et al. 2022, section 3.3); never more than one after the other.
-
-    >>> one, two = np.array([1.0]), np.array([2.0])
-    >>> beyond(one, two, 1.0).tolist(), beyond(two, one, 1.0).tolist()
-    ([0.0], [1.0])
-    """
-    together = np.minimum(transfer_s, window_s)
-    slower = np.maximum(transfer_s, window_s) + (contention - 1) * together
-    return np.minimum(slower - window_s, transfer_s)
 
 
 def block_sums(
@@ -122,12 +146,15 @@ class _Writer:
         }
         self._uses, self._windows = Sums(), Sums()
         self._homes = {(place, part): Sums() for place in _PASSES for part in PASS_PARTS}
+        self._shards = ShardWriter(index)
 
     def write(self, blocks: Sequence[Block]) -> BlockSums:
         for row, block in enumerate(blocks):
             self._operators(row, block)
-            for uses in _sharing(block.uses):
+            for uses in _sharing(use for use in block.uses if not is_shard(use)):
                 self._transfers(row, block, uses)
+            for use in filter(is_shard, block.uses):
+                self._shards.add(row, use)
         rows, num_uses = len(blocks), self._uses.num_rows
 
         def sums(phase: Phase) -> SparseRows:
@@ -141,6 +168,7 @@ class _Writer:
             uses=self._uses.matrix(),
             windows=self._windows.matrix(num_rows=num_uses),
             homes={key: home.matrix(num_rows=rows) for key, home in self._homes.items()},
+            shards=self._shards.sums(rows),
         )
 
     def _operators(self, row: int, block: Block) -> None:
@@ -180,7 +208,7 @@ def has_weights(kind: OperatorKind) -> bool:
     return kind.is_linear or kind is OperatorKind.GROUPED_LINEAR
 
 
-def _sharing(uses: Sequence[CollectiveUse]) -> list[list[CollectiveUse]]:
+def _sharing(uses: Iterable[CollectiveUse]) -> list[list[CollectiveUse]]:
     """Transfers that one window hides together.
 
     A linear's backward has two products, each with a transfer of its own beside it; everything else

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .block_times import BlockTimes, beyond
+from ..workload.collectives import Placement
+from .block_times import BlockTimes
 from .compiled import Compiled, IssuedTransfers, LayoutGroup
 from .costs import PipelineCosts, pipeline_costs
 from .items import PASS_PARTS, Floats, Ints, Part
+from .overlap import beyond
 from .programs import TaskKind
 from .simulate import Simulation, Span
 from .steady import Run, simulate_each
@@ -35,6 +37,8 @@ class GroupTimes:
     reduce_s: Floats
     """Exposed time of the gradient reduction, shape (stages, layouts, alternatives)."""
     gather_s: Floats
+    shards_s: Floats
+    """Exposed transfers of sharded weights and gradients in one micro-batch, as ``reduce_s``."""
     finish_s: Floats
     embedding_s: Floats
     optimizer_s: Floats
@@ -66,7 +70,8 @@ class GroupTimes:
             **{part: blocks(self.blocks.part_s(part)) for part in PASS_PARTS},
             Part.PP: float(self.pipeline.transfer_s[stage, column]),
             Part.DP: float(
-                (self.reduce_s + self.gather_s)[stage, layout, 0] + self.embedding_s[layout, 0]
+                (self.reduce_s + self.gather_s + m * self.shards_s)[stage, layout, 0]
+                + self.embedding_s[layout, 0]
             ),
             Part.OPTIMIZER: float(self.optimizer_s[stage, layout, 0]),
             Part.HOST: m * pipeline.num_virtual_stages * (forward + backward) + step,
@@ -133,6 +138,7 @@ class _Passes:
     costs: PipelineCosts
     reduce_s: Floats
     gather_s: Floats
+    shards_s: Floats
 
 
 class _Evaluation:
@@ -174,8 +180,9 @@ class _Evaluation:
             """Sums over the chunks of each stage."""
             return values.reshape(-1, *group.stages.shape, values.shape[-1]).sum(axis=0)
 
-        forward = chunks(self._forward_s) + self._host_s[0]
-        backward = chunks(self._backward_s) + self._host_s[1]
+        first, last = self._edge(group, Placement.FORWARD), self._edge(group, Placement.BACKWARD)
+        forward = chunks(self._forward_s) + self._host_s[0] + first
+        backward = chunks(self._backward_s) + self._host_s[1] + last
         reduce_window = by_stage(backward) if group.overlaps_reduces else None
         gather_window = by_stage(forward) if group.overlaps_gathers else None
         gather_s = self._gathers.exposed(group.stages, gather_window, self._contention)
@@ -184,7 +191,18 @@ class _Evaluation:
             costs=self._costs(group, forward, backward, chunks(self._blocks.weight_s), gather_s),
             reduce_s=self._reduces.exposed(group.stages, reduce_window, self._contention),
             gather_s=gather_s,
+            shards_s=by_stage(chunks(self._blocks.shard_exposed_s) + first + last)
+            if self._blocks.shards_s
+            else 0 * gather_s,
         )
+
+    def _edge(self, group: LayoutGroup, placement: Placement) -> Floats | float:
+        """What the first gather or the last reduction of a chunk adds, shape as ``chunks``."""
+        edge_s = self._blocks.edge_s(placement)
+        if edge_s is None:
+            return 0.0
+        is_held = (group.counts > 0)[:, np.newaxis, :, np.newaxis]
+        return (is_held * edge_s[group.blocks]).max(axis=2)
 
     def _costs(
         self,
@@ -234,6 +252,7 @@ class _Evaluation:
             blocks=self._blocks,
             reduce_s=found.reduce_s,
             gather_s=found.gather_s,
+            shards_s=found.shards_s,
             finish_s=finish_s,
             embedding_s=embedding_s,
             optimizer_s=optimizer_s,

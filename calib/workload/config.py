@@ -25,7 +25,7 @@ from .model_shape import (
     PositionEmbedding,
     not_negative,
 )
-from .parallelism import ContextComm, Engine, Parallelism, Schedule
+from .parallelism import ContextComm, Engine, Parallelism, Schedule, Sharding
 
 __all__ = [
     "Attention",
@@ -45,6 +45,7 @@ __all__ = [
     "Recompute",
     "RunConfig",
     "Schedule",
+    "Sharding",
 ]
 
 
@@ -121,6 +122,11 @@ class RunConfig:
     """The loss works on a copy of the logits; Transformer Engine's works in place."""
     fuses_gradient_accumulation: bool = True
     reduces_grads_in_bf16: bool = False
+    optimizer_state_nbytes: int = 0
+    """Bytes of optimizer states for each parameter; 0: two moments in fp32 and, in mixed precision,
+    a copy in fp32."""
+    optimizer_offload_frac: float = 0.0
+    """Share of the optimizer's states that the host's memory holds."""
     uses_cuda_graphs: bool = False
     """The host's launches are replayed, so that they cost nothing."""
     cadence: Cadence = field(default_factory=Cadence)
@@ -133,10 +139,12 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         not_negative("recompute_num_layers", self.recompute_num_layers)
-        for name in ("hidden_dropout", "attention_dropout"):
+        not_negative("optimizer_state_nbytes", self.optimizer_state_nbytes)
+        for name in ("hidden_dropout", "attention_dropout", "optimizer_offload_frac"):
             value = getattr(self, name)
             if not 0.0 <= value <= 1.0:
-                raise ConfigError(f"{name} {value} is no probability; give one from 0 to 1")
+                word = "share" if name.endswith("frac") else "probability"
+                raise ConfigError(f"{name} {value} is no {word}; give one from 0 to 1")
         check_layout(self.model, self.parallelism, self.batch)
 
     @property

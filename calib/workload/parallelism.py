@@ -66,6 +66,21 @@ class Engine(QuickEnum):
     product, and ZeRO-1 sums whole gradients before it gathers parameters."""
 
 
+class Sharding(QuickEnum):
+    """What the ranks of a data-parallel group share in place of each keeping all of it.
+
+    The stages of ZeRO (Rajbhandari et al. 2020, section 5), each with those before it.
+    """
+
+    NONE = "none"
+    OPTIMIZER = "optimizer"
+    """States of the optimizer: ZeRO-1, Megatron's distributed optimizer."""
+    GRADS = "grads"
+    """Gradients too, so that each micro-batch reduces its own: ZeRO-2."""
+    WEIGHTS = "weights"
+    """Weights too, gathered layer by layer: ZeRO-3, FSDP."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
     """Degrees of parallelism and what overlaps; ``num_ranks = tp * cp * dp * pp``.
@@ -94,9 +109,16 @@ class Parallelism:
     is_pipeline_before_data: bool = False
     """Ranks go tp-cp-ep-pp-dp (``--use-tp-pp-dp-mapping``) in place of tp-cp-ep-dp-pp."""
     num_optimizer_instances: int = 1
-    """Copies of the distributed optimizer's state over dp."""
+    """Copies of the distributed optimizer's state over dp; of all that is sharded, under hybrid
+    sharding (HSDP)."""
     is_sequence_parallel: bool = False
     is_optimizer_distributed: bool = False
+    sharding: Sharding = Sharding.OPTIMIZER
+    """How far a distributed optimizer shards; without one nothing is, see ``sharded``."""
+    regathers_weights: bool = True
+    """Sharded weights are let go after a layer's forward pass (FSDP's reshard after forward)."""
+    keeps_grads_whole: bool = False
+    """Sharded weights, but gradients are reduced once in a step (FSDP under ``no_sync``)."""
     overlaps_grad_reduce: bool = False
     overlaps_param_gather: bool = False
     overlaps_p2p: bool = True
@@ -134,6 +156,26 @@ class Parallelism:
     def num_ranks(self) -> int:
         """Ranks that the layout occupies."""
         return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def sharded(self) -> Sharding:
+        """What is sharded over dp.
+
+        >>> Parallelism(dp=8, sharding=Sharding.WEIGHTS).sharded.value
+        'none'
+        """
+        return self.sharding if self.is_optimizer_distributed else Sharding.NONE
+
+    @property
+    def shards_weights(self) -> bool:
+        """True where no rank keeps a whole layer between its passes."""
+        return self.sharded is Sharding.WEIGHTS
+
+    @property
+    def shards_grads(self) -> bool:
+        """True where each micro-batch's gradients are reduced, and only shards of them add up."""
+        is_deep = self.sharded in (Sharding.GRADS, Sharding.WEIGHTS)
+        return is_deep and not self.keeps_grads_whole
 
     @property
     def expert_tp(self) -> int:

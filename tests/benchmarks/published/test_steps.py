@@ -79,7 +79,7 @@ def test_our_own_format_gives_the_same_rows_back(name: str) -> None:
     ("name", "usable", "flagged", "skipped"),
     [
         ("e2e_sailor", 2, 1, 0),
-        ("e2e_llmfoundry_mpt_fsdp", 0, 2, 0),
+        ("e2e_llmfoundry_mpt_fsdp", 2, 0, 0),
         ("e2e_neusight", 0, 1, 1),
         ("e2e_megatron_bridge", 5, 1, 1),
         ("e2e_mlperf_llm_systems", 1, 1, 3),
@@ -92,6 +92,18 @@ def test_what_is_not_modelled_is_flagged_or_skipped(
     assert len(table.usable) == usable
     assert len(table.rows) - len(table.usable) == flagged
     assert len(table.skipped) == skipped
+
+
+def test_llm_foundry_shards_all_and_reduces_in_the_precision_of_its_mode() -> None:
+    name = "e2e_llmfoundry_mpt_fsdp"
+    pure, default = (only(like(name, mp_mode=mode)).config for mode in ("PURE", "DEFAULT"))
+    assert pure.parallelism.shards_weights and pure.parallelism.shards_grads
+    assert pure.reduces_grads_in_bf16 and not default.reduces_grads_in_bf16
+    again = only(like(name, recompute_full=True)).config
+    assert again.recompute is Recompute.FULL
+    kept = only(like(name, sharding="SHARD_GRAD_OP")).config.parallelism
+    assert kept.shards_weights and not kept.regathers_weights
+    assert "HYBRID" in like(name, sharding="HYBRID").skipped[0].reason
 
 
 def test_vtrain_cuts_the_vocabulary_on_one_node_and_pads_it_on_a_cluster() -> None:

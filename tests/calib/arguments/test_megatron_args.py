@@ -244,7 +244,7 @@ def test_settings_outside_the_model_are_listed() -> None:
         namespace(
             cp_comm_type=["p2p", "a2a"],
             window_size=(128, 0),
-            use_megatron_fsdp=True,
+            optimizer_cpu_offload=True,
             cpu_offloading_num_layers=1,
             tp_comm_overlap_ag=False,
             optimizer="adam",
@@ -257,8 +257,8 @@ def test_settings_outside_the_model_are_listed() -> None:
     assert set(config.unmodelled) == {
         "cp_comm_type",
         "cpu_offloading_num_layers",
+        "optimizer_cpu_offload",
         "tp_comm_overlap_ag",
-        "use_megatron_fsdp",
         "window_size",
     }
 
@@ -282,6 +282,8 @@ def test_what_is_called_modelled_is_read() -> None:
         {"group_query_attention": True, "fp16": True, "recompute_granularity": "full"},
         {"moe_layer_recompute": True, "num_layers_per_virtual_pipeline_stage": 16},
         {"recompute_granularity": "full", "recompute_method": "block"},
+        {"use_megatron_fsdp": True, "use_precision_aware_optimizer": True},
+        {"use_torch_fsdp2": True, "optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5},
         {"pipeline_model_parallel_size": 2, "num_virtual_stages_per_pipeline_rank": 2}
         | {"global_batch_size": 16},
         {"seq_length": None, "encoder_seq_length": 16, "num_layers": None, "encoder_num_layers": 2},

@@ -36,6 +36,7 @@ from forerun.calib.workload.config import (
     Precision,
     Recompute,
     RunConfig,
+    Sharding,
 )
 
 DEGREES = st.sampled_from([1, 2, 4])
@@ -106,6 +107,13 @@ def layouts(draw: st.DrawFn, num_layers: int, max_ep: int) -> Parallelism:
         chunks = () if len(set(chunks)) == 1 else chunks
     switches = ("is_optimizer_distributed", "overlaps_grad_reduce", "overlaps_param_gather")
     names = (*switches, "overlaps_tp", "pads_buckets", "is_pipeline_before_data")
+    chosen: dict[str, Any] = {name: draw(st.booleans()) for name in names}
+    if chosen["is_optimizer_distributed"]:
+        depths = st.sampled_from([s for s in Sharding if s is not Sharding.NONE])
+        chosen["sharding"] = draw(depths)
+        if chosen["sharding"] is Sharding.WEIGHTS and draw(st.booleans()):
+            # Only PyTorch's FSDP2 can keep weights, and it overlaps by itself.
+            chosen |= {"regathers_weights": False, **dict.fromkeys(switches, True)}
     return Parallelism(
         tp=tp,
         pp=pp,
@@ -123,7 +131,7 @@ def layouts(draw: st.DrawFn, num_layers: int, max_ep: int) -> Parallelism:
         overlaps_p2p_ends=vp > 1 and overlaps_p2p and draw(st.booleans()),
         bucket_numel=draw(st.sampled_from([0, 1_000_000])),
         ranks_per_node=draw(st.sampled_from([4, 8])),
-        **{name: draw(st.booleans()) for name in names},
+        **chosen,
     )
 
 
@@ -150,6 +158,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
         "fuses_gradient_accumulation": draw(st.booleans()),
         "is_softmax_fused": draw(st.booleans()),
         "reduces_grads_in_bf16": precision is not Precision.FP32 and draw(st.booleans()),
+        "optimizer_state_nbytes": draw(st.sampled_from([0, 6, 10])),
         "uses_cuda_graphs": draw(st.booleans()),
         "hidden_dropout": draw(st.sampled_from([0.0, 0.1])),
         "cadence": Cadence(

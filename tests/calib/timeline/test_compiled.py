@@ -11,10 +11,10 @@ from planted_steps import estimate_step, median_times
 
 from forerun.calib.advice.enumeration import enumerate_layouts
 from forerun.calib.errors import ConfigError
-from forerun.calib.timeline.block_times import beyond
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.timeline.costs import pipeline_costs
 from forerun.calib.timeline.evaluate import evaluate, step_times
+from forerun.calib.timeline.overlap import beyond
 from forerun.calib.timeline.programs import Pipeline
 from forerun.calib.timeline.simulate import simulate
 from forerun.calib.timeline.steady import simulate_each, simulate_long

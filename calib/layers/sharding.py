@@ -1,0 +1,81 @@
+"""Traffic of what is sharded beyond the optimizer: one unit of FSDP for each block.
+
+Zhao et al. 2023 ("PyTorch FSDP", section 3): a unit's weights are gathered before its forward pass
+and again before its backward pass, its gradients are scattered after it, and under hybrid sharding
+each shard of them is then summed over the replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+from ..workload.collectives import Collective, CollectiveUse, GroupRole, Placement
+from ..workload.config import Fp8Recipe, Precision, RunConfig
+from ..workload.ranks import group_call
+from .layer_modules import between_ranks, transfer
+from .tensors import ParameterTensor
+
+
+def grad_nbytes(config: RunConfig) -> int:
+    """Bytes of a gradient element in the reduction: fp32, but fp16 runs reduce in fp16."""
+    return 2 if config.precision is Precision.FP16 or config.reduces_grads_in_bf16 else 4
+
+
+def gathered_nbytes(config: RunConfig, *, is_quantized: bool) -> int:
+    """Bytes of a weight as ranks gather it: in blocks of 32 elements, Megatron gathers bf16."""
+    is_whole = config.fp8 in (Fp8Recipe.MXFP8, Fp8Recipe.NVFP4)
+    return 1 if is_quantized and not is_whole else config.precision.nbytes
+
+
+def shard_key(config: RunConfig) -> tuple[Hashable, ...] | None:
+    """What the traffic of a block depends on; None where a block has none of its own."""
+    par = config.parallelism
+    if not (par.shards_weights or par.shards_grads):
+        return None
+    return (
+        *(par.sharding, par.regathers_weights, par.keeps_grads_whole),
+        *(par.overlaps_grad_reduce, par.overlaps_param_gather),
+        *(par.dp, par.num_optimizer_instances, par.is_pipeline_before_data, par.pp),
+        config.reduces_grads_in_bf16,
+    )
+
+
+def shard_uses(config: RunConfig, tensors: Iterable[ParameterTensor]) -> tuple[CollectiveUse, ...]:
+    """Gathers of a block's weights and reductions of its gradients, once per micro-batch.
+
+    Experts are gathered among the replicas of each, all else over data- and context-parallel ranks.
+    """
+    if shard_key(config) is None:
+        return ()
+    uses: list[CollectiveUse] = []
+    held = tuple(tensors)
+    for role, is_expert in ((GroupRole.DP, False), (GroupRole.EXPERT_DP, True)):
+        found = [tensor for tensor in held if tensor.is_expert is is_expert]
+        if found:
+            uses += _of_group(config, role, found)
+    return between_ranks(uses)
+
+
+def _of_group(
+    config: RunConfig, role: GroupRole, tensors: list[ParameterTensor]
+) -> Iterable[CollectiveUse]:
+    par = config.parallelism
+    if par.shards_weights:
+        nbytes = sum(
+            tensor.numel
+            * gathered_nbytes(config, is_quantized=config.keeps_fp8_params and tensor.is_quantized)
+            for tensor in tensors
+        )
+        gather = group_call(config, Collective.ALL_GATHER, role, nbytes)
+        is_ahead = par.overlaps_param_gather
+        yield transfer(gather, Placement.FORWARD, is_overlapped=is_ahead)
+        if par.regathers_weights:
+            yield transfer(gather, Placement.BACKWARD, is_overlapped=is_ahead)
+    if par.shards_grads:
+        nbytes = sum(tensor.numel for tensor in tensors) * grad_nbytes(config)
+        scatter = group_call(config, Collective.REDUCE_SCATTER, role, nbytes)
+        is_beside = par.overlaps_grad_reduce
+        yield transfer(scatter, Placement.BACKWARD, is_overlapped=is_beside)
+        shard = nbytes // scatter.num_ranks
+        across = group_call(config, Collective.ALL_REDUCE, GroupRole.DP_INSTANCES, shard)
+        yield transfer(across, Placement.BACKWARD, is_overlapped=is_beside)

@@ -1,0 +1,81 @@
+"""FSDP and widths of optimizer states, by Megatron's own rules (core_v0.16.1)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forerun.calib.arguments.megatron_args import rewrite_command
+from forerun.calib.arguments.megatron_command import config_from_command
+from forerun.calib.arguments.megatron_namespace import from_namespace
+from forerun.calib.errors import ConfigError
+from forerun.calib.workload.config import RunConfig, Sharding
+
+SIZES = {
+    **{"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 128},
+    **{"vocab_size": 512, "micro_batch_size": 1, "world_size": 8, "bf16": True},
+}
+
+
+def run(**values: Any) -> RunConfig:
+    return from_namespace(SimpleNamespace(**SIZES, **values))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sharded"),
+    [
+        ("no_shard", Sharding.NONE),
+        ("optim", Sharding.OPTIMIZER),
+        ("optim_grads", Sharding.GRADS),
+        ("optim_grads_params", Sharding.WEIGHTS),
+    ],
+)
+@pytest.mark.parametrize("switch", ["use_megatron_fsdp", "use_custom_fsdp"])
+def test_megatrons_fsdp_shards_as_its_strategy_says(
+    switch: str, strategy: str, sharded: Sharding
+) -> None:
+    found = run(**{switch: True, "data_parallel_sharding_strategy": strategy})
+    assert found.parallelism.sharded is sharded and not found.unmodelled
+
+
+def test_a_strategy_without_fsdp_says_nothing_and_an_unknown_one_is_refused() -> None:
+    plain = run(data_parallel_sharding_strategy="optim_grads_params", use_distributed_optimizer=1)
+    assert plain.parallelism.sharded is Sharding.OPTIMIZER
+    with pytest.raises(ConfigError, match="'all' is not known; choose from no_shard"):
+        run(use_megatron_fsdp=True, data_parallel_sharding_strategy="all")
+
+
+def test_torchs_fsdp2_overlaps_by_itself_and_may_keep_what_it_gathered() -> None:
+    par = run(use_torch_fsdp2=True).parallelism
+    assert par.shards_weights and par.regathers_weights
+    assert par.overlaps_grad_reduce and par.overlaps_param_gather
+    kept = run(use_torch_fsdp2=True, torch_fsdp2_reshard_after_forward=False).parallelism
+    assert kept.shards_weights and not kept.regathers_weights
+
+
+def test_states_of_the_precision_aware_optimizer_are_as_wide_as_they_are_told() -> None:
+    assert run(exp_avg_dtype="bf16").optimizer_state_nbytes == 0
+    # 16 bits of each weight stay in its bf16 copy: 2 + 4 + 4, or 2 + 2 + 2 with moments in bf16.
+    assert run(use_precision_aware_optimizer=True).optimizer_state_nbytes == 10
+    narrow = {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"}
+    assert run(use_precision_aware_optimizer=True, **narrow).optimizer_state_nbytes == 6
+    with pytest.raises(ConfigError, match="--exp-avg-dtype 'int3' is not known"):
+        run(use_precision_aware_optimizer=True, exp_avg_dtype="int3")
+
+
+def test_an_offloaded_optimizer_keeps_its_share_on_the_host() -> None:
+    assert run(optimizer_cpu_offload=True).optimizer_offload_frac == 1.0
+    half = run(optimizer_cpu_offload=True, optimizer_offload_fraction=0.5)
+    assert half.optimizer_offload_frac == 0.5 and half.unmodelled == ("optimizer_cpu_offload",)
+
+
+def test_a_layout_under_fsdp2_is_asked_for_in_the_words_of_the_user() -> None:
+    """A distributed optimizer beside FSDP2 is what Megatron refuses."""
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()][:6]
+    host = ["torchrun", "--nproc-per-node=8", "t.py", *options]
+    host += ["--global-batch-size=8", "--bf16", "--use-torch-fsdp2"]
+    config = config_from_command(host).config
+    assert config.parallelism.shards_weights
+    assert rewrite_command(host[2:], config) == tuple(host[2:])
