@@ -181,6 +181,12 @@ def _add_import(verbs: argparse._SubParsersAction) -> None:
     add("--out", type=Path, required=True, metavar="FILE|DIR")
     add("--fabric", metavar="NAME", help="what to call the cluster")
     add("--ranks-per-node", type=int, default=8, metavar="N", help="for kineto (default 8)")
+    add(
+        "--kernels",
+        type=Path,
+        metavar="FILE",
+        help="kineto: all kernels by phase, operator and transfer, shapes or not",
+    )
 
 
 def _add_probe(verbs: argparse._SubParsersAction) -> None:

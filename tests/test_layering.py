@@ -160,7 +160,6 @@ ANYTHING_IN = {
     "answers": "JSON that is not yet said as such",
     "fit": "JSON that is not yet said as such",
     "importers": "values of traces that others wrote",
-    "records/kineto_trace.py": "values of traces that others wrote",
     "regressors": "an estimator of XGBoost, which may not be installed",
     "steps": "JSON that is not yet said as such",
     "workload/run_options.py": "what a field of a dataclass holds by default",

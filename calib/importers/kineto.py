@@ -2,41 +2,44 @@
 
 On a device the time of an operator is that of the kernels which it launched; in a trace without
 kernels it is the operator's own.  The backward of an operator is the node of autograd with its
-sequence number, all of it.  A kernel of NCCL runs from when its own rank arrives, so that its time
-includes waiting for the others: the shortest over the ranks' traces is nearest to the transfer.
+sequence number, all of it but what a checkpoint runs again inside: that is recomputation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from json import loads
 from typing import Any
 
 import pandas as pd
 
 from ..errors import RecordError
+from ..records.chrome_trace import from_chrome
+from ..records.kineto_origins import (
+    NODE,
+    SEQUENCE,
+    HostEvents,
+    Origin,
+    is_again,
+    is_node,
+    origins,
+)
 from ..records.kineto_trace import (
     KERNEL,
-    MESSAGE_OP,
     SHAPES,
     TraceEvent,
-    collective_named,
     device_work,
-    from_chrome,
     operations_by_thread,
 )
-from ..workload.collectives import Collective
+from ..units import NS_PER_S
 from ..workload.operators import OperatorKind, Phase
-from .own_format import COLLECTIVE_COLUMNS, MICROSECOND_S, OPERATOR_COLUMNS, element_nbytes
+from .kineto_shares import TraceShares, kernel_frame, shares
+from .kineto_transfers import transfer_frame
+from .own_format import OPERATOR_COLUMNS, element_nbytes
 
 Dims = Sequence[Sequence[int]]
 Sizes = Callable[[Dims], tuple[int, ...]]
-
-_NODE = "autograd::engine::evaluate_function: "
-_COUNTS_OUTPUT = frozenset({Collective.ALL_GATHER, Collective.RECV})
-_NS_PER_US = 1000
 
 
 def _rows(dims: Dims) -> tuple[int, ...]:
@@ -98,7 +101,10 @@ class _Call:
     """One operator or one node of autograd as it ran, and the numbers of all that ran inside."""
 
     event: TraceEvent
+    phase: Phase = Phase.FORWARD
     numbers: list[int] = field(default_factory=list)
+    others_ns: int = 0
+    """Time of what ran inside and is not its own: nodes of a checkpoint, a forward pass again."""
 
     @property
     def name(self) -> str:
@@ -106,66 +112,78 @@ class _Call:
         return self.event.name.removeprefix("aten::")
 
     @property
-    def is_node(self) -> bool:
-        """True for a node of autograd."""
-        return self.event.name.startswith(_NODE)
-
-    @property
-    def sequence(self) -> int | None:
-        """What forward and backward of one operator share."""
-        return self.event.details.get("Sequence number")
+    def key(self) -> tuple[int, Any]:
+        """Where an operator's node looks for it: sequence numbers are a thread's own."""
+        return self.event.thread, self.event.details.get(SEQUENCE)
 
 
-def kineto_operators(trace: Mapping[str, Any], name: str) -> pd.DataFrame:
-    """An operator table in our own format, one row for each call, forward and backward.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KinetoTables:
+    """What a trace holds: tables in our own format, and how much of its kernel time is known.
 
-    ``RecordError`` where the file is no trace, or was recorded without shapes.
+    ``shares`` is None in a trace without kernels; ``refusal`` says why there are no rows.
+    """
+
+    operators: pd.DataFrame
+    collectives: pd.DataFrame
+    kernels: pd.DataFrame
+    shares: TraceShares | None
+    refusal: str = ""
+
+
+def kineto_tables(
+    trace: Mapping[str, Any], name: str, *, fabric: str, ranks_per_node: int
+) -> KinetoTables:
+    """Operators by call, forward, backward and recomputed, transfers by kernel, and all kernels.
+
+    ``RecordError`` where the file is no trace; ``ranks_per_node`` as in ``transfer_frame``.
     """
     events = _events(trace, name)
+    device = _device_name(trace)
+    found, host = origins(events)
+    operators = _operators(events, host, device)
+    collectives = transfer_frame(
+        found, trace=trace, device=device, fabric=fabric, ranks_per_node=ranks_per_node
+    )
+    return KinetoTables(
+        operators=operators,
+        collectives=collectives,
+        kernels=kernel_frame(name, device, found),
+        shares=shares(name, found, host, len(collectives)),
+        refusal="" if len(operators) or len(collectives) else _refusal(events, found, name),
+    )
+
+
+def _refusal(events: Sequence[TraceEvent], found: Sequence[Origin], name: str) -> str:
+    if any(SHAPES in event.details for event in events):
+        return f"{name} holds none of the operators that are modelled, and no transfer with a size"
+    have = " and no transfer has a size" if any(o.collective for o in found) else ""
+    remedy = "record the trace with record_shapes=True"
+    return f"{name} holds no operator with shapes{have}; {remedy}"
+
+
+def _operators(events: Sequence[TraceEvent], host: HostEvents, device: str) -> pd.DataFrame:
+    """Rows of all calls; ``forward`` holds the last of each number, which made the node."""
     calls = [call for thread in operations_by_thread(events).values() for call in _calls(thread)]
-    if not any(SHAPES in call.event.details for call in calls):
-        raise RecordError(
-            f"{name} holds no operator with shapes; record the trace with record_shapes=True"
-        )
-    kernels, device = _kernel_times_us(events), _device_name(trace)
-    rows, forward = [], {}
+    kernels = _kernel_times_ns(events)
+    rows: list[dict[str, Any]] = []
+    forward: dict[tuple[int, Any], tuple[_Call, dict[str, Any]]] = {}
     for call in calls:
-        row = None if call.is_node else _operator_row(call, device)
-        if row is None:
+        row = None if is_node(call.event) else _operator_row(call, device)
+        if row is not None:
+            forward[call.key] = (call, row)
+            rows.append(row | {"phase": call.phase.value, "time_s": _time_s(call, kernels)})
+    for node in (call for call in calls if is_node(call.event)):
+        event = host.forwards.get(id(node.event))
+        key = (event.thread, event.details[SEQUENCE]) if event is not None else None
+        if key not in forward:
             continue
-        if call.sequence is not None:
-            forward[call.sequence] = (call, row)
-        rows.append(row | {"phase": Phase.FORWARD.value, "time_s": _time_s(call, kernels)})
-    for node in (call for call in calls if call.is_node and call.sequence in forward):
-        call, row = forward[node.sequence]
-        if node.event.name.removeprefix(_NODE).startswith(_KNOWN[call.name].node):
+        call, row = forward[key]
+        if node.event.name.removeprefix(NODE).startswith(_KNOWN[call.name].node):
             rows.append(row | {"phase": Phase.BACKWARD.value, "time_s": _time_s(node, kernels)})
     frame = pd.DataFrame(rows, columns=list(OPERATOR_COLUMNS))
     frame["tp"] = frame["tp"].astype("Int64")
     return frame[frame["time_s"] > 0].reset_index(drop=True)
-
-
-def kineto_collectives(
-    trace: Mapping[str, Any], name: str, *, fabric: str, ranks_per_node: int
-) -> pd.DataFrame:
-    """A collective table in our own format, one row for each kernel of NCCL.
-
-    ``ranks_per_node`` tells which ranks of a group share a node.  A kernel whose payload or group
-    the trace does not say is left out.
-    """
-    events = _events(trace, name)
-    calls = {e.number or e.link: e.details for e in events if e.name == MESSAGE_OP and e.details}
-    place = {"device": _device_name(trace), "fabric": fabric, "flag": ""}
-    rows = []
-    for event in events:
-        if event.category != KERNEL or not event.name.startswith("nccl"):
-            continue
-        is_told = "Collective name" in event.details
-        details = event.details if is_told else calls.get(event.link, {})
-        if row := _collective_row(details, ranks_per_node):
-            time_s = event.duration_ns / _NS_PER_US * MICROSECOND_S
-            rows.append(row | place | {"time_s": time_s})
-    return pd.DataFrame(rows, columns=list(COLLECTIVE_COLUMNS))
 
 
 def _events(trace: Mapping[str, Any], name: str) -> list[TraceEvent]:
@@ -181,34 +199,63 @@ def _device_name(trace: Mapping[str, Any]) -> str:
     return str(properties[0].get("name", "cpu"))
 
 
-def _calls(thread: Sequence[TraceEvent]) -> list[_Call]:
-    """Known operators and nodes of autograd; what runs inside one belongs to it."""
-    found: list[_Call] = []
+@dataclass(slots=True)
+class _Inside:
+    """An event that is open, and whose all that runs in it is."""
+
+    event: TraceEvent
+    owner: _Call | None = None
+    node: TraceEvent | None = None
+    is_again: bool = False
+
+
+def _calls(thread: Sequence[TraceEvent]) -> Iterator[_Call]:
+    """Known operators and nodes of autograd; what runs inside one belongs to it, but for nodes and
+    what a checkpoint runs again."""
+    stack: list[_Inside] = []
     for event in thread:
-        if not found or event.start_ns >= found[-1].event.end_ns:
-            call = _Call(event=event)
-            if not call.is_node and call.name not in _KNOWN:
-                continue
-            found.append(call)
-        if event.number:
-            found[-1].numbers.append(event.number)
-    return found
+        while stack and event.start_ns >= stack[-1].event.end_ns:
+            stack.pop()
+        around = stack[-1] if stack else None
+        inside = _open(event, around)
+        stack.append(inside)
+        owner = inside.owner
+        if owner is not None and owner.event is event:
+            yield owner
+        if owner is not None and event.number:
+            owner.numbers.append(event.number)
 
 
-def _kernel_times_us(events: Sequence[TraceEvent]) -> dict[int, float] | None:
+def _open(event: TraceEvent, around: _Inside | None) -> _Inside:
+    owner = around.owner if around is not None else None
+    node = around.node if around is not None else None
+    again = around.is_again if around is not None else False
+    starts_again = not again and is_again(event, node)
+    if owner is not None and (starts_again or is_node(event)):
+        owner.others_ns += event.duration_ns
+    if is_node(event):
+        return _Inside(event, _Call(event=event, phase=Phase.BACKWARD), event)
+    if starts_again:
+        owner, again = None, True
+    if owner is None and event.name.removeprefix("aten::") in _KNOWN:
+        owner = _Call(event=event, phase=Phase.RECOMPUTE if again else Phase.FORWARD)
+    return _Inside(event, owner, node, again)
+
+
+def _kernel_times_ns(events: Sequence[TraceEvent]) -> dict[int, int] | None:
     """Time of kernels by the number of the operator that launched them; None without a device."""
     if not any(event.category == KERNEL for event in events):
         return None
-    times: dict[int, float] = {}
+    times: dict[int, int] = {}
     for work in device_work(events, frozenset({KERNEL})):
-        times[work.call] = times.get(work.call, 0.0) + work.duration_ns / _NS_PER_US
+        times[work.call] = times.get(work.call, 0) + work.duration_ns
     return times
 
 
-def _time_s(call: _Call, kernels_us: Mapping[int, float] | None) -> float:
-    if kernels_us is None:
-        return call.event.duration_ns / _NS_PER_US * MICROSECOND_S
-    return sum(kernels_us.get(number, 0.0) for number in call.numbers) * MICROSECOND_S
+def _time_s(call: _Call, kernels_ns: Mapping[int, int] | None) -> float:
+    if kernels_ns is None:
+        return (call.event.duration_ns - call.others_ns) / NS_PER_S
+    return sum(kernels_ns.get(number, 0) for number in call.numbers) / NS_PER_S
 
 
 def _operator_row(call: _Call, device: str) -> dict[str, Any] | None:
@@ -238,31 +285,3 @@ def _is_causal(known: _Known, details: Mapping[str, Any]) -> bool:
     if known.causal is None or not concrete or known.causal >= len(concrete):
         return True
     return str(concrete[known.causal]).lower() != "false"
-
-
-def _collective_row(details: Mapping[str, Any], ranks_per_node: int) -> dict[str, Any] | None:
-    collective = collective_named(str(details.get("Collective name", "")))
-    num_ranks = int(details.get("Group size", 0))
-    if collective is Collective.OTHER or num_ranks < 1:
-        return None
-    side = "Out msg nelems" if collective in _COUNTS_OUTPUT else "In msg nelems"
-    nbytes = int(details.get(side, 0)) * element_nbytes(str(details.get("dtype", "")), default=4)
-    if nbytes < 1:
-        return None
-    return {
-        "collective": collective.value,
-        "num_ranks": num_ranks,
-        "num_nodes": _num_nodes(details, num_ranks, ranks_per_node),
-        "nbytes": nbytes,
-    }
-
-
-def _num_nodes(details: Mapping[str, Any], num_ranks: int, ranks_per_node: int) -> int:
-    """Nodes of the listed ranks; of a block of ranks where the list is missing or cut short."""
-    try:
-        ranks = loads(str(details.get("Process Group Ranks", "")))
-    except ValueError:
-        ranks = []
-    if not isinstance(ranks, list) or len(ranks) != num_ranks:
-        return -(-num_ranks // ranks_per_node)
-    return len({int(rank) // ranks_per_node for rank in ranks})

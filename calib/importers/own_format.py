@@ -47,10 +47,12 @@ NEEDED: Mapping[str, frozenset[str]] = {
 }
 MICROSECOND_S = 1e-6
 _ELEMENT_NBYTES = {
-    **dict.fromkeys(("fp64", "float64", "double", "int64"), 8),
-    **dict.fromkeys(("fp32", "float32", "float", "tf32", "int32"), 4),
-    **dict.fromkeys(("fp16", "float16", "half", "bf16", "bfloat16"), 2),
+    **dict.fromkeys(("fp64", "float64", "double", "int64", "long"), 8),
+    **dict.fromkeys(("fp32", "float32", "float", "tf32", "int32", "int"), 4),
+    **dict.fromkeys(("fp16", "float16", "half", "bf16", "bfloat16", "short"), 2),
     **dict.fromkeys(("fp8", "float8", "int8", "nvfp4", "fp4"), 1),
+    **dict.fromkeys(("byte", "char", "bool", "unsigned char", "signed char"), 1),
+    "long int": 8,
 }
 _REMEDY = (
     "columns: recipes/published/FORMAT.md; benchmarks/published/convert.py writes the tables that "

@@ -15,6 +15,7 @@ from typing import Any
 from ..workload.collectives import Collective
 
 CPU_OP = "cpu_op"
+USER_RANGE = "user_annotation"
 KERNEL = "kernel"
 DEVICE_WORK = frozenset({KERNEL, "gpu_memcpy", "gpu_memset"})
 RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime"})
@@ -36,6 +37,15 @@ _COLLECTIVES = (
     ("recv", Collective.RECV),
 )
 """How the names of libraries begin, without underscores."""
+_TRANSFER_KERNEL = re.compile(
+    r"[nr]ccl|mscclpp|multimem_(?=all|reduce)|(one|two)_shot_all_?reduce|cross_device_reduce",
+    re.IGNORECASE,
+)
+"""NCCL and RCCL, and what PyTorch's symmetric memory and servers of models have of their own."""
+_IN_KERNEL = re.compile(
+    r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast)|cross_device_reduce",
+    re.IGNORECASE,
+)
 _WRAPPERS = ("autograd::", "torch::autograd", "c10d::", "torch::jit")
 
 
@@ -101,32 +111,25 @@ def collective_named(text: str) -> Collective:
     return next((kind for start, kind in _COLLECTIVES if name.startswith(start)), Collective.OTHER)
 
 
-def from_chrome(events: Iterable[Mapping[str, Any]]) -> list[TraceEvent]:
-    """The complete events of a Chrome trace that PyTorch wrote; its times are microseconds."""
-    found = []
-    threads: dict[tuple[Any, Any], int] = {}
-    for event in events:
-        if event.get("ph") != "X" or "dur" not in event:
-            continue
-        details = event.get("args") or {}
-        category = str(event.get("cat", ""))
-        number = int(details.get("External id") or details.get("external id") or 0)
-        place = (event.get("pid"), event.get("tid"))
-        is_host = category == CPU_OP
-        found.append(
-            TraceEvent(
-                name=str(event["name"]),
-                category=category,
-                start_ns=round(float(event["ts"]) * 1000),
-                duration_ns=round(float(event["dur"]) * 1000),
-                thread=threads.setdefault(place, len(threads) + 1),
-                number=number if is_host else 0,
-                link=0 if is_host else number,
-                correlation=int(details.get("correlation") or 0),
-                details=details,
-            )
-        )
-    return found
+def kernel_collective(name: str) -> Collective | None:
+    """What a kernel transfers by its name; ``OTHER`` where it does not say, None if it is none.
+
+    A send and a receive have one kernel, which is an all-to-all's as well.
+
+    >>> kernel_collective("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
+    <Collective.ALL_GATHER: 'all_gather'>
+    >>> kernel_collective("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)")
+    <Collective.OTHER: 'other'>
+    >>> kernel_collective("void multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)")
+    <Collective.ALL_REDUCE: 'all_reduce'>
+    >>> kernel_collective("void at::native::reduce_kernel<512, 1>()")
+    """
+    if not _TRANSFER_KERNEL.search(name):
+        return None
+    told = _IN_KERNEL.search(name)
+    if told is None:
+        return Collective.OTHER
+    return collective_named(told[1]) if told[1] else Collective.ALL_REDUCE
 
 
 def work_of(events: Sequence[TraceEvent]) -> list[TracedWork]:
@@ -233,9 +236,8 @@ def _message(event: TraceEvent, call: TraceEvent | None) -> TracedCollective | N
             collective=collective_named(str(details["Collective name"])),
             group=f"{description}#{details.get('Process Group Name', '')}",
         )
-    if "nccl" in event.name.lower():
-        return TracedCollective(collective=Collective.OTHER, group="")
-    return None
+    told = kernel_collective(event.name) if event.category == KERNEL else None
+    return None if told is None else TracedCollective(collective=told, group="")
 
 
 def _host_work(events: Sequence[TraceEvent]) -> list[TracedWork]:

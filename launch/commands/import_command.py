@@ -6,14 +6,15 @@ import argparse
 import gzip
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from ...calib.errors import ConfigError, ForerunError, RecordError
-from ...calib.importers.kineto import kineto_collectives, kineto_operators
+from ...calib.importers.kineto import kineto_tables
+from ...calib.importers.kineto_shares import TraceShares
 from ...calib.importers.nccl_tests import nccl_tests_collectives
 from ...calib.plain_json import parse_json
 from ..known.table_files import check_ending, import_table, write_frame, written_json
@@ -31,6 +32,8 @@ class _Found:
 
     operators: list[pd.DataFrame] = field(default_factory=list)
     collectives: list[pd.DataFrame] = field(default_factory=list)
+    kernels: list[pd.DataFrame] = field(default_factory=list)
+    shares: list[TraceShares] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -41,7 +44,8 @@ def import_files(args: argparse.Namespace) -> int:
     """
     if args.source == "steps":
         return _import_machine(args)
-    check_ending(args.out)
+    for path in (args.out, args.kernels or args.out):
+        check_ending(path)
     if args.ranks_per_node < 1:
         raise ConfigError(f"--ranks-per-node {args.ranks_per_node} is below 1; give a whole number")
     found = _Found()
@@ -49,13 +53,13 @@ def import_files(args: argparse.Namespace) -> int:
         _read(path, args, found)
     tell(*found.problems)
     written = []
-    for rows, out in _outputs(found, args.out):
+    for rows, out in _outputs(found, args):
         write_frame(rows, out)
         written.append({"file": str(out), "rows": len(rows)})
     if not written:
         raise RecordError(f"nothing to import in {', '.join(map(str, args.files))}")
     if args.json:
-        print_json({"written": written})
+        print_json({"written": written, "traces": [asdict(one) for one in found.shares]})
     else:
         for one in written:
             print(f"{one['file']}: {one['rows']} rows")
@@ -86,16 +90,21 @@ def _read(path: Path, args: argparse.Namespace, found: _Found) -> None:
 
 
 def _kineto(path: Path, args: argparse.Namespace, found: _Found) -> None:
-    trace, name = _json(path), path.name
-    found.operators.append(kineto_operators(trace, name))
-    found.collectives.append(
-        kineto_collectives(
-            trace,
-            name,
-            fabric=args.fabric or UNKNOWN_FABRIC,
-            ranks_per_node=args.ranks_per_node,
-        )
+    tables = kineto_tables(
+        _json(path),
+        path.name,
+        fabric=args.fabric or UNKNOWN_FABRIC,
+        ranks_per_node=args.ranks_per_node,
     )
+    if tables.shares is not None:
+        found.shares.append(tables.shares)
+        tell(tables.shares.text())
+    if tables.refusal and args.kernels is None:
+        raise RecordError(tables.refusal)
+    found.problems += [tables.refusal] if tables.refusal else []
+    found.operators.append(tables.operators)
+    found.collectives.append(tables.collectives)
+    found.kernels.append(tables.kernels)
 
 
 def _nccl_tests(path: Path, args: argparse.Namespace, found: _Found) -> None:
@@ -111,17 +120,20 @@ _READERS: dict[str, Callable[[Path, argparse.Namespace, _Found], None]] = {
 }
 
 
-def _outputs(found: _Found, out: Path) -> list[tuple[pd.DataFrame, Path]]:
+def _outputs(found: _Found, args: argparse.Namespace) -> list[tuple[pd.DataFrame, Path]]:
     """Operators under the name given, or collectives where there are no operators; where there are
-    both, collectives beside them."""
+    both, collectives beside them.  Kernels under a name of their own, where one is given."""
     tables = [
         pd.concat(filled, ignore_index=True)
         for parts in (found.operators, found.collectives)
         if (filled := [part for part in parts if len(part)])
     ]
-    stem, ending = out.name.split(".", 1)
-    names = [out, out.with_name(f"{stem}-collectives.{ending}")]
-    return list(zip(tables, names, strict=False))
+    stem, ending = args.out.name.split(".", 1)
+    names = [args.out, args.out.with_name(f"{stem}-collectives.{ending}")]
+    outputs = list(zip(tables, names, strict=False))
+    if args.kernels is not None and found.kernels:
+        outputs.append((pd.concat(found.kernels, ignore_index=True), args.kernels))
+    return outputs
 
 
 def _json(path: Path) -> dict[str, Any]:

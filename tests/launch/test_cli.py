@@ -46,7 +46,7 @@ def test_the_surface_is_frozen() -> None:
             *("--calibrate-on", "--draws", "--help", "--json", "--operators", "--protocol"),
             *("--rows", "--seeds"),
         ],
-        "import": ["--fabric", "--help", "--json", "--out", "--ranks-per-node"],
+        "import": ["--fabric", "--help", "--json", "--kernels", "--out", "--ranks-per-node"],
         "probe": [
             *("--collectives", "--config", "--help", "--json", "--operators", "--out"),
             "--seconds",

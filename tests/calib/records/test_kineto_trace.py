@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from forerun.calib.records.chrome_trace import from_chrome
 from forerun.calib.records.kineto_trace import (
     TracedWork,
     collective_named,
-    from_chrome,
     split_gradients,
     work_of,
 )

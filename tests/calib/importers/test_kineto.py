@@ -1,0 +1,131 @@
+"""Tables out of traces: those of real devices where they are at hand, and cut-outs made by code."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from forerun.calib.errors import RecordError
+from forerun.calib.importers.kineto import KinetoTables, kineto_tables
+from forerun.calib.importers.kineto_transfers import WORLD_TAKEN
+from forerun.calib.records.kineto_origins import NODE
+
+TRACES = Path(__file__).resolve().parents[4] / "shared" / "data" / "traces"
+NAMES = (
+    "a100_16ranks_sendrecv",
+    "a100_2ranks_nccl_metadata",
+    "a100_8ranks_sendrecv",
+    "a100_alexnet",
+    "b200_8ranks_eager",
+    "h100_qwen_forward",
+    "mi250_toy_training",
+    "mi300x_8ranks_training_recompute",
+    "mi300x_qwen_forward",
+    "v100_1rank_ns_resolution",
+    "v100_2ranks_allreduce",
+)
+
+
+def tables(trace: object) -> KinetoTables:
+    return kineto_tables(trace, "t.json", fabric="f", ranks_per_node=8)  # type: ignore[arg-type]
+
+
+def event(category: str, name: str, ts: float, dur: float, thread: int = 1, **args: object) -> dict:
+    place = {"pid": 0, "tid": thread}
+    return {"ph": "X", "cat": category, "name": name, "ts": ts, "dur": dur, "args": args} | place
+
+
+def product(ts: float, number: int, thread: int, sequence: int) -> dict:
+    return event(
+        *("cpu_op", "aten::mm", ts, 10, thread),
+        **{"External id": number, "Sequence number": sequence, "Fwd thread id": 0},
+        **{"Input Dims": [[64, 32], [32, 48]], "Input type": ["c10::BFloat16"] * 2},
+    )
+
+
+def test_recomputed_products_have_rows_of_their_own_and_are_not_in_the_backward():
+    back = {"Sequence number": 5, "Fwd thread id": 1}
+    events = [
+        product(0, 1, 1, 5),
+        event("kernel", "gemm", 1000, 30, 7, **{"External id": 1}),
+        event("cpu_op", f"{NODE}MmBackward0", 100, 90, 2, **back, **{"External id": 2}),
+        event("cpu_op", "MmBackward0", 101, 80, 2, **back, **{"External id": 3}),
+        product(102, 4, 2, 1),
+        event("kernel", "gemm", 1100, 31, 7, **{"External id": 4}),
+        event("cpu_op", "aten::mm", 120, 10, 2, **{"External id": 5}),
+        event("cpu_op", "aten::mm", 140, 10, 2, **{"External id": 6}),
+        event("kernel", "dgrad", 1200, 40, 7, **{"External id": 5}),
+        event("kernel", "wgrad", 1300, 45, 7, **{"External id": 6}),
+    ]
+    rows = tables({"traceEvents": events}).operators
+    assert dict(zip(rows["phase"], (rows["time_s"] * 1e6).round(6), strict=True)) == {
+        "forward": 30,
+        "recompute": 31,
+        "backward": 85,
+    }
+
+
+def old_gather(**world: object) -> dict:
+    number = {"External id": 1}
+    shapes = {"Input Dims": [[2, 500]], "Input type": ["float"]}
+    events = [
+        event("cpu_op", "c10d::_allgather_base_", 0, 30, **number),
+        event("cpu_op", "record_param_comms", 1, 20, **{"External id": 2}),
+        event("user_annotation", "nccl:_all_gather_base", 2, 10, **{"External id": 3}, **shapes),
+        event("cuda_runtime", "launch", 3, 1, correlation=9),
+        event("kernel", "ncclKernel_AllGather_RING_LL(x)", 50, 40, 7, correlation=9),
+    ]
+    return {"traceEvents": events} | world
+
+
+def test_an_old_transfer_has_the_size_of_its_tensor_and_a_flag_for_its_group():
+    (row,) = tables(old_gather(distributedInfo={"world_size": 4})).collectives.to_dict("records")
+    assert (row["collective"], row["nbytes"], row["num_ranks"]) == ("all_gather", 4 * 4000, 4)
+    assert row["flag"] == WORLD_TAKEN and row["time_s"] == pytest.approx(40e-6)
+
+
+def test_no_number_of_ranks_is_made_up():
+    found = tables(old_gather())
+    assert not len(found.collectives) and "no transfer with a size" in found.refusal
+    assert found.shares is not None and found.shares.num_transfers == 1
+
+
+def test_a_trace_with_nothing_for_us_says_what_it_lacks():
+    events = [event("cpu_op", "aten::mm", 0, 5, **{"External id": 1})]
+    assert "record_shapes=True" in tables({"traceEvents": events}).refusal
+    with pytest.raises(RecordError, match="not a Chrome trace"):
+        tables({"traceEvents": []})
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def real(request: pytest.FixtureRequest) -> tuple[str, KinetoTables]:
+    path = TRACES / f"{request.param}.json.gz"
+    if not path.exists():
+        pytest.skip("the traces are not here")
+    with gzip.open(path) as file:
+        return request.param, tables(json.load(file))
+
+
+@pytest.mark.slow
+def test_of_a_real_trace_every_kernel_that_was_launched_in_it_has_an_operator(real):
+    name, found = real
+    assert found.shares is not None, name
+    assert found.shares.inside_frac >= 0.99
+    assert found.refusal or len(found.operators) + len(found.collectives)
+
+
+@pytest.mark.slow
+def test_every_node_of_a_real_trace_has_its_operation_or_adds_gradients_up(real):
+    _, found = real
+    assert found.shares.num_linked + found.shares.num_accumulating == found.shares.num_nodes
+
+
+@pytest.mark.slow
+def test_kernels_of_a_real_trace_sum_up_to_its_kernel_time(real):
+    _, found = real
+    assert found.kernels["time_s"].sum() == pytest.approx(found.shares.kernel_time_s)
+    recomputed = "recompute" in found.shares.phase_fracs
+    assert recomputed == ("recompute" in real[0])
