@@ -119,7 +119,7 @@ def _scores(frame: pd.DataFrame, name: str, seeds: Sequence[int], is_alone: bool
         table=name,
         figures=joined(found),
         linears=frozenset(linear["group"]),
-        floors=noise_floors(frame)["mean"].to_dict(),
+        floors=noise_floors(frame)["mean_frac"].to_dict(),
     )
 
 

@@ -291,7 +291,7 @@ def _outlook(
     own: StepEstimate,
 ) -> ModelForecast:
     recent = replace(table, steps=table.steps[table.steps["step"] >= request.level_since_step])
-    runs = table.runs[table.runs["run_id"] == table.run_id]
+    runs = table.newest("runs")
     return model_forecast(
         config,
         steps,

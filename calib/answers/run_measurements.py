@@ -1,4 +1,4 @@
-"""What a sample table says of the running layout, and what hooks cost it, before any model."""
+"""What a sample table says of the running layout: its step, use of the devices, cost of hooks."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def measured_sigma_log(table: SampleTable) -> float:
 def recalibration_s(table: SampleTable) -> float:
     """What a new calibration costs, seconds: what the first window, warm-up among it, took longer
     than as many bare steps."""
-    steps = table.steps[table.steps["run_id"] == table.run_id]
+    steps = table.newest("steps")
     first = steps[steps["window"] == steps["window"].min()]
     times = first.groupby("step", sort=True)["time_s"].median()
     return max(0.0, float(times.sum()) - len(times) * measured_step_s(table))
@@ -98,7 +98,8 @@ def mean_waiting_s(table: SampleTable) -> float:
     A rank's step is its own work plus its waiting; averaged over ranks that is an identity, so
     this much of a step belongs to no operator.  Waiting of stages for each other is the timeline's.
     """
-    rows = table.skew[(table.skew["run_id"] == table.run_id) & (table.skew["role"] != "pp")]
+    rows = table.newest("skew")
+    rows = rows[rows["role"] != "pp"]
     rows = rows[rows["window"] == rows["window"].max()]
     return float(rows["wait_s"].sum()) / max(1, rows["rank"].nunique())
 
@@ -120,7 +121,7 @@ def perturbation_s(table: SampleTable, cost: Overhead | None) -> float:
 
 def hook_summary(table: SampleTable) -> HookSummary:
     """Installed and fired hooks of the newest window, operator kinds and groups seen."""
-    rows = table.coverage[table.coverage["run_id"] == table.run_id]
+    rows = table.newest("coverage")
     rows = rows[rows["window"] == rows["window"].max()]
     seen = table.operators[~table.operators["is_probe"]]
     transfers = table.collectives[~table.collectives["is_probe"]]
@@ -137,7 +138,8 @@ def hook_summary(table: SampleTable) -> HookSummary:
 
 def measured_overhead(table: SampleTable) -> Overhead | None:
     """Of all windows together; None where there are too few steps of either kind."""
-    steps = table.steps[(table.steps["run_id"] == table.run_id) & table.steps["is_clean"]]
+    steps = table.newest("steps")
+    steps = steps[steps["is_clean"]]
     by_step = steps.groupby("step", sort=True).agg(
         time_s=("time_s", "median"), is_hooked=("is_hooked", "max")
     )

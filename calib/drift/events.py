@@ -73,7 +73,7 @@ def drift_causes(table: SampleTable, drift: Drift, window: int) -> tuple[Cause, 
     Empty where either of them is missing: no window closed before the drift, or this one opened
     before it.
     """
-    rows = table.windows[table.windows["run_id"] == table.run_id]
+    rows = table.newest("windows")
     # Iterations count from 1, steps from 0.
     since = drift.since_iteration - 1
     earlier = rows[rows["last_step"] < since]["window"]

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..regressors.intervals import Z_90
 from ..steps.estimate import StepEstimate, error_ratio
 from ..steps.model import FittedSteps
 from ..workload.config import RunConfig
-from .forecast import NORMAL_95
 
 RATIO_SIGMA_LOG = 0.01
 """Error of the schedule in a ratio of two steps of one layout, per factor of 2 in size."""
@@ -50,7 +50,7 @@ class PredictedStep:
         >>> PredictedStep(time_s=2.0, low_s=1.0, high_s=3.0).scaled(twice)
         PredictedStep(time_s=4.0, low_s=2.0, high_s=6.0)
         """
-        wide = math.exp(NORMAL_95 * by.sigma_log)
+        wide = math.exp(Z_90 * by.sigma_log)
         return PredictedStep(
             time_s=self.time_s * by.ratio,
             low_s=self.low_s * by.ratio / wide,

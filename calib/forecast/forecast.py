@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import ndtri, stdtrit
+from scipy.special import stdtrit
 
 from ..errors import CalibrationError
 from ..plain_json import JsonObject
+from ..regressors.intervals import Z_90
 from ..steps.estimate import StepEstimate
 from .finish import Failures, TimeLeft
 
@@ -32,8 +33,6 @@ _DRIFT_WEIGHT = 8.0
 _FEW_BLOCKS = 20
 # Few and long: what wanders slowly shows only between long blocks.
 _DRIFT_BLOCKS = 6
-
-NORMAL_95 = float(ndtri(0.95))
 
 Floats = NDArray[np.float64]
 
@@ -211,7 +210,7 @@ def forecast(
     extras_s = sum(extra.num_left * extra.time_s for extra in extras)
     wide = float(stdtrit(step.degrees, 0.95))
     # Seen as a normal variable of the same 95 % point, so that rules can ask for any level.
-    sigma_s = _remaining_sigma(step, loads, extras, drift_frac) * wide / NORMAL_95
+    sigma_s = _remaining_sigma(step, loads, extras, drift_frac) * wide / Z_90
     work_s = steps_s + extras_s
     time_left = TimeLeft.normal(work_s, sigma_s)
     if failures is not None:

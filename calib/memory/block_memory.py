@@ -36,7 +36,7 @@ CUBLAS_WORKSPACE_NBYTES = 32 * 1024**2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleBytes:
-    """What does not depend on stages, replicas and schedule: bytes of one of each piece."""
+    """What does not depend on stages, replicas and schedule: bytes of one of each module."""
 
     layer_input: Number
     dense_kept: Number
@@ -110,7 +110,7 @@ class StageBytes:
 
 
 def module_bytes(config: RunConfig) -> ModuleBytes:
-    """Bytes of each piece of a model under the degrees that split a layer."""
+    """Bytes of each module of a model under the degrees that split a layer."""
     model, size = config.model, sizes(config)
     has_experts = model.experts is not None
     layer = block(config, BlockKind.LAYER)

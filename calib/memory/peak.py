@@ -46,7 +46,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Peak bytes of the fullest stage, by part."""
+    """Peak bytes of one rank of a stage, by part."""
 
     stage: int
     weights_nbytes: int

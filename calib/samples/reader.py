@@ -64,19 +64,19 @@ class RunReader:
         # For good it is damage: said, and forgotten when the rest of it comes.
         trial = replace(file, problems=[*file.problems])
         trial.take([torn.decode(errors="replace")])
-        return replace(file, problems=trial.problems)
+        return replace(file, header=trial.header, problems=trial.problems)
 
     def _read_summaries(self, path: Path) -> SummaryFile | None:
-        if self._summaries is None:
-            if not path.exists():
-                return None
-            self._summaries = SummaryFile(path.name)
+        found = self._summaries or SummaryFile(path.name)
         try:
             whole, _ = self._new_bytes(path)
+        except FileNotFoundError:
+            return self._summaries
         except OSError as err:
-            return self._summaries.unread(err)
-        self._summaries.take(_lines(whole))
-        return self._summaries
+            return found.unread(err)
+        found.take(_lines(whole))
+        self._summaries = found
+        return found
 
 
 def _lines(data: bytes) -> list[str]:

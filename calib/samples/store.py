@@ -1,4 +1,4 @@
-"""The only file I/O of the core: records in, sample tables and JSON artefacts in and out.
+"""File I/O of the core beside ``records.files``: records in, tables and JSON in and out.
 
 A sample table is one Parquet file with a ``table`` column that names the frame a row belongs to:
 one file is replaced at once, so that a reader never meets frames of two different writes.

@@ -13,9 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri, stdtrit
+from scipy.special import stdtrit
 
 from ..errors import CalibrationError, ConfigError
+from ..regressors.intervals import Z_90
 from ..samples.rank_compute import RankCompute, newest_rank_compute
 from ..samples.reduce import MAD_EFFICIENCY, mad_sigma
 from ..samples.table import SampleTable
@@ -30,8 +31,6 @@ FALSE_ALARM = 0.02
 """Chance that anybody is named in a run in which all ranks of a stage are alike."""
 LEAST_FRAC = 0.01
 """Share of the step; a smaller excess is not reported."""
-# Half of a 90 % interval in standard deviations.
-Z_90 = float(ndtri(0.95))
 # A scatter has to be seen: two values tell next to nothing of it.
 _LEAST_SAMPLES = 3
 _LEAST_CROWD = 6

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtri
 
+from ..regressors.intervals import Z_90
 from ..samples.reduce import median_error_log, median_of_others
 from ..samples.table import SampleTable
 from ..workload.operators import OperatorKind
@@ -29,7 +30,7 @@ def link_stragglers(table: SampleTable, *, least_s: float, false_alarm: float) -
 
     Their excess is beyond the others' transfers, their cost as much of it as is exposed.
     """
-    rows = table.links[table.links["run_id"] == table.run_id]
+    rows = table.newest("links")
     rows = rows[(rows["window"] == rows["window"].max()) & (rows["num_steps"] > 1)]
     rows = rows[rows.groupby(_TRANSFER)["ranks"].transform("nunique") > 1]
     if rows.empty:
@@ -47,7 +48,6 @@ def link_stragglers(table: SampleTable, *, least_s: float, false_alarm: float) -
     ].sum()
     # Bonferroni over all groups that are compared.
     strict = float(ndtri(1 - false_alarm / len(sums)))
-    usual = float(ndtri(0.95))
     found = []
     for (role, ranks), row in zip(sums.index.tolist(), sums.to_dict("records"), strict=True):
         usual_s = row["whole_s"] - row["excess_s"]
@@ -61,8 +61,8 @@ def link_stragglers(table: SampleTable, *, least_s: float, false_alarm: float) -
                     ranks=tuple(int(rank) for rank in ranks.split(",")),
                     excess_s=row["excess_s"],
                     cost_s=row["cost_s"],
-                    low_s=row["cost_s"] - usual * row["error_s"],
-                    high_s=row["cost_s"] + usual * row["error_s"],
+                    low_s=row["cost_s"] - Z_90 * row["error_s"],
+                    high_s=row["cost_s"] + Z_90 * row["error_s"],
                 )
             )
     return found
@@ -107,8 +107,8 @@ def stage_compute(table: SampleTable, tail: float) -> dict[int, StageCompute]:
     strict = float(ndtri(1 - tail))
     found = {}
     for stage, part in rows.groupby("stage", sort=True):
-        own, usual = float(part["own"].sum()), float(part["others"].sum())
-        log, sigma = math.log(own / usual), math.sqrt(2) * float(part["error"].sum()) / usual
+        own, Z_90 = float(part["own"].sum()), float(part["others"].sum())
+        log, sigma = math.log(own / Z_90), math.sqrt(2) * float(part["error"].sum()) / Z_90
         low = log - strict * sigma
         found[int(str(stage))] = StageCompute(log=log, low_log=low, sigma_log=sigma)
     return found

@@ -78,9 +78,7 @@ class WaitingReport:
 
 def waiting_report(table: SampleTable, step_s: float) -> WaitingReport:
     """What the newest window says; ``step_s`` is the run's step, against which costs are held."""
-    skew, arrivals, clocks = (
-        _newest(table, frame) for frame in (table.skew, table.arrivals, table.clocks)
-    )
+    skew, arrivals, clocks = (_newest(table, name) for name in ("skew", "arrivals", "clocks"))
     num_ranks = max(1, skew["rank"].nunique())
     sums = skew.groupby("role", sort=True)[["transfer_s", "wait_s"]].sum() / num_ranks
     seen = arrivals.groupby("rank", sort=True)[["num_last", "num_events"]].sum()
@@ -99,8 +97,8 @@ def waiting_report(table: SampleTable, step_s: float) -> WaitingReport:
     )
 
 
-def _newest(table: SampleTable, frame: pd.DataFrame) -> pd.DataFrame:
-    rows = frame[frame["run_id"] == table.run_id]
+def _newest(table: SampleTable, name: str) -> pd.DataFrame:
+    rows = table.newest(name)
     return rows[rows["window"] == rows["window"].max()]
 
 

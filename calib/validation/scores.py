@@ -74,8 +74,8 @@ def joined(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
 def noise_floors(frame: pd.DataFrame) -> pd.DataFrame:
     """How far repeats of one shape lie from their median: no predictor can do better.
 
-    ``mean`` and ``median`` of ``|t - median of its shape| / median`` over the rows of repeated
-    shapes, by group of a canonical operator table; none for a group without any.
+    ``mean_frac`` and ``median_frac`` of ``|t - median of its shape| / median`` over the rows of
+    repeated shapes, by group of a canonical operator table; none for a group without any.
     """
     frame = frame[frame["flag"] == ""]
     name = frame["group"] + "/" + frame["phase"]
@@ -83,7 +83,8 @@ def noise_floors(frame: pd.DataFrame) -> pd.DataFrame:
     grouped = frame["time_s"].groupby(keys)
     median, count = grouped.transform("median"), grouped.transform("size")
     spread = ((frame["time_s"] - median).abs() / median)[count > 1]
-    return spread.groupby(name, sort=False).agg(["mean", "median"])
+    by_name = spread.groupby(name, sort=False)
+    return pd.DataFrame({"mean_frac": by_name.mean(), "median_frac": by_name.median()})
 
 
 def _times(rows: pd.DataFrame, name: str) -> NDArray[np.float64]:
