@@ -1,12 +1,14 @@
-"""PyTorch's flight recorder: how long each collective took on the device, by NCCL's own events.
+"""PyTorch's flight recorder: every collective, and how long it took on the device.
 
 The format is that of ``torch._C._distributed_c10d._dump_nccl_trace_json`` (version 2, PyTorch 2.5
-and later).  An entry has a duration only where collectives are timed and its work has retired.
+and later).  An entry has a duration only where collectives are timed and its work has retired.  It
+sees what C++ calls as well: the buckets of ``DistributedDataParallel``, functional collectives.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +24,15 @@ from .record_kinds import CollectiveRecord, Record
 
 _PAIR = re.compile(r"(\d+)\s*(->|<-)\s*(\d+)")
 _MS_PER_S = 1000
+_COUNTS_OUTPUT = frozenset({Collective.ALL_GATHER, Collective.RECV})
+_PAIRS = frozenset({Collective.SEND, Collective.RECV, Collective.OTHER})
+_ELEMENT_NBYTES = {
+    **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
+    **dict.fromkeys(("Float", "Int"), 4),
+    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
+    **dict.fromkeys(("Byte", "Char", "Bool", "Float8"), 1),
+}
+"""By the names that C++ has for them; of a type behind an underscore, what is before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +44,10 @@ class FlightEntry:
     peer: int
     created_unix_ns: int
     duration_ns: int | None
+    number: int = 0
+    """Of all calls of the process, from 0; the ring that holds them forgets the first."""
+    nbytes: int = 0
+    """Of the whole group's buffer, as nccl-tests counts it; 0 where sizes are not told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +56,8 @@ class HostSpan:
 
     begin_ns: int
     end_ns: int
+    clock_ns: int = 0
+    """The begin by the clock of the step's marks."""
 
 
 def parse_dump(text: str | bytes) -> list[FlightEntry]:
@@ -57,13 +74,83 @@ def _entry(entry: Mapping[str, Any]) -> FlightEntry:
     name, description = entry["process_group"]
     duration_ms = entry.get("duration_ms")
     pair = _PAIR.search(entry["profiling_name"])
+    collective = collective_named(entry["profiling_name"].partition(" ")[0])
+    side = "output" if collective in _COUNTS_OUTPUT else "input"
     return FlightEntry(
         group=f"{description}#{name}",
-        collective=collective_named(entry["profiling_name"].partition(" ")[0]),
+        collective=collective,
+        number=int(entry["record_id"]),
+        nbytes=_nbytes(entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes")),
         peer=int(pair[3]) if pair else -1,
         created_unix_ns=int(entry["time_created_ns"]),
         duration_ns=None if duration_ms is None else round(duration_ms / _MS_PER_S * NS_PER_S),
     )
+
+
+def _nbytes(sizes: Any, dtypes: Any) -> int:
+    """Of all tensors of one side; 0 where a size or a type is not known."""
+    if not isinstance(sizes, list) or not isinstance(dtypes, list) or len(sizes) != len(dtypes):
+        return 0
+    each = [
+        math.prod(map(int, size)) * _ELEMENT_NBYTES.get(str(dtype).partition("_")[0], 0)
+        for size, dtype in zip(sizes, dtypes, strict=True)
+    ]
+    return sum(each) if all(each) else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Called:
+    """A collective that hooks have seen."""
+
+    group: str
+    collective: Collective
+    nbytes: int
+
+
+def not_called(
+    entries: Iterable[FlightEntry], called: Iterable[Called], span: HostSpan
+) -> list[FlightEntry]:
+    """Entries of the step ``span`` that hooks have not seen, without messages of pairs.
+
+    A call is matched by group and bytes, and by its collective where several fit: gloo reduces and
+    scatters by an all-reduce.  Of a group with a call that no entry fits (several calls in one),
+    nothing is known; nor of a step whose first entries the ring has forgotten.
+
+    >>> entry = {"group": "g", "peer": -1, "created_unix_ns": 5, "duration_ns": None, "nbytes": 8}
+    >>> found = [FlightEntry(collective=Collective.ALL_REDUCE, **entry) for _ in range(3)]
+    >>> hooked = Called(group="g", collective=Collective.REDUCE_SCATTER, nbytes=8)
+    >>> len(not_called(found, [hooked], HostSpan(begin_ns=0, end_ns=9)))
+    2
+    >>> not_called(found, [Called(group="g", collective=Collective.ALL_GATHER, nbytes=6)],
+    ...            HostSpan(begin_ns=0, end_ns=9))
+    []
+    """
+    all_entries = sorted(entries, key=lambda entry: entry.number)
+    if not all_entries or _forgets(all_entries[0], span):
+        return []
+    left = [
+        entry
+        for entry in all_entries
+        if span.begin_ns <= entry.created_unix_ns < span.end_ns
+        and entry.peer < 0
+        and entry.nbytes > 0
+        and entry.collective not in _PAIRS
+    ]
+    unclear = set()
+    for call in called:
+        if call.nbytes == 0 or call.collective in _PAIRS:
+            continue
+        fitting = [e for e in left if (e.group, e.nbytes) == (call.group, call.nbytes)]
+        if not fitting:
+            unclear.add(call.group)
+            continue
+        alike = (e for e in fitting if e.collective is call.collective)
+        left.remove(next(alike, fitting[0]))
+    return [entry for entry in left if entry.group not in unclear]
+
+
+def _forgets(first: FlightEntry, span: HostSpan) -> bool:
+    return first.number > 0 and first.created_unix_ns >= span.begin_ns
 
 
 def with_durations(

@@ -11,7 +11,7 @@ from ..process.guard import Guard
 from ..process.host import Host, Reference, living, reference, references
 from ..session.attach import new_session
 from ..session.session import Session, running
-from .chain import chain_of, unseen_in
+from .chain import chain_of, roles_in, unseen_in
 from .first_step import FirstStep, Known
 from .patches import Patches
 
@@ -111,6 +111,7 @@ class WatchedTraining:
             optimizers=(optimizer,),
             passes=() if self._tells_passes else chain,
             unseen=unseen_in(chain),
+            roles=roles_in(chain),
             run_config=run_config,
             dp_rank=rank,
             num_steps=self._known.cadence.train_iters,

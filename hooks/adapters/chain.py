@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ...calib.workload.collectives import GroupRole
 from ..sensors.regions import is_compiled
 
 _UNSEEN_DDP = "collectives inside DistributedDataParallel"
@@ -66,6 +67,44 @@ def unseen_in(chain: Iterable[nn.Module]) -> tuple[str, ...]:
     if any(_is_split(weight) for module in tree for weight in module._parameters.values()):
         names.append(_UNSEEN_DTENSOR)
     return tuple(names)
+
+
+def roles_in(chain: Iterable[nn.Module]) -> dict[str, GroupRole]:
+    """What the process groups of DDP, FSDP1 and FSDP2 are for, by name.
+
+    The group that reduces gradients, or shards, is that of data parallelism; the one between copies
+    of all shards (HSDP) is that of the optimizer's instances.
+    """
+    found: dict[str, GroupRole] = {}
+    for module in {id(m): m for model in chain for m in model.modules()}.values():
+        if isinstance(module, DistributedDataParallel) or hasattr(module, "sharding_strategy"):
+            for role, name in _WRAPPERS_GROUPS.items():
+                _note(found, getattr(module, name, None), role)
+        for weight in module._parameters.values():
+            for group, role in _mesh_groups(weight):
+                _note(found, group, role)
+    return found
+
+
+_WRAPPERS_GROUPS = {GroupRole.DP: "process_group", GroupRole.DP_INSTANCES: "_inter_node_pg"}
+"""The attributes of DDP and of FSDP1."""
+
+
+def _note(found: dict[str, GroupRole], group: Any, role: GroupRole) -> None:
+    name = getattr(group, "group_name", None)
+    if name is not None:
+        found.setdefault(name, role)
+
+
+def _mesh_groups(weight: Any) -> Iterable[tuple[Any, GroupRole]]:
+    """Groups of the dimensions that FSDP2 spreads a weight over; none of a tensor that is split
+    along others as well."""
+    mesh, placements = getattr(weight, "device_mesh", None), getattr(weight, "placements", ())
+    if mesh is None or _is_split(weight):
+        return
+    for dimension, placement in enumerate(placements):
+        role = GroupRole.DP if placement.is_shard() else GroupRole.DP_INSTANCES
+        yield mesh.get_group(dimension), role
 
 
 def is_sharded(chain: Iterable[nn.Module]) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ...calib.workload.collectives import GroupRole
 from ...calib.workload.config import RunConfig
 
 Reference = Callable[[], Any]
@@ -43,6 +44,8 @@ class Host:
     """A model and its wrappers: the outermost call of any is a forward phase; empty: timers say."""
     unseen: tuple[str, ...] = ()
     """What hooks cannot see here, one name each; part of the coverage."""
+    roles: Mapping[str, GroupRole] = field(default_factory=dict)
+    """What process groups are for, by name, where their descriptions do not tell."""
     run_config: Callable[[], RunConfig | None] | None = None
     """Must hold none of the host's objects: it is kept."""
     stage: int = 0

@@ -1,6 +1,7 @@
-"""Durations of asynchronous collectives, from the recorder that PyTorch keeps for debugging.
+"""What the recorder that PyTorch keeps for debugging adds: calls of C++, and durations.
 
-It is read once per window, outside the training thread.  It knows durations where the user or
+It is read once per window, outside the training thread.  It is on by default in recent releases
+(2,000 calls), and holds the calls that never pass Python.  It knows durations where the user or
 ``--calibrate-trace=on`` has set ``TORCH_NCCL_ENABLE_TIMING=1`` before the groups were made: one
 more event per collective, which PyTorch cannot switch off again, so nothing else here sets it.
 """
@@ -10,12 +11,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
 from typing import Any
 
 from ...calib.errors import RecordError
-from ...calib.records.flight import FlightEntry, HostSpan, parse_dump, with_durations
+from ...calib.records.flight import (
+    Called,
+    FlightEntry,
+    HostSpan,
+    not_called,
+    parse_dump,
+    with_durations,
+)
 from ...calib.records.record_kinds import Record
+from ...calib.workload.collectives import GroupRole
+from ..sensors.payloads import role_of
 
+COLLECTIVES = "collectives"
+"""How the names of what counts as one begin in the coverage."""
 _log = logging.getLogger(__name__)
 ENVIRONMENT = {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCH_FR_BUFFER_SIZE": "20000"}
 """What makes it useful, to be set before the first group: timing, and room for a step."""
@@ -27,57 +40,121 @@ MAX_STEPS = 64
 Dump = Callable[[], "str | bytes"]
 
 
-class FlightRecorder:
-    """Remembers when the hooked steps of a window were, and puts durations into their records."""
+@dataclass(frozen=True, slots=True)
+class KnownGroup:
+    """A process group of this rank."""
 
-    def __init__(self, dump: Dump | None = None) -> None:
+    role: GroupRole
+    ranks: tuple[int, ...]
+
+
+class FlightRecorder:
+    """Remembers when the hooked steps of a window were, and puts durations into their records.
+
+    ``unseen`` names collectives that no hook sees, which are then taken from here; ``roles`` are
+    those of groups by name, where their descriptions do not tell.
+    """
+
+    def __init__(
+        self,
+        dump: Dump | None = None,
+        *,
+        unseen: tuple[str, ...] = (),
+        roles: Mapping[str, GroupRole] | None = None,
+    ) -> None:
         self._dump = dump or find_dump()
-        self._begin_ns = 0
+        self._unseen = tuple(name for name in unseen if name.startswith(COLLECTIVES))
+        self._roles = roles or {}
+        self._begin_ns = self._clock_ns = 0
         self._spans: dict[int, HostSpan] = {}
+        self._groups: dict[str, KnownGroup] = {}
 
     def begin_step(self) -> None:
         """A hooked step begins."""
-        self._begin_ns = time.time_ns()
+        self._begin_ns, self._clock_ns = time.time_ns(), time.perf_counter_ns()
 
     def end_step(self, step: int) -> None:
         """It ends; all of its collectives have been called."""
         if self._dump is not None:
             while len(self._spans) >= MAX_STEPS:
                 del self._spans[next(iter(self._spans))]
-            self._spans[step] = HostSpan(begin_ns=self._begin_ns, end_ns=time.time_ns())
+            self._spans[step] = HostSpan(
+                begin_ns=self._begin_ns, end_ns=time.time_ns(), clock_ns=self._clock_ns
+            )
+            if self._unseen:
+                self._groups.update(known_groups(self._roles))
 
     def close_window(self) -> FlightWindow:
         """What the hooked steps since the last call will be amended with."""
         spans, self._spans = self._spans, {}
-        return FlightWindow(self._dump, spans)
+        return FlightWindow(self._dump, spans, self._groups, self._unseen)
 
 
 class FlightWindow:
-    """Amends records, outside training; the recorder is dumped once, when the first are made."""
+    """Amends records, outside training; the recorder is dumped once, when the first are made.
 
-    def __init__(self, dump: Dump | None = None, spans: Mapping[int, HostSpan] | None = None):
+    ``unseen_names`` are those of what hooks do not see; without any, all calls are seen.
+    """
+
+    def __init__(
+        self,
+        dump: Dump | None = None,
+        spans: Mapping[int, HostSpan] | None = None,
+        groups: Mapping[str, KnownGroup] | None = None,
+        unseen_names: tuple[str, ...] = (),
+    ) -> None:
         self._dump = dump
         self._spans = spans or {}
+        self.groups = groups or {}
+        self.unseen_names = unseen_names
         self._entries: list[FlightEntry] | None = None
 
     def amend(self, records: Iterable[Record]) -> Iterator[Record]:
         """The same records, with durations where the flight recorder has them."""
+        entries = self._known()
+        is_timed = any(entry.duration_ns is not None for entry in entries)
+        return with_durations(records, entries, self._spans) if is_timed else iter(records)
+
+    def span(self, step: int) -> HostSpan | None:
+        """When a hooked step was."""
+        return self._spans.get(step)
+
+    def unseen(self, step: int, called: Iterable[Called]) -> list[FlightEntry]:
+        """Calls of a step that hooks, which saw ``called``, did not see; on known groups."""
+        span = self._spans.get(step)
+        if not self.unseen_names or span is None:
+            return []
+        found = not_called(self._known(), called, span)
+        return [entry for entry in found if entry.group in self.groups]
+
+    def _known(self) -> list[FlightEntry]:
         if self._entries is None:
             self._entries = self._read() if self._spans else []
-        return (
-            with_durations(records, self._entries, self._spans) if self._entries else iter(records)
-        )
+        return self._entries
 
     def _read(self) -> list[FlightEntry]:
         dumped = self._dump() if self._dump is not None else ""
         text = dumped.decode() if isinstance(dumped, bytes) else dumped
-        if "duration_ms" not in text:
+        if "duration_ms" not in text and not self.unseen_names:
             return []
         try:
             return parse_dump(text)
         except RecordError as err:
             _log.warning("[forerun] %s; asynchronous transfers keep their bounds", str(err))
             return []
+
+
+def known_groups(roles: Mapping[str, GroupRole]) -> dict[str, KnownGroup]:
+    """Every group of this process by description and name, as records name it."""
+    from torch.distributed import distributed_c10d
+
+    found = {}
+    for group, ranks in [*distributed_c10d._world.pg_group_ranks.items()]:
+        if not hasattr(group, "group_name"):
+            continue  # the number that stands for groups of others
+        role = roles.get(group.group_name) or role_of(group.group_desc)
+        found[f"{group.group_desc}#{group.group_name}"] = KnownGroup(role, tuple(ranks))
+    return found
 
 
 def prepare(environ: MutableMapping[str, str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from ...calib.records.rank_summary import StepSums, summarise
 from ...calib.records.record_kinds import (
@@ -17,6 +18,7 @@ from ...calib.records.record_kinds import (
 from ..sensors.step_log import StepLog
 from .attribution import Attribution
 from .flight_recorder import FlightWindow
+from .unseen_transfers import add_unseen
 
 
 @dataclass(slots=True)
@@ -38,10 +40,14 @@ class WindowRecords:
 
     def of(self, log: StepLog) -> Iterator[Record]:
         """The records of one step, counted as they are made."""
+        known = len(log.transfer_kinds)
+        unseen = add_unseen(log, self.flight)
+        if len(log.transfer_kinds) > known:
+            self.fired |= {name: {0} for name in self.flight.unseen_names}
         attribution = Attribution(log)
         sums = self.sums[log.step] = StepSums()
         has_transfers = False
-        for record in self.flight.amend(attribution.records()):
+        for record in self.flight.amend(chain(attribution.records(), unseen)):
             sums.add(record)
             has_transfers = has_transfers or isinstance(record, CollectiveRecord)
             yield record

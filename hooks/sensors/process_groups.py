@@ -7,7 +7,7 @@ Functional collectives (torch.compile, DTensor) do not pass here.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,9 +46,15 @@ class _Patch:
 
 
 class ProcessGroupHooks:
-    """Records every collective between ``install`` and ``remove``."""
+    """Records every collective between ``install`` and ``remove``.
 
-    def __init__(self, recorder: Recorder, guard: Guard) -> None:
+    ``roles`` are those of groups by name, where their descriptions do not tell.
+    """
+
+    def __init__(
+        self, recorder: Recorder, guard: Guard, roles: Mapping[str, GroupRole] | None = None
+    ) -> None:
+        self._roles = roles or {}
         self._recorder = recorder
         self._fault = guard.fault
         self._is_installed = False
@@ -125,7 +131,7 @@ class ProcessGroupHooks:
     ) -> int:
         known = self._groups.get(id(group))
         if known is None:
-            known = self._groups[id(group)] = _describe(group)
+            known = self._groups[id(group)] = _describe(group, self._roles)
         peer = -1
         if payload.peer is not None and len(values) > payload.peer:
             peer = known.ranks[int(values[payload.peer])]
@@ -216,10 +222,10 @@ class ProcessGroupHooks:
         return transfers
 
 
-def _describe(group: Any) -> _Group:
+def _describe(group: Any, roles: Mapping[str, GroupRole]) -> _Group:
     description = group.group_desc
     return _Group(
         name=f"{description}#{group.group_name}",
-        role=role_of(description),
+        role=roles.get(group.group_name) or role_of(description),
         ranks=tuple(dist.get_process_group_ranks(group)),
     )

@@ -10,7 +10,7 @@ import torch
 from ...calib.records.record_kinds import CoverageRecord
 from ..process.guard import Guard
 from ..process.host import KnownHost
-from ..recording.flight_recorder import FlightRecorder
+from ..recording.flight_recorder import COLLECTIVES, FlightRecorder
 from ..recording.kineto import traced_samples
 from ..recording.window import samples
 from ..recording.window_records import coverage_name
@@ -57,12 +57,14 @@ class Instruments:
         self.recorder = Recorder(stopwatch_for(found.models))
         self._modules = ModuleHooks(found.models if has_operators else (), self.recorder, guard)
         self._regions = find_regions(found.models)
-        self.flight = FlightRecorder()
+        self.flight = FlightRecorder(unseen=host.told.unseen, roles=host.told.roles)
         self._timers = TimerHooks(self.recorder, guard)
         self._passes = PassHooks(found.passes, self.recorder, guard)
         self._has_timers = bool(found.timer_holders or found.passes)
         self._groups = (
-            ProcessGroupHooks(self.recorder, guard) if torch.distributed.is_available() else None
+            ProcessGroupHooks(self.recorder, guard, host.told.roles)
+            if torch.distributed.is_available()
+            else None
         )
 
     @property
@@ -124,7 +126,7 @@ class Instruments:
         installed |= dict.fromkeys(self._host.told.unseen, 1)
         installed |= Counter(self._modules.unseen)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            installed["collectives"] = int(torch.distributed.get_world_size() > 1)
+            installed[COLLECTIVES] = int(torch.distributed.get_world_size() > 1)
         named = {name: count for name, count in installed.items() if count}
         # A remark about what is silent: its operators are counted under their own names.
         named |= dict.fromkeys(self._regions.names, 0)

@@ -109,7 +109,7 @@ def test_only_the_hooks_of_the_framework_are_left(plain: tuple[str, Path]) -> No
     assert Counter(left) == {"0 0 0 0": 4, f"{own[1]} 0 0 0": 2}
 
 
-def test_gathers_of_shards_are_seen_and_buckets_of_ddp_are_said_to_be_unseen(
+def test_gathers_of_shards_and_buckets_of_ddp_are_seen(
     plain: tuple[str, Path],
 ) -> None:
     """FSDP1 gathers everything once a pass, both ways of reshard; FSDP2 each of its layers."""
@@ -123,8 +123,14 @@ def test_gathers_of_shards_are_seen_and_buckets_of_ddp_are_said_to_be_unseen(
         for step in steps:
             assert calls[step, Collective.REDUCE_SCATTER, nbytes] == 2 * per_pass
             assert calls[step, Collective.ALL_GATHER, nbytes] >= 2 * per_pass
-    names = {c.name: c.fired for c in of(read_run(plain[1] / "out"), CoverageRecord)}
-    assert names["collectives inside DistributedDataParallel"] == 0
+    ddp = read_run(plain[1] / "out")
+    names = {c.name: c.fired for c in of(ddp, CoverageRecord)}
+    assert names["collectives inside DistributedDataParallel"] == 1
+    reduced = Counter((c.step, c.collective, c.nbytes) for c in of(ddp, CollectiveRecord))
+    assert set(reduced.values()) == {script.ACCUMULATED}
+    assert {(kind, nbytes) for _, kind, nbytes in reduced} == {
+        (Collective.ALL_REDUCE, NUM_WEIGHTS * 4)
+    }
 
 
 @pytest.fixture(scope="module")
