@@ -32,6 +32,7 @@ from ..stragglers.waiting import WaitingReport, waiting_report
 from ..workload.config import RunConfig
 from ..workload.config_json import decode, encode_fields
 from .history import History, Levels, Models, WindowScore, window_scores
+from .routing import MeasuredRouting, imbalance_cost_frac, measured_routing, routing_line
 from .run_measurements import (
     HookSummary,
     Overhead,
@@ -113,6 +114,9 @@ class Answer:
     skew_s: Mapping[int, float]
     waiting: WaitingReport
     problems: tuple[str, ...]
+    routing: MeasuredRouting | None = None
+    imbalance_cost_frac: float | None = None
+    """Share of the own step that tokens routed evenly would save; None where nothing is routed."""
     transcript: tuple[str, ...] = ()
     ended_unix_s: float | None = None
     """The end of the run, where it has come."""
@@ -194,6 +198,7 @@ def analyse(
     )
     has_end = config.cadence.train_iters > 0
     models = Models(calibration=calibration, own_s=modelled.time_s)
+    routing = measured_routing(table)
     answer = Answer(
         run_id=table.run_id,
         config=config,
@@ -212,6 +217,10 @@ def analyse(
         perturbation_s=perturbed_s,
         skew_s=table.skew_s(),
         waiting=waiting_report(table, measured_s),
+        routing=routing,
+        imbalance_cost_frac=(
+            imbalance_cost_frac(blind, config, routing.imbalance) if routing is not None else None
+        ),
         problems=tuple(problems),
     )
     return replace(answer, transcript=_transcript(answer, request.time_limit_s(ahead)))
@@ -225,6 +234,7 @@ def _transcript(answer: Answer, time_limit_s: float | None) -> tuple[str, ...]:
         measured_s=answer.measured_step_s,
         modelled=answer.modelled_step,
         slow=answer.waiting.line,
+        routing=routing_line(answer.routing, answer.imbalance_cost_frac),
         forecast=answer.forecast if has_end else None,
         plan=answer.plan,
         decision=answer.decision,

@@ -23,12 +23,13 @@ def transcript_lines(
     measured_s: float | None = None,
     modelled: PredictedStep | None = None,
     slow: str = "",
+    routing: str = "",
     forecast: Forecast | None = None,
     plan: Plan | None = None,
     decision: Decision | None = None,
     time_limit_s: float | None = None,
 ) -> list[str]:
-    """Up to six lines with ``[forerun]`` before each; moments as UTC.
+    """Up to seven lines with ``[forerun]`` before each; moments as UTC.
 
     ``time_limit_s`` is the scheduler's limit for the whole run.
     """
@@ -36,6 +37,7 @@ def transcript_lines(
         _hook_line(hooks, overhead),
         _step_line(measured_s, modelled),
         slow,
+        routing,
         _finish_line(forecast, time_limit_s),
         _plan_line(plan),
         _decision_line(decision),

@@ -39,6 +39,7 @@ from .operator_rows import (
     probed_operator_rows,
     traced_rows,
 )
+from .routing import routing_rows
 from .skew import arrival_rows, link_rows
 from .transfers import collective_rows, match_ranks, probed_collective_rows, skew_rows
 
@@ -59,6 +60,7 @@ class SampleTable:
     links: pd.DataFrame
     ranks: pd.DataFrame
     traced: pd.DataFrame
+    routing: pd.DataFrame
     coverage: pd.DataFrame
     windows: pd.DataFrame
     runs: pd.DataFrame
@@ -199,7 +201,8 @@ def build_live_table(run: RunRecords) -> SampleTable:
     every_phase = _frame(run, PhaseRecord)
     phases = _clean(every_phase, marks)
     layout = next((config.parallelism for config in run.configs.values()), None)
-    matched = match_ranks(_clean(_collective_frame(run), marks), layout)
+    transfers = _clean(_collective_frame(run), marks)
+    matched = match_ranks(transfers, layout)
     clocks = clock_rows(matched)
     clean_steps = steps[steps["is_clean"]]
     samples = [
@@ -220,6 +223,7 @@ def build_live_table(run: RunRecords) -> SampleTable:
         "links": link_rows(matched),
         "ranks": _frame(replace(run, records=run.summaries), RankRecord),
         "traced": traced_rows(_timed(run, TraceRecord)),
+        "routing": routing_rows(operators, transfers, next(iter(run.configs.values()), None)),
         "coverage": _frame(run, CoverageRecord),
         "windows": _frame(run, WindowRecord),
         "runs": run_rows(run),

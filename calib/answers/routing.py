@@ -1,0 +1,124 @@
+"""How far from even tokens were routed to experts, and what that costs of a step.
+
+The cost is that of the step model alone: the step with the busiest rank's tokens on every rank that
+is waited for, over the step with as many on each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import pandas as pd
+
+from ..samples.table import SampleTable
+from ..steps.model import FittedSteps
+from ..units import format_frac
+from ..workload.config import RunConfig
+
+_WORTH_TELLING = 0.02
+"""Less than this beyond the mean is what counting tokens in pairs of whole rows leaves anyway."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredRouting:
+    """Tokens on the busiest rank over the mean of its group, as the newest window has them.
+
+    ``by_window`` has the same of each window, the first one first; ``by_layer`` that of the newest
+    window by layer of a stage.  ``steady`` is the busiest rank's over all passes together: as large
+    as ``imbalance`` where it is always the same rank, 1 where all are busiest by turns.
+    """
+
+    imbalance: float
+    steady: float
+    busiest_rank: int
+    by_window: tuple[float, ...]
+    by_layer: Mapping[int, float]
+
+    @property
+    def drift_frac(self) -> float:
+        """Change of the tokens on the busiest rank from the first window to the newest."""
+        return self.imbalance / self.by_window[0] - 1.0
+
+    @property
+    def worst_layer(self) -> int:
+        """The layer of a stage with the largest imbalance."""
+        return max(self.by_layer, key=lambda layer: self.by_layer[layer])
+
+
+def measured_routing(table: SampleTable) -> MeasuredRouting | None:
+    """Of the newest run; None without experts on several ranks, or where nothing arrived."""
+    rows = table.newest("routing")
+    rows = rows[rows.groupby("window")["num_rows"].transform("sum") > 0]
+    if rows.empty:
+        return None
+    newest = rows[rows["window"] == rows["window"].max()]
+    by_rank = newest.groupby("rank", sort=True)["num_rows"].sum()
+    in_group = newest.drop_duplicates("rank").set_index("rank")["ranks"]
+    means = by_rank.groupby(in_group.reindex(by_rank.index)).transform("mean")
+    shares = (by_rank / means).fillna(1.0)
+    return MeasuredRouting(
+        imbalance=_imbalance(newest),
+        steady=float(shares.max()),
+        busiest_rank=int(str(shares.idxmax())),
+        by_window=tuple(_imbalance(part) for _, part in rows.groupby("window", sort=True)),
+        by_layer={
+            int(str(layer)): _imbalance(part)
+            for layer, part in newest.groupby("layer", sort=True)
+            if part["num_rows"].sum() > 0
+        },
+    )
+
+
+def _imbalance(rows: pd.DataFrame) -> float:
+    """Each rank's row holds the group's busiest: both sums are over all ranks of the groups."""
+    return float(rows["num_most"].sum() / rows["num_rows"].sum())
+
+
+def imbalance_cost_frac(steps: FittedSteps, config: RunConfig, imbalance: float) -> float | None:
+    """Share of the step that an even routing would save, 0 to 1; None without experts to route to.
+
+    The layout is the run's own: an imbalance is that of its expert parallelism and no other's.
+    """
+    experts = config.model.experts
+    if experts is None or config.parallelism.ep * config.parallelism.expert_tp == 1:
+        return None
+    uneven_s, even_s = (
+        steps.estimate(with_imbalance(config, value)).time_s for value in (imbalance, 1.0)
+    )
+    return max(0.0, 1.0 - even_s / uneven_s)
+
+
+def with_imbalance(config: RunConfig, imbalance: float) -> RunConfig:
+    """The layout with that many tokens on the busiest rank over the mean."""
+    experts = config.model.experts
+    if experts is None:
+        return config
+    model = replace(config.model, experts=replace(experts, imbalance=max(1.0, imbalance)))
+    return replace(config, model=model)
+
+
+def routing_line(routing: MeasuredRouting | None, cost_frac: float | None) -> str:
+    """What is said of it; empty where tokens are as good as even.
+
+    >>> found = MeasuredRouting(
+    ...     imbalance=1.4, steady=1.3, busiest_rank=3, by_window=(1.25, 1.4),
+    ...     by_layer={0: 1.1, 1: 1.7},
+    ... )
+    >>> [*map(print, routing_line(found, 0.14).split("; "))]
+    routing: busiest rank 1.40 x the mean, 1.25 at first
+    rank 3, layer 1: 1.70 x · imbalance costs 14.0 % of the step
+    [None, None]
+    """
+    if routing is None or routing.imbalance < 1.0 + _WORTH_TELLING:
+        return ""
+    told = f"routing: busiest rank {routing.imbalance:.2f} x the mean"
+    if abs(routing.drift_frac) >= _WORTH_TELLING:
+        told += f", {routing.by_window[0]:.2f} at first"
+    steady = routing.steady >= 1.0 + _WORTH_TELLING
+    who = f"rank {routing.busiest_rank}" if steady else "each rank by turns"
+    layer = routing.worst_layer
+    told += f"; {who}, layer {layer}: {routing.by_layer[layer]:.2f} x"
+    if cost_frac is not None:
+        told += f" · imbalance costs {format_frac(cost_frac)} of the step"
+    return told

@@ -1,0 +1,85 @@
+"""Two real ranks with experts and a router that prefers the first rank's."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from launched import torchrun
+
+from forerun.calib.answers.routing import measured_routing
+from forerun.calib.records.record_kinds import OperatorRecord
+from forerun.calib.records.run_records import RunRecords
+from forerun.calib.samples.store import read_run
+from forerun.calib.samples.table import build_table
+from forerun.calib.workload.operators import OperatorKind, Phase
+
+pytest.importorskip("megatron")
+pytestmark = pytest.mark.slow
+SCRIPT = Path(__file__).parents[1] / "support" / "skewed_experts.py"
+LAYERS, MICROBATCHES, ITERS = 2, 2, 9
+BIAS = 0.1
+"""As large as the logits of weights that were just drawn: some tokens change their experts."""
+SMALL = "--hidden-size 32 --seq-length 32 --micro-batch-size 2 --global-batch-size 8 --mock-data "
+SMALL += f"--train-iters {ITERS} --log-interval 1 --num-layers {LAYERS} --disable-bias-linear"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    directory = tmp_path_factory.mktemp("experts")
+    own = ("--calibrate", "--calibrate-steps=4", "--calibrate-wandb=off")
+    done = torchrun(
+        *(directory, str(SCRIPT), BIAS, *SMALL.split(), *own),
+        f"--calibrate-dir={directory / 'out'}",
+    )
+    return done.stdout, directory / "out"
+
+
+def told(output: str) -> dict[tuple[int, int, int, int], int]:
+    """Rows by rank, step, micro-batch and layer, as the experts themselves saw them."""
+    lines: dict[int, list[int]] = defaultdict(list)
+    for rank, rows in re.findall(r"ROWS (\d) (\d+)", output):
+        lines[int(rank)].append(int(rows))
+    found = {}
+    for rank, rows in lines.items():
+        for number, arrived in enumerate(rows[: ITERS * MICROBATCHES * LAYERS]):
+            passed, layer = divmod(number, LAYERS)
+            found[(rank, *divmod(passed, MICROBATCHES), layer)] = arrived
+    return found
+
+
+def recorded(run: RunRecords) -> dict[tuple[int, int, int, int], int]:
+    found: dict[tuple[int, int, int, int], int] = defaultdict(int)
+    for rank, records in run.records.items():
+        for r in records:
+            is_fc1 = isinstance(r, OperatorRecord) and r.kind is OperatorKind.LINEAR_FC1
+            if is_fc1 and r.phase is Phase.FORWARD:
+                found[rank, r.step, r.microbatch, r.layer] += r.shape[0]
+    return found
+
+
+def test_rows_on_record_are_those_that_arrived(trained: tuple[str, Path]) -> None:
+    seen, truth = recorded(read_run(trained[1])), told(trained[0])
+    assert len(seen) >= 2 * LAYERS * 2
+    assert seen == {key: truth[key] for key in seen}
+
+
+def test_the_imbalance_is_that_of_the_busiest_rank(trained: tuple[str, Path]) -> None:
+    run = read_run(trained[1])
+    found, truth = measured_routing(build_table(run)), recorded(run)
+    passes = {key[1:] for key in truth}
+    most = sum(max(truth[(0, *key)], truth[(1, *key)]) for key in passes)
+    assert found is not None
+    assert found.imbalance == pytest.approx(2 * most / sum(truth.values()))
+    assert found.imbalance > 1.1 and found.busiest_rank == 0
+    assert set(found.by_layer) == set(range(LAYERS))
+
+
+def test_the_run_is_told_what_its_imbalance_costs(trained: tuple[str, Path]) -> None:
+    decision = json.loads((trained[1] / "decision.json").read_text())
+    (line,) = [line for line in decision["transcript"] if "routing:" in line]
+    share = re.search(r"imbalance costs (\S+) % of the step", line)
+    assert share is not None and 0.0 < float(share[1]) < 100.0
