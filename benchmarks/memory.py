@@ -5,7 +5,8 @@
 Tables: ``e2e_simumax_b200_8gpu`` (peak of the allocator) and ``e2e_sailor`` (fp32
 Megatron-DeepSpeed, unfused; its values are whole MiB of the device in use, so that context and
 communicators count).  Nothing is fitted, but the last figure of a table takes an offset from the
-first row, as a calibrated run does.
+first row, as a calibrated run does.  Then every published peak, run that ran out and run that ended
+well, against the probability with which its layout was called fitting.
 """
 
 from __future__ import annotations
@@ -21,16 +22,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.benchmarks.markdown_text import markdown_head, markdown_row
+from forerun.benchmarks.published.memory_rows import MemoryRow, by_table, memory_rows
 from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.benchmarks.published.readers import read_steps
 from forerun.calib.errors import ConfigError
 from forerun.calib.memory.layout_table import peaks_nbytes
-from forerun.calib.memory.peak import memory
+from forerun.calib.memory.peak import Verdict, fit_probability, memory, verdict
 from forerun.calib.units import GIB
 from forerun.calib.workload.config import Batch, Parallelism, Recompute, RunConfig
 from forerun.launch.known.table_files import read_frame
 
 HEADER = ["layout", "predicted GiB", "measured GiB", "error %"]
+FIT_HEADER = [
+    *("table", "rows", "ran", "ran out", "called fitting", "of these ran out"),
+    *("refused though it ran", "mean probability of what ran", "error of peaks %"),
+]
 
 
 def main() -> None:
@@ -40,7 +46,44 @@ def main() -> None:
     arguments = parser.parse_args()
     score(arguments.data / "e2e_simumax_b200_8gpu.csv.gz", "allocated_nbytes")
     score(arguments.data / "e2e_sailor.csv.gz", "total_nbytes", without_fusions)
+    score_fits(arguments.data)
     speed(arguments.repetitions)
+
+
+def score_fits(data: Path) -> None:
+    """Print, by table, what was called fitting or refused against what ran; reasons for the rest.
+
+    Bars: of what is called fitting at 90 % at most 2 % ran out, of what ran at most 5 % was
+    refused.
+    """
+    rows, left = memory_rows(data)
+    print(f"\nwhat fits\n\n{markdown_head(FIT_HEADER)}")
+    for table, found in (*by_table(rows), ("all", rows)):
+        print(markdown_row([table, *_fit_cells(found)]))
+    print("\nleft out:")
+    for reason, number in left.items():
+        print(f"- {number} {reason}")
+
+
+def _fit_cells(rows: list[MemoryRow]) -> list[str]:
+    estimates = [memory(row.config) for row in rows]
+    capacities = [int(row.capacity_nbytes) for row in rows]
+    said = [verdict(*pair) for pair in zip(estimates, capacities, strict=True)]
+    chance = np.array(
+        [fit_probability(*pair) for pair in zip(estimates, capacities, strict=True)], dtype=float
+    )
+    ran = np.array([row.ran for row in rows])
+    is_fit = np.array([one is Verdict.FITS for one in said])
+    is_refused = np.array([one is Verdict.DOES_NOT_FIT for one in said])
+    errors = [
+        (one.total_nbytes if row.is_total else one.allocated_nbytes) / row.peak_nbytes - 1
+        for one, row in zip(estimates, rows, strict=True)
+        if row.peak_nbytes
+    ]
+    out = [len(rows), ran.sum(), (~ran).sum(), is_fit.sum(), (is_fit & ~ran).sum()]
+    refused = f"{(is_refused & ran).sum()} ({(is_refused & ran).sum() / ran.sum():.1%})"
+    peaks = f"{100 * np.mean(np.abs(errors)):.1f} of {len(errors)}" if errors else "-"
+    return [*map(str, out), refused, f"{chance[ran].mean():.2f}", peaks]
 
 
 def score(

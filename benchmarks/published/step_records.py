@@ -23,6 +23,7 @@ from forerun.calib.workload.config import (
     Precision,
     Recompute,
     RunConfig,
+    Sharding,
 )
 
 _NOT_SET = frozenset({"", "nan", "none", "<na>", "nat"})
@@ -178,6 +179,28 @@ def layout(record: Record, model: ModelShape, stack: Stack, etp: int = 0) -> Par
         overlaps_param_gather=stack.overlaps,
         ranks_per_node=stack.ranks_per_node,
     )
+
+
+def fully_sharded(par: Parallelism) -> Parallelism:
+    """The layout under FSDP: layers are gathered before each pass, which overlaps."""
+    return replace(
+        par,
+        is_optimizer_distributed=True,
+        sharding=Sharding.WEIGHTS,
+        overlaps_grad_reduce=True,
+        overlaps_param_gather=True,
+    )
+
+
+def with_torch_states(row: StepRow) -> StepRow:
+    """The row under PyTorch's own FSDP: weights, gradients and both moments in fp32, 16 bytes for
+    each parameter, of which weights and gradients count as what travels of them."""
+    config = row.config
+    if config.precision is Precision.FP32 or config.reduces_grads_in_bf16:
+        # 2 and 2, and 12 of the optimizer's, as it is without being told.
+        return row
+    states = 16 - config.precision.nbytes - 4
+    return replace(row, config=replace(config, optimizer_state_nbytes=states))
 
 
 def spread_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:

@@ -13,12 +13,14 @@ from forerun.benchmarks.published.step_records import (
     Record,
     Stack,
     family,
+    fully_sharded,
     gpt_shape,
     joined_flags,
     layout,
     llama_like,
     padded_vocab,
     step_row,
+    with_torch_states,
 )
 from forerun.calib.errors import ConfigError
 from forerun.calib.records.step_rows import StepKind, StepRow
@@ -110,7 +112,7 @@ def read_small_tables(record: Record) -> StepRow:
     """Tables of papers and READMEs, one machine for each source, device and precision.
 
     Before 2023 attention was unfused.  Rows whose micro-batch or recompute is not stated are read
-    with one of 1 and none and flagged; FSDP and ZeRO-3 are flagged.
+    with one of 1 and none and flagged; ZeRO-3 is flagged, since its tables state no shards.
     """
     source, device = record.text("source"), record.text("gpu")
     precision_name = record.text("precision")
@@ -118,14 +120,14 @@ def read_small_tables(record: Record) -> StepRow:
     flag = joined_flags(
         (micro == 0, "the micro-batch is not stated"),
         (record.is_empty("recompute"), "the recompute is not stated"),
-        (record.is_true("fsdp"), "FSDP is not modelled"),
         (_is_zero3(record), "ZeRO-3 is not modelled"),
+        (_is_by_operator(record), _BY_OPERATOR),
     )
     if not record.text("step_time_s") or not record.text("global_batch_size"):
         raise ConfigError("no step time or global batch is stated; only a rate")
     model, stack = _paper_shape(record), _paper_stack(record)
     kind = record.text("step_time_kind")
-    return step_row(
+    row = step_row(
         record,
         row_id=f"{record.text('table')} {record.text('model')} {record.row_id}",
         model=model,
@@ -142,6 +144,19 @@ def read_small_tables(record: Record) -> StepRow:
         kind=StepKind.MEASURED if kind.startswith("reported") else StepKind.DERIVED,
         flag=flag,
     )
+    if _is_by_operator(record):
+        # Of its seven products every second is kept, and no activation: nearest is the MLP.
+        row = replace(row, config=replace(row.config, recompute_modules=("mlp",)))
+    return with_torch_states(row) if record.is_true("fsdp") else row
+
+
+_BY_OPERATOR = "recomputation by operator is not modelled"
+
+
+def _is_by_operator(record: Record) -> bool:
+    """True for torchtitan's selective activation checkpointing, which picks operators."""
+    is_selective = "selective" in record.text("recompute").lower()
+    return record.text("source") == "torchtitan" and is_selective
 
 
 def _paper_stack(record: Record) -> Stack:
@@ -165,6 +180,8 @@ def _sharded(record: Record, model: ModelShape, par: Parallelism) -> Parallelism
     stated = record.whole("zero1_size", default=0)
     shards = par.dp if stated <= 0 or par.dp % stated else stated
     is_by_rank = record.text("source") == "InternEvo"
+    if record.is_true("fsdp"):
+        return fully_sharded(par)
     return replace(
         par,
         num_optimizer_instances=par.dp // shards,
@@ -272,7 +289,9 @@ def _bigscience_layout(record: Record, tp: int, model: ModelShape, stack: Stack)
     cells = {"tp": tp, "pp": record.whole("pp"), "gpus": record.whole("gpus", default=0)}
     if not cells["gpus"]:
         cells["dp"] = record.whole("dp")
-    return layout(Record(cells), model, stack)
+    told = f"{record.text('section')} {record.text('caption')}".lower()
+    is_zero1 = bool(re.search(r"zero stage 1|_z1_", told))
+    return layout(Record(cells), model, replace(stack, is_optimizer_distributed=is_zero1))
 
 
 def _bigscience_shape(record: Record, seq_length: int) -> ModelShape:

@@ -10,6 +10,7 @@ from forerun.benchmarks.published.step_records import (
     Record,
     Stack,
     family,
+    fully_sharded,
     joined_flags,
     layout,
     padded_vocab,
@@ -55,11 +56,12 @@ def read_bridge(record: Record) -> StepRow:
     model = public_shape(label, seq_length=record.whole("seq_len"))
     stack = _recipe_stack(f"Megatron-Bridge {record.text('release')}", device)
     par = layout(record, model, stack, etp=1 if model.experts else 0)
+    if record.number("fsdp", default=0) > 0:
+        par = fully_sharded(par)
     if "w/ mtp" in label.lower():
         model = replace(model, num_prediction_layers=1)
     flag = joined_flags(
         (not stated, "the precision is not stated"),
-        (record.number("fsdp", default=0) > 0, "FSDP is not modelled"),
         ("pre-train" not in record.text("phase").lower(), "fine-tuning"),
     )
     return step_row(

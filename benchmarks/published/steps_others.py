@@ -9,15 +9,17 @@ from forerun.benchmarks.published.step_records import (
     Record,
     Stack,
     family,
+    fully_sharded,
     gpt_shape,
     layout,
     llama_like,
     padded_vocab,
     step_row,
+    with_torch_states,
 )
 from forerun.calib.errors import ConfigError
 from forerun.calib.records.step_rows import StepKind, StepRow
-from forerun.calib.workload.config import Attention, ModelShape, Recompute, Sharding
+from forerun.calib.workload.config import Attention, ModelShape, Recompute
 
 _MS = 1e-3
 
@@ -104,17 +106,14 @@ def read_llmfoundry(record: Record) -> StepRow:
     is_full = record.is_true("recompute_full")
     stack = Stack(
         framework="llm-foundry",
-        is_optimizer_distributed=True,
-        overlaps=True,
         reduces_grads_in_bf16=record.text("mp_mode") == "PURE",
     )
-    return step_row(
+    row = step_row(
         record,
         model=shape,
         stack=stack,
         parallelism=replace(
-            layout(record, shape, stack),
-            sharding=Sharding.WEIGHTS,
+            fully_sharded(layout(record, shape, stack)),
             regathers_weights=sharding == "FULL_SHARD",
         ),
         device=device,
@@ -125,6 +124,7 @@ def read_llmfoundry(record: Record) -> StepRow:
         measured_s=record.number("step_time_s_derived"),
         kind=StepKind.DERIVED,
     )
+    return with_torch_states(row)
 
 
 _FSDP = ("FULL_SHARD", "SHARD_GRAD_OP")

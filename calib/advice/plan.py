@@ -11,7 +11,7 @@ import numpy as np
 from ..arguments.megatron_args import options
 from ..fit.estimates import Source
 from ..memory.layout_table import peaks_nbytes
-from ..memory.peak import MemoryEstimate, Verdict, memory, verdict
+from ..memory.peak import MemoryEstimate, Verdict, fit_probability, memory, verdict
 from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
 from ..steps.design import most_informative
@@ -54,6 +54,8 @@ class Candidate:
     verdict: Verdict
     source_frac: Mapping[Source, float]
     options: tuple[str, ...]
+    fit_probability: float | None = None
+    """That it fits in the memory of a device; None where nobody knows how much that is."""
 
     @property
     def label(self) -> str:
@@ -74,6 +76,7 @@ class Candidate:
             **{name: getattr(self, name) for name in (*times, *ratios)},
             "memory": self.memory.to_json(),
             "verdict": self.verdict.value,
+            "fit_probability": self.fit_probability,
             "source_frac": {source.value: frac for source, frac in self.source_frac.items()},
             "options": list(self.options),
         }
@@ -247,6 +250,7 @@ def _candidate(
     # The ratio is log-normal: its interval is symmetric in the logarithm.
     spread = math.exp(Z_90 * sigma)
     needed = memory(estimate.config, offset_nbytes=offset_nbytes or 0)
+    is_calibrated = offset_nbytes is not None
     return Candidate(
         config=estimate.config,
         step_time_s=estimate.time_s,
@@ -259,6 +263,9 @@ def _candidate(
         error_log=error_ratio(estimate, own),
         memory=needed,
         source_frac=estimate.source_frac,
-        verdict=verdict(needed, capacity_nbytes, is_calibrated=offset_nbytes is not None),
+        verdict=verdict(needed, capacity_nbytes, is_calibrated=is_calibrated),
         options=options(estimate.config),
+        fit_probability=fit_probability(needed, capacity_nbytes, is_calibrated=is_calibrated)
+        if capacity_nbytes
+        else None,
     )

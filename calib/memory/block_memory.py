@@ -7,22 +7,18 @@ each layout.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from ..layers.added_modules import added_kept_nbytes
 from ..layers.blocks import Block, BlockKind, block
 from ..layers.layer_modules import norm_module
 from ..layers.tensors import block_numel
-from ..workload.config import Fp8Recipe, Precision, RunConfig
+from ..workload.config import Fp8Recipe, RunConfig
 from ..workload.operators import OperatorKind
 from .activations import layer_activations, sizes
 from .in_flight import InFlight
-
-Number: TypeAlias = "float | npt.NDArray[np.float64]"
-"""A float, or a float array of shape (layouts,)."""
+from .states import UNITS_IN_FLIGHT, Number, StateBytes
 
 _ATTENTION_PRODUCTS = frozenset(
     {OperatorKind.LINEAR_QKV, OperatorKind.LINEAR_PROJ, OperatorKind.LINEAR}
@@ -79,16 +75,6 @@ class ChunkLayers:
     dense_again: Number
     expert: Number
     expert_again: Number
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateBytes:
-    """Bytes per parameter, by the kind of it."""
-
-    weights: Number
-    grads: Number
-    optimizer: Number
-    expert_optimizer: Number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,21 +144,6 @@ def _layer_fields(
     }
 
 
-def state_bytes(config: RunConfig, *, shards: Number, expert_shards: Number) -> StateBytes:
-    """Bytes per parameter: 2 + 4 + 12 in mixed precision, 4 + 4 + 8 in fp32 (fewer where sharded).
-
-    The optimizer holds two moments and, in mixed precision, a copy in fp32.
-    """
-    is_full = config.precision is Precision.FP32
-    optimizer = 8 if is_full else 12
-    return StateBytes(
-        weights=4 if is_full else 2,
-        grads=2 if config.reduces_grads_in_bf16 and not is_full else 4,
-        optimizer=optimizer / shards,
-        expert_optimizer=optimizer / expert_shards,
-    )
-
-
 def stage_bytes(
     modules: ModuleBytes,
     state: StateBytes,
@@ -191,20 +162,50 @@ def stage_bytes(
     layers, logits = _held(modules, chunks, held, is_first=is_first, is_last=is_last)
     dense = sum(chunk.dense + chunk.dense_again for chunk in chunks)
     expert = sum(chunk.expert + chunk.expert_again for chunk in chunks)
-    rest = dense * modules.layer_numel + expert * modules.expert_layer_numel
-    rest = rest + _ends(modules, is_first, is_last, is_tied)
+    layers_numel = dense * modules.layer_numel + expert * modules.expert_layer_numel
+    ends = _ends(modules, is_first, is_last, is_tied)
+    rest = layers_numel + ends
     split = expert * modules.expert_numel + (modules.prediction_expert_numel if is_last else 0.0)
     extra = dense * modules.dense_weights_extra + expert * modules.expert_weights_extra
+    if not state.keeps_layers_whole:
+        # Copies in 8 bits are made of the layers in flight, and go with them.
+        most = np.maximum(modules.dense_weights_extra, modules.expert_weights_extra)
+        extra = UNITS_IN_FLIGHT * np.maximum(most, 0.0)
     scratch = modules.scratch + (modules.head_scratch if is_last else 0.0)
     scratch = scratch + np.where(dense > 0, modules.dense_scratch, 0.0)
     return StageBytes(
-        weights=(rest + split) * state.weights + extra,
-        grads=(rest + split) * state.grads,
+        weights=rest * state.weights + split * state.expert_weights + extra,
+        grads=rest * state.grads + split * state.expert_grads,
         optimizer=rest * state.optimizer + split * state.expert_optimizer,
         activations=layers,
         logits=logits,
-        scratch=scratch + np.where(expert > 0, modules.expert_scratch, 0.0),
+        scratch=scratch
+        + np.where(expert > 0, modules.expert_scratch, 0.0)
+        + _gathered(modules, state, dense, expert, ends, layers_numel + split),
     )
+
+
+def _gathered(
+    modules: ModuleBytes,
+    state: StateBytes,
+    dense: Number,
+    expert: Number,
+    ends: Number,
+    layers_numel: Number,
+) -> Number:
+    """Whole weights and gradients that FSDP holds for a while; 0 without it.
+
+    Those of the layers in flight, and of embedding and head, which are one unit with the model
+    itself and stay for the whole pass.
+    """
+    if state.keeps_layers_whole:
+        return 0.0
+    widest = np.maximum(
+        np.where(dense > 0, modules.layer_numel, 0.0),
+        np.where(expert > 0, modules.expert_layer_numel + modules.expert_numel, 0.0),
+    )
+    layers = np.maximum(widest * state.unit, layers_numel * state.kept)
+    return layers + ends * (state.unit / 2)
 
 
 def _held(

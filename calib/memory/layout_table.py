@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from ..layers.buckets import num_shards
 from ..workload.config import RunConfig
-from .block_memory import ModuleBytes, module_bytes, state_bytes
+from .block_memory import ModuleBytes, module_bytes
 from .peak import overhead_nbytes, stage_parts
+from .states import sharding_key, state_bytes
 
 Floats = npt.NDArray[np.float64]
 
@@ -57,7 +58,8 @@ def _pipeline_key(layout: RunConfig) -> Hashable:
     # With more micro-batches than this a schedule holds no more: see ``in_flight``.
     enough = (2 * par.pp // (group * par.vp) + 4) * group if par.vp > 1 else 2 * par.pp
     num = min(layout.num_microbatches, enough)
-    return (par.pp, par.vp, num, group, par.chunk_layers, par.schedule, *_recompute_key(layout))
+    shape = (par.pp, par.vp, num, group, par.chunk_layers, par.schedule)
+    return (*shape, *sharding_key(layout), *_recompute_key(layout))
 
 
 def _recompute_key(layout: RunConfig) -> tuple[Hashable, ...]:

@@ -81,7 +81,7 @@ def test_our_own_format_gives_the_same_rows_back(name: str) -> None:
         ("e2e_sailor", 2, 1, 0),
         ("e2e_llmfoundry_mpt_fsdp", 2, 0, 0),
         ("e2e_neusight", 0, 1, 1),
-        ("e2e_megatron_bridge", 5, 1, 1),
+        ("e2e_megatron_bridge", 6, 0, 1),
         ("e2e_mlperf_llm_systems", 1, 1, 3),
     ],
 )
@@ -162,7 +162,8 @@ def test_bridge_takes_shapes_by_name() -> None:
     experts = rows["mb_194"].config
     assert experts.parallelism.expert_tp == 1 and experts.parallelism.ep == 32
     assert experts.parallelism.expert_dp == 1
-    assert rows["mb_168"].flag == "FSDP is not modelled"
+    assert rows["mb_168"].config.parallelism.shards_weights and not rows["mb_168"].flag
+    assert not large.parallelism.shards_weights
     reasons = [skip.reason for skip in golden("e2e_megatron_bridge").skipped]
     assert "Mamba" in reasons[0]
     unknown = like("e2e_megatron_bridge", model="FooBar 9B")

@@ -9,7 +9,14 @@ import pytest
 from forerun.calib.errors import ConfigError
 from forerun.calib.memory.layout_table import peaks_nbytes
 from forerun.calib.memory.peak import memory
-from forerun.calib.workload.config import Batch, Experts, Precision, Recompute, RunConfig
+from forerun.calib.workload.config import (
+    Batch,
+    Experts,
+    Precision,
+    Recompute,
+    RunConfig,
+    Sharding,
+)
 from forerun.calib.workload.pipeline_layout import uneven_layers
 
 Layout = Callable[..., RunConfig]
@@ -59,6 +66,20 @@ def test_every_entry_is_that_of_the_layout_alone(
     )
     configs = layouts(base)
     assert len(configs) > 200
+    alone = [memory(config).total_nbytes for config in configs]
+    assert peaks_nbytes(configs) == pytest.approx(alone, abs=4)
+
+
+@pytest.mark.parametrize("sharding", list(Sharding))
+def test_sharded_layouts_equal_those_alone(layout: Layout, sharding: Sharding) -> None:
+    par = {"is_optimizer_distributed": True, "sharding": sharding}
+    model = {"num_layers": 8, "experts": EXPERTS}
+    base = layout(samples=64, model=model, par=par, precision=Precision.BF16, device="H100")
+    configs = layouts(base)[::7]
+    configs += [
+        replace(one, parallelism=replace(one.parallelism, regathers_weights=False))
+        for one in configs
+    ]
     alone = [memory(config).total_nbytes for config in configs]
     assert peaks_nbytes(configs) == pytest.approx(alone, abs=4)
 

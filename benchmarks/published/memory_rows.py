@@ -1,0 +1,228 @@
+"""What published runs say of memory: peaks, runs that ran out, and runs that ended well.
+
+A step that was timed fitted.  Which rows tell nothing is said with the reason: of a device whose
+memory nobody states, or a layout whose recomputation (or another thing that decides memory) is not
+stated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+
+from forerun.benchmarks.published.readers import read_steps
+from forerun.benchmarks.published.step_records import precision_of
+from forerun.calib.arguments.megatron_namespace import from_namespace
+from forerun.calib.errors import ConfigError
+from forerun.calib.records.step_rows import StepRow
+from forerun.calib.units import GIB
+from forerun.calib.workload.config import RunConfig
+from forerun.launch.known.table_files import read_frame
+
+CAPACITIES_GIB: Mapping[str, float] = {
+    r"V100": 31.7,
+    r"a100_40gb|A100-40GB": 39.4,
+    r"A100.*80|a100_80gb": 79.2,
+    r"H100-96GB": 94.5,
+    r"H100": 79.1,
+    r"H200": 139.8,
+    r"GH-?96|GH200": 94.5,
+    r"GB200": 184.0,
+    r"GB300": 277.0,
+    r"B300": 268.0,
+    r"B200": 178.4,
+}
+"""What the driver reports of each device (``nvidia-smi``), by its published name."""
+STEP_TABLES = (
+    *("e2e_simumax_b200_8gpu", "e2e_sailor", "e2e_small_tables", "e2e_llmfoundry_mpt_fsdp"),
+    *("e2e_bigscience_v100", "e2e_bigscience_v100_log_iterations", "e2e_nanotron_llama1b"),
+    *("e2e_vtrain_multi_node", "e2e_mcore_ci_golden"),
+)
+_UNTOLD = re.compile("not stated|not modelled|fine-tuning|LoRA|copied")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRow:
+    """One layout, and what is known of its memory."""
+
+    table: str
+    name: str
+    config: RunConfig
+    capacity_nbytes: float
+    ran: bool
+    peak_nbytes: float | None = None
+    """Of the allocator, where it is stated."""
+    is_total: bool = False
+    """The peak is that of the device in use, or reserved by the allocator."""
+
+
+def capacity_nbytes(device: str) -> float | None:
+    """Memory of a device by its published name; None where that does not tell it."""
+    for pattern, gib in CAPACITIES_GIB.items():
+        if re.search(pattern, device, re.IGNORECASE):
+            return gib * GIB
+    return None
+
+
+def memory_rows(data: Path) -> tuple[list[MemoryRow], dict[str, int]]:
+    """Every row that tells something, and how many do not, by table and reason."""
+    rows: list[MemoryRow] = []
+    left: dict[str, int] = {}
+    for table in STEP_TABLES:
+        path = data / f"{table}.csv.gz"
+        found = read_steps(read_frame(path), table)
+        _count(left, f"{table}: no layout", len(found.skipped))
+        for row in found.rows:
+            one = _of_step(table, row)
+            if isinstance(one, str):
+                _count(left, f"{table}: {one}", 1)
+            else:
+                rows.append(one)
+    cards = data / "e2e_bridge_cards.csv.gz"
+    for cells in read_frame(cards).to_dict("records") if cards.exists() else ():
+        card = {str(name): value for name, value in cells.items() if not pd.isna(value)}
+        try:
+            rows.append(_of_card(card))
+        except ConfigError as err:
+            _count(left, f"e2e_bridge_cards: {re.sub(r'[0-9]+', 'N', str(err))}", 1)
+    return rows, left
+
+
+def _count(left: dict[str, int], reason: str, number: int) -> None:
+    if number:
+        left[reason] = left.get(reason, 0) + number
+
+
+def _of_step(table: str, row: StepRow) -> MemoryRow | str:
+    """Timed rows ran, whatever their figures are worth otherwise."""
+    capacity = capacity_nbytes(row.config.device)
+    if capacity is None:
+        return f"memory of {row.config.device} is not told by its name"
+    flag = row.flag.replace("recomputation by operator is not modelled", "")
+    if "ran out" not in flag and (match := _UNTOLD.search(flag)):
+        return flag.partition(";")[0] or match.group()
+    if "ran out" not in flag and not row.measured_s > 0 and not row.measured_memory_nbytes:
+        return "neither time nor peak"
+    return MemoryRow(
+        table=table,
+        name=f"{row.group} {row.row_id}",
+        config=_as_it_trains(table, row.config),
+        capacity_nbytes=capacity,
+        ran="ran out" not in flag,
+        peak_nbytes=row.measured_memory_nbytes,
+        is_total=table in ("e2e_sailor", "e2e_small_tables"),
+    )
+
+
+def _as_it_trains(table: str, config: RunConfig) -> RunConfig:
+    """Sailor's host has dropout behind blocks (OPT has none in attention, by its config)."""
+    if table != "e2e_sailor":
+        return config
+    return replace(config, hidden_dropout=0.1, fuses_gradient_accumulation=False)
+
+
+_SHAPE = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"),
+    *("kv_channels", "vocab_size", "mtp_num_layers", "q_lora_rank", "kv_lora_rank"),
+    *("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim", "moe_router_topk"),
+    *("moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "recompute_num_layers"),
+)
+_SAME = (
+    *("recompute_method", "use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype"),
+    *("main_grads_dtype", "sequence_parallel", "cross_entropy_loss_fusion"),
+    *("moe_token_dispatcher_type", "cross_entropy_fusion_impl"),
+)
+
+
+def _of_card(card: Mapping[str, Any]) -> MemoryRow:
+    """A verification card: its columns are Megatron's arguments, and blanks NVIDIA's recipes."""
+    if "Nemotron" in str(card["model"]):
+        raise ConfigError("Mamba layers are not modelled")
+    if "lora_dim" in card:
+        raise ConfigError("LoRA is not modelled")
+    if "paged stash" in str(card.get("doubt", "")):
+        raise ConfigError("paged stashing is not modelled")
+    if missing := [n for n in ("micro_batch", "seq_len", "tp", "num_layers") if n not in card]:
+        raise ConfigError(f"{', '.join(missing)} not stated")
+    if "recompute_granularity" not in card and "peak_memory_gb" not in card:
+        raise ConfigError("the recompute is not stated")
+    device = str(card["system"]).removeprefix("DGX-")
+    capacity = capacity_nbytes(device)
+    assert capacity is not None
+    peak = card.get("peak_memory_gb")
+    return MemoryRow(
+        table="e2e_bridge_cards",
+        name=f"{card['model']} {card['row_id']} {card.get('recompute_modules', '')}",
+        config=_card_config(card, device),
+        capacity_nbytes=capacity,
+        ran="oom" not in card,
+        peak_nbytes=float(peak) * GIB if peak is not None else None,
+    )
+
+
+def _card_config(card: Mapping[str, Any], device: str) -> RunConfig:
+    values: dict[str, Any] = {name: int(card[name]) for name in _SHAPE if name in card}
+    values |= {name: card[name] for name in _SAME if name in card}
+    tp = int(card["tp"])
+    values |= {
+        "seq_length": int(card["seq_len"]),
+        "max_position_embeddings": int(card["seq_len"]),
+        "micro_batch_size": int(card["micro_batch"]),
+        "global_batch_size": int(card["global_batch"]),
+        "tensor_model_parallel_size": tp,
+        "pipeline_model_parallel_size": int(card["pp"]),
+        "context_parallel_size": int(card.get("cp", 1)),
+        "expert_model_parallel_size": int(card.get("ep", 1)),
+        "expert_tensor_parallel_size": int(card.get("etp", 1)) if "num_experts" in card else None,
+        "world_size": int(card["gpus"]),
+        "ranks_per_node": int(card.get("gpus_per_node", 8)),
+        "bf16": True,
+        "swiglu": True,
+        "normalization": "RMSNorm",
+        "position_embedding_type": "rope",
+        "add_bias_linear": False,
+        "untie_embeddings_and_output_weights": True,
+        "sequence_parallel": tp > 1,
+        "use_distributed_optimizer": card.get("use_distributed_optimizer", True),
+        "grad_reduce_in_bf16": not card.get("grad_reduce_in_fp32", False),
+        "group_query_attention": "num_query_groups" in card,
+        "multi_latent_attention": "kv_lora_rank" in card,
+        "recompute_granularity": _granularity(card),
+    }
+    modules = str(card.get("recompute_modules", "")).strip("[]")
+    if modules and values["recompute_granularity"] == "selective":
+        values["recompute_modules"] = modules.split(",")
+    if "vp" in card:
+        values["num_virtual_stages_per_pipeline_rank"] = int(card["vp"])
+    if "num_experts" in card:
+        dense = int(card.get("first_dense_layers", 0))
+        values |= {
+            "num_experts": int(card["num_experts"]),
+            "moe_layer_freq": f"[0]*{dense}+[1]*{values['num_layers'] - dense}",
+            "moe_grouped_gemm": True,
+        }
+    found = from_namespace(SimpleNamespace(**values))
+    _, fp8 = precision_of(str(card["precision"]))
+    return replace(
+        found, fp8=fp8, keeps_fp8_params=bool(card.get("fp8_param_gather")), device=device
+    )
+
+
+def _granularity(card: Mapping[str, Any]) -> str | None:
+    """``selective`` with an empty list recomputes nothing."""
+    stated = str(card.get("recompute_granularity", "none"))
+    if stated == "selective" and card.get("recompute_modules") == "[]":
+        return None
+    return None if stated == "none" else stated
+
+
+def by_table(rows: list[MemoryRow]) -> Iterator[tuple[str, list[MemoryRow]]]:
+    """The rows of each table, in their order."""
+    for table in dict.fromkeys(row.table for row in rows):
+        yield table, [row for row in rows if row.table == table]

@@ -1,0 +1,78 @@
+"""Weights, gradients and optimizer states: bytes per parameter, and what FSDP gathers meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from ..layers.sharding import grad_nbytes
+from ..workload.config import Precision, RunConfig, Sharding
+
+Number: TypeAlias = "float | npt.NDArray[np.float64]"
+"""A float, or a float array of shape (layouts,)."""
+
+UNITS_IN_FLIGHT = 2
+"""Gathered layers at once: the one at work and the next, which is fetched beside it (Zhao et al.
+2023, section 3.3.2; more are held back by ``limit_all_gathers``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes per parameter, by the kind of it."""
+
+    weights: Number
+    grads: Number
+    optimizer: Number
+    expert_weights: Number
+    expert_grads: Number
+    expert_optimizer: Number
+    unit: float = 0.0
+    """Of the layers in flight under FSDP: their weights, and their gradients on their way."""
+    kept: float = 0.0
+    """Of every layer, where gathered weights stay to the end of the backward pass."""
+
+    @property
+    def keeps_layers_whole(self) -> bool:
+        """False where only the layers in flight are there as a whole."""
+        return not self.unit
+
+
+def state_bytes(config: RunConfig, *, shards: Number, expert_shards: Number) -> StateBytes:
+    """Bytes per parameter: 2 + 4 + 12 in mixed precision, 4 + 4 + 8 in fp32.
+
+    The optimizer holds two moments and, in mixed precision, a copy in fp32, of its own shard; with
+    gradients and weights sharded deeper, these are of the shard as well.
+    """
+    par, is_full = config.parallelism, config.precision is Precision.FP32
+    weights = 4 if is_full else 2
+    # What is reduced in 16 bits is kept so.
+    grads = 2 if config.reduces_grads_in_bf16 and not is_full else 4
+    optimizer = config.optimizer_state_nbytes or (8 if is_full else 12)
+    optimizer *= 1 - config.optimizer_offload_frac
+    is_deep = par.shards_weights
+    splits_grads = par.shards_grads or (is_deep and not par.keeps_grads_whole)
+    return StateBytes(
+        weights=weights / shards if is_deep else weights,
+        grads=grads / shards if splits_grads else grads,
+        optimizer=optimizer / shards,
+        expert_weights=weights / expert_shards if is_deep else weights,
+        expert_grads=grads / expert_shards if splits_grads else grads,
+        expert_optimizer=optimizer / expert_shards,
+        unit=_unit_nbytes(config, weights) if is_deep else 0.0,
+        kept=float(weights) if is_deep and not par.regathers_weights else 0.0,
+    )
+
+
+def _unit_nbytes(config: RunConfig, weights: int) -> float:
+    """Two layers of weights, one of gradients as they come and one as they are reduced."""
+    grads = 0 if config.parallelism.keeps_grads_whole else weights + grad_nbytes(config)
+    return UNITS_IN_FLIGHT * weights + grads
+
+
+def sharding_key(config: RunConfig) -> tuple[Sharding, bool, bool]:
+    """What of a layout ``state_bytes`` depends on beside the number of shards."""
+    par = config.parallelism
+    return par.sharded, par.regathers_weights, par.keeps_grads_whole
