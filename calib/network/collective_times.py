@@ -15,16 +15,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..workload.collectives import CollectiveCall
-from .curves import Curve, Expected, Law, Samples, bandwidth_share, fit_curve, fit_law
+from ..workload.collectives import Collective, CollectiveCall
+from .curves import Curve, Expected, Law, Samples, fit_curve, fit_law
 from .extrapolation import (
     extrapolated_log_time,
     grown_log_time,
     is_comparable,
-    ratio_log_time,
+    link_bytes_per_s,
     same_chunk_nbytes,
 )
 from .groups import (
+    PAIRS,
     Group,
     Measured,
     bus_factor,
@@ -33,8 +34,9 @@ from .groups import (
     octaves_between,
     ring_steps,
 )
-from .nccl_tuner import LinkClass, tuner_time_s
+from .nccl_tuner import TunedTime
 from .systems import NetworkPrior
+from .topology import Rate, fit_topology
 from .transfer_widths import NINETY, TransferWidths, carried_width, fit_widths
 
 Vector = NDArray[np.float64]
@@ -44,10 +46,10 @@ _GROUP_SIGMA_LOG = 0.6
 """Of one group's from the machine's: a factor of 1.8."""
 _BOUND_WEIGHT = 0.1
 """Weight of a transfer that is known from above only."""
-_LEAST_OCTAVES = 1.0
-"""Distance of a stand-in that is counted at least: even the nearest group is another one."""
 _MOST_COMPARED = 64
 """Payloads at which a group is held against its stand-in."""
+_LEAST_SHARE = 0.5
+"""Share of the full bandwidth from which a payload tells of links."""
 _PRIOR_SIGMA_LOG = 1.0
 """Error where nothing comparable was measured."""
 
@@ -105,6 +107,8 @@ class CollectiveModel:
 
     machine: Link
     prior: NetworkPrior
+    carrying: NetworkPrior
+    """The prior with the nodes and links that the groups tell, for carrying between them."""
     groups: Mapping[Group, GroupModel]
     widths: TransferWidths
 
@@ -122,7 +126,7 @@ class CollectiveModel:
         return self._carried(nearest, group, logs)
 
     def _expected(self, group: Group) -> Expected:
-        return expected_time(group, self.prior) or self.machine.law(group)
+        return expected_time(group, self.carrying) or self.machine.law(group)
 
     def _measured(self, group: Group, logs: Vector) -> Transfers:
         curve = self.groups[group].curve
@@ -134,27 +138,22 @@ class CollectiveModel:
 
     def _carried(self, seen: Group, group: Group, logs: Vector) -> Transfers:
         nbytes = np.exp(logs)
-        source = np.log(np.maximum(same_chunk_nbytes(seen, group, nbytes), 1.0))
+        source = np.log(
+            np.maximum(same_chunk_nbytes(seen, group, nbytes, self.carrying.links), 1.0)
+        )
         inside = self._measured(seen, source)
         between = octaves_between(seen, group)
-        share = bandwidth_share(self._expected(group), nbytes)
+        log_time = _stand_in(seen, group, nbytes, self.groups, self.carrying)
+        share = _share(group, nbytes, log_time, self.groups[seen].curve, self.carrying)
+        links = self.carrying.links
+        carried = self.widths.carried(
+            *(seen, group, share), is_bridged=links is None or links.may_be_bridged
+        )
         return Transfers(
-            log_time=_stand_in(seen, group, nbytes, self.groups, self.prior),
-            half_width_log=np.hypot(inside.half_width_log, self.widths.carried(seen, group, share)),
+            log_time=log_time,
+            half_width_log=np.hypot(inside.half_width_log, carried),
             octaves=inside.octaves + between,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TunedTime:
-    """Seconds that NCCL's own tuner expects of a group."""
-
-    group: Group
-    links: LinkClass
-
-    def __call__(self, nbytes: Vector) -> Vector:
-        """By payload in bytes, ``(rows,)``."""
-        return tuner_time_s(self.group, nbytes, self.links)
 
 
 def expected_time(group: Group, prior: NetworkPrior) -> Expected | None:
@@ -201,12 +200,15 @@ def fit_transfers(
         )
         rows = (num_rows or {}).get(group, len(found))
         groups[group] = GroupModel(link=link, curve=curve, num_rows=rows)
+    carrying = _fitted_nodes(groups, prior)
     widths = fit_widths(
         {group: model.curve for group, model in groups.items()},
-        _carried_errors(groups, prior),
+        _carried_errors(groups, carrying),
         prior_sigma_log=prior_sigma_log,
     )
-    return CollectiveModel(machine=machine, prior=prior, groups=groups, widths=widths)
+    return CollectiveModel(
+        machine=machine, prior=prior, carrying=carrying, groups=groups, widths=widths
+    )
 
 
 def _samples(rows: Sequence[tuple[int, Measured]]) -> Samples:
@@ -235,19 +237,61 @@ def _fit_link(samples: Mapping[Group, Samples], prior: Link, sigma_log: float) -
     return Link(step_s=law.fixed_s, bus_bytes_per_s=1.0 / law.byte_s)
 
 
+def _fitted_nodes(groups: Mapping[Group, GroupModel], prior: NetworkPrior) -> NetworkPrior:
+    """The prior with topology and rates that the largest payloads tell."""
+    if prior.links is None:
+        return prior
+    found = (_rate(group, model.curve) for group, model in groups.items())
+    fitted = fit_topology(
+        [rate for rate in found if rate is not None],
+        prior.links.topology,
+        node_bytes_per_s=prior.links.node_bytes_per_s,
+        card_bytes_per_s=prior.links.network_bytes_per_s,
+        joints=prior.links.other_joints,
+    )
+    links = replace(
+        prior.links,
+        topology=fitted.topology,
+        node_bytes_per_s=fitted.node_bytes_per_s,
+        network_bytes_per_s=fitted.card_bytes_per_s,
+        sheet_bytes_per_s=prior.links.network_bytes_per_s,
+    )
+    return replace(prior, links=links)
+
+
+def _rate(group: Group, curve: Curve) -> Rate | None:
+    """What the largest payload moves over the links of a rank or out of a node; None of a send,
+    which one channel may bound, and of what is passed on inside nodes as well."""
+    nbytes = float(np.exp(curve.log_nbytes[-1]))
+    if group.num_chosen or group.collective in PAIRS or curve.top_share() < _LEAST_SHARE:
+        return None
+    factor = bus_factor(group.collective, group.num_ranks)
+    is_far = group.num_nodes > 1
+    if is_far and group.collective is Collective.ALL_TO_ALL:
+        factor = (1.0 - 1.0 / group.num_nodes) * group.ranks_per_node
+    time_s = float(np.exp(curve.log_time(curve.log_nbytes[-1:]))[0])
+    return Rate(
+        ranks_per_node=group.ranks_per_node,
+        bytes_per_s=factor * nbytes / time_s,
+        is_far=is_far,
+        num_steps=ring_steps(group.collective, group.num_ranks),
+    )
+
+
 def _nearest(group: Group, groups: Mapping[Group, GroupModel]) -> Group | None:
     """The measured group that stands in for another, on links of its kind.
 
-    Same collective first, then as many ranks a node, then same role, then near size.
+    The nearest in collective, nodes and ranks on each together; of equals the same collective
+    first, then the same role, then the same number of ranks a node.
     """
     found = [g for g in groups if g != group and is_comparable(g, group)]
     return min(
         found,
         key=lambda g: (
+            octaves_between(g, group),
             g.collective is not group.collective,
-            _apart(g.ranks_per_node, group.ranks_per_node) if group.num_nodes > 1 else 0.0,
             g.role is not group.role,
-            _apart(g.num_ranks, group.num_ranks),
+            _apart(g.ranks_per_node, group.ranks_per_node),
             g.order,
         ),
         default=None,
@@ -270,16 +314,9 @@ def _stand_in(
     curve = groups[seen].curve
     further = {g: m for g, m in groups.items() if g != group and _is_beyond(g, seen, group)}
     third = _nearest(seen, further)
-    if third is None and _is_priced(seen, group) and prior.links is not None:
-        return ratio_log_time(curve, seen, group, nbytes, prior.links)
     if third is None:
         return extrapolated_log_time(curve, seen, group, nbytes, prior)
     return grown_log_time((groups[third].curve, curve), (third, seen), group, nbytes, prior)
-
-
-def _is_priced(seen: Group, group: Group) -> bool:
-    """Whether NCCL's ratio is better than the ring's: the same collective inside a node."""
-    return group.num_nodes == 1 and seen.collective is group.collective
 
 
 def _is_beyond(third: Group, seen: Group, wanted: Group) -> bool:
@@ -289,6 +326,20 @@ def _is_beyond(third: Group, seen: Group, wanted: Group) -> bool:
         is_alike &= third.ranks_per_node == seen.ranks_per_node == wanted.ranks_per_node
     up = third.num_ranks < seen.num_ranks < wanted.num_ranks
     return is_alike and (up or third.num_ranks > seen.num_ranks > wanted.num_ranks)
+
+
+def _share(
+    group: Group, nbytes: Vector, log_time: Vector, seen: Curve, prior: NetworkPrior
+) -> Vector:
+    """Share of a time that bytes take, ``(rows,)``: at the links' full rate, or of an exchange what
+    is beyond its latency."""
+    if group.num_chosen:
+        return 1.0 - np.minimum(seen.least_time_s / np.exp(log_time), 1.0)
+    rate = prior.bus_bytes_per_s
+    if prior.links is not None:
+        rate = link_bytes_per_s(group, prior.links)
+    bytes_s = bus_factor(group.collective, group.num_ranks) * nbytes / rate
+    return np.clip(bytes_s / np.exp(log_time), 0.0, 1.0)
 
 
 def _carried_errors(groups: Mapping[Group, GroupModel], prior: NetworkPrior) -> dict[Group, Vector]:
@@ -304,7 +355,6 @@ def _carried_errors(groups: Mapping[Group, GroupModel], prior: NetworkPrior) -> 
         logs = logs[:: max(1, len(logs) // _MOST_COMPARED)]
         nbytes = np.exp(logs)
         error = _stand_in(seen, group, nbytes, others, prior) - model.curve.log_time(logs)
-        expected = expected_time(group, prior) or model.link.law(group)
-        octaves = max(octaves_between(seen, group), _LEAST_OCTAVES)
-        errors[group] = np.abs(error) / carried_width(octaves, bandwidth_share(expected, nbytes))
+        share = _share(group, nbytes, model.curve.log_time(logs), groups[seen].curve, prior)
+        errors[group] = np.abs(error) / carried_width(seen, group, share)
     return errors

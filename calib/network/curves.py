@@ -107,10 +107,13 @@ class Curve:
         """Log seconds, ``(rows,)``."""
         inside = self.law.log_time(log_nbytes)
         inside += _interpolated(self.log_nbytes, self.residual, log_nbytes)
-        above = log_nbytes > self.log_nbytes[-1]
-        if self.expected is None or not above.any():
+        if self.expected is None:
             return inside
-        inside[above] = self._beyond(self.expected, log_nbytes[above])
+        above, below = log_nbytes > self.log_nbytes[-1], log_nbytes < self.log_nbytes[0]
+        if above.any():
+            inside[above] = self._beyond(self.expected, log_nbytes[above])
+        if below.any():
+            inside[below] = self._before(self.expected, log_nbytes[below], inside[below])
         return inside
 
     def log_time_of(self, nbytes: Vector) -> Vector:
@@ -131,6 +134,14 @@ class Curve:
         """Share of the full bandwidth that the largest payload reaches."""
         top = np.exp(self.log_nbytes[-1:])
         return float(bandwidth_share(self.expected or self.law, top)[0])
+
+    def _before(self, expected: Expected, log_nbytes: Vector, by_law: Vector) -> Vector:
+        """Where bandwidth bounds the smallest payload it tells no latency, and NCCL's counts."""
+        least = np.exp(self.log_nbytes[:1])
+        bound = bandwidth_share(expected, least)
+        start = self.law.log_time(self.log_nbytes[:1]) + self.residual[0]
+        priced = start + np.log(expected(np.exp(log_nbytes)) / expected(least))
+        return bound * priced + (1.0 - bound) * by_law
 
     def _beyond(self, expected: Expected, log_nbytes: Vector) -> Vector:
         top = self.log_nbytes[-1]

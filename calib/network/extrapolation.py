@@ -11,10 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..workload.collectives import Collective
-from .curves import Curve
-from .groups import Group, bus_factor, ring_steps
-from .nccl_tuner import Algorithm, LinkClass, Protocol, all_to_all_base_s, tuner_costs, tuner_time_s
+from .curves import Curve, bandwidth_share
+from .groups import PAIRS, RINGS, Group, bus_factor, ring_steps
+from .in_node import in_node_time_s, own_chunks
+from .nccl_tuner import (
+    Algorithm,
+    LinkClass,
+    TunedTime,
+    all_to_all_base_s,
+    tuner_costs,
+    tuner_time_s,
+)
+from .once_per_node import exchange_time_s
 from .systems import NetworkPrior
+from .topology import CONGESTION_LOG
 
 Vector = NDArray[np.float64]
 _MOST_BASE_FRAC = 0.9
@@ -24,15 +34,17 @@ _TREE_LOCAL_HOP_S = 0.6e-6
 """Both LL, from NCCL's cost model."""
 _HOP_RANGE_S = (0.5e-6, 50e-6)
 """Shortest times of curves that begin at large payloads say nothing of a hop."""
-_GROWTH_WEIGHT = 0.8
+_GROWTH_WEIGHT = 0.5
 """Weight of the growth that was measured over that of the law."""
-_GROWTH_RANGE = (0.0, 2.0)
+_DIFFERS = (-0.7, 0.7)
 """Measured growth over that of the law: never backwards, never more than twice."""
 _LEAST_GROWTH_LOG = 0.02
 """A law that grows by less has no ratio to measured growth worth taking."""
 _NEAR_OCTAVES = (-2, -1, 0, 1, 2)
 """Payloads within a factor of four, over which growth is averaged: one would have its noise."""
-_SWITCH = (Algorithm.NVLS, Protocol.SIMPLE)
+_PAIR_FRAC = 0.8
+"""Of its card's rate what one pair of ranks reaches: sends and all-to-alls of two H100 on two nodes
+move 36 to 41 GB/s, those of more ranks 47 to 49 on each card (nccl-tests)."""
 
 
 def is_comparable(seen: Group, wanted: Group) -> bool:
@@ -41,24 +53,56 @@ def is_comparable(seen: Group, wanted: Group) -> bool:
 
 
 def extrapolated_log_time(
-    curve: Curve, seen: Group, wanted: Group, nbytes: Vector, prior: NetworkPrior
+    curve: Curve,
+    seen: Group,
+    wanted: Group,
+    nbytes: Vector,
+    prior: NetworkPrior,
+    *,
+    differs_log: float | Vector = 0.0,
 ) -> Vector:
     """Log seconds of ``wanted``, ``(rows,)``, from the curve of ``seen``.
 
-    All-reduce across nodes takes the cheaper of ring and tree; inside a node with a reducing switch
-    also that (NCCL's figure).
+    ``differs_log`` is by how much such a step differed before; the switch was not part of it.
+
+    All-reduce across nodes takes the cheaper of ring and tree.  Of another collective NCCL's own
+    ratio is taken: of rings how often they pass a chunk on, of all others the whole.
     """
     if prior.links is None:
-        return np.log(_ring(curve, seen, wanted, nbytes, 0.0))
+        return np.log(_ring(curve, seen, wanted, nbytes, prior)) + differs_log
+    if wanted.num_nodes == 1:
+        return np.log(in_node_time_s(curve, seen, wanted, nbytes, prior)) + differs_log
+    if seen.num_chosen and wanted.num_chosen:
+        return np.log(exchange_time_s(curve, seen, wanted, nbytes, prior.links)) + differs_log
     if seen.collective is wanted.collective is Collective.ALL_TO_ALL:
-        return np.log(_all_to_all(curve, seen, wanted, nbytes))
-    times = [_ring(curve, seen, wanted, nbytes, prior.base_s)]
-    if seen.collective is wanted.collective is Collective.ALL_REDUCE:
-        if wanted.num_nodes > 1:
-            times.append(_tree(curve, seen, wanted, nbytes))
-        elif wanted.num_ranks > seen.num_ranks:
-            times += _switch(seen, wanted, nbytes, prior)
+        return np.log(_all_to_all(curve, seen, wanted, nbytes, prior.links)) + differs_log
+    if not is_family(seen, wanted):
+        return ratio_log_time(curve, seen, wanted, nbytes, prior.links) + differs_log
+    times = [_ring(curve, seen, wanted, nbytes, prior) * np.exp(differs_log)]
+    if seen.collective is not wanted.collective:
+        source = same_chunk_nbytes(seen, wanted, nbytes, prior.links)
+        against = _against_ring(wanted, nbytes, prior.links)
+        return np.log(times[0] * against / _against_ring(seen, source, prior.links))
+    if seen.collective is Collective.ALL_REDUCE:
+        tree = _tree(curve, seen, wanted, nbytes, prior.links)
+        times.append(tree * np.exp(differs_log))
     return np.log(np.min(times, axis=0))
+
+
+def is_family(seen: Group, wanted: Group) -> bool:
+    """Whether both are rings, or the same collective."""
+    rings = {seen.collective, wanted.collective} <= RINGS
+    return rings or seen.collective is wanted.collective
+
+
+def _against_ring(group: Group, nbytes: Vector, links: LinkClass) -> Vector:
+    """Time that NCCL expects over that of the best ring, ``(rows,)``."""
+    costs = tuner_costs(group, nbytes, links)
+    rings = [cost for (way, _), cost in costs.items() if way is Algorithm.RING]
+    if not rings or group.collective is Collective.ALL_TO_ALL:
+        return np.ones(len(nbytes))
+    least = np.min([cost.time_s(nbytes) for cost in rings], axis=0)
+    return np.min([cost.time_s(nbytes) for cost in costs.values()], axis=0) / least
 
 
 def ratio_log_time(
@@ -78,21 +122,16 @@ def grown_log_time(
 ) -> Vector:
     """Log seconds of ``wanted``, ``(rows,)``, from two groups on one side of it in size.
 
-    How much the second exceeds the first, over how much the law says, around each payload, holds
-    for the next step as well.
+    By how much the second differs from what the law makes of the first, around each payload, the
+    wanted one will differ from what it makes of the second.
     """
     near = (nbytes * 2.0 ** np.array(_NEAR_OCTAVES)[:, None]).ravel()
-    first, second = (curve.log_time_of(near) for curve in curves)
     priced = extrapolated_log_time(curves[0], seen[0], seen[1], near, prior)
-    shape = (len(_NEAR_OCTAVES), len(nbytes))
-    grew = (second - first).reshape(shape).sum(axis=0)
-    law = (priced - first).reshape(shape).sum(axis=0)
-    least = _LEAST_GROWTH_LOG * len(_NEAR_OCTAVES)
-    law = np.where(np.abs(law) < least, np.copysign(least, law), law)
-    growth = 1.0 + _GROWTH_WEIGHT * (np.clip(grew / law, *_GROWTH_RANGE) - 1.0)
-    start = curves[1].log_time_of(nbytes)
-    end = extrapolated_log_time(curves[1], seen[1], wanted, nbytes, prior)
-    return start + growth * (end - start)
+    differs = curves[1].log_time_of(near) - priced
+    differs = np.clip(differs.reshape(len(_NEAR_OCTAVES), len(nbytes)).mean(axis=0), *_DIFFERS)
+    return extrapolated_log_time(
+        *(curves[1], seen[1], wanted, nbytes, prior), differs_log=_GROWTH_WEIGHT * differs
+    )
 
 
 def chunk_nbytes(group: Group, nbytes: Vector) -> Vector:
@@ -106,24 +145,62 @@ def chunk_nbytes(group: Group, nbytes: Vector) -> Vector:
     return nbytes * bus_factor(group.collective, group.num_ranks) / steps
 
 
-def same_chunk_nbytes(seen: Group, wanted: Group, nbytes: Vector) -> Vector:
-    """Payloads of ``seen`` whose ring steps move as much as those of ``wanted``.
+def same_chunk_nbytes(
+    seen: Group, wanted: Group, nbytes: Vector, links: LinkClass | None = None
+) -> Vector:
+    """Payloads of ``seen`` whose ring steps move as much as those of ``wanted`` over each link.
 
     >>> two, eight = (Group(collective=Collective.ALL_GATHER, num_ranks=n) for n in (2, 8))
     >>> same_chunk_nbytes(two, eight, np.array([64.0])).tolist()
     [16.0]
     """
-    return chunk_nbytes(wanted, nbytes) / chunk_nbytes(seen, np.ones(1))
+    width = 1.0
+    if links is not None:
+        width = link_bytes_per_s(wanted, links) / link_bytes_per_s(seen, links)
+    return chunk_nbytes(wanted, nbytes) / chunk_nbytes(seen, np.ones(1)) / width
 
 
-def _ring(curve: Curve, seen: Group, wanted: Group, nbytes: Vector, base_s: float) -> Vector:
-    times = np.exp(curve.log_time_of(same_chunk_nbytes(seen, wanted, nbytes)))
-    base = np.minimum(base_s, _MOST_BASE_FRAC * times)
-    steps = ring_steps(wanted.collective, wanted.num_ranks)
-    return base + steps / ring_steps(seen.collective, seen.num_ranks) * (times - base)
+def _ring(curve: Curve, seen: Group, wanted: Group, nbytes: Vector, prior: NetworkPrior) -> Vector:
+    """As many steps of the same chunk as the ring has, beside the launch.
+
+    Where bandwidth counts each collective also takes the time of its own chunk, once.
+    """
+    source = same_chunk_nbytes(seen, wanted, nbytes, prior.links)
+    times = np.exp(curve.log_time_of(source))
+    base = np.minimum(prior.base_s, _MOST_BASE_FRAC * times)
+    steps = [ring_steps(group.collective, group.num_ranks) for group in (seen, wanted)]
+    growth: float | Vector = steps[1] / steps[0]
+    if prior.links is not None:
+        share = bandwidth_share(TunedTime(group=seen, links=prior.links), source)
+        own = [own_chunks(group, prior.links) for group in (seen, wanted)]
+        worked = (steps[1] + own[1]) / (steps[0] + own[0])
+        is_wider = seen.ranks_per_node != wanted.ranks_per_node and wanted.num_nodes > 1
+        if is_wider and {seen.collective, wanted.collective} <= RINGS:
+            growth = _latency_s(wanted, nbytes, prior.links)
+            growth /= _latency_s(seen, source, prior.links)
+        growth = share * worked + (1.0 - share) * growth
+    return base + growth * (times - base)
 
 
-def _tree(curve: Curve, seen: Group, wanted: Group, nbytes: Vector) -> Vector:
+def link_bytes_per_s(group: Group, links: LinkClass) -> float:
+    """Of all rings together; of a send between nodes one card, of one inside a node its links."""
+    if group.collective not in PAIRS:
+        return links.bus_bytes_per_s(group)
+    if group.num_nodes > 1:
+        return links.send_bytes_per_s(group)
+    return links.node_bytes_per_s * links.topology.node_share(2)
+
+
+def _latency_s(group: Group, nbytes: Vector, links: LinkClass) -> Vector:
+    """What NCCL expects of the best ring before its first byte, ``(rows,)``."""
+    costs = tuner_costs(group, nbytes, links)
+    rings = [cost for (way, _), cost in costs.items() if way is Algorithm.RING]
+    times = np.array([cost.time_s(nbytes) for cost in rings])
+    latencies = [np.broadcast_to(cost.latency_s, nbytes.shape) for cost in rings]
+    return np.choose(np.argmin(times, axis=0), latencies)
+
+
+def _tree(curve: Curve, seen: Group, wanted: Group, nbytes: Vector, links: LinkClass) -> Vector:
     """Hops between nodes are as long as the shortest measured time says.
 
     Unpipelined, all of a time grows as the hops do; pipelined, hops come on top, and bytes grow
@@ -134,7 +211,8 @@ def _tree(curve: Curve, seen: Group, wanted: Group, nbytes: Vector) -> Vector:
     first, last = (
         _TREE_BASE_S + _local_hops_s(g) + 2.0 * np.log2(g.num_nodes) * hop_s for g in (seen, wanted)
     )
-    times = np.exp(curve.log_time_of(nbytes))
+    width = links.bus_bytes_per_s(wanted) / links.bus_bytes_per_s(seen)
+    times = np.exp(curve.log_time_of(nbytes / width))
     share = (1.0 - 1.0 / wanted.num_nodes) / (1.0 - 1.0 / seen.num_nodes)
     pipelined = last + share * np.maximum(times - first, 0.0)
     return np.sqrt(last / first * times * pipelined)
@@ -144,24 +222,22 @@ def _local_hops_s(group: Group) -> float:
     return 2.0 * (group.ranks_per_node - 1.0) * _TREE_LOCAL_HOP_S
 
 
-def _switch(seen: Group, wanted: Group, nbytes: Vector, prior: NetworkPrior) -> list[Vector]:
-    """Time in the reducing switch, where ``wanted`` uses it and ``seen`` did not."""
-    assert prior.links is not None
-    costs = [tuner_costs(group, nbytes, prior.links) for group in (seen, wanted)]
-    if _SWITCH in costs[0] or _SWITCH not in costs[1]:
-        return []
-    return [costs[1][_SWITCH].time_s(nbytes)]
-
-
-def _all_to_all(curve: Curve, seen: Group, wanted: Group, nbytes: Vector) -> Vector:
-    """Inside a node all peers are served at once; across nodes far ones wait for their turn."""
-    if wanted.num_nodes == 1:
-        least = curve.least_time_s
-        times = np.exp(curve.log_time_of(nbytes))
-        share = bus_factor(wanted.collective, wanted.num_ranks)
-        share /= bus_factor(seen.collective, seen.num_ranks)
-        return np.minimum(least, times) + share * np.maximum(times - least, 0.0)
-    far = [g.num_ranks - g.ranks_per_node for g in (seen, wanted)]
-    times = np.exp(curve.log_time_of(nbytes * seen.num_ranks / wanted.num_ranks))
+def _all_to_all(
+    curve: Curve, seen: Group, wanted: Group, nbytes: Vector, links: LinkClass
+) -> Vector:
+    """Peers of the own node are served beside far ones, which wait for their turn."""
+    far = [_far_peers(g) for g in (seen, wanted)]
+    width = links.card_bytes_per_s(wanted) / links.card_bytes_per_s(seen)
+    doublings = np.log2(wanted.num_nodes / seen.num_nodes)
+    times = np.exp(curve.log_time_of(nbytes * seen.num_ranks / wanted.num_ranks / width))
     base = np.minimum(all_to_all_base_s(wanted.num_nodes), _MOST_BASE_FRAC * times)
-    return base + far[1] / far[0] * (times - base)
+    share = bandwidth_share(TunedTime(group=wanted, links=links), nbytes)
+    crowded = np.exp(CONGESTION_LOG * doublings * share)
+    return base + far[1] / far[0] * crowded * (times - base)
+
+
+def _far_peers(group: Group) -> float:
+    """Peers behind the network; one alone counts for more, since its two channels do not fill a
+    card."""
+    far = group.num_ranks - group.ranks_per_node
+    return far if far > 1.0 else far / _PAIR_FRAC

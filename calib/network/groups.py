@@ -10,7 +10,19 @@ from ..workload.collectives import Collective, CollectiveCall, GroupRole
 
 _OTHER_OCTAVES = 1.0
 """Another collective counts as far as one of twice the ranks, and so does another role."""
-_PAIRS = frozenset({Collective.SEND, Collective.RECV})
+_STRANGE_OCTAVES = 8.0
+"""One that is no ring beside one that is: what NCCL's figures alone tell, further than any size."""
+PAIRS = frozenset({Collective.SEND, Collective.RECV})
+"""Transfers between two ranks."""
+RINGS = frozenset(
+    {
+        Collective.ALL_REDUCE,
+        Collective.ALL_GATHER,
+        Collective.REDUCE_SCATTER,
+        Collective.BROADCAST,
+    }
+)
+"""Collectives that NCCL passes around a ring: any of them tells of the others' links."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +48,9 @@ class Group:
     num_ranks: int
     num_nodes: int = 1
     role: GroupRole = GroupRole.OTHER
+    num_chosen: int = 0
+    """Experts of each token, of an all-to-all that sends a token once to each node; 0 of all others
+    and inside a node."""
 
     @property
     def name(self) -> str:
@@ -47,9 +62,10 @@ class Group:
         return f"{self.collective.value}/{self.role.value}/{self.num_ranks}"
 
     @property
-    def order(self) -> tuple[str, str, int, int]:
+    def order(self) -> tuple[str, str, int, int, int]:
         """By this groups are sorted."""
-        return self.collective.value, self.role.value, self.num_ranks, self.num_nodes
+        sizes = self.num_ranks, self.num_nodes, self.num_chosen
+        return self.collective.value, self.role.value, *sizes
 
     @property
     def ranks_per_node(self) -> float:
@@ -70,7 +86,7 @@ def num_nodes(span: int, ranks_per_node: int | None) -> int:
 
 def canonical(call: CollectiveCall) -> CollectiveCall:
     """The call as samples hold it: a receive is the other end of a send between two ranks."""
-    if call.collective in _PAIRS:
+    if call.collective in PAIRS:
         return replace(call, collective=Collective.SEND, num_ranks=2)
     return call
 
@@ -82,6 +98,7 @@ def group_of(call: CollectiveCall) -> Group:
         num_ranks=call.num_ranks,
         num_nodes=call.num_nodes,
         role=call.role,
+        num_chosen=call.num_chosen if call.num_nodes > 1 else 0,
     )
 
 
@@ -111,13 +128,36 @@ def ring_steps(collective: Collective, num_ranks: int) -> int:
     """
     if num_ranks < 2:
         return 0
-    if collective in _PAIRS:
+    if collective in PAIRS:
         return 1
     return (num_ranks - 1) * (2 if collective is Collective.ALL_REDUCE else 1)
 
 
 def octaves_between(group: Group, other: Group) -> float:
-    """Distance of a stand-in: doublings of its size, and one for another collective or role."""
-    sizes = abs(np.log2(group.num_ranks / other.num_ranks))
-    is_other = group.collective is not other.collective
-    return float(sizes) + _OTHER_OCTAVES * (is_other + (group.role is not other.role))
+    """Distance of a stand-in: doublings of nodes and of ranks on each, one for another role or
+    another ring, more where only one of both is a ring.
+
+    >>> gather, reduce, swap = (Group(collective=c, num_ranks=8) for c in (
+    ...     Collective.ALL_GATHER, Collective.ALL_REDUCE, Collective.ALL_TO_ALL))
+    >>> octaves_between(gather, reduce), octaves_between(gather, swap)
+    (1.0, 8.0)
+    """
+    return size_octaves(group, other) + _kinds_apart(group, other)
+
+
+def size_octaves(group: Group, other: Group) -> float:
+    """Doublings between the nodes of two groups and between the ranks on each."""
+    sizes = abs(np.log2(group.num_nodes / other.num_nodes))
+    sizes += abs(np.log2(group.ranks_per_node / other.ranks_per_node))
+    # Half and twice are exactly as far.
+    return round(float(sizes), 9)
+
+
+def _kinds_apart(group: Group, other: Group) -> float:
+    apart = _OTHER_OCTAVES * (group.role is not other.role)
+    if bool(group.num_chosen) is not bool(other.num_chosen):
+        return apart + _STRANGE_OCTAVES
+    if group.collective is other.collective:
+        return apart
+    is_ring = {group.collective in RINGS, other.collective in RINGS}
+    return apart + (_OTHER_OCTAVES if is_ring == {True} else _STRANGE_OCTAVES)

@@ -18,10 +18,12 @@ from numpy.typing import NDArray
 
 from ..workload.collectives import Collective
 from .groups import Group
+from .topology import Joint, Topology
 
 Vector = NDArray[np.float64]
 _US = 1e-6
 _GIGA = 1e9
+_USUAL = Topology()
 
 
 class Architecture(Enum):
@@ -117,8 +119,23 @@ _TREE_TENTHS: Mapping[Protocol, str] = {
 """Tenths of its bandwidth that a tree reaches at 64 B, 128 B, ... 256 MiB."""
 _PLATEAU_NBYTES = 64
 """The first entry of ``treeCorrectionFactor`` is for 64 bytes."""
+_NVLS_FILL_US = 30.0
+"""What the switch takes beyond NCCL's own figure: eight H100 in two public tables, 32 to 512 MiB,
+take 50 to 60 us more than their bandwidth explains."""
 _NVLS_LEAST_RANKS = 5
 """From here on NVLS is picked inside a node (H200; 6 on B200): measured, ml-engineering."""
+
+
+_SEND_CHANNELS, _CHANNEL_SENDS = 2, 4
+"""Channels of a peer behind the network, and operations that share one before there are fewer."""
+_CARD_CHANNELS = 4
+"""Channels of one card: two rings there and back."""
+_ONE_CHANNEL_FRAC = 0.6
+"""Of a card of 400 Gb/s: one queue moves 25 GB/s of what two move, 41 (nccl-tests on H100)."""
+_OTHER_JOINTS: Mapping[Architecture, tuple[Joint, ...]] = {
+    Architecture.VOLTA: (Joint.CUBE,),
+    Architecture.AMPERE: (Joint.MESH,),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,15 +148,44 @@ class LinkClass:
     node_bytes_per_s: float
     """Bus bandwidth of a ring inside a node."""
     network_bytes_per_s: float
-    """Bandwidth of the network for each rank of a node, in one direction."""
+    """Bandwidth of one network card, in one direction."""
     nvls_bytes_per_s: float = 0.0
     """Bus bandwidth of an all-reduce in the switch; 0 without such a switch."""
+    topology: Topology = _USUAL
+    may_be_bridged: bool = True
+    """Whether two GPUs of a node may have a link that the others have not."""
+    sheet_bytes_per_s: float = 0.0
+    """Of one card, before a measurement changed ``network_bytes_per_s``; 0 where none did."""
+
+    @property
+    def other_joints(self) -> tuple[Joint, ...]:
+        """How else nodes of this GPU are built; all since Hopper have a switch."""
+        if self.wire is not Wire.NVLINK:
+            return ()
+        return _OTHER_JOINTS.get(self.generation, ())
 
     def bus_bytes_per_s(self, group: Group) -> float:
-        """Bandwidth of the narrowest link of a ring."""
+        """Bandwidth of the narrowest link of a ring; across nodes of all cards in use together."""
         if group.num_nodes == 1:
-            return self.node_bytes_per_s
-        return min(self.node_bytes_per_s, group.ranks_per_node * self.network_bytes_per_s)
+            return self.node_bytes_per_s * self.topology.node_share(group.num_ranks)
+        return min(self.node_bytes_per_s, self.card_bytes_per_s(group) * group.ranks_per_node)
+
+    def card_bytes_per_s(self, group: Group) -> float:
+        """What the cards of a node give each of its ranks in a group."""
+        return self.network_bytes_per_s * self._cards(group) / group.ranks_per_node
+
+    def send_bytes_per_s(self, group: Group) -> float:
+        """Bandwidth between two ranks on two nodes of a group.
+
+        NCCL gives each peer two channels, and one where more than four operations would share one
+        (``ncclTopoGetNchannels``).
+        """
+        channels = min(self.num_channels, _CARD_CHANNELS * self._cards(group))
+        is_wide = _SEND_CHANNELS * group.num_ranks <= _CHANNEL_SENDS * channels
+        return self.network_bytes_per_s * (1.0 if is_wide else _ONE_CHANNEL_FRAC)
+
+    def _cards(self, group: Group) -> int:
+        return self.topology.cards_in_use(group.ranks_per_node)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +198,18 @@ class TunedCost:
     def time_s(self, nbytes: Vector) -> Vector:
         """Seconds, ``(rows,)``."""
         return self.latency_s + nbytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedTime:
+    """Seconds that NCCL's own tuner expects of a group."""
+
+    group: Group
+    links: LinkClass
+
+    def __call__(self, nbytes: Vector) -> Vector:
+        """By payload in bytes, ``(rows,)``."""
+        return tuner_time_s(self.group, nbytes, self.links)
 
 
 def tuner_time_s(group: Group, nbytes: Vector, link: LinkClass) -> Vector:
@@ -180,12 +238,18 @@ def tuner_costs(group: Group, nbytes: Vector, link: LinkClass) -> dict[Option, T
     costs = {(Algorithm.RING, p): _ring(group, link, p, nbytes) for p in Protocol}
     if collective is Collective.ALL_REDUCE:
         costs |= {(Algorithm.TREE, p): _tree(group, link, p, nbytes) for p in Protocol}
-        if link.nvls_bytes_per_s and group.num_ranks // group.num_nodes >= _NVLS_LEAST_RANKS:
-            algorithm = Algorithm.NVLS_TREE if is_tree else Algorithm.NVLS
-            costs[algorithm, Protocol.SIMPLE] = _nvls(group, link)
+    if switch := switch_cost(group, link):
+        costs[Algorithm.NVLS_TREE if is_tree else Algorithm.NVLS, Protocol.SIMPLE] = switch
     if collective in _GATHERS and group.num_nodes == group.num_ranks:
         costs[Algorithm.PAT, Protocol.SIMPLE] = _pat(group, link)
     return costs
+
+
+def switch_cost(group: Group, link: LinkClass) -> TunedCost | None:
+    """Cost of an all-reduce in the switches; None of what they do not reduce."""
+    held = group.num_ranks // group.num_nodes
+    is_reduced = group.collective is Collective.ALL_REDUCE and held >= _NVLS_LEAST_RANKS
+    return _nvls(group, link) if is_reduced and link.nvls_bytes_per_s else None
 
 
 def _num_steps(group: Group) -> int:
@@ -258,7 +322,7 @@ def _tree(group: Group, link: LinkClass, protocol: Protocol, nbytes: Vector) -> 
 
 def _nvls(group: Group, link: LinkClass) -> TunedCost:
     """One hop through the switch; between nodes a tree of them."""
-    latency_us = _hop_us(Wire.NVLINK, Algorithm.NVLS)
+    latency_us = _hop_us(Wire.NVLINK, Algorithm.NVLS) + _NVLS_FILL_US
     bus = link.nvls_bytes_per_s
     if group.num_nodes > 1:
         latency_us += 2 * np.log2(group.num_nodes) * _hop_us(Wire.NETWORK, Algorithm.NVLS_TREE)
@@ -278,7 +342,7 @@ def _pat(group: Group, link: LinkClass) -> TunedCost:
 def _send(group: Group, link: LinkClass) -> TunedCost:
     wire = link.wire if group.num_nodes == 1 else Wire.NETWORK
     latency_us = _BASE_US[Algorithm.RING, Protocol.SIMPLE] + _hop_us(wire, Algorithm.RING)
-    bandwidth = link.node_bytes_per_s if group.num_nodes == 1 else link.network_bytes_per_s
+    bandwidth = link.node_bytes_per_s if group.num_nodes == 1 else link.send_bytes_per_s(group)
     return TunedCost(latency_s=_US * latency_us, bytes_per_s=bandwidth)
 
 
@@ -286,7 +350,7 @@ def _all_to_all(group: Group, link: LinkClass) -> TunedCost:
     """Peers inside the node are served at once, those behind the network one post after another."""
     num_far = group.num_ranks - group.ranks_per_node
     local_s = (group.ranks_per_node - 1) / group.num_ranks / link.node_bytes_per_s
-    far_s = num_far / group.num_ranks / link.network_bytes_per_s
+    far_s = num_far / group.num_ranks / link.card_bytes_per_s(group)
     latency_s = all_to_all_base_s(group.num_nodes) + 3 * _POST_US * _US * num_far
     return TunedCost(latency_s=latency_s, bytes_per_s=1.0 / max(local_s, far_s))
 

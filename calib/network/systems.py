@@ -7,7 +7,7 @@ card for each rank at 90 % of its rate (100, 200 and 400 Gb/s with Volta, Ampere
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from .nccl_tuner import Architecture, LinkClass, Wire
@@ -36,7 +36,12 @@ def network_prior(device: str) -> NetworkPrior:
     True
     """
     low = device.lower()
-    return next((prior for name, prior in _PRIORS.items() if name in low), _UNKNOWN)
+    prior = next((prior for name, prior in _PRIORS.items() if name in low), _UNKNOWN)
+    is_switched = any(name in low for name in _SWITCHED) and prior.links is not None
+    if not is_switched or any(name in low for name in _CARDS):
+        return prior
+    assert prior.links is not None
+    return replace(prior, links=replace(prior.links, may_be_bridged=False))
 
 
 def _nccl(
@@ -58,7 +63,8 @@ def _nccl(
         nvls_bytes_per_s=nvls_giga * _GIGA,
     )
     return NetworkPrior(
-        step_s=1e-6 if wire is Wire.NVLINK else 3e-6,
+        # All-gathers and all-reduces of 2, 4 and 8 in the same tables: 1.0 and 0.7 to 0.8 us.
+        step_s=(1e-6 if is_old else 0.75e-6) if wire is Wire.NVLINK else 3e-6,
         bus_bytes_per_s=links.node_bytes_per_s,
         # Small gathers of 2, 4 and 8 GPUs in aiconfigurator's tables, drawn back to no hop at all.
         base_s=8.1e-6 if is_old else 4.5e-6,
@@ -84,9 +90,13 @@ _CUT_HOPPER = _nvlink(
     Architecture.HOPPER, num_channels=8, bus_giga=170, network_giga=45, nvls_giga=200
 )
 _BLACKWELL = _nvlink(
-    Architecture.BLACKWELL, num_channels=32, bus_giga=650, network_giga=45, nvls_giga=840
+    Architecture.BLACKWELL, num_channels=32, bus_giga=650, network_giga=45, nvls_giga=637
 )
 _UNKNOWN = _HOPPER
+_SWITCHED = ("sxm", "hbm3", "h200", "h800", "h20", "b200", "b300")
+"""In names of GPUs that sit on a board with all of their node, not in pairs with a bridge."""
+_CARDS = ("pcie", "h100 nvl", "h200 nvl")
+"""In names of those that do not."""
 # Longer names first: "gh200" holds "h200".
 _PRIORS: Mapping[str, NetworkPrior] = {
     "b200": _BLACKWELL,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .curves import Curve
-from .groups import Group, octaves_between
+from .groups import RINGS, Group, size_octaves
 
 Vector = NDArray[np.float64]
 NINETY = 1.645
@@ -28,13 +28,42 @@ _PRIOR_PAYLOADS = 3.0
 """Payloads that a curve's mean error counts for beside its neighbours' errors."""
 _PRIOR_RESIDUALS = 10.0
 """Residuals that the errors of all curves count for beside a curve's own."""
+_LEAST_CARRIED = 0.5
+"""Pairs of groups that agree better than this say little of the next: sizes that were measured are
+often those that a fabric was built for."""
 _PRIOR_PAIRS = 2.0
 """Pairs of groups that public tables count for beside those of this machine."""
 _LEAST_SCALE = 1e-3
 """A tenth of a percent: medians of a curve agree no better."""
-_CARRIED_LATENCY = 0.40
-_CARRIED_BANDWIDTH = 0.18
-"""Error of a group of twice the ranks, 90 % of payloads in public tables inside a node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Width:
+    """90 % of errors in log time, where latency bounds a payload and where bandwidth does."""
+
+    latency: float
+    bandwidth: float
+    power: float = 1.0
+    """How fast that of latency leaves as bandwidth comes."""
+
+    def at(self, bandwidth_share: Vector) -> Vector:
+        """Half-widths, ``(rows,)``."""
+        waits = (1.0 - bandwidth_share) ** self.power
+        return self.bandwidth + (self.latency - self.bandwidth) * waits
+
+
+_NEAR, _FAR = Width(latency=0.2, bandwidth=0.08), Width(latency=0.4, bandwidth=0.18)
+"""For each doubling of ranks in a node; of nodes, or of ranks on each (public tables)."""
+_EXCHANGED = Width(latency=0.3, bandwidth=0.7)
+"""For each doubling of nodes of an exchange that sends once per node: beyond four nodes a network
+gave each card half (DeepEP on 64 H100)."""
+_NEAR_RING, _FAR_RING = (
+    Width(latency=0.15, bandwidth=0.12),
+    Width(latency=1.1, bandwidth=0.08, power=1.5),
+)
+"""Of another ring: across nodes an all-reduce goes up a tree where a gather goes around."""
+_NEAR_STRANGE, _FAR_STRANGE = Width(latency=0.9, bandwidth=0.4), Width(latency=1.1, bandwidth=0.45)
+"""Of an all-to-all or a send for a ring, or a ring for those."""
 _PAIR_WIDTH = 0.7
 """Two ranks of a node may share a link that the others do not have: a factor of two."""
 _BEYOND_LATENCY = 0.8
@@ -68,21 +97,44 @@ class TransferWidths:
         octaves = curve.octaves_outside(log_nbytes)
         return self.beyond_factor * beyond_width(octaves, curve.top_share())
 
-    def carried(self, seen: Group, wanted: Group, bandwidth_share: Vector) -> Vector:
-        """Half-widths that carrying to another group adds, ``(rows,)``."""
-        width = carried_width(octaves_between(seen, wanted), bandwidth_share)
+    def carried(
+        self, seen: Group, wanted: Group, bandwidth_share: Vector, *, is_bridged: bool
+    ) -> Vector:
+        """Half-widths that carrying to another group adds, ``(rows,)``.
+
+        ``is_bridged`` where two GPUs of a node may have a link that the others have not.
+        """
+        width = self.carried_factor * carried_width(seen, wanted, bandwidth_share)
+        width = np.hypot(width, stand_in_width(seen, wanted, bandwidth_share))
         is_pair = wanted.num_nodes == 1 and seen.num_ranks == 2 < wanted.num_ranks
-        return np.hypot(self.carried_factor * width, _PAIR_WIDTH * is_pair)
+        return np.hypot(width, _PAIR_WIDTH * (is_pair and is_bridged))
 
 
-def carried_width(octaves: float, bandwidth_share: Vector) -> Vector:
-    """Half-widths of a group so many doublings away on public tables, ``(rows,)``.
+def carried_width(seen: Group, wanted: Group, bandwidth_share: Vector) -> Vector:
+    """Half-widths of the same collective among other ranks on public tables, ``(rows,)``.
 
-    >>> carried_width(4.0, np.array([0.0, 1.0])).tolist()
-    [0.8, 0.36]
+    >>> from ..workload.collectives import Collective
+    >>> two, eight = (Group(collective=Collective.ALL_GATHER, num_ranks=8 * n, num_nodes=n)
+    ...               for n in (2, 8))
+    >>> carried_width(two, eight, np.array([0.0, 1.0])).round(2).tolist()
+    [0.57, 0.25]
     """
-    each = _CARRIED_LATENCY + (_CARRIED_BANDWIDTH - _CARRIED_LATENCY) * bandwidth_share
-    return np.sqrt(octaves) * each
+    width = _EXCHANGED if wanted.num_chosen else _FAR if wanted.num_nodes > 1 else _NEAR
+    octaves = size_octaves(seen, wanted)
+    if seen.collective is wanted.collective:
+        # A group of as many ranks, with another role, is another one all the same.
+        octaves = max(octaves, 1.0)
+    return np.sqrt(octaves) * width.at(bandwidth_share)
+
+
+def stand_in_width(seen: Group, wanted: Group, bandwidth_share: Vector) -> Vector:
+    """Half-widths that another collective adds on public tables, ``(rows,)``."""
+    if seen.collective is wanted.collective:
+        return np.zeros(len(bandwidth_share))
+    is_far = wanted.num_nodes > 1
+    if {seen.collective, wanted.collective} <= RINGS:
+        return (_FAR_RING if is_far else _NEAR_RING).at(bandwidth_share)
+    return (_FAR_STRANGE if is_far else _NEAR_STRANGE).at(bandwidth_share)
 
 
 def beyond_width(octaves: Vector, bandwidth_share: float) -> Vector:
@@ -111,8 +163,8 @@ def fit_widths(
     return TransferWidths(
         scales=scales,
         quantile=_shrunk_quantile(np.concatenate(ratios)),
-        beyond_factor=_factor(_halved_errors(curves.values()), _PRIOR_HALVES),
-        carried_factor=_factor(list(carried.values()), _PRIOR_PAIRS),
+        beyond_factor=_factor(_halved_errors(curves.values()), _PRIOR_HALVES, 1.0 / _MOST_FACTOR),
+        carried_factor=_factor(list(carried.values()), _PRIOR_PAIRS, _LEAST_CARRIED),
     )
 
 
@@ -161,8 +213,8 @@ def _halved_errors(curves: Iterable[Curve]) -> list[Vector]:
     return found
 
 
-def _factor(ratios: Sequence[Vector], prior_weight: float) -> float:
+def _factor(ratios: Sequence[Vector], prior_weight: float, least: float) -> float:
     """Geometric mean over groups of the 90 % quantile of their ratios, drawn to 1."""
     found = [float(np.quantile(each, 0.9)) for each in ratios if len(each)]
-    logs = np.log(np.clip(found, 1.0 / _MOST_FACTOR, _MOST_FACTOR))
+    logs = np.log(np.clip(found, least, _MOST_FACTOR))
     return float(np.exp(np.sum(logs) / (len(found) + prior_weight)))

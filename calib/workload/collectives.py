@@ -56,6 +56,10 @@ class CollectiveCall:
     nbytes: int
     num_nodes: int = 1
     """Nodes that the group reaches over."""
+    num_chosen: int = 0
+    """Experts of each token, where an all-to-all sends a token once to each node and passes it on
+    there (DeepEP, HybridEP); 0 where every byte travels to its own peer.  ``nbytes`` then counts a
+    token once for each rank that gets it."""
 
 
 class Placement(QuickEnum):

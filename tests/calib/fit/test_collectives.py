@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,9 @@ from forerun.calib.fit.estimates import Source
 from forerun.calib.network.collective_times import CollectiveModel, Link, fit_transfers
 from forerun.calib.network.curves import Samples
 from forerun.calib.network.groups import Group, group_of, num_nodes
+from forerun.calib.network.nccl_tuner import Architecture, LinkClass, Wire
 from forerun.calib.network.systems import NetworkPrior, network_prior
+from forerun.calib.network.topology import CONGESTION_LOG, Origin, Topology
 from forerun.calib.workload.collectives import Collective, CollectiveCall, GroupRole
 
 LINK = Link(step_s=30e-6, bus_bytes_per_s=2e9)
@@ -215,7 +219,6 @@ def test_small_payloads_alone_are_continued_by_the_price_of_large_ones() -> None
     [
         (_group(Collective.ALL_GATHER, 8, 2), _group(Collective.ALL_GATHER, 32, 8)),
         (_group(Collective.ALL_GATHER, 8, 2), _group(Collective.REDUCE_SCATTER, 64, 16)),
-        (_group(Collective.ALL_GATHER, 8), _group(Collective.ALL_REDUCE, 8)),
     ],
 )
 def test_a_planted_ring_is_carried_exactly(seen: Group, wanted: Group) -> None:
@@ -223,6 +226,61 @@ def test_a_planted_ring_is_carried_exactly(seen: Group, wanted: Group) -> None:
     asked = POWERS[6:-6]
     found = np.exp(model.estimate(wanted, asked).log_time)
     assert found == pytest.approx(_ring_s(wanted, asked, hop_s=3e-6, bus=2e10), rel=0.02)
+
+
+@pytest.mark.parametrize("seen", [2, 4])
+@pytest.mark.parametrize("way", [Collective.ALL_GATHER, Collective.ALL_REDUCE])
+def test_ranks_of_a_node_differ_by_their_steps_and_bytes(seen: int, way: Collective) -> None:
+    """Hops of 1 us and links of 230 GB/s; a change of protocol at 1 MiB costs all the same 9 us."""
+    jump_s = np.where(POWERS > 2**20, 9e-6, 0.0)
+
+    def planted_s(num_ranks: int) -> np.ndarray:
+        group = _group(way, num_ranks)
+        own_s = 0.4 * POWERS / num_ranks / 230e9
+        return _ring_s(group, POWERS, hop_s=1e-6, bus=230e9) + own_s + jump_s
+
+    found = np.exp(
+        _one(_group(way, seen), planted_s(seen)).estimate(_group(way, 8), POWERS).log_time
+    )
+    assert found == pytest.approx(planted_s(8), rel=0.06)
+
+
+@pytest.mark.parametrize(("num_cards", "per_node"), [(8, 4), (8, 2), (1, 4)])
+def test_rings_share_the_cards_in_use(num_cards: int, per_node: int) -> None:
+    """Measured with one rank a node, and with eight; asked for a number between them."""
+    links = LinkClass(
+        wire=Wire.NVLINK,
+        generation=Architecture.AMPERE,
+        num_channels=24,
+        node_bytes_per_s=230e9,
+        network_bytes_per_s=22e9,
+        topology=Topology(num_cards=num_cards, origins={"num_cards": Origin.STATED}),
+    )
+    prior = replace(A100, links=links)
+    large = POWERS[-6:] * 64
+    known, found = {}, {}
+    for held in (1, per_node):
+        group = _group(Collective.ALL_GATHER, 4 * held, 4)
+        bus = 20e9 * links.topology.cards_in_use(held)
+        known[held] = group, _ring_s(group, large, hop_s=3e-6, bus=bus)
+    model = fit_transfers({known[1][0]: _samples(large, known[1][1])}, prior)
+    found = np.exp(model.estimate(known[per_node][0], large).log_time)
+    assert found == pytest.approx(known[per_node][1], rel=0.06)
+    assert model.carrying.links is not None
+    assert model.carrying.links.topology.origin("num_cards") is Origin.STATED
+
+
+def test_another_ring_stands_in_before_an_all_to_all() -> None:
+    """An all-reduce takes twice what a gather on equal links does, an all-to-all tells nothing."""
+    reduce, swap = (_group(c, 32, 4) for c in (Collective.ALL_REDUCE, Collective.ALL_TO_ALL))
+    gather = _group(Collective.ALL_GATHER, 16, 2)
+    times = {reduce: 1e-4 + 2 * POWERS / 40e9, swap: 1e-3 + POWERS / 1e9}
+    both = fit_transfers({g: _samples(POWERS, t) for g, t in times.items()}, A100)
+    alone = fit_transfers({swap: _samples(POWERS, times[swap])}, A100)
+    ring = both.estimate(gather, POWERS[-3:])
+    assert np.exp(ring.log_time) == pytest.approx(POWERS[-3:] / 40e9, rel=0.15)
+    last = alone.estimate(gather, POWERS[-3:])
+    assert np.all(last.half_width_log > 2 * ring.half_width_log)
 
 
 def test_trees_grow_with_the_logarithm_of_the_nodes() -> None:
@@ -235,30 +293,26 @@ def test_trees_grow_with_the_logarithm_of_the_nodes() -> None:
 
 
 def test_peers_of_an_all_to_all_wait_for_their_turn() -> None:
-    """One post of 5 us a far peer on top of a launch and a hop; 4 far peers become 28."""
+    """One post of 5 us a far peer on top of a launch and a hop; 4 far peers become 28, and where
+    bytes count the middle of the network is more crowded."""
     seen, wanted = _group(Collective.ALL_TO_ALL, 8, 2), _group(Collective.ALL_TO_ALL, 32, 8)
     model = _one(seen, 22.4e-6 + 4 * (5e-6 + POWERS / 8 / 20e9))
     asked = POWERS[4:-4]
     found = np.exp(model.estimate(wanted, asked).log_time)
-    assert found == pytest.approx(22.4e-6 + 28 * (5e-6 + asked / 32 / 20e9), rel=0.03)
+    free_s = 22.4e-6 + 28 * (5e-6 + asked / 32 / 20e9)
+    assert found[:4] == pytest.approx(free_s[:4], rel=0.03)
+    assert np.all((found > 0.97 * free_s) & (found < np.exp(2 * CONGESTION_LOG) * 1.01 * free_s))
 
 
-def test_growth_that_was_seen_once_is_expected_again() -> None:
-    """Of the ring's growth from 2 to 4 ranks half was seen: half is taken from 4 to 8."""
-    times = {
-        n: _ring_s(_group(Collective.ALL_GATHER, n), POWERS, hop_s=1e-6, bus=2e11) for n in (2, 4)
-    }
-    half = np.sqrt(times[2] * times[4])
-    model = fit_transfers(
-        {
-            _group(Collective.ALL_GATHER, 2): _samples(POWERS, times[2]),
-            _group(Collective.ALL_GATHER, 4): _samples(POWERS, half),
-        },
-        A100,
-    )
-    eight = model.estimate(_group(Collective.ALL_GATHER, 8), POWERS[-8:])
-    four = np.log(half[-8:])
-    assert eight.log_time - four == pytest.approx(0.6 * np.log(0.875 / 0.75), rel=0.3)
+def test_what_a_step_differed_by_before_is_half_expected_again() -> None:
+    """Four nodes were 20 % slower than two tell, so that eight are 10 % slower than four tell."""
+    two, four, eight = (_group(Collective.ALL_GATHER, 4 * n, n) for n in (2, 4, 8))
+    times = {group: _ring_s(group, POWERS, hop_s=3e-6, bus=2e10) for group in (two, four, eight)}
+    slower = np.exp(0.2)
+    known = {two: _samples(POWERS, times[two]), four: _samples(POWERS, slower * times[four])}
+    found = fit_transfers(known, A100).estimate(eight, POWERS[-8:]).log_time
+    differs = found - np.log(slower * times[eight][-8:])
+    assert differs == pytest.approx(0.1, abs=0.03)
 
 
 def test_links_inside_a_node_say_nothing_of_the_network() -> None:
@@ -288,7 +342,7 @@ def test_intervals_cover_planted_noise_and_widen_with_distance() -> None:
     far = model.estimate(group, 2.0 ** np.arange(30, 36)).half_width_log
     assert np.all(np.diff(far) > 0)
     other = model.estimate(_group(Collective.ALL_REDUCE, 4), nbytes[~known])
-    assert np.all(other.half_width_log > found.half_width_log)
+    assert np.median(other.half_width_log) > np.median(found.half_width_log)
 
 
 def test_nodes_follow_from_the_span_where_a_node_is_known() -> None:

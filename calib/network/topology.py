@@ -1,0 +1,207 @@
+"""What joins the ranks of a node, and the node to others: priors, what a user says, measurements.
+
+A ring across nodes leaves a node through every card in use, and NCCL opens a ring for each: its
+bandwidth grows with the ranks on a node until all cards are used.  Inside a node a switch gives
+each rank all its links whoever the peer is; without one links are divided among peers, so that few
+ranks reach a part of them (four A100 in a full mesh, eight V100 in a cube with its diagonals).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+
+import numpy as np
+
+from ..workload.quick_enum import QuickEnum
+
+
+class Joint(QuickEnum):
+    """What joins the GPUs of a node."""
+
+    SWITCH = "switch"
+    MESH = "mesh"
+    """Four GPUs, each linked to the three others alike."""
+    CUBE = "cube"
+    """Eight GPUs in a cube with diagonals: two ranks reach a third of the links, four two."""
+    PCIE = "pcie"
+
+
+class Origin(QuickEnum):
+    """Where a figure of a topology comes from, the surest last."""
+
+    PRIOR = "prior"
+    MEASURED = "measured"
+    STATED = "stated"
+
+
+OWN_CHUNKS = 0.4
+"""Chunks that a ring inside a node spends besides those of its steps, on what a rank copies for
+itself: bus bandwidths of 2, 3, ... 8 A100 and H100 in public tables of all-gather, reduce-scatter
+and all-reduce are those of ``(steps + 0.4) / steps``."""
+CONGESTION_LOG = 0.05
+"""What an all-to-all loses for each doubling of nodes, on Slingshot and InfiniBand from 2 to 10 and
+128 nodes 1 to 10 %: its bytes cross the middle of the network, those of a ring do not."""
+_MESH_PEERS = 3
+_CUBE_OCTAVES = 3
+_CARDS = (1, 2, 4, 8, 16)
+"""Cards of a node that are tried."""
+_OTHER_CARDS_COST = 2.0
+"""Negative log chance of another number of cards than the prior's: 1 in 7 beside it."""
+_OTHER_JOINT_COST = 1.0
+"""The same of a node without a switch, of cards sold with and without (A100, V100): 1 in 3."""
+_RATE_SIGMA_LOG = 0.2
+"""Bus bandwidths of collectives on the same links differ by a fifth (Slingshot, InfiniBand)."""
+_NODE_SIGMA_LOG, _CARD_SIGMA_LOG = 0.25, 0.7
+"""How far the rate of a node's links and of its cards lies from the device's prior: generations of
+NVLink are known by the GPU, networks differ by factors of two and four."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Nodes of a machine; each figure with where it comes from."""
+
+    joint: Joint = Joint.SWITCH
+    num_gpus: int = 8
+    """GPUs of a node, whether a group has ranks on them or not."""
+    num_cards: int = 8
+    """Network cards of a node."""
+    domain: int = 8
+    """Ranks that NVLink joins; 72 in a rack of GB200."""
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    """By the name of a field above; the prior's where it is not named."""
+
+    def origin(self, name: str) -> Origin:
+        """Where a figure comes from."""
+        return self.origins.get(name, Origin.PRIOR)
+
+    def is_stated(self, name: str) -> bool:
+        """Whether a user said so, which no measurement overrules."""
+        return self.origin(name) is Origin.STATED
+
+    def node_share(self, num_ranks: int) -> float:
+        """Share of the links of a rank that it reaches among so many ranks of a node.
+
+        >>> [round(Topology(joint=Joint.MESH).node_share(n), 3) for n in (2, 3, 4)]
+        [0.333, 0.667, 1.0]
+        >>> [round(Topology(joint=Joint.CUBE).node_share(n), 3) for n in (2, 4, 8)]
+        [0.333, 0.667, 1.0]
+        """
+        if self.joint is Joint.MESH:
+            return min(1.0, (num_ranks - 1) / _MESH_PEERS)
+        if self.joint is Joint.CUBE:
+            return min(1.0, float(np.log2(max(num_ranks, 2))) / _CUBE_OCTAVES)
+        return 1.0
+
+    def cards_in_use(self, ranks_per_node: float) -> int:
+        """Network cards that so many ranks on a node reach: those beside their own GPUs.
+
+        >>> [Topology(num_cards=4).cards_in_use(n) for n in (1, 2, 4, 8)]
+        [1, 1, 2, 4]
+        """
+        reached = -(-ranks_per_node * self.num_cards // max(self.num_gpus, ranks_per_node))
+        return int(min(max(reached, 1), self.num_cards))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rate:
+    """Bytes/s that a collective was measured to move at its largest payload."""
+
+    ranks_per_node: float
+    bytes_per_s: float
+    is_far: bool
+    """Out of a node, through its cards; otherwise over the links of one rank."""
+    num_steps: int = 1
+    """Chunks that each rank passes on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedLinks:
+    """A topology with the rates of a rank's links and of one card."""
+
+    topology: Topology
+    node_bytes_per_s: float
+    card_bytes_per_s: float
+
+
+def fit_topology(
+    rates: Iterable[Rate],
+    prior: Topology,
+    *,
+    node_bytes_per_s: float,
+    card_bytes_per_s: float,
+    joints: Sequence[Joint] = (),
+) -> FittedLinks:
+    """The likeliest topology: cards and joints are tried, rates are drawn to the prior's.
+
+    ``joints`` are those that a node of this device may have besides the prior's.  What was stated
+    stays.  Two cards of 20 GB/s are found from rings of 1, 2 and 8 ranks a node:
+
+    >>> rates = [Rate(ranks_per_node=k, bytes_per_s=b, is_far=True)
+    ...          for k, b in ((1, 20e9), (2, 20e9), (8, 40e9))]
+    >>> found = fit_topology(rates, Topology(), node_bytes_per_s=230e9, card_bytes_per_s=22e9)
+    >>> found.topology.num_cards, found.topology.origin("num_cards").value
+    (2, 'measured')
+    """
+    found = list(rates)
+    far, near = ([r for r in found if r.is_far is way] for way in (True, False))
+    tried_joints = [prior.joint, *(joints if near and not prior.is_stated("joint") else ())]
+    is_open = bool(far) and not prior.is_stated("num_cards")
+    cards = [prior.num_cards, *(c for c in _CARDS if is_open and c != prior.num_cards)]
+    fits = []
+    for joint, num_cards in product(tried_joints, cards):
+        tried = _tried(prior, joint, num_cards)
+        node = _fit_rate(near, tried, node_bytes_per_s, _NODE_SIGMA_LOG)
+        card = _fit_rate(far, tried, card_bytes_per_s, _CARD_SIGMA_LOG)
+        cost = node.cost + card.cost
+        cost += _OTHER_JOINT_COST * (joint is not prior.joint)
+        cost += _OTHER_CARDS_COST * (num_cards != prior.num_cards)
+        links = FittedLinks(
+            topology=tried, node_bytes_per_s=node.bytes_per_s, card_bytes_per_s=card.bytes_per_s
+        )
+        fits.append((cost, links))
+    return min(fits, key=lambda fit: fit[0])[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FittedRate:
+    bytes_per_s: float
+    cost: float
+
+
+def _tried(prior: Topology, joint: Joint, num_cards: int) -> Topology:
+    """A topology, with what differs from the prior marked as measured."""
+    changed = {"joint": joint is not prior.joint, "num_cards": num_cards != prior.num_cards}
+    measured = {name: Origin.MEASURED for name, is_new in changed.items() if is_new}
+    return replace(prior, joint=joint, num_cards=num_cards, origins={**prior.origins, **measured})
+
+
+def _fit_rate(
+    rates: Sequence[Rate], topology: Topology, prior_bytes_per_s: float, sigma_log: float
+) -> _FittedRate:
+    """Rate of one card, or of all links of a rank, drawn to the prior; and its negative log chance.
+
+    Of rates at one number of ranks the highest counts: others pay for more than links.
+    """
+    if not rates:
+        return _FittedRate(bytes_per_s=prior_bytes_per_s, cost=0.0)
+    log_prior = np.log(prior_bytes_per_s)
+    best: dict[float, float] = {}
+    for rate in rates:
+        log = float(np.log(rate.bytes_per_s / _links_in_use(rate, topology)))
+        best[rate.ranks_per_node] = max(log, best.get(rate.ranks_per_node, log))
+    logs = np.array(list(best.values()))
+    mean = np.sum(logs) / _RATE_SIGMA_LOG**2 + log_prior / sigma_log**2
+    mean /= len(logs) / _RATE_SIGMA_LOG**2 + 1.0 / sigma_log**2
+    error = np.sqrt(1.0 + ((logs - mean) / _RATE_SIGMA_LOG) ** 2) - 1.0
+    cost = float(np.sum(error) + 0.5 * ((mean - log_prior) / sigma_log) ** 2)
+    return _FittedRate(bytes_per_s=float(np.exp(mean)), cost=cost)
+
+
+def _links_in_use(rate: Rate, topology: Topology) -> float:
+    """Cards of a node, or share of a rank's links less what its own chunk costs."""
+    if rate.is_far:
+        return topology.cards_in_use(rate.ranks_per_node)
+    share = topology.node_share(round(rate.ranks_per_node))
+    return share / (1.0 + OWN_CHUNKS * share / rate.num_steps)

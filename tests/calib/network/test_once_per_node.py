@@ -1,0 +1,51 @@
+"""An exchange that sends a token once to each node: two planted bounds, each carried by its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from forerun.calib.network.collective_times import fit_transfers
+from forerun.calib.network.curves import Samples
+from forerun.calib.network.groups import Group
+from forerun.calib.network.once_per_node import copies_to_far_nodes, copies_to_ranks
+from forerun.calib.network.systems import network_prior
+from forerun.calib.workload.collectives import Collective
+
+H100 = network_prior("NVIDIA H100 80GB HBM3")
+TOKENS = 2.0 ** np.arange(0, 18)
+NBYTES = 7168 * 2
+
+
+def _group(nodes: int) -> Group:
+    return Group(
+        collective=Collective.ALL_TO_ALL, num_ranks=8 * nodes, num_nodes=nodes, num_chosen=8
+    )
+
+
+def _payload(group: Group, tokens: np.ndarray) -> np.ndarray:
+    return tokens * NBYTES * copies_to_ranks(group)
+
+
+def _time_s(group: Group, copy_rate: float, card_rate: float) -> np.ndarray:
+    by_copies = _payload(group, TOKENS) / copy_rate
+    by_cards = TOKENS * NBYTES * copies_to_far_nodes(group) / card_rate
+    return 60e-6 * (1 + 0.4 * np.log2(group.num_nodes / 2)) + np.maximum(by_copies, by_cards)
+
+
+@pytest.mark.parametrize(("copy_rate", "nodes"), [(60e9, 4), (60e9, 8), (400e9, 4), (400e9, 8)])
+def test_copies_or_cards_bound_it(copy_rate: float, nodes: int) -> None:
+    """60 GB/s of copies hide the cards on 2 nodes and on 8; 400 GB/s hide neither."""
+    seen, wanted = _group(2), _group(nodes)
+    times = _time_s(seen, copy_rate, 45e9)
+    samples = Samples(nbytes=_payload(seen, TOKENS), time_s=times, weight=np.ones(len(TOKENS)))
+    model = fit_transfers({seen: samples}, H100)
+    found = np.exp(model.estimate(wanted, _payload(wanted, TOKENS)).log_time)
+    assert found == pytest.approx(_time_s(wanted, copy_rate, 45e9), rel=0.15)
+
+
+def test_a_token_goes_to_fewer_nodes_than_ranks() -> None:
+    for nodes in (2, 4, 8):
+        group = _group(nodes)
+        assert 0 < copies_to_far_nodes(group) < copies_to_ranks(group) <= 8
+        assert copies_to_far_nodes(group) <= nodes - 1
