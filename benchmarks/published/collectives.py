@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
 import pandas as pd
 
 from forerun.benchmarks.published.rows import (
@@ -20,7 +21,7 @@ from forerun.benchmarks.published.rows import (
     numbers,
     texts,
 )
-from forerun.calib.importers.own_format import MICROSECOND_S
+from forerun.calib.importers.own_format import CHOSEN, MICROSECOND_S
 from forerun.calib.workload.collectives import Collective
 
 _COLLECTIVES = {
@@ -102,8 +103,9 @@ def read_deepep(frame: pd.DataFrame) -> pd.DataFrame:
 
     A rank sends fp8 with scales on dispatch and bf16 on combine.  In low-latency mode every one of
     the top-k selections of a token travels; otherwise a token travels once to each rank that holds
-    one of them, ``ranks (1 - (1 - 1/ranks)^topk)`` in the mean of even routing.  The time is that
-    of transfer and notification together.  Direction, mode and number of multiprocessors are part
+    one of them, ``ranks (1 - (1 - 1/ranks)^topk)`` in the mean of even routing, and between
+    nodes once to each, which ``num_chosen`` tells.  The time is that of transfer and notification
+    together.  Direction, mode and number of multiprocessors are part
     of the fabric.
     """
     ranks, topk = numbers(frame, "ranks"), numbers(frame, "num_topk")
@@ -123,6 +125,7 @@ def read_deepep(frame: pd.DataFrame) -> pd.DataFrame:
             nbytes=elements * nbytes,
             time_s=numbers(frame, f"{way}_avg_t_us").fillna(split) * MICROSECOND_S,
         )
+        part[CHOSEN] = topk.where(~is_low_latency, 0).fillna(0).astype(np.int64).to_numpy()
         parts.append(part)
     return pd.concat(parts, ignore_index=True)
 

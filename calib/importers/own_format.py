@@ -37,6 +37,8 @@ COLLECTIVE_COLUMNS = (
     "time_s",
     "flag",
 )
+CHOSEN = "num_chosen"
+"""Column of collectives that only tables of exchanges which send a token once to a node have."""
 OPTIONAL_COLUMNS = frozenset({"tp", "flag"})
 
 _PHASES = frozenset(phase.value for phase in Phase)
@@ -133,6 +135,8 @@ def collective_table(frame: pd.DataFrame, name: str) -> pd.DataFrame:
     _check_texts(out, ("device", "fabric"), name)
     _check_choice(out, "collective", COLLECTIVES, name)
     _make_whole(out, ("num_ranks", "num_nodes", "nbytes"), name)
+    if CHOSEN in frame.columns:
+        out[CHOSEN] = frame[CHOSEN].fillna(0).to_numpy().astype(np.int64)
     _check(
         *(out, "num_nodes", out["num_nodes"] <= out["num_ranks"], name),
         "must not exceed num_ranks; count a node once for all its ranks",

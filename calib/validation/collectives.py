@@ -10,6 +10,14 @@ machine, a group (of scores) a collective.  All repeats of a payload are on one 
   number of nodes is scored by itself.  Some known curve has to cross nodes, or nothing at all is
   known of the network.  On machines of one node the most ranks are left out instead, and all
   smaller groups are known.
+- ``leave_nodes``: the same with all curves on fewer nodes known, 2 -> 8 and 2 and 8 -> 128.
+- ``leave_ranks_per_node``: of what crosses nodes, one number of ranks on each is left out in turn.
+- ``one_ranks_per_node``: only one is known in turn, and all others are scored.
+- ``leave_collective``: one collective is known only through all others of its machine.
+- ``pair_to_node``: of one node only groups of two ranks are known, the widest are scored.
+
+In those that leave topology out a group of scores is a collective among so many ranks on so many
+nodes, since means over several hide which of them a law cannot tell.
 """
 
 from __future__ import annotations
@@ -22,6 +30,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ..errors import ConfigError
+from ..importers.own_format import CHOSEN
 from ..network.collective_times import Transfers, fit_transfers
 from ..network.curves import Samples
 from ..network.groups import Group
@@ -36,6 +45,11 @@ COLLECTIVE_PROTOCOLS = {
     "few_8": "a collective with more than 8 payloads on one group shape",
     "few_24": "a collective with more than 24 payloads on one group shape",
     "leave_span": "one fabric measured on several numbers of nodes or, on one node, of ranks",
+    "leave_nodes": "one fabric measured on three numbers of nodes, or on two above one",
+    "leave_ranks_per_node": "one fabric across nodes with several numbers of ranks on each",
+    "one_ranks_per_node": "one fabric across nodes with several numbers of ranks on each",
+    "leave_collective": "one fabric measured with two collectives or more",
+    "pair_to_node": "one node measured with two ranks and with more",
 }
 """What a table has to hold for each."""
 _CURVE = ["collective", "num_ranks", "num_nodes"]
@@ -97,8 +111,8 @@ def left_out(
 
 def splits(machine: pd.DataFrame, protocol: str, seeds: Sequence[int]) -> Iterator[Split]:
     """What a protocol leaves out of the rows of one machine; nothing where it cannot be run."""
-    if protocol == "leave_span":
-        yield from _spans(machine)
+    if protocol in _TOPOLOGIES:
+        yield from _TOPOLOGIES[protocol](machine)
         return
     # The payloads alone decide what is small and what is large: every seed gives the same split.
     for seed in (0,) if protocol == "small_to_large" else seeds:
@@ -109,16 +123,20 @@ def _usable(frame: pd.DataFrame) -> pd.DataFrame:
     known = [c.value for c in Collective if c is not Collective.OTHER]
     keep = (frame["flag"] == "") & (frame["num_ranks"] > 1) & frame["collective"].isin(known)
     rows = frame[keep & (frame["time_s"] > 0)]
+    chosen = rows[CHOSEN] if CHOSEN in rows.columns else 0
+    # Inside a node there is no other node to send to once.
+    rows = rows.assign(**{CHOSEN: np.where(rows["num_nodes"] > 1, chosen, 0)})
     return rows.replace({"collective": {Collective.RECV.value: Collective.SEND.value}})
 
 
 def _groups(rows: pd.DataFrame) -> Iterator[tuple[Group, pd.DataFrame]]:
-    for _, curve in rows.groupby(_CURVE, sort=True):
+    for _, curve in rows.groupby([*_CURVE, CHOSEN], sort=True):
         first = curve.iloc[0]
         group = Group(
             collective=Collective(first["collective"]),
             num_ranks=int(first["num_ranks"]),
             num_nodes=int(first["num_nodes"]),
+            num_chosen=int(first[CHOSEN]),
         )
         yield group, curve
 
@@ -141,7 +159,7 @@ def _estimated(model: TransferModel, rows: pd.DataFrame, protocol: str) -> Itera
         yield pd.DataFrame(
             {
                 "protocol": protocol,
-                "group": group.collective.value,
+                "group": _label(group, protocol),
                 "nbytes": nbytes,
                 "measured_s": curve["time_s"].to_numpy(),
                 "predicted_s": np.exp(found.log_time),
@@ -149,6 +167,13 @@ def _estimated(model: TransferModel, rows: pd.DataFrame, protocol: str) -> Itera
                 "high_s": np.exp(found.log_time + found.half_width_log),
             }
         )
+
+
+def _label(group: Group, protocol: str) -> str:
+    name = group.collective.value
+    if protocol not in _TOPOLOGIES or protocol == "leave_span":
+        return name
+    return f"{name} {group.num_ranks} on {group.num_nodes}"
 
 
 def _payloads(machine: pd.DataFrame, protocol: str, rng: np.random.Generator) -> Iterator[Split]:
@@ -182,14 +207,62 @@ def _chosen(
     return train, np.setdiff1d(sizes, train)
 
 
-def _spans(machine: pd.DataFrame) -> Iterator[Split]:
+def _spans(machine: pd.DataFrame, factor: float = _NODES_FACTOR) -> Iterator[Split]:
     nodes, ranks = machine["num_nodes"].to_numpy(), machine["num_ranks"].to_numpy()
     if nodes.max() == 1:
         test = ranks == ranks.max()
-        if not test.all():
+        if factor == _NODES_FACTOR and not test.all():
             yield Split(train=~test, test=test)
         return
     for number in np.unique(nodes):
-        train = nodes <= number / _NODES_FACTOR
+        train = nodes <= number / factor if factor > 1.0 else nodes < number
         if (nodes[train] > 1).any():
             yield Split(train=train, test=nodes == number)
+
+
+def _fewer_nodes(machine: pd.DataFrame) -> Iterator[Split]:
+    return _spans(machine, factor=1.0)
+
+
+def _ranks_per_node(machine: pd.DataFrame, *, is_one_known: bool = False) -> Iterator[Split]:
+    """Each number of ranks a node in turn, left out or alone; what stays in a node is known."""
+    nodes = machine["num_nodes"].to_numpy()
+    is_far = nodes > 1
+    held = machine["num_ranks"].to_numpy() / nodes
+    for number in np.unique(held[is_far]):
+        is_chosen = is_far & (held == number)
+        others = is_far & ~is_chosen
+        if others.any():
+            test = others if is_one_known else is_chosen
+            yield Split(train=~test, test=test)
+
+
+def _one_ranks_per_node(machine: pd.DataFrame) -> Iterator[Split]:
+    return _ranks_per_node(machine, is_one_known=True)
+
+
+def _collectives(machine: pd.DataFrame) -> Iterator[Split]:
+    collective = machine["collective"].to_numpy()
+    for name in np.unique(collective):
+        test = collective == name
+        if not test.all():
+            yield Split(train=~test, test=test)
+
+
+def _pairs(machine: pd.DataFrame) -> Iterator[Split]:
+    is_near = machine["num_nodes"].to_numpy() == 1
+    ranks = machine["num_ranks"].to_numpy()
+    train = is_near & (ranks == 2)
+    if train.any() and (most := ranks[is_near].max()) > 2:
+        yield Split(train=train, test=is_near & (ranks == most))
+
+
+_TOPOLOGIES: Mapping[str, Callable[[pd.DataFrame], Iterator[Split]]] = {
+    "leave_span": _spans,
+    "leave_nodes": _fewer_nodes,
+    "leave_ranks_per_node": _ranks_per_node,
+    "one_ranks_per_node": _one_ranks_per_node,
+    "leave_collective": _collectives,
+    "pair_to_node": _pairs,
+}
+"""Protocols that leave whole groups out; every seed gives the same split."""
