@@ -18,7 +18,7 @@ from forerun.benchmarks.published.step_records import (
     with_torch_states,
 )
 from forerun.calib.errors import ConfigError
-from forerun.calib.records.step_rows import StepKind, StepRow
+from forerun.calib.records.step_rows import StepKind, StepRow, Trait
 from forerun.calib.workload.config import Attention, ModelShape, Recompute
 
 _MS = 1e-3
@@ -95,7 +95,8 @@ def read_llmfoundry(record: Record) -> StepRow:
     """llm-foundry's MPT runs under FSDP, by blocks, each micro-batch reducing its own gradients.
 
     Composer's mixed precision is PURE where all travels in 16 bits, or DEFAULT where gradients do
-    in fp32.  All GPUs of a kind sit on the same nodes, with eight cards of 200 Gbit/s.
+    in fp32; it gathers for the backward pass late (``FSDPConfig``: ``BACKWARD_POST``), and none of
+    the benchmarks' files changes that.
     """
     if (sharding := record.text("sharding")) not in _FSDP:
         raise ConfigError(f"sharding {sharding!r} is not known; known are {', '.join(_FSDP)}")
@@ -115,6 +116,7 @@ def read_llmfoundry(record: Record) -> StepRow:
         parallelism=replace(
             fully_sharded(layout(record, shape, stack)),
             regathers_weights=sharding == "FULL_SHARD",
+            prefetches_backward=False,
         ),
         device=device,
         machine=f"{device} llm-foundry, {_NETWORK}",
@@ -124,7 +126,7 @@ def read_llmfoundry(record: Record) -> StepRow:
         measured_s=record.number("step_time_s_derived"),
         kind=StepKind.DERIVED,
     )
-    return with_torch_states(row)
+    return replace(with_torch_states(row), traits=frozenset({Trait.LATE_GATHERS}))
 
 
 _FSDP = ("FULL_SHARD", "SHARD_GRAD_OP")

@@ -238,6 +238,7 @@ def _with_own(found: RunConfig, config: RunConfig) -> RunConfig:
             found.parallelism,
             schedule=config.parallelism.schedule,
             keeps_grads_whole=config.parallelism.keeps_grads_whole,
+            prefetches_backward=config.parallelism.prefetches_backward,
         ),
         optimizer_offload_frac=config.optimizer_offload_frac,
         device=config.device,

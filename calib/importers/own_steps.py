@@ -66,7 +66,9 @@ def _row(cells: Mapping[str, str], row_id: str, table: str) -> StepRow:
         found,
         model=replace(found.model, is_residual_parallel=Trait.PARALLEL_RESIDUAL in traits),
         parallelism=replace(
-            found.parallelism, engine=_ENGINES.get(own["framework"], Engine.MEGATRON)
+            found.parallelism,
+            engine=_ENGINES.get(own["framework"], Engine.MEGATRON),
+            prefetches_backward=Trait.LATE_GATHERS not in traits,
         ),
         device=own["device"] or "unknown",
         framework=own["framework"],

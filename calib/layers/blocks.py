@@ -139,7 +139,7 @@ def _cached(asked: _Asked, kind: BlockKind, is_recomputed: bool) -> Block:
                 *uses,
                 *(replace(use, placement=Placement.RECOMPUTE) for use in again_uses),
                 # What is gathered for a backward pass serves what is recomputed in it as well.
-                *shard_uses(config, tensors),
+                *shard_uses(config, tensors, is_root=kind in _ROOT),
             ]
         ),
         tensors=tensors,
@@ -252,6 +252,8 @@ _KINDS_OF_MODULE = {"core_attn": OperatorKind.CORE_ATTENTION}
 _PARTS_OF_MODULE = {"moe": {"moe_act", "shared_experts"}}
 """Modules that others lie within."""
 _KEPT = frozenset({EMBEDDING, HEAD})
+_ROOT = frozenset({BlockKind.EMBEDDING, BlockKind.EMBEDDING_COPY, BlockKind.HEAD})
+"""Blocks that FSDP wraps with the model itself."""
 
 
 def _recomputed(

@@ -33,17 +33,21 @@ def shard_key(config: RunConfig) -> tuple[Hashable, ...] | None:
     if not (par.shards_weights or par.shards_grads):
         return None
     return (
-        *(par.sharding, par.regathers_weights, par.keeps_grads_whole),
+        *(par.sharding, par.regathers_weights, par.keeps_grads_whole, par.prefetches_backward),
         *(par.overlaps_grad_reduce, par.overlaps_param_gather),
         *(par.dp, par.num_optimizer_instances, par.is_pipeline_before_data, par.pp),
         config.reduces_grads_in_bf16,
     )
 
 
-def shard_uses(config: RunConfig, tensors: Iterable[ParameterTensor]) -> tuple[CollectiveUse, ...]:
+def shard_uses(
+    config: RunConfig, tensors: Iterable[ParameterTensor], *, is_root: bool = False
+) -> tuple[CollectiveUse, ...]:
     """Gathers of a block's weights and reductions of its gradients, once per micro-batch.
 
     Experts are gathered among the replicas of each, all else over data- and context-parallel ranks.
+    ``is_root``: embedding and head, which no unit wraps; what is gathered of them stays for the
+    backward pass (both generations of FSDP, and Megatron's).
     """
     if shard_key(config) is None:
         return ()
@@ -52,12 +56,12 @@ def shard_uses(config: RunConfig, tensors: Iterable[ParameterTensor]) -> tuple[C
     for role, is_expert in ((GroupRole.DP, False), (GroupRole.EXPERT_DP, True)):
         found = [tensor for tensor in held if tensor.is_expert is is_expert]
         if found:
-            uses += _of_group(config, role, found)
+            uses += _of_group(config, role, found, is_root)
     return between_ranks(uses)
 
 
 def _of_group(
-    config: RunConfig, role: GroupRole, tensors: list[ParameterTensor]
+    config: RunConfig, role: GroupRole, tensors: list[ParameterTensor], is_root: bool
 ) -> Iterable[CollectiveUse]:
     par = config.parallelism
     if par.shards_weights:
@@ -69,7 +73,8 @@ def _of_group(
         gather = group_call(config, Collective.ALL_GATHER, role, nbytes)
         is_ahead = par.overlaps_param_gather
         yield transfer(gather, Placement.FORWARD, is_overlapped=is_ahead)
-        if par.regathers_weights:
+        if par.regathers_weights and not is_root:
+            is_ahead = is_ahead and par.prefetches_backward
             yield transfer(gather, Placement.BACKWARD, is_overlapped=is_ahead)
     if par.shards_grads:
         nbytes = sum(tensor.numel for tensor in tensors) * grad_nbytes(config)

@@ -30,6 +30,8 @@ class Trait(Enum):
     """Attention and MLP share one all-reduce forwards (GPT-NeoX)."""
     SOCKET_NETWORK = "socket_network"
     """Nodes are joined by sockets, not by RDMA."""
+    LATE_GATHERS = "late_gathers"
+    """FSDP gathers a layer's weights after the backward pass of the one before (BACKWARD_POST)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -117,6 +117,9 @@ class Parallelism:
     """How far a distributed optimizer shards; without one nothing is, see ``sharded``."""
     regathers_weights: bool = True
     """Sharded weights are let go after a layer's forward pass (FSDP's reshard after forward)."""
+    prefetches_backward: bool = True
+    """Sharded weights of the next layer are gathered beside the backward pass of this one (FSDP's
+    ``BACKWARD_PRE``); under ``BACKWARD_POST`` after it, with nothing beside."""
     keeps_grads_whole: bool = False
     """Sharded weights, but gradients are reduced once in a step (FSDP under ``no_sync``)."""
     overlaps_grad_reduce: bool = False

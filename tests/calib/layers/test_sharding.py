@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from stage_tensors import parameters
 
+from forerun.calib.layers.blocks import BlockKind, block
 from forerun.calib.layers.stage_work import collective_uses, step_collectives
 from forerun.calib.workload.collectives import Collective, CollectiveUse, GroupRole, Placement
 from forerun.calib.workload.config import Experts, Precision, Recompute, RunConfig, Sharding
@@ -48,8 +49,11 @@ def test_each_stage_of_zero_carries_what_it_should(layout: Layout) -> None:
     second = sent_nbytes(sharded(layout, Sharding.GRADS))
     assert second[Collective.REDUCE_SCATTER] == num * volume
     assert second[Collective.ALL_GATHER] == pytest.approx(volume, rel=0.01)
-    third = {Collective.REDUCE_SCATTER: num * volume, Collective.ALL_GATHER: 2 * num * volume}
-    assert sent_nbytes(base) == third
+    third = sent_nbytes(base)
+    assert third[Collective.REDUCE_SCATTER] == num * volume
+    # Twice but for what lies outside of the layers, which stays gathered.
+    layers = 2 * base.model.num_layers * block(base, BlockKind.LAYER).numel.dense
+    assert third[Collective.ALL_GATHER] == num * (volume + layers)
 
 
 def test_weights_that_stay_are_gathered_once_and_whole_gradients_reduced_once(

@@ -81,10 +81,20 @@ def test_without_overlap_and_on_a_host_every_transfer_counts(layout: Layout) -> 
         config = layout(dp=4, device=device, samples=16, par=par)
         free, _ = step_s(config, 0.0)
         slow, part = step_s(config, 1e-2)
-        num_units = config.model.num_layers + 2
+        # Layers three times; embedding and head stay gathered for the backward pass.
+        num_transfers = 3 * config.model.num_layers + 2 * 2
         each = slow - free
-        assert each == pytest.approx(config.num_microbatches * num_units * 3 * 1e-2, rel=1e-6)
+        assert each == pytest.approx(config.num_microbatches * num_transfers * 1e-2, rel=1e-6)
         assert part == pytest.approx(each, rel=1e-9)
+
+
+def test_late_gathers_have_nothing_beside_them(layout: Layout) -> None:
+    """FSDP's ``BACKWARD_POST``: each layer's second gather counts, its reduction still hides."""
+    early = layout(dp=4, device=GPU, samples=16, par=OVERLAPPED)
+    late = layout(dp=4, device=GPU, samples=16, par={**OVERLAPPED, "prefetches_backward": False})
+    (fast, _), (slow, _) = step_s(early, 1e-4), step_s(late, 1e-4)
+    num_units = early.num_microbatches * early.model.num_layers
+    assert slow - fast == pytest.approx(num_units * 1e-4, rel=1e-6)
 
 
 @pytest.mark.parametrize("sharding", list(Sharding))
