@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from forerun.calib.arguments.hugging_face import from_hugging_face
+from forerun.calib.arguments.hugging_face import Training, from_hugging_face, from_training
 from forerun.calib.errors import ConfigError
+from forerun.calib.memory.peak import memory
+from forerun.calib.workload.config import Sharding
 from forerun.calib.workload.model_shape import ModelShape, Normalization, PositionEmbedding
 
 LLAMA3_8B = {
@@ -153,3 +155,26 @@ def test_an_unknown_kind_and_a_missing_size_are_named() -> None:
         from_hugging_face({"model_type": "bert"})
     with pytest.raises(ConfigError, match="num_hidden_layers is missing"):
         from_hugging_face({**QWEN2_7B, "num_hidden_layers": None})
+
+
+def test_a_sharded_loop_is_modelled_as_one_and_keeps_a_share_of_everything() -> None:
+    gpt2: dict[str, Any] = {
+        "model_type": "gpt2",
+        "n_layer": 8,
+        "n_embd": 64,
+        "n_head": 4,
+        "n_positions": 128,
+    }
+    gpt2["vocab_size"] = 512
+    plain, sharded = (
+        from_training(
+            gpt2,
+            Training(micro_batch_size=2, seq_length=32, num_ranks=4, is_sharded=is_sharded),
+        )
+        for is_sharded in (False, True)
+    )
+    assert plain.parallelism.sharded is Sharding.NONE
+    assert sharded.parallelism.sharded is Sharding.WEIGHTS and not sharded.unmodelled
+    whole, share = memory(plain), memory(sharded)
+    for part in ("weights_nbytes", "grads_nbytes", "optimizer_nbytes"):
+        assert getattr(share, part) == pytest.approx(getattr(whole, part) / 4, rel=1e-3)
