@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from ..errors import ConfigError
-from ..workload.config import Batch, Parallelism, Recompute, RunConfig, Schedule
+from ..workload.config import Batch, Parallelism, Recompute, RunConfig, Schedule, Sharding
 from ..workload.model_shape import at_most
 from ..workload.pipeline_layout import uneven_layers
 
@@ -20,7 +20,7 @@ _MOST_VIRTUAL = 8
 
 
 def layout_label(config: RunConfig) -> str:
-    """Degrees above one, micro-batch and recompute, as ``TP4 PP2 mbs2 full``."""
+    """Degrees above one, deep sharding, micro-batch and recompute, as ``TP4 PP2 mbs2 full``."""
     par = config.parallelism
     degrees = (
         ("TP", par.tp),
@@ -32,6 +32,10 @@ def layout_label(config: RunConfig) -> str:
         ("DP", par.dp),
     )
     words = [f"{name}{degree}" for name, degree in degrees if degree > 1]
+    if par.shards_weights:
+        words.append("FSDP" if par.num_optimizer_instances == 1 else "HSDP")
+    elif par.sharded is Sharding.GRADS:
+        words.append("ZeRO2")
     if par.chunk_layers:
         words.append(_layers(par.chunk_layers))
     if par.schedule is not Schedule.ONE_F_ONE_B:

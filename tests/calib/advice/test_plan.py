@@ -19,7 +19,7 @@ from forerun.calib.memory.peak import Verdict, memory
 from forerun.calib.regressors.intervals import Z_90
 from forerun.calib.steps.design import most_informative
 from forerun.calib.steps.estimate import paired_sigma_log
-from forerun.calib.workload.config import Recompute, RunConfig
+from forerun.calib.workload.config import Recompute, RunConfig, Sharding
 
 Layout = Callable[..., RunConfig]
 
@@ -196,6 +196,28 @@ def test_labels_name_what_differs_from_one(layout: Layout) -> None:
     config = layout(tp=4, pp=2, recompute=Recompute.FULL)
     assert layout_label(config) == "TP4 PP2 mbs2 full"
     assert layout_label(layout(dp=2)) == "DP2 mbs2"
+    par: dict[str, Any] = {"is_optimizer_distributed": True, "sharding": Sharding.WEIGHTS}
+    assert layout_label(layout(dp=4, par=par)) == "DP4 FSDP mbs2"
+    hybrid = {**par, "num_optimizer_instances": 2}
+    assert layout_label(layout(dp=4, par=hybrid)) == "DP4 HSDP mbs2"
+
+
+def test_a_plan_under_fsdp_has_sharded_layouts_alone_and_says_how_likely_each_fits(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    par = {"is_optimizer_distributed": True, "sharding": Sharding.WEIGHTS}
+    config = layout(dp=4, samples=32, par=par)
+    capacity = memory(config).total_nbytes
+    found = plan(config, steps_of(planted()), memory_capacity_nbytes=capacity)
+    assert len(found.candidates) > 4
+    assert {one.config.parallelism.sharded for one in found.candidates} == {Sharding.WEIGHTS}
+    for one in found.candidates:
+        assert one.fit_probability is not None
+        assert (one.fit_probability >= 0.9) == (one.verdict is Verdict.FITS)
+        assert (one.fit_probability < 0.5) == (one.verdict is Verdict.DOES_NOT_FIT)
+        assert one.to_json()["fit_probability"] == one.fit_probability
+    (open_,) = compare(config, [config], steps_of(planted()))
+    assert open_.fit_probability is None
 
 
 def test_the_most_telling_layouts_differ_in_what_they_would_tell() -> None:
