@@ -71,11 +71,14 @@ def capacity_nbytes(device: str) -> float | None:
 
 
 def memory_rows(data: Path) -> tuple[list[MemoryRow], dict[str, int]]:
-    """Every row that tells something, and how many do not, by table and reason."""
+    """Every row that tells something, and how many do not, by table and reason; tables that the
+    folder lacks are passed over."""
     rows: list[MemoryRow] = []
     left: dict[str, int] = {}
     for table in STEP_TABLES:
         path = data / f"{table}.csv.gz"
+        if not path.exists():
+            continue
         found = read_steps(read_frame(path), table)
         _count(left, f"{table}: no layout", len(found.skipped))
         for row in found.rows:

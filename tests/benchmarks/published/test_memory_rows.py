@@ -1,0 +1,53 @@
+"""What published rows tell of memory: who ran, who ran out, and who says nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from forerun.benchmarks.published.memory_rows import by_table, capacity_nbytes, memory_rows
+from forerun.calib.units import GIB
+from forerun.calib.workload.config import Recompute
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "steps"
+CARD = {
+    **{"row_id": "card", "system": "DGX-H100", "model": "Qwen3_30B_a3B", "precision": "BF16"},
+    **{"gpus": 16, "global_batch": 64, "micro_batch": 1, "seq_len": 4096, "tp": 2, "pp": 1},
+    **{"cp": 1, "ep": 8, "num_layers": 48, "hidden_size": 2048, "ffn_hidden_size": 6144},
+    **{"num_attention_heads": 32, "num_query_groups": 4, "kv_channels": 128, "vocab_size": 151936},
+    **{"num_experts": 128, "moe_router_topk": 8, "moe_ffn_hidden_size": 768, "mtp_num_layers": 0},
+    **{"peak_memory_gb": 60.0, "recompute_granularity": "selective", "recompute_modules": "[]"},
+}
+
+
+@pytest.mark.parametrize(
+    ("device", "gib"),
+    [("a100_40gb", 39.4), ("A100-SXM-80GB (Selene)", 79.2), ("H100-96GB-HBM2e-500W", 94.5)],
+)
+def test_a_device_has_the_memory_that_its_name_says(device: str, gib: float) -> None:
+    assert capacity_nbytes(device) == pytest.approx(gib * GIB)
+    assert capacity_nbytes("A100 (DGX-A100)") is None
+
+
+def test_timed_rows_ran_and_cards_say_who_ran_out(tmp_path: Path) -> None:
+    name = "e2e_llmfoundry_mpt_fsdp"
+    pd.read_csv(GOLDEN / f"{name}.csv").to_csv(tmp_path / f"{name}.csv.gz", index=False)
+    others = ({"oom": "OOM_iteration_1"}, {"lora_dim": 8}, {"micro_batch": None})
+    cards = pd.DataFrame([CARD, *({**CARD, **cells} for cells in others)])
+    cards.to_csv(tmp_path / "e2e_bridge_cards.csv.gz", index=False)
+    rows, left = memory_rows(tmp_path)
+    found = dict(by_table(rows))
+    assert [row.ran for row in found[name]] == [True, True]
+    assert [row.ran for row in found["e2e_bridge_cards"]] == [True, False]
+    assert left == {
+        "e2e_bridge_cards: LoRA is not modelled": 1,
+        "e2e_bridge_cards: micro_batch not stated": 1,
+    }
+    card = found["e2e_bridge_cards"][0]
+    assert card.peak_nbytes == 60 * GIB and card.config.parallelism.ep == 8
+    # An empty list of modules recomputes nothing.
+    assert card.config.recompute is Recompute.NONE
+    experts = card.config.model.experts
+    assert experts is not None and (experts.num_experts, experts.top_k) == (128, 8)
