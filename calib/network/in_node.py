@@ -85,6 +85,8 @@ def own_chunks(group: Group, links: LinkClass) -> float:
     >>> own_chunks(two, network_prior("h100").links)
     0.4
     """
+    if group.collective in PAIRS:
+        return 0.0
     share = links.bus_bytes_per_s(group) / links.node_bytes_per_s
     is_swap = group.collective is Collective.ALL_TO_ALL
     return (_OWN_SWAPPED if is_swap else OWN_CHUNKS) * share
