@@ -25,8 +25,9 @@ from xgboost import XGBRegressor
 
 from forerun.calib.fit.batches import ShapeBatch, Timed
 from forerun.calib.fit.laws import columns
-from forerun.calib.fit.machine import Prediction, fit_machine, transfer
+from forerun.calib.fit.machine import Prediction, fit_machine
 from forerun.calib.fit.priors import DevicePrior, device_prior
+from forerun.calib.fit.transfer import transfer
 from forerun.calib.validation.operators import Fit, Transfer
 
 Vector = NDArray[np.float64]

@@ -32,7 +32,7 @@ from forerun.calib.fit.outliers import refuse
 from forerun.calib.fit.pools import robust_sigma
 from forerun.calib.fit.priors import device_prior
 from forerun.calib.fit.rate_priors import BARE_LOG, SourceRates, data_sheet, pool_name
-from forerun.calib.fit.rates import Rates, fit_rates
+from forerun.calib.fit.rates import Form, Rates, fit_rates
 from forerun.calib.validation.splits import operator_samples
 from forerun.calib.workload.operators import OperatorKind
 from forerun.launch.known.table_files import read_frame
@@ -208,7 +208,8 @@ def source_rates(
         return None
     prior = device_prior(device)
     done = columns(timed.batch, prior.num_units)
-    ceilings, chain = data_sheet(prior, element_nbytes), KINDS[timed.batch.kind].is_chain
+    ceilings = data_sheet(prior, element_nbytes)
+    form = Form.CHAIN if KINDS[timed.batch.kind].is_chain else Form.SUM
     log_time = np.log(timed.time_s)
     left_out = np.empty(len(timed))
     widths = _widths(timed.batch)
@@ -216,12 +217,12 @@ def source_rates(
         rest, rows = widths % NUM_FOLDS != fold, widths % NUM_FOLDS == fold
         if rows.any():
             kept = rest if rest.any() else rows
-            rates = _fit(_take(done, kept), log_time[kept], timed.weight[kept], ceilings, chain)
+            rates = _fit(_take(done, kept), log_time[kept], timed.weight[kept], ceilings, form)
             left_out[rows] = log_time[rows] - rates.log_time(_take(done, rows))
     sigma = robust_sigma(left_out - np.median(left_out))
     if sigma > WORST_SIGMA_LOG:
         return None
-    rates = _fit(done, log_time, timed.weight, ceilings, chain)
+    rates = _fit(done, log_time, timed.weight, ceilings, form)
     factors = rates.log_unit_s - _units(done.costs, ceilings)
     doubt = _doubt(rates.shares(done), timed.weight, done.costs, sigma, int(widths.max()) + 1)
     return SourceRates(
@@ -299,14 +300,14 @@ def _units(costs: Sequence[WorkKind], ceilings: Ceilings) -> Vector:
     return np.log([ceilings.unit_s(cost) for cost in costs])
 
 
-def _fit(done: Columns, log_time: Vector, weight: Vector, ceilings: Ceilings, chain: bool) -> Rates:
+def _fit(done: Columns, log_time: Vector, weight: Vector, ceilings: Ceilings, form: Form) -> Rates:
     """Rates within physical bounds: a factor beyond one is fixed there and the rest fitted anew."""
     units = _units(done.costs, ceilings)
     start = np.array([BARE_LOG[cost] for cost in done.costs])
     sigma = np.array([SIGMA_LOG[cost] for cost in done.costs])
     least = np.array([LEAST[cost] for cost in done.costs])
     while True:
-        rates = fit_rates(done, log_time, weight, start=units + start, sigma=sigma, is_chain=chain)
+        rates = fit_rates(done, log_time, weight, start=units + start, sigma=sigma, form=form)
         factors = rates.log_unit_s - units
         below = (factors < least) & (sigma > FIXED_SIGMA_LOG)
         if not below.any():

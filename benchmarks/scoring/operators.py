@@ -15,6 +15,7 @@ from forerun.calib.fit.priors import device_prior
 from forerun.calib.fit.shapes import coordinates
 from forerun.calib.validation import scores, splits
 from forerun.calib.validation.operators import (
+    DEVICE_PROBES,
     OPERATOR_PROTOCOLS,
     scored_cells,
     validate_operators,
@@ -73,7 +74,7 @@ def predictions(
 
     The splits are those of ``forerun validate``; ``chosen_24`` is only here.
     """
-    if protocol == "leave_gpu":
+    if protocol == "leave_gpu" or protocol in DEVICE_PROBES:
         models = {"fit": method.fit, "transfer": method.transfer}
         found = validate_operators(frame, seeds=seeds, protocols=[protocol], **models)
         return found.assign(is_refused=False)

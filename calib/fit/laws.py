@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CalibrationError
-from ..workload.operators import Operator, OperatorKind
+from ..workload.operators import Operator, OperatorKind, Phase
 from .batches import ShapeBatch, batch_of
 from .operator_kinds import KINDS, Columns, OperatorFamily, WorkKind
 
@@ -26,6 +27,10 @@ class Ceilings:
         if cost is WorkKind.LAUNCH:
             return self.launch_s
         return 1.0 / (self.flop_per_s if cost is WorkKind.FLOP else self.bytes_per_s)
+
+
+Peaks = Callable[[int], Ceilings]
+"""Rates of the data sheet for elements of a number of bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,51 @@ def work_of(batch: ShapeBatch) -> NDArray[np.float64]:
     return flop / _FLOP_PER_BYTE + nbytes
 
 
+def least_s(batch: ShapeBatch, peaks: Peaks) -> NDArray[np.float64]:
+    """Seconds of each row below which the data sheet has no machine, ``(rows,)``.
+
+    Its FLOP at the sheet's rate for its elements, or its ``compulsory_nbytes`` beyond the largest
+    cache at that of the memory, whichever takes longer.
+
+    >>> norm = Operator(kind=OperatorKind.NORM, phase=Phase.FORWARD, shape=(2**20, 4096),
+    ...                 element_nbytes=2)
+    >>> sheet = Ceilings(flop_per_s=1e15, bytes_per_s=2.0**40, launch_s=0.0)
+    >>> least_s(batch_of([norm]), lambda nbytes: sheet).tolist() == [(2**34 - 2**28) / 2**40]
+    True
+    """
+    rates = {n: peaks(int(n)) for n in np.unique(batch.element_nbytes)}
+    flop_per_s = np.array([rates[n].flop_per_s for n in batch.element_nbytes])
+    bytes_per_s = np.array([rates[n].bytes_per_s for n in batch.element_nbytes])
+    flop = columns(batch).totals()[:, 1]
+    moved = np.maximum(compulsory_nbytes(batch) - _CACHE_NBYTES, 0.0)
+    return np.maximum(flop / flop_per_s, moved / bytes_per_s)
+
+
+def compulsory_nbytes(batch: ShapeBatch) -> NDArray[np.float64]:
+    """Bytes of each row that no kernel can save: one pass in and one out of what laws count.
+
+    0 for what a better kernel keeps on the chip: scores of attention, layers, experts.
+
+    >>> loss = Operator(kind=OperatorKind.LOSS, phase=Phase.FORWARD, shape=(4, 8), element_nbytes=2)
+    >>> compulsory_nbytes(batch_of([loss])).tolist()
+    [64.0]
+    """
+    if batch.kind in _ON_CHIP:
+        return np.zeros(len(batch))
+    is_forward = batch.phase in (Phase.FORWARD, Phase.RECOMPUTE, Phase.STEP)
+    passes = KINDS[batch.kind].passes[not is_forward]
+    needed = 1.0 if batch.kind is OperatorKind.LOSS else 2.0
+    frac = min(needed / passes, 1.0) if passes else _OF_PRODUCTS_FRAC
+    nbytes = columns(batch).amounts[:, 2]
+    return np.asarray(frac * nbytes, dtype=np.float64)
+
+
+_CACHE_NBYTES = float(2**28)
+"""Last-level cache of the MI300X (AMD's data sheet), the largest of the cards here: so much may
+come from the operator before."""
+_OF_PRODUCTS_FRAC = 0.5
+"""Of products and of the optimizer: gradients and moments may be half as wide as laws count."""
+_ON_CHIP = frozenset({OperatorKind.CORE_ATTENTION, OperatorKind.LAYER, OperatorKind.EXPERTS})
 _FLOP_PER_BYTE = 150.0
 """Ratio of the two ceilings of data-centre GPUs, to the nearest fifty."""
 

@@ -4,8 +4,8 @@ efficiency."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,11 @@ from ..regressors.intervals import (
     fit_quantiles,
     shrunk_sigma_log,
 )
-from ..regressors.robust import robust_minimum
 from .batches import ShapeBatch, Timed
-from .laws import Ceilings, columns
+from .laws import Ceilings, OperatorFamily, columns, family, least_s
 from .operator_kinds import Columns, WorkKind
 from .outliers import Refusal, refuse
-from .pools import PoolModel, fit_pool
+from .pools import PoolModel, Residual, fit_pool
 from .priors import DevicePrior, device_prior
 from .rate_priors import RatePrior, rates_prior
 from .rates import Rates
@@ -35,13 +34,8 @@ _FEWEST_TELLING = 4
 """Shapes of a pool below which leaving one out says nothing: the law has seen it."""
 _CARRIED_FRAC, _CARRIED_SIGMA = 0.5, 0.75
 """Share of what regressors know that goes to another device; deviation of the rest over it."""
-_SHEET_SIGMA_LOG = {WorkKind.LAUNCH: 0.7, WorkKind.FLOP: 0.2, WorkKind.BYTES: 0.2}
-"""How far the ratio of two devices' rates lies from that of their data sheets."""
-_FREE_SIGMA_LOG = dict.fromkeys(WorkKind, 1.5)
-"""Rates of a device without a data sheet: a factor of 4.5, so probes decide. Not asked for on
-public tables, where every device has one (benchmarks/sensitivity.py)."""
-_PROBE_OFFSET, _PROBE_SIGMA = 0.2, 0.15
-"""How far an operator as a whole and one of its rows lie from a moved model, in log time."""
+CARRIED_OPERATOR_SIGMA_LOG = 0.2
+"""How far an operator as a whole lies from a moved model, in log time."""
 _ENOUGH_SHAPES = 8
 """Shapes of an operator from which its own residuals tell how wrong it may be."""
 _RATE_SIGMA_LOG = {WorkKind.LAUNCH: 1.0, WorkKind.FLOP: 0.3, WorkKind.BYTES: 0.9}
@@ -82,6 +76,10 @@ class MachineModel:
     shift: Mapping[WorkKind, float]
     """Log of this machine's seconds of a launch, FLOP and byte over those of the machine that the
     pools were fitted on; 0 where it is the same."""
+    shift_sigma: Mapping[WorkKind, float] = field(default_factory=dict)
+    """How far each of these may be off."""
+    probed: Mapping[str, PoolModel] = field(default_factory=dict)
+    """What probes of this machine leave of the moved model, by name."""
 
     @property
     def ceilings(self) -> Ceilings:
@@ -96,12 +94,25 @@ class MachineModel:
         sigma = np.hypot(found.sigma_log, np.sqrt(thin) * self.thin_sigma_log)
         log_time = found.law + found.detail
         if self.is_moved:
-            log_time = found.law + _CARRIED_FRAC * found.detail + self._moved(pool, batch)
+            log_time = self.carried(found) + self.moved_by(name, batch)
             sigma = np.hypot(sigma, _CARRIED_SIGMA * pool.detail_sigma[name])
+            sigma = np.hypot(sigma, self._doubt(name, batch))
+        if name in self.probed:
+            there = self.probed[name].predict(name, batch)
+            log_time, sigma = log_time + there.detail, there.sigma_log
         half = self.quantiles.half_width(name, sigma)
-        return Prediction(
-            log_time=log_time, low=log_time - half, high=log_time + half, octaves=found.octaves
-        )
+        is_held = not any(r.name == name and r.is_impossible for r in self.refusals)
+        least = self._least_log_s(batch) if is_held else -np.inf
+        log_time = np.maximum(log_time, least)
+        low = np.maximum(log_time - half, least)
+        return Prediction(log_time=log_time, low=low, high=log_time + half, octaves=found.octaves)
+
+    def _least_log_s(self, batch: ShapeBatch) -> Vector | float:
+        """Log of what no machine of this data sheet can be faster than."""
+        if not self.prior.num_units:
+            return -np.inf
+        with np.errstate(divide="ignore"):
+            return np.log(least_s(batch, self.prior.peaks_for))
 
     def predict_unmeasured(self, batch: ShapeBatch) -> Prediction:
         """Times of operators that no sample is of; octaves are infinite.
@@ -122,18 +133,30 @@ class MachineModel:
         if like is not None:
             pool = self.pools[like]
             found = pool.predict("", batch)
-            log_time = found.law + found.detail + self._moved(pool, batch)
+            log_time = found.law + found.detail + self.moved_by(like, batch)
         elif known is not None:
             log_time = known.log_time(batch)
             half = self.quantiles.pooled * known.sigma_log_time(batch)
         else:
             log_time = self.law.log_time(batch, scale=self.law.typical(batch))
+        least = self._least_log_s(batch)
+        log_time = np.maximum(log_time, least)
         return Prediction(
             log_time=log_time,
-            low=log_time - half,
+            low=np.maximum(log_time - half, least),
             high=log_time + half,
             octaves=np.full(len(batch), np.inf),
         )
+
+    def _doubt(self, name: str, batch: ShapeBatch) -> Vector:
+        """Deviation of a moved operator of which nothing was probed, ``(rows,)``."""
+        sigma = np.array([self.shift_sigma.get(cost, 0.0) for cost in WorkKind])
+        of_rates = ((self.slopes(name, batch) * sigma) ** 2).sum(axis=1)
+        return np.sqrt(of_rates + CARRIED_OPERATOR_SIGMA_LOG**2)
+
+    def rates_there(self, name: str, batch: ShapeBatch) -> Rates:
+        """Constants of the operator's law on this machine."""
+        return self._there(self.pools[name], columns(batch, self.pools[name].num_units))
 
     def slopes(self, name: str, batch: ShapeBatch) -> NDArray[np.float64]:
         """Change of log time with the shift of each ``WorkKind``, in order, ``(rows, costs)``."""
@@ -142,10 +165,16 @@ class MachineModel:
         is_of = np.array([[column is cost for cost in WorkKind] for column in done.costs])
         return of_columns @ is_of.astype(np.float64)
 
-    def _moved(self, pool: PoolModel, batch: ShapeBatch) -> Vector:
+    @staticmethod
+    def carried(found: Residual) -> Vector:
+        """Log seconds as they go to another machine, its rates aside, ``(rows,)``."""
+        return found.law + _CARRIED_FRAC * found.detail
+
+    def moved_by(self, name: str, batch: ShapeBatch) -> Vector:
         """What the law says of the change of machine, log, ``(rows,)``."""
         if not self.is_moved:
             return np.zeros(len(batch))
+        pool = self.pools[name]
         done = columns(batch, pool.num_units)
         return self._there(pool, done).log_time(done) - pool.rates.log_time(done)
 
@@ -215,72 +244,6 @@ def _element_nbytes(groups: Mapping[str, Timed]) -> int:
     return int(np.median(np.concatenate(sizes))) if sizes else 2
 
 
-def transfer(
-    model: MachineModel, *, device: str, probes: Mapping[str, Timed] | None = None
-) -> MachineModel:
-    """The same efficiencies on another device.
-
-    Its seconds of a launch, FLOP and byte over those of the model's machine follow from the data
-    sheets, corrected by ``probes``: a few rows measured there, named as the model names them.  Half
-    of what the regressors know beside the law goes along, since tiles and kernels of another device
-    are others in part; the intervals widen by how much that was.
-    """
-    there, here = device_prior(device), model.prior
-    then, now = (p.ceilings_for(model.element_nbytes) for p in (here, there))
-    sheet = {
-        cost: model.shift[cost] + float(np.log(now.unit_s(cost) / then.unit_s(cost)))
-        for cost in WorkKind
-    }
-    is_known = bool(there.num_units and here.num_units)
-    shift = _probed(model, sheet, probes or {}, _SHEET_SIGMA_LOG if is_known else _FREE_SIGMA_LOG)
-    units = {c: model.ceilings.unit_s(c) * np.exp(shift[c] - model.shift[c]) for c in WorkKind}
-    ceilings = Ceilings(
-        flop_per_s=float(1 / units[WorkKind.FLOP]),
-        bytes_per_s=float(1 / units[WorkKind.BYTES]),
-        launch_s=float(units[WorkKind.LAUNCH]),
-    )
-    law = replace(model.law, ceilings=ceilings)
-    return replace(model, law=law, prior=there, shift=shift, is_moved=True)
-
-
-def _probed(
-    model: MachineModel,
-    sheet: Mapping[WorkKind, float],
-    probes: Mapping[str, Timed],
-    sigma_log: Mapping[WorkKind, float],
-) -> dict[WorkKind, float]:
-    """Shifts of the three rates at the greatest posterior, each probed operator off by its own
-    constant."""
-    known = {name: timed for name, timed in probes.items() if name in model.pools}
-    center = np.concatenate([[sheet[c] for c in WorkKind], np.zeros(len(known))])
-    spread = np.concatenate([[sigma_log[c] for c in WorkKind], np.full(len(known), _PROBE_OFFSET)])
-
-    def by_cost(theta: Vector) -> dict[WorkKind, float]:
-        return dict(zip(WorkKind, theta.tolist(), strict=False))
-
-    def residuals(theta: Vector) -> Vector:
-        moved = replace(model, shift=by_cost(theta), is_moved=True)
-        parts = [(theta - center) / spread]
-        for i, (name, timed) in enumerate(known.items()):
-            log_time = moved.predict(name, timed.batch).log_time + theta[len(WorkKind) + i]
-            parts.append((np.log(timed.time_s) - log_time) / _PROBE_SIGMA)
-        return np.concatenate(parts)
-
-    def jacobian(theta: Vector) -> Vector:
-        moved = replace(model, shift=by_cost(theta), is_moved=True)
-        parts = [np.diag(1.0 / spread)]
-        for i, (name, timed) in enumerate(known.items()):
-            slopes = np.zeros((len(timed), len(theta)))
-            slopes[:, : len(WorkKind)] = moved.slopes(name, timed.batch)
-            slopes[:, len(WorkKind) + i] = 1.0
-            parts.append(-slopes / _PROBE_SIGMA)
-        return np.vstack(parts)
-
-    if not known:
-        return by_cost(center)
-    return by_cost(robust_minimum(residuals, jacobian, center, spread=spread))
-
-
 def _pools(
     groups: Mapping[str, Timed],
     law: FittedLaw,
@@ -316,7 +279,27 @@ def _fit(
         own, others = sigma**-2.0, np.array(known.sigma_log) ** -2.0
         start = (own * start + others * known.rates.log_unit_s) / (own + others)
         sigma = (own + others) ** -0.5
-    return fit_pool(members, start=start, sigma=sigma, num_units=prior.num_units)
+    least, start, sigma = _products_prior(prior, batch, costs, start, sigma)
+    return fit_pool(members, start=start, sigma=sigma, num_units=prior.num_units, least=least)
+
+
+def _products_prior(
+    prior: DevicePrior, batch: ShapeBatch, costs: Sequence[WorkKind], start: Vector, sigma: Vector
+) -> tuple[Vector | None, Vector, Vector]:
+    """Floors of a GPU's log seconds a FLOP, and its prior with what large products reach of the
+    sheet: small shapes alone do not tell that."""
+    is_product = family(batch.kind) in (OperatorFamily.LINEAR, OperatorFamily.ATTENTION)
+    if not (prior.num_units and is_product):
+        return None, start, sigma
+    nbytes = int(np.median(batch.element_nbytes))
+    sheet, best = -np.log(prior.peaks_for(nbytes).flop_per_s), prior.attainable(nbytes)
+    is_flop = np.array([cost is WorkKind.FLOP for cost in costs])
+    least = np.where(is_flop, sheet - np.log(best.ceiling_frac if best else 1.0), -np.inf)
+    if best is None or not batch.kind.is_linear:
+        return least, start, sigma
+    own, others = sigma**-2.0, is_flop * best.sigma_log**-2.0
+    start = (own * start + others * (sheet - np.log(best.frac))) / (own + others)
+    return least, start, (own + others) ** -0.5
 
 
 def _rates_prior(

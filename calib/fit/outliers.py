@@ -7,7 +7,7 @@ nothing better is known of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -17,10 +17,8 @@ from numpy.typing import NDArray
 from ..regressors.choices import first_of_least
 from ..workload.operators import Phase
 from .batches import Timed
-from .laws import Ceilings, OperatorFamily, columns, family
+from .laws import OperatorFamily, Peaks, columns, family, least_s
 
-Peaks = Callable[[int], Ceilings]
-"""Rates of the data sheet for elements of a number of bytes."""
 _COPY_FRAC = 0.01
 """Forward and backward of one shape this close are one number written twice."""
 _FEWEST_COPIES = 5
@@ -56,6 +54,11 @@ class Refusal:
     num_refused: int
     is_doubtful: bool
     """True where too few rows would be left, so that none was refused."""
+
+    @property
+    def is_impossible(self) -> bool:
+        """True where most rows are faster than the data sheet, which then is not theirs."""
+        return self.is_doubtful and self.reason is RefusalReason.BELOW_ROOFLINE
 
 
 def refuse(
@@ -99,8 +102,9 @@ def _gates(
     timed = groups[name]
     is_product = family(timed.batch.kind) in (OperatorFamily.LINEAR, OperatorFamily.ATTENTION)
     gates = []
-    if peaks is not None and is_product:
-        gates.append((RefusalReason.BELOW_ROOFLINE, timed.time_s < _least_s(timed, peaks)))
+    if peaks is not None:
+        least = least_s(timed.batch, peaks) / _ABOVE_PEAK
+        gates.append((RefusalReason.BELOW_ROOFLINE, timed.time_s < least))
     other = groups.get(f"{name.rpartition('/')[0]}/{_OPPOSITE.get(timed.batch.phase, '')}")
     if other is None or other.batch.kind is not timed.batch.kind:
         return gates
@@ -112,14 +116,6 @@ def _gates(
     if is_product and not is_forward:
         gates.append((RefusalReason.SHORT_BACKWARD, ratio < _LEAST_BACKWARD))
     return gates
-
-
-def _least_s(timed: Timed, peaks: Peaks) -> NDArray[np.float64]:
-    """Time of each row's FLOP at the data sheet's rate for its elements."""
-    _, flop, _ = columns(timed.batch).totals().T
-    known = {n: peaks(int(n)).flop_per_s for n in np.unique(timed.batch.element_nbytes)}
-    rates = np.array([known[n] for n in timed.batch.element_nbytes])
-    return flop / (_ABOVE_PEAK * rates)
 
 
 def _copies(ratio: NDArray[np.float64]) -> Mask:

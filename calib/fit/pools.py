@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from ..regressors.gaussian import GaussianProcess, Inputs, fit_gaussian, stacked
 from ..regressors.intervals import UNMEASURED_SIGMA_LOG
 from ..regressors.trees import Forest, Trees, fit_forest, fit_trees
+from ..workload.operators import OperatorKind
 from .batches import ShapeBatch, Timed
 from .laws import columns
-from .operator_kinds import KINDS, Columns
-from .rates import Rates, fit_rates
+from .operator_kinds import KINDS, Columns, OperatorFamily
+from .rates import Form, Rates, fit_rates
 from .shapes import coordinates, halvings, trend
 
 _FEWEST_FOR_TREES = 64
@@ -194,9 +195,15 @@ class _Seen:
 
 
 def fit_pool(
-    samples: Mapping[str, Timed], *, start: Vector, sigma: Vector, num_units: int
+    samples: Mapping[str, Timed],
+    *,
+    start: Vector,
+    sigma: Vector,
+    num_units: int,
+    least: Vector | None = None,
 ) -> PoolModel:
-    """Fit the samples of one pool by member; ``start`` and ``sigma`` are priors of the rates."""
+    """Fit the samples of one pool by member; ``start``, ``sigma`` and ``least`` are priors and
+    floors of the rates (``fit_rates``)."""
     rows = _Rows.of(samples, num_units)
     freedom = max(rows.num_shapes - 1, _LEAST_FREEDOM) / (_FREE_SHAPES - 1)
     rates = fit_rates(
@@ -205,9 +212,23 @@ def fit_pool(
         rows.weight,
         start=start,
         sigma=min(freedom, 1.0) * sigma,
-        is_chain=KINDS[rows.batches[0].kind].is_chain,
+        form=_form(rows.batches[0].kind, num_units),
+        least=least,
     )
-    values = rows.log_time - rates.log_time(rows.columns)
+    return _pool(rows, rates, rows.log_time - rates.log_time(rows.columns), num_units)
+
+
+def fit_residuals(
+    member: str, timed: Timed, residuals: Vector, *, rates: Rates, num_units: int
+) -> PoolModel:
+    """What samples of one member leave of a model, ``(rows,)`` in log time, as a pool's detail.
+
+    ``rates`` are the law that the model stands on: only its shares are looked at.
+    """
+    return _pool(_Rows.of({member: timed}, num_units), rates, residuals, num_units)
+
+
+def _pool(rows: _Rows, rates: Rates, values: Vector, num_units: int) -> PoolModel:
     seen = [_Seen.of(batch, i, rates, num_units) for i, batch in enumerate(rows.batches)]
     inputs = stacked([one.inputs() for one in seen])
     axes, origin = _axes(inputs.coordinates)
@@ -226,6 +247,14 @@ def fit_pool(
         left_out={m: left_out[rows.of_member(m)] for m in rows.members},
         left_out_sigma={m: left_out_sigma[rows.of_member(m)] for m in rows.members},
     )
+
+
+def _form(kind: OperatorKind, num_units: int) -> Form:
+    """How a kind's law adds up; a GPU's products hide their bytes behind their FLOP."""
+    if KINDS[kind].is_chain:
+        return Form.CHAIN
+    is_product = KINDS[kind].family is OperatorFamily.LINEAR
+    return Form.OVERLAP if is_product and num_units else Form.SUM
 
 
 def _learn(

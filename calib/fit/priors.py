@@ -20,6 +20,25 @@ _GIGA = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attainable:
+    """What large products reach of a data sheet's FLOP rate."""
+
+    frac: float
+    """Of the best shape, mean over the cards of a vendor; a usual large one is near it."""
+    sigma_log: float
+    ceiling_frac: float
+    """Of the best card."""
+
+
+_NVIDIA = Attainable(frac=0.77, sigma_log=0.08, ceiling_frac=0.87)
+"""Mean, deviation and best of thirteen entries of A100, H100, GH200, H200, B200, B300 and GB200 in
+2 and 1 bytes (Bekman, Machine Learning Engineering, maximum achievable FLOPS). Deviation 0.07 of
+the best shapes, the rest for those that are not."""
+_AMD = Attainable(frac=0.6, sigma_log=0.15, ceiling_frac=0.68)
+"""MI300X 0.51, MI325X 0.60 and MI355X 0.68 in the same table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePrior:
     """Starting values of one device family, and how sure they are."""
 
@@ -46,6 +65,16 @@ class DevicePrior:
             bytes_per_s=self.ceilings.bytes_per_s,
             launch_s=self.ceilings.launch_s,
         )
+
+    def attainable(self, element_nbytes: int) -> Attainable | None:
+        """What large products of such elements reach; None where nobody measured the best of it.
+
+        >>> device_prior("NVIDIA A100-SXM4-80GB").attainable(2).ceiling_frac
+        0.87
+        """
+        if element_nbytes > 2 or self.name not in _BEST_MEASURED:
+            return None
+        return _AMD if self.name in _OF_AMD else _NVIDIA
 
     def peaks_for(self, element_nbytes: int) -> Ceilings:
         """Rates of the data sheet, which nothing exceeds; of a GPU only."""
@@ -95,6 +124,11 @@ def _gpu(
 _WITH_FP8 = frozenset(
     {"gb300", "gb200", "b300", "b200", "gh200", "h200", "h100", "h800", "l40", "l4"}
 )
+_OF_AMD = frozenset({"mi300"})
+_BEST_MEASURED = _OF_AMD | {
+    *("gb300", "gb200", "b300", "b200", "gh200", "gh-96", "h200", "h100", "h100-pcie", "h800"),
+    *("a100", "a100-40", "a100-pcie-40", "a800"),
+}
 # Longer names first: "gh200" holds "h200".
 _GPUS = (
     _gpu("gb300", 2500, 80, 8.0, 148),

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 Vector = NDArray[np.float64]
 _FARTHEST_LOG = 20.0
 """A factor of half a billion: no constant of a machine lies that far from its prior."""
+_INSIDE_LOG = 1e-3
+"""A search begins inside its bounds."""
 
 
 def robust_minimum(
@@ -19,24 +21,28 @@ def robust_minimum(
     start: Vector,
     *,
     spread: Vector,
+    lowest: Vector | None = None,
     loss: Literal["soft_l1", "linear"] = "soft_l1",
     tolerance: float = 1e-12,
     most_steps: int = 200,
 ) -> Vector:
     """Logs of constants at the least sum of residuals, each counted in standard deviations.
 
-    ``spread`` are the constants' own deviations, in which steps are counted.  By default
-    the search goes on until steps are lost in rounding: other processors stop at the same place.
+    ``spread`` are the constants' own deviations, in which steps are counted; none ends below
+    ``lowest``.  By default the search goes on until steps are lost in rounding: other processors
+    stop at the same place.
     """
     from scipy.optimize import least_squares  # slow to import, and fitting alone needs it
 
     # SciPy's signature names only the default of ``jac``, a string; a callable is documented.
     derivative: Any = jacobian
+    least = np.full(len(start), -np.inf) if lowest is None else lowest
+    first = np.maximum(start, least + _INSIDE_LOG)
     found = least_squares(
         residuals,
-        start,
+        first,
         jac=derivative,
-        bounds=(start - _FARTHEST_LOG, start + _FARTHEST_LOG),
+        bounds=(np.maximum(first - _FARTHEST_LOG, least), first + _FARTHEST_LOG),
         x_scale=spread,
         loss=loss,
         ftol=tolerance,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,10 @@ from numpy.typing import NDArray
 
 from ..fit.batches import Timed
 from ..fit.machine import fit_machine
-from ..fit.machine import transfer as transfer_machine
 from ..fit.outliers import Refusal, refuse
 from ..fit.priors import device_prior
+from ..fit.rate_priors import generation
+from ..fit.transfer import transfer as transfer_machine
 from ..workload.operators import OperatorKind
 from .scores import joined
 from .splits import MAX_ROWS, Cell, OperatorSamples, Split, generator, operator_samples, splits
@@ -25,6 +28,9 @@ OPERATOR_PROTOCOLS = {
     "few_24": "an operator with 29 samples or more",
     "leave_tp": "an operator with samples at two tensor-parallel degrees or more",
     "leave_gpu": "products or attention measured on two devices or more",
+    "leave_device": "an operator measured on two devices or more",
+    "leave_device_0": "an operator measured on two devices or more",
+    "leave_device_200": "an operator measured on two devices or more",
 }
 """What a table has to hold for each."""
 TRANSFERRED = frozenset(
@@ -36,6 +42,10 @@ TRANSFERRED = frozenset(
     }
 )
 """What ``leave_gpu`` scores beside the linears."""
+DEVICE_PROBES = {"leave_device": 32, "leave_device_0": 0, "leave_device_200": 200}
+"""Samples of each operator that are known of the new device, none of which is scored; everything is
+known of the device that is nearest to it in years."""
+_FEWEST_SCORED = 5
 NUM_CALIBRATION = 8
 """Samples of the new device that give each group its one constant under ``leave_gpu``."""
 NUM_PROBES = 32
@@ -74,6 +84,10 @@ def validate_operators(
     for protocol in protocols:
         if protocol == "leave_gpu":
             parts += _leave_gpu(devices, seeds, fit, transfer)
+            continue
+        if protocol in DEVICE_PROBES:
+            number = DEVICE_PROBES[protocol]
+            parts += _leave_device(devices, protocol, number, seeds, fit, transfer)
             continue
         for members in devices.values():
             parts += scored_cells(members, protocol, seeds, fit)
@@ -152,6 +166,86 @@ def _leave_gpu(
                 moved = transfer(models[source], device=device, probes=probes)
                 for samples in members:
                     yield from _transferred(samples, known[source], moved, seed)
+
+
+def _leave_device(
+    devices: Mapping[str, Sequence[OperatorSamples]],
+    protocol: str,
+    number: int,
+    seeds: Sequence[int],
+    fit: Fit,
+    transfer: Transfer,
+) -> Iterator[pd.DataFrame]:
+    """Each device from the one nearest in years, with some probes; without any the seed only draws
+    what is scored."""
+    for position, seed in enumerate(seeds if len(devices) > 1 else ()):
+        if position and not number:
+            return
+        models: dict[str, Any] = {}
+        for device, members in devices.items():
+            source = _nearest(device, devices)
+            if source not in models:
+                rows = ((s, _drawn(s, protocol, seed, MAX_ROWS)) for s in devices[source])
+                models[source] = fit(_groups(rows), device=source)
+            for cells in _rounds(members, devices[source]):
+                yield from _by_probes(
+                    cells, protocol, number, seed, partial(transfer, models[source], device=device)
+                )
+
+
+Named = tuple[OperatorSamples, Cell, str]
+"""A cell of the new device, and the group of the other one that it is predicted with."""
+
+
+def _rounds(
+    members: Sequence[OperatorSamples], sources: Sequence[OperatorSamples]
+) -> list[list[Named]]:
+    """Cells with their counterparts, such that no two of a round have the same one: each is probed
+    as an operator of its own."""
+    rounds: list[list[Named]] = []
+    used: Counter[str] = Counter()
+    for samples in members:
+        for cell in samples.cells:
+            name = _counterpart(cell, sources)
+            if name is not None:
+                if used[name] == len(rounds):
+                    rounds.append([])
+                rounds[used[name]].append((samples, cell, name))
+                used[name] += 1
+    return rounds
+
+
+def _by_probes(
+    cells: Sequence[Named],
+    protocol: str,
+    number: int,
+    seed: int,
+    transfer: Callable[..., Any],
+) -> Iterator[pd.DataFrame]:
+    probes = {
+        name: rows
+        for samples, cell, name in cells
+        if number
+        if len(rows := cell.where(_drawn(samples, protocol, seed, number)))
+    }
+    moved = transfer(probes=probes)
+    for samples, cell, name in cells:
+        test = _drawn(samples, protocol, seed, MAX_ROWS + number)
+        test &= ~_drawn(samples, protocol, seed, number)
+        is_known = not number or name in probes
+        if is_known and test[cell.sample].sum() >= _FEWEST_SCORED:
+            yield _scored(protocol, cell, test, name, moved)
+
+
+def _nearest(device: str, devices: Mapping[str, Sequence[OperatorSamples]]) -> str:
+    """The other device of the nearest generation, of these the one with the most samples."""
+    own = generation(device_prior(device).name)
+    others = [
+        (own.years_to(generation(device_prior(other).name)), -sum(map(len, members)), other)
+        for other, members in devices.items()
+        if other != device
+    ]
+    return min(others)[2]
 
 
 def _probes(

@@ -9,8 +9,9 @@ import pytest
 from planted_machine import A100, H100, PlantedMachine, batch, random_shapes, timed
 
 from forerun.calib.fit.calibration import calibrate
-from forerun.calib.fit.machine import fit_machine, transfer
+from forerun.calib.fit.machine import fit_machine
 from forerun.calib.fit.outliers import refuse
+from forerun.calib.fit.transfer import transfer
 from forerun.calib.regressors.gaussian import Inputs, fit_gaussian
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from planted_machine import A100, H100, PlantedMachine, batch, random_shapes, stacked, timed
 
 from forerun.calib.fit.batches import ShapeBatch, Timed
-from forerun.calib.fit.machine import MachineModel, Prediction, fit_machine, transfer
+from forerun.calib.fit.machine import MachineModel, Prediction, fit_machine
+from forerun.calib.fit.transfer import transfer
 from forerun.calib.regressors.trees import tree_model
 from forerun.calib.workload.operators import OperatorKind, Phase
 
@@ -270,3 +272,43 @@ def test_ninety_percent_intervals_cover_planted_shapes(number: int) -> None:
     # Rows of one operator share its model: of its forty about ten are independent.
     bound = 3 * math.sqrt(0.9 * 0.1 / (10 * len(hits)))
     assert 0.9 - bound <= np.mean(hits) <= 0.9 + bound
+
+
+@pytest.mark.parametrize("number", [6, 20])
+def test_intervals_of_a_moved_machine_hold_what_its_probes_hold(
+    here: MachineModel, number: int
+) -> None:
+    """Each operator of the new machine is off by a factor of its own, which probes tell."""
+    there = replace(TWICE, efficiency={K.LINEAR_FC1: 0.7, K.LINEAR_FC2: 1.3})
+    probes = _groups(number, seed=5, machine=there, noise=0.04)
+    moved = transfer(here, device=H100, probes=probes)
+    for name, of in _groups(200, seed=6, machine=there, noise=0.04).items():
+        found, seen = moved.predict(name, of.batch), np.log(of.time_s)
+        inside = np.mean((found.low <= seen) & (seen <= found.high))
+        assert 0.75 <= inside, name
+        assert np.median(np.abs(found.log_time - seen)) < 0.13
+
+
+def test_without_probes_a_moved_machine_is_wider(here: MachineModel) -> None:
+    probes = _groups(20, seed=5, machine=TWICE)
+    by_sheet, probed = (transfer(here, device=H100, probes=p) for p in (None, probes))
+    for name, of in _groups(10, seed=6, machine=TWICE).items():
+        wide, narrow = (np.median(m.predict(name, of.batch).high) for m in (by_sheet, probed))
+        law = np.median(by_sheet.predict(name, of.batch).log_time)
+        assert wide - law > 2 * (narrow - np.median(probed.predict(name, of.batch).log_time))
+
+
+def test_nothing_is_faster_than_the_data_sheet() -> None:
+    """Rows of small products, a third slower than a machine of three times the sheet's rates, lead
+    no estimate of a large one beyond the sheet."""
+    fast = PlantedMachine(flop_per_s=3 * 312e12, bytes_per_s=3 * 2.0e12, floor_s=1e-5)
+    rng = np.random.default_rng(0)
+    small = batch(K.LINEAR_FC1, P.FORWARD, np.exp2(rng.uniform(5, 9, (80, 3))).round())
+    model = fit_machine({"linear_fc1/forward": fast.measure(small)}, device=A100)
+    large = batch(K.LINEAR_FC1, P.FORWARD, np.exp2(rng.uniform(12, 15, (40, 3))).round())
+    found = model.predict("linear_fc1/forward", large)
+    least_s = 2 * large.sizes.prod(axis=1) / 312e12
+    assert (np.exp(found.low) >= least_s * (1 - 1e-9)).all()
+    norm = batch(K.NORM, P.FORWARD, np.full((1, 2), 2.0**18))
+    moved_s = (2 * 2 * 2.0**36 - 2**28) / 2.0e12
+    assert np.exp(model.predict_unmeasured(norm).low[0]) >= moved_s * (1 - 1e-9)

@@ -285,3 +285,15 @@ def test_refused_rows_are_scored_like_all_others() -> None:
         name: len(v) for name, v in after.items()
     }
     assert set(groups[BACKWARD].time_s[wrong]) & set(after[BACKWARD])
+
+
+def test_bytes_beyond_the_memory_are_refused_for_any_kind() -> None:
+    """A copy of 4 GiB on a card of 2 TB/s takes 2 ms; rows of half of that cannot be."""
+    rng = np.random.default_rng(0)
+    sizes = np.column_stack([np.full(20, 2**20), rng.integers(1024, 4096, 20)])
+    asked = batch(OperatorKind.ELEMENTWISE, Phase.FORWARD, sizes)
+    honest_s = 2 * 2 * sizes.prod(axis=1) / 1.6e12
+    wrong = np.arange(20) < 4
+    groups = {"copy/forward": timed(asked, np.where(wrong, honest_s / 3, honest_s))}
+    kept, (refusal,) = refuse(groups, lambda nbytes: PEAKS)
+    assert refusal.num_refused == 4 and len(kept["copy/forward"]) == 16

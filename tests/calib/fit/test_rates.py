@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from forerun.calib.fit.operator_kinds import Columns, WorkKind
-from forerun.calib.fit.rates import Rates, fit_rates
+from forerun.calib.fit.rates import Form, Rates, fit_rates
 
 COSTS = (WorkKind.LAUNCH, WorkKind.FLOP, WorkKind.BYTES)
 UNITS_S = np.array([2e-6, 5e-15, 8e-13])
@@ -35,7 +35,7 @@ def _fit(amounts: np.ndarray, time_s: np.ndarray, **options) -> Rates:
         "weight": np.ones(len(time_s)),
         "start": np.log(UNITS_S) + np.array([0.5, -0.3, 0.6]),
         "sigma": SIGMA,
-        "is_chain": False,
+        "form": Form.SUM,
         **options,
     }
     return fit_rates(_columns(amounts), np.log(time_s), **chosen)
@@ -74,7 +74,7 @@ def test_a_planted_chain_comes_back() -> None:
     parts = amounts * UNITS_S
     work = parts[:, 1:].sum(axis=1)
     time_s = np.maximum(parts[:, 0] + lead * work, work)
-    rates = _fit(amounts, time_s * _noise(150), is_chain=True)
+    rates = _fit(amounts, time_s * _noise(150), form=Form.CHAIN)
     law = np.exp(rates.log_time(_columns(amounts)))
     assert np.median(np.abs(law / time_s - 1)) < 0.03
     assert 0.1 < rates.lead_frac < 0.3
@@ -162,3 +162,23 @@ def test_order_of_rows_changes_nothing() -> None:
     first, second = _fit(amounts, time_s), _fit(amounts[order], time_s[order])
     assert np.array_equal(first.log_unit_s, second.log_unit_s)
     assert first.log_power == second.log_power
+
+
+def test_planted_units_of_an_overlapped_law_come_back() -> None:
+    """A launch, and after it the larger of FLOP and bytes, nearly."""
+    amounts = _amounts(400)
+    parts = amounts * UNITS_S
+    time_s = parts[:, 0] + (parts[:, 1] ** 3 + parts[:, 2] ** 3) ** (1 / 3)
+    rates = _fit(amounts, time_s * _noise(400), form=Form.OVERLAP)
+    assert np.exp(rates.log_unit_s) == pytest.approx(UNITS_S, rel=0.1)
+    assert np.exp(rates.log_power) == pytest.approx(3.0, rel=0.25)
+    assert rates.shares(_columns(amounts)).sum(axis=1) == pytest.approx(np.ones(400))
+
+
+@pytest.mark.parametrize("form", Form)
+def test_no_unit_passes_its_floor(form: Form) -> None:
+    """Rows of twice a sheet's FLOP rate leave the law at the sheet."""
+    amounts = _amounts(400)
+    least = np.array([-np.inf, np.log(2 * UNITS_S[1]), -np.inf])
+    rates = _fit(amounts, _sum_s(amounts), form=form, least=least)
+    assert rates.log_unit_s[1] >= least[1]

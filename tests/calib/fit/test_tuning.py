@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forerun.calib.fit.operator_kinds import Columns, WorkKind
-from forerun.calib.fit.rates import Rates, fit_rates
+from forerun.calib.fit.rates import Form, Rates, fit_rates
 from forerun.calib.network.curves import Law, fit_law
 from forerun.calib.regressors.choices import first_of_least, on_grid
 from forerun.calib.regressors.gaussian import (
@@ -94,25 +94,26 @@ def test_a_singular_covariance_has_a_factor() -> None:
         assert factor @ factor.T == pytest.approx(matrix, rel=1e-6)
 
 
-@pytest.mark.parametrize("is_chain", [False, True])
-def test_slopes_of_the_law_are_those_of_differences(is_chain: bool) -> None:
+@pytest.mark.parametrize("form", Form)
+def test_slopes_of_the_law_are_those_of_differences(form: Form) -> None:
     rng = np.random.default_rng(0)
     done = Columns(costs=COSTS, amounts=np.exp(rng.uniform(0, 3, (9, 3))) * [1.0, 1e9, 1e6])
     units = np.log([1e-5, 1e-14, 1e-11])
+    lead = 0.2 if form is Form.CHAIN else 0.0
+    kind = {"lead_frac": lead, "is_overlapped": form is Form.OVERLAP}
     rates = {
         sign: [
             Rates(
                 log_unit_s=units + sign * 1e-6 * unit,
                 log_power=0.4,
-                lead_frac=0.2 if is_chain else 0.0,
+                **kind,
             ).log_time(done)
             for unit in np.eye(3)
         ]
         for sign in (-1, 1)
     }
     moved = (np.array(rates[1]) - np.array(rates[-1])).T / 2e-6
-    lead = 0.2 if is_chain else 0.0
-    slopes = Rates(log_unit_s=units, log_power=0.4, lead_frac=lead).slopes(done)
+    slopes = Rates(log_unit_s=units, log_power=0.4, **kind).slopes(done)
     assert slopes == pytest.approx(moved, abs=1e-7)
     assert slopes.sum(axis=1) == pytest.approx(np.ones(9))
 
@@ -121,12 +122,12 @@ def test_slopes_of_the_law_are_those_of_differences(is_chain: bool) -> None:
     seed=st.integers(0, 2**31),
     number=st.integers(1, 24),
     unit=st.sampled_from([1e-6, 1.0, 1e6]),
-    is_chain=st.booleans(),
+    form=st.sampled_from(Form),
     noise=st.sampled_from([0.0, 0.02, 3.0]),
 )
 @settings(max_examples=40)
 def test_rates_do_not_depend_on_the_unit_of_time(
-    seed: int, number: int, unit: float, is_chain: bool, noise: float
+    seed: int, number: int, unit: float, form: Form, noise: float
 ) -> None:
     """Times in another unit, with priors in that unit, give the same law in that unit."""
     rng = np.random.default_rng(seed)
@@ -143,7 +144,7 @@ def test_rates_do_not_depend_on_the_unit_of_time(
             np.ones(number),
             start=start + np.log(unit),
             sigma=np.array([1.0, 0.3, 0.9]),
-            is_chain=is_chain,
+            form=form,
         )
         return fitted.log_time(done) - np.log(unit)
 

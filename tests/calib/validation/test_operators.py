@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from forerun.calib.fit.batches import ShapeBatch, Timed
+from forerun.calib.fit.transfer import transfer
 from forerun.calib.validation import splits as splitting
 from forerun.calib.validation.operators import (
     NUM_PROBES,
@@ -21,7 +22,7 @@ from forerun.calib.validation.operators import (
 from forerun.calib.validation.scores import score_rows
 from forerun.calib.validation.splits import operator_samples, splits
 
-WITHIN = [name for name in OPERATOR_PROTOCOLS if name != "leave_gpu"]
+WITHIN = [name for name in OPERATOR_PROTOCOLS if not name.startswith(("leave_gpu", "leave_device"))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,3 +173,20 @@ def test_few_rows_carry_only_what_fits(planted: pd.DataFrame) -> None:
     drawn = [name for name in WITHIN if name != "leave_tp"]
     found = validate_operators(few, protocols=drawn, **made_by(Method()))
     assert set(found["protocol"]) == {"few_8"}
+
+
+@pytest.mark.parametrize(("protocol", "number"), [("leave_device_0", 0), ("leave_device", 32)])
+def test_probes_of_another_device_are_not_scored(
+    planted: pd.DataFrame, protocol: str, number: int
+) -> None:
+    """Each operator is probed so many times at most, and each sample is probed or scored."""
+    seen: list[int] = []
+
+    def moved(model: Any, *, device: str, probes: Mapping[str, Timed]) -> Any:
+        seen.extend(len(rows) for rows in probes.values())
+        return transfer(model, device=device, probes=probes)
+
+    found = validate_operators(planted, seeds=[0], protocols=[protocol], transfer=moved)
+    assert max(seen, default=0) <= number and bool(seen) is bool(number)
+    usable = planted[planted["flag"] == ""]
+    assert 0 < len(found) <= len(usable) - sum(seen)

@@ -1,0 +1,145 @@
+"""A machine's models on another device: by data sheets, and by a few probes measured there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from ..regressors.intervals import fit_quantiles
+from ..regressors.robust import robust_minimum
+from .batches import Timed
+from .laws import Ceilings
+from .machine import CARRIED_OPERATOR_SIGMA_LOG, MachineModel
+from .operator_kinds import WorkKind
+from .pools import PoolModel, fit_residuals
+from .priors import device_prior
+
+Vector = NDArray[np.float64]
+_SHEET_SIGMA_LOG = {WorkKind.LAUNCH: 0.7, WorkKind.FLOP: 0.2, WorkKind.BYTES: 0.2}
+"""How far the ratio of two devices' rates lies from that of their data sheets."""
+_FREE_SIGMA_LOG = dict.fromkeys(WorkKind, 1.5)
+"""Rates of a device without a data sheet: a factor of 4.5, so probes decide. Not asked for on
+public tables, where every device has one (benchmarks/sensitivity.py)."""
+_PROBE_SIGMA = 0.15
+"""How far one row of an operator lies from a moved model, in log time."""
+
+
+def transfer(
+    model: MachineModel, *, device: str, probes: Mapping[str, Timed] | None = None
+) -> MachineModel:
+    """The same efficiencies on another device.
+
+    Its seconds of a launch, FLOP and byte over those of the model's machine follow from the data
+    sheets, corrected by ``probes``: a few rows measured there, named as the model names them.  Half
+    of what the regressors know beside the law goes along, since tiles and kernels of another device
+    are others in part.  What the probes of an operator leave is learned by the regressor that their
+    number deserves, and its interval is then that of these probes, each left out in turn; one
+    without probes is as wide as rates and kernels may be off.
+    """
+    there, here = device_prior(device), model.prior
+    then, now = (p.ceilings_for(model.element_nbytes) for p in (here, there))
+    sheet = {
+        cost: model.shift[cost] + float(np.log(now.unit_s(cost) / then.unit_s(cost)))
+        for cost in WorkKind
+    }
+    is_known = bool(there.num_units and here.num_units)
+    sigma = _SHEET_SIGMA_LOG if is_known else _FREE_SIGMA_LOG
+    known = {name: timed for name, timed in (probes or {}).items() if name in model.pools}
+    with threadpool_limits(limits=1):
+        shift, doubt = _probed(model, sheet, known, sigma)
+        units = {c: model.ceilings.unit_s(c) * np.exp(shift[c] - model.shift[c]) for c in WorkKind}
+        ceilings = Ceilings(
+            flop_per_s=float(1 / units[WorkKind.FLOP]),
+            bytes_per_s=float(1 / units[WorkKind.BYTES]),
+            launch_s=float(units[WorkKind.LAUNCH]),
+        )
+        moved = replace(
+            model,
+            law=replace(model.law, ceilings=ceilings),
+            prior=there,
+            refusals=(),
+            shift=shift,
+            shift_sigma=doubt,
+            is_moved=True,
+            probed={},
+        )
+        return _corrected(moved, known)
+
+
+def _corrected(moved: MachineModel, probes: Mapping[str, Timed]) -> MachineModel:
+    """With what each operator's probes leave of it."""
+    probed: dict[str, PoolModel] = {}
+    for name, timed in sorted(probes.items()):
+        left = np.log(timed.time_s) - moved.predict(name, timed.batch).log_time
+        probed[name] = fit_residuals(
+            name,
+            timed,
+            left,
+            rates=moved.rates_there(name, timed.batch),
+            num_units=moved.pools[name].num_units,
+        )
+    scaled = {
+        name: pool.left_out[name] / pool.left_out_sigma[name] for name, pool in probed.items()
+    }
+    found = fit_quantiles({name: of for name, of in scaled.items() if len(of) >= _FEWEST_TELLING})
+    others = moved.quantiles.by_group
+    quantiles = replace(
+        moved.quantiles,
+        by_group={**others, **{n: found.by_group.get(n, found.pooled) for n in probed}},
+    )
+    return replace(moved, probed=probed, quantiles=quantiles)
+
+
+_FEWEST_TELLING = 4
+"""Probes of an operator below which leaving one out says nothing."""
+
+
+def _probed(
+    model: MachineModel,
+    sheet: Mapping[WorkKind, float],
+    known: Mapping[str, Timed],
+    sigma_log: Mapping[WorkKind, float],
+) -> tuple[dict[WorkKind, float], dict[WorkKind, float]]:
+    """Shifts of the three rates at the greatest posterior and their deviations, each probed
+    operator off by its own constant."""
+    center = np.concatenate([[sheet[c] for c in WorkKind], np.zeros(len(known))])
+    spread = np.concatenate(
+        [[sigma_log[c] for c in WorkKind], np.full(len(known), CARRIED_OPERATOR_SIGMA_LOG)]
+    )
+
+    def by_cost(theta: Vector) -> dict[WorkKind, float]:
+        return dict(zip(WorkKind, theta.tolist(), strict=False))
+
+    left = {
+        name: np.log(timed.time_s) - model.carried(model.pools[name].predict(name, timed.batch))
+        for name, timed in known.items()
+    }
+
+    def residuals(theta: Vector) -> Vector:
+        moved = replace(model, shift=by_cost(theta), is_moved=True)
+        parts = [(theta - center) / spread]
+        for i, (name, timed) in enumerate(known.items()):
+            log_time = moved.moved_by(name, timed.batch) + theta[len(WorkKind) + i]
+            parts.append((left[name] - log_time) / _PROBE_SIGMA)
+        return np.concatenate(parts)
+
+    def jacobian(theta: Vector) -> Vector:
+        moved = replace(model, shift=by_cost(theta), is_moved=True)
+        parts = [np.diag(1.0 / spread)]
+        for i, (name, timed) in enumerate(known.items()):
+            slopes = np.zeros((len(timed), len(theta)))
+            slopes[:, : len(WorkKind)] = moved.slopes(name, timed.batch)
+            slopes[:, len(WorkKind) + i] = 1.0
+            parts.append(-slopes / _PROBE_SIGMA)
+        return np.vstack(parts)
+
+    if not known:
+        return by_cost(center), dict(sigma_log)
+    found = robust_minimum(residuals, jacobian, center, spread=spread)
+    slopes = jacobian(found)
+    doubt = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes)))
+    return by_cost(found), by_cost(doubt)
