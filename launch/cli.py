@@ -121,6 +121,20 @@ def _add_answers(verbs: argparse._SubParsersAction) -> None:
             help="another directory whose measured steps count too; may be given again",
         )
         add("--machine", metavar="NAME", help="of imported steps: which machine")
+        over = verbs.choices[verb].add_mutually_exclusive_group().add_argument
+        over(
+            "--like",
+            type=Path,
+            metavar="DIR",
+            help="a run of another machine, maybe of another device: its operators are carried "
+            "over, and the samples or probes of this directory correct them",
+        )
+        over(
+            "--device",
+            metavar="NAME",
+            help="another device that nothing was measured on, by its driver's name: operators "
+            "are carried over by data sheets",
+        )
     add = verbs.choices["plan"].add_argument
     add("--gpus", type=int, help="number of ranks (default: as the run)")
     add("--top", type=int, default=10, help="rows to show (default 10)")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..fit.calibration import calibrate
+from ..fit.calibration import calibrate, carried_over, on_device
 from ..forecast.model_forecast import at_batch_size, batch_size_at
 from ..samples.table import SampleTable
 from ..steps.known import KnownStep, same_layout
@@ -54,15 +54,28 @@ def known_elsewhere(table: SampleTable, asked: RunConfig) -> KnownStep:
     )
 
 
-def run_steps(table: SampleTable, known: Sequence[KnownStep] = ()) -> FittedSteps:
+def run_steps(
+    table: SampleTable, known: Sequence[KnownStep] = (), *, like: SampleTable | None = None
+) -> FittedSteps:
     """The step model of the newest run, with steps of other runs on its kind of device.
 
-    Where a machine was probed and nothing trained, it stands on the operators alone.  Raises
-    ``CalibrationError`` where no operator was sampled.
+    ``like`` is a run of another machine, whose operators are carried over and corrected by this
+    run's.  Where a machine was probed and nothing trained, it stands on the operators alone.
+    Raises ``CalibrationError`` where no operator was sampled.
     """
     config = table.config()
-    base = live_times(calibrate(table, device=config.device), config)
+    found = calibrate(table, device=config.device)
+    if like is not None:
+        found = carried_over(found, calibrate(like, device=like.config().device))
+    base = live_times(found, config)
     return fit_steps(base, known if table.steps.empty else with_own(known, known_step(table)))
+
+
+def steps_on(table: SampleTable, device: str) -> FittedSteps:
+    """The step model of a device that nothing was measured on, by a run of another one."""
+    own = table.config()
+    found = on_device(calibrate(table, device=own.device), device)
+    return fit_steps(live_times(found, replace(own, device=device)))
 
 
 def with_own(known: Sequence[KnownStep], own: KnownStep) -> list[KnownStep]:

@@ -22,6 +22,7 @@ from .estimates import Estimates, Source
 from .laws import Ceilings, OperatorFamily, family
 from .machine import MachineModel, fit_machine
 from .priors import device_prior
+from .transfer import transfer
 
 if TYPE_CHECKING:
     from ..samples.table import SampleTable
@@ -31,6 +32,9 @@ SCHEMA = 1
 """Of ``summary``."""
 _HOST_LAUNCHES = 10.0
 """Launches that a host constant is taken for where it was never measured."""
+_SHAPES_OF_ITS_OWN = 200
+"""Shapes of an operator from which another machine adds nothing: with as many probes a moved model
+errs as one that is fitted to them."""
 _TOUCHING_OCTAVES = 1e-6
 """Outside by rounding alone is inside."""
 
@@ -49,6 +53,8 @@ class Calibration:
     measured_transfers: Mapping[CollectiveCall, Measured]
     weight_fracs: Mapping[OperatorKind, float] = field(default_factory=dict)
     """Share of the weight's gradient in a linear's backward phase, by kind, where it was traced."""
+    like: MachineModel | None = None
+    """Another machine's models, moved here: they answer for what few samples of this one are of."""
 
     @property
     def ceilings(self) -> Ceilings:
@@ -130,6 +136,14 @@ class Calibration:
 
     def _fitted(self, key: Key, operators: list[Operator]) -> Estimates:
         batch = batch_of(operators)
+        moved = self._like(key)
+        if moved is not None:
+            found = moved.predict(_name(key), batch)
+            return Estimates(
+                time_s=np.exp(found.log_time),
+                sigma_log=(found.high - found.low) / (2 * Z_90),
+                sources=(Source.EXTRAPOLATED,) * len(operators),
+            )
         used = next((k for k in _stand_ins(key) if _name(k) in self.machine.pools), None)
         if used is None:
             found = self.machine.predict_unmeasured(batch)
@@ -140,6 +154,15 @@ class Calibration:
             sigma_log=(found.high - found.low) / (2 * Z_90),
             sources=_sources(found.octaves),
         )
+
+    def _like(self, key: Key) -> MachineModel | None:
+        """The other machine's models where they know the operator and this one's know it less."""
+        name = _name(key)
+        if self.like is None or name not in self.like.pools:
+            return None
+        own = self.machine.pools.get(name)
+        is_enough = own is not None and own.shapes_of[name] >= _SHAPES_OF_ITS_OWN
+        return None if is_enough else self.like
 
     def _transfers(self, group: Group, nbytes: list[int]) -> Estimates:
         found = self.transfers.estimate(group, np.array(nbytes, dtype=np.float64))
@@ -240,6 +263,31 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
         measured_host=measured_host(table),
         measured_transfers=measured_calls,
         weight_fracs=weight_fracs(table.traced),
+    )
+
+
+def carried_over(own: Calibration, other: Calibration) -> Calibration:
+    """A calibration of few samples with another machine's operators, which they correct.
+
+    The two may be of different devices: rates follow the data sheets and the samples.
+    """
+    moved = transfer(other.machine, device=own.device, probes=_groups(own.measured))
+    return replace(own, like=moved)
+
+
+def on_device(other: Calibration, device: str) -> Calibration:
+    """What a calibration says of a device that nothing was measured on: by data sheets alone.
+
+    The host's constants stay; transfers are those of the device's prior.
+    """
+    prior = device_prior(device)
+    return replace(
+        other,
+        device=device,
+        machine=transfer(other.machine, device=device),
+        transfers=fit_collectives({}, prior.network, prior_sigma_log=prior.error_sigma_log),
+        measured={},
+        measured_transfers={},
     )
 
 

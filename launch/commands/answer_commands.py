@@ -86,7 +86,12 @@ def _offer(found: Plan) -> str:
 
 def _machine(args: argparse.Namespace) -> Machine:
     return open_machine(
-        args.directory, run_id=args.run_id, machine=args.machine, also=args.also or ()
+        args.directory,
+        run_id=args.run_id,
+        machine=args.machine,
+        also=args.also or (),
+        like=args.like,
+        device=args.device,
     )
 
 

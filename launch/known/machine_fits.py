@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ...calib.answers.run_measurements import memory_offset_nbytes
-from ...calib.answers.run_steps import known_elsewhere, run_steps
+from ...calib.answers.run_steps import known_elsewhere, run_steps, steps_on
+from ...calib.errors import ConfigError
 from ...calib.fit.priors import device_prior
 from ...calib.memory.peak import memory_offset
 from ...calib.steps.known import KnownStep
@@ -25,19 +27,36 @@ def fit_machine_of(
     run_id: str | None = None,
     machine: str | None = None,
     also: Sequence[Path] = (),
+    like: Path | None = None,
+    device: str | None = None,
 ) -> Machine:
     """See ``machines.open_machine``."""
     imported = read_imported(directory)
     if machine is not None or (imported.steps and run_id is None and not has_run(directory)):
+        if like is not None or device is not None:
+            raise ConfigError(
+                f"{directory} holds imported steps alone, whose operators nobody timed: --like and "
+                f"--device need a run or probes; record one with --calibrate or forerun probe"
+            )
         return _imported(imported, machine)
     loaded = load(directory, run_id)
     table = loaded.table
     own = table.config()
+    if device is not None:
+        return Machine(
+            name=table.run_id,
+            own=replace(own, device=device),
+            steps=steps_on(table, device),
+            memory_capacity_nbytes=None,
+            memory_offset_nbytes=memory_offset_nbytes(table),
+            problems=(*loaded.problems, *imported.problems),
+        )
     known = [*loaded.known, *(one for other in also for one in _elsewhere(other, own))]
+    other = None if like is None else load(like, None).table
     return Machine(
         name=table.run_id,
         own=own,
-        steps=run_steps(table, known),
+        steps=run_steps(table, known, like=other),
         memory_capacity_nbytes=table.device_memory_nbytes(),
         memory_offset_nbytes=memory_offset_nbytes(table),
         problems=(*loaded.problems, *imported.problems),

@@ -18,17 +18,25 @@ def open_machine(
     run_id: str | None = None,
     machine: str | None = None,
     also: Sequence[Path] = (),
+    like: Path | None = None,
+    device: str | None = None,
 ) -> Machine:
     """The step model of a directory: of its newest run, else of what was imported into it.
 
-    ``also`` are directories whose runs and imported rows are evidence too.  Raises ``RecordError``
+    ``also`` are directories whose runs and imported rows are evidence too; operators of the run in
+    ``like``, maybe of another device, are carried over to this one's, and with ``device`` those of
+    this run to a device that nothing was measured on.  Raises ``RecordError``
     where there is neither, ``ConfigError`` where imported machines have to be told apart.
     """
-    kept = KeptFit(directory, question=(run_id, machine), also=also)
+    asked = (run_id, machine, None if like is None else str(like.absolute()), device)
+    read = (*also, like) if like is not None else also
+    kept = KeptFit(directory, question=asked, also=read)
     found = kept.read()
     if found is None:
         from .machine_fits import fit_machine_of  # what reads and fits is slow to import
 
-        found = fit_machine_of(directory, run_id=run_id, machine=machine, also=also)
+        found = fit_machine_of(
+            directory, run_id=run_id, machine=machine, also=also, like=like, device=device
+        )
         kept.write(found)
     return found

@@ -285,7 +285,7 @@ def test_intervals_of_a_moved_machine_hold_what_its_probes_hold(
     for name, of in _groups(200, seed=6, machine=there, noise=0.04).items():
         found, seen = moved.predict(name, of.batch), np.log(of.time_s)
         inside = np.mean((found.low <= seen) & (seen <= found.high))
-        assert 0.75 <= inside, name
+        assert inside >= 0.75, name
         assert np.median(np.abs(found.log_time - seen)) < 0.13
 
 
