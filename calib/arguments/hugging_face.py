@@ -63,6 +63,8 @@ class Training:
     num_ranks: int = 1
     ranks_per_node: int = 0
     is_sharded: bool = False
+    num_copies: int = 1
+    """Copies of all shards, each over an equal part of the ranks (HSDP)."""
     """Each rank keeps its part of parameters, gradients and optimizer state."""
     element_dtype: str = "float32"
     """torch's name of the type that parameters have."""
@@ -95,6 +97,7 @@ def from_training(config: Mapping[str, object], training: Training) -> RunConfig
         model=model,
         parallelism=Parallelism(
             dp=training.num_ranks,
+            num_optimizer_instances=training.num_copies,
             ranks_per_node=training.ranks_per_node,
             is_optimizer_distributed=training.is_sharded,
             sharding=Sharding.WEIGHTS if training.is_sharded else Sharding.OPTIMIZER,

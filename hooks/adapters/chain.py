@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -76,35 +76,55 @@ def roles_in(chain: Iterable[nn.Module]) -> dict[str, GroupRole]:
     of all shards (HSDP) is that of the optimizer's instances.
     """
     found: dict[str, GroupRole] = {}
-    for module in {id(m): m for model in chain for m in model.modules()}.values():
-        if isinstance(module, DistributedDataParallel) or hasattr(module, "sharding_strategy"):
-            for role, name in _WRAPPERS_GROUPS.items():
-                _note(found, getattr(module, name, None), role)
-        for weight in module._parameters.values():
-            for group, role in _mesh_groups(weight):
-                _note(found, group, role)
+    for group, role in _groups_in(chain):
+        name = getattr(group, "group_name", None)
+        if name is not None:
+            found.setdefault(name, role)
     return found
 
 
-_WRAPPERS_GROUPS = {GroupRole.DP: "process_group", GroupRole.DP_INSTANCES: "_inter_node_pg"}
+def num_copies(chain: Iterable[nn.Module]) -> int:
+    """Copies of all shards that train side by side (HSDP); 1 where all ranks share one."""
+    between = (g for g, role in _groups_in(chain) if role is GroupRole.DP_INSTANCES)
+    return next((group.size() for group in between), 1)
+
+
+_OF_WRAPPERS = {GroupRole.DP: "process_group", GroupRole.DP_INSTANCES: "_inter_node_pg"}
 """The attributes of DDP and of FSDP1."""
+_OF_MESHES = {
+    GroupRole.DP: "shard_process_group",
+    GroupRole.DP_INSTANCES: "replicate_process_group",
+}
+"""Those of what FSDP2 knows of a group of parameters."""
 
 
-def _note(found: dict[str, GroupRole], group: Any, role: GroupRole) -> None:
-    name = getattr(group, "group_name", None)
-    if name is not None:
-        found.setdefault(name, role)
+def _groups_in(chain: Iterable[nn.Module]) -> Iterator[tuple[Any, GroupRole]]:
+    for module in {id(m): m for model in chain for m in model.modules()}.values():
+        names = {cls.__name__ for cls in type(module).__mro__}
+        if names & {"DistributedDataParallel", "FullyShardedDataParallel"}:
+            owners, attributes = (module,), _OF_WRAPPERS
+        elif "FSDPModule" in names:
+            owners, attributes = _mesh_infos(module), _OF_MESHES
+        else:
+            continue
+        for owner in owners:
+            for role, attribute in attributes.items():
+                group = getattr(owner, attribute, None)
+                if group is not None:
+                    yield group, role
 
 
-def _mesh_groups(weight: Any) -> Iterable[tuple[Any, GroupRole]]:
-    """Groups of the dimensions that FSDP2 spreads a weight over; none of a tensor that is split
-    along others as well."""
-    mesh, placements = getattr(weight, "device_mesh", None), getattr(weight, "placements", ())
-    if mesh is None or _is_split(weight):
-        return
-    for dimension, placement in enumerate(placements):
-        role = GroupRole.DP if placement.is_shard() else GroupRole.DP_INSTANCES
-        yield mesh.get_group(dimension), role
+def _mesh_infos(module: Any) -> tuple[Any, ...]:
+    """Of the parameters that FSDP2 gathers with this module.
+
+    Not the mesh of the parameters themselves: of equal meshes DTensor keeps one, whatever groups
+    the other has.
+    """
+    find = getattr(module, "_get_fsdp_state", None)
+    state = find() if find is not None else None
+    several = getattr(state, "_fsdp_param_groups", None)
+    groups = several if several is not None else [getattr(state, "_fsdp_param_group", None)]
+    return tuple(group.mesh_info for group in groups if group is not None)
 
 
 def is_sharded(chain: Iterable[nn.Module]) -> bool:

@@ -16,7 +16,7 @@ from ...calib.workload.config import Cadence, RunConfig
 from ..process.guard import Guard
 from ..process.settings import RankInfo
 from ..session.instruments import device_name
-from .chain import is_sharded
+from .chain import is_sharded, num_copies
 
 _log = logging.getLogger(__name__)
 
@@ -90,6 +90,7 @@ class FirstStep:
                 num_ranks=rank.world_size,
                 ranks_per_node=rank.local_world_size,
                 is_sharded=is_sharded(chain),
+                num_copies=num_copies(chain),
                 element_dtype=_name(next(weights).dtype),
                 autocast_dtype=known.autocast_dtype or self._autocast_dtype,
                 recomputes=any(getattr(m, "gradient_checkpointing", False) for m in inner),

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import CommDebugMode
 
-KINDS = ("fsdp2", "hsdp", "ddp")
+KINDS = ("fsdp2", "hsdp", "ddp", "hsdp-again")
 WIDTH, DEPTH, STEPS, WINDOW = 64, 3, 14, 8
 BUCKET_MB = 0.02
 """Small enough that DDP has a bucket for each layer."""

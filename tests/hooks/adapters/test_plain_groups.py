@@ -65,6 +65,15 @@ def test_hybrid_shards_have_two_groups_each_with_its_bytes(trained: tuple[str, P
         }
 
 
+def test_another_equal_mesh_of_the_same_process_has_groups_of_its_own(
+    trained: tuple[str, Path],
+) -> None:
+    """DTensor keeps one of two equal meshes, so that weights name the groups of the first."""
+    first, second = (calls(read_run(trained[1] / kind), 0) for kind in ("hsdp", "hsdp-again"))
+    assert {(c.role, c.ranks) for c in first} == {(c.role, c.ranks) for c in second}
+    assert not {c.group for c in first} & {c.group for c in second}
+
+
 def test_buckets_of_ddp_are_those_that_it_has_built(trained: tuple[str, Path]) -> None:
     sizes = [int(size) for size in told(trained[0], "ddp").removeprefix("buckets=").split(",")]
     assert len(sizes) > 1
