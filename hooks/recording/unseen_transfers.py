@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 from ...calib.records.flight import Called, FlightEntry, HostSpan
 from ...calib.records.record_kinds import CollectiveRecord
+from ...calib.workload.collectives import Collective
 from ..sensors.recorder import BACKWARD
 from ..sensors.step_log import BITS, Code, StepLog, TransferKind, split
 from .flight_recorder import FlightWindow, KnownGroup
 
-_WAIT_BEGIN, _WAIT_END = int(Code.WAIT_BEGIN), int(Code.WAIT_END)
+_WAIT_BEGIN, _WAIT_END, _CALL_DONE = map(int, (Code.WAIT_BEGIN, Code.WAIT_END, Code.CALL_DONE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +71,31 @@ def _at(entry: FlightEntry, span: HostSpan) -> int:
 
 
 def _put_marks(log: StepLog, numbers: Sequence[int], times_ns: Sequence[int]) -> None:
-    """A call takes no time of the host's, the last one of a backward pass all until its end."""
+    """A call takes no time of the host's; the last one of a backward pass all until its end, and
+    buffers before a forward pass until its first module."""
     passes = _passes(log)
     last = {_pass_at(passes, time): number for number, time in zip(numbers, times_ns, strict=True)}
     added: list[tuple[int, int, int, int]] = []
     for number, time_ns in zip(numbers, times_ns, strict=True):
         place = _place(log.marks, time_ns)
         begin, end = number << BITS | _WAIT_BEGIN, number << BITS | _WAIT_END
+        if _is_waited_for(log, number, place):
+            done = number << BITS | _CALL_DONE
+            added.append((place, len(added), time_ns, begin))
+            added.append((place, len(added), log.marks[place], done))
+            continue
         added += [(place, len(added), time_ns, begin), (place, len(added) + 1, time_ns, end)]
         around = _pass_at(passes, time_ns)
         if around is not None and last[around] == number:
             added.append((place, len(added), time_ns, begin))
             added.append((around.end, len(added), around.end_ns, end))
     _merge(log, sorted(added))
+
+
+def _is_waited_for(log: StepLog, number: int, place: int) -> bool:
+    """True for buffers that DDP sends before a forward pass: the first module runs after it."""
+    is_sent = log.transfer(number).kind.collective is Collective.BROADCAST
+    return is_sent and place < len(log.what) and split(log.what[place])[0] == Code.SPAN_BEGIN
 
 
 def _merge(log: StepLog, added: Sequence[tuple[int, int, int, int]]) -> None:

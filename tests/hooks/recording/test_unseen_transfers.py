@@ -16,7 +16,7 @@ from forerun.hooks.recording.flight_recorder import FlightWindow, KnownGroup
 from forerun.hooks.recording.unseen_transfers import add_unseen
 from forerun.hooks.recording.window_records import WindowRecords
 from forerun.hooks.sensors.recorder import Recorder
-from forerun.hooks.sensors.step_log import StepLog, TransferKind
+from forerun.hooks.sensors.step_log import Code, StepLog, TransferKind, split
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 UNIX_NS, CLOCK_NS, MS = 10**18, 5_000_000_000, 1_000_000
@@ -86,6 +86,29 @@ def test_the_last_bucket_of_a_pass_ends_with_it_and_the_others_are_bounds():
     assert calls[1].duration_ns == calls[1].exposed_ns == 8 * MS
     backward = next(p for p in phases if p.name == "backward-compute")
     assert (backward.duration_ns, backward.wait_ns) == (39 * MS, 8 * MS)
+
+
+def test_buffers_before_a_forward_pass_end_where_its_first_module_begins():
+    times = iter([CLOCK_NS + at * MS for at in (1, 7, 9, 10)])
+    recorder = Recorder(HostStopwatch(lambda: next(times)))
+    log = recorder.open(StepLog(step=3, window=0, sites=()))
+    recorder.begin_phase("forward-compute")
+    recorder.begin_span(0)
+    recorder.end_span(-1, 0, None, 0)
+    recorder.end_phase("forward-compute")
+    recorder.close()
+    add_unseen(
+        log, window(entry(0, 3, 100, "gloo:broadcast"), entry(1, 9.5, 100, "gloo:broadcast"))
+    )
+    codes = [
+        (split(what)[0], mark - CLOCK_NS) for what, mark in zip(log.what, log.marks, strict=True)
+    ]
+    assert codes[:4] == [
+        (Code.PHASE_BEGIN, MS),
+        (Code.WAIT_BEGIN, 3 * MS),
+        (Code.CALL_DONE, 7 * MS),
+        (Code.SPAN_BEGIN, 7 * MS),
+    ]
 
 
 def test_on_a_device_the_recorders_duration_counts_and_the_marks_stay():
