@@ -13,7 +13,7 @@ from ..workload.config import RunConfig
 from ..workload.pipeline_layout import write_layout
 from .megatron_command import split_launcher
 from .megatron_namespace import from_namespace
-from .megatron_options import MODELLED, NAMES, SPELLED, options_of, read_words
+from .megatron_options import LISTS, MODELLED, NAMES, SPELLED, options_of, read_words
 from .megatron_values import Values, as_options, layout_values, model_values
 
 _GPUS = "--gpus"
@@ -195,7 +195,7 @@ def _value(option: str, words: list[str], *, is_switch: bool) -> ArgumentValue:
         raise ConfigError(f"{option} is a switch and takes no {words[0]!r}; leave it out")
     if len(words) == 1:
         return words[0]
-    if _target(option) not in ("recompute_modules", "rampup_batch_size", "cp_comm_type"):
+    if _target(option) not in LISTS:
         raise ConfigError(f"{option} has {len(words)} values {words}; give one")
     return words
 

@@ -43,6 +43,7 @@ _FP8_NUMBERS = ("e4m3", "hybrid")
 _FP4 = ("fp4", "fp4_format")
 # All-to-all inside a node and point to point between nodes; the model has no such exchange.
 _MIXED = "a2a+p2p"
+_WHOLE_STEP = "full_iteration"
 _CADENCE = (
     *("eval_interval", "eval_iters", "save_interval"),
     *("full_batch_size", "num_final_evals", "exit_interval"),
@@ -112,10 +113,26 @@ def _kernels(given: Arguments, precision: Precision) -> dict[str, Any]:
         ),
         "fuses_gradient_accumulation": given.is_on("gradient_accumulation_fusion", default=True),
         "reduces_grads_in_bf16": _reduces_in_16_bits(given, precision),
-        "uses_cuda_graphs": given.text("cuda_graph_impl", default="none") != "none"
-        or given.is_on("enable_cuda_graph")
-        or given.is_on("external_cuda_graph"),
+        "uses_cuda_graphs": _uses_graphs(given),
+        "cuda_graph_scope": _graph_scope(given),
     }
+
+
+def _uses_graphs(given: Arguments) -> bool:
+    switches = ("enable_cuda_graph", "external_cuda_graph")
+    impl = given.text("cuda_graph_impl", default="none")
+    return impl != "none" or any(given.is_on(name) for name in switches)
+
+
+def _graph_scope(given: Arguments) -> tuple[str, ...]:
+    """Modules by name; later cores call the scope modules, and the iteration a kind of graph."""
+    words = given.words("cuda_graph_scope", "cuda_graph_modules")
+    if not _uses_graphs(given):
+        return ()
+    if given.text("cuda_graph_impl") == _WHOLE_STEP:
+        return (_WHOLE_STEP,)
+    names = (word.rpartition(".")[2] for text in words for word in text.split())
+    return tuple(name for name in names if name != "full")
 
 
 def _layout(given: Arguments) -> PipelineLayout | None:

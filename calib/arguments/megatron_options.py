@@ -46,6 +46,9 @@ EXPERT_SWITCHES: Mapping[str, str] = {
     "is_grouped": "moe_grouped_gemm",
     "overlaps_shared": "moe_shared_expert_overlap",
     "has_shared_gate": "moe_shared_expert_gate",
+    "is_balance_forced": "moe_router_force_load_balancing",
+    "overlaps_exchange": "overlap_moe_expert_parallel_comm",
+    "delays_weight_gradients": "delay_wgrad_compute",
 }
 """The same by field of ``Experts``."""
 LEFT_OUT: Mapping[str, Sequence[str]] = {
@@ -61,7 +64,8 @@ _OFF = ("None", "False", "0", "0.0", "", "[]", "none")
 _READ = MODELLED | DERIVED | set(LEFT_OUT) | set(SWITCHED_OFF)
 # A YAML file may hold a list as the text that a shell would be given.
 _BRACKETS = re.compile(r"[\[\],]")
-_LISTS = ("cp_comm_type", "cuda_graph_scope", "rampup_batch_size", "recompute_modules")
+LISTS = ("cp_comm_type", "cuda_graph_scope", "rampup_batch_size", "recompute_modules")
+"""Arguments that take several words."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,7 +83,7 @@ class ArgumentTable:
             if is_true(value):
                 self.values[target] = constant
         elif target in _READ:
-            if target in _LISTS and isinstance(value, str):
+            if target in LISTS and isinstance(value, str):
                 value = _BRACKETS.sub(" ", value).split()
             self.values[target] = value
         elif not _is_harmless(name):

@@ -51,7 +51,7 @@ def layout_values(config: RunConfig) -> Values:
         "ddp_bucket_size": par.bucket_numel,
         **_recompute_values(config),
         **_fp8_values(config),
-        "cuda_graph_impl": "local" if config.uses_cuda_graphs else "",
+        **_graph_values(config),
         **{name: getattr(par, field) for field, name in PARALLEL_SWITCHES.items()},
         **sharding_values(par),
         **optimizer_values(config),
@@ -124,6 +124,15 @@ def as_options(values: Values) -> Iterator[tuple[str, list[str]]]:
             yield option, []
         else:
             yield option, [str(v) for v in value] if isinstance(value, list) else [str(value)]
+
+
+def _graph_values(config: RunConfig) -> Values:
+    """Modules are replayed by Transformer Engine's graphs, whole layers and steps by Megatron's."""
+    if not config.uses_cuda_graphs:
+        return {}
+    is_cut = bool(config.cuda_graph_scope) and not config.is_step_replayed
+    impl = "transformer_engine" if is_cut else "local"
+    return {"cuda_graph_impl": impl, "cuda_graph_scope": list(config.cuda_graph_scope)}
 
 
 def _chunk_values(config: RunConfig) -> Values:

@@ -13,17 +13,20 @@ from typing import Any
 import pandas as pd
 
 from ..arguments.megatron_namespace import from_namespace
+from ..arguments.megatron_options import LISTS
 from ..arguments.megatron_values import layout_values, model_values
 from ..errors import CalibrationError, ConfigError
 from ..records.step_rows import SkippedRow, StepKind, StepRow, StepTable, Trait
-from ..workload.config import Engine
+from ..workload.config import Engine, Experts
+from ..workload.model_shape import USUAL_IMBALANCE
 from .own_format import unlike
 
 TIME = "step_time_s"
 MEMORY = "peak_memory_nbytes"
 REQUIRED = frozenset({TIME, "num_layers", "hidden_size", "micro_batch_size", "global_batch_size"})
 OWN_COLUMNS = (
-    *("row_id", "device", "machine", "model", "framework", "kind", "traits", "flag"),
+    *("row_id", "device", "machine", "model", "framework", "kind", "traits", "flag", "pair"),
+    "imbalance",
     *(TIME, MEMORY),
 )
 """Columns that are no arguments of Megatron."""
@@ -59,12 +62,16 @@ def read_steps(frame: pd.DataFrame, name: str) -> StepTable:
 
 def _row(cells: Mapping[str, str], row_id: str, table: str) -> StepRow:
     own = {column: cells.get(column, "") for column in OWN_COLUMNS}
-    given = {column: _value(text) for column, text in cells.items() if column not in own}
+    given = {c: _value(text, c) for c, text in cells.items() if c not in own}
     found = from_namespace({column: v for column, v in given.items() if v is not None})
     traits = frozenset(_choice(Trait, text) for text in own["traits"].split())
     config = replace(
         found,
-        model=replace(found.model, is_residual_parallel=Trait.PARALLEL_RESIDUAL in traits),
+        model=replace(
+            found.model,
+            is_residual_parallel=Trait.PARALLEL_RESIDUAL in traits,
+            experts=_routed(found.model.experts, own["imbalance"]),
+        ),
         parallelism=replace(
             found.parallelism,
             engine=_ENGINES.get(own["framework"], Engine.MEGATRON),
@@ -87,8 +94,18 @@ def _row(cells: Mapping[str, str], row_id: str, table: str) -> StepRow:
         group=f"{label} x{config.parallelism.num_ranks} batch {batch}",
         kind=_choice(StepKind, own["kind"] or StepKind.MEASURED.value),
         traits=traits,
+        pair=own["pair"],
         flag="; ".join(text for text in flags if text),
     )
+
+
+def _routed(experts: Experts | None, imbalance: str) -> Experts | None:
+    """With tokens on the busiest rank as the row says; of a router's own choice as usual."""
+    if experts is None:
+        return None
+    is_even = experts.is_balance_forced or experts.is_padded_to_capacity
+    usual = 1.0 if is_even else USUAL_IMBALANCE
+    return replace(experts, imbalance=_number("imbalance", imbalance, usual))
 
 
 def _number(name: str, text: str, default: float) -> float:
@@ -121,6 +138,8 @@ def _cells(row: StepRow) -> dict[str, Any]:
         "kind": row.kind.value,
         "traits": " ".join(sorted(t.value for t in row.traits)) or None,
         "flag": row.flag or None,
+        "pair": row.pair or None,
+        "imbalance": config.model.experts.imbalance if config.model.experts else None,
         TIME: row.measured_s,
         MEMORY: row.measured_memory_nbytes,
         "world_size": par.num_ranks,
@@ -131,10 +150,12 @@ def _cells(row: StepRow) -> dict[str, Any]:
     return own | {n: " ".join(v) if isinstance(v, list) else v for n, v in arguments.items()}
 
 
-def _value(text: str) -> Any:
+def _value(text: str, name: str) -> Any:
     """A cell as Megatron's argument parser would leave it; None where it is empty."""
     if not text:
         return None
+    if name in LISTS:
+        return text.split()
     low = text.lower()
     if low in ("true", "false"):
         return low == "true"

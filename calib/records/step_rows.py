@@ -51,6 +51,8 @@ class StepRow:
     """Model, ranks and global batch: what layouts are ranked within."""
     kind: StepKind = StepKind.MEASURED
     traits: frozenset[Trait] = frozenset()
+    pair: str = ""
+    """Name of the rows that differ from this one in a switch alone; "" where there are none."""
     flag: str = ""
     """Why the row is neither fitted nor scored; "" where nothing speaks against it."""
 

@@ -129,6 +129,9 @@ class RunConfig:
     """Share of the optimizer's states that the host's memory holds."""
     uses_cuda_graphs: bool = False
     """The host's launches are replayed, so that they cost nothing."""
+    cuda_graph_scope: tuple[str, ...] = ()
+    """Modules of a layer that are replayed, by Megatron's names (``attn``, ``moe_router``, ...), or
+    ``full_iteration``; empty: whole layers."""
     cadence: Cadence = field(default_factory=Cadence)
     device: str = "cpu"
     """Name of the accelerator as the driver gives it, or ``cpu``."""
@@ -176,6 +179,11 @@ class RunConfig:
         if self.attention is Attention.AUTO:
             return self.device != "cpu"
         return self.attention is Attention.FUSED
+
+    @property
+    def is_step_replayed(self) -> bool:
+        """True where one CUDA graph holds the whole iteration."""
+        return self.uses_cuda_graphs and "full_iteration" in self.cuda_graph_scope
 
     def chunks_of(self, stage: int) -> tuple[int, ...]:
         """Chunks that a stage runs, by their place in the model."""

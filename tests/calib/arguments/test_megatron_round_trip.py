@@ -40,6 +40,7 @@ from forerun.calib.workload.config import (
 )
 
 DEGREES = st.sampled_from([1, 2, 4])
+SCOPES = [(), ("attn",), ("moe_router", "moe_preprocess"), ("full_iteration",)]
 
 
 @st.composite
@@ -66,6 +67,9 @@ def models(draw: st.DrawFn) -> ModelShape:
             is_grouped=st.booleans(),
             overlaps_shared=st.booleans(),
             has_shared_gate=st.booleans(),
+            is_balance_forced=st.booleans(),
+            overlaps_exchange=st.booleans(),
+            delays_weight_gradients=st.booleans(),
             has_fp32_router=st.booleans(),
         )
     )
@@ -159,7 +163,8 @@ def configs(draw: st.DrawFn) -> RunConfig:
         "is_softmax_fused": draw(st.booleans()),
         "reduces_grads_in_bf16": precision is not Precision.FP32 and draw(st.booleans()),
         "optimizer_state_nbytes": draw(st.sampled_from([0, 6, 10])),
-        "uses_cuda_graphs": draw(st.booleans()),
+        "uses_cuda_graphs": (has_graphs := draw(st.booleans())),
+        "cuda_graph_scope": draw(st.sampled_from(SCOPES)) if has_graphs else (),
         "hidden_dropout": draw(st.sampled_from([0.0, 0.1])),
         "cadence": Cadence(
             train_iters=draw(st.integers(0, 1000)),
@@ -223,6 +228,7 @@ def test_options_lead_from_a_plain_layout_to_the_config(config: RunConfig) -> No
         fuses_gradient_accumulation=True,
         reduces_grads_in_bf16=config.precision is Precision.FP16,
         uses_cuda_graphs=False,
+        cuda_graph_scope=(),
     )
     argv = [*options(config), "--gpus", str(par.num_ranks)]
     assert apply_options(plain, argv) == config
