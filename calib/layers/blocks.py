@@ -17,7 +17,7 @@ from ..workload.operators import Operator, OperatorCount, OperatorKind, Phase
 from ..workload.quick_enum import QuickEnum
 from .added_modules import added_modules
 from .dense import attention_module, embedding_module, head_module, mlp_module, residual_module
-from .experts import expert_modules
+from .experts import exchanges_beside, expert_modules
 from .latent_attention import latent_attention_modules
 from .layer_modules import LayerModule, Shaped, hidden_call, norm_module, transfer
 from .prediction import EMBEDDING, HEAD, embedding_copy_module, prediction_modules
@@ -51,6 +51,8 @@ class Block:
     backward: tuple[OperatorCount, ...]
     recompute: tuple[OperatorCount, ...]
     """Forward operators that run again within the backward pass."""
+    num_checkpoints: int
+    """Modules whose forward is started again, each with an autograd pass of its own."""
     uses: tuple[CollectiveUse, ...]
     tensors: tuple[ParameterTensor, ...]
     numel: BlockNumel
@@ -98,6 +100,9 @@ def block_key(config: RunConfig) -> tuple[Hashable, ...]:
         config.distributes_saved_activations,
         config.recompute_modules or is_selective if is_selective else None,
         shard_key(config),
+        exchanges_beside(config),
+        config.uses_cuda_graphs,
+        config.cuda_graph_scope,
     )
 
 
@@ -134,6 +139,7 @@ def _cached(asked: _Asked, kind: BlockKind, is_recomputed: bool) -> Block:
         forward=_counted(whole, Phase.FORWARD, nbytes),
         backward=_counted(whole, Phase.BACKWARD, nbytes),
         recompute=_counted(again, Phase.RECOMPUTE, nbytes),
+        num_checkpoints=_num_checkpoints(config, parts, is_whole=is_recomputed),
         uses=_joined(
             [
                 *uses,
@@ -277,6 +283,15 @@ def _recomputed(
             if OperatorKind.CORE_ATTENTION in kinds:
                 uses += [use for use in forward if use.call.role is GroupRole.CP]
     return operators, uses
+
+
+def _num_checkpoints(config: RunConfig, parts: tuple[LayerModule, ...], *, is_whole: bool) -> int:
+    if is_whole or config.recompute is not Recompute.SELECTIVE:
+        return int(is_whole)
+    modules = set(config.recompute_modules or ("core_attn",))
+    kinds = {_KINDS_OF_MODULE[name] for name in modules if name in _KINDS_OF_MODULE}
+    of_parts = sum(one.module in modules for one in parts)
+    return of_parts + sum(shaped[0] in kinds for one in parts for shaped in one.operators)
 
 
 def _counted(shaped: Iterable[Shaped], phase: Phase, nbytes: int) -> tuple[OperatorCount, ...]:

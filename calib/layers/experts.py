@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from ..workload.collectives import Collective, CollectiveUse, GroupRole, Placement
+from ..workload.collectives import Collective, CollectiveUse, GroupRole, OtherPass, Placement
 from ..workload.config import Dispatcher, Experts, RunConfig
 from ..workload.operators import OperatorKind
-from ..workload.ranks import group_call
+from ..workload.ranks import group_call, num_nodes
 from .dense import mlp_module
 from .layer_modules import (
     LayerModule,
@@ -112,17 +112,19 @@ def expert_modules(config: RunConfig) -> tuple[LayerModule, ...]:
     return moe, activation, _shared_module(config)
 
 
-def num_ranks_reached(experts: Experts, ep: int) -> float:
-    """Expert-parallel ranks to which one token goes: the mean for top-k experts drawn evenly.
+def num_places_reached(experts: Experts, num_places: int) -> float:
+    """Ranks, or nodes, to which one token goes: the mean for top-k experts drawn evenly.
+
+    Each of the ``num_places`` holds as many experts (mean of a hypergeometric indicator, summed).
 
     >>> experts = Experts(num_experts=8, top_k=2, ffn_hidden_size=1)
-    >>> round(num_ranks_reached(experts, 4), 3), num_ranks_reached(experts, 8)
+    >>> round(num_places_reached(experts, 4), 3), num_places_reached(experts, 8)
     (1.857, 2.0)
     """
-    # A rank is missed where all top-k experts are among those of the others.
-    others = experts.num_experts - experts.num_experts // ep
+    # A place is missed where all top-k experts are among those of the others.
+    others = experts.num_experts - experts.num_experts // num_places
     total = math.comb(experts.num_experts, experts.top_k)
-    return ep * (1 - math.comb(others, experts.top_k) / total)
+    return num_places * (1 - math.comb(others, experts.top_k) / total)
 
 
 def _experts(config: RunConfig) -> Experts:
@@ -163,10 +165,15 @@ def _products(
 
 
 def _exchange(config: RunConfig, routed: Routing) -> tuple[CollectiveUse, ...]:
-    dispatcher = _experts(config).dispatcher
-    if dispatcher is Dispatcher.ALL_GATHER:
+    experts = _experts(config)
+    if experts.dispatcher is Dispatcher.ALL_GATHER:
         return _gathered(config, routed)
-    return _all_to_all(config, routed) if dispatcher is Dispatcher.ALL_TO_ALL else _flex(config)
+    is_flex = experts.dispatcher is Dispatcher.FLEX
+    uses = _flex(config) if is_flex else _all_to_all(config, routed)
+    if not exchanges_beside(config):
+        return uses
+    beside = OtherPass.WHOLE if experts.delays_weight_gradients else OtherPass.INPUTS
+    return tuple(replace(use, is_overlapped=True, other_pass=beside) for use in uses)
 
 
 def _gathered(config: RunConfig, routed: Routing) -> tuple[CollectiveUse, ...]:
@@ -207,20 +214,31 @@ def _all_to_all(config: RunConfig, routed: Routing) -> tuple[CollectiveUse, ...]
     return between_ranks(uses)
 
 
+def exchanges_beside(config: RunConfig) -> bool:
+    """Whether tokens travel while another micro-batch is worked on; one alone has none beside."""
+    experts = config.model.experts
+    return experts is not None and experts.overlaps_exchange and config.num_microbatches > 1
+
+
 def _flex(config: RunConfig) -> tuple[CollectiveUse, ...]:
-    """A token goes once to each rank that holds one of its experts (DeepEP), and comes back."""
-    experts, par = _experts(config), config.parallelism
-    reached = num_ranks_reached(experts, par.ep) * par.expert_tp * experts.imbalance
-    nbytes = math.ceil(local_tokens(config) * reached) * config.model.hidden_size
-    return between_ranks(
-        _there_and_back(
-            config,
-            Collective.ALL_TO_ALL,
-            GroupRole.EXPERT_TP_EP,
-            nbytes * config.precision.nbytes,
-            count=2,
-        )
-    )
+    """A token goes once to each rank that holds one of its experts (DeepEP), and comes back.
+
+    Over several nodes it goes once to each node, to the rank there that has the sender's place, and
+    is passed on inside while the next ones come in: DeepEP's own table has internode kernels at the
+    rate of the network card (43 to 58 GB/s of 50) whatever NVLink carries.
+    """
+    experts, par, role = _experts(config), config.parallelism, GroupRole.EXPERT_TP_EP
+    num_places = num_nodes(par, role)
+    reached = num_places_reached(experts, num_places)
+    if num_places == 1:
+        reached = num_places_reached(experts, par.ep) * par.expert_tp
+    tokens = math.ceil(local_tokens(config) * reached * experts.imbalance)
+    nbytes = tokens * config.model.hidden_size * config.precision.nbytes
+    uses = _there_and_back(config, Collective.ALL_TO_ALL, role, nbytes, count=2)
+    if num_places > 1:
+        # One rank of each node: all places of a node have a card, and send at once.
+        uses = tuple(replace(u, call=replace(u.call, num_ranks=num_places)) for u in uses)
+    return between_ranks(uses)
 
 
 def _weight_nbytes(config: RunConfig) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..layers.blocks import Block
-from ..workload.collectives import CollectiveUse, Placement
+from ..workload.collectives import CollectiveUse, OtherPass, Placement
 from ..workload.operators import OperatorKind, Phase
 from .items import PASS_PARTS, Floats, ItemIndex, Part, SparseRows, Sums, part_of
 from .overlap import ShardSums, ShardTimes, ShardWriter, beyond, is_shard
@@ -192,6 +192,8 @@ class _Writer:
             self._uses.add(entry, self._index.place(use.call), use.count)
         first = uses[0]
         self._homes[first.placement, part_of(first.call.role)].add(row, entry)
+        if first.other_pass is not OtherPass.NONE:
+            self._other_pass(entry, block, first.other_pass)
         if first.overlaps_with is None:
             return
         phase = Phase(first.placement.value)
@@ -201,6 +203,15 @@ class _Writer:
                 self._windows.add(
                     entry, self._index.place(operator), count * (0.5 if is_half else 1)
                 )
+
+    def _other_pass(self, entry: int, block: Block, beside: OtherPass) -> None:
+        """Half of both passes: two micro-batches meet in a layer, and their transfers share it."""
+        for operator, count in (*block.forward, *block.backward):
+            is_cut = beside is OtherPass.INPUTS and operator.phase is Phase.BACKWARD
+            share = 1.0
+            if is_cut and has_weights(operator.kind):
+                share -= self._weight_fracs.get(operator.kind, _WEIGHT_FRAC)
+            self._windows.add(entry, self._index.place(operator), 0.5 * count * share)
 
 
 def has_weights(kind: OperatorKind) -> bool:
@@ -212,16 +223,16 @@ def _sharing(uses: Iterable[CollectiveUse]) -> list[list[CollectiveUse]]:
     """Transfers that one window hides together.
 
     A linear's backward has two products, each with a transfer of its own beside it; everything else
-    hides all transfers of a pass behind one operator.
+    hides all transfers of a pass behind one operator, or behind another micro-batch.
     """
     rows: list[list[CollectiveUse]] = []
-    shared: dict[tuple[Placement, OperatorKind, Part], list[CollectiveUse]] = {}
+    shared: dict[tuple[Placement, OperatorKind | OtherPass, Part], list[CollectiveUse]] = {}
     for use in uses:
         behind = use.overlaps_with
-        if behind is None or has_weights(behind):
+        if use.other_pass is OtherPass.NONE and (behind is None or has_weights(behind)):
             rows.append([use])
             continue
-        key = (use.placement, behind, part_of(use.call.role))
+        key = (use.placement, behind or use.other_pass, part_of(use.call.role))
         if key not in shared:
             rows.append(shared.setdefault(key, []))
         shared[key].append(use)

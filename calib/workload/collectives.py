@@ -81,6 +81,15 @@ class Placement(QuickEnum):
         return self not in (Placement.GRAD_REDUCE, Placement.GRAD_FINISH, Placement.PARAM_GATHER)
 
 
+class OtherPass(QuickEnum):
+    """What a transfer runs beside of the opposite pass of another micro-batch in the same layer."""
+
+    NONE = "none"
+    INPUTS = "inputs"
+    """All but the gradients of weights."""
+    WHOLE = "whole"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveUse:
     """A collective with its place; ``count`` is per micro-batch or per step as placed."""
@@ -95,3 +104,4 @@ class CollectiveUse:
 
     The backward phase of a linear has two products, each with a transfer of its own beside it.
     """
+    other_pass: OtherPass = OtherPass.NONE

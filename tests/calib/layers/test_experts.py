@@ -18,8 +18,8 @@ from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.calib.errors import ConfigError
 from forerun.calib.fit.laws import work
 from forerun.calib.layers.blocks import BlockKind, block
-from forerun.calib.layers.experts import expert_modules, num_ranks_reached, routing
-from forerun.calib.workload.collectives import Collective, GroupRole, Placement
+from forerun.calib.layers.experts import expert_modules, num_places_reached, routing
+from forerun.calib.workload.collectives import Collective, GroupRole, OtherPass, Placement
 from forerun.calib.workload.config import (
     Batch,
     Dispatcher,
@@ -262,7 +262,7 @@ def test_ranks_that_a_token_reaches_are_counted_over_all_choices() -> None:
             len({expert // here for expert in choice})
             for choice in itertools.combinations(range(8), 3)
         ]
-        assert num_ranks_reached(experts, ep) == pytest.approx(sum(reached) / comb(8, 3))
+        assert num_places_reached(experts, ep) == pytest.approx(sum(reached) / comb(8, 3))
 
 
 def test_the_fused_exchange_sends_less_than_a_row_for_each_expert(
@@ -277,6 +277,32 @@ def test_the_fused_exchange_sends_less_than_a_row_for_each_expert(
     assert sent(Dispatcher.FLEX) / sent(Dispatcher.ALL_TO_ALL) == pytest.approx(
         2 * (1 - 1 / 70) / 4, rel=1e-2
     )
+
+
+def test_between_nodes_a_token_goes_once_to_each_node(llama: Callable[..., RunConfig]) -> None:
+    experts = replace(EIGHT, top_k=3, dispatcher=Dispatcher.FLEX)
+    config = llama(model={"experts": experts}, dp=8, par={"ep": 8, "ranks_per_node": 2}, **BF16)
+    choices = list(itertools.combinations(range(8), 3))
+    # Two experts on each of four nodes.
+    nodes = sum(len({expert // 2 for expert in choice}) for choice in choices) / len(choices)
+    tokens = config.batch.micro_batch_size * config.model.seq_length
+    uses = expert_modules(config)[0].uses
+    assert {(use.call.num_ranks, use.call.num_nodes) for use in uses} == {(4, 4)}
+    (sent,) = {use.call.nbytes for use in uses}
+    assert sent == pytest.approx(tokens * nodes * config.model.hidden_size * 2, rel=1e-2)
+
+
+def test_the_exchange_runs_beside_another_micro_batch_where_there_is_one(
+    llama: Callable[..., RunConfig],
+) -> None:
+    experts = replace(EXCHANGE, overlaps_exchange=True)
+    several = llama(model={"experts": experts}, dp=2, par={"ep": 2})
+    one = replace(several, batch=Batch(micro_batch_size=1, global_batch_size=2))
+    for config, beside in ((several, OtherPass.INPUTS), (one, OtherPass.NONE)):
+        is_alone = config.num_microbatches == 1
+        assert is_alone == (beside is OtherPass.NONE)
+        found = {use.other_pass for use in block(config, BlockKind.EXPERT_LAYER).uses}
+        assert found == {beside}
 
 
 @pytest.mark.parametrize(
