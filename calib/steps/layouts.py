@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..fit.estimates import Source
 from ..layers.blocks import BlockKind
+from ..layers.launches import again_frac, launched_frac, replayed_frac
 from ..timeline.block_times import BlockTimes
 from ..timeline.compiled import Compiled, compile_layouts
 from ..timeline.evaluate import GroupTimes, evaluate, step_times
@@ -32,9 +33,12 @@ from .scales import (
     GROWTH,
     HOP,
     LAUNCH,
+    RELEASE_SIGMA_LOG,
     Effect,
+    Release,
     Scale,
     effects_of,
+    releases_of,
     scales,
     weights,
 )
@@ -43,6 +47,8 @@ _SHARPNESS = 8.0
 """Power of the smooth maximum of launches and work; chosen on public step times, as ``_CALL_S``."""
 _RUN = partial(simulate_long, start=4, period=4)
 """Pipelines longer than eight groups of micro-batches continue at their pace."""
+_LEAST_S = 1e-12
+"""Keeps shares finite; no pass is as short."""
 _CALL_S = 40e-6
 """What the host takes to launch one collective."""
 _PASSES = (Placement.FORWARD, Placement.BACKWARD, Placement.RECOMPUTE)
@@ -84,10 +90,17 @@ class Layouts:
     """Items that are messages between stages and hold no latency between sides yet."""
     calls_s: Mapping[Placement, Floats]
     """What the host takes to launch the collectives of each block, shape (blocks, 1)."""
-    is_launched: Floats
-    """1 for blocks of as many kernels as a layer has, shape (blocks, 1)."""
+    launched_frac: Floats
+    """Share of a layer's kernels that the host launches for each block, shape (blocks, 1)."""
+    again_frac: Floats
+    """Share of them that recomputation repeats, shape (blocks, 1)."""
+    checkpoints: Floats
+    """Modules that are started again, shape (blocks, 1)."""
     has_experts: NDArray[np.bool_]
     """Which blocks launch the kernels of experts, shape (blocks, 1)."""
+    releases: tuple[Release, ...]
+    has_release: Floats
+    """Which releases each layout is of, shape (layouts, releases)."""
     doublings: Floats
     """Of the nodes, from one on, shape (layouts, 1)."""
     idle_frac: Floats
@@ -97,7 +110,8 @@ class Layouts:
     def constants(self) -> tuple[Constant, ...]:
         """Names, in the order of all vectors of constants."""
         named = [(SCALE, scale.name) for scale in self.scales]
-        return (*named, *((FAMILY, name) for name in self.families), *self.effects)
+        families = ((FAMILY, name) for name in self.families)
+        return (*named, *families, *self.effects, *self.releases)
 
     @property
     def sigma_log(self) -> Floats:
@@ -107,6 +121,7 @@ class Layouts:
                 *(scale.log_sigma for scale in self.scales),
                 *(1.0 for _ in self.families),
                 *(EFFECT_SIGMA_LOG[effect[0]] for effect in self.effects),
+                *(RELEASE_SIGMA_LOG[release[0]] for release in self.releases),
             ]
         )
 
@@ -116,13 +131,15 @@ class Layouts:
         return found + self.growth_log(theta)
 
     def growth_log(self, theta: Floats) -> Floats:
-        """What nodes add to each log step time, and waiting takes off, shape (layouts, columns)."""
+        """What nodes and a release add to each log step time, and waiting takes off, shape
+        (layouts, columns)."""
         growth = self.doublings * self._named(theta, GROWTH)
+        growth = growth + self.has_release @ theta[self._num_global + len(self.effects) :]
         return growth - self.idle_frac * self._named(theta, BOOST)
 
     def timed(self, theta: Floats, run: Simulate = _RUN) -> list[GroupTimes]:
         """The steps of all groups of layouts."""
-        effects = theta[self._num_global :]
+        effects = self._effects(theta)
         return self._timed(theta, self.launch_effects @ effects, self.work_effects @ effects, run)
 
     def slopes(self, theta: Floats, step: float) -> tuple[list[GroupTimes], Floats]:
@@ -130,7 +147,7 @@ class Layouts:
 
         Shape (layouts, constants).  Effects on the same layers have one slope between them.
         """
-        number, effects = self._num_global, theta[self._num_global :]
+        number, effects = self._num_global, self._effects(theta)
         columns = np.repeat(theta[:, np.newaxis], number + 3, axis=1)
         columns[:number, 1 : number + 1] += step * np.eye(number)
         moved = np.zeros((2, number + 3))
@@ -144,7 +161,8 @@ class Layouts:
         slopes = (logs[:, 1:] - logs[:, :1]) / step
         is_launch = np.array([effect[0] == LAUNCH for effect in self.effects], dtype=bool)
         of_effects = np.where(is_launch, slopes[:, -2, np.newaxis], slopes[:, -1, np.newaxis])
-        return found, np.hstack([slopes[:, :number], of_effects * self.has_effect])
+        slopes = np.hstack([slopes[:, :number], of_effects * self.has_effect, self.has_release])
+        return found, slopes
 
     def items_s(self, theta: Floats) -> Floats:
         """Seconds of each item, shape (items,), of one vector of constants."""
@@ -153,6 +171,9 @@ class Layouts:
     @property
     def _num_global(self) -> int:
         return len(self.scales) + len(self.families)
+
+    def _effects(self, theta: Floats) -> Floats:
+        return theta[self._num_global : self._num_global + len(self.effects)]
 
     def _named(self, theta: Floats, name: str) -> Floats:
         place = next(i for i, scale in enumerate(self.scales) if scale.name == name)
@@ -167,22 +188,26 @@ class Layouts:
     def _timed(
         self, theta: Floats, launch_log: Floats, work_log: Floats, run: Simulate
     ) -> list[GroupTimes]:
-        launch = self.is_launched * np.exp(launch_log)
+        launch = self.launched_frac * np.exp(launch_log)
         launch = np.where(self.has_experts, launch * self._named(theta, EXPERT_LAUNCHES), launch)
         work = np.exp(work_log)
         floor_s = launch * self._named(theta, FLOOR)
         forward_s = floor_s + self.calls_s[Placement.FORWARD]
         backward_s = floor_s * self._named(theta, FLOOR_RATIO) + self.calls_s[Placement.BACKWARD]
-        again_s = floor_s + self.calls_s[Placement.RECOMPUTE]
+        # Each module that is started again takes the host as long as a dense layer: states of
+        # random numbers are put back and kept, and autograd is entered once more.
+        restarts_s = self.checkpoints * self._named(theta, FLOOR)
+        again_s = self.again_frac * floor_s + restarts_s + self.calls_s[Placement.RECOMPUTE]
 
         def adjust(blocks: BlockTimes) -> BlockTimes:
-            # Selective recomputation launches too little to wait for.
-            is_whole = blocks.recompute_s > 0.5 * blocks.forward_s
+            # Recomputation and backward launch into one queue: what one waits, the other works.
+            both_s = blocks.backward_s + blocks.recompute_s
+            slower = larger(both_s, backward_s + again_s) / np.maximum(both_s, _LEAST_S)
             return replace(
                 blocks,
                 forward_s=work * larger(blocks.forward_s, forward_s),
-                backward_s=work * larger(blocks.backward_s, backward_s),
-                recompute_s=work * larger(blocks.recompute_s, is_whole * again_s),
+                backward_s=work * slower * blocks.backward_s,
+                recompute_s=work * slower * blocks.recompute_s,
             )
 
         contention = 1.0 + self._named(theta, CONTENTION)
@@ -206,6 +231,10 @@ def layouts_of(configs: Sequence[RunConfig], base: BaseTimes) -> Layouts:
     powers_left = powers * np.where(is_new, 1.0, _KNOWN_FRAC)[:, np.newaxis]
     base_s = found.time_s * np.exp(np.where(is_new, powers @ centers, 0.0))
     launches, works = _effects(compiled, effects, base_s, told_frac)
+    releases, has_release = _releases(configs)
+    launched = np.array([[launched_frac(c, b.kind)] for b, c in compiled.block_pairs])
+    is_called = np.array([[replayed_frac(c, b.kind) < 1.0] for b, c in compiled.block_pairs])
+    is_told = float(known.is_in_situ)
     return Layouts(
         compiled=compiled,
         base_s=base_s,
@@ -218,10 +247,15 @@ def layouts_of(configs: Sequence[RunConfig], base: BaseTimes) -> Layouts:
         work_effects=works,
         has_effect=_has_effect(of_all, effects),
         hops=np.flatnonzero(is_new & [_is_message(item) for item in compiled.items]),
-        calls_s={place: _calls_s(compiled, place) * (not known.is_in_situ) for place in _PASSES},
-        # What was sampled in training holds its launches.
-        is_launched=(1.0 - known.is_in_situ)
-        * np.array([[b.kind is not BlockKind.EMBEDDING] for b in compiled.blocks]),
+        # What was sampled in training holds its launches; a graph that is replayed has none, with
+        # its collectives where it is whole.
+        calls_s={p: _calls_s(compiled, p) * (1.0 - is_told) * is_called for p in _PASSES},
+        launched_frac=(1.0 - is_told) * launched,
+        again_frac=np.array([[again_frac(b)] for b in compiled.blocks]),
+        checkpoints=(1.0 - is_told)
+        * np.array([[float(b.num_checkpoints)] for b in compiled.blocks]),
+        releases=releases,
+        has_release=has_release,
         doublings=np.array([[_doublings(config)] for config in configs]),
         idle_frac=_idle_frac(compiled),
         has_experts=np.array([[b.kind is BlockKind.EXPERT_LAYER] for b in compiled.blocks]),
@@ -236,6 +270,14 @@ def larger(one: Floats, other: Floats) -> Floats:
     """
     scale = np.maximum(np.maximum(one, other), 1e-12)
     return scale * ((one / scale) ** _SHARPNESS + (other / scale) ** _SHARPNESS) ** (1 / _SHARPNESS)
+
+
+def _releases(configs: Sequence[RunConfig]) -> tuple[tuple[Release, ...], Floats]:
+    """The releases of layouts, and which each has, shape (layouts, releases)."""
+    of_all = [releases_of(config) for config in configs]
+    releases = tuple(dict.fromkeys(release for own in of_all for release in own))
+    found = np.array([[float(r in own) for r in releases] for own in of_all])
+    return releases, found.reshape(len(configs), len(releases))
 
 
 def _is_message(item: Item) -> bool:
@@ -288,7 +330,7 @@ def _effects(
     open_frac = 1.0 - told_s / np.maximum(all_s, 1e-12)
     of_blocks = [
         effects_of(config) if block.kind in (BlockKind.LAYER, BlockKind.EXPERT_LAYER) else ()
-        for block, config in zip(compiled.blocks, compiled.block_configs, strict=True)
+        for block, config in compiled.block_pairs
     ]
     found = _has_effect(of_blocks, effects) * open_frac[:, np.newaxis]
     is_launch = np.array([effect[0] == LAUNCH for effect in effects], dtype=np.float64)

@@ -151,6 +151,9 @@ class FittedSteps:
             logs.append(moved @ self.posterior.root)
             names += [_label(name) for name in known]
         told = set(known)
+        if self.posterior is None:
+            # The priors are those of some release, whichever it is.
+            told |= set(layouts.releases)
         fresh = [place for name, place in places.items() if name not in told]
         logs.append(slopes[:, fresh] * layouts.sigma_log[fresh])
         names += [_label(layouts.constants[place]) for place in fresh]

@@ -60,6 +60,8 @@ class LayoutGroup:
     """Item of the message after each chunk but the last, shape (layouts, chunks - 1)."""
     stages: Ints
     """Row of the stage sums, shape (stages, layouts)."""
+    host_frac: Floats
+    """1, or 0 where a graph replays the whole step, shape (layouts, 1)."""
     overlaps_reduces: bool
     overlaps_gathers: bool
     gathers_ahead: bool
@@ -82,6 +84,11 @@ class Compiled:
     """Items of the host's part of a forward pass, of a backward pass and of a step."""
     is_host_only: bool
     """The device has no streams of its own: nothing overlaps."""
+
+    @property
+    def block_pairs(self) -> list[tuple[Block, RunConfig]]:
+        """Each block with its layout."""
+        return list(zip(self.blocks, self.block_configs, strict=True))
 
 
 def compile_layouts(
@@ -172,6 +179,7 @@ class _Compiler:
             blocks=np.array([self._block_places(c, composition.variants) for c in configs]),
             hops=hops.reshape(len(members), pipeline.num_chunks - 1),
             stages=np.array([self._step(config, composition) for config in configs]).T,
+            host_frac=np.array([[float(not config.is_step_replayed)] for config in configs]),
             overlaps_reduces=is_async and overlaps_reduces,
             overlaps_gathers=is_async and overlaps_gathers,
             gathers_ahead=is_async

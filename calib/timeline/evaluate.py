@@ -62,7 +62,8 @@ class GroupTimes:
             return m * float(held @ values[places, 0])
 
         column = layout * self.total_s.shape[1]
-        forward, backward, step = (float(host[0]) for host in self.host_s)
+        frac = float(self.group.host_frac[layout, 0])
+        forward, backward, step = (frac * float(host[0]) for host in self.host_s)
         parts = {
             Part.FORWARD: blocks(self.blocks.forward_s),
             Part.BACKWARD: blocks(self.blocks.backward_s),
@@ -181,8 +182,8 @@ class _Evaluation:
             return values.reshape(-1, *group.stages.shape, values.shape[-1]).sum(axis=0)
 
         first, last = self._edge(group, Placement.FORWARD), self._edge(group, Placement.BACKWARD)
-        forward = chunks(self._forward_s) + self._host_s[0] + first
-        backward = chunks(self._backward_s) + self._host_s[1] + last
+        forward = chunks(self._forward_s) + group.host_frac * self._host_s[0] + first
+        backward = chunks(self._backward_s) + group.host_frac * self._host_s[1] + last
         reduce_window = by_stage(backward) if group.overlaps_reduces else None
         gather_window = by_stage(forward) if group.overlaps_gathers else None
         gather_s = self._gathers.exposed(group.stages, gather_window, self._contention)
@@ -240,7 +241,7 @@ class _Evaluation:
             ready_s[ends] = ready_s[ends].max(axis=0) + embedding_s
         optimizer_s = self._optimizer_s[group.stages]
         late_s = 0.0 if group.gathers_ahead else found.gather_s
-        tails = optimizer_s + self._host_s[2] + late_s
+        tails = optimizer_s + group.host_frac * self._host_s[2] + late_s
         return GroupTimes(
             group=group,
             costs=found.costs,

@@ -1,0 +1,69 @@
+"""What the host launches for a layer: the share that a CUDA graph replays, and that runs again."""
+
+from __future__ import annotations
+
+from ..workload.config import RunConfig
+from .blocks import Block, BlockKind
+
+_DENSE = {"attn": 0.6, "mlp": 0.4}
+"""Shares of a layer's kernels in two scopes of Megatron.  Attention has a norm, the product, the
+rotation of queries and keys, the kernel itself and the output product with its addition; the MLP a
+norm, two products, the activation and an addition."""
+_EXPERTS = {"attn": 0.15, "moe_router": 0.12, "moe_preprocess": 0.08, "moe": 0.85}
+"""The same of a layer of experts, which launches about four times as much (``EXPERT_LAUNCHES``).
+Router: product, top-k, probabilities, auxiliary loss and their sums over ranks.  Preprocessing:
+counts, maps and offsets of rows.  What is left of ``moe`` knows its shapes only when it runs:
+exchange, grouped products and the quantisation of each expert's operands, most of all kernels
+(layers with both replayed still wait 9 ms on B200, with 16 experts of a rank)."""
+_SHARES = {BlockKind.LAYER: _DENSE, BlockKind.EXPERT_LAYER: _EXPERTS}
+
+
+def replayed_frac(config: RunConfig, kind: BlockKind) -> float:
+    """Share of the launches of a block, 0 to 1, that the host has no part in.
+
+    A graph of the whole iteration replays everything, one of layers each layer or the modules of
+    its scope (``--cuda-graph-scope`` of Megatron-LM core_v0.16.1).
+
+    >>> from ..workload.config import Batch, ModelShape, Parallelism
+    >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
+    ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
+    >>> config = RunConfig(model=gpt, parallelism=Parallelism(), uses_cuda_graphs=True,
+    ...     batch=Batch(micro_batch_size=1, global_batch_size=8), cuda_graph_scope=("attn",))
+    >>> [replayed_frac(config, kind) for kind in (BlockKind.LAYER, BlockKind.HEAD)]
+    [0.6, 0.0]
+    """
+    if not config.uses_cuda_graphs:
+        return 0.0
+    if config.is_step_replayed:
+        return 1.0
+    shares = _SHARES.get(kind)
+    if shares is None:
+        return 0.0
+    if not config.cuda_graph_scope:
+        return 1.0
+    return min(1.0, sum(shares.get(name, 0.0) for name in config.cuda_graph_scope))
+
+
+_DROPLESS = 2.2
+"""Launches of a layer of experts that waits for the counts of its rows, over one whose rows are
+padded to a capacity: the host stops until the device has counted, and launches into an empty queue.
+Qwen3 30B without and with drops, in one release and the one before: 2.0 times on H100, 1.9 on B200,
+where both wait for the host; HybridEP's layers of the same model lie below."""
+
+
+def launched_frac(config: RunConfig, kind: BlockKind) -> float:
+    """Launches of a block by the host, over those of a layer of its kind that nothing stops."""
+    experts = config.model.experts
+    if kind is BlockKind.EMBEDDING:
+        return 0.0
+    is_stopped = kind is BlockKind.EXPERT_LAYER and experts and not experts.is_padded_to_capacity
+    return (1.0 - replayed_frac(config, kind)) * (_DROPLESS if is_stopped else 1.0)
+
+
+def again_frac(block: Block) -> float:
+    """Share of a block's forward launches, 0 to 1, that recomputation repeats.
+
+    Modules count by their operators: each is a kernel or a few.
+    """
+    forward, again = (sum(count for _, count in ops) for ops in (block.forward, block.recompute))
+    return min(1.0, again / forward) if forward else 0.0

@@ -1,0 +1,174 @@
+"""What graphs, recomputation, overlap and routing do to a step of experts."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from forerun.calib.layers.blocks import BlockKind, block
+from forerun.calib.layers.launches import again_frac, launched_frac, replayed_frac
+from forerun.calib.steps.base_times import prior_times
+from forerun.calib.steps.known import KnownStep
+from forerun.calib.steps.model import FittedSteps, fit_steps
+from forerun.calib.steps.scales import HOST_MICROBATCH, HOST_STEP
+from forerun.calib.timeline.compiled import compile_layouts
+from forerun.calib.timeline.evaluate import evaluate
+from forerun.calib.timeline.items import Item, Part
+from forerun.calib.workload.collectives import CollectiveCall, GroupRole
+from forerun.calib.workload.config import (
+    Batch,
+    Dispatcher,
+    Experts,
+    ModelShape,
+    Parallelism,
+    PositionEmbedding,
+    Precision,
+    Recompute,
+    RunConfig,
+)
+from forerun.calib.workload.operators import OperatorKind, Phase
+
+BASE = prior_times("H100", is_attention_fused=True)
+EXPERTS = Experts(
+    num_experts=32,
+    top_k=4,
+    ffn_hidden_size=512,
+    dispatcher=Dispatcher.FLEX,
+    is_grouped=True,
+    is_balance_forced=True,
+)
+
+
+def config(
+    *, hidden: int = 1024, m: int = 4, pp: int = 1, experts: Experts | None = EXPERTS
+) -> RunConfig:
+    model = ModelShape(
+        num_layers=8,
+        hidden_size=hidden,
+        ffn_hidden_size=4 * hidden,
+        num_attention_heads=hidden // 128,
+        num_query_groups=hidden // 128,
+        kv_channels=128,
+        seq_length=2048,
+        vocab_size=32000,
+        position_embedding=PositionEmbedding.ROPE,
+        experts=experts,
+    )
+    return RunConfig(
+        model=model,
+        parallelism=Parallelism(dp=16, pp=pp, ep=16 if experts else 1, etp=1, ranks_per_node=8),
+        batch=Batch(micro_batch_size=1, global_batch_size=16 * m),
+        precision=Precision.BF16,
+        device="H100",
+    )
+
+
+def routed(found: RunConfig, **changed: Any) -> RunConfig:
+    model = found.model
+    assert model.experts is not None
+    return replace(found, model=replace(model, experts=replace(model.experts, **changed)))
+
+
+def seconds(found: RunConfig) -> float:
+    return float(FittedSteps(base=BASE).median_times([found])[0])
+
+
+def test_wider_graphs_are_never_slower_and_a_whole_one_leaves_the_work() -> None:
+    plain = config()
+    scopes = [("moe_router",), ("moe_router", "moe_preprocess")]
+    scopes += [("attn", "moe_router", "moe_preprocess"), (), ("full_iteration",)]
+    graphs = [replace(plain, uses_cuda_graphs=True, cuda_graph_scope=scope) for scope in scopes]
+    times = [seconds(one) for one in (plain, *graphs)]
+    assert all(after < before for before, after in itertools.pairwise(times))
+    # Nothing of the host is left: a host of any speed gives the same.
+    whole = graphs[-1]
+    found = FittedSteps(base=BASE).estimate(whole)
+    assert found.parts_s[Part.HOST] == 0.0
+    names = {f"scale {name}" for name in (HOST_MICROBATCH, HOST_STEP, "floor")}
+    assert all(abs(found.error_log.get(name, 0.0)) < 1e-6 for name in names)
+
+
+def test_what_a_graph_replays() -> None:
+    dense, scoped = config(experts=None), replace(config(), uses_cuda_graphs=True)
+    assert replayed_frac(config(), BlockKind.EXPERT_LAYER) == 0.0
+    assert replayed_frac(scoped, BlockKind.EXPERT_LAYER) == 1.0
+    assert replayed_frac(scoped, BlockKind.HEAD) == 0.0
+    both = replace(dense, uses_cuda_graphs=True, cuda_graph_scope=("attn", "mlp"))
+    assert replayed_frac(both, BlockKind.LAYER) == 1.0
+    padded = routed(config(), capacity_factor=1.0, is_padded_to_capacity=True)
+    assert launched_frac(padded, BlockKind.EXPERT_LAYER) == 1.0
+    assert launched_frac(config(), BlockKind.EXPERT_LAYER) > 1.0
+    assert launched_frac(dense, BlockKind.LAYER) == 1.0
+
+
+@pytest.mark.parametrize("is_launch_bound", [True, False])
+def test_recomputed_modules_cost_in_their_order(is_launch_bound: bool) -> None:
+    small = config(hidden=256 if is_launch_bound else 4096)
+    modules = [("moe_act",), ("layernorm", "moe_act"), ("layernorm", "moe")]
+    again = [
+        replace(small, recompute=Recompute.SELECTIVE, recompute_modules=names) for names in modules
+    ]
+    whole = replace(small, recompute=Recompute.FULL)
+    times = [seconds(one) for one in (small, *again, whole)]
+    assert all(after > before for before, after in itertools.pairwise(times))
+    fracs = [again_frac(block(one, BlockKind.EXPERT_LAYER)) for one in (small, *again)]
+    assert fracs[0] == 0.0 and all(np.diff(fracs) > 0)
+    assert again_frac(block(whole, BlockKind.EXPERT_LAYER, is_recomputed=True)) == 1.0
+
+
+@pytest.mark.parametrize(("transfer_s", "delays"), [(1e-3, True), (9e-3, True), (9e-3, False)])
+def test_an_exchange_beside_another_micro_batch_hides_behind_half_of_both_passes(
+    transfer_s: float, delays: bool
+) -> None:
+    """By hand: each product 1 ms a pass and direction, everything else nothing."""
+    beside = routed(config(), overlaps_exchange=True, delays_weight_gradients=delays)
+    compiled = compile_layouts([beside])
+
+    def time_s(item: Item) -> float:
+        if isinstance(item, CollectiveCall):
+            return transfer_s if item.role is GroupRole.EXPERT_TP_EP else 0.0
+        if item.kind is not OperatorKind.GROUPED_LINEAR:
+            return 0.0
+        return 2e-3 if item.phase is Phase.BACKWARD else 1e-3
+
+    times_s = np.array([[time_s(item)] for item in compiled.items])
+    (found,) = evaluate(compiled, times_s, contention=1.0)
+    # A layer has two products: 2 ms forwards and 4 ms backwards, half of that weights' gradients.
+    window_s = 0.5 * (2e-3 + (4e-3 if delays else 2e-3))
+    # There and back in each pass.
+    exposed_s = 2 * max(0.0, 2 * transfer_s - window_s)
+    layers, m = beside.model.num_layers, beside.num_microbatches
+    assert found.parts_s(0)[Part.EP] == pytest.approx(layers * m * exposed_s)
+
+
+def test_imbalance_costs_products_and_exchange() -> None:
+    even = config(hidden=4096)
+    times = [seconds(routed(even, imbalance=imbalance)) for imbalance in (1.0, 1.5, 2.0)]
+    assert times[0] < times[1] < times[2] < 2 * times[0]
+    # What nobody counted is less certain.
+    first, second = (
+        FittedSteps(base=BASE).estimate(routed(even, is_balance_forced=is_forced)).sigma_log
+        for is_forced in (True, False)
+    )
+    assert second > first
+
+
+def test_a_release_moves_its_own_level_and_an_unseen_one_is_wider() -> None:
+    """Planted: the second release is 1.15 times slower in every layout."""
+    layouts = [config(m=m, hidden=hidden) for m in (4, 8) for hidden in (1024, 2048, 4096)]
+    old, new = ([replace(c, framework=name) for c in layouts] for name in ("core 1", "core 2"))
+    known = [KnownStep(config=c, time_s=seconds(c)) for c in old]
+    known += [KnownStep(config=c, time_s=1.15 * seconds(c)) for c in new[:4]]
+    fitted = fit_steps(BASE, known)
+    asked = config(m=16, hidden=2048)
+    one, two, three = fitted.estimates(
+        [replace(asked, framework=name) for name in ("core 1", "core 2", "core 3")]
+    )
+    assert math.log(two.time_s / one.time_s) == pytest.approx(math.log(1.15), abs=0.05)
+    assert one.time_s < three.time_s < two.time_s
+    assert three.sigma_log > max(one.sigma_log, two.sigma_log)
