@@ -17,11 +17,12 @@ from ..records.step_rows import StepRow
 
 MAX_SUBSETS = 256
 """All subsets of the calibration size are run where there are no more than these."""
-LEAVE_ONE_OUT, LEAVE_GROUP, LEAVE_WIDTH, LEAVE_DEPTH, SCALE_OUT = (
+LEAVE_ONE_OUT, LEAVE_GROUP, LEAVE_WIDTH, LEAVE_DEPTH, LEAVE_RELEASE, SCALE_OUT = (
     "leave_one_out",
     "leave_group",
     "leave_width",
     "leave_depth",
+    "leave_release",
     "scale_out",
 )
 STEP_PROTOCOLS = {
@@ -29,6 +30,7 @@ STEP_PROTOCOLS = {
     LEAVE_GROUP: "a machine with rows of two models, numbers of GPUs or batches or more",
     LEAVE_WIDTH: "a machine with rows of two hidden sizes or more",
     LEAVE_DEPTH: "a machine with rows of one hidden size and two depths or more",
+    LEAVE_RELEASE: "a machine with rows of two releases of its framework or more",
     SCALE_OUT: "a series (one model on one machine and stack) of two numbers of GPUs or more",
 }
 """Besides these, ``calibrate_K`` needs a machine with more than K rows, as ``designed_K`` does."""
@@ -116,6 +118,7 @@ _KEYS: dict[str, Callable[[StepRow], str]] = {
     LEAVE_GROUP: lambda row: row.group,
     LEAVE_WIDTH: lambda row: row.width,
     LEAVE_DEPTH: lambda row: f"{row.width} L{row.config.model.num_layers}",
+    LEAVE_RELEASE: lambda row: row.config.framework,
 }
 
 

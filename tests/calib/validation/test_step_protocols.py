@@ -16,6 +16,7 @@ from forerun.calib.validation.step_protocols import (
     LEAVE_DEPTH,
     LEAVE_GROUP,
     LEAVE_ONE_OUT,
+    LEAVE_RELEASE,
     LEAVE_WIDTH,
     MAX_LEFT_OUT,
     MAX_SUBSETS,
@@ -63,7 +64,7 @@ def test_named_protocols_split_too(protocol: str) -> None:
         size = len(rows) // 4 if protocol == SCALE_OUT else len(rows) // 2
         assert len(fold.train) + len(fold.test) == size
         assert len(own) == 1 or protocol != SCALE_OUT
-    assert bool(folds) == (protocol not in (LEAVE_WIDTH,))
+    assert bool(folds) == (protocol not in (LEAVE_WIDTH, LEAVE_RELEASE))
 
 
 def test_all_subsets_where_few_and_draws_where_many() -> None:
@@ -74,6 +75,18 @@ def test_all_subsets_where_few_and_draws_where_many() -> None:
     assert len({fold.train for fold in folds}) == 7
     assert folds == list(calibrate_on(rows, 5, 7))
     assert [fold.draw for fold in folds] == list(range(7))
+
+
+def test_a_release_is_left_out_whole() -> None:
+    rows = [
+        replace(row, config=replace(row.config, framework=f"core 0.{i % 3}"))
+        for i, row in enumerate(grid())
+    ]
+    folds = list(named(rows, LEAVE_RELEASE))
+    assert len(folds) == 3
+    for fold in folds:
+        (left,) = {rows[i].config.framework for i in fold.test}
+        assert left not in {rows[i].config.framework for i in fold.train}
 
 
 def test_what_is_left_out_is_whole() -> None:
