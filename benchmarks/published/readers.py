@@ -18,6 +18,7 @@ from forerun.benchmarks.published import (
     operators_inference,
     operators_neusight,
     operators_profiles,
+    steps_bridge,
     steps_megatron,
     steps_nemo,
     steps_others,
@@ -45,7 +46,10 @@ FAMILIES = (
     *operators_profiles.FAMILIES,
     *collectives.FAMILIES,
 )
-STEP_FAMILIES = (_OWN_STEPS, *steps_megatron.FAMILIES, *steps_nemo.FAMILIES, *steps_others.FAMILIES)
+STEP_FAMILIES = (
+    *(_OWN_STEPS, *steps_megatron.FAMILIES, *steps_bridge.FAMILIES),
+    *(*steps_nemo.FAMILIES, *steps_others.FAMILIES),
+)
 
 
 def read_published(frame: pd.DataFrame, name: str) -> pd.DataFrame:

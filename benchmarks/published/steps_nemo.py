@@ -1,4 +1,4 @@
-"""Step tables of NVIDIA's recipes: Megatron-Bridge, DGX Cloud benchmarks, MLPerf, Megatron's CI."""
+"""Step tables of NVIDIA's recipes: DGX Cloud benchmarks, MLPerf, Megatron's CI."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from forerun.benchmarks.published.step_records import (
     Record,
     Stack,
     family,
-    fully_sharded,
     joined_flags,
-    layout,
     padded_vocab,
     step_row,
 )
+from forerun.benchmarks.published.steps_bridge import forced, recipe_stack
 from forerun.calib.errors import ConfigError
-from forerun.calib.records.step_rows import StepKind, StepRow
+from forerun.calib.records.step_rows import StepRow
 from forerun.calib.workload.config import (
     Attention,
     ModelShape,
@@ -26,64 +25,6 @@ from forerun.calib.workload.config import (
     Recompute,
 )
 from forerun.calib.workload.model_shape import Dispatcher, Experts
-
-_NVL72_RANKS = 64
-"""GPUs of a rack that runs use as one NVLink domain."""
-
-
-def _recipe_stack(framework: str, device: str) -> Stack:
-    """What all of NVIDIA's recipes switch on: gradients as they are, weights as products read them
-    (``grad_reduce_in_fp32=False``, ``fp8_param_gather=True`` in the recipes of performance)."""
-    return Stack(
-        framework=framework,
-        reduces_grads_in_bf16=True,
-        keeps_fp8_params=True,
-        is_sequence_parallel=True,
-        is_optimizer_distributed=True,
-        overlaps=True,
-        ranks_per_node=_NVL72_RANKS if device.upper().startswith("GB") else 8,
-    )
-
-
-def read_bridge(record: Record) -> StepRow:
-    """Megatron-Bridge's performance summary; shapes by the model's name, balanced routing.
-
-    Several releases of one configuration are rows of their own.  Experts are never split over tp;
-    recompute, graphs and dispatchers are those of each recipe, and not in the table.
-    """
-    device = record.text("system").removeprefix("DGX-")
-    stated, label = record.text("precision"), record.text("model")
-    model = public_shape(label, seq_length=record.whole("seq_len"))
-    stack = _recipe_stack(f"Megatron-Bridge {record.text('release')}", device)
-    par = layout(record, model, stack, etp=1 if model.experts else 0)
-    if record.number("fsdp", default=0) > 0:
-        par = fully_sharded(par)
-    if "w/ mtp" in label.lower():
-        model = replace(model, num_prediction_layers=1)
-    flag = joined_flags(
-        (not stated, "the precision is not stated"),
-        ("pre-train" not in record.text("phase").lower(), "fine-tuning"),
-    )
-    return step_row(
-        record,
-        model=_with_drops(model, label),
-        stack=stack,
-        parallelism=par,
-        device=device,
-        precision=stated,
-        unmodelled=("recompute of the recipe",),
-        machine=f"{device} Megatron-Bridge {stated or 'unknown'}",
-        label=f"{model_key(label)} {stated}",
-        measured_s=record.number("step_time_s_derived", "step_time_s"),
-        kind=StepKind.DERIVED,
-        flag=flag,
-    )
-
-
-def _with_drops(model: ModelShape, label: str) -> ModelShape:
-    if model.experts is None or "tokendrop" not in label.lower():
-        return model
-    return replace(model, experts=replace(model.experts, capacity_factor=1.0))
 
 
 def read_dgxc(record: Record) -> StepRow:
@@ -101,8 +42,10 @@ def read_dgxc(record: Record) -> StepRow:
     return step_row(
         record,
         row_id=f"{record.text('title') or label} x{record.text('gpus')} {record.row_id}",
-        model=public_shape(label, seq_length=record.whole("seq_len"), num_layers=num_layers),
-        stack=_recipe_stack(f"NeMo {record.text('release_tag_first')}".strip(), device),
+        model=forced(
+            public_shape(label, seq_length=record.whole("seq_len"), num_layers=num_layers)
+        ),
+        stack=recipe_stack(f"NeMo {record.text('release_tag_first')}".strip(), device),
         device=device,
         precision=record.text("precision"),
         micro_batch_size=record.whole("micro_batch_size", default=0) or _micro(record, flag),
@@ -160,7 +103,7 @@ def read_mlperf(record: Record) -> StepRow:
         record,
         row_id=" ".join(record.text(c) for c in ("round", "system", "benchmark", "result")).strip(),
         model=model,
-        stack=_recipe_stack("NeMo", device),
+        stack=recipe_stack("NeMo", device),
         device=device,
         precision=stated,
         machine=f"{device} MLPerf {record.text('round')} {record.text('submitter')} {stated}",
@@ -276,7 +219,6 @@ def _ci_shape(record: Record) -> ModelShape:
 
 
 FAMILIES = (
-    family("Megatron-Bridge", "release system model gpus fsdp tokens_per_s_per_gpu", read_bridge),
     family("DGX Cloud benchmarks", "model framework gpu gpus tokens_per_s scaling", read_dgxc),
     family("MLPerf", "round benchmark accelerator config_match gpus tp", read_mlperf),
     family("Megatron-LM CI", "model_family test_case median_iter_time_s hidden_size", read_ci),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from forerun.calib.errors import CalibrationError, ConfigError
 from forerun.calib.importers import own_steps
 from forerun.calib.importers.own_steps import own_frame
 from forerun.calib.records.step_rows import StepKind, StepRow, StepTable, Trait
+from forerun.calib.steps.table_steps import table_steps
 from forerun.calib.workload.config import (
     Attention,
     ContextComm,
@@ -24,6 +27,7 @@ from forerun.calib.workload.config import (
     Precision,
     Recompute,
 )
+from forerun.calib.workload.model_shape import USUAL_IMBALANCE
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "steps"
 PUBLISHED = Path(__file__).parents[3] / "recipes" / "published"
@@ -176,6 +180,54 @@ def test_bridge_takes_shapes_by_name() -> None:
 def test_other_models_of_the_recipes_are_known(label: str) -> None:
     cells = {"model": label, "precision": "BF16", "fsdp": 0, "tp": 1, "pp": 1, "ep": 1, "vp": None}
     assert not only(like("e2e_megatron_bridge", **cells)).flag
+
+
+def test_bridge_rows_have_the_switches_of_the_recipe_with_their_degrees() -> None:
+    """Read off v0.3.1 of Megatron-Bridge by hand."""
+    rows = {row.row_id: row for row in golden("e2e_megatron_bridge").rows}
+    config = rows["mb_194"].config
+    experts = config.model.experts
+    assert experts is not None and not config.unmodelled
+    assert experts.dispatcher is Dispatcher.FLEX and experts.is_balance_forced
+    assert experts.overlaps_exchange and experts.delays_weight_gradients
+    other = only(like("e2e_megatron_bridge", model="Qwen3_235B_a22B", ep=16, tp=1, pp=4, vp=None))
+    assert other.config.unmodelled
+
+
+def test_cards_say_every_switch() -> None:
+    table = golden("e2e_bridge_cards")
+    rows = {row.row_id: row.config for row in table.rows}
+    of_rows = {row_id: config.model.experts for row_id, config in rows.items()}
+    experts = {row_id: one for row_id, one in of_rows.items() if one is not None}
+    assert rows["mbc_076"].is_step_replayed and experts["mbc_076"].is_balance_forced
+    assert rows["mbc_069"].cuda_graph_scope == ("moe_router", "moe_preprocess")
+    assert not experts["mbc_069"].is_balance_forced
+    assert experts["mbc_069"].imbalance == USUAL_IMBALANCE
+    assert not experts["mbc_142"].overlaps_exchange and experts["mbc_143"].overlaps_exchange
+    assert rows["mbc_101"].recompute is Recompute.NONE
+    assert rows["mbc_106"].recompute_modules == ("layernorm", "moe_act")
+    flags = {row.row_id: row.flag for row in table.rows}
+    assert flags["mbc_032"] == "resumed run" and "LoRA" in flags["mbc_036"]
+    reasons = [skip.reason for skip in table.skipped]
+    assert any("Mamba" in reason for reason in reasons)
+    assert any("seq_len not stated" in reason for reason in reasons)
+
+
+def test_switches_of_cards_move_the_step_as_measured() -> None:
+    """Rows that differ in one switch: the log of their ratio, right in sign and within 0.05."""
+    rows = [row for row in golden("e2e_bridge_cards").rows if row.measured_s > 0]
+    pairs = [
+        (one, other)
+        for one, other in itertools.combinations(rows, 2)
+        if one.pair == other.pair and one.pair and not one.pair.startswith("resume")
+    ]
+    assert len(pairs) == 22
+    found = {row.row_id: table_steps(row).median_times([row.config])[0] for row in rows}
+    for one, other in pairs:
+        measured = math.log(other.measured_s / one.measured_s)
+        modelled = math.log(found[other.row_id] / found[one.row_id])
+        assert modelled != 0.0 and abs(modelled - measured) < 0.05
+        assert abs(measured) < math.log(1.05) or measured * modelled > 0
 
 
 def test_dgxc_reads_degrees_virtual_stages_and_precision() -> None:
