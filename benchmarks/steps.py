@@ -22,9 +22,11 @@ import pandas as pd
 
 from forerun.benchmarks.baselines.steps import BASELINES, order_only
 from forerun.benchmarks.markdown_text import write_between
+from forerun.benchmarks.published.readers import steps_of
 from forerun.benchmarks.scoring.step_acceptance import CLAIMS, Claim
 from forerun.benchmarks.scoring.step_comparisons import compare
 from forerun.benchmarks.scoring.step_coverage import coverage_verdict, pooled, row_coverage
+from forerun.benchmarks.scoring.step_pairs import score_pairs
 from forerun.benchmarks.scoring.step_runs import MODELS, Key, Scored, left_out, score
 from forerun.benchmarks.scoring.step_text import markdown
 from forerun.calib.records.step_rows import StepKind
@@ -56,6 +58,7 @@ def main() -> None:
         "results": lines,
         "coverage": list(_coverage(claims, chosen, said)),
         "worst": worst,
+        "pairs": _pairs(claims, arguments.data),
         "also": json.loads(arguments.also.read_text(encoding="utf-8")) if arguments.also else [],
     }
     text = markdown(told, [baseline.name for baseline in BASELINES])
@@ -101,6 +104,12 @@ def _line(
     num_rows, reasons = left_out(arguments.data, claim, arguments.draws)
     line |= {"rows": num_rows, "left_out": dict(reasons), "seconds": ours.seconds}
     return line, worst_rows(joined(ours.of(claim.is_scored)))
+
+
+def _pairs(claims: Sequence[Claim], data: Path) -> Lines:
+    """Of all tables that are asked for, each once."""
+    tables = dict.fromkeys(claim.table for claim in claims)
+    return [pair for table in tables for pair in score_pairs(steps_of(data, table).rows)]
 
 
 def _pools(claims: Sequence[Claim], chosen: str, said: Said) -> Iterator[dict[str, Any]]:

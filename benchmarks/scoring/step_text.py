@@ -9,6 +9,7 @@ from typing import Any
 
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.scoring.step_acceptance import FIGURE_NAMES, shown
+from forerun.benchmarks.scoring.step_pairs import pairs_text
 
 LEGEND = """\
 Percent, but for tau.  Errors are mean absolute percentage errors of step time over the scored rows
@@ -29,6 +30,10 @@ COMPARED = """\
 Mean absolute error of ours less that of the baseline over distinct rows, in points, with the 90 %
 interval of a paired bootstrap (10,000 resamples, one seed) over series, or over rows where all are
 of one series.  Better: the whole interval is below 0."""
+PAIRS = """\
+Ratios of two rows that differ in one switch, from priors alone: right in sign where the measured
+difference exceeds 5 %, within 0.05 of the measured log (never one answer for both), mean error of
+the log."""
 LEFT_OUT = "Rows of each table that no fold holds, each by the first reason against it:"
 _WORST = "Worst ten rows of each line, mean signed error over draws:"
 Line = Mapping[str, Any]
@@ -46,6 +51,8 @@ def markdown(told: Mapping[str, Any], baselines: Sequence[str]) -> str:
     parts += [COVERAGE, _coverage(told["coverage"])]
     compared = _compared(lines)
     parts += [COMPARED, compared] if compared else []
+    if told["pairs"]:
+        parts += [PAIRS, pairs_text(told["pairs"])]
     parts += [LEFT_OUT, _left_out(lines), _WORST, _worst(told["worst"])]
     return "\n\n".join(parts)
 

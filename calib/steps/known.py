@@ -105,6 +105,25 @@ def similarity(configs: Sequence[RunConfig], others: Sequence[RunConfig]) -> Flo
     return _SHARED_FRAC * np.exp(-np.sqrt(squares) / _REACH)
 
 
+SPANNED = ("tp", "cp", "ep", "dp", "pp")
+"""Names of the constants of the kinds of groups that ``unseen_across`` tells of."""
+
+
+def unseen_across(configs: Sequence[RunConfig], known: Sequence[RunConfig]) -> NDArray[np.bool_]:
+    """Which kinds of groups span nodes in a layout and in none that is known, shape (configs, 5).
+
+    >>> from ..workload.config import Batch, ModelShape, Parallelism
+    >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
+    ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
+    >>> one, other = (RunConfig(model=gpt, parallelism=Parallelism(pp=pp, dp=4, ranks_per_node=4),
+    ...     batch=Batch(micro_batch_size=1, global_batch_size=8)) for pp in (1, 2))
+    >>> dict(zip(SPANNED, unseen_across([other], [one])[0].tolist()))["pp"]
+    True
+    """
+    ours, theirs = _Features.of(configs).spans, _Features.of(known).spans
+    return (ours == 2) & ~(theirs == 2).any(axis=0)
+
+
 def correlations(configs: Sequence[RunConfig], running: RunConfig | None = None) -> Floats:
     """Of what the constants leave of each step, shape (configs, configs).
 

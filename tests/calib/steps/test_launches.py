@@ -172,3 +172,23 @@ def test_a_release_moves_its_own_level_and_an_unseen_one_is_wider() -> None:
     assert math.log(two.time_s / one.time_s) == pytest.approx(math.log(1.15), abs=0.05)
     assert one.time_s < three.time_s < two.time_s
     assert three.sigma_log > max(one.sigma_log, two.sigma_log)
+
+
+def test_messages_between_nodes_that_nobody_sampled_are_wider() -> None:
+    shape = config(m=8, experts=None)
+
+    def layout(pp: int, ranks_per_node: int) -> RunConfig:
+        par = Parallelism(dp=16 // pp, pp=pp, ranks_per_node=ranks_per_node)
+        return replace(shape, parallelism=par)
+
+    def width(known: list[RunConfig], asked: RunConfig) -> float:
+        steps = [KnownStep(config=one, time_s=seconds(one)) for one in known]
+        return fit_steps(BASE, steps).estimate(asked).sigma_log
+
+    asked = layout(4, 4)
+    inside, across = layout(2, 16), layout(2, 8)
+    name = "pp across nodes, never sampled"
+    found = fit_steps(BASE, [KnownStep(config=inside, time_s=seconds(inside))]).estimate(asked)
+    assert found.error_log[name] > 0
+    assert width([inside], asked) > width([across], asked)
+    assert width([inside], inside) < width([inside], asked)
