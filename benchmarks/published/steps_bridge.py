@@ -190,7 +190,8 @@ def read_card(record: Record) -> StepRow:
     """Megatron-Bridge's verification cards: every switch is a column of its own.
 
     What a row does not say stays as Bridge has it by default (``alltoall``, no graphs).  Routing
-    that is said to be the router's own has the usual imbalance.
+    that is said to be the router's own has the usual imbalance.  Functional runs are flagged: the
+    cards themselves call their timing a sanity check.
     """
     if missing := record.unstated("gpus", "global_batch", "micro_batch", "seq_len", "tp", "pp"):
         raise ConfigError(missing)
@@ -216,6 +217,7 @@ def read_card(record: Record) -> StepRow:
             (record.text("phase") == "LoRA", "LoRA is not modelled"),
             (record.text("phase") == "SFT", "fine-tuning"),
             (record.text("item") == "checkpoint_resume", "resumed run"),
+            (record.text("kind") == "pretrain", "functional run"),
         ),
     )
     return replace(row, config=_card_switches(row.config, record), pair=record.text("feature_pair"))

@@ -118,8 +118,7 @@ def _constants(floor_s: float) -> tuple[Scale, ...]:
             weight=_of({Kind.HOST_STEP}, tuple(Phase)),
         ),
         # Router, sort, permutes and quantisation of every expert: many times the kernels of an MLP.
-        # Layers that wait for the host take 9 ms for both passes on B200 (Qwen3 30B), 14 to 16 on
-        # H100 (Moonlight, GPT-OSS 20B): 2.2 to 3.8 times this, of which ``launched_frac`` has 2.2.
+        # Where the host waits for the device, ``launched_frac`` has more of them.
         Scale(name=EXPERT_LAUNCHES, log_center=math.log(4.0), log_sigma=0.3),
         Scale(name=FLOOR, log_center=math.log(floor_s), log_sigma=0.3),
         Scale(name=FLOOR_RATIO, log_center=math.log(1.6), log_sigma=0.15),

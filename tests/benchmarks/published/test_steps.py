@@ -210,7 +210,8 @@ def test_cards_say_every_switch() -> None:
     assert rows["mbc_101"].recompute is Recompute.NONE
     assert rows["mbc_106"].recompute_modules == ("layernorm", "moe_act")
     flags = {row.row_id: row.flag for row in table.rows}
-    assert flags["mbc_032"] == "resumed run" and "LoRA" in flags["mbc_036"]
+    assert flags["mbc_032"] == "resumed run; functional run" and "LoRA" in flags["mbc_036"]
+    assert flags["mbc_069"] == "functional run" and not flags["mbc_076"]
     reasons = [skip.reason for skip in table.skipped]
     assert any("Mamba" in reason for reason in reasons)
     assert any("seq_len not stated" in reason for reason in reasons)
