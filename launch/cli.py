@@ -179,6 +179,13 @@ def _add_validate(verbs: argparse._SubParsersAction) -> None:
         help="steps: tables of operators and collectives of the same devices",
     )
     add("--rows", type=int, default=10, metavar="K", help="design: layouts to name (default 10)")
+    add(
+        "--cluster",
+        type=Path,
+        metavar="FILE",
+        help="collectives: JSON of what joins the GPUs (joint, num_gpus, num_cards, domain, "
+        "node_bytes_per_s, card_bytes_per_s)",
+    )
 
 
 def _add_import(verbs: argparse._SubParsersAction) -> None:

@@ -115,6 +115,7 @@ class CollectiveModel:
     def estimate(self, group: Group, nbytes: Vector) -> Transfers:
         """Transfers of these payloads among the ranks of a group."""
         logs = np.log(np.maximum(nbytes, 1.0))
+        group = joined(group, self.prior)
         if group in self.groups:
             return self._measured(group, logs)
         nearest = _nearest(group, self.groups)
@@ -178,6 +179,15 @@ def fit_collectives(
     return fit_transfers(samples, prior, prior_sigma_log=prior_sigma_log, num_rows=numbers)
 
 
+def joined(group: Group, prior: NetworkPrior) -> Group:
+    """The group with hosts that one NVLink domain joins counted as one node."""
+    if prior.links is None or group.num_nodes == 1:
+        return group
+    islands = prior.links.topology.num_islands(group.num_ranks, group.num_nodes)
+    chosen = group.num_chosen if islands > 1 else 0
+    return replace(group, num_nodes=islands, num_chosen=chosen)
+
+
 def fit_transfers(
     samples: Mapping[Group, Samples],
     prior: NetworkPrior,
@@ -187,7 +197,8 @@ def fit_transfers(
 ) -> CollectiveModel:
     """Machine constants over all samples, the curve of each group around them, and the widths."""
     start = Link(step_s=prior.step_s, bus_bytes_per_s=prior.bus_bytes_per_s)
-    ordered = {group: samples[group] for group in sorted(samples, key=lambda g: g.order)}
+    # Of groups that NVLink makes one the widest spread over hosts is kept.
+    ordered = {joined(g, prior): samples[g] for g in sorted(samples, key=lambda g: g.order)}
     machine = _fit_link(ordered, start, _MACHINE_SIGMA_LOG) if ordered else start
     groups = {}
     for group, found in ordered.items():

@@ -68,7 +68,7 @@ class Topology:
     num_cards: int = 8
     """Network cards of a node."""
     domain: int = 8
-    """Ranks that NVLink joins; 72 in a rack of GB200."""
+    """Ranks that NVLink joins: 72 in a rack of GB200, with hosts of four in it."""
     origins: Mapping[str, Origin] = field(default_factory=dict)
     """By the name of a field above; the prior's where it is not named."""
 
@@ -79,6 +79,18 @@ class Topology:
     def is_stated(self, name: str) -> bool:
         """Whether a user said so, which no measurement overrules."""
         return self.origin(name) is Origin.STATED
+
+    def num_islands(self, num_ranks: int, num_nodes: int) -> int:
+        """Parts of a group that only the network joins: its nodes, or domains of several nodes.
+
+        >>> rack = Topology(num_gpus=4, domain=72)
+        >>> [rack.num_islands(4 * n, n) for n in (1, 16, 32)], Topology().num_islands(32, 4)
+        ([1, 1, 2], 4)
+        """
+        if self.domain <= self.num_gpus:
+            return num_nodes
+        nodes = max(1, self.domain // self.num_gpus)
+        return min(num_ranks, -(-num_nodes // nodes))
 
     def node_share(self, num_ranks: int) -> float:
         """Share of the links of a rank that it reaches among so many ranks of a node.
@@ -95,13 +107,16 @@ class Topology:
         return 1.0
 
     def cards_in_use(self, ranks_per_node: float) -> int:
-        """Network cards that so many ranks on a node reach: those beside their own GPUs.
+        """Network cards that so many ranks on a node reach: those beside their own GPUs, of all
+        hosts that one domain joins.
 
         >>> [Topology(num_cards=4).cards_in_use(n) for n in (1, 2, 4, 8)]
         [1, 1, 2, 4]
         """
-        reached = -(-ranks_per_node * self.num_cards // max(self.num_gpus, ranks_per_node))
-        return int(min(max(reached, 1), self.num_cards))
+        held = max(1.0, ranks_per_node / self.num_gpus) if self.domain > self.num_gpus else 1.0
+        cards = self.num_cards * held
+        reached = -(-ranks_per_node * cards // max(self.num_gpus * held, ranks_per_node))
+        return int(min(max(reached, 1), cards))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

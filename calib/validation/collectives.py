@@ -23,6 +23,7 @@ nodes, since means over several hide which of them a law cannot tell.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 
 from ..errors import ConfigError
 from ..importers.own_format import CHOSEN
+from ..network.cluster import stated_network
 from ..network.collective_times import Transfers, fit_transfers
 from ..network.curves import Samples
 from ..network.groups import Group
@@ -61,19 +63,24 @@ _NODES_FACTOR = 4
 
 
 def validate_collectives(
-    frame: pd.DataFrame, *, seeds: Sequence[int], protocols: Sequence[str]
+    frame: pd.DataFrame,
+    *,
+    seeds: Sequence[int],
+    protocols: Sequence[str],
+    cluster: Mapping[str, object] | None = None,
 ) -> pd.DataFrame:
     """Scored rows of everything that the protocols leave out; a group is a collective.
 
     ``frame`` is a canonical table of collectives; flagged rows are neither fitted nor scored.  A
-    protocol that no machine of the table can carry has no rows.  ``ConfigError`` for a protocol
-    that is not known.
+    protocol that no machine of the table can carry has no rows.  ``cluster`` states its nodes
+    (``network.cluster``).  ``ConfigError`` for a protocol that is not known.
     """
     unknown = sorted(set(protocols) - COLLECTIVE_PROTOCOLS.keys())
     if unknown:
         known = ", ".join(COLLECTIVE_PROTOCOLS)
         raise ConfigError(f"protocol {unknown[0]!r} is none of {known}; name one")
-    found = (left_out(frame, protocol, seeds=seeds) for protocol in protocols)
+    fit = partial(fit_machine, cluster=cluster)
+    found = (left_out(frame, protocol, seeds=seeds, fit=fit) for protocol in protocols)
     return joined(rows.sort_values("group", kind="stable") for rows in found if len(rows))
 
 
@@ -85,9 +92,11 @@ class TransferModel(Protocol):
         ...
 
 
-def fit_machine(samples: Mapping[Group, Samples], device: str) -> TransferModel:
-    """Our model of the curves of one machine."""
-    return fit_transfers(samples, network_prior(device))
+def fit_machine(
+    samples: Mapping[Group, Samples], device: str, *, cluster: Mapping[str, object] | None = None
+) -> TransferModel:
+    """Our model of the curves of one machine, with what is stated of its nodes."""
+    return fit_transfers(samples, stated_network(cluster or {}, network_prior(device)))
 
 
 def left_out(

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
 
 from ...calib.errors import CalibrationError, ConfigError
 from ...calib.importers.own_format import read_table, table_kind
+from ...calib.plain_json import parse_json
 from ...calib.units import format_frac
 from ...calib.validation.collectives import COLLECTIVE_PROTOCOLS, validate_collectives
 from ...calib.validation.operators import OPERATOR_PROTOCOLS, implausible, validate_operators
 from ...calib.validation.scores import FIGURES, noise_floors, score_rows
+from ..directory.bounded_files import read_bounded
 from ..known.table_files import read_frame, table_names
 from ..report.table import ReportTable, console, show_table
 from .outcome import ExitCode, grouped, print_json, tell
@@ -33,6 +36,7 @@ def validate(args: argparse.Namespace) -> int:
     if args.seeds < 1:
         raise ConfigError(f"--seeds {args.seeds} is below 1; give how many random draws to pool")
     is_operators = args.what == OPERATORS
+    run = _protocols_of(args)
     needs = OPERATOR_PROTOCOLS if is_operators else COLLECTIVE_PROTOCOLS
     chosen = tuple(dict.fromkeys(args.protocol or needs))
     for protocol in chosen:
@@ -46,7 +50,6 @@ def validate(args: argparse.Namespace) -> int:
         _tell_flags(name, frame)
         if is_operators:
             _tell_implausible(name, frame)
-        run = validate_operators if is_operators else validate_collectives
         found = score_rows(run(frame, seeds=range(args.seeds), protocols=chosen), name)
         carried = {row["protocol"] for row in found}
         for protocol in (p for p in chosen if p not in carried):
@@ -62,6 +65,25 @@ def validate(args: argparse.Namespace) -> int:
         for table in _report(rows, floors):
             show_table(table, console())
     return ExitCode.ANSWER
+
+
+def _protocols_of(args: argparse.Namespace) -> Callable[..., pd.DataFrame]:
+    """What scores the tables; of collectives with what a cluster file states."""
+    path: Path | None = args.cluster
+    if args.what == OPERATORS:
+        if path is not None:
+            raise ConfigError("--cluster is for collectives; leave it out with operators")
+        return validate_operators
+    if path is None:
+        return validate_collectives
+    text = read_bounded(path)
+    try:
+        found = None if text is None else parse_json(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} holds no JSON object; state the nodes of a cluster in one")
+    return partial(validate_collectives, cluster=found)
 
 
 def _read(paths: Sequence[Path], what: str) -> dict[str, pd.DataFrame]:

@@ -43,8 +43,8 @@ def test_the_surface_is_frozen() -> None:
             "--top",
         ],
         "validate": [
-            *("--calibrate-on", "--draws", "--help", "--json", "--operators", "--protocol"),
-            *("--rows", "--seeds"),
+            *("--calibrate-on", "--cluster", "--draws", "--help", "--json", "--operators"),
+            *("--protocol", "--rows", "--seeds"),
         ],
         "import": ["--fabric", "--help", "--json", "--kernels", "--out", "--ranks-per-node"],
         "probe": [

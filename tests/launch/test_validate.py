@@ -54,6 +54,21 @@ def test_collectives_are_scored(capsys: pytest.CaptureFixture[str]) -> None:
     assert "all_gather 4 on 1" in {row["group"] for row in rows}
 
 
+def test_a_cluster_file_states_the_nodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ("collectives", str(COLLECTIVES), "--json", "--protocol", "pair_to_node")
+    cluster = tmp_path / "cluster.json"
+    cluster.write_text('{"node_bytes_per_s": 1e9, "joint": "pcie"}')
+    usual, stated = (run(capsys, *argv, *more) for more in ((), ("--cluster", str(cluster))))
+    assert usual[0] == stated[0] == ExitCode.ANSWER and usual[1] != stated[1]
+    cluster.write_text('{"num_cards": "many"}')
+    code, _, err = run(capsys, *argv, "--cluster", str(cluster))
+    assert code != ExitCode.ANSWER and "num_cards" in err
+    code, _, err = run(capsys, *argv, "--cluster", str(tmp_path / "none.json"))
+    assert code != ExitCode.ANSWER and "none.json" in err
+
+
 def test_parquet_and_gzip_give_the_same_answer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
