@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -16,7 +17,7 @@ from ...calib.plain_json import parse_json
 from ...calib.units import format_frac
 from ...calib.validation.collectives import COLLECTIVE_PROTOCOLS, validate_collectives
 from ...calib.validation.operators import OPERATOR_PROTOCOLS, implausible, validate_operators
-from ...calib.validation.scores import FIGURES, noise_floors, score_rows
+from ...calib.validation.scores import FIGURES, joined, noise_floors, score_rows
 from ..directory.bounded_files import read_bounded
 from ..known.table_files import read_frame, table_names
 from ..report.table import ReportTable, console, show_table
@@ -50,7 +51,8 @@ def validate(args: argparse.Namespace) -> int:
         _tell_flags(name, frame)
         if is_operators:
             _tell_implausible(name, frame)
-        found = score_rows(run(frame, seeds=range(args.seeds), protocols=chosen), name)
+        parts = _each_protocol(run, name, frame, chosen, range(args.seeds))
+        found = score_rows(joined(parts), name)
         carried = {row["protocol"] for row in found}
         for protocol in (p for p in chosen if p not in carried):
             tell(f"{name}: {protocol} is left out; it needs {needs[protocol]}")
@@ -84,6 +86,22 @@ def _protocols_of(args: argparse.Namespace) -> Callable[..., pd.DataFrame]:
     if not isinstance(found, dict):
         raise ConfigError(f"{path} holds no JSON object; state the nodes of a cluster in one")
     return partial(validate_collectives, cluster=found)
+
+
+def _each_protocol(
+    run: Callable[..., pd.DataFrame],
+    name: str,
+    frame: pd.DataFrame,
+    chosen: Sequence[str],
+    seeds: Sequence[int],
+) -> Iterator[pd.DataFrame]:
+    """The scored rows of each protocol that has any; a terminal is told which one runs."""
+    for place, protocol in enumerate(chosen, start=1):
+        if sys.stderr.isatty():  # tens of seconds each on a large table
+            tell(f"{name}: {protocol} ({place} of {len(chosen)})")
+        found = run(frame, seeds=seeds, protocols=[protocol])
+        if len(found):
+            yield found
 
 
 def _read(paths: Sequence[Path], what: str) -> dict[str, pd.DataFrame]:

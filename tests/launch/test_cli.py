@@ -29,14 +29,17 @@ def test_the_surface_is_frozen() -> None:
     assert surface == {
         "report": ["--help", "--json", "--run-id"],
         "predict": [
-            *("--also", "--config", "--fail-over", "--help", "--json", "--machine", "--run-id"),
+            *("--also", "--config", "--device", "--fail-over", "--help", "--json", "--like"),
+            *("--machine", "--run-id"),
         ],
         "plan": [
             "--also",
             "--config",
+            "--device",
             "--gpus",
             "--help",
             "--json",
+            "--like",
             "--machine",
             "--memory-gib",
             "--run-id",
