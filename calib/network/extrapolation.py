@@ -1,8 +1,9 @@
 """The time of a group that was not measured, from the measured curve of another.
 
-A curve is carried, not a law: bends of protocols come along.  Rings keep the time of a step for
-its chunk; trees keep their shape and grow by hops; an all-to-all keeps the time for a peer.  NCCL's
-own figures stand for what one curve cannot tell (the launch, hops inside a node, the switch).
+A curve is carried, not a law: bends of protocols come along.  Across nodes rings keep the time of
+a step for its chunk on each card in use; trees keep their shape and grow by hops; an all-to-all
+keeps the time for a peer.  NCCL's own figures stand for what one curve cannot tell (the launch,
+hops inside a node).  Inside a node see ``in_node``.
 """
 
 from __future__ import annotations
@@ -34,14 +35,13 @@ _TREE_LOCAL_HOP_S = 0.6e-6
 """Both LL, from NCCL's cost model."""
 _HOP_RANGE_S = (0.5e-6, 50e-6)
 """Shortest times of curves that begin at large payloads say nothing of a hop."""
-_GROWTH_WEIGHT = 0.5
-"""Weight of the growth that was measured over that of the law."""
+_DIFFERS_WEIGHT = 0.5
+"""Of what one step differed by from the law, so much is expected of the next: half is of the law's
+error and half of what was special to that step (with 0.2 to 0.8 public tables differ little)."""
 _DIFFERS = (-0.7, 0.7)
-"""Measured growth over that of the law: never backwards, never more than twice."""
-_LEAST_GROWTH_LOG = 0.02
-"""A law that grows by less has no ratio to measured growth worth taking."""
+"""A factor of two: more is another algorithm, and says nothing of the next step."""
 _NEAR_OCTAVES = (-2, -1, 0, 1, 2)
-"""Payloads within a factor of four, over which growth is averaged: one would have its noise."""
+"""Payloads within a factor of four, over which differences are averaged: one has its noise."""
 _PAIR_FRAC = 0.8
 """Of its card's rate what one pair of ranks reaches: sends and all-to-alls of two H100 on two nodes
 move 36 to 41 GB/s, those of more ranks 47 to 49 on each card (nccl-tests)."""
@@ -63,10 +63,9 @@ def extrapolated_log_time(
 ) -> Vector:
     """Log seconds of ``wanted``, ``(rows,)``, from the curve of ``seen``.
 
-    ``differs_log`` is by how much such a step differed before; the switch was not part of it.
-
-    All-reduce across nodes takes the cheaper of ring and tree.  Of another collective NCCL's own
-    ratio is taken: of rings how often they pass a chunk on, of all others the whole.
+    ``differs_log`` is what such a step will differ by, as far as one before tells it.  All-reduce
+    across nodes takes the cheaper of ring and tree.  Of another collective NCCL's own ratio is
+    taken: of rings how often they pass a chunk on, of all others the whole.
     """
     if prior.links is None:
         return np.log(_ring(curve, seen, wanted, nbytes, prior)) + differs_log
@@ -130,7 +129,7 @@ def grown_log_time(
     differs = curves[1].log_time_of(near) - priced
     differs = np.clip(differs.reshape(len(_NEAR_OCTAVES), len(nbytes)).mean(axis=0), *_DIFFERS)
     return extrapolated_log_time(
-        *(curves[1], seen[1], wanted, nbytes, prior), differs_log=_GROWTH_WEIGHT * differs
+        *(curves[1], seen[1], wanted, nbytes, prior), differs_log=_DIFFERS_WEIGHT * differs
     )
 
 
