@@ -15,6 +15,7 @@ from ..workload.collectives import Collective, CollectiveUse, GroupRole, OtherPa
 from ..workload.config import Dispatcher, Experts, RunConfig
 from ..workload.operators import OperatorKind
 from ..workload.ranks import group_call, num_nodes
+from ..workload.routing import expected_distinct
 from .dense import mlp_module
 from .layer_modules import (
     LayerModule,
@@ -110,21 +111,6 @@ def expert_modules(config: RunConfig) -> tuple[LayerModule, ...]:
     if not experts.shared_ffn_hidden_size:
         return moe, activation
     return moe, activation, _shared_module(config)
-
-
-def num_places_reached(experts: Experts, num_places: int) -> float:
-    """Ranks, or nodes, to which one token goes: the mean for top-k experts drawn evenly.
-
-    Each of the ``num_places`` holds as many experts (mean of a hypergeometric indicator, summed).
-
-    >>> experts = Experts(num_experts=8, top_k=2, ffn_hidden_size=1)
-    >>> round(num_places_reached(experts, 4), 3), num_places_reached(experts, 8)
-    (1.857, 2.0)
-    """
-    # A place is missed where all top-k experts are among those of the others.
-    others = experts.num_experts - experts.num_experts // num_places
-    total = math.comb(experts.num_experts, experts.top_k)
-    return num_places * (1 - math.comb(others, experts.top_k) / total)
 
 
 def _experts(config: RunConfig) -> Experts:
@@ -229,9 +215,9 @@ def _flex(config: RunConfig) -> tuple[CollectiveUse, ...]:
     """
     experts, par, role = _experts(config), config.parallelism, GroupRole.EXPERT_TP_EP
     num_places = num_nodes(par, role)
-    reached = num_places_reached(experts, num_places)
+    reached = _reached(experts, num_places)
     if num_places == 1:
-        reached = num_places_reached(experts, par.ep) * par.expert_tp
+        reached = _reached(experts, par.ep) * par.expert_tp
     tokens = math.ceil(local_tokens(config) * reached * experts.imbalance)
     nbytes = tokens * config.model.hidden_size * config.precision.nbytes
     uses = _there_and_back(config, Collective.ALL_TO_ALL, role, nbytes, count=2)
@@ -239,6 +225,15 @@ def _flex(config: RunConfig) -> tuple[CollectiveUse, ...]:
         # One rank of each node: all places of a node have a card, and send at once.
         uses = tuple(replace(u, call=replace(u.call, num_ranks=num_places)) for u in uses)
     return between_ranks(uses)
+
+
+def _reached(experts: Experts, num_places: int) -> float:
+    """Ranks, or nodes, to which one token goes, where routing is even."""
+    return expected_distinct(
+        num_groups=num_places,
+        num_chosen=experts.top_k,
+        group_size=experts.num_experts // num_places,
+    )
 
 
 def _weight_nbytes(config: RunConfig) -> int:

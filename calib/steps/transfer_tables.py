@@ -16,7 +16,6 @@ from ..network.groups import Group
 from ..network.systems import NetworkPrior, network_prior
 from ..workload.collectives import Collective
 
-_COLUMNS = ("collective", "num_ranks", "num_nodes", "nbytes", "time_s")
 _MAX_ROWS = 400
 """Payloads of a group that its curve is drawn through; more are averaged."""
 

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
-from math import comb
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.calib.errors import ConfigError
 from forerun.calib.fit.laws import work
 from forerun.calib.layers.blocks import BlockKind, block
-from forerun.calib.layers.experts import expert_modules, num_places_reached, routing
+from forerun.calib.layers.experts import expert_modules, routing
 from forerun.calib.workload.collectives import Collective, GroupRole, OtherPass, Placement
 from forerun.calib.workload.config import (
     Batch,
@@ -252,17 +251,6 @@ def test_gradients_travel_as_far_as_tokens(config: RunConfig) -> None:
                 there.remove((use.call.collective, use.call.role, use.call.nbytes))
     assert len(there) <= 1
     assert all(role is GroupRole.EXPERT_TP_EP for _, role, _ in there)
-
-
-def test_ranks_that_a_token_reaches_are_counted_over_all_choices() -> None:
-    experts = replace(EIGHT, top_k=3)
-    for ep in (1, 2, 4, 8):
-        here = 8 // ep
-        reached = [
-            len({expert // here for expert in choice})
-            for choice in itertools.combinations(range(8), 3)
-        ]
-        assert num_places_reached(experts, ep) == pytest.approx(sum(reached) / comb(8, 3))
 
 
 def test_the_fused_exchange_sends_less_than_a_row_for_each_expert(
