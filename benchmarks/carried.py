@@ -1,0 +1,198 @@
+"""Transfers carried to groups that were not measured: other nodes, ranks per node, collectives.
+
+    python benchmarks/carried.py DATA_DIR [NAME...]    all lines, or those whose names begin so
+
+Each line is a protocol of ``forerun validate collectives`` on rows of one published table; a group
+of ranks counts as much as any other, and no seed enters.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from forerun.benchmarks.markdown_text import markdown_table
+from forerun.benchmarks.published.readers import read_published
+from forerun.calib.units import MIB
+from forerun.calib.validation.collectives import left_out
+from forerun.launch.known.table_files import read_frame
+
+_LARGE_NBYTES = 16 * MIB
+_COLUMNS = ("rows", "protocol", "n", "error", "from 16 MiB", "bias", "covers", "half-width")
+_NCCL_TESTS, _VIDUR, _ACESO = "coll_nccltests_public", "coll_vidur", "coll_aceso"
+_IN_NODE, _VTRAIN = "coll_aic_nccl_intranode", "coll_vtrain_allreduce_intranode"
+_POLARIS = r"Polaris README setup \([45]\)"
+_CURVE = ["device", "fabric", "collective", "num_ranks", "num_nodes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Rows of a table, by fabric and numbers of nodes, and what is left out of them."""
+
+    name: str
+    table: str
+    protocol: str
+    fabric: str = ""
+    nodes: tuple[int, ...] = ()
+    scored: str = ""
+    """How the names of the groups end that count; all where it is empty."""
+    every: int = 1
+    """Of long curves so many payloads make one."""
+    takes_fallback: bool = False
+    """Rows that are flagged as a fallback to sockets count: on this fabric all are."""
+
+    def rows(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """Those of the canonical table that the line is on."""
+        frame = frame[frame["fabric"].str.contains(self.fabric, regex=True)]
+        if self.nodes:
+            frame = frame[frame["num_nodes"].isin(self.nodes)]
+        if self.takes_fallback:
+            is_fallback = frame["flag"].str.contains("fallback")
+            frame = frame.assign(flag=frame["flag"].where(~is_fallback, ""))
+        return frame[frame.groupby(_CURVE).cumcount() % self.every == 0]
+
+
+LINES = (
+    Line(
+        name="Polaris, 2 to 8 nodes",
+        table=_NCCL_TESTS,
+        protocol="leave_nodes",
+        fabric=_POLARIS,
+        nodes=(1, 2, 8),
+    ),
+    Line(
+        name="Polaris, 2 and 8 to 128",
+        table=_NCCL_TESTS,
+        protocol="leave_nodes",
+        fabric=_POLARIS,
+        scored="128",
+    ),
+    Line(
+        name="Polaris, 2 to 128",
+        table=_NCCL_TESTS,
+        protocol="leave_span",
+        fabric=_POLARIS,
+        nodes=(2, 128),
+    ),
+    Line(name="H100, 2 to 10 nodes", table=_NCCL_TESTS, protocol="leave_nodes", fabric="xxrjun"),
+    Line(
+        name="H100, ranks a node",
+        table=_NCCL_TESTS,
+        protocol="leave_ranks_per_node",
+        fabric="xxrjun",
+    ),
+    Line(
+        name="H100, one number of ranks a node known",
+        table=_NCCL_TESTS,
+        protocol="one_ranks_per_node",
+        fabric="xxrjun",
+    ),
+    Line(
+        name="Vidur a100_dgx, ranks a node",
+        table=_VIDUR,
+        protocol="leave_ranks_per_node",
+        fabric="a100_dgx",
+        every=5,
+    ),
+    Line(
+        name="DeepEP, nodes",
+        table="coll_aic_deepep_alltoall",
+        protocol="leave_nodes",
+        fabric=r"0\.5\.0",
+    ),
+    Line(
+        name="DeepEP, 2 to 8 nodes",
+        table="coll_aic_deepep_alltoall",
+        protocol="leave_span",
+        fabric=r"0\.5\.0",
+    ),
+    Line(
+        name="Perlmutter by sockets, nodes",
+        table="coll_ett",
+        protocol="leave_nodes",
+        fabric="Perl",
+        every=10,
+        takes_fallback=True,
+    ),
+    Line(
+        name="Perlmutter, 2 to 4 in a node",
+        table="coll_ett",
+        protocol="leave_span",
+        fabric="Perl",
+        every=10,
+    ),
+    Line(name="H100, collective", table=_NCCL_TESTS, protocol="leave_collective", fabric="xxrjun"),
+    Line(
+        name="Polaris, Sirius, Sophia, H100, collective",
+        table=_NCCL_TESTS,
+        protocol="leave_collective",
+        fabric="Polaris|Sirius|Sophia|xxrjun",
+    ),
+    Line(
+        name="Polaris, collective", table=_NCCL_TESTS, protocol="leave_collective", fabric=_POLARIS
+    ),
+    Line(name="one node, ten systems, collective", table=_IN_NODE, protocol="leave_collective"),
+    Line(name="Vidur, collective", table=_VIDUR, protocol="leave_collective", every=5),
+    Line(name="Aceso, collective", table=_ACESO, protocol="leave_collective"),
+    Line(
+        name="Perlmutter, collective",
+        table="coll_ett",
+        protocol="leave_collective",
+        fabric="Perl",
+        every=10,
+    ),
+    Line(name="one node, ten systems, two ranks to all", table=_IN_NODE, protocol="pair_to_node"),
+    Line(name="vTrain, two ranks to all", table=_VTRAIN, protocol="pair_to_node", every=5),
+    Line(name="Aceso, two ranks to all", table=_ACESO, protocol="pair_to_node"),
+)
+
+
+def scores(found: pd.DataFrame) -> Sequence[str]:
+    """Number of rows, errors, bias, coverage and half-width in percent, means over groups."""
+    measured = found["measured_s"]
+    figures = pd.DataFrame(
+        {
+            "group": found["group"],
+            "bias": found["predicted_s"] / measured - 1.0,
+            "covers": measured.between(found["low_s"], found["high_s"]).astype(float),
+            "half_width": np.log(found["high_s"].to_numpy() / found["low_s"].to_numpy()) / 2.0,
+        }
+    )
+    figures["error"] = figures["bias"].abs()
+    figures["large"] = figures["error"].where(found["nbytes"] >= _LARGE_NBYTES)
+    means = 100 * figures.groupby("group").mean().mean()
+    names = ("error", "large", "bias", "covers", "half_width")
+    return (str(len(found)), *(f"{means[name]:.1f}" for name in names))
+
+
+def table(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """One row of text for each line that was asked for and that its table can carry."""
+    read: dict[str, pd.DataFrame] = {}
+    for line in LINES:
+        if names and not any(line.name.startswith(name) for name in names):
+            continue
+        if line.table not in read:
+            path = folder / f"{line.table}.csv.gz"
+            read[line.table] = read_published(read_frame(path), path.name)
+        found = left_out(line.rows(read[line.table]), line.protocol, seeds=[0])
+        found = found[found["group"].str.endswith(line.scored)] if len(found) else found
+        if len(found):
+            yield line.name, line.protocol, *scores(found)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="Score transfers that are carried.")
+    parser.add_argument("folder", type=Path, metavar="DATA_DIR")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    args = parser.parse_args()
+    print(markdown_table(_COLUMNS, table(args.folder, args.names)))
+
+
+if __name__ == "__main__":
+    main()
