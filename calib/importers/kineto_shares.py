@@ -24,6 +24,8 @@ KERNEL_COLUMNS = (
     "num_kernels",
     "time_s",
 )
+_LEAST_TOLD = 0.0005
+"""A smaller share reads as 0.0 %."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,8 @@ class TraceShares:
         """
         phases = ", ".join(f"{name} {format_frac(frac)}" for name, frac in self.phase_fracs.items())
         parts = [f"{format_frac(self.operator_frac)} by operator ({phases or 'no phase'})"]
-        parts += [f"{format_frac(self.outside_frac)} outside every pass"] * (self.outside_frac > 0)
+        if self.outside_frac >= _LEAST_TOLD:
+            parts.append(f"{format_frac(self.outside_frac)} outside every pass")
         parts += [f"{format_frac(frac)} {why}" for why, frac in self.missing_fracs.items()]
         if self.num_transfers:
             sized = f"{self.num_sized_transfers} with a size"

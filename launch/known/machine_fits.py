@@ -49,7 +49,11 @@ def fit_machine_of(
             steps=steps_on(table, device),
             memory_capacity_nbytes=None,
             memory_offset_nbytes=memory_offset_nbytes(table),
-            problems=(*loaded.problems, *imported.problems),
+            problems=(
+                *loaded.problems,
+                *imported.problems,
+                f"{device}: nothing was measured on it; its times are by data sheets",
+            ),
         )
     known = [*loaded.known, *(one for other in also for one in _elsewhere(other, own))]
     other = None if like is None else load(like, None).table
