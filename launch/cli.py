@@ -105,36 +105,7 @@ def _add_answers(verbs: argparse._SubParsersAction) -> None:
         sub.add_argument("--run-id", help="which run, where the directory holds several")
         sub.set_defaults(takes_options=verb == "predict")
     for verb in ("predict", "plan"):
-        add = verbs.choices[verb].add_argument
-        add(
-            "--config",
-            type=Path,
-            metavar="FILE",
-            help="another run over this calibration: Megatron's arguments as YAML or JSON, a "
-            "Hugging Face config.json, a checkpoint; or give its whole command behind --",
-        )
-        add(
-            "--also",
-            type=Path,
-            action="append",
-            metavar="DIR",
-            help="another directory whose measured steps count too; may be given again",
-        )
-        add("--machine", metavar="NAME", help="of imported steps: which machine")
-        over = verbs.choices[verb].add_mutually_exclusive_group().add_argument
-        over(
-            "--like",
-            type=Path,
-            metavar="DIR",
-            help="a run of another machine, maybe of another device: its operators are carried "
-            "over, and the samples or probes of this directory correct them",
-        )
-        over(
-            "--device",
-            metavar="NAME",
-            help="another device that nothing was measured on, by its driver's name: operators "
-            "are carried over by data sheets",
-        )
+        _add_evidence(verbs.choices[verb])
     add = verbs.choices["plan"].add_argument
     add("--gpus", type=int, help="number of ranks (default: as the run)")
     add("--top", type=int, default=10, help="rows to show (default 10)")
@@ -144,6 +115,40 @@ def _add_answers(verbs: argparse._SubParsersAction) -> None:
         type=float,
         metavar="SECONDS",
         help="exit 1 when the step is slower than this",
+    )
+
+
+def _add_evidence(sub: argparse.ArgumentParser) -> None:
+    """What else is asked of, and what else counts, than the newest run of a directory."""
+    add = sub.add_argument
+    add(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="another run over this calibration: Megatron's arguments as YAML or JSON, a "
+        "Hugging Face config.json, a checkpoint; or give its whole command behind --",
+    )
+    add(
+        "--also",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help="another directory whose measured steps count too; may be given again",
+    )
+    add("--machine", metavar="NAME", help="of imported steps: which machine")
+    over = sub.add_mutually_exclusive_group().add_argument
+    over(
+        "--like",
+        type=Path,
+        metavar="DIR",
+        help="a run of another machine, maybe of another device: its operators are carried "
+        "over, and the samples or probes of this directory correct them",
+    )
+    over(
+        "--device",
+        metavar="NAME",
+        help="another device that nothing was measured on, by its driver's name: operators "
+        "are carried over by data sheets",
     )
 
 

@@ -13,6 +13,7 @@ from ...calib.answers.run_steps import known_elsewhere, run_steps, steps_on
 from ...calib.errors import ConfigError
 from ...calib.fit.priors import device_prior
 from ...calib.memory.peak import memory_offset
+from ...calib.samples.table import SampleTable
 from ...calib.steps.known import KnownStep
 from ...calib.steps.table_steps import table_steps
 from ...calib.workload.config import RunConfig
@@ -41,20 +42,10 @@ def fit_machine_of(
         return _imported(imported, machine)
     loaded = load(directory, run_id)
     table = loaded.table
-    own = table.config()
+    problems = (*loaded.problems, *imported.problems)
     if device is not None:
-        return Machine(
-            name=table.run_id,
-            own=replace(own, device=device),
-            steps=steps_on(table, device),
-            memory_capacity_nbytes=None,
-            memory_offset_nbytes=memory_offset_nbytes(table),
-            problems=(
-                *loaded.problems,
-                *imported.problems,
-                f"{device}: nothing was measured on it; its times are by data sheets",
-            ),
-        )
+        return _on_device(table, device, problems)
+    own = table.config()
     known = [*loaded.known, *(one for other in also for one in _elsewhere(other, own))]
     other = None if like is None else load(like, None).table
     return Machine(
@@ -63,7 +54,20 @@ def fit_machine_of(
         steps=run_steps(table, known, like=other),
         memory_capacity_nbytes=table.device_memory_nbytes(),
         memory_offset_nbytes=memory_offset_nbytes(table),
-        problems=(*loaded.problems, *imported.problems),
+        problems=problems,
+    )
+
+
+def _on_device(table: SampleTable, device: str, problems: tuple[str, ...]) -> Machine:
+    """The run on a device that nothing was measured on."""
+    untold = f"{device}: nothing was measured on it; its times are by data sheets"
+    return Machine(
+        name=table.run_id,
+        own=replace(table.config(), device=device),
+        steps=steps_on(table, device),
+        memory_capacity_nbytes=None,
+        memory_offset_nbytes=memory_offset_nbytes(table),
+        problems=(*problems, untold),
     )
 
 
