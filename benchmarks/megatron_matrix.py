@@ -107,6 +107,16 @@ class Failed(Exception):
     """A training process that did not end well."""
 
 
+def _first_error(log: str) -> str:
+    """The first error that a process printed, and where it was raised."""
+    found = re.search(r"^(?:\[rank\d+\]: *)?(\w*(?:Error|Exception).*)$", log, re.MULTILINE)
+    if found is None:
+        return "no message"
+    frames = re.findall(r'File "([^"]+)", line (\d+), in', log[: found.start()])
+    where = f" at {frames[-1][0]}:{frames[-1][1]}" if frames else ""
+    return found[1][:160] + where
+
+
 def train(site: Site, name: str, layout: str, *options: str, **environ: str) -> tuple[Ranks, str]:
     """Run ``pretrain_gpt.py``; what the probe wrote by rank, and the log."""
     seen = site.work / name
@@ -134,8 +144,7 @@ def train(site: Site, name: str, layout: str, *options: str, **environ: str) -> 
     log = done.stdout + done.stderr
     (seen / "log.txt").write_text(log, encoding="utf-8")
     if done.returncode:
-        errors = re.findall(r"^(?:\[rank\d+\]: *)?(\w*(?:Error|Exception).*)$", log, re.MULTILINE)
-        raise Failed(f"{name}: exit {done.returncode}: {(errors or ['no message'])[0][:160]}")
+        raise Failed(f"{name}: exit {done.returncode}: {_first_error(log)}")
     files = [json.loads(path.read_text(encoding="utf-8")) for path in seen.glob("rank-*.json")]
     if len(files) != num_ranks:
         raise Failed(f"{name}: the probe saw {len(files)} of {num_ranks} ranks")
