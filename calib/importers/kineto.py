@@ -20,7 +20,7 @@ from ..records.kineto_origins import (
     NODE,
     SEQUENCE,
     HostEvents,
-    Origin,
+    KernelOrigin,
     is_again,
     is_node,
     origins,
@@ -154,7 +154,7 @@ def kineto_tables(
     )
 
 
-def _refusal(events: Sequence[TraceEvent], found: Sequence[Origin], name: str) -> str:
+def _refusal(events: Sequence[TraceEvent], found: Sequence[KernelOrigin], name: str) -> str:
     if any(SHAPES in event.details for event in events):
         return f"{name} holds none of the operators that are modelled, and no transfer with a size"
     have = " and no transfer has a size" if any(o.collective for o in found) else ""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from ..records.kineto_origins import ACCUMULATION, NODE, HostEvents, Missing, Origin
+from ..records.kineto_origins import ACCUMULATION, NODE, HostEvents, KernelOrigin, Missing
 from ..units import NS_PER_S, format_frac, format_time
 
 KERNEL_COLUMNS = (
@@ -89,14 +89,14 @@ class TraceShares:
 
 
 def shares(
-    name: str, origins: Sequence[Origin], host: HostEvents, num_sized_transfers: int
+    name: str, origins: Sequence[KernelOrigin], host: HostEvents, num_sized_transfers: int
 ) -> TraceShares | None:
     """What is known of the kernels of a trace; None where it has none."""
     total_ns = sum(origin.kernel.duration_ns for origin in origins)
     if not total_ns:
         return None
 
-    def by(key: Callable[[Origin], str | None]) -> dict[str, float]:
+    def by(key: Callable[[KernelOrigin], str | None]) -> dict[str, float]:
         times: Counter[str] = Counter()
         for origin in origins:
             if (value := key(origin)) is not None:
@@ -120,7 +120,7 @@ def shares(
     )
 
 
-def kernel_frame(name: str, device: str, origins: Sequence[Origin]) -> pd.DataFrame:
+def kernel_frame(name: str, device: str, origins: Sequence[KernelOrigin]) -> pd.DataFrame:
     """Kernels by phase, operator and transfer, the longest time first; a cause in place of an
     operator that is not known."""
     rows = [

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..records.kineto_origins import Origin
+from ..records.kineto_origins import KernelOrigin
 from ..records.kineto_trace import SHAPES
 from ..workload.collectives import Collective
 from .own_format import COLLECTIVE_COLUMNS, element_nbytes
@@ -26,7 +26,7 @@ _NS_PER_S = 1_000_000_000
 
 
 def transfer_frame(
-    origins: Sequence[Origin],
+    origins: Sequence[KernelOrigin],
     *,
     trace: Mapping[str, Any],
     device: str,
@@ -47,7 +47,7 @@ def transfer_frame(
     return pd.DataFrame(rows, columns=list(COLLECTIVE_COLUMNS))
 
 
-def transfer_row(origin: Origin, world: int, ranks_per_node: int) -> dict[str, Any] | None:
+def transfer_row(origin: KernelOrigin, world: int, ranks_per_node: int) -> dict[str, Any] | None:
     """What is told of one transfer but its time; None where it is none, or not enough is told."""
     details = origin.details or {}
     if origin.collective in (None, Collective.OTHER):

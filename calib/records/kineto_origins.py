@@ -52,7 +52,7 @@ class Missing(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class KernelOrigin:
     """One kernel's.  ``operator`` is that of the forward pass where a node names one, "" if none.
 
     ``details`` are those of the transfer around the launch; ``group`` its description and name, ""
@@ -231,7 +231,7 @@ def _transfer(event: TraceEvent, around: _Place) -> tuple[TraceEvent, ...]:
     return (*around.transfer, event) if is_one else around.transfer
 
 
-def origins(events: Sequence[TraceEvent]) -> tuple[list[Origin], HostEvents]:
+def origins(events: Sequence[TraceEvent]) -> tuple[list[KernelOrigin], HostEvents]:
     """Of every kernel, in the order of the events; and the host's side of the trace."""
     host = HostEvents(events)
     launches = {e.correlation: e for e in events if e.category in RUNTIME and e.correlation}
@@ -254,13 +254,13 @@ def origins(events: Sequence[TraceEvent]) -> tuple[list[Origin], HostEvents]:
     return found, host
 
 
-def _origin(kernel: TraceEvent, place: _Place | None, missing: Missing) -> Origin:
+def _origin(kernel: TraceEvent, place: _Place | None, missing: Missing) -> KernelOrigin:
     known = place or _NOWHERE
     told = kernel_collective(kernel.name)
     details = _message(kernel, known.transfer) if told is not None else {}
     name = str(details.get("Collective name", ""))
     collective = collective_named(name) if name and told is not None else told
-    return Origin(
+    return KernelOrigin(
         kernel=kernel,
         operator=known.operator,
         phase=known.phase,

@@ -8,7 +8,7 @@ from itertools import count
 import pytest
 
 from forerun.calib.records.chrome_trace import from_chrome
-from forerun.calib.records.kineto_origins import NODE, Missing, Origin, origins
+from forerun.calib.records.kineto_origins import NODE, KernelOrigin, Missing, origins
 from forerun.calib.workload.collectives import Collective
 from forerun.calib.workload.operators import Phase
 
@@ -50,7 +50,7 @@ class Trace:
         self.put("kernel", kernel, DEVICE, dur, correlation=number, **args)["ts"] += 5000
         self._now += 1
 
-    def origins(self) -> list[Origin]:
+    def origins(self) -> list[KernelOrigin]:
         return origins(from_chrome(self.events))[0]
 
 
