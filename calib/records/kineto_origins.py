@@ -9,9 +9,8 @@ counts for itself.
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -25,14 +24,17 @@ from .kineto_trace import (
     RUNTIME,
     SHAPES,
     USER_RANGE,
+    Nesting,
     TraceEvent,
     collective_named,
     kernel_collective,
+    operations_by_thread,
 )
 
 NODE = "autograd::engine::evaluate_function: "
 SEQUENCE = "Sequence number"
 _FORWARD_THREAD = "Fwd thread id"
+_HOST = frozenset({CPU_OP, USER_RANGE})
 ACCUMULATION = "torch::autograd::AccumulateGrad"
 """The node that adds to a parameter's gradient; no operation of the forward pass is its own."""
 _OPTIMIZER = re.compile(r"^Optimizer\.|\boptimizer\b|\bzero_grad\b", re.IGNORECASE)
@@ -85,27 +87,21 @@ class HostEvents:
     """Operations and ranges of the host: which runs in which, and which forward a node is of."""
 
     def __init__(self, events: Sequence[TraceEvent]) -> None:
-        threads: dict[int, list[TraceEvent]] = {}
-        for event in events:
-            if event.category in (CPU_OP, USER_RANGE):
-                threads.setdefault(event.thread, []).append(event)
-        self._starts: dict[int, list[int]] = {}
-        self._parents: dict[int, list[int]] = {}
-        self._places: dict[int, list[_Place]] = {}
-        self._threads = {t: sorted(inside, key=_outer_first) for t, inside in threads.items()}
-        self._numbers: dict[int, tuple[int, int]] = {}
-        self.nodes = [e for inside in self._threads.values() for e in inside if is_node(e)]
-        self.forwards = forward_operations(self._threads)
-        for thread, inside in self._threads.items():
-            self._starts[thread] = [event.start_ns for event in inside]
-            parents = self._parents[thread] = _parents(inside)
-            self._places[thread] = self._all_places(inside, parents)
-            for position, event in enumerate(inside):
-                if event.number and event.category == CPU_OP:
-                    self._numbers[event.number] = (thread, position)
+        self._nesting = Nesting(operations_by_thread(events, _HOST))
+        threads = self._nesting.threads
+        self.nodes = [e for inside in threads.values() for e in inside if is_node(e)]
+        self.forwards = forward_operations(threads)
+        self._places = {thread: self._all_places(thread) for thread in threads}
+        self._numbers = {
+            event.number: (thread, position)
+            for thread, inside in threads.items()
+            for position, event in enumerate(inside)
+            if event.number and event.category == CPU_OP
+        }
 
-    def _all_places(self, inside: list[TraceEvent], parents: list[int]) -> list[_Place]:
+    def _all_places(self, thread: int) -> list[_Place]:
         places: list[_Place] = []
+        inside, parents = self._nesting.threads[thread], self._nesting.parents[thread]
         for event, parent in zip(inside, parents, strict=True):
             around = places[parent] if parent >= 0 else _NOWHERE
             places.append(_place(event, around, self.forwards, is_forward_only=not self.nodes))
@@ -118,13 +114,8 @@ class HostEvents:
 
     def at_launch(self, launch: TraceEvent) -> _Place | None:
         """That of the innermost event around a launch, by thread and time."""
-        inside = self._threads.get(launch.thread)
-        if inside is None:
-            return None
-        at = bisect_right(self._starts[launch.thread], launch.start_ns) - 1
-        while at >= 0 and inside[at].end_ns < launch.start_ns:
-            at = self._parents[launch.thread][at]
-        return self._places[launch.thread][at] if at >= 0 else None
+        at = self._nesting.around(launch)
+        return None if at is None else self._places[launch.thread][at]
 
 
 def is_node(event: TraceEvent) -> bool:
@@ -153,9 +144,7 @@ def _applies(event: TraceEvent) -> bool:
     return is_node(event) or bool(event.details.get(_FORWARD_THREAD))
 
 
-def forward_operations(
-    threads: dict[int, list[TraceEvent]],
-) -> dict[int, TraceEvent]:
+def forward_operations(threads: Mapping[int, list[TraceEvent]]) -> dict[int, TraceEvent]:
     """The operation that each node differentiates, by ``id`` of the node.
 
     Of all with its number on its forward thread the last outermost one: those before it have asked
@@ -290,18 +279,3 @@ def _group(details: dict[str, Any]) -> str:
     if "Process Group Name" not in details:
         return ""
     return f"{details.get('Process Group Description', '')}#{details['Process Group Name']}"
-
-
-def _outer_first(event: TraceEvent) -> tuple[int, int]:
-    return event.start_ns, -event.duration_ns
-
-
-def _parents(inside: Sequence[TraceEvent]) -> list[int]:
-    stack: list[int] = []
-    parents = []
-    for position, event in enumerate(inside):
-        while stack and inside[stack[-1]].end_ns <= event.start_ns:
-            stack.pop()
-        parents.append(stack[-1] if stack else -1)
-        stack.append(position)
-    return parents

@@ -177,7 +177,7 @@ def device_work(
     """What the device did, in the order of the events; work that nobody launched is left out."""
     launches = {e.correlation: e for e in events if e.category in RUNTIME and e.correlation}
     operations = {e.number: e for e in events if e.category == CPU_OP and e.number}
-    nesting = _Nesting(events)
+    nesting = Nesting(operations_by_thread(events))
     found = []
     for event in events:
         if event.category not in categories:
@@ -185,7 +185,9 @@ def device_work(
         launch = launches.get(event.correlation)
         call = operations.get(event.link)
         if call is None and launch is not None:
-            call = operations.get(launch.link) or nesting.around(launch)
+            call = operations.get(launch.link)
+            if call is None and (at := nesting.around(launch)) is not None:
+                call = nesting.threads[launch.thread][at]
         if call is None and launch is None:
             continue
         found.append(
@@ -270,11 +272,13 @@ def _operations(events: Iterable[TraceEvent]) -> Iterable[TraceEvent]:
     )
 
 
-def operations_by_thread(events: Iterable[TraceEvent]) -> dict[int, list[TraceEvent]]:
-    """Operations of the host, parents before children."""
+def operations_by_thread(
+    events: Iterable[TraceEvent], categories: frozenset[str] = frozenset({CPU_OP})
+) -> dict[int, list[TraceEvent]]:
+    """Operations of the host, or its events of other categories too, parents before children."""
     threads: dict[int, list[TraceEvent]] = {}
     for event in events:
-        if event.category == CPU_OP:
+        if event.category in categories:
             threads.setdefault(event.thread, []).append(event)
     return {thread: sorted(inside, key=_outer_first) for thread, inside in threads.items()}
 
@@ -283,22 +287,24 @@ def _outer_first(event: TraceEvent) -> tuple[int, int]:
     return event.start_ns, -event.duration_ns
 
 
-class _Nesting:
-    """The innermost host operation at a launch, by thread and time; for traces without links."""
+class Nesting:
+    """Which event of the host is in which, by thread and time; for traces without links."""
 
-    def __init__(self, events: Sequence[TraceEvent]) -> None:
-        self._threads = operations_by_thread(events)
-        self._starts = {t: [e.start_ns for e in inside] for t, inside in self._threads.items()}
-        self._parents = {t: _parents(inside) for t, inside in self._threads.items()}
+    def __init__(self, threads: Mapping[int, list[TraceEvent]]) -> None:
+        self.threads = threads
+        self._starts = {t: [e.start_ns for e in inside] for t, inside in threads.items()}
+        self.parents = {t: _parents(inside) for t, inside in threads.items()}
+        """Position of the event around each one of a thread; -1 where there is none."""
 
-    def around(self, launch: TraceEvent) -> TraceEvent | None:
-        inside = self._threads.get(launch.thread)
+    def around(self, launch: TraceEvent) -> int | None:
+        """Position of the innermost event of the launch's thread at that time."""
+        inside = self.threads.get(launch.thread)
         if inside is None:
             return None
         at = bisect_right(self._starts[launch.thread], launch.start_ns) - 1
         while at >= 0 and inside[at].end_ns < launch.start_ns:
-            at = self._parents[launch.thread][at]
-        return inside[at] if at >= 0 else None
+            at = self.parents[launch.thread][at]
+        return at if at >= 0 else None
 
 
 def _parents(inside: Sequence[TraceEvent]) -> list[int]:

@@ -216,21 +216,29 @@ def _chosen(
     return train, np.setdiff1d(sizes, train)
 
 
-def _spans(machine: pd.DataFrame, factor: float = _NODES_FACTOR) -> Iterator[Split]:
+def _spans(machine: pd.DataFrame) -> Iterator[Split]:
     nodes, ranks = machine["num_nodes"].to_numpy(), machine["num_ranks"].to_numpy()
-    if nodes.max() == 1:
-        test = ranks == ranks.max()
-        if factor == _NODES_FACTOR and not test.all():
-            yield Split(train=~test, test=test)
+    if nodes.max() > 1:
+        yield from _by_nodes(nodes, lambda number: nodes <= number / _NODES_FACTOR)
         return
-    for number in np.unique(nodes):
-        train = nodes <= number / factor if factor > 1.0 else nodes < number
-        if (nodes[train] > 1).any():
-            yield Split(train=train, test=nodes == number)
+    test = ranks == ranks.max()
+    if not test.all():
+        yield Split(train=~test, test=test)
 
 
 def _fewer_nodes(machine: pd.DataFrame) -> Iterator[Split]:
-    return _spans(machine, factor=1.0)
+    nodes = machine["num_nodes"].to_numpy()
+    return _by_nodes(nodes, lambda number: nodes < number)
+
+
+def _by_nodes(
+    nodes: NDArray[np.int64], is_known: Callable[[int], NDArray[np.bool_]]
+) -> Iterator[Split]:
+    """Each number of nodes in turn, where something that crosses nodes is known beside it."""
+    for number in np.unique(nodes).tolist():
+        train = is_known(number)
+        if (nodes[train] > 1).any():
+            yield Split(train=train, test=nodes == number)
 
 
 def _ranks_per_node(machine: pd.DataFrame, *, is_one_known: bool = False) -> Iterator[Split]:

@@ -7,29 +7,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tiny_shape import SMALL
 
 from forerun.calib.answers.routing import MeasuredRouting, imbalance_cost_frac, routing_line
 from forerun.calib.workload.config import Batch, RunConfig
-from forerun.calib.workload.model_shape import Experts, ModelShape
+from forerun.calib.workload.model_shape import Experts
 from forerun.calib.workload.parallelism import Parallelism
 
 EXPERTS = Experts(num_experts=8, top_k=2, ffn_hidden_size=64)
 
 
 def config(ep: int = 4, experts: Experts | None = EXPERTS) -> RunConfig:
-    model = ModelShape(
-        num_layers=2,
-        hidden_size=64,
-        ffn_hidden_size=128,
-        num_attention_heads=4,
-        num_query_groups=4,
-        kv_channels=16,
-        seq_length=32,
-        vocab_size=256,
-        experts=experts,
-    )
     return RunConfig(
-        model=model,
+        model=replace(SMALL, num_layers=2, experts=experts),
         parallelism=Parallelism(dp=4, ep=ep),
         batch=Batch(micro_batch_size=1, global_batch_size=8),
     )

@@ -4,11 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from stage_tensors import parameters
 
-from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.calib.layers.blocks import BlockKind, block
 from forerun.calib.memory.activations import (
     LayerActivations,
@@ -22,29 +19,22 @@ from forerun.calib.memory.in_flight import in_flight
 from forerun.calib.memory.peak import (
     COMMUNICATOR_NBYTES,
     CONTEXT_NBYTES,
-    MemoryEstimate,
-    Verdict,
-    fit_probability,
     memory,
     memory_offset,
     stage_memories,
-    verdict,
 )
 from forerun.calib.timeline.programs import Pipeline, TaskKind, passes
 from forerun.calib.timeline.schedules import peak_in_flight, stage_program
 from forerun.calib.workload.config import (
     Attention,
-    Batch,
     Experts,
     Fp8Recipe,
     LatentAttention,
     Normalization,
-    Parallelism,
     Precision,
     Recompute,
     RunConfig,
     Schedule,
-    Sharding,
 )
 
 Layout = Callable[..., RunConfig]
@@ -298,116 +288,3 @@ def test_an_offset_makes_the_own_layout_exact(layout: Layout) -> None:
     config = layout(dp=2)
     peak = memory(config).total_nbytes + 12345
     assert memory(config, offset_nbytes=memory_offset(config, peak)).total_nbytes == peak
-
-
-def test_verdicts_follow_the_probability_of_fitting(layout: Layout) -> None:
-    estimate = memory(layout())
-    total = estimate.total_nbytes
-    assert verdict(estimate, None) is Verdict.UNKNOWN
-    for share, said, calibrated in (
-        (0.80, Verdict.FITS, Verdict.FITS),
-        (0.92, Verdict.TIGHT, Verdict.FITS),
-        (1.0, Verdict.DOES_NOT_FIT, Verdict.DOES_NOT_FIT),
-    ):
-        capacity = round(total / share)
-        assert verdict(estimate, capacity) is said
-        assert verdict(estimate, capacity, is_calibrated=True) is calibrated
-    grown = replace(estimate, offset_nbytes=total)
-    assert verdict(grown, round(1.5 * total)) is Verdict.DOES_NOT_FIT
-
-
-def test_shares_that_never_ran_out_are_all_but_certain(layout: Layout) -> None:
-    """None of 454 runs below 0.80 (Fujii et al., 2411.06465): at 95 % at most 0.7 % do."""
-    for device in ("cpu", "H100"):
-        estimate = memory(layout(dp=2, device=device))
-        # Communicators are nothing beside a model of a usual size.
-        large = replace(estimate, weights_nbytes=50 * 2**30)
-        found = fit_probability(large, round(large.total_nbytes / 0.80))
-        assert found > 1 - 3 / 454
-
-
-@given(share=st.floats(0.3, 1.5), more=st.floats(0, 0.5))
-def test_more_room_never_makes_it_less_likely(share: float, more: float) -> None:
-    estimate = MemoryEstimate(
-        stage=0,
-        weights_nbytes=10**10,
-        grads_nbytes=0,
-        optimizer_nbytes=0,
-        activations_nbytes=10**10,
-        logits_nbytes=0,
-        overhead_nbytes=10**9,
-    )
-    capacity = round(estimate.total_nbytes / share)
-    least, most = (fit_probability(estimate, round(capacity * by)) for by in (1, 1 + more))
-    assert 0 <= least <= most <= 1
-
-
-@pytest.mark.parametrize(
-    ("sharding", "nbytes"),
-    [
-        (Sharding.OPTIMIZER, 2 + 4 + 12 / 4),
-        (Sharding.GRADS, 2 + 4 / 4 + 12 / 4),
-        (Sharding.WEIGHTS, 18 / 4),
-    ],
-)
-def test_each_stage_of_zero_splits_what_it_says(
-    layout: Layout, sharding: Sharding, nbytes: float
-) -> None:
-    """Rajbhandari et al. 2020, figure 1: 16 bytes there, 18 with Megatron's fp32 gradients."""
-    par = {"is_optimizer_distributed": True, "sharding": sharding}
-    found = memory(layout(dp=4, precision=Precision.BF16, par=par))
-    state = found.weights_nbytes + found.grads_nbytes + found.optimizer_nbytes
-    assert state == pytest.approx(nbytes * parameters(layout(), 0), rel=1e-6)
-
-
-def test_layers_in_flight_do_not_grow_with_the_model_and_kept_ones_do(layout: Layout) -> None:
-    par = {"is_optimizer_distributed": True, "sharding": Sharding.WEIGHTS}
-
-    def scratch(num_layers: int, **more: bool) -> float:
-        model = {"num_layers": num_layers}
-        config = layout(dp=4, precision=Precision.BF16, model=model, par={**par, **more})
-        return memory(config).scratch_nbytes
-
-    assert scratch(8) == scratch(4) > 0
-    more = scratch(16, regathers_weights=False) - scratch(8, regathers_weights=False)
-    each = block(layout(), BlockKind.LAYER).numel.dense
-    assert more == 8 * each * 2
-
-
-def test_narrow_and_offloaded_states_take_what_is_left_of_them(layout: Layout) -> None:
-    plain = layout(precision=Precision.BF16)
-    whole = memory(plain).optimizer_nbytes
-    narrow = replace(plain, optimizer_state_nbytes=6)
-    assert memory(narrow).optimizer_nbytes == whole / 2
-    half = replace(plain, optimizer_offload_frac=0.5)
-    assert memory(half).optimizer_nbytes == whole / 2
-
-
-@pytest.mark.parametrize(
-    ("num_ranks", "published_gib"),
-    # torchtitan, Llama 3.1 8B under FSDP2 on H100 (benchmarks/llama3_h100_202412_torchtitan.md).
-    [((8, 128), 82.4 - 67.0), ((8, 128), 77.0 - 62.0), ((8, 128), 76.8 - 61.8)],
-)
-def test_what_shards_save_is_what_torchtitan_measured(
-    num_ranks: tuple[int, int], published_gib: float
-) -> None:
-    """More ranks take states away and nothing else: fp32 weights, gradients and two moments."""
-    model = public_shape("Llama 3.1 8B", seq_length=8192)
-    few, many = (
-        memory(
-            RunConfig(
-                model=model,
-                parallelism=Parallelism(
-                    dp=dp, is_optimizer_distributed=True, sharding=Sharding.WEIGHTS
-                ),
-                batch=Batch(micro_batch_size=2, global_batch_size=2 * dp),
-                precision=Precision.BF16,
-                optimizer_state_nbytes=10,
-                device="H100",
-            )
-        )
-        for dp in num_ranks
-    )
-    saved = (few.total_nbytes - many.total_nbytes) / 2**30
-    # Whole GiB and a tenth are published; the allocator's reserve shrinks with the rest.
-    assert saved == pytest.approx(published_gib, rel=0.1)
