@@ -63,9 +63,9 @@ class Training:
     num_ranks: int = 1
     ranks_per_node: int = 0
     is_sharded: bool = False
+    """Each rank keeps its part of parameters, gradients and optimizer state."""
     num_copies: int = 1
     """Copies of all shards, each over an equal part of the ranks (HSDP)."""
-    """Each rank keeps its part of parameters, gradients and optimizer state."""
     element_dtype: str = "float32"
     """torch's name of the type that parameters have."""
     autocast_dtype: str = ""

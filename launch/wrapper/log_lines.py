@@ -13,8 +13,8 @@ from contextlib import suppress
 
 # Behind a pipe that nobody reads; the newest stay.
 _MOST_LINES = 200
-_PATIENCE_S = 0.2
 _MOST_CHARS = 2000
+_PATIENCE_S = 0.2
 """A line has so long before the caller goes on without knowing."""
 
 
