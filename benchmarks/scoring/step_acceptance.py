@@ -11,6 +11,7 @@ from forerun.calib.records.step_rows import StepRow
 from forerun.calib.validation.step_protocols import (
     LEAVE_ONE_OUT,
     LEAVE_RELEASE,
+    MORE_NODES,
     SCALE_OUT,
     Fold,
     calibrate_on,
@@ -147,6 +148,12 @@ _SCALED = {
     "DGXC": "e2e_dgxc_scaling",
     "small tables": "e2e_small_tables",
 }
+_NODES: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "Sailor GH200": (_SAILOR, _SAILOR_OPS),
+    "llm-foundry, FSDP": ("e2e_llmfoundry_mpt_fsdp", ()),
+    **{title: (table, ()) for title, table in _SCALED.items()},
+    "nanotron": ("e2e_nanotron_llama1b", ()),
+}
 _PAPERS: tuple[Claim, ...] = (
     Claim(
         title="paper's configurations on Perlmutter (implied)",
@@ -270,6 +277,18 @@ _AGAINST_BASELINES: tuple[Claim, ...] = (
         for title, table in (*_SCALED.items(), ("nanotron", "e2e_nanotron_llama1b"))
     ),
 )
+_MORE_NODES: tuple[Claim, ...] = tuple(
+    Claim(
+        title=title,
+        table=table,
+        protocol=MORE_NODES,
+        operators=operators,
+        bars=(Bar(figure="median_ape_frac", limit=0.06),),
+        better_than=(_PERFECT, _RATE, _TERMS),
+        pool=", ".join(_NODES),
+    )
+    for title, (table, operators) in _NODES.items()
+)
 _ORDERS: tuple[Claim, ...] = (
     Claim(
         title="ranking, vTrain single node (synthetic)",
@@ -286,9 +305,17 @@ _ORDERS: tuple[Claim, ...] = (
         bars=_RANKING,
     ),
 )
-CLAIMS: tuple[Claim, ...] = (*_PAPERS, *_VTRAIN, *_ONE_STACK, *_AGAINST_BASELINES, *_ORDERS)
+CLAIMS: tuple[Claim, ...] = (
+    *_PAPERS,
+    *_VTRAIN,
+    *_ONE_STACK,
+    *_AGAINST_BASELINES,
+    *_MORE_NODES,
+    *_ORDERS,
+)
 FIGURE_NAMES: Mapping[str, str] = {
     "mape_frac": "",
+    "median_ape_frac": "median",
     "max_ape_frac": "max",
     "p90_draw_mape_frac": "p90 of draws",
     "interval_width_frac": "half-width",

@@ -25,7 +25,7 @@ from forerun.benchmarks.scoring.step_acceptance import CLAIMS, Claim
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.design import design
 from forerun.calib.steps.table_steps import TableSteps
-from forerun.calib.validation.step_protocols import SCALE_OUT, Fold
+from forerun.calib.validation.step_protocols import MORE_NODES, SCALE_OUT, Fold
 from forerun.calib.validation.steps import StepModel, score_folds
 
 MODELS = (TableSteps.name, *(baseline.name for baseline in BASELINES))
@@ -82,7 +82,10 @@ def left_out(data: Path, claim: Claim, num_draws: int) -> tuple[int, Counter[str
     used = {place for fold in _folds(data, claim, num_draws) for place in (*fold.train, *fold.test)}
     known = {(rows[place].machine, rows[place].row_id) for place in used}
     reasons = Counter(_first_reason(skip.reason) for skip in table.skipped)
-    few_scales = f"a series of fewer than {claim.min_scales} numbers of GPUs"
+    too_few = {
+        SCALE_OUT: f"a series of fewer than {claim.min_scales} numbers of GPUs",
+        MORE_NODES: "a series on one number of nodes, or on a number that is not stated",
+    }
     for row in table.rows:
         if (row.machine, row.row_id) in known:
             continue
@@ -91,8 +94,7 @@ def left_out(data: Path, claim: Claim, num_draws: int) -> tuple[int, Counter[str
         elif not claim.usable([row]) and claim.machine:
             reasons["another machine"] += 1
         else:
-            too_few = few_scales if claim.protocol == SCALE_OUT else "a machine of too few rows"
-            reasons[too_few] += 1
+            reasons[too_few.get(claim.protocol, "a machine of too few rows")] += 1
     return len(table.rows) + len(table.skipped), reasons
 
 

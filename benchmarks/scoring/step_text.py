@@ -17,11 +17,13 @@ of all draws; signed bias, coverage of the 90 % interval and its mean half-width
 calibrate and are scored within one machine (device, cluster, stack, precision).  Subsets of the
 calibration size are all run where there are no more than 256, else drawn.  *scale_out*: the rows of
 the smallest scale of a series (one model, precision and sequence length on one system, submitter
-and release) calibrate it alone, its larger scales are scored.  Perfect scaling keeps the FLOP rate
-of the smallest scale that calibrates.  Kendall's tau is scipy's tau-b within a group of one model,
-number of GPUs and global batch with four scored rows or more; regret is the time of the layout
-chosen over the best one, minus 1, median (p95).  *Synthetic* rows are a simulator's output and test
-composition, not accuracy.  *Implied* times are computed from published predictions and errors."""
+and release) calibrate it alone, its larger scales are scored.  *more_nodes*: the same by nodes, so
+that all layouts of one node, where there are several, calibrate.  Perfect scaling keeps the FLOP
+rate of the smallest scale that calibrates.  Kendall's tau is scipy's tau-b within a group of one
+model, number of GPUs and global batch with four scored rows or more; regret is the time of the
+layout chosen over the best one, minus 1, median (p95).  *Synthetic* rows are a simulator's output
+and test composition, not accuracy.  *Implied* times are computed from published predictions and
+errors."""
 COVERAGE = """\
 Coverage over distinct rows, each with the mean of its draws: 85 to 95 where 20 rows or more were
 scored; elsewhere the binomial 90 % interval of the coverage (in brackets) has to hold 90.  Pooled,

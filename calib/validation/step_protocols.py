@@ -17,13 +17,14 @@ from ..records.step_rows import StepRow
 
 MAX_SUBSETS = 256
 """All subsets of the calibration size are run where there are no more than these."""
-LEAVE_ONE_OUT, LEAVE_GROUP, LEAVE_WIDTH, LEAVE_DEPTH, LEAVE_RELEASE, SCALE_OUT = (
+LEAVE_ONE_OUT, LEAVE_GROUP, LEAVE_WIDTH, LEAVE_DEPTH, LEAVE_RELEASE, SCALE_OUT, MORE_NODES = (
     "leave_one_out",
     "leave_group",
     "leave_width",
     "leave_depth",
     "leave_release",
     "scale_out",
+    "more_nodes",
 )
 STEP_PROTOCOLS = {
     LEAVE_ONE_OUT: "a machine with two rows or more",
@@ -32,6 +33,7 @@ STEP_PROTOCOLS = {
     LEAVE_DEPTH: "a machine with rows of one hidden size and two depths or more",
     LEAVE_RELEASE: "a machine with rows of two releases of its framework or more",
     SCALE_OUT: "a series (one model on one machine and stack) of two numbers of GPUs or more",
+    MORE_NODES: "a series on two numbers of nodes or more, with ranks per node known",
 }
 """Besides these, ``calibrate_K`` needs a machine with more than K rows, as ``designed_K`` does."""
 MAX_LEFT_OUT = 200
@@ -99,8 +101,8 @@ def calibrate_on(rows: Sequence[StepRow], num_rows: int, num_draws: int) -> Iter
 
 def named(rows: Sequence[StepRow], protocol: str) -> Iterator[Fold]:
     """The folds of one of ``STEP_PROTOCOLS``; all are of one draw, since none is random."""
-    if protocol == SCALE_OUT:
-        yield from _scaled_out(rows)
+    if protocol in _SCALES:
+        yield from _from_the_least(rows, protocol)
         return
     for machine, positions in machines(rows).items():
         keys = {i: str(i) for i in positions}
@@ -122,13 +124,27 @@ _KEYS: dict[str, Callable[[StepRow], str]] = {
 }
 
 
-def _scaled_out(rows: Sequence[StepRow]) -> Iterator[Fold]:
+def _num_nodes(row: StepRow) -> int | None:
+    par = row.config.parallelism
+    return math.ceil(par.num_ranks / par.ranks_per_node) if par.ranks_per_node else None
+
+
+_SCALES: dict[str, Callable[[StepRow], int | None]] = {
+    SCALE_OUT: lambda row: row.num_ranks,
+    MORE_NODES: _num_nodes,
+}
+"""What grows over a series; None where nobody knows."""
+
+
+def _from_the_least(rows: Sequence[StepRow], protocol: str) -> Iterator[Fold]:
     """The smallest scale of each series calibrates that series alone."""
     for positions in series(rows).values():
-        least = min(rows[i].num_ranks for i in positions)
-        train = [i for i in positions if rows[i].num_ranks == least]
-        if len(train) < len(positions):
-            yield fold(SCALE_OUT, rows[positions[0]].machine, 0, positions, train)
+        scales = {i: _SCALES[protocol](rows[i]) for i in positions}
+        known = {i: scale for i, scale in scales.items() if scale is not None}
+        least = min(known.values(), default=0)
+        train = [i for i, scale in known.items() if scale == least]
+        if len(train) < len(known):
+            yield fold(protocol, rows[positions[0]].machine, 0, list(known), train)
 
 
 def _subsets(

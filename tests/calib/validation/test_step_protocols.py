@@ -20,6 +20,7 @@ from forerun.calib.validation.step_protocols import (
     LEAVE_WIDTH,
     MAX_LEFT_OUT,
     MAX_SUBSETS,
+    MORE_NODES,
     SCALE_OUT,
     STEP_PROTOCOLS,
     Fold,
@@ -61,9 +62,10 @@ def test_named_protocols_split_too(protocol: str) -> None:
     for fold in folds:
         check(fold, rows)
         own = {series_name(rows[i]) for i in (*fold.train, *fold.test)}
-        size = len(rows) // 4 if protocol == SCALE_OUT else len(rows) // 2
+        is_of_series = protocol in (SCALE_OUT, MORE_NODES)
+        size = len(rows) // 4 if is_of_series else len(rows) // 2
         assert len(fold.train) + len(fold.test) == size
-        assert len(own) == 1 or protocol != SCALE_OUT
+        assert len(own) == 1 or not is_of_series
     assert bool(folds) == (protocol not in (LEAVE_WIDTH, LEAVE_RELEASE))
 
 
@@ -112,6 +114,15 @@ def test_a_series_is_one_model_and_stack_on_one_machine_whatever_its_layouts() -
     wide = layout(2, 1, 4, 1)
     padded = replace(wide, model=replace(wide.model, vocab_size=51456))
     assert series_name(row(wide, 1.0)) == series_name(row(padded, 1.0))
+
+
+def test_all_layouts_of_the_fewest_nodes_calibrate_and_unknown_nodes_have_no_part() -> None:
+    rows = [row(layout(tp, 1, dp, 1), 1.0) for tp, dp in ((1, 4), (2, 4), (4, 4), (8, 8))]
+    loose = replace(rows[3].config.parallelism, ranks_per_node=0)
+    rows.append(replace(rows[3], config=replace(rows[3].config, parallelism=loose)))
+    (fold,) = named(rows, MORE_NODES)  # 4 and 8 ranks on one node, 16 on two, 64 on eight
+    assert (fold.train, fold.test) == ((0, 1), (2, 3))
+    assert not list(named(rows[:2], MORE_NODES))
 
 
 def test_series_of_too_few_scales_and_flagged_rows_are_left_out() -> None:
