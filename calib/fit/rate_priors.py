@@ -174,11 +174,44 @@ def rates_prior(
     better than another; of operators that only move memory the law with its counted passes is one
     source more.  A generation without any takes the factors of the nearest one in years
     that was measured, and doubts them as much as generations in one table differ, the more the
-    farther.  ``without`` leaves out tables by name: their rows neither set the factors nor how far
-    sources lie apart.
+    farther; products of elements that only another generation has are joined with those of other
+    elements on the own one, so that neither the elements nor the generation alone decide what share
+    of the data sheet is reached.  ``without`` leaves out tables by name: their rows neither set the
+    factors nor how far sources lie apart.
     """
     phase = Phase.FORWARD if phase is Phase.RECOMPUTE else phase
-    return _prior(device_prior(device).name, kind, phase, element_nbytes, tuple(sorted(without)))
+    name, left_out = device_prior(device).name, tuple(sorted(without))
+    found = _prior(name, kind, phase, element_nbytes, left_out)
+    if phase is not Phase.BACKWARD or family(kind) not in _BACKWARD_LOG:
+        return found
+    forward = _prior(name, kind, Phase.FORWARD, element_nbytes, left_out)
+    return _backward_of(forward, found, _BACKWARD_LOG[family(kind)])
+
+
+_BACKWARD_LOG = {OperatorFamily.LINEAR: 0.0, OperatorFamily.ATTENTION: 0.16}
+"""Log of the seconds of a FLOP backwards over those forwards, in tables that hold both passes of
+one kernel: products 0 within 0.08 (A100, H100 and B200, three tables), fused attention 0.16 (A100
+0.18, B200 0.15; FlashAttention-3, Shah et al. 2024, figures 5 and 6, 0.1 to 0.2 for each kernel on
+H100)."""
+
+
+def _backward_of(
+    forward: RatePrior | None, backward: RatePrior | None, more_log: float
+) -> RatePrior | None:
+    """That of the pass that was measured nearer to the device, and there in more tables.
+
+    Forward passes are: of newer devices, narrower elements and newer kernels.
+    """
+    if forward is None or (backward is not None and _known(backward) <= _known(forward)):
+        return backward
+    is_flop = np.array([cost is WorkKind.FLOP for cost in forward.costs])
+    return replace(
+        forward, log_factor=tuple((np.array(forward.log_factor) + more_log * is_flop).tolist())
+    )
+
+
+def _known(prior: RatePrior) -> tuple[float, int]:
+    return prior.steps, -len(prior.sources)
 
 
 def pool_name(kind: OperatorKind, phase: Phase) -> str:
@@ -241,8 +274,12 @@ def _prior(
     if not groups:
         return None
     nearest = min(groups, key=lambda k: (k[0], -sum(s.num_rows for s in groups[k]), k))
+    found = [*groups[nearest]]
+    if is_product and nearest[1] != asked.name:
+        own = [key for key in groups if key[1] == asked.name]
+        found += groups[min(own)] if own else []
     return _joined(
-        groups[nearest],
+        found,
         _spreads(without)[kin(kind)],
         is_product=is_product,
         steps=nearest[0],
