@@ -311,3 +311,21 @@ def test_a_constant_that_has_to_go_far_widens_all_intervals() -> None:
     forced = fitted([replace(r, measured_s=6 * r.measured_s) for r in rows[:4]]).posterior
     assert usual is not None and forced is not None
     assert forced.spread_factor > 1.3 * usual.spread_factor
+
+
+def test_one_wild_step_of_many_hardly_moves_the_others() -> None:
+    """A slip of a factor of two: with normal scatter alone it moved all others by 8 % and more."""
+    rows = planted(ROWS, 1.1, 1.2)
+    train, test = rows[:24:4], rows[1:24:4]
+    slip = [replace(train[0], measured_s=2 * train[0].measured_s), *train[1:]]
+    usual, pulled = errors(train, test), errors(slip, test)
+    assert np.abs(pulled - usual).mean() < 0.04
+
+
+def test_of_two_steps_that_disagree_both_count() -> None:
+    """Nobody can say which is off: another order of the two is the same model."""
+    one, other, rest = (planted([r], 1.0, 1.0)[0] for r in (ROWS[0], ROWS[8], ROWS[16]))
+    higher = errors([replace(one, measured_s=1.5 * one.measured_s), other], [rest])[0]
+    lower = errors([one, replace(other, measured_s=1.5 * other.measured_s)], [rest])[0]
+    assert higher == pytest.approx(lower, abs=0.05)
+    assert 0.1 < higher < 0.4
