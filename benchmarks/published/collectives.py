@@ -34,6 +34,12 @@ _COLLECTIVES = {
     "p2p": Collective.SEND,
 }
 """Without underscores."""
+_VIDUR_BOARDS = {
+    "a100_dgx": "SXM4",
+    "h100_dgx": "SXM5",
+    "a100_pairwise_nvlink": "PCIe",
+    "h100_pairwise_nvlink": "PCIe",
+}
 _GATHERS = (Collective.ALL_GATHER.value, Collective.REDUCE_SCATTER.value)
 _GIGABYTE = 1e9
 _OUT_OF_PLACE_FIRST = ("time_us_oop", "time_us_ip")
@@ -80,6 +86,15 @@ def read_vtrain(frame: pd.DataFrame) -> pd.DataFrame:
         nbytes="bytes",
         times_us=_OUT_OF_PLACE_FIRST,
     )
+
+
+def read_vidur(frame: pd.DataFrame) -> pd.DataFrame:
+    """Sweeps of vidur; the name of a topology says which card of its GPU it is built of: boards of
+    a DGX, or PCIe cards that NVLink joins in pairs (Azure NC96ads A100 v4)."""
+    board = texts(frame, "topology").map(_VIDUR_BOARDS).fillna("")
+    named = frame.assign(_device=(texts(frame, "gpu") + " " + board).str.strip())
+    fabric, times_us = ("topology",), ("time_us_median",)
+    return _rows(named, device="_device", fabric=fabric, nbytes="bytes", times_us=times_us)
 
 
 def read_aceso(frame: pd.DataFrame) -> pd.DataFrame:
@@ -175,7 +190,7 @@ FAMILIES = (
     family(
         "vidur collectives",
         "op ranks bytes time_us_median topology",
-        partial(_rows, fabric=("topology",), nbytes="bytes", times_us=("time_us_median",)),
+        read_vidur,
     ),
     family("vTrain all-reduce", "op ranks bytes time_us_oop gpu", read_vtrain),
     family(

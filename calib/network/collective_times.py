@@ -21,6 +21,7 @@ from .extrapolation import (
     extrapolated_log_time,
     grown_log_time,
     is_comparable,
+    is_family,
     link_bytes_per_s,
     same_chunk_nbytes,
 )
@@ -46,7 +47,7 @@ _GROUP_SIGMA_LOG = 0.6
 """Of one group's from the machine's: a factor of 1.8."""
 _BOUND_WEIGHT = 0.1
 """Weight of a transfer that is known from above only."""
-_MOST_COMPARED = 64
+_MOST_COMPARED = 32
 """Payloads at which a group is held against its stand-in."""
 _LEAST_SHARE = 0.5
 """Share of the full bandwidth from which a payload tells of links."""
@@ -353,19 +354,33 @@ def _share(
     return np.clip(bytes_s / np.exp(log_time), 0.0, 1.0)
 
 
-def _carried_errors(groups: Mapping[Group, GroupModel], prior: NetworkPrior) -> dict[Group, Vector]:
-    """Each group held against a stand-in of its own collective: absolute errors over the widths of
-    public tables."""
-    errors = {}
+def _carried_errors(groups: Mapping[Group, GroupModel], prior: NetworkPrior) -> list[Vector]:
+    """Each group held against what can stand in for it, the nearest of its own collective, of other
+    rings and of all others: absolute errors over the widths of public tables."""
+    errors = []
     for group, model in groups.items():
-        others = {g: m for g, m in groups.items() if g != group}
-        seen = _nearest(group, others)
-        if seen is None or seen.collective is not group.collective:
-            continue
-        logs = model.curve.log_nbytes
-        logs = logs[:: max(1, len(logs) // _MOST_COMPARED)]
-        nbytes = np.exp(logs)
-        error = _stand_in(seen, group, nbytes, others, prior) - model.curve.log_time(logs)
-        share = _share(group, nbytes, model.curve.log_time(logs), groups[seen].curve, prior)
-        errors[group] = np.abs(error) / carried_width(seen, group, share)
+        for alike in (_is_same, _is_other_ring, _is_strange):
+            others = {g: m for g, m in groups.items() if g != group and alike(g, group)}
+            seen = _nearest(group, others)
+            if seen is None or bool(seen.num_chosen) is not bool(group.num_chosen):
+                continue
+            logs = model.curve.log_nbytes
+            logs = logs[:: max(1, len(logs) // _MOST_COMPARED)]
+            nbytes = np.exp(logs)
+            error = _stand_in(seen, group, nbytes, others, prior) - model.curve.log_time(logs)
+            curve = groups[seen].curve
+            share = _share(group, nbytes, model.curve.log_time(logs), curve, prior)
+            errors.append(np.abs(error) / carried_width(seen, group, share))
     return errors
+
+
+def _is_same(seen: Group, wanted: Group) -> bool:
+    return seen.collective is wanted.collective
+
+
+def _is_other_ring(seen: Group, wanted: Group) -> bool:
+    return not _is_same(seen, wanted) and is_family(seen, wanted)
+
+
+def _is_strange(seen: Group, wanted: Group) -> bool:
+    return not is_family(seen, wanted)

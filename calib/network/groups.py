@@ -147,10 +147,14 @@ def octaves_between(group: Group, other: Group) -> float:
 
 def size_octaves(group: Group, other: Group) -> float:
     """Doublings between the nodes of two groups and between the ranks on each."""
-    sizes = abs(np.log2(group.num_nodes / other.num_nodes))
-    sizes += abs(np.log2(group.ranks_per_node / other.ranks_per_node))
     # Half and twice are exactly as far.
-    return round(float(sizes), 9)
+    return round(sum(node_and_rank_octaves(group, other)), 9)
+
+
+def node_and_rank_octaves(group: Group, other: Group) -> tuple[float, float]:
+    """Doublings between the nodes of two groups, and between the ranks on each."""
+    nodes = abs(np.log2(group.num_nodes / other.num_nodes))
+    return float(nodes), float(abs(np.log2(group.ranks_per_node / other.ranks_per_node)))
 
 
 def _kinds_apart(group: Group, other: Group) -> float:

@@ -62,7 +62,8 @@ class Protocol(Enum):
 
 
 Option = tuple[Algorithm, Protocol]
-_GATHERS = frozenset({Collective.ALL_GATHER, Collective.REDUCE_SCATTER})
+GATHERS = frozenset({Collective.ALL_GATHER, Collective.REDUCE_SCATTER})
+"""One the reverse of the other, by the same algorithms."""
 _BASE_US: Mapping[Option, float] = {
     (Algorithm.TREE, Protocol.LL): 6.8,
     (Algorithm.TREE, Protocol.LL128): 14.0,
@@ -240,7 +241,7 @@ def tuner_costs(group: Group, nbytes: Vector, link: LinkClass) -> dict[Option, T
         costs |= {(Algorithm.TREE, p): _tree(group, link, p, nbytes) for p in Protocol}
     if switch := switch_cost(group, link):
         costs[Algorithm.NVLS_TREE if is_tree else Algorithm.NVLS, Protocol.SIMPLE] = switch
-    if collective in _GATHERS and group.num_nodes == group.num_ranks:
+    if collective in GATHERS and group.num_nodes == group.num_ranks:
         costs[Algorithm.PAT, Protocol.SIMPLE] = _pat(group, link)
     return costs
 
@@ -255,7 +256,7 @@ def switch_cost(group: Group, link: LinkClass) -> TunedCost | None:
 def _num_steps(group: Group) -> int:
     if group.collective is Collective.ALL_REDUCE:
         return 2 * (group.num_ranks - 1)
-    return group.num_ranks - 1 if group.collective in _GATHERS else group.num_ranks
+    return group.num_ranks - 1 if group.collective in GATHERS else group.num_ranks
 
 
 def _ll_bytes_per_s(group: Group, link: LinkClass) -> float:

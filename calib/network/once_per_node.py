@@ -14,7 +14,6 @@ from ..workload.routing import expected_distinct
 from .curves import Curve
 from .groups import Group
 from .nccl_tuner import LinkClass
-from .topology import CONGESTION_LOG
 
 Vector = NDArray[np.float64]
 _EXPERTS_PER_RANK = 4
@@ -23,6 +22,10 @@ _LATENCY_GROWTH = 0.4
 """What latency grows by from two nodes to four, and with each doubling after: ranks learn how much
 each other sends before any token leaves.  DeepEP on 2, 4, 8 nodes of H100: 57, 90, 125 us and 84,
 125, 142 us."""
+_CROWDED_LOG = 0.15
+"""What cards lose in it for each doubling of nodes, mean of four: 0.05 and 0.65 to four and eight
+nodes of one cluster (DeepEP of SGLang 0.5.0 on H100), 0 to four (EPv2) and 0 to eight (V1 on H800)
+in DeepEP's own figures, far bytes alone."""
 
 
 def copies_to_ranks(group: Group) -> float:
@@ -64,7 +67,7 @@ def exchange_time_s(
     card = links.sheet_bytes_per_s or links.network_bytes_per_s
     doublings = float(np.log2(wanted.num_nodes / seen.num_nodes))
     on_cards = np.minimum(times - least, far_nbytes[0] / card)
-    crowded = np.exp(CONGESTION_LOG * doublings)
+    crowded = np.exp(_CROWDED_LOG * doublings)
     by_cards = on_cards * crowded * far_nbytes[1] / np.maximum(far_nbytes[0], 1e-300)
     by_copies = (times - least) * copies[1] / copies[0]
     growth = (1.0 + _LATENCY_GROWTH * abs(doublings)) ** np.sign(doublings)

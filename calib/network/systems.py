@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from .nccl_tuner import Architecture, LinkClass, Wire
+from .topology import Joint
 
 _GIGA = 1e9
 
@@ -34,14 +35,22 @@ def network_prior(device: str) -> NetworkPrior:
     230.0
     >>> network_prior("cpu").links is None
     True
+    >>> network_prior("NVIDIA A100 80GB PCIe").links.topology.joint.value
+    'bridge'
     """
     low = device.lower()
     prior = next((prior for name, prior in _PRIORS.items() if name in low), _UNKNOWN)
-    is_switched = any(name in low for name in _SWITCHED) and prior.links is not None
-    if not is_switched or any(name in low for name in _CARDS):
+    links = prior.links
+    if links is None or links.wire is not Wire.NVLINK:
         return prior
-    assert prior.links is not None
-    return replace(prior, links=replace(prior.links, may_be_bridged=False))
+    if any(name in low for name in _CARDS):
+        bridged = replace(links.topology, joint=Joint.BRIDGE)
+        # What a switch reduces they have not; what a bridge leaves out is the joint's to say.
+        links = replace(links, topology=bridged, nvls_bytes_per_s=0.0, may_be_bridged=False)
+        return replace(prior, links=links)
+    if any(name in low for name in _SWITCHED):
+        return replace(prior, links=replace(links, may_be_bridged=False))
+    return prior
 
 
 def _nccl(
@@ -95,8 +104,8 @@ _BLACKWELL = _nvlink(
 _UNKNOWN = _HOPPER
 _SWITCHED = ("sxm", "hbm3", "h200", "h800", "h20", "b200", "b300")
 """In names of GPUs that sit on a board with all of their node, not in pairs with a bridge."""
-_CARDS = ("pcie", "h100 nvl", "h200 nvl")
-"""In names of those that do not."""
+_CARDS = ("pcie", "h100 nvl")
+"""In names of those that do not, and of which a bridge links two at most."""
 # Longer names first: "gh200" holds "h200".
 _PRIORS: Mapping[str, NetworkPrior] = {
     "b200": _BLACKWELL,

@@ -25,6 +25,8 @@ class Joint(QuickEnum):
     """Four GPUs, each linked to the three others alike."""
     CUBE = "cube"
     """Eight GPUs in a cube with diagonals: two ranks reach a third of the links, four two."""
+    BRIDGE = "bridge"
+    """Cards of which two at a time are linked: more ranks go through PCIe."""
     PCIE = "pcie"
 
 
@@ -45,6 +47,9 @@ CONGESTION_LOG = 0.05
 128 nodes 1 to 10 %: its bytes cross the middle of the network, those of a ring do not."""
 _MESH_PEERS = 3
 _CUBE_OCTAVES = 3
+_BESIDE_BRIDGE = 0.1
+"""Bus bandwidth of PCIe over that of a bridge: 16 lanes of the fourth generation give 24 GB/s, a
+bridge of A100 230; both doubled with Hopper."""
 _CARDS = (1, 2, 4, 8, 16)
 """Cards of a node that are tried."""
 _OTHER_CARDS_COST = 2.0
@@ -99,7 +104,11 @@ class Topology:
         [0.333, 0.667, 1.0]
         >>> [round(Topology(joint=Joint.CUBE).node_share(n), 3) for n in (2, 4, 8)]
         [0.333, 0.667, 1.0]
+        >>> [Topology(joint=Joint.BRIDGE).node_share(n) for n in (2, 4)]
+        [1.0, 0.1]
         """
+        if self.joint is Joint.BRIDGE and num_ranks > 2:
+            return _BESIDE_BRIDGE
         if self.joint is Joint.MESH:
             return min(1.0, (num_ranks - 1) / _MESH_PEERS)
         if self.joint is Joint.CUBE:

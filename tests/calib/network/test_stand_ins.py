@@ -1,0 +1,72 @@
+"""Groups that another one stands in for: bridges, other collectives, how far off they may be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from forerun.calib.network.collective_times import fit_transfers
+from forerun.calib.network.curves import Samples, Vector
+from forerun.calib.network.groups import Group
+from forerun.calib.network.nccl_tuner import TunedTime
+from forerun.calib.network.systems import network_prior
+from forerun.calib.network.topology import Joint
+from forerun.calib.workload.collectives import Collective
+
+NBYTES: Vector = 2.0 ** np.arange(10.0, 31.0)
+A100 = network_prior("NVIDIA A100-SXM4-80GB")
+
+
+def _group(collective: Collective, ranks: int, nodes: int = 1) -> Group:
+    return Group(collective=collective, num_ranks=ranks, num_nodes=nodes)
+
+
+def _samples(time_s: Vector) -> Samples:
+    return Samples(nbytes=NBYTES, time_s=time_s, weight=np.ones(len(NBYTES)))
+
+
+def test_a_pair_with_a_bridge_tells_of_pcie_beyond_it() -> None:
+    """Pairs of A100 cards reduce at 190 GB/s, four of them at 15.8 (vidur, 256 MiB)."""
+    prior = network_prior("NVIDIA A100 80GB PCIe")
+    assert prior.links is not None
+    assert prior.links.topology.joint is Joint.BRIDGE
+    pair = _group(Collective.ALL_REDUCE, 2)
+    model = fit_transfers({pair: _samples(30e-6 + NBYTES / 190e9)}, prior)
+    found = model.estimate(_group(Collective.ALL_REDUCE, 4), np.array([2.0**28]))
+    assert 2.0**28 / np.exp(found.log_time[0]) == pytest.approx(15.8e9, rel=0.15)
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_latency_of_another_collective_is_half_its_own(factor: float) -> None:
+    """Small gathers that take so many times what NCCL expects say half as much of all-reduces; of
+    large ones they say all."""
+    assert A100.links is not None
+    gather, reduce = (_group(c, 32, 8) for c in (Collective.ALL_GATHER, Collective.ALL_REDUCE))
+    priced = TunedTime(group=gather, links=A100.links)(NBYTES)
+    model = fit_transfers({gather: _samples(factor * priced)}, A100)
+    wanted = TunedTime(group=reduce, links=model.carrying.links or A100.links)(NBYTES)
+    ratio = np.exp(model.estimate(reduce, NBYTES).log_time) / wanted
+    if factor > 1.0:
+        assert 1.0 < ratio[0] < factor
+    else:
+        assert factor < ratio[0] < 1.0
+    assert ratio[-1] == pytest.approx(1.0, rel=0.15)  # the cards' rate has been found
+
+
+def test_groups_that_agree_with_each_other_make_intervals_narrow() -> None:
+    """Four collectives by one law, or each with a factor of its own: 16 nodes are foretold from 8,
+    4 and 2 in either, with intervals that know which."""
+    assert A100.links is not None
+    rng = np.random.default_rng(0)
+    halves = []
+    for scatter_log in (0.0, 0.7):
+        samples = {}
+        for collective in (Collective.ALL_GATHER, Collective.ALL_REDUCE, Collective.REDUCE_SCATTER):
+            for nodes in (2, 4, 8):
+                group = _group(collective, 8 * nodes, nodes)
+                law = TunedTime(group=group, links=A100.links)(NBYTES)
+                samples[group] = _samples(law * float(np.exp(scatter_log * rng.normal())))
+        model = fit_transfers(samples, A100)
+        wanted = _group(Collective.ALL_GATHER, 128, 16)
+        halves.append(float(model.estimate(wanted, NBYTES[-1:]).half_width_log[0]))
+    assert halves[0] < 0.1 < 2 * halves[0] < halves[1]
