@@ -13,6 +13,7 @@ import numpy as np
 
 from ..network.groups import bus_factor, canonical, group_of, ring_steps
 from ..network.nccl_tuner import tuner_time_s
+from ..network.once_per_node import as_all_to_all
 from ..workload.collectives import CollectiveCall
 from ..workload.operators import Operator, OperatorKind, Phase
 from .batches import batch_of
@@ -61,9 +62,11 @@ class Unmeasured:
 def _transfer_s(call: CollectiveCall, prior: DevicePrior) -> float:
     if call.num_ranks < 2:
         return 0.0
-    network = prior.network
+    network, group, nbytes = prior.network, group_of(call), float(call.nbytes)
+    if group.num_chosen:
+        group, share = as_all_to_all(group)
+        nbytes *= share
     if network.links is not None:
-        nbytes = np.array([float(call.nbytes)])
-        return float(tuner_time_s(group_of(call), nbytes, network.links)[0])
-    wire_s = bus_factor(call.collective, call.num_ranks) * call.nbytes / network.bus_bytes_per_s
-    return ring_steps(call.collective, call.num_ranks) * network.step_s + wire_s
+        return float(tuner_time_s(group, np.array([nbytes]), network.links)[0])
+    wire_s = bus_factor(group.collective, group.num_ranks) * nbytes / network.bus_bytes_per_s
+    return ring_steps(group.collective, group.num_ranks) * network.step_s + wire_s

@@ -209,31 +209,17 @@ def exchanges_beside(config: RunConfig) -> bool:
 def _flex(config: RunConfig) -> tuple[CollectiveUse, ...]:
     """A token goes once to each rank that holds one of its experts (DeepEP), and comes back.
 
-    Over several nodes it goes once to each node, to the rank there that has the sender's place, and
-    is passed on inside while the next ones come in: DeepEP's own table has internode kernels at the
-    rate of the network card (43 to 58 GB/s of 50) whatever NVLink carries.
+    Over several nodes it goes once to each node and is passed on there, which ``num_chosen`` says.
     """
     experts, par, role = _experts(config), config.parallelism, GroupRole.EXPERT_TP_EP
-    num_places = num_nodes(par, role)
-    reached = _reached(experts, num_places)
-    if num_places == 1:
-        reached = _reached(experts, par.ep) * par.expert_tp
+    reached = par.expert_tp * expected_distinct(
+        num_groups=par.ep, num_chosen=experts.top_k, group_size=experts.num_experts // par.ep
+    )
     tokens = math.ceil(local_tokens(config) * reached * experts.imbalance)
     nbytes = tokens * config.model.hidden_size * config.precision.nbytes
+    chosen = experts.top_k * par.expert_tp if num_nodes(par, role) > 1 else 0
     uses = _there_and_back(config, Collective.ALL_TO_ALL, role, nbytes, count=2)
-    if num_places > 1:
-        # One rank of each node: all places of a node have a card, and send at once.
-        uses = tuple(replace(u, call=replace(u.call, num_ranks=num_places)) for u in uses)
-    return between_ranks(uses)
-
-
-def _reached(experts: Experts, num_places: int) -> float:
-    """Ranks, or nodes, to which one token goes, where routing is even."""
-    return expected_distinct(
-        num_groups=num_places,
-        num_chosen=experts.top_k,
-        group_size=experts.num_experts // num_places,
-    )
+    return between_ranks(replace(u, call=replace(u.call, num_chosen=chosen)) for u in uses)
 
 
 def _weight_nbytes(config: RunConfig) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..workload.collectives import Collective, CollectiveCall
+from ..workload.collectives import Collective, CollectiveCall, GroupRole
 from .curves import Curve, Expected, Law, Samples, fit_curve, fit_law
 from .extrapolation import (
     extrapolated_log_time,
@@ -36,6 +36,7 @@ from .groups import (
     ring_steps,
 )
 from .nccl_tuner import TunedTime
+from .once_per_node import as_all_to_all
 from .systems import NetworkPrior
 from .topology import Rate, fit_topology
 from .transfer_widths import NINETY, TransferWidths, carried_width, fit_widths
@@ -119,6 +120,9 @@ class CollectiveModel:
         group = joined(group, self.prior)
         if group in self.groups:
             return self._measured(group, logs)
+        if group.num_chosen and not any(seen.num_chosen for seen in self.groups):
+            plain, share = as_all_to_all(group)
+            return self.estimate(plain, share * nbytes)
         nearest = _nearest(group, self.groups)
         if nearest is None:
             width = np.full(len(logs), NINETY * _PRIOR_SIGMA_LOG)
@@ -126,6 +130,11 @@ class CollectiveModel:
             far = np.full(len(logs), np.inf)
             return Transfers(log_time=times, half_width_log=width, octaves=far)
         return self._carried(nearest, group, logs)
+
+    def has(self, group: Group) -> bool:
+        """Whether a group was measured itself, in whatever role."""
+        wanted = joined(group, self.prior)
+        return wanted in self.groups or replace(wanted, role=GroupRole.OTHER) in self.groups
 
     def _expected(self, group: Group) -> Expected:
         return expected_time(group, self.carrying) or self.machine.law(group)

@@ -99,7 +99,7 @@ class FittedTimes:
 
     def _source(self, item: Item) -> Source:
         if isinstance(item, CollectiveCall):
-            is_known = group_of(canonical(item)) in self.transfers.groups
+            is_known = self.transfers.has(group_of(canonical(item)))
         else:
             parts = [] if item.kind in _HOST else [*self._decomposed(item)]
             is_known = any(self.operators.has(part.kind, part.phase) for part in parts)

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..fit.priors import device_prior
+from ..importers.own_format import CHOSEN
 from ..network.collective_times import CollectiveModel, fit_transfers
 from ..network.curves import Samples
 from ..network.groups import Group
@@ -78,13 +79,18 @@ def transfer_tables(
 
 def _samples(rows: pd.DataFrame) -> dict[Group, Samples]:
     out = {}
-    for _, found in rows.groupby(["collective", "num_ranks", "num_nodes"]):
+    chosen = rows[CHOSEN].fillna(0) if CHOSEN in rows.columns else 0
+    rows = rows.assign(**{CHOSEN: np.where(rows["num_nodes"] > 1, chosen, 0)})
+    for _, found in rows.groupby(["collective", "num_ranks", "num_nodes", CHOSEN]):
         first = found.iloc[0]
         kind = Collective(str(first["collective"]))
         if kind is Collective.OTHER:
             continue
         group = Group(
-            collective=kind, num_ranks=int(first["num_ranks"]), num_nodes=int(first["num_nodes"])
+            collective=kind,
+            num_ranks=int(first["num_ranks"]),
+            num_nodes=int(first["num_nodes"]),
+            num_chosen=int(first[CHOSEN]),
         )
         # A step adds up hundreds of equal transfers: their mean counts, not one that was lucky.
         ordered = found[["nbytes", "time_s"]].to_numpy(dtype=np.float64)

@@ -92,6 +92,38 @@ def test_with_operators_as_well(directory: Path) -> None:
     assert np.abs(np.log(bare.time_s / scored.time_s)).max() > 1e-3
 
 
+def test_a_measured_exchange_of_experts_changes_what_a_fused_dispatcher_takes(
+    tmp_path: Path,
+) -> None:
+    """Tokens that go to eight experts on 2 and 4 nodes; the same table ten times slower."""
+    rows = {row.row_id: row for row in rows_of("steps_megatron_bridge.csv.gz")}
+    known, asked = rows["mb_190"], rows["mb_194"].config
+    tokens = 2.0 ** np.arange(8, 17)
+    nbytes = {nodes: tokens * 7168 * 2 * copies for nodes, copies in ((2, 6.6), (4, 7.2))}
+    told = []
+    for rate in (400e9, 40e9):
+        measured = [
+            {
+                "device": "NVIDIA H100 80GB HBM3",
+                "fabric": "cluster",
+                "collective": "all_to_all",
+                "num_ranks": 8 * nodes,
+                "num_nodes": nodes,
+                "nbytes": int(payload),
+                "time_s": 6e-5 + payload / rate,
+                "num_chosen": 8,
+            }
+            for nodes, payloads in nbytes.items()
+            for payload in payloads
+        ]
+        directory, table = tmp_path / f"at {rate:.0e}" / "machine", tmp_path / "exchange.csv"
+        directory.parent.mkdir()
+        pd.DataFrame(measured).to_csv(table, index=False)
+        imported([known], directory, table)
+        told.append(open_machine(directory).steps.predict([asked]).time_s[0])
+    assert told[1] > 1.1 * told[0]
+
+
 def test_the_verb_prints_it(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known, asked = parts("steps_simumax_b200_8gpu.csv.gz", 3)
     imported(known, directory)

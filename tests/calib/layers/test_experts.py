@@ -18,6 +18,8 @@ from forerun.calib.errors import ConfigError
 from forerun.calib.fit.laws import work
 from forerun.calib.layers.blocks import BlockKind, block
 from forerun.calib.layers.experts import expert_modules, routing
+from forerun.calib.network.groups import group_of
+from forerun.calib.network.once_per_node import as_all_to_all
 from forerun.calib.workload.collectives import Collective, GroupRole, OtherPass, Placement
 from forerun.calib.workload.config import (
     Batch,
@@ -274,10 +276,13 @@ def test_between_nodes_a_token_goes_once_to_each_node(llama: Callable[..., RunCo
     # Two experts on each of four nodes.
     nodes = sum(len({expert // 2 for expert in choice}) for choice in choices) / len(choices)
     tokens = config.batch.micro_batch_size * config.model.seq_length
-    uses = expert_modules(config)[0].uses
-    assert {(use.call.num_ranks, use.call.num_nodes) for use in uses} == {(4, 4)}
-    (sent,) = {use.call.nbytes for use in uses}
-    assert sent == pytest.approx(tokens * nodes * config.model.hidden_size * 2, rel=1e-2)
+    (call,) = {use.call for use in expert_modules(config)[0].uses}
+    assert (call.num_ranks, call.num_nodes, call.num_chosen) == (8, 4, 3)
+    assert call.nbytes == tokens * 3 * config.model.hidden_size * 2
+    plain, share = as_all_to_all(group_of(call))
+    assert (plain.num_ranks, plain.num_nodes, plain.num_chosen) == (4, 4, 0)
+    sent = share * call.nbytes
+    assert sent == pytest.approx(tokens * nodes * config.model.hidden_size * 2, rel=0.02)
 
 
 def test_the_exchange_runs_beside_another_micro_batch_where_there_is_one(

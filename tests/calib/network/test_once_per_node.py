@@ -8,7 +8,11 @@ import pytest
 from forerun.calib.network.collective_times import fit_transfers
 from forerun.calib.network.curves import Samples
 from forerun.calib.network.groups import Group
-from forerun.calib.network.once_per_node import copies_to_far_nodes, copies_to_ranks
+from forerun.calib.network.once_per_node import (
+    as_all_to_all,
+    copies_to_far_nodes,
+    copies_to_ranks,
+)
 from forerun.calib.network.systems import network_prior
 from forerun.calib.workload.collectives import Collective
 
@@ -52,3 +56,26 @@ def test_a_token_goes_to_fewer_nodes_than_ranks() -> None:
         group = _group(nodes)
         assert 0 < copies_to_far_nodes(group) < copies_to_ranks(group) <= 8
         assert copies_to_far_nodes(group) <= nodes - 1
+
+
+def test_where_no_exchange_was_measured_one_rank_of_each_node_swaps() -> None:
+    """By hand: of 16 ranks on two nodes a token goes to both, and the card carries half of that."""
+    group = _group(2)
+    plain = Group(collective=Collective.ALL_TO_ALL, num_ranks=2, num_nodes=2)
+    model = fit_transfers({}, H100)
+    found = model.estimate(group, _payload(group, TOKENS)).log_time
+    as_plain = model.estimate(plain, 2.0 * TOKENS * NBYTES).log_time
+    assert found == pytest.approx(as_plain, abs=5e-3)
+    assert as_all_to_all(group)[0] == plain
+
+
+def test_a_measured_exchange_speaks_for_others_and_not_for_plain_ones() -> None:
+    """Copies at 20 GB/s, a third of the card: an all-to-all of NCCL knows nothing of that."""
+    seen, wanted = _group(2), _group(4)
+    times = _time_s(seen, 20e9, 45e9)
+    samples = Samples(nbytes=_payload(seen, TOKENS), time_s=times, weight=np.ones(len(TOKENS)))
+    model, bare = fit_transfers({seen: samples}, H100), fit_transfers({}, H100)
+    large = _payload(wanted, TOKENS)[-3:]
+    slower = model.estimate(wanted, large).log_time - bare.estimate(wanted, large).log_time
+    assert (slower > np.log(1.5)).all()
+    assert model.has(seen) and not model.has(wanted)
