@@ -4,14 +4,16 @@ The summary names a model and its degrees.  What else a run switches on is in th
 run with, which the release holds: ``bridge_recipes.csv`` has these, from
 ``scripts/performance/configs`` of NVIDIA-NeMo/Megatron-Bridge (Apache-2.0) at v0.2.0 (25.11),
 v0.3.0 (26.02), v0.3.1 (26.02.01), v0.4.0 and v0.4.1 (26.04) and v0.5.0 (26.06); where several
-recipes of one release have the degrees of a row and differ, there is none.
+recipes of one release have the degrees of a row and differ, there is none.  Where none has the
+degrees of a row, it has the switches of software that all recipes of its release, model, device
+and precision share.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -80,11 +82,14 @@ def read_bridge(record: Record) -> StepRow:
     par = _sharded(record, layout(record, model, stack, etp=1 if model.experts else 0))
     if "w/ mtp" in label.lower():
         model = replace(model, num_prediction_layers=1)
+    told = _told(record, model_key(label), device)
+    recipe = told.recipe
     flag = joined_flags(
         (not stated, "the precision is not stated"),
         ("pre-train" not in record.text("phase").lower(), "fine-tuning"),
+        # An empty cell means one stage where a recipe says so, and nothing where none does.
+        (par.pp > 1 and not record.text("vp") and not told.has_degrees, "vp is not stated"),
     )
-    recipe = _recipe(record, model_key(label), device)
     row = step_row(
         record,
         model=_with_drops(model, label),
@@ -92,7 +97,7 @@ def read_bridge(record: Record) -> StepRow:
         parallelism=par,
         device=device,
         precision=stated,
-        unmodelled=() if recipe else ("recompute, graphs and dispatcher of the recipe",),
+        unmodelled=() if told.has_degrees else _UNTOLD[bool(recipe)],
         machine=f"{device} Megatron-Bridge {stated or 'unknown'}",
         label=f"{model_key(label)} {stated}",
         measured_s=record.number("step_time_s_derived", "step_time_s"),
@@ -115,11 +120,43 @@ def _with_drops(model: ModelShape, label: str) -> ModelShape:
     return replace(model, experts=experts)
 
 
-def _recipe(record: Record, model: str, device: str) -> Recipe:
-    """The recipe of a row; empty where none has its release, model, precision and degrees."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What a release's recipes tell of a row."""
+
+    recipe: Recipe
+    """That of the row; where none has its degrees, what all of its release, model, device and
+    precision agree on; empty where there is none."""
+    has_degrees: bool
+
+
+def _told(record: Record, model: str, device: str) -> _Told:
     precision = _PRECISIONS.get(record.text("precision").lower(), "")
     degrees = tuple(str(record.whole(name, default=1)) for name in _DEGREES)
-    return _recipes().get((record.text("release"), model, device, precision, *degrees), {})
+    key, found = (record.text("release"), model, device, precision), _recipes()
+    if own := found.get((*key, *degrees)):
+        return _Told(recipe=own, has_degrees=True)
+    others = [recipe for known, recipe in found.items() if known[: len(key)] == key]
+    return _Told(recipe=_agreed(others), has_degrees=False)
+
+
+_UNTOLD = (("recompute, graphs and dispatcher of the recipe",), ("recompute of the recipe",))
+"""What stays open where no recipe has the degrees; second: all others agree on the rest."""
+_OF_SOFTWARE = (
+    *("moe_token_dispatcher_type", "overlap_moe_expert_parallel_comm"),
+    *("cuda_graph_impl", "cuda_graph_scope"),
+)
+"""Switches that say what a release does for a model on a device; recomputation and the cut of the
+pipeline go with degrees and micro-batch."""
+
+
+def _agreed(recipes: Sequence[Recipe]) -> Recipe:
+    """The switches of software that recipes share; empty where they differ in one."""
+    told = {tuple(recipe[name] for name in _OF_SOFTWARE) for recipe in recipes}
+    if len(told) != 1:
+        return {}
+    blank = dict.fromkeys(recipes[0], "")
+    return {**blank, **dict(zip(_OF_SOFTWARE, told.pop(), strict=True))}
 
 
 # Since 26.02 the summary calls current scaling FP8.

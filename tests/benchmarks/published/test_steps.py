@@ -197,6 +197,23 @@ def test_bridge_rows_have_the_switches_of_the_recipe_with_their_degrees() -> Non
     assert other.config.unmodelled
 
 
+def test_where_no_recipe_has_the_degrees_their_common_switches_hold() -> None:
+    """The one recipe of Qwen3 30B for H100 in FP8 of v0.3.1 says flex, without a graph."""
+    cells = {"model": "Qwen3_30B_a3B", "precision": "FP8", "release": "26.02.01", "gpus": 16}
+    row = only(like("e2e_megatron_bridge", **cells, tp=1, pp=2, vp=12, ep=8, system="DGX-H100"))
+    experts = row.config.model.experts
+    assert experts is not None and experts.dispatcher is Dispatcher.FLEX
+    assert row.config.unmodelled == ("recompute of the recipe",) and not row.flag
+    assert not row.config.uses_cuda_graphs
+
+
+def test_an_empty_vp_that_no_recipe_confirms_is_not_taken_as_one() -> None:
+    """An empty cell of DeepSeek-V3 on 16 stages is 1 in its recipe; here there is none."""
+    cells = {"model": "LLAMA3_70B", "precision": "MXFP8", "tp": 1, "ep": None, "vp": None}
+    assert only(like("e2e_megatron_bridge", **cells, pp=4)).flag == "vp is not stated"
+    assert not only(like("e2e_megatron_bridge", **cells, pp=1)).flag
+
+
 def test_cards_say_every_switch() -> None:
     table = golden("e2e_bridge_cards")
     rows = {row.row_id: row.config for row in table.rows}
