@@ -157,7 +157,7 @@ def _exchange(config: RunConfig, routed: Routing) -> tuple[CollectiveUse, ...]:
     is_flex = experts.dispatcher is Dispatcher.FLEX
     uses = _flex(config) if is_flex else _all_to_all(config, routed)
     if not exchanges_beside(config):
-        return uses
+        return _beside_shared(config, uses)
     beside = OtherPass.WHOLE if experts.delays_weight_gradients else OtherPass.INPUTS
     return tuple(replace(use, is_overlapped=True, other_pass=beside) for use in uses)
 
@@ -269,12 +269,31 @@ def _shared_module(config: RunConfig) -> LayerModule:
     return replace(dense, uses=_shared_uses(config), tensors=(*gates, *dense.tensors))
 
 
+def _beside_shared(config: RunConfig, uses: tuple[CollectiveUse, ...]) -> tuple[CollectiveUse, ...]:
+    """The exchange with the shared experts beside it, where Megatron runs them on a stream of
+    their own: the first product while tokens leave, the second while they return."""
+    experts = _experts(config)
+    if not (experts.overlaps_shared and experts.shared_ffn_hidden_size):
+        return uses
+    dense = mlp_module(config, "shared_experts", experts.shared_ffn_hidden_size, has_bias=False)
+    work = tuple((kind, shape) for kind, shape, _ in dense.operators)
+    return tuple(replace(use, is_overlapped=True, beside=work) for use in uses)
+
+
 def _shared_uses(config: RunConfig) -> tuple[CollectiveUse, ...]:
-    """Beside the exchange Megatron keeps the gathered input, and gathers it only once."""
+    """Beside the exchange Megatron keeps the gathered input, and gathers it only once.
+
+    The input is gathered while rows are sorted, the result scattered while they are put back.
+    """
     column = column_uses(config, OperatorKind.LINEAR_FC1)
     row = row_uses(config, OperatorKind.LINEAR_FC2)
     if not _experts(config).overlaps_shared:
         return (*column, *row)
     backward_gather = (Placement.BACKWARD, Collective.ALL_GATHER)
     kept = [use for use in column if (use.placement, use.call.collective) != backward_gather]
-    return tuple(replace(use, is_overlapped=True, overlaps_with=None) for use in (*kept, *row))
+    routed = routing(config)
+    sorting = ((OperatorKind.PERMUTE, (routed.copies, config.model.hidden_size, 1)),)
+    return tuple(
+        replace(use, is_overlapped=True, overlaps_with=None, beside=sorting)
+        for use in (*kept, *row)
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..layers.blocks import Block
@@ -194,9 +194,12 @@ class _Writer:
         self._homes[first.placement, part_of(first.call.role)].add(row, entry)
         if first.other_pass is not OtherPass.NONE:
             self._other_pass(entry, block, first.other_pass)
+        phase = Phase(first.placement.value)
+        for operator, count in block.operators if first.beside else ():
+            if operator.phase is phase and (operator.kind, operator.shape) in first.beside:
+                self._windows.add(entry, self._index.place(operator), count)
         if first.overlaps_with is None:
             return
-        phase = Phase(first.placement.value)
         for operator, count in block.operators:
             if operator.kind is first.overlaps_with and operator.phase is phase:
                 is_half = phase is Phase.BACKWARD and has_weights(operator.kind)
@@ -223,16 +226,17 @@ def _sharing(uses: Iterable[CollectiveUse]) -> list[list[CollectiveUse]]:
     """Transfers that one window hides together.
 
     A linear's backward has two products, each with a transfer of its own beside it; everything else
-    hides all transfers of a pass behind one operator, or behind another micro-batch.
+    hides all transfers of a pass behind one operator or several, or behind another micro-batch.
     """
     rows: list[list[CollectiveUse]] = []
-    shared: dict[tuple[Placement, OperatorKind | OtherPass, Part], list[CollectiveUse]] = {}
+    shared: dict[tuple[Hashable, ...], list[CollectiveUse]] = {}
     for use in uses:
         behind = use.overlaps_with
-        if use.other_pass is OtherPass.NONE and (behind is None or has_weights(behind)):
+        is_alone = use.other_pass is OtherPass.NONE and not use.beside
+        if is_alone and (behind is None or has_weights(behind)):
             rows.append([use])
             continue
-        key = (use.placement, behind or use.other_pass, part_of(use.call.role))
+        key = (use.placement, behind or use.beside or use.other_pass, part_of(use.call.role))
         if key not in shared:
             rows.append(shared.setdefault(key, []))
         shared[key].append(use)

@@ -104,4 +104,7 @@ class CollectiveUse:
 
     The backward phase of a linear has two products, each with a transfer of its own beside it.
     """
+    beside: tuple[tuple[OperatorKind, tuple[int, ...]], ...] = ()
+    """Operators of the same pass, by kind and shape, beside which all transfers run that name the
+    same."""
     other_pass: OtherPass = OtherPass.NONE
