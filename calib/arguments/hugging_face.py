@@ -66,6 +66,8 @@ class Training:
     """Each rank keeps its part of parameters, gradients and optimizer state."""
     num_copies: int = 1
     """Copies of all shards, each over an equal part of the ranks (HSDP)."""
+    sharded_update_calls: int = 0
+    """Of the optimizer in a step, were its tensors sharded by FSDP2; 0 under FSDP1."""
     element_dtype: str = "float32"
     """torch's name of the type that parameters have."""
     autocast_dtype: str = ""
@@ -111,6 +113,7 @@ def from_training(config: Mapping[str, object], training: Training) -> RunConfig
         hidden_dropout=given.real("resid_pdrop", "hidden_dropout"),
         attention_dropout=given.real("attn_pdrop", "attention_dropout"),
         fuses_gradient_accumulation=False,
+        sharded_update_calls=training.sharded_update_calls,
         cadence=training.cadence,
         device=training.device,
         framework=training.framework,

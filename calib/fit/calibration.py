@@ -22,6 +22,7 @@ from .estimates import Estimates, Source
 from .laws import Ceilings, OperatorFamily, family
 from .machine import MachineModel, fit_machine
 from .priors import device_prior
+from .sharded_host import calls_guess, law_s, plain_optimizer_log, unit_guess, with_units
 from .transfer import transfer
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 Key = tuple[OperatorKind, Phase]
 SCHEMA = 1
 """Of ``summary``."""
+_OVER_PLAIN = (OperatorKind.OPTIMIZER, Phase.STEP)
+_OVER_SHARDS = (OperatorKind.SHARDED_OPTIMIZER, Phase.STEP)
+_SHARDED_PAIR = {_OVER_PLAIN: _OVER_SHARDS, _OVER_SHARDS: _OVER_PLAIN}
+"""Optimizers that stand in for each other, each by the law of what the other lacks."""
 _HOST_LAUNCHES = 10.0
 """Launches that a host constant is taken for where it was never measured."""
 _SHAPES_OF_ITS_OWN = 200
@@ -127,6 +132,9 @@ class Calibration:
 
     def _host(self, key: Key, number: int) -> Estimates:
         found = self.measured_host.get(key)
+        if found is None and key[0] is OperatorKind.SHARD_UNIT:
+            unit = unit_guess(self.ceilings.launch_s)
+            return _constant(number, unit.time_s, unit.sigma_log, Source.PRIOR)
         if found is None and key == (OperatorKind.HOST_MICROBATCH, Phase.RECOMPUTE):
             found = self.measured_host.get((OperatorKind.HOST_MICROBATCH, Phase.FORWARD))
         if found is None:
@@ -135,6 +143,10 @@ class Calibration:
         return _constant(number, found.time_s, found.sigma_log, Source.MEASURED)
 
     def _fitted(self, key: Key, operators: list[Operator]) -> Estimates:
+        if self.like is None and key in _SHARDED_PAIR:
+            other = _SHARDED_PAIR[key]
+            if _name(key) not in self.machine.pools and _name(other) in self.machine.pools:
+                return self._over_shards(key, operators)
         batch = batch_of(operators)
         moved = self._like(key)
         if moved is not None:
@@ -153,6 +165,27 @@ class Calibration:
             time_s=np.exp(found.log_time),
             sigma_log=(found.high - found.low) / (2 * Z_90),
             sources=_sources(found.octaves),
+        )
+
+    def _over_shards(self, key: Key, operators: list[Operator]) -> Estimates:
+        """An optimizer over plain tensors by those over sharded ones, or the other way."""
+        launch_s = self.ceilings.launch_s
+        if key[0] is OperatorKind.OPTIMIZER:
+            log, sigma = plain_optimizer_log(self.measured, self.machine)
+            times = math.exp(log) * np.array([law_s(one, self.machine) for one in operators])
+            sigmas = np.full(len(operators), sigma)
+        else:
+            plain = [
+                replace(one, kind=OperatorKind.OPTIMIZER, shape=one.shape[:1]) for one in operators
+            ]
+            known = self.operators(plain)
+            calls = [calls_guess(one.shape[1], launch_s) for one in operators]
+            added = np.array([guess.time_s for guess in calls])
+            times = known.time_s + added
+            open_log = np.array([guess.sigma_log for guess in calls])
+            sigmas = np.hypot(known.time_s * known.sigma_log, added * open_log) / times
+        return Estimates(
+            time_s=times, sigma_log=sigmas, sources=(Source.EXTRAPOLATED,) * len(operators)
         )
 
     def _like(self, key: Key) -> MachineModel | None:
@@ -242,7 +275,7 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
     """
     # A fit that was kept answers without a table: pandas is slow to import.
     from ..samples.operator_rows import weight_fracs
-    from .training import measured_collectives, measured_host, measured_operators
+    from .training import measured_collectives, measured_operators
 
     measured = measured_operators(table)
     if not measured:
@@ -251,19 +284,32 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
             f"step (more --calibrate-steps, fewer saves and evaluations inside the window)"
         )
     prior = device_prior(device)
+    machine = fit_machine(_groups(measured), device=device, use_prior=True)
     measured_calls = measured_collectives(table)
     return Calibration(
         device=device,
         sha256=table.sha256,
-        machine=fit_machine(_groups(measured), device=device, use_prior=True),
+        machine=machine,
         transfers=fit_collectives(
             measured_calls, prior.network, prior_sigma_log=prior.error_sigma_log
         ),
         measured=measured,
-        measured_host=measured_host(table),
+        measured_host=_host_of(table, measured, machine),
         measured_transfers=measured_calls,
         weight_fracs=weight_fracs(table.traced),
     )
+
+
+def _host_of(
+    table: SampleTable, measured: Mapping[Operator, Measured], machine: MachineModel
+) -> Mapping[Key, Measured]:
+    """The host's constants, with what sharding adds to them apart where tensors are sharded."""
+    from .training import measured_host
+
+    found = measured_host(table)
+    if not any(one.kind is OperatorKind.SHARDED_OPTIMIZER for one in measured):
+        return found
+    return with_units(found, table.config(), machine.ceilings.launch_s)
 
 
 def carried_over(own: Calibration, other: Calibration) -> Calibration:

@@ -21,7 +21,7 @@ from .experts import exchanges_beside, expert_modules
 from .latent_attention import latent_attention_modules
 from .layer_modules import LayerModule, Shaped, hidden_call, norm_module, transfer
 from .prediction import EMBEDDING, HEAD, embedding_copy_module, prediction_modules
-from .sharding import shard_key, shard_uses
+from .sharding import has_host_units, shard_key, shard_uses
 from .tensors import BlockNumel, ParameterTensor, Strip, block_numel, strip
 
 
@@ -136,8 +136,8 @@ def _cached(asked: _Asked, kind: BlockKind, is_recomputed: bool) -> Block:
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
     return Block(
         kind=kind,
-        forward=_counted(whole, Phase.FORWARD, nbytes),
-        backward=_counted(whole, Phase.BACKWARD, nbytes),
+        forward=(*_counted(whole, Phase.FORWARD, nbytes), *_units(config, kind, Phase.FORWARD)),
+        backward=(*_counted(whole, Phase.BACKWARD, nbytes), *_units(config, kind, Phase.BACKWARD)),
         recompute=_counted(again, Phase.RECOMPUTE, nbytes),
         num_checkpoints=_num_checkpoints(config, parts, is_whole=is_recomputed),
         uses=_joined(
@@ -152,6 +152,15 @@ def _cached(asked: _Asked, kind: BlockKind, is_recomputed: bool) -> Block:
         numel=block_numel(tensors),
         strips=_strips(tensors, has_fp8_params=config.keeps_fp8_params),
     )
+
+
+def _units(config: RunConfig, kind: BlockKind, phase: Phase) -> tuple[OperatorCount, ...]:
+    """The host's part in a unit of FSDP2, layers and the model around them, which embedding and
+    head belong to."""
+    if not has_host_units(config) or (kind in _ROOT and kind is not BlockKind.EMBEDDING):
+        return ()
+    unit = Operator(kind=OperatorKind.SHARD_UNIT, phase=phase, shape=(), element_nbytes=0)
+    return ((unit, 1),)
 
 
 def _strips(

@@ -36,8 +36,14 @@ def shard_key(config: RunConfig) -> tuple[Hashable, ...] | None:
         *(par.sharding, par.regathers_weights, par.keeps_grads_whole, par.prefetches_backward),
         *(par.overlaps_grad_reduce, par.overlaps_param_gather),
         *(par.dp, par.num_optimizer_instances, par.is_pipeline_before_data, par.pp),
-        config.reduces_grads_in_bf16,
+        *(config.reduces_grads_in_bf16, has_host_units(config)),
     )
+
+
+def has_host_units(config: RunConfig) -> bool:
+    """True where the host's way through each unit of FSDP2 takes time: an accelerator hides it."""
+    is_wrapped = config.parallelism.shards_weights and config.sharded_update_calls > 0
+    return is_wrapped and config.device == "cpu"
 
 
 def shard_uses(

@@ -53,10 +53,12 @@ def stage_operators(config: RunConfig, stage: int) -> StageOperators:
 
 def step_operators(config: RunConfig, stage: int) -> tuple[OperatorCount, ...]:
     """The operators that one rank of ``stage`` runs once in a step."""
+    calls = sharded_calls(config, stage)
+    updated = updated_parameters(config, stage)
     optimizer = Operator(
-        kind=OperatorKind.OPTIMIZER,
+        kind=OperatorKind.SHARDED_OPTIMIZER if calls else OperatorKind.OPTIMIZER,
         phase=Phase.STEP,
-        shape=(updated_parameters(config, stage),),
+        shape=(updated, calls) if calls else (updated,),
         element_nbytes=OPTIMIZER_ELEMENT_NBYTES,
     )
     host = Operator(kind=OperatorKind.HOST_STEP, phase=Phase.STEP, shape=(), element_nbytes=0)
@@ -69,6 +71,20 @@ def updated_parameters(config: RunConfig, stage: int) -> int:
     dense = sum(numel.dense * count for numel, count in held)
     experts = sum(numel.expert * count for numel, count in held)
     return -(-dense // num_shards(par)) - (-experts // num_shards(par, is_expert=True))
+
+
+def sharded_calls(config: RunConfig, stage: int) -> int:
+    """Calls of the optimizer on sharded tensors in a step of one rank of ``stage``, by its share of
+    all tensors; 0 where these are plain."""
+    par = config.parallelism
+    if not (config.sharded_update_calls and par.shards_weights):
+        return 0
+    held = [
+        sum(len(block.tensors) * count for block, count in chunk_blocks(config, chunk))
+        for chunk in range(par.num_chunks)
+    ]
+    here = sum(held[chunk] for chunk in config.chunks_of(stage))
+    return -(-config.sharded_update_calls * here // sum(held))
 
 
 def host_pass(phase: Phase, count: int = 1) -> OperatorCount:

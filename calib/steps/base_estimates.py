@@ -39,7 +39,7 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
     for place, item in enumerate(compiled.items):
         if not isinstance(item, Operator) or found.sources[place] is not Source.PRIOR:
             continue
-        if item.kind is Kind.OPTIMIZER:
+        if item.kind in (Kind.OPTIMIZER, Kind.SHARDED_OPTIMIZER):
             out[place] = max(_FASTEST_S, item.shape[0] * OPTIMIZER_NBYTES / bytes_per_s)
         elif item in splits:
             # Forwards they are views; backwards one copy joins the three gradients.

@@ -253,6 +253,7 @@ class _Compiler:
         key = (
             *(self._model(config), config.parallelism, config.precision),
             *(config.reduces_grads_in_bf16, config.keeps_fp8_params, composition.held),
+            config.sharded_update_calls,
         )
         found = self._steps.get(key)
         if found is None:

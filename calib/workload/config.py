@@ -127,6 +127,9 @@ class RunConfig:
     a copy in fp32."""
     optimizer_offload_frac: float = 0.0
     """Share of the optimizer's states that the host's memory holds."""
+    sharded_update_calls: int = 0
+    """Calls of the optimizer in a step of the whole model, one for each tensor that it looks
+    through, where weights are sharded tensors of their own (DTensor).  0: shards are plain."""
     uses_cuda_graphs: bool = False
     """The host's launches are replayed, so that they cost nothing."""
     cuda_graph_scope: tuple[str, ...] = ()
@@ -143,6 +146,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         not_negative("recompute_num_layers", self.recompute_num_layers)
         not_negative("optimizer_state_nbytes", self.optimizer_state_nbytes)
+        not_negative("sharded_update_calls", self.sharded_update_calls)
         for name in ("hidden_dropout", "attention_dropout", "optimizer_offload_frac"):
             value = getattr(self, name)
             if not 0.0 <= value <= 1.0:

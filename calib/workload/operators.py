@@ -38,6 +38,10 @@ class OperatorKind(QuickEnum):
     LOGITS = "logits"  # (tokens, in, vocab)
     LOSS = "loss"  # (tokens, vocab): cross-entropy
     OPTIMIZER = "optimizer"  # (parameters,): those that this rank updates
+    # (parameters, calls): the same over sharded tensors (DTensor), each of whose calls the host
+    # looks through
+    SHARDED_OPTIMIZER = "sharded_optimizer"
+    SHARD_UNIT = "shard_unit"  # (): what the host adds to one pass of a unit of FSDP
     HOST_MICROBATCH = "host_microbatch"  # (): rest of one forward or backward of a stage
     HOST_STEP = "host_step"  # (): rest of one step
     LINEAR = "linear"  # (tokens, in, out): a product without one of the roles above

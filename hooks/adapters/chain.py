@@ -129,8 +129,16 @@ def _mesh_infos(module: Any) -> tuple[Any, ...]:
 
 def is_sharded(chain: Iterable[nn.Module]) -> bool:
     """True where parameters are spread over the ranks (FSDP1 or FSDP2)."""
-    names = {cls.__name__ for module in chain for m in module.modules() for cls in type(m).__mro__}
-    return bool(names & {"FullyShardedDataParallel", "FSDPModule"})
+    return bool(_class_names(chain) & {"FullyShardedDataParallel", "FSDPModule"})
+
+
+def is_flattened(chain: Iterable[nn.Module]) -> bool:
+    """True where the shards of a unit are one plain tensor (FSDP1)."""
+    return "FullyShardedDataParallel" in _class_names(chain)
+
+
+def _class_names(chain: Iterable[nn.Module]) -> set[str]:
+    return {cls.__name__ for module in chain for m in module.modules() for cls in type(m).__mro__}
 
 
 def _is_split(weight: Any) -> bool:

@@ -14,9 +14,10 @@ from ...calib.arguments.hugging_face import Training, from_training
 from ...calib.errors import ConfigError
 from ...calib.workload.config import Cadence, RunConfig
 from ..process.guard import Guard
+from ..process.host import update_calls
 from ..process.settings import RankInfo
 from ..session.instruments import device_name
-from .chain import is_sharded, num_copies
+from .chain import is_flattened, is_sharded, num_copies
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class FirstStep:
                 ranks_per_node=rank.local_world_size,
                 is_sharded=is_sharded(chain),
                 num_copies=num_copies(chain),
+                sharded_update_calls=0 if is_flattened(chain) else update_calls(optimizer),
                 element_dtype=_name(next(weights).dtype),
                 autocast_dtype=known.autocast_dtype or self._autocast_dtype,
                 recomputes=any(getattr(m, "gradient_checkpointing", False) for m in inner),

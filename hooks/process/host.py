@@ -85,12 +85,52 @@ class KnownHost:
         return replace(self.told, timer_holders=alive, **found)
 
     @property
+    def num_sharded_calls(self) -> int:
+        """Calls of the optimizer on sharded tensors in a step, as the run is described."""
+        config = self.told.run_config() if self.told.run_config is not None else None
+        is_over_shards = has_sharded_tensors(living(self._kept["optimizers"]))
+        return config.sharded_update_calls if config is not None and is_over_shards else 0
+
+    @property
     def num_parameters(self) -> int:
         """Parameters that this rank updates, as last seen where an optimizer is gone."""
         optimizers = living(self._kept["optimizers"])
         if len(optimizers) == len(self._kept["optimizers"]):
             self._num_parameters = num_parameters(optimizers)
         return self._num_parameters
+
+
+def has_sharded_tensors(optimizers: Iterable[Any]) -> bool:
+    """True where what this rank updates are shards of their own (DTensor)."""
+    groups = [group for o in optimizers for group in getattr(o, "param_groups", ())]
+    return any(hasattr(weight, "_local_tensor") for group in groups for weight in group["params"])
+
+
+def update_calls(optimizer: Any) -> int:
+    """Calls of one of torch's optimizers in a step, one for each tensor that it works on.
+
+    8 for each tensor of Adam one by one and 3 with momentum alone, 1 where all tensors go in one
+    call: that is what torch does on accelerators unless it is told otherwise.
+    """
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    return _calls_of_each(optimizer) * len(weights)
+
+
+def _calls_of_each(optimizer: Any) -> int:
+    group = optimizer.param_groups[0]
+    weight = group["params"][0]
+    is_one_by_one = group.get("foreach") is False and not group.get("fused")
+    if group.get("foreach") is None and not group.get("fused"):
+        is_one_by_one = getattr(getattr(weight, "device", None), "type", "cpu") == "cpu"
+    if not is_one_by_one:
+        return 1
+    kept = optimizer.state.get(weight, {}).values()
+    moments = sum(getattr(one, "shape", None) == weight.shape for one in kept)
+    return _LOOP_CALLS[min(moments, len(_LOOP_CALLS) - 1)]
+
+
+_LOOP_CALLS = (1, 3, 8)
+"""By the number of moments: of SGD, with momentum, of Adam (torch 2.13, ``_single_tensor_*``)."""
 
 
 def num_parameters(optimizers: Iterable[Any]) -> int:

@@ -236,10 +236,11 @@ class Attribution:
             **common,
         )
         if name == OPTIMIZER and self.log.num_parameters:
+            calls = self.log.num_sharded_calls
             yield OperatorRecord(
-                kind=OperatorKind.OPTIMIZER,
+                kind=OperatorKind.SHARDED_OPTIMIZER if calls else OperatorKind.OPTIMIZER,
                 phase=Phase.STEP,
-                shape=(self.log.num_parameters,),
+                shape=(self.log.num_parameters, *((calls,) if calls else ())),
                 element_nbytes=4,
                 layer=0,
                 duration_ns=duration_ns - bracket.wait_ns - bracket.hook_ns,

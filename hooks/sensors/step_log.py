@@ -102,6 +102,7 @@ class StepLog:
     window: int
     sites: tuple[Site, ...]
     num_parameters: int = 0
+    num_sharded_calls: int = 0
     samples: Sequence[int] = ()
     max_marks: int = MAX_MARKS
     is_sampling: bool = True

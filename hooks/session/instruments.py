@@ -92,6 +92,7 @@ class Instruments:
                 ),
                 max_marks=self._max_marks,
                 num_parameters=self._host.num_parameters,
+                num_sharded_calls=self._host.num_sharded_calls,
             )
         )
         self.num_hooked += not is_traced

@@ -1,0 +1,151 @@
+"""What sharding costs the host: told apart from what it does anyway, so that only shards pay it.
+
+Hooks time an optimizer as a whole, and the rest of a pass as a whole.  Under FSDP either holds two
+things: work that every layout has, and the host's way through each sharded tensor and around each
+unit.  The law of the first and a prior of the second say how much of the sum each is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..layers.stage_work import stage_operators
+from ..network.groups import Measured
+from ..workload.config import RunConfig
+from ..workload.operators import Operator, OperatorKind, Phase
+from .batches import batch_of
+from .laws import columns
+from .machine import MachineModel
+from .operator_kinds import SHARD_UNIT_LAUNCHES, SHARDED_CALL_LAUNCHES
+
+Key = tuple[OperatorKind, Phase]
+SHARDED_SIGMA_LOG = 0.7
+"""How far the host's way through a tensor or a unit lies from what one processor took: releases of
+PyTorch before 2.9 looked through a DTensor in Python, two to three times as long."""
+PLAIN_SIGMA_LOG = 0.4
+"""How far an optimizer lies from the law of its launches and bytes at a machine's fitted rates."""
+PLAIN_HOST_S = 0.3e-3
+"""Of a pass that nobody measured without shards, and its deviation: those of the step model's own
+constant (``steps/scales.py``)."""
+PLAIN_HOST_SIGMA_LOG = 1.0
+_GRID = np.linspace(-6.0, 6.0, 2401)
+"""Log factors that are tried: ten deviations of the narrower prior, in steps of half a percent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guess:
+    """A time that is known to a factor: its median, and the deviation of its logarithm."""
+
+    time_s: float
+    sigma_log: float
+
+
+def split(total_s: float, one: Guess, other: Guess) -> tuple[Guess, Guess]:
+    """The two parts of a measured sum at their greatest posterior, with what is left of doubt.
+
+    Of the pairs that add up to the sum the one that lies nearest to both medians, in deviations of
+    their logarithms; the part that was known less moves more.
+
+    >>> tight, loose = Guess(time_s=1.0, sigma_log=0.01), Guess(time_s=1.0, sigma_log=1.0)
+    >>> [round(part.time_s, 2) for part in split(5.0, tight, loose)]
+    [1.0, 4.0]
+    """
+    log_one = np.log(one.time_s) + one.sigma_log * _GRID
+    log_one = log_one[np.exp(log_one) < total_s]
+    if not log_one.size:
+        half = total_s / 2
+        return replace(one, time_s=half), replace(other, time_s=half)
+    first = np.exp(log_one)
+    second = total_s - first
+    away = ((log_one - np.log(one.time_s)) / one.sigma_log) ** 2
+    away += ((np.log(second) - np.log(other.time_s)) / other.sigma_log) ** 2
+    weight = np.exp(-(away - away.min()) / 2)
+    best = int(np.argmin(away))
+    return tuple(  # type: ignore[return-value]
+        Guess(time_s=float(part[best]), sigma_log=_deviation(np.log(part), weight))
+        for part in (first, second)
+    )
+
+
+def _deviation(values: np.ndarray, weight: np.ndarray) -> float:
+    mean = np.average(values, weights=weight)
+    return float(np.sqrt(np.average((values - mean) ** 2, weights=weight)))
+
+
+def with_units(
+    host: Mapping[Key, Measured], config: RunConfig, launch_s: float
+) -> dict[Key, Measured]:
+    """The host's constants of a run with those of its units of FSDP apart; unchanged without."""
+    found = dict(host)
+    work = stage_operators(config, 0)
+    num_chunks = len(config.chunks_of(0))
+    for phase, counts in ((Phase.FORWARD, work.forward), (Phase.BACKWARD, work.backward)):
+        key = (OperatorKind.HOST_MICROBATCH, phase)
+        units = sum(count for one, count in counts if one.kind is OperatorKind.SHARD_UNIT)
+        if not units or key not in found:
+            continue
+        total, each = found[key], units / num_chunks
+        plain, sharded = split(
+            total.time_s,
+            Guess(time_s=PLAIN_HOST_S, sigma_log=PLAIN_HOST_SIGMA_LOG),
+            Guess(time_s=each * unit_guess(launch_s).time_s, sigma_log=SHARDED_SIGMA_LOG),
+        )
+        found[key] = _told(total, plain)
+        found[OperatorKind.SHARD_UNIT, phase] = _told(
+            total, replace(sharded, time_s=sharded.time_s / each)
+        )
+    return found
+
+
+def unit_guess(launch_s: float) -> Guess:
+    """What one pass of a unit takes where none was measured."""
+    return Guess(time_s=SHARD_UNIT_LAUNCHES * launch_s, sigma_log=SHARDED_SIGMA_LOG)
+
+
+def calls_guess(calls: float, launch_s: float) -> Guess:
+    """What so many calls on sharded tensors take beyond plain ones, unmeasured."""
+    return Guess(time_s=calls * SHARDED_CALL_LAUNCHES * launch_s, sigma_log=SHARDED_SIGMA_LOG)
+
+
+def plain_optimizer_log(
+    measured: Mapping[Operator, Measured], machine: MachineModel
+) -> tuple[float, float]:
+    """Log of what a plain optimizer takes over its law, and how open that is, by measured ones over
+    sharded tensors: what is left of each once its calls are taken off."""
+    found = [
+        _over_law(operator, one.time_s, machine)
+        for operator, one in measured.items()
+        if operator.kind is OperatorKind.SHARDED_OPTIMIZER
+    ]
+    if not found:
+        return 0.0, PLAIN_SIGMA_LOG
+    logs, sigmas = zip(*found, strict=True)
+    return float(np.median(logs)), max(sigmas)
+
+
+def law_s(operator: Operator, machine: MachineModel) -> float:
+    """Seconds of an optimizer over plain tensors at the fitted rates, without a factor of its
+    own."""
+    plain = replace(operator, kind=OperatorKind.OPTIMIZER, shape=operator.shape[:1])
+    launches, flop, nbytes = columns(batch_of([plain])).totals()[0].tolist()
+    rates = machine.ceilings
+    work_s = flop / rates.flop_per_s + nbytes / rates.bytes_per_s
+    return launches * rates.launch_s + work_s
+
+
+def _over_law(operator: Operator, total_s: float, machine: MachineModel) -> tuple[float, float]:
+    usual_s = law_s(operator, machine)
+    plain, _ = split(
+        total_s,
+        Guess(time_s=usual_s, sigma_log=PLAIN_SIGMA_LOG),
+        calls_guess(operator.shape[1], machine.ceilings.launch_s),
+    )
+    return math.log(plain.time_s / usual_s), plain.sigma_log
+
+
+def _told(total: Measured, part: Guess) -> Measured:
+    return replace(total, time_s=part.time_s, sigma_log=math.hypot(total.sigma_log, part.sigma_log))
