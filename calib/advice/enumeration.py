@@ -20,7 +20,10 @@ _MOST_VIRTUAL = 8
 
 
 def layout_label(config: RunConfig) -> str:
-    """Degrees above one, deep sharding, micro-batch and recompute, as ``TP4 PP2 mbs2 full``."""
+    """Degrees above one, sharding, micro-batch and recompute, as ``TP4 PP2 DP2 ZeRO1 mbs2 full``.
+
+    ``x2`` behind the sharding: two copies, each over a part of the replicas.
+    """
     par = config.parallelism
     degrees = (
         ("TP", par.tp),
@@ -32,10 +35,8 @@ def layout_label(config: RunConfig) -> str:
         ("DP", par.dp),
     )
     words = [f"{name}{degree}" for name, degree in degrees if degree > 1]
-    if par.shards_weights:
-        words.append("FSDP" if par.num_optimizer_instances == 1 else "HSDP")
-    elif par.sharded is Sharding.GRADS:
-        words.append("ZeRO2")
+    if par.dp * par.cp > 1:
+        words += _sharding(par)
     if par.chunk_layers:
         words.append(_layers(par.chunk_layers))
     if par.schedule is not Schedule.ONE_F_ONE_B:
@@ -44,6 +45,15 @@ def layout_label(config: RunConfig) -> str:
     if config.recompute is not Recompute.NONE:
         words.append("+".join((config.recompute.value, *config.recompute_modules)))
     return " ".join(words)
+
+
+def _sharding(par: Parallelism) -> list[str]:
+    if par.sharded is Sharding.NONE:
+        return []
+    copies = f"x{par.num_optimizer_instances}" if par.num_optimizer_instances > 1 else ""
+    if par.shards_weights:
+        return ["HSDP" if copies else "FSDP"]
+    return [f"{'ZeRO2' if par.sharded is Sharding.GRADS else 'ZeRO1'}{copies}"]
 
 
 def _layers(chunk_layers: tuple[int, ...]) -> str:

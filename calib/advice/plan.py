@@ -21,8 +21,17 @@ from ..steps.model import FittedSteps
 from ..steps.posterior import MODEL_SIGMA_LOG
 from ..workload.config import RunConfig
 from .enumeration import enumerate_layouts, layout_label
+from .shardings import converter, sharded_otherwise, takes_options
 
-__all__ = ["Candidate", "Plan", "compare", "enumerate_layouts", "layout_label", "plan"]
+__all__ = [
+    "Candidate",
+    "Plan",
+    "compare",
+    "enumerate_layouts",
+    "layout_label",
+    "plan",
+    "takes_options",
+]
 
 SCHEMA = 1
 MOST_CANDIDATES = 200
@@ -31,8 +40,10 @@ MOST_CANDIDATES = 200
 _NUM_WORTH_MEASURING = 3
 _DECIMALS = 9
 """Of the log of a step time: closer layouts take the same time."""
-_BATCH_ALONE = ("transformers", "Lightning", "PyTorch", "torchtitan")
-"""Hosts whose degrees are the user's own code; a command line changes their batch alone."""
+MOST_RESHARDED = 50
+"""Layouts that other shardings are tried of: the fastest that fit, and as many of those that lack
+least.  The sharding moves a step by less than degrees do, and all of all would be five times as
+many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +138,7 @@ class Plan:
         )
         if not takes_options(running) and not is_same_split:
             return f"{running.framework.partition(' ')[0]} cannot be asked for it by options"
-        return ""
+        return converter(config, running)
 
     @property
     def worth_measuring(self) -> tuple[Candidate, ...]:
@@ -172,13 +183,11 @@ def plan(
     counts = num_ranks if isinstance(num_ranks, Sequence) else (num_ranks,)
     wanted = dict.fromkeys(count or config.parallelism.num_ranks for count in counts)
     layouts = [c for count in wanted for c in enumerate_layouts(config, count) if c != config]
-    chosen = layouts
-    if len(layouts) > MOST_CANDIDATES:
-        limit_nbytes = memory_capacity_nbytes
-        if limit_nbytes is not None:
-            limit_nbytes -= memory_offset_nbytes or 0
-        order = ranking(layouts, steps, memory_nbytes=limit_nbytes)
-        chosen = [layouts[place] for place in order[:MOST_CANDIDATES]]
+    limit_nbytes = memory_capacity_nbytes
+    if limit_nbytes is not None:
+        limit_nbytes -= memory_offset_nbytes or 0
+    own = [config] if config.parallelism.num_ranks in wanted else []
+    chosen, num_layouts = _chosen(own, layouts, steps, limit_nbytes)
     own, *found = compare(
         config,
         [config, *chosen],
@@ -191,14 +200,30 @@ def plan(
         own=own,
         measured_step_time_s=steps.measured_s(config),
         memory_capacity_nbytes=memory_capacity_nbytes,
-        num_layouts=len(layouts),
+        num_layouts=num_layouts,
         candidates=tuple(found),
     )
 
 
-def takes_options(running: RunConfig) -> bool:
-    """False where the host of a run is not asked for layouts by Megatron's options."""
-    return not running.framework.startswith(_BATCH_ALONE)
+def _chosen(
+    running: list[RunConfig],
+    layouts: Sequence[RunConfig],
+    steps: FittedSteps,
+    limit_nbytes: float | None,
+) -> tuple[list[RunConfig], int]:
+    """The layouts that a plan holds, and how many were ranked for it.
+
+    First those of the run's own sharding, then the best of them under others.
+    """
+    fitting, over = _ranked(layouts, steps, limit_nbytes)
+    best = [layouts[place] for place in (*fitting[:MOST_RESHARDED], *over[:MOST_RESHARDED])]
+    others = [one for one in sharded_otherwise([*running, *best]) if one not in running]
+    kept = [layouts[place] for place in (*fitting, *over)][:MOST_CANDIDATES]
+    every = [*kept, *others]
+    if len(every) > MOST_CANDIDATES:
+        order = ranking(every, steps, memory_nbytes=limit_nbytes)
+        every = [every[place] for place in order[:MOST_CANDIDATES]]
+    return every, len(layouts) + len(others)
 
 
 def ranking(
@@ -209,8 +234,16 @@ def ranking(
     Those that need more than ``memory_nbytes`` come last and are not timed, the smallest first.
     Layouts of one model.  Medians only: intervals are for the few at the top.
     """
+    fitting, over = _ranked(layouts, steps, memory_nbytes)
+    return [*fitting, *over]
+
+
+def _ranked(
+    layouts: Sequence[RunConfig], steps: FittedSteps, memory_nbytes: float | None
+) -> tuple[list[int], list[int]]:
+    """Places of the layouts that fit, fastest first, and of all others, smallest first."""
     if not layouts:
-        return []
+        return [], []
     needed = np.zeros(len(layouts))
     if memory_nbytes is not None:
         needed = peaks_nbytes(layouts)
@@ -219,11 +252,8 @@ def ranking(
     times_s = steps.median_times([layouts[i] for i in fitting.tolist()])
     # Layouts that take the same time stay in their order, whatever the last digits say.
     logs = np.round(np.log(times_s), _DECIMALS)
-    order = [
-        fitting[np.argsort(logs, kind="stable")],
-        over[np.argsort(needed[over], kind="stable")],
-    ]
-    return np.concatenate(order).tolist()
+    fastest = fitting[np.argsort(logs, kind="stable")]
+    return fastest.tolist(), over[np.argsort(needed[over], kind="stable")].tolist()
 
 
 def compare(

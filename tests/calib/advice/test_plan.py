@@ -202,7 +202,7 @@ def test_labels_name_what_differs_from_one(layout: Layout) -> None:
     assert layout_label(layout(dp=4, par=hybrid)) == "DP4 HSDP mbs2"
 
 
-def test_a_plan_under_fsdp_has_sharded_layouts_alone_and_says_how_likely_each_fits(
+def test_a_plan_under_fsdp_says_how_likely_each_fits(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
     par = {"is_optimizer_distributed": True, "sharding": Sharding.WEIGHTS}
@@ -210,7 +210,6 @@ def test_a_plan_under_fsdp_has_sharded_layouts_alone_and_says_how_likely_each_fi
     capacity = memory(config).total_nbytes
     found = plan(config, steps_of(planted()), memory_capacity_nbytes=capacity)
     assert len(found.candidates) > 4
-    assert {one.config.parallelism.sharded for one in found.candidates} == {Sharding.WEIGHTS}
     for one in found.candidates:
         assert one.fit_probability is not None
         assert (one.fit_probability >= 0.9) == (one.verdict is Verdict.FITS)
