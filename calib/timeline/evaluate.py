@@ -13,7 +13,7 @@ from .compiled import Compiled, IssuedTransfers, LayoutGroup
 from .costs import PipelineCosts, pipeline_costs
 from .items import PASS_PARTS, Floats, Ints, Part
 from .overlap import beyond
-from .programs import TaskKind
+from .programs import Pipeline, TaskKind
 from .simulate import Simulation, Span
 from .steady import Run, simulate_each
 
@@ -186,11 +186,12 @@ class _Evaluation:
         backward = chunks(self._backward_s) + group.host_frac * self._host_s[1] + last
         reduce_window = by_stage(backward) if group.overlaps_reduces else None
         gather_window = by_stage(forward) if group.overlaps_gathers else None
-        gather_s = self._gathers.exposed(group.stages, gather_window, self._contention)
+        turns = _Turns.of(group.pipeline)
+        gather_s = self._gathers.exposed(group.stages, gather_window, turns, self._contention)
         return _Passes(
             group=group,
             costs=self._costs(group, forward, backward, chunks(self._blocks.weight_s), gather_s),
-            reduce_s=self._reduces.exposed(group.stages, reduce_window, self._contention),
+            reduce_s=self._reduces.exposed(group.stages, reduce_window, turns, self._contention),
             gather_s=gather_s,
             shards_s=by_stage(chunks(self._blocks.shard_exposed_s) + first + last)
             if self._blocks.shards_s
@@ -261,6 +262,22 @@ class _Evaluation:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Turns:
+    """How the chunks of a stage take turns."""
+
+    num_chunks: int
+    size: int
+    """Micro-batches that one chunk runs before the next."""
+
+    @staticmethod
+    def of(pipeline: Pipeline) -> _Turns:
+        return _Turns(
+            num_chunks=pipeline.num_virtual_stages,
+            size=min(pipeline.group_size, pipeline.num_microbatches),
+        )
+
+
 class _TransferTimes:
     """Transfers of a step by distinct stage."""
 
@@ -269,21 +286,42 @@ class _TransferTimes:
         self._last_s = transfers.last @ times_s
         self._number = transfers.number[:, np.newaxis]
 
-    def exposed(self, stages: Ints, window_s: Floats | None, contention: float | Floats) -> Floats:
+    def exposed(
+        self, stages: Ints, pass_s: Floats | None, turns: _Turns, contention: float | Floats
+    ) -> Floats:
         """Exposed time beside a pass of each stage, shape (stages, layouts, alternatives)."""
         total = self._total_s[stages]
-        if window_s is None:
+        if pass_s is None:
             return total
-        return exposed_time(total, self._last_s[stages], self._number[stages], window_s, contention)
+        window_s = window_time(pass_s, self._number[stages], turns.num_chunks, turns.size)
+        return exposed_time(total, self._last_s[stages], window_s, contention)
+
+
+def window_time(pass_s: Floats, number: Floats, num_chunks: int = 1, turn: int = 1) -> Floats:
+    """Work beside all of ``number`` transfers but the last, of a stage whose chunks take turns.
+
+    The chunk whose gradients are complete first is followed by a turn of each other chunk; of the
+    last one only the part of its last micro-batch is left that is still to come when its first
+    bucket is full.  Gathers of weights go ahead of first turns in the same way.  ``pass_s`` is one
+    micro-batch through all chunks.
+
+    >>> window_time(np.array([4.0]), np.array([4.0])).tolist()
+    [3.0]
+    >>> window_time(np.array([4.0]), np.array([4.0]), num_chunks=2, turn=3).tolist()
+    [7.0]
+    """
+    chunk_s = pass_s / num_chunks
+    own_frac = np.maximum(1 - num_chunks / np.maximum(number, 1), 0.0)
+    return chunk_s * (turn * (num_chunks - 1) + own_frac)
 
 
 def exposed_time(
-    total_s: Floats, last_s: Floats, number: Floats, pass_s: Floats, contention: float | Floats
+    total_s: Floats, last_s: Floats, window_s: Floats, contention: float | Floats
 ) -> Floats:
     """Exposed part of transfers that are issued one after another while a pass goes on.
 
-    All but the last run beside the part of the pass that is still to come, (1 - 1/n) of it; the
-    last one begins when the pass ends.  The bucket that the backward phase fills last is the one
-    that the forward phase needs first: in both directions nothing hides it.
+    All but the last run beside what is still to come, the last one begins when the pass ends.  The
+    bucket that the backward phase fills last is the one that the forward phase needs first: in
+    both directions nothing hides it.
     """
-    return last_s + beyond(total_s - last_s, pass_s * (1 - 1 / number), contention)
+    return last_s + beyond(total_s - last_s, window_s, contention)

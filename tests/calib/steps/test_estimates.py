@@ -15,7 +15,7 @@ from forerun.calib.layers.stage_work import collective_uses, stage_operators
 from forerun.calib.regressors.intervals import Z_90
 from forerun.calib.steps.estimate import StepEstimate
 from forerun.calib.steps.model import ERROR_INFLATION
-from forerun.calib.timeline.evaluate import exposed_time
+from forerun.calib.timeline.evaluate import exposed_time, window_time
 from forerun.calib.timeline.items import Part
 from forerun.calib.timeline.programs import TaskKind
 from forerun.calib.workload.collectives import GroupRole, Placement
@@ -243,7 +243,8 @@ def test_exposed_time_never_exceeds_the_transfer(
 
 def exposed(number: int, each: float, work: float, contention: float) -> float:
     total, last, one = np.array([number * each]), np.array([each]), np.array([work])
-    return float(exposed_time(total, last, np.array([float(number)]), one, contention)[0])
+    window = window_time(one, np.array([float(number)]))
+    return float(exposed_time(total, last, window, contention)[0])
 
 
 def test_sources_are_shares_of_time(layout: Layout, planted: Callable[..., Any]) -> None:
