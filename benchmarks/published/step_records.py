@@ -144,6 +144,8 @@ class Stack:
     is_optimizer_distributed: bool = False
     overlaps: bool = False
     """Reduction of gradients and gathering of parameters run beside the passes."""
+    overlaps_tp: bool = False
+    """Dense layers split their products, so that transfers of tp run beside the pieces."""
     ranks_per_node: int = 8
 
 
@@ -177,6 +179,7 @@ def layout(record: Record, model: ModelShape, stack: Stack, etp: int = 0) -> Par
         is_optimizer_distributed=stack.is_optimizer_distributed,
         overlaps_grad_reduce=stack.overlaps,
         overlaps_param_gather=stack.overlaps,
+        overlaps_tp=stack.overlaps_tp and tp > 1 and model.experts is None,
         ranks_per_node=stack.ranks_per_node,
     )
 

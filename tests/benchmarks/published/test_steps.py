@@ -255,6 +255,15 @@ def test_dgxc_reads_degrees_virtual_stages_and_precision() -> None:
     assert "MaxText" in other.skipped[0].reason
 
 
+def test_dense_recipes_split_their_products_beside_transfers() -> None:
+    """``tp_comm_overlap`` of the recipes: not without tp, and not in layers of experts."""
+    rows = [*golden("e2e_dgxc_scaling").rows, *golden("e2e_megatron_bridge").rows]
+    for row in rows:
+        par, is_dense = row.config.parallelism, row.config.model.experts is None
+        assert par.overlaps_tp == (par.tp > 1 and is_dense), row.row_id
+    assert {row.config.parallelism.overlaps_tp for row in rows} == {True, False}
+
+
 def test_a_degree_that_is_left_blank_is_named_and_never_filled_in() -> None:
     for name, column in (
         ("e2e_dgxc_scaling", "cp"),
