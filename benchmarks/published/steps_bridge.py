@@ -77,6 +77,8 @@ def read_bridge(record: Record) -> StepRow:
     """Megatron-Bridge's performance summary; shapes by the model's name, forced balance.
 
     Several releases of one configuration are rows of their own.  Experts are never split over tp.
+    A pipeline whose vp is blank is not interleaved where a recipe says so; elsewhere it is left
+    out, as chunks decide a third of such a step.
     """
     device = record.text("system").removeprefix("DGX-")
     stated, label = record.text("precision"), record.text("model")
@@ -91,7 +93,7 @@ def read_bridge(record: Record) -> StepRow:
         (not stated, "the precision is not stated"),
         ("pre-train" not in record.text("phase").lower(), "fine-tuning"),
         # An empty cell means one stage where a recipe says so, and nothing where none does.
-        (par.pp > 1 and not record.text("vp") and not told.has_degrees, "vp is not stated"),
+        (par.pp > 1 and not record.text("vp") and not told.has_degrees, "vp not stated"),
     )
     row = step_row(
         record,

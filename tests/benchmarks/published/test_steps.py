@@ -207,13 +207,6 @@ def test_where_no_recipe_has_the_degrees_their_common_switches_hold() -> None:
     assert not row.config.uses_cuda_graphs
 
 
-def test_an_empty_vp_that_no_recipe_confirms_is_not_taken_as_one() -> None:
-    """An empty cell of DeepSeek-V3 on 16 stages is 1 in its recipe; here there is none."""
-    cells = {"model": "LLAMA3_70B", "precision": "MXFP8", "tp": 1, "ep": None, "vp": None}
-    assert only(like("e2e_megatron_bridge", **cells, pp=4)).flag == "vp is not stated"
-    assert not only(like("e2e_megatron_bridge", **cells, pp=1)).flag
-
-
 def test_cards_say_every_switch() -> None:
     table = golden("e2e_bridge_cards")
     rows = {row.row_id: row.config for row in table.rows}
@@ -290,6 +283,15 @@ def test_a_pipeline_of_mlperf_without_its_vp_is_left_out() -> None:
     blank = like("e2e_mlperf_llm_systems", pp=8.0, vp=None)
     assert "vp not stated" in blank.skipped[0].reason
     assert only(like("e2e_mlperf_llm_systems", vp=6.0)).config.parallelism.vp == 6
+
+
+def test_a_pipeline_of_the_recipes_without_its_vp_is_left_out() -> None:
+    """Llama 3 70B on GB300 in MXFP8: the recipe has pp 4 with vp 5 and micro-batch 1, no other."""
+    cells = {"model": "LLAMA3_70B", "precision": "MXFP8", "fsdp": 0, "tp": 1, "micro_batch": 2}
+    cells |= {"gpus": 64, "global_batch": 256, "cp": 1, "ep": None}
+    assert only(like("e2e_megatron_bridge", **cells, pp=4, vp=None)).flag == "vp not stated"
+    assert not only(like("e2e_megatron_bridge", **cells, pp=4, vp=5)).flag
+    assert not only(like("e2e_megatron_bridge", **cells, pp=1, vp=None)).flag
 
 
 def test_recompute_that_is_none_is_not_recompute_that_is_blank() -> None:
