@@ -35,8 +35,8 @@ FIT = (
     ("fit.outliers", "_LEAST_LEFT"),
     ("fit.pools", "_FEWEST_FOR_FOREST"),
     ("fit.pools", "_LEAST_FREEDOM"),
-    ("fit.pools", "_WILD_DEVIATIONS"),
-    ("fit.pools", "_LEAST_SIGMA"),
+    ("regressors.robust", "_WILD_DEVIATIONS"),
+    ("regressors.robust", "_LEAST_SIGMA"),
     ("fit.rates", "_SAMPLE_SIGMA_LOG"),
     ("fit.roofline", "_SAMPLE_SIGMA_LOG"),
     ("fit.rate_priors", "_USUAL_PAIRS"),
@@ -55,10 +55,8 @@ NETWORK = (
     ("network.transfer_widths", "_PRIOR_PAYLOADS"),
     ("network.transfer_widths", "_PRIOR_RESIDUALS"),
     ("network.transfer_widths", "_PRIOR_PAIRS"),
-    ("network.transfer_widths", "_CARRIED_LATENCY"),
     ("network.transfer_widths", "_BEYOND_LATENCY"),
     ("network.transfer_widths", "_PRIOR_HALVES"),
-    ("network.transfer_widths", "_MOST_FACTOR"),
 )
 
 

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from ..regressors.gaussian import GaussianProcess, Inputs, fit_gaussian, stacked
 from ..regressors.intervals import UNMEASURED_SIGMA_LOG
+from ..regressors.lines import Line, fit_line
+from ..regressors.robust import robust_sigma
 from ..regressors.trees import Forest, Trees, fit_forest, fit_trees
 from ..workload.operators import OperatorKind
 from .batches import ShapeBatch, Timed
@@ -45,11 +47,6 @@ _LEAST_OCTAVES, _MOST_GROWTH_LOG = 0.5, 0.06
 most (RoPE and loss of the paper's card), those of half their rows by more."""
 _DECIMALS = 6
 """Of features: shapes that differ by rounding alone are one."""
-_WILD_DEVIATIONS = 4.0
-"""Residuals are cut here (robust deviations). Two or eight instead move coverage of another device
-by a point (benchmarks/sensitivity.py)."""
-_LEAST_SIGMA = 0.005
-"""Half a percent: no operator repeats itself better."""
 
 Vector = NDArray[np.float64]
 
@@ -95,6 +92,8 @@ class Regressors:
     """Beside the process, from a dozen shapes on."""
     trees: Trees | None
     """Either the process or these."""
+    line: Line | None
+    """Beside trees of products: for what lies beyond the largest of them."""
     inflation: float
     """Of the process's deviations, for the constants of the law that the same samples fitted."""
 
@@ -149,7 +148,8 @@ class PoolModel:
         if learned.trees is not None:
             known = [self.left_out_sigma[m] for m in self.members if member in (m, "")]
             sigma = np.full(len(seen.batch), max(float(k[0]) for k in known))
-            return learned.trees.predict(seen.features()), sigma
+            found = learned.trees.predict(features := seen.features())
+            return found if learned.line is None else learned.line.joined(features, found), sigma
         assert learned.process is not None
         detail, sigma = learned.process.predict(seen.inputs().along(self.axes, self.origin))
         if learned.forest is not None:
@@ -270,7 +270,9 @@ def _pool(rows: _Rows, rates: Rates, values: Vector, num_units: int) -> PoolMode
     seen = [_Seen.of(batch, i, rates, num_units) for i, batch in enumerate(rows.batches)]
     inputs = stacked([one.inputs() for one in seen])
     axes, origin = _axes(inputs.coordinates)
-    learned, left_out, left_out_sigma = _learn(rows, values, seen, inputs.along(axes, origin))
+    learned, left_out, left_out_sigma = _learn(
+        rows, values, seen, inputs.along(axes, origin), is_held=rates.is_overlapped
+    )
     return PoolModel(
         rates=rates,
         members=rows.members,
@@ -297,17 +299,19 @@ def _form(kind: OperatorKind, num_units: int) -> Form:
 
 
 def _learn(
-    rows: _Rows, values: Vector, seen: Sequence[_Seen], inputs: Inputs
+    rows: _Rows, values: Vector, seen: Sequence[_Seen], inputs: Inputs, *, is_held: bool
 ) -> tuple[Regressors, Vector, Vector]:
-    """What the law leaves, learned by the regressor that the number of shapes deserves.
+    """What the law, ``is_held`` by the data sheet or not, leaves, learned by the regressor that the
+    number of shapes deserves.
 
     Beside it the residual of each sample when it was left out, and the model's deviation of it.
     """
     each = rows.num_shapes / len(rows.members)
-    process = forest = trees = None
+    process = forest = trees = line = None
     features = [one.features() for one in seen]
     if each >= _FEWEST_FOR_TREES:
         trees = fit_trees(np.concatenate(features), values, rows.weight, rows.shape)
+        line = fit_line(np.concatenate(features), values) if is_held else None
         left_out = trees.left_out
         typical = np.array([robust_sigma(left_out[rows.of_member(m)]) for m in rows.members])
         sigma_log = typical[rows.member]
@@ -317,7 +321,7 @@ def _learn(
         if each >= _FEWEST_FOR_FOREST:
             forest = fit_forest(np.concatenate(features), values, rows.weight)
     inflation = _inflation(rows.num_shapes, rows.columns.amounts.shape[1])
-    found = Regressors(process=process, forest=forest, trees=trees, inflation=inflation)
+    found = Regressors(process=process, forest=forest, trees=trees, line=line, inflation=inflation)
     return found, left_out, sigma_log
 
 
@@ -371,13 +375,6 @@ def _inflation(num_shapes: int, num_constants: int) -> float:
     1.265
     """
     return float(np.sqrt(num_shapes / max(num_shapes - num_constants, num_shapes / 4)))
-
-
-def robust_sigma(residuals: Vector) -> float:
-    """Root mean square with wild residuals cut to four median deviations, at least 0.5 %."""
-    size = np.abs(residuals)
-    cut = np.minimum(size, _WILD_DEVIATIONS * 1.4826 * max(float(np.median(size)), _LEAST_SIGMA))
-    return max(float(np.sqrt(np.mean(cut**2))), _LEAST_SIGMA)
 
 
 def _axes(points: NDArray[np.float64]) -> tuple[NDArray[np.int64], Vector]:

@@ -7,7 +7,7 @@ reach.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..network.systems import NetworkPrior, network_prior
 from .laws import Ceilings
@@ -30,12 +30,27 @@ class Attainable:
     """Of the best card."""
 
 
-_NVIDIA = Attainable(frac=0.77, sigma_log=0.08, ceiling_frac=0.87)
-"""Mean, deviation and best of thirteen entries of A100, H100, GH200, H200, B200, B300 and GB200 in
-2 and 1 bytes (Bekman, Machine Learning Engineering, maximum achievable FLOPS). Deviation 0.07 of
-the best shapes, the rest for those that are not."""
+_BEST_SIGMA_LOG = 0.08
+"""How far another collector's usual large product lies from the best one of a card."""
+_NVIDIA = Attainable(frac=0.77, sigma_log=_BEST_SIGMA_LOG, ceiling_frac=0.87)
+"""Mean and best of the thirteen entries below: for a card without one."""
 _AMD = Attainable(frac=0.6, sigma_log=0.15, ceiling_frac=0.68)
-"""MI300X 0.51, MI325X 0.60 and MI355X 0.68 in the same table."""
+"""The same of MI300X, MI325X and MI355X."""
+_BEST_FRACS: Mapping[str, tuple[float | None, float | None]] = {
+    "gb200": (0.729, 0.723),
+    "b300": (0.786, 0.745),
+    "b200": (0.776, 0.763),
+    "gh200": (0.838, 0.776),
+    "h200": (0.803, 0.734),
+    "h100": (0.803, 0.709),
+    "a100": (0.869, None),
+    "a100-pcie-40": (0.811, None),
+    "mi355": (0.622, None),
+    "mi325": (0.6, None),
+    "mi300": (0.511, None),
+}
+"""Best product of a card over its data sheet below, of 2 and of 1 byte: Bekman, Machine Learning
+Engineering, maximum achievable FLOPS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +84,17 @@ class DevicePrior:
     def attainable(self, element_nbytes: int) -> Attainable | None:
         """What large products of such elements reach; None where nobody measured the best of it.
 
-        >>> device_prior("NVIDIA A100-SXM4-80GB").attainable(2).ceiling_frac
-        0.87
+        >>> best = device_prior("NVIDIA A100-SXM4-80GB").attainable(2)
+        >>> best.frac, best.ceiling_frac
+        (0.869, 0.87)
         """
         if element_nbytes > 2 or self.name not in _BEST_MEASURED:
             return None
-        return _AMD if self.name in _OF_AMD else _NVIDIA
+        usual = _AMD if self.name in _OF_AMD else _NVIDIA
+        own = _BEST_FRACS.get(_ALIKE.get(self.name, self.name), (None, None))[element_nbytes == 1]
+        if own is None:
+            return usual
+        return replace(usual, frac=own, sigma_log=_BEST_SIGMA_LOG)
 
     def peaks_for(self, element_nbytes: int) -> Ceilings:
         """Rates of the data sheet, which nothing exceeds; of a GPU only."""
@@ -122,14 +142,22 @@ def _gpu(
 
 
 _WITH_FP8 = frozenset(
-    {"gb300", "gb200", "b300", "b200", "gh200", "h200", "h100", "h800", "l40", "l4"}
+    {
+        *("gb300", "gb200", "b300", "b200", "rtx-pro-6000", "gh200", "h200", "h100", "h800"),
+        *("h100-pcie", "h20", "l40s", "l40", "l4", "mi355", "mi350", "mi325", "mi300"),
+    }
 )
-_OF_AMD = frozenset({"mi300"})
+_OF_AMD = frozenset({"mi355", "mi350", "mi325", "mi300"})
 _BEST_MEASURED = _OF_AMD | {
     *("gb300", "gb200", "b300", "b200", "gh200", "gh-96", "h200", "h100", "h100-pcie", "h800"),
     *("a100", "a100-40", "a100-pcie-40", "a800"),
 }
-# Longer names first: "gh200" holds "h200".
+_ALIKE = {"gh-96": "gh200", "gb300": "gb200", "a100-40": "a100", "mi350": "mi355"}
+"""Cards of the same chip as one that was measured."""
+# Data sheets of NVIDIA and AMD, dense rates without sparsity: HGX B200 and B300, GB200 and GB300
+# NVL72, H100, H200 and A100 Tensor Core GPU, L40S and L40 (362 and 181 TFLOP/s), RTX PRO 6000
+# Blackwell (GPU architecture paper: 504 with fp32 sums), Instinct MI300X, MI325X, MI350X, MI355X;
+# of H20, which has none in public, press of its launch. Longer names first: "gh200" holds "h200".
 _GPUS = (
     _gpu("gb300", 2500, 80, 8.0, 148),
     _gpu("gb200", 2500, 80, 8.0, 148),
@@ -148,12 +176,17 @@ _GPUS = (
     _gpu("a800", 312, 19.5, 2.0, 108),
     _gpu("a40", 150, 37.4, 0.696, 84),
     _gpu("a10", 125, 31.2, 0.6, 72),
-    _gpu("l40", 362, 91.6, 0.864, 142),
+    _gpu("rtx-pro-6000", 504, 125, 1.792, 188),
+    _gpu("l40s", 362, 91.6, 0.864, 142),
+    _gpu("l40", 181, 90.5, 0.864, 142),
     _gpu("l4", 121, 30.3, 0.3, 58),
     _gpu("v100", 125, 15.7, 0.9, 80),
     _gpu("p100", 21.2, 10.6, 0.732, 56),
     _gpu("p4", 5.5, 5.5, 0.192, 20),
     _gpu("t4", 65, 8.1, 0.32, 40),
+    _gpu("mi355", 2517, 157, 8.0, 256),
+    _gpu("mi350", 2307, 144, 8.0, 256),
+    _gpu("mi325", 1307, 163, 6.0, 304),
     _gpu("mi300", 1307, 163, 5.3, 304),
     _gpu("mi250", 362, 45, 3.2, 208),
     _gpu("mi210", 181, 22.6, 1.6, 104),

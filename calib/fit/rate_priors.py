@@ -80,9 +80,11 @@ GENERATIONS = (
         year=2022,
         devices=("h100", "h100-pcie", "h200", "h800", "gh200", "gh-96", "h20"),
     ),
-    Generation(name="ada", year=2023, devices=("l4", "l40")),
-    Generation(name="cdna3", year=2023, devices=("mi300",), vendor="amd"),
+    Generation(name="ada", year=2023, devices=("l4", "l40", "l40s")),
+    Generation(name="cdna3", year=2023, devices=("mi300", "mi325"), vendor="amd"),
     Generation(name="blackwell", year=2024, devices=("b200", "b300", "gb200", "gb300")),
+    Generation(name="gb20x", year=2025, devices=("rtx-pro-6000",)),
+    Generation(name="cdna4", year=2025, devices=("mi350", "mi355"), vendor="amd"),
 )
 _UNKNOWN = Generation(name="unknown", year=2022, devices=("unknown",), vendor="unknown")
 

@@ -38,7 +38,7 @@ def network_prior(device: str) -> NetworkPrior:
     >>> network_prior("NVIDIA A100 80GB PCIe").links.topology.joint.value
     'bridge'
     """
-    low = device.lower()
+    low = device.lower().replace("_", "-").replace(" ", "-")
     prior = next((prior for name, prior in _PRIORS.items() if name in low), _UNKNOWN)
     links = prior.links
     if links is None or links.wire is not Wire.NVLINK:
@@ -101,10 +101,13 @@ _CUT_HOPPER = _nvlink(
 _BLACKWELL = _nvlink(
     Architecture.BLACKWELL, num_channels=32, bus_giga=650, network_giga=45, nvls_giga=637
 )
+# Seven links of each card, 64 and 76.8 GB/s by AMD's data sheets, at three quarters of it.
+_CDNA3 = _nvlink(Architecture.HOPPER, num_channels=16, bus_giga=336, network_giga=45)
+_CDNA4 = _nvlink(Architecture.HOPPER, num_channels=16, bus_giga=403, network_giga=45)
 _UNKNOWN = _HOPPER
 _SWITCHED = ("sxm", "hbm3", "h200", "h800", "h20", "b200", "b300")
 """In names of GPUs that sit on a board with all of their node, not in pairs with a bridge."""
-_CARDS = ("pcie", "h100 nvl")
+_CARDS = ("pcie", "h100-nvl")
 """In names of those that do not, and of which a bridge links two at most."""
 # Longer names first: "gh200" holds "h200".
 _PRIORS: Mapping[str, NetworkPrior] = {
@@ -117,10 +120,13 @@ _PRIORS: Mapping[str, NetworkPrior] = {
     "a100": _AMPERE,
     "a800": _AMPERE,
     "v100": _VOLTA,
+    "mi35": _CDNA4,
+    "mi3": _CDNA3,
     "l40": _pcie(Architecture.AMPERE, 20),
     "a40": _pcie(Architecture.AMPERE, 20),
     "a10": _pcie(Architecture.AMPERE, 12),
     "t4": _pcie(Architecture.VOLTA, 6),
+    "rtx-pro-6000": _pcie(Architecture.BLACKWELL, 40),
     "rtx": _pcie(Architecture.AMPERE, 10),
     "titan": _pcie(Architecture.VOLTA, 8),
     # Gloo in a training step: the threads that transfer have to be woken on busy cores.  Two ranks

@@ -1,4 +1,4 @@
-"""Least squares in which a few wild samples do not pull the answer."""
+"""Least squares and deviations in which a few wild samples do not pull the answer."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ _FARTHEST_LOG = 20.0
 """A factor of half a billion: no constant of a machine lies that far from its prior."""
 _INSIDE_LOG = 1e-3
 """A search begins inside its bounds."""
+_WILD_DEVIATIONS = 4.0
+"""Residuals are cut here (robust deviations). Two or eight instead move coverage of another device
+by a point (benchmarks/sensitivity.py)."""
+_LEAST_SIGMA = 0.005
+"""Half a percent: no operator repeats itself better."""
 
 
 def robust_minimum(
@@ -51,3 +56,10 @@ def robust_minimum(
         max_nfev=most_steps,
     )
     return np.asarray(found.x)
+
+
+def robust_sigma(residuals: Vector) -> float:
+    """Root mean square with wild residuals cut to four median deviations, at least 0.5 %."""
+    size = np.abs(residuals)
+    cut = np.minimum(size, _WILD_DEVIATIONS * 1.4826 * max(float(np.median(size)), _LEAST_SIGMA))
+    return max(float(np.sqrt(np.mean(cut**2))), _LEAST_SIGMA)

@@ -44,6 +44,18 @@ def test_another_device_is_named_and_wider(tmp_path: Path) -> None:
     assert open_machine(tmp_path).own.device == A100
 
 
+@pytest.mark.parametrize(
+    "device",
+    ["AMD Instinct MI325X", "AMD Instinct MI355X", "NVIDIA B300", "NVIDIA H20", "NVIDIA L40S"],
+)
+def test_a_card_of_a_data_sheet_alone_gets_a_step(device: str, tmp_path: Path) -> None:
+    copy_as(tmp_path, "run", A100)
+    moved = open_machine(tmp_path, device=device)
+    step = moved.steps.estimate(moved.own)
+    assert moved.own.device == device
+    assert 0 < step.low_s < step.time_s < step.high_s < 1e3
+
+
 def test_an_unknown_device_is_wide_all_the_way_to_the_step(tmp_path: Path) -> None:
     """Rates off by a factor of 4.5: a 90 % interval of a decade or more."""
     copy_as(tmp_path, "run", A100)
