@@ -313,25 +313,28 @@ def _host_of(
 
 
 def carried_over(own: Calibration, other: Calibration) -> Calibration:
-    """A calibration of few samples with another machine's operators, which they correct.
+    """A calibration of few samples with another machine's operators, which they correct, and with
+    its transfers where no comparable one was measured here.
 
     The two may be of different devices: rates follow the data sheets and the samples.
     """
     moved = transfer(other.machine, device=own.device, probes=_groups(own.measured))
-    return replace(own, like=moved)
+    return replace(own, like=moved, transfers=replace(own.transfers, like=other.transfers))
 
 
 def on_device(other: Calibration, device: str) -> Calibration:
     """What a calibration says of a device that nothing was measured on: by data sheets alone.
 
-    The host's constants stay; transfers are those of the device's prior.
+    The host's constants stay; transfers are those of the device's prior, half as far from it as
+    those of the other machine are from its own.
     """
     prior = device_prior(device)
+    alone = fit_collectives({}, prior.network, prior_sigma_log=prior.error_sigma_log)
     return replace(
         other,
         device=device,
         machine=transfer(other.machine, device=device),
-        transfers=fit_collectives({}, prior.network, prior_sigma_log=prior.error_sigma_log),
+        transfers=replace(alone, like=other.transfers),
         measured={},
         measured_transfers={},
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..workload.collectives import Collective, CollectiveCall, GroupRole
+from ..workload.collectives import CollectiveCall, GroupRole
 from .curves import Curve, Expected, Law, Samples, fit_curve, fit_law
 from .extrapolation import (
     extrapolated_log_time,
@@ -25,8 +25,8 @@ from .extrapolation import (
     link_bytes_per_s,
     same_chunk_nbytes,
 )
+from .fitted_nodes import fitted_nodes
 from .groups import (
-    PAIRS,
     Group,
     Measured,
     bus_factor,
@@ -37,8 +37,8 @@ from .groups import (
 )
 from .nccl_tuner import TunedTime
 from .once_per_node import as_all_to_all
+from .other_machines import is_alike, moved_log_time, moved_width
 from .systems import NetworkPrior
-from .topology import Rate, fit_topology
 from .transfer_widths import NINETY, TransferWidths, carried_width, fit_widths
 
 Vector = NDArray[np.float64]
@@ -50,8 +50,8 @@ _BOUND_WEIGHT = 0.1
 """Weight of a transfer that is known from above only."""
 _MOST_COMPARED = 32
 """Payloads at which a group is held against its stand-in."""
-_LEAST_SHARE = 0.5
-"""Share of the full bandwidth from which a payload tells of links."""
+_OTHER_MACHINE_OCTAVES = 1.0
+"""No transfer of another machine is one that was measured here."""
 _PRIOR_SIGMA_LOG = 1.0
 """Error where nothing comparable was measured."""
 
@@ -113,6 +113,8 @@ class CollectiveModel:
     """The prior with the nodes and links that the groups tell, for carrying between them."""
     groups: Mapping[Group, GroupModel]
     widths: TransferWidths
+    like: CollectiveModel | None = None
+    """Another machine's, for groups that nothing here says anything of."""
 
     def estimate(self, group: Group, nbytes: Vector) -> Transfers:
         """Transfers of these payloads among the ranks of a group."""
@@ -124,6 +126,8 @@ class CollectiveModel:
             plain, share = as_all_to_all(group)
             return self.estimate(plain, share * nbytes)
         nearest = _nearest(group, self.groups)
+        if nearest is None and (found := self._moved(group, nbytes)) is not None:
+            return found
         if nearest is None:
             width = np.full(len(logs), NINETY * _PRIOR_SIGMA_LOG)
             times = np.log(self._expected(group)(np.exp(logs)))
@@ -135,6 +139,23 @@ class CollectiveModel:
         """Whether a group was measured itself, in whatever role."""
         wanted = joined(group, self.prior)
         return wanted in self.groups or replace(wanted, role=GroupRole.OTHER) in self.groups
+
+    def _moved(self, group: Group, nbytes: Vector) -> Transfers | None:
+        """From the other machine; None where it knows nothing either."""
+        other = self.like
+        if other is None or not is_alike(self.prior, other.prior):
+            return None
+        there = other.estimate(group, nbytes)
+        if not np.isfinite(there.octaves).all():
+            return None
+        bytes_ = np.maximum(nbytes, 1.0)
+        return Transfers(
+            log_time=moved_log_time(
+                *(there.log_time, group, bytes_), here=self.prior, there=other.prior
+            ),
+            half_width_log=moved_width(there.half_width_log, group),
+            octaves=there.octaves + _OTHER_MACHINE_OCTAVES,
+        )
 
     def _expected(self, group: Group) -> Expected:
         return expected_time(group, self.carrying) or self.machine.law(group)
@@ -221,7 +242,7 @@ def fit_transfers(
         )
         rows = (num_rows or {}).get(group, len(found))
         groups[group] = GroupModel(link=link, curve=curve, num_rows=rows)
-    carrying = _fitted_nodes(groups, prior)
+    carrying = fitted_nodes({group: model.curve for group, model in groups.items()}, prior)
     widths = fit_widths(
         {group: model.curve for group, model in groups.items()},
         _carried_errors(groups, carrying),
@@ -256,47 +277,6 @@ def _fit_link(samples: Mapping[Group, Samples], prior: Link, sigma_log: float) -
         sigma_log=sigma_log,
     )
     return Link(step_s=law.fixed_s, bus_bytes_per_s=1.0 / law.byte_s)
-
-
-def _fitted_nodes(groups: Mapping[Group, GroupModel], prior: NetworkPrior) -> NetworkPrior:
-    """The prior with topology and rates that the largest payloads tell."""
-    if prior.links is None:
-        return prior
-    found = (_rate(group, model.curve) for group, model in groups.items())
-    fitted = fit_topology(
-        [rate for rate in found if rate is not None],
-        prior.links.topology,
-        node_bytes_per_s=prior.links.node_bytes_per_s,
-        card_bytes_per_s=prior.links.network_bytes_per_s,
-        joints=prior.links.other_joints,
-    )
-    links = replace(
-        prior.links,
-        topology=fitted.topology,
-        node_bytes_per_s=fitted.node_bytes_per_s,
-        network_bytes_per_s=fitted.card_bytes_per_s,
-        sheet_bytes_per_s=prior.links.network_bytes_per_s,
-    )
-    return replace(prior, links=links)
-
-
-def _rate(group: Group, curve: Curve) -> Rate | None:
-    """What the largest payload moves over the links of a rank or out of a node; None of a send,
-    which one channel may bound, and of what is passed on inside nodes as well."""
-    nbytes = float(np.exp(curve.log_nbytes[-1]))
-    if group.num_chosen or group.collective in PAIRS or curve.top_share() < _LEAST_SHARE:
-        return None
-    factor = bus_factor(group.collective, group.num_ranks)
-    is_far = group.num_nodes > 1
-    if is_far and group.collective is Collective.ALL_TO_ALL:
-        factor = (1.0 - 1.0 / group.num_nodes) * group.ranks_per_node
-    time_s = float(np.exp(curve.log_time(curve.log_nbytes[-1:]))[0])
-    return Rate(
-        ranks_per_node=group.ranks_per_node,
-        bytes_per_s=factor * nbytes / time_s,
-        is_far=is_far,
-        num_steps=ring_steps(group.collective, group.num_ranks),
-    )
 
 
 def _nearest(group: Group, groups: Mapping[Group, GroupModel]) -> Group | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -70,3 +72,28 @@ def test_groups_that_agree_with_each_other_make_intervals_narrow() -> None:
         wanted = _group(Collective.ALL_GATHER, 128, 16)
         halves.append(float(model.estimate(wanted, NBYTES[-1:]).half_width_log[0]))
     assert halves[0] < 0.1 < 2 * halves[0] < halves[1]
+
+
+def test_where_nothing_was_measured_another_machine_says_half_of_what_it_differs() -> None:
+    """Transfers on A100 four times as long as expected: on H100 twice as long, within a factor of
+    2.7 in a node and 7.4 between nodes; nothing of groups that neither of both knows."""
+    pair, eight = (_group(Collective.ALL_GATHER, n, n // 2) for n in (2, 8))
+    assert A100.links is not None
+    there = {
+        group: _samples(4.0 * TunedTime(group=group, links=A100.links)(NBYTES))
+        for group in (pair, eight)
+    }
+    prior = network_prior("NVIDIA H100 80GB HBM3")
+    assert prior.links is not None
+    alone = fit_transfers({}, prior)
+    model = replace(alone, like=fit_transfers(there, A100))
+    for group, width in ((pair, 1.0), (eight, 2.0)):
+        found = model.estimate(group, NBYTES)
+        expected = TunedTime(group=group, links=prior.links)(NBYTES)
+        assert np.exp(found.log_time) == pytest.approx(2.0 * expected, rel=0.01)
+        assert found.half_width_log == pytest.approx(width, rel=0.1)
+        assert np.isfinite(found.octaves).all() and (found.octaves > 0).all()
+    far_only = replace(alone, like=fit_transfers({eight: there[eight]}, A100))
+    assert (far_only.estimate(pair, NBYTES).octaves == np.inf).all()
+    cpu = replace(fit_transfers({}, network_prior("cpu")), like=fit_transfers(there, A100))
+    assert (cpu.estimate(pair, NBYTES).octaves == np.inf).all()
