@@ -140,6 +140,7 @@ _SAME = (
     *("recompute_method", "use_precision_aware_optimizer", "exp_avg_dtype", "exp_avg_sq_dtype"),
     *("main_grads_dtype", "sequence_parallel", "cross_entropy_loss_fusion"),
     *("moe_token_dispatcher_type", "cross_entropy_fusion_impl"),
+    "moe_expert_rank_capacity_factor",
 )
 
 
@@ -149,8 +150,6 @@ def _of_card(card: Mapping[str, Any]) -> MemoryRow:
         raise ConfigError("Mamba layers are not modelled")
     if "lora_dim" in card:
         raise ConfigError("LoRA is not modelled")
-    if "paged stash" in str(card.get("doubt", "")):
-        raise ConfigError("paged stashing is not modelled")
     if missing := [n for n in ("micro_batch", "seq_len", "tp", "num_layers") if n not in card]:
         raise ConfigError(f"{', '.join(missing)} not stated")
     if "recompute_granularity" not in card and "peak_memory_gb" not in card:
@@ -197,6 +196,7 @@ def _card_config(card: Mapping[str, Any], device: str) -> RunConfig:
         "group_query_attention": "num_query_groups" in card,
         "multi_latent_attention": "kv_lora_rank" in card,
         "recompute_granularity": _granularity(card),
+        "moe_paged_stash": "paged stash" in str(card.get("doubt", "")),
     }
     modules = str(card.get("recompute_modules", "")).strip("[]")
     if modules and values["recompute_granularity"] == "selective":

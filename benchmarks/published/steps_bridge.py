@@ -346,6 +346,9 @@ def _card_experts(record: Record) -> Experts | None:
         layer_pattern=tuple(layer >= num_dense for layer in range(num_layers)) if num_dense else (),
         is_grouped=True,
         overlaps_shared=record.is_true("moe_shared_expert_overlap"),
+        rank_capacity_factor=record.number("moe_expert_rank_capacity_factor", default=0.0),
+        # Pages of Megatron's size where a card says no other.
+        stash_factor=1.1 if "paged stash" in record.text("doubt") else 0.0,
         is_balance_forced=is_forced,
         imbalance=USUAL_IMBALANCE if balance and not is_forced else 1.0,
     )
@@ -362,8 +365,6 @@ def _left_out(record: Record) -> list[str]:
     found = ["sliding window"] if "sliding" in record.text("attention_kind") else []
     if record.text("num_experts") and not record.text("moe_token_dispatcher_type"):
         found.append("dispatcher (not stated)")
-    if record.text("moe_expert_rank_capacity_factor"):
-        found.append("paged stashing of expert activations")
     return found
 
 

@@ -119,9 +119,18 @@ def _experts(given: Arguments, ffn: int, num_layers: int) -> Experts | None:
         # Core 0.6 to 0.11 had a second form of the exchange under its own name.
         dispatcher=decode(Dispatcher, dispatcher.removesuffix("_seq")),
         capacity_factor=max(capacity, 0.0),
+        rank_capacity_factor=(room := max(given.real("moe_expert_rank_capacity_factor"), 0.0)),
+        stash_factor=_stash_factor(given) if room else 0.0,
         has_fp32_router=given.get("moe_router_dtype") is not None,
         **{field: given.is_on(name) for field, name in EXPERT_SWITCHES.items()},
     )
+
+
+def _stash_factor(given: Arguments) -> float:
+    """1.10 by default; a factor below 0, which has a rule of its own, by its size."""
+    if not given.is_on("moe_paged_stash"):
+        return 0.0
+    return abs(given.real("moe_paged_stash_buffer_size_factor_cuda")) or 1.1
 
 
 def _latent_attention(given: Arguments) -> LatentAttention:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ConfigError
+from ..memory.saved import OFFLOADED_MODULES
 from ..workload.argument_values import Arguments, is_true, whole
 from ..workload.config import (
     Attention,
@@ -113,9 +114,16 @@ def _kernels(given: Arguments, precision: Precision) -> dict[str, Any]:
         ),
         "fuses_gradient_accumulation": given.is_on("gradient_accumulation_fusion", default=True),
         "reduces_grads_in_bf16": _reduces_in_16_bits(given, precision),
+        "offload_modules": _offloaded(given),
         "uses_cuda_graphs": _uses_graphs(given),
         "cuda_graph_scope": _graph_scope(given),
     }
+
+
+def _offloaded(given: Arguments) -> tuple[str, ...]:
+    if not given.is_on("fine_grained_activation_offloading"):
+        return ()
+    return tuple(word for text in given.words("offload_modules") for word in text.split())
 
 
 def _uses_graphs(given: Arguments) -> bool:
@@ -352,6 +360,8 @@ def _unmodelled(args: object, given: Arguments, layout: PipelineLayout | None) -
         found.append("cp_comm_type")
     if _is_in_8_bits(given) and given.text("fp8_recipe") == "custom":
         found.append("fp8_recipe")
+    if set(_offloaded(given)) - OFFLOADED_MODULES:
+        found.append("offload_modules")
     if layout is not None and not layout.is_plain:
         found.append("pipeline_model_parallel_layout")
     return tuple(found)

@@ -64,7 +64,10 @@ _OFF = ("None", "False", "0", "0.0", "", "[]", "none")
 _READ = MODELLED | DERIVED | set(LEFT_OUT) | set(SWITCHED_OFF)
 # A YAML file may hold a list as the text that a shell would be given.
 _BRACKETS = re.compile(r"[\[\],]")
-LISTS = ("cp_comm_type", "cuda_graph_scope", "rampup_batch_size", "recompute_modules")
+LISTS = (
+    *("cp_comm_type", "cuda_graph_scope", "offload_modules", "rampup_batch_size"),
+    "recompute_modules",
+)
 """Arguments that take several words."""
 
 

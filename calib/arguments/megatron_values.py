@@ -52,6 +52,8 @@ def layout_values(config: RunConfig) -> Values:
         **_recompute_values(config),
         **_fp8_values(config),
         **_graph_values(config),
+        "fine_grained_activation_offloading": bool(config.offload_modules),
+        "offload_modules": list(config.offload_modules),
         **{name: getattr(par, field) for field, name in PARALLEL_SWITCHES.items()},
         **sharding_values(par),
         **optimizer_values(config),
@@ -186,6 +188,9 @@ def _expert_values(experts: Experts) -> Values:
         "moe_layer_freq": "+".join(f"[{has}]*{num}" for has, num in runs),
         "moe_token_dispatcher_type": experts.dispatcher.value,
         "moe_expert_capacity_factor": experts.capacity_factor,
+        "moe_expert_rank_capacity_factor": experts.rank_capacity_factor,
+        "moe_paged_stash": experts.stash_factor > 0,
+        "moe_paged_stash_buffer_size_factor_cuda": experts.stash_factor,
         **{name: getattr(experts, field) for field, name in EXPERT_SWITCHES.items()},
         "moe_router_dtype": "fp32" if experts.has_fp32_router else "",
     }

@@ -332,6 +332,8 @@ KINDS: Mapping[OperatorKind, KindLaw] = {
     OperatorKind.RMS_NORM: KindLaw(num_sizes=2, passes=(10, 40), launches=(6, 20)),
     OperatorKind.ELEMENTWISE: KindLaw(num_sizes=2, passes=(2, 3), launches=(1, 1)),
     OperatorKind.PERMUTE: KindLaw(num_sizes=3, law=_permute, launches=(3, 3)),
+    # What the link to the host takes, ``network/host_link`` says.
+    OperatorKind.HOST_COPY: KindLaw(num_sizes=1, passes=(1, 1), launches=(1, 1)),
     OperatorKind.OPTIMIZER: KindLaw(num_sizes=1, law=_optimizer, family=OperatorFamily.OPTIMIZER),
     OperatorKind.SHARDED_OPTIMIZER: KindLaw(
         num_sizes=2, law=_sharded_optimizer, family=OperatorFamily.OPTIMIZER

@@ -103,7 +103,16 @@ def block_key(config: RunConfig) -> tuple[Hashable, ...]:
         exchanges_beside(config),
         config.uses_cuda_graphs,
         config.cuda_graph_scope,
+        _copied(config),
     )
+
+
+def _copied(config: RunConfig) -> Hashable:
+    """What copies of activations depend on beyond the rest; None where there are none."""
+    experts = config.model.experts
+    if not config.offload_modules and not (experts and experts.stash_factor):
+        return None
+    return config.offload_modules, config.recompute is Recompute.FULL
 
 
 class _Asked:

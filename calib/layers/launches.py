@@ -69,6 +69,9 @@ def launched_frac(config: RunConfig, kind: BlockKind) -> float:
     kept = 1.0 - replayed_frac(config, kind)
     if kind is not BlockKind.EXPERT_LAYER or not experts or experts.is_padded_to_capacity:
         return kept
+    if experts.rank_capacity_factor:
+        # Nobody waits for counts, and one fused product launches all experts.
+        return kept
     held = experts.num_experts / config.parallelism.ep / _EXPERTS_OF_RANK
     stopped = _DROPLESS * (_FUSED if experts.dispatcher is Dispatcher.FLEX else 1.0)
     return kept * stopped * (1.0 - _OF_EACH + _OF_EACH * held)

@@ -20,22 +20,11 @@ from ..workload.config import (
     Recompute,
     RunConfig,
 )
+from .saved import Saved, offloaded_nbytes, stashed_nbytes
 
 ROUTER_NBYTES = 21
 """Per token and expert: scores, their copy for the balancing loss and probabilities in fp32, a
 mask, and the two int32 rows of the map by which tokens are permuted."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """One tensor that is kept."""
-
-    name: str
-    nbytes: float
-    part: str = "attention"
-    """``attention`` or ``mlp``: the backward pass frees the second before it reaches the first."""
-    modules: tuple[str, ...] = ()
-    """Names in ``recompute_modules`` under which it is dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +83,7 @@ def layer_activations(config: RunConfig, *, has_experts: bool) -> LayerActivatio
         modules = set(config.recompute_modules or ("core_attn",))
     everything = _nbytes(tensors)
     dropped = [saved for saved in tensors if modules.intersection(saved.modules)]
+    away = offloaded_nbytes(config, tensors)
     mlp = [saved for saved in tensors if saved.part == "mlp"]
     # In the backward pass what was dropped of a part is back while that part runs.
     back_mlp = _nbytes(saved for saved in dropped if saved.part == "mlp")
@@ -103,8 +93,9 @@ def layer_activations(config: RunConfig, *, has_experts: bool) -> LayerActivatio
     first = tensors[0].nbytes
     return LayerActivations(
         input_nbytes=first,
-        kept_nbytes=everything - _nbytes(dropped),
-        working_nbytes=max(in_mlp + back_mlp, in_attention + back_mlp + back_attention),
+        kept_nbytes=everything - _nbytes(dropped) - away,
+        # What the layer itself has got back, and what is on its way for the next one.
+        working_nbytes=max(in_mlp + back_mlp, in_attention + back_mlp + back_attention) + 2 * away,
         recompute_working_nbytes=everything - first + max(in_mlp, in_attention),
     )
 
@@ -120,17 +111,18 @@ def layer_tensors(config: RunConfig, *, has_experts: bool) -> tuple[Saved, ...]:
     mlp = expert_tensors(config) if has_experts else mlp_tensors(config)
     layernorm = ("layernorm",)
     return (
-        Saved(name="input", nbytes=hidden * size.nbytes),
+        Saved(name="input", nbytes=hidden * size.nbytes, offload="attn_norm"),
         Saved(name="input norm", nbytes=_norm_nbytes(config, size.split_tokens)),
         Saved(
             name="input norm output",
             nbytes=hidden * size.product_nbytes,
             modules=layernorm if is_norm_apart else (),
+            offload="qkv_linear",
         ),
         *attention,
         *core_attention_tensors(config),
         Saved(name="attention dropout mask", nbytes=mask),
-        Saved(name="mlp input", nbytes=hidden * size.nbytes, part="mlp"),
+        Saved(name="mlp input", nbytes=hidden * size.nbytes, part="mlp", offload="mlp_norm"),
         Saved(name="mlp norm", nbytes=_norm_nbytes(config, size.split_tokens), part="mlp"),
         Saved(
             name="mlp norm output",
@@ -163,7 +155,7 @@ def qkv_tensors(config: RunConfig) -> tuple[Saved, ...]:
         qkv += query + key
     return (
         Saved(name="query and key before norm", nbytes=norms),
-        Saved(name="query, key, value", nbytes=qkv * size.nbytes),
+        Saved(name="query, key, value", nbytes=qkv * size.nbytes, offload="core_attn"),
     )
 
 
@@ -185,7 +177,12 @@ def latent_tensors(config: RunConfig) -> tuple[Saved, ...]:
             nbytes=size.split_tokens * ranks * size.product_nbytes,
             modules=up,
         ),
-        Saved(name="query, key, value", nbytes=heads * widths * size.nbytes, modules=up),
+        Saved(
+            name="query, key, value",
+            nbytes=heads * widths * size.nbytes,
+            modules=up,
+            offload="core_attn",
+        ),
     )
 
 
@@ -203,7 +200,7 @@ def core_attention_tensors(config: RunConfig) -> tuple[Saved, ...]:
     out_nbytes = copies * output * size.nbytes
     if config.fp8 is not Fp8Recipe.NONE:
         out_nbytes += output * size.product_nbytes
-    out = Saved(name="attention output", nbytes=out_nbytes)
+    out = Saved(name="attention output", nbytes=out_nbytes, offload="attn_proj")
     core = ("core_attn",)
     if config.is_attention_fused:
         lse = 4 * size.tokens * heads
@@ -238,14 +235,16 @@ def expert_tensors(config: RunConfig) -> tuple[Saved, ...]:
     model, par, size = config.model, config.parallelism, sizes(config)
     experts = model.experts
     assert experts is not None
-    routed = routed_tokens(config)
+    routed = _kept_rows(config)
     wide = routed * experts.ffn_hidden_size / par.expert_tp
     shared = size.tokens * experts.shared_ffn_hidden_size / par.tp
     gates = 2 if model.is_gated else 1
     whole = ("moe",)
 
     def saved(name: str, nbytes: float, *modules: str) -> Saved:
-        return Saved(name=name, nbytes=nbytes, part="mlp", modules=(*whole, *modules))
+        offload = _OFFLOADED.get(name, "")
+        modules = (*whole, *modules)
+        return Saved(name=name, nbytes=nbytes, part="mlp", modules=modules, offload=offload)
 
     return (
         saved("router", ROUTER_NBYTES * size.split_tokens * experts.num_experts),
@@ -256,6 +255,26 @@ def expert_tensors(config: RunConfig) -> tuple[Saved, ...]:
         saved("shared activation input", shared * gates * size.nbytes, "shared_experts"),
         saved("shared activation output", shared * size.product_nbytes, "shared_experts"),
     )
+
+
+_OFFLOADED = {"expert input": "expert_fc1", "expert activation input": "moe_act"}
+"""Modules of experts by the tensor that is their input."""
+
+
+def _kept_rows(config: RunConfig) -> float:
+    """Rows of experts that wait for the backward phase: those that came, a rank's whole buffers, or
+    the pages that they are copied to."""
+    experts = config.model.experts
+    assert experts is not None
+    room = experts.stash_factor or experts.rank_capacity_factor
+    return room * even_rows(config) if room else routed_tokens(config)
+
+
+def even_rows(config: RunConfig) -> float:
+    """Rows that the experts of a rank take in where routing is even."""
+    experts = config.model.experts
+    assert experts is not None
+    return sizes(config).split_tokens * experts.top_k * config.parallelism.expert_tp
 
 
 def routed_tokens(config: RunConfig) -> float:
@@ -288,10 +307,19 @@ def mlp_working_nbytes(config: RunConfig, *, has_experts: bool) -> float:
         # The fullest of: rows before and after sorting, rows and the second product's input, the
         # first one's output.
         moment = max(2 * routed * width, routed * width + wide, gates * wide)
-        return (residual + moment) * size.nbytes
+        return (residual + moment) * size.nbytes + _buffers_nbytes(config)
     wide = size.tokens * model.ffn_hidden_size / par.tp
     gathered = size.tokens * width if size.is_gathered else 0.0
     return (residual + max(gathered + wide, gates * wide)) * size.nbytes
+
+
+def _buffers_nbytes(config: RunConfig) -> float:
+    """The large buffers out of which pages are filled: those of the layer at work."""
+    experts = config.model.experts
+    if experts is None or not experts.stash_factor:
+        return 0.0
+    paged = stashed_nbytes(config, expert_tensors(config))
+    return paged * experts.rank_capacity_factor / experts.stash_factor
 
 
 def attention_working_nbytes(config: RunConfig) -> float:

@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 
 from ..fit.estimates import Estimates, Source
+from ..network.host_link import LINK_SIGMA_LOG, host_copy_s
 from ..timeline.compiled import Compiled
 from ..timeline.items import Item
 from ..workload.config import Fp8Recipe, Normalization, PositionEmbedding, RunConfig
@@ -35,11 +36,15 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
     """
     found = _as_run(compiled, base)
     out, bytes_per_s = found.time_s.copy(), base.conditions.bytes_per_s
+    sigma_log = found.sigma_log.copy()
     splits = _splits(compiled)
     for place, item in enumerate(compiled.items):
         if not isinstance(item, Operator) or found.sources[place] is not Source.PRIOR:
             continue
-        if item.kind in (Kind.OPTIMIZER, Kind.SHARDED_OPTIMIZER):
+        if item.kind is Kind.HOST_COPY:
+            out[place] = host_copy_s(item, compiled.configs[0].device)
+            sigma_log[place] = LINK_SIGMA_LOG
+        elif item.kind in (Kind.OPTIMIZER, Kind.SHARDED_OPTIMIZER):
             out[place] = max(_FASTEST_S, item.shape[0] * OPTIMIZER_NBYTES / bytes_per_s)
         elif item in splits:
             # Forwards they are views; backwards one copy joins the three gradients.
@@ -50,7 +55,7 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
         narrow = [replace(cast(Operator, compiled.items[p]), element_nbytes=1) for p in places]
         casts = np.array([_cast_nbytes(operator) for operator in narrow]) / bytes_per_s
         out[places] = factor * base.estimates(narrow).time_s + casts
-    return replace(found, time_s=out)
+    return replace(found, time_s=out, sigma_log=sigma_log)
 
 
 def _as_run(compiled: Compiled, base: BaseTimes) -> Estimates:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..layers.blocks import Block
 from ..workload.collectives import CollectiveUse, OtherPass, Placement
-from ..workload.operators import OperatorKind, Phase
+from ..workload.operators import OperatorCount, OperatorKind, Phase
 from .items import PASS_PARTS, Floats, ItemIndex, Part, SparseRows, Sums, part_of
 from .overlap import ShardSums, ShardTimes, ShardWriter, beyond, is_shard
 
@@ -29,6 +29,19 @@ class BlockTimes:
     """Exposed transfers by pass and part."""
     shards_s: ShardTimes | None = None
     """Transfers of sharded weights and gradients; None where blocks have none."""
+    copies_s: dict[Placement, Floats] | None = None
+    """Copies of activations beside each pass; None where blocks have none."""
+
+    @property
+    def copy_exposed_s(self) -> Floats:
+        """What copies of activations add to both passes of a block."""
+        return self._copies(Placement.FORWARD) + self._copies(Placement.BACKWARD)
+
+    def _copies(self, placement: Placement) -> Floats:
+        if self.copies_s is None:
+            return 0 * self.forward_s
+        # Engines of their own copy; what they take of the memory's rate is little.
+        return beyond(self.copies_s[placement], self._own(placement), 1.0)
 
     @property
     def forward_pass_s(self) -> Floats:
@@ -62,9 +75,10 @@ class BlockTimes:
 
     def _passed(self, placement: Placement) -> Floats:
         own_s = self._own(placement)
+        passed_s = own_s if self.copies_s is None else own_s + self._copies(placement)
         if self.shards_s is None:
-            return own_s
-        return own_s + self.shards_s.exposed(placement, own_s)
+            return passed_s
+        return passed_s + self.shards_s.exposed(placement, own_s)
 
     def _own(self, placement: Placement) -> Floats:
         """A pass without what sharding adds to it."""
@@ -96,6 +110,8 @@ class BlockSums:
     """Which rows of ``uses`` each block adds up, by pass and part."""
     shards: ShardSums | None = None
     """None where nothing is sharded beyond the optimizer."""
+    copies: dict[Placement, SparseRows] | None = None
+    """Copies of activations; None where there are none."""
 
     def times(
         self, times_s: Floats, *, contention: float | Floats, is_host_only: bool
@@ -118,6 +134,9 @@ class BlockSums:
             shards_s=self.shards.times(times_s, contention=contention, is_host_only=is_host_only)
             if self.shards
             else None,
+            copies_s={place: rows @ times_s for place, rows in self.copies.items()}
+            if self.copies
+            else None,
         )
 
 
@@ -125,13 +144,24 @@ def block_sums(
     blocks: Sequence[Block],
     index: ItemIndex,
     weight_fracs: Mapping[OperatorKind, float] | None = None,
+    copies: Sequence[Sequence[OperatorCount]] = (),
 ) -> BlockSums:
     """The matrices of some blocks; their items are entered into the index.
+
+    ``copies``: those of activations beside each block.
 
     ``weight_fracs`` is the measured share of the weight's gradient in a backward phase by kind; a
     linear that it leaves out has half, as its two products have the same FLOP.
     """
-    return _Writer(index, weight_fracs or {}).write(blocks)
+    sums = _Writer(index, weight_fracs or {}).write(blocks)
+    if not any(copies):
+        return sums
+    rows = {Placement.FORWARD: Sums(), Placement.BACKWARD: Sums()}
+    for row, found in enumerate(copies):
+        for operator, count in found:
+            rows[Placement(operator.phase.value)].add(row, index.place(operator), count)
+    matrices = {place: sums_of.matrix(num_rows=len(blocks)) for place, sums_of in rows.items()}
+    return replace(sums, copies=matrices)
 
 
 class _Writer:

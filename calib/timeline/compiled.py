@@ -17,6 +17,7 @@ from ..workload.config import ModelShape, Recompute, RunConfig
 from ..workload.operators import OperatorKind, Phase
 from .block_times import BlockSums, block_sums
 from .items import Floats, Ints, Item, ItemIndex, SparseRows, Sums
+from .overlap import block_copies
 from .programs import Pipeline
 
 _Kind = TypeVar("_Kind", BlockKind, BlockVariant)
@@ -143,7 +144,8 @@ class _Compiler:
         hosts = (place(forward), place(backward), place(host_step))
         groups = [self._group(key, members) for key, members in self._grouped().items()]
         made = [block for block, _ in self._made]
-        sums = block_sums(made, self._index, self._weight_fracs)
+        copies = [block_copies(config, block.kind) for block, config in self._made]
+        sums = block_sums(made, self._index, self._weight_fracs, copies)
         return Compiled(
             configs=tuple(self._configs),
             items=self._index.items,

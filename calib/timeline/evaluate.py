@@ -39,6 +39,8 @@ class GroupTimes:
     gather_s: Floats
     shards_s: Floats
     """Exposed transfers of sharded weights and gradients in one micro-batch, as ``reduce_s``."""
+    copies_s: Floats
+    """Exposed copies of activations in one micro-batch, the same."""
     finish_s: Floats
     embedding_s: Floats
     optimizer_s: Floats
@@ -75,7 +77,9 @@ class GroupTimes:
                 + self.embedding_s[layout, 0]
             ),
             Part.OPTIMIZER: float(self.optimizer_s[stage, layout, 0]),
-            Part.HOST: m * pipeline.num_virtual_stages * (forward + backward) + step,
+            Part.HOST: m * pipeline.num_virtual_stages * (forward + backward)
+            + step
+            + m * float(self.copies_s[stage, layout, 0]),
         }
         parts[Part.TP] += float(self.finish_s[stage, layout, 0])
         parts[Part.BUBBLE] = max(0.0, float(self.total_s[layout, 0]) - sum(parts.values()))
@@ -140,6 +144,7 @@ class _Passes:
     reduce_s: Floats
     gather_s: Floats
     shards_s: Floats
+    copies_s: Floats
 
 
 class _Evaluation:
@@ -195,6 +200,9 @@ class _Evaluation:
             gather_s=gather_s,
             shards_s=by_stage(chunks(self._blocks.shard_exposed_s) + first + last)
             if self._blocks.shards_s
+            else 0 * gather_s,
+            copies_s=by_stage(chunks(self._blocks.copy_exposed_s))
+            if self._blocks.copies_s
             else 0 * gather_s,
         )
 
@@ -255,6 +263,7 @@ class _Evaluation:
             reduce_s=found.reduce_s,
             gather_s=found.gather_s,
             shards_s=found.shards_s,
+            copies_s=found.copies_s,
             finish_s=finish_s,
             embedding_s=embedding_s,
             optimizer_s=optimizer_s,

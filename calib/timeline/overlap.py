@@ -6,7 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..layers.blocks import BlockKind
+from ..memory.activations import expert_tensors, layer_tensors
+from ..memory.saved import offloaded_nbytes, stashed_nbytes
 from ..workload.collectives import Collective, CollectiveUse, GroupRole, Placement
+from ..workload.config import RunConfig
+from ..workload.operators import Operator, OperatorCount, OperatorKind, Phase
 from .items import Floats, ItemIndex, SparseRows, Sums
 
 _DATA = frozenset({GroupRole.DP, GroupRole.DP_INSTANCES, GroupRole.EXPERT_DP})
@@ -116,6 +121,29 @@ class ShardWriter:
             reduce=found["reduce"],
             open={placement: found[name] for name, placement in _OPEN.items()},
         )
+
+
+def block_copies(config: RunConfig, kind: BlockKind) -> tuple[OperatorCount, ...]:
+    """Copies of activations beside the passes of a block, forward and backward.
+
+    To the host's memory and back; into pages and out of them, which reads and writes each byte.
+    """
+    if kind not in (BlockKind.LAYER, BlockKind.EXPERT_LAYER) or config.device == "cpu":
+        return ()
+    has_experts, width = kind is BlockKind.EXPERT_LAYER, config.precision.nbytes
+    away = round(offloaded_nbytes(config, layer_tensors(config, has_experts=has_experts)))
+    found: list[tuple[OperatorKind, tuple[int, ...], int]] = []
+    if away:
+        found.append((OperatorKind.HOST_COPY, (away,), 1))
+    tensors = expert_tensors(config) if has_experts else ()
+    stashed = round(stashed_nbytes(config, tensors) / width)
+    if stashed:
+        found.append((OperatorKind.PERMUTE, (1, stashed, 1), width))
+    return tuple(
+        (Operator(kind=kind, phase=phase, shape=shape, element_nbytes=nbytes), 1)
+        for phase in (Phase.FORWARD, Phase.BACKWARD)
+        for kind, shape, nbytes in found
+    )
 
 
 def is_shard(use: CollectiveUse) -> bool:

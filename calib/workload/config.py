@@ -130,6 +130,9 @@ class RunConfig:
     sharded_update_calls: int = 0
     """Calls of the optimizer in a step of the whole model, one for each tensor that it looks
     through, where weights are sharded tensors of their own (DTensor).  0: shards are plain."""
+    offload_modules: tuple[str, ...] = ()
+    """Modules whose inputs wait for the backward phase in the host's memory, by Megatron's names
+    (``--fine-grained-activation-offloading``)."""
     uses_cuda_graphs: bool = False
     """The host's launches are replayed, so that they cost nothing."""
     cuda_graph_scope: tuple[str, ...] = ()

@@ -91,6 +91,13 @@ class Experts:
     """Gradients of weights wait until they too can run beside the exchange
     (``--delay-wgrad-compute``)."""
 
+    rank_capacity_factor: float = 0.0
+    """Rows that buffers of a rank have room for, over even routing, so that the host need not wait
+    for counts (``--moe-expert-rank-capacity-factor``); 0 where buffers are as large as needed."""
+    stash_factor: float = 0.0
+    """Rows that all layers together have pages for, over even routing (``--moe-paged-stash``): what
+    the backward phase needs is copied there out of the large buffers; 0 without."""
+
     def __post_init__(self) -> None:
         for name in ("num_experts", "top_k", "ffn_hidden_size"):
             at_least_one(name, getattr(self, name))
@@ -103,6 +110,10 @@ class Experts:
         if self.imbalance < 1.0:
             raise ConfigError(
                 f"imbalance {self.imbalance} is below 1; give busiest rank's tokens over mean"
+            )
+        if self.stash_factor and not self.rank_capacity_factor:
+            raise ConfigError(
+                "stash_factor needs rank_capacity_factor, but that is 0; give one, such as 1.5"
             )
         if self.is_padded_to_capacity and not self.capacity_factor:
             raise ConfigError(

@@ -59,6 +59,7 @@ class OperatorKind(QuickEnum):
     # (tokens, hidden, copies of each token); in a layer of experts each row is its own token
     PERMUTE = "permute"
     EXPERTS = "experts"  # (tokens, hidden, ffn, top-k, experts here, experts in all): fused
+    HOST_COPY = "host_copy"  # (bytes,): of activations, forwards to the host's memory, then back
     LAYER = "layer"  # (micro_batch, heads, seq, hidden, tp): a whole transformer layer
 
     @property

@@ -71,6 +71,8 @@ def models(draw: st.DrawFn) -> ModelShape:
             overlaps_exchange=st.booleans(),
             delays_weight_gradients=st.booleans(),
             has_fp32_router=st.booleans(),
+            rank_capacity_factor=st.just(room := draw(st.sampled_from([0.0, 1.5]))),
+            stash_factor=st.sampled_from([0.0, 1.1]) if room else st.just(0.0),
         )
     )
     return ModelShape(
@@ -163,6 +165,7 @@ def configs(draw: st.DrawFn) -> RunConfig:
         "is_softmax_fused": draw(st.booleans()),
         "reduces_grads_in_bf16": precision is not Precision.FP32 and draw(st.booleans()),
         "optimizer_state_nbytes": draw(st.sampled_from([0, 6, 10])),
+        "offload_modules": draw(st.sampled_from([(), ("core_attn", "expert_fc1")])),
         "uses_cuda_graphs": (has_graphs := draw(st.booleans())),
         "cuda_graph_scope": draw(st.sampled_from(SCOPES)) if has_graphs else (),
         "hidden_dropout": draw(st.sampled_from([0.0, 0.1])),

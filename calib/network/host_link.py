@@ -1,0 +1,43 @@
+"""What copies between a device's memory and its host's take, by the name of the device."""
+
+from __future__ import annotations
+
+from ..workload.operators import Operator, Phase
+
+LINK_SIGMA_LOG = 0.3
+"""Of a host's rate from that of the sheet: hosts with one socket for eight devices, pages that are
+not pinned; 45 to 56 GB/s where the sheet says 64."""
+_GIGA = 1e9
+_PCIE_FRAC = 0.85
+"""Of a PCIe link's rate: headers of packets of 256 bytes, and the answers to them."""
+_COPY_S = 10e-6
+"""What one copy takes before its first byte."""
+_C2C = (297 * _GIGA, 375 * _GIGA)
+"""To the host and back over NVLink-C2C of a GH200, of 450 (Schieffer et al. 2024,
+arXiv:2407.07850)."""
+_SHARED_C2C = (243 * _GIGA, 243 * _GIGA)
+"""Two devices of a GB200 share a Grace, whose memory gives 486 GB/s (STREAM, the same source)."""
+_LANES = (("gen5", 64), ("gen4", 32), ("gen3", 16))
+_GEN5, _GEN4, _GEN3 = ((_PCIE_FRAC * rate * _GIGA,) * 2 for _, rate in _LANES)
+_RATES = (
+    *(("gb300", _SHARED_C2C), ("gb200", _SHARED_C2C), ("gh200", _C2C)),
+    *((name, _GEN5) for name in ("b200", "b300", "h100", "h200", "h800", "h20")),
+    *((name, _GEN3) for name in ("v100", "t4", "titan")),
+)
+"""Longer names first; sixteen lanes of the PCIe of their year."""
+
+
+def host_copy_s(operator: Operator, device: str) -> float:
+    """Seconds of one copy: forwards to the host's memory, backwards out of it.
+
+    Devices that are not known have the fourth generation of PCIe.
+
+    >>> from ..workload.operators import OperatorKind
+    >>> copy = Operator(kind=OperatorKind.HOST_COPY, phase=Phase.FORWARD, shape=(10**9,),
+    ...     element_nbytes=1)
+    >>> [round(1e3 * host_copy_s(copy, name), 1) for name in ("NVIDIA H100", "NVIDIA GH200")]
+    [18.4, 3.4]
+    """
+    low = device.lower()
+    rates = next((rates for name, rates in _RATES if name in low), _GEN4)
+    return _COPY_S + operator.shape[0] / rates[operator.phase is Phase.BACKWARD]
