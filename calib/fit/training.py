@@ -12,6 +12,7 @@ import pandas as pd
 
 from ..network.groups import Measured, num_nodes
 from ..samples.columns import parse_shape
+from ..samples.neighbours import with_neighbours
 from ..samples.reduce import median_error_log
 from ..samples.table import SampleTable
 from ..workload.collectives import Collective, CollectiveCall, GroupRole
@@ -28,7 +29,7 @@ _MOST_STEPS = 20
 
 def measured_operators(table: SampleTable) -> dict[Operator, Measured]:
     """Each distinct operator and its time, in a fixed order; host kinds are left out."""
-    rows = _with_weight(table, table.operators)
+    rows = _with_weight(table, with_neighbours(table.operators))
     rows = rows[~rows["kind"].isin([kind.value for kind in _HOST_KINDS])]
     keys = ["kind", "phase", "shape", "element_nbytes"]
     found = {}
@@ -57,7 +58,7 @@ def measured_host(table: SampleTable) -> dict[tuple[OperatorKind, Phase], Measur
 
 def measured_collectives(table: SampleTable) -> dict[CollectiveCall, Measured]:
     """Each distinct collective and its transfer time, in a fixed order."""
-    rows = _with_weight(table, table.collectives)
+    rows = _with_weight(table, with_neighbours(table.collectives))
     per_node = table.ranks_per_node()
     sizes = zip(rows["num_ranks"], rows["span"], rows["num_nodes"], strict=True)
     # Tables without counted nodes have the span alone, which is right for unbroken groups.

@@ -1,0 +1,117 @@
+"""Sizes that were met in one step or two, judged together with those beside them.
+
+Routed tokens give operators and exchanges another size in nearly every pass.  Each of these sizes
+is then one event: what a neighbour on the machine cost it, or waiting, cannot be told from its time
+as the median over steps tells it elsewhere.  The median over the nearest sizes can.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ..workload.collectives import GroupRole
+from ..workload.operators import OperatorKind
+from .columns import parse_shape
+from .reduce import MAD_TO_SIGMA, MEDIAN_OVER_MEAN
+
+_FEW_STEPS = 4
+"""A median over as many is not moved by one bad step; below, sizes need their neighbours."""
+_NUM_NEAR = 9
+"""Sizes that are taken together: four of them may be disturbed before the median is."""
+_LEAST_NEAR = 4
+"""Fewer sizes than this tell nothing of each other."""
+_REACH_LOG = np.log(2.0)
+"""Sizes more than a doubling apart may run on other kernels."""
+_MOST_FOR_SLOPE = 200
+"""Pairs of so many sizes; more tell the slope no better."""
+_ROWS_AT: dict[str, int] = {
+    OperatorKind.GROUPED_LINEAR.value: 1,
+    OperatorKind.LINEAR_FC1.value: 0,
+    OperatorKind.LINEAR_FC2.value: 0,
+    OperatorKind.ACTIVATION.value: 0,
+    OperatorKind.PERMUTE.value: 0,
+}
+"""Operators of layers of experts, and where their shape has the rows that arrived."""
+_ROLES = (GroupRole.EP.value, GroupRole.EXPERT_TP.value, GroupRole.EXPERT_TP_EP.value)
+_LIKE = ["run_id", "window", "kind", "phase", "element_nbytes", "stage", "role", "num_ranks"]
+_LIKE += ["span", "num_nodes", "is_bound", "is_probe"]
+
+Vector = NDArray[np.float64]
+
+
+def with_neighbours(samples: pd.DataFrame) -> pd.DataFrame:
+    """The rows of ``samples``; times of routed sizes that few steps had are those of the median
+    over the sizes near them, and ``spread_log`` is what leaves that median's own error.
+
+    All other rows stay as they are.  Along a size, time is taken to grow as a power between 0 and
+    1, by the median slope between sizes (Theil 1950, Sen 1968).
+    """
+    size = _routed_sizes(samples)
+    varied = samples[size > 0].assign(size=size[size > 0], rest=_rest_of_shape(samples[size > 0]))
+    times, spreads = samples["time_s"].copy(), samples["spread_log"].copy()
+    for _, rows in varied.groupby([*_LIKE, "rest"], sort=True):
+        is_few = (rows["num_steps"] < _FEW_STEPS).to_numpy()
+        if is_few.sum() < _LEAST_NEAR:
+            continue
+        time_s, error_log = _judged(rows)
+        # The error of a median over steps is computed from the spread: it is to come out again.
+        spread = error_log / MEDIAN_OVER_MEAN * np.sqrt(rows["num_steps"].clip(lower=1))
+        times.loc[rows.index[is_few]] = time_s[is_few]
+        spreads.loc[rows.index[is_few]] = spread.to_numpy()[is_few]
+    return samples.assign(time_s=times, spread_log=spreads)
+
+
+def _judged(rows: pd.DataFrame) -> tuple[Vector, Vector]:
+    """Time of each size by those near it, and the error of its log; both ``(rows,)``."""
+    size, log_time = np.log(rows["size"].to_numpy(float)), np.log(rows["time_s"].to_numpy(float))
+    level = log_time - _slope(size, log_time) * size
+    found, errors = np.empty(len(rows)), np.empty(len(rows))
+    for place in range(len(rows)):
+        apart = np.abs(size - size[place])
+        near = np.argsort(apart, kind="stable")[:_NUM_NEAR]
+        near = near[apart[near] <= _REACH_LOG]
+        # A size with hardly any others beside it is judged by itself.
+        held = level[near] if len(near) >= _LEAST_NEAR else level[place : place + 1]
+        middle = float(np.median(held))
+        found[place] = log_time[place] + middle - level[place]
+        deviation = MAD_TO_SIGMA * float(np.median(np.abs(held - middle)))
+        errors[place] = MEDIAN_OVER_MEAN * deviation / np.sqrt(len(held))
+    return np.exp(found), errors
+
+
+def _slope(size: Vector, log_time: Vector) -> float:
+    """Median slope of log time along log size between all pairs, 0 to 1."""
+    if len(size) > _MOST_FOR_SLOPE:
+        kept = np.linspace(0, len(size) - 1, _MOST_FOR_SLOPE).round().astype(int)
+        order = np.argsort(size, kind="stable")[kept]
+        size, log_time = size[order], log_time[order]
+    first, second = np.triu_indices(len(size), 1)
+    apart = size[second] - size[first]
+    is_apart = np.abs(apart) > 0
+    slopes = (log_time[second] - log_time[first])[is_apart] / apart[is_apart]
+    return float(np.clip(np.median(slopes), 0.0, 1.0)) if len(slopes) else 0.0
+
+
+def _routed_sizes(samples: pd.DataFrame) -> NDArray[np.int64]:
+    """Rows that arrived or bytes that were exchanged; 0 for what is not routed."""
+    out = np.zeros(len(samples), dtype=np.int64)
+    kinds, shapes = samples["kind"].tolist(), samples["shape"].tolist()
+    roles, nbytes = samples["role"].tolist(), samples["nbytes"].tolist()
+    for place, (kind, shape, role) in enumerate(zip(kinds, shapes, roles, strict=True)):
+        if kind in _ROWS_AT:
+            out[place] = parse_shape(shape)[_ROWS_AT[kind]]
+        elif role in _ROLES:
+            out[place] = nbytes[place]
+    return out
+
+
+def _rest_of_shape(samples: pd.DataFrame) -> list[str]:
+    found = []
+    for kind, shape in zip(samples["kind"], samples["shape"], strict=True):
+        sizes = shape.split("x")
+        if kind in _ROWS_AT:
+            sizes[_ROWS_AT[kind]] = ""
+        found.append("x".join(sizes))
+    return found
