@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-from .record_kinds import CollectiveRecord, PhaseRecord, RankRecord, Record
+from ..workload.operators import OperatorKind, Phase
+from .record_kinds import CollectiveRecord, OperatorRecord, PhaseRecord, RankRecord, Record
 
 FORWARD = "forward-compute"
 BACKWARD = "backward-compute"
@@ -21,6 +22,11 @@ class StepSums:
 
     phase_ns: Counter[str] = field(default_factory=Counter)
     wait_ns: Counter[str] = field(default_factory=Counter)
+    grouped_rows: int = 0
+    single_rows: Counter[int] = field(default_factory=Counter)
+    """By layer, of which some may have no experts."""
+    routers: set[int] = field(default_factory=set)
+    """Layers with a router."""
 
     def add(self, record: Record) -> None:
         """Count a record of the step; other types than phases and collectives are ignored."""
@@ -28,8 +34,29 @@ class StepSums:
             if record.name in _PHASES:
                 own_ns = record.duration_ns - record.wait_ns - record.hook_ns
                 self.phase_ns[record.name] += max(0, own_ns)
+        elif isinstance(record, OperatorRecord):
+            self._add_routed(record)
         elif isinstance(record, CollectiveRecord) and len(record.ranks) > 1:
             self.wait_ns[record.role.value] += record.exposed_ns
+
+    def _add_routed(self, record: OperatorRecord) -> None:
+        if record.phase is not Phase.FORWARD:
+            return
+        if record.kind is OperatorKind.GROUPED_LINEAR:
+            self.grouped_rows += record.shape[1]
+        elif record.kind is OperatorKind.LINEAR_FC1:
+            self.single_rows[record.layer] += record.shape[0]
+        elif record.kind is OperatorKind.ROUTER:
+            self.routers.add(record.layer)
+
+    @property
+    def routed_rows(self) -> int:
+        """Rows that arrived at the experts of this rank, in the passes whose operators are timed.
+
+        A layer's grouped products are two.  Rows of shared experts, which every rank has alike, are
+        among those of products one after the other.
+        """
+        return self.grouped_rows // 2 or sum(self.single_rows[layer] for layer in self.routers)
 
 
 def summarise(
@@ -49,6 +76,7 @@ def summarise(
         wait_roles=tuple(roles),
         wait_ns=tuple(_median(s.wait_ns[role] for s in known) for role in roles),
         memory_peak_nbytes=memory_peak_nbytes,
+        routed_rows=_median(s.routed_rows for s in known),
     )
 
 

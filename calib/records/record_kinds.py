@@ -110,6 +110,8 @@ class OperatorRecord(_OfOperator):
     start_ns: int
     duration_ns: int
     is_probe: bool = False
+    rows: tuple[int, ...] = ()
+    """Of a grouped product the rows of each expert, where the host knows them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +202,8 @@ class RankRecord:
     wait_roles: tuple[str, ...] = ()
     wait_ns: tuple[int, ...] = ()
     memory_peak_nbytes: int = 0
+    routed_rows: int = 0
+    """Rows that arrived at its experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +247,8 @@ def to_dict(record: Record) -> JsonObject:
     out: JsonObject = {"type": _NAMES[type(record)]}
     for spec in fields(record):
         value = getattr(record, spec.name)
+        if spec.name == "rows" and not value:
+            continue  # nearly all lines
         if isinstance(value, Enum):
             value = value.value
         elif spec.name == "ranks" and len(value) > MAX_LISTED_RANKS:

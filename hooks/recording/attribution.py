@@ -193,7 +193,13 @@ class Attribution:
                 layer=site.layer,
                 start_ns=span.start_ns,
                 duration_ns=span.own_ns,
+                rows=self._rows(span) if site.kind is OperatorKind.GROUPED_LINEAR else (),
             )
+
+    def _rows(self, span: OpenOperator) -> tuple[int, ...]:
+        """Of each expert, once: with the forward pass."""
+        raw = self.log.shapes[self.log.span_shapes[span.instance]][0]
+        return raw[3] if span.phase is Phase.FORWARD and len(raw) > 3 else ()
 
     def _shape(self, instance: int) -> Shape | None:
         """Canonical shape, known once the operators inside are; None where it broke off."""

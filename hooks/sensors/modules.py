@@ -115,6 +115,8 @@ class ModuleHooks:
             result = _first_tensor(output)
             if inputs and result is not None:
                 raw = read(owner, inputs, result)
+                if read is _grouped:
+                    raw = (*raw, _rows_of_experts(values, raw[-1]))
                 nbytes = _element_nbytes(inputs, result)
                 node = result.grad_fn
                 if node is not None:
@@ -179,6 +181,8 @@ ReadShape = Callable[[Any, list[torch.Tensor], torch.Tensor], tuple[Any, ...]]
 
 
 def _reader(site: Site) -> ReadShape:
+    if site.kind is OperatorKind.GROUPED_LINEAR:
+        return _grouped
     told, more = site.shape_of, _MORE.get(site.kind)
     if told is not None:
         return lambda owner, inputs, result: (None, told(tuple(result.shape)))
@@ -195,6 +199,18 @@ def _loss(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple
 def _permute(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:
     rows = result if str(owner).startswith("dispatch") else inputs[0]
     return (rows.shape, rows.shape)
+
+
+def _grouped(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:
+    return (inputs[0].shape, result.shape, int(owner.num_gemms))
+
+
+def _rows_of_experts(values: tuple[Any, ...], number: int) -> tuple[int, ...]:
+    """As the host has them in a list; a tensor of them is not waited for."""
+    for value in values:
+        if type(value) is list and len(value) == number and all(type(n) is int for n in value):
+            return tuple(value)
+    return ()
 
 
 _READERS: Mapping[OperatorKind, ReadShape] = {
@@ -222,7 +238,6 @@ def _rotated_channels(owner: Any, inputs: list[torch.Tensor]) -> tuple[int, ...]
 _MORE: Mapping[OperatorKind, Callable[[Any, list[torch.Tensor]], tuple[Any, ...]]] = {
     OperatorKind.EMBEDDING: _rows_of_table,
     OperatorKind.CORE_ATTENTION: lambda owner, inputs: tuple(t.shape for t in inputs[1:3]),
-    OperatorKind.GROUPED_LINEAR: lambda owner, inputs: (int(owner.num_gemms),),
     OperatorKind.ACTIVATION: _gates,
     OperatorKind.POSITION: _rotated_channels,
 }

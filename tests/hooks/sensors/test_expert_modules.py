@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from forerun.calib.records.record_kinds import OperatorRecord
+from forerun.calib.records.record_kinds import OperatorRecord, from_dict, to_dict
 from forerun.calib.workload.operators import OperatorKind as K
 from forerun.calib.workload.operators import Phase
 from forerun.hooks.process.guard import Guard
@@ -126,6 +126,40 @@ def test_a_layer_of_experts_is_seen_in_both_phases() -> None:
     for phase in (Phase.FORWARD, Phase.BACKWARD):
         assert Counter((r.kind, r.shape) for r in records if r.phase is phase) == expected
     assert {r.layer for r in records if r.kind is K.PERMUTE} == {2}
+
+
+def test_a_grouped_product_keeps_the_rows_of_each_expert_once() -> None:
+    records = records_of(MoELayer(), torch.randn(4, 4, HIDDEN, requires_grad=True))
+    each = (TOKENS * TOP_K // EXPERTS,) * EXPERTS
+    for r in records:
+        is_told = r.kind is K.GROUPED_LINEAR and r.phase is Phase.FORWARD
+        assert r.rows == (each if is_told else ())
+        line = to_dict(r)
+        assert ("rows" in line) == is_told and from_dict(line) == r
+
+
+def test_counts_in_a_tensor_are_not_waited_for() -> None:
+    model = MoELayer()
+    linear = model.experts.linear_fc1
+    forward = type(linear).forward
+    hidden = torch.randn(4, 4, HIDDEN, requires_grad=True)
+
+    class OnDevice(TEGroupedLinear):
+        def forward(self, rows, splits):
+            return forward(self, rows, splits.tolist())
+
+    for part in (model.experts.linear_fc1, model.experts.linear_fc2):
+        part.__class__ = OnDevice
+    dispatch = model.token_dispatcher.dispatch_postprocess
+
+    def counted(rows, weights):
+        rows, splits, weights = dispatch(rows, weights)
+        return rows, torch.tensor(splits), weights
+
+    model.token_dispatcher.dispatch_postprocess = counted
+    records = records_of(model, hidden)
+    assert any(r.kind is K.GROUPED_LINEAR for r in records)
+    assert all(r.rows == () for r in records)
 
 
 def test_gradients_are_bitwise_those_of_a_bare_step_and_no_method_stays_replaced() -> None:
