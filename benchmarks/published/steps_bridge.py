@@ -37,7 +37,7 @@ from forerun.calib.workload.config import (
     Recompute,
     RunConfig,
 )
-from forerun.calib.workload.model_shape import USUAL_IMBALANCE, Dispatcher, Experts
+from forerun.calib.workload.model_shape import Dispatcher, Experts
 from forerun.calib.workload.parallelism import Parallelism
 from forerun.calib.workload.pipeline_layout import parse_layout
 
@@ -336,8 +336,6 @@ def _card_experts(record: Record) -> Experts | None:
     if not record.text("num_experts"):
         return None
     num_layers, num_dense = record.whole("num_layers"), record.whole("first_dense_layers")
-    balance = record.text("moe_router_force_load_balancing")
-    is_forced = record.is_true("moe_router_force_load_balancing")
     return Experts(
         num_experts=record.whole("num_experts"),
         top_k=record.whole("moe_router_topk"),
@@ -349,8 +347,7 @@ def _card_experts(record: Record) -> Experts | None:
         rank_capacity_factor=record.number("moe_expert_rank_capacity_factor", default=0.0),
         # Pages of Megatron's size where a card says no other.
         stash_factor=1.1 if "paged stash" in record.text("doubt") else 0.0,
-        is_balance_forced=is_forced,
-        imbalance=USUAL_IMBALANCE if balance and not is_forced else 1.0,
+        is_balance_forced=record.is_true("moe_router_force_load_balancing"),
     )
 
 

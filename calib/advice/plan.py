@@ -20,6 +20,7 @@ from ..steps.known import correlations
 from ..steps.model import FittedSteps
 from ..steps.posterior import MODEL_SIGMA_LOG
 from ..workload.config import RunConfig
+from ..workload.routing import Routed, routed
 from .enumeration import enumerate_layouts, layout_label
 from .shardings import converter, sharded_otherwise, takes_options
 
@@ -73,6 +74,11 @@ class Candidate:
         """The layout in short, as ``TP4 PP2 mbs2``."""
         return layout_label(self.config)
 
+    @property
+    def routing(self) -> Routed | None:
+        """How tokens are taken to spread over the ranks of its experts; None without experts."""
+        return routed(self.config)
+
     def to_json(self) -> JsonObject:
         """A JSON object; the model's shape is left to the plan."""
         par = self.config.parallelism
@@ -84,6 +90,7 @@ class Candidate:
             **{name: getattr(par, name) for name in ("tp", "pp", "vp", "dp", "cp", "ep")},
             "micro_batch_size": self.config.batch.micro_batch_size,
             "recompute": self.config.recompute.value,
+            "routing": self.routing.to_json() if self.routing is not None else None,
             **{name: getattr(self, name) for name in (*times, *ratios)},
             "memory": self.memory.to_json(),
             "verdict": self.verdict.value,

@@ -32,7 +32,13 @@ from ..stragglers.waiting import WaitingReport, waiting_report
 from ..workload.config import RunConfig
 from ..workload.config_json import decode, encode_fields
 from .history import History, Levels, Models, WindowScore, window_scores
-from .routing import MeasuredRouting, imbalance_cost_frac, measured_routing, routing_line
+from .routing import (
+    MeasuredRouting,
+    imbalance_cost_frac,
+    measured_routing,
+    routed_s,
+    routing_line,
+)
 from .run_measurements import (
     HookSummary,
     Overhead,
@@ -108,7 +114,8 @@ class Answer:
     modelled_step: PredictedStep
     """The running layout without hooks: timeline, plus waiting, minus the perturbation."""
     waiting_s: float
-    """Mean time per step that a rank stands still for a later one, pipeline waits aside."""
+    """Mean time per step that a rank stands still for a later one; pipeline waits aside, and what
+    the step model has for the rank with the most tokens."""
     perturbation_s: float
     """What hooks slow a hooked step down by beyond the time that they take themselves."""
     skew_s: Mapping[int, float]
@@ -191,7 +198,8 @@ def analyse(
     hooks = hook_summary(table)
     decision = _decision(table, request, found, ahead, hooks)
     cost = measured_overhead(table)
-    waiting_s, perturbed_s = mean_waiting_s(table), perturbation_s(table, cost)
+    waiting_s = mean_waiting_s(table, routed_s(blind, config))
+    perturbed_s = perturbation_s(table, cost)
     rest_s = waiting_s - perturbed_s
     modelled = PredictedStep(
         time_s=own.time_s + rest_s, low_s=own.low_s + rest_s, high_s=own.high_s + rest_s

@@ -18,6 +18,7 @@ from ..samples.table import SampleTable
 from ..samples.windows import only_windows, windows_of
 from ..steps.live_times import live_times
 from ..steps.model import fit_steps
+from .routing import routed_s, with_measured_routing
 from .run_measurements import (
     mean_waiting_s,
     measured_overhead,
@@ -164,10 +165,11 @@ class Models:
     def of(table: SampleTable) -> Models:
         """Fitted on the rows of the table's newest run alone."""
         table = only_windows(table, windows_of(table))
-        config = table.config()
+        config = with_measured_routing(table.config(), table)
         calibration = calibrate(table, device=config.device)
-        rest_s = mean_waiting_s(table) - perturbation_s(table, measured_overhead(table))
         steps = fit_steps(live_times(calibration, config))
+        waiting_s = mean_waiting_s(table, routed_s(steps, config))
+        rest_s = waiting_s - perturbation_s(table, measured_overhead(table))
         own_s = steps.estimate(config).time_s + rest_s
         return Models(calibration=calibration, own_s=own_s)
 

@@ -14,6 +14,10 @@ from ..samples.table import SampleTable
 from ..steps.model import FittedSteps
 from ..units import format_frac
 from ..workload.config import RunConfig
+from ..workload.model_shape import RankLoad
+from ..workload.ranks import position
+from ..workload.routing import RoutingSource, routing_source
+from ..workload.routing import imbalance as imbalance_of
 
 _FAR = (2.0, 4.0)
 """Imbalances beyond what training keeps to: published workloads lie between 1.3 and 3.1 times."""
@@ -35,6 +39,10 @@ class MeasuredRouting:
     busiest_rank: int
     by_window: tuple[float, ...]
     by_layer: Mapping[int, float]
+    num_counted: int = 0
+    """Ranks whose passes were counted one by one; of the others only the sums are known, which
+    ``steady`` and ``busiest_rank`` are of."""
+    num_ranks: int = 0
 
     @property
     def drift_frac(self) -> float:
@@ -55,9 +63,14 @@ def measured_routing(table: SampleTable) -> MeasuredRouting | None:
         return None
     newest = rows[rows["window"] == rows["window"].max()]
     by_rank = newest.groupby("rank", sort=True)["num_rows"].sum()
-    in_group = newest.drop_duplicates("rank").set_index("rank")["ranks"]
-    means = by_rank.groupby(in_group.reindex(by_rank.index)).transform("mean")
-    shares = (by_rank / means).fillna(1.0)
+    in_group = newest.drop_duplicates("rank").set_index("rank")["ranks"].reindex(by_rank.index)
+    everyone = _sums_of_all(table)
+    if len(everyone) > len(by_rank):
+        layout = table.config().parallelism
+        by_rank = everyone
+        in_group = pd.Series([position(layout, int(str(r))).stage for r in everyone.index])
+        in_group.index = everyone.index
+    shares = (by_rank / by_rank.groupby(in_group).transform("mean")).fillna(1.0)
     return MeasuredRouting(
         imbalance=_imbalance(newest),
         steady=float(shares.max()),
@@ -68,7 +81,43 @@ def measured_routing(table: SampleTable) -> MeasuredRouting | None:
             for layer, part in newest.groupby("layer", sort=True)
             if part["num_rows"].sum() > 0
         },
+        num_counted=newest["rank"].nunique(),
+        num_ranks=len(by_rank),
     )
+
+
+def _sums_of_all(table: SampleTable) -> pd.Series:
+    """Rows that arrived at each rank in the newest window, those that keep no records too."""
+    rows = table.newest("ranks")
+    rows = rows[(rows["window"] == rows["window"].max()) & (rows["routed_rows"] > 0)]
+    return rows.set_index("rank")["routed_rows"].sort_index()
+
+
+def measured_loads(table: SampleTable) -> tuple[RankLoad, ...]:
+    """What the busiest of any number of ranks would get, as the newest window counted it.
+
+    Of several stages the one that is farthest from even: the others wait for it.
+    """
+    rows = table.newest("loads")
+    rows = rows[(rows["window"] == rows["window"].max()) & (rows["num_rows"] > 0)]
+    mean = rows["num_rows"] / rows["num_ranks"]
+    rows = rows.assign(
+        in_pass=rows["num_most"] / mean,
+        in_layers=rows["num_fullest"] * rows["num_microbatches"] / mean,
+    )
+    found = rows.groupby("num_ranks", sort=True)[["in_pass", "in_layers"]].max().clip(lower=1.0)
+    return tuple(
+        RankLoad(num_ranks=int(str(number)), in_pass=float(in_pass), in_layers=float(in_layers))
+        for number, in_pass, in_layers in found.itertuples()
+    )
+
+
+def with_measured_routing(config: RunConfig, table: SampleTable) -> RunConfig:
+    """The layout with its experts' tokens as the newest run counted them; itself without any."""
+    experts, loads = config.model.experts, measured_loads(table)
+    if experts is None or not loads:
+        return config
+    return replace(config, model=replace(config.model, experts=replace(experts, measured=loads)))
 
 
 def _imbalance(rows: pd.DataFrame) -> float:
@@ -96,6 +145,16 @@ def imbalance_cost_frac(steps: FittedSteps, config: RunConfig, imbalance: float)
     return min(slope_s * (imbalance - 1.0) / whole_s, 1.0 - 1.0 / imbalance)
 
 
+def routed_s(steps: FittedSteps, config: RunConfig) -> float:
+    """Seconds of the step that the model takes for the rank with the most tokens, as it counted
+    them: what the others wait for it.  0 where nothing was counted."""
+    experts, ep = config.model.experts, config.parallelism.ep
+    if experts is None or routing_source(experts, ep) is not RoutingSource.MEASURED:
+        return 0.0
+    found = imbalance_cost_frac(steps, config, imbalance_of(experts, ep)) or 0.0
+    return found * steps.estimate(config).time_s
+
+
 def with_imbalance(config: RunConfig, imbalance: float) -> RunConfig:
     """The layout with that many tokens on the busiest rank over the mean, and none dropped."""
     experts = config.model.experts
@@ -104,10 +163,26 @@ def with_imbalance(config: RunConfig, imbalance: float) -> RunConfig:
     uneven = replace(
         experts,
         imbalance=max(1.0, imbalance),
+        measured=(),
+        is_balance_forced=False,
         capacity_factor=0.0,
         is_padded_to_capacity=False,
     )
     return replace(config, model=replace(config.model, experts=uneven))
+
+
+def _drift(routing: MeasuredRouting) -> str:
+    """How the imbalance moved over the windows; empty where it stayed."""
+    values = routing.by_window
+    if max(values) - min(values) < _WORTH_TELLING * values[0]:
+        return ""
+    told = f", {values[0]:.2f} at first"
+    inner = values[1:-1]
+    if inner and max(inner) > max(values[0], values[-1]) * (1.0 + _WORTH_TELLING):
+        told += f", at most {max(inner):.2f}"
+    if inner and min(inner) < min(values[0], values[-1]) / (1.0 + _WORTH_TELLING):
+        told += f", at least {min(inner):.2f}"
+    return told
 
 
 def routing_line(routing: MeasuredRouting | None, cost_frac: float | None) -> str:
@@ -125,12 +200,13 @@ def routing_line(routing: MeasuredRouting | None, cost_frac: float | None) -> st
     if routing is None or routing.imbalance < 1.0 + _WORTH_TELLING:
         return ""
     told = f"routing: busiest rank {routing.imbalance:.2f} x the mean"
-    if abs(routing.drift_frac) >= _WORTH_TELLING:
-        told += f", {routing.by_window[0]:.2f} at first"
+    told += _drift(routing)
     steady = routing.steady >= 1.0 + _WORTH_TELLING
     who = f"rank {routing.busiest_rank}" if steady else "each rank by turns"
     layer = routing.worst_layer
     told += f"; {who}, layer {layer}: {routing.by_layer[layer]:.2f} x"
+    if routing.num_ranks > routing.num_counted:
+        told += f" (passes of {routing.num_counted} of {routing.num_ranks} ranks)"
     if cost_frac is not None:
         told += f" · imbalance costs {format_frac(cost_frac)} of the step"
     return told

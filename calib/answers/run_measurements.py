@@ -16,6 +16,7 @@ from ..layers.stage_work import stage_operators
 from ..memory.peak import memory_offset
 from ..samples.table import SampleTable
 from ..samples.windows import only_windows, windows_of
+from ..workload.collectives import GroupRole
 from ..workload.config import Fp8Recipe, RunConfig
 from ..workload.operators import OperatorKind
 
@@ -23,6 +24,7 @@ ONE_STEP_SIGMA_LOG = 0.1
 """Spread of single steps, where one step is all that was measured."""
 _HOST_KINDS = (OperatorKind.HOST_MICROBATCH.value, OperatorKind.HOST_STEP.value)
 _PRODUCTS = (OperatorFamily.LINEAR, OperatorFamily.ATTENTION)
+_EXCHANGES = tuple(role.value for role in (GroupRole.EP, GroupRole.EXPERT_TP_EP))
 _SEED = 20250929
 """Any: the same steps give the same interval."""
 _NUM_RESAMPLES = 2000
@@ -92,16 +94,21 @@ def memory_offset_nbytes(table: SampleTable) -> int | None:
     return memory_offset(table.config(), max(peaks.values())) if peaks else None
 
 
-def mean_waiting_s(table: SampleTable) -> float:
+def mean_waiting_s(table: SampleTable, routed_s: float = 0.0) -> float:
     """Waiting for later ranks per step in the newest window, mean over ranks, seconds.
 
     A rank's step is its own work plus its waiting; averaged over ranks that is an identity, so
-    this much of a step belongs to no operator.  Waiting of stages for each other is the timeline's.
+    this much of a step belongs to no operator.  Waiting of stages for each other is the timeline's,
+    and so is ``routed_s``, what the step model itself takes for the rank with the most tokens: the
+    others wait for it where tokens are exchanged.
     """
     rows = table.newest("skew")
     rows = rows[rows["role"] != "pp"]
     rows = rows[rows["window"] == rows["window"].max()]
-    return float(rows["wait_s"].sum()) / max(1, rows["rank"].nunique())
+    waited = rows.groupby(rows["role"].isin(_EXCHANGES))["wait_s"].sum()
+    num_ranks = max(1, rows["rank"].nunique())
+    at_experts, elsewhere = (float(waited.get(key, 0.0)) / num_ranks for key in (True, False))
+    return elsewhere + max(0.0, at_experts - routed_s)
 
 
 def perturbation_s(table: SampleTable, cost: Overhead | None) -> float:

@@ -13,6 +13,7 @@ from ..steps.known import KnownStep, same_layout
 from ..steps.live_times import live_times
 from ..steps.model import FittedSteps, fit_steps
 from ..workload.config import RunConfig
+from .routing import with_measured_routing
 from .run_measurements import measured_sigma_log, measured_step_s
 
 _SESSION_SIGMA_LOG, _CPU_SESSION_SIGMA_LOG = 0.015, 0.1
@@ -22,11 +23,12 @@ neighbours.  Processors of a shared host move within minutes: 180 runs of 33 lay
 
 
 def running_config(table: SampleTable) -> RunConfig:
-    """The layout of the newest run at the batch size of its last recorded step.
+    """The layout of the newest run at the batch size of its last recorded step, with experts as
+    tokens were routed to them.
 
     A ramp may have gone on since the run described itself.
     """
-    config = table.config()
+    config = with_measured_routing(table.config(), table)
     if table.steps.empty:
         return config
     return at_batch_size(config, batch_size_at(config, int(table.steps["step"].max()) + 1))

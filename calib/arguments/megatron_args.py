@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from ..errors import ConfigError
 from ..workload.argument_values import ArgumentValue, whole
 from ..workload.config import RunConfig
+from ..workload.model_shape import Experts, RankLoad
 from ..workload.pipeline_layout import write_layout
 from .megatron_command import split_launcher
 from .megatron_namespace import from_namespace
@@ -230,7 +231,7 @@ def _with_own(found: RunConfig, config: RunConfig) -> RunConfig:
     """The found config with what Megatron's arguments cannot say taken from the other."""
     experts, own = found.model.experts, config.model.experts
     if experts is not None and own is not None:
-        experts = replace(experts, imbalance=own.imbalance)
+        experts = replace(experts, imbalance=own.imbalance, measured=_counted(own, experts))
     return replace(
         found,
         model=replace(found.model, experts=experts),
@@ -245,6 +246,13 @@ def _with_own(found: RunConfig, config: RunConfig) -> RunConfig:
         device=config.device,
         framework=config.framework,
     )
+
+
+def _counted(own: Experts, experts: Experts) -> tuple[RankLoad, ...]:
+    """What was counted of a router holds for the same choice among as many experts."""
+    names = ("num_experts", "top_k", "capacity_factor", "is_balance_forced")
+    is_same = all(getattr(own, name) == getattr(experts, name) for name in names)
+    return own.measured if is_same else ()
 
 
 def _target(option: str) -> str:

@@ -18,7 +18,6 @@ from ..arguments.megatron_values import layout_values, model_values
 from ..errors import CalibrationError, ConfigError
 from ..records.step_rows import SkippedRow, StepKind, StepRow, StepTable, Trait
 from ..workload.config import Engine, Experts
-from ..workload.model_shape import USUAL_IMBALANCE
 from .own_format import unlike
 
 TIME = "step_time_s"
@@ -100,12 +99,10 @@ def _row(cells: Mapping[str, str], row_id: str, table: str) -> StepRow:
 
 
 def _routed(experts: Experts | None, imbalance: str) -> Experts | None:
-    """With tokens on the busiest rank as the row says; of a router's own choice as usual."""
+    """With tokens on the busiest rank as the row says."""
     if experts is None:
         return None
-    is_even = experts.is_balance_forced or experts.is_padded_to_capacity
-    usual = 1.0 if is_even else USUAL_IMBALANCE
-    return replace(experts, imbalance=_number("imbalance", imbalance, usual))
+    return replace(experts, imbalance=_number("imbalance", imbalance, 0.0))
 
 
 def _number(name: str, text: str, default: float) -> float:
@@ -139,7 +136,7 @@ def _cells(row: StepRow) -> dict[str, Any]:
         "traits": " ".join(sorted(t.value for t in row.traits)) or None,
         "flag": row.flag or None,
         "pair": row.pair or None,
-        "imbalance": config.model.experts.imbalance if config.model.experts else None,
+        "imbalance": (config.model.experts.imbalance or None) if config.model.experts else None,
         TIME: row.measured_s,
         MEMORY: row.measured_memory_nbytes,
         "world_size": par.num_ranks,

@@ -1,7 +1,7 @@
 """Layer modules of a layer of experts: router, exchange of tokens, routed and shared experts.
 
-Follows ``megatron.core`` 0.16.1 (``transformer/moe``).  Routing is taken as balanced: each expert
-gets the same number of tokens, or with ``imbalance`` this rank gets that many times the mean.
+Follows ``megatron.core`` 0.16.1 (``transformer/moe``).  The rank is the busiest: it gets
+``workload.routing.imbalance`` times the mean, and each of its experts the same number of tokens.
 Left out, because they are small: the all-reduce of token counts over tp and cp for the auxiliary
 loss, and once in a step that of the experts' biases (both num_experts numbers a layer).
 """
@@ -15,7 +15,7 @@ from ..workload.collectives import Collective, CollectiveUse, GroupRole, OtherPa
 from ..workload.config import Dispatcher, Experts, RunConfig
 from ..workload.operators import OperatorKind
 from ..workload.ranks import group_call, num_nodes
-from ..workload.routing import expected_distinct
+from ..workload.routing import expected_distinct, imbalance
 from .dense import mlp_module
 from .layer_modules import (
     LayerModule,
@@ -71,19 +71,19 @@ def routing(config: RunConfig) -> Routing:
     experts, par = _experts(config), config.parallelism
     tokens = local_tokens(config)
     copies = tokens * experts.top_k
-    imbalance = experts.imbalance
+    busiest = experts.imbalance
     if experts.capacity_factor:
         capacity = math.ceil(copies / experts.num_experts * experts.capacity_factor)
         held = capacity * experts.num_experts
         if experts.is_padded_to_capacity:
-            copies, imbalance = held, 1.0
+            copies, busiest = held, 1.0
         copies = min(copies, held)
-        imbalance = min(imbalance, held / copies)
+        busiest = min(busiest, held / copies)
     return Routing(
         num_experts=experts.num_experts // par.ep,
         tokens=tokens,
         copies=copies,
-        rows=math.ceil(copies * par.expert_tp * imbalance),
+        rows=math.ceil(copies * par.expert_tp * busiest),
     )
 
 
@@ -114,10 +114,11 @@ def expert_modules(config: RunConfig) -> tuple[LayerModule, ...]:
 
 
 def _experts(config: RunConfig) -> Experts:
+    """Those of the model, with the imbalance that this layout is taken to have."""
     experts = config.model.experts
     if experts is None:
         raise AssertionError("a layer of experts was asked of a model that has none")
-    return experts
+    return replace(experts, imbalance=imbalance(experts, config.parallelism.ep), measured=())
 
 
 def _widths(config: RunConfig, ffn: int, tp: int) -> tuple[int, int, int]:

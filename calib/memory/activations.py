@@ -20,6 +20,7 @@ from ..workload.config import (
     Recompute,
     RunConfig,
 )
+from ..workload.routing import imbalance, kept_imbalance
 from .saved import Saved, offloaded_nbytes, stashed_nbytes
 
 ROUTER_NBYTES = 21
@@ -267,7 +268,7 @@ def _kept_rows(config: RunConfig) -> float:
     experts = config.model.experts
     assert experts is not None
     room = experts.stash_factor or experts.rank_capacity_factor
-    return room * even_rows(config) if room else routed_tokens(config)
+    return room * even_rows(config) if room else kept_tokens(config)
 
 
 def even_rows(config: RunConfig) -> float:
@@ -278,21 +279,42 @@ def even_rows(config: RunConfig) -> float:
 
 
 def routed_tokens(config: RunConfig) -> float:
-    """Copies of tokens that the experts of a rank take.
+    """Copies of tokens that the experts of a rank take in one layer.
 
     Each rank of ep x expert tp sends top_k copies of its tokens, and takes as many; the busiest
     rank ``imbalance`` times that.  With padding to the capacity each expert takes
     ceil(tokens x top_k / experts x factor) from every rank.
     """
-    experts, par = config.model.experts, config.parallelism
+    experts, ep = config.model.experts, config.parallelism.ep
+    assert experts is not None
+    return _taken(config, imbalance(experts, ep))
+
+
+def kept_tokens(config: RunConfig) -> float:
+    """The same as a mean over all that a rank keeps until the backward pass; where all is
+    recomputed one layer is there at a time.
+
+    With pp stages pp micro-batches are under way in the first one, so that it keeps as many layers
+    as the model has, whatever pp is.
+    """
+    experts, model = config.model.experts, config.model
+    assert experts is not None
+    if config.recompute is Recompute.FULL:
+        return routed_tokens(config)
+    num_layers = sum(map(model.has_experts, range(model.num_layers)))
+    return _taken(config, kept_imbalance(experts, config.parallelism.ep, num_layers))
+
+
+def _taken(config: RunConfig, busiest: float) -> float:
+    experts = config.model.experts
     assert experts is not None
     tokens = sizes(config).split_tokens
-    copies = tokens * experts.top_k * experts.imbalance
+    copies = tokens * experts.top_k * busiest
     if experts.capacity_factor:
         each = math.ceil(tokens * experts.top_k / experts.num_experts * experts.capacity_factor)
         padded = each * experts.num_experts
         copies = padded if experts.is_padded_to_capacity else min(copies, padded)
-    return copies * par.expert_tp
+    return copies * config.parallelism.expert_tp
 
 
 def mlp_working_nbytes(config: RunConfig, *, has_experts: bool) -> float:

@@ -29,9 +29,14 @@ _COLUMNS = {
         *run_id *window *kind *role *num_ranks *num_nodes *nbytes *ranks time_s exposed_s count
         num_steps spread_log
     """,
-    "ranks": "*run_id *window *rank num_steps step_s forward_s backward_s optimizer_s wait_s",
+    "ranks": """
+        *run_id *window *rank num_steps step_s forward_s backward_s optimizer_s wait_s routed_rows
+    """,
     "traced": "*run_id *window *kind *phase *shape *element_nbytes *stage time_s count num_kernels",
     "routing": "*run_id *window *rank *layer ranks num_rows num_most num_passes",
+    "loads": """
+        *run_id *window *stage *num_ranks num_rows num_most num_fullest num_microbatches
+    """,
     "coverage": "*run_id *window *rank *name installed fired",
     "windows": """
         *run_id *window *rank first_step last_step num_faults num_dropped memory_peak_nbytes
@@ -66,8 +71,8 @@ events, ``num_steps`` the steps, ``num_seen`` the ranks that recorded it, ``span
 the group's first to its last, ``num_nodes`` the nodes that it touches, 0 where not known.
 ``wait_s`` and ``transfer_s`` in ``skew`` add up to how long a rank stands still per step.
 ``skew.py`` documents ``arrivals`` and ``links``, ``clocks.py`` ``clocks``, ``operator_rows.py``
-``traced``, ``routing.py`` ``routing``; ``ranks`` is the small summary that every rank sends, per
-step.
+``traced``, ``routing.py`` ``routing`` and ``loads``; ``ranks`` is the small
+summary that every rank sends, per step.
 ``is_probe`` rows were measured between steps: their ``num_steps`` are repeats.
 """
 

@@ -39,7 +39,7 @@ from .operator_rows import (
     probed_operator_rows,
     traced_rows,
 )
-from .routing import routing_rows
+from .routing import load_rows, routing_rows
 from .skew import arrival_rows, link_rows
 from .transfers import collective_rows, match_ranks, probed_collective_rows, skew_rows
 
@@ -61,6 +61,7 @@ class SampleTable:
     ranks: pd.DataFrame
     traced: pd.DataFrame
     routing: pd.DataFrame
+    loads: pd.DataFrame
     coverage: pd.DataFrame
     windows: pd.DataFrame
     runs: pd.DataFrame
@@ -200,7 +201,8 @@ def build_live_table(run: RunRecords) -> SampleTable:
     operators = _clean(_timed(run, OperatorRecord), marks)
     every_phase = _frame(run, PhaseRecord)
     phases = _clean(every_phase, marks)
-    layout = next((config.parallelism for config in run.configs.values()), None)
+    described = next(iter(run.configs.values()), None)
+    layout = described.parallelism if described is not None else None
     transfers = _clean(_collective_frame(run), marks)
     matched = match_ranks(transfers, layout)
     clocks = clock_rows(matched)
@@ -223,7 +225,8 @@ def build_live_table(run: RunRecords) -> SampleTable:
         "links": link_rows(matched),
         "ranks": _frame(replace(run, records=run.summaries), RankRecord),
         "traced": traced_rows(_timed(run, TraceRecord)),
-        "routing": routing_rows(operators, transfers, next(iter(run.configs.values()), None)),
+        "routing": routing_rows(operators, transfers, described),
+        "loads": load_rows(operators, transfers, described),
         "coverage": _frame(run, CoverageRecord),
         "windows": _frame(run, WindowRecord),
         "runs": run_rows(run),

@@ -41,11 +41,16 @@ class KnownStep:
 
 
 def same_layout(config: RunConfig) -> RunConfig:
-    """Equal for runs whose steps are the same work, whatever they do beside their steps."""
-    par = config.parallelism
+    """Equal for runs whose steps are the same work, whatever they do beside their steps.
+
+    Routing drifts: as it was counted it is no part of a layout.
+    """
+    par, model = config.parallelism, config.model
+    if model.experts is not None and model.experts.measured:
+        model = replace(model, experts=replace(model.experts, measured=()))
     if par.ranks_per_node >= par.num_ranks:
         par = replace(par, ranks_per_node=0)  # one node, said or not
-    return replace(config, parallelism=par, cadence=Cadence(), unmodelled=())
+    return replace(config, model=model, parallelism=par, cadence=Cadence(), unmodelled=())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,9 @@ import numpy as np
 
 from ..timeline.items import Floats, Item
 from ..workload.collectives import CollectiveCall, GroupRole
-from ..workload.config import ModelShape, RunConfig
+from ..workload.config import RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
+from ..workload.routing import RoutingSource, routing_source
 from .base_times import Conditions
 
 Kind = OperatorKind
@@ -205,7 +206,7 @@ def effects_of(config: RunConfig) -> tuple[Effect, ...]:
     model, tp = config.model, config.parallelism.tp
     micro = config.batch.micro_batch_size
     width = (model.hidden_size, model.seq_length)
-    routing = ((ROUTING, *width, 0, 0),) if is_routing_open(model) else ()
+    routing = ((ROUTING, *width, 0, 0),) if is_routing_open(config) else ()
     return (
         *routing,
         (LAUNCH, *width, tp, micro),
@@ -216,11 +217,12 @@ def effects_of(config: RunConfig) -> tuple[Effect, ...]:
     )
 
 
-def is_routing_open(model: ModelShape) -> bool:
+def is_routing_open(config: RunConfig) -> bool:
     """Whether tokens go where a router sends them, and nobody knows how evenly."""
-    experts = model.experts
-    is_known = experts is None or experts.is_balance_forced or experts.is_padded_to_capacity
-    return not is_known
+    experts = config.model.experts
+    if experts is None:
+        return False
+    return routing_source(experts, config.parallelism.ep) is RoutingSource.ASSUMED
 
 
 Release = tuple[str, str]

@@ -56,6 +56,26 @@ apart (Megatron-LM issue 6757); experts and exchange are about half of such a st
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankLoad:
+    """Tokens on the busiest of so many ranks over the mean of all, as a run counted them."""
+
+    num_ranks: int
+    """Ranks that the experts are spread over."""
+    in_pass: float
+    """Of the busiest rank of each pass through a layer, mean over passes: a step waits for it."""
+    in_layers: float
+    """Of the fullest pass of a rank through all its layers together: its memory holds that."""
+
+    def __post_init__(self) -> None:
+        at_least_one("num_ranks", self.num_ranks)
+        if min(self.in_pass, self.in_layers) < 1.0:
+            raise ConfigError(
+                f"a busiest rank has {min(self.in_pass, self.in_layers)} of the mean; give 1 or "
+                f"more, tokens of the busiest rank over the mean"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """The mixture-of-experts layers of a model."""
 
@@ -79,8 +99,11 @@ class Experts:
     """A learned gate scales what the shared experts give."""
     has_fp32_router: bool = False
     """Weights of routed tokens travel in fp32 (``--moe-router-dtype fp32``)."""
-    imbalance: float = 1.0
-    """Tokens on the busiest rank over the mean of all; a step waits for that rank."""
+    imbalance: float = 0.0
+    """Tokens on the busiest rank over the mean of all, where it is said; 0 where nobody says it.
+    ``routing.imbalance`` is what a layout is taken to have."""
+    measured: tuple[RankLoad, ...] = ()
+    """The same as a run counted it, by the number of ranks."""
     is_balance_forced: bool = False
     """The router's choice is replaced by an even one, as in benchmarks
     (``--moe-router-force-load-balancing``)."""
@@ -107,7 +130,7 @@ class Experts:
                 f"top_k {self.top_k} is more than num_experts {self.num_experts}; choose at most "
                 f"as many as there are"
             )
-        if self.imbalance < 1.0:
+        if self.imbalance and self.imbalance < 1.0:
             raise ConfigError(
                 f"imbalance {self.imbalance} is below 1; give busiest rank's tokens over mean"
             )

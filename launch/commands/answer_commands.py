@@ -23,7 +23,7 @@ from ...calib.workload.config import RunConfig
 from ...calib.workload.model_shape import at_least_one, at_most
 from ..known.machines import Machine, open_machine
 from ..options.config_files import described_run
-from ..report.layout_tables import layouts_table, telling_note
+from ..report.layout_tables import layouts_table, routing_note, telling_note
 from ..report.table import console, show_table
 from .outcome import ExitCode, print_json, tell
 
@@ -69,7 +69,7 @@ def plan(args: argparse.Namespace) -> int:
         tell(*machine.problems)
         show_table(layouts_table(found, args.top), console())
         print(_offer(found))
-        if note := telling_note(found):
+        for note in filter(None, (routing_note(found), telling_note(found))):
             print(note)
     return ExitCode.ANSWER
 
@@ -157,4 +157,5 @@ def _line(candidate: Candidate) -> str:
         f"{format_time(candidate.low_s)} to {format_time(candidate.high_s)}) · "
         f"{format_frac(candidate.time_frac, signed=True)} against the running layout · memory "
         f"{format_bytes(candidate.memory.total_nbytes)}"
+        + (f" · {candidate.routing.text}" if candidate.routing is not None else "")
     )

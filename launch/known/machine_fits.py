@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ...calib.answers.routing import with_measured_routing
 from ...calib.answers.run_measurements import memory_offset_nbytes
 from ...calib.answers.run_steps import known_elsewhere, run_steps, steps_on
 from ...calib.errors import ConfigError
@@ -50,7 +51,7 @@ def fit_machine_of(
     other = None if like is None else load(like, None).table
     return Machine(
         name=table.run_id,
-        own=own,
+        own=with_measured_routing(own, table),
         steps=run_steps(table, known, like=other),
         memory_capacity_nbytes=table.device_memory_nbytes(),
         memory_offset_nbytes=memory_offset_nbytes(table),
@@ -63,7 +64,7 @@ def _on_device(table: SampleTable, device: str, problems: tuple[str, ...]) -> Ma
     untold = f"{device}: nothing was measured on it; its times are by data sheets"
     return Machine(
         name=table.run_id,
-        own=replace(table.config(), device=device),
+        own=replace(with_measured_routing(table.config(), table), device=device),
         steps=steps_on(table, device),
         memory_capacity_nbytes=None,
         memory_offset_nbytes=memory_offset_nbytes(table),

@@ -39,6 +39,17 @@ def telling_note(plan: Plan) -> str:
     return f"{plan.num_layouts} other layouts ranked; to know them better, run steps of {labels}."
 
 
+def routing_note(plan: Plan) -> str:
+    """What the layouts rest on where tokens are routed: by degree of expert parallelism; empty
+    without experts."""
+    found = {one.config.parallelism.ep: one.routing for one in (plan.own, *plan.candidates)}
+    told = {ep: one for ep, one in sorted(found.items()) if one is not None and ep > 1}
+    if not told:
+        return ""
+    texts = {ep: one.text.removeprefix("routing ") for ep, one in told.items()}
+    return "routing: " + "; ".join(f"ep {ep} {text}" for ep, text in texts.items())
+
+
 def _provenance(shares: Mapping[Source, float]) -> str:
     items = sorted(shares.items(), key=lambda item: -item[1])
     return ", ".join(f"{frac * 100:.0f} % {src.value}" for src, frac in items if frac >= 0.005)

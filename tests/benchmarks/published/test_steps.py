@@ -30,7 +30,7 @@ from forerun.calib.workload.config import (
     Precision,
     Recompute,
 )
-from forerun.calib.workload.model_shape import USUAL_IMBALANCE
+from forerun.calib.workload.routing import RoutingSource, routing_source
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "steps"
 PUBLISHED = Path(__file__).parents[3] / "recipes" / "published"
@@ -215,7 +215,8 @@ def test_cards_say_every_switch() -> None:
     assert rows["mbc_076"].is_step_replayed and experts["mbc_076"].is_balance_forced
     assert rows["mbc_069"].cuda_graph_scope == ("moe_router", "moe_preprocess")
     assert not experts["mbc_069"].is_balance_forced
-    assert experts["mbc_069"].imbalance == USUAL_IMBALANCE
+    ep = rows["mbc_069"].parallelism.ep
+    assert routing_source(experts["mbc_069"], ep) is RoutingSource.ASSUMED
     assert not experts["mbc_142"].overlaps_exchange and experts["mbc_143"].overlaps_exchange
     assert rows["mbc_101"].recompute is Recompute.NONE
     assert rows["mbc_106"].recompute_modules == ("layernorm", "moe_act")

@@ -35,7 +35,7 @@ from forerun.calib.workload.operators import OperatorKind
 needs_megatron = pytest.mark.skipif(
     find_spec("megatron") is None, reason="megatron-core is not installed"
 )
-EIGHT = Experts(num_experts=8, top_k=2, ffn_hidden_size=32)
+EIGHT = Experts(num_experts=8, top_k=2, ffn_hidden_size=32, imbalance=1.0)
 EXCHANGE = replace(EIGHT, dispatcher=Dispatcher.ALL_TO_ALL)
 SHARED = {"shared_ffn_hidden_size": 64}
 DIST = {"is_optimizer_distributed": True}

@@ -26,7 +26,13 @@ from forerun.calib.workload.config import (
 from forerun.calib.workload.operators import OperatorKind
 
 ONE, TWO = {"num_prediction_layers": 1}, {"num_prediction_layers": 2}
-EXCHANGE = Experts(num_experts=8, top_k=2, ffn_hidden_size=32, dispatcher=Dispatcher.ALL_TO_ALL)
+EXCHANGE = Experts(
+    num_experts=8,
+    top_k=2,
+    ffn_hidden_size=32,
+    dispatcher=Dispatcher.ALL_TO_ALL,
+    imbalance=1.0,
+)
 SEQUENCE = {"is_sequence_parallel": True}
 DIST = {"is_optimizer_distributed": True}
 needs_megatron = pytest.mark.skipif(
