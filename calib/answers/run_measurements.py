@@ -19,6 +19,7 @@ from ..samples.windows import only_windows, windows_of
 from ..workload.collectives import GroupRole
 from ..workload.config import Fp8Recipe, RunConfig
 from ..workload.operators import OperatorKind
+from .routing import with_measured_routing
 
 ONE_STEP_SIGMA_LOG = 0.1
 """Spread of single steps, where one step is all that was measured."""
@@ -91,7 +92,9 @@ def recalibration_s(table: SampleTable) -> float:
 def memory_offset_nbytes(table: SampleTable) -> int | None:
     """What the measured peak of the newest run had beyond its estimate; None where not measured."""
     peaks = table.memory_peak_nbytes()
-    return memory_offset(table.config(), max(peaks.values())) if peaks else None
+    if not peaks:
+        return None
+    return memory_offset(with_measured_routing(table.config(), table), max(peaks.values()))
 
 
 def mean_waiting_s(table: SampleTable, routed_s: float = 0.0) -> float:

@@ -11,11 +11,14 @@ import pytest
 from launched import torchrun
 
 from forerun.calib.answers.routing import measured_routing
+from forerun.calib.answers.run_steps import running_config
 from forerun.calib.records.record_kinds import OperatorRecord
 from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.calib.workload.operators import OperatorKind, Phase
+from forerun.calib.workload.routing import imbalance
+from forerun.launch.cli import main
 
 pytest.importorskip("megatron")
 pytestmark = pytest.mark.slow
@@ -76,6 +79,35 @@ def test_the_imbalance_is_that_of_the_busiest_rank(trained: tuple[str, Path]) ->
     assert found.imbalance == pytest.approx(2 * most / sum(truth.values()))
     assert found.imbalance > 1.1 and found.busiest_rank == 0
     assert set(found.by_layer) == set(range(LAYERS))
+
+
+def test_what_was_counted_goes_with_the_layout(
+    trained: tuple[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of two ranks, one of four with an expert each, and one rank with all of them."""
+    run = read_run(trained[1])
+    experts = running_config(build_table(run)).model.experts
+    found = measured_routing(build_table(run))
+    assert experts is not None and found is not None
+    assert imbalance(experts, 2) == pytest.approx(found.imbalance)
+    assert imbalance(experts, 4) >= imbalance(experts, 2) > imbalance(experts, 1) == 1.0
+    asked = {"1": "one rank", "2": "measured"}
+    for ep, source in asked.items():
+        main(["predict", str(trained[1]), "--json", "--expert-model-parallel-size", ep])
+        routing = json.loads(capsys.readouterr().out)["routing"]
+        assert routing["source"] == source
+        assert routing["imbalance"] == pytest.approx(imbalance(experts, int(ep)))
+
+
+def test_every_rank_sends_what_arrived(trained: tuple[str, Path]) -> None:
+    run = read_run(trained[1])
+    steps = defaultdict(int)
+    for (rank, step, _, _), rows in recorded(run).items():
+        steps[rank, step] += rows
+    sent = build_table(run).ranks.set_index("rank")["routed_rows"]
+    for rank in (0, 1):
+        rows = [arrived for (place, _), arrived in steps.items() if place == rank]
+        assert min(rows) <= sent[rank] <= max(rows)
 
 
 def test_the_run_is_told_what_its_imbalance_costs(trained: tuple[str, Path]) -> None:
