@@ -241,7 +241,6 @@ def _with_own(found: RunConfig, config: RunConfig) -> RunConfig:
             keeps_grads_whole=config.parallelism.keeps_grads_whole,
             prefetches_backward=config.parallelism.prefetches_backward,
         ),
-        optimizer_offload_frac=config.optimizer_offload_frac,
         sharded_update_calls=config.sharded_update_calls,
         device=config.device,
         framework=config.framework,

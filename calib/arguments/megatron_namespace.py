@@ -60,9 +60,9 @@ def from_namespace(args: object) -> RunConfig:
     """The config of a run, from Megatron's arguments (any object with their names).
 
     Arguments may be as given or as ``validate_args`` leaves them; ``world_size`` and
-    ``ranks_per_node`` are the launcher's.  What the model leaves out (hybrid models, the time of
-    CPU offload, ...) is listed by name in ``unmodelled``.  Raises ``ConfigError`` where a size that
-    nothing can replace is missing or the layout cannot run.
+    ``ranks_per_node`` are the launcher's.  What the model leaves out (hybrid models, ...) is listed
+    by name in ``unmodelled``.  Raises ``ConfigError`` where a size that nothing can replace is
+    missing or the layout cannot run.
     """
     given = Arguments(args)
     layout = _layout(given)

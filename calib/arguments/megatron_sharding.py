@@ -76,18 +76,31 @@ def with_states(config: RunConfig, given: Arguments) -> RunConfig:
     if given.is_on("optimizer_cpu_offload"):
         is_stated = given.get("optimizer_offload_fraction") is not None
         stated = given.real("optimizer_offload_fraction") if is_stated else 1.0
-        config = replace(config, optimizer_offload_frac=stated)
+        config = replace(
+            config,
+            optimizer_offload_frac=stated,
+            overlaps_optimizer_offload=given.is_on("overlap_cpu_optimizer_d2h_h2d"),
+        )
     return config
 
 
 def optimizer_values(config: RunConfig) -> Values:
-    """The arguments of states of a width of their own, as ``with_states`` reads them."""
+    """The arguments of states of a width of their own, or the host's, as ``with_states`` reads
+    them."""
+    values: Values = {}
+    if config.optimizer_offload_frac:
+        values = {
+            "optimizer_cpu_offload": True,
+            "optimizer_offload_fraction": config.optimizer_offload_frac,
+            "overlap_cpu_optimizer_d2h_h2d": config.overlaps_optimizer_offload or None,
+        }
     if not config.optimizer_state_nbytes:
-        return {}
+        return values
     # Of the pairs that give the sum the widest first moment: which one is which costs nothing.
     weights = 2 if config.precision is Precision.BF16 else 4
     first, second = _moments(config.optimizer_state_nbytes - weights)
     return {
+        **values,
         "use_precision_aware_optimizer": True,
         "exp_avg_dtype": first,
         "exp_avg_sq_dtype": second,

@@ -83,6 +83,9 @@ by one, 17 to 23 us at once (foreach, fused), at 1.1 us a launch."""
 SHARD_UNIT_LAUNCHES = 300.0
 """What FSDP2 adds to one pass of a unit on the host: 230 to 310 us forward, 310 to 430 us backward
 (units of 4 and of 10 tensors, one rank, as above)."""
+HOST_UPDATE_NBYTES = 3000.0
+"""What an H100 moves while its share of a host updates one parameter (``steps/optimizer_times``):
+28 bytes at 38 GB/s and 8 at 50, times 3.35 TB/s."""
 _LINEAR_LAUNCHES = 7
 """Eager calls around a product in Megatron's own linear, forward."""
 _LINEAR_BACKWARD_LAUNCHES = 9
@@ -225,6 +228,13 @@ def _sharded_optimizer(batch: ShapeBatch, num_units: int) -> Columns:
     return _three(launches + SHARDED_CALL_LAUNCHES * batch.sizes[:, 1], flop, nbytes)
 
 
+def _stated_optimizer(batch: ShapeBatch, num_units: int) -> Columns:
+    """By the bytes that its states have; what the host updates takes as long as many more."""
+    parameters, moved, on_host, _ = batch.sizes.T
+    nbytes = moved * (parameters - on_host) + HOST_UPDATE_NBYTES * on_host
+    return _three(_OPTIMIZER_LAUNCHES, _OPTIMIZER_FLOP * parameters, nbytes)
+
+
 def _host(batch: ShapeBatch, num_units: int) -> Columns:
     return _three(np.ones(len(batch)), 0.0, 0.0)
 
@@ -337,6 +347,9 @@ KINDS: Mapping[OperatorKind, KindLaw] = {
     OperatorKind.OPTIMIZER: KindLaw(num_sizes=1, law=_optimizer, family=OperatorFamily.OPTIMIZER),
     OperatorKind.SHARDED_OPTIMIZER: KindLaw(
         num_sizes=2, law=_sharded_optimizer, family=OperatorFamily.OPTIMIZER
+    ),
+    OperatorKind.STATED_OPTIMIZER: KindLaw(
+        num_sizes=4, law=_stated_optimizer, family=OperatorFamily.OPTIMIZER
     ),
     OperatorKind.SHARD_UNIT: _HOST,
     OperatorKind.HOST_MICROBATCH: _HOST,

@@ -10,15 +10,10 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 
 from ..workload.collectives import Collective, CollectiveUse, GroupRole, Placement
-from ..workload.config import Fp8Recipe, Precision, RunConfig
+from ..workload.config import Fp8Recipe, RunConfig
 from ..workload.ranks import group_call
 from .layer_modules import between_ranks, transfer
 from .tensors import ParameterTensor
-
-
-def grad_nbytes(config: RunConfig) -> int:
-    """Bytes of a gradient element in the reduction: fp32, but fp16 runs reduce in fp16."""
-    return 2 if config.precision is Precision.FP16 or config.reduces_grads_in_bf16 else 4
 
 
 def gathered_nbytes(config: RunConfig, *, is_quantized: bool) -> int:
@@ -83,7 +78,7 @@ def _of_group(
             is_ahead = is_ahead and par.prefetches_backward
             yield transfer(gather, Placement.BACKWARD, is_overlapped=is_ahead)
     if par.shards_grads:
-        nbytes = sum(tensor.numel for tensor in tensors) * grad_nbytes(config)
+        nbytes = sum(tensor.numel for tensor in tensors) * config.grad_nbytes
         scatter = group_call(config, Collective.REDUCE_SCATTER, role, nbytes)
         is_beside = par.overlaps_grad_reduce
         yield transfer(scatter, Placement.BACKWARD, is_overlapped=is_beside)

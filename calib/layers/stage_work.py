@@ -9,17 +9,17 @@ from ..errors import ConfigError
 from ..workload.collectives import Collective, CollectiveCall, CollectiveUse, GroupRole, Placement
 from ..workload.config import Engine, Parallelism, RunConfig
 from ..workload.operators import (
-    OPTIMIZER_ELEMENT_NBYTES,
     Operator,
     OperatorCount,
     OperatorKind,
     Phase,
+    optimizer_operator,
 )
 from ..workload.ranks import group, group_call
 from .blocks import BlockCount, chunk_blocks
 from .buckets import Bucket, buckets, num_shards
 from .layer_modules import between_ranks, hidden_nbytes, transfer
-from .sharding import gathered_nbytes, grad_nbytes
+from .sharding import gathered_nbytes
 from .tensors import BlockNumel
 
 
@@ -53,13 +53,13 @@ def stage_operators(config: RunConfig, stage: int) -> StageOperators:
 
 def step_operators(config: RunConfig, stage: int) -> tuple[OperatorCount, ...]:
     """The operators that one rank of ``stage`` runs once in a step."""
-    calls = sharded_calls(config, stage)
     updated = updated_parameters(config, stage)
-    optimizer = Operator(
-        kind=OperatorKind.SHARDED_OPTIMIZER if calls else OperatorKind.OPTIMIZER,
-        phase=Phase.STEP,
-        shape=(updated, calls) if calls else (updated,),
-        element_nbytes=OPTIMIZER_ELEMENT_NBYTES,
+    optimizer = optimizer_operator(
+        updated,
+        calls=sharded_calls(config, stage),
+        moved_nbytes=config.optimizer_moved_nbytes,
+        host_parameters=round(config.optimizer_offload_frac * updated),
+        is_overlapped=config.overlaps_optimizer_offload,
     )
     host = Operator(kind=OperatorKind.HOST_STEP, phase=Phase.STEP, shape=(), element_nbytes=0)
     return (optimizer, 1), (host, 1)
@@ -171,13 +171,13 @@ def gradient_uses(config: RunConfig, stage: int) -> tuple[CollectiveUse, ...]:
     if len({bucket.is_expert for bucket in known}) > 1 and not par.overlaps_param_gather:
         # Experts and the rest have an optimizer each, and either gathers all after its step.
         uses = [_repeated(use) for use in uses]
-    nbytes = _tp_reduced_numel(config, stage) * grad_nbytes(config)
+    nbytes = _tp_reduced_numel(config, stage) * config.grad_nbytes
     if par.tp > 1 and nbytes:
         call = group_call(config, Collective.ALL_REDUCE, GroupRole.TP, nbytes)
         uses.append(transfer(call, Placement.GRAD_FINISH))
     shares_embedding = model.is_tied or model.num_prediction_layers > 0
     if shares_embedding and par.pp > 1 and stage in (0, par.pp - 1):
-        nbytes = model.vocab_size // par.tp * model.hidden_size * grad_nbytes(config)
+        nbytes = model.vocab_size // par.tp * model.hidden_size * config.grad_nbytes
         call = group_call(config, Collective.ALL_REDUCE, GroupRole.EMBEDDING, nbytes)
         uses.append(transfer(call, Placement.GRAD_FINISH))
     return tuple(uses)
@@ -191,7 +191,7 @@ def bucket_uses(config: RunConfig, bucket: Bucket) -> tuple[CollectiveUse, ...]:
     """
     par = config.parallelism
     role = GroupRole.EXPERT_DP if bucket.is_expert else GroupRole.DP
-    nbytes = bucket.numel * grad_nbytes(config)
+    nbytes = bucket.numel * config.grad_nbytes
     is_split, is_beside = par.is_optimizer_distributed, par.overlaps_grad_reduce
     uses: list[CollectiveUse] = []
     if not par.shards_grads:

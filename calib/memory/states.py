@@ -8,7 +8,6 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..layers.sharding import grad_nbytes
 from ..workload.config import Precision, RunConfig, Sharding
 
 Number: TypeAlias = "float | npt.NDArray[np.float64]"
@@ -68,7 +67,7 @@ def state_bytes(config: RunConfig, *, shards: Number, expert_shards: Number) -> 
 
 def _unit_nbytes(config: RunConfig, weights: int) -> float:
     """Two layers of weights, one of gradients as they come and one as they are reduced."""
-    grads = 0 if config.parallelism.keeps_grads_whole else weights + grad_nbytes(config)
+    grads = 0 if config.parallelism.keeps_grads_whole else weights + config.grad_nbytes
     return UNITS_IN_FLIGHT * weights + grads
 
 

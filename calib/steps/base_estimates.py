@@ -15,12 +15,9 @@ from ..timeline.items import Item
 from ..workload.config import Fp8Recipe, Normalization, PositionEmbedding, RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
 from .base_times import BaseTimes
+from .optimizer_times import OPTIMIZERS, optimizer_s
 
 Kind = OperatorKind
-OPTIMIZER_NBYTES = 40.0
-"""Traffic of fused mixed-precision Adam for one parameter: fp32 weight and two moments read and
-written (24), gradient read for the norm and for the update and zeroed (12), half-precision copy
-written, and half of them read back (4)."""
 _FASTEST_S = 1e-7
 """Keeps logarithms finite; no kernel is as short."""
 _FP4_FRAC = 0.6
@@ -37,15 +34,16 @@ def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
     found = _as_run(compiled, base)
     out, bytes_per_s = found.time_s.copy(), base.conditions.bytes_per_s
     sigma_log = found.sigma_log.copy()
-    splits = _splits(compiled)
+    splits, device = _splits(compiled), compiled.configs[0].device
     for place, item in enumerate(compiled.items):
         if not isinstance(item, Operator) or found.sources[place] is not Source.PRIOR:
             continue
         if item.kind is Kind.HOST_COPY:
-            out[place] = host_copy_s(item, compiled.configs[0].device)
+            out[place] = host_copy_s(item, device)
             sigma_log[place] = LINK_SIGMA_LOG
-        elif item.kind in (Kind.OPTIMIZER, Kind.SHARDED_OPTIMIZER):
-            out[place] = max(_FASTEST_S, item.shape[0] * OPTIMIZER_NBYTES / bytes_per_s)
+        elif item.kind in OPTIMIZERS:
+            found_s = optimizer_s(item, device=device, bytes_per_s=bytes_per_s)
+            out[place] = max(_FASTEST_S, found_s)
         elif item in splits:
             # Forwards they are views; backwards one copy joins the three gradients.
             is_copied = item.phase is Phase.BACKWARD

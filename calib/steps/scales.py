@@ -19,6 +19,7 @@ from ..workload.config import RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
 from ..workload.routing import RoutingSource, routing_source
 from .base_times import Conditions
+from .optimizer_times import OPTIMIZERS
 
 Kind = OperatorKind
 HOST_MICROBATCH, HOST_STEP = "host_microbatch", "host_step"
@@ -77,7 +78,7 @@ def _scales_of_items() -> tuple[Scale, ...]:
         Scale(name="head", log_sigma=0.3, weight=_of(_HEAD, both)),
         Scale(name="embedding", log_sigma=0.5, weight=_of({Kind.EMBEDDING}, both)),
         Scale(name="misaligned", log_center=0.5, log_sigma=0.5, weight=misalignment),
-        Scale(name="optimizer", log_sigma=0.6, weight=_of(_OPTIMIZERS, (Phase.STEP,))),
+        Scale(name="optimizer", log_sigma=0.6, weight=_of(OPTIMIZERS, (Phase.STEP,))),
         Scale(name="tp", log_center=0.4, log_sigma=0.3, weight=_role(GroupRole.TP)),
         Scale(
             name="dp",
@@ -156,9 +157,8 @@ _LINEARS = frozenset(kind for kind in Kind if kind.is_linear and kind is not Kin
 }
 _ATTENTION = frozenset({Kind.CORE_ATTENTION, Kind.FLASH_ATTENTION})
 _HEAD = frozenset({Kind.LOGITS, Kind.LOSS})
-_OPTIMIZERS = frozenset({Kind.OPTIMIZER, Kind.SHARDED_OPTIMIZER})
 _HOSTS = frozenset({Kind.HOST_MICROBATCH, Kind.HOST_STEP, Kind.SHARD_UNIT})
-_APART = _OPTIMIZERS | _HOSTS | {Kind.EMBEDDING}
+_APART = OPTIMIZERS | _HOSTS | {Kind.EMBEDDING}
 _MEMORY = frozenset(Kind) - _LINEARS - _ATTENTION - _HEAD - _APART
 _PASSES = frozenset(Kind) - _APART
 _FORWARD = (Phase.FORWARD, Phase.RECOMPUTE)

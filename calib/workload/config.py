@@ -127,6 +127,9 @@ class RunConfig:
     a copy in fp32."""
     optimizer_offload_frac: float = 0.0
     """Share of the optimizer's states that the host's memory holds."""
+    overlaps_optimizer_offload: bool = False
+    """Gradients and weights of what the host updates travel beside its work
+    (``--overlap-cpu-optimizer-d2h-h2d``)."""
     sharded_update_calls: int = 0
     """Calls of the optimizer in a step of the whole model, one for each tensor that it looks
     through, where weights are sharded tensors of their own (DTensor).  0: shards are plain."""
@@ -191,6 +194,25 @@ class RunConfig:
     def is_step_replayed(self) -> bool:
         """True where one CUDA graph holds the whole iteration."""
         return self.uses_cuda_graphs and "full_iteration" in self.cuda_graph_scope
+
+    @property
+    def grad_nbytes(self) -> int:
+        """Bytes of a gradient element in the reduction: fp32, but fp16 runs reduce in fp16."""
+        return 2 if self.precision is Precision.FP16 or self.reduces_grads_in_bf16 else 4
+
+    @property
+    def optimizer_moved_nbytes(self) -> int:
+        """Bytes that the optimizer moves for a parameter that it updates on the device; 0 where
+        nobody gave its states a width of their own, nor a part of them to the host.
+
+        States are read and written, the gradient is read for the norm and for the update and
+        zeroed, weights in 16 bits are read and written.  FP32 weights are states as well.
+        """
+        if not (self.optimizer_state_nbytes or self.optimizer_offload_frac):
+            return 0
+        is_full = self.precision is Precision.FP32
+        states = self.optimizer_state_nbytes or (8 if is_full else 12)
+        return 2 * states + 3 * self.grad_nbytes + (8 if is_full else 4)
 
     def chunks_of(self, stage: int) -> tuple[int, ...]:
         """Chunks that a stage runs, by their place in the model."""

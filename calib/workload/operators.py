@@ -41,6 +41,9 @@ class OperatorKind(QuickEnum):
     # (parameters, calls): the same over sharded tensors (DTensor), each of whose calls the host
     # looks through
     SHARDED_OPTIMIZER = "sharded_optimizer"
+    # (parameters, bytes that each moves on the device, those of them on the host, 1 where their
+    # copies run beside its work): states of a width of their own, or the host's
+    STATED_OPTIMIZER = "stated_optimizer"
     SHARD_UNIT = "shard_unit"  # (): what the host adds to one pass of a unit of FSDP
     HOST_MICROBATCH = "host_microbatch"  # (): rest of one forward or backward of a stage
     HOST_STEP = "host_step"  # (): rest of one step
@@ -139,3 +142,32 @@ class Operator:
 
 OperatorCount = tuple[Operator, int]
 """An operator and how often it runs in its pass."""
+
+
+def optimizer_operator(
+    parameters: int,
+    *,
+    calls: int = 0,
+    moved_nbytes: int = 0,
+    host_parameters: int = 0,
+    is_overlapped: bool = False,
+) -> Operator:
+    """The optimizer of one rank over so many parameters, as hooks record and layouts have it.
+
+    ``calls`` on sharded tensors go before a width of its own states (``moved_nbytes``).
+
+    >>> optimizer_operator(8).shape, optimizer_operator(8, moved_nbytes=22).shape
+    ((8,), (8, 22, 0, 0))
+    """
+    kind, sizes = OperatorKind.OPTIMIZER, ()
+    if calls:
+        kind, sizes = OperatorKind.SHARDED_OPTIMIZER, (calls,)
+    elif moved_nbytes:
+        kind = OperatorKind.STATED_OPTIMIZER
+        sizes = (moved_nbytes, host_parameters, int(is_overlapped))
+    return Operator(
+        kind=kind,
+        phase=Phase.STEP,
+        shape=(parameters, *sizes),
+        element_nbytes=OPTIMIZER_ELEMENT_NBYTES,
+    )

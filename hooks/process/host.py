@@ -9,6 +9,7 @@ from typing import Any
 
 from ...calib.workload.collectives import GroupRole
 from ...calib.workload.config import RunConfig
+from ...calib.workload.operators import Operator, optimizer_operator
 
 Reference = Callable[[], Any]
 """Gives an object for as long as others keep it alive, then None."""
@@ -85,11 +86,20 @@ class KnownHost:
         return replace(self.told, timer_holders=alive, **found)
 
     @property
-    def num_sharded_calls(self) -> int:
-        """Calls of the optimizer on sharded tensors in a step, as the run is described."""
+    def optimizer(self) -> Operator | None:
+        """The optimizer as layouts have it; None where this rank updates nothing."""
+        parameters = self.num_parameters
         config = self.told.run_config() if self.told.run_config is not None else None
+        if not parameters or config is None:
+            return optimizer_operator(parameters) if parameters else None
         is_over_shards = has_sharded_tensors(living(self._kept["optimizers"]))
-        return config.sharded_update_calls if config is not None and is_over_shards else 0
+        return optimizer_operator(
+            parameters,
+            calls=config.sharded_update_calls if is_over_shards else 0,
+            moved_nbytes=config.optimizer_moved_nbytes,
+            host_parameters=round(config.optimizer_offload_frac * parameters),
+            is_overlapped=config.overlaps_optimizer_offload,
+        )
 
     @property
     def num_parameters(self) -> int:

@@ -241,13 +241,13 @@ class Attribution:
             hook_ns=bracket.hook_ns,
             **common,
         )
-        if name == OPTIMIZER and self.log.num_parameters:
-            calls = self.log.num_sharded_calls
+        updated = self.log.optimizer
+        if name == OPTIMIZER and updated is not None:
             yield OperatorRecord(
-                kind=OperatorKind.SHARDED_OPTIMIZER if calls else OperatorKind.OPTIMIZER,
-                phase=Phase.STEP,
-                shape=(self.log.num_parameters, *((calls,) if calls else ())),
-                element_nbytes=4,
+                kind=updated.kind,
+                phase=updated.phase,
+                shape=updated.shape,
+                element_nbytes=updated.element_nbytes,
                 layer=0,
                 duration_ns=duration_ns - bracket.wait_ns - bracket.hook_ns,
                 **common,

@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Any
 
 from ...calib.workload.collectives import Collective, GroupRole
-from ...calib.workload.operators import OperatorKind
+from ...calib.workload.operators import Operator, OperatorKind
 from .stopwatch import Readings
 
 MAX_MARKS = 160_000
@@ -101,8 +101,7 @@ class StepLog:
     step: int
     window: int
     sites: tuple[Site, ...]
-    num_parameters: int = 0
-    num_sharded_calls: int = 0
+    optimizer: Operator | None = None
     samples: Sequence[int] = ()
     max_marks: int = MAX_MARKS
     is_sampling: bool = True

@@ -91,8 +91,7 @@ class Instruments:
                     else samples(self._microbatches, self.num_hooked)
                 ),
                 max_marks=self._max_marks,
-                num_parameters=self._host.num_parameters,
-                num_sharded_calls=self._host.num_sharded_calls,
+                optimizer=self._host.optimizer,
             )
         )
         self.num_hooked += not is_traced

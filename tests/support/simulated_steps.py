@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from forerun.calib.records.record_kinds import Header, StepRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
-from forerun.calib.workload.operators import OperatorKind
+from forerun.calib.workload.operators import OperatorKind, optimizer_operator
 from forerun.calib.workload.parallelism import Parallelism
 from forerun.calib.workload.ranks import group, position
 from forerun.hooks.recording.window import samples
@@ -88,7 +88,7 @@ class SimulatedRank:
                 window=window,
                 sites=self.sites if self.has_operators else (),
                 samples=samples(tuple(range(self.num_microbatches)), num_hooked),
-                num_parameters=10**8,
+                optimizer=optimizer_operator(10**8),
             )
         )
         start_ns = self.clock()

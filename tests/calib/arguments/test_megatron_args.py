@@ -244,7 +244,6 @@ def test_settings_outside_the_model_are_listed() -> None:
         namespace(
             cp_comm_type=["p2p", "a2a"],
             window_size=(128, 0),
-            optimizer_cpu_offload=True,
             cpu_offloading_num_layers=1,
             tp_comm_overlap_ag=False,
             optimizer="adam",
@@ -257,7 +256,6 @@ def test_settings_outside_the_model_are_listed() -> None:
     assert set(config.unmodelled) == {
         "cp_comm_type",
         "cpu_offloading_num_layers",
-        "optimizer_cpu_offload",
         "tp_comm_overlap_ag",
         "window_size",
     }

@@ -166,6 +166,8 @@ def configs(draw: st.DrawFn) -> RunConfig:
         "reduces_grads_in_bf16": precision is not Precision.FP32 and draw(st.booleans()),
         "optimizer_state_nbytes": draw(st.sampled_from([0, 6, 10])),
         "offload_modules": draw(st.sampled_from([(), ("core_attn", "expert_fc1")])),
+        "optimizer_offload_frac": (offload_frac := draw(st.sampled_from([0.0, 0.5, 1.0]))),
+        "overlaps_optimizer_offload": offload_frac > 0 and draw(st.booleans()),
         "uses_cuda_graphs": (has_graphs := draw(st.booleans())),
         "cuda_graph_scope": draw(st.sampled_from(SCOPES)) if has_graphs else (),
         "hidden_dropout": draw(st.sampled_from([0.0, 0.1])),

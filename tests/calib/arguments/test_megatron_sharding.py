@@ -68,7 +68,9 @@ def test_states_of_the_precision_aware_optimizer_are_as_wide_as_they_are_told() 
 def test_an_offloaded_optimizer_keeps_its_share_on_the_host() -> None:
     assert run(optimizer_cpu_offload=True).optimizer_offload_frac == 1.0
     half = run(optimizer_cpu_offload=True, optimizer_offload_fraction=0.5)
-    assert half.optimizer_offload_frac == 0.5 and half.unmodelled == ("optimizer_cpu_offload",)
+    assert half.optimizer_offload_frac == 0.5 and not half.unmodelled
+    beside = run(optimizer_cpu_offload=True, overlap_cpu_optimizer_d2h_h2d=True)
+    assert beside.overlaps_optimizer_offload and not half.overlaps_optimizer_offload
 
 
 def test_a_layout_under_fsdp2_is_asked_for_in_the_words_of_the_user() -> None:

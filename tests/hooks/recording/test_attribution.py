@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord, PhaseRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
-from forerun.calib.workload.operators import OperatorKind, Phase
+from forerun.calib.workload.operators import OperatorKind, Phase, optimizer_operator
 from forerun.hooks.recording.attribution import Attribution
 from forerun.hooks.sensors.recorder import Recorder, backward_mark
 from forerun.hooks.sensors.step_log import Site, StepLog, TransferKind
@@ -237,7 +237,7 @@ def test_sequences_count_per_group_collective_and_peer(play: Play) -> None:
 
 
 def test_the_optimizer_is_its_phase_without_waits(clock) -> None:
-    play = Play(clock, num_parameters=77)
+    play = Play(clock, optimizer=optimizer_operator(77))
     play.phase("optimizer")
     play.clock.tick(40)
     play.wait(play.transfer(), for_ns=500)
