@@ -22,6 +22,10 @@ from ..workload.parallelism import Parallelism, Sharding
 # Megatron's default of ``--make-vocab-size-divisible-by``.
 _VOCAB_MULTIPLE = 128
 _PRECISIONS = {"bfloat16": Precision.BF16, "float16": Precision.FP16}
+_NARROW_STATES = 4
+"""Two moments in 16 bits; there is no copy in fp32."""
+_CAST_STATES = 10
+"""Of fp32 weights, gradients and moments, 16 bytes, what the 2 + 4 of mixed precision leave."""
 _AUTOCAST = "fp32 parameters under autocast"
 
 
@@ -92,8 +96,10 @@ def from_training(config: Mapping[str, object], training: Training) -> RunConfig
     model = from_hugging_face(config, seq_length=training.seq_length, vocab_multiple=1)
     given, dtype = Arguments(config), training.autocast_dtype or training.element_dtype
     unmodelled: tuple[str, ...] = ()
-    if training.autocast_dtype and training.autocast_dtype != training.element_dtype:
+    is_cast = bool(training.autocast_dtype and training.autocast_dtype != training.element_dtype)
+    if is_cast:
         unmodelled = (_AUTOCAST,)
+    is_narrow = training.element_dtype in _PRECISIONS and not is_cast
     samples = training.micro_batch_size * training.num_microbatches * training.num_ranks
     return RunConfig(
         model=model,
@@ -113,6 +119,9 @@ def from_training(config: Mapping[str, object], training: Training) -> RunConfig
         hidden_dropout=given.real("resid_pdrop", "hidden_dropout"),
         attention_dropout=given.real("attn_pdrop", "attention_dropout"),
         fuses_gradient_accumulation=False,
+        # PyTorch keeps and reduces gradients in the type of the weights, and moments too.
+        reduces_grads_in_bf16=is_narrow,
+        optimizer_state_nbytes=_NARROW_STATES if is_narrow else _CAST_STATES if is_cast else 0,
         sharded_update_calls=training.sharded_update_calls,
         cadence=training.cadence,
         device=training.device,

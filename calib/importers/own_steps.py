@@ -17,7 +17,7 @@ from ..arguments.megatron_options import LISTS
 from ..arguments.megatron_values import layout_values, model_values
 from ..errors import CalibrationError, ConfigError
 from ..records.step_rows import SkippedRow, StepKind, StepRow, StepTable, Trait
-from ..workload.config import Engine, Experts
+from ..workload.config import Engine, Experts, Precision
 from .own_format import unlike
 
 TIME = "step_time_s"
@@ -31,6 +31,11 @@ OWN_COLUMNS = (
 """Columns that are no arguments of Megatron."""
 
 
+_WIDTHS = (
+    *("grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_fp32"),
+    *("main_grads_dtype", "use_precision_aware_optimizer"),
+)
+"""Arguments that say how wide gradients are: a row that has none leaves it open."""
 _NOT_SET = frozenset({"", "nan", "none", "<na>", "nat"})
 
 
@@ -78,6 +83,8 @@ def _row(cells: Mapping[str, str], row_id: str, table: str) -> StepRow:
         ),
         device=own["device"] or "unknown",
         framework=own["framework"],
+        has_open_widths=found.precision is Precision.BF16
+        and all(given.get(name) is None for name in _WIDTHS),
     )
     model, batch = config.model, config.batch.global_batch_size
     measured_s = _number(TIME, own[TIME], math.nan)
@@ -143,6 +150,8 @@ def _cells(row: StepRow) -> dict[str, Any]:
         "ranks_per_node": par.ranks_per_node or None,
     }
     arguments = model_values(config) | layout_values(config)
+    if config.precision is Precision.BF16 and not config.has_open_widths:
+        arguments["grad_reduce_in_bf16"] = config.reduces_grads_in_bf16
     # A list of words is one cell, and one that is empty says nothing.
     return own | {n: " ".join(v) if isinstance(v, list) else v for n, v in arguments.items()}
 

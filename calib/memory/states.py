@@ -47,8 +47,7 @@ def state_bytes(config: RunConfig, *, shards: Number, expert_shards: Number) -> 
     """
     par, is_full = config.parallelism, config.precision is Precision.FP32
     weights = 4 if is_full else 2
-    # What is reduced in 16 bits is kept so.
-    grads = 2 if config.reduces_grads_in_bf16 and not is_full else 4
+    grads = config.grad_nbytes
     optimizer = config.optimizer_state_nbytes or (8 if is_full else 12)
     optimizer *= 1 - config.optimizer_offload_frac
     is_deep = par.shards_weights

@@ -122,6 +122,12 @@ class RunConfig:
     """The loss works on a copy of the logits; Transformer Engine's works in place."""
     fuses_gradient_accumulation: bool = True
     reduces_grads_in_bf16: bool = False
+    """Gradients are kept and reduced in 16 bits, as Megatron does in fp16 unless it is told not to
+    (``--accumulate-allreduce-grads-in-fp32``), and in bf16 where it is told
+    (``--grad-reduce-in-bf16``)."""
+    has_open_widths: bool = False
+    """Nobody said in how many bits gradients are reduced and states are kept: what stands here are
+    Megatron's defaults, and time and memory are wider."""
     optimizer_state_nbytes: int = 0
     """Bytes of optimizer states for each parameter; 0: two moments in fp32 and, in mixed precision,
     a copy in fp32."""
@@ -197,8 +203,8 @@ class RunConfig:
 
     @property
     def grad_nbytes(self) -> int:
-        """Bytes of a gradient element in the reduction: fp32, but fp16 runs reduce in fp16."""
-        return 2 if self.precision is Precision.FP16 or self.reduces_grads_in_bf16 else 4
+        """Bytes of a gradient element as it is kept and reduced."""
+        return 2 if self.reduces_grads_in_bf16 and self.precision is not Precision.FP32 else 4
 
     @property
     def optimizer_moved_nbytes(self) -> int:
@@ -208,7 +214,9 @@ class RunConfig:
         States are read and written, the gradient is read for the norm and for the update and
         zeroed, weights in 16 bits are read and written.  FP32 weights are states as well.
         """
-        if not (self.optimizer_state_nbytes or self.optimizer_offload_frac):
+        is_stated = self.optimizer_state_nbytes or self.optimizer_offload_frac
+        # Loops of one's own time their optimizer as it is, whole or over shards.
+        if not is_stated or self.sharded_update_calls:
             return 0
         is_full = self.precision is Precision.FP32
         states = self.optimizer_state_nbytes or (8 if is_full else 12)

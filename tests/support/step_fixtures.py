@@ -33,6 +33,7 @@ def layout(tp: int, pp: int, dp: int, micro: int, *, num_layers: int = 16) -> Ru
         parallelism=Parallelism(tp=tp, pp=pp, dp=dp, ranks_per_node=8),
         batch=Batch(micro_batch_size=micro, global_batch_size=64),
         precision=Precision.FP16,
+        reduces_grads_in_bf16=True,
         recompute=Recompute.FULL,
         device="A100",
     )

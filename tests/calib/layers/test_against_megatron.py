@@ -71,7 +71,10 @@ CASES: dict[str, Case] = {
         {"dp": 2, "precision": Precision.BF16, "reduces_grads_in_bf16": True, "par": DIST},
         1,
     ),
-    "fp16": ({"tp": 2, "dp": 2, "precision": Precision.FP16, "par": DIST}, 1),
+    "fp16": (
+        {"tp": 2, "dp": 2, "precision": Precision.FP16, "reduces_grads_in_bf16": True, "par": DIST},
+        1,
+    ),
     "two optimizer instances": ({"dp": 8, "par": {**DIST, "num_optimizer_instances": 2}}, 5),
     "two optimizer instances, overlapped": (
         {"tp": 2, "dp": 4, "par": {**OVERLAP, "num_optimizer_instances": 2}},

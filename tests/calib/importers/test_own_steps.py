@@ -1,0 +1,68 @@
+"""Step tables in our own format: what a row leaves open, and what that is worth."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from forerun.calib.importers.own_steps import own_frame, read_steps
+from forerun.calib.memory.peak import fit_probability, memory
+from forerun.calib.records.step_rows import StepRow
+from forerun.calib.steps.table_steps import TableSteps
+
+ROW = {
+    "device": "NVIDIA A100-SXM4-80GB",
+    "num_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "seq_length": 4096,
+    "padded_vocab_size": 32000,
+    "micro_batch_size": 1,
+    "global_batch_size": 64,
+    "world_size": 64,
+    "ranks_per_node": 8,
+    "bf16": True,
+    "use_distributed_optimizer": True,
+    "step_time_s": 1.0,
+}
+
+
+def read(**more: object) -> StepRow:
+    (row,) = read_steps(pd.DataFrame([{**ROW, **more}]), "t").rows
+    return row
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"grad_reduce_in_bf16": False},
+        {"grad_reduce_in_bf16": True},
+        {"accumulate_allreduce_grads_in_fp32": True},
+        {"main_grads_dtype": "fp32"},
+    ],
+)
+def test_a_row_that_says_how_wide_gradients_are_leaves_nothing_open(
+    said: dict[str, object],
+) -> None:
+    assert read().config.has_open_widths
+    told = read(**said)
+    assert not told.config.has_open_widths
+    for row in (told, read()):
+        (again,) = read_steps(own_frame([row]), "t").rows
+        assert again.config == row.config
+
+
+def test_what_nobody_said_is_wider_in_time_and_memory() -> None:
+    open_, told = read(), read(grad_reduce_in_bf16=False)
+    wide, narrow = (TableSteps().fit([]).predict([row]) for row in (open_, told))
+    assert wide.time_s[0] == pytest.approx(narrow.time_s[0])
+    assert wide.high_s[0] / wide.low_s[0] > 1.001 * narrow.high_s[0] / narrow.low_s[0]
+    estimates = [memory(row.config) for row in (open_, told)]
+    assert estimates[0].total_nbytes == estimates[1].total_nbytes
+    capacity = round(1.15 * estimates[0].total_nbytes)
+    unsure, sure = (fit_probability(estimate, capacity) for estimate in estimates)
+    assert 0.5 < unsure < sure
+    # Once a peak was measured, the widths are told with all else.
+    assert fit_probability(estimates[0], capacity, is_calibrated=True) == pytest.approx(
+        fit_probability(estimates[1], capacity, is_calibrated=True)
+    )
