@@ -1,4 +1,6 @@
-"""Bytes that autograd keeps of one layer of a real megatron.core GPT, on one rank.
+"""Bytes that autograd keeps of one layer of a real megatron.core GPT, on one rank of several.
+
+The other ranks are made up: collectives of a fake group leave what a real one would fill.
 
 Reads a list of run configs as JSON from the command line; writes a list of numbers to stdout: what
 a model of two equal layers keeps beyond one of one layer.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,12 +18,18 @@ import torch.nn.functional as functional
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer import (
+    MLATransformerConfig,
+    TransformerConfig,
+    multi_latent_attention,
+)
 from megatron.core.transformer.moe import moe_utils
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from forerun.calib.workload.config import Recompute, RunConfig
+from forerun.calib.workload.config import LatentAttention, Recompute, RunConfig
 from forerun.launch.stand_in_cuda import install as stand_in
+
+NUM_RANKS = 4
 
 
 def main() -> None:
@@ -28,11 +37,20 @@ def main() -> None:
     stand_in.install()
     # megatron.core 0.16.1 reads this name even where Transformer Engine is not installed.
     moe_utils.te_general_gemm = None
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-    parallel_state.initialize_model_parallel(create_gloo_process_groups=False)
+    multi_latent_attention.TELinear = ()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=NUM_RANKS)
     torch.manual_seed(1)
+    print("RESULT" + json.dumps([each(config) for config in configs]))
+
+
+def each(config: RunConfig) -> int:
+    """Bytes of one layer, on its own tensor-parallel groups."""
+    parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=config.parallelism.tp, create_gloo_process_groups=False
+    )
     tensor_parallel.model_parallel_cuda_manual_seed(1)
-    print("RESULT" + json.dumps([kept(config, 3) - kept(config, 2) for config in configs]))
+    return kept(config, 3) - kept(config, 2)
 
 
 def kept(config: RunConfig, num_layers: int) -> int:
@@ -57,11 +75,31 @@ def kept(config: RunConfig, num_layers: int) -> int:
     return sum(found.values())
 
 
+class FusedAttention(torch.nn.Module):
+    """What Transformer Engine would run: no score is kept."""
+
+    def __init__(self, config: TransformerConfig, **settings: Any) -> None:
+        super().__init__()
+
+    def forward(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any
+    ) -> torch.Tensor:
+        """From (sequence, batch, head, width) to (sequence, batch, heads x width)."""
+        found = functional.scaled_dot_product_attention(
+            *(tensor.permute(1, 2, 0, 3) for tensor in (query, key, value)), is_causal=True
+        )
+        return found.permute(2, 0, 1, 3).flatten(2)
+
+
 def build(config: RunConfig, num_layers: int) -> GPTModel:
     shape, experts = config.model, config.model.experts
     is_full = config.recompute is Recompute.FULL
     dtype = torch.bfloat16 if config.precision.nbytes == 2 else torch.float32
-    transformer = TransformerConfig(
+    latent = shape.latent_attention
+    transformer = (MLATransformerConfig if latent else TransformerConfig)(
+        **(latent_sizes(latent) if latent else {}),
+        tensor_model_parallel_size=config.parallelism.tp,
+        sequence_parallel=config.parallelism.is_sequence_parallel,
         num_layers=num_layers,
         hidden_size=shape.hidden_size,
         ffn_hidden_size=shape.ffn_hidden_size,
@@ -101,8 +139,12 @@ def build(config: RunConfig, num_layers: int) -> GPTModel:
     spec = get_gpt_layer_local_spec(
         num_experts=experts.num_experts if experts else None,
         moe_grouped_gemm=False,
+        multi_latent_attention=latent is not None,
+        qk_layernorm=shape.has_qk_norm,
         normalization=shape.normalization.value,
     )
+    if config.is_attention_fused:
+        spec.submodules.self_attention.submodules.core_attention = FusedAttention
     model = GPTModel(
         transformer,
         spec,
@@ -111,6 +153,18 @@ def build(config: RunConfig, num_layers: int) -> GPTModel:
         position_embedding_type=shape.position_embedding.value,
     )
     return model.to(dtype).train()
+
+
+def latent_sizes(latent: LatentAttention) -> dict[str, Any]:
+    return {
+        "multi_latent_attention": True,
+        "q_lora_rank": latent.q_lora_rank or None,
+        "kv_lora_rank": latent.kv_lora_rank,
+        "qk_head_dim": latent.qk_head_dim,
+        "qk_pos_emb_head_dim": latent.qk_pos_emb_head_dim,
+        "v_head_dim": latent.v_head_dim,
+        "rope_type": "rope",
+    }
 
 
 if __name__ == "__main__":
