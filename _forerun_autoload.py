@@ -45,6 +45,7 @@ OPTIONS = (
     "wandb",
     "device",
     "trace",
+    "cluster",
 )
 """What may stand behind ``--forerun-`` or ``--calibrate-``."""
 PROGRAMS = (

@@ -136,6 +136,7 @@ def _add_evidence(sub: argparse.ArgumentParser) -> None:
         help="another directory whose measured steps count too; may be given again",
     )
     add("--machine", metavar="NAME", help="of imported steps: which machine")
+    _add_cluster(add)
     over = sub.add_mutually_exclusive_group().add_argument
     over(
         "--like",
@@ -149,6 +150,16 @@ def _add_evidence(sub: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="another device that nothing was measured on, by its driver's name: operators "
         "are carried over by data sheets",
+    )
+
+
+def _add_cluster(add: Callable[..., object], of: str = "") -> None:
+    add(
+        "--cluster",
+        type=Path,
+        metavar="FILE",
+        help=f"{of}JSON of what joins the GPUs (joint, num_gpus, num_cards, domain, "
+        "node_bytes_per_s, card_bytes_per_s): docs/cluster.md",
     )
 
 
@@ -184,13 +195,7 @@ def _add_validate(verbs: argparse._SubParsersAction) -> None:
         help="steps: tables of operators and collectives of the same devices",
     )
     add("--rows", type=int, default=10, metavar="K", help="design: layouts to name (default 10)")
-    add(
-        "--cluster",
-        type=Path,
-        metavar="FILE",
-        help="collectives: JSON of what joins the GPUs (joint, num_gpus, num_cards, domain, "
-        "node_bytes_per_s, card_bytes_per_s)",
-    )
+    _add_cluster(add, "collectives, steps: ")
 
 
 def _add_import(verbs: argparse._SubParsersAction) -> None:

@@ -22,6 +22,7 @@ from ..forecast.model_forecast import (
     model_forecast,
 )
 from ..forecast.run_forecast import SoFar, run_forecast
+from ..network.cluster import network_line
 from ..samples.table import SampleTable
 from ..samples.windows import windows_of
 from ..steps.estimate import StepEstimate
@@ -243,6 +244,7 @@ def _transcript(answer: Answer, time_limit_s: float | None) -> tuple[str, ...]:
         modelled=answer.modelled_step,
         slow=answer.waiting.line,
         routing=routing_line(answer.routing, answer.imbalance_cost_frac),
+        network=network_line(answer.calibration.transfers.carrying),
         forecast=answer.forecast if has_end else None,
         plan=answer.plan,
         decision=answer.decision,

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ..fit.calibration import calibrate, carried_over, on_device
 from ..forecast.model_forecast import at_batch_size, batch_size_at
+from ..records.cluster import Cluster, StatedNodes
 from ..samples.table import SampleTable
 from ..steps.known import KnownStep, same_layout
 from ..steps.live_times import live_times
@@ -73,11 +74,24 @@ def run_steps(
     return fit_steps(base, known if table.steps.empty else with_own(known, known_step(table)))
 
 
-def steps_on(table: SampleTable, device: str) -> FittedSteps:
-    """The step model of a device that nothing was measured on, by a run of another one."""
+def steps_on(table: SampleTable, device: str, stated: StatedNodes | None = None) -> FittedSteps:
+    """The step model of a device that nothing was measured on, by a run of another one.
+
+    ``stated`` is said of the nodes of that device.
+    """
     own = table.config()
-    found = on_device(calibrate(table, device=own.device), device)
-    return fit_steps(live_times(found, replace(own, device=device)))
+    cluster = Cluster(stated=stated or StatedNodes())
+    found = on_device(calibrate(table, device=own.device), device, cluster)
+    return fit_steps(live_times(found, config_on(table, device, stated)))
+
+
+def config_on(table: SampleTable, device: str, stated: StatedNodes | None = None) -> RunConfig:
+    """The run's layout on another device, on nodes of as many GPUs as are said or were here."""
+    own, said = table.config(), stated or StatedNodes()
+    per_node = said.num_gpus or table.cluster().node.num_local_ranks
+    layout = replace(own.parallelism, ranks_per_node=per_node or own.parallelism.ranks_per_node)
+    layout = Cluster(stated=said).joined(layout, device)
+    return replace(own, device=device, parallelism=layout)
 
 
 def with_own(known: Sequence[KnownStep], own: KnownStep) -> list[KnownStep]:

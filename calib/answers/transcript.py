@@ -24,12 +24,13 @@ def transcript_lines(
     modelled: PredictedStep | None = None,
     slow: str = "",
     routing: str = "",
+    network: str = "",
     forecast: Forecast | None = None,
     plan: Plan | None = None,
     decision: Decision | None = None,
     time_limit_s: float | None = None,
 ) -> list[str]:
-    """Up to seven lines with ``[forerun]`` before each; moments as UTC.
+    """Up to eight lines with ``[forerun]`` before each; moments as UTC.
 
     ``time_limit_s`` is the scheduler's limit for the whole run.
     """
@@ -38,6 +39,7 @@ def transcript_lines(
         _step_line(measured_s, modelled),
         slow,
         routing,
+        network,
         _finish_line(forecast, time_limit_s),
         _plan_line(plan),
         _decision_line(decision),

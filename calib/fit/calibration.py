@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CalibrationError
+from ..network.cluster import known_network, link_figures
 from ..network.collective_times import CollectiveModel, fit_collectives
 from ..network.groups import Group, Measured, bus_factor, canonical, group_of, ring_steps
+from ..records.cluster import Cluster
 from ..regressors.intervals import UNMEASURED_SIGMA_LOG, Z_90
 from ..workload.collectives import CollectiveCall
 from ..workload.operators import Operator, OperatorKind, Phase
@@ -111,6 +113,9 @@ class Calibration:
             "ceilings": asdict(self.ceilings),
             "operators": [*self._kind_rows(), *self._host_rows()],
             "collectives": self._group_rows(),
+            "network": {
+                name: asdict(found) for name, found in link_figures(self.transfers.carrying).items()
+            },
         }
 
     def left_out_times(self) -> list[tuple[str, float, float]]:
@@ -286,13 +291,12 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
     prior = device_prior(device)
     machine = fit_machine(_groups(measured), device=device, use_prior=True)
     measured_calls = measured_collectives(table)
+    network = known_network(device, table.cluster())
     return Calibration(
         device=device,
         sha256=table.sha256,
         machine=machine,
-        transfers=fit_collectives(
-            measured_calls, prior.network, prior_sigma_log=prior.error_sigma_log
-        ),
+        transfers=fit_collectives(measured_calls, network, prior_sigma_log=prior.error_sigma_log),
         measured=measured,
         measured_host=_host_of(table, measured, machine),
         measured_transfers=measured_calls,
@@ -322,14 +326,15 @@ def carried_over(own: Calibration, other: Calibration) -> Calibration:
     return replace(own, like=moved, transfers=replace(own.transfers, like=other.transfers))
 
 
-def on_device(other: Calibration, device: str) -> Calibration:
+def on_device(other: Calibration, device: str, cluster: Cluster | None = None) -> Calibration:
     """What a calibration says of a device that nothing was measured on: by data sheets alone.
 
-    The host's constants stay; transfers are those of the device's prior, half as far from it as
-    those of the other machine are from its own.
+    The host's constants stay; transfers are those of the device's prior, with what is said of the
+    ``cluster`` that it is in, half as far from it as those of the other machine are from its own.
     """
     prior = device_prior(device)
-    alone = fit_collectives({}, prior.network, prior_sigma_log=prior.error_sigma_log)
+    network = known_network(device, cluster or Cluster())
+    alone = fit_collectives({}, network, prior_sigma_log=prior.error_sigma_log)
     return replace(
         other,
         device=device,

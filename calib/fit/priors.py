@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ..network.cluster import on_domains
 from ..network.systems import NetworkPrior, network_prior
 from .laws import Ceilings
 
@@ -132,7 +133,7 @@ def _gpu(
             bytes_per_s=_ATTAINABLE_FRAC * memory_tera * _TERA,
             launch_s=1.5e-6,
         ),
-        network=network_prior(name),
+        network=on_domains(network_prior(name)),
         num_units=num_units,
         fp32_frac=fp32_tera / peak_tera,
         fp8_frac=2.0 if name in _WITH_FP8 else 1.0,

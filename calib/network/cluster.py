@@ -1,63 +1,248 @@
-"""What a user says of the nodes of a cluster, in place of what is usual for its GPUs."""
+"""Links of a cluster: what is usual for its GPUs, then what its nodes show, then what a user says.
+
+The one door to the links that transfers are priced on; measurements are fitted around what it says.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from ..errors import ConfigError
-from .systems import NetworkPrior
-from .topology import Joint, Origin
+from ..records.cluster import Cluster, Joint, Origin, SeenNode, StatedNodes, stated_nodes
+from .nccl_tuner import Algorithm, Architecture, LinkClass, Protocol, Wire
+from .systems import REACHED_FRAC, NetworkPrior, network_prior
+from .topology import CARD_RATE, NODE_RATE, Topology
 
-_COUNTS = ("num_gpus", "num_cards", "domain")
-_RATES = {"node_bytes_per_s": "node_bytes_per_s", "card_bytes_per_s": "network_bytes_per_s"}
-KEYS = ("joint", *_COUNTS, *_RATES)
-"""Of a cluster file."""
+_GIGA = 1e9
+_SOCKET_BYTES_PER_S = 3 * _GIGA
+"""What NCCL gets through one card over TCP, at most: Perlmutter's nodes, falling back to sockets on
+cards of 25 GB/s, got 1.3 to 3.9 GB/s from one (tables of estimate-train-time)."""
+_PCIE_FRAC = 0.63
+"""Bus bandwidth of a ring over PCIe over the rate of the slots: 20 GB/s on sixteen lanes of
+generation 4, as on A40 and L40."""
+_SLOT_BYTES_PER_S: Mapping[Architecture, float] = {
+    Architecture.VOLTA: 15.8 * _GIGA,
+    Architecture.AMPERE: 31.5 * _GIGA,
+    Architecture.HOPPER: 63.0 * _GIGA,
+    Architecture.BLACKWELL: 63.0 * _GIGA,
+}
+"""Sixteen lanes of PCIe 3, 4 and 5, which the GPUs of each generation have."""
+_PCIE_CHANNELS = 4
+"""As of other GPUs without NVLink (``systems``)."""
+_WAYS: Mapping[str, Algorithm] = {
+    "ring": Algorithm.RING,
+    "tree": Algorithm.TREE,
+    "nvls": Algorithm.NVLS,
+    "nvlstree": Algorithm.NVLS_TREE,
+    "pat": Algorithm.PAT,
+}
+_PROTOCOLS: Mapping[str, Protocol] = {
+    "ll": Protocol.LL,
+    "ll128": Protocol.LL128,
+    "simple": Protocol.SIMPLE,
+}
 
 
-def stated_network(values: Mapping[str, object], prior: NetworkPrior) -> NetworkPrior:
+def known_network(device: str, cluster: Cluster) -> NetworkPrior:
+    """Links of a run's nodes; hosts that one NVLink domain joins are one node, as in its layouts.
+
+    >>> rack = known_network("NVIDIA GB200", Cluster()).links.topology
+    >>> rack.num_gpus, rack.num_cards, rack.origin("domain").value
+    (72, 72, 'prior')
+    """
+    return on_domains(nodes_network(device, cluster))
+
+
+def nodes_network(device: str, cluster: Cluster) -> NetworkPrior:
+    """The same with nodes as they are counted by host."""
+    prior = seen_network(cluster.node, network_prior(device))
+    if prior.links is not None and not cluster.stated.domain:
+        topology = prior.links.topology
+        domain, origin = cluster.domain(device)
+        if origin is Origin.SEEN:
+            own = max(domain, cluster.node.num_local_ranks or topology.num_gpus)
+            topology = topology.told(origin, domain=own)
+        prior = replace(prior, links=replace(prior.links, topology=topology))
+    return stated_network(cluster.stated, prior)
+
+
+def on_domains(prior: NetworkPrior) -> NetworkPrior:
+    """The prior with hosts that one NVLink domain joins as one node."""
+    if prior.links is None:
+        return prior
+    topology = prior.links.topology.as_domains()
+    return replace(prior, links=replace(prior.links, topology=topology))
+
+
+def stated_network(stated: StatedNodes | Mapping[str, object], prior: NetworkPrior) -> NetworkPrior:
     """The prior with what is stated of nodes; no measurement overrules its counts and its joint.
 
-    ``joint`` is how GPUs of a node are joined, ``num_gpus`` and ``num_cards`` are counted by node,
-    ``domain`` is the number of ranks that NVLink joins.  ``node_bytes_per_s`` is the bus bandwidth
-    inside a node, ``card_bytes_per_s`` that of one card, both as nccl-tests reaches them; they are
-    where the measured ones start from.  ``ConfigError`` for a value that cannot be.
+    ``stated`` is what ``stated_nodes`` reads, read or not.  Rates are where the measured ones start
+    from.  ``ConfigError`` for a value that cannot be.
 
-    >>> from .systems import network_prior
     >>> links = stated_network({"num_gpus": 4, "num_cards": 2}, network_prior("a100")).links
     >>> links.topology.cards_in_use(4), links.topology.origin("num_cards").value
     (2, 'stated')
     """
-    unknown = sorted(values.keys() - set(KEYS))
-    if unknown:
-        raise ConfigError(f"{unknown[0]!r} of the cluster is none of {', '.join(KEYS)}")
+    said = (stated if isinstance(stated, StatedNodes) else stated_nodes(stated)).values
+    if prior.links is None or not said:
+        return prior
+    links = prior.links
+    if "joint" in said:
+        links = _joined_by(links, Joint(said["joint"]), Origin.STATED)
+    counts = {name: said[name] for name in ("num_gpus", "num_cards", "domain") if name in said}
+    links = replace(links, topology=links.topology.told(Origin.STATED, **counts))
+    for name in (NODE_RATE, CARD_RATE):
+        if name in said:
+            links = _with_rate(links, name, float(str(said[name])), Origin.STATED)
+    return replace(prior, links=links, bus_bytes_per_s=links.node_bytes_per_s)
+
+
+def seen_network(node: SeenNode, prior: NetworkPrior) -> NetworkPrior:
+    """The prior with what a node's own system shows: its cards and slots, and what NCCL was told.
+
+    >>> node = SeenNode(num_gpus=8, num_cards=2, card_bytes_per_s=25e9, wire="infiniband")
+    >>> links = seen_network(node, network_prior("h100")).links
+    >>> links.topology.num_cards, links.network_bytes_per_s / 1e9
+    (2, 22.5)
+    """
     if prior.links is None:
         return prior
-    topology = prior.links.topology
-    changed: dict[str, object] = {n: _count(n, values[n]) for n in _COUNTS if n in values}
-    if "joint" in values:
-        changed["joint"] = _joint(values["joint"])
-    origins = {**topology.origins, **dict.fromkeys(changed, Origin.STATED)}
-    rates = {to: _rate(n, values[n]) for n, to in _RATES.items() if n in values}
-    topology = replace(topology, **changed, origins=origins)  # type: ignore[arg-type]
-    return replace(prior, links=replace(prior.links, topology=topology, **rates))
+    links = _with_cards(prior.links, node)
+    if node.joint or node.variable("NCCL_P2P_DISABLE") == "1":
+        joint = Joint(node.joint) if node.joint in _JOINTS else links.topology.joint
+        if node.variable("NCCL_P2P_DISABLE") == "1":
+            joint = Joint.PCIE
+        links = _joined_by(links, joint, Origin.SEEN, slot_bytes_per_s=node.gpu_pcie_bytes_per_s)
+    links = _with_ways(links, node)
+    return replace(prior, links=links, bus_bytes_per_s=links.node_bytes_per_s)
 
 
-def _count(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} {value!r} of the cluster is no whole number from 1 on")
-    return value
+_JOINTS = frozenset(joint.value for joint in Joint)
 
 
-def _rate(name: str, value: object) -> float:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not 0.0 < float(value) < float("inf"):  # type: ignore[arg-type]
-        raise ConfigError(f"{name} {value!r} of the cluster is no rate above 0")
-    return float(value)  # type: ignore[arg-type]
+def _with_cards(links: LinkClass, node: SeenNode) -> LinkClass:
+    """Each GPU uses the cards nearest to it: those that are left over serve something else."""
+    if node.num_gpus:
+        links = replace(links, topology=links.topology.told(Origin.SEEN, num_gpus=node.num_gpus))
+    if not node.num_cards:
+        return links
+    num_gpus, num_cards = links.topology.num_gpus, node.num_cards
+    if num_cards > num_gpus:
+        num_cards -= num_cards % num_gpus
+    links = replace(links, topology=links.topology.told(Origin.SEEN, num_cards=num_cards))
+    rates = [rate for rate in (node.card_bytes_per_s, node.card_pcie_bytes_per_s) if rate]
+    if node.wire in ("socket", "ethernet"):
+        # What a host's sockets, or a plugin, make of a card is as open as a prior.
+        usual = _SOCKET_BYTES_PER_S if node.wire == "socket" else links.network_bytes_per_s
+        reached = min([usual, *(REACHED_FRAC * rate for rate in rates)])
+        return replace(links, network_bytes_per_s=reached)
+    if not node.card_bytes_per_s:
+        return links
+    return _with_rate(links, CARD_RATE, REACHED_FRAC * min(rates), Origin.SEEN)
 
 
-def _joint(value: object) -> Joint:
-    known = {joint.value: joint for joint in Joint}
-    if not isinstance(value, str) or value not in known:
-        raise ConfigError(f"joint {value!r} of the cluster is none of {', '.join(known)}")
-    return known[value]
+def _joined_by(
+    links: LinkClass, joint: Joint, origin: Origin, *, slot_bytes_per_s: float = 0.0
+) -> LinkClass:
+    """GPUs of a node joined so; without NVLink by their slots."""
+    links = replace(links, topology=links.topology.told(origin, joint=joint))
+    if joint is not Joint.PCIE or links.wire is Wire.PCIE:
+        return replace(links, may_be_bridged=False) if joint is Joint.SWITCH else links
+    slot = slot_bytes_per_s or _SLOT_BYTES_PER_S[links.generation]
+    return replace(
+        links,
+        wire=Wire.PCIE,
+        num_channels=_PCIE_CHANNELS,
+        node_bytes_per_s=_PCIE_FRAC * slot,
+        nvls_bytes_per_s=0.0,
+    )
+
+
+def _with_ways(links: LinkClass, node: SeenNode) -> LinkClass:
+    """What NCCL's variables leave to it: algorithms, protocols, channels."""
+    if node.variable("NCCL_NVLS_ENABLE") == "0":
+        links = replace(links, nvls_bytes_per_s=0.0)
+    without = (
+        *_left_out(node.variable("NCCL_ALGO"), _WAYS),
+        *_left_out(node.variable("NCCL_PROTO"), _PROTOCOLS),
+    )
+    most = _whole(node.variable("NCCL_MAX_NCHANNELS") or node.variable("NCCL_MAX_CTAS"))
+    if 0 < most < links.num_channels:
+        # NCCL's own model: a channel has its share of the links.
+        share = most / links.num_channels
+        links = replace(links, num_channels=most, node_bytes_per_s=share * links.node_bytes_per_s)
+    return replace(links, without=without)
+
+
+def _left_out(text: str, known: Mapping[str, Algorithm | Protocol]) -> list[Algorithm | Protocol]:
+    """Members that a list like ``ring,tree`` or ``^nvls`` leaves out; lists by collective do not
+    say."""
+    words = [word.strip().lower() for word in text.removeprefix("^").split(",") if word.strip()]
+    named = {known[word] for word in words if word in known}
+    if not named or ":" in text:
+        return []
+    return [way for way in known.values() if (way in named) is text.startswith("^")]
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 6 else 0
+
+
+def _with_rate(links: LinkClass, name: str, bytes_per_s: float, origin: Origin) -> LinkClass:
+    topology = replace(links.topology, origins={**links.topology.origins, name: origin})
+    spec = "node_bytes_per_s" if name == NODE_RATE else "network_bytes_per_s"
+    return replace(links, topology=topology, **{spec: bytes_per_s})  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkFigure:
+    """One figure of a cluster's links, and where it comes from."""
+
+    value: str | int | float
+    origin: str
+
+
+def link_figures(prior: NetworkPrior) -> dict[str, LinkFigure]:
+    """What transfers are priced on, by name; empty where no NCCL carries them."""
+    if prior.links is None:
+        return {}
+    links, topology = prior.links, prior.links.topology
+    values: dict[str, str | int | float] = {
+        "joint": topology.joint.value,
+        "num_gpus": topology.num_gpus,
+        "num_cards": topology.num_cards,
+        "domain": topology.domain,
+        NODE_RATE: links.node_bytes_per_s,
+        CARD_RATE: links.network_bytes_per_s,
+    }
+    return {
+        name: LinkFigure(value=value, origin=topology.origin(name).value)
+        for name, value in values.items()
+    }
+
+
+def network_line(prior: NetworkPrior) -> str:
+    """The same in one line; empty where there is nothing to say.
+
+    >>> network_line(network_prior("NVIDIA H100 80GB HBM3"))
+    'network: 8 cards of 45 GB/s for 8 GPUs (prior), NVLink domain 8 (prior)'
+    """
+    if prior.links is None:
+        return ""
+    links, topology = prior.links, prior.links.topology
+    origins = [topology.origin(name).value for name in ("num_cards", CARD_RATE)]
+    cards = (
+        f"{topology.num_cards} card{'s' * (topology.num_cards > 1)} of "
+        f"{links.network_bytes_per_s / _GIGA:.3g} GB/s for {_gpus(topology)} "
+        f"({' / '.join(dict.fromkeys(origins))})"
+    )
+    if links.wire is Wire.PCIE:
+        inside = f"PCIe between GPUs ({topology.origin('joint').value})"
+    else:
+        inside = f"NVLink domain {topology.domain} ({topology.origin('domain').value})"
+    return f"network: {cards}, {inside}"
+
+
+def _gpus(topology: Topology) -> str:
+    return f"{topology.num_gpus} GPU{'s' * (topology.num_gpus > 1)}"

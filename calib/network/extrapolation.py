@@ -87,7 +87,7 @@ def extrapolated_log_time(
         if {seen.collective, wanted.collective} == GATHERS:
             return by_ratio
         return _drawn_to_nccl(by_ratio, wanted, nbytes, prior.links)
-    if seen.collective is Collective.ALL_REDUCE:
+    if seen.collective is Collective.ALL_REDUCE and Algorithm.TREE not in prior.links.without:
         tree = _tree(curve, seen, wanted, nbytes, prior.links)
         times.append(tree * np.exp(differs_log))
     return np.log(np.min(times, axis=0))
@@ -212,6 +212,7 @@ def _latency_s(group: Group, nbytes: Vector, links: LinkClass) -> Vector:
     """What NCCL expects of the best ring before its first byte, ``(rows,)``."""
     costs = tuner_costs(group, nbytes, links)
     rings = [cost for (way, _), cost in costs.items() if way is Algorithm.RING]
+    rings = rings or list(costs.values())
     times = np.array([cost.time_s(nbytes) for cost in rings])
     latencies = [np.broadcast_to(cost.latency_s, nbytes.shape) for cost in rings]
     return np.choose(np.argmin(times, axis=0), latencies)

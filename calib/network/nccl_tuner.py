@@ -155,6 +155,8 @@ class LinkClass:
     topology: Topology = _USUAL
     may_be_bridged: bool = True
     """Whether two GPUs of a node may have a link that the others have not."""
+    without: tuple[Algorithm | Protocol, ...] = ()
+    """What NCCL was told not to use."""
     sheet_bytes_per_s: float = 0.0
     """Of one card, before a measurement changed ``network_bytes_per_s``; 0 where none did."""
 
@@ -243,13 +245,16 @@ def tuner_costs(group: Group, nbytes: Vector, link: LinkClass) -> dict[Option, T
         costs[Algorithm.NVLS_TREE if is_tree else Algorithm.NVLS, Protocol.SIMPLE] = switch
     if collective in GATHERS and group.num_nodes == group.num_ranks:
         costs[Algorithm.PAT, Protocol.SIMPLE] = _pat(group, link)
-    return costs
+    # NCCL goes back to what it has where its variables leave nothing.
+    return {o: cost for o, cost in costs.items() if not set(link.without) & set(o)} or costs
 
 
 def switch_cost(group: Group, link: LinkClass) -> TunedCost | None:
     """Cost of an all-reduce in the switches; None of what they do not reduce."""
     held = group.num_ranks // group.num_nodes
+    way = Algorithm.NVLS_TREE if group.num_nodes > 1 else Algorithm.NVLS
     is_reduced = group.collective is Collective.ALL_REDUCE and held >= _NVLS_LEAST_RANKS
+    is_reduced = is_reduced and way not in link.without
     return _nvls(group, link) if is_reduced and link.nvls_bytes_per_s else None
 
 

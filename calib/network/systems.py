@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from .nccl_tuner import Architecture, LinkClass, Wire
-from .topology import Joint
+from .topology import Joint, Topology
 
 _GIGA = 1e9
+REACHED_FRAC = 0.9
+"""Of a network card's rate, what a ring's bus bandwidth has of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +106,18 @@ _BLACKWELL = _nvlink(
 # Seven links of each card, 64 and 76.8 GB/s by AMD's data sheets, at three quarters of it.
 _CDNA3 = _nvlink(Architecture.HOPPER, num_channels=16, bus_giga=336, network_giga=45)
 _CDNA4 = _nvlink(Architecture.HOPPER, num_channels=16, bus_giga=403, network_giga=45)
+_FASTER_CARDS = 90 * _GIGA
+"""ConnectX-8 of 800 Gb/s in DGX B300 and GB300 NVL72 (NVIDIA's data sheets), at 90 %."""
+_RACK = Topology(num_gpus=4, num_cards=4, domain=72)
+"""Hosts of a rack of GB200 or GB300: four GPUs with a card each, eighteen hosts that NVLink joins
+(data sheets of GB200 NVL72 and GB300 NVL72)."""
+
+
+def _on(prior: NetworkPrior, **changed: object) -> NetworkPrior:
+    assert prior.links is not None
+    return replace(prior, links=replace(prior.links, **changed))  # type: ignore[arg-type]
+
+
 _UNKNOWN = _HOPPER
 _SWITCHED = ("sxm", "hbm3", "h200", "h800", "h20", "b200", "b300")
 """In names of GPUs that sit on a board with all of their node, not in pairs with a bridge."""
@@ -111,8 +125,10 @@ _CARDS = ("pcie", "h100-nvl")
 """In names of those that do not, and of which a bridge links two at most."""
 # Longer names first: "gh200" holds "h200".
 _PRIORS: Mapping[str, NetworkPrior] = {
+    "gb200": _on(_BLACKWELL, topology=_RACK),
+    "gb300": _on(_BLACKWELL, topology=_RACK, network_bytes_per_s=_FASTER_CARDS),
     "b200": _BLACKWELL,
-    "b300": _BLACKWELL,
+    "b300": _on(_BLACKWELL, network_bytes_per_s=_FASTER_CARDS),
     "h200": _HOPPER,
     "h100": _HOPPER,
     "h800": _CUT_HOPPER,

@@ -14,29 +14,8 @@ from itertools import product
 
 import numpy as np
 
-from ..workload.quick_enum import QuickEnum
-
-
-class Joint(QuickEnum):
-    """What joins the GPUs of a node."""
-
-    SWITCH = "switch"
-    MESH = "mesh"
-    """Four GPUs, each linked to the three others alike."""
-    CUBE = "cube"
-    """Eight GPUs in a cube with diagonals: two ranks reach a third of the links, four two."""
-    BRIDGE = "bridge"
-    """Cards of which two at a time are linked: more ranks go through PCIe."""
-    PCIE = "pcie"
-
-
-class Origin(QuickEnum):
-    """Where a figure of a topology comes from, the surest last."""
-
-    PRIOR = "prior"
-    MEASURED = "measured"
-    STATED = "stated"
-
+from ..records.cluster import Joint as Joint
+from ..records.cluster import Origin as Origin
 
 OWN_CHUNKS = 0.4
 """Chunks that a ring inside a node spends besides those of its steps, on what a rank copies for
@@ -54,6 +33,9 @@ _CARDS = (1, 2, 4, 8, 16)
 """Cards of a node that are tried."""
 _OTHER_CARDS_COST = 2.0
 """Negative log chance of another number of cards than the prior's: 1 in 7 beside it."""
+_OTHER_THAN_SEEN_COST = 4.0
+"""The same beside cards that were seen: 1 in 55.  Some of them may serve storage."""
+_USUAL_GPUS = 8
 _OTHER_JOINT_COST = 1.0
 """The same of a node without a switch, of cards sold with and without (A100, V100): 1 in 3."""
 _RATE_SIGMA_LOG = 0.2
@@ -61,6 +43,11 @@ _RATE_SIGMA_LOG = 0.2
 _NODE_SIGMA_LOG, _CARD_SIGMA_LOG = 0.25, 0.7
 """How far the rate of a node's links and of its cards lies from the device's prior: generations of
 NVLink are known by the GPU, networks differ by factors of two and four."""
+_SEEN_CARD_SIGMA_LOG = 0.35
+"""The same of cards whose rate is known: rings in public tables reach 0.72 (Slingshot), 0.92 (HDR)
+and 0.97 (NDR) of it, and below a fifth where the card does not read the GPU's memory."""
+NODE_RATE, CARD_RATE = "node_bytes_per_s", "card_bytes_per_s"
+"""Names of rates among a topology's origins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +62,7 @@ class Topology:
     domain: int = 8
     """Ranks that NVLink joins: 72 in a rack of GB200, with hosts of four in it."""
     origins: Mapping[str, Origin] = field(default_factory=dict)
-    """By the name of a field above; the prior's where it is not named."""
+    """By the name of a field above or of a rate; the prior's where it is not named."""
 
     def origin(self, name: str) -> Origin:
         """Where a figure comes from."""
@@ -84,6 +71,35 @@ class Topology:
     def is_stated(self, name: str) -> bool:
         """Whether a user said so, which no measurement overrules."""
         return self.origin(name) is Origin.STATED
+
+    def told(self, origin: Origin, **changed: object) -> Topology:
+        """The topology with figures of another origin; what nobody told of goes by the GPUs.
+
+        >>> found = Topology().told(Origin.STATED, num_gpus=4)
+        >>> found.num_cards, found.domain, found.origin("num_cards").value
+        (4, 4, 'prior')
+        """
+        origins = {**self.origins, **dict.fromkeys(changed, origin)}
+        told = replace(self, **changed, origins=origins)  # type: ignore[arg-type]
+        if told.num_gpus == self.num_gpus:
+            return told
+        if told.origin("num_cards") is Origin.PRIOR:
+            cards = max(1, self.num_cards * told.num_gpus // self.num_gpus)
+            told = replace(told, num_cards=cards)
+        is_host = told.origin("domain") is Origin.PRIOR and self.domain <= self.num_gpus
+        return replace(told, domain=told.num_gpus) if is_host else told
+
+    def as_domains(self) -> Topology:
+        """The topology with all hosts of a domain as one node.
+
+        >>> rack = Topology(num_gpus=4, num_cards=4, domain=72).as_domains()
+        >>> rack.num_gpus, rack.num_cards, rack.cards_in_use(64)
+        (72, 72, 64)
+        """
+        if self.domain <= self.num_gpus:
+            return self
+        num_cards = max(1, self.num_cards * self.domain // self.num_gpus)
+        return replace(self, num_gpus=self.domain, num_cards=num_cards)
 
     def num_islands(self, num_ranks: int, num_nodes: int) -> int:
         """Parts of a group that only the network joins: its nodes, or domains of several nodes.
@@ -170,19 +186,29 @@ def fit_topology(
     """
     found = list(rates)
     far, near = ([r for r in found if r.is_far is way] for way in (True, False))
-    tried_joints = [prior.joint, *(joints if near and not prior.is_stated("joint") else ())]
+    is_joint_open = near and prior.origin("joint") not in (Origin.SEEN, Origin.STATED)
+    tried_joints = [prior.joint, *(joints if is_joint_open else ())]
     is_open = bool(far) and not prior.is_stated("num_cards")
-    cards = [prior.num_cards, *(c for c in _CARDS if is_open and c != prior.num_cards)]
+    is_seen = prior.origin("num_cards") is Origin.SEEN
+    other_cost = _OTHER_THAN_SEEN_COST if is_seen else _OTHER_CARDS_COST
+    card_sigma = (
+        _CARD_SIGMA_LOG if prior.origin(CARD_RATE) is Origin.PRIOR else _SEEN_CARD_SIGMA_LOG
+    )
+    many = max(1, prior.num_gpus // _USUAL_GPUS)
+    cards = [prior.num_cards]
+    cards += [many * c for c in _CARDS if is_open and many * c != prior.num_cards]
     fits = []
     for joint, num_cards in product(tried_joints, cards):
         tried = _tried(prior, joint, num_cards)
         node = _fit_rate(near, tried, node_bytes_per_s, _NODE_SIGMA_LOG)
-        card = _fit_rate(far, tried, card_bytes_per_s, _CARD_SIGMA_LOG)
+        card = _fit_rate(far, tried, card_bytes_per_s, card_sigma)
         cost = node.cost + card.cost
         cost += _OTHER_JOINT_COST * (joint is not prior.joint)
-        cost += _OTHER_CARDS_COST * (num_cards != prior.num_cards)
+        cost += other_cost * (num_cards != prior.num_cards)
         links = FittedLinks(
-            topology=tried, node_bytes_per_s=node.bytes_per_s, card_bytes_per_s=card.bytes_per_s
+            topology=_with_rates(tried, near, far),
+            node_bytes_per_s=node.bytes_per_s,
+            card_bytes_per_s=card.bytes_per_s,
         )
         fits.append((cost, links))
     return min(fits, key=lambda fit: fit[0])[1]
@@ -199,6 +225,14 @@ def _tried(prior: Topology, joint: Joint, num_cards: int) -> Topology:
     changed = {"joint": joint is not prior.joint, "num_cards": num_cards != prior.num_cards}
     measured = {name: Origin.MEASURED for name, is_new in changed.items() if is_new}
     return replace(prior, joint=joint, num_cards=num_cards, origins={**prior.origins, **measured})
+
+
+def _with_rates(tried: Topology, near: Sequence[Rate], far: Sequence[Rate]) -> Topology:
+    """The topology with rates marked as measured where they were."""
+    found = {
+        name: Origin.MEASURED for name, rates in ((NODE_RATE, near), (CARD_RATE, far)) if rates
+    }
+    return replace(tried, origins={**tried.origins, **found})
 
 
 def _fit_rate(

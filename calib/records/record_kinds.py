@@ -6,7 +6,7 @@ On disk a record is one JSON line with its type under ``"type"``; a file starts 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, get_args
 
@@ -49,6 +49,8 @@ class Header:
     stage: int = 0
     tp_rank: int = 0
     dp_rank: int = 0
+    cluster: JsonObject = field(default_factory=dict)
+    """``Cluster.to_json`` of one rank of a node; older versions pass over it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

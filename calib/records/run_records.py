@@ -12,6 +12,7 @@ from ..errors import ConfigError, RecordError
 from ..plain_json import JsonObject
 from ..workload.config import RunConfig
 from ..workload.recording import RecordingPlan, recording_plan
+from .cluster import Cluster, joined_clusters
 from .packed import UNREAD, unpacked
 from .record_kinds import SCHEMA, Header, RankRecord, Record, RunRecord, from_dict
 
@@ -59,6 +60,11 @@ class RunRecords:
     def world_size(self) -> int:
         """Ranks that the run has, whether or not their files are here."""
         return max((header.world_size for header in self.headers.values()), default=0)
+
+    @property
+    def cluster(self) -> Cluster:
+        """What ranks saw of their nodes, and what was stated of them."""
+        return joined_clusters(Cluster.from_json(h.cluster) for h in self.headers.values())
 
 
 def parse_header(line: str) -> Header:
@@ -202,7 +208,16 @@ def join_ranks(
         records=_by_rank(records),
         summaries=_by_rank(known),
     )
-    return replace(run, problems=(*problems, *_absent(run)))
+    return replace(run, problems=(*problems, *_absent(run)), configs=_on_domains(run))
+
+
+def _on_domains(run: RunRecords) -> dict[int, RunConfig]:
+    """Layouts as ranks described them, with hosts of one NVLink domain as one node."""
+    cluster = run.cluster
+    return {
+        rank: replace(config, parallelism=cluster.joined(config.parallelism, config.device))
+        for rank, config in run.configs.items()
+    }
 
 
 def _absent(run: RunRecords) -> list[str]:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import CalibrationError, RecordError
 from ..plain_json import parse_json
+from ..records.cluster import Cluster, StatedNodes, joined_clusters
 from ..records.record_kinds import (
     CollectiveRecord,
     CoverageRecord,
@@ -137,6 +138,31 @@ class SampleTable:
             ) from err
         return RunConfig.from_json(described)
 
+    def cluster(self) -> Cluster:
+        """What is known of the nodes of the newest run."""
+        texts = self.newest("runs")["cluster"]
+        return joined_clusters(_cluster(str(text)) for text in texts if text)
+
+    def with_stated(self, stated: StatedNodes) -> SampleTable:
+        """The table with what is now said of the nodes of its newest run.
+
+        Where that changes the NVLink domain, nodes of groups follow from their ranks again.
+        """
+        known = replace(self.cluster(), stated=stated)
+        own = self.config()
+        layout = known.joined(own.parallelism, own.device)
+        is_first = self.runs["run_id"] == self.run_id
+        is_told = is_first & (self.runs["config"] != "")
+        config = replace(own, parallelism=layout)
+        runs = self.runs.assign(cluster=self.runs["cluster"].mask(is_first, ""))
+        first = int(np.flatnonzero(is_first)[0])
+        runs.loc[first, "cluster"] = json.dumps(known.to_json(), sort_keys=True)
+        runs.loc[is_told, "config"] = json.dumps(config.to_json(), sort_keys=True)
+        samples = self.samples
+        if layout != own.parallelism:
+            samples = samples.assign(num_nodes=0)
+        return replace(self, runs=runs, samples=samples)
+
     def step_times_s(self, *, is_hooked: bool | None = None) -> NDArray[np.float64]:
         """Time of each clean step of the newest run in step order, median over ranks."""
         steps = self.newest("steps")
@@ -169,6 +195,13 @@ class SampleTable:
         rows = self.newest("windows")
         known = rows.loc[rows["device_memory_nbytes"] > 0, "device_memory_nbytes"]
         return None if known.empty else int(known.min())
+
+
+def _cluster(text: str) -> Cluster:
+    try:
+        return Cluster.from_json(parse_json(text))
+    except ValueError:
+        return Cluster()
 
 
 def build_table(run: RunRecords) -> SampleTable:
@@ -331,5 +364,7 @@ def run_rows(run: RunRecords) -> pd.DataFrame:
     for rank, header in run.headers.items():
         config = run.configs.get(rank)
         text = json.dumps(config.to_json(), sort_keys=True) if config else ""
-        rows.append({**{f.name: getattr(header, f.name) for f in fields(header)}, "config": text})
+        told = {f.name: getattr(header, f.name) for f in fields(header)}
+        seen = json.dumps(header.cluster, sort_keys=True) if header.cluster else ""
+        rows.append({**told, "config": text, "cluster": seen})
     return normalise("runs", pd.DataFrame(rows).assign(run_id=run.run_id))

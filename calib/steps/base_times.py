@@ -50,6 +50,8 @@ class Conditions:
     do."""
     log_sigmas: Mapping[str, float] = field(default_factory=dict)
     """Deviations of such constants, by name, that differ from the priors'."""
+    network: NetworkPrior | None = None
+    """The links that transfers were priced on, as far as they are known."""
 
 
 class BaseTimes(Protocol):
@@ -185,10 +187,11 @@ def prior_times(
     from .transfer_tables import transfer_tables
 
     operators = operator_tables((), device=device)
+    transfers = transfer_tables(collectives, device=device, network=network)
     return FittedTimes(
         operators=operators,
-        transfers=transfer_tables(collectives, device=device, network=network),
-        conditions=_alone(operators, is_attention_fused),
+        transfers=transfers,
+        conditions=replace(_alone(operators, is_attention_fused), network=transfers.carrying),
     )
 
 
@@ -215,13 +218,15 @@ def table_times(
         **(_TRANSFER_SIGMAS if collectives else {}),
     }
     found = _alone(tables, is_attention_fused)
+    transfers = transfer_tables(
+        collectives, device=device, network=network, is_flagged_used=is_flagged_used
+    )
     return FittedTimes(
         operators=tables,
-        transfers=transfer_tables(
-            collectives, device=device, network=network, is_flagged_used=is_flagged_used
-        ),
+        transfers=transfers,
         conditions=replace(
             found,
+            network=transfers.carrying,
             log_centers=_MEASURED_TRANSFERS if collectives else {},
             log_sigmas=found.log_sigmas or sigmas,
         ),

@@ -56,5 +56,6 @@ def live_times(calibration: Calibration, config: RunConfig) -> LiveTimes:
             fp8=config.fp8,
             weight_fracs=calibration.weight_fracs,
             log_centers=IN_SITU,
+            network=calibration.transfers.carrying,
         ),
     )

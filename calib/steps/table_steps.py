@@ -9,6 +9,7 @@ from dataclasses import replace
 import pandas as pd
 
 from ..importers.own_format import table_kind
+from ..records.cluster import StatedNodes
 from ..records.step_rows import StepPredictions, StepRow, Trait
 from ..workload.operators import OperatorKind
 from .base_times import BaseTimes, FittedTimes, prior_times, table_times
@@ -24,9 +25,10 @@ def table_steps(
     known: Sequence[KnownStep] = (),
     operators: Sequence[pd.DataFrame] = (),
     collectives: Sequence[pd.DataFrame] = (),
+    stated: StatedNodes | None = None,
 ) -> FittedSteps:
     """That of the machine that a row ran on, over canonical tables and measured steps."""
-    return fit_steps(row_times(row, operators, collectives), known)
+    return fit_steps(row_times(row, operators, collectives, stated), known)
 
 
 class TableSteps:
@@ -34,7 +36,10 @@ class TableSteps:
 
     name = "ours"
 
-    def __init__(self, tables: Sequence[pd.DataFrame] = ()) -> None:
+    def __init__(
+        self, tables: Sequence[pd.DataFrame] = (), stated: StatedNodes | None = None
+    ) -> None:
+        self._stated = stated
         self._operators = tuple(t for t in tables if table_kind(t) == "operators")
         self._collectives = tuple(t for t in tables if table_kind(t) != "operators")
         self._times: dict[Hashable, BaseTimes] = {}
@@ -47,7 +52,7 @@ class TableSteps:
         """Base times of the machine that a row ran on."""
         key = times_key(row)
         if key not in self._times:
-            self._times[key] = row_times(row, self._operators, self._collectives)
+            self._times[key] = row_times(row, self._operators, self._collectives, self._stated)
         return self._times[key]
 
 
@@ -82,13 +87,14 @@ def row_times(
     row: StepRow,
     operators: Sequence[pd.DataFrame] = (),
     collectives: Sequence[pd.DataFrame] = (),
+    stated: StatedNodes | None = None,
 ) -> BaseTimes:
     """Base times of the machine that a row ran on, from canonical tables where there are any.
 
     A profile of whole layers goes before operators.  Without tables all comes from the priors of
-    the device, and of the network where the machine's name tells it.
+    the device, and of the network where the machine's name or the user tells it.
     """
-    base = _row_times(row, operators, collectives)
+    base = _row_times(row, operators, collectives, stated)
     return _opened(base) if row.config.has_open_widths else base
 
 
@@ -102,11 +108,12 @@ def _opened(base: FittedTimes | LayerTimes) -> BaseTimes:
 
 def _row_times(
     row: StepRow,
-    operators: Sequence[pd.DataFrame] = (),
-    collectives: Sequence[pd.DataFrame] = (),
+    operators: Sequence[pd.DataFrame],
+    collectives: Sequence[pd.DataFrame],
+    stated: StatedNodes | None,
 ) -> FittedTimes | LayerTimes:
     device, is_fused = row.config.device, row.config.is_attention_fused
-    network = network_of(row.machine, device)
+    network = network_of(row.machine, device, stated)
     profiles = [t for t in operators if (t["kind"] == OperatorKind.LAYER.value).any()]
     if operators and not profiles:
         return table_times(

@@ -11,10 +11,12 @@ import pandas as pd
 
 from ..fit.priors import device_prior
 from ..importers.own_format import CHOSEN
+from ..network.cluster import on_domains, stated_network
 from ..network.collective_times import CollectiveModel, fit_transfers
 from ..network.curves import Samples
 from ..network.groups import Group
-from ..network.systems import NetworkPrior, network_prior
+from ..network.systems import REACHED_FRAC, NetworkPrior, network_prior
+from ..records.cluster import StatedNodes
 from ..workload.collectives import Collective
 
 _MAX_ROWS = 400
@@ -22,8 +24,6 @@ _MAX_ROWS = 400
 
 
 _GIGA = 1e9
-_REACHED_FRAC = 0.9
-"""As of the network cards of other systems (``network.systems``)."""
 _CARDS: tuple[tuple[str, float], ...] = (
     ("slingshot-10", 12.5 * _GIGA),
     ("slingshot-11", 25 * _GIGA),
@@ -36,18 +36,23 @@ _CARDS: tuple[tuple[str, float], ...] = (
 """Rates of one network card by the name of its generation."""
 
 
-def network_of(place: str, device: str) -> NetworkPrior:
-    """Links of a cluster: those usual for the device, with the network that its name tells.
+def network_of(place: str, device: str, stated: StatedNodes | None = None) -> NetworkPrior:
+    """Links of a cluster: those usual for the device, with the network that its name tells, and
+    what is stated of its nodes.
 
     >>> network_of("Alps (4xGH200, Slingshot-11)", "GH200").links.network_bytes_per_s
     22500000000.0
     """
+    return on_domains(stated_network(stated or StatedNodes(), _named(place, device)))
+
+
+def _named(place: str, device: str) -> NetworkPrior:
     usual = network_prior(device)
     words = place.lower()
     rate = next((rate for name, rate in _CARDS if re.search(rf"\b{name}\b", words)), None)
     if rate is None or usual.links is None:
         return usual
-    links = replace(usual.links, network_bytes_per_s=_REACHED_FRAC * rate)
+    links = replace(usual.links, network_bytes_per_s=REACHED_FRAC * rate)
     return replace(usual, links=links)
 
 

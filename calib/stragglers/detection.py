@@ -81,8 +81,12 @@ class _Study:
         layout: RankPlaces,
         step_s: float,
     ) -> None:
-        self.compute, self.layout, self.config = compute, layout, config
+        self.compute, self.layout = compute, layout
         self.step_s = step_s
+        local = table.cluster().node.num_local_ranks
+        per_node = config.parallelism.ranks_per_node
+        # Hosts that NVLink joins are one node of the layout, and still fail one by one.
+        self.ranks_per_host = local if 1 < local < per_node else per_node
         self.excess = excess_s(compute.work_s, layout.stages)
         crowd = np.bincount(layout.stages)[layout.stages]
         self.alone = crowd < 2
@@ -193,7 +197,7 @@ class _Study:
 
     def _slow_hosts(self) -> set[int]:
         """Ranks of nodes of which every compared rank stands out, where other nodes have none."""
-        per_node = self.config.parallelism.ranks_per_node
+        per_node = self.ranks_per_host
         if per_node < 2:
             return set()
         nodes = self.compute.ranks // per_node

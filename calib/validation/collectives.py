@@ -37,6 +37,7 @@ from ..network.collective_times import Transfers, fit_transfers
 from ..network.curves import Samples
 from ..network.groups import Group
 from ..network.systems import network_prior
+from ..records.cluster import StatedNodes
 from ..workload.collectives import Collective
 from .scores import joined
 from .splits import Split
@@ -67,7 +68,7 @@ def validate_collectives(
     *,
     seeds: Sequence[int],
     protocols: Sequence[str],
-    cluster: Mapping[str, object] | None = None,
+    cluster: StatedNodes | None = None,
 ) -> pd.DataFrame:
     """Scored rows of everything that the protocols leave out; a group is a collective.
 
@@ -93,10 +94,10 @@ class TransferModel(Protocol):
 
 
 def fit_machine(
-    samples: Mapping[Group, Samples], device: str, *, cluster: Mapping[str, object] | None = None
+    samples: Mapping[Group, Samples], device: str, *, cluster: StatedNodes | None = None
 ) -> TransferModel:
     """Our model of the curves of one machine, with what is stated of its nodes."""
-    return fit_transfers(samples, stated_network(cluster or {}, network_prior(device)))
+    return fit_transfers(samples, stated_network(cluster or StatedNodes(), network_prior(device)))
 
 
 def left_out(

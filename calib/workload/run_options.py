@@ -189,6 +189,11 @@ class RunOptions:
         "one step after the window under PyTorch's profiler: kernels by operator, weight gradients "
         "apart; `auto`: on a GPU only",
     )  # fmt: skip
+    cluster: Path | None = _option(
+        None, "cluster", Reads.PATH, "FILE",
+        "JSON of what joins the GPUs, where their nodes do not show it: `docs/cluster.md`",
+        example="cluster.json",
+    )  # fmt: skip
     takes_requests: bool = False
     """``forerun run`` may ask for a stop, since the scheduler's limit is near."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ...calib.records.cluster import StatedNodes
 from ...calib.workload.run_options import RunOptions
 
 RESTART_WINDOWS = 1000
@@ -53,6 +54,8 @@ class Settings(RunOptions):
     companion_command: tuple[str, ...] = ()
     """The program that reads the records and answers, started once on the last rank; its last
     argument will be the directory.  Empty: records are written, nothing is analysed live."""
+    nodes: StatedNodes = field(default_factory=StatedNodes)
+    """What the file ``cluster`` states."""
     is_answered: bool = False
     """Live answers are wanted: where there is no program for them, one line says what to do."""
 

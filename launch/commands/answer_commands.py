@@ -9,7 +9,8 @@ import argparse
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from ...calib.advice.plan import Candidate, Plan, compare, takes_options
 from ...calib.advice.plan import plan as make_plan
@@ -17,11 +18,13 @@ from ...calib.arguments.megatron_args import apply_options
 from ...calib.arguments.megatron_options import options_of
 from ...calib.errors import ConfigError
 from ...calib.memory.peak import Verdict
+from ...calib.network.cluster import link_figures
 from ...calib.units import GIB, format_bytes, format_frac, format_time
 from ...calib.workload.argument_values import whole
 from ...calib.workload.config import RunConfig
 from ...calib.workload.model_shape import at_least_one, at_most
 from ..known.machines import Machine, open_machine
+from ..options.cluster_files import read_cluster
 from ..options.config_files import described_run
 from ..report.layout_tables import layouts_table, routing_note, telling_note
 from ..report.table import console, show_table
@@ -45,7 +48,7 @@ def predict(args: argparse.Namespace) -> int:
         memory_offset_nbytes=machine.memory_offset_nbytes,
     )
     if args.json:
-        print_json({"run_id": machine.name, **candidate.to_json()})
+        print_json({"run_id": machine.name, **candidate.to_json(), "network": _network(machine)})
     else:
         tell(*machine.problems)
         print(_line(candidate))
@@ -64,6 +67,7 @@ def plan(args: argparse.Namespace) -> int:
     if args.json:
         top = [candidate.to_json() for candidate in found.candidates[: args.top]]
         value = {"run_id": machine.name, **found.to_json(), "candidates": top}
+        value["network"] = _network(machine)
         print(json.dumps(value, indent=2))
     else:
         tell(*machine.problems)
@@ -92,7 +96,15 @@ def _machine(args: argparse.Namespace) -> Machine:
         also=args.also or (),
         like=args.like,
         device=args.device,
+        stated=read_cluster(args.cluster),
     )
+
+
+def _network(machine: Machine) -> dict[str, Any]:
+    """What transfers were priced on, with where it comes from; empty without NCCL."""
+    known = machine.steps.base.conditions.network
+    figures = {} if known is None else link_figures(known)
+    return {name: asdict(found) for name, found in figures.items()}
 
 
 def _plan(args: argparse.Namespace, machine: Machine) -> Plan:

@@ -13,13 +13,12 @@ import pandas as pd
 
 from ...calib.errors import CalibrationError, ConfigError
 from ...calib.importers.own_format import read_table, table_kind
-from ...calib.plain_json import parse_json
 from ...calib.units import format_frac
 from ...calib.validation.collectives import COLLECTIVE_PROTOCOLS, validate_collectives
 from ...calib.validation.operators import OPERATOR_PROTOCOLS, implausible, validate_operators
 from ...calib.validation.scores import FIGURES, joined, noise_floors, score_rows
-from ..directory.bounded_files import read_bounded
 from ..known.table_files import read_frame, table_names
+from ..options.cluster_files import read_cluster
 from ..report.table import ReportTable, console, show_table
 from .outcome import ExitCode, grouped, print_json, tell
 
@@ -78,14 +77,7 @@ def _protocols_of(args: argparse.Namespace) -> Callable[..., pd.DataFrame]:
         return validate_operators
     if path is None:
         return validate_collectives
-    text = read_bounded(path)
-    try:
-        found = None if text is None else parse_json(text)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path} holds no JSON object; state the nodes of a cluster in one")
-    return partial(validate_collectives, cluster=found)
+    return partial(validate_collectives, cluster=read_cluster(path))
 
 
 def _each_protocol(

@@ -31,6 +31,7 @@ from ...calib.validation.step_scores import (
 )
 from ...calib.validation.steps import score_folds
 from ..known.table_files import read_frame, table_names
+from ..options.cluster_files import read_cluster
 from ..report.table import ReportTable, console, show_table
 from .outcome import ExitCode, grouped, print_json, tell
 
@@ -136,7 +137,8 @@ def _check(args: argparse.Namespace) -> None:
 def _model(args: argparse.Namespace) -> TableSteps:
     """The calibrated step model, on the operator tables where there are any."""
     named = zip(args.operators, table_names(args.operators), strict=True)
-    return TableSteps([read_table(read_frame(path), name) for path, name in named])
+    tables = [read_table(read_frame(path), name) for path, name in named]
+    return TableSteps(tables, read_cluster(args.cluster))
 
 
 def _tables(args: argparse.Namespace) -> Iterator[StepTable]:

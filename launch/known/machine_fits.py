@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ...calib.answers.routing import with_measured_routing
 from ...calib.answers.run_measurements import memory_offset_nbytes
-from ...calib.answers.run_steps import known_elsewhere, run_steps, steps_on
+from ...calib.answers.run_steps import config_on, known_elsewhere, run_steps, steps_on
 from ...calib.errors import ConfigError
 from ...calib.fit.priors import device_prior
 from ...calib.memory.peak import memory_offset
+from ...calib.records.cluster import StatedNodes
 from ...calib.samples.table import SampleTable
 from ...calib.steps.known import KnownStep
 from ...calib.steps.table_steps import table_steps
@@ -31,6 +31,7 @@ def fit_machine_of(
     also: Sequence[Path] = (),
     like: Path | None = None,
     device: str | None = None,
+    stated: StatedNodes | None = None,
 ) -> Machine:
     """See ``machines.open_machine``."""
     imported = read_imported(directory)
@@ -40,12 +41,14 @@ def fit_machine_of(
                 f"{directory} holds imported steps alone, whose operators nobody timed: --like and "
                 f"--device need a run or probes; record one with --calibrate or forerun probe"
             )
-        return _imported(imported, machine)
+        return _imported(imported, machine, stated)
     loaded = load(directory, run_id)
     table = loaded.table
     problems = (*loaded.problems, *imported.problems)
     if device is not None:
-        return _on_device(table, device, problems)
+        return _on_device(table, device, problems, stated)
+    if stated is not None:
+        table = table.with_stated(stated)
     own = table.config()
     known = [*loaded.known, *(one for other in also for one in _elsewhere(other, own))]
     other = None if like is None else load(like, None).table
@@ -59,20 +62,22 @@ def fit_machine_of(
     )
 
 
-def _on_device(table: SampleTable, device: str, problems: tuple[str, ...]) -> Machine:
+def _on_device(
+    table: SampleTable, device: str, problems: tuple[str, ...], stated: StatedNodes | None
+) -> Machine:
     """The run on a device that nothing was measured on."""
     untold = f"{device}: nothing was measured on it; its times are by data sheets"
     return Machine(
         name=table.run_id,
-        own=replace(with_measured_routing(table.config(), table), device=device),
-        steps=steps_on(table, device),
+        own=with_measured_routing(config_on(table, device, stated), table),
+        steps=steps_on(table, device, stated),
         memory_capacity_nbytes=None,
         memory_offset_nbytes=memory_offset_nbytes(table),
         problems=(*problems, untold),
     )
 
 
-def _imported(tables: ImportedTables, name: str | None) -> Machine:
+def _imported(tables: ImportedTables, name: str | None, stated: StatedNodes | None) -> Machine:
     rows = tables.machine(name)
     last = rows[-1]
     peaks = [
@@ -84,7 +89,11 @@ def _imported(tables: ImportedTables, name: str | None) -> Machine:
         name=last.machine,
         own=last.config,
         steps=table_steps(
-            rows[0], [KnownStep.of(row) for row in rows], tables.operators, tables.collectives
+            rows[0],
+            [KnownStep.of(row) for row in rows],
+            tables.operators,
+            tables.collectives,
+            stated,
         ),
         memory_capacity_nbytes=None,
         memory_offset_nbytes=int(np.median(peaks)) if peaks else None,

@@ -5,9 +5,11 @@ A fit is kept beside the samples and read back while nothing that it stands on h
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...calib.records.cluster import StatedNodes
 from .kept_fits import KeptFit
 from .kept_fits import Machine as Machine
 
@@ -20,15 +22,18 @@ def open_machine(
     also: Sequence[Path] = (),
     like: Path | None = None,
     device: str | None = None,
+    stated: StatedNodes | None = None,
 ) -> Machine:
     """The step model of a directory: of its newest run, else of what was imported into it.
 
     ``also`` are directories whose runs and imported rows are evidence too; operators of the run in
     ``like``, maybe of another device, are carried over to this one's, and with ``device`` those of
-    this run to a device that nothing was measured on.  Raises ``RecordError``
+    this run to a device that nothing was measured on.  ``stated`` is said of the nodes, over what
+    the run saw and was told of them.  Raises ``RecordError``
     where there is neither, ``ConfigError`` where imported machines have to be told apart.
     """
-    asked = (run_id, machine, None if like is None else str(like.absolute()), device)
+    said = None if stated is None else json.dumps(stated.values, sort_keys=True)
+    asked = (run_id, machine, None if like is None else str(like.absolute()), device, said)
     read = (*also, like) if like is not None else also
     kept = KeptFit(directory, question=asked, also=read)
     found = kept.read()
@@ -36,7 +41,13 @@ def open_machine(
         from .machine_fits import fit_machine_of  # what reads and fits is slow to import
 
         found = fit_machine_of(
-            directory, run_id=run_id, machine=machine, also=also, like=like, device=device
+            directory,
+            run_id=run_id,
+            machine=machine,
+            also=also,
+            like=like,
+            device=device,
+            stated=stated,
         )
         kept.write(found)
     return found

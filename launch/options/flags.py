@@ -21,10 +21,12 @@ from ..._forerun_autoload import FLAGS as FLAGS
 from ..._forerun_autoload import near
 from ..._forerun_autoload import split as split
 from ...calib.errors import ConfigError
+from ...calib.records.cluster import StatedNodes
 from ...calib.workload.run_options import DeviceChoice, Flag, Goals, Reads, options
 from ...hooks.process import interpreter
 from ...hooks.process.launch_identity import process_start
 from ...hooks.process.settings import CadenceHint, RankInfo, Settings
+from .cluster_files import read_cluster
 
 FLAG = FLAGS[1]
 DEVICE = "FORERUN_DEVICE"
@@ -62,6 +64,7 @@ def parse(
         host_argv=tuple(host_argv),
         companion_command=tuple(companion_command),
         is_answered=True,
+        nodes=read_cluster(values.get("cluster")) or StatedNodes(),
         goals=goals,
         takes_requests=environ.get(REQUESTS) == "1",
         **values,

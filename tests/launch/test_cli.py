@@ -29,11 +29,12 @@ def test_the_surface_is_frozen() -> None:
     assert surface == {
         "report": ["--help", "--json", "--run-id"],
         "predict": [
-            *("--also", "--config", "--device", "--fail-over", "--help", "--json", "--like"),
-            *("--machine", "--run-id"),
+            *("--also", "--cluster", "--config", "--device", "--fail-over", "--help", "--json"),
+            *("--like", "--machine", "--run-id"),
         ],
         "plan": [
             "--also",
+            "--cluster",
             "--config",
             "--device",
             "--gpus",

@@ -240,3 +240,14 @@ def test_a_python_that_is_named_answers() -> None:
         "--forerun-python=/opt/answers/bin/python",
     ):
         assert parse(flag).companion_command[0] == "/opt/answers/bin/python"
+
+
+def test_a_cluster_file_is_read_with_the_flags(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text('{"num_cards": 2}')
+    settings = parse(f"--calibrate-cluster={path}")
+    assert settings.cluster == path and settings.nodes.values == {"num_cards": 2}
+    assert not parse("--calibrate").nodes.values
+    path.write_text('{"num_cards": 0}')
+    with pytest.raises(ConfigError, match="num_cards 0"):
+        parse(f"--calibrate-cluster={path}")

@@ -1,0 +1,72 @@
+"""What ranks say of their nodes reaches the table, and the layouts that are counted by it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from forerun.calib.records.cluster import Cluster, SeenNode, StatedNodes
+from forerun.calib.records.record_kinds import Header, from_dict, to_dict
+from forerun.calib.records.run_records import RunRecords, parse_header
+from forerun.calib.samples.table import SampleTable, build_table
+from forerun.calib.workload.config import Batch, Parallelism, RunConfig
+from tests.calib.samples.conftest import header
+
+HOST = SeenNode(num_ranks=8, num_local_ranks=4, num_gpus=4, num_cards=4)
+
+
+def table(config: RunConfig, device: str, cluster: Cluster) -> SampleTable:
+    layout = Parallelism(dp=8, ranks_per_node=4)
+    batch = Batch(micro_batch_size=1, global_batch_size=8)
+    ran = replace(config, device=device, parallelism=layout, batch=batch)
+    return build_table(
+        RunRecords(
+            run_id="run-a",
+            headers={0: header(0, world_size=8, cluster=cluster.to_json())},
+            configs={0: replace(ran, parallelism=cluster.joined(ran.parallelism, device))},
+            records={0: ()},
+        )
+    )
+
+
+def test_a_header_of_another_version_is_read() -> None:
+    own = header(0, cluster=Cluster(seen=(HOST,)).to_json())
+    value = to_dict(own)
+    assert from_dict(value) == own
+    older = {name: told for name, told in value.items() if name != "cluster"}
+    found = from_dict(older)
+    assert isinstance(found, Header) and found.cluster == {}
+    newer = parse_header(
+        '{"type": "header", "schema": 1, "run_id": "r", "rank": 0, "world_size": 1, "device": "",'
+        ' "created_by": "", "started_unix_s": 1.0, "cluster": {"lasers": 3}, "more": []}'
+    )
+    assert Cluster.from_json(newer.cluster) == Cluster()
+
+
+def test_the_table_holds_what_was_seen(config: RunConfig) -> None:
+    cluster = Cluster(seen=(HOST,), stated=StatedNodes(num_cards=2))
+    found = table(config, "NVIDIA H100 80GB HBM3", cluster)
+    assert found.cluster() == cluster
+    assert found.config().parallelism.ranks_per_node == 4
+
+
+@pytest.mark.parametrize(
+    ("fabric", "domain", "per_node"), [("", None, 72), ("none", None, 4), ("none", 36, 36)]
+)
+def test_a_layout_counts_domains_as_nodes(
+    config: RunConfig, fabric: str, domain: int | None, per_node: int
+) -> None:
+    cluster = Cluster(seen=(replace(HOST, fabric=fabric),), stated=StatedNodes(domain=domain))
+    found = table(config, "NVIDIA GB200", cluster)
+    assert found.config().parallelism.ranks_per_node == per_node
+
+
+def test_what_is_said_later_goes_before(config: RunConfig) -> None:
+    first = table(config, "NVIDIA GB200", Cluster(seen=(HOST,)))
+    later = first.with_stated(StatedNodes(domain=4, num_cards=1))
+    assert later.cluster().stated == StatedNodes(domain=4, num_cards=1)
+    assert later.cluster().seen == (HOST,)
+    assert later.config().parallelism.ranks_per_node == 4
+    again = later.with_stated(StatedNodes())
+    assert again.config() == first.config() and again.cluster() == first.cluster()

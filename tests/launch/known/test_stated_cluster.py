@@ -1,0 +1,95 @@
+"""``--cluster`` reaches the answer of every verb by the one step model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forerun.calib.records.cluster import StatedNodes
+from forerun.launch.cli import ExitCode, main
+from forerun.launch.known.machines import open_machine
+from tests.launch.known.test_carried_over import GOLDEN, H100, copy_as
+
+GB200 = "NVIDIA GB200"
+SLOW = '{"num_gpus": 2, "num_cards": 1, "card_bytes_per_s": 1e9}'
+assert GOLDEN.is_dir()
+
+
+def predicted(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, object]:
+    layout = ("--gpus", "16", "--micro-batch-size", "1", "--json")
+    assert main(["predict", *argv, *layout]) == ExitCode.ANSWER
+    out = capsys.readouterr().out
+    found: dict[str, object] = json.loads(out)
+    return found
+
+
+def test_slow_cards_are_slow_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy_as(tmp_path, "run", H100)
+    cluster = tmp_path / "cluster.json"
+    cluster.write_text(SLOW)
+    usual = predicted(capsys, str(tmp_path))
+    slow = predicted(capsys, str(tmp_path), "--cluster", str(cluster))
+    again = predicted(capsys, str(tmp_path))
+    assert float(str(slow["step_time_s"])) > float(str(usual["step_time_s"]))
+    assert again == usual
+    figures = slow["network"]
+    assert isinstance(figures, dict)
+    assert figures["num_cards"] == {"value": 1, "origin": "stated"}
+    assert figures["domain"]["origin"] == "prior"
+
+
+def test_a_rack_joins_hosts(tmp_path: Path) -> None:
+    copy_as(tmp_path, "run", H100)
+    times = {}
+    for domain in (72, 2):
+        said = StatedNodes(domain=domain, num_gpus=2)
+        found = open_machine(tmp_path, device=GB200, stated=said)
+        wide = replace(found.own.parallelism, dp=16)
+        batch = replace(found.own.batch, micro_batch_size=1)
+        assert wide.ranks_per_node == domain
+        step = found.steps.estimate(replace(found.own, parallelism=wide, batch=batch))
+        times[domain] = step.time_s
+    assert times[2] > times[72]
+    assert open_machine(tmp_path, device=GB200).own.parallelism.ranks_per_node == 72
+
+
+def test_another_device_is_on_its_own_nodes(tmp_path: Path) -> None:
+    copy_as(tmp_path, "run", H100)
+    moved = open_machine(tmp_path, device=GB200, stated=StatedNodes(domain=36))
+    assert moved.own.parallelism.ranks_per_node == 36
+    known = moved.steps.base.conditions.network
+    assert known is not None and known.links is not None
+    assert known.links.topology.domain == 36
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"num_cards": "many"}', ("num_cards", "'many'", "whole number")),
+        ('{"cards": 8}', ("'cards'", "num_cards")),
+        ("[8]", ("no JSON object", "num_cards")),
+        ("{", ("not JSON",)),
+        ('{"joint": "torus"}', ("'torus'", "switch")),
+        (" " * 70_000, ("64 KiB",)),
+    ],
+)
+@pytest.mark.parametrize("verb", ["predict", "plan"])
+def test_a_wrong_file_is_refused_with_the_rule(
+    verb: str, text: str, words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = tmp_path / "cluster.json"
+    cluster.write_text(text)
+    assert main([verb, str(tmp_path), "--cluster", str(cluster)]) == ExitCode.USAGE
+    err = capsys.readouterr().err
+    assert all(word in err for word in (*words, "cluster.json")), err
+
+
+def test_a_file_that_is_not_there_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "none.json"
+    assert main(["predict", str(tmp_path), "--cluster", str(path)]) == ExitCode.USAGE
+    assert "none.json" in capsys.readouterr().err
