@@ -12,6 +12,7 @@ from ...calib.records.run_records import parse_header
 from ..process.interpreter import own_version
 
 if TYPE_CHECKING:
+    from ...calib.plain_json import JsonObject
     from ..process.host import Host
     from ..process.settings import RankInfo
 
@@ -19,7 +20,14 @@ if TYPE_CHECKING:
 _MAX_HEADER_NBYTES = 65_536
 
 
-def header_of(rank: RankInfo, host: Host | None, *, device: str, started_unix_s: float) -> Header:
+def header_of(
+    rank: RankInfo,
+    host: Host | None,
+    *,
+    device: str,
+    started_unix_s: float,
+    cluster: JsonObject | None = None,
+) -> Header:
     """Whose records follow, as far as it is known."""
     return Header(
         schema=SCHEMA,
@@ -32,6 +40,7 @@ def header_of(rank: RankInfo, host: Host | None, *, device: str, started_unix_s:
         stage=host.stage if host else 0,
         tp_rank=host.tp_rank if host else 0,
         dp_rank=host.dp_rank if host else 0,
+        cluster=cluster or {},
     )
 
 

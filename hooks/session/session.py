@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import time
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from ..control.orders import Orders
 from ..process.events import CollectionWatch, in_forked_child
 from ..process.guard import Guard
 from ..process.host import Reference, reference
+from ..process.node_sight import Sight
 from ..process.settings import RESTART_WINDOWS, Settings
 from ..recording.exchange import RecordingRole
 from ..recording.header import header_of
@@ -53,6 +55,7 @@ class Session:
         self._live = Live(settings)
         self._orders = Orders(settings, self.guard, self._live.orders, self._live.launch_id)
         self._duty = RecordingRole(settings)
+        self._sight = Sight(settings, os.environ)
         self._writer = self._new_writer()
         self._fitting = Fitting(self.guard, self._writer.put)
         self._ledger = Ledger(self._writer, self.guard, self._live.tell)
@@ -365,6 +368,7 @@ class Session:
             self._fitting.host,
             device=self._fitting.device,
             started_unix_s=self._started_unix_s,
+            cluster=self.guard.protect(self._sight.told)(),
         )
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from importlib import metadata
 
 from ...hooks.process.interpreter import PACKAGES, VARIABLE, installed_version, missing, remedy
+from ...hooks.process.node_sight import see_node
 from ..sinks.wandb_sink import has_key
 from .attached import Finding, Severity, attachment
 from .outcome import print_json
@@ -33,6 +34,7 @@ def examine() -> list[Finding]:
         _megatron(),
         *attachment(),
         _nccl(),
+        _network(),
         _wandb(),
     ]
 
@@ -123,6 +125,18 @@ def _nccl() -> Finding:
             "both write the same library; keep the one that torch asks for",
         )
     return Finding("nccl", wheels[0] if wheels else "none (CPU torch: gloo)")
+
+
+def _network() -> Finding:
+    """What a run on this node would see of its network."""
+    node = see_node(os.environ, num_ranks=0, num_local_ranks=0)
+    if text := node.text:
+        return Finding("network", text)
+    return Finding(
+        "network",
+        "nothing is shown here: what is usual for the device",
+        remedy="state it, for predict and plan: --cluster FILE, see docs/cluster.md",
+    )
 
 
 def _wandb() -> Finding:
