@@ -165,6 +165,20 @@ class AttachedRun:
         self._session.finish()
 
 
+_LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+_LOCAL_SIZES = (
+    *("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+    "SLURM_NTASKS_PER_NODE",
+)
+"""What torchrun, Open MPI, MPICH and Intel MPI, and Slurm call them."""
+
+
+def _told(names: Iterable[str], default: int) -> int:
+    """The first of these variables that is a whole number."""
+    found = (os.environ.get(name, "") for name in names)
+    return next((int(text) for text in found if text.isascii() and text.isdecimal()), default)
+
+
 def current_rank() -> RankInfo:
     """This process among its peers, from ``torch.distributed``, else alone."""
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -184,7 +198,7 @@ def current_rank() -> RankInfo:
     return RankInfo(
         rank=rank,
         world_size=world_size,
-        local_rank=int(os.environ.get("LOCAL_RANK", rank)),
-        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", world_size)),
+        local_rank=_told(_LOCAL_RANKS, rank),
+        local_world_size=max(1, min(_told(_LOCAL_SIZES, world_size), world_size)),
         run_id=re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join(("attached", *launch))),
     )
