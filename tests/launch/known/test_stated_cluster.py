@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.records.cluster import StatedNodes
+from forerun.calib.records.cluster import Cluster, SeenNode, StatedNodes
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.known.machines import open_machine
 from tests.launch.known.test_carried_over import GOLDEN, H100, copy_as
@@ -93,3 +93,49 @@ def test_a_file_that_is_not_there_is_named(
     path = tmp_path / "none.json"
     assert main(["predict", str(tmp_path), "--cluster", str(path)]) == ExitCode.USAGE
     assert "none.json" in capsys.readouterr().err
+
+
+def look(home: Path, node: SeenNode, stated: StatedNodes | None = None) -> None:
+    """As if the run's first rank had seen this node."""
+    told = Cluster(seen=(node,), stated=stated or StatedNodes()).to_json()
+    (path,) = (home / "records").glob("*/rank-00000.jsonl")
+    head, _, rest = path.read_text(encoding="utf-8").partition("\n")
+    path.write_text(json.dumps({**json.loads(head), "cluster": told}) + "\n" + rest)
+
+
+def test_what_the_run_saw_is_priced_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One card of 10 Gb/s for two GPUs; what was stated to the run goes before that."""
+    copy_as(tmp_path, "run", H100)
+    node = SeenNode(
+        num_ranks=2, num_local_ranks=2, num_gpus=2, num_cards=1, card_bytes_per_s=1.25e9
+    )
+    stated = StatedNodes(num_gpus=2)
+    times = {}
+    for name, seen, said in (
+        ("usual", SeenNode(num_local_ranks=2), stated),
+        ("slow", node, stated),
+        ("stated", node, StatedNodes(num_gpus=2, num_cards=2, card_bytes_per_s=50e9)),
+    ):
+        look(tmp_path, seen, said)
+        found = predicted(capsys, str(tmp_path))
+        times[name] = float(str(found["step_time_s"]))
+        figures = found["network"]
+        assert isinstance(figures, dict)
+        if name != "usual":
+            origin = "seen" if name == "slow" else "stated"
+            assert figures["num_cards"]["origin"] == origin
+    assert times["slow"] > times["usual"] >= times["stated"]
+
+
+def test_the_report_has_one_line_on_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copy_as(tmp_path, "run", H100)
+    look(tmp_path, SeenNode(num_local_ranks=2, num_gpus=4, num_cards=4, card_bytes_per_s=25e9))
+    assert main(["report", str(tmp_path), "--json"]) in (ExitCode.ANSWER, ExitCode.THRESHOLD)
+    answer = json.loads(capsys.readouterr().out)
+    lines = [line for line in answer["decision"]["transcript"] if "network:" in line]
+    assert lines == [
+        "[forerun] network: 4 cards of 22.5 GB/s for 4 GPUs (seen), NVLink domain 4 (prior)"
+    ]
+    assert answer["calibration"]["network"]["num_gpus"] == {"value": 4, "origin": "seen"}
