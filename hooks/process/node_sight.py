@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...calib.plain_json import JsonObject
-from ...calib.records.cluster import Cluster, SeenNode
+from ...calib.records.cluster import Cluster, SeenNode, StatedNodes
 from .nvml import SeenLinks, see_links
-from .settings import Settings
+from .settings import RankInfo
 
 SYS = Path("/sys")
 VARIABLES = (
@@ -62,8 +62,11 @@ _CODED_FROM_GIGA = 8.0
 class Sight:
     """What one rank tells of its cluster; read once, by the thread that writes."""
 
-    def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
-        self._settings = settings
+    def __init__(
+        self, rank: RankInfo, environ: Mapping[str, str], stated: StatedNodes | None = None
+    ) -> None:
+        self._rank = rank
+        self._stated = stated or StatedNodes()
         self._environ = environ
         self._told: JsonObject | None = None
 
@@ -75,7 +78,7 @@ class Sight:
         return self._told
 
     def _look(self) -> JsonObject:
-        rank, stated = self._settings.rank, self._settings.nodes
+        rank = self._rank
         if rank.local_rank:
             return {}
         node = see_node(
@@ -83,7 +86,7 @@ class Sight:
             num_ranks=rank.world_size,
             num_local_ranks=rank.local_world_size,
         )
-        return Cluster(seen=(node,), stated=stated).to_json()
+        return Cluster(seen=(node,), stated=self._stated).to_json()
 
 
 def see_node(

@@ -55,7 +55,7 @@ class Session:
         self._live = Live(settings)
         self._orders = Orders(settings, self.guard, self._live.orders, self._live.launch_id)
         self._duty = RecordingRole(settings)
-        self._sight = Sight(settings, os.environ)
+        self._sight = Sight(settings.rank, os.environ, settings.nodes)
         self._writer = self._new_writer()
         self._fitting = Fitting(self.guard, self._writer.put)
         self._ledger = Ledger(self._writer, self.guard, self._live.tell)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ...calib.errors import ConfigError
 from ...calib.records.record_kinds import SCHEMA, Header, Record, RunRecord, WindowRecord, to_dict
 from ...calib.workload.config import Batch, ModelShape, Parallelism, Precision, RunConfig
+from ...hooks.process.node_sight import Sight
 from ...hooks.process.settings import RankInfo
 from ..options.config_files import described_run
 from ..options.flags import rank_info
@@ -145,6 +146,7 @@ def _write(
         created_by="forerun probe",
         device=device,
         started_unix_s=time.time(),
+        cluster=Sight(rank, os.environ).told(),
     )
     end = WindowRecord(window=0, first_step=0, last_step=0, num_faults=0, num_dropped=0)
     whole = [header, RunRecord(config=config.to_json()), *records, end]

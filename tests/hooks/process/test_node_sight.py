@@ -11,7 +11,7 @@ import pytest
 from forerun.calib.records.cluster import Cluster, SeenNode, StatedNodes
 from forerun.hooks.process.node_sight import VARIABLES, Sight, see_node
 from forerun.hooks.process.nvml import SeenLinks, see_links
-from forerun.hooks.process.settings import RankInfo, Settings
+from forerun.hooks.process.settings import RankInfo
 
 NDR = "400 Gb/sec (4X NDR)"
 HDR = "200 Gb/sec (4X HDR)"
@@ -248,11 +248,10 @@ def test_a_driver_that_is_not_there_or_old_is_no_fault() -> None:
 
 def test_the_first_rank_of_a_node_tells_and_reads_once(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = RankInfo(rank=8, world_size=16, local_rank=0, local_world_size=8, run_id="r")
-    first = Settings(rank=rank, nodes=StatedNodes(domain=36))
-    sight = Sight(first, {})
+    sight = Sight(rank, {}, StatedNodes(domain=36))
     told = Cluster.from_json(sight.told())
     assert told.stated.domain == 36 and told.node.num_local_ranks == 8
     monkeypatch.setattr("forerun.hooks.process.node_sight.see_node", None)
     assert sight.told() is sight.told()
     other = RankInfo(rank=9, world_size=16, local_rank=1, local_world_size=8, run_id="r")
-    assert Sight(Settings(rank=other), {}).told() == {}
+    assert Sight(other, {}).told() == {}
