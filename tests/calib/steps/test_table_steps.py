@@ -7,6 +7,7 @@ import pandas as pd
 from step_fixtures import grid, timed
 
 from forerun.calib.importers.own_format import read_table
+from forerun.calib.records.cluster import StatedNodes
 from forerun.calib.steps.table_steps import TableSteps
 
 
@@ -42,3 +43,13 @@ def test_tables_of_operators_are_read() -> None:
     without = TableSteps().fit([]).predict(rows).time_s
     slow = TableSteps([table]).fit([]).predict(rows).time_s
     assert (slow > 2 * without).all()
+
+
+def test_what_is_stated_of_nodes_is_priced() -> None:
+    """One card of 10 Gb/s in each node: only steps across nodes become slower."""
+    rows = grid()
+    stated = StatedNodes(num_cards=1, card_bytes_per_s=1.1e9)
+    usual, slow = (TableSteps((), s).fit([]).predict(rows).time_s for s in (None, stated))
+    far = np.array([row.num_ranks > row.config.parallelism.ranks_per_node > 0 for row in rows])
+    assert far.any() and (slow[far] > usual[far]).all()
+    assert slow[~far].tolist() == usual[~far].tolist()
