@@ -110,6 +110,7 @@ def _experts(given: Arguments, ffn: int, num_layers: int) -> Experts | None:
     freq = given.get("moe_layer_freq")
     capacity = given.real("moe_expert_capacity_factor")
     dispatcher = given.text("moe_token_dispatcher_type", default=Dispatcher.ALL_GATHER.value)
+    switches: dict[str, Any] = {field: given.is_on(name) for field, name in EXPERT_SWITCHES.items()}
     return Experts(
         num_experts=num_experts,
         top_k=given.number("moe_router_topk", default=2),
@@ -122,7 +123,7 @@ def _experts(given: Arguments, ffn: int, num_layers: int) -> Experts | None:
         rank_capacity_factor=(room := max(given.real("moe_expert_rank_capacity_factor"), 0.0)),
         stash_factor=_stash_factor(given) if room else 0.0,
         has_fp32_router=given.get("moe_router_dtype") is not None,
-        **{field: given.is_on(name) for field, name in EXPERT_SWITCHES.items()},
+        **switches,
     )
 
 

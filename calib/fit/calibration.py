@@ -280,7 +280,7 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
     """
     # A fit that was kept answers without a table: pandas is slow to import.
     from ..samples.operator_rows import weight_fracs
-    from .training import measured_collectives, measured_operators
+    from .training import measured_collectives, measured_host, measured_operators
 
     measured = measured_operators(table)
     if not measured:
@@ -291,6 +291,9 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
     prior = device_prior(device)
     machine = fit_machine(_groups(measured), device=device, use_prior=True)
     measured_calls = measured_collectives(table)
+    host = measured_host(table)
+    if any(one.kind is OperatorKind.SHARDED_OPTIMIZER for one in measured):
+        host = with_units(host, table.config(), machine.ceilings.launch_s)
     network = known_network(device, table.cluster())
     return Calibration(
         device=device,
@@ -298,22 +301,10 @@ def calibrate(table: SampleTable, *, device: str) -> Calibration:
         machine=machine,
         transfers=fit_collectives(measured_calls, network, prior_sigma_log=prior.error_sigma_log),
         measured=measured,
-        measured_host=_host_of(table, measured, machine),
+        measured_host=host,
         measured_transfers=measured_calls,
         weight_fracs=weight_fracs(table.traced),
     )
-
-
-def _host_of(
-    table: SampleTable, measured: Mapping[Operator, Measured], machine: MachineModel
-) -> Mapping[Key, Measured]:
-    """The host's constants, with what sharding adds to them apart where tensors are sharded."""
-    from .training import measured_host
-
-    found = measured_host(table)
-    if not any(one.kind is OperatorKind.SHARDED_OPTIMIZER for one in measured):
-        return found
-    return with_units(found, table.config(), machine.ceilings.launch_s)
 
 
 def carried_over(own: Calibration, other: Calibration) -> Calibration:

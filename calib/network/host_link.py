@@ -27,10 +27,20 @@ _RATES = (
 """Longer names first; sixteen lanes of the PCIe of their year."""
 
 
-def host_copy_s(operator: Operator, device: str) -> float:
-    """Seconds of one copy: forwards to the host's memory, backwards out of it.
+def host_rates(device: str) -> tuple[float, float]:
+    """Bytes/s of large copies to the host's memory, and out of it.
 
     Devices that are not known have the fourth generation of PCIe.
+
+    >>> [rate / 1e9 for rate in host_rates("NVIDIA GH200 96GB")]
+    [297.0, 375.0]
+    """
+    low = device.lower()
+    return next((rates for name, rates in _RATES if name in low), _GEN4)
+
+
+def host_copy_s(operator: Operator, device: str) -> float:
+    """Seconds of one copy: forwards to the host's memory, backwards out of it.
 
     >>> from ..workload.operators import OperatorKind
     >>> copy = Operator(kind=OperatorKind.HOST_COPY, phase=Phase.FORWARD, shape=(10**9,),
@@ -38,6 +48,4 @@ def host_copy_s(operator: Operator, device: str) -> float:
     >>> [round(1e3 * host_copy_s(copy, name), 1) for name in ("NVIDIA H100", "NVIDIA GH200")]
     [18.4, 3.4]
     """
-    low = device.lower()
-    rates = next((rates for name, rates in _RATES if name in low), _GEN4)
-    return _COPY_S + operator.shape[0] / rates[operator.phase is Phase.BACKWARD]
+    return _COPY_S + operator.shape[0] / host_rates(device)[operator.phase is Phase.BACKWARD]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ..fit.priors import device_prior
 from ..fit.rate_priors import generation
+from ..network.host_link import host_rates
 from ..workload.operators import Operator, OperatorKind
 
 OPTIMIZERS = frozenset(
@@ -25,47 +25,25 @@ and weights leave it as they are (``HybridDeviceOptimizer`` of megatron.core 0.1
 HOST_FRAC = 0.5
 """Of the sheet's memory rate that Adam reaches on all cores: a billion parameters in 0.22 s on two
 Xeon 8168 of 256 GB/s (Ren et al. 2021, "ZeRO-Offload", table 4)."""
-LINK_FRAC = 0.8
-"""Of the sheet's rate that copies of pinned memory reach: 25 of 31.5 GB/s on PCIe 4 x16."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostSheet:
-    """What the data sheets of a generation's usual server give one of its GPUs."""
-
-    memory_bytes_per_s: float
-    """Of the host's memory, shared by all GPUs of the server."""
-    link_bytes_per_s: float
-    """Between the GPU and the host, each way."""
-
-
-_SERVERS: Mapping[str, HostSheet] = {
-    # Two Xeon 8168 (6 channels of DDR4-2666 each) for 8 GPUs on PCIe 3 x16.
-    "volta": HostSheet(memory_bytes_per_s=256e9 / 8, link_bytes_per_s=15.75e9),
-    # DGX A100: two EPYC 7742 (8 channels of DDR4-3200) for 8, PCIe 4 x16.
-    "ampere": HostSheet(memory_bytes_per_s=409.6e9 / 8, link_bytes_per_s=31.5e9),
-    # DGX H100: two Xeon 8480C (8 channels of DDR5-4800) for 8, PCIe 5 x16.
-    "hopper": HostSheet(memory_bytes_per_s=614.4e9 / 8, link_bytes_per_s=63e9),
-    # DGX B200: two Xeon 8570 (8 channels of DDR5-5600) for 8, PCIe 5 x16.
-    "blackwell": HostSheet(memory_bytes_per_s=716.8e9 / 8, link_bytes_per_s=63e9),
-    # Two EPYC 9654 (12 channels of DDR5-4800) for 8, PCIe 5 x16.
-    "cdna3": HostSheet(memory_bytes_per_s=921.6e9 / 8, link_bytes_per_s=63e9),
+_SERVERS: Mapping[str, float] = {
+    # Two Xeon 8168 (6 channels of DDR4-2666 each) for 8 GPUs.
+    "volta": 256e9 / 8,
+    # DGX A100: two EPYC 7742 (8 channels of DDR4-3200) for 8.
+    "ampere": 409.6e9 / 8,
+    # DGX H100: two Xeon 8480C (8 channels of DDR5-4800) for 8.
+    "hopper": 614.4e9 / 8,
+    # DGX B200: two Xeon 8570 (8 channels of DDR5-5600) for 8.
+    "blackwell": 716.8e9 / 8,
+    # Two EPYC 9654 (12 channels of DDR5-4800) for 8.
+    "cdna3": 921.6e9 / 8,
 }
-_GRACE: Mapping[str, HostSheet] = {
-    # Grace (LPDDR5X, 500 GB/s) beside one Hopper, or beside two Blackwell; NVLink-C2C, 900 GB/s.
-    "gh200": HostSheet(memory_bytes_per_s=500e9, link_bytes_per_s=450e9),
-    "gh-96": HostSheet(memory_bytes_per_s=500e9, link_bytes_per_s=450e9),
-    "gb200": HostSheet(memory_bytes_per_s=250e9, link_bytes_per_s=450e9),
-    "gb300": HostSheet(memory_bytes_per_s=250e9, link_bytes_per_s=450e9),
-}
+"""Bytes/s of the host's memory by the data sheets of a generation's usual server, for one GPU."""
+# Grace (LPDDR5X, 500 GB/s) beside one Hopper, or beside two Blackwell.
+_GRACE: Mapping[str, float] = {"gh200": 500e9, "gh-96": 500e9, "gb200": 250e9, "gb300": 250e9}
 
 
-def host_sheet(device: str) -> HostSheet:
-    """That of the server which a device usually sits in; of DGX H100 where none is known.
-
-    >>> host_sheet("NVIDIA GB200").link_bytes_per_s / host_sheet("NVIDIA B200").link_bytes_per_s > 7
-    True
-    """
+def host_memory_bytes_per_s(device: str) -> float:
+    """One GPU's share of its host's memory rate; of DGX H100's where the server is not known."""
     name = device_prior(device).name
     usual = _SERVERS.get(generation(name).name, _SERVERS["hopper"])
     return _GRACE.get(name, usual)
@@ -87,8 +65,7 @@ def optimizer_s(operator: Operator, *, device: str, bytes_per_s: float) -> float
         return operator.shape[0] * OPTIMIZER_NBYTES / bytes_per_s
     parameters, moved_nbytes, on_host, is_overlapped = operator.shape
     own_s = (parameters - on_host) * moved_nbytes / bytes_per_s
-    host = host_sheet(device)
-    copy_s = on_host * COPIED_NBYTES / (LINK_FRAC * host.link_bytes_per_s)
-    update_s = on_host * ADAM_NBYTES / (HOST_FRAC * host.memory_bytes_per_s)
-    away_s = max(copy_s, update_s) if is_overlapped else 2 * copy_s + update_s
+    copies_s = [on_host * COPIED_NBYTES / rate for rate in host_rates(device)]
+    update_s = on_host * ADAM_NBYTES / (HOST_FRAC * host_memory_bytes_per_s(device))
+    away_s = max(*copies_s, update_s) if is_overlapped else sum(copies_s) + update_s
     return max(own_s, away_s)

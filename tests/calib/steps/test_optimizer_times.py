@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from forerun.calib.layers.stage_work import step_operators, updated_parameters
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.model import fit_steps
-from forerun.calib.steps.optimizer_times import host_sheet, optimizer_s
+from forerun.calib.steps.optimizer_times import optimizer_s
 from forerun.calib.workload.config import Precision, RunConfig
 from forerun.calib.workload.operators import OperatorKind, optimizer_operator
 
@@ -48,9 +48,9 @@ def test_the_precision_aware_optimizer_moves_what_its_dtypes_say(layout: Layout)
 
 
 def test_a_host_gets_gradients_updates_and_sends_weights() -> None:
-    """A billion parameters of one of eight GPUs: 28 GB at half of 76.8, 4 GB each way at 50.4."""
+    """A billion parameters of one of eight GPUs: 28 GB at half of 76.8, 4 GB each way at 54.4."""
     alone = seconds(moved_nbytes=40, host_parameters=NUM)
-    assert alone == pytest.approx(28 / 38.4 + 2 * 4 / 50.4, rel=1e-3)
+    assert alone == pytest.approx(28 / 38.4 + 2 * 4 / 54.4, rel=1e-3)
     beside = seconds(moved_nbytes=40, host_parameters=NUM, is_overlapped=True)
     assert beside == pytest.approx(28 / 38.4, rel=1e-3)
     # ZeRO-Offload, table 4: 0.22 s on all of a host of V100, here a rank has an eighth of it.
@@ -59,7 +59,6 @@ def test_a_host_gets_gradients_updates_and_sends_weights() -> None:
 
 
 def test_a_host_on_the_same_package_is_nearer() -> None:
-    assert host_sheet(GB200).link_bytes_per_s > 5 * host_sheet(H100).link_bytes_per_s
     offloaded = {"moved_nbytes": 40, "host_parameters": NUM}
     assert seconds(GB200, **offloaded) < 0.4 * seconds(H100, **offloaded)
 
