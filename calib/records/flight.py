@@ -60,6 +60,9 @@ class HostSpan:
     """The begin by the clock of the step's marks."""
 
 
+_SIDES = ("input", "output")
+
+
 def parse_dump(text: str | bytes) -> list[FlightEntry]:
     """The entries of a dump in the order of calling; raises ``RecordError`` where it is none."""
     try:
@@ -75,12 +78,17 @@ def _entry(entry: Mapping[str, Any]) -> FlightEntry:
     duration_ms = entry.get("duration_ms")
     pair = _PAIR.search(entry["profiling_name"])
     collective = collective_named(entry["profiling_name"].partition(" ")[0])
-    side = "output" if collective in _COUNTS_OUTPUT else "input"
+    sides = {
+        side: _nbytes(entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes")) for side in _SIDES
+    }
+    nbytes = sides["output" if collective in _COUNTS_OUTPUT else "input"]
+    if collective is Collective.ALL_TO_ALL:  # as the hooks count it
+        nbytes = max(sides.values()) if all(sides.values()) else 0
     return FlightEntry(
         group=f"{description}#{name}",
         collective=collective,
         number=int(entry["record_id"]),
-        nbytes=_nbytes(entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes")),
+        nbytes=nbytes,
         peer=int(pair[3]) if pair else -1,
         created_unix_ns=int(entry["time_created_ns"]),
         duration_ns=None if duration_ms is None else round(duration_ms / _MS_PER_S * NS_PER_S),

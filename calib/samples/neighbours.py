@@ -2,7 +2,7 @@
 
 Routed tokens give operators and exchanges another size in nearly every pass.  Each of these sizes
 is then one event: what a neighbour on the machine cost it, or waiting, cannot be told from its time
-as the median over steps tells it elsewhere.  The median over the nearest sizes can.
+as the median over steps tells it elsewhere.  The middle of the nearest sizes can.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .reduce import MAD_TO_SIGMA, MEDIAN_OVER_MEAN
 
 _FEW_STEPS = 4
 """A median over as many is not moved by one bad step; below, sizes need their neighbours."""
-_NUM_NEAR = 9
-"""Sizes that are taken together: four of them may be disturbed before the median is."""
+_NUM_NEAR, _NUM_NEAR_EXCHANGES = 9, 17
+"""Sizes that are taken together: four of them may be disturbed before what is taken of them is."""
 _LEAST_NEAR = 4
 """Fewer sizes than this tell nothing of each other."""
 _REACH_LOG = np.log(2.0)
@@ -42,8 +42,11 @@ Vector = NDArray[np.float64]
 
 
 def with_neighbours(samples: pd.DataFrame) -> pd.DataFrame:
-    """The rows of ``samples``; times of routed sizes that few steps had are those of the median
-    over the sizes near them, and ``spread_log`` is what leaves that median's own error.
+    """The rows of ``samples``; times of routed sizes that few steps had are those of the sizes near
+    them, and ``spread_log`` is what leaves the error of that.
+
+    Of operators it is their median.  Exchanges of one size are of two kinds, there and back, and a
+    step pays for both: there it is the mean of the middle half.
 
     All other rows stay as they are.  Along a size, time is taken to grow as a power between 0 and
     1, by the median slope between sizes (Theil 1950, Sen 1968).
@@ -67,18 +70,47 @@ def _judged(rows: pd.DataFrame) -> tuple[Vector, Vector]:
     """Time of each size by those near it, and the error of its log; both ``(rows,)``."""
     size, log_time = np.log(rows["size"].to_numpy(float)), np.log(rows["time_s"].to_numpy(float))
     level = log_time - _slope(size, log_time) * size
+    order = np.argsort(size, kind="stable")
+    if (rows["row"] == "collective").all():
+        held = _levels_near(size[order], level[order], _NUM_NEAR_EXCHANGES)
+        middle = _middle_mean(held)
+    else:
+        held = _levels_near(size[order], level[order], _NUM_NEAR)
+        middle = np.nanmedian(held, axis=1)
+    deviation = MAD_TO_SIGMA * np.nanmedian(np.abs(held - middle[:, np.newaxis]), axis=1)
+    number = np.isfinite(held).sum(axis=1)
     found, errors = np.empty(len(rows)), np.empty(len(rows))
-    for place in range(len(rows)):
-        apart = np.abs(size - size[place])
-        near = np.argsort(apart, kind="stable")[:_NUM_NEAR]
-        near = near[apart[near] <= _REACH_LOG]
-        # A size with hardly any others beside it is judged by itself.
-        held = level[near] if len(near) >= _LEAST_NEAR else level[place : place + 1]
-        middle = float(np.median(held))
-        found[place] = log_time[place] + middle - level[place]
-        deviation = MAD_TO_SIGMA * float(np.median(np.abs(held - middle)))
-        errors[place] = MEDIAN_OVER_MEAN * deviation / np.sqrt(len(held))
-    return np.exp(found), errors
+    found[order] = np.exp(log_time[order] + middle - level[order])
+    errors[order] = MEDIAN_OVER_MEAN * deviation / np.sqrt(number)
+    return found, errors
+
+
+def _middle_mean(held: NDArray[np.float64]) -> Vector:
+    """Log of the mean time of each row's middle half; a quarter may be disturbed before it is."""
+    ordered, number = np.sort(held, axis=1), np.isfinite(held).sum(axis=1, keepdims=True)
+    cut = number // 4
+    place = np.arange(held.shape[1])
+    is_kept = (place >= cut) & (place < number - cut)
+    sums = np.where(is_kept, np.exp(ordered), 0.0).sum(axis=1)
+    return np.log(sums / is_kept.sum(axis=1))
+
+
+def _levels_near(size: Vector, level: Vector, most: int) -> NDArray[np.float64]:
+    """Levels of the nearest of ascending sizes, ``(rows, near)``, NaN where there are fewer; a size
+    with hardly any others beside it has its own alone."""
+    number = len(size)
+    beside = np.arange(1 - most, most)
+    places = np.arange(number)[:, np.newaxis] + beside
+    is_there = (places >= 0) & (places < number)
+    places = places.clip(0, number - 1)
+    apart = np.where(is_there, np.abs(size[places] - size[:, np.newaxis]), np.inf)
+    near = np.argsort(apart, axis=1, kind="stable")[:, :most]
+    is_near = np.take_along_axis(apart, near, axis=1) <= _REACH_LOG
+    held = np.where(is_near, level[np.take_along_axis(places, near, axis=1)], np.nan)
+    is_alone = is_near.sum(axis=1) < _LEAST_NEAR
+    held[is_alone] = np.nan
+    held[is_alone, 0] = level[is_alone]
+    return held
 
 
 def _slope(size: Vector, log_time: Vector) -> float:

@@ -34,17 +34,25 @@ _ROLES = {
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """How one method is counted: the place of the tensors that count, and that of the peer."""
+    """How one method is counted: the place of the tensors that count, and that of the peer.
+
+    With ``other`` the larger of two sides counts: a rank to which more is sent than it sends is as
+    long at it.
+    """
 
     collective: Collective
     place: int | None
     peer: int | None = None
+    other: int | None = None
 
     def nbytes(self, args: tuple[Any, ...]) -> int:
         """Bytes of the payload of one call."""
         if self.place is None or len(args) <= self.place:
             return 0
-        return tensor_nbytes(args[self.place])
+        nbytes = tensor_nbytes(args[self.place])
+        if self.other is None or len(args) <= self.other:
+            return nbytes
+        return max(nbytes, tensor_nbytes(args[self.other]))
 
 
 def role_of(description: str) -> GroupRole:
@@ -69,7 +77,7 @@ def tensor_nbytes(value: Any) -> int:
 _OUTPUT, _INPUT = 0, 1
 _GATHER = Payload(Collective.ALL_GATHER, _OUTPUT)
 _SCATTER = Payload(Collective.REDUCE_SCATTER, _INPUT)
-_EXCHANGE = Payload(Collective.ALL_TO_ALL, _INPUT)
+_EXCHANGE = Payload(Collective.ALL_TO_ALL, _INPUT, other=_OUTPUT)
 _REDUCE = Payload(Collective.ALL_REDUCE, 0)
 _BARRIER = Payload(Collective.OTHER, None)
 

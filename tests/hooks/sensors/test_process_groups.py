@@ -97,6 +97,13 @@ def test_bytes_are_those_of_the_whole_groups_buffer(group: dist.ProcessGroup) ->
     assert torch.equal(out, torch.ones(10))
 
 
+def test_an_uneven_exchange_counts_the_larger_side() -> None:
+    exchange = PAYLOADS["alltoall_base"]
+    few, many = torch.ones(3), torch.ones(10)
+    assert exchange.nbytes((many, few)) == exchange.nbytes((few, many)) == 40
+    assert PAYLOADS["alltoall"].nbytes(([few, few], [many])) == 40
+
+
 def test_coalesced_calls_are_one_record_with_their_sum(group: dist.ProcessGroup) -> None:
     tensors = [torch.ones(4), torch.ones(6)]
     with Hooked() as step, dist._coalescing_manager(async_ops=True) as manager:
