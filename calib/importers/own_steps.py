@@ -16,6 +16,7 @@ from ..arguments.megatron_namespace import from_namespace
 from ..arguments.megatron_options import LISTS
 from ..arguments.megatron_values import layout_values, model_values
 from ..errors import CalibrationError, ConfigError
+from ..records.cluster import Cluster
 from ..records.step_rows import SkippedRow, StepKind, StepRow, StepTable, Trait
 from ..workload.config import Engine, Experts, Precision
 from .own_format import unlike
@@ -36,6 +37,8 @@ _WIDTHS = (
     *("main_grads_dtype", "use_precision_aware_optimizer"),
 )
 """Arguments that say how wide gradients are: a row that has none leaves it open."""
+_MOST_OF_A_HOST = 16
+"""Ranks a node that can be those of one host; more are already those of an NVLink domain."""
 _NOT_SET = frozenset({"", "nan", "none", "<na>", "nat"})
 
 
@@ -86,6 +89,9 @@ def _row(cells: Mapping[str, str], row_id: str, table: str) -> StepRow:
         has_open_widths=found.precision is Precision.BF16
         and all(given.get(name) is None for name in _WIDTHS),
     )
+    if config.parallelism.ranks_per_node <= _MOST_OF_A_HOST:
+        layout = Cluster().joined(config.parallelism, config.device)
+        config = replace(config, parallelism=layout)
     model, batch = config.model, config.batch.global_batch_size
     measured_s = _number(TIME, own[TIME], math.nan)
     flags = [own["flag"], "" if measured_s > 0 else "no step time"]

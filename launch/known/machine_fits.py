@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,8 @@ from ...calib.answers.run_steps import config_on, known_elsewhere, run_steps, st
 from ...calib.errors import ConfigError
 from ...calib.fit.priors import device_prior
 from ...calib.memory.peak import memory_offset
-from ...calib.records.cluster import StatedNodes
+from ...calib.records.cluster import Cluster, StatedNodes
+from ...calib.records.step_rows import StepRow
 from ...calib.samples.table import SampleTable
 from ...calib.steps.known import KnownStep
 from ...calib.steps.table_steps import table_steps
@@ -79,6 +81,9 @@ def _on_device(
 
 def _imported(tables: ImportedTables, name: str | None, stated: StatedNodes | None) -> Machine:
     rows = tables.machine(name)
+    if stated is not None and stated.domain:
+        cluster = Cluster(stated=stated)
+        rows = tuple(_joined(row, cluster) for row in rows)
     last = rows[-1]
     peaks = [
         memory_offset(row.config, int(row.measured_memory_nbytes))
@@ -99,6 +104,11 @@ def _imported(tables: ImportedTables, name: str | None, stated: StatedNodes | No
         memory_offset_nbytes=int(np.median(peaks)) if peaks else None,
         problems=tables.problems,
     )
+
+
+def _joined(row: StepRow, cluster: Cluster) -> StepRow:
+    layout = cluster.joined(row.config.parallelism, row.config.device)
+    return replace(row, config=replace(row.config, parallelism=layout))
 
 
 def _elsewhere(directory: Path, own: RunConfig) -> tuple[KnownStep, ...]:

@@ -66,3 +66,17 @@ def test_what_nobody_said_is_wider_in_time_and_memory() -> None:
     assert fit_probability(estimates[0], capacity, is_calibrated=True) == pytest.approx(
         fit_probability(estimates[1], capacity, is_calibrated=True)
     )
+
+
+@pytest.mark.parametrize(
+    ("device", "per_node", "counted"),
+    [("NVIDIA GB200", 4, 72), ("NVIDIA GB200", 64, 64), ("NVIDIA H100 80GB HBM3", 8, 8)],
+)
+def test_hosts_of_a_rack_are_one_node(device: str, per_node: int, counted: int) -> None:
+    columns = {
+        "num_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "seq_length": 128,
+        "vocab_size": 1024, "micro_batch_size": 1, "global_batch_size": 16, "world_size": 16,
+        "ranks_per_node": per_node, "device": device, "step_time_s": 1.0,
+    }  # fmt: skip
+    (row,) = read_steps(pd.DataFrame([columns]), "t").rows
+    assert row.config.parallelism.ranks_per_node == counted
