@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,6 +19,7 @@ from planted_stragglers import (
     table_of,
 )
 
+from forerun.calib.records.cluster import Cluster, SeenNode
 from forerun.calib.stragglers.cost import RankPlaces, step_floor_s
 from forerun.calib.stragglers.detection import excess_s, find_stragglers
 from forerun.calib.stragglers.straggler import StragglerKind, StragglerReport
@@ -106,6 +110,18 @@ def test_all_ranks_of_a_node_are_a_host_and_cost_what_they_cost_together() -> No
     assert report.line.startswith("slow: ranks 4, 5 (stage 0) +0.1") and report.line.endswith(
         "host"
     )
+
+
+def test_a_slow_host_of_a_rack_is_a_host() -> None:
+    """The layout counts the rack as one node; its hosts of two ranks still fail one by one."""
+    layout = Parallelism(dp=8, ranks_per_node=72)
+    draw = np.random.default_rng(5)
+    table = recorded(layout, draw, sigma_log=0.005, slower={4: 0.2, 5: 0.2})
+    cluster = Cluster(seen=(SeenNode(num_ranks=8, num_local_ranks=2),))
+    seen = replace(table, runs=table.runs.assign(cluster=json.dumps(cluster.to_json())))
+    for found, kind in ((table, StragglerKind.COMPUTE), (seen, StragglerKind.HOST)):
+        slow = find_stragglers(found, WORK_S).slow
+        assert {one.ranks: one.kind for one in slow} == {(4,): kind, (5,): kind}
 
 
 def test_one_of_16384_ranks_is_found_by_summaries_alone() -> None:
