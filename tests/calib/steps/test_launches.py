@@ -106,6 +106,29 @@ def test_what_a_graph_replays() -> None:
     assert launched_frac(dense, BlockKind.LAYER) == 1.0
 
 
+def test_buffers_of_a_stated_size_spare_the_host_its_wait() -> None:
+    static = routed(config(), rank_capacity_factor=1.5)
+    assert launched_frac(static, BlockKind.EXPERT_LAYER) == 1.0
+    assert seconds(static) < seconds(config())
+
+
+def test_a_grace_host_is_slower_where_launches_bound_a_layer_and_nowhere_else() -> None:
+    """One layer's launches last longer by one factor; work that hides them, or a graph, by none."""
+    x86 = FittedSteps(base=prior_times("B200", is_attention_fused=True))
+    slower = []
+    for hidden in (1024, 8192):
+        steps = [config(hidden=hidden, experts=None)]
+        steps.append(replace(steps[0], uses_cuda_graphs=True, cuda_graph_scope=("full_iteration",)))
+        times = [
+            [x86.median_times([replace(one, device=name)])[0] for one in steps]
+            for name in ("B200", "GB200")
+        ]
+        slower.append(np.divide(*times[::-1]).tolist())
+    assert 1.1 < slower[0][0] < 1.3
+    assert slower[1][0] < 1.02
+    assert [one[1] for one in slower] == pytest.approx([1.0, 1.0], rel=1e-9)
+
+
 @pytest.mark.parametrize("is_launch_bound", [True, False])
 def test_recomputed_modules_cost_in_their_order(is_launch_bound: bool) -> None:
     small = config(hidden=256 if is_launch_bound else 4096)
