@@ -255,7 +255,7 @@ class _Compiler:
         key = (
             *(self._model(config), config.parallelism, config.precision),
             *(config.reduces_grads_in_bf16, config.keeps_fp8_params, composition.held),
-            *(config.sharded_update_calls, config.optimizer_moved_nbytes),
+            *(config.sharded_update_calls, config.optimizer_state_nbytes),
             *(config.optimizer_offload_frac, config.overlaps_optimizer_offload),
         )
         found = self._steps.get(key)

@@ -134,7 +134,7 @@ def _calls_of_each(optimizer: Any) -> int:
         is_one_by_one = getattr(getattr(weight, "device", None), "type", "cpu") == "cpu"
     if not is_one_by_one:
         return 1
-    kept = optimizer.state.get(weight, {}).values()
+    kept = getattr(optimizer, "state", {}).get(weight, {}).values()
     moments = sum(getattr(one, "shape", None) == weight.shape for one in kept)
     return _LOOP_CALLS[min(moments, len(_LOOP_CALLS) - 1)]
 

@@ -76,7 +76,7 @@ def test_a_row_with_a_flag_may_break_any_rule() -> None:
 
 
 def test_every_measurable_kind_has_a_number_of_sizes() -> None:
-    host = {OperatorKind.HOST_MICROBATCH, OperatorKind.HOST_STEP}
+    host = {OperatorKind.HOST_MICROBATCH, OperatorKind.HOST_STEP, OperatorKind.SHARD_UNIT}
     assert {kind for kind, law in KINDS.items() if law.num_sizes} == set(OperatorKind) - host
 
 
