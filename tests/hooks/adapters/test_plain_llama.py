@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 from launched import torchrun
 
+from forerun.calib.layers.stage_work import step_operators
+from forerun.calib.records.record_kinds import OperatorRecord
 from forerun.calib.samples.store import read_run
+from forerun.calib.workload.operators import Phase
 
 pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[2] / "support" / "plain_llama.py"
@@ -33,3 +36,19 @@ def test_a_plain_loop_is_described_with_its_shards_and_copies(
     layout = config.parallelism
     assert (layout.dp, layout.num_optimizer_instances) == (4, copies)
     assert layout.is_optimizer_distributed is is_sharded
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_optimizer_on_record_is_the_one_that_the_layout_has(trained: Path, kind: str) -> None:
+    """Parameters of a shard, and calls of AdamW on thirty sharded tensors: none in DDP."""
+    run = read_run(trained / f"{KINDS.index(kind)}-{kind}")
+    config = run.configs[0]
+    assert config is not None
+    (operator, _), _ = step_operators(config, 0)
+    seen = {
+        (one.kind, one.shape)
+        for one in run.records[0]
+        if isinstance(one, OperatorRecord) and one.phase is Phase.STEP
+    }
+    assert seen == {(operator.kind, operator.shape)}
+    assert operator.shape[1:] == (() if kind == "ddp" else (8 * 30,))
