@@ -33,10 +33,11 @@ of it are weighed."""
 _MAX_ROUNDS, _SETTLED_LOG = 3, 0.1
 _WEIGHT = 5.0
 """Residuals that the prior of a deviation counts for."""
-_WILD_FRAC, _WILD_TIMES = 0.05, 4.0
+_WILD_FRAC, _WILD_TIMES = 0.02, 4.0
 """Share of steps that are off for reasons of their own (a bad node, another setting, a slip), and
 how many times as far they scatter: 1 to 10 % of routine measurements are gross errors (Hampel et
-al. 1986, "Robust Statistics", section 1.2c), of which this is the middle."""
+al. 1986, "Robust Statistics", section 1.2c), and of steps that somebody publishes or keeps rather
+few."""
 _FEWEST_TO_DOUBT, _WILD_ROUNDS = 3, 8
 """Of two steps that disagree nobody can say which is off."""
 _WIDEST = 2.0
