@@ -33,8 +33,9 @@ def test_rates_are_those_of_the_data_sheet(name: str) -> None:
     assert prior.peaks_for(1).flop_per_s == pytest.approx(of_fp8 * flop_per_s, rel=1e-3)
 
 
-def test_the_best_product_of_a_card_is_its_own_where_somebody_measured_it() -> None:
-    """Of A100 271 TFLOP/s of 312, of MI300X 668 of 1,307; of H800 nobody's."""
-    found = [device_prior(name).attainable(2) for name in ("A100-SXM4-80GB", "MI300X", "H800")]
-    assert [round(one.frac, 2) for one in found if one] == [0.87, 0.51, 0.77]
+def test_what_large_products_reach_is_known_of_a_vendor_whose_cards_were_measured() -> None:
+    """Eight cards of NVIDIA and three of AMD had their best product looked for, L40S not."""
+    for name in ("NVIDIA H800", "AMD Instinct MI355X"):
+        best = device_prior(name).attainable(2)
+        assert best is not None and 0.5 < best.frac < best.ceiling_frac < 1.0
     assert device_prior("NVIDIA L40S").attainable(2) is None
