@@ -17,9 +17,10 @@ _C2C = (297 * _GIGA, 375 * _GIGA)
 arXiv:2407.07850)."""
 _SHARED_C2C = (243 * _GIGA, 243 * _GIGA)
 """Two devices of a GB200 share a Grace, whose memory gives 486 GB/s (STREAM, the same source)."""
-_LANES = (("gen5", 64), ("gen4", 32), ("gen3", 16))
-_GEN5, _GEN4, _GEN3 = ((_PCIE_FRAC * rate * _GIGA,) * 2 for _, rate in _LANES)
-_RATES = (
+_GEN5 = (_PCIE_FRAC * 64 * _GIGA, _PCIE_FRAC * 64 * _GIGA)
+_GEN4 = (_PCIE_FRAC * 32 * _GIGA, _PCIE_FRAC * 32 * _GIGA)
+_GEN3 = (_PCIE_FRAC * 16 * _GIGA, _PCIE_FRAC * 16 * _GIGA)
+_RATES: tuple[tuple[str, tuple[float, float]], ...] = (
     *(("gb300", _SHARED_C2C), ("gb200", _SHARED_C2C), ("gh200", _C2C)),
     *((name, _GEN5) for name in ("b200", "b300", "h100", "h200", "h800", "h20")),
     *((name, _GEN3) for name in ("v100", "t4", "titan")),
