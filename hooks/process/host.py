@@ -85,11 +85,12 @@ class KnownHost:
         alive = tuple(holder for holder in holders if holder[0] is not None)
         return replace(self.told, timer_holders=alive, **found)
 
-    @property
-    def optimizer(self) -> Operator | None:
-        """The optimizer as layouts have it; None where this rank updates nothing."""
+    def optimizer(self, config: RunConfig | None) -> Operator | None:
+        """The optimizer as layouts have it; None where this rank updates nothing.
+
+        ``config`` is the run's where it is known.
+        """
         parameters = self.num_parameters
-        config = self.told.run_config() if self.told.run_config is not None else None
         if not parameters or config is None:
             return optimizer_operator(parameters) if parameters else None
         is_over_shards = has_sharded_tensors(living(self._kept["optimizers"]))

@@ -28,7 +28,7 @@ class SeenLinks:
 
     num_gpus: int = 0
     joint: str = ""
-    """``switch``, ``mesh``, ``cube`` or ``pcie``; empty where it is none of them."""
+    """``switch``, ``mesh``, ``cube``, ``bridge`` or ``pcie``; empty where it is none of them."""
     fabric: str = ""
     """Cluster and clique; ``none`` where the driver says that there is no domain of hosts."""
 
@@ -107,13 +107,13 @@ def _joint(library: Any, device: ctypes.c_void_p, num_gpus: int) -> str:
 
 
 def _of_peers(num_peers: int, num_gpus: int) -> str:
-    """A pair with a bridge is neither: what lies behind it is PCIe.
+    """What joins GPUs of which one is linked to so many others.
 
-    >>> _of_peers(0, 8), _of_peers(3, 4), _of_peers(4, 8), _of_peers(1, 8)
-    ('pcie', 'mesh', 'cube', '')
+    >>> _of_peers(0, 8), _of_peers(3, 4), _of_peers(4, 8), _of_peers(1, 8), _of_peers(2, 4)
+    ('pcie', 'mesh', 'cube', 'bridge', '')
     """
-    if num_peers == 0:
-        return "pcie"
+    if num_peers < 2:
+        return "bridge" if num_peers else "pcie"
     if num_peers == num_gpus - 1 and num_gpus == 4:
         return "mesh"
     return "cube" if (num_peers, num_gpus) == (4, 8) else ""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ...calib.records.record_kinds import CoverageRecord, Record
+from ...calib.workload.config import RunConfig
 from ..process.guard import Guard
 from ..process.host import Host, KnownHost
 
@@ -29,6 +30,8 @@ class Fitting:
         self._gone_window = -1
         self.instruments: Instruments | None = None
         self.device = "cpu"
+        self.config: RunConfig | None = None
+        """What the host says that it trains, once it is known."""
 
     @property
     def host(self) -> Host | None:
@@ -70,6 +73,7 @@ class Fitting:
                 num_hooked=self._num_hooked,
                 has_operators=has_operators,
                 num_local_ranks=num_local_ranks,
+                config=self.config,
             )
             self.device = self.instruments.device
         self.instruments.put_on(step=step, window=window)
@@ -90,5 +94,5 @@ class Fitting:
 
     def forget(self) -> None:
         """Other objects will be trained."""
-        self._known = self.instruments = None
+        self._known = self.instruments = self.config = None
         self._num_hooked = 0

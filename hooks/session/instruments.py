@@ -8,6 +8,7 @@ from collections import Counter
 import torch
 
 from ...calib.records.record_kinds import CoverageRecord
+from ...calib.workload.config import RunConfig
 from ..process.guard import Guard
 from ..process.host import KnownHost
 from ..recording.flight_recorder import COLLECTIVES, FlightRecorder
@@ -43,12 +44,14 @@ class Instruments:
         num_hooked: int = 0,
         has_operators: bool = True,
         num_local_ranks: int = 1,
+        config: RunConfig | None = None,
     ) -> None:
         found = host.alive()
         if found is None:
             raise ReferenceError("the model is gone")
         self._host = host
         self._guard = guard
+        self._config = config
         self.num_hooked = num_hooked
         self._num_local_ranks = num_local_ranks
         self._microbatches = microbatches
@@ -91,7 +94,7 @@ class Instruments:
                     else samples(self._microbatches, self.num_hooked)
                 ),
                 max_marks=self._max_marks,
-                optimizer=self._host.optimizer,
+                optimizer=self._host.optimizer(self._config),
             )
         )
         self.num_hooked += not is_traced

@@ -217,6 +217,7 @@ class Session:
         self._is_described = True
         config = self.guard.protect(host.run_config)()
         self._duty.describe(config)
+        self._fitting.config = config
         if config is not None:
             self._microbatches = self.guard.protect(pass_microbatches)(config) or ()
             self._writer.put(RunRecord(config=config.to_json()))
