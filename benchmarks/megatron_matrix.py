@@ -69,7 +69,7 @@ _KINDS = (
     ("all_reduce", ("allreduce",), 0),
     ("reduce_scatter", ("reduce_scatter",), None),
     ("all_gather", ("allgather", "all_gather"), None),
-    ("all_to_all", ("alltoall", "all_to_all"), 1),
+    ("all_to_all", ("alltoall", "all_to_all"), None),
     ("broadcast", ("broadcast",), 0),
     ("send", ("send",), 0),
     ("recv", ("recv",), 0),

@@ -13,6 +13,8 @@ from forerun.launch.cli import ExitCode, main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+CLUSTER = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+(EXAMPLE,) = re.findall(r"^ {4}\{\n.*?^ {4}\}$", CLUSTER, flags=re.MULTILINE | re.DOTALL)
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
 ENDED = ROOT / "tests" / "golden" / "megatron_forecasts"
 COMMANDS = re.findall(r"^    forerun (.+)$", README, flags=re.MULTILINE)
@@ -34,7 +36,10 @@ def test_each_command_line_answers(
     command: str, machine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     home = ENDED if command.startswith("compare") else GOLDEN
-    stands_for = {"DIR": str(home), "MACHINE": str(machine)}
+    nodes = machine.with_name("cluster.json")
+    nodes.write_text(EXAMPLE)
+    stands_for = {"DIR": str(home), "PROBED": str(home), "MACHINE": str(machine)}
+    stands_for["CLUSTER"] = str(nodes)
     if "MACHINE" in command and not [*machine.iterdir()]:
         (told,) = [one for one in COMMANDS if one.startswith("import steps")]
         assert main([stands_for.get(word, word) for word in shlex.split(told)]) == ExitCode.ANSWER

@@ -163,10 +163,11 @@ class Probe:
 def _replaced_functions() -> list[str]:
     """Names in Megatron's modules that lead to code of the tool's hooks, and whose code it is."""
     found = []
-    for module_name, module in sorted(sys.modules.items()):
+    # A thread may import meanwhile: a copy is made in one piece.
+    for module_name, module in sorted(sys.modules.copy().items()):
         if not module_name.startswith("megatron."):
             continue
-        for name, value in sorted(vars(module).items()):
+        for name, value in sorted(vars(module).copy().items()):
             place = getattr(value, "__globals__", {}).get("__name__", "")
             if place.startswith("forerun.hooks."):
                 found.append(f"{module_name}.{name}")

@@ -21,7 +21,7 @@ _GEN5 = (_PCIE_FRAC * 64 * _GIGA, _PCIE_FRAC * 64 * _GIGA)
 _GEN4 = (_PCIE_FRAC * 32 * _GIGA, _PCIE_FRAC * 32 * _GIGA)
 _GEN3 = (_PCIE_FRAC * 16 * _GIGA, _PCIE_FRAC * 16 * _GIGA)
 _RATES: tuple[tuple[str, tuple[float, float]], ...] = (
-    *(("gb300", _SHARED_C2C), ("gb200", _SHARED_C2C), ("gh200", _C2C)),
+    *(("gb300", _SHARED_C2C), ("gb200", _SHARED_C2C), ("gh200", _C2C), ("gh-96", _C2C)),
     *((name, _GEN5) for name in ("b200", "b300", "h100", "h200", "h800", "h20")),
     *((name, _GEN3) for name in ("v100", "t4", "titan")),
 )
