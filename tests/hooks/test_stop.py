@@ -15,8 +15,10 @@ pytest.importorskip("megatron")
 pytestmark = pytest.mark.slow
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "pretrain_gpt.py"
+# One layer has no pipeline: the recipe reads a checkpoint back by the degrees that wrote it, and so
+# can follow advice on the micro-batch alone.
 SMALL = (
-    "--num-layers", "2", "--hidden-size", "32", "--seq-length", "32", "--micro-batch-size", "2",
+    "--num-layers", "1", "--hidden-size", "32", "--seq-length", "32", "--micro-batch-size", "2",
     "--global-batch-size", "8", "--lr-decay-iters", "10", "--log-interval", "1",
 )  # fmt: skip
 RESTARTS = ("--max-restarts=2",)
