@@ -19,6 +19,8 @@ from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 # Sizes by which work is shared out: more ranks or experts elsewhere mean less here.
 _SHARED = {OperatorKind.LAYER: {4}, OperatorKind.EXPERTS: {4, 5}}
+# What the host updates is work that the device has no more.
+_SHARED |= {OperatorKind.STATED_OPTIMIZER: {2, 3}}
 _CEILINGS = Ceilings(flop_per_s=1e12, bytes_per_s=1e11, launch_s=1e-6)
 
 
@@ -28,7 +30,7 @@ def law_time_s(operator: Operator, ceilings: Ceilings) -> float:
 
 @st.composite
 def operators(draw: st.DrawFn) -> Operator:
-    kinds = [k for k in OperatorKind if not k.value.startswith("host")]
+    kinds = [k for k, law in KINDS.items() if law.num_sizes]
     kind = draw(st.sampled_from(kinds))
     phase = (
         Phase.STEP
@@ -36,6 +38,8 @@ def operators(draw: st.DrawFn) -> Operator:
         else draw(st.sampled_from([Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE]))
     )
     shape = tuple(draw(st.integers(1, 4096)) for _ in range(KINDS[kind].num_sizes))
+    if kind is OperatorKind.STATED_OPTIMIZER:
+        shape = (*shape[:2], min(shape[2], shape[0]), draw(st.integers(0, 1)))
     return Operator(
         kind=kind, phase=phase, shape=shape, element_nbytes=draw(st.sampled_from([2, 4]))
     )
