@@ -118,11 +118,9 @@ def test_the_declared_rooms_are_those_that_exist() -> None:
 
 
 @pytest.mark.parametrize("room", declared())
-def test_a_room_is_not_crowded_and_says_what_it_is(room: str) -> None:
-    files = list((ROOT / room).glob("*.py"))
-    if not files or len(files) <= MOST_FILES:
-        return
-    assert f"`{room}` has" in (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+def test_a_room_is_not_crowded(room: str) -> None:
+    files = [path for path in (ROOT / room).glob("*.py") if path.name != "__init__.py"]
+    assert len(files) <= MOST_FILES
 
 
 def test_the_core_is_pure() -> None:
@@ -224,7 +222,7 @@ def test_every_folder_with_code_is_a_listed_package() -> None:
 def test_no_file_outgrows_its_name() -> None:
     long = {
         str(path.relative_to(ROOT)): count
-        for room in TOP
+        for room in (*TOP, "benchmarks", "tests")
         for path in modules(room)
         if (count := len(path.read_text(encoding="utf-8").splitlines())) > 400
     }

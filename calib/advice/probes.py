@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from ..fit.laws import work
-from ..fit.unmeasured import Unmeasured
 from ..layers.stage_work import collective_uses, stage_operators, step_collectives
 from ..network.groups import canonical
 from ..workload.collectives import CollectiveCall, GroupRole
@@ -28,6 +27,7 @@ from .probe_list import (
     Probe,
     described,
 )
+from .unmeasured import Unmeasured
 
 MOST_LAYOUTS = 8
 """Best layouts of different degrees that probes are chosen for."""

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from published_steps import like, only
 
-import pandas as pd
-import pytest
-
-from forerun.benchmarks.published.readers import read_steps
-
-FILE = Path(__file__).parents[2] / "golden" / "steps" / "e2e_simumax_b200_8gpu.csv"
+TABLE = "e2e_simumax_b200_8gpu"
 
 
-@pytest.fixture
-def cells() -> dict[Any, Any]:
-    return pd.read_csv(FILE).to_dict(orient="records")[0]
-
-
-def test_a_row_without_memory_still_has_a_time(cells: dict[Any, Any]) -> None:
-    table = read_steps(pd.DataFrame([cells | {"real_max_alloc_gib": None}]), "t")
+def test_a_row_without_memory_still_has_a_time() -> None:
+    table = like(TABLE, real_max_alloc_gib=None)
     assert [row.measured_memory_nbytes for row in table.usable] == [None]
 
 
-def test_a_dense_model_may_leave_out_its_expert_degree(cells: dict[Any, Any]) -> None:
-    whole = read_steps(pd.DataFrame([cells]), "t").rows[0]
-    assert read_steps(pd.DataFrame([cells | {"ep": None}]), "t").rows[0].config == whole.config
+def test_a_dense_model_may_leave_out_its_expert_degree() -> None:
+    assert only(like(TABLE, ep=None)).config == only(like(TABLE)).config
 
 
-def test_expert_parallelism_of_a_dense_model_is_told(cells: dict[Any, Any]) -> None:
-    table = read_steps(pd.DataFrame([cells | {"model": "llama3-70b", "ep": 2}]), "t")
+def test_expert_parallelism_of_a_dense_model_is_told() -> None:
+    table = like(TABLE, model="llama3-70b", ep=2)
     assert "has no experts, but ep is 2" in table.skipped[0].reason

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..fit.batches import batch_of
+from ..fit.estimates import Estimates, Source
+from ..fit.laws import columns
+from ..fit.priors import DevicePrior, device_prior
 from ..network.groups import bus_factor, canonical, group_of, ring_steps
 from ..network.nccl_tuner import tuner_time_s
 from ..network.once_per_node import as_all_to_all
 from ..workload.collectives import CollectiveCall
 from ..workload.operators import Operator, OperatorKind, Phase
-from .batches import batch_of
-from .estimates import Estimates, Source
-from .laws import columns
-from .priors import DevicePrior, device_prior
 
 TRANSFER_SIGMA_LOG = 0.5
 """Error of a transfer's expected time: public tables scatter about NCCL's own figure by as much."""
@@ -27,7 +27,7 @@ TRANSFER_SIGMA_LOG = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmeasured:
-    """What is expected of a device by its name; implements ``estimates.Estimator``."""
+    """What is expected of a device by its name; implements ``fit.estimates.Estimator``."""
 
     device: str
 
