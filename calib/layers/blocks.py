@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from ..workload.collectives import Collective, CollectiveUse, GroupRole, Placement
+from ..workload.collectives import Collective, CollectiveUse, GroupRole, OtherPass, Placement
 from ..workload.config import Recompute, RunConfig
 from ..workload.operators import Operator, OperatorCount, OperatorKind, Phase
 from ..workload.quick_enum import QuickEnum
@@ -134,8 +134,35 @@ class _Asked:
 # Thousands of layouts of a plan share few distinct blocks; each is made once.
 @lru_cache(maxsize=4096)
 def _cached(asked: _Asked, kind: BlockKind, is_recomputed: bool) -> Block:
-    config = asked.config
-    parts = _MODULES[kind](config)
+    return _made(asked.config, kind, _MODULES[kind](asked.config), is_recomputed)
+
+
+def layer_parts(config: RunConfig) -> tuple[Block, Block]:
+    """Work of a layer of experts as two blocks: attention with the norms, and the experts.
+
+    Without its parameters, and without transfers beside another micro-batch, whose window is the
+    whole layer.  The second depends on context parallelism and the micro-batch by the tokens of a
+    rank alone.
+    """
+    before = [one for one in layer_modules(config) if one.module not in ("mlp", "shared_experts")]
+    return _work(config, before), _work(config, expert_modules(config))
+
+
+def _work(config: RunConfig, parts: Iterable[LayerModule]) -> Block:
+    bare = [
+        replace(
+            part,
+            tensors=(),
+            uses=tuple(use for use in part.uses if use.other_pass is OtherPass.NONE),
+        )
+        for part in parts
+    ]
+    return _made(config, BlockKind.EXPERT_LAYER, tuple(bare), False)
+
+
+def _made(
+    config: RunConfig, kind: BlockKind, parts: tuple[LayerModule, ...], is_recomputed: bool
+) -> Block:
     nbytes = config.precision.nbytes
     whole = [shaped for part in parts for shaped in part.operators]
     uses = [use for part in parts for use in part.uses]
@@ -188,9 +215,18 @@ BlockVariant = tuple[BlockKind, bool]
 
 def chunk_blocks(config: RunConfig, chunk: int) -> tuple[BlockCount, ...]:
     """Blocks of a chunk in model order; equal neighbours are one entry."""
+    again = config.recompute, config.recompute_num_layers
+    return _chunk(_Asked(config), chunk, config.chunk_layers, again)
+
+
+# Replicas, buckets and optimizer ask for the chunks of one layout again and again.
+@lru_cache(maxsize=8192)
+def _chunk(
+    asked: _Asked, chunk: int, _chunk_layers: tuple[int, ...], _again: tuple[Recompute, int]
+) -> tuple[BlockCount, ...]:
     return tuple(
-        (block(config, kind, is_recomputed=is_recomputed), count)
-        for (kind, is_recomputed), count in chunk_variants(config, chunk)
+        (_cached(asked, kind, is_recomputed), count)
+        for (kind, is_recomputed), count in chunk_variants(asked.config, chunk)
     )
 
 
@@ -326,5 +362,7 @@ def _counted(shaped: Iterable[Shaped], phase: Phase, nbytes: int) -> tuple[Opera
 def _joined(uses: Iterable[CollectiveUse]) -> tuple[CollectiveUse, ...]:
     counts: Counter[CollectiveUse] = Counter()
     for use in uses:
-        counts[replace(use, count=1)] += use.count
-    return tuple(replace(use, count=count) for use, count in counts.items() if count)
+        counts[use if use.count == 1 else replace(use, count=1)] += use.count
+    return tuple(
+        use if count == 1 else replace(use, count=count) for use, count in counts.items() if count
+    )

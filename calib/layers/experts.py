@@ -254,11 +254,15 @@ def _expert_tensors(config: RunConfig, fc1: int, ffn: int) -> tuple[ParameterTen
     """Without expert parallelism Megatron reduces their gradients with those of the rest."""
     experts, par = _experts(config), config.parallelism
     hidden, has_bias = config.model.hidden_size, config.model.has_bias
-    first = linear_tensors("expert.fc1", hidden, fc1, has_bias=has_bias)
-    second = linear_tensors("expert.fc2", ffn, hidden, has_bias=has_bias, is_row=True)
+    first, second = (
+        tuple(replace(tensor, is_expert=par.ep > 1) for tensor in tensors)
+        for tensors in (
+            linear_tensors("expert.fc1", hidden, fc1, has_bias=has_bias),
+            linear_tensors("expert.fc2", ffn, hidden, has_bias=has_bias, is_row=True),
+        )
+    )
     number = experts.num_experts // par.ep
-    whole = first * number + second * number if experts.is_grouped else (first + second) * number
-    return tuple(replace(tensor, is_expert=par.ep > 1) for tensor in whole)
+    return first * number + second * number if experts.is_grouped else (first + second) * number
 
 
 def _shared_module(config: RunConfig) -> LayerModule:

@@ -18,7 +18,17 @@ Floats = npt.NDArray[np.float64]
 
 
 def peaks_nbytes(layouts: Sequence[RunConfig]) -> Floats:
-    """Bytes of the fullest stage of each layout, shape (layouts,), with context and communicators.
+    """Bytes of the fullest stage of each layout, context and communicators included.
+
+    Shape (layouts,).
+    """
+    allocated, overhead = needed_nbytes(layouts)
+    return allocated + overhead
+
+
+def needed_nbytes(layouts: Sequence[RunConfig]) -> tuple[Floats, Floats]:
+    """What the fullest stage of each layout has allocated, and what lies beside the allocator,
+    shape (layouts,) each.
 
     The same arithmetic as ``memory``, which every entry equals to the byte; layouts of one run with
     equal chunks are done together.
@@ -37,11 +47,12 @@ def peaks_nbytes(layouts: Sequence[RunConfig]) -> Floats:
         [[getattr(modules, name) for name in names] for modules in all_modules],
         dtype=float,
     )
-    out = np.array([overhead_nbytes(c.parallelism, c.device) for c in layouts], dtype=float)
+    overhead = np.array([overhead_nbytes(c.parallelism, c.device) for c in layouts], dtype=float)
+    allocated = np.empty(len(layouts))
     for places in alike.values():
         columns = dict(zip(names, table[index[places]].T, strict=True))
-        out[places] += _fullest([layouts[place] for place in places], ModuleBytes(**columns))
-    return out
+        allocated[places] = _fullest([layouts[place] for place in places], ModuleBytes(**columns))
+    return allocated, overhead
 
 
 def _split_key(layout: RunConfig) -> Hashable:
@@ -75,6 +86,20 @@ def _fullest(layouts: list[RunConfig], all_modules: ModuleBytes) -> Floats:
         expert_shards=np.array([num_shards(p, is_expert=True) for p in par]),
     )
     stages = (
-        stage_parts(layouts[0], all_modules, state, stage).total for stage in range(par[0].pp)
+        stage_parts(layouts[0], all_modules, state, stage).total for stage in _unlike(layouts[0])
     )
     return np.max([np.broadcast_to(total, len(par)) for total in stages], axis=0)
+
+
+def _unlike(layout: RunConfig) -> list[int]:
+    """The first and the last stage, and of those between the first that holds as many layers.
+
+    A stage holds no more passes than the one before it.
+    """
+    model, last = layout.model, layout.parallelism.pp - 1
+    found: dict[tuple[tuple[int, int], ...], int] = {}
+    for stage in range(1, last):
+        held = [layout.layers_of(chunk) for chunk in layout.chunks_of(stage)]
+        counts = tuple((len(layers), sum(map(model.has_experts, layers))) for layers in held)
+        found.setdefault(counts, stage)
+    return sorted({0, last, *found.values()})

@@ -18,9 +18,9 @@ from ..records.step_rows import StepRow
 from ..regressors.choices import first_of_least
 from ..timeline.items import Floats
 from .known import MEASURED_SIGMA_LOG, correlations
-from .layouts import SCALE
 from .model import ERROR_INFLATION, fit_steps
 from .posterior import MODEL_SIGMA_LOG
+from .priced_items import SCALE
 
 _MAX_EXCHANGES = 50
 """A search that exchanges rows ends after a few; this only bounds it."""

@@ -102,12 +102,7 @@ def similarity(configs: Sequence[RunConfig], others: Sequence[RunConfig]) -> Flo
     """
     if not configs or not others:
         return np.zeros((len(configs), len(others)))
-    ours, theirs = _Features.of(configs), _Features.of(others)
-    apart = ours.degrees[:, np.newaxis] - theirs.degrees[np.newaxis]
-    squares = np.einsum("cod,cod->co", apart, apart)
-    for mine, its in ((ours.spans, theirs.spans), (ours.kinds, theirs.kinds)):
-        squares += np.sum(mine[:, np.newaxis] != its[np.newaxis], axis=2)
-    return _SHARED_FRAC * np.exp(-np.sqrt(squares) / _REACH)
+    return Features.of(configs).similarity(Features.of(others))
 
 
 SPANNED = ("tp", "cp", "ep", "dp", "pp")
@@ -125,7 +120,7 @@ def unseen_across(configs: Sequence[RunConfig], known: Sequence[RunConfig]) -> N
     >>> dict(zip(SPANNED, unseen_across([other], [one])[0].tolist()))["pp"]
     True
     """
-    ours, theirs = _Features.of(configs).spans, _Features.of(known).spans
+    ours, theirs = Features.of(configs).spans, Features.of(known).spans
     return (ours == 2) & ~(theirs == 2).any(axis=0)
 
 
@@ -143,7 +138,7 @@ def correlations(configs: Sequence[RunConfig], running: RunConfig | None = None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Features:
+class Features:
     """What tells layouts apart; a row for each."""
 
     degrees: Floats
@@ -153,7 +148,8 @@ class _Features:
     kinds: NDArray[np.object_]
 
     @staticmethod
-    def of(configs: Sequence[RunConfig]) -> _Features:
+    def of(configs: Sequence[RunConfig]) -> Features:
+        """Those of some layouts."""
         sizes, kinds = [], []
         for config in configs:
             par, model = config.parallelism, config.model
@@ -170,15 +166,29 @@ class _Features:
                     *(model.experts is None, par.is_sequence_parallel),
                 )
             )
-        table = np.array(sizes)
-        tp, pp, cp, ep, _, _, dp, _, _, _, etp, num_local = table.T
+        return Features.of_columns(np.array(sizes).reshape(-1, 12), np.array(kinds, dtype=object))
+
+    @staticmethod
+    def of_columns(sizes: Ints, kinds: NDArray[np.object_]) -> Features:
+        """Of layouts as columns: tp, pp, cp, ep, micro-batch, vp, dp, hidden size, layers,
+        sequence, expert tp and ranks of a node; and fp8, recompute, framework, whether the model
+        has no experts, and sequence parallelism."""
+        tp, pp, cp, ep, _, _, dp, _, _, _, etp, num_local = sizes.T
         extents = (tp, tp * cp, ep * etp, tp * cp * dp, tp * cp * dp * pp)
         spans = [
             np.where(degree == 1, 0, 1 + (extent > num_local))
             for degree, extent in zip((tp, cp, ep, dp, pp), extents, strict=True)
         ]
-        return _Features(
-            degrees=np.log2(table[:, : len(_WEIGHTS)]) * _WEIGHTS,
+        return Features(
+            degrees=np.log2(sizes[:, : len(_WEIGHTS)]) * _WEIGHTS,
             spans=np.stack(spans, axis=1),
-            kinds=np.array(kinds, dtype=object),
+            kinds=kinds,
         )
+
+    def similarity(self, others: Features) -> Floats:
+        """Correlations of what the constants leave of two steps, shape (layouts, others)."""
+        apart = self.degrees[:, np.newaxis] - others.degrees[np.newaxis]
+        squares = np.einsum("cod,cod->co", apart, apart)
+        for mine, its in ((self.spans, others.spans), (self.kinds, others.kinds)):
+            squares += np.sum(mine[:, np.newaxis] != its[np.newaxis], axis=2)
+        return _SHARED_FRAC * np.exp(-np.sqrt(squares) / _REACH)

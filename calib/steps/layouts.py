@@ -16,13 +16,13 @@ from ..layers.launches import again_frac, launched_frac, replayed_frac
 from ..timeline.block_times import BlockTimes
 from ..timeline.compiled import Compiled, compile_layouts
 from ..timeline.evaluate import GroupTimes, evaluate, step_times
-from ..timeline.items import Floats, Ints, Item, family
+from ..timeline.items import Floats
 from ..timeline.simulate import Simulation
 from ..timeline.steady import Run, simulate_long
-from ..workload.collectives import CollectiveCall, GroupRole, Placement
+from ..workload.collectives import Placement
 from ..workload.config import RunConfig
-from .base_estimates import base_estimates
 from .base_times import BaseTimes
+from .priced_items import KNOWN_FRAC, Constant, PricedItems, priced_items
 from .scales import (
     BOOST,
     CONTENTION,
@@ -31,16 +31,12 @@ from .scales import (
     FLOOR,
     FLOOR_RATIO,
     GROWTH,
-    HOP,
     LAUNCH,
     RELEASE_SIGMA_LOG,
     Effect,
     Release,
-    Scale,
     effects_of,
     releases_of,
-    scales,
-    weights,
 )
 
 _SHARPNESS = 8.0
@@ -52,13 +48,8 @@ _LEAST_S = 1e-12
 _CALL_S = 40e-6
 """What the host takes to launch one collective."""
 _PASSES = (Placement.FORWARD, Placement.BACKWARD, Placement.RECOMPUTE)
-_KNOWN_FRAC = 0.15
-"""How much of a constant's deviation is left for what was sampled in training itself."""
 _TABLED_FRAC = 0.5
 """The same for operators that tables of the device time alone."""
-SCALE, FAMILY = "scale", "family"
-Constant = tuple[object, ...]
-"""A name that says what a constant is of: equal names are the same constant."""
 Simulate = Callable[[Sequence[Run]], list[Simulation]]
 
 
@@ -71,14 +62,7 @@ class Layouts:
     """
 
     compiled: Compiled
-    base_s: Floats
-    """Seconds of each item with all constants at their centres."""
-    sources: tuple[Source, ...]
-    """Where the time of each item comes from."""
-    weights: Floats
-    """Power of each scale and family in each item, shape (items, scales + families)."""
-    scales: tuple[Scale, ...]
-    families: tuple[str, ...]
+    priced: PricedItems
     effects: tuple[Effect, ...]
     launch_effects: Floats
     """How far each effect moves the launches of each block, shape (blocks, effects)."""
@@ -86,8 +70,6 @@ class Layouts:
     """The same of all that a block takes."""
     has_effect: Floats
     """Which effects each layout has, shape (layouts, effects)."""
-    hops: Ints
-    """Items that are messages between stages and hold no latency between sides yet."""
     calls_s: Mapping[Placement, Floats]
     """What the host takes to launch the collectives of each block, shape (blocks, 1)."""
     launched_frac: Floats
@@ -109,17 +91,15 @@ class Layouts:
     @property
     def constants(self) -> tuple[Constant, ...]:
         """Names, in the order of all vectors of constants."""
-        named = [(SCALE, scale.name) for scale in self.scales]
-        families = ((FAMILY, name) for name in self.families)
-        return (*named, *families, *self.effects, *self.releases)
+        return (*self.priced.constants, *self.effects, *self.releases)
 
     @property
     def sigma_log(self) -> Floats:
         """Prior deviations of the constants."""
         return np.array(
             [
-                *(scale.log_sigma for scale in self.scales),
-                *(1.0 for _ in self.families),
+                *(scale.log_sigma for scale in self.priced.scales),
+                *(1.0 for _ in self.priced.families),
                 *(EFFECT_SIGMA_LOG[effect[0]] for effect in self.effects),
                 *(RELEASE_SIGMA_LOG[release[0]] for release in self.releases),
             ]
@@ -166,24 +146,17 @@ class Layouts:
 
     def items_s(self, theta: Floats) -> Floats:
         """Seconds of each item, shape (items,), of one vector of constants."""
-        return self._items_s(theta[:, np.newaxis])[:, 0]
+        return self.priced.time_s(theta[:, np.newaxis])[:, 0]
 
     @property
     def _num_global(self) -> int:
-        return len(self.scales) + len(self.families)
+        return len(self.priced.constants)
 
     def _effects(self, theta: Floats) -> Floats:
         return theta[self._num_global : self._num_global + len(self.effects)]
 
     def _named(self, theta: Floats, name: str) -> Floats:
-        place = next(i for i, scale in enumerate(self.scales) if scale.name == name)
-        return np.exp(self.scales[place].log_center + theta[place])
-
-    def _items_s(self, theta: Floats) -> Floats:
-        number = self._num_global
-        times_s = self.base_s[:, np.newaxis] * np.exp(self.weights @ theta[:number])
-        times_s[self.hops] += self._named(theta, HOP)
-        return times_s
+        return self.priced.named(theta, name)
 
     def _timed(
         self, theta: Floats, launch_log: Floats, work_log: Floats, run: Simulate
@@ -211,42 +184,30 @@ class Layouts:
             )
 
         contention = 1.0 + self._named(theta, CONTENTION)
-        items_s = self._items_s(theta)
+        items_s = self.priced.time_s(theta)
         return evaluate(self.compiled, items_s, contention=contention, adjust=adjust, run=run)
 
 
 def layouts_of(configs: Sequence[RunConfig], base: BaseTimes) -> Layouts:
     """The layouts over base times, with the effects that they have."""
     known = base.conditions
-    compiled, chosen = compile_layouts(configs, known.weight_fracs), scales(known)
+    compiled = compile_layouts(configs, known.weight_fracs)
     of_all = [effects_of(config) for config in configs]
     effects = tuple(dict.fromkeys(effect for own in of_all for effect in own))
-    found = base_estimates(compiled, base)
-    told_frac = np.array([_told_frac(source, known.is_in_situ) for source in found.sources])
-    is_prior = np.array([source is Source.PRIOR for source in found.sources], dtype=bool)
-    is_new = is_prior | (not known.is_in_situ)
-    powers = weights(compiled.items, chosen)
-    centers = np.array([scale.log_center for scale in chosen])
-    families, spreads = _families(compiled.items, found.sigma_log)
-    powers_left = powers * np.where(is_new, 1.0, _KNOWN_FRAC)[:, np.newaxis]
-    base_s = found.time_s * np.exp(np.where(is_new, powers @ centers, 0.0))
-    launches, works = _effects(compiled, effects, base_s, told_frac)
+    priced = priced_items(compiled, base)
+    told_frac = np.array([_told_frac(source, known.is_in_situ) for source in priced.sources])
+    launches, works = _effects(compiled, effects, priced.base_s, told_frac)
     releases, has_release = _releases(configs)
     launched = np.array([[launched_frac(c, b.kind)] for b, c in compiled.block_pairs])
     is_called = np.array([[replayed_frac(c, b.kind) < 1.0] for b, c in compiled.block_pairs])
     is_told = float(known.is_in_situ)
     return Layouts(
         compiled=compiled,
-        base_s=base_s,
-        sources=found.sources,
-        weights=np.hstack([powers_left, spreads]),
-        scales=chosen,
-        families=families,
+        priced=priced,
         effects=effects,
         launch_effects=launches,
         work_effects=works,
         has_effect=_has_effect(of_all, effects),
-        hops=np.flatnonzero(is_new & [_is_message(item) for item in compiled.items]),
         # What was sampled in training holds its launches; a graph that is replayed has none, with
         # its collectives where it is whole.
         calls_s={p: _calls_s(compiled, p) * (1.0 - is_told) * is_called for p in _PASSES},
@@ -256,7 +217,7 @@ def layouts_of(configs: Sequence[RunConfig], base: BaseTimes) -> Layouts:
         * np.array([[float(b.num_checkpoints)] for b in compiled.blocks]),
         releases=releases,
         has_release=has_release,
-        doublings=np.array([[_doublings(config)] for config in configs]),
+        doublings=np.array([[doublings(config)] for config in configs]),
         idle_frac=_idle_frac(compiled),
         has_experts=np.array([[b.kind is BlockKind.EXPERT_LAYER] for b in compiled.blocks]),
     )
@@ -280,11 +241,7 @@ def _releases(configs: Sequence[RunConfig]) -> tuple[tuple[Release, ...], Floats
     return releases, found.reshape(len(configs), len(releases))
 
 
-def _is_message(item: Item) -> bool:
-    return isinstance(item, CollectiveCall) and item.role is GroupRole.PP
-
-
-def _doublings(config: RunConfig) -> float:
+def doublings(config: RunConfig) -> float:
     """Of nodes, from one on; 0 where nobody knows how many ranks share one."""
     par = config.parallelism
     if not par.ranks_per_node or config.device == "cpu":
@@ -301,20 +258,8 @@ def _idle_frac(compiled: Compiled) -> Floats:
 def _told_frac(source: Source, is_in_situ: bool) -> float:
     """How much of what layers may differ by is told by the samples of an operator."""
     if is_in_situ:
-        return 1.0 - _KNOWN_FRAC if source in (Source.MEASURED, Source.PROBED) else 0.0
+        return 1.0 - KNOWN_FRAC if source in (Source.MEASURED, Source.PROBED) else 0.0
     return 0.0 if source is Source.PRIOR else 1.0 - _TABLED_FRAC
-
-
-def _families(items: Sequence[Item], sigma_log: Floats) -> tuple[tuple[str, ...], Floats]:
-    """Families of models with a deviation, and the deviation of each item, (items, families).
-
-    The errors of one operator kind or kind of transfer are taken as one: they add up linearly over
-    the step, and in quadrature across kinds.
-    """
-    names = [family(item) for item in items]
-    families = sorted({name for name, sigma in zip(names, sigma_log, strict=True) if sigma > 0})
-    is_of = np.array([[name == other for other in families] for name in names], dtype=np.float64)
-    return tuple(families), is_of.reshape(len(items), len(families)) * sigma_log[:, np.newaxis]
 
 
 def _effects(

@@ -6,13 +6,14 @@ answer to ``forerun predict``, and the tables of published steps that it is vali
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ..records.step_rows import StepPredictions
 from ..regressors.intervals import Z_90
+from ..timeline.compiled import Compiled
 from ..timeline.evaluate import step_times
 from ..timeline.items import Floats
 from ..timeline.simulate import spans
@@ -20,9 +21,11 @@ from ..timeline.steady import simulate_each, simulate_long
 from ..workload.config import RunConfig
 from .base_times import BaseTimes
 from .estimate import StepEstimate, step_estimate
-from .known import SPANNED, KnownStep, Remainder, same_layout, unseen_across
-from .layouts import SCALE, Constant, Layouts, layouts_of
+from .known import SPANNED, Features, KnownStep, Remainder, same_layout, unseen_across
+from .layouts import Layouts, doublings, layouts_of
 from .posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
+from .priced_items import SCALE, Constant, PricedItems, priced_items
+from .scales import BOOST, GROWTH, LAUNCH, effects_of, releases_of
 
 ERROR_INFLATION = 1.8124611228 / Z_90
 """Of a deviation, for 90 % of Student's distribution with 10 degrees to lie within ``Z_90`` of
@@ -86,6 +89,34 @@ class FittedSteps:
                     times_s[place] *= np.exp(left.residual_log - left_log[place])
         return times_s
 
+    def priced(self, compiled: Compiled) -> tuple[Floats, PricedItems, Floats]:
+        """Seconds of the items of compiled parts, shape (items, 1), the items, and the constants at
+        which they are taken."""
+        priced = priced_items(compiled, self.base)
+        theta = self._means(priced.constants)[:, np.newaxis]
+        return priced.time_s(theta), priced, theta
+
+    def growth(
+        self, config: RunConfig, priced: PricedItems, theta: Floats
+    ) -> Callable[[Floats], Floats]:
+        """What nodes and release add to a log step time and waiting takes off, as a function of the
+        share of the step that a stage waits; for layouts on the ranks of this one."""
+        of_nodes = doublings(config) * float(priced.named(theta, GROWTH)[0])
+        of_release = float(self._means(releases_of(config)).sum())
+        boost = float(priced.named(theta, BOOST)[0]) * (config.device != "cpu")
+        return lambda idle_frac: of_nodes + of_release - boost * idle_frac
+
+    def least_effect_log(self, config: RunConfig) -> float:
+        """The least that the effects on layers of a layout may add to the log of their work."""
+        found = [effect for effect in effects_of(config) if effect[0] != LAUNCH]
+        return min(0.0, float(self._means(found).sum()))
+
+    def level_log(self, features: Features) -> Floats:
+        """What layouts that are alike leave of each log step time, shape (layouts,)."""
+        if self.posterior is None:
+            return np.zeros(len(features.degrees))
+        return self.posterior.discrepancy(features)[0]
+
     def measured_s(self, config: RunConfig) -> float | None:
         """The measured step of a layout; None where there is none."""
         wanted = same_layout(config)
@@ -98,7 +129,7 @@ class FittedSteps:
         left_log, own_sigma, pull = self._discrepancy(layouts.compiled.configs)
         errors, wider = self._errors(layouts, slopes, pull), self._inflation
         items_s = dict(zip(layouts.compiled.items, layouts.items_s(theta).tolist(), strict=True))
-        sources = dict(zip(layouts.compiled.items, layouts.sources, strict=True))
+        sources = dict(zip(layouts.compiled.items, layouts.priced.sources, strict=True))
         growth = layouts.growth_log(theta[:, np.newaxis])[:, 0]
         out: dict[int, StepEstimate] = {}
         for group in found:
@@ -129,16 +160,18 @@ class FittedSteps:
     def _layouts(self, configs: Sequence[RunConfig]) -> tuple[Layouts, Floats]:
         """The layouts with the constants' means: those of the priors where nothing is known."""
         layouts = layouts_of(configs, self.base)
-        theta = np.zeros(len(layouts.constants))
-        if self.posterior is not None:
-            known = dict(zip(self.posterior.constants, self.posterior.theta.tolist(), strict=True))
-            theta = np.array([known.get(name, 0.0) for name in layouts.constants])
-        return layouts, theta
+        return layouts, self._means(layouts.constants)
+
+    def _means(self, constants: Sequence[Constant]) -> Floats:
+        if self.posterior is None:
+            return np.zeros(len(constants))
+        known = dict(zip(self.posterior.constants, self.posterior.theta.tolist(), strict=True))
+        return np.array([known.get(name, 0.0) for name in constants])
 
     def _discrepancy(self, configs: Sequence[RunConfig]) -> tuple[Floats, Floats, Floats]:
         if self.posterior is None:
             return np.zeros(len(configs)), np.full(len(configs), MODEL_SIGMA_LOG), np.empty(0)
-        return self.posterior.discrepancy(configs)
+        return self.posterior.discrepancy(Features.of(configs))
 
     def _errors(self, layouts: Layouts, slopes: Floats, pull: Floats) -> _Errors:
         """Independent errors of log step times, one deviation each.

@@ -17,8 +17,9 @@ from ..regressors.robust import robust_minimum
 from ..timeline.evaluate import step_times
 from ..timeline.items import Floats
 from ..workload.config import RunConfig
-from .known import KnownStep, Remainder, correlations, remainders, similarity
-from .layouts import Constant, Layouts
+from .known import Features, KnownStep, Remainder, correlations, remainders
+from .layouts import Layouts
+from .priced_items import Constant
 
 MODEL_SIGMA_LOG = 0.055
 """How far a layout lies from what the constants say of it, before any step is known."""
@@ -68,9 +69,9 @@ class LayoutPosterior:
     """How much wider errors of left-out layouts are than the posterior says."""
     remainders: Mapping[RunConfig, Remainder]
 
-    def discrepancy(self, configs: Sequence[RunConfig]) -> tuple[Floats, Floats, Floats]:
+    def discrepancy(self, features: Features) -> tuple[Floats, Floats, Floats]:
         """What layouts alike leave for these: logs, deviations, and pull on each constant."""
-        alike = self.sigma_log**2 * similarity(configs, self.known)
+        alike = self.sigma_log**2 * features.similarity(Features.of(self.known))
         weighed = alike @ self.weights
         left = self.sigma_log**2 - np.einsum("ck,ck->c", weighed, alike)
         return weighed @ self.residuals, np.sqrt(np.maximum(left, 0.0)), weighed @ self.slopes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import numpy as np
@@ -105,6 +105,23 @@ def compile_layouts(
     return _Compiler(configs, weight_fracs or {}, is_host_only=True in is_host_only).compile()
 
 
+def compile_blocks(
+    pairs: Sequence[tuple[Block, RunConfig]],
+    weight_fracs: Mapping[OperatorKind, float] | None = None,
+) -> Compiled:
+    """Blocks, or parts of some, each with a layout that it belongs to: no stages and no pipelines.
+
+    Raises ``ConfigError`` where CPU and accelerators are mixed.
+    """
+    configs = [config for _, config in pairs]
+    is_host_only = {config.device == "cpu" for config in configs}
+    if len(is_host_only) > 1:
+        raise ConfigError("layouts on cpu and on an accelerator together; compile them apart")
+    return _Compiler(configs, weight_fracs or {}, is_host_only=True in is_host_only).of_blocks(
+        pairs
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Composition:
     variants: tuple[BlockVariant, ...]
@@ -133,16 +150,28 @@ class _Compiler:
         self._stage_places: dict[Hashable, int] = {}
         self._stages: list[dict[str, list[int]]] = []
         """Items of each distinct stage by field of ``StageSums``, in the order of their issue."""
+        self._sent: dict[Hashable, dict[str, list[int]]] = {}
         self._hop_places: dict[Hashable, list[int]] = {}
         self._compositions: dict[Hashable, _Composition] = {}
 
     def compile(self) -> Compiled:
+        hosts = self._hosts()
+        groups = [self._group(key, members) for key, members in self._grouped().items()]
+        return self._compiled(hosts, groups)
+
+    def of_blocks(self, pairs: Sequence[tuple[Block, RunConfig]]) -> Compiled:
+        hosts = self._hosts()
+        self._made += pairs
+        return self._compiled(hosts, [])
+
+    def _hosts(self) -> tuple[int, int, int]:
         place = self._index.place
         forward, _ = host_pass(Phase.FORWARD)
         backward, _ = host_pass(Phase.BACKWARD)
         _, (host_step, _) = step_operators(self._configs[0], 0)
-        hosts = (place(forward), place(backward), place(host_step))
-        groups = [self._group(key, members) for key, members in self._grouped().items()]
+        return place(forward), place(backward), place(host_step)
+
+    def _compiled(self, hosts: tuple[int, int, int], groups: Sequence[LayoutGroup]) -> Compiled:
         made = [block for block, _ in self._made]
         copies = [block_copies(config, block.kind) for block, config in self._made]
         sums = block_sums(made, self._index, self._weight_fracs, copies)
@@ -252,27 +281,40 @@ class _Compiler:
 
     def _step(self, config: RunConfig, composition: _Composition) -> tuple[int, ...]:
         # Everything that the transfers and operators of a step depend on.
+        par = config.parallelism
         key = (
-            *(self._model(config), config.parallelism, config.precision),
+            *(self._model(config), par, config.precision),
             *(config.reduces_grads_in_bf16, config.keeps_fp8_params, composition.held),
             *(config.sharded_update_calls, config.optimizer_state_nbytes),
             *(config.optimizer_offload_frac, config.overlaps_optimizer_offload),
         )
         found = self._steps.get(key)
         if found is None:
-            last = config.parallelism.pp - 1
+            last = par.pp - 1
+            # What is gathered ahead, and who updates what, leaves the reductions as they are.
+            is_ahead = par.overlaps_param_gather and config.model.experts is not None
+            own = (key[0], replace(par, overlaps_param_gather=is_ahead), *key[2:8])
             places = []
             for stage in range(last + 1):
                 chunks = composition.held[stage :: last + 1]
                 like = (key, chunks, stage in (0, last))
                 if like not in self._stage_places:
                     self._stage_places[like] = len(self._stages)
-                    self._stages.append(self._stage(config, stage))
+                    sent = self._sent_of(config, stage, (own, chunks, stage in (0, last)))
+                    (optimizer, _), _ = step_operators(config, stage)
+                    self._stages.append({**sent, "optimizer": [self._index.place(optimizer)]})
                 places.append(self._stage_places[like])
             found = self._steps[key] = tuple(places)
         return found
 
-    def _stage(self, config: RunConfig, stage: int) -> dict[str, list[int]]:
+    def _sent_of(self, config: RunConfig, stage: int, key: Hashable) -> dict[str, list[int]]:
+        """Items of the transfers of a stage, by field of ``StageSums``."""
+        found = self._sent.get(key)
+        if found is None:
+            found = self._sent[key] = self._transfers(config, stage)
+        return found
+
+    def _transfers(self, config: RunConfig, stage: int) -> dict[str, list[int]]:
         place = self._index.place
         lists: dict[str, list[int]] = {field.name: [] for field in fields(StageSums)}
         # Equal buckets are one object: looking that up saves most of the hashing.
@@ -285,8 +327,6 @@ class _Compiler:
             if use.placement is Placement.GRAD_FINISH:
                 name = "embedding" if use.call.role is GroupRole.EMBEDDING else "finishes"
             lists[name] += [places[id(use)]] * use.count
-        (optimizer, _), _ = step_operators(config, stage)
-        lists["optimizer"].append(place(optimizer))
         return lists
 
     def _stage_sums(self) -> StageSums:

@@ -6,7 +6,6 @@ count the same ranks anew as tp-ep-dp-pp, with sizes of their own.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -119,44 +118,48 @@ def group(parallelism: Parallelism, role: GroupRole, rank: int) -> tuple[int, ..
     return found[instance * size : (instance + 1) * size]
 
 
-@lru_cache(maxsize=4096)
 def num_nodes(parallelism: Parallelism, role: GroupRole) -> int:
     """Nodes that the first group of a role reaches over; 1 where ranks per node are not known.
 
     >>> num_nodes(Parallelism(tp=4, dp=4, ranks_per_node=8), GroupRole.DP)
     2
     """
-    if not parallelism.ranks_per_node:
-        return 1
+    return _reach(parallelism, role)[1]
+
+
+# Two numbers of each of the thousands of layouts of a plan.
+@lru_cache(maxsize=65536)
+def _reach(parallelism: Parallelism, role: GroupRole) -> tuple[int, int]:
+    """Ranks and nodes of the first group of a role."""
     ranks = group(parallelism, role, 0)
-    return len({rank // parallelism.ranks_per_node for rank in ranks})
+    per_node = parallelism.ranks_per_node
+    return len(ranks), len({rank // per_node for rank in ranks}) if per_node else 1
 
 
 def group_call(
     config: RunConfig, collective: Collective, role: GroupRole, nbytes: int
 ) -> CollectiveCall:
     """A collective over the whole group of a role."""
-    ranks = group(config.parallelism, role, 0)
+    num_ranks, nodes = _reach(config.parallelism, role)
     return CollectiveCall(
         collective=collective,
         role=role,
-        num_ranks=len(ranks),
+        num_ranks=num_ranks,
         nbytes=nbytes,
-        num_nodes=num_nodes(config.parallelism, role),
+        num_nodes=nodes,
     )
 
 
 def _members(order: _Order, axes: frozenset[str], rank: int) -> tuple[int, ...]:
     """Every rank that differs in those axes only, in the order of ranks."""
     places = order.places(rank)
-    number = math.prod(order.sizes[name] for name in axes)
-    out = []
-    for index in range(number):
-        for name, size in order.sizes.items():
-            if name in axes:
-                index, places[name] = divmod(index, size)
-        out.append(order.rank(places))
-    return tuple(out)
+    found = [order.rank({name: 0 if name in axes else place for name, place in places.items()})]
+    stride = 1
+    for name, size in order.sizes.items():
+        if name in axes:
+            found = [first + step * stride for step in range(size) for first in found]
+        stride *= size
+    return tuple(found)
 
 
 def _dense(par: Parallelism) -> _Order:

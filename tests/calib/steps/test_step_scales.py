@@ -14,9 +14,16 @@ from forerun.calib.fit.estimates import Estimates, Source
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.base_times import Conditions, prior_times
 from forerun.calib.steps.design import design, expected_sigma_log
-from forerun.calib.steps.known import MEASURED_SIGMA_LOG, KnownStep, correlations, similarity
-from forerun.calib.steps.layouts import FAMILY, SCALE, layouts_of
+from forerun.calib.steps.known import (
+    MEASURED_SIGMA_LOG,
+    Features,
+    KnownStep,
+    correlations,
+    similarity,
+)
+from forerun.calib.steps.layouts import layouts_of
 from forerun.calib.steps.model import FittedSteps, fit_steps
+from forerun.calib.steps.priced_items import FAMILY, SCALE
 from forerun.calib.steps.scales import Effect, effects_of
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.timeline.evaluate import evaluate, step_times
@@ -269,7 +276,7 @@ def test_what_one_layout_leaves_tells_of_another_as_far_as_they_are_alike() -> N
     fit = fitted(known).posterior
     assert fit is not None
     near, far = row(micro=4), row(tp=4, pp=2, micro=8, layers=24)
-    logs, sigmas, _ = fit.discrepancy(configs([near, far]))
+    logs, sigmas, _ = fit.discrepancy(Features.of(configs([near, far])))
     shared = similarity(configs([near, far]), configs(known))[:, 0]
     assert shared == pytest.approx([0.8 * math.exp(-1 / 4), shared[1]])
     assert shared[1] < 0.6 * shared[0]

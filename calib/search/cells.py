@@ -1,0 +1,281 @@
+"""Splits of the ranks as columns: degrees, virtual stages, stages' layers and micro-batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..arguments.keep import Keep
+from ..workload.config import Batch, ContextComm, RunConfig
+from ..workload.model_shape import at_most
+from .space import MOST_CONTEXT, MOST_VIRTUAL, checked_ranks, shardings, splits, with_degrees
+
+Ints = NDArray[np.int64]
+COLUMNS = ("tp", "cp", "ep", "etp", "pp", "vp", "dp", "micro", "is_split", "split", "deep")
+"""``is_split``: sequence parallelism; ``split`` and ``deep`` are places in the tables beside.  One more
+column is ``number``: the order of cells that take the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Cells:
+    """Every split of the ranks that Megatron's rules allow; a cell's variants share its row."""
+
+    config: RunConfig
+    num_ranks: int
+    columns: Mapping[str, Ints]
+    splits: tuple[tuple[int, ...], ...]
+    """Layers of stages; () where even."""
+    shardings: tuple[Mapping[str, Any], ...]
+    cut: Mapping[str, int]
+    """How many combinations each rule left out, of those that the rules before it let pass."""
+
+    def __len__(self) -> int:
+        return len(self.columns["tp"])
+
+    def layout(self, place: int, *, is_plain: bool = False) -> RunConfig:
+        """The layout of a cell with nothing computed again; ``ConfigError`` where it cannot run.
+
+        ``is_plain``: with whole weights and gradients in any case.
+        """
+        row = {name: int(self.columns[name][place]) for name in COLUMNS}
+        if is_plain:
+            row["deep"] = 0
+        own = self.config.parallelism
+        changes = {
+            **self.shardings[row["deep"]],
+            **{name: row[name] for name in ("tp", "cp", "ep", "pp", "vp", "dp")},
+            "etp": row["etp"] if own.etp == row["etp"] or row["etp"] != row["tp"] else 0,
+            "chunk_layers": self.splits[row["split"]],
+            "is_sequence_parallel": bool(row["is_split"]),
+        }
+        batch = Batch(
+            micro_batch_size=row["micro"],
+            global_batch_size=self.config.batch.global_batch_size,
+        )
+        return with_degrees(self.config, batch, changes=changes)
+
+    def distinct(self, *columns: Ints) -> tuple[Ints, Ints]:
+        """A cell of each distinct combination of some columns, and which of them each cell has."""
+        if not len(self):
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        rows = np.stack([np.asarray(one, dtype=np.int64) for one in columns], axis=1)
+        _, firsts, places = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+        return firsts, places.ravel()
+
+    @property
+    def num_microbatches(self) -> Ints:
+        """Of each cell."""
+        samples = self.config.batch.global_batch_size
+        return samples // (self.columns["dp"] * self.columns["micro"])
+
+    def subset(self, members: Ints) -> Cells:
+        """Some of the cells."""
+        columns = {name: found[members] for name, found in self.columns.items()}
+        return replace(self, columns=columns)
+
+
+def groups(places: Ints) -> Iterator[Ints]:
+    """Members of each value, in rising order."""
+    order = np.argsort(places, kind="stable")
+    bounds = np.flatnonzero(np.diff(places[order])) + 1
+    yield from (part for part in np.split(order, bounds) if len(part))
+
+
+def cells_of(config: RunConfig, num_ranks: int, keep: Keep | None = None) -> Cells:
+    """The splits of so many ranks that can run the model and its global batch.
+
+    ``keep`` holds axes at some of their values.  Raises ``ConfigError`` where there are no ranks.
+    """
+    checked_ranks(num_ranks)
+    at_most("gpus", num_ranks)
+    return _Builder(config, num_ranks, keep or Keep()).build()
+
+
+class _Builder:
+    def __init__(self, config: RunConfig, num_ranks: int, keep: Keep) -> None:
+        self._config, self._num_ranks, self._keep = config, num_ranks, keep
+        self._cut: Counter[str] = Counter()
+        self._splits: dict[tuple[int, ...], int] = {(): 0}
+        self._shardings = shardings(config)
+        self._batches: dict[tuple[int, int], Ints] = {}
+
+    def build(self) -> Cells:
+        parts = [self._product(degrees) for degrees in self._degrees()]
+        table = np.concatenate([np.empty((0, len(COLUMNS)), dtype=np.int64), *parts])
+        return Cells(
+            config=self._config,
+            num_ranks=self._num_ranks,
+            columns={
+                **dict(zip(COLUMNS, table.T, strict=True)),
+                "number": np.arange(len(table)),
+            },
+            splits=tuple(self._splits),
+            shardings=self._shardings,
+            cut=dict(self._cut),
+        )
+
+    def _kept(self, axis: str, values: Sequence[int]) -> list[int]:
+        """Those of the values of an axis that are asked for."""
+        wanted = self._keep.values_of(axis)
+        return [value for value in values if wanted is None or value in wanted]
+
+    def _passes(self, rule: str, *, is_kept: bool, number: int = 1) -> bool:
+        if not is_kept:
+            self._cut[rule] += number
+        return is_kept
+
+    def _degrees(self) -> Iterator[tuple[int, int, int, int, int]]:
+        """tp, cp, pp, dp and sequence parallelism."""
+        ranks = self._num_ranks
+        for tp in self._kept("tp", divisors(ranks)):
+            if not self._is_tp_allowed(tp):
+                continue
+            for cp in self._kept("cp", divisors(ranks // tp)):
+                if not self._is_cp_allowed(tp, cp):
+                    continue
+                for pp in self._kept("pp", divisors(ranks // (tp * cp))):
+                    dp = ranks // (tp * cp * pp)
+                    if self._kept("dp", [dp]) and self._is_dp_allowed(pp, dp):
+                        for is_split in self._is_split(tp, cp):
+                            yield tp, cp, pp, dp, is_split
+
+    def _is_tp_allowed(self, tp: int) -> bool:
+        model, experts = self._config.model, self._config.model.experts
+        heads, groups = model.num_attention_heads, model.num_query_groups
+        shared = experts.shared_ffn_hidden_size if experts is not None else 0
+        return (
+            self._passes(f"tp does not divide {heads} heads", is_kept=heads % tp == 0)
+            and self._passes(
+                f"tp and {groups} query groups do not divide",
+                is_kept=groups % tp == 0 or tp % groups == 0,
+            )
+            and self._passes(
+                "tp does not divide the widths of the MLP",
+                is_kept=model.ffn_hidden_size % tp == 0 and shared % tp == 0,
+            )
+            and self._passes(
+                f"tp does not divide a vocabulary of {model.vocab_size}",
+                is_kept=model.vocab_size % tp == 0,
+            )
+        )
+
+    def _is_cp_allowed(self, tp: int, cp: int) -> bool:
+        config = self._config
+        model, own = config.model, config.parallelism
+        if cp in (1, own.cp):
+            return True
+        heads = min(model.num_attention_heads, model.num_query_groups)
+        is_exchanged = own.context_comm is ContextComm.ALL_TO_ALL
+        return (
+            self._passes("cp on a CPU", is_kept=config.device != "cpu")
+            and self._passes(f"cp above {MOST_CONTEXT}", is_kept=cp <= MOST_CONTEXT)
+            and self._passes(
+                f"2 x cp does not divide the sequence of {model.seq_length}",
+                is_kept=model.seq_length % (2 * cp) == 0,
+            )
+            and self._passes(
+                "tp x cp does not divide the heads, as the exchange a2a needs",
+                is_kept=not is_exchanged or heads % (tp * cp) == 0,
+            )
+        )
+
+    def _is_dp_allowed(self, pp: int, dp: int) -> bool:
+        layers, samples = self._config.model.num_layers, self._config.batch.global_batch_size
+        return self._passes(f"pp above {layers} layers", is_kept=pp <= layers) and self._passes(
+            f"dp does not divide the global batch of {samples}", is_kept=samples % dp == 0
+        )
+
+    def _is_split(self, tp: int, cp: int) -> list[bool]:
+        """Sequence parallelism off and on; experts over tp train only with it."""
+        if tp == 1:
+            return [False]
+        local = self._config.model.seq_length // cp
+        choices = (True,) if self._config.model.experts is not None else (False, True)
+        is_able = self._passes("tp does not divide the local sequence", is_kept=local % tp == 0)
+        wanted = self._keep.values_of("sp")
+        return [
+            one
+            for one in (choices if is_able else choices[:-1])
+            if wanted is None or ("on" if one else "off") in wanted
+        ]
+
+    def _product(self, degrees: tuple[int, int, int, int, int]) -> Ints:
+        """Rows of one set of degrees: expert degrees, times batches and stages, times sharding."""
+        tp, cp, pp, dp, _ = degrees
+        experts = self._experts(tp, tp * cp * dp)
+        batches = self._batch_table(pp, dp)
+        is_deep = pp == 1 and dp * cp > 1
+        deep = [place for place in range(len(self._shardings)) if place == 0 or is_deep]
+        rows = len(experts) * len(batches) * len(deep)
+        out = np.empty((rows, len(COLUMNS)), dtype=np.int64)
+        e, b, d = (
+            one.ravel()
+            for one in np.meshgrid(
+                np.arange(len(experts)), np.arange(len(batches)), deep, indexing="ij"
+            )
+        )
+        names = {name: place for place, name in enumerate(COLUMNS)}
+        for name, value in zip(("tp", "cp", "pp", "dp", "is_split"), degrees, strict=True):
+            out[:, names[name]] = value
+        e, b = e.astype(int), b.astype(int)
+        out[:, [names["ep"], names["etp"]]] = experts[e]
+        out[:, [names["micro"], names["vp"], names["split"]]] = batches[b]
+        out[:, names["deep"]] = d
+        return out
+
+    def _experts(self, tp: int, num_ranks: int) -> Ints:
+        """Expert parallelism and expert tp over the ranks of a stage, shape (pairs, 2)."""
+        experts, own = self._config.model.experts, self._config.parallelism
+        if experts is None:
+            return np.array([[1, tp]])
+        found = []
+        for ep in self._kept("ep", divisors(experts.num_experts)):
+            for etp in self._kept("etp", sorted({*divisors(tp), own.expert_tp})):
+                is_even = experts.ffn_hidden_size % etp == 0 and num_ranks % (ep * etp) == 0
+                if self._passes("ep x etp does not divide the ranks of a stage", is_kept=is_even):
+                    found.append((ep, etp))
+        return np.array(found, dtype=np.int64).reshape(-1, 2)
+
+    def _batch_table(self, pp: int, dp: int) -> Ints:
+        """Micro-batch, virtual stages and split, shape (choices, 3)."""
+        if (pp, dp) not in self._batches:
+            rows = list(self._stages(pp, dp))
+            self._batches[pp, dp] = np.array(rows, dtype=np.int64).reshape(-1, 3)
+        return self._batches[pp, dp]
+
+    def _stages(self, pp: int, dp: int) -> Iterator[tuple[int, int, int]]:
+        config = self._config
+        samples = config.batch.global_batch_size // dp
+        places = [self._splits.setdefault(one, len(self._splits)) for one in splits(config, pp)]
+        each, rest = divmod(config.model.num_layers, pp)
+        virtual = (
+            [v for v in divisors(each) if 1 < v <= MOST_VIRTUAL] if pp > 1 and not rest else ()
+        )
+        if pp == 2 and not config.parallelism.overlaps_p2p:
+            virtual = ()
+        for micro in self._kept("mbs", divisors(samples)):
+            number = samples // micro
+            if self._kept("vpp", [1]):
+                yield from ((micro, 1, place) for place in places)
+            is_able = self._passes(
+                "interleaving wants micro-batches that pp divides",
+                is_kept=number % pp == 0,
+                number=len(virtual),
+            )
+            if is_able:
+                yield from ((micro, vp, 0) for vp in self._kept("vpp", virtual))
+
+
+def divisors(number: int) -> list[int]:
+    """In rising order.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
