@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ..records.cluster import Cluster, Joint, Origin, SeenNode, StatedNodes, stated_nodes
+from .host_link import SLOT_BYTES_PER_S
 from .nccl_tuner import Algorithm, Architecture, LinkClass, Protocol, Wire
 from .systems import REACHED_FRAC, NetworkPrior, network_prior
 from .topology import CARD_RATE, NODE_RATE, Topology
@@ -20,13 +21,13 @@ cards of 25 GB/s, got 1.3 to 3.9 GB/s from one (tables of estimate-train-time)."
 _PCIE_FRAC = 0.63
 """Bus bandwidth of a ring over PCIe over the rate of the slots: 20 GB/s on sixteen lanes of
 generation 4, as on A40 and L40."""
-_SLOT_BYTES_PER_S: Mapping[Architecture, float] = {
-    Architecture.VOLTA: 15.8 * _GIGA,
-    Architecture.AMPERE: 31.5 * _GIGA,
-    Architecture.HOPPER: 63.0 * _GIGA,
-    Architecture.BLACKWELL: 63.0 * _GIGA,
+_SLOT_GENERATIONS: Mapping[Architecture, int] = {
+    Architecture.VOLTA: 3,
+    Architecture.AMPERE: 4,
+    Architecture.HOPPER: 5,
+    Architecture.BLACKWELL: 5,
 }
-"""Sixteen lanes of PCIe 3, 4 and 5, which the GPUs of each generation have."""
+"""Of the PCIe that the GPUs of a generation have."""
 _PCIE_CHANNELS = 4
 """As of other GPUs without NVLink (``systems``)."""
 _WAYS: Mapping[str, Algorithm] = {
@@ -149,7 +150,7 @@ def _joined_by(
     links = replace(links, topology=links.topology.told(origin, joint=joint))
     if joint is not Joint.PCIE or links.wire is Wire.PCIE:
         return replace(links, may_be_bridged=False) if joint is Joint.SWITCH else links
-    slot = slot_bytes_per_s or _SLOT_BYTES_PER_S[links.generation]
+    slot = slot_bytes_per_s or SLOT_BYTES_PER_S[_SLOT_GENERATIONS[links.generation]]
     return replace(
         links,
         wire=Wire.PCIE,

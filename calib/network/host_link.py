@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..workload.operators import Operator, Phase
 
 LINK_SIGMA_LOG = 0.3
 """Of a host's rate from that of the sheet: hosts with one socket for eight devices, pages that are
 not pinned; 45 to 56 GB/s where the sheet says 64."""
 _GIGA = 1e9
-_PCIE_FRAC = 0.85
-"""Of a PCIe link's rate: headers of packets of 256 bytes, and the answers to them."""
+SLOT_BYTES_PER_S: Mapping[int, float] = {
+    generation: 16 * transfers_per_s * 128 / 130 / 8
+    for generation, transfers_per_s in ((3, 8e9), (4, 16e9), (5, 32e9))
+}
+"""Sixteen lanes of PCIe 3, 4 and 5 in one direction, by generation: 8, 16 and 32 GT/s, of whose 130
+bits 128 are data (PCI-SIG's base specifications)."""
+_WHOLE_PACKET_FRAC = 0.86
+"""Of a slot's rate: headers of packets of 256 bytes, and the answers to them."""
 _COPY_S = 10e-6
 """What one copy takes before its first byte."""
 _C2C = (297 * _GIGA, 375 * _GIGA)
@@ -17,9 +25,9 @@ _C2C = (297 * _GIGA, 375 * _GIGA)
 arXiv:2407.07850)."""
 _SHARED_C2C = (243 * _GIGA, 243 * _GIGA)
 """Two devices of a GB200 share a Grace, whose memory gives 486 GB/s (STREAM, the same source)."""
-_GEN5 = (_PCIE_FRAC * 64 * _GIGA, _PCIE_FRAC * 64 * _GIGA)
-_GEN4 = (_PCIE_FRAC * 32 * _GIGA, _PCIE_FRAC * 32 * _GIGA)
-_GEN3 = (_PCIE_FRAC * 16 * _GIGA, _PCIE_FRAC * 16 * _GIGA)
+_GEN3, _GEN4, _GEN5 = (
+    (_WHOLE_PACKET_FRAC * rate, _WHOLE_PACKET_FRAC * rate) for rate in SLOT_BYTES_PER_S.values()
+)
 _RATES: tuple[tuple[str, tuple[float, float]], ...] = (
     *(("gb300", _SHARED_C2C), ("gb200", _SHARED_C2C), ("gh200", _C2C), ("gh-96", _C2C)),
     *((name, _GEN5) for name in ("b200", "b300", "h100", "h200", "h800", "h20")),
@@ -47,6 +55,6 @@ def host_copy_s(operator: Operator, device: str) -> float:
     >>> copy = Operator(kind=OperatorKind.HOST_COPY, phase=Phase.FORWARD, shape=(10**9,),
     ...     element_nbytes=1)
     >>> [round(1e3 * host_copy_s(copy, name), 1) for name in ("NVIDIA H100", "NVIDIA GH200")]
-    [18.4, 3.4]
+    [18.5, 3.4]
     """
     return _COPY_S + operator.shape[0] / host_rates(device)[operator.phase is Phase.BACKWARD]
