@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ..records.cluster import NVL72
 from .nccl_tuner import Architecture, LinkClass, Wire
 from .topology import Joint, Topology
 
@@ -108,9 +109,8 @@ _CDNA3 = _nvlink(Architecture.HOPPER, num_channels=16, bus_giga=336, network_gig
 _CDNA4 = _nvlink(Architecture.HOPPER, num_channels=16, bus_giga=403, network_giga=45)
 _FASTER_CARDS = 90 * _GIGA
 """ConnectX-8 of 800 Gb/s in DGX B300 and GB300 NVL72 (NVIDIA's data sheets), at 90 %."""
-_RACK = Topology(num_gpus=4, num_cards=4, domain=72)
-"""Hosts of a rack of GB200 or GB300: four GPUs with a card each, eighteen hosts that NVLink joins
-(data sheets of GB200 NVL72 and GB300 NVL72)."""
+_RACK = Topology(num_gpus=4, num_cards=4, domain=NVL72)
+"""Hosts of a rack of GB200 or GB300: four GPUs with a card each (the data sheets of the same)."""
 
 
 def _on(prior: NetworkPrior, **changed: object) -> NetworkPrior:

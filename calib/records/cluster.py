@@ -16,9 +16,12 @@ from ..workload.config_json import decode, encode_fields
 from ..workload.parallelism import Parallelism
 from ..workload.quick_enum import QuickEnum
 
-_DOMAINS: Mapping[str, int] = {"gb300": 72, "gb200": 72}
-"""GPUs that NVLink joins beyond one host, by what a device's name has in it: NVL72 is what both are
-sold in (NVIDIA GB200 NVL72 and GB300 NVL72 data sheets).  A rack of 36 is stated."""
+NVL72 = 72
+"""GPUs of a rack of GB200 or GB300 that NVLink joins: eighteen hosts of four (NVIDIA's data sheets
+of both)."""
+_DOMAINS: Mapping[str, int] = {"gb300": NVL72, "gb200": NVL72}
+"""GPUs that NVLink joins beyond one host, by what a device's name has in it: what both are sold in.
+A rack of 36 is stated."""
 _SEGMENT = 64
 """Ranks that a job of several such racks has in each: blocks of sixteen hosts of four, which leave
 the last two as spares (``--segment 16`` of NVIDIA's recipes, GPUs of its published rows)."""
@@ -213,7 +216,7 @@ class Cluster:
             told = parallelism.ranks_per_node or self.stated.num_gpus or 0
             return replace(parallelism, ranks_per_node=told)
         num_ranks = parallelism.num_ranks
-        is_cut = origin is not Origin.STATED and domain == max(_DOMAINS.values())
+        is_cut = origin is not Origin.STATED and domain == NVL72
         if is_cut and num_ranks > domain and num_ranks % _SEGMENT == 0:
             domain = _SEGMENT
         return replace(parallelism, ranks_per_node=max(domain, local))
