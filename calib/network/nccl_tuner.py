@@ -16,9 +16,10 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from ..records.cluster import Joint
 from ..workload.collectives import Collective
 from .groups import Group
-from .topology import Joint, Topology
+from .topology import Topology
 
 Vector = NDArray[np.float64]
 _US = 1e-6

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ..records.cluster import NVL72
+from ..records.cluster import NVL72, Joint
 from .nccl_tuner import Architecture, LinkClass, Wire
-from .topology import Joint, Topology
+from .topology import Topology
 
 _GIGA = 1e9
 REACHED_FRAC = 0.9

@@ -14,8 +14,7 @@ from itertools import product
 
 import numpy as np
 
-from ..records.cluster import Joint as Joint
-from ..records.cluster import Origin as Origin
+from ..records.cluster import Joint, Origin
 
 OWN_CHUNKS = 0.4
 """Chunks that a ring inside a node spends besides those of its steps, on what a rank copies for

@@ -14,7 +14,8 @@ from forerun.calib.network.curves import Samples
 from forerun.calib.network.groups import Group, group_of, num_nodes
 from forerun.calib.network.nccl_tuner import Architecture, LinkClass, Wire
 from forerun.calib.network.systems import NetworkPrior, network_prior
-from forerun.calib.network.topology import CONGESTION_LOG, Origin, Topology
+from forerun.calib.network.topology import CONGESTION_LOG, Topology
+from forerun.calib.records.cluster import Origin
 from forerun.calib.workload.collectives import Collective, CollectiveCall, GroupRole
 
 LINK = Link(step_s=30e-6, bus_bytes_per_s=2e9)

@@ -11,7 +11,7 @@ from forerun.calib.network.collective_times import fit_transfers
 from forerun.calib.network.curves import Samples
 from forerun.calib.network.groups import Group
 from forerun.calib.network.systems import network_prior
-from forerun.calib.network.topology import Joint, Origin
+from forerun.calib.records.cluster import Joint, Origin
 from forerun.calib.workload.collectives import Collective
 
 NBYTES = 2.0 ** np.arange(10, 31)

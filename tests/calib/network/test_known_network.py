@@ -19,8 +19,7 @@ from forerun.calib.network.curves import Samples
 from forerun.calib.network.groups import Group
 from forerun.calib.network.nccl_tuner import Algorithm, LinkClass, Wire
 from forerun.calib.network.systems import NetworkPrior, network_prior
-from forerun.calib.network.topology import Origin
-from forerun.calib.records.cluster import Cluster, SeenNode, StatedNodes
+from forerun.calib.records.cluster import Cluster, Origin, SeenNode, StatedNodes
 from forerun.calib.workload.collectives import Collective
 
 H100, GB200, GB300 = "NVIDIA H100 80GB HBM3", "NVIDIA GB200", "NVIDIA GB300"

@@ -12,7 +12,7 @@ from forerun.calib.network.curves import Samples, Vector
 from forerun.calib.network.groups import Group
 from forerun.calib.network.nccl_tuner import TunedTime
 from forerun.calib.network.systems import network_prior
-from forerun.calib.network.topology import Joint
+from forerun.calib.records.cluster import Joint
 from forerun.calib.workload.collectives import Collective
 
 NBYTES: Vector = 2.0 ** np.arange(10.0, 31.0)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from forerun.calib.network.topology import Joint, Origin, Rate, Topology, fit_topology
+from forerun.calib.network.topology import Rate, Topology, fit_topology
+from forerun.calib.records.cluster import Joint, Origin
 
 CARD, NODE = 22e9, 230e9
 
