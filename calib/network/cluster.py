@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..records.cluster import Cluster, Joint, Origin, SeenNode, StatedNodes, stated_nodes
+from ..records.cluster import Cluster, Joint, Origin, SeenNode, StatedNodes
 from .host_link import SLOT_BYTES_PER_S
 from .nccl_tuner import Algorithm, Architecture, LinkClass, Protocol, Wire
 from .systems import REACHED_FRAC, NetworkPrior, network_prior
@@ -75,17 +75,17 @@ def on_domains(prior: NetworkPrior) -> NetworkPrior:
     return replace(prior, links=replace(prior.links, topology=topology))
 
 
-def stated_network(stated: StatedNodes | Mapping[str, object], prior: NetworkPrior) -> NetworkPrior:
+def stated_network(stated: StatedNodes, prior: NetworkPrior) -> NetworkPrior:
     """The prior with what is stated of nodes; no measurement overrules its counts and its joint.
 
-    ``stated`` is what ``stated_nodes`` reads, read or not.  Rates are where the measured ones start
-    from.  ``ConfigError`` for a value that cannot be.
+    Rates are where the measured ones start from.
 
-    >>> links = stated_network({"num_gpus": 4, "num_cards": 2}, network_prior("a100")).links
+    >>> stated = StatedNodes(num_gpus=4, num_cards=2)
+    >>> links = stated_network(stated, network_prior("a100")).links
     >>> links.topology.cards_in_use(4), links.topology.origin("num_cards").value
     (2, 'stated')
     """
-    said = (stated if isinstance(stated, StatedNodes) else stated_nodes(stated)).values
+    said = stated.values
     if prior.links is None or not said:
         return prior
     links = prior.links

@@ -11,7 +11,7 @@ from forerun.calib.network.collective_times import fit_transfers
 from forerun.calib.network.curves import Samples
 from forerun.calib.network.groups import Group
 from forerun.calib.network.systems import network_prior
-from forerun.calib.records.cluster import Joint, Origin
+from forerun.calib.records.cluster import Joint, Origin, StatedNodes, stated_nodes
 from forerun.calib.workload.collectives import Collective
 
 NBYTES = 2.0 ** np.arange(10, 31)
@@ -22,7 +22,7 @@ def _group(num_ranks: int, num_nodes: int) -> Group:
 
 
 def test_what_is_stated_is_told_from_what_is_usual() -> None:
-    stated = {"joint": "mesh", "num_gpus": 4, "card_bytes_per_s": 10e9}
+    stated = StatedNodes(joint="mesh", num_gpus=4, card_bytes_per_s=10e9)
     links = stated_network(stated, network_prior("a100")).links
     assert links is not None
     assert links.topology.joint is Joint.MESH
@@ -33,7 +33,7 @@ def test_what_is_stated_is_told_from_what_is_usual() -> None:
 
 def test_nothing_stated_changes_nothing() -> None:
     for device in ("a100", "h100", "cpu", "unknown"):
-        assert stated_network({}, network_prior(device)) == network_prior(device)
+        assert stated_network(StatedNodes(), network_prior(device)) == network_prior(device)
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,12 @@ def test_nothing_stated_changes_nothing() -> None:
 )
 def test_what_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match="cluster"):
-        stated_network(wrong, network_prior("h100"))
+        stated_nodes(wrong)
 
 
 def test_hosts_of_one_domain_are_one_node() -> None:
     """Two hosts of four in a rack of 72 differ from one by steps; 32 hosts are two racks."""
-    prior = stated_network({"num_gpus": 4, "domain": 72}, network_prior("gb200"))
+    prior = stated_network(StatedNodes(num_gpus=4, domain=72), network_prior("gb200"))
     samples = Samples(
         nbytes=NBYTES, time_s=8e-6 + 0.75 * NBYTES / 600e9, weight=np.ones(len(NBYTES))
     )
