@@ -8,6 +8,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from ..samples.reduce import MAD_TO_SIGMA
+
 Vector = NDArray[np.float64]
 _FARTHEST_LOG = 20.0
 """A factor of half a billion: no constant of a machine lies that far from its prior."""
@@ -61,5 +63,7 @@ def robust_minimum(
 def robust_sigma(residuals: Vector) -> float:
     """Root mean square with wild residuals cut to four median deviations, at least 0.5 %."""
     size = np.abs(residuals)
-    cut = np.minimum(size, _WILD_DEVIATIONS * 1.4826 * max(float(np.median(size)), _LEAST_SIGMA))
+    cut = np.minimum(
+        size, _WILD_DEVIATIONS * MAD_TO_SIGMA * max(float(np.median(size)), _LEAST_SIGMA)
+    )
     return max(float(np.sqrt(np.mean(cut**2))), _LEAST_SIGMA)

@@ -113,7 +113,6 @@ class Experts:
     delays_weight_gradients: bool = False
     """Gradients of weights wait until they too can run beside the exchange
     (``--delay-wgrad-compute``)."""
-
     rank_capacity_factor: float = 0.0
     """Rows that buffers of a rank have room for, over even routing, so that the host need not wait
     for counts (``--moe-expert-rank-capacity-factor``); 0 where buffers are as large as needed."""
