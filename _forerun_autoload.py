@@ -40,6 +40,7 @@ OPTIONS = (
     "price-per-gpu-hour",
     "confidence",
     "gpus",
+    "micro-batch",
     "python",
     "probe-seconds",
     "wandb",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..advice.decision import Action, Decision, Rule, decide
+from ..advice.micro_batch import MicroBatchAdvice, micro_batch_advice
 from ..advice.plan import Plan, plan
 from ..arguments.kept_arguments import kept_arguments
 from ..errors import ConfigError, RecordError
@@ -32,6 +33,7 @@ from ..steps.model import FittedSteps, fit_steps
 from ..stragglers.waiting import WaitingReport, waiting_report
 from ..workload.config import RunConfig
 from ..workload.config_json import decode, encode_fields
+from ..workload.run_options import MicroBatchChoice
 from .history import History, Levels, Models, WindowScore, window_scores
 from .routing import (
     MeasuredRouting,
@@ -126,6 +128,8 @@ class Answer:
     imbalance_cost_frac: float | None = None
     """Share of the own step that tokens routed evenly would save; None where nothing is routed."""
     transcript: tuple[str, ...] = ()
+    micro_batch: MicroBatchAdvice | None = None
+    """Where it was asked for."""
     ended_unix_s: float | None = None
     """The end of the run, where it has come."""
 
@@ -192,7 +196,9 @@ def analyse(
     blind = fit_steps(base, [one for one in known if same_layout(one.config) != layout])
     own = blind.estimate(config)
     view = _outlook(table, config, request, blind, own)
-    found = _plan(table, request, view, lambda ran: fit_steps(base, with_own(known, ran)))
+    ran = _ran(table, view)
+    fitted = fit_steps(base, with_own(known, ran))
+    found = _plan(table, request, ran.config, fitted)
     last_step = request.last_step or int(table.steps["step"].max()) + 1
     levels = Levels(model_forecast=view, so_far=replace(request, last_step=last_step))
     ahead = run_forecast(view, levels.so_far)
@@ -231,6 +237,7 @@ def analyse(
             imbalance_cost_frac(blind, config, routing.imbalance) if routing is not None else None
         ),
         problems=tuple(problems),
+        micro_batch=_micro_batch(table, request, ran.config, fitted),
     )
     return replace(answer, transcript=_transcript(answer, request.time_limit_s(ahead)))
 
@@ -247,33 +254,48 @@ def _transcript(answer: Answer, time_limit_s: float | None) -> tuple[str, ...]:
         network=network_line(answer.calibration.transfers.carrying),
         forecast=answer.forecast if has_end else None,
         plan=answer.plan,
+        micro_batch=answer.micro_batch,
         decision=answer.decision,
         time_limit_s=time_limit_s,
     )
     return tuple(lines)
 
 
-def _plan(
-    table: SampleTable,
-    request: Request,
-    view: ModelForecast,
-    steps_with: Callable[[KnownStep], FittedSteps],
-) -> Plan:
-    """Layouts for what is left: the steps behind the ramp."""
+def _ran(table: SampleTable, view: ModelForecast) -> KnownStep:
+    """The running layout for what is left: the steps behind the ramp."""
     config = view.config
     full = full_batch_size(config)
     full = full if full in view.ratios else config.batch.global_batch_size
-    ran = KnownStep(
+    return KnownStep(
         config=at_batch_size(config, full),
         time_s=measured_step_s(table) * view.ratios[full].ratio,
         sigma_log=math.hypot(measured_sigma_log(table), view.ratios[full].sigma_log),
     )
+
+
+def _plan(table: SampleTable, request: Request, config: RunConfig, steps: FittedSteps) -> Plan:
     return plan(
-        ran.config,
-        steps_with(ran),
+        config,
+        steps,
         num_ranks=(config.parallelism.num_ranks, *request.goals.gpus),
         memory_capacity_nbytes=request.memory_capacity_nbytes or table.device_memory_nbytes(),
         memory_offset_nbytes=memory_offset_nbytes(table),
+    )
+
+
+def _micro_batch(
+    table: SampleTable, request: Request, config: RunConfig, steps: FittedSteps
+) -> MicroBatchAdvice | None:
+    """None where nobody asked for it."""
+    if request.goals.micro_batch is not MicroBatchChoice.ADVISE:
+        return None
+    return micro_batch_advice(
+        config,
+        steps,
+        memory_capacity_nbytes=request.memory_capacity_nbytes or table.device_memory_nbytes(),
+        memory_offset_nbytes=memory_offset_nbytes(table),
+        confidence=request.goals.confidence,
+        host_argv=request.host_argv,
     )
 
 

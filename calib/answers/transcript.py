@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 
 from ..advice.decision import Action, Decision, Reason, Rule
+from ..advice.micro_batch import MicroBatchAdvice
 from ..advice.plan import Candidate, Plan
 from ..forecast.batch_ratios import PredictedStep
 from ..forecast.forecast import Forecast
@@ -27,10 +28,11 @@ def transcript_lines(
     network: str = "",
     forecast: Forecast | None = None,
     plan: Plan | None = None,
+    micro_batch: MicroBatchAdvice | None = None,
     decision: Decision | None = None,
     time_limit_s: float | None = None,
 ) -> list[str]:
-    """Up to eight lines with ``[forerun]`` before each; moments as UTC.
+    """Up to nine lines with ``[forerun]`` before each; moments as UTC.
 
     ``time_limit_s`` is the scheduler's limit for the whole run.
     """
@@ -42,6 +44,7 @@ def transcript_lines(
         network,
         _finish_line(forecast, time_limit_s),
         _plan_line(plan),
+        micro_batch.line if micro_batch is not None else "",
         _decision_line(decision),
     ]
     return [f"{PREFIX} {line}" for line in lines if line]

@@ -35,6 +35,13 @@ class WandbMode(Enum):
     OFF = "off"
 
 
+class MicroBatchChoice(Enum):
+    """Whether another micro-batch and another recompute are looked for in the running layout."""
+
+    OFF = "off"
+    ADVISE = "advise"
+
+
 class TraceChoice(Enum):
     """Whether a step or two of the window run under Kineto: ``auto`` only where there is a GPU."""
 
@@ -134,6 +141,12 @@ class Goals:
     gpus: tuple[int, ...] = _option(
         (), "gpus", Reads.COUNTS, "16,32", "other numbers of ranks to plan for",
         shown="as the run", example="8,16",
+    )  # fmt: skip
+    micro_batch: MicroBatchChoice = _option(
+        MicroBatchChoice.OFF, "micro-batch", Reads.CHOICE, "",
+        "`advise` names the micro-batch and the recompute that gain most in the memory that was "
+        "measured; all else stays",
+        example="advise",
     )  # fmt: skip
 
 

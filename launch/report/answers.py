@@ -84,6 +84,7 @@ def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
         "plan": answer.plan.to_json(),
         "waiting": answer.waiting.to_json(),
         "decision": answer.decision.to_json()
+        | ({"micro_batch": answer.micro_batch.to_json()} if answer.micro_batch else {})
         | {"transcript": list(answer.transcript), "problems": list(answer.problems)},
     }
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...calib.advice.micro_batch import MicroBatchAdvice, tokens_per_s
 from ...calib.advice.plan import Plan
+from ...calib.advice.recompute_choices import recompute_text
 from ...calib.fit.estimates import Source
 from ...calib.units import format_bytes, format_frac, format_time
 from .table import ReportTable, table_of
@@ -27,6 +29,29 @@ def layouts_table(plan: Plan, top: int = NUM_LAYOUTS) -> ReportTable:
             "memory": lambda row: format_bytes(row.memory.total_nbytes),
             "fits": lambda row: row.verdict.value,
             "rests on": lambda row: _provenance(row.source_frac),
+        },
+    )
+
+
+def micro_batch_table(advice: MicroBatchAdvice | None) -> ReportTable:
+    """For each micro-batch that fits in the measured memory the best recompute; may be empty."""
+    choices = advice.choices if advice is not None else ()
+    best = advice.best if advice is not None else None
+    return table_of(
+        "micro_batches",
+        "Micro-batch and recompute in the measured memory",
+        choices,
+        {
+            "micro-batch": lambda row: (
+                str(row.config.batch.micro_batch_size) + (" (best)" if row is best else "")
+            ),
+            "recompute": lambda row: recompute_text(row.config),
+            "step": lambda row: format_time(row.step_time_s),
+            "90 %": lambda row: f"{format_time(row.low_s)} to {format_time(row.high_s)}",
+            "against running": lambda row: format_frac(row.time_frac, signed=True),
+            "tokens/s": lambda row: f"{tokens_per_s(row):,.0f}",
+            "memory": lambda row: format_bytes(row.memory.total_nbytes),
+            "fits": lambda row: f"P {row.fit_probability or 0.0:.2f}",
         },
     )
 

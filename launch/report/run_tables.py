@@ -9,7 +9,7 @@ from rich.console import Console
 from ...calib.answers.analysis import Answer
 from ...calib.stragglers.waiting import Clock
 from ...calib.units import format_bytes, format_frac, format_time
-from .layout_tables import layouts_table, telling_note
+from .layout_tables import layouts_table, micro_batch_table, telling_note
 from .table import ReportTable, show_table, table_of
 
 NEGLIGIBLE_S = 1e-6
@@ -31,6 +31,7 @@ def report_tables(answer: Answer) -> list[ReportTable]:
             _operators(answer),
             _collectives(answer),
             layouts_table(answer.plan),
+            micro_batch_table(answer.micro_batch),
             *windows_tables(answer),
             _roles(answer),
             _ranks(answer),

@@ -1,0 +1,289 @@
+"""The micro-batch and the recompute that the measured memory allows, and what they would gain.
+
+Every degree, the sharding and the global batch stay, so that a checkpoint is as it was and the
+host needs nothing but a few options.  More samples at once make larger products and fewer launches,
+fewer micro-batches a longer bubble; what memory has room for need not be computed again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..arguments.megatron_args import resumed_command, rewrite_command
+from ..errors import ConfigError
+from ..forecast.model_forecast import batch_levels
+from ..memory.layout_table import peaks_nbytes
+from ..memory.peak import (
+    FITS_PROBABILITY,
+    MemoryEstimate,
+    fit_probability,
+    memory,
+    overhead_nbytes,
+)
+from ..plain_json import JsonObject
+from ..steps.model import FittedSteps
+from ..units import GIB, format_bytes, format_frac
+from ..workload.config import RunConfig
+from .plan import Candidate, compare
+from .recompute_choices import recompute_text, recomputed
+from .shardings import takes_options
+
+_DECIMALS = 9
+"""Of the log of a step time: closer layouts take the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatchAdvice:
+    """For each micro-batch that fits the fastest recompute that fits with it."""
+
+    running: Candidate
+    choices: tuple[Candidate, ...] = ()
+    """Smallest micro-batch first; the running layout may be among them."""
+    memory_capacity_nbytes: int = 0
+    num_layouts: int = 0
+    """How many pairs of micro-batch and recompute were looked at."""
+    missing: str = ""
+    """Why nothing can be said; empty where something is."""
+    confidence: float = 0.9
+    """Probability of being faster that an advised choice has."""
+    host_argv: tuple[str, ...] = ()
+
+    @property
+    def best(self) -> Candidate | None:
+        """The fastest of those that are faster than the running layout, as surely as is asked; None
+        where none is."""
+        sure = [one for one in self.choices if faster_probability(one) >= self.confidence]
+        return min(sure, key=lambda one: one.time_frac, default=None)
+
+    @property
+    def nearest(self) -> Candidate | None:
+        """The fastest other choice, sure or not; None where there is none."""
+        others = [one for one in self.choices if one.config != self.running.config]
+        return min(others, key=lambda one: one.time_frac, default=None)
+
+    @property
+    def largest(self) -> Candidate | None:
+        """The largest micro-batch that fits, with the lightest recompute that fits with it."""
+        return self.choices[-1] if self.choices else None
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The user's command line with the best choice, from the checkpoint on.
+
+        Empty where there is none, where it is not known, or where the host is not asked by
+        Megatron's options.
+        """
+        best, running = self.best, self.running.config
+        if best is None or not self.host_argv or not takes_options(running):
+            return ()
+        changed = rewrite_command(self.host_argv, best.config, running=running)
+        return resumed_command(changed)
+
+    @property
+    def line(self) -> str:
+        """What a user reads of it."""
+        if self.missing:
+            return f"micro-batch: {self.missing}"
+        best, largest = self.best, self.largest
+        now = _in_words(self.running.config)
+        if best is None:
+            words = ["micro-batch: nothing that fits is surely faster", f"running {now}"]
+            if self.nearest is not None:
+                words.append(f"nearest {_told(self.nearest)}")
+        else:
+            words = [
+                f"micro-batch: {_in_words(best.config)}, now {now}",
+                f"step {_span(best)}",
+                f"{tokens_per_s(best):,.0f} tokens/s "
+                f"({format_frac(1 / (1 + best.time_frac) - 1, signed=True)})",
+                f"memory {_of(best.memory.total_nbytes, self.memory_capacity_nbytes)}"
+                f" (P {best.fit_probability or 0.0:.2f})",
+            ]
+        if largest is not None and largest not in (best, self.running, best or self.nearest):
+            words.append(f"largest {_told(largest)}")
+        return " · ".join(words)
+
+    def to_json(self) -> JsonObject:
+        """A JSON object; layouts by what differs between them."""
+        best, largest = self.best, self.largest
+        return {
+            "running": _choice(self.running),
+            "choices": [_choice(one) for one in self.choices],
+            "best": _choice(best) if best is not None else None,
+            "largest": _choice(largest) if largest is not None else None,
+            "memory_capacity_nbytes": self.memory_capacity_nbytes,
+            "num_layouts": self.num_layouts,
+            "missing": self.missing,
+            "command": list(self.command),
+        }
+
+
+def micro_batch_advice(
+    config: RunConfig,
+    steps: FittedSteps,
+    *,
+    memory_capacity_nbytes: int | None,
+    memory_offset_nbytes: int | None,
+    confidence: float = 0.9,
+    host_argv: Sequence[str] = (),
+) -> MicroBatchAdvice:
+    """Micro-batches and recompute of one layout, against what runs.
+
+    ``memory_offset_nbytes`` is what the measured peak had beyond its estimate.  A choice fits with
+    the probability that a plan asks for, or where it needs no more than what runs.
+    """
+    (running,) = compare(
+        config,
+        [config],
+        steps,
+        memory_capacity_nbytes=memory_capacity_nbytes,
+        memory_offset_nbytes=memory_offset_nbytes,
+    )
+    if not memory_capacity_nbytes:
+        return MicroBatchAdvice(running=running, missing="how much memory there is, is not known")
+    if memory_offset_nbytes is None:
+        return MicroBatchAdvice(running=running, missing="no peak of memory was measured")
+    layouts = micro_batch_layouts(config)
+    chosen = _fastest(
+        _fitting(config, layouts, memory_capacity_nbytes, memory_offset_nbytes), steps
+    )
+    return MicroBatchAdvice(
+        running=running,
+        choices=tuple(
+            compare(
+                config,
+                chosen,
+                steps,
+                memory_capacity_nbytes=memory_capacity_nbytes,
+                memory_offset_nbytes=memory_offset_nbytes,
+            )
+        ),
+        memory_capacity_nbytes=memory_capacity_nbytes,
+        num_layouts=len(layouts),
+        confidence=confidence,
+        host_argv=tuple(host_argv),
+    )
+
+
+def tokens_per_s(choice: Candidate) -> float:
+    """Tokens that all ranks together train on in a second."""
+    config = choice.config
+    return config.batch.global_batch_size * config.model.seq_length / choice.step_time_s
+
+
+def faster_probability(choice: Candidate) -> float:
+    """That the choice is faster than the running layout: the ratio of the two is log-normal.
+
+    0 for the running layout itself.
+    """
+    if not choice.log_ratio_sigma:
+        return float(choice.time_frac < 0)
+    deviations = math.log1p(choice.time_frac) / choice.log_ratio_sigma
+    return 0.5 * math.erfc(deviations / math.sqrt(2))
+
+
+def micro_batch_layouts(config: RunConfig) -> list[RunConfig]:
+    """Every micro-batch that divides all global batch sizes of the run, with every recompute.
+
+    Lightest recompute first.  Hosts that take no options of Megatron's keep theirs.
+    """
+    sizes = {level.global_batch_size for level in batch_levels(config)} | {
+        config.batch.global_batch_size
+    }
+    samples = math.gcd(*sizes) // config.parallelism.dp
+    found: list[RunConfig] = []
+    for micro in (size for size in range(1, samples + 1) if samples % size == 0):
+        try:
+            batch = replace(config.batch, micro_batch_size=micro)
+            at_size = replace(config, batch=batch)
+        except ConfigError:  # interleaving wants micro-batches in groups
+            continue
+        found += recomputed(at_size) if takes_options(config) else [at_size]
+    return found
+
+
+def _fitting(
+    config: RunConfig, layouts: Sequence[RunConfig], capacity_nbytes: int, offset_nbytes: int
+) -> list[RunConfig]:
+    """Those that fit beside the measured peak."""
+    own = memory(config).total_nbytes
+    outside = overhead_nbytes(config.parallelism, config.device)
+    return [
+        layout
+        for layout, needed in zip(layouts, peaks_nbytes(layouts).tolist(), strict=True)
+        if needed <= own or _chance(needed, outside, capacity_nbytes, offset_nbytes)
+    ]
+
+
+def _chance(needed: float, outside: int, capacity_nbytes: int, offset_nbytes: int) -> bool:
+    whole = MemoryEstimate(
+        stage=0,
+        weights_nbytes=round(needed) - outside,
+        grads_nbytes=0,
+        optimizer_nbytes=0,
+        activations_nbytes=0,
+        logits_nbytes=0,
+        overhead_nbytes=outside,
+        offset_nbytes=offset_nbytes,
+    )
+    return fit_probability(whole, capacity_nbytes, is_calibrated=True) >= FITS_PROBABILITY
+
+
+def _fastest(layouts: Sequence[RunConfig], steps: FittedSteps) -> list[RunConfig]:
+    """One for each micro-batch, in their order; of those that take the same the first."""
+    logs = np.round(np.log(steps.median_times(layouts)), _DECIMALS)
+    best: dict[int, int] = {}
+    for place, layout in enumerate(layouts):
+        known = best.setdefault(layout.batch.micro_batch_size, place)
+        if logs[place] < logs[known]:
+            best[layout.batch.micro_batch_size] = place
+    return [layouts[place] for _, place in sorted(best.items())]
+
+
+def _in_words(config: RunConfig) -> str:
+    return f"{config.batch.micro_batch_size} with {recompute_text(config)}"
+
+
+def _told(choice: Candidate) -> str:
+    return f"{_in_words(choice.config)}, step {_span(choice)}"
+
+
+def _span(choice: Candidate) -> str:
+    """The change of the step with its interval, in percent."""
+    middle, low, high = (
+        f"{100 * frac:+.0f}"
+        for frac in (choice.time_frac, choice.time_frac_low, choice.time_frac_high)
+    )
+    return f"{middle} % ({low} … {high})"
+
+
+def _of(needed: int, capacity: int) -> str:
+    if capacity >= GIB:
+        return f"{needed / GIB:.3g} of {capacity / GIB:.3g} GiB"
+    return f"{format_bytes(needed)} of {format_bytes(capacity)}"
+
+
+def _choice(choice: Candidate) -> JsonObject:
+    config = choice.config
+    return {
+        "label": choice.label,
+        "micro_batch_size": config.batch.micro_batch_size,
+        "recompute": config.recompute.value,
+        "recompute_modules": list(config.recompute_modules),
+        "recompute_num_layers": config.recompute_num_layers,
+        "step_time_s": choice.step_time_s,
+        "low_s": choice.low_s,
+        "high_s": choice.high_s,
+        "time_frac": choice.time_frac,
+        "time_frac_low": choice.time_frac_low,
+        "time_frac_high": choice.time_frac_high,
+        "faster_probability": faster_probability(choice),
+        "tokens_per_s": tokens_per_s(choice),
+        "memory_nbytes": choice.memory.total_nbytes,
+        "fit_probability": choice.fit_probability,
+        "options": list(choice.options),
+    }
