@@ -1,0 +1,65 @@
+"""Two real ranks with planted memory: the advice is said live, and is that of a closed form."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import planted_memory
+import pytest
+from launched import torchrun
+
+from forerun.calib.memory.peak import memory
+from forerun.calib.workload.config import Batch, ModelShape, Parallelism, Recompute, RunConfig
+
+pytest.importorskip("megatron")
+pytestmark = pytest.mark.slow
+PEAK_NBYTES = 10**9
+ALLOWED = 1.03 + 1.2816 * 0.03
+"""Capacity over what nine of ten times fits in it: the allocator's reserve, and an error of 3 %."""
+RUNNING = RunConfig(
+    model=ModelShape(
+        num_layers=2,
+        hidden_size=64,
+        ffn_hidden_size=256,
+        num_attention_heads=4,
+        num_query_groups=4,
+        kv_channels=16,
+        seq_length=512,
+        vocab_size=256,
+    ),
+    parallelism=Parallelism(dp=2),
+    batch=Batch(micro_batch_size=1, global_batch_size=16),
+    recompute=Recompute.FULL,
+)
+WORDS = "--num-layers 2 --hidden-size 64 --seq-length 512 --micro-batch-size 1 --mock-data"
+WORDS += " --recompute-granularity full --train-iters 12 --calibrate --calibrate-steps=6"
+WORDS += " --calibrate-micro-batch=advise --calibrate-wandb=off"
+
+
+def more_nbytes(micro: int) -> int:
+    """What so many samples at once take beyond what runs, with nothing computed again."""
+    batch = Batch(micro_batch_size=micro, global_batch_size=16)
+    other = replace(RUNNING, batch=batch, recompute=Recompute.NONE)
+    return memory(other).total_nbytes - memory(RUNNING).total_nbytes
+
+
+def test_the_advice_of_a_run_is_what_its_memory_has_room_for(tmp_path: Path) -> None:
+    """Room for four samples with nothing computed again, and for a part of what eight take."""
+    room = PEAK_NBYTES + (more_nbytes(4) + more_nbytes(8)) // 2
+    done = torchrun(
+        tmp_path,
+        *(planted_memory.__file__, *WORDS.split(), f"--calibrate-dir={tmp_path / 'out'}"),
+        PLANTED_NBYTES=str(round(ALLOWED * room)),
+        PLANTED_PEAK_NBYTES=str(PEAK_NBYTES),
+    )
+    decision = json.loads((tmp_path / "out" / "decision.json").read_text())
+    told = decision["micro_batch"]
+    again = {one["micro_batch_size"]: one["recompute"] for one in told["choices"]}
+    assert [*again] == [1, 2, 4, 8]
+    assert again[1] == again[2] == again[4] == "none" and again[8] != "none"
+    assert max(one["memory_nbytes"] for one in told["choices"]) <= room
+    (line,) = [line for line in decision["transcript"] if "micro-batch: " in line]
+    assert line in done.stdout
+    assert line in (tmp_path / "out" / "report.md").read_text()
