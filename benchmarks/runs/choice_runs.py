@@ -1,0 +1,279 @@
+"""Runs for ``cpu_choice.py``: calibrations, sweeps over layouts, and commands that a plan printed.
+
+A folder holds ``rows.jsonl``, one line for each run as it ends, under a key that says which it is;
+what is there is not run again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from forerun.benchmarks.megatron_matrix import LAYOUTS, MODEL
+from forerun.benchmarks.runs.cpu_runs import ROOT, SIZES
+from forerun.calib.arguments.megatron_args import rewrite_command
+from forerun.launch.known.machines import open_machine
+
+sys.path.insert(0, str(ROOT / "recipes"))
+
+from gpt_arguments import fit_to_world, parse_args  # pyright: ignore[reportMissingImports]
+
+RECIPE, SWEEP = ROOT / "recipes" / "pretrain_gpt.py", Path(__file__).parent / "layout_sweep.py"
+NUM_RANKS = 2
+WINDOW, ITERS, SKIPPED = 16, 24, 4
+"""Calibrated steps, steps of a run, and steps of it that are not counted."""
+SWEPT_STEPS = 6
+PROBE_S, PROBED_ITERS = 10, 200
+"""Seconds of probes, and steps enough to have them in between."""
+_LIMIT_S, _SWEEP_LIMIT_S = 240.0, 900.0
+"""A run that takes longer has come to a halt."""
+_TRIES = 2
+_SEED = 17
+_ELAPSED = re.compile(r"elapsed time per iteration \(ms\): ([0-9.]+)")
+_TP, _PP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A run that is calibrated, and whose plan's first command is run then."""
+
+    name: str
+    words: tuple[str, ...]
+    is_megatron: bool = False
+
+
+def _recipe(name: str, size: str, *words: str) -> Case:
+    return Case(name=name, words=(*SIZES[size].options, *words))
+
+
+def _megatron(name: str, *words: str) -> Case:
+    place = MODEL.index("--train-iters")
+    plain = [*MODEL[:place], *MODEL[place + 2 :]]
+    return Case(name=f"Megatron-LM, {name}", words=(*plain, *words), is_megatron=True)
+
+
+CASES = {
+    case.name: case
+    for case in (
+        _recipe("recipe, DP2", "recipe"),
+        _recipe("recipe, TP2", "recipe", _TP, "2"),
+        _recipe("wider, PP2", "wider", _PP, "2"),
+        _recipe("deeper, DP2", "deeper", "--micro-batch-size", "1"),
+        _recipe("longer, DP2, full", "recipe", "--seq-length", "256",
+            "--recompute-granularity", "full"),
+        _megatron("DP2"),
+        _megatron("TP2 SP", *LAYOUTS["tp2-sp"][1].split()),
+        _megatron("PP2", *LAYOUTS["pp2"][1].split()),
+        _megatron("DP2, full", *LAYOUTS["recompute"][1].split()),
+        _megatron("wider, DP2", "--hidden-size", "128", "--micro-batch-size", "1"),
+    )
+}  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True)
+class Rows:
+    """The folder of all runs, and what each gave."""
+
+    out: Path
+    found: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def opened(out: Path) -> Rows:
+        """With what an earlier call has left; a line that was cut off is passed over."""
+        out.mkdir(parents=True, exist_ok=True)
+        rows = Rows(out=out)
+        path = out / "rows.jsonl"
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                row = json.loads(line)
+                rows.found[row["key"]] = row["value"]
+        return rows
+
+    def keep(self, key: str, value: Any) -> None:
+        """One run that ended."""
+        with (self.out / "rows.jsonl").open("a", encoding="utf-8") as file:
+            file.write("\n" * (not self._is_at_line(file.tell())))
+            file.write(json.dumps({"key": key, "value": value}) + "\n")
+        self.found[key] = value
+        print(f"{key}: {json.dumps(value)[:160]}", file=sys.stderr, flush=True)
+
+    def _is_at_line(self, size: int) -> bool:
+        return not size or (self.out / "rows.jsonl").read_bytes().endswith(b"\n")
+
+    def directory(self, name: str) -> Path:
+        """Where a calibrated run writes."""
+        return self.out / "calibrations" / re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")
+
+
+def feasible(size: str) -> dict[str, tuple[str, ...]]:
+    """Degrees, virtual stages, micro-batches and recompute that the recipe takes on two ranks.
+
+    By a name that says what they are; with the options of the model.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    degrees = {"DP2": (), "TP2": (_TP, "2"), "PP2": (_PP, "2")}
+    virtual = ("--num-layers-per-virtual-pipeline-stage", str(SIZES[size].virtual_layers))
+    degrees["PP2 VP2"] = (*degrees["PP2"], *virtual)
+    for (name, words), micro, recompute in product(
+        degrees.items(), (1, 2, 4, 8, 16), ("", "selective", "full")
+    ):
+        again = ("--recompute-granularity", recompute) if recompute else ()
+        options = (*SIZES[size].options, *words, "--micro-batch-size", str(micro), *again)
+        if taken(options):
+            found[f"{name} mbs{micro} {recompute}".strip()] = options
+    return found
+
+
+def taken(options: Sequence[str]) -> bool:
+    """Whether the recipe's own parser accepts the options on two ranks."""
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            fit_to_world(parse_args([*options]), NUM_RANKS)
+    except SystemExit:
+        return False
+    return True
+
+
+def swept(rows: Rows, size: str, repetition: int) -> None:
+    """One repetition of every layout of a size, in an order of its own; those that lack."""
+    layouts = feasible(size)
+    names = [*layouts]
+    random.Random(f"{_SEED} {size} {repetition}").shuffle(names)
+    prefix = f"sweep/{size}/{repetition}/"
+    for _ in range(_TRIES):
+        left = [name for name in names if prefix + name not in rows.found]
+        if not left:
+            return
+        cases, done = (rows.out / f"{name}.json" for name in ("cases", "swept"))
+        cases.write_text(json.dumps([layouts[name] for name in left]), encoding="utf-8")
+        done.unlink(missing_ok=True)
+        words = [*_torchrun(), str(SWEEP), str(cases), str(done), str(SWEPT_STEPS)]
+        _run(words, limit_s=_SWEEP_LIMIT_S)
+        lines = done.read_text(encoding="utf-8").splitlines() if done.exists() else []
+        for name, line in zip(left, lines, strict=False):
+            rows.keep(prefix + name, json.loads(line)["step_s"])
+        names = names[::-1]  # a layout that broke the launch comes last
+
+
+def calibrated(rows: Rows, name: str, words: Sequence[str], cwd: Path | None = None) -> Path | None:
+    """The directory of a calibrated run, made where it is not there; None where it fails."""
+    directory = rows.directory(name)
+    if f"calibration/{name}" in rows.found:
+        return directory
+    shutil.rmtree(directory, ignore_errors=True)
+    own = ["--calibrate", f"--calibrate-dir={directory.absolute()}", "--calibrate-wandb=off"]
+    done = _run([*_torchrun(), *words, *own, f"--calibrate-steps={WINDOW}"], cwd=cwd)
+    if done is None:
+        return None
+    rows.keep(f"calibration/{name}", _step_s(done))
+    return directory
+
+
+def followed(rows: Rows, case: Case, clone: Path) -> None:
+    """Calibrate a case, ask the plan, run the first command that it prints, keep both."""
+    key = f"followed/{case.name}"
+    if key in rows.found:
+        return
+    script = "pretrain_gpt.py" if case.is_megatron else str(RECIPE)
+    cwd = clone if case.is_megatron else None
+    words = [script, *case.words, "--train-iters", str(ITERS)]
+    directory = calibrated(rows, case.name, words, cwd)
+    if directory is None:
+        return
+    asked = _verb("plan", str(directory), "--json")
+    if asked is None:
+        return
+    first = json.loads(asked)["candidates"][0]
+    command, is_printed = shown(directory, words, rows.out / "command.sh")
+    done = _run(command, cwd=cwd)
+    value = {name: first[name] for name in ("label", "step_time_s", "low_s", "high_s")}
+    value |= {"is_printed": is_printed, "command": shlex.join(command)}
+    if is_printed:
+        value["command"] = (rows.out / "command.sh").read_text(encoding="utf-8")
+    rows.keep(key, value | {"actual_s": None if done is None else _step_s(done)})
+
+
+def shown(directory: Path, words: Sequence[str], file: Path) -> tuple[list[str], bool]:
+    """The command of the plan's first row as it is printed, else as its options make it."""
+    file.unlink(missing_ok=True)
+    _verb("plan", str(directory), "--show", "1", "--write", str(file))
+    if file.exists():
+        return ["sh", str(file.absolute())], True
+    from forerun.calib.advice.plan import plan
+
+    machine = open_machine(directory)
+    found = plan(machine.own, machine.steps, memory_capacity_nbytes=machine.memory_capacity_nbytes,
+        memory_offset_nbytes=machine.memory_offset_nbytes)  # fmt: skip
+    best = found.candidates[0].config
+    return [*_torchrun(), *rewrite_command(words, best, running=machine.own)], False
+
+
+def _torchrun() -> list[str]:
+    program = str(Path(sys.executable).parent / "torchrun")
+    return [program, "--standalone", "--nproc-per-node", str(NUM_RANKS)]
+
+
+def _verb(*words: str) -> str | None:
+    done = subprocess.run(
+        [sys.executable, "-m", "forerun.launch", *words], capture_output=True, text=True
+    )
+    if done.returncode:
+        print(f"forerun {shlex.join(words)}: {done.stderr[-400:]}", file=sys.stderr)
+    return None if done.returncode else done.stdout
+
+
+def _run(
+    command: Sequence[str], *, limit_s: float = _LIMIT_S, cwd: Path | None = None
+) -> str | None:
+    """What a launch printed; None where it fails or hangs, twice."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "FORERUN"))}
+    bin_first = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    clean |= {"FORERUN_DEVICE": "cpu", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PATH": bin_first}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean,
+        start_new_session=True, cwd=cwd,
+    )  # fmt: skip
+    begun_s = time.monotonic()
+    try:
+        text, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        text, _ = process.communicate()
+    if process.returncode:
+        spent_s = time.monotonic() - begun_s
+        print(f"{shlex.join(command)}\nfailed after {spent_s:.0f} s:\n{text[-1500:]}",
+            file=sys.stderr)  # fmt: skip
+        return None
+    return text
+
+
+def _step_s(text: str) -> float | None:
+    times_ms = [float(found) for found in _ELAPSED.findall(text)][SKIPPED:]
+    return statistics.median(times_ms) / 1e3 if times_ms else None
+
+
+def sweep_times(rows: Rows, size: str) -> Mapping[str, Mapping[int, float]]:
+    """Seconds of a step by layout and repetition, of those that ran in every repetition."""
+    found: dict[str, dict[int, float]] = {}
+    for key, value in rows.found.items():
+        kind, of_size, number, name = (*key.split("/"), "", "", "")[:4]
+        if kind == "sweep" and of_size == size:
+            found.setdefault(name, {})[int(number)] = value
+    most = max(map(len, found.values()), default=0)
+    return {name: times for name, times in found.items() if len(times) == most}

@@ -1,0 +1,74 @@
+"""Many layouts of the recipe one after the other in one launch, for ``cpu_choice.py``.
+
+    torchrun --standalone --nproc-per-node 2 benchmarks/runs/layout_sweep.py CASES ROWS STEPS
+
+``CASES`` is a JSON list of lists of the recipe's options; a line of JSON is written to ``ROWS`` as
+each is done.  To start Python takes longer than a dozen steps, and layouts that run within the same
+minutes are compared with one another, and not with what else the machine did.  Model, optimizer,
+schedule, loop and log are the recipe's own; only the begin of the process is shared.
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import json
+import os
+import re
+import statistics
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "recipes"))
+
+import pretrain_gpt as recipe
+import torch.distributed as dist
+from gpt_arguments import fit_to_world, parse_args
+from megatron.core import parallel_state, tensor_parallel
+
+SKIPPED = 3
+"""Steps of a layout that are not counted: allocations, and gloo's first connections."""
+_ELAPSED = re.compile(r"elapsed time per iteration \(ms\): ([0-9.]+)")
+
+
+def main() -> None:
+    """Run the cases in their order."""
+    cases = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    out, steps = Path(sys.argv[2]), int(sys.argv[3])
+    recipe.initialize(parse_args([]))
+    for options in cases:
+        parallel_state.destroy_model_parallel()
+        text = trained([*options, "--train-iters", str(SKIPPED + steps), "--log-interval", "1"])
+        times_s = [float(found) / 1e3 for found in _ELAPSED.findall(text)][SKIPPED:]
+        if times_s:  # the last rank prints
+            row = {"options": options, "step_s": statistics.median(times_s), "steps_s": times_s}
+            with out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def trained(argv: list[str]) -> str:
+    """What the recipe prints of a run with these options."""
+    args = parse_args(argv)
+    args.use_cpu_initialization = True
+    fit_to_world(args, int(os.environ["WORLD_SIZE"]))
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=args.tensor_model_parallel_size,
+        pipeline_model_parallel_size=args.pipeline_model_parallel_size,
+        virtual_pipeline_model_parallel_size=args.virtual_pipeline_model_parallel_size,
+        create_gloo_process_groups=True,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
+    text = io.StringIO()
+    with redirect_stdout(text):
+        chunks, optimizer, scheduler, _ = recipe.build(args)
+        recipe.Trainer(args, chunks, optimizer, scheduler).run(0)
+    del chunks, optimizer, scheduler
+    gc.collect()
+    return text.getvalue()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The tables of choices and commands, from planted times; runs that are there are not run again."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from forerun.benchmarks.cpu_choice import choice_of, commands_table
+from forerun.benchmarks.runs.choice_runs import CASES, Rows, feasible, sweep_times, taken
+
+
+def test_a_choice_that_is_as_fast_within_repetitions_is_met() -> None:
+    """Slower by 8 % in the median, but by as much faster in one of three pairs."""
+    times = {
+        "chosen": {0: 1.08, 1: 1.10, 2: 0.92},
+        "best": {0: 1.00, 1: 1.00, 2: 1.00},
+        "slow": {0: 2.0, 1: 2.0, 2: 2.0},
+    }
+    found = choice_of({"chosen": 0.9, "best": 1.0, "slow": 2.2}, times)
+    assert (found.chosen, found.best) == ("chosen", "best")
+    assert found.over_best == pytest.approx(1.08)
+    assert found.low < 1 < found.high and found.is_met
+    assert found.error_frac == pytest.approx(0.1)
+
+
+def test_a_choice_that_is_slower_every_time_is_not_met() -> None:
+    times = {"a": {0: 1.10, 1: 1.21, 2: 0.99}, "b": {0: 1.0, 1: 1.1, 2: 0.9}}
+    found = choice_of({"a": 1.0, "b": 2.0}, times)
+    assert found.over_best == pytest.approx(1.1)
+    assert found.low == pytest.approx(1.1) and not found.is_met
+    alone = choice_of({"a": 1.0, "b": 2.0}, {name: {0: t[0]} for name, t in times.items()})
+    assert math.isinf(alone.high)
+
+
+def test_layouts_are_those_that_the_recipe_takes() -> None:
+    found = feasible("recipe")
+    assert len(found) == len(set(found.values())) == 54
+    # Eight samples of a replica, sixteen of a model over both; interleaving wants pairs.
+    assert "DP2 mbs8" in found and "DP2 mbs16" not in found
+    assert "TP2 mbs16 full" in found and "PP2 VP2 mbs16" not in found
+    assert not taken(("--tensor-model-parallel-size", "4")) and not taken(("--nonsense", "1"))
+
+
+def test_half_as_many_of_the_cases_are_another_program(tmp_path: Path) -> None:
+    assert len(CASES) == 10 and sum(case.is_megatron for case in CASES.values()) == 5
+    assert all("--train-iters" not in case.words for case in CASES.values())
+    rows = Rows.opened(tmp_path)
+    first, second, *_ = CASES
+    told = {"label": "DP2 mbs8", "step_time_s": 0.1, "low_s": 0.08, "high_s": 0.12}
+    rows.keep(f"followed/{first}", {**told, "is_printed": True, "actual_s": 0.11})
+    rows.keep(f"followed/{second}", {**told, "is_printed": False, "actual_s": None})
+    table = commands_table(rows)
+    assert "Inside: 1 of 2" in table and "did not run" in table
+
+
+def test_what_was_run_is_kept_and_a_line_that_was_cut_off_is_not(tmp_path: Path) -> None:
+    rows = Rows.opened(tmp_path)
+    for number, name in ((0, "a"), (1, "a"), (0, "b")):
+        rows.keep(f"sweep/recipe/{number}/{name}", 1.0 + number)
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.write('{"key": "sweep/recipe/1/b", "val')
+    again = Rows.opened(tmp_path)
+    assert again.found == rows.found
+    # Of a layout that one repetition lacks nothing is said.
+    assert sweep_times(again, "recipe") == {"a": {0: 1.0, 1: 2.0}}
+    again.keep("sweep/recipe/1/b", 3.0)
+    lines = (tmp_path / "rows.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1]) == {"key": "sweep/recipe/1/b", "value": 3.0}
+    assert Rows.opened(tmp_path).found == again.found
