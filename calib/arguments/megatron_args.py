@@ -16,6 +16,7 @@ from .megatron_command import split_launcher
 from .megatron_namespace import from_namespace
 from .megatron_options import LISTS, MODELLED, NAMES, SPELLED, options_of, read_words
 from .megatron_values import Values, as_options, layout_values, model_values
+from .short_names import LAYOUT_NAMES, expand
 
 _GPUS = "--gpus"
 _PP = "pipeline_model_parallel_size"
@@ -37,7 +38,7 @@ _EXCLUSIVE = {
 
 
 def apply_options(config: RunConfig, argv: Sequence[str]) -> RunConfig:
-    """The config with Megatron's options laid over it.
+    """The config with Megatron's options, or short ones (``--tp 2``), laid over it.
 
     The number of ranks stays unless ``--gpus`` or ``--data-parallel-size`` is given; dp follows.
     ``--no-...`` turns a switch off.  Raises ``ConfigError`` for an option that is not known.
@@ -170,7 +171,7 @@ def _own_values(config: RunConfig) -> Values:
 def _parsed(argv: Sequence[str]) -> Values:
     """Values by their names in the namespace; ``--no-...`` is False."""
     given: Values = {}
-    for option, words in options_of(argv):
+    for option, words in options_of(expand(argv)):
         target, constant = SPELLED.get(option[2:].replace("-", "_"), (_target(option), None))
         negated = option[5:].replace("-", "_") if option.startswith("--no-") else ""
         if option in (_GPUS, _REPLICAS):
@@ -202,7 +203,8 @@ def _value(option: str, words: list[str], *, is_switch: bool) -> ArgumentValue:
 
 
 def _nearest(option: str) -> list[str]:
-    names = ["--" + name.replace("_", "-") for name in (*MODELLED, *SPELLED)] + [_GPUS, _REPLICAS]
+    names = ["--" + name.replace("_", "-") for name in (*MODELLED, *SPELLED)] + [_REPLICAS]
+    names += [spelling for axis in LAYOUT_NAMES for spelling in axis.spellings]
     return difflib.get_close_matches(option, names, n=3, cutoff=0.4) or sorted(names)[:3]
 
 

@@ -50,7 +50,7 @@ _CADENCE = (
     *("full_batch_size", "num_final_evals", "exit_interval"),
 )
 """Numbers of a cadence, by the name that they have in both."""
-_MODULES = frozenset(
+RECOMPUTE_MODULES = frozenset(
     ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 )
 """What ``--recompute-modules`` may name."""
@@ -258,10 +258,10 @@ def _recompute(given: Arguments) -> tuple[Recompute, int, tuple[str, ...]]:
     if given.is_on("recompute_activations"):
         granularity = Recompute.SELECTIVE.value
     modules = given.words("recompute_modules")
-    if strange := sorted(set(modules) - _MODULES):
+    if strange := sorted(set(modules) - RECOMPUTE_MODULES):
         raise ConfigError(
             f"--recompute-modules {' '.join(strange)} is not known; choose from "
-            f"{', '.join(sorted(_MODULES))}"
+            f"{', '.join(sorted(RECOMPUTE_MODULES))}"
         )
     if given.is_on("moe_layer_recompute"):
         granularity = Recompute.SELECTIVE.value

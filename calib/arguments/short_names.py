@@ -1,0 +1,248 @@
+"""Short names of what a layout is made of, as ``--tp 4``: one table for every verb.
+
+Each stands for Megatron's own options, is read back from a ``RunConfig``, and names an axis of
+``Keep``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ..errors import ConfigError
+from ..workload.argument_values import shown, whole
+from ..workload.config import Recompute, RunConfig, Sharding
+from ..workload.model_shape import at_least_one, at_most
+from .megatron_namespace import RECOMPUTE_MODULES
+from .megatron_options import options_of
+
+AxisValue: TypeAlias = "int | str"
+"""A degree or a size, or one of the words that an axis takes."""
+
+_SHARDINGS: Mapping[Sharding, tuple[str, ...]] = {
+    Sharding.NONE: ("0", "zero0", "ddp"),
+    Sharding.OPTIMIZER: ("1", "zero1"),
+    Sharding.GRADS: ("2", "zero2"),
+    Sharding.WEIGHTS: ("3", "zero3", "fsdp"),
+}
+"""What else each is called: by the stages of ZeRO, and by PyTorch's names."""
+_FSDP_STRATEGIES = {Sharding.GRADS: "optim_grads", Sharding.WEIGHTS: "optim_grads_params"}
+_ON, _OFF = ("on", "true", "1"), ("off", "false", "0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutName:
+    """One axis of a layout: how it is written, read, and put in Megatron's options."""
+
+    name: str
+    metavar: str
+    help: str
+    read: Callable[[RunConfig], AxisValue]
+    """Its value in a layout, as ``parse`` gives it."""
+    parse: Callable[[str], AxisValue]
+    """The value of a word; ``ConfigError`` where it is none."""
+    options: Callable[[AxisValue], tuple[str, ...]]
+    """Megatron's options that give a value."""
+    others: tuple[str, ...] = ()
+    """Other spellings of the name."""
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """As on a command line: ``--vpp``, ``--vp``."""
+        return tuple(f"--{name}" for name in (self.name, *self.others))
+
+
+def expand(argv: Sequence[str]) -> list[str]:
+    """Options with Megatron's names in place of short ones; all others as they are.
+
+    >>> expand(["--tp=2", "--recompute", "mlp+core_attn", "--swiglu"])[:3]
+    ['--tensor-model-parallel-size', '2', '--recompute-granularity']
+    """
+    return [word for option, words in options_of(argv) for word in _expanded(option, words)]
+
+
+def layout_name(word: str) -> LayoutName:
+    """The axis of a name; ``ConfigError`` with the nearest ones where it is not known.
+
+    >>> layout_name("zero").name
+    'sharding'
+    """
+    found = _BY_NAME.get(word.strip().lower().removeprefix("--"))
+    if found is None:
+        near = difflib.get_close_matches(word, _BY_NAME, n=3, cutoff=0.4) or _BY_NAME
+        raise ConfigError(f"{shown(word)} is no axis of a layout; choose from {', '.join(near)}")
+    return found
+
+
+def _expanded(option: str, words: Sequence[str]) -> Iterator[str]:
+    axis = _BY_NAME.get(option[2:]) if option else None
+    if axis is None:
+        yield from (option, *words) if option else words
+        return
+    if len(words) != 1:
+        told = f"{len(words)} values" if words else "no value"
+        raise ConfigError(f"{option} has {told}; write {option} {axis.metavar}")
+    yield from axis.options(axis.parse(words[0]))
+
+
+def _number(
+    name: str,
+    option: str,
+    help: str,
+    read: Callable[[RunConfig], int],
+    *,
+    others: tuple[str, ...] = (),
+) -> LayoutName:
+    def parse(word: str) -> AxisValue:
+        number = whole(name, word)
+        at_least_one(f"--{name}", number)
+        at_most(f"--{name}", number)
+        return number
+
+    return LayoutName(
+        name=name,
+        metavar="N",
+        help=help,
+        read=read,
+        parse=parse,
+        options=lambda value: (option, str(value)),
+        others=others,
+    )
+
+
+def _recompute_word(config: RunConfig) -> str:
+    return "+".join(sorted(config.recompute_modules)) or config.recompute.value
+
+
+def _parse_recompute(word: str) -> str:
+    """``none``, ``selective`` (``core_attn``), ``full``, or modules in the order of the alphabet.
+
+    >>> _parse_recompute("mlp+core_attn"), _parse_recompute("core_attn")
+    ('core_attn+mlp', 'selective')
+    """
+    low = word.lower()
+    if low in [kind.value for kind in Recompute]:
+        return low
+    modules = {part.strip() for part in low.split("+")}
+    if not modules <= RECOMPUTE_MODULES:
+        raise ConfigError(
+            f"--recompute {shown(word)} is not known; give none, selective, full, or modules "
+            f"joined by +: {', '.join(sorted(RECOMPUTE_MODULES))}"
+        )
+    return Recompute.SELECTIVE.value if modules == {"core_attn"} else "+".join(sorted(modules))
+
+
+def _recompute_options(value: AxisValue) -> tuple[str, ...]:
+    word = str(value)
+    if word == Recompute.FULL.value:
+        # Megatron takes no full recompute without a method; layers of one each are all of them.
+        method = ("--recompute-method", "uniform", "--recompute-num-layers", "1")
+        return ("--recompute-granularity", word, *method)
+    if word in (Recompute.NONE.value, Recompute.SELECTIVE.value):
+        modules = () if word == Recompute.NONE.value else ("--recompute-modules", "core_attn")
+        return ("--recompute-granularity", word, *modules)
+    granularity = ("--recompute-granularity", Recompute.SELECTIVE.value)
+    return (*granularity, "--recompute-modules", *word.split("+"))
+
+
+def _parse_sharding(word: str) -> str:
+    """What is sharded, by any of its names.
+
+    >>> _parse_sharding("fsdp"), _parse_sharding("1"), _parse_sharding("none")
+    ('weights', 'optimizer', 'none')
+    """
+    low = word.lower()
+    for sharding, names in _SHARDINGS.items():
+        if low == sharding.value or low in names:
+            return sharding.value
+    raise ConfigError(
+        f"--sharding {shown(word)} is not known; give none, optimizer, grads or weights, "
+        "or a stage of ZeRO, 0 to 3"
+    )
+
+
+def _sharding_options(value: AxisValue) -> tuple[str, ...]:
+    sharding = Sharding(value)
+    if sharding in _FSDP_STRATEGIES:
+        strategy = ("--data-parallel-sharding-strategy", _FSDP_STRATEGIES[sharding])
+        switches = ("--use-megatron-fsdp", "--use-distributed-optimizer", "--no-use-torch-fsdp2")
+        return (*switches, *strategy)
+    plain = ("--no-use-megatron-fsdp", "--no-use-custom-fsdp", "--no-use-torch-fsdp2")
+    if sharding is Sharding.OPTIMIZER:
+        return (*plain, "--use-distributed-optimizer")
+    # Megatron gathers parameters beside the pass only where the optimizer is distributed.
+    return (*plain, "--no-use-distributed-optimizer", "--no-overlap-param-gather")
+
+
+def _parse_switch(word: str) -> str:
+    low = word.lower()
+    if low in _ON or low in _OFF:
+        return "on" if low in _ON else "off"
+    raise ConfigError(f"--sp {shown(word)} is not known; give on or off")
+
+
+LAYOUT_NAMES: tuple[LayoutName, ...] = (
+    _number("gpus", "--gpus", "number of ranks", lambda c: c.parallelism.num_ranks),
+    _number("tp", "--tensor-model-parallel-size", "tensor parallelism", lambda c: c.parallelism.tp),
+    _number("pp", "--pipeline-model-parallel-size", "pipeline stages", lambda c: c.parallelism.pp),
+    _number(
+        "vpp",
+        "--num-virtual-stages-per-pipeline-rank",
+        "virtual stages of each",
+        lambda c: c.parallelism.vp,
+        others=("vp",),
+    ),
+    _number("cp", "--context-parallel-size", "context parallelism", lambda c: c.parallelism.cp),
+    _number("ep", "--expert-model-parallel-size", "expert parallelism", lambda c: c.parallelism.ep),
+    _number(
+        "etp",
+        "--expert-tensor-parallel-size",
+        "tensor parallelism of experts",
+        lambda c: c.parallelism.expert_tp,
+    ),
+    _number("dp", "--data-parallel-size", "replicas", lambda c: c.parallelism.dp),
+    LayoutName(
+        name="sp",
+        metavar="on|off",
+        help="sequence parallelism",
+        read=lambda c: "on" if c.parallelism.is_sequence_parallel else "off",
+        parse=_parse_switch,
+        options=lambda value: (
+            "--sequence-parallel" if value == "on" else "--no-sequence-parallel",
+        ),
+    ),
+    _number(
+        "mbs", "--micro-batch-size", "micro-batch, in samples", lambda c: c.batch.micro_batch_size
+    ),
+    _number("gbs", "--global-batch-size", "samples of a step", lambda c: c.batch.global_batch_size),
+    _number("seq", "--seq-length", "tokens of a sample", lambda c: c.model.seq_length),
+    LayoutName(
+        name="recompute",
+        metavar="none|selective|full|MODULE+MODULE",
+        help="what the backward phase computes again",
+        read=_recompute_word,
+        parse=_parse_recompute,
+        options=_recompute_options,
+    ),
+    LayoutName(
+        name="sharding",
+        metavar="none|optimizer|grads|weights|0..3",
+        help="what replicas share, by name or by the stage of ZeRO",
+        read=lambda c: c.parallelism.sharded.value,
+        parse=_parse_sharding,
+        options=_sharding_options,
+        others=("zero",),
+    ),
+    _number(
+        "instances",
+        "--num-distributed-optimizer-instances",
+        "copies of what is sharded",
+        lambda c: c.parallelism.num_optimizer_instances,
+    ),
+)
+"""Every axis, in the order of help."""
+_BY_NAME: Mapping[str, LayoutName] = {
+    name: axis for axis in LAYOUT_NAMES for name in (axis.name, *axis.others)
+}
