@@ -13,6 +13,7 @@ from ...calib.answers.run_measurements import memory_offset_nbytes
 from ...calib.answers.run_steps import config_on, known_elsewhere, run_steps, steps_on
 from ...calib.errors import ConfigError
 from ...calib.fit.priors import device_prior
+from ...calib.memory.devices import known_device
 from ...calib.memory.peak import memory_offset
 from ...calib.records.cluster import Cluster, StatedNodes
 from ...calib.records.step_rows import StepRow
@@ -73,7 +74,7 @@ def _on_device(
         name=table.run_id,
         own=with_measured_routing(config_on(table, device, stated), table),
         steps=steps_on(table, device, stated),
-        memory_capacity_nbytes=None,
+        memory_capacity_nbytes=known_device(device).memory_nbytes or None,
         memory_offset_nbytes=memory_offset_nbytes(table),
         problems=(*problems, untold),
     )

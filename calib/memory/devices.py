@@ -1,0 +1,81 @@
+"""Accelerators by short names: what their driver calls them, and the memory that they have."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+from ..units import MIB
+from ..workload.argument_values import shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One accelerator: the name that its driver gives, and its memory in bytes (0: not known)."""
+
+    driver_name: str
+    memory_nbytes: int = 0
+
+
+# Names and memory.total as nvidia-smi prints them on hosts of each (MiB, of all that the board
+# has); torch sees 0.5 to 1 % less, behind the driver's own.  AMD's are the data sheets' GB.
+_DEVICES: Mapping[str, Device] = {
+    "h100": Device(driver_name="NVIDIA H100 80GB HBM3", memory_nbytes=81559 * MIB),
+    "h100-pcie": Device(driver_name="NVIDIA H100 PCIe", memory_nbytes=81559 * MIB),
+    "h200": Device(driver_name="NVIDIA H200", memory_nbytes=143771 * MIB),
+    "h800": Device(driver_name="NVIDIA H800", memory_nbytes=81559 * MIB),
+    "h20": Device(driver_name="NVIDIA H20", memory_nbytes=97871 * MIB),
+    "gh200": Device(driver_name="NVIDIA GH200 480GB", memory_nbytes=97871 * MIB),
+    "b200": Device(driver_name="NVIDIA B200", memory_nbytes=183359 * MIB),
+    "b300": Device(driver_name="NVIDIA B300 SXM6 AC", memory_nbytes=275040 * MIB),
+    "gb200": Device(driver_name="NVIDIA GB200", memory_nbytes=189471 * MIB),
+    "gb300": Device(driver_name="NVIDIA GB300"),
+    "a100": Device(driver_name="NVIDIA A100-SXM4-80GB", memory_nbytes=81920 * MIB),
+    "a100-40": Device(driver_name="NVIDIA A100-SXM4-40GB", memory_nbytes=40960 * MIB),
+    "a800": Device(driver_name="NVIDIA A800-SXM4-80GB", memory_nbytes=81920 * MIB),
+    "a40": Device(driver_name="NVIDIA A40", memory_nbytes=46068 * MIB),
+    "a10": Device(driver_name="NVIDIA A10", memory_nbytes=23028 * MIB),
+    "l40s": Device(driver_name="NVIDIA L40S", memory_nbytes=46068 * MIB),
+    "l40": Device(driver_name="NVIDIA L40", memory_nbytes=46068 * MIB),
+    "l4": Device(driver_name="NVIDIA L4", memory_nbytes=23034 * MIB),
+    "v100": Device(driver_name="Tesla V100-SXM2-32GB", memory_nbytes=32768 * MIB),
+    "t4": Device(driver_name="Tesla T4", memory_nbytes=15360 * MIB),
+    "mi300x": Device(driver_name="AMD Instinct MI300X", memory_nbytes=192 * 10**9),
+    "mi325x": Device(driver_name="AMD Instinct MI325X", memory_nbytes=256 * 10**9),
+    "mi350x": Device(driver_name="AMD Instinct MI350X", memory_nbytes=288 * 10**9),
+    "mi355x": Device(driver_name="AMD Instinct MI355X", memory_nbytes=288 * 10**9),
+}
+SHORT_NAMES = tuple(_DEVICES)
+"""Every device that has one."""
+_CPU = "cpu"
+_USUAL = ("h100", "h200", "b200", "a100", "mi300x")
+"""What is offered where a word is like none."""
+_VENDORS = ("nvidia ", "tesla ", "amd ", "accelerator")
+"""What a driver's own name begins with, be the device known or not."""
+
+
+def known_device(name: str) -> Device:
+    """The device of a short name (``H100``, ``b200``) or of its driver's own.
+
+    A driver's name is kept as it is.  ``ConfigError`` with the nearest ones for any other word.
+
+    >>> known_device("H100").driver_name, known_device("NVIDIA B200").memory_nbytes >> 30
+    ('NVIDIA H100 80GB HBM3', 179)
+    """
+    low = name.strip().lower().replace("_", "-").replace(" ", "-")
+    if low == _CPU:
+        return Device(driver_name=_CPU)
+    if low in _DEVICES:
+        return _DEVICES[low]
+    for device in _DEVICES.values():
+        if device.driver_name.lower().replace(" ", "-") == low:
+            return device
+    if name.lower().startswith(_VENDORS):
+        return Device(driver_name=name.strip())
+    near = difflib.get_close_matches(low, _DEVICES, n=3, cutoff=0.5) or _USUAL
+    raise ConfigError(
+        f"--device {shown(name)} is not known; give the name that its driver has, or did you mean "
+        f"{', '.join(word.upper() for word in near)}?"
+    )
