@@ -18,12 +18,13 @@ from .. import __version__
 from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
 from ..hooks.process.interpreter import missing, remedy
 from .commands.outcome import ExitCode as ExitCode
+from .options.plan_options import add_layout_options, add_plan_options, describe_layout_names
 from .wrapper.run_options import add_run
 
 _VERBS = {
     "report": "commands.report_command:report",
     "predict": "commands.answer_commands:predict",
-    "plan": "commands.answer_commands:plan",
+    "plan": "commands.plan_command:plan",
     "validate": "commands.validate_command:validate",
     "import": "commands.import_command:import_files",
     "probe": "commands.probe_command:probe",
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"{args.verb} takes no command behind --")
     if rest and not getattr(args, "takes_options", False):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    args.options, args.command = rest, command
+    args.options, args.command = [*(getattr(args, "layout_words", None) or ()), *rest], command
     try:
         _check_packages(args.verb)
         code = int(_command(args.verb)(args))
@@ -97,8 +98,8 @@ def _split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def _add_answers(verbs: argparse._SubParsersAction) -> None:
     for verb, text in (
         ("report", "what a calibrated run says about itself"),
-        ("predict", "step time of another layout, by Megatron's option names"),
-        ("plan", "layouts ranked on a number of ranks"),
+        ("predict", "step time of another layout: --tp 4 --mbs 2, or Megatron's own options"),
+        ("plan", "the best layouts on a number of GPUs, of this kind or another"),
     ):
         sub = verbs.add_parser(verb, help=text, allow_abbrev=False)
         sub.add_argument("directory", type=Path, help="what --calibrate-dir was")
@@ -106,10 +107,9 @@ def _add_answers(verbs: argparse._SubParsersAction) -> None:
         sub.set_defaults(takes_options=verb == "predict")
     for verb in ("predict", "plan"):
         _add_evidence(verbs.choices[verb])
-    add = verbs.choices["plan"].add_argument
-    add("--gpus", type=int, help="number of ranks (default: as the run)")
-    add("--top", type=int, default=10, help="rows to show (default 10)")
-    add("--memory-gib", type=float, help="memory of one device (default: what the run had)")
+    add_plan_options(verbs.choices["plan"])
+    describe_layout_names(verbs.choices["plan"])
+    add_layout_options(verbs.choices["predict"])
     verbs.choices["predict"].add_argument(
         "--fail-over",
         type=float,
@@ -148,8 +148,8 @@ def _add_evidence(sub: argparse.ArgumentParser) -> None:
     over(
         "--device",
         metavar="NAME",
-        help="another device that nothing was measured on, by its driver's name: operators "
-        "are carried over by data sheets",
+        help="another device that nothing was measured on, as H100 or by its driver's name: "
+        "operators are carried over by data sheets; plan takes several with commas",
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..arguments.keep import Keep
 from ..arguments.megatron_args import options
 from ..fit.estimates import Source
 from ..memory.layout_table import peaks_nbytes
@@ -179,17 +180,21 @@ def plan(
     num_ranks: int | Sequence[int] | None = None,
     memory_capacity_nbytes: int | None = None,
     memory_offset_nbytes: int | None = None,
+    keep: Keep | None = None,
 ) -> Plan:
     """The layouts of one or several numbers of ranks against the running one.
 
     ``steps`` says how long each takes, whose step was measured as it was; errors that both share
     cancel in the ratio of two.  ``memory_offset_nbytes`` is what the measured peak had beyond its
-    estimate (None: not measured).  Of more than ``MOST_CANDIDATES`` layouts the fastest that fit
-    get intervals and are kept.
+    estimate (None: not measured).  ``keep`` leaves out what it does not allow.  Of more than
+    ``MOST_CANDIDATES`` layouts the fastest that fit get intervals and are kept.
     """
     counts = num_ranks if isinstance(num_ranks, Sequence) else (num_ranks,)
     wanted = dict.fromkeys(count or config.parallelism.num_ranks for count in counts)
     layouts = [c for count in wanted for c in enumerate_layouts(config, count) if c != config]
+    if keep is not None:  # Shardings are tried below, of the best.
+        split = keep.without("sharding", "instances")
+        layouts = [layout for layout in layouts if split.allows(layout)]
     limit_nbytes = memory_capacity_nbytes
     if limit_nbytes is not None:
         limit_nbytes -= memory_offset_nbytes or 0
@@ -202,6 +207,7 @@ def plan(
         memory_capacity_nbytes=memory_capacity_nbytes,
         memory_offset_nbytes=memory_offset_nbytes,
     )
+    found = [one for one in found if keep is None or keep.allows(one.config)]
     found.sort(key=lambda c: (c.verdict is Verdict.DOES_NOT_FIT, c.step_time_s, c.label))
     return Plan(
         own=own,

@@ -15,14 +15,16 @@ from .table import ReportTable, table_of
 NUM_LAYOUTS = 10
 
 
-def layouts_table(plan: Plan, top: int = NUM_LAYOUTS) -> ReportTable:
-    """The running layout and the fastest others."""
+def layouts_table(
+    plan: Plan, top: int = NUM_LAYOUTS, *, title: str = "Layouts", own_name: str = "running"
+) -> ReportTable:
+    """The running layout and the fastest others; the step stays where the screen is narrow."""
     return table_of(
         "layouts",
-        "Layouts",
+        title,
         (plan.own, *plan.candidates[:top]),
         {
-            "layout": lambda row: row.label + (" (running)" if row is plan.own else ""),
+            "layout": lambda row: row.label + f" ({own_name})" * (row is plan.own),
             "step": lambda row: format_time(row.step_time_s),
             "90 %": lambda row: f"{format_time(row.low_s)} to {format_time(row.high_s)}",
             "against running": lambda row: format_frac(row.time_frac, signed=True),
@@ -30,7 +32,7 @@ def layouts_table(plan: Plan, top: int = NUM_LAYOUTS) -> ReportTable:
             "fits": lambda row: row.verdict.value,
             "rests on": lambda row: _provenance(row.source_frac),
         },
-    )
+    ).sparing("rests on", "fits", "90 %", "memory")
 
 
 def micro_batch_table(advice: MicroBatchAdvice | None) -> ReportTable:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
 _Row = TypeVar("_Row")
-WIDTH = 140
+WIDTH = 200
 """Of output into a file: the widest table of the report has room."""
+_GAP = 3
+"""Characters between columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +27,29 @@ class ReportTable:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    spare: tuple[str, ...] = ()
+    """Columns that a narrow screen does without, the first to go first."""
+
+    def sparing(self, *names: str) -> ReportTable:
+        """The same, with columns that a narrow screen may leave out."""
+        return replace(self, spare=names)
+
+    def within(self, width: int) -> ReportTable:
+        """The same without as many of the spare columns as have to go to fit in a width."""
+        found, left = self, list(self.spare)
+        while left and found._width() > width:
+            found = found._without(left.pop(0))
+        return found
+
+    def _width(self) -> int:
+        """Characters of the widest line, two between columns."""
+        lines = zip(self.columns, *self.rows, strict=True)
+        return sum(max(map(cell_len, cells)) + _GAP for cells in lines) - _GAP
+
+    def _without(self, name: str) -> ReportTable:
+        kept = [place for place, column in enumerate(self.columns) if column != name]
+        columns, *rows = (tuple(row[p] for p in kept) for row in (self.columns, *self.rows))
+        return replace(self, columns=columns, rows=tuple(rows))
 
 
 def table_of(
@@ -40,7 +66,8 @@ def console() -> Console:
 
 
 def show_table(table: ReportTable, out: Console) -> None:
-    """Print one table."""
+    """Print one table, without its spare columns where the screen is too narrow for them."""
+    table = table.within(out.width)
     drawn = Table(
         title=table.title,
         title_justify="left",

@@ -1,0 +1,191 @@
+"""``forerun plan``: the best layouts on numbers of GPUs, of the run's kind or of others."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...calib.advice.plan import Plan, takes_options
+from ...calib.advice.plan import plan as make_plan
+from ...calib.advice.why_not import WhyNot, why_not
+from ...calib.errors import ConfigError
+from ...calib.memory.peak import Verdict
+from ...calib.workload.config import RunConfig
+from ..known.machines import Machine
+from ..options.plan_options import Objective, PlanQuestion, plan_question
+from ..report.layout_tables import layouts_table, routing_note, telling_note
+from ..report.plan_tables import BestLayout, plans_table
+from ..report.table import console, show_table
+from .answer_commands import described, machine_of, network_json
+from .outcome import ExitCode, print_json, tell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """The plan for one device and one number of ranks, and what it was made from."""
+
+    device: str
+    num_ranks: int
+    machine: Machine
+    plan: Plan
+    price_per_gpu_hour: float | None
+    why: WhyNot | None
+
+    @property
+    def is_as_run(self) -> bool:
+        """Whether layouts are held against the run itself, not against what was asked of it."""
+        return self.plan.own.config == self.machine.own
+
+
+def plan(args: argparse.Namespace) -> int:
+    """Print the layouts that were asked for, best first."""
+    question = plan_question(args)
+    answers = list(_answers(args, question))
+    if args.json:
+        print_json(_json(answers, question))
+        return ExitCode.ANSWER
+    tell(*dict.fromkeys(text for one in answers for text in one.machine.problems))
+    out = console()
+    if len(answers) > 1:
+        show_table(plans_table([_best(one, question) for one in answers]), out)
+    # Of several the first that the objective prefers is told in full.
+    chosen = answers[0] if len(answers) == 1 else _preferred(answers, question)
+    _show(chosen, question, is_one_of_many=len(answers) > 1)
+    return ExitCode.ANSWER
+
+
+def _answers(args: argparse.Namespace, question: PlanQuestion) -> Iterator[_Answer]:
+    for place, device in enumerate(question.devices or (None,)):
+        machine = machine_of(args, device)
+        counts = question.counts or (0,)
+        for count in counts:
+            config = described(args, machine.own, count) or machine.own
+            num_ranks = count or config.parallelism.num_ranks
+            asked = question.asked_of(config, num_ranks)
+            yield _answer(machine, asked, num_ranks, question, question.price(place))
+
+
+def _answer(
+    machine: Machine,
+    config: RunConfig,
+    num_ranks: int,
+    question: PlanQuestion,
+    price: float | None,
+) -> _Answer:
+    capacity_nbytes = question.memory_nbytes or machine.memory_capacity_nbytes
+
+    def made(**kept: Any) -> Plan:
+        return make_plan(
+            config,
+            machine.steps,
+            num_ranks=num_ranks,
+            memory_capacity_nbytes=capacity_nbytes,
+            memory_offset_nbytes=machine.memory_offset_nbytes,
+            **kept,
+        )
+
+    found = made(keep=question.keep)
+    if not found.candidates and question.why is None:
+        raise ConfigError(_nothing(config, num_ranks, question))
+    why = None
+    if question.why is not None:
+        why = why_not(question.why, found, made(keep=question.why), num_ranks)
+    return _Answer(
+        device=machine.own.device,
+        num_ranks=num_ranks,
+        machine=machine,
+        plan=found,
+        price_per_gpu_hour=price,
+        why=why,
+    )
+
+
+def _nothing(config: RunConfig, num_ranks: int, question: PlanQuestion) -> str:
+    if question.keep is not None:
+        return (
+            f"no layout of this model on {num_ranks} ranks has {question.keep}; "
+            f"--why {question.keep} tells what is in the way"
+        )
+    return (
+        f"no layout of this model runs on {num_ranks} ranks with global_batch_size "
+        f"{config.batch.global_batch_size}; choose a number of ranks that divides it"
+    )
+
+
+def _best(one: _Answer, question: PlanQuestion) -> BestLayout:
+    """The layout of an answer that fits and comes first; the running one where it is that."""
+    own = one.plan.own
+    rows = [c for c in one.plan.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
+    is_own_asked = own.config.parallelism.num_ranks == one.num_ranks and (
+        question.keep is None or question.keep.allows(own.config)
+    )
+    if is_own_asked and own.verdict is not Verdict.DOES_NOT_FIT:
+        rows.append(own)
+    best = min(rows, key=lambda row: row.step_time_s, default=None)
+    return BestLayout(
+        candidate=best,
+        device=one.device,
+        num_ranks=one.num_ranks,
+        price_per_gpu_hour=one.price_per_gpu_hour,
+    )
+
+
+def _preferred(answers: Sequence[_Answer], question: PlanQuestion) -> _Answer:
+    is_cost = question.objective is Objective.COST
+
+    def worth(one: _Answer) -> float:
+        best = _best(one, question)
+        return best.cost_order if is_cost else best.s_per_token
+
+    return min(answers, key=worth)
+
+
+def _show(one: _Answer, question: PlanQuestion, *, is_one_of_many: bool) -> None:
+    out = console()
+    title = f"Layouts on {one.num_ranks} GPUs, {one.device}" if is_one_of_many else "Layouts"
+    own_name = "running" if one.is_as_run else "as now"
+    found = one.plan
+    if found.candidates:
+        show_table(layouts_table(found, question.top, title=title, own_name=own_name), out)
+    if one.why is not None:
+        print(f"why not {question.why}: {one.why.text}")
+    print(_offer(found))
+    for note in filter(None, (routing_note(found), telling_note(found))):
+        print(note)
+
+
+def _offer(found: Plan) -> str:
+    """The options of the fastest layout that may be offered, or what came nearest."""
+    best = found.best
+    if best is None:
+        return " · ".join(filter(None, ["nothing faster to offer", found.nearest_miss]))
+    if not takes_options(found.own.config):
+        return f"fastest that may be offered: {best.label}"
+    return f"{best.label}: {shlex.join(best.options)}"
+
+
+def _json(answers: Sequence[_Answer], question: PlanQuestion) -> dict[str, Any]:
+    """One plan as it is, several under ``plans``."""
+    values = [_plan_json(one, question) for one in answers]
+    head = {"run_id": answers[0].machine.name, "objective": question.objective.value}
+    return {**head, **values[0]} if len(values) == 1 else {**head, "plans": values}
+
+
+def _plan_json(one: _Answer, question: PlanQuestion) -> dict[str, Any]:
+    top = [candidate.to_json() for candidate in one.plan.candidates[: question.top]]
+    best = _best(one, question)
+    return {
+        **one.plan.to_json(),
+        "device": one.device,
+        "num_ranks": one.num_ranks,
+        "global_batch_size": one.plan.own.config.batch.global_batch_size,
+        "gpu_hours_per_giga_token": best.gpu_hours_per_giga_token,
+        "price_per_gpu_hour": one.price_per_gpu_hour,
+        "cost_per_giga_token": best.cost_per_giga_token,
+        "why": one.why.to_json() if one.why is not None else None,
+        "candidates": top,
+        "network": network_json(one.machine),
+    }

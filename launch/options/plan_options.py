@@ -1,0 +1,288 @@
+"""What ``forerun plan`` is asked: options as text, and their meaning."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from ...calib.arguments.keep import Keep
+from ...calib.arguments.short_names import LAYOUT_NAMES
+from ...calib.errors import ConfigError
+from ...calib.memory.devices import known_device
+from ...calib.units import GIB
+from ...calib.workload.argument_values import shown, whole
+from ...calib.workload.config import Batch, RunConfig
+from ...calib.workload.model_shape import at_least_one, at_most
+
+# Anything above is a slip of units; it also keeps bytes within 64 bits.
+_MOST_GIB = 1e9
+# A table of more is not read, and each is a search of its own.
+_MOST_COUNTS = 32
+_TO = ".."
+_PER_GPU = "xgpus"
+
+
+class Objective(Enum):
+    """By what layouts are ordered."""
+
+    TIME = "time"
+    """Seconds for the same samples."""
+    COST = "cost"
+    """Hours of all GPUs for the same samples, times their price where it is told."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRule:
+    """The global batch size for a number of ranks, in samples."""
+
+    samples: int = 0
+    """Of all ranks; 0: as the run has."""
+    samples_per_rank: int = 0
+    """Times the number of ranks."""
+    follows_ranks: bool = False
+    """As many for each rank as the run has."""
+
+    def size(self, own: RunConfig, num_ranks: int) -> int:
+        """Samples of a step on so many ranks; ``ConfigError`` where they are no whole number."""
+        here, own_ranks = own.batch.global_batch_size, own.parallelism.num_ranks
+        if not self.follows_ranks:
+            return self.samples_per_rank * num_ranks or self.samples or here
+        if here * num_ranks % own_ranks:
+            raise ConfigError(
+                f"--global-batch-size xGPUS is no whole number on {num_ranks} GPUs, with {here} "
+                f"samples on {own_ranks} in the run; choose other numbers of GPUs, or give samples"
+            )
+        return here * num_ranks // own_ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanQuestion:
+    """What is asked of a plan."""
+
+    counts: tuple[int, ...]
+    """Numbers of ranks; empty: as the run."""
+    ranks_per_node: int
+    """0: as the run."""
+    devices: tuple[str, ...]
+    """By the driver's name; empty: the run's own."""
+    batch: BatchRule
+    seq_length: int
+    """Tokens of a sample; 0: as the run."""
+    memory_nbytes: int | None
+    objective: Objective
+    prices: tuple[float, ...]
+    """Of an hour of one GPU, for each of the devices; empty: not told."""
+    keep: Keep | None
+    why: Keep | None
+    top: int
+
+    def price(self, place: int) -> float | None:
+        """Price of an hour of a GPU of one of the devices, by its place; None: not told."""
+        return self.prices[min(place, len(self.prices) - 1)] if self.prices else None
+
+    def asked_of(self, config: RunConfig, num_ranks: int) -> RunConfig:
+        """The run with the batch for so many ranks, the samples and the nodes that are asked for.
+
+        Its replicas and its micro-batch shrink to what divides the batch.
+        """
+        batch, par = self.batch.size(config, num_ranks), config.parallelism
+        nodes = self.ranks_per_node or par.ranks_per_node
+        dp = math.gcd(par.dp, batch)
+        micro = math.gcd(config.batch.micro_batch_size, batch // dp)
+        ramp = config.cadence.full_batch_size
+        return replace(
+            config,
+            model=_of_length(config, self.seq_length) if self.seq_length else config.model,
+            parallelism=replace(par, dp=dp, ranks_per_node=nodes),
+            batch=Batch(micro_batch_size=micro, global_batch_size=batch),
+            cadence=replace(config.cadence, full_batch_size=batch) if ramp else config.cadence,
+        )
+
+
+def plan_question(args: argparse.Namespace) -> PlanQuestion:
+    """The meaning of the options; ``ConfigError`` with value, rule and remedy where there is
+    none."""
+    devices = _devices(args.device)
+    return PlanQuestion(
+        counts=read_counts(args.gpus) if args.gpus else (),
+        ranks_per_node=_positive("--gpus-per-node", args.gpus_per_node),
+        devices=devices,
+        batch=read_batch(args.global_batch_size or ""),
+        seq_length=_positive("--seq-length", args.seq_length),
+        memory_nbytes=_memory_nbytes(args.memory_gib),
+        objective=_objective(args.objective),
+        prices=_prices(args.price_per_gpu_hour, max(1, len(devices))),
+        keep=Keep.parse(args.keep) if args.keep else None,
+        why=Keep.parse(args.why) if args.why else None,
+        top=_positive("--top", args.top),
+    )
+
+
+def read_counts(text: str) -> tuple[int, ...]:
+    """Numbers of GPUs: one, several with commas, or from one to another, doubling.
+
+    ``A..B`` is A times the powers of two up to B, which needs to be none of them.
+
+    >>> read_counts("8..64"), read_counts("64,96,8"), read_counts("6..30")
+    ((8, 16, 32, 64), (64, 96, 8), (6, 12, 24))
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        first, is_range, last = part.partition(_TO)
+        begin = _positive("--gpus", first)
+        end = _positive("--gpus", last) if is_range else begin
+        if end < begin:
+            raise ConfigError(f"--gpus {part} ends below its beginning; write {end}..{begin}")
+        while begin <= end:
+            found.append(begin)
+            begin *= 2
+    counts = tuple(dict.fromkeys(found))
+    if len(counts) > _MOST_COUNTS:
+        raise ConfigError(
+            f"--gpus has {len(counts)} numbers of GPUs; ask for {_MOST_COUNTS} at most at once"
+        )
+    return counts
+
+
+def read_batch(text: str) -> BatchRule:
+    """The batch of a number, of ``xGPUS`` (as many samples for each GPU as the run has), or of
+    ``4xGPUS`` (four for each); the run's own of nothing.
+
+    >>> read_batch("4xGPUS").samples_per_rank, read_batch("xGPUS").follows_ranks
+    (4, True)
+    >>> read_batch("512")
+    BatchRule(samples=512, samples_per_rank=0, follows_ranks=False)
+    """
+    low = text.strip().lower()
+    if not low:
+        return BatchRule()
+    if not low.endswith(_PER_GPU):
+        return BatchRule(samples=_positive("--global-batch-size", text))
+    number = low.removesuffix(_PER_GPU)
+    if not number:
+        return BatchRule(follows_ranks=True)
+    return BatchRule(samples_per_rank=_positive("--global-batch-size", number))
+
+
+def add_plan_options(sub: argparse.ArgumentParser) -> None:
+    """Options of ``plan`` alone.  All are read as text, so that errors say value and remedy."""
+    add = sub.add_argument
+    add(
+        "--gpus",
+        metavar="N|A..B|N,N",
+        help="numbers of GPUs: one, several with commas, or 8..1024: 8 times the powers of two up "
+        "to 1024 (default: as the run)",
+    )
+    add("--gpus-per-node", metavar="N", help="(default: as the run)")
+    add(
+        *("--global-batch-size", "--gbs"),
+        metavar="N|xGPUS",
+        help="samples of a step; xGPUS: as many for each GPU as in the run, 4xGPUS: four for each",
+    )
+    add("--seq-length", "--seq", metavar="N", help="tokens of a sample")
+    add("--memory-gib", metavar="X", help="memory of one GPU (default: what the run had)")
+    add("--objective", metavar="time|cost", default="time", help="what to order by (default time)")
+    add("--price-per-gpu-hour", metavar="X", help="one, or one for each --device, with commas")
+    add("--keep", metavar="tp=8,pp=1|2", help="only layouts with these values")
+    add("--why", metavar="tp=16", help="what keeps such layouts from the top")
+    add("--top", metavar="K", default="10", help="rows to show (default 10)")
+
+
+def add_layout_options(sub: argparse.ArgumentParser) -> None:
+    """Short names of a layout, kept in ``layout_words`` as they were written."""
+    group = sub.add_argument_group(
+        "layout", "what differs from the run; Megatron's own options are taken as well"
+    )
+    for axis in LAYOUT_NAMES:
+        group.add_argument(
+            *axis.spellings,
+            action=_Passed,
+            metavar=axis.metavar,
+            help=axis.help,
+            dest="layout_words",
+        )
+
+
+def describe_layout_names(sub: argparse.ArgumentParser) -> None:
+    """The same names in the help of a verb that takes them as ``NAME=VALUE``."""
+    names = ", ".join("/".join((axis.name, *axis.others)) for axis in LAYOUT_NAMES)
+    sub.add_argument_group("layout", f"NAME of --keep and --why, as in NAME=VALUE|VALUE: {names}")
+
+
+class _Passed(argparse.Action):
+    """Keeps the option and its word in order."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        known = getattr(namespace, self.dest) or ()
+        setattr(namespace, self.dest, (*known, f"{option_string}={values}"))
+
+
+def _positive(option: str, text: object) -> int:
+    """A whole number above 0; 0 where nothing is given."""
+    if text is None:
+        return 0
+    number = whole(option.lstrip("-").replace("-", "_"), text)
+    at_least_one(option, number)
+    at_most(option, number)
+    return number
+
+
+def _real(option: str, text: str, rule: str) -> float:
+    try:
+        return float(text)
+    except ValueError as err:
+        raise ConfigError(f"{option} {shown(text)} is not a number; {rule}") from err
+
+
+def _memory_nbytes(text: object) -> int | None:
+    if text is None:
+        return None
+    rule = "give a number above 0, of GiB"
+    gib = _real("--memory-gib", str(text), rule)
+    if not 0 < gib < _MOST_GIB:
+        raise ConfigError(f"--memory-gib {gib:g} is no memory; {rule}")
+    return int(gib * GIB)
+
+
+def _devices(text: str | None) -> tuple[str, ...]:
+    if text is None:
+        return ()
+    return tuple(dict.fromkeys(known_device(name).driver_name for name in text.split(",")))
+
+
+def _objective(text: str) -> Objective:
+    try:
+        return Objective(text.lower())
+    except ValueError as err:
+        raise ConfigError(f"--objective {shown(text)} is not known; give time or cost") from err
+
+
+def _prices(text: str | None, num_devices: int) -> tuple[float, ...]:
+    if text is None:
+        return ()
+    rule = "give a price of an hour of one GPU, such as 2.5"
+    prices = tuple(_real("--price-per-gpu-hour", part, rule) for part in str(text).split(","))
+    if not all(0 < price < math.inf for price in prices):
+        raise ConfigError(f"--price-per-gpu-hour {text} is not above 0; {rule}")
+    if len(prices) not in (1, num_devices):
+        raise ConfigError(
+            f"--price-per-gpu-hour has {len(prices)} prices for {num_devices} devices; give one, "
+            "or one for each"
+        )
+    return prices
+
+
+def _of_length(config: RunConfig, seq_length: int) -> Any:
+    positions = config.model.max_position_embeddings
+    longest = max(positions, seq_length) if positions else positions
+    return replace(config.model, seq_length=seq_length, max_position_embeddings=longest)

@@ -1,0 +1,82 @@
+"""Plans for several numbers of GPUs and several devices beside each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ...calib.advice.plan import Candidate
+from ...calib.units import HOUR_S, format_time
+from .table import ReportTable, table_of
+
+_GIGA = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestLayout:
+    """The fastest layout that fits on so many GPUs of a device, and what its tokens cost."""
+
+    device: str
+    num_ranks: int
+    candidate: Candidate | None
+    """None where none fits."""
+    price_per_gpu_hour: float | None
+
+    @property
+    def s_per_token(self) -> float:
+        """Seconds for one token of training; infinite where no layout fits."""
+        if self.candidate is None:
+            return math.inf
+        config = self.candidate.config
+        num_tokens = config.batch.global_batch_size * config.model.seq_length
+        return self.candidate.step_time_s / num_tokens
+
+    @property
+    def gpu_hours_per_giga_token(self) -> float | None:
+        """Hours of all GPUs for 1e9 tokens; None where no layout fits."""
+        if self.candidate is None:
+            return None
+        return self.s_per_token * _GIGA * self.num_ranks / HOUR_S
+
+    @property
+    def cost_per_giga_token(self) -> float | None:
+        """The same times the price of an hour of a GPU; None where that is not told."""
+        hours = self.gpu_hours_per_giga_token
+        price = self.price_per_gpu_hour
+        return None if hours is None or price is None else hours * price
+
+    @property
+    def cost_order(self) -> float:
+        """What ``--objective cost`` orders by: cost, or hours where no price is told."""
+        if self.gpu_hours_per_giga_token is None:
+            return math.inf
+        return self.cost_per_giga_token or self.gpu_hours_per_giga_token
+
+
+def plans_table(rows: Sequence[BestLayout]) -> ReportTable:
+    """The best layout of each plan, the numbers of GPUs and the devices in their order."""
+    cells: dict[str, Callable[[BestLayout], str]] = {
+        "GPUs": lambda row: str(row.num_ranks),
+        "best layout": lambda row: row.candidate.label if row.candidate else "none fits",
+        "step": lambda row: format_time(row.candidate.step_time_s) if row.candidate else "",
+        "90 %": lambda row: _interval(row.candidate),
+        "tokens/s": lambda row: f"{1 / row.s_per_token:,.0f}" if row.candidate else "",
+        "GPU-h for 1e9 tokens": lambda row: _figure(row.gpu_hours_per_giga_token),
+    }
+    if any(row.price_per_gpu_hour is not None for row in rows):
+        cells["cost of 1e9 tokens"] = lambda row: _figure(row.cost_per_giga_token)
+    if len({row.device for row in rows}) > 1:
+        cells = {"device": lambda row: row.device, **cells}
+    table = table_of("plans", "The best on each number of GPUs", rows, cells)
+    return table.sparing("90 %", "tokens/s")
+
+
+def _interval(candidate: Candidate | None) -> str:
+    if candidate is None:
+        return ""
+    return f"{format_time(candidate.low_s)} to {format_time(candidate.high_s)}"
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:,.4g}"

@@ -1,0 +1,87 @@
+"""Why layouts are not first: the rule, the memory or the time that is in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from planted_steps import steps_of
+
+from forerun.calib.advice.plan import Plan, plan
+from forerun.calib.advice.why_not import WhyNot, why_not
+from forerun.calib.arguments.keep import Keep
+from forerun.calib.memory.peak import Verdict
+
+Asked = Callable[..., WhyNot]
+
+
+@pytest.fixture
+def asked(layout: Callable[..., Any], planted: Callable[..., Any]) -> Asked:
+    """Of a run on four ranks."""
+    config, steps = layout(tp=2, dp=2), steps_of(planted())
+
+    def make(text: str, capacity_nbytes: int | None = None, num_ranks: int = 4) -> WhyNot:
+        def made(**kept: Keep) -> Plan:
+            return plan(
+                config,
+                steps,
+                num_ranks=num_ranks,
+                memory_capacity_nbytes=capacity_nbytes,
+                **kept,
+            )
+
+        return why_not(Keep.parse(text), made(), made(keep=Keep.parse(text)), num_ranks)
+
+    return make
+
+
+def test_a_slower_layout_is_told_by_how_much(asked: Asked) -> None:
+    every = asked("dp=1|2|4")
+    assert every.best is not None and "nothing does" in every.text
+    slow = next(
+        one
+        for one in (asked(f"pp={pp},recompute=full") for pp in (1, 2, 4))
+        if one.best is not None and one.best.config != every.best.config
+    )
+    assert slow.best is not None
+    behind = slow.best.step_time_s / every.best.step_time_s - 1
+    assert behind > 0 and f"+{behind * 100:.1f} %" in slow.text and every.best.label in slow.text
+
+
+def test_memory_is_told_where_none_fits(asked: Asked) -> None:
+    found = asked("recompute=none", capacity_nbytes=100 << 10)
+    assert found.best is not None and found.best.verdict is Verdict.DOES_NOT_FIT
+    assert "none fits in memory" in found.text and found.best.label in found.text
+
+
+@pytest.mark.parametrize(
+    ("text", "num_ranks", "rule"),
+    [
+        ("tp=8", 8, "num_attention_heads"),
+        ("tp=8", 4, "do not split"),
+        ("pp=8", 8, "num_layers"),
+        ("mbs=3", 4, "micro"),
+        ("tp=3", 4, "do not split"),
+    ],
+)
+def test_the_rule_that_forbids_them_is_told(
+    asked: Asked, text: str, num_ranks: int, rule: str
+) -> None:
+    found = asked(text, num_ranks=num_ranks)
+    assert (found.num_layouts, found.best) == (0, None)
+    assert rule in found.text
+
+
+def test_the_running_layout_is_named_as_such(asked: Asked) -> None:
+    assert asked("tp=2,dp=2,mbs=2,recompute=none,sharding=none,vpp=1").text.startswith("it is the")
+
+
+def test_a_plan_keeps_what_it_is_told_to(
+    layout: Callable[..., Any], planted: Callable[..., Any]
+) -> None:
+    config, steps, keep = layout(tp=2, dp=2), steps_of(planted()), Keep.parse("tp=2,recompute=none")
+    free, kept = plan(config, steps), plan(config, steps, keep=keep)
+    assert kept.candidates and all(keep.allows(one.config) for one in kept.candidates)
+    meant = {one.config for one in free.candidates if keep.allows(one.config)}
+    assert meant <= {one.config for one in kept.candidates}
