@@ -18,7 +18,12 @@ from .. import __version__
 from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
 from ..hooks.process.interpreter import missing, remedy
 from .commands.outcome import ExitCode as ExitCode
-from .options.plan_options import add_layout_options, add_plan_options, describe_layout_names
+from .options.plan_options import (
+    add_layout_options,
+    add_plan_options,
+    add_schema_option,
+    describe_layout_names,
+)
 from .wrapper.run_options import add_run
 
 _VERBS = {
@@ -107,6 +112,7 @@ def _add_answers(verbs: argparse._SubParsersAction) -> None:
         sub.set_defaults(takes_options=verb == "predict")
     for verb in ("predict", "plan"):
         _add_evidence(verbs.choices[verb])
+        add_schema_option(verbs.choices[verb])
     add_plan_options(verbs.choices["plan"])
     describe_layout_names(verbs.choices["plan"])
     add_layout_options(verbs.choices["predict"])

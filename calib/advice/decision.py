@@ -87,7 +87,7 @@ class Decision:
         return frozenset(reason.rule for reason in self.reasons if reason.is_met)
 
     def to_json(self) -> JsonObject:
-        """A JSON object with its schema."""
+        """A JSON object with its schema; ``command`` is null where nothing is to be run."""
         return {
             "schema": SCHEMA,
             "action": self.action.value,
@@ -95,7 +95,7 @@ class Decision:
             "now_unix_s": self.now_unix_s,
             "reasons": [reason.to_json() for reason in self.reasons],
             "candidate": self.candidate.to_json() if self.candidate else None,
-            "command": list(self.command),
+            "command": list(self.command) or None,
             "command_note": _MASKED if any(MASK in word for word in self.command) else "",
         }
 

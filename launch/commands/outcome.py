@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any
 
+from ..directory.iso_times import with_iso_times
+
 
 class ExitCode(IntEnum):
     """What the shell sees."""
@@ -19,8 +21,8 @@ class ExitCode(IntEnum):
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """The answer of a verb, for programs."""
-    print(json.dumps({"schema": 1, **value}, indent=2))
+    """The answer of a verb, for programs; times in ISO 8601 stand beside those since 1970."""
+    print(json.dumps(with_iso_times({"schema": 1, **value}), indent=2))
 
 
 def tell(*lines: str) -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from ...calib.arguments.keep import Keep
@@ -18,6 +19,8 @@ from ...calib.workload.argument_values import shown, whole
 from ...calib.workload.config import Batch, RunConfig
 from ...calib.workload.model_shape import at_least_one, at_most
 
+SCHEMA_FILE = Path(__file__).parents[1] / "report" / "answers.schema.json"
+"""Of what ``predict`` and ``plan`` print for programs: JSON Schema, draft 2020-12."""
 # Anything above is a slip of units; it also keeps bytes within 64 bits.
 _MOST_GIB = 1e9
 # A table of more is not read, and each is a search of its own.
@@ -207,10 +210,31 @@ def add_layout_options(sub: argparse.ArgumentParser) -> None:
         )
 
 
+def add_schema_option(sub: argparse.ArgumentParser) -> None:
+    """``--json-schema``: what ``--json`` prints, as JSON Schema."""
+    sub.add_argument(
+        "--json-schema", action=_PrintSchema, nargs=0, help="the JSON Schema of --json, and exit"
+    )
+
+
 def describe_layout_names(sub: argparse.ArgumentParser) -> None:
     """The same names in the help of a verb that takes them as ``NAME=VALUE``."""
     names = ", ".join("/".join((axis.name, *axis.others)) for axis in LAYOUT_NAMES)
     sub.add_argument_group("layout", f"NAME of --keep and --why, as in NAME=VALUE|VALUE: {names}")
+
+
+class _PrintSchema(argparse.Action):
+    """Prints the schema and ends, as ``--help`` does."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        print(SCHEMA_FILE.read_text(encoding="utf-8"), end="")
+        parser.exit()
 
 
 class _Passed(argparse.Action):

@@ -16,6 +16,7 @@ from ...calib.samples.table import SampleTable
 from ...calib.timeline.measured import MeasuredSpan
 from ...hooks.process.host_wandb import FORECAST
 from ..directory.forecast_log import append_forecast
+from ..directory.iso_times import with_iso_times
 from ..directory.publishing import Place
 from ..directory.run_folders import SAMPLES
 from ..directory.run_log import RunLog
@@ -164,5 +165,5 @@ def _forecast(answer: Answer) -> dict[str, Any]:
 
 def _write(place: Place, name: str, value: Mapping[str, Any]) -> None:
     """A JSON file with whose it is, for its owner alone where it may hold arguments."""
-    whole = {"schema": 1, "created_by": CREATED_BY, **place.stamp(), **value}
+    whole = with_iso_times({"schema": 1, "created_by": CREATED_BY, **place.stamp(), **value})
     write_json(place.path / name, whole, mode=PRIVATE if name in _PRIVATE else OPEN)

@@ -26,61 +26,37 @@ def test_the_surface_is_frozen() -> None:
         verb: sorted(o for a in sub._actions for o in a.option_strings if o.startswith("--"))
         for verb, sub in build_parser()._subparsers._group_actions[0].choices.items()
     }
-    assert surface == _sorted(
-        {
-            "report": ["--help", "--json", "--run-id"],
-            "predict": [
-                *("--also", "--cluster", "--config", "--device", "--fail-over", "--help", "--json"),
-                *("--like", "--machine", "--run-id"),
-                *(
-                    "--cp",
-                    "--dp",
-                    "--ep",
-                    "--etp",
-                    "--gbs",
-                    "--gpus",
-                    "--instances",
-                    "--mbs",
-                    "--pp",
-                ),
-                *("--recompute", "--seq", "--sharding", "--sp", "--tp", "--vp", "--vpp", "--zero"),
-            ],
-            "plan": [
-                *("--also", "--cluster", "--config", "--device", "--gbs", "--global-batch-size"),
-                *("--gpus", "--gpus-per-node", "--help", "--json", "--keep", "--like", "--machine"),
-                *("--memory-gib", "--objective", "--price-per-gpu-hour", "--run-id", "--seq"),
-                *("--seq-length", "--top", "--why"),
-            ],
-            "validate": [
-                *("--calibrate-on", "--cluster", "--draws", "--help", "--json", "--operators"),
-                *("--protocol", "--rows", "--seeds"),
-            ],
-            "import": ["--fabric", "--help", "--json", "--kernels", "--out", "--ranks-per-node"],
-            "probe": [
-                *("--collectives", "--config", "--help", "--json", "--operators", "--out"),
-                "--seconds",
-            ],
-            "run": [
-                *(
-                    "--directory",
-                    "--dry-run",
-                    "--grace",
-                    "--help",
-                    "--job-time",
-                    "--json",
-                    "--margin",
-                ),
-                *("--resubmit-script", "--resubmit-template", "--save-before-limit"),
-                *("--stop-exit-code", "--stop-patience", "--time-limit"),
-            ],
-            "compare": ["--fail-over", "--help", "--json"],
-            "doctor": ["--help", "--json"],
-        }
-    )
-
-
-def _sorted(surface: dict[str, list[str]]) -> dict[str, list[str]]:
-    return {verb: sorted(options) for verb, options in surface.items()}
+    assert surface == {
+        "report": ["--help", "--json", "--run-id"],
+        "predict": [
+            *("--also", "--cluster", "--config", "--cp", "--device", "--dp", "--ep", "--etp"),
+            *("--fail-over", "--gbs", "--gpus", "--help", "--instances", "--json"),
+            *("--json-schema", "--like", "--machine", "--mbs", "--pp", "--recompute"),
+            *("--run-id", "--seq", "--sharding", "--sp", "--tp", "--vp", "--vpp", "--zero"),
+        ],
+        "plan": [
+            *("--also", "--cluster", "--config", "--device", "--gbs", "--global-batch-size"),
+            *("--gpus", "--gpus-per-node", "--help", "--json", "--json-schema", "--keep"),
+            *("--like", "--machine", "--memory-gib", "--objective", "--price-per-gpu-hour"),
+            *("--run-id", "--seq", "--seq-length", "--top", "--why"),
+        ],
+        "validate": [
+            *("--calibrate-on", "--cluster", "--draws", "--help", "--json", "--operators"),
+            *("--protocol", "--rows", "--seeds"),
+        ],
+        "import": ["--fabric", "--help", "--json", "--kernels", "--out", "--ranks-per-node"],
+        "probe": [
+            *("--collectives", "--config", "--help", "--json", "--operators", "--out"),
+            "--seconds",
+        ],
+        "run": [
+            *("--directory", "--dry-run", "--grace", "--help", "--job-time", "--json", "--margin"),
+            *("--resubmit-script", "--resubmit-template", "--save-before-limit"),
+            *("--stop-exit-code", "--stop-patience", "--time-limit"),
+        ],
+        "compare": ["--fail-over", "--help", "--json"],
+        "doctor": ["--help", "--json"],
+    }
 
 
 @pytest.mark.parametrize("verb", ["report", "predict", "plan"])

@@ -1,0 +1,48 @@
+"""Times of answers as people and programs read them, beside seconds since 1970."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+_UNIX, _ISO = "_unix_s", "_iso"
+
+
+def with_iso_times(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The same object with every time in ``_unix_s`` told again beside it, in ``_iso``, in UTC.
+
+    Objects inside are looked through, lists of numbers are not.
+
+    >>> with_iso_times({"end_unix_s": 1_700_000_000.4, "left": {"now_unix_s": None}})
+    {'end_unix_s': 1700000000.4, 'end_iso': '2023-11-14T22:13:20Z', 'left': {'now_unix_s': None}}
+    """
+    found: dict[str, Any] = {}
+    for name, held in value.items():
+        found[name] = _with_iso(held)
+        if name.endswith(_UNIX) and (text := iso_time(held)):
+            found.setdefault(name.removesuffix(_UNIX) + _ISO, text)
+    return found
+
+
+def iso_time(unix_s: object) -> str:
+    """Seconds since 1970 as ISO 8601 in UTC; empty where that is no time.
+
+    >>> iso_time(0), iso_time(None), iso_time(float("nan"))
+    ('1970-01-01T00:00:00Z', '', '')
+    """
+    if isinstance(unix_s, bool) or not isinstance(unix_s, (int, float)):
+        return ""
+    try:
+        found = datetime.fromtimestamp(unix_s, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return ""
+    return f"{found:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _with_iso(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return with_iso_times(value)
+    if isinstance(value, list) and value and isinstance(value[0], Mapping):
+        return [_with_iso(one) for one in value]
+    return value
