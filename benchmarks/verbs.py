@@ -32,6 +32,7 @@ def main() -> None:
         "import pandas, pyarrow": (sys.executable, "-c", "import pandas, pyarrow"),
         "predict": (*FORERUN, "predict", home, "--tensor-model-parallel-size", "2"),
         "plan": (*FORERUN, "plan", home),
+        "compare": (*FORERUN, "compare", home),
     }
     for kept in arguments.directory.glob("fitted-*.json"):
         kept.unlink()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
-
-from scipy.special import ndtri
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
 
 from ..errors import RecordError
 from ..plain_json import Json, JsonObject
-from .forecast import Forecast
+
+if TYPE_CHECKING:
+    from .forecast import Forecast
 
 SCHEMA = 1
 NOMINAL_FRAC = (0.5, 0.8, 0.9, 0.95)
@@ -216,7 +217,8 @@ class StepTally:
 
 
 def _wide(share: float) -> float:
-    return float(ndtri(0.5 + 0.5 * share) / ndtri(0.5 + 0.5 * _STATED_FRAC))
+    normal = NormalDist()
+    return normal.inv_cdf(0.5 + 0.5 * share) / normal.inv_cdf(0.5 + 0.5 * _STATED_FRAC)
 
 
 _WIDTHS = {str(share): _wide(share) for share in NOMINAL_FRAC}

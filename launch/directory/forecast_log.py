@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...calib.answers.analysis import Answer, MeasuredAnswer
 from ...calib.errors import RecordError
 from ...calib.forecast.evaluation import Ended, Evaluation, PastForecast, evaluate
 from ...calib.samples.store import append_line, read_lines
 from ...calib.units import format_frac
 from .publishing import Place
+
+if TYPE_CHECKING:
+    from ...calib.answers.analysis import Answer, MeasuredAnswer
 
 FORECASTS = "forecasts.jsonl"
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -159,3 +161,12 @@ def test_markup_in_a_report_stays_text(whole: Path) -> None:
     text = render(page)
     assert "&lt;b&gt;&amp;&lt;/b&gt;" in text
     assert text.partition("const figures")[2].count("</script>") == 1
+
+
+@pytest.mark.slow
+def test_what_reads_lines_alone_loads_no_models() -> None:
+    code = (
+        "import sys, forerun.launch.commands.compare_command; "
+        "sys.exit(bool({'scipy', 'sklearn', 'xgboost'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,36 @@
+"""The page on plans: every name and option is told, and its commands are taken."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from forerun.calib.arguments.short_names import LAYOUT_NAMES
+from forerun.launch.cli import build_parser
+from forerun.launch.options.plan_options import plan_question
+
+PAGE = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^    forerun (plan DIR.*?)(?:\s+#.*)?$", PAGE, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page_is_understood(command: str) -> None:
+    assert plan_question(build_parser().parse_args(shlex.split(command))).top == 10
+
+
+def test_every_name_of_a_layout_is_told() -> None:
+    rows = {re.sub("`", "", row.split("|")[1]).strip() for row in PAGE.splitlines() if "|" in row}
+    told = {name.strip() for row in rows for name in row.split(",")}
+    assert told >= {name for axis in LAYOUT_NAMES for name in (axis.name, *axis.others)}
+
+
+def test_every_option_of_plan_alone_is_told() -> None:
+    choices = build_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    own, report = (
+        {option for action in choices[verb]._actions for option in action.option_strings}
+        for verb in ("plan", "predict")
+    )
+    assert COMMANDS and all(f"`{option}" in PAGE for option in own - report)
