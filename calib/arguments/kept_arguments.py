@@ -18,7 +18,8 @@ from .megatron_options import is_known
 MASK = "***"
 """In place of a value that is not kept."""
 _NAMES = read_package_json(__package__, "kept_names.json")
-_KNOWN = frozenset((*_NAMES["trainer"], *_NAMES["launcher"]))
+_KNOWN = frozenset((*_NAMES["trainer"], *_NAMES["launcher"], *_NAMES["batches"]))
+"""Of the trainer, of launchers, and what loops of one's own usually call their batch."""
 _MANY = frozenset(_NAMES["many"])
 """Options with more than one word behind them."""
 _STARTERS = frozenset(_NAMES["starters"])
@@ -166,7 +167,9 @@ def _is_kept(option: str) -> bool:
     name = option[2:].replace("-", "_")
     if name.partition("_")[0] in ("calibrate", "forerun"):
         return not is_secret_name(name)
-    return is_known(name) or name in _KNOWN
+    # Paths of settings (``--training.local_batch_size``) are known by their end.
+    end = name.rpartition(".")[2]
+    return is_known(end) or end in _KNOWN
 
 
 def _num_words(option: str) -> int:

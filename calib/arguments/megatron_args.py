@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,6 +15,7 @@ from ..workload.pipeline_layout import write_layout
 from .megatron_command import split_launcher
 from .megatron_namespace import from_namespace
 from .megatron_options import LISTS, MODELLED, NAMES, SPELLED, options_of, read_words
+from .megatron_rules import beside, misplaced
 from .megatron_values import Values, as_options, layout_values, model_values
 from .short_names import LAYOUT_NAMES, expand
 
@@ -23,6 +24,8 @@ _PP = "pipeline_model_parallel_size"
 _REPLICAS = "--data-parallel-size"
 _TOGETHER = {kind: frozenset(names) for kind, names in NAMES["said_together"].items()}
 """Arguments that mean something only together; several spellings of each mean the same."""
+_PADDED = frozenset({"padded_vocab_size"})
+"""What follows from the vocabulary and tp, and has no option."""
 _SPLIT, _RECOMPUTE = _TOGETHER["split"], _TOGETHER["recompute"]
 _SWITCHES = frozenset(NAMES["switches"])
 _LAYOUT = frozenset(NAMES["layout"]).union(*_TOGETHER.values())
@@ -70,16 +73,28 @@ def rewrite_command(
 
     Options that the user gave are changed in place, unless they already say the same in other
     words; those that the layout needs beyond them come at the end, but what is so in the
-    ``running`` layout without having been given, which a script's own defaults may do.
+    ``running`` layout without having been given, which a script's own defaults may do.  What
+    differs from it in the model (a longer sequence, an overlap of experts) is changed as well, and
+    so is what Megatron asks for beside such a layout (``megatron_rules``).
     """
     kept = _said_already(host_argv, config)
-    given = read_words(split_launcher(host_argv)[1]).values
+    arguments = split_launcher(host_argv)[1]
+    given = read_words(arguments).values
+    said = {_target(name): words[0] if words else True for name, words in options_of(arguments)}
+    if "use_torch_fsdp2" not in kept:
+        said.pop("use_torch_fsdp2", None)
+    said_anew = _said_in_part(given.keys()) - kept
     unsaid = {} if running is None else layout_values(running)
+    unsaid = {name: value for name, value in unsaid.items() if name not in given.keys() | said_anew}
     needed = {
         name: value
         for name, value in layout_values(config).items()
-        if name not in kept and (name in given or name not in unsaid or unsaid[name] != value)
+        if name not in kept and (name not in unsaid or unsaid[name] != value)
     }
+    needed |= {n: value for n, value in beside(config, said).items() if n not in kept & said.keys()}
+    other = {} if running is None else _other_model(config, running)
+    needed |= {name: value for name, value in other.items() if value is not None}
+    replaced = _LAYOUT | needed.keys() | other.keys() | misplaced(config, said)
     wanted = dict(as_options(needed))
     out: list[str] = []
     place = 0
@@ -87,7 +102,7 @@ def rewrite_command(
         name, joined, _ = host_argv[place].partition("=")
         target = _target(name) if name.startswith("--") else ""
         end = place + 1
-        if target not in _LAYOUT or target in kept:
+        if target not in replaced or target in kept:
             out.append(host_argv[place])
         else:
             while not joined and end < len(host_argv) and not host_argv[end].startswith("--"):
@@ -100,6 +115,16 @@ def rewrite_command(
         if words != ["1"] or not name.endswith("-model-parallel-size"):
             out += [name, *words]
     return tuple(out)
+
+
+def _other_model(config: RunConfig, running: RunConfig) -> dict[str, ArgumentValue | None]:
+    """Values of the model that differ from the running one's; None where nothing says them."""
+    own, others = model_values(running), model_values(config)
+    return {
+        name: others.get(name)
+        for name in own.keys() | others.keys()
+        if own.get(name) != others.get(name) and name in MODELLED - _PADDED
+    }
 
 
 def resumed_command(host_argv: Sequence[str]) -> tuple[str, ...]:
@@ -219,6 +244,12 @@ def _said_already(host_argv: Sequence[str], config: RunConfig) -> frozenset[str]
         if host.keys() & group and _means(values, config):
             found |= group
     return found
+
+
+def _said_in_part(names: Iterable[str]) -> frozenset[str]:
+    """All names of the groups of which some are among these."""
+    said = frozenset(names)
+    return frozenset().union(*(group for group in _TOGETHER.values() if group & said))
 
 
 def _means(values: Values, config: RunConfig) -> bool:

@@ -1,0 +1,252 @@
+"""What Megatron asks of a layout beyond its degrees: what it refuses, and what else must be said.
+
+Rules are those of core_v0.16.1: ``validate_args`` of ``megatron/training/arguments.py``,
+``TransformerConfig.__post_init__``, ``OptimizerConfig.__post_init__``, the buckets of its DDP and
+its calculator of micro-batches.  ``benchmarks/megatron_accepts.py`` holds them against its code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from ..memory.saved import OFFLOADED_MODULES
+from ..workload.config import (
+    Attention,
+    Dispatcher,
+    Engine,
+    Fp8Recipe,
+    Precision,
+    Recompute,
+    RunConfig,
+    Schedule,
+    Sharding,
+)
+from .megatron_options import Values
+
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+OFFLOAD = "NVTE_CPU_OFFLOAD_V1"
+VARIABLES = (CONNECTIONS, OFFLOAD)
+"""Of the environment what Megatron's rules ask for."""
+# What a driver takes where nothing is said (CUDA programming guide, environment variables).
+_CONNECTIONS_UNLESS_SAID = "8"
+_NO_LONGER_ASKED_OF = ("B200", "B300", "GB200", "GB300", "B100", "RTX PRO")
+"""Names of devices from Blackwell on, whose queues keep their order by themselves."""
+
+
+def refusals(config: RunConfig) -> tuple[str, ...]:
+    """Why Megatron would not train in this layout, one clause each; empty where it would.
+
+    >>> from ..workload.config import Batch, ModelShape, Parallelism
+    >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
+    ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
+    >>> refusals(RunConfig(model=gpt, parallelism=Parallelism(dp=2, overlaps_param_gather=True),
+    ...     batch=Batch(micro_batch_size=1, global_batch_size=8)))
+    ('--overlap-param-gather needs --use-distributed-optimizer and --overlap-grad-reduce',)
+    """
+    rules = (_of_order, _of_sharding, _of_recompute, _of_experts, _of_kernels, _of_batch)
+    return tuple(clause for rule in rules for clause in rule(config))
+
+
+def beside(config: RunConfig, given: Mapping[str, object]) -> Values:
+    """What must be said with the options of this layout, by names in the namespace.
+
+    ``given`` is what the command says and will still say; only what differs from it, or from
+    Megatron's defaults, is here.
+    """
+    values: Values = {}
+    is_torch = _is_fsdp2(config) or "use_torch_fsdp2" in given
+    form = str(given.get("ckpt_format", "torch_dist"))
+    wanted = _checkpoint_form(config, form, is_torch=is_torch)
+    if wanted != form:
+        values["ckpt_format"] = wanted
+    # A run that goes already knows better; only what it says itself is said again.
+    is_asked = "use_torch_fsdp2" not in given or "gradient_accumulation_fusion" in given
+    if is_torch and is_asked and config.fuses_gradient_accumulation:
+        values["gradient_accumulation_fusion"] = False
+    if config.optimizer_offload_frac:
+        values["use_precision_aware_optimizer"] = True
+    if config.uses_cuda_graphs and not config.cuda_graph_scope and config.parallelism.ep > 1:
+        values["moe_pad_experts_for_cuda_graph_inference"] = True
+    positions = str(given.get("max_position_embeddings", ""))
+    if positions.isdecimal() and int(positions) < config.model.seq_length:
+        values["max_position_embeddings"] = config.model.seq_length
+    return values
+
+
+def misplaced(config: RunConfig, given: Mapping[str, object]) -> frozenset[str]:
+    """Names of what a command says that Megatron takes in other layouts than this one."""
+    return frozenset(n for n in given if n in _ONLY_WHERE and not _ONLY_WHERE[n](config))
+
+
+def environment(config: RunConfig, seen: Mapping[str, str]) -> dict[str, str]:
+    """Variables that the layout's processes must have, with their values.
+
+    ``seen`` is what the running layout's have; what is right among ``VARIABLES`` stays.  Where
+    tp or cp split layers, messages and products take turns in one queue (not under FSDP, and from
+    Blackwell on Megatron does not ask for it).
+    """
+    par, found = config.parallelism, dict(seen)
+    is_split = par.tp > 1 or par.cp > 1
+    is_asked = not any(name in config.device for name in _NO_LONGER_ASKED_OF)
+    if is_fsdp(config):
+        if found.get(CONNECTIONS) == "1":
+            found[CONNECTIONS] = _CONNECTIONS_UNLESS_SAID
+    elif is_split and is_asked and not _overlaps_exchange(config):
+        found[CONNECTIONS] = "1"
+    if config.offload_modules:
+        found[OFFLOAD] = "1"
+    return found
+
+
+def is_fsdp(config: RunConfig) -> bool:
+    """True where gradients or weights are sharded too, by Megatron's FSDP or PyTorch's."""
+    return config.parallelism.sharded in (Sharding.GRADS, Sharding.WEIGHTS)
+
+
+def _is_fsdp2(config: RunConfig) -> bool:
+    par = config.parallelism
+    return par.shards_weights and not par.regathers_weights
+
+
+def _checkpoint_form(config: RunConfig, given: str, *, is_torch: bool) -> str:
+    """``--ckpt-format``, the given one where the layout takes it."""
+    if is_torch:
+        is_taken = given == "torch_dcp" and config.parallelism.tp == 1
+        return given if is_taken else "torch_dist"
+    if is_fsdp(config):
+        return "fsdp_dtensor"
+    return "torch_dist" if given in ("fsdp_dtensor", "torch_dcp") else given
+
+
+def _overlaps_exchange(config: RunConfig) -> bool:
+    return config.model.experts is not None and config.model.experts.overlaps_exchange
+
+
+def _of_order(config: RunConfig) -> Iterator[str]:
+    par = config.parallelism
+    if par.engine is not Engine.MEGATRON:
+        yield f"engine {par.engine.value} is not Megatron's"
+    if par.schedule is not Schedule.ONE_F_ONE_B:
+        yield f"schedule {par.schedule.value} is not among Megatron's"
+    if par.overlaps_p2p_ends and par.vp == 1:
+        yield "--overlap-p2p-communication-warmup-flush needs virtual stages"
+    if par.overlaps_tp and not par.is_sequence_parallel:
+        yield "--tp-comm-overlap needs --sequence-parallel"
+    if config.attention is Attention.UNFUSED and par.cp > 1:
+        yield "context parallelism needs attention of Transformer Engine's"
+
+
+def _of_sharding(config: RunConfig) -> Iterator[str]:
+    par = config.parallelism
+    is_on = par.is_optimizer_distributed
+    if par.overlaps_param_gather and not (is_on and par.overlaps_grad_reduce):
+        yield "--overlap-param-gather needs --use-distributed-optimizer and --overlap-grad-reduce"
+    if par.num_optimizer_instances > 1 and not is_on:
+        yield "--num-distributed-optimizer-instances needs --use-distributed-optimizer"
+    if config.keeps_fp8_params and not is_on:
+        yield "parameters in 8 bits need --use-distributed-optimizer"
+    if (config.optimizer_state_nbytes or config.optimizer_offload_frac) and not is_on:
+        yield "--use-precision-aware-optimizer needs --use-distributed-optimizer"
+    if not _is_fsdp2(config):
+        return
+    if par.pp > 1 or par.ep > 1:
+        yield "--use-torch-fsdp2 takes neither pipeline nor expert parallelism"
+    if config.model.is_tied:
+        yield "--use-torch-fsdp2 needs --untie-embeddings-and-output-weights"
+    if config.precision is Precision.FP16:
+        yield "--use-torch-fsdp2 does not take --fp16"
+    if config.optimizer_state_nbytes or config.optimizer_offload_frac:
+        yield "--use-torch-fsdp2 does not take --use-precision-aware-optimizer"
+
+
+def _of_recompute(config: RunConfig) -> Iterator[str]:
+    par, experts, modules = config.parallelism, config.model.experts, config.recompute_modules
+    if config.distributes_saved_activations and (par.tp == 1 or par.is_sequence_parallel):
+        yield "--distribute-saved-activations needs tp, without --sequence-parallel"
+    if config.recompute is not Recompute.SELECTIVE:
+        return
+    if "moe_act" in modules and (experts is None or not experts.is_grouped):
+        yield "--recompute-modules moe_act needs --moe-grouped-gemm"
+    if "mla_up_proj" in modules and config.model.latent_attention is None:
+        yield "--recompute-modules mla_up_proj needs --multi-latent-attention"
+    if "shared_experts" in modules and experts is not None and experts.overlaps_shared:
+        yield "--recompute-modules shared_experts excludes --moe-shared-expert-overlap"
+    is_late = config.fp8 is Fp8Recipe.DELAYED
+    if is_late and {"moe_act", "layernorm"} & set(modules):
+        yield "--fp8-recipe delayed takes no recompute of moe_act and layernorm"
+
+
+def _of_experts(config: RunConfig) -> Iterator[str]:
+    par, experts = config.parallelism, config.model.experts
+    if experts is None:
+        return
+    if config.model.has_bias and par.expert_tp > 1:
+        yield "experts with a bias need an expert tp of 1"
+    if experts.dispatcher is Dispatcher.FLEX and par.expert_tp * par.ep == 1:
+        yield "--moe-token-dispatcher-type flex needs expert parallelism"
+    is_exchanged = experts.dispatcher is not Dispatcher.ALL_GATHER
+    if experts.overlaps_shared and experts.dispatcher is not Dispatcher.ALL_TO_ALL:
+        yield "--moe-shared-expert-overlap needs --moe-token-dispatcher-type alltoall"
+    if not experts.overlaps_exchange:
+        if experts.delays_weight_gradients:
+            yield "--delay-wgrad-compute needs --overlap-moe-expert-parallel-comm"
+        return
+    if par.ep == 1 or not is_exchanged or (par.pp > 1 and par.vp == 1):
+        yield (
+            "--overlap-moe-expert-parallel-comm needs expert parallelism with an exchange, and "
+            "virtual stages where there is a pipeline"
+        )
+    if config.recompute is Recompute.FULL or experts.overlaps_shared:
+        yield (
+            "--overlap-moe-expert-parallel-comm excludes full recompute and "
+            "--moe-shared-expert-overlap"
+        )
+    if config.precision is Precision.FP32:
+        yield "--overlap-moe-expert-parallel-comm needs 16 bits"
+    if config.model.num_prediction_layers > (par.pp > 1):
+        yield (
+            "--overlap-moe-expert-parallel-comm takes one prediction layer, and only with a "
+            "pipeline"
+        )
+
+
+def _of_kernels(config: RunConfig) -> Iterator[str]:
+    strange = sorted(set(config.offload_modules) - OFFLOADED_MODULES)
+    if strange:
+        yield f"--offload-modules {' '.join(strange)} is not known"
+    if "attn_proj" in config.offload_modules and "core_attn" not in config.offload_modules:
+        yield "--offload-modules attn_proj needs core_attn beside it"
+    if not config.uses_cuda_graphs:
+        return
+    if config.recompute is Recompute.FULL and not config.is_step_replayed:
+        yield "full recompute takes CUDA graphs only of the whole iteration"
+    if "moe_router" in config.cuda_graph_scope and "moe" in config.recompute_modules:
+        yield "--recompute-modules moe excludes CUDA graphs of moe_router"
+
+
+def _of_batch(config: RunConfig) -> Iterator[str]:
+    ramp = config.cadence.rampup_batch_size
+    share = config.batch.micro_batch_size * config.parallelism.dp
+    if ramp and (ramp[0] % share or ramp[1] % share):
+        yield (
+            f"--rampup-batch-size {ramp[0]} {ramp[1]} has batches that are no multiple of "
+            f"micro-batch x dp = {share}"
+        )
+
+
+_ONLY_WHERE: Mapping[str, Callable[[RunConfig], bool]] = {
+    "overlap_param_gather_with_optimizer_step": lambda config: (
+        config.parallelism.overlaps_param_gather and config.parallelism.vp > 1
+    ),
+    "defer_embedding_wgrad_compute": lambda config: config.parallelism.pp > 1,
+    "wgrad_deferral_limit": lambda config: config.parallelism.pp > 1,
+    "check_weight_hash_across_dp_replicas_interval": lambda config: (
+        not config.parallelism.shards_weights
+    ),
+    "fsdp_manual_registration": lambda config: is_fsdp(config) and not _is_fsdp2(config),
+    "reuse_grad_buf_for_mxfp8_param_ag": lambda config: (
+        config.keeps_fp8_params and config.parallelism.overlaps_param_gather and not is_fsdp(config)
+    ),
+    "hierarchical_context_parallel_sizes": lambda config: False,
+}
+"""Options that Megatron takes in some layouts alone; hierarchies of cp are none of the model's."""
