@@ -1,0 +1,173 @@
+"""What starts the ranks: torchrun's words, and accelerate's, for another number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from ..arguments.kept_arguments import MASK
+from ..records.launch import Launch
+from ..workload.parallelism import Parallelism
+from .words import Blank, Phrase, Word, phrases, plain, with_blanks
+
+_PORT = 29500
+"""torchrun's own default."""
+_HERE = ("localhost", "127.0.0.1", "::1")
+_ONE_NODE = frozenset({"--standalone"})
+_MEETING = frozenset(
+    {
+        *("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
+        *("--master-addr", "--master-port", "--node-rank"),
+    }
+)
+"""Options by which nodes find each other."""
+_ACCELERATE = frozenset({"--main-process-ip", "--main-process-port", "--machine-rank"})
+_RANK = Blank(name="NODE_RANK", hint="the number of this node, 0 for the first")
+_ADDRESS = Blank(name="MASTER_ADDR", hint="the address of the first node")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The words before the program, and what a user should know of them."""
+
+    words: tuple[Word, ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Nodes:
+    num_nodes: int
+    ranks_per_node: int
+
+
+def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Start:
+    """How the wanted number of ranks is started: as the user's launch was where that is known.
+
+    Nodes keep their number of ranks.  With more nodes than before, where they meet is a blank.
+
+    >>> launch = Launch(launcher=("torchrun", "--nproc-per-node", "8"), ranks_per_node=8)
+    >>> found = start_of(launch, Parallelism(dp=8), Parallelism(dp=16))
+    >>> [word.text for word in found.words][:5]
+    ['torchrun', '--nproc-per-node', '8', '--nnodes', '2']
+    """
+    now = _Nodes(num_nodes=launch.num_nodes, ranks_per_node=launch.ranks_per_node)
+    is_known = bool(launch.launcher) and now.num_nodes * now.ranks_per_node == running.num_ranks
+    own = _words_of(launch.launcher)
+    if is_known and wanted.num_ranks == running.num_ranks and not _names_one_node(own, now):
+        return Start(words=own)
+    nodes, notes = _nodes(wanted, now.ranks_per_node if is_known else 0)
+    kind = _kind(launch.launcher)
+    if kind is None:
+        if launch.argv:
+            notes = (*notes, "the run was not started by torchrun, or nobody noted it; this is one")
+        own = plain(("torchrun", "--standalone"))
+    change = _accelerate if kind == "accelerate" else _torchrun
+    return Start(words=change(own, now, nodes), notes=notes)
+
+
+def _kind(launcher: Sequence[str]) -> str | None:
+    for word in launcher:
+        name = PurePath(word).name
+        if name in ("torchrun", "torch.distributed.run", "torch.distributed.launch"):
+            return "torchrun"
+        if name == "accelerate" or word.startswith("accelerate."):
+            return "accelerate"
+    return None
+
+
+def _words_of(launcher: Sequence[str]) -> tuple[Word, ...]:
+    """Without the interpreter of a script of ``bin``, which names it itself."""
+    words = with_blanks(launcher)
+    is_script = len(launcher) > 1 and PurePath(launcher[0]).name.startswith("python")
+    return words[1:] if is_script and not launcher[1].startswith("-") else words
+
+
+def _nodes(wanted: Parallelism, known_per_node: int) -> tuple[_Nodes, tuple[str, ...]]:
+    """Nodes of the wanted ranks; a single one where nothing tells how many share one."""
+    per_node = wanted.ranks_per_node or known_per_node or wanted.num_ranks
+    if wanted.num_ranks <= per_node:
+        return _Nodes(num_nodes=1, ranks_per_node=wanted.num_ranks), ()
+    num_nodes, rest = divmod(wanted.num_ranks, per_node)
+    if not rest:
+        return _Nodes(num_nodes=num_nodes, ranks_per_node=per_node), ()
+    note = f"{wanted.num_ranks} ranks do not fill nodes of {per_node}; give other nodes yourself"
+    return _Nodes(num_nodes=1, ranks_per_node=wanted.num_ranks), (note,)
+
+
+def _names_one_node(words: Sequence[Word], nodes: _Nodes) -> bool:
+    """True where the words are those of one node among several: the others' differ."""
+    names = {phrase.name for phrase in phrases(words)}
+    return nodes.num_nodes > 1 and bool(names & {"--node-rank", "--machine-rank"})
+
+
+def _torchrun(own: Sequence[Word], now: _Nodes, nodes: _Nodes) -> tuple[Word, ...]:
+    found = list(phrases(own))
+    _put(found, "--nproc-per-node", str(nodes.ranks_per_node))
+    if nodes.num_nodes > 1 or any(one.name == "--nnodes" for one in found):
+        _put(found, "--nnodes", str(nodes.num_nodes))
+    if nodes.num_nodes == 1:
+        return _joined(_alone(found, _MEETING, now))
+    found = [one for one in found if one.name not in _ONE_NODE]
+    if any(one.name == "--node-rank" for one in found):
+        _fill(found, "--node-rank", _RANK)
+    address = _value(found, "--rdzv-endpoint") or _value(found, "--master-addr")
+    if not address or address.partition(":")[0] in _HERE:
+        found = [one for one in found if one.name not in _MEETING]
+        _put(found, "--rdzv-backend", "c10d")
+        _put(found, "--rdzv-id", "forerun")
+        _place(found, "--rdzv-endpoint", Word(text=f"{MASK}:{_PORT}", blank=_ADDRESS), "-")
+    return _joined(found)
+
+
+def _accelerate(own: Sequence[Word], now: _Nodes, nodes: _Nodes) -> tuple[Word, ...]:
+    found = list(phrases(own))
+    _put(found, "--num-processes", str(nodes.num_nodes * nodes.ranks_per_node), "_")
+    _put(found, "--num-machines", str(nodes.num_nodes), "_")
+    if nodes.num_nodes == 1:
+        return _joined(_alone(found, _ACCELERATE, now))
+    if _value(found, "--main-process-ip") in ("", *_HERE):
+        _fill(found, "--main-process-ip", _ADDRESS, "_")
+    if not _value(found, "--main-process-port"):
+        _put(found, "--main-process-port", str(_PORT), "_")
+    _fill(found, "--machine-rank", _RANK, "_")
+    return _joined(found)
+
+
+def _alone(found: Sequence[Phrase], meeting: frozenset[str], now: _Nodes) -> list[Phrase]:
+    """Without what joins nodes, where there were some; a port of one node is the user's choice."""
+    return [one for one in found if now.num_nodes == 1 or one.name not in meeting]
+
+
+def _put(found: list[Phrase], name: str, value: str, dash: str = "-") -> None:
+    """Give an option its value, in the user's spelling where it is there, else at the end."""
+    _place(found, name, Word(text=value), dash)
+
+
+def _fill(found: list[Phrase], name: str, blank: Blank, dash: str = "-") -> None:
+    _place(found, name, Word(text=MASK, blank=blank), dash)
+
+
+def _place(found: list[Phrase], name: str, value: Word, dash: str) -> None:
+    spelled = "--" + name[2:].replace("-", dash)
+    for place, phrase in enumerate(found):
+        if phrase.name == name:
+            first, joined, _ = phrase.words[0].text.partition("=")
+            words = (Word(text=first), value)
+            if joined:
+                words = (Word(text=f"{first}={value.text}", blank=value.blank),)
+            found[place] = Phrase(words=words)
+            return
+    found.append(Phrase(words=(Word(text=spelled), value)))
+
+
+def _value(found: Sequence[Phrase], name: str) -> str:
+    for phrase in found:
+        if phrase.name == name:
+            _, joined, value = phrase.words[0].text.partition("=")
+            return value if joined else " ".join(word.text for word in phrase.words[1:])
+    return ""
+
+
+def _joined(found: Sequence[Phrase]) -> tuple[Word, ...]:
+    return tuple(word for phrase in found for word in phrase.words)

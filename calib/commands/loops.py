@@ -1,0 +1,148 @@
+"""Arguments of Hugging Face's Trainer, and of loops of one's own, for another layout.
+
+A Trainer's arguments are those of ``TrainingArguments`` (transformers 5.23).  A loop of one's own
+has what names its author gave; usual names of a batch are changed, all else is told in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..arguments.kept_arguments import MASK
+from ..workload.config import Recompute, RunConfig, Sharding
+from .program import Program
+from .words import Phrase, Word, phrases, plain
+
+_BATCH = "--per-device-train-batch-size"
+_STEPS = "--gradient-accumulation-steps"
+_OFTEN_SAID = frozenset({_BATCH, _STEPS, "--output-dir", "--num-train-epochs", "--max-steps"})
+"""By one of these a script shows that it reads ``TrainingArguments`` from its command line."""
+_SHARDED = "full_shard auto_wrap"
+_MICRO = ("micro-batch-size", "per-device-batch-size", "local-batch-size", "batch-size")
+_ACCUMULATED = (
+    *("gradient-accumulation-steps", "accumulate-grad-batches", "grad-accum-steps"),
+    *("grad-accumulation-steps", "accumulation-steps", "grad-accum"),
+)
+"""Usual names of a rank's batch and of the passes of a step, as the end of an option or a path."""
+
+
+def trainer_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> Program:
+    """A Trainer's words with batch, accumulation, checkpointing and FSDP as the layout has them."""
+    found = list(phrases(argv))
+    named = {phrase.name for phrase in found}
+    wanted = _trainer_values(running, config)
+    notes = []
+    if wanted and not named & _OFTEN_SAID:
+        told = ", ".join(f"{name[2:].replace('-', '_')}={v}" for name, v in wanted.items())
+        return Program(words=tuple(argv), notes=(f"set in TrainingArguments: {told}",))
+    for name, value in wanted.items():
+        found = _put(found, name, value)
+    if config.parallelism.num_optimizer_instances > 1:
+        notes.append("hybrid sharding needs version 1 and HYBRID_SHARD in --fsdp_config")
+    return Program(words=_joined(found), notes=tuple(notes))
+
+
+def loop_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> Program:
+    """A loop's own words with its batch changed where an option says it, and the rest in words."""
+    found, notes = list(phrases(argv)), list(_told(running, config))
+    sizes = {
+        _MICRO: ("micro-batch size", running.batch.micro_batch_size, config.batch.micro_batch_size),
+        _ACCUMULATED: (
+            "micro-batches of a step",
+            running.num_microbatches,
+            config.num_microbatches,
+        ),
+    }
+    for names, (what, now, then) in sizes.items():
+        if now == then:
+            continue
+        place = _place(found, names, now)
+        if place is None:
+            notes.insert(
+                0, f"{what} {then} in place of {now}: no option says it; set it in the code"
+            )
+        else:
+            found[place] = _with_value(found[place], str(then))
+    return Program(words=_joined(found), notes=tuple(notes))
+
+
+def _trainer_values(running: RunConfig, config: RunConfig) -> dict[str, str]:
+    """Options that differ; empty text takes one away."""
+    found: dict[str, str] = {}
+    if running.batch.micro_batch_size != config.batch.micro_batch_size:
+        found[_BATCH] = str(config.batch.micro_batch_size)
+    if running.num_microbatches != config.num_microbatches:
+        found[_STEPS] = str(config.num_microbatches)
+    if running.recompute is not config.recompute:
+        found["--gradient-checkpointing"] = str(config.recompute is not Recompute.NONE)
+    if _sharding(running) is not _sharding(config):
+        found["--fsdp"] = "" if _sharding(config) is Sharding.NONE else _SHARDED
+    return found
+
+
+def _told(running: RunConfig, config: RunConfig) -> list[str]:
+    """What no option of a loop says, as its code would."""
+    notes = []
+    sharding, copies = _sharding(config), config.parallelism.num_optimizer_instances
+    if (_sharding(running), running.parallelism.num_optimizer_instances) != (sharding, copies):
+        if sharding is Sharding.NONE:
+            notes.append("wrap the model in DistributedDataParallel in place of FSDP")
+        elif copies > 1:
+            each = config.parallelism.dp // copies
+            notes.append(f"shard over a mesh of ({copies}, {each}): HYBRID_SHARD, or fully_shard")
+        else:
+            notes.append("shard the model over all ranks: fully_shard, or FSDP with FULL_SHARD")
+    if running.recompute is not config.recompute:
+        is_on = config.recompute is not Recompute.NONE
+        notes.append(f"turn activation checkpointing {'on' if is_on else 'off'} in the code")
+    for name in ("tp", "pp", "cp", "ep"):
+        now, then = getattr(running.parallelism, name), getattr(config.parallelism, name)
+        if now != then:
+            notes.append(f"{name} {then} in place of {now} in the code")
+    return notes
+
+
+def _sharding(config: RunConfig) -> Sharding:
+    par = config.parallelism
+    return par.sharded if par.sharded is Sharding.WEIGHTS else Sharding.NONE
+
+
+def _place(found: Sequence[Phrase], names: Sequence[str], now: int) -> int | None:
+    """The option that says this value, or hides one under such a name."""
+    for name in names:
+        for place, phrase in enumerate(found):
+            own = phrase.name.lstrip("-").replace("_", "-").rpartition(".")[2]
+            if own == name and _value(phrase) in (str(now), MASK):
+                return place
+    return None
+
+
+def _value(phrase: Phrase) -> str:
+    first = phrase.words[0].text
+    if "=" in first:
+        return first.partition("=")[2]
+    return phrase.words[1].text if len(phrase.words) == 2 else ""
+
+
+def _with_value(phrase: Phrase, value: str) -> Phrase:
+    name, joined, _ = phrase.words[0].text.partition("=")
+    return Phrase(words=plain((f"{name}={value}",) if joined else (name, value)))
+
+
+def _put(found: Sequence[Phrase], name: str, value: str) -> list[Phrase]:
+    """With an option changed, added at the end, or taken away where the value is empty."""
+    out: list[Phrase] = []
+    is_there = False
+    for phrase in found:
+        if phrase.name != name:
+            out.append(phrase)
+        elif value:
+            is_there = True
+            out.append(_with_value(phrase, value))
+    if value and not is_there:
+        out.append(Phrase(words=plain(("--" + name[2:].replace("-", "_"), value))))
+    return out
+
+
+def _joined(found: Sequence[Phrase]) -> tuple[Word, ...]:
+    return tuple(word for phrase in found for word in phrase.words)

@@ -1,0 +1,53 @@
+"""How a run was launched: what rank 0 noted of its command, host and environment.
+
+Only what may be kept is here (``calib.arguments.kept_arguments``); a masked word is ``***``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..errors import ConfigError, RecordError
+from ..plain_json import Json, JsonObject
+from ..workload.config_json import decode, encode_fields
+
+NAME = "launch.json"
+"""The file of rank 0, in the folder of a run's records."""
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A launch in words; empty where nothing was noted."""
+
+    argv: tuple[str, ...] = ()
+    """The program and its arguments, ours left out."""
+    launcher: tuple[str, ...] = ()
+    """The words before the program, as ``torchrun --nproc-per-node 8``; empty: not known."""
+    folder: str = ""
+    """The working directory."""
+    host: str = ""
+    """Whose loop trains, where a module tells (``megatron.bridge``); empty: the config tells."""
+    num_nodes: int = 1
+    ranks_per_node: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that Megatron's rules ask for, as the processes had them."""
+
+    def to_json(self) -> JsonObject:
+        """A JSON object with its schema."""
+        return {"schema": SCHEMA, **encode_fields(self)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Json]) -> Launch:
+        """The launch that ``to_json`` wrote; unknown keys are ignored.
+
+        Raises ``RecordError`` where a value is of another kind.
+
+        >>> Launch.from_json(Launch(argv=("t.py", "--lr", "1")).to_json()).argv
+        ('t.py', '--lr', '1')
+        """
+        try:
+            return decode(Launch, value)
+        except ConfigError as err:
+            raise RecordError(f"{NAME} cannot be read ({err}); delete it") from err
