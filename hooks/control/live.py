@@ -17,6 +17,7 @@ from ..process.host import Host
 from ..process.host_wandb import ForecastFile, HostWandb, host_run
 from ..process.interpreter import waiting
 from ..process.launch_identity import LaunchIdentity
+from ..process.launch_note import LaunchNote
 from ..process.settings import CompanionSettings, Settings
 from ..recording.window import StepPlan
 from .companion_link import CompanionPipe
@@ -33,6 +34,7 @@ class Live:
         self._told: CompanionSettings | None = None
         self._environment: dict[str, str] = {}
         self._identity = LaunchIdentity(settings)
+        self._note = LaunchNote(settings)
         self._forecast = ForecastFile(settings.directory, self.launch_id)
         self._wandb: HostWandb | None = None
         self._is_after_window = False
@@ -111,6 +113,7 @@ class Live:
         From the writer's thread.
         """
         self._identity.poll()
+        self._note.poll()
         self._start_companion()
         if self._wandb is not None:
             self._forecast.poll()
@@ -118,6 +121,7 @@ class Live:
     def settle(self) -> None:
         """The process ends: a companion that is not there yet is started, for its last words."""
         self._identity.settle()
+        self._note.poll()
         self._start_companion()
 
     def leave(self) -> None:
