@@ -8,6 +8,7 @@ from collections.abc import Sequence
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
+TERA = 1e12
 NS_PER_S = 1_000_000_000
 HOUR_S = 3600.0
 
@@ -53,6 +54,15 @@ def format_frac(frac: float, *, signed: bool = False) -> str:
     if not math.isfinite(frac):
         return "unknown"
     return f"{frac * 100:+.1f} %" if signed else f"{frac * 100:.1f} %"
+
+
+def format_count(number: float) -> str:
+    """A large number in three digits, with commas.
+
+    >>> format_count(71_234.0), format_count(1_124_478), format_count(0.5)
+    ('71,200', '1,120,000', '0.5')
+    """
+    return f"{number:,.3g}" if abs(number) < 1 else f"{float(f'{number:.3g}'):,.15g}"
 
 
 _MOST_RANKS = 4

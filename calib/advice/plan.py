@@ -24,6 +24,7 @@ from ..workload.config import RunConfig
 from ..workload.routing import Routed, routed
 from .enumeration import enumerate_layouts, layout_label
 from .shardings import converter, sharded_otherwise, takes_options
+from .throughput import throughput
 
 __all__ = [
     "Candidate",
@@ -93,6 +94,7 @@ class Candidate:
             "recompute": self.config.recompute.value,
             "routing": self.routing.to_json() if self.routing is not None else None,
             **{name: getattr(self, name) for name in (*times, *ratios)},
+            "throughput": throughput(self.config, self.step_time_s).to_json(),
             "memory": self.memory.to_json(),
             "verdict": self.verdict.value,
             "fit_probability": self.fit_probability,

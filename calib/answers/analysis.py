@@ -10,6 +10,7 @@ from typing import Any
 from ..advice.decision import Action, Decision, Rule, decide
 from ..advice.micro_batch import MicroBatchAdvice, micro_batch_advice
 from ..advice.plan import Plan, plan
+from ..advice.throughput import Throughput, throughput
 from ..arguments.kept_arguments import kept_arguments
 from ..errors import ConfigError, RecordError
 from ..fit.calibration import Calibration, calibrate
@@ -51,7 +52,6 @@ from .run_measurements import (
     measured_sigma_log,
     measured_step_s,
     memory_offset_nbytes,
-    mfu_frac,
     perturbation_s,
     recalibration_s,
 )
@@ -144,9 +144,9 @@ class Answer:
         )
 
     @property
-    def mfu_frac(self) -> float | None:
-        """Model FLOP/s utilisation of the measured step; None where the device is not known."""
-        return mfu_frac(self.config, self.measured_step_s)
+    def throughput(self) -> Throughput:
+        """Of the measured step."""
+        return throughput(self.config, self.measured_step_s)
 
     def predicted_step(self, iteration: int) -> PredictedStep:
         """What a step of this run, counted from 1, will take."""
@@ -249,6 +249,7 @@ def _transcript(answer: Answer, time_limit_s: float | None) -> tuple[str, ...]:
         overhead=answer.overhead,
         measured_s=answer.measured_step_s,
         modelled=answer.modelled_step,
+        throughput=answer.throughput,
         slow=answer.waiting.line,
         routing=routing_line(answer.routing, answer.imbalance_cost_frac),
         network=network_line(answer.calibration.transfers.carrying),

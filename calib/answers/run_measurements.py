@@ -1,4 +1,4 @@
-"""What a sample table says of the running layout: its step, use of the devices, cost of hooks."""
+"""What a sample table says of the running layout: its step, and the cost of hooks."""
 
 from __future__ import annotations
 
@@ -9,22 +9,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import CalibrationError
-from ..fit.laws import OperatorFamily, family, work
-from ..fit.priors import UNKNOWN_DEVICE, device_prior
 from ..forecast.forecast import DRIFT_FRAC, mean_estimate
-from ..layers.stage_work import stage_operators
 from ..memory.peak import memory_offset
 from ..samples.table import SampleTable
 from ..samples.windows import only_windows, windows_of
 from ..workload.collectives import GroupRole
-from ..workload.config import Fp8Recipe, RunConfig
 from ..workload.operators import OperatorKind
 from .routing import with_measured_routing
 
 ONE_STEP_SIGMA_LOG = 0.1
 """Spread of single steps, where one step is all that was measured."""
 _HOST_KINDS = (OperatorKind.HOST_MICROBATCH.value, OperatorKind.HOST_STEP.value)
-_PRODUCTS = (OperatorFamily.LINEAR, OperatorFamily.ATTENTION)
 _EXCHANGES = tuple(role.value for role in (GroupRole.EP, GroupRole.EXPERT_TP_EP))
 _SEED = 20250929
 """Any: the same steps give the same interval."""
@@ -201,26 +196,3 @@ def _differences(times: NDArray[np.float64], hooked: NDArray[np.bool_]) -> NDArr
         near = [int(bare[i]) for i in (after - 1, after) if 0 <= i < bare.size]
         out.append(times[place] - np.mean(times[near]))
     return np.asarray(out)
-
-
-def mfu_frac(config: RunConfig, step_time_s: float) -> float | None:
-    """FLOP of products and attention in a step, recomputation left out, over what the data sheet
-    allows in that time.
-
-    Attention counts over the full square, causal or not (PaLM, Chowdhery et al. 2022, appendix B).
-    None on a CPU, and on a device whose data sheet is not known.
-    """
-    prior = device_prior(config.device)
-    if prior.name in (UNKNOWN_DEVICE, "cpu"):
-        return None
-    nbytes = 1 if config.fp8 is not Fp8Recipe.NONE else config.precision.nbytes
-    num_stages = config.parallelism.pp
-    flop = sum(_rank_flop(config, stage) for stage in range(num_stages)) / num_stages
-    return flop / (prior.peaks_for(nbytes).flop_per_s * step_time_s)
-
-
-def _rank_flop(config: RunConfig, stage: int) -> float:
-    """Of one rank of a stage, in a step."""
-    found = stage_operators(config, stage)
-    counts = (one for one in (*found.forward, *found.backward) if family(one[0].kind) in _PRODUCTS)
-    return config.num_microbatches * sum(work(operator).flop * n for operator, n in counts)

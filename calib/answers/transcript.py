@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from ..advice.decision import Action, Decision, Reason, Rule
 from ..advice.micro_batch import MicroBatchAdvice
 from ..advice.plan import Candidate, Plan
+from ..advice.throughput import Throughput
 from ..forecast.batch_ratios import PredictedStep
 from ..forecast.forecast import Forecast
 from ..units import GIB, format_bytes, format_frac, format_time
@@ -23,6 +24,7 @@ def transcript_lines(
     overhead: Overhead | None = None,
     measured_s: float | None = None,
     modelled: PredictedStep | None = None,
+    throughput: Throughput | None = None,
     slow: str = "",
     routing: str = "",
     network: str = "",
@@ -38,7 +40,7 @@ def transcript_lines(
     """
     lines = [
         _hook_line(hooks, overhead),
-        _step_line(measured_s, modelled),
+        _step_line(measured_s, modelled, throughput),
         slow,
         routing,
         network,
@@ -81,10 +83,14 @@ def _hook_line(hooks: HookSummary | None, overhead: Overhead | None) -> str:
     return _SEPARATOR.join(words)
 
 
-def _step_line(measured_s: float | None, modelled: PredictedStep | None) -> str:
+def _step_line(
+    measured_s: float | None, modelled: PredictedStep | None, found: Throughput | None
+) -> str:
     words: list[str] = []
     if measured_s is not None:
         words.append(f"{format_time(measured_s)} measured")
+    if found is not None:
+        words.append(found.text)
     if modelled is not None:
         ends = f"{format_time(modelled.low_s)} to {format_time(modelled.high_s)}"
         words.append(f"{format_time(modelled.time_s)} modelled (90 %: {ends})")

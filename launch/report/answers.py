@@ -86,7 +86,11 @@ def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
         "waiting": answer.waiting.to_json(),
         "decision": answer.decision.to_json()
         | ({"micro_batch": answer.micro_batch.to_json()} if answer.micro_batch else {})
-        | {"transcript": list(answer.transcript), "problems": list(answer.problems)},
+        | {
+            "throughput": answer.throughput.to_json(),
+            "transcript": list(answer.transcript),
+            "problems": list(answer.problems),
+        },
     }
 
 
@@ -114,16 +118,18 @@ def wandb_tables(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]
 
 
 def window_values(answer: Answer) -> dict[str, float]:
-    """For W&B, once a window has its answer: how well the one before foretold its step."""
-    found = {}
+    """For W&B, once a window has its answer: its throughput, and how well the one before foretold
+    its step."""
+    found: dict[str, float | None] = {}
     for score in answer.window_scores[-2:-1]:
         found["window_next_step_error_before_frac"] = score.next_before_frac
         found["window_next_step_error_after_frac"] = score.next_after_frac
-    return {name: value for name, value in found.items() if value is not None}
+    known = {name: value for name, value in found.items() if value is not None}
+    return throughput_values(answer) | known
 
 
 def summary_values(answer: Answer) -> dict[str, float]:
-    """For W&B, at the end: how windows did, and MFU, where the device's data sheet is known.
+    """For W&B, at the end: how windows did, and the throughput of the measured step.
 
     Of windows median absolute errors, before their refits and after, over those that have both.
     """
@@ -132,16 +138,22 @@ def summary_values(answer: Answer) -> dict[str, float]:
         "next_step": [(one.next_before_frac, one.next_after_frac) for one in scores],
         "finish": [(one.finish_before_frac, one.finish_after_frac) for one in scores],
     }
-    found = {}
+    found: dict[str, float] = {}
     for name, held in pairs.items():
         both = [(abs(b), abs(a)) for b, a in held if b is not None and a is not None]
         if both:
             before, after = zip(*both, strict=True)
             found[f"windows_{name}_error_before_frac"] = median(before)
             found[f"windows_{name}_error_after_frac"] = median(after)
-    if answer.mfu_frac is not None:
-        found["mfu_frac"] = answer.mfu_frac
-    return found
+    return found | throughput_values(answer)
+
+
+def throughput_values(answer: Answer) -> dict[str, float]:
+    """For W&B: tokens/s of the measured step, of all ranks and of one, and MFU where the device's
+    data sheet is known."""
+    names = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac")
+    values = {name: getattr(answer.throughput, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _do_all(*writes: Callable[[], object]) -> None:

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from ...calib.answers.analysis import Answer
 from ...calib.stragglers.waiting import Clock
-from ...calib.units import format_bytes, format_frac, format_time
+from ...calib.units import TERA, format_bytes, format_count, format_frac, format_time
 from .layout_tables import layouts_table, micro_batch_table, telling_note
 from .table import ReportTable, show_table, table_of
 
@@ -26,6 +26,7 @@ def report_tables(answer: Answer) -> list[ReportTable]:
     return [
         table
         for table in (
+            _throughput(answer),
             _parts(answer),
             _work(answer),
             _operators(answer),
@@ -76,11 +77,23 @@ def _parts(answer: Answer) -> ReportTable:
         for name, time_s in parts
         if abs(time_s) > NEGLIGIBLE_S
     ]
-    if answer.mfu_frac is not None:
-        rows.append(("MFU, of the measured step", "", format_frac(answer.mfu_frac)))
     title = f"Modelled step by part (stage {own.critical_stage})"
     columns = ("part", "time", "share")
     return ReportTable(key="step_parts", title=title, columns=columns, rows=tuple(rows))
+
+
+def _throughput(answer: Answer) -> ReportTable:
+    found = answer.throughput
+    rows = [
+        ("tokens/s", format_count(found.tokens_per_s)),
+        ("tokens/s of a GPU", format_count(found.tokens_per_s_per_gpu)),
+        ("model TFLOP/s of a GPU", format_count(found.flop_per_s_per_gpu / TERA)),
+    ]
+    if found.mfu_frac is not None and found.hfu_frac is not None:
+        rows.append(("MFU", format_frac(found.mfu_frac)))
+        rows.append(("HFU, with what is recomputed", format_frac(found.hfu_frac)))
+    title = f"Throughput of the measured step ({format_time(answer.measured_step_s)})"
+    return ReportTable(key="throughput", title=title, columns=("rate", ""), rows=tuple(rows))
 
 
 def _work(answer: Answer) -> ReportTable:

@@ -1,0 +1,146 @@
+"""Throughput: against Megatron's unit, published rates and closed forms; silent where the device is
+not known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tiny_shape import SMALL
+
+from forerun.benchmarks.published.model_shapes import public_shape
+from forerun.calib.advice.throughput import RunLeft, peak_flop_per_s, rest_of_run, throughput
+from forerun.calib.errors import ConfigError
+from forerun.calib.workload.config import (
+    Batch,
+    Fp8Recipe,
+    ModelShape,
+    Parallelism,
+    Precision,
+    Recompute,
+    RunConfig,
+)
+
+MODEL = replace(SMALL, num_layers=4)
+H100 = "NVIDIA H100 80GB HBM3"
+DGXC_FULL_SQUARE = 1.07
+"""NVIDIA's DGX Cloud tables count the whole square of scores: of a 70B model at 8,192 positions
+6 x 80 x 8192 x 8192 FLOP more for a token, 7 %."""
+
+
+def layout(
+    device: str = H100, model: ModelShape = MODEL, samples: int = 8, **given: Any
+) -> RunConfig:
+    degrees = {name: given.pop(name) for name in ("tp", "pp", "dp") if name in given}
+    return RunConfig(
+        model=model,
+        parallelism=Parallelism(**degrees),
+        batch=Batch(micro_batch_size=1, global_batch_size=samples),
+        precision=Precision.BF16,
+        device=device,
+        **given,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fp8", "tokens_per_s", "step_time_s", "published_mfu"),
+    [(Fp8Recipe.NONE, 71235, 14.72, 0.5410), (Fp8Recipe.TENSORWISE, 95239, 11.01, 0.3617)],
+)
+def test_a_published_run_has_the_mfu_that_it_states(
+    fp8: Fp8Recipe, tokens_per_s: int, step_time_s: float, published_mfu: float
+) -> None:
+    """DGX Cloud benchmarks of Llama 3.1 70B on 64 H100 (llama3.1/README, v25.02)."""
+    model = public_shape("Llama3.1 70b", seq_length=8192)
+    found = throughput(layout(model=model, samples=128, tp=4, pp=4, dp=4, fp8=fp8), step_time_s)
+    assert found.tokens_per_s == pytest.approx(tokens_per_s, rel=1e-3)
+    assert found.mfu_frac is not None
+    assert DGXC_FULL_SQUARE * found.mfu_frac == pytest.approx(published_mfu, rel=5e-3)
+
+
+@pytest.mark.parametrize("degrees", [{}, {"dp": 2}, {"pp": 2}, {"tp": 2}, {"dp": 2, "pp": 2}])
+def test_the_split_of_a_model_changes_nothing_but_the_number_of_gpus(
+    degrees: dict[str, Any],
+) -> None:
+    whole, config = throughput(layout(), 0.01), layout(**degrees)
+    found, num_ranks = throughput(config, 0.01), config.parallelism.num_ranks
+    assert found.tokens_per_s == whole.tokens_per_s == 8 * MODEL.seq_length / 0.01
+    assert found.tokens_per_s_per_gpu == pytest.approx(whole.tokens_per_s / num_ranks)
+    assert found.mfu_frac == pytest.approx((whole.mfu_frac or 0.0) / num_ranks)
+    slower = throughput(config, 0.02)
+    assert slower.flop_per_s_per_gpu == pytest.approx(found.flop_per_s_per_gpu / 2)
+
+
+def test_what_runs_again_is_in_hfu_alone() -> None:
+    plain = throughput(layout(), 0.01)
+    full = throughput(layout(recompute=Recompute.FULL), 0.01)
+    assert plain.mfu_frac is not None
+    assert full.mfu_frac == plain.mfu_frac == plain.hfu_frac
+    assert full.hfu_frac is not None
+    # A third of the layers; the head is not computed again.
+    assert 1.0 < full.hfu_frac / plain.mfu_frac < 4 / 3
+    deep = replace(MODEL, num_layers=400)
+    full = throughput(layout(model=deep, recompute=Recompute.FULL), 0.01)
+    assert full.hfu_frac is not None
+    assert full.hfu_frac / (full.mfu_frac or 0.0) == pytest.approx(4 / 3, rel=5e-3)
+
+
+# Data sheets, dense: H100 SXM 989 and 1,979; A100 312; B200 2,250 and 4,500; MI300X 1,307.
+@pytest.mark.parametrize(
+    ("device", "fp8", "tera"),
+    [
+        (H100, Fp8Recipe.NONE, 989),
+        (H100, Fp8Recipe.MXFP8, 1978),
+        ("NVIDIA A100-SXM4-80GB", Fp8Recipe.NONE, 312),
+        ("NVIDIA B200", Fp8Recipe.MXFP8, 4500),
+        ("AMD Instinct MI300X", Fp8Recipe.NONE, 1307),
+    ],
+)
+def test_the_peak_is_the_dense_one(device: str, fp8: Fp8Recipe, tera: int) -> None:
+    assert peak_flop_per_s(layout(device, fp8=fp8)) == pytest.approx(tera * 1e12)
+
+
+@pytest.mark.parametrize("device", ["cpu", "Accelerator 9"])
+def test_without_a_data_sheet_there_is_no_mfu(device: str) -> None:
+    found = throughput(layout(device), 0.01)
+    assert found.mfu_frac is None
+    assert found.hfu_frac is None
+    assert found.tokens_per_s > 0
+    assert "MFU" not in found.text
+
+
+@pytest.mark.parametrize("time_s", [0.0, -1.0, float("nan")])
+def test_a_step_without_a_length_has_none(time_s: float) -> None:
+    with pytest.raises(ConfigError, match="no throughput"):
+        throughput(layout(), time_s)
+
+
+def test_the_rest_of_a_run_is_as_many_samples_in_any_layout() -> None:
+    running = layout(dp=2)
+    left = RunLeft(
+        remaining_s=7200.0,
+        step_time_s=1.0,
+        global_batch_size=8,
+        now_unix_s=1000.0,
+        price_per_gpu_hour=3.0,
+        restart_s=60.0,
+    )
+    own = rest_of_run(left, running, 1.0, is_running=True)
+    assert (own.remaining_s, own.gpu_hours, own.cost) == (7200.0, 4.0, 12.0)
+    assert own.finish_unix_s == 8200.0
+    # Twice the ranks at 0.6 of the step, after a restart.
+    other = rest_of_run(left, layout(dp=4), 0.6)
+    assert other.remaining_s == pytest.approx(0.6 * 7200 + 60)
+    assert other.gpu_hours == pytest.approx(4 * other.remaining_s / 3600)
+    # Twice the batch in twice the time is the same rest.
+    double = rest_of_run(left, layout(dp=2, samples=16), 2.0, is_running=True)
+    assert double.remaining_s == pytest.approx(own.remaining_s)
+
+
+def test_a_forecast_says_what_is_left() -> None:
+    said = {"remaining_s": 50.0, "now_unix_s": 7.0, "step_time_s": 1.0}
+    left = RunLeft.from_forecast(said, layout(), 0.5)
+    assert left is not None
+    assert (left.remaining_s, left.step_time_s, left.global_batch_size) == (50.0, 0.5, 8)
+    for value in (0.0, None, "50", float("inf")):
+        assert RunLeft.from_forecast(said | {"remaining_s": value}, layout(), 0.5) is None
