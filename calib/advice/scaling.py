@@ -1,0 +1,324 @@
+"""What more GPUs bring: best step at each number of them, efficiency, the knee, and what bends it.
+
+Each number of ranks has a plan of its own, whose best layout stands for it; the step model is asked
+once for all of those, so that errors which two sizes share cancel in their ratio.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from scipy.special import ndtr
+
+from ..errors import ConfigError
+from ..memory.peak import Verdict
+from ..plain_json import JsonObject
+from ..regressors.intervals import Z_90
+from ..steps.estimate import StepEstimate, paired_sigma_log
+from ..steps.model import FittedSteps
+from ..timeline.items import Part
+from ..workload.config import Batch, RunConfig, Schedule
+from .plan import Candidate, Plan
+from .throughput import Throughput, throughput
+
+KNEE_SHARE = 0.5
+"""Growth of tokens/s over growth of the number of GPUs, both in doublings, below which the knee
+is passed: there the ratio of efficiency to time is greatest (Eager, Zahorjan and Lazowska 1989,
+Speedup versus efficiency in parallel systems).  A doubling of GPUs is then worth a factor 1.41."""
+TRUSTED_FACTOR = 2.0
+"""From the lower to the upper end of a 90 % interval; beyond, neither end tells anything."""
+_WORTH_SAYING_FRAC = 0.005
+"""What rounds to one point of a hundred."""
+_SURE = 0.95
+"""Each side of a 90 % interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalePoint:
+    """The best layout on one number of GPUs."""
+
+    estimate: StepEstimate
+    candidate: Candidate
+    efficiency_frac: float
+    """Tokens/s of a GPU over those of the smallest number of GPUs."""
+    efficiency_low_frac: float
+    efficiency_high_frac: float
+    """90 %, paired: what both sizes share has cancelled."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The layout."""
+        return self.estimate.config
+
+    @property
+    def num_ranks(self) -> int:
+        """GPUs."""
+        return self.config.parallelism.num_ranks
+
+    @property
+    def throughput(self) -> Throughput:
+        """At the median step."""
+        return throughput(self.config, self.estimate.time_s)
+
+    @property
+    def tokens_low_per_s(self) -> float:
+        """Lower end of the 90 % interval of tokens/s."""
+        return throughput(self.config, self.estimate.high_s).tokens_per_s
+
+    @property
+    def tokens_high_per_s(self) -> float:
+        """Upper end of it."""
+        return throughput(self.config, self.estimate.low_s).tokens_per_s
+
+    @property
+    def is_trusted(self) -> bool:
+        """False where the interval of the step exceeds a factor of two: too far to trust."""
+        return self.estimate.high_s <= TRUSTED_FACTOR * self.estimate.low_s
+
+    def to_json(self) -> JsonObject:
+        """A JSON object."""
+        names = ("efficiency_frac", "efficiency_low_frac", "efficiency_high_frac", "is_trusted")
+        return {
+            "num_ranks": self.num_ranks,
+            "global_batch_size": self.config.batch.global_batch_size,
+            **{name: getattr(self, name) for name in names},
+            "tokens_low_per_s": self.tokens_low_per_s,
+            "tokens_high_per_s": self.tokens_high_per_s,
+            "layout": self.candidate.to_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """From one number of GPUs to the next."""
+
+    before: ScalePoint
+    after: ScalePoint
+    yield_share: float
+    """Growth of tokens/s over growth of the number of GPUs, both in doublings: 1 where all that was
+    added works, 0 where nothing of it does."""
+    yield_low: float
+    yield_high: float
+    """90 %, paired."""
+    past_knee_probability: float
+    """That ``yield_share`` is below ``KNEE_SHARE``."""
+    parts_frac: Mapping[Part, float]
+    """What each part adds to the GPU time of a token, over all of that before; they add up to
+    efficiency before over efficiency after, minus one."""
+
+    @property
+    def bends(self) -> tuple[Part, ...]:
+        """Parts that cost more GPU time of a token than before, those that grew most first."""
+        grown = [part for part, frac in self.parts_frac.items() if frac >= _WORTH_SAYING_FRAC]
+        return tuple(sorted(grown, key=lambda part: -self.parts_frac[part]))
+
+    def to_json(self) -> JsonObject:
+        """A JSON object."""
+        names = ("yield_share", "yield_low", "yield_high", "past_knee_probability")
+        return {
+            "from_num_ranks": self.before.num_ranks,
+            "to_num_ranks": self.after.num_ranks,
+            **{name: getattr(self, name) for name in names},
+            "parts_frac": {part.value: frac for part, frac in self.parts_frac.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knee:
+    """The number of GPUs from which on more of them mostly wait: None where none was reached."""
+
+    num_ranks: int | None
+    low_num_ranks: int | None
+    """The earliest that it may lie at, with 95 %."""
+    high_num_ranks: int | None
+    """The latest, with 95 %; None: beyond what was asked."""
+
+    def to_json(self) -> JsonObject:
+        """A JSON object."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """The curve of one device, fewest GPUs first."""
+
+    device: str
+    points: tuple[ScalePoint, ...]
+    growths: tuple[Growth, ...]
+    without: tuple[int, ...] = ()
+    """Numbers of GPUs on which no layout fits, or none divides the batch."""
+
+    @property
+    def is_weak(self) -> bool:
+        """True where the batch grows with the GPUs."""
+        return len({point.config.batch.global_batch_size for point in self.points}) > 1
+
+    @property
+    def knee(self) -> Knee:
+        """The last number of GPUs whose next step is worth its GPUs.
+
+        Of the median and of the two ends of the 90 % interval: the first growth that is past the
+        knee with at least 50 %, 5 % and 95 %.  Numbers too far to trust are counted like others.
+        """
+        return Knee(
+            num_ranks=self._first_past(1.0 - KNEE_SHARE),
+            low_num_ranks=self._first_past(1.0 - _SURE),
+            high_num_ranks=self._first_past(_SURE),
+        )
+
+    def _first_past(self, probability: float) -> int | None:
+        past = (one for one in self.growths if one.past_knee_probability >= probability)
+        found = next(past, None)
+        return found.before.num_ranks if found is not None else None
+
+    def to_json(self) -> JsonObject:
+        """A JSON object."""
+        return {
+            "device": self.device,
+            "is_weak": self.is_weak,
+            "knee": self.knee.to_json(),
+            "points": [point.to_json() for point in self.points],
+            "growths": [growth.to_json() for growth in self.growths],
+            "without": list(self.without),
+        }
+
+
+def scaling(plans: Mapping[int, Plan], steps: FittedSteps, *, device: str = "") -> Scaling:
+    """The curve from a plan for each number of GPUs, by one device's step model.
+
+    The best layout on a number is the fastest of its plan that does not lack memory, the running
+    one among them.  Raises ``ConfigError`` where no number has any.
+    """
+    chosen = {num: best_on(num, plans[num]) for num in sorted(plans)}
+    found = {num: best for num, best in chosen.items() if best is not None}
+    if not found:
+        counts = ", ".join(f"{num:,}" for num in sorted(plans)) or "no number of"
+        raise ConfigError(
+            f"no layout fits on {counts} GPUs; ask for more of them, or for devices of more memory"
+        )
+    estimates = steps.estimates([best.config for best in found.values()])
+    points = [
+        _point(one, estimates[0], best) for one, best in zip(estimates, found.values(), strict=True)
+    ]
+    return Scaling(
+        device=device or estimates[0].config.device,
+        points=tuple(points),
+        growths=tuple(_growth(before, after) for before, after in pairwise(points)),
+        without=tuple(num for num, best in chosen.items() if best is None),
+    )
+
+
+def best_on(num_ranks: int, found: Plan) -> Candidate | None:
+    """The fastest layout of a plan on so many ranks that may fit; None where none does."""
+    able = [
+        one
+        for one in (found.own, *found.candidates)
+        if one.config.parallelism.num_ranks == num_ranks and one.verdict is not Verdict.DOES_NOT_FIT
+    ]
+    return min(able, key=lambda one: one.step_time_s, default=None)
+
+
+def scaled_plans(
+    config: RunConfig,
+    counts: Sequence[int],
+    plan_of: Callable[[RunConfig, int], Plan],
+    *,
+    samples_per_rank: float | None = None,
+) -> dict[int, Plan]:
+    """A plan for each number of ranks; those that no layout divides are left out.
+
+    The global batch stays (strong scaling), or is ``samples_per_rank`` for each rank (weak).
+    ``plan_of`` makes a plan of a run on so many ranks.
+    """
+    found: dict[int, Plan] = {}
+    for num_ranks in sorted(set(counts)):
+        samples = config.batch.global_batch_size
+        if samples_per_rank is not None:
+            samples = round(samples_per_rank * num_ranks)
+        try:
+            found[num_ranks] = plan_of(on_ranks(config, num_ranks, samples), num_ranks)
+        except ConfigError:
+            continue
+    return found
+
+
+def on_ranks(config: RunConfig, num_ranks: int, global_batch_size: int) -> RunConfig:
+    """A layout of the run on so many ranks with so many samples, for a search to begin at.
+
+    The running degrees with more or fewer replicas where those divide; else replicas alone.
+    Raises ``ConfigError`` where neither does.
+    """
+    par, micro = config.parallelism, config.batch.micro_batch_size
+    inner = par.tp * par.pp * par.cp
+    plain = replace(
+        par,
+        **{"tp": 1, "pp": 1, "vp": 1, "cp": 1, "ep": 1, "etp": 0, "dp": num_ranks},
+        chunk_layers=(),
+        microbatch_group_size=0,
+        schedule=Schedule.ONE_F_ONE_B,
+        is_sequence_parallel=False,
+        num_optimizer_instances=1,
+    )
+    tried = [(plain, 1)]
+    if num_ranks % inner == 0:
+        grown = replace(par, dp=num_ranks // inner)
+        tried = [(grown, micro), (grown, 1), *tried]
+    for position, (parallelism, micro_batch_size) in enumerate(tried):
+        batch = Batch(micro_batch_size=micro_batch_size, global_batch_size=global_batch_size)
+        try:
+            return replace(config, parallelism=parallelism, batch=batch)
+        except ConfigError:
+            if position == len(tried) - 1:
+                raise
+    raise AssertionError("something was tried")
+
+
+def _point(estimate: StepEstimate, smallest: StepEstimate, candidate: Candidate) -> ScalePoint:
+    ratio = _gpu_time_s(smallest) / _gpu_time_s(estimate)
+    spread = math.exp(Z_90 * paired_sigma_log(estimate, smallest))
+    return ScalePoint(
+        estimate=estimate,
+        candidate=candidate,
+        efficiency_frac=ratio,
+        efficiency_low_frac=ratio / spread,
+        efficiency_high_frac=ratio * spread,
+    )
+
+
+def _growth(before: ScalePoint, after: ScalePoint) -> Growth:
+    doublings = math.log(after.num_ranks / before.num_ranks)
+    cost, cost_after = _gpu_time_s(before.estimate), _gpu_time_s(after.estimate)
+    share = 1.0 - math.log(cost_after / cost) / doublings
+    sigma = paired_sigma_log(after.estimate, before.estimate) / doublings
+    parts, parts_after = _parts_s(before.estimate), _parts_s(after.estimate)
+    names = [part for part in Part if part in parts or part in parts_after]
+    return Growth(
+        before=before,
+        after=after,
+        yield_share=share,
+        yield_low=share - Z_90 * sigma,
+        yield_high=share + Z_90 * sigma,
+        past_knee_probability=_chance_below(share, sigma),
+        parts_frac={n: (parts_after.get(n, 0.0) - parts.get(n, 0.0)) / cost for n in names},
+    )
+
+
+def _chance_below(share: float, sigma: float) -> float:
+    if sigma <= 0:
+        return float(share < KNEE_SHARE)
+    return float(ndtr((KNEE_SHARE - share) / sigma))
+
+
+def _gpu_time_s(estimate: StepEstimate) -> float:
+    """GPU-seconds of a sample."""
+    config = estimate.config
+    return estimate.time_s * config.parallelism.num_ranks / config.batch.global_batch_size
+
+
+def _parts_s(estimate: StepEstimate) -> dict[Part, float]:
+    """GPU-seconds of a sample by part; they add up to ``_gpu_time_s``."""
+    factor = _gpu_time_s(estimate) / sum(estimate.parts_s.values())
+    return {part: factor * time_s for part, time_s in estimate.parts_s.items()}

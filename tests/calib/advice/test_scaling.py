@@ -1,0 +1,172 @@
+"""Scaling against closed forms: machines whose step is work over GPUs plus what does not divide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from planted_steps import steps_of
+
+from forerun.calib.advice.plan import Plan, compare, plan
+from forerun.calib.advice.scaling import KNEE_SHARE, Scaling, on_ranks, scaled_plans, scaling
+from forerun.calib.errors import ConfigError
+from forerun.calib.steps.model import FittedSteps
+from forerun.calib.timeline.items import Part
+from forerun.calib.workload.config import RunConfig
+from forerun.calib.workload.operators import OperatorKind
+
+COUNTS = (1, 2, 4, 8, 16, 32, 64)
+EXACT = 1e-9
+"""The planted times are sums and quotients."""
+
+
+@pytest.fixture
+def machine(planted: Callable[..., Any]) -> Callable[..., FittedSteps]:
+    """Work that divides over replicas without a rest, ``serial_s`` of every step that does not, and
+    messages at ``bytes_per_s``."""
+
+    def make(serial_s: float = 0.0, bytes_per_s: float = 1e30, **more: Any) -> FittedSteps:
+        free = dict.fromkeys((OperatorKind.OPTIMIZER, OperatorKind.HOST_MICROBATCH), 0.0)
+        estimator = planted(
+            launch_s=0.0,
+            latency_s=0.0,
+            bytes_per_s=bytes_per_s,
+            kinds=free | {OperatorKind.HOST_STEP: serial_s},
+            **more,
+        )
+        return steps_of(estimator)
+
+    return make
+
+
+def replicas(steps: FittedSteps) -> Callable[[RunConfig, int], Plan]:
+    """Plans that hold one layout: replicas alone."""
+
+    def plan_of(config: RunConfig, num_ranks: int) -> Plan:
+        assert config.parallelism.dp == num_ranks
+        (own,) = compare(config, [config], steps)
+        return cast(Plan, SimpleNamespace(own=own, candidates=()))
+
+    return plan_of
+
+
+def curve(
+    steps: FittedSteps, config: RunConfig, counts: Sequence[int] = COUNTS, **more: Any
+) -> Scaling:
+    return scaling(scaled_plans(config, counts, replicas(steps), **more), steps)
+
+
+def test_work_that_divides_keeps_its_efficiency(
+    machine: Callable[..., FittedSteps], layout: Callable[..., RunConfig]
+) -> None:
+    found = curve(machine(), layout(samples=64, micro=1))
+    assert [point.num_ranks for point in found.points] == list(COUNTS)
+    for point in found.points:
+        assert point.efficiency_frac == pytest.approx(1.0, rel=EXACT)
+        assert point.efficiency_low_frac <= 1.0 <= point.efficiency_high_frac
+    for growth in found.growths:
+        assert growth.yield_share == pytest.approx(1.0, rel=EXACT)
+        assert growth.bends == ()
+    assert found.knee.num_ranks is None
+    assert found.knee.high_num_ranks is None
+    rates = [point.throughput.tokens_per_s for point in found.points]
+    assert rates == pytest.approx([rates[0] * num for num in COUNTS])
+
+
+@pytest.mark.parametrize("knee", [1, 4, 16])
+def test_a_serial_part_gives_amdahls_curve_and_its_knee(
+    machine: Callable[..., FittedSteps], layout: Callable[..., RunConfig], knee: int
+) -> None:
+    config = layout(samples=64, micro=1)
+    work_s = machine().estimate(config).time_s
+    # From N to 2 N tokens/s grow by less than sqrt(2) from N = work / serial / sqrt(2) on; half a
+    # doubling before the number that is to be the knee.
+    serial_s = work_s / math.sqrt(2) / (knee / math.sqrt(2))
+    found = curve(machine(serial_s), config)
+    for point in found.points:
+        amdahl = (serial_s + work_s) / (serial_s * point.num_ranks + work_s)
+        assert point.efficiency_frac == pytest.approx(amdahl, rel=EXACT)
+    assert found.knee.num_ranks == knee
+    for growth in found.growths:
+        before, after = (serial_s + work_s / one.num_ranks for one in (growth.before, growth.after))
+        assert growth.yield_share == pytest.approx(math.log2(before / after), rel=EXACT)
+        assert growth.bends == (Part.HOST,)
+        total = growth.before.efficiency_frac / growth.after.efficiency_frac - 1
+        assert sum(growth.parts_frac.values()) == pytest.approx(total, rel=EXACT)
+
+
+def test_messages_that_grow_bend_the_curve_by_their_own_name(
+    machine: Callable[..., FittedSteps], layout: Callable[..., RunConfig]
+) -> None:
+    config = layout(samples=64, micro=1)
+    found = curve(machine(bytes_per_s=3e7), config, counts=(2, 4, 8, 16))
+    assert all(growth.bends[0] is Part.DP for growth in found.growths)
+    rates = [growth.yield_share for growth in found.growths]
+    assert rates == sorted(rates, reverse=True)
+
+
+def test_a_batch_that_grows_hides_what_is_paid_once_in_a_step(
+    machine: Callable[..., FittedSteps], layout: Callable[..., RunConfig]
+) -> None:
+    config = layout(samples=64, micro=1)
+    found = curve(machine(0.05), config, samples_per_rank=2)
+    assert found.is_weak
+    assert [one.config.batch.global_batch_size for one in found.points] == [2 * n for n in COUNTS]
+    for point in found.points:
+        assert point.efficiency_frac == pytest.approx(1.0, rel=EXACT)
+    assert not curve(machine(0.05), config).is_weak
+
+
+def test_intervals_hold_the_knee_and_say_where_they_cannot_be_trusted(
+    machine: Callable[..., FittedSteps], layout: Callable[..., RunConfig]
+) -> None:
+    config = layout(samples=64, micro=1)
+    sure = curve(machine(0.02, sigma_log=0.01), config)
+    unsure = curve(machine(0.02, sigma_log=1.0), config)
+    # Work alone is known; the serial part has the width of its own prior.
+    assert sure.points[0].is_trusted
+    assert not unsure.points[0].is_trusted
+    for found in (sure, unsure):
+        knee = found.knee
+        assert knee.num_ranks is not None
+        assert knee.low_num_ranks is not None
+        assert knee.low_num_ranks <= knee.num_ranks <= (knee.high_num_ranks or COUNTS[-1])
+        for one in found.growths:
+            assert one.yield_low <= one.yield_share <= one.yield_high
+            assert (one.past_knee_probability > 0.5) is (one.yield_share < KNEE_SHARE)
+
+
+def test_the_best_layout_of_each_plan_is_taken_and_those_that_do_not_fit_are_named(
+    machine: Callable[..., FittedSteps], layout: Callable[..., RunConfig]
+) -> None:
+    steps, config = machine(0.01), layout(samples=16, micro=1)
+
+    def plan_of(one: RunConfig, num_ranks: int) -> Plan:
+        lacking = 1 if num_ranks == 1 else 10**13
+        return plan(one, steps, num_ranks=num_ranks, memory_capacity_nbytes=lacking)
+
+    plans = scaled_plans(config, (1, 2, 4, 7), plan_of)
+    assert sorted(plans) == [1, 2, 4]  # 7 divides neither batch nor heads
+    found = scaling(plans, steps)
+    assert found.without == (1,)
+    for point in found.points:
+        held = plans[point.num_ranks]
+        times = [held.own.step_time_s, *(one.step_time_s for one in held.candidates)]
+        assert point.estimate.time_s == pytest.approx(min(times))
+    with pytest.raises(ConfigError, match="no layout fits on 1 GPUs"):
+        scaling({1: plans[1]}, steps)
+
+
+def test_a_search_on_other_numbers_begins_at_the_running_degrees_where_they_divide(
+    layout: Callable[..., RunConfig],
+) -> None:
+    config = layout(tp=2, pp=2, dp=2, micro=2, samples=16)
+    more = on_ranks(config, 16, 32).parallelism
+    assert (more.tp, more.pp, more.dp) == (2, 2, 4)
+    fewer = on_ranks(config, 2, 4).parallelism
+    assert (fewer.tp, fewer.pp, fewer.dp) == (1, 1, 2)
+    with pytest.raises(ConfigError):
+        on_ranks(config, 256, 16)
