@@ -199,15 +199,21 @@ def scaling(plans: Mapping[int, Plan], steps: FittedSteps, *, device: str = "") 
         raise ConfigError(
             f"no layout fits on {counts} GPUs; ask for more of them, or for devices of more memory"
         )
-    estimates = steps.estimates([best.config for best in found.values()])
+    without = tuple(num for num, best in chosen.items() if best is None)
+    return replace(curve(list(found.values()), steps, device=device), without=without)
+
+
+def curve(chosen: Sequence[Candidate], steps: FittedSteps, *, device: str = "") -> Scaling:
+    """The curve over given layouts, one for each number of GPUs, fewest first."""
+    estimates = steps.estimates([one.config for one in chosen])
     points = [
-        _point(one, estimates[0], best) for one, best in zip(estimates, found.values(), strict=True)
+        _point(estimate, estimates[0], candidate)
+        for estimate, candidate in zip(estimates, chosen, strict=True)
     ]
     return Scaling(
         device=device or estimates[0].config.device,
         points=tuple(points),
         growths=tuple(_growth(before, after) for before, after in pairwise(points)),
-        without=tuple(num for num, best in chosen.items() if best is None),
     )
 
 
