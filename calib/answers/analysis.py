@@ -10,7 +10,7 @@ from typing import Any
 from ..advice.decision import Action, Decision, Rule, decide
 from ..advice.micro_batch import MicroBatchAdvice, micro_batch_advice
 from ..advice.plan import Plan, plan
-from ..advice.throughput import Throughput, throughput
+from ..advice.throughput import RunLeft, Throughput, throughput
 from ..arguments.kept_arguments import kept_arguments
 from ..errors import ConfigError, RecordError
 from ..fit.calibration import Calibration, calibrate
@@ -132,6 +132,8 @@ class Answer:
     """Where it was asked for."""
     ended_unix_s: float | None = None
     """The end of the run, where it has come."""
+    restart_s: float = 0.0
+    """What another layout costs before its first step: restart and new calibration."""
 
     @property
     def window_scores(self) -> list[WindowScore]:
@@ -147,6 +149,25 @@ class Answer:
     def throughput(self) -> Throughput:
         """Of the measured step."""
         return throughput(self.config, self.measured_step_s)
+
+    @property
+    def left(self) -> RunLeft | None:
+        """What is left of the run, for other layouts to be held against; None at its end, and where
+        nobody said how long it is."""
+        ahead, own = self.forecast, self.plan.own
+        if self.config.cadence.train_iters <= 0 or ahead.remaining_s <= 0:
+            return None
+        price = None
+        if ahead.cost is not None and ahead.gpu_hours:
+            price = ahead.cost / ahead.gpu_hours
+        return RunLeft(
+            remaining_s=ahead.remaining_s,
+            step_time_s=own.step_time_s,
+            global_batch_size=own.config.batch.global_batch_size,
+            now_unix_s=ahead.now_unix_s,
+            price_per_gpu_hour=price,
+            restart_s=self.restart_s,
+        )
 
     def predicted_step(self, iteration: int) -> PredictedStep:
         """What a step of this run, counted from 1, will take."""
@@ -238,6 +259,7 @@ def analyse(
         ),
         problems=tuple(problems),
         micro_batch=_micro_batch(table, request, ran.config, fitted),
+        restart_s=request.goals.restart_cost_s + recalibration_s(table),
     )
     return replace(answer, transcript=_transcript(answer, request.time_limit_s(ahead)))
 

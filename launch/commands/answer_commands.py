@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from ...calib.advice.plan import Candidate, compare, takes_options
+from ...calib.advice.throughput import throughput
 from ...calib.arguments.megatron_args import apply_options
 from ...calib.arguments.megatron_options import options_of
 from ...calib.fit.priors import UNKNOWN_DEVICE, device_prior
@@ -116,6 +117,7 @@ def _line(candidate: Candidate) -> str:
     return (
         f"{candidate.label}: step {format_time(candidate.step_time_s)} (90 %: "
         f"{format_time(candidate.low_s)} to {format_time(candidate.high_s)}) · "
+        f"{throughput(candidate.config, candidate.step_time_s).text} · "
         f"{format_frac(candidate.time_frac, signed=True)} against the running layout · memory "
         f"{format_bytes(candidate.memory.total_nbytes)}"
         + (f" · {candidate.routing.text}" if candidate.routing is not None else "")

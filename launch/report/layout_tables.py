@@ -7,32 +7,42 @@ from collections.abc import Mapping
 from ...calib.advice.micro_batch import MicroBatchAdvice, tokens_per_s
 from ...calib.advice.plan import Plan
 from ...calib.advice.recompute_choices import recompute_text
+from ...calib.advice.throughput import RunLeft
 from ...calib.fit.estimates import Source
 from ...calib.units import format_bytes, format_frac, format_time
 from .table import ReportTable, table_of
+from .throughput_cells import COST, SPARE, throughput_cells
 
 # A page's worth; --top shows more.
 NUM_LAYOUTS = 10
 
 
 def layouts_table(
-    plan: Plan, top: int = NUM_LAYOUTS, *, title: str = "Layouts", own_name: str = "running"
+    plan: Plan,
+    top: int = NUM_LAYOUTS,
+    *,
+    title: str = "Layouts",
+    own_name: str = "running",
+    left: RunLeft | None = None,
 ) -> ReportTable:
-    """The running layout and the fastest others; the step stays where the screen is narrow."""
+    """The running layout and the fastest others; layout, step, what it gains and tokens/s stay
+    where the screen is narrow.  With ``left`` each says what the rest of the run would take."""
+    rows = (plan.own, *plan.candidates[:top])
     return table_of(
         "layouts",
         title,
-        (plan.own, *plan.candidates[:top]),
+        rows,
         {
             "layout": lambda row: row.label + f" ({own_name})" * (row is plan.own),
             "step": lambda row: format_time(row.step_time_s),
             "90 %": lambda row: f"{format_time(row.low_s)} to {format_time(row.high_s)}",
             "against running": lambda row: format_frac(row.time_frac, signed=True),
+            **throughput_cells(rows, left),
             "memory": lambda row: format_bytes(row.memory.total_nbytes),
             "fits": lambda row: row.verdict.value,
             "rests on": lambda row: _provenance(row.source_frac),
         },
-    ).sparing("rests on", "fits", "90 %", "memory")
+    ).sparing("rests on", "fits", *SPARE, "90 %", "memory", COST)
 
 
 def micro_batch_table(advice: MicroBatchAdvice | None) -> ReportTable:

@@ -31,7 +31,7 @@ def report_tables(answer: Answer) -> list[ReportTable]:
             _work(answer),
             _operators(answer),
             _collectives(answer),
-            layouts_table(answer.plan),
+            layouts_table(answer.plan, left=answer.left),
             micro_batch_table(answer.micro_batch),
             *windows_tables(answer),
             _roles(answer),
@@ -84,16 +84,17 @@ def _parts(answer: Answer) -> ReportTable:
 
 def _throughput(answer: Answer) -> ReportTable:
     found = answer.throughput
+    one = "rank" if answer.config.device == "cpu" else "GPU"
     rows = [
         ("tokens/s", format_count(found.tokens_per_s)),
-        ("tokens/s of a GPU", format_count(found.tokens_per_s_per_gpu)),
-        ("model TFLOP/s of a GPU", format_count(found.flop_per_s_per_gpu / TERA)),
+        (f"tokens/s of a {one}", format_count(found.tokens_per_s_per_gpu)),
+        (f"model TFLOP/s of a {one}", format_count(found.flop_per_s_per_gpu / TERA)),
     ]
     if found.mfu_frac is not None and found.hfu_frac is not None:
         rows.append(("MFU", format_frac(found.mfu_frac)))
         rows.append(("HFU, with what is recomputed", format_frac(found.hfu_frac)))
     title = f"Throughput of the measured step ({format_time(answer.measured_step_s)})"
-    return ReportTable(key="throughput", title=title, columns=("rate", ""), rows=tuple(rows))
+    return ReportTable(key="throughput", title=title, columns=("rate", "value"), rows=tuple(rows))
 
 
 def _work(answer: Answer) -> ReportTable:

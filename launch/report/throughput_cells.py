@@ -1,0 +1,63 @@
+"""Columns of a table of layouts in the field's unit: tokens/s, MFU, and the rest of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from ...calib.advice.plan import Candidate
+from ...calib.advice.throughput import RestOfRun, RunLeft, Throughput, rest_of_run, throughput
+from ...calib.units import format_count, format_frac
+
+TOKENS, MFU, GPU_HOURS, FINISH, COST = "tokens/s", "MFU", "GPU-hours left", "finish (UTC)", "cost"
+SPARE = (FINISH, GPU_HOURS, MFU)
+"""Columns that a narrow screen does without, the first to go first."""
+_Cells = dict[str, Callable[[Candidate], str]]
+
+
+def throughput_cells(rows: Sequence[Candidate], left: RunLeft | None) -> _Cells:
+    """Ways to read a layout: tokens/s, MFU where devices are known, and with ``left`` the rest of
+    the run; the first of the rows is the running layout."""
+    cells: _Cells = {TOKENS: lambda row: format_count(_throughput(row).tokens_per_s)}
+    if any(_throughput(row).mfu_frac is not None for row in rows):
+        cells[MFU] = lambda row: _share(_throughput(row).mfu_frac)
+    return cells if left is None or not rows else cells | _rest_cells(rows[0], left)
+
+
+def rest_json(rows: Sequence[Candidate], left: RunLeft | None) -> list[dict[str, Any] | None]:
+    """The rest of the run in each layout, for JSON; the first of the rows is the running one."""
+    if left is None:
+        return [None] * len(rows)
+    return [_rest(row, rows[0], left).to_json() for row in rows]
+
+
+def _rest_cells(running: Candidate, left: RunLeft) -> _Cells:
+    cells: _Cells = {}
+    if running.config.device != "cpu" or left.price_per_gpu_hour is not None:
+        cells[GPU_HOURS] = lambda row: f"{_rest(row, running, left).gpu_hours:,.4g}"
+    cells[FINISH] = lambda row: _moment(_rest(row, running, left).finish_unix_s)
+    if left.price_per_gpu_hour is not None:
+        cells[COST] = lambda row: f"{_rest(row, running, left).cost:,.2f}"
+    return cells
+
+
+def _rest(row: Candidate, running: Candidate, left: RunLeft) -> RestOfRun:
+    return rest_of_run(left, row.config, row.step_time_s, is_running=row is running)
+
+
+def _throughput(row: Candidate) -> Throughput:
+    return throughput(row.config, row.step_time_s)
+
+
+def _share(frac: float | None) -> str:
+    return "" if frac is None else format_frac(frac)
+
+
+def _moment(unix_s: float | None) -> str:
+    if unix_s is None:
+        return ""
+    try:
+        return datetime.fromtimestamp(unix_s, tz=timezone.utc).strftime("%Y-%m-%d %H:%M")
+    except (ValueError, OverflowError, OSError):
+        return "beyond any calendar"

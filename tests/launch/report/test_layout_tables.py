@@ -1,0 +1,113 @@
+"""Layouts as a table: what stays on a narrow screen, and what the rest of the run would take."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from forerun.calib.advice.throughput import RunLeft
+from forerun.calib.answers.analysis import Answer, Request, analyse
+from forerun.calib.samples.store import read_run
+from forerun.calib.samples.table import build_table
+from forerun.launch.directory.run_left import run_left
+from forerun.launch.report.answers import artefacts, summary_values, window_values
+from forerun.launch.report.layout_tables import layouts_table
+from forerun.launch.report.run_tables import markdown
+from forerun.launch.report.table import show_table
+from forerun.launch.report.throughput_cells import rest_json
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+PRICE = 2.0
+
+
+@pytest.fixture(scope="module")
+def answer() -> Answer:
+    request = json.loads((GOLDEN / "request.json").read_text())
+    return analyse(build_table(read_run(GOLDEN)), Request.from_json(request))
+
+
+def left_of(answer: Answer) -> RunLeft:
+    own = answer.plan.own
+    return RunLeft(
+        remaining_s=3600.0,
+        step_time_s=own.step_time_s,
+        global_batch_size=own.config.batch.global_batch_size,
+        now_unix_s=1_700_000_000.0,
+        price_per_gpu_hour=PRICE,
+    )
+
+
+@pytest.mark.parametrize("is_running_out", [False, True])
+def test_eighty_columns_hold_layout_step_gain_and_tokens(
+    answer: Answer, is_running_out: bool
+) -> None:
+    left = left_of(answer) if is_running_out else None
+    out = Console(width=80, record=True, file=None, quiet=False)
+    with out.capture() as caught:
+        show_table(layouts_table(answer.plan, left=left), out)
+    text = caught.get()
+    header = text.splitlines()[1]
+    for name in ("layout", "step", "against running", "tokens/s"):
+        assert name in header
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    assert "rests on" not in header
+
+
+def test_each_row_says_what_the_rest_of_the_run_would_take(answer: Answer) -> None:
+    left, rows = left_of(answer), (answer.plan.own, *answer.plan.candidates)
+    table = layouts_table(answer.plan, left=left)
+    for name in ("GPU-hours left", "finish (UTC)", "cost"):
+        assert name in table.columns
+        assert name not in layouts_table(answer.plan).columns
+    running = dict(zip(table.columns, table.rows[0], strict=True))
+    assert running["GPU-hours left"] == "2"
+    assert running["finish (UTC)"] == "2023-11-14 23:13"
+    assert running["cost"] == "4.00"
+    for row, said in zip(rows, rest_json(rows, left), strict=True):
+        assert said is not None
+        assert said["remaining_s"] == pytest.approx(3600 * (1 + row.time_frac))
+        assert said["cost"] == pytest.approx(PRICE * said["gpu_hours"])
+    assert rest_json(rows, None) == [None] * len(rows)
+
+
+def test_the_step_is_told_in_tokens_wherever_it_is_told(answer: Answer) -> None:
+    tokens = answer.config.batch.global_batch_size * answer.config.model.seq_length
+    rate = tokens / answer.measured_step_s
+    assert any("tokens/s" in line and "measured" in line for line in answer.transcript)
+    assert "tokens/s of a rank" in markdown(answer)
+    said = artefacts(answer)
+    assert said["decision"]["throughput"]["tokens_per_s"] == pytest.approx(rate)
+    own = said["plan"]["own"]
+    assert own["throughput"]["tokens_per_s"] == pytest.approx(tokens / own["step_time_s"])
+    for values in (window_values(answer), summary_values(answer)):
+        assert values["tokens_per_s"] == pytest.approx(rate)
+        assert "mfu_frac" not in values  # of a CPU nobody knows the peak
+    card = replace(answer, config=replace(answer.config, device="NVIDIA H100 80GB HBM3"))
+    assert 0 < summary_values(card)["mfu_frac"] < 1
+
+
+def test_a_directory_says_what_is_left_of_its_run(answer: Answer, tmp_path: Path) -> None:
+    def left(run_id: str = "one", **more: float) -> RunLeft | None:
+        return run_left(tmp_path, run_id, answer.config, 0.5, **more)
+
+    assert left() is None
+    said = {"run_id": "one", "remaining_s": 100.0, "now_unix_s": 5.0}
+    (tmp_path / "forecast.json").write_text(json.dumps(said))
+    found = left()
+    assert found is not None
+    assert (found.remaining_s, found.step_time_s, found.price_per_gpu_hour) == (100.0, 0.5, None)
+    asked = {"run_id": "one", "price_per_gpu_hour": 2.5, "restart_cost_s": 30.0}
+    (tmp_path / "request.json").write_text(json.dumps(asked))
+    found, given = left(), left(price_per_gpu_hour=4.0)
+    assert found is not None
+    assert given is not None
+    assert (found.price_per_gpu_hour, found.restart_s) == (2.5, 30.0)
+    assert given.price_per_gpu_hour == 4.0
+    assert left("another") is None
+    (tmp_path / "forecast.json").write_text(json.dumps({**said, "remaining_s": 0.0}))
+    assert left() is None
