@@ -7,7 +7,7 @@ once for all of those, so that errors which two sizes share cancel in their rati
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -20,7 +20,7 @@ from ..regressors.intervals import Z_90
 from ..steps.estimate import StepEstimate, paired_sigma_log
 from ..steps.model import FittedSteps
 from ..timeline.items import Part
-from ..workload.config import Batch, RunConfig, Schedule
+from ..workload.config import RunConfig
 from .plan import Candidate, Plan
 from .throughput import Throughput, throughput
 
@@ -204,7 +204,11 @@ def scaling(plans: Mapping[int, Plan], steps: FittedSteps, *, device: str = "") 
 
 
 def curve(chosen: Sequence[Candidate], steps: FittedSteps, *, device: str = "") -> Scaling:
-    """The curve over given layouts, one for each number of GPUs, fewest first."""
+    """The curve over given layouts, one for each number of GPUs, fewest first.
+
+    The batch may stay (strong scaling) or grow with the GPUs (weak scaling): efficiency is that of
+    tokens.
+    """
     estimates = steps.estimates([one.config for one in chosen])
     points = [
         _point(estimate, estimates[0], candidate)
@@ -225,61 +229,6 @@ def best_on(num_ranks: int, found: Plan) -> Candidate | None:
         if one.config.parallelism.num_ranks == num_ranks and one.verdict is not Verdict.DOES_NOT_FIT
     ]
     return min(able, key=lambda one: one.step_time_s, default=None)
-
-
-def scaled_plans(
-    config: RunConfig,
-    counts: Sequence[int],
-    plan_of: Callable[[RunConfig, int], Plan],
-    *,
-    samples_per_rank: float | None = None,
-) -> dict[int, Plan]:
-    """A plan for each number of ranks; those that no layout divides are left out.
-
-    The global batch stays (strong scaling), or is ``samples_per_rank`` for each rank (weak).
-    ``plan_of`` makes a plan of a run on so many ranks.
-    """
-    found: dict[int, Plan] = {}
-    for num_ranks in sorted(set(counts)):
-        samples = config.batch.global_batch_size
-        if samples_per_rank is not None:
-            samples = round(samples_per_rank * num_ranks)
-        try:
-            found[num_ranks] = plan_of(on_ranks(config, num_ranks, samples), num_ranks)
-        except ConfigError:
-            continue
-    return found
-
-
-def on_ranks(config: RunConfig, num_ranks: int, global_batch_size: int) -> RunConfig:
-    """A layout of the run on so many ranks with so many samples, for a search to begin at.
-
-    The running degrees with more or fewer replicas where those divide; else replicas alone.
-    Raises ``ConfigError`` where neither does.
-    """
-    par, micro = config.parallelism, config.batch.micro_batch_size
-    inner = par.tp * par.pp * par.cp
-    plain = replace(
-        par,
-        **{"tp": 1, "pp": 1, "vp": 1, "cp": 1, "ep": 1, "etp": 0, "dp": num_ranks},
-        chunk_layers=(),
-        microbatch_group_size=0,
-        schedule=Schedule.ONE_F_ONE_B,
-        is_sequence_parallel=False,
-        num_optimizer_instances=1,
-    )
-    tried = [(plain, 1)]
-    if num_ranks % inner == 0:
-        grown = replace(par, dp=num_ranks // inner)
-        tried = [(grown, micro), (grown, 1), *tried]
-    for position, (parallelism, micro_batch_size) in enumerate(tried):
-        batch = Batch(micro_batch_size=micro_batch_size, global_batch_size=global_batch_size)
-        try:
-            return replace(config, parallelism=parallelism, batch=batch)
-        except ConfigError:
-            if position == len(tried) - 1:
-                raise
-    raise AssertionError("something was tried")
 
 
 def _point(estimate: StepEstimate, smallest: StepEstimate, candidate: Candidate) -> ScalePoint:

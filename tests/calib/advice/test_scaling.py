@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from planted_steps import steps_of
 
-from forerun.calib.advice.plan import Plan, compare, plan
-from forerun.calib.advice.scaling import KNEE_SHARE, Scaling, on_ranks, scaled_plans, scaling
+from forerun.calib.advice.plan import compare, plan
+from forerun.calib.advice.scaling import KNEE_SHARE, Scaling, curve, scaling
 from forerun.calib.errors import ConfigError
 from forerun.calib.steps.model import FittedSteps
 from forerun.calib.timeline.items import Part
@@ -42,27 +41,24 @@ def machine(planted: Callable[..., Any]) -> Callable[..., FittedSteps]:
     return make
 
 
-def replicas(steps: FittedSteps) -> Callable[[RunConfig, int], Plan]:
-    """Plans that hold one layout: replicas alone."""
-
-    def plan_of(config: RunConfig, num_ranks: int) -> Plan:
-        assert config.parallelism.dp == num_ranks
-        (own,) = compare(config, [config], steps)
-        return cast(Plan, SimpleNamespace(own=own, candidates=()))
-
-    return plan_of
-
-
-def curve(
-    steps: FittedSteps, config: RunConfig, counts: Sequence[int] = COUNTS, **more: Any
+def replicated(
+    steps: FittedSteps,
+    layout: Callable[..., RunConfig],
+    counts: Sequence[int] = COUNTS,
+    *,
+    samples_per_rank: int = 0,
 ) -> Scaling:
-    return scaling(scaled_plans(config, counts, replicas(steps), **more), steps)
+    """The curve of one layout on each number of ranks: replicas alone."""
+    configs = [
+        layout(dp=num, samples=samples_per_rank * num or COUNTS[-1], micro=1) for num in counts
+    ]
+    return curve(compare(configs[0], configs, steps), steps)
 
 
 def test_work_that_divides_keeps_its_efficiency(
     machine: Callable[..., FittedSteps], layout: Callable[..., RunConfig]
 ) -> None:
-    found = curve(machine(), layout(samples=64, micro=1))
+    found = replicated(machine(), layout)
     assert [point.num_ranks for point in found.points] == list(COUNTS)
     for point in found.points:
         assert point.efficiency_frac == pytest.approx(1.0, rel=EXACT)
@@ -85,7 +81,7 @@ def test_a_serial_part_gives_amdahls_curve_and_its_knee(
     # From N to 2 N tokens/s grow by less than sqrt(2) from N = work / serial / sqrt(2) on; half a
     # doubling before the number that is to be the knee.
     serial_s = work_s / math.sqrt(2) / (knee / math.sqrt(2))
-    found = curve(machine(serial_s), config)
+    found = replicated(machine(serial_s), layout)
     for point in found.points:
         amdahl = (serial_s + work_s) / (serial_s * point.num_ranks + work_s)
         assert point.efficiency_frac == pytest.approx(amdahl, rel=EXACT)
@@ -101,8 +97,7 @@ def test_a_serial_part_gives_amdahls_curve_and_its_knee(
 def test_messages_that_grow_bend_the_curve_by_their_own_name(
     machine: Callable[..., FittedSteps], layout: Callable[..., RunConfig]
 ) -> None:
-    config = layout(samples=64, micro=1)
-    found = curve(machine(bytes_per_s=3e7), config, counts=(2, 4, 8, 16))
+    found = replicated(machine(bytes_per_s=3e7), layout, (2, 4, 8, 16))
     assert all(growth.bends[0] is Part.DP for growth in found.growths)
     rates = [growth.yield_share for growth in found.growths]
     assert rates == sorted(rates, reverse=True)
@@ -111,21 +106,19 @@ def test_messages_that_grow_bend_the_curve_by_their_own_name(
 def test_a_batch_that_grows_hides_what_is_paid_once_in_a_step(
     machine: Callable[..., FittedSteps], layout: Callable[..., RunConfig]
 ) -> None:
-    config = layout(samples=64, micro=1)
-    found = curve(machine(0.05), config, samples_per_rank=2)
+    found = replicated(machine(0.05), layout, samples_per_rank=2)
     assert found.is_weak
     assert [one.config.batch.global_batch_size for one in found.points] == [2 * n for n in COUNTS]
     for point in found.points:
         assert point.efficiency_frac == pytest.approx(1.0, rel=EXACT)
-    assert not curve(machine(0.05), config).is_weak
+    assert not replicated(machine(0.05), layout).is_weak
 
 
 def test_intervals_hold_the_knee_and_say_where_they_cannot_be_trusted(
     machine: Callable[..., FittedSteps], layout: Callable[..., RunConfig]
 ) -> None:
-    config = layout(samples=64, micro=1)
-    sure = curve(machine(0.02, sigma_log=0.01), config)
-    unsure = curve(machine(0.02, sigma_log=1.0), config)
+    sure = replicated(machine(0.02, sigma_log=0.01), layout)
+    unsure = replicated(machine(0.02, sigma_log=1.0), layout)
     # Work alone is known; the serial part has the width of its own prior.
     assert sure.points[0].is_trusted
     assert not unsure.points[0].is_trusted
@@ -144,29 +137,15 @@ def test_the_best_layout_of_each_plan_is_taken_and_those_that_do_not_fit_are_nam
 ) -> None:
     steps, config = machine(0.01), layout(samples=16, micro=1)
 
-    def plan_of(one: RunConfig, num_ranks: int) -> Plan:
-        lacking = 1 if num_ranks == 1 else 10**13
-        return plan(one, steps, num_ranks=num_ranks, memory_capacity_nbytes=lacking)
-
-    plans = scaled_plans(config, (1, 2, 4, 7), plan_of)
-    assert sorted(plans) == [1, 2, 4]  # 7 divides neither batch nor heads
+    plans = {
+        num: plan(config, steps, num_ranks=num, memory_capacity_nbytes=1 if num == 1 else 10**13)
+        for num in (4, 2, 1)
+    }
     found = scaling(plans, steps)
     assert found.without == (1,)
     for point in found.points:
         held = plans[point.num_ranks]
-        times = [held.own.step_time_s, *(one.step_time_s for one in held.candidates)]
+        times = [one.step_time_s for one in held.candidates]
         assert point.estimate.time_s == pytest.approx(min(times))
     with pytest.raises(ConfigError, match="no layout fits on 1 GPUs"):
         scaling({1: plans[1]}, steps)
-
-
-def test_a_search_on_other_numbers_begins_at_the_running_degrees_where_they_divide(
-    layout: Callable[..., RunConfig],
-) -> None:
-    config = layout(tp=2, pp=2, dp=2, micro=2, samples=16)
-    more = on_ranks(config, 16, 32).parallelism
-    assert (more.tp, more.pp, more.dp) == (2, 2, 4)
-    fewer = on_ranks(config, 2, 4).parallelism
-    assert (fewer.tp, fewer.pp, fewer.dp) == (1, 1, 2)
-    with pytest.raises(ConfigError):
-        on_ranks(config, 256, 16)

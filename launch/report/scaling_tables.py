@@ -1,0 +1,173 @@
+"""What more GPUs bring, for people: a table, bars, and sentences on knee and causes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from rich.console import Console
+
+from ...calib.advice.scaling import TRUSTED_FACTOR, Growth, ScalePoint, Scaling
+from ...calib.regressors.intervals import Z_90
+from ...calib.timeline.items import Part
+from ...calib.units import format_count, format_frac, format_time
+from .table import ReportTable, show_table, table_of
+
+PART_WORDS = {
+    Part.FORWARD: "compute",
+    Part.BACKWARD: "compute",
+    Part.RECOMPUTE: "recomputation",
+    Part.TP: "TP transfers",
+    Part.CP: "CP transfers",
+    Part.EP: "EP exchange",
+    Part.PP: "PP messages",
+    Part.DP: "DP transfers not hidden",
+    Part.BUBBLE: "PP bubble",
+    Part.OPTIMIZER: "optimizer",
+    Part.HOST: "host",
+}
+_BAR = 32
+"""Characters of an efficiency of 1: with its words in 80 columns."""
+_MOST_CAUSES = 3
+_WORTH_SAYING_FRAC = 0.01
+"""Of the GPU time of a token: less is not named."""
+_FAR = "too far to trust"
+_Rows = list[tuple[Scaling, ScalePoint]]
+
+
+def show_scaling(curves: Sequence[Scaling], out: Console) -> None:
+    """Print table, bars and sentences of the curves, one for each device."""
+    show_table(scaling_table(curves), out)
+    out.print()
+    for line in (*bars(curves), "", *scaling_lines(curves)):
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def scaling_table(curves: Sequence[Scaling]) -> ReportTable:
+    """The best layout on each number of GPUs, by device."""
+    rows: _Rows = [(one, point) for one in curves for point in one.points]
+    cells: dict[str, Callable[[tuple[Scaling, ScalePoint]], str]] = {
+        "GPUs": lambda row: f"{row[1].num_ranks:,}",
+        "best layout": lambda row: row[1].candidate.label,
+        "step": lambda row: format_time(row[1].estimate.time_s),
+        "tokens/s": lambda row: format_count(row[1].throughput.tokens_per_s),
+        "90 %": lambda row: _interval(row[1]),
+        "efficiency": lambda row: format_frac(row[1].efficiency_frac),
+        "MFU": lambda row: _share(row[1].throughput.mfu_frac),
+        "": lambda row: "" if row[1].is_trusted else _FAR,
+    }
+    if len(curves) > 1:
+        cells = {"device": lambda row: row[0].device, **cells}
+    if all(point.is_trusted for _, point in rows):
+        del cells[""]
+    if all(point.throughput.mfu_frac is None for _, point in rows):
+        del cells["MFU"]
+    weak = any(one.is_weak for one in curves)
+    title = f"Scaling, {'with a batch that grows' if weak else 'at the same batch'}"
+    found = table_of("scaling", title, rows, cells)
+    return found.sparing("90 %", "MFU", "best layout")
+
+
+def bars(curves: Sequence[Scaling]) -> Iterator[str]:
+    """Efficiency against the smallest number of GPUs as bars, a line for each."""
+    most = max(point.efficiency_frac for one in curves for point in one.points)
+    for one in curves:
+        yield f"efficiency, {one.device}" if len(curves) > 1 else "efficiency"
+        knee = one.knee.num_ranks
+        for point in one.points:
+            bar = "█" * max(1, round(_BAR * point.efficiency_frac / max(1.0, most)))
+            low, high = point.efficiency_low_frac, point.efficiency_high_frac
+            ends = f" ({_points(low)} to {_points(high)})" if point is not one.points[0] else ""
+            mark = " <- knee" if point.num_ranks == knee else ""
+            yield f"{point.num_ranks:>9,} {bar} {_points(point.efficiency_frac)} %{ends}{mark}"
+
+
+def scaling_lines(curves: Sequence[Scaling]) -> Iterator[str]:
+    """Knee, causes and limits of trust of each curve, and devices beside each other."""
+    for one in curves:
+        head = f"{one.device}: " if len(curves) > 1 else ""
+        if len(one.points) > 1:
+            yield head + knee_line(one)
+        yield from (head + growth_line(growth) for growth in one.growths if _causes(growth))
+        far = [f"{point.num_ranks:,}" for point in one.points if not point.is_trusted]
+        if far:
+            yield (
+                f"{head}{_FAR}: {', '.join(far)} GPUs, where the 90 % interval of the step spans "
+                f"more than a factor of {TRUSTED_FACTOR:g}"
+            )
+        if one.without:
+            counts = ", ".join(f"{num:,}" for num in one.without)
+            yield f"{head}no layout fits on {counts} GPUs"
+    for other in curves[1:]:
+        yield from _beside(curves[0], other)
+
+
+def knee_line(found: Scaling) -> str:
+    """Where more GPUs mostly wait, with the interval of that number."""
+    knee, last = found.knee, found.points[-1].num_ranks
+    if knee.num_ranks is None:
+        maybe = f"; it may be at {knee.low_num_ranks:,}" if knee.low_num_ranks else ""
+        return f"no knee up to {last:,} GPUs: each doubling yields more than a factor 1.41{maybe}"
+    low, high = knee.low_num_ranks or knee.num_ranks, knee.high_num_ranks
+    ends = f"{low:,} to {high:,}" if high else f"{low:,} to beyond {last:,}"
+    if low == high:
+        ends = f"with 95 % at {low:,}"
+    return (
+        f"knee at {knee.num_ranks:,} GPUs (90 %: {ends}): beyond it a doubling yields less than a "
+        f"factor 1.41 of the tokens/s"
+    )
+
+
+def growth_line(growth: Growth) -> str:
+    """What more GPUs yield, and which parts take GPU time from a token for it."""
+    before, after = growth.before.num_ranks, growth.after.num_ranks
+    factor, low, high = (
+        (after / before) ** share
+        for share in (growth.yield_share, growth.yield_low, growth.yield_high)
+    )
+    text = (
+        f"{before:,} to {after:,} GPUs yield {factor:.2f} times the tokens/s "
+        f"(90 %: {low:.2f} to {high:.2f})"
+    )
+    causes = _causes(growth)
+    return f"{text}; a token takes more of {', '.join(causes)}" if causes else text
+
+
+def _causes(growth: Growth) -> list[str]:
+    """In points of the GPU time of a token before, the largest first."""
+    sums: dict[str, float] = {}
+    for part, frac in growth.parts_frac.items():
+        sums[PART_WORDS[part]] = sums.get(PART_WORDS[part], 0.0) + frac
+    grown = sorted((-frac, word) for word, frac in sums.items() if frac >= _WORTH_SAYING_FRAC)
+    return [f"{word} (+{_points(-frac)} %)" for frac, word in grown[:_MOST_CAUSES]]
+
+
+def _beside(one: Scaling, other: Scaling) -> Iterator[str]:
+    """Tokens/s of another device over those of the first, on the least and the most GPUs that both
+    have.
+
+    Two devices have models of their own, so that their errors do not cancel.
+    """
+    theirs = {point.num_ranks: point for point in other.points}
+    both = [point for point in one.points if point.num_ranks in theirs]
+    for point in both[:1] + both[1:][-1:]:
+        found = theirs[point.num_ranks]
+        ratio = found.throughput.tokens_per_s / point.throughput.tokens_per_s
+        sigma = math.hypot(found.estimate.sigma_log, point.estimate.sigma_log)
+        spread = math.exp(Z_90 * sigma)
+        yield (
+            f"{other.device} beside {one.device} on {point.num_ranks:,} GPUs: {ratio:.2f} times "
+            f"the tokens/s (90 %: {ratio / spread:.2f} to {ratio * spread:.2f})"
+        )
+
+
+def _interval(point: ScalePoint) -> str:
+    return f"{format_count(point.tokens_low_per_s)} to {format_count(point.tokens_high_per_s)}"
+
+
+def _share(frac: float | None) -> str:
+    return "" if frac is None else format_frac(frac)
+
+
+def _points(frac: float) -> str:
+    return f"{frac * 100:.0f}"

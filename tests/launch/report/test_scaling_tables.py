@@ -1,0 +1,108 @@
+"""Scaling for people: Llama 3.1 70B on H100, one published step of it known, and B200 beside it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from forerun.benchmarks.published.readers import steps_of
+from forerun.calib.advice.plan import compare
+from forerun.calib.advice.scaling import Scaling, curve
+from forerun.calib.steps.known import KnownStep
+from forerun.calib.steps.table_steps import table_steps
+from forerun.calib.workload.config import Batch
+from forerun.launch.report.scaling_tables import bars, knee_line, scaling_lines, show_scaling
+
+PUBLISHED = Path(__file__).parents[3] / "recipes" / "published"
+COUNTS = (64, 512, 2048, 4096, 8192)
+B200 = "NVIDIA B200"
+
+
+@pytest.fixture(scope="module")
+def curves() -> list[Scaling]:
+    rows = steps_of(PUBLISHED, "steps_dgxc_scaling").rows
+    row = min((r for r in rows if "llama3-70b BF16" in r.group), key=lambda r: r.num_ranks)
+    other = replace(row, config=replace(row.config, device=B200), machine=B200)
+    found = []
+    for one, known in ((row, [KnownStep.of(row)]), (other, [])):
+        par, steps = one.config.parallelism, table_steps(one, known)
+        configs = [
+            replace(
+                one.config,
+                parallelism=replace(par, dp=par.dp * num // par.num_ranks),
+                batch=Batch(micro_batch_size=1, global_batch_size=1024),
+            )
+            for num in COUNTS
+        ]
+        found.append(curve(compare(configs[0], configs, steps), steps))
+    return found
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+@pytest.mark.parametrize("width", [80, 160])
+def test_table_and_bars_fit_the_screen(curves: list[Scaling], num_devices: int, width: int) -> None:
+    out = Console(width=width)
+    with out.capture() as caught:
+        show_scaling(curves[:num_devices], out)
+    table, _, rest = caught.get().partition("\nefficiency")
+    assert max(map(len, table.splitlines())) <= width
+    assert "…" not in table
+    for name in ("GPUs", "step", "tokens/s", "efficiency"):
+        assert name in table.splitlines()[1]
+    assert ("MFU" in table) is (width == 160)
+    assert (B200 in table) is (num_devices == 2)
+    assert "8,192" in rest
+
+
+def test_bars_are_as_long_as_the_efficiency(curves: list[Scaling]) -> None:
+    lines = list(bars(curves[:1]))[1:]
+    lengths = [line.count("█") for line in lines]
+    assert lengths == sorted(lengths, reverse=True)
+    for line, point in zip(lines, curves[0].points, strict=True):
+        assert line.count("█") == round(32 * point.efficiency_frac)
+        assert f"{point.efficiency_frac * 100:.0f} %" in line
+
+
+def test_what_bends_the_curve_is_said_in_words(curves: list[Scaling]) -> None:
+    first, *_ = scaling_lines(curves[:1])
+    assert first == knee_line(curves[0])
+    lines = list(scaling_lines(curves))
+    last = next(line for line in lines if "4,096 to 8,192 GPUs yield" in line)
+    assert "PP bubble (+" in last
+    assert "DP transfers not hidden (+" in last
+    far = [point for one in curves for point in one.points if not point.is_trusted]
+    assert any("too far to trust" in line for line in lines) is bool(far)
+    beside = [line for line in lines if line.startswith(f"{B200} beside")]
+    assert len(beside) == 2  # the least and the most GPUs
+    assert "times the tokens/s" in beside[0]
+
+
+def test_the_knee_is_told_with_what_it_may_be(curves: list[Scaling]) -> None:
+    found = curves[0]
+    bent = replace(
+        found,
+        growths=tuple(
+            replace(growth, past_knee_probability=chance)
+            for growth, chance in zip(found.growths, (0.01, 0.2, 0.6, 0.7), strict=True)
+        ),
+    )
+    assert knee_line(bent).startswith("knee at 2,048 GPUs (90 %: 512 to beyond 8,192)")
+    straight = replace(
+        found, growths=tuple(replace(g, past_knee_probability=0.0) for g in found.growths)
+    )
+    assert knee_line(straight).startswith("no knee up to 8,192 GPUs")
+
+
+def test_the_curve_is_plain_json(curves: list[Scaling]) -> None:
+    said = json.loads(json.dumps(curves[0].to_json()))
+    assert [point["num_ranks"] for point in said["points"]] == list(COUNTS)
+    assert said["points"][0]["efficiency_frac"] == 1.0
+    for growth, point, after in zip(
+        said["growths"], said["points"], said["points"][1:], strict=False
+    ):
+        lost = point["efficiency_frac"] / after["efficiency_frac"] - 1
+        assert sum(growth["parts_frac"].values()) == pytest.approx(lost)
