@@ -13,11 +13,15 @@ from ..regressors.intervals import Z_90
 from ..timeline.evaluate import GroupTimes
 from ..timeline.items import Item, Part, item_name
 from ..timeline.simulate import Span
-from ..workload.collectives import Collective, CollectiveCall
+from ..timeline.terms import Term, term_of, term_of_role
+from ..workload.collectives import Collective, CollectiveCall, GroupRole
 from ..workload.config import RunConfig
 from ..workload.config_json import encode_fields
-from ..workload.operators import Phase
+from ..workload.operators import OperatorKind, Phase
 from .known import similarity
+
+_ROUNDING = 1e-12
+"""Relative; sums in another order differ by this at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,68 @@ class StepEstimate:
             "own_sigma_log": self.own_sigma_log,
             "contributions": [encode_fields(c) for c in self.contributions],
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTerms:
+    """The step of a layout as a sum: one answer with its ``StepEstimate``."""
+
+    estimate: StepEstimate
+    terms_s: Mapping[Term, float]
+    """Seconds of the critical stage; they add up to the step."""
+    error_s: Mapping[Term, Mapping[str, float]]
+    """Change of each when one thing that is not known is off by one deviation, by the names of the
+    estimate's ``error_log``; over all terms they add up to its change of the step.  What this
+    layout has alone, ``own_sigma_log``, is of ``BESIDE`` and not among them."""
+    source_frac: Mapping[Term, Mapping[Source, float]]
+    """Shares of each term by where its time comes from."""
+
+
+def step_terms(
+    estimate: StepEstimate,
+    terms_s: Mapping[Term, float],
+    error_s: Mapping[Term, Mapping[str, float]],
+    *,
+    is_measured: bool,
+    is_fitted: bool,
+) -> StepTerms:
+    """The terms with what is beside them: all that the step has more, or less, than they say.
+
+    ``is_measured``: the step itself was; ``is_fitted``: any step.
+    """
+    errors: dict[str, float] = {n: estimate.time_s * e for n, e in estimate.error_log.items()}
+    for own in error_s.values():
+        for name, error in own.items():
+            errors[name] = errors.get(name, 0.0) - error
+    beside_s = estimate.time_s - sum(terms_s.values())
+    if abs(beside_s) < _ROUNDING * estimate.time_s:
+        beside_s = 0.0
+    sources = _term_sources(estimate)
+    told = Source.FITTED if is_fitted else Source.PRIOR
+    sources[Term.NODES] = {told: 1.0}
+    sources[Term.BESIDE] = {Source.MEASURED if is_measured else told: 1.0}
+    return StepTerms(
+        estimate=estimate,
+        terms_s={**terms_s, Term.BESIDE: beside_s},
+        error_s={**error_s, Term.BESIDE: errors},
+        source_frac={term: sources.get(term, {}) for term in Term},
+    )
+
+
+def _term_sources(estimate: StepEstimate) -> dict[Term, dict[Source, float]]:
+    """By term; a stage waits for passes, so the bubble rests on what they rest on."""
+    parts: dict[Term, list[Contribution]] = {}
+    for found in estimate.contributions:
+        role = found.name.partition(":")[2]
+        if role:
+            term = term_of_role(GroupRole(role))
+        else:
+            term = term_of(OperatorKind(found.name), Phase(found.phase))
+        parts.setdefault(term, []).append(found)
+        if found.phase != Phase.STEP.value and term is not Term.DP:
+            parts.setdefault(Term.BUBBLE, []).append(found)
+    parts[Term.LAUNCHES] = parts.get(Term.HOST, [])
+    return {term: _shares(found) for term, found in parts.items()}
 
 
 def paired_sigma_log(one: StepEstimate, other: StepEstimate) -> float:

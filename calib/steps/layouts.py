@@ -19,6 +19,7 @@ from ..timeline.evaluate import GroupTimes, evaluate, step_times
 from ..timeline.items import Floats
 from ..timeline.simulate import Simulation
 from ..timeline.steady import Run, simulate_long
+from ..timeline.terms import Term, term_times
 from ..workload.collectives import Placement
 from ..workload.config import RunConfig
 from .base_times import BaseTimes
@@ -51,6 +52,17 @@ _PASSES = (Placement.FORWARD, Placement.BACKWARD, Placement.RECOMPUTE)
 _TABLED_FRAC = 0.5
 """The same for operators that tables of the device time alone."""
 Simulate = Callable[[Sequence[Run]], list[Simulation]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TermSlopes:
+    """The terms of one layout's step."""
+
+    terms: tuple[Term, ...]
+    time_s: Floats
+    """Shape (terms,)."""
+    slopes_s: Floats
+    """Seconds for each unit of a constant, shape (terms, constants)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -127,6 +139,34 @@ class Layouts:
 
         Shape (layouts, constants).  Effects on the same layers have one slope between them.
         """
+        found, columns = self._moved(theta, step)
+        logs = np.log(step_times(self.compiled, found)) + self.growth_log(columns)
+        slopes = self._by_constant(logs, step, self.has_effect)
+        return found, np.hstack([slopes, self.has_release])
+
+    def term_slopes(self, theta: Floats, step: float) -> list[TermSlopes]:
+        """Each layout's step by terms, with their slopes: the step is that of ``slopes``, and so is
+        the sum of the slopes."""
+        found, columns = self._moved(theta, step)
+        growth, items_s = np.exp(self.growth_log(columns)), self.priced.time_s(columns)
+        out: dict[int, TermSlopes] = {}
+        for group in found:
+            for row, place in enumerate(group.group.members.tolist()):
+                times_s = term_times(self.compiled, group, items_s, row)
+                times_s[Term.NODES] = group.total_s[row] * (growth[place] - 1.0)
+                values = np.stack(list(times_s.values()))
+                grown_s = float(group.total_s[row, 0] * growth[place, 0])
+                releases = np.array([[term is Term.NODES] for term in times_s]) * grown_s
+                slopes = self._by_constant(values, step, self.has_effect[place])
+                out[place] = TermSlopes(
+                    terms=tuple(times_s),
+                    time_s=values[:, 0],
+                    slopes_s=np.hstack([slopes, releases * self.has_release[place]]),
+                )
+        return [out[place] for place in range(len(out))]
+
+    def _moved(self, theta: Floats, step: float) -> tuple[list[GroupTimes], Floats]:
+        """The steps at ``theta``, with each constant and with all effects moved; the constants."""
         number, effects = self._num_global, self._effects(theta)
         columns = np.repeat(theta[:, np.newaxis], number + 3, axis=1)
         columns[:number, 1 : number + 1] += step * np.eye(number)
@@ -136,13 +176,15 @@ class Layouts:
             (matrix @ effects)[:, np.newaxis] + matrix.max(axis=1, initial=0.0)[:, np.newaxis] * by
             for matrix, by in zip((self.launch_effects, self.work_effects), moved, strict=True)
         )
-        found = self._timed(columns, launch, work, _RUN)
-        logs = np.log(step_times(self.compiled, found)) + self.growth_log(columns)
-        slopes = (logs[:, 1:] - logs[:, :1]) / step
+        return self._timed(columns, launch, work, _RUN), columns
+
+    def _by_constant(self, values: Floats, step: float, has_effect: Floats) -> Floats:
+        """Slopes by all constants but the releases, shape (rows, constants), of values with each
+        constant moved, shape (rows, alternatives)."""
+        slopes = (values[:, 1:] - values[:, :1]) / step
         is_launch = np.array([effect[0] == LAUNCH for effect in self.effects], dtype=bool)
         of_effects = np.where(is_launch, slopes[:, -2, np.newaxis], slopes[:, -1, np.newaxis])
-        slopes = np.hstack([slopes[:, :number], of_effects * self.has_effect, self.has_release])
-        return found, slopes
+        return np.hstack([slopes[:, : self._num_global], of_effects * has_effect])
 
     def items_s(self, theta: Floats) -> Floats:
         """Seconds of each item, shape (items,), of one vector of constants."""
@@ -176,9 +218,11 @@ class Layouts:
             # Recomputation and backward launch into one queue: what one waits, the other works.
             both_s = blocks.backward_s + blocks.recompute_s
             slower = larger(both_s, backward_s + again_s) / np.maximum(both_s, _LEAST_S)
+            passed_s = larger(blocks.forward_s, forward_s)
             return replace(
                 blocks,
-                forward_s=work * larger(blocks.forward_s, forward_s),
+                waits_s=work * (passed_s - blocks.forward_s + (slower - 1.0) * both_s),
+                forward_s=work * passed_s,
                 backward_s=work * slower * blocks.backward_s,
                 recompute_s=work * slower * blocks.recompute_s,
             )

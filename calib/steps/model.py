@@ -18,11 +18,12 @@ from ..timeline.evaluate import step_times
 from ..timeline.items import Floats
 from ..timeline.simulate import spans
 from ..timeline.steady import simulate_each, simulate_long
+from ..timeline.terms import Term
 from ..workload.config import RunConfig
 from .base_times import BaseTimes
-from .estimate import StepEstimate, step_estimate
+from .estimate import StepEstimate, StepTerms, step_estimate, step_terms
 from .known import SPANNED, Features, KnownStep, Remainder, same_layout, unseen_across
-from .layouts import Layouts, doublings, layouts_of
+from .layouts import Layouts, TermSlopes, doublings, layouts_of
 from .posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
 from .priced_items import SCALE, Constant, PricedItems, priced_items
 from .scales import BOOST, GROWTH, LAUNCH, effects_of, releases_of
@@ -124,6 +125,40 @@ class FittedSteps:
         found = [one.time_s for one in here if same_layout(one.config) == wanted]
         return float(np.median(found)) if found else None
 
+    def by_term(self, configs: Sequence[RunConfig]) -> list[StepTerms]:
+        """The steps of many layouts with what they are made of, in their order."""
+        if not configs:
+            return []
+        layouts, theta = self._layouts(configs)
+        estimates = self._estimates(layouts, theta)
+        of_all = layouts.term_slopes(theta, SLOPE_STEP)
+        return [
+            self._by_term(layouts, estimate, own)
+            for estimate, own in zip(estimates, of_all, strict=True)
+        ]
+
+    def _by_term(self, layouts: Layouts, estimate: StepEstimate, own: TermSlopes) -> StepTerms:
+        pull = np.zeros((len(own.terms), len(self.posterior.constants) if self.posterior else 0))
+        errors = self._along(layouts, own.slopes_s, pull)
+        error_s: dict[Term, dict[str, float]] = {
+            term: errors.of(place, self._inflation) for place, term in enumerate(own.terms)
+        }
+        for name in SPANNED:
+            unseen_log = estimate.error_log.get(_unseen(name), 0.0)
+            slopes_s = own.slopes_s[:, layouts.constants.index((SCALE, name))]
+            if unseen_log and slopes_s.sum() > 0:
+                shares = estimate.time_s * unseen_log * slopes_s / slopes_s.sum()
+                for term, error in zip(own.terms, shares.tolist(), strict=True):
+                    error_s[term][_unseen(name)] = error
+        terms_s = dict(zip(own.terms, own.time_s.tolist(), strict=True))
+        return step_terms(
+            estimate,
+            terms_s,
+            error_s,
+            is_measured=self._remainder(estimate.config) is not None,
+            is_fitted=self.posterior is not None,
+        )
+
     def _estimates(self, layouts: Layouts, theta: Floats) -> list[StepEstimate]:
         found, slopes = layouts.slopes(theta, SLOPE_STEP)
         left_log, own_sigma, pull = self._discrepancy(layouts.compiled.configs)
@@ -174,7 +209,17 @@ class FittedSteps:
         return self.posterior.discrepancy(Features.of(configs))
 
     def _errors(self, layouts: Layouts, slopes: Floats, pull: Floats) -> _Errors:
-        """Independent errors of log step times, one deviation each.
+        """Independent errors of log step times, one deviation each."""
+        found = self._along(layouts, slopes, pull)
+        if self.posterior is None:
+            return found
+        return _Errors(
+            names=(*found.names, *(_unseen(name) for name in SPANNED)),
+            logs=np.hstack([found.logs, self._unseen(layouts, slopes)]),
+        )
+
+    def _along(self, layouts: Layouts, slopes: Floats, pull: Floats) -> _Errors:
+        """Errors of what has these slopes by the constants, shape (rows, constants).
 
         Of constants that steps have told something of, the columns of their covariance's root; of
         all others the deviations of their priors.  So errors of one name are the same error in
@@ -197,9 +242,6 @@ class FittedSteps:
         fresh = [place for name, place in places.items() if name not in told]
         logs.append(slopes[:, fresh] * layouts.sigma_log[fresh])
         names += [_label(layouts.constants[place]) for place in fresh]
-        if self.posterior is not None:
-            logs.append(self._unseen(layouts, slopes))
-            names += [f"{name} across nodes, never sampled" for name in SPANNED]
         return _Errors(names=tuple(names), logs=np.hstack(logs))
 
     def _unseen(self, layouts: Layouts, slopes: Floats) -> Floats:
@@ -236,12 +278,16 @@ def fit_steps(base: BaseTimes, known: Sequence[KnownStep] = ()) -> FittedSteps:
 class _Errors:
     names: tuple[str, ...]
     logs: Floats
-    """Shape (layouts, names)."""
+    """Shape (rows, names)."""
 
     def of(self, place: int, factor: float) -> dict[str, float]:
-        """Those of one layout that are not 0, times a factor."""
+        """Those of one row that are not 0, times a factor."""
         pairs = zip(self.names, self.logs[place].tolist(), strict=True)
         return {name: factor * log for name, log in pairs if log}
+
+
+def _unseen(name: str) -> str:
+    return f"{name} across nodes, never sampled"
 
 
 def _label(constant: Constant) -> str:

@@ -31,6 +31,8 @@ class BlockTimes:
     """Transfers of sharded weights and gradients; None where blocks have none."""
     copies_s: dict[Placement, Floats] | None = None
     """Copies of activations beside each pass; None where blocks have none."""
+    waits_s: Floats | None = None
+    """What of the passes a device waits for the host to launch; None where that is not known."""
 
     @property
     def copy_exposed_s(self) -> Floats:

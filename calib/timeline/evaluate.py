@@ -54,36 +54,47 @@ class GroupTimes:
 
     def parts_s(self, layout: int) -> dict[Part, float]:
         """Seconds of the critical stage by part, first alternative; they add up to the step."""
+        found = self.part_times(layout, slice(1))
+        return {part: float(times_s[0]) for part, times_s in found.items()}
+
+    def part_times(self, layout: int, which: slice = slice(None)) -> dict[Part, Floats]:
+        """The same of some alternatives, shape (alternatives,) each.
+
+        The critical stage is that of the first; what it waits is the bubble.
+        """
         stage = self.critical_stage(layout)
         pipeline, m = self.group.pipeline, self.group.pipeline.num_microbatches
-        chunks = slice(stage, None, pipeline.num_stages)
-        held = self.group.counts[chunks].sum(axis=0)
-        places = self.group.blocks[layout]
-
-        def blocks(values: Floats) -> float:
-            return m * float(held @ values[places, 0])
-
-        column = layout * self.total_s.shape[1]
-        frac = float(self.group.host_frac[layout, 0])
-        forward, backward, step = (frac * float(host[0]) for host in self.host_s)
+        is_end = stage in (0, pipeline.num_stages - 1)
+        columns = slice(layout * self.total_s.shape[1], (layout + 1) * self.total_s.shape[1])
+        forward, backward, step = (
+            self.group.host_frac[layout] * host[which] for host in self.host_s
+        )
         parts = {
-            Part.FORWARD: blocks(self.blocks.forward_s),
-            Part.BACKWARD: blocks(self.blocks.backward_s),
-            Part.RECOMPUTE: blocks(self.blocks.recompute_s),
-            **{part: blocks(self.blocks.part_s(part)) for part in PASS_PARTS},
-            Part.PP: float(self.pipeline.transfer_s[stage, column]),
-            Part.DP: float(
-                (self.reduce_s + self.gather_s + m * self.shards_s)[stage, layout, 0]
-                + self.embedding_s[layout, 0]
-            ),
-            Part.OPTIMIZER: float(self.optimizer_s[stage, layout, 0]),
+            Part.FORWARD: self.of_blocks(layout, self.blocks.forward_s[:, which]),
+            Part.BACKWARD: self.of_blocks(layout, self.blocks.backward_s[:, which]),
+            Part.RECOMPUTE: self.of_blocks(layout, self.blocks.recompute_s[:, which]),
+            **{p: self.of_blocks(layout, self.blocks.part_s(p)[:, which]) for p in PASS_PARTS},
+            Part.PP: self.pipeline.transfer_s[stage, columns][which],
+            Part.DP: (self.reduce_s + self.gather_s + m * self.shards_s)[stage, layout, which]
+            + is_end * self.embedding_s[layout, which],
+            Part.OPTIMIZER: self.optimizer_s[stage, layout, which],
             Part.HOST: m * pipeline.num_virtual_stages * (forward + backward)
             + step
-            + m * float(self.copies_s[stage, layout, 0]),
+            + m * self.copies_s[stage, layout, which],
         }
-        parts[Part.TP] += float(self.finish_s[stage, layout, 0])
-        parts[Part.BUBBLE] = max(0.0, float(self.total_s[layout, 0]) - sum(parts.values()))
+        parts[Part.TP] = parts[Part.TP] + self.finish_s[stage, layout, which]
+        total_s = self.total_s[layout, which]
+        waits_s = total_s - sum(parts.values())
+        parts[Part.BUBBLE] = np.where(np.abs(waits_s) < _ROUNDING * total_s, 0.0, waits_s)
         return parts
+
+    def of_blocks(self, layout: int, values: Floats) -> Floats:
+        """What the blocks of the critical stage add up to in a step, shape (alternatives,), of
+        seconds of one micro-batch, shape (blocks, alternatives)."""
+        pipeline = self.group.pipeline
+        chunks = slice(self.critical_stage(layout), None, pipeline.num_stages)
+        held = self.group.counts[chunks].sum(axis=0)
+        return pipeline.num_microbatches * (held @ values[self.group.blocks[layout]])
 
     def edge_spans(self, layout: int) -> list[Span]:
         """What runs before and after the pipeline of one layout, first alternative."""

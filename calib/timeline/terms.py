@@ -1,0 +1,136 @@
+"""What a step takes, term by term: the parts of its critical stage, with work by its operators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+
+import numpy as np
+
+from ..workload.collectives import GroupRole
+from ..workload.operators import Operator, OperatorKind, Phase
+from .compiled import Compiled
+from .evaluate import GroupTimes
+from .items import PASS_PARTS, Floats, Part, SparseRows, part_of
+
+Kind = OperatorKind
+
+
+class Term(Enum):
+    """One reason why a step takes what it takes, in the order in which they are told."""
+
+    ATTENTION = "attention"
+    """With its projections, forward and backward; so are those that follow."""
+    MLP = "mlp"
+    """Experts too."""
+    ROUTING = "routing"
+    """Router, and tokens put in the order of their experts."""
+    NORM = "norm"
+    """Norms, residuals, and other work on hidden states."""
+    HEAD = "head"
+    """Embedding, logits and loss."""
+    RECOMPUTE = "recompute"
+    LAUNCHES = "launches"
+    """What a device waits in its passes for kernels that the host has yet to launch."""
+    TP = "tp"
+    """Transfers are what nothing hides of them."""
+    CP = "cp"
+    EP = "ep"
+    PP = "pp"
+    """Messages between stages that are waited for at once."""
+    BUBBLE = "bubble"
+    """What the critical stage waits: for the pipeline to fill and drain, and for slower stages."""
+    DP = "dp"
+    OPTIMIZER = "optimizer"
+    OFFLOAD = "offload"
+    """Copies of activations that no pass hides."""
+    HOST = "host"
+    NODES = "nodes"
+    """What many nodes and a release add, less what devices gain that cool down in bubbles."""
+    BESIDE = "beside"
+    """What measured steps of this layout and of those alike say beside all other terms."""
+
+
+_OPERATORS = (Term.ATTENTION, Term.MLP, Term.ROUTING, Term.NORM, Term.HEAD)
+_KINDS = {
+    Term.ATTENTION: (
+        *(Kind.LINEAR_QKV, Kind.POSITION, Kind.CORE_ATTENTION, Kind.LINEAR_PROJ),
+        *(Kind.FLASH_ATTENTION, Kind.MASK, Kind.SOFTMAX, Kind.FUSED_SOFTMAX, Kind.ROTARY),
+    ),
+    Term.MLP: (
+        *(Kind.LINEAR_FC1, Kind.ACTIVATION, Kind.LINEAR_FC2, Kind.GROUPED_LINEAR, Kind.EXPERTS),
+        *(Kind.LINEAR, Kind.BATCHED_PRODUCT, Kind.LAYER),
+    ),
+    Term.ROUTING: (Kind.ROUTER, Kind.PERMUTE),
+    Term.NORM: (Kind.NORM, Kind.RMS_NORM, Kind.RESIDUAL, Kind.ELEMENTWISE),
+    Term.HEAD: (Kind.EMBEDDING, Kind.LOGITS, Kind.LOSS),
+    Term.OPTIMIZER: (Kind.OPTIMIZER, Kind.SHARDED_OPTIMIZER, Kind.STATED_OPTIMIZER),
+    Term.OFFLOAD: (Kind.HOST_COPY,),
+    Term.HOST: (Kind.HOST_MICROBATCH, Kind.HOST_STEP, Kind.SHARD_UNIT),
+}
+_TERM_OF = {kind: term for term, kinds in _KINDS.items() for kind in kinds}
+_DATA = (GroupRole.DP, GroupRole.DP_INSTANCES, GroupRole.EXPERT_DP, GroupRole.EMBEDDING)
+_LEAST_S = 1e-15
+"""Keeps shares finite; no block that works is as short."""
+
+
+def term_of(kind: OperatorKind, phase: Phase) -> Term:
+    """The term that an operator's time goes to.
+
+    >>> term_of(OperatorKind.LINEAR_FC1, Phase.FORWARD), term_of(OperatorKind.NORM, Phase.RECOMPUTE)
+    (<Term.MLP: 'mlp'>, <Term.RECOMPUTE: 'recompute'>)
+    """
+    return Term.RECOMPUTE if phase is Phase.RECOMPUTE else _TERM_OF[kind]
+
+
+def term_of_role(role: GroupRole) -> Term:
+    """The term that what is exposed of a transfer goes to."""
+    if role in _DATA:
+        return Term.DP
+    return Term.PP if role is GroupRole.PP else Term(part_of(role).value)
+
+
+def term_times(
+    compiled: Compiled, found: GroupTimes, items_s: Floats, layout: int
+) -> dict[Term, Floats]:
+    """Seconds of each term of one layout of a group, shape (alternatives,) each.
+
+    They add up to its ``total_s``; ``items_s`` are what ``found`` was evaluated with.  The critical
+    stage is that of the first alternative.  ``NODES`` and ``BESIDE`` are not of a timeline.
+    """
+    parts = found.part_times(layout)
+    stage = found.critical_stage(layout)
+    offload_s = found.group.pipeline.num_microbatches * found.copies_s[stage, layout]
+    return {
+        **_work(compiled, found, items_s, layout),
+        **{Term(part.value): parts[part] for part in (*PASS_PARTS, Part.PP, Part.BUBBLE)},
+        Term.DP: parts[Part.DP],
+        Term.OPTIMIZER: parts[Part.OPTIMIZER],
+        Term.OFFLOAD: offload_s,
+        Term.HOST: parts[Part.HOST] - offload_s,
+    }
+
+
+def _work(
+    compiled: Compiled, found: GroupTimes, items_s: Floats, layout: int
+) -> dict[Term, Floats]:
+    """Passes of the critical stage by operators, with recomputation and waits for launches."""
+    sums, blocks = compiled.sums, found.blocks
+    again_s = sums.recompute @ items_s
+    plain_s = sums.forward @ items_s + sums.backward @ items_s + again_s
+    waits_s = blocks.waits_s if blocks.waits_s is not None else np.zeros_like(plain_s)
+    done_s = blocks.forward_s + blocks.backward_s + blocks.recompute_s - waits_s
+    slower = done_s / np.maximum(plain_s, _LEAST_S)
+    terms = [_TERM_OF[i.kind] if isinstance(i, Operator) else None for i in compiled.items]
+    out: dict[Term, Floats] = {}
+    for term in _OPERATORS:
+        is_own = np.array([float(own is term) for own in terms])
+        own_s = _only(sums.forward, is_own) @ items_s + _only(sums.backward, is_own) @ items_s
+        out[term] = found.of_blocks(layout, slower * own_s)
+    out[Term.RECOMPUTE] = found.of_blocks(layout, slower * again_s)
+    out[Term.LAUNCHES] = found.of_blocks(layout, waits_s)
+    return out
+
+
+def _only(rows: SparseRows, is_own: Floats) -> SparseRows:
+    return replace(rows, counts=rows.counts * is_own[rows.columns])
