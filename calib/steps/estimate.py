@@ -86,7 +86,7 @@ class StepTerms:
     error_s: Mapping[Term, Mapping[str, float]]
     """Change of each when one thing that is not known is off by one deviation, by the names of the
     estimate's ``error_log``; over all terms they add up to its change of the step.  What this
-    layout has alone, ``own_sigma_log``, is of ``BESIDE`` and not among them."""
+    layout has alone, ``own_sigma_log``, is of ``UNEXPLAINED`` and not among them."""
     source_frac: Mapping[Term, Mapping[Source, float]]
     """Shares of each term by where its time comes from."""
 
@@ -113,11 +113,11 @@ def step_terms(
     sources = _term_sources(estimate)
     told = Source.FITTED if is_fitted else Source.PRIOR
     sources[Term.NODES] = {told: 1.0}
-    sources[Term.BESIDE] = {Source.MEASURED if is_measured else told: 1.0}
+    sources[Term.UNEXPLAINED] = {Source.MEASURED if is_measured else told: 1.0}
     return StepTerms(
         estimate=estimate,
-        terms_s={**terms_s, Term.BESIDE: beside_s},
-        error_s={**error_s, Term.BESIDE: errors},
+        terms_s={**terms_s, Term.UNEXPLAINED: beside_s},
+        error_s={**error_s, Term.UNEXPLAINED: errors},
         source_frac={term: sources.get(term, {}) for term in Term},
     )
 

@@ -47,7 +47,7 @@ class Term(Enum):
     HOST = "host"
     NODES = "nodes"
     """What many nodes and a release add, less what devices gain that cool down in bubbles."""
-    BESIDE = "beside"
+    UNEXPLAINED = "unexplained"
     """What measured steps of this layout and of those alike say beside all other terms."""
 
 
@@ -96,7 +96,7 @@ def term_times(
     """Seconds of each term of one layout of a group, shape (alternatives,) each.
 
     They add up to its ``total_s``; ``items_s`` are what ``found`` was evaluated with.  The critical
-    stage is that of the first alternative.  ``NODES`` and ``BESIDE`` are not of a timeline.
+    stage is that of the first alternative.  ``NODES`` and ``UNEXPLAINED`` are not of a timeline.
     """
     parts = found.part_times(layout)
     stage = found.critical_stage(layout)

@@ -78,7 +78,9 @@ def test_terms_add_up_to_the_step_and_their_errors_to_its_error(
     step = found.estimate
     assert sum(found.terms_s.values()) == pytest.approx(step.time_s, rel=REL)
     assert (
-        min(time_s for t, time_s in found.terms_s.items() if t not in (Term.NODES, Term.BESIDE))
+        min(
+            time_s for t, time_s in found.terms_s.items() if t not in (Term.NODES, Term.UNEXPLAINED)
+        )
         >= 0
     )
     of_step = {name: step.time_s * error for name, error in step.error_log.items()}
@@ -100,7 +102,9 @@ def test_terms_are_the_parts_with_work_told_apart(
 ) -> None:
     """Parts hold what is beside the terms, each in its share."""
     found = only(steps_of(planted()), layout(**chosen))
-    plain_s = sum(t for term, t in found.terms_s.items() if term not in (Term.NODES, Term.BESIDE))
+    plain_s = sum(
+        t for term, t in found.terms_s.items() if term not in (Term.NODES, Term.UNEXPLAINED)
+    )
     scale = found.estimate.time_s / plain_s
     for parts, terms in SAME.items():
         part_s = sum(found.estimate.parts_s[part] for part in parts)
@@ -166,7 +170,7 @@ def test_of_a_measured_layout_the_step_is_known_and_its_terms_are_not(
     assert found.estimate.time_s == pytest.approx(1.1 * alone_s, rel=1e-3)
     assert all(abs(error) < 1e-9 for error in error_sums(found).values())
     assert sum(error**2 for error in found.error_s[Term.ATTENTION].values()) > 0
-    assert found.source_frac[Term.BESIDE] == {Source.MEASURED: 1.0}
+    assert found.source_frac[Term.UNEXPLAINED] == {Source.MEASURED: 1.0}
 
 
 def test_small_layers_wait_for_launches_unless_a_graph_replays_them(layout: Layout) -> None:

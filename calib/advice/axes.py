@@ -1,0 +1,159 @@
+"""The choices that a layout consists of, and layouts that take some of theirs from another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from ..errors import ConfigError
+from ..workload.config import Parallelism, Recompute, RunConfig
+from ..workload.pipeline_layout import uneven_layers
+
+AXES = ("gpus", "tp", "cp", "ep", "pp", "vp", "mbs", "recompute", "sharding", "overlap", "other")
+"""In the order in which they are changed where any order would do; dp follows from the rest."""
+_DEGREES: Mapping[str, tuple[str, ...]] = {
+    "gpus": ("ranks_per_node",),
+    "tp": ("tp", "is_sequence_parallel"),
+    "cp": ("cp", "context_comm"),
+    "ep": ("ep", "etp"),
+    "pp": ("pp", "schedule"),
+    "vp": ("vp", "microbatch_group_size", "overlaps_p2p", "overlaps_p2p_ends"),
+    "sharding": (
+        *("is_optimizer_distributed", "sharding", "num_optimizer_instances"),
+        *("regathers_weights", "prefetches_backward", "keeps_grads_whole"),
+    ),
+    "overlap": ("overlaps_grad_reduce", "overlaps_param_gather", "overlaps_tp"),
+}
+_RECOMPUTE = ("recompute", "recompute_num_layers", "recompute_modules")
+_FOLLOWS = ("dp", "chunk_layers")
+"""Of the other degrees."""
+_SIZES = ("micro_batch_size", "global_batch_size")
+_NAMES = tuple(field.name for field in fields(Parallelism))
+
+
+def axis_value(config: RunConfig, axis: str) -> str:
+    """What a layout has chosen on an axis, as text; empty for ``other``.
+
+    >>> from ..workload.config import Batch, ModelShape
+    >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
+    ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
+    >>> config = RunConfig(model=gpt, parallelism=Parallelism(dp=2, is_optimizer_distributed=True),
+    ...     batch=Batch(micro_batch_size=4, global_batch_size=8))
+    >>> [axis_value(config, axis) for axis in ("gpus", "mbs", "recompute", "sharding", "overlap")]
+    ['2', '4', 'none', 'optimizer', 'none']
+    """
+    return _TEXTS[axis](config)
+
+
+def differing_axes(one: RunConfig, other: RunConfig) -> tuple[str, ...]:
+    """The axes on which two layouts differ, in the order of ``AXES``."""
+    return tuple(axis for axis in AXES if _taken(one, axis) != _taken(other, axis))
+
+
+def mixed(config: RunConfig, other: RunConfig, axes: Collection[str]) -> RunConfig:
+    """``config`` with the choices of ``other`` on some axes, see ``changed``.
+
+    Layers are split over stages as in the layout whose stages they are.
+    """
+    taken: dict[str, Any] = {}
+    for axis in axes:
+        taken |= _taken(other, axis)
+    return changed(config, taken, like=other)
+
+
+def changed(
+    config: RunConfig, values: Mapping[str, object], *, like: RunConfig | None = None
+) -> RunConfig:
+    """The layout with other values of some fields; dp follows from the number of ranks.
+
+    Layers are split over stages as in ``like`` or as they were, where their number is the same,
+    else evenly but for the last stage.  Raises ``ConfigError`` where such a layout cannot run.
+    """
+    taken: dict[str, Any] = dict(values)
+    par = config.parallelism
+    ranks = taken.pop("num_ranks", par.num_ranks)
+    batch = {name: taken.pop(name) for name in _SIZES if name in taken}
+    degrees = {name: taken.pop(name) for name in _NAMES if name in taken}
+    tp, cp, pp, vp = (degrees.get(name, getattr(par, name)) for name in ("tp", "cp", "pp", "vp"))
+    if ranks % (tp * cp * pp):
+        raise ConfigError(f"{ranks} ranks do not split over tp {tp} x cp {cp} x pp {pp}")
+    degrees["dp"] = ranks // (tp * cp * pp)
+    degrees["chunk_layers"] = _chunk_layers(config, like or config, pp, vp)
+    if tp == 1:
+        degrees["is_sequence_parallel"] = False
+    return replace(
+        config,
+        parallelism=replace(par, **degrees),
+        batch=replace(config.batch, **batch),
+        **taken,
+    )
+
+
+def _taken(config: RunConfig, axis: str) -> dict[str, Any]:
+    """The fields of an axis with their values, by names that no two of the parts share."""
+    par = config.parallelism
+    found = {name: getattr(par, name) for name in _DEGREES.get(axis, ())}
+    if axis == "gpus":
+        return {**found, "num_ranks": par.num_ranks}
+    if axis == "tp" and par.tp == 1:
+        return {**found, "is_sequence_parallel": False}
+    if axis == "mbs":
+        return {"micro_batch_size": config.batch.micro_batch_size}
+    if axis == "recompute":
+        return {name: getattr(config, name) for name in _RECOMPUTE}
+    if axis == "other":
+        named = {name for names in _DEGREES.values() for name in names} | {*_FOLLOWS}
+        own = {*_RECOMPUTE, "parallelism", "batch", "unmodelled", "cadence"}
+        degrees = {f.name for f in fields(par)} - named
+        return {
+            **{name: getattr(par, name) for name in sorted(degrees)},
+            **{f.name: getattr(config, f.name) for f in fields(config) if f.name not in own},
+            "global_batch_size": config.batch.global_batch_size,
+        }
+    return found
+
+
+def _chunk_layers(config: RunConfig, other: RunConfig, pp: int, vp: int) -> tuple[int, ...]:
+    for one in (other, config):
+        par = one.parallelism
+        if (par.pp, par.vp) == (pp, vp):
+            return par.chunk_layers
+    return uneven_layers(config.model.num_layers, pp) if vp == 1 else ()
+
+
+def _overlaps(config: RunConfig) -> str:
+    par = config.parallelism
+    is_on = {
+        "gradients": par.overlaps_grad_reduce,
+        "weights": par.overlaps_param_gather,
+        "tp": par.overlaps_tp,
+    }
+    return "+".join(name for name, on in is_on.items() if on) or "none"
+
+
+def _sharding(config: RunConfig) -> str:
+    par = config.parallelism
+    copies = f"x{par.num_optimizer_instances}" if par.num_optimizer_instances > 1 else ""
+    return par.sharded.value + copies
+
+
+def _recompute(config: RunConfig) -> str:
+    layers = f":{config.recompute_num_layers}" if config.recompute_num_layers else ""
+    modules = config.recompute_modules if config.recompute is Recompute.SELECTIVE else ()
+    return "+".join((config.recompute.value + layers, *modules))
+
+
+def _degree(name: str) -> Callable[[RunConfig], str]:
+    return lambda config: str(getattr(config.parallelism, name))
+
+
+_TEXTS: Mapping[str, Callable[[RunConfig], str]] = {
+    "gpus": _degree("num_ranks"),
+    **{name: _degree(name) for name in ("tp", "cp", "ep", "pp", "vp")},
+    "mbs": lambda config: str(config.batch.micro_batch_size),
+    "recompute": _recompute,
+    "sharding": _sharding,
+    "overlap": _overlaps,
+    "other": lambda config: "",
+}

@@ -1,0 +1,278 @@
+"""Why a layout takes what it takes, and why one is faster than another: term by term."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..fit.estimates import Source
+from ..plain_json import JsonObject
+from ..regressors.intervals import Z_90
+from ..steps.estimate import StepEstimate, StepTerms, paired_sigma_log
+from ..steps.known import similarity
+from ..steps.model import FittedSteps
+from ..timeline.terms import Term
+from ..units import format_frac, format_time
+from ..workload.config import RunConfig
+from .enumeration import layout_label
+from .walk import Walk, walk
+
+SCHEMA = 1
+TEXTS: Mapping[Term, str] = {
+    Term.ATTENTION: "attention",
+    Term.MLP: "MLP",
+    Term.ROUTING: "routing",
+    Term.NORM: "norms",
+    Term.HEAD: "embedding/head",
+    Term.RECOMPUTE: "recompute",
+    Term.LAUNCHES: "launches",
+    Term.TP: "TP transfers",
+    Term.CP: "CP transfers",
+    Term.EP: "EP transfers",
+    Term.PP: "PP messages",
+    Term.BUBBLE: "PP bubble",
+    Term.DP: "DP exposed",
+    Term.OPTIMIZER: "optimizer",
+    Term.OFFLOAD: "offload",
+    Term.HOST: "host",
+    Term.NODES: "nodes, clocks",
+    Term.UNEXPLAINED: "unexplained",
+}
+_SIGNED = (Term.NODES, Term.UNEXPLAINED)
+"""What may take time off a step; no other term is below 0."""
+_MOST_FRAC, _MOST_NAMED = 0.8, 3
+"""A sentence names terms until they are most of a step or of what decides, and not more of them."""
+_WORTH_FRAC = 0.1
+"""Of a difference: what works against it is named from there on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermTime:
+    """Seconds of one term, of a layout or of the difference of two, with a 90 % interval."""
+
+    term: Term
+    time_s: float
+    low_s: float
+    high_s: float
+    source_frac: Mapping[Source, float]
+
+    def to_json(self) -> JsonObject:
+        """A JSON object."""
+        return {
+            "term": self.term.value,
+            **{name: getattr(self, name) for name in ("time_s", "low_s", "high_s")},
+            "source_frac": {src.value: frac for src, frac in self.source_frac.items() if frac},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """A layout's step as a sum of terms."""
+
+    estimate: StepEstimate
+    terms: tuple[TermTime, ...]
+    """Those that are not 0; they add up to the step."""
+
+    @property
+    def label(self) -> str:
+        """The layout in short."""
+        return layout_label(self.estimate.config)
+
+    @property
+    def sentence(self) -> str:
+        """Where most of the step goes."""
+        total_s = self.estimate.time_s
+        named = _named([t for t in self.terms if t.term not in _SIGNED], total_s)
+        parts = [f"{TEXTS[t.term]} {format_frac(t.time_s / total_s)}" for t in named]
+        return f"{self.label} takes {format_time(total_s)}: {', '.join(parts)}"
+
+    def to_json(self) -> JsonObject:
+        """A JSON object."""
+        return {
+            "label": self.label,
+            "num_ranks": self.estimate.config.parallelism.num_ranks,
+            "step_time_s": self.estimate.time_s,
+            "low_s": self.estimate.low_s,
+            "high_s": self.estimate.high_s,
+            "critical_stage": self.estimate.critical_stage,
+            "source_frac": {src.value: frac for src, frac in self.estimate.source_frac.items()},
+            "terms": [term.to_json() for term in self.terms],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One layout's step less another's, term by term."""
+
+    one: Explained
+    other: Explained
+    time_s: float
+    low_s: float
+    high_s: float
+    """90 % interval; errors that both steps share have cancelled."""
+    terms: tuple[TermTime, ...]
+    """They add up to ``time_s``."""
+    walk: Walk
+    """From the other layout to the one."""
+
+    @property
+    def is_told_apart(self) -> bool:
+        """Whether 0 lies outside the interval."""
+        return self.low_s > 0 or self.high_s < 0
+
+    @property
+    def sentence(self) -> str:
+        """Which of the two is faster, and what decides."""
+        frac = self.time_s / self.other.estimate.time_s
+        if not self.time_s:
+            return f"{self.one.label} and {self.other.label} take the same time"
+        if self.is_told_apart:
+            faster = "faster" if frac < 0 else "slower"
+            text = f"{self.one.label} is {format_frac(abs(frac))} {faster} than {self.other.label}"
+        else:
+            low, high = (s / self.other.estimate.time_s for s in (self.low_s, self.high_s))
+            ends = f"{format_frac(low, signed=True)} to {format_frac(high, signed=True)}"
+            text = f"{self.one.label} cannot be told apart from {self.other.label} "
+            text += f"({format_frac(frac, signed=True)}; 90 %: {ends})"
+        sign = math.copysign(1.0, self.time_s)
+        along = [term for term in self.terms if term.time_s * sign > 0]
+        named = _named(along, sum(abs(term.time_s) for term in along))
+        text += f", mainly by {', '.join(map(_signed, named))}"
+        against = min(self.terms, key=lambda term: term.time_s * sign)
+        if against.time_s * sign < -_WORTH_FRAC * abs(self.time_s):
+            text += f"; against it {_signed(against)}"
+        return text
+
+    def to_json(self) -> JsonObject:
+        """A JSON object."""
+        return {
+            **{name: getattr(self, name) for name in ("time_s", "low_s", "high_s")},
+            "time_frac": self.time_s / self.other.estimate.time_s,
+            "is_told_apart": self.is_told_apart,
+            "terms": [term.to_json() for term in self.terms],
+            "walk": self.walk.to_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """The answer to why."""
+
+    one: Explained
+    difference: Difference | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The answer in one sentence."""
+        return self.difference.sentence if self.difference else self.one.sentence
+
+    def to_json(self) -> JsonObject:
+        """A JSON object with its schema."""
+        against = self.difference
+        return {
+            "schema": SCHEMA,
+            "sentence": self.sentence,
+            "layout": self.one.to_json(),
+            "other": against.other.to_json() if against else None,
+            "difference": against.to_json() if against else None,
+        }
+
+
+def explain(config: RunConfig, other: RunConfig | None, steps: FittedSteps) -> Explanation:
+    """Why the step of a layout takes what it takes; with another, why not as long as that one's."""
+    if other is None:
+        return Explanation(one=_explained(*steps.by_term([config])))
+    one, second = steps.by_term([config, other])
+    return Explanation(
+        one=_explained(one), difference=_difference(one, second, walk(other, config, steps))
+    )
+
+
+def _explained(found: StepTerms) -> Explained:
+    own_s = found.estimate.time_s * found.estimate.own_sigma_log
+    terms = []
+    for term in Term:
+        time_s = found.terms_s[term]
+        sigma_s = math.hypot(
+            *found.error_s[term].values(), own_s if term is Term.UNEXPLAINED else 0.0
+        )
+        if time_s or term is Term.UNEXPLAINED:
+            terms.append(_term_time(term, time_s, sigma_s, found.source_frac[term]))
+    return Explained(estimate=found.estimate, terms=tuple(terms))
+
+
+def _term_time(
+    term: Term,
+    time_s: float,
+    sigma_s: float,
+    sources: Mapping[Source, float],
+    *,
+    is_signed: bool = False,
+) -> TermTime:
+    low_s = time_s - Z_90 * sigma_s
+    if not (is_signed or term in _SIGNED):
+        low_s = max(0.0, low_s)
+    high_s = time_s + Z_90 * sigma_s
+    return TermTime(term=term, time_s=time_s, low_s=low_s, high_s=high_s, source_frac=sources)
+
+
+def _difference(one: StepTerms, other: StepTerms, way: Walk) -> Difference:
+    mine, its = one.estimate, other.estimate
+    ours_s, theirs_s = mine.time_s * mine.own_sigma_log, its.time_s * its.own_sigma_log
+    alike = 1.0
+    if mine.config != its.config:
+        alike = float(similarity([mine.config], [its.config])[0, 0])
+    own_s = math.sqrt(max(0.0, ours_s**2 + theirs_s**2 - 2 * alike * ours_s * theirs_s))
+    terms = []
+    for term in Term:
+        time_s = one.terms_s[term] - other.terms_s[term]
+        sigma_s = math.hypot(
+            *_apart(one.error_s[term], other.error_s[term]),
+            own_s if term is Term.UNEXPLAINED else 0.0,
+        )
+        if one.terms_s[term] or other.terms_s[term] or term is Term.UNEXPLAINED:
+            sources = _joined(one, other, term)
+            terms.append(_term_time(term, time_s, sigma_s, sources, is_signed=True))
+    spread = math.exp(Z_90 * paired_sigma_log(mine, its))
+    return Difference(
+        one=_explained(one),
+        other=_explained(other),
+        time_s=mine.time_s - its.time_s,
+        # The ratio is log-normal, as in a plan.
+        low_s=mine.time_s / spread - its.time_s,
+        high_s=mine.time_s * spread - its.time_s,
+        terms=tuple(terms),
+        walk=way,
+    )
+
+
+def _apart(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list[float]:
+    return [ours.get(name, 0.0) - theirs.get(name, 0.0) for name in sorted({*ours, *theirs})]
+
+
+def _joined(one: StepTerms, other: StepTerms, term: Term) -> dict[Source, float]:
+    """Shares of both layouts together, each by its seconds."""
+    ours_s, theirs_s = abs(one.terms_s[term]), abs(other.terms_s[term])
+    total_s = ours_s + theirs_s or 1.0
+    ours, theirs = one.source_frac[term], other.source_frac[term]
+    return {
+        source: (ours_s * ours.get(source, 0.0) + theirs_s * theirs.get(source, 0.0)) / total_s
+        for source in Source
+    }
+
+
+def _named(terms: Sequence[TermTime], total_s: float) -> list[TermTime]:
+    """The largest terms, until they are most of a total."""
+    ordered = sorted(terms, key=lambda term: -abs(term.time_s))
+    named: list[TermTime] = []
+    for term in ordered[:_MOST_NAMED]:
+        if sum(abs(one.time_s) for one in named) >= _MOST_FRAC * total_s:
+            break
+        named.append(term)
+    return named
+
+
+def _signed(term: TermTime) -> str:
+    sign = "+" if term.time_s > 0 else "-"
+    return f"{TEXTS[term.term]} {sign}{format_time(abs(term.time_s))}"

@@ -1,0 +1,185 @@
+"""Layouts by the names that plans print and that people type."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from ..errors import ConfigError
+from ..workload.argument_values import whole
+from ..workload.batch import Batch
+from ..workload.config import Parallelism, Recompute, RunConfig, Schedule, Sharding
+from ..workload.model_shape import at_least_one, at_most
+from ..workload.pipeline_layout import uneven_layers
+
+RUNNING = "running"
+_DEGREES = {n: n for n in ("tp", "cp", "ep", "etp", "pp", "vp", "dp", "mbs")} | {"vpp": "vp"}
+_SHARDINGS = {
+    "ddp": Sharding.NONE,
+    "zero1": Sharding.OPTIMIZER,
+    "zero2": Sharding.GRADS,
+    "fsdp": Sharding.WEIGHTS,
+    "hsdp": Sharding.WEIGHTS,
+}
+_NUMBERED = re.compile(r"([a-z]+?)(\d+)$")
+_COPIED = re.compile(r"(zero\d|hsdp)(?:x(\d+))?$")
+_LAYERS = re.compile(r"\d+(?:x\d+)?(?:-\d+(?:x\d+)?)+$")
+_MOST_DIGITS = 4
+"""Of a number of stages: more are a slip, and would only fill memory."""
+_USAGE = (
+    "write it as a plan does (TP4 PP2 DP2 mbs2), in short names over the running layout (tp4 pp2), "
+    "or as running"
+)
+
+
+def named_layout(text: str, running: RunConfig, num_ranks: int = 0) -> RunConfig:
+    """The layout that a text names, on so many ranks (0: as the running one) unless it names dp.
+
+    As a plan prints it, degrees in capitals, what is not named is one or off.  In small letters it
+    is a change of the running layout, of which all else stays; dp follows.  Raises ``ConfigError``
+    where a word is not known or the layout cannot run.
+
+    >>> from ..workload.config import ModelShape
+    >>> gpt = ModelShape(num_layers=4, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
+    ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
+    >>> running = RunConfig(model=gpt, parallelism=Parallelism(tp=2, dp=4),
+    ...     batch=Batch(micro_batch_size=1, global_batch_size=16))
+    >>> found = [named_layout(text, running).parallelism for text in ("PP2 DP4 mbs1", "pp2")]
+    >>> [(par.tp, par.pp, par.dp) for par in found]
+    [(1, 2, 4), (2, 2, 2)]
+    """
+    words = text.replace(",", " ").split()
+    if not words:
+        raise ConfigError(f"no layout is named; {_USAGE}")
+    if [word.lower() for word in words] == [RUNNING]:
+        return running
+    named = dict(pair for word in words for pair in _read(word))
+    is_whole = any(word.isupper() or word[:4] == "ZeRO" for word in words)
+    ranks = num_ranks or running.parallelism.num_ranks
+    return _built(named, running, ranks, is_whole=is_whole)
+
+
+def _read(word: str) -> Iterator[tuple[str, Any]]:
+    """Names with values: degrees as numbers, all else as it is kept in a layout."""
+    small = word.lower().replace("=", "")
+    numbered, copied = _NUMBERED.match(small), _COPIED.match(small)
+    head, _, modules = small.partition("+")
+    if small in _SHARDINGS or copied:
+        name, copies = (copied.group(1), copied.group(2)) if copied else (small, None)
+        yield "sharding", _SHARDINGS[name]
+        yield "copies", int(copies) if copies else (0 if name == "hsdp" else 1)
+    elif numbered and numbered.group(1) in _DEGREES:
+        name = _DEGREES[numbered.group(1)]
+        number = whole(name, numbered.group(2))
+        at_least_one(name, number)
+        at_most(name, number)
+        yield name, number
+    elif _LAYERS.match(small):
+        yield "chunk_layers", _layers(small)
+    elif small in {one.value for one in Schedule}:
+        yield "schedule", Schedule(small)
+    elif head in {one.value for one in Recompute}:
+        yield "recompute", Recompute(head)
+        yield "recompute_modules", tuple(modules.split("+")) if modules else ()
+    else:
+        raise ConfigError(f"{word} is no part of a layout; {_USAGE}")
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    """Layers of the chunks, from ``16x3-14``."""
+    out: list[int] = []
+    for part in text.split("-"):
+        number, _, count = part.partition("x")
+        if len(count) > _MOST_DIGITS:
+            raise ConfigError(f"{text} has more stages than any pipeline; {_USAGE}")
+        out += [int(number)] * int(count or 1)
+    return tuple(out)
+
+
+def _built(
+    named: dict[str, Any], running: RunConfig, num_ranks: int, *, is_whole: bool
+) -> RunConfig:
+    own = running.parallelism
+    degrees = {
+        n: named.get(n, 1 if is_whole else getattr(own, n)) for n in ("tp", "cp", "ep", "pp")
+    }
+    if degrees["pp"] == 1 or is_whole:
+        named.setdefault("vp", 1)
+    degrees["vp"] = named.get("vp", own.vp)
+    split = degrees["tp"] * degrees["cp"] * degrees["pp"]
+    if "dp" not in named and num_ranks % split:
+        raise ConfigError(
+            f"{num_ranks} ranks do not split over tp {degrees['tp']} x cp {degrees['cp']} x pp "
+            f"{degrees['pp']}; name dp too for another number of ranks"
+        )
+    degrees["dp"] = named.get("dp", num_ranks // split)
+    micro = named.get("mbs", running.batch.micro_batch_size)
+    return replace(
+        running,
+        parallelism=_parallelism(named, running, degrees, is_whole=is_whole),
+        batch=Batch(micro_batch_size=micro, global_batch_size=running.batch.global_batch_size),
+        **_recompute(named, running, is_whole=is_whole),
+    )
+
+
+def _parallelism(
+    named: dict[str, Any], running: RunConfig, degrees: dict[str, int], *, is_whole: bool
+) -> Parallelism:
+    own = running.parallelism
+    is_same_split = (own.pp, own.vp) == (degrees["pp"], degrees["vp"])
+    layers = () if degrees["vp"] > 1 else uneven_layers(running.model.num_layers, degrees["pp"])
+    if is_same_split and not is_whole:
+        layers = own.chunk_layers
+    schedule = Schedule.ONE_F_ONE_B if degrees["vp"] > 1 or is_whole else own.schedule
+    # Megatron trains experts over tp only with sequence parallelism.
+    is_split = own.is_sequence_parallel or running.model.experts is not None
+    return replace(
+        own,
+        **degrees,
+        etp=named.get("etp", own.etp),
+        chunk_layers=named.get("chunk_layers", layers),
+        schedule=named.get("schedule", schedule),
+        microbatch_group_size=own.microbatch_group_size if is_same_split else 0,
+        is_sequence_parallel=is_split and degrees["tp"] > 1,
+        **_sharding(named, own, degrees, is_whole=is_whole),
+    )
+
+
+def _sharding(
+    named: dict[str, Any], own: Parallelism, degrees: dict[str, int], *, is_whole: bool
+) -> dict[str, Any]:
+    replicas = degrees["dp"] * degrees["cp"]
+    if "sharding" not in named:
+        # A label of one replica says nothing of its sharding.
+        if not is_whole or replicas == 1:
+            return {} if replicas > 1 else {"num_optimizer_instances": 1}
+        named = {**named, "sharding": Sharding.NONE, "copies": 1}
+    sharding, copies = named["sharding"], named["copies"]
+    if sharding is Sharding.NONE:
+        return {
+            "is_optimizer_distributed": False,
+            "overlaps_param_gather": False,
+            "sharding": Sharding.OPTIMIZER,
+            "num_optimizer_instances": 1,
+        }
+    found = own.num_optimizer_instances if own.num_optimizer_instances > 1 else 2
+    is_new = own.overlaps_grad_reduce and not own.is_optimizer_distributed
+    return {
+        "is_optimizer_distributed": True,
+        "overlaps_param_gather": own.overlaps_param_gather or is_new,
+        "sharding": sharding,
+        "num_optimizer_instances": copies or found,
+    }
+
+
+def _recompute(named: dict[str, Any], running: RunConfig, *, is_whole: bool) -> dict[str, Any]:
+    recompute = named.get("recompute", Recompute.NONE if is_whole else running.recompute)
+    is_own = recompute is running.recompute
+    own_modules = running.recompute_modules if is_own and "recompute" not in named else ()
+    return {
+        "recompute": recompute,
+        "recompute_num_layers": running.recompute_num_layers if is_own else 0,
+        "recompute_modules": named.get("recompute_modules", own_modules),
+    }

@@ -1,0 +1,218 @@
+"""Why one layout is faster than another: sums that hold, planted reasons that are named."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from planted_steps import steps_of
+
+from forerun.calib.advice.axes import AXES, axis_value, differing_axes, mixed
+from forerun.calib.advice.explain import Difference, Explanation, explain
+from forerun.calib.advice.plan import enumerate_layouts, plan
+from forerun.calib.advice.walk import walk
+from forerun.calib.errors import ConfigError
+from forerun.calib.regressors.intervals import Z_90
+from forerun.calib.steps.estimate import paired_sigma_log
+from forerun.calib.timeline.terms import Term
+from forerun.calib.workload.config import Batch, Recompute, RunConfig
+from forerun.calib.workload.operators import OperatorKind
+
+Layout = Callable[..., RunConfig]
+REL = 1e-9
+CHOICES = st.fixed_dictionaries(
+    {
+        "tp": st.sampled_from([1, 2, 4]),
+        "pp": st.sampled_from([1, 2, 4]),
+        "micro": st.sampled_from([1, 2]),
+        "recompute": st.sampled_from(Recompute),
+        "is_optimizer_distributed": st.booleans(),
+    }
+)
+
+
+def of_eight(layout: Layout, chosen: dict[str, Any]) -> RunConfig | None:
+    values = dict(chosen)
+    par = {"is_optimizer_distributed": values.pop("is_optimizer_distributed")}
+    dp, rest = divmod(8, values["tp"] * values["pp"])
+    return layout(dp=dp, par=par, samples=32, **values) if dp and not rest else None
+
+
+def difference(found: Explanation) -> Difference:
+    assert found.difference is not None
+    return found.difference
+
+
+def by_term(found: Difference) -> dict[Term, float]:
+    return {term.term: term.time_s for term in found.terms}
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(one=CHOICES, other=CHOICES)
+def test_terms_add_up_to_the_difference_and_so_do_the_changes_of_the_walk(
+    layout: Layout, planted: Callable[..., Any], one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    first, second = of_eight(layout, one), of_eight(layout, other)
+    if first is None or second is None:
+        return
+    steps = steps_of(planted(), layout(dp=8, samples=32), 1.0)
+    found = difference(explain(first, second, steps))
+    expected_s = steps.estimate(first).time_s - steps.estimate(second).time_s
+    scale = pytest.approx(expected_s, rel=REL, abs=1e-12)
+    assert found.time_s == scale
+    assert sum(term.time_s for term in found.terms) == scale
+    assert sum(change.change_s for change in found.walk.changes) == scale
+    for side in (found.one, found.other):
+        assert sum(t.time_s for t in side.terms) == pytest.approx(side.estimate.time_s, rel=REL)
+    assert found.low_s <= found.time_s <= found.high_s
+    assert all(t.low_s <= t.time_s <= t.high_s for t in found.terms)
+    json.dumps(explain(first, second, steps).to_json(), allow_nan=False)
+
+
+def test_where_transfers_cost_nothing_but_tp_the_transfers_of_tp_decide(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    """The same machine with slow links: all that tp 4 loses against dp 4 is its transfers."""
+    slow = steps_of(planted(launch_s=0.0, bytes_per_s=1e6))
+    found = difference(explain(layout(tp=4, samples=32), layout(dp=4, samples=32), slow))
+    terms = by_term(found)
+    assert max(terms, key=lambda term: terms[term]) is Term.TP
+    assert "slower" in found.sentence and "mainly by TP transfers +" in found.sentence
+
+
+def test_a_pipeline_loses_its_bubble(layout: Layout, planted: Callable[..., Any]) -> None:
+    """(pp - 1) / m of the work of a stage where nothing but layers costs."""
+    kinds = OperatorKind
+    free = dict.fromkeys(
+        (
+            *(kinds.EMBEDDING, kinds.LOGITS, kinds.LOSS, kinds.NORM, kinds.OPTIMIZER),
+            *(kinds.HOST_STEP, kinds.HOST_MICROBATCH),
+        ),
+        0.0,
+    )
+    steps = steps_of(planted(kinds=free, latency_s=0.0, bytes_per_s=math.inf))
+    pipeline, replicas = layout(pp=4, samples=32), layout(dp=4, samples=32)
+    found = difference(explain(pipeline, replicas, steps))
+    expected_s = 3 / pipeline.num_microbatches * found.other.estimate.time_s
+    assert found.time_s == pytest.approx(expected_s, rel=1e-4)
+    assert by_term(found)[Term.BUBBLE] == pytest.approx(expected_s, rel=1e-4)
+    assert "PP bubble +" in found.sentence
+
+
+def test_what_both_share_has_cancelled(layout: Layout, planted: Callable[..., Any]) -> None:
+    """Operators of both are 5 % off together: work is the same, so its difference is certain."""
+    steps = steps_of(planted(sigma_log=0.05, transfer_sigma_log=0.0))
+    shards = {"is_optimizer_distributed": True}
+    found = difference(explain(layout(dp=2), layout(dp=2, par=shards), steps))
+    (mlp,) = (term for term in found.terms if term.term is Term.MLP)
+    (alone,) = (term for term in found.one.terms if term.term is Term.MLP)
+    assert alone.high_s - alone.low_s > 0.1 * alone.time_s
+    assert mlp.high_s - mlp.low_s < 1e-9 * alone.time_s
+
+
+def test_the_interval_is_that_of_a_plan(layout: Layout, planted: Callable[..., Any]) -> None:
+    one, other = layout(tp=2), layout(pp=2)
+    steps = steps_of(planted())
+    found = difference(explain(one, other, steps))
+    mine, its = steps.estimates([one, other])
+    spread = math.exp(Z_90 * paired_sigma_log(mine, its))
+    assert found.low_s == pytest.approx(mine.time_s / spread - its.time_s)
+    assert found.high_s == pytest.approx(mine.time_s * spread - its.time_s)
+    assert found.is_told_apart == (found.low_s > 0 or found.high_s < 0)
+
+
+def test_layouts_that_cannot_be_told_apart_are_not_called_faster(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    steps = steps_of(planted(sigma_log=0.3, transfer_sigma_log=0.8))
+    found = explain(layout(dp=2, micro=4), layout(dp=2, micro=8), steps)
+    text = found.sentence
+    assert ("cannot be told apart" in text) != ("faster" in text or "slower" in text)
+    assert ("cannot be told apart" in text) != difference(found).is_told_apart
+    same = explain(layout(dp=2), layout(dp=2), steps)
+    assert "take the same time" in same.sentence and not difference(same).walk.changes
+
+
+def test_one_layout_is_told_by_its_largest_terms(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    found = explain(layout(tp=4), None, steps_of(planted(bytes_per_s=1e6)))
+    assert found.difference is None
+    assert found.sentence.startswith("TP4 mbs2 takes ") and "TP transfers 9" in found.sentence
+
+
+def test_choices_of_another_layout_make_it(layout: Layout) -> None:
+    one = layout(tp=2, dp=2, micro=2, recompute=Recompute.FULL)
+    for other in enumerate_layouts(layout(dp=4), 4):
+        axes = differing_axes(one, other)
+        assert mixed(one, other, axes) == other
+        assert [axis for axis in AXES if axis_value(one, axis) != axis_value(other, axis)] == list(
+            axes
+        )
+
+
+def test_a_choice_that_does_not_fit_is_refused(layout: Layout) -> None:
+    one, other = layout(dp=2), layout(pp=4, samples=16)
+    with pytest.raises(ConfigError, match="2 ranks do not split over tp 1 x cp 1 x pp 4"):
+        mixed(one, other, ("pp",))
+
+
+def changed_axes(found: Sequence[Any]) -> list[tuple[str, ...]]:
+    return [change.axes for change in found]
+
+
+def test_each_choice_is_one_step_in_the_order_of_the_axes(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    start = layout(dp=8, micro=1, samples=32)
+    end = layout(tp=2, pp=2, dp=2, micro=2, samples=32, recompute=Recompute.FULL)
+    steps = steps_of(planted())
+    found = walk(start, end, steps)
+    assert changed_axes(found.changes) == [("tp",), ("pp",), ("mbs",), ("recompute",)]
+    assert found.changes[-1].step_time_s == pytest.approx(steps.estimate(end).time_s)
+    assert changed_axes(found.alone) == changed_axes(found.changes)
+    first = found.changes[0]
+    assert first.change_s == pytest.approx(found.alone[0].change_s)
+    assert first.text == "tp 1 -> 2" and first.label == "TP2 DP4 mbs1"
+    assert not found.impossible
+
+
+def test_another_order_is_taken_where_the_first_cannot_run(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    """Eight ranks of tp 4 x pp 2: pp 4 waits until tp has made room."""
+    found = walk(layout(pp=4, dp=2), layout(tp=4, pp=2), steps_of(planted()))
+    assert changed_axes(found.changes) == [("pp",), ("tp",)]
+    assert found.impossible == ("tp",)
+
+
+def test_choices_that_only_run_together_are_one_step(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    """Sixteen samples: over dp 4 a micro-batch of 8 cannot be, nor dp 1 without pp."""
+    start = layout(dp=4, micro=4, samples=16)
+    end = replace(
+        layout(pp=4, micro=8, samples=16), batch=Batch(micro_batch_size=8, global_batch_size=8)
+    )
+    found = walk(start, end, steps_of(planted()))
+    assert sum((change.axes for change in found.changes), ()) != ()
+    assert found.changes[-1].label == "PP4 mbs8"
+
+
+def test_rows_of_a_plan_are_explained_as_they_are_planned(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    config = layout(tp=4, dp=2, micro=1)
+    steps = steps_of(planted(), config, 0.1)
+    best = plan(config, steps, memory_capacity_nbytes=10**13).candidates[0]
+    found = difference(explain(best.config, config, steps))
+    assert found.one.estimate.time_s == pytest.approx(best.step_time_s, rel=REL)
+    assert found.time_s / found.other.estimate.time_s == pytest.approx(best.time_frac, rel=REL)

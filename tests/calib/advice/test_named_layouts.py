@@ -1,0 +1,61 @@
+"""Layouts by name: what a plan prints is read back, short names change the running layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from forerun.calib.advice.named_layouts import named_layout
+from forerun.calib.advice.plan import enumerate_layouts, layout_label
+from forerun.calib.advice.shardings import sharded_otherwise
+from forerun.calib.errors import ConfigError
+from forerun.calib.workload.config import Recompute, RunConfig
+
+Layout = Callable[..., RunConfig]
+SHARDED = {"is_optimizer_distributed": True, "overlaps_grad_reduce": True, "ranks_per_node": 4}
+SHARDED["overlaps_param_gather"] = True
+
+
+@pytest.mark.parametrize("par", [{}, SHARDED])
+def test_the_label_of_every_layout_is_read_back(layout: Layout, par: dict[str, bool]) -> None:
+    running = layout(tp=2, dp=4, samples=32, par=par, model={"num_layers": 6})
+    layouts = enumerate_layouts(running, 8)
+    for config in (*layouts, *sharded_otherwise(layouts[::7])):
+        # Of one replica a label leaves out how it is sharded: nothing is.
+        found = named_layout(layout_label(config), running)
+        assert layout_label(found) == layout_label(config)
+        if config.parallelism.dp > 1:
+            assert found.parallelism == config.parallelism
+        assert found.batch == config.batch and found.recompute is config.recompute
+
+
+def test_small_letters_change_the_running_layout(layout: Layout) -> None:
+    running = layout(tp=2, dp=4, micro=1, samples=32, recompute=Recompute.FULL, par=SHARDED)
+    found = named_layout("pp2, mbs=2", running)
+    assert layout_label(found) == "TP2 PP2 DP2 ZeRO1 mbs2 full"
+    assert named_layout("running", running) == running
+    assert named_layout("dp8", running).parallelism.num_ranks == 16
+    assert named_layout("tp4", running, 16).parallelism.dp == 4
+    assert named_layout("none", running).recompute is Recompute.NONE
+    whole = named_layout("PP2 DP4 mbs1", running)
+    assert layout_label(whole) == "PP2 DP4 mbs1"
+    assert layout_label(named_layout("pp2 vpp2 selective+mlp", running)).endswith("selective+mlp")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("tp3", "8 ranks do not split over tp 3"),
+        ("tp4 zz", "zz is no part of a layout"),
+        ("", "no layout is named"),
+        ("tp0", "tp 0"),
+        ("pp2 1x99999-3", "more stages than any"),
+        ("mbs3", "not a multiple"),
+    ],
+)
+def test_what_is_no_layout_is_refused_with_a_remedy(
+    layout: Layout, text: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        named_layout(text, layout(tp=2, dp=4, samples=32))
