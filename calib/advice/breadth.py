@@ -1,0 +1,247 @@
+"""How sharp the best layout of a plan is: how close the next ones are, and which choices matter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigError
+from ..memory.layout_table import peaks_nbytes
+from ..memory.peak import Verdict
+from ..plain_json import Json, JsonObject
+from ..regressors.intervals import Z_90
+from ..steps.estimate import paired_sigma_log
+from ..steps.known import MEASURED_SIGMA_LOG
+from ..steps.model import FittedSteps
+from ..units import format_frac
+from ..workload.config import Batch, Parallelism, Recompute, RunConfig
+from .axes import axis_value, changed
+from .enumeration import layout_label
+from .plan import Candidate, Plan
+from .shardings import sharded_otherwise
+
+NUM_NEXT = 10
+"""Layouts behind the first that are told of: as many as a plan shows."""
+_AXES = ("tp", "pp", "vp", "cp", "ep", "mbs", "recompute", "sharding")
+_NUM_VARIED = 5
+"""Layouts whose axes are set to other values, so that what goes best with a value may differ from
+what goes best with another."""
+_MATTERS_FRAC = MEASURED_SIGMA_LOG
+"""A choice that costs less than steps of one layout scatter by does not matter."""
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldChoice:
+    """The fastest layout that was found with one value of an axis."""
+
+    value: str
+    label: str
+    step_time_s: float
+    slower_frac: float
+    """Than the fastest of all; the best with this value is at most as slow."""
+
+    def to_json(self) -> JsonObject:
+        """A JSON object."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AxisWorth:
+    """What an axis is worth: its values, the fastest first."""
+
+    axis: str
+    choices: tuple[HeldChoice, ...]
+    """At least two."""
+
+    @property
+    def cost_frac(self) -> float:
+        """What the next best value costs."""
+        return self.choices[1].slower_frac
+
+    @property
+    def matters(self) -> bool:
+        """Whether that is more than steps scatter by."""
+        return self.cost_frac > _MATTERS_FRAC
+
+    @property
+    def alike(self) -> tuple[str, ...]:
+        """Values that take as long as the fastest, within what steps scatter by."""
+        return tuple(c.value for c in self.choices if c.slower_frac <= _MATTERS_FRAC)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no value costs more."""
+        return len(self.alike) == len(self.choices)
+
+    def to_json(self) -> JsonObject:
+        """A JSON object."""
+        choices: list[Json] = [choice.to_json() for choice in self.choices]
+        return {
+            "axis": self.axis,
+            "cost_frac": self.cost_frac,
+            "matters": self.matters,
+            "alike": list(self.alike),
+            "choices": choices,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breadth:
+    """How sharp a plan's best is."""
+
+    first: str
+    next_slower_frac: tuple[float, ...]
+    """How much slower the next layouts are than the first."""
+    num_not_told_apart: int
+    """Of these, whose 90 % interval against the first holds 0."""
+    axes: tuple[AxisWorth, ...]
+    """Those with a choice, the one that costs most first."""
+
+    @property
+    def text(self) -> str:
+        """One line: how close the next are, and what matters."""
+        words = []
+        if self.next_slower_frac:
+            number = len(self.next_slower_frac)
+            low, high = (
+                format_frac(min(self.next_slower_frac)),
+                format_frac(max(self.next_slower_frac)),
+            )
+            words.append(f"the next {number} are {low} to {high} slower")
+            words.append(f"{self.num_not_told_apart} of them cannot be told apart from the first")
+        telling = [axis for axis in self.axes if axis.matters][:_MOST_NAMED]
+        if telling:
+            costs = (
+                f"{a.axis} {a.choices[0].value} (else +{format_frac(a.cost_frac)})" for a in telling
+            )
+            words.append(f"what matters: {', '.join(costs)}")
+        close = [axis for axis in self.axes if not axis.matters and not axis.is_idle]
+        if close:
+            values = (f"{axis.axis} {' or '.join(axis.alike)}" for axis in close)
+            words.append(f"as good: {', '.join(values)}")
+        idle = [axis.axis for axis in self.axes if axis.is_idle]
+        if idle:
+            words.append(f"what does not: {', '.join(idle)}")
+        return "; ".join(words)
+
+    def to_json(self) -> JsonObject:
+        """A JSON object."""
+        axes: list[Json] = [axis.to_json() for axis in self.axes]
+        return {
+            "first": self.first,
+            "next_slower_frac": list(self.next_slower_frac),
+            "num_not_told_apart": self.num_not_told_apart,
+            "axes": axes,
+        }
+
+
+def breadth(
+    plan: Plan, steps: FittedSteps, *, memory_limit_nbytes: float | None = None
+) -> Breadth | None:
+    """How much slower others are than the fastest layout of a plan that fits; None where none does.
+
+    The running layout counts.  What an axis costs is found among the layouts of the plan and those
+    that differ from its fastest on this axis alone, within ``memory_limit_nbytes``.
+    """
+    ranked = sorted(
+        (c for c in (plan.own, *plan.candidates) if c.verdict is not Verdict.DOES_NOT_FIT),
+        key=lambda c: c.step_time_s,
+    )
+    if not ranked:
+        return None
+    num_ranks = ranked[0].config.parallelism.num_ranks
+    ranked = [c for c in ranked if c.config.parallelism.num_ranks == num_ranks]
+    own = plan.own.config
+    is_split = own.parallelism.is_sequence_parallel or own.model.experts is not None
+    first, *others = ranked[: NUM_NEXT + 1]
+    return Breadth(
+        first=first.label,
+        next_slower_frac=tuple(c.step_time_s / first.step_time_s - 1.0 for c in others),
+        num_not_told_apart=_not_told_apart(first, others, steps),
+        axes=_axes(ranked, steps, memory_limit_nbytes, is_split=is_split),
+    )
+
+
+def _not_told_apart(first: Candidate, others: Sequence[Candidate], steps: FittedSteps) -> int:
+    best, *found = steps.estimates([c.config for c in (first, *others)])
+    return sum(
+        math.log(one.time_s / best.time_s) <= Z_90 * paired_sigma_log(one, best) for one in found
+    )
+
+
+def _axes(
+    ranked: Sequence[Candidate],
+    steps: FittedSteps,
+    limit_nbytes: float | None,
+    *,
+    is_split: bool,
+) -> tuple[AxisWorth, ...]:
+    times_s = {c.config: c.step_time_s for c in ranked}
+    varied = dict.fromkeys(
+        other
+        for candidate in ranked[:_NUM_VARIED]
+        for axis in _AXES
+        for other in _with_other_values(candidate.config, axis, is_split)
+    )
+    fresh = [config for config in varied if config not in times_s]
+    if fresh and limit_nbytes is not None:
+        needed = peaks_nbytes(fresh)
+        fresh = [c for c, nbytes in zip(fresh, needed, strict=True) if nbytes <= limit_nbytes]
+    times_s |= dict(zip(fresh, np.asarray(steps.median_times(fresh)).tolist(), strict=True))
+    ordered = sorted(times_s, key=lambda config: times_s[config])
+    found = (_worth(axis, ordered, times_s) for axis in _AXES)
+    return tuple(sorted(filter(None, found), key=lambda one: -one.cost_frac))
+
+
+def _worth(
+    axis: str, ordered: Sequence[RunConfig], times_s: dict[RunConfig, float]
+) -> AxisWorth | None:
+    best: dict[str, RunConfig] = {}
+    for config in ordered:
+        best.setdefault(axis_value(config, axis), config)
+    if len(best) < 2:
+        return None
+    least_s = times_s[ordered[0]]
+    choices = tuple(
+        HeldChoice(
+            value=value,
+            label=layout_label(config),
+            step_time_s=times_s[config],
+            slower_frac=times_s[config] / least_s - 1.0,
+        )
+        for value, config in best.items()
+    )
+    return AxisWorth(axis=axis, choices=choices)
+
+
+def _with_other_values(config: RunConfig, axis: str, is_split: bool) -> Iterator[RunConfig]:
+    """The layout with the values beside its own on an axis, where these can run."""
+    if axis == "sharding":
+        yield from sharded_otherwise([config])
+        return
+    for values in _values(config, axis):
+        if axis == "tp":
+            values["is_sequence_parallel"] = is_split
+        try:
+            yield changed(config, values)
+        except ConfigError:
+            continue
+
+
+def _values(config: RunConfig, axis: str) -> list[dict[str, Any]]:
+    if axis == "recompute":
+        plain = {"recompute_num_layers": 0, "recompute_modules": ()}
+        return [{"recompute": one, **plain} for one in Recompute]
+    name = "micro_batch_size" if axis == "mbs" else axis
+    of: Batch | Parallelism = config.batch if axis == "mbs" else config.parallelism
+    number = getattr(of, name)
+    near = [2 * number] + [number // 2] * (number % 2 == 0)
+    return [
+        {name: value} | ({"microbatch_group_size": 0} if axis in ("pp", "vp") else {})
+        for value in near
+    ]

@@ -1,0 +1,123 @@
+"""How sharp a plan is, on machines where one choice matters and another cannot."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from planted_steps import steps_of
+
+from forerun.calib.advice.breadth import NUM_NEXT, Breadth, breadth
+from forerun.calib.advice.plan import Plan, plan
+from forerun.calib.memory.peak import Verdict
+from forerun.calib.regressors.intervals import Z_90
+from forerun.calib.steps.estimate import paired_sigma_log
+from forerun.calib.steps.model import FittedSteps
+from forerun.calib.workload.config import RunConfig
+from forerun.calib.workload.operators import OperatorKind
+
+Layout = Callable[..., RunConfig]
+ROOM = 10**13
+
+
+def asked(config: RunConfig, steps: FittedSteps, room: int = ROOM) -> tuple[Plan, Breadth]:
+    found = plan(config, steps, memory_capacity_nbytes=room)
+    told = breadth(found, steps, memory_limit_nbytes=room)
+    assert told is not None
+    return found, told
+
+
+def worth(found: Breadth) -> dict[str, float]:
+    return {axis.axis: axis.cost_frac for axis in found.axes}
+
+
+def test_the_next_are_those_of_the_plan(layout: Layout, planted: Callable[..., Any]) -> None:
+    config = layout(tp=4, dp=2, micro=1)
+    steps = steps_of(planted())
+    found, told = asked(config, steps)
+    ranked = sorted((found.own, *found.candidates), key=lambda c: c.step_time_s)
+    assert told.first == ranked[0].label
+    times = [c.step_time_s / ranked[0].step_time_s - 1 for c in ranked[1 : NUM_NEXT + 1]]
+    assert told.next_slower_frac == pytest.approx(times)
+    best, *others = steps.estimates([c.config for c in ranked[: NUM_NEXT + 1]])
+    alike = [
+        math.log(one.time_s / best.time_s) <= Z_90 * paired_sigma_log(one, best) for one in others
+    ]
+    assert told.num_not_told_apart == sum(alike)
+    json.dumps(told.to_json(), allow_nan=False)
+
+
+def test_where_a_launch_costs_everything_the_micro_batch_matters(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    """Each operator takes the same whatever its size: half the micro-batches, half the time."""
+    steps = steps_of(
+        planted(launch_s=1e-3, flop_per_s=math.inf, bytes_per_s=math.inf, latency_s=0.0)
+    )
+    _, told = asked(layout(samples=64), steps)
+    costs = worth(told)
+    assert costs["mbs"] == max(costs.values()) > 0.5
+    mbs = next(axis for axis in told.axes if axis.axis == "mbs")
+    assert mbs.matters and "what matters: mbs 64 (else +" in told.text
+
+
+def test_where_transfers_cost_nothing_replicas_and_tp_are_alike(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    """Products are all that costs, and tp splits them as dp does."""
+    kinds = OperatorKind
+    free = dict.fromkeys(
+        (
+            *(kinds.NORM, kinds.OPTIMIZER, kinds.HOST_STEP, kinds.HOST_MICROBATCH),
+            *(kinds.EMBEDDING, kinds.RESIDUAL, kinds.LOSS, kinds.CORE_ATTENTION, kinds.ACTIVATION),
+        ),
+        0.0,
+    )
+    model = {"num_layers": 4}
+    steps = steps_of(planted(kinds=free, launch_s=0.0, latency_s=0.0, bytes_per_s=math.inf))
+    _, told = asked(layout(dp=4, samples=16, model=model), steps)
+    costs = worth(told)
+    assert costs["tp"] == pytest.approx(0.0, abs=1e-6)
+    assert costs["pp"] > 0.05
+    axes = {axis.axis: axis for axis in told.axes}
+    assert axes["pp"].matters and not axes["tp"].matters
+    assert {"1", "2", "4"} == set(axes["tp"].alike)
+    assert "what does not: tp" in told.text
+
+
+def test_a_value_is_held_at_its_fastest_layout_and_costs_are_ordered(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    found, told = asked(layout(tp=4, dp=2, micro=1, samples=32), steps_of(planted()))
+    fitting = [c for c in found.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
+    costs = [axis.cost_frac for axis in told.axes]
+    assert costs == sorted(costs, reverse=True)
+    for axis in told.axes:
+        slower = [choice.slower_frac for choice in axis.choices]
+        assert slower == sorted(slower) and slower[0] == pytest.approx(0.0, abs=1e-9)
+        assert len({choice.value for choice in axis.choices}) == len(axis.choices)
+    tp = next(axis for axis in told.axes if axis.axis == "tp")
+    for choice in tp.choices:
+        at_most_s = min(
+            (c.step_time_s for c in fitting if str(c.config.parallelism.tp) == choice.value),
+            default=math.inf,
+        )
+        assert choice.step_time_s <= at_most_s * (1 + 1e-9)
+
+
+def test_what_does_not_fit_is_no_choice(layout: Layout, planted: Callable[..., Any]) -> None:
+    config = layout(tp=4, dp=2, micro=1, samples=32)
+    steps = steps_of(planted())
+    found = plan(config, steps, memory_capacity_nbytes=ROOM)
+    needed = sorted(c.memory.total_nbytes for c in found.candidates)
+    small, told = asked(config, steps, room=int(needed[len(needed) // 3]))
+    fits = {
+        c.label for c in (small.own, *small.candidates) if c.verdict is not Verdict.DOES_NOT_FIT
+    }
+    assert told.first in fits
+    assert (
+        breadth(plan(config, steps, memory_capacity_nbytes=1), steps, memory_limit_nbytes=1) is None
+    )
