@@ -129,14 +129,14 @@ def by_model(model: StepModel) -> Scores:
 
     def scores(rows: Sequence[StepRow], known: Sequence[int]) -> Floats:
         blind = [replace(row, measured_s=math.nan, measured_memory_nbytes=None) for row in rows]
-        return model.fit([rows[place] for place in known]).predict(blind).time_s
+        return np.asarray(model.fit([rows[at] for at in known]).predict(blind).time_s)
 
     return scores
 
 
 def best_known(rows: Sequence[StepRow], known: Sequence[int]) -> Floats:
     """Whoever stays with the best layout that was run; a tie of all where none was."""
-    found = np.full(len(rows), math.inf if known else 1.0)
+    found = np.full(len(rows), math.inf if known else 1.0, dtype=np.float64)
     for place in known:
         found[place] = rows[place].measured_s
     return found
@@ -145,7 +145,7 @@ def best_known(rows: Sequence[StepRow], known: Sequence[int]) -> Floats:
 def at_random(rows: Sequence[StepRow], known: Sequence[int]) -> Floats:
     """Any layout, drawn with the known ones as seed."""
     seed = zlib.crc32(" ".join(row.row_id for row in rows).encode())
-    return np.random.default_rng([seed, *known]).permutation(len(rows)) + 1.0
+    return np.random.default_rng([seed, *known]).permutation(len(rows)).astype(np.float64)
 
 
 def choice_figures(found: Sequence[Choice]) -> Mapping[str, float]:
