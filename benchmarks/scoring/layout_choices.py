@@ -1,7 +1,8 @@
 """Groups of measured layouts of one job, and how good a layout somebody would choose among them.
 
-A job is one model, batch and number of GPUs on one machine, release and precision.  Layouts that
-were run several times count once, with their median step.
+A job is one model, batch and number of GPUs on one machine, release and precision; how far its
+vocabulary is padded follows from the layout.  Layouts that were run several times count once, with
+their median step.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import itertools
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,13 @@ from forerun.calib.records.step_rows import StepKind, StepRow
 from forerun.calib.regressors.choices import first_of_least
 from forerun.calib.steps.known import same_layout
 from forerun.calib.validation.steps import StepModel
+from forerun.calib.workload.config import ModelShape
 
 _ALIKE_FRAC = 1e-6
 """Scores that differ by less are a tie: whoever chooses takes any of them."""
+
+_SIZES = tuple(spec.name for spec in fields(ModelShape) if spec.name != "vocab_size")
+"""Of a model, what no layout changes: Megatron pads the vocabulary to a multiple of TP."""
 
 Floats = NDArray[np.float64]
 Scores = Callable[[Sequence[StepRow], Sequence[int]], Floats]
@@ -70,8 +75,9 @@ def jobs(rows: Sequence[StepRow]) -> list[Job]:
         if row.flag or not row.measured_s > 0:
             continue
         key = (
-            *(row.machine, config.framework, config.model, config.batch.global_batch_size),
+            *(row.machine, row.group, config.framework, config.batch.global_batch_size),
             *(row.num_ranks, config.precision, config.fp8),
+            *(getattr(config.model, name) for name in _SIZES),
         )
         found.setdefault(key, {}).setdefault(same_layout(config), []).append(row)
     return [

@@ -56,6 +56,15 @@ def test_other_batches_releases_and_flags_are_no_layouts_of_the_same_job() -> No
     assert len(jobs([first, second, *others])) == 1
 
 
+def test_a_vocabulary_that_is_padded_for_tp_is_no_other_model() -> None:
+    first, second = rows(1.0, 2.0)
+    padded = replace(second.config.model, vocab_size=second.config.model.vocab_size + 256)
+    wider = replace(second.config.model, hidden_size=4096, kv_channels=256)
+    of = [replace(second, config=replace(second.config, model=one)) for one in (padded, wider)]
+    assert len(jobs([first, of[0]])) == 1
+    assert jobs([first, of[1]]) == []
+
+
 def test_every_one_and_drawn_threes_are_known_and_leave_something_to_find() -> None:
     (job,) = jobs(rows(1.0, 2.0, 3.0, 4.0, 5.0))
     assert list(known_places(job, 0, 4)) == [()]
