@@ -14,15 +14,15 @@ from ..memory.layout_table import peaks_nbytes
 from ..memory.peak import Verdict
 from ..plain_json import Json, JsonObject
 from ..regressors.intervals import Z_90
+from ..search.labels import layout_label
+from ..search.space import sharded_otherwise
 from ..steps.estimate import paired_sigma_log
 from ..steps.known import MEASURED_SIGMA_LOG
 from ..steps.model import FittedSteps
 from ..units import format_frac
 from ..workload.config import Batch, Parallelism, Recompute, RunConfig
 from .axes import axis_value, changed
-from .enumeration import layout_label
 from .plan import Candidate, Plan
-from .shardings import sharded_otherwise
 
 NUM_NEXT = 10
 """Layouts behind the first that are told of: as many as a plan shows."""
@@ -222,7 +222,7 @@ def _worth(
 def _with_other_values(config: RunConfig, axis: str, is_split: bool) -> Iterator[RunConfig]:
     """The layout with the values beside its own on an axis, where these can run."""
     if axis == "sharding":
-        yield from sharded_otherwise([config])
+        yield from sharded_otherwise(config)
         return
     for values in _values(config, axis):
         if axis == "tp":

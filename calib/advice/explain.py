@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from ..fit.estimates import Source
 from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
+from ..search.labels import layout_label
 from ..steps.estimate import StepEstimate, StepTerms, paired_sigma_log
 from ..steps.known import similarity
 from ..steps.model import FittedSteps
 from ..timeline.terms import Term
 from ..units import format_frac, format_time
 from ..workload.config import RunConfig
-from .enumeration import layout_label
 from .walk import Walk, walk
 
 SCHEMA = 1

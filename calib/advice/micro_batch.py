@@ -25,12 +25,13 @@ from ..memory.peak import (
     overhead_nbytes,
 )
 from ..plain_json import JsonObject
+from ..search.hosts import takes_options
+from ..search.recomputes import recomputes
 from ..steps.model import FittedSteps
 from ..units import GIB, format_bytes, format_frac
 from ..workload.config import RunConfig
 from .plan import Candidate, compare
-from .recompute_choices import recompute_text, recomputed
-from .shardings import takes_options
+from .recompute_choices import recompute_text
 
 _DECIMALS = 9
 """Of the log of a step time: closer layouts take the same time."""
@@ -202,7 +203,8 @@ def micro_batch_layouts(config: RunConfig) -> list[RunConfig]:
             at_size = replace(config, batch=batch)
         except ConfigError:  # interleaving wants micro-batches in groups
             continue
-        found += recomputed(at_size) if takes_options(config) else [at_size]
+        again = recomputes(at_size) if takes_options(config) else ()
+        found += [one.of(at_size) for one in again] or [at_size]
     return found
 
 

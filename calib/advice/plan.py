@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass, field, replace
 
 from ..arguments.keep import Keep
 from ..arguments.megatron_args import options
 from ..fit.estimates import Source
-from ..memory.layout_table import peaks_nbytes
 from ..memory.peak import MemoryEstimate, Verdict, fit_probability, memory, verdict
 from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
+from ..search.best_first import best_layouts
+from ..search.found import Effort, Found, Proof, Room
+from ..search.hosts import takes_options
+from ..search.labels import layout_label
 from ..steps.design import most_informative
 from ..steps.estimate import StepEstimate, error_ratio, paired_sigma_log
 from ..steps.known import correlations
@@ -22,31 +23,21 @@ from ..steps.model import FittedSteps
 from ..steps.posterior import MODEL_SIGMA_LOG
 from ..workload.config import RunConfig
 from ..workload.routing import Routed, routed
-from .enumeration import enumerate_layouts, layout_label
-from .shardings import converter, sharded_otherwise, takes_options
+from .converters import converter
 from .throughput import throughput
 
 __all__ = [
     "Candidate",
     "Plan",
     "compare",
-    "enumerate_layouts",
     "layout_label",
     "plan",
     "takes_options",
 ]
 
 SCHEMA = 1
-MOST_CANDIDATES = 200
-"""Layouts that a plan holds in full; all are ranked."""
 # Few enough that somebody tries them; each is the one that tells most beside those before it.
 _NUM_WORTH_MEASURING = 3
-_DECIMALS = 9
-"""Of the log of a step time: closer layouts take the same time."""
-MOST_RESHARDED = 50
-"""Layouts that other shardings are tried of: the fastest that fit, and as many of those that lack
-least.  The sharding moves a step by less than degrees do, and all of all would be five times as
-many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +101,14 @@ class Plan:
     own: Candidate
     measured_step_time_s: float | None
     memory_capacity_nbytes: int | None
-    num_layouts: int
-    """How many others were ranked; the fastest of them are the candidates."""
     candidates: tuple[Candidate, ...]
+    proofs: Mapping[int, Proof] = field(default_factory=dict)
+    """What became of all layouts on each number of ranks."""
+
+    @property
+    def num_layouts(self) -> int:
+        """How many layouts these are the best of."""
+        return sum(proof.tally.num_layouts for proof in self.proofs.values())
 
     @property
     def best(self) -> Candidate | None:
@@ -169,6 +165,9 @@ class Plan:
             "measured_step_time_s": self.measured_step_time_s,
             "memory_capacity_nbytes": self.memory_capacity_nbytes,
             "num_layouts": self.num_layouts,
+            "search": [
+                {"num_ranks": number, **proof.to_json()} for number, proof in self.proofs.items()
+            ],
             "best": best.label if best else None,
             "telling": [candidate.label for candidate in self.worth_measuring],
             "candidates": [candidate.to_json() for candidate in self.candidates],
@@ -183,92 +182,49 @@ def plan(
     memory_capacity_nbytes: int | None = None,
     memory_offset_nbytes: int | None = None,
     keep: Keep | None = None,
+    effort: Effort | None = None,
 ) -> Plan:
-    """The layouts of one or several numbers of ranks against the running one.
+    """The best layouts of one or several numbers of ranks against the running one.
 
     ``steps`` says how long each takes, whose step was measured as it was; errors that both share
     cancel in the ratio of two.  ``memory_offset_nbytes`` is what the measured peak had beyond its
-    estimate (None: not measured).  ``keep`` leaves out what it does not allow.  Of more than
-    ``MOST_CANDIDATES`` layouts the fastest that fit get intervals and are kept.
+    estimate (None: not measured).  ``keep`` leaves out what it does not allow.  Behind those that
+    fit stand some that do not, the least lacking first.
     """
     counts = num_ranks if isinstance(num_ranks, Sequence) else (num_ranks,)
     wanted = dict.fromkeys(count or config.parallelism.num_ranks for count in counts)
-    layouts = [c for count in wanted for c in enumerate_layouts(config, count) if c != config]
-    if keep is not None:  # Shardings are tried below, of the best.
-        split = keep.without("sharding", "instances")
-        layouts = [layout for layout in layouts if split.allows(layout)]
-    limit_nbytes = memory_capacity_nbytes
-    if limit_nbytes is not None:
-        limit_nbytes -= memory_offset_nbytes or 0
-    own = [config] if config.parallelism.num_ranks in wanted else []
-    chosen, num_layouts = _chosen(own, layouts, steps, limit_nbytes)
-    own, *found = compare(
-        config,
-        [config, *chosen],
-        steps,
-        memory_capacity_nbytes=memory_capacity_nbytes,
-        memory_offset_nbytes=memory_offset_nbytes,
-    )
-    found = [one for one in found if keep is None or keep.allows(one.config)]
-    found.sort(key=lambda c: (c.verdict is Verdict.DOES_NOT_FIT, c.step_time_s, c.label))
-    return Plan(
-        own=own,
-        measured_step_time_s=steps.measured_s(config),
-        memory_capacity_nbytes=memory_capacity_nbytes,
-        num_layouts=num_layouts,
-        candidates=tuple(found),
-    )
+    effort = effort or Effort()
+    room = Room(capacity_nbytes=memory_capacity_nbytes, offset_nbytes=memory_offset_nbytes or 0)
 
+    def searched(count: int, kept: Keep | None) -> Found:
+        return best_layouts(config, steps, count, room=room, keep=kept, effort=effort)
 
-def _chosen(
-    running: list[RunConfig],
-    layouts: Sequence[RunConfig],
-    steps: FittedSteps,
-    limit_nbytes: float | None,
-) -> tuple[list[RunConfig], int]:
-    """The layouts that a plan holds, and how many were ranked for it.
+    def planned(found: Mapping[int, Found], others: Sequence[RunConfig] = ()) -> Plan:
+        layouts = [layout for one in found.values() for layout in one.layouts]
+        own, *candidates = compare(
+            config,
+            [config, *dict.fromkeys((*layouts, *others))],
+            steps,
+            memory_capacity_nbytes=memory_capacity_nbytes,
+            memory_offset_nbytes=memory_offset_nbytes,
+        )
+        candidates.sort(key=lambda c: (c.verdict is Verdict.DOES_NOT_FIT, c.step_time_s, c.label))
+        return Plan(
+            own=own,
+            measured_step_time_s=steps.measured_s(config),
+            memory_capacity_nbytes=memory_capacity_nbytes,
+            proofs={count: one.proof for count, one in found.items()},
+            candidates=tuple(candidates),
+        )
 
-    First those of the run's own sharding, then the best of them under others.
-    """
-    fitting, over = _ranked(layouts, steps, limit_nbytes)
-    best = [layouts[place] for place in (*fitting[:MOST_RESHARDED], *over[:MOST_RESHARDED])]
-    others = [one for one in sharded_otherwise([*running, *best]) if one not in running]
-    kept = [layouts[place] for place in (*fitting, *over)][:MOST_CANDIDATES]
-    every = [*kept, *others]
-    if len(every) > MOST_CANDIDATES:
-        order = ranking(every, steps, memory_nbytes=limit_nbytes)
-        every = [every[place] for place in order[:MOST_CANDIDATES]]
-    return every, len(layouts) + len(others)
-
-
-def ranking(
-    layouts: Sequence[RunConfig], steps: FittedSteps, *, memory_nbytes: float | None = None
-) -> list[int]:
-    """Places of the layouts, fastest first.
-
-    Those that need more than ``memory_nbytes`` come last and are not timed, the smallest first.
-    Layouts of one model.  Medians only: intervals are for the few at the top.
-    """
-    fitting, over = _ranked(layouts, steps, memory_nbytes)
-    return [*fitting, *over]
-
-
-def _ranked(
-    layouts: Sequence[RunConfig], steps: FittedSteps, memory_nbytes: float | None
-) -> tuple[list[int], list[int]]:
-    """Places of the layouts that fit, fastest first, and of all others, smallest first."""
-    if not layouts:
-        return [], []
-    needed = np.zeros(len(layouts))
-    if memory_nbytes is not None:
-        needed = peaks_nbytes(layouts)
-    is_over = needed > (math.inf if memory_nbytes is None else memory_nbytes)
-    fitting, over = np.flatnonzero(~is_over), np.flatnonzero(is_over)
-    times_s = steps.median_times([layouts[i] for i in fitting.tolist()])
-    # Layouts that take the same time stay in their order, whatever the last digits say.
-    logs = np.round(np.log(times_s), _DECIMALS)
-    fastest = fitting[np.argsort(logs, kind="stable")]
-    return fastest.tolist(), over[np.argsort(needed[over], kind="stable")].tolist()
+    found = {count: searched(count, keep) for count in wanted}
+    first = planned(found)
+    if first.best is not None or not any(converter(c.config, config) for c in first.candidates):
+        return first
+    # What its checkpoint can be loaded into may stand behind all of these.
+    form = (keep or Keep()).having("sharding", config.parallelism.sharded.value)
+    loaded = [one for count in wanted for one in searched(count, form).layouts] if form else []
+    return planned(found, loaded)
 
 
 def compare(

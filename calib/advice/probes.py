@@ -9,14 +9,17 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from ..fit.laws import work
 from ..layers.stage_work import collective_uses, stage_operators, step_collectives
 from ..network.groups import canonical
+from ..search.cells import cells_of
+from ..search.recomputes import Again
 from ..workload.collectives import CollectiveCall, GroupRole
 from ..workload.config import RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
 from ..workload.ranks import group, num_nodes
-from .enumeration import enumerate_layouts
 from .probe_list import (
     PROBED_COLLECTIVES,
     PROBED_KINDS,
@@ -102,9 +105,24 @@ def operators_of(kind: OperatorKind, shape: tuple[int, ...], element_nbytes: int
 def _best_layouts(config: RunConfig) -> tuple[list[RunConfig], list[float]]:
     """The fastest of each set of degrees, also with the running micro-batch, and how near each
     comes to the fastest of all."""
-    layouts = [c for c in enumerate_layouts(config, config.parallelism.num_ranks) if c != config]
-    # Virtual stages and recomputing change no shape.
-    layouts = [c for c in layouts if c.recompute is config.recompute and c.parallelism.vp == 1]
+    cells = cells_of(config, config.parallelism.num_ranks)
+    columns = cells.columns
+    # Virtual stages, layers of stages and sharding change no shape.
+    shaped = ("tp", "cp", "ep", "etp", "pp", "dp", "micro", "is_split")
+    plain = cells.subset(np.flatnonzero((columns["vp"] == 1) & (columns["deep"] == 0)))
+    firsts, _ = plain.distinct(*(plain.columns[name] for name in shaped))
+    again = Again(
+        recompute=config.recompute,
+        modules=config.recompute_modules,
+        num_layers=config.recompute_num_layers,
+    )
+    own = config.parallelism.is_sequence_parallel or config.model.experts is not None
+    layouts = [
+        again.of(layout)
+        for layout in map(plain.layout, firsts.tolist())
+        if layout.parallelism.tp == 1 or layout.parallelism.is_sequence_parallel == own
+    ]
+    layouts = [layout for layout in layouts if layout != config]
     order = sorted((_rough_s(layout), place) for place, layout in enumerate(layouts))
     best: dict[tuple[int, ...], dict[bool, tuple[float, RunConfig]]] = {}
     for time_s, place in order:

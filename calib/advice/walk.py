@@ -10,11 +10,11 @@ from itertools import combinations
 from ..errors import ConfigError
 from ..plain_json import Json, JsonObject
 from ..regressors.intervals import Z_90
+from ..search.labels import layout_label
 from ..steps.estimate import StepEstimate, paired_sigma_log
 from ..steps.model import FittedSteps
 from ..workload.config import RunConfig
 from .axes import axis_value, differing_axes, mixed
-from .enumeration import layout_label
 
 _MOST_AXES = 8
 """Choices that are changed apart; of more, the last go together.  All orders of eight are 256

@@ -64,3 +64,15 @@ class Keep:
     def allows(self, config: RunConfig) -> bool:
         """Whether a layout is meant."""
         return all(layout_name(one.name).read(config) in one.values for one in self.axes)
+
+    def having(self, name: str, value: AxisValue) -> Keep | None:
+        """With one value of an axis beside all else; None where another one is asked for.
+
+        >>> str(Keep.parse("tp=8").having("sharding", "optimizer"))
+        'tp=8,sharding=optimizer'
+        """
+        wanted = self.values_of(name)
+        if wanted is not None and value not in wanted:
+            return None
+        rest = tuple(one for one in self.axes if one.name != name)
+        return Keep(axes=(*rest, Kept(name=name, values=(value,))))

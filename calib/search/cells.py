@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,12 +12,20 @@ from numpy.typing import NDArray
 from ..arguments.keep import Keep
 from ..workload.config import Batch, ContextComm, RunConfig
 from ..workload.model_shape import at_most
-from .space import MOST_CONTEXT, MOST_VIRTUAL, checked_ranks, shardings, splits, with_degrees
+from .space import (
+    MOST_CONTEXT,
+    MOST_VIRTUAL,
+    checked_ranks,
+    num_nodes,
+    shardings,
+    splits,
+    with_degrees,
+)
 
 Ints = NDArray[np.int64]
 COLUMNS = ("tp", "cp", "ep", "etp", "pp", "vp", "dp", "micro", "is_split", "split", "deep")
-"""``is_split``: sequence parallelism; ``split`` and ``deep`` are places in the tables beside.  One more
-column is ``number``: the order of cells that take the same time."""
+"""``is_split``: sequence parallelism; ``split`` and ``deep`` are places in the tables beside.  One
+more column is ``number``: the order of cells that take the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,7 +37,7 @@ class Cells:
     columns: Mapping[str, Ints]
     splits: tuple[tuple[int, ...], ...]
     """Layers of stages; () where even."""
-    shardings: tuple[Mapping[str, Any], ...]
+    shardings: tuple[Mapping[str, object], ...]
     cut: Mapping[str, int]
     """How many combinations each rule left out, of those that the rules before it let pass."""
 
@@ -57,9 +64,13 @@ class Cells:
             micro_batch_size=row["micro"],
             global_batch_size=self.config.batch.global_batch_size,
         )
-        return with_degrees(self.config, batch, changes=changes)
+        return with_degrees(self.config, batch, changes)
 
-    def distinct(self, *columns: Ints) -> tuple[Ints, Ints]:
+    def plain_layouts(self) -> list[RunConfig]:
+        """One layout of each cell, with nothing computed again and nothing sharded but by rule."""
+        return [self.layout(place, is_plain=True) for place in range(len(self))]
+
+    def distinct(self, *columns: NDArray[np.int64 | np.bool_]) -> tuple[Ints, Ints]:
         """A cell of each distinct combination of some columns, and which of them each cell has."""
         if not len(self):
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
@@ -72,6 +83,16 @@ class Cells:
         """Of each cell."""
         samples = self.config.batch.global_batch_size
         return samples // (self.columns["dp"] * self.columns["micro"])
+
+    @property
+    def num_nodes(self) -> Ints:
+        """Nodes that the replicas of each cell lie on."""
+        columns, per_node = self.columns, self.config.parallelism.ranks_per_node
+        if not per_node:
+            return np.ones(len(self), dtype=np.int64)
+        keys = [columns[name] for name in ("tp", "cp", "pp", "dp")]
+        firsts, places = self.distinct(*keys)
+        return np.array([num_nodes(self.layout(one)) for one in firsts.tolist()], dtype=int)[places]
 
     def subset(self, members: Ints) -> Cells:
         """Some of the cells."""

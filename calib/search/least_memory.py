@@ -74,7 +74,8 @@ class _Least:
         """The fields of ``ModuleBytes`` of each cell, with all layers computed again."""
         columns = self._cells.columns
         names = ("tp", "cp", "micro", "is_split")
-        whole, of_whole = self._fields(*(columns[name] for name in names), columns["pp"] > 1)
+        is_cut = columns["pp"] > 1
+        whole, of_whole = self._fields(*(columns[name] for name in names), is_cut)
         split, of_split = self._fields(*(columns[name] for name in ("tp", "ep", "etp")))
         table = {
             name: (split[name][of_split] if name in _OF_EXPERTS else whole[name][of_whole])
@@ -86,7 +87,7 @@ class _Least:
             table[f"{kind}_kept"] = table["layer_input"]
         return table
 
-    def _fields(self, *keys: Ints) -> tuple[dict[str, Floats], Ints]:
+    def _fields(self, *keys: NDArray[np.int64 | np.bool_]) -> tuple[dict[str, Floats], Ints]:
         firsts, places = self._cells.distinct(*keys)
         rows = [
             module_bytes(_all_again(self._cells.layout(int(first), is_plain=True)))

@@ -60,7 +60,8 @@ class _Priced:
         self._pairs: list[tuple[Block, RunConfig]] = []
         self._rows: dict[BlockKind, list[Ints]] = {}
         names = ("tp", "cp", "micro", "is_split")
-        shared = cells.distinct(*(columns[name] for name in names), columns["pp"] > 1)
+        is_cut = columns["pp"] > 1
+        shared = cells.distinct(*(columns[name] for name in names), is_cut)
         for kind in block_kinds(cells.config):
             if kind is BlockKind.PREDICTION:
                 continue  # never less than nothing
@@ -98,7 +99,7 @@ class _Priced:
     def _block_s(self, kind: BlockKind, members: Ints, passed_s: Floats) -> Floats:
         if kind not in self._rows:
             return np.zeros(len(members))
-        return sum(passed_s[rows[members]] for rows in self._rows[kind])
+        return np.sum([passed_s[rows[members]] for rows in self._rows[kind]], axis=0)
 
     def pipelines(self, members: Ints) -> Floats:
         """Bounds of cells whose pipelines are cut alike.
@@ -127,9 +128,11 @@ class _Priced:
             forward, backward = np.zeros(len(members)), np.zeros(len(members))
             for (kind, _), count in chunk_variants(sample, chunk):
                 if kind not in kinds:
-                    passes = (self._forward_s, self._backward_s)
                     scale = self._effects(kind, members)
-                    kinds[kind] = tuple(scale * self._block_s(kind, members, p) for p in passes)
+                    kinds[kind] = (
+                        scale * self._block_s(kind, members, self._forward_s),
+                        scale * self._block_s(kind, members, self._backward_s),
+                    )
                 forward += count * kinds[kind][0]
                 backward += count * kinds[kind][1]
             rows.append((forward + self._host_s[0], backward + self._host_s[1]))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import combinations
 from typing import Any
 
 from ..errors import ConfigError
 from ..layers.blocks import BlockKind
-from ..workload.config import Engine, Precision, Recompute, RunConfig, Schedule, Sharding
+from ..workload.collectives import Collective, GroupRole
+from ..workload.config import Batch, Engine, Precision, Recompute, RunConfig, Schedule, Sharding
 from ..workload.pipeline_layout import uneven_layers
+from ..workload.ranks import group_call
 from .hosts import takes_options
 
 MOST_CONTEXT = 16
@@ -28,38 +29,6 @@ _WHOLE: dict[str, Any] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Again:
-    """What is computed again in the backward phase."""
-
-    recompute: Recompute = Recompute.NONE
-    modules: tuple[str, ...] = ()
-    num_layers: int = 0
-    """Of each chunk under ``FULL``; 0 means all."""
-
-    def is_within(self, other: Again) -> bool:
-        """True where all that runs again here does so under the other as well."""
-        if self.recompute is not other.recompute:
-            return False
-        if self.recompute is Recompute.FULL:
-            return bool(self.num_layers) and self.num_layers <= (other.num_layers or 10**6)
-        parts = set(other.modules or ("core_attn",))
-        parts |= _WITHIN_MOE if "moe" in parts else set()
-        return set(self.modules or ("core_attn",)) <= parts
-
-    def of(self, config: RunConfig) -> RunConfig:
-        """The layout with this."""
-        return replace(
-            config,
-            recompute=self.recompute,
-            recompute_modules=self.modules,
-            recompute_num_layers=self.num_layers,
-        )
-
-
-_WITHIN_MOE = {"moe_act", "shared_experts"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class States:
     """How weights, gradients and optimizer are spread, and what of it overlaps."""
 
@@ -74,42 +43,7 @@ class States:
         return replace(config, parallelism=parallelism, optimizer_offload_frac=self.offload_frac)
 
 
-def recomputes(config: RunConfig, most_layers: int) -> tuple[Again, ...]:
-    """Everything that Megatron can compute again, lightest first: nothing, modules, layers.
-
-    ``most_layers`` is the number of layers of the smallest chunk.  Sets of modules of which one
-    holds another's are left out (``moe`` has ``moe_act`` and ``shared_experts``).
-    """
-    found = [Again()]
-    names = _modules(config)
-    for size in range(1, len(names) + 1):
-        for chosen in combinations(names, size):
-            if "moe" in chosen and _WITHIN_MOE & set(chosen):
-                continue
-            modules = () if chosen == ("core_attn",) else chosen
-            found.append(Again(recompute=Recompute.SELECTIVE, modules=modules))
-    if takes_options(config):
-        found += [
-            Again(recompute=Recompute.FULL, num_layers=number) for number in range(1, most_layers)
-        ]
-    return (*found, Again(recompute=Recompute.FULL))
-
-
-def _modules(config: RunConfig) -> tuple[str, ...]:
-    """What ``--recompute-modules`` may name in this model."""
-    model = config.model
-    if not takes_options(config):
-        return ("core_attn",)
-    found = ["core_attn", "layernorm"]
-    has_dense = not all(model.has_experts(layer) for layer in range(model.num_layers))
-    found += ["mlp"] if has_dense else []
-    if model.experts is not None:
-        found += ["moe", "moe_act"]
-        found += ["shared_experts"] if model.experts.shared_ffn_hidden_size else []
-    return (*found, "mla_up_proj") if model.latent_attention is not None else tuple(found)
-
-
-def shardings(config: RunConfig) -> tuple[dict[str, Any], ...]:
+def shardings(config: RunConfig) -> tuple[Mapping[str, object], ...]:
     """Shardings of gradients or weights that the host of a run has without a pipeline.
 
     The first is none of them.  Megatron-FSDP wants an accelerator; loops of one's own have DDP,
@@ -148,6 +82,8 @@ def states(layout: RunConfig, num_nodes: int) -> tuple[States, ...]:
         return own
     found = [] if _wants_distributed(layout) else [(_WHOLE, on) for on in _overlaps(layout, 1)]
     for number in dict.fromkeys((1, num_nodes)):
+        if par.dp * par.cp % number or par.expert_dp % number:
+            continue
         changes = {
             "is_optimizer_distributed": True,
             "sharding": Sharding.OPTIMIZER,
@@ -189,6 +125,35 @@ def _offloads(layout: RunConfig, changes: dict[str, Any]) -> tuple[float, ...]:
     return tuple(dict.fromkeys((0.0, own, 1.0)))
 
 
+def sharded_otherwise(layout: RunConfig) -> list[RunConfig]:
+    """A layout under every other sharding and overlap that its host has.
+
+    Loops of one's own: DDP, FSDP and FSDP in two copies.  Nothing where there is one replica.
+    """
+    par = layout.parallelism
+    if par.dp * par.cp == 1:
+        return []
+    deep = shardings(layout) if par.pp == 1 else shardings(layout)[:1]
+    found: dict[RunConfig, None] = {}
+    for changes in deep:
+        try:
+            base = replace(layout, parallelism=replace(par, **dict[str, Any](changes)))
+        except ConfigError:
+            continue
+        for choice in states(base, num_nodes(base)):
+            try:
+                found.setdefault(choice.of(base))
+            except ConfigError:
+                continue
+    return [one for one in found if one != layout]
+
+
+def num_nodes(layout: RunConfig) -> int:
+    """Nodes that the replicas of a layout lie on."""
+    whole = replace(layout, parallelism=replace(layout.parallelism, num_optimizer_instances=1))
+    return group_call(whole, Collective.ALL_REDUCE, GroupRole.DP, 1).num_nodes
+
+
 def splits(config: RunConfig, pp: int) -> list[tuple[int, ...]]:
     """Layers of the stages: even (), one last stage that differs, and ends with fewer layers.
 
@@ -223,19 +188,19 @@ def _fewer_at_ends(num_layers: int, pp: int) -> Iterator[tuple[int, ...]]:
             yield (each - first, *[each] * (pp - 2), each - last)
 
 
-def with_degrees(config: RunConfig, batch: Any, *, changes: dict[str, Any]) -> RunConfig:
+def with_degrees(config: RunConfig, batch: Batch, changes: Mapping[str, object]) -> RunConfig:
     """The layout of a cell: degrees, split and micro-batch, nothing computed again.
 
     Raises ``ConfigError`` where it cannot run.
     """
     own = config.parallelism
-    vp = changes["vp"]
+    fields: dict[str, Any] = dict(changes)
     parallelism = replace(
         own,
         microbatch_group_size=0,
-        schedule=own.schedule if vp == 1 else Schedule.ONE_F_ONE_B,
-        overlaps_tp=own.overlaps_tp and changes["is_sequence_parallel"],
-        **changes,
+        schedule=own.schedule if fields["vp"] == 1 else Schedule.ONE_F_ONE_B,
+        overlaps_tp=own.overlaps_tp and fields["is_sequence_parallel"],
+        **fields,
     )
     return replace(
         config,

@@ -1,20 +1,30 @@
-"""Seconds of items as a function of the constants of a machine."""
+"""Seconds of items: base times as a layout's stack runs them, and the constants on top of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
-from ..fit.estimates import Source
+from ..fit.estimates import Estimates, Source
+from ..network.host_link import LINK_SIGMA_LOG, host_copy_s
 from ..timeline.compiled import Compiled
 from ..timeline.items import Floats, Ints, Item, family
 from ..workload.collectives import CollectiveCall, GroupRole
-from .base_estimates import base_estimates
+from ..workload.config import Fp8Recipe, Normalization, PositionEmbedding, RunConfig
+from ..workload.operators import Operator, OperatorKind, Phase
 from .base_times import BaseTimes
+from .optimizer_times import OPTIMIZERS, optimizer_s
 from .scales import HOP, Scale, scales, weights
 
+Kind = OperatorKind
+_FASTEST_S = 1e-7
+"""Keeps logarithms finite; no kernel is as short."""
+_FP4_FRAC = 0.6
+"""Peak ratio 0.5, and kernels that reach less of it."""
 KNOWN_FRAC = 0.15
 """How much of a constant's deviation is left for what was sampled in training itself."""
 SCALE, FAMILY = "scale", "family"
@@ -90,3 +100,143 @@ def _families(items: Sequence[Item], sigma_log: Floats) -> tuple[tuple[str, ...]
     families = sorted({name for name, sigma in zip(names, sigma_log, strict=True) if sigma > 0})
     is_of = np.array([[name == other for other in families] for name in names], dtype=np.float64)
     return tuple(families), is_of.reshape(len(items), len(families)) * sigma_log[:, np.newaxis]
+
+
+def base_estimates(compiled: Compiled, base: BaseTimes) -> Estimates:
+    """Each item with median, deviation and provenance, shape (items,).
+
+    Unless measured, an optimizer has no launches of its own, which a step's host constant holds;
+    and what stands between the product of queries, keys and values and attention costs no more than
+    a copy in models that rotate nothing there.
+    """
+    found = _as_run(compiled, base)
+    out, bytes_per_s = found.time_s.copy(), base.conditions.bytes_per_s
+    sigma_log = found.sigma_log.copy()
+    splits, device = _splits(compiled), compiled.configs[0].device
+    for place, item in enumerate(compiled.items):
+        if not isinstance(item, Operator) or found.sources[place] is not Source.PRIOR:
+            continue
+        if item.kind is Kind.HOST_COPY:
+            out[place] = host_copy_s(item, device)
+            sigma_log[place] = LINK_SIGMA_LOG
+        elif item.kind in OPTIMIZERS:
+            found_s = optimizer_s(item, device=device, bytes_per_s=bytes_per_s)
+            out[place] = max(_FASTEST_S, found_s)
+        elif item in splits:
+            # Forwards they are views; backwards one copy joins the three gradients.
+            is_copied = item.phase is Phase.BACKWARD
+            nbytes = 2 * is_copied * math.prod(item.shape) * item.element_nbytes
+            out[place] = max(_FASTEST_S, nbytes / bytes_per_s)
+    for places, factor in _quantized(compiled, base.conditions.fp8):
+        narrow = [replace(cast(Operator, compiled.items[p]), element_nbytes=1) for p in places]
+        casts = np.array([_cast_nbytes(operator) for operator in narrow]) / bytes_per_s
+        out[places] = factor * base.estimates(narrow).time_s + casts
+    return replace(found, time_s=out, sigma_log=sigma_log)
+
+
+def _as_run(compiled: Compiled, base: BaseTimes) -> Estimates:
+    """With operators under the names that tables have for the stack of each layout."""
+    parts: list[tuple[Item, ...]] = [(item,) for item in compiled.items]
+    index = {item: place for place, item in enumerate(compiled.items)}
+    for block, config in zip(compiled.blocks, compiled.block_configs, strict=True):
+        for operator, _ in block.operators:
+            if operator.kind in _RENAMED:
+                parts[index[operator]] = _stack_operators(operator, config, base)
+    found = base.estimates([part for one in parts for part in one])
+    numbers = np.array([len(one) for one in parts])
+    if (numbers == 1).all():
+        return found
+    first = np.concatenate([[0], np.cumsum(numbers)[:-1]])
+    return Estimates(
+        time_s=np.add.reduceat(found.time_s, first),
+        sigma_log=np.maximum.reduceat(found.sigma_log, first),
+        sources=tuple(found.sources[place] for place in first.tolist()),
+    )
+
+
+def _stack_operators(
+    operator: Operator, config: RunConfig, base: BaseTimes
+) -> tuple[Operator, ...]:
+    """What was timed in place of an operator of a layout; itself where nothing else was.
+
+    Eager stacks run RMSNorm and rotation as chains of calls, and unfused attention with scale, mask
+    and softmax apart.
+    """
+    model, phase = config.model, operator.phase
+    phase = Phase.FORWARD if phase is Phase.RECOMPUTE else phase
+    is_rms = model.normalization is Normalization.RMS_NORM
+    if operator.kind is Kind.NORM and is_rms and base.has(Kind.RMS_NORM, phase):
+        return (replace(operator, kind=Kind.RMS_NORM, phase=phase),)
+    is_rotated = model.position_embedding is PositionEmbedding.ROPE
+    if operator.kind is Kind.POSITION and is_rotated and base.has(Kind.ROTARY, phase):
+        heads, micro = model.num_attention_heads, config.batch.micro_batch_size
+        shape = (model.seq_length, micro, heads // config.parallelism.tp, model.kv_channels)
+        return (replace(operator, kind=Kind.ROTARY, phase=phase, shape=shape),)
+    if operator.kind is Kind.CORE_ATTENTION and config.is_attention_fused:
+        if not base.has(Kind.FLASH_ATTENTION, phase):
+            return (operator,)
+        shape = (*operator.shape, operator.shape[-1])
+        return (replace(operator, kind=Kind.FLASH_ATTENTION, phase=phase, shape=shape),)
+    is_apart = not (config.is_attention_fused or config.is_softmax_fused)
+    if operator.kind is Kind.CORE_ATTENTION and is_apart and base.has(Kind.MASK, phase):
+        return _unfused(replace(operator, phase=phase))
+    return (operator,)
+
+
+def _unfused(operator: Operator) -> tuple[Operator, ...]:
+    """Two batched products, and mask and softmax between them."""
+    micro, heads, _, seq, channels = operator.shape
+    matrices = micro * heads
+    parts = (
+        (Kind.BATCHED_PRODUCT, (matrices, seq, channels, seq)),
+        (Kind.MASK, (matrices * seq, seq)),
+        (Kind.SOFTMAX, (matrices * seq, seq)),
+        (Kind.BATCHED_PRODUCT, (matrices, seq, seq, channels)),
+    )
+    return tuple(replace(operator, kind=kind, shape=shape) for kind, shape in parts)
+
+
+_RENAMED = (Kind.NORM, Kind.POSITION, Kind.CORE_ATTENTION)
+
+
+def _quantized(compiled: Compiled, timed: Fp8Recipe) -> list[tuple[list[int], float]]:
+    """Products that run in 8 or 4 bits, by place, with their time over that in 8 bits.
+
+    Megatron leaves the logits and the router in 16 bits.  Products of 4 bits have twice the peak of
+    those of 8.  What was ``timed`` under a recipe has its times already.
+    """
+    index = {item: place for place, item in enumerate(compiled.items)}
+    found: dict[float, dict[int, None]] = {}
+    for block, config in zip(compiled.blocks, compiled.block_configs, strict=True):
+        if config.fp8 in (Fp8Recipe.NONE, timed):
+            continue
+        places = found.setdefault(_FP4_FRAC if config.fp8 is Fp8Recipe.NVFP4 else 1.0, {})
+        for operator, _ in block.operators:
+            if operator.kind in _QUANTIZED:
+                places[index[operator]] = None
+    return [(list(places), factor) for factor, places in found.items()]
+
+
+_QUANTIZED = frozenset(kind for kind in Kind if kind.is_linear) - {Kind.LOGITS} | {
+    Kind.GROUPED_LINEAR
+}
+
+
+def _cast_nbytes(operator: Operator) -> float:
+    """Traffic of quantising what a product reads: 2 bytes in, the values and their transpose out.
+
+    Forwards that is the input, backwards the gradient of the output; weights are kept.
+    """
+    tokens, num_in, num_out = operator.shape[-3:]
+    return 4.0 * tokens * (num_out if operator.phase is Phase.BACKWARD else num_in)
+
+
+def _splits(compiled: Compiled) -> set[Operator]:
+    """Operators before attention in models without rotary embeddings."""
+    return {
+        operator
+        for block, config in zip(compiled.blocks, compiled.block_configs, strict=True)
+        if config.model.position_embedding is not PositionEmbedding.ROPE
+        for operator, _ in block.operators
+        if operator.kind is Kind.POSITION
+    }

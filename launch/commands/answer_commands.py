@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from ...calib.advice.plan import Candidate, compare, takes_options
+from ...calib.advice.plan import Candidate, compare
 from ...calib.advice.throughput import throughput
 from ...calib.arguments.megatron_args import apply_options
 from ...calib.arguments.megatron_options import options_of
@@ -20,6 +20,7 @@ from ...calib.fit.priors import UNKNOWN_DEVICE, device_prior
 from ...calib.memory.devices import known_device
 from ...calib.memory.peak import Verdict
 from ...calib.network.cluster import link_figures
+from ...calib.search.hosts import takes_options
 from ...calib.units import format_bytes, format_frac, format_time
 from ...calib.workload.argument_values import whole
 from ...calib.workload.config import RunConfig

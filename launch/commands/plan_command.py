@@ -8,11 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...calib.advice.plan import Plan, takes_options
+from ...calib.advice.plan import Plan
 from ...calib.advice.plan import plan as make_plan
 from ...calib.advice.why_not import WhyNot, why_not
 from ...calib.errors import ConfigError
 from ...calib.memory.peak import Verdict
+from ...calib.search.hosts import takes_options
 from ...calib.workload.config import RunConfig
 from ..known.machines import Machine
 from ..options.plan_options import Objective, PlanQuestion, plan_question

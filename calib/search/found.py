@@ -1,0 +1,171 @@
+"""What a search is given, what it finds, and how far that is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..memory.peak import RESERVE_FRAC
+from ..plain_json import JsonObject
+from ..workload.config import RunConfig
+
+Floats = NDArray[np.float64]
+TOP = 20
+"""Layouts that are proven to be the best where nobody asks for another number."""
+NUM_LACKING = 5
+"""Layouts told of that do not fit."""
+_Asked = TypeVar("_Asked")
+_Told = TypeVar("_Told")
+
+
+class Pool(Protocol):
+    """Makes of a function one that takes several arguments at once, maybe in several processes."""
+
+    def __call__(
+        self, function: Callable[[_Asked], _Told]
+    ) -> AbstractContextManager[Callable[[Sequence[_Asked]], Sequence[_Told]]]:
+        """The function over sequences, while the processes are there."""
+        ...
+
+
+@contextmanager
+def in_turn(
+    function: Callable[[_Asked], _Told],
+) -> Iterator[Callable[[Sequence[_Asked]], Sequence[_Told]]]:
+    """The pool of one process."""
+    yield lambda asked: [function(one) for one in asked]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Effort:
+    """How a search is done; what it finds does not depend on ``pool``."""
+
+    top: int = TOP
+    pool: Pool = in_turn
+    is_stopped: Callable[[], bool] = lambda: False
+    """Asked between rounds: then the answer is the best so far."""
+    told: Callable[[str, float], None] = lambda _what, _frac: None
+    """Hears what is done and which share of it is behind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """Memory of a device, and what its measured peak had beyond the estimate."""
+
+    capacity_nbytes: int | None = None
+    offset_nbytes: int = 0
+
+    def holds(self, allocated_nbytes: Floats, overhead_nbytes: Floats) -> NDArray[np.bool_]:
+        """Whether layouts are likelier to fit than not: the rule of ``fit_probability``."""
+        if self.capacity_nbytes is None:
+            return np.ones(np.shape(allocated_nbytes), dtype=bool)
+        allocated = (1 + RESERVE_FRAC) * (allocated_nbytes + self.offset_nbytes)
+        return allocated + overhead_nbytes <= self.capacity_nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """The best variant of one row."""
+
+    config: RunConfig
+    time_s: float
+    """Median step time."""
+    order: int
+    """Of two that take the same time the lower comes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lacking:
+    """A layout that does not fit."""
+
+    config: RunConfig
+    needed_nbytes: float
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the layouts of a space; each is in one of the five."""
+
+    over_memory: int = 0
+    bounded: int = 0
+    """A bound says that they are not among the best."""
+    dominated: int = 0
+    """Another one of their cell computes less again, and fits."""
+    not_asked: int = 0
+    """Something else was to be kept."""
+    evaluated: int = 0
+
+    def add(self, other: Tally) -> None:
+        """Counts those of another one too."""
+        for name in Tally.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    @property
+    def num_layouts(self) -> int:
+        """All of them."""
+        return sum(getattr(self, name) for name in Tally.__slots__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """How far an answer is proven."""
+
+    num_cells: int
+    """Splits of the ranks, each with its variants."""
+    tally: Tally
+    cut: Mapping[str, int] = field(default_factory=dict)
+    """Combinations that each of Megatron's rules left out."""
+    gap_frac: float = 0.0
+    """How much faster than the best found an unseen layout might be; 0 where it is proven."""
+
+    @property
+    def is_proven(self) -> bool:
+        """True where no layout that was not evaluated can be among the best."""
+        return self.gap_frac == 0.0
+
+    @property
+    def text(self) -> str:
+        """What a user reads of it."""
+        tally = self.tally
+        words = [
+            f"{tally.num_layouts:,} layouts",
+            f"{tally.over_memory:,} over memory",
+            f"{tally.bounded:,} slower by a bound",
+            f"{tally.dominated:,} by another with less to compute again",
+            f"{tally.evaluated:,} evaluated",
+        ]
+        if tally.not_asked:
+            words.insert(-1, f"{tally.not_asked:,} not asked for")
+        end = "proven" if self.is_proven else f"not proven: up to {self.gap_frac:.0%} may be left"
+        return f"{', '.join(words)}; {end}"
+
+    def to_json(self) -> JsonObject:
+        """A JSON object."""
+        counts = {name: getattr(self.tally, name) for name in Tally.__slots__}
+        return {
+            "num_layouts": self.tally.num_layouts,
+            **counts,
+            "cut_by_rules": dict(self.cut),
+            "is_proven": self.is_proven,
+            "gap_frac": self.gap_frac,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The best layouts, fastest first, some that do not fit, and the proof."""
+
+    best: tuple[Ranked, ...]
+    lacking: tuple[RunConfig, ...]
+    """Layouts that do not fit, least lacking first."""
+    proof: Proof
+
+    @property
+    def layouts(self) -> tuple[RunConfig, ...]:
+        """Both, none twice."""
+        return tuple(dict.fromkeys((*(one.config for one in self.best), *self.lacking)))

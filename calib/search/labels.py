@@ -1,0 +1,54 @@
+"""What to call a layout."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from ..workload.config import Parallelism, Recompute, RunConfig, Schedule, Sharding
+
+
+def layout_label(config: RunConfig) -> str:
+    """Degrees above one, sharding, micro-batch and recompute, as ``TP4 PP2 DP2 ZeRO1 mbs2 full``.
+
+    ``x2`` behind the sharding: two copies, each over a part of the replicas.
+    """
+    par = config.parallelism
+    degrees = (
+        ("TP", par.tp),
+        ("CP", par.cp),
+        ("EP", par.ep),
+        ("ETP", par.etp if par.ep > 1 and par.etp != par.tp else 0),
+        ("PP", par.pp),
+        ("VP", par.vp),
+        ("DP", par.dp),
+    )
+    words = [f"{name}{degree}" for name, degree in degrees if degree > 1]
+    if par.dp * par.cp > 1:
+        words += _sharding(par)
+    if par.chunk_layers:
+        words.append(_layers(par.chunk_layers))
+    if par.schedule is not Schedule.ONE_F_ONE_B:
+        words.append(par.schedule.value)
+    words.append(f"mbs{config.batch.micro_batch_size}")
+    if config.recompute is not Recompute.NONE:
+        words.append("+".join((config.recompute.value, *config.recompute_modules)))
+    return " ".join(words)
+
+
+def _sharding(par: Parallelism) -> list[str]:
+    if par.sharded is Sharding.NONE:
+        return []
+    copies = f"x{par.num_optimizer_instances}" if par.num_optimizer_instances > 1 else ""
+    if par.shards_weights:
+        return ["HSDP" if copies else "FSDP"]
+    return [f"{'ZeRO2' if par.sharded is Sharding.GRADS else 'ZeRO1'}{copies}"]
+
+
+def _layers(chunk_layers: tuple[int, ...]) -> str:
+    """Layers of the chunks in short.
+
+    >>> _layers((16, 16, 16, 14))
+    '16x3-14'
+    """
+    runs = [(number, len(list(run))) for number, run in groupby(chunk_layers)]
+    return "-".join(f"{number}x{count}" if count > 1 else f"{number}" for number, count in runs)

@@ -1,0 +1,111 @@
+"""What Megatron can compute again in the backward phase of one layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+from ..workload.config import Fp8Recipe, Recompute, RunConfig
+from .hosts import takes_options
+
+_WITHIN_MOE = {"moe_act", "shared_experts"}
+"""Modules that lie within ``moe``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """What is computed again."""
+
+    recompute: Recompute = Recompute.NONE
+    modules: tuple[str, ...] = ()
+    num_layers: int = 0
+    """Of each chunk under ``FULL``; 0 means all."""
+
+    def is_within(self, other: Again) -> bool:
+        """Whether all that runs again here does so under the other as well.
+
+        >>> mlp, both = (Again(recompute=Recompute.SELECTIVE, modules=names)
+        ...              for names in (("mlp",), ("core_attn", "mlp")))
+        >>> mlp.is_within(both), both.is_within(mlp)
+        (True, False)
+        """
+        if self.recompute is not other.recompute:
+            return False
+        if self.recompute is Recompute.FULL:
+            return not other.num_layers or 0 < self.num_layers <= other.num_layers
+        return self._parts <= other._parts
+
+    @property
+    def _parts(self) -> set[str]:
+        found = set(self.modules or ("core_attn",))
+        return found | _WITHIN_MOE if "moe" in found else found
+
+    def of(self, config: RunConfig) -> RunConfig:
+        """The layout with this."""
+        is_whole = self.recompute is Recompute.FULL
+        return replace(
+            config,
+            recompute=self.recompute,
+            recompute_modules=self.modules,
+            recompute_num_layers=self.num_layers,
+            distributes_saved_activations=config.distributes_saved_activations and is_whole,
+        )
+
+
+def recomputes(config: RunConfig) -> tuple[Again, ...]:
+    """Everything that the host of a run can compute again, nothing first, then sets of modules by
+    their number, then layers.
+
+    Of two sets that compute the same, one is left out (``moe`` has ``moe_act`` in it).
+
+    >>> from ..workload.config import Batch, ModelShape, Parallelism
+    >>> gpt = ModelShape(num_layers=3, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
+    ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
+    >>> run = RunConfig(model=gpt, parallelism=Parallelism(),
+    ...     batch=Batch(micro_batch_size=1, global_batch_size=8))
+    >>> [(one.recompute.value, one.num_layers) for one in recomputes(run)][-3:]
+    [('full', 1), ('full', 2), ('full', 0)]
+    """
+    if not takes_options(config):
+        # Gradient checkpointing of these is that of whole layers.
+        own = Again(
+            recompute=config.recompute,
+            modules=config.recompute_modules,
+            num_layers=config.recompute_num_layers,
+        )
+        return tuple(dict.fromkeys((Again(), own, Again(recompute=Recompute.FULL))))
+    found = [Again()]
+    for chosen in _sets(_modules(config)):
+        named = () if chosen == ("core_attn",) else chosen
+        found.append(Again(recompute=Recompute.SELECTIVE, modules=named))
+    numbers = (*range(1, min(config.chunk_layers)), 0)
+    return (*found, *(Again(recompute=Recompute.FULL, num_layers=one) for one in numbers))
+
+
+def _sets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    for size in range(1, len(names) + 1):
+        for chosen in combinations(names, size):
+            if "moe" not in chosen or not _WITHIN_MOE & set(chosen):
+                yield chosen
+
+
+def _modules(config: RunConfig) -> tuple[str, ...]:
+    """What ``--recompute-modules`` may name in this model, by the checks of Megatron-LM
+    core_v0.16.1's ``TransformerConfig``."""
+    model, experts = config.model, config.model.experts
+    # Delayed scaling keeps one scale for both runs of a module.
+    is_delayed = config.fp8 is Fp8Recipe.DELAYED
+    has_dense = not all(model.has_experts(layer) for layer in range(model.num_layers))
+    able = {
+        "core_attn": True,
+        "layernorm": not is_delayed,
+        "mlp": has_dense,
+        "mla_up_proj": model.latent_attention is not None,
+        "moe": experts is not None,
+        "moe_act": experts is not None and experts.is_grouped and not is_delayed,
+        "shared_experts": experts is not None
+        and bool(experts.shared_ffn_hidden_size)
+        and not experts.overlaps_shared,
+    }
+    return tuple(name for name, is_able in able.items() if is_able)

@@ -1,0 +1,245 @@
+"""Exact evaluation of the variants of cells: how states are kept, times what is computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ..arguments.keep import Keep
+from ..errors import ConfigError
+from ..memory.layout_table import needed_nbytes
+from ..steps.known import same_layout
+from ..steps.model import FittedSteps
+from ..workload.config import Recompute, RunConfig, Sharding
+from .cells import Cells, Ints
+from .found import Lacking, Ranked, Room, Tally
+from .least_time import RECOMPUTES, LeastTimes
+from .recomputes import Again, recomputes
+from .space import num_nodes, states
+
+_DECIMALS = 9
+"""Of the log of a step time: closer layouts take the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of some cells."""
+
+    best: tuple[Ranked, ...]
+    lacking: tuple[Lacking, ...] = ()
+    tally: Tally
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Study:
+    """Exact evaluation of the variants of cells."""
+
+    cells: Cells
+    least: LeastTimes
+    steps: FittedSteps
+    room: Room
+    keep: Keep
+
+    def examine(self, asked: tuple[Ints, float]) -> Outcome:
+        """The best variants of cells, by their places, that may come below a limit in seconds."""
+        members, limit_s = asked
+        variants = [_Variants(self, place) for place in members.tolist()]
+        self._time([one.plain for one in variants])
+        for one in variants:
+            one.keep_open(limit_s)
+        self._fit([pair for one in variants for pair in one.lightest()])
+        self._fit([pair for one in variants for pair in one.heavier()])
+        for one in variants:
+            one.choose(limit_s)
+        self._time([one.chosen for one in variants])
+        tally = Tally()
+        for one in variants:
+            tally.add(one.tally)
+        return Outcome(
+            best=tuple(found for one in variants for found in one.best()),
+            lacking=tuple(found for one in variants for found in one.lacking()),
+            tally=tally,
+        )
+
+    def measured(self, own: RunConfig, num_ranks: int) -> Outcome:
+        """Layouts whose steps are known, which no bound of the model holds for."""
+        known = dict.fromkeys(one.config for one in self.steps.known if not one.site)
+        alike = [
+            _written_as(config, own)
+            for config in known
+            if _is_alike(config, own, num_ranks) and self.keep.allows(config)
+        ]
+        if not alike:
+            return Outcome(best=(), tally=Tally())
+        holds = self.room.holds(*needed_nbytes(alike)).tolist()
+        times_s = self.steps.median_times(alike).tolist()
+        best = tuple(
+            Ranked(config=config, time_s=time_s, order=len(self.cells))
+            for config, time_s, is_held in zip(alike, times_s, holds, strict=True)
+            if is_held
+        )
+        return Outcome(best=best, tally=Tally())
+
+    def _fit(self, asked: Sequence[tuple[_Kept, Again]]) -> None:
+        """Whether ways to keep states fit with what is computed again."""
+        if not asked:
+            return
+        layouts = [again.of(kept.config) for kept, again in asked]
+        allocated, overhead = needed_nbytes(layouts)
+        holds = self.room.holds(allocated, overhead).tolist()
+        needed = (allocated + overhead).tolist()
+        for place, (kept, again) in enumerate(asked):
+            kept.fits[again] = holds[place]
+            kept.needs[layouts[place]] = needed[place]
+
+    def _time(self, batches: Sequence[Sequence[_Variant]]) -> None:
+        """Exact medians of all, at once."""
+        flat = [one for batch in batches for one in batch]
+        if not flat:
+            return
+        times_s = self.steps.median_times([one.config for one in flat])
+        for one, time_s in zip(flat, times_s.tolist(), strict=True):
+            one.time_s = time_s
+
+
+@dataclass(slots=True, eq=False)
+class _Kept:
+    """Ways to keep states that take the same memory."""
+
+    config: RunConfig
+    fits: dict[Again, bool] = field(default_factory=dict)
+    needs: dict[RunConfig, float] = field(default_factory=dict)
+    """Bytes of those that were looked at."""
+
+
+@dataclass(slots=True, eq=False)
+class _Variant:
+    config: RunConfig
+    order: int
+    kept: _Kept
+    time_s: float = np.inf
+
+
+class _Variants:
+    """The variants of one cell: how states are kept, times what is computed again."""
+
+    def __init__(self, study: Study, place: int) -> None:
+        self._study, self._place, self._keep = study, place, study.keep
+        self.tally = Tally()
+        self.chosen: list[_Variant] = []
+        self._layout = study.cells.layout(place)
+        self._agains = recomputes(self._layout)
+        levels = study.least.levels[place]
+        ratios = np.exp(levels - levels[RECOMPUTES.index(Recompute.NONE)]).tolist()
+        self._ratios = dict(zip(RECOMPUTES, ratios, strict=True))
+        self.plain = self._with_states()
+
+    def _with_states(self) -> list[_Variant]:
+        """Each way to keep states, with nothing computed again."""
+        kept: dict[Hashable, _Kept] = {}
+        found = []
+        for number, choice in enumerate(states(self._layout, num_nodes(self._layout))):
+            try:
+                config = choice.of(self._layout)
+            except ConfigError:
+                continue
+            par = config.parallelism
+            alike = (par.sharded, par.num_optimizer_instances, choice.offload_frac)
+            held = kept.setdefault(alike, _Kept(config=config))
+            found.append(_Variant(config=config, order=number, kept=held))
+        self._open = list(kept.values())
+        return found
+
+    def keep_open(self, limit_s: float) -> None:
+        """Leaves out ways to keep states with which nothing comes below the limit."""
+        least = min(self._ratios.values())
+        still = [one for one in self.plain if one.time_s * least < limit_s]
+        self.tally.bounded += (len(self.plain) - len(still)) * len(self._agains)
+        self.plain = still
+        self._open = list(dict.fromkeys(one.kept for one in still))
+
+    def lightest(self) -> list[tuple[_Kept, Again]]:
+        """What has to be known of memory first."""
+        return [(kept, self._agains[0]) for kept in self._open]
+
+    def heavier(self) -> list[tuple[_Kept, Again]]:
+        """What has to be known beyond: where the lightest does not fit, may not be taken, or is of
+        a kind that may be slower than another."""
+        is_sure = min(self._ratios.values()) >= 1.0
+        lightest = self._agains[0]
+        return [
+            (kept, again)
+            for kept in self._open
+            if not (is_sure and kept.fits[lightest] and self._is_asked(kept, lightest))
+            for again in self._agains[1:]
+        ]
+
+    def choose(self, limit_s: float) -> None:
+        """Which variants are timed exactly: the lightest that fit, where they may be among the
+        best.  What computes more again of the same kind takes at least as long."""
+        for one in self.plain:
+            known = one.kept.fits
+            fitting = [again for again, fits in known.items() if fits]
+            allowed = [again for again in fitting if self._is_asked(one, again)]
+            light = [a for a in allowed if not any(b is not a and b.is_within(a) for b in allowed)]
+            self.tally.over_memory += len(known) - len(fitting)
+            self.tally.not_asked += len(fitting) - len(allowed)
+            self.tally.dominated += len(self._agains) - len(known) + len(allowed) - len(light)
+            for again in light:
+                if one.time_s * self._ratios[again.recompute] >= limit_s:
+                    self.tally.bounded += 1
+                else:
+                    self.chosen.append(self._variant(one, again))
+        self.tally.evaluated += len(self.chosen)
+
+    def _is_asked(self, one: _Variant | _Kept, again: Again) -> bool:
+        return not self._keep.axes or self._keep.allows(again.of(one.config))
+
+    def _variant(self, one: _Variant, again: Again) -> _Variant:
+        order = one.order + 1000 * self._agains.index(again)
+        return _Variant(config=again.of(one.config), order=order, kept=one.kept)
+
+    def best(self) -> list[Ranked]:
+        """The fastest that was timed, of each sharding."""
+        order = int(self._study.cells.columns["number"][self._place])
+        found: dict[Sharding, Ranked] = {}
+        for one in sorted(self.chosen, key=lambda one: (rounded_log(one.time_s), one.order)):
+            ranked = Ranked(config=one.config, time_s=one.time_s, order=order)
+            found.setdefault(one.config.parallelism.sharded, ranked)
+        return list(found.values())
+
+    def lacking(self) -> list[Lacking]:
+        """What needs least, where nothing fits."""
+        needs = [pair for kept in self._open for pair in kept.needs.items()]
+        if not needs or any(fits for kept in self._open for fits in kept.fits.values()):
+            return []
+        config, nbytes = min(needs, key=lambda pair: pair[1])
+        return [Lacking(config=config, needed_nbytes=nbytes)]
+
+
+def rounded_log(time_s: float) -> float:
+    """What layouts are ordered by: those that take the same time stay in their order, whatever the
+    last digits say."""
+    return round(float(np.log(time_s)), _DECIMALS)
+
+
+def _is_alike(config: RunConfig, own: RunConfig, num_ranks: int) -> bool:
+    """Whether a known layout is one of the same work on so many ranks."""
+    size = (config.batch.global_batch_size, config.device, config.precision, config.fp8)
+    wanted = (own.batch.global_batch_size, own.device, own.precision, own.fp8)
+    same = same_layout(own).model == same_layout(config).model
+    return size == wanted and same and config.parallelism.num_ranks == num_ranks
+
+
+def _written_as(config: RunConfig, own: RunConfig) -> RunConfig:
+    """A known layout with what is no part of it as the running one has it."""
+    per_node = own.parallelism.ranks_per_node
+    return replace(
+        config,
+        model=own.model,
+        parallelism=replace(config.parallelism, ranks_per_node=per_node),
+        cadence=own.cadence,
+        unmodelled=own.unmodelled,
+    )

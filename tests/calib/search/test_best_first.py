@@ -1,0 +1,150 @@
+"""The best layouts by bounds are those of looking at every one; bounds hold; nothing is lost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from every_layout import best_of_every, every_layout, row
+from planted_steps import steps_of
+
+from forerun.calib.arguments.keep import Keep
+from forerun.calib.memory.layout_table import needed_nbytes
+from forerun.calib.search.best_first import best_layouts
+from forerun.calib.search.cells import cells_of
+from forerun.calib.search.found import Effort, Room
+from forerun.calib.search.least_memory import least_nbytes, overheads
+from forerun.calib.search.least_time import least_times
+from forerun.calib.steps.base_times import prior_times
+from forerun.calib.steps.known import KnownStep
+from forerun.calib.steps.model import FittedSteps, fit_steps
+from forerun.calib.workload.config import (
+    Batch,
+    Experts,
+    ModelShape,
+    Parallelism,
+    Precision,
+    RunConfig,
+)
+
+Layout = Callable[..., RunConfig]
+H100 = "NVIDIA H100 80GB HBM3"
+GPU = fit_steps(prior_times(H100, is_attention_fused=True))
+
+
+def some_run(seed: int) -> tuple[RunConfig, FittedSteps, int, Room]:
+    """A small run on H100s, what is known of its steps, and a memory that some layouts exceed."""
+    rng = random.Random(seed)
+    experts = Experts(
+        num_experts=rng.choice((4, 8)),
+        top_k=2,
+        ffn_hidden_size=512,
+        shared_ffn_hidden_size=rng.choice((0, 512)),
+        is_grouped=True,
+    )
+    model = ModelShape(
+        num_layers=rng.choice((4, 6, 8)),
+        hidden_size=1024,
+        ffn_hidden_size=4096,
+        num_attention_heads=8,
+        num_query_groups=rng.choice((2, 8)),
+        kv_channels=128,
+        seq_length=rng.choice((1024, 2048)),
+        vocab_size=32000,
+        is_gated=rng.random() < 0.5,
+        experts=experts if rng.random() < 0.4 else None,
+    )
+    num_ranks = rng.choice((4, 8)) if model.experts is None else 4
+    config = RunConfig(
+        model=model,
+        parallelism=Parallelism(
+            dp=num_ranks,
+            is_optimizer_distributed=True,
+            overlaps_grad_reduce=True,
+            overlaps_param_gather=True,
+            ranks_per_node=rng.choice((2, 8)),
+        ),
+        batch=Batch(micro_batch_size=1, global_batch_size=rng.choice((8, 16))),
+        precision=Precision.BF16,
+        device=H100,
+    )
+    steps = GPU
+    if rng.random() < 0.5:
+        time_s = float(GPU.median_times([config])[0]) * rng.uniform(0.7, 1.5)
+        steps = fit_steps(GPU.base, [KnownStep(config=config, time_s=time_s)])
+    layouts = random.Random(seed).sample(list(every_layout(config, num_ranks)), 50)
+    needed = sum(needed_nbytes(layouts))
+    room = Room(capacity_nbytes=int(np.quantile(needed, rng.choice((0.1, 0.5, 1.0)))))
+    return config, steps, num_ranks, room
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_bounds_and_every_layout_give_the_same_twenty(seed: int) -> None:
+    config, steps, num_ranks, room = some_run(seed)
+    found = best_layouts(config, steps, num_ranks, room=room)
+    expected = best_of_every(config, steps, num_ranks, room, 20)
+    assert [one.time_s for one in found.best] == pytest.approx([s for s, _ in expected], rel=1e-8)
+    rows = [row(layout) for _, layout in expected]
+    assert {row(one.config) for one in found.best[:-1]} <= set(rows)
+    assert found.proof.is_proven
+    assert found.proof.tally.num_layouts == len(list(every_layout(config, num_ranks)))
+
+
+@pytest.mark.parametrize("seed", range(8, 12))
+def test_no_variant_needs_less_than_its_bounds(seed: int) -> None:
+    config, steps, num_ranks, _ = some_run(seed)
+    cells = cells_of(config, num_ranks)
+    least = least_nbytes(cells), overheads(cells)
+    bounds = least_times(cells, steps)
+    places = {tuple(_key(cells.layout(i))): i for i in range(len(cells))}
+    layouts = random.Random(seed).sample(list(every_layout(config, num_ranks)), 400)
+    own = [places[tuple(_key(layout))] for layout in layouts]
+    needed, overhead = needed_nbytes(layouts)
+    assert (needed >= least[0][own] * (1 - 1e-9)).all()
+    assert overhead == pytest.approx(least[1][own])
+    assert (steps.median_times(layouts) >= bounds.time_s[own]).all()
+
+
+def _key(layout: RunConfig) -> tuple[Any, ...]:
+    par = layout.parallelism
+    splits = (par.chunk_layers, par.is_sequence_parallel, par.shards_weights, par.shards_grads)
+    degrees = (par.tp, par.cp, par.ep, par.expert_tp, par.pp, par.vp, par.dp)
+    return (*degrees, layout.batch.micro_batch_size, *splits)
+
+
+def test_a_measured_step_is_found_where_no_bound_holds(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    """A layout that ran faster than the model thinks possible is the best."""
+    config, quick = layout(tp=2, dp=2), layout(dp=4)
+    modelled = steps_of(planted()).median_times([quick])[0]
+    known = [KnownStep(config=quick, time_s=float(modelled) / 3)]
+    steps = replace(fit_steps(steps_of(planted()).base, known))
+    found = best_layouts(config, steps, 4)
+    assert found.best[0].config == quick
+
+
+def test_what_is_stopped_says_how_far_from_proven(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    config = layout(dp=4)
+    asked = []
+    effort = Effort(is_stopped=lambda: bool(asked.append(1)) or len(asked) > 1, top=1)
+    found = best_layouts(config, steps_of(planted()), 4, effort=effort)
+    whole = best_layouts(config, steps_of(planted()), 4, effort=Effort(top=1))
+    assert whole.proof.is_proven
+    if not found.proof.is_proven:
+        assert 0 < found.proof.gap_frac < 1
+        assert found.best[0].time_s * (1 - found.proof.gap_frac) <= whole.best[0].time_s
+
+
+def test_only_what_is_kept_is_found(layout: Layout, planted: Callable[..., Any]) -> None:
+    keep = Keep.parse("tp=2,recompute=full")
+    found = best_layouts(layout(dp=4), steps_of(planted()), 4, keep=keep)
+    assert found.best and all(keep.allows(one.config) for one in found.best)
+    free = best_layouts(layout(dp=4), steps_of(planted()), 4)
+    assert any(not keep.allows(one.config) for one in free.best)
