@@ -7,6 +7,7 @@ Exit codes: 0 answer, 1 answer and a threshold crossed, 2 usage or configuration
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
 import sys
@@ -15,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .. import __version__
+from ..calib.arguments.short_names import LAYOUT_NAMES
 from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
 from ..hooks.process.interpreter import missing, remedy
 from .commands.outcome import ExitCode as ExitCode
@@ -49,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command and not hasattr(args, "config") and not hasattr(args, "takes_command"):
         parser.error(f"{args.verb} takes no command behind --")
     if rest and not getattr(args, "takes_options", False):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        return _fail(_not_taken(parser, args.verb, rest), ExitCode.USAGE)
     args.options, args.command = [*(getattr(args, "layout_words", None) or ()), *rest], command
     try:
         _check_packages(args.verb)
@@ -258,6 +260,19 @@ def _add_compare(verbs: argparse._SubParsersAction) -> None:
         metavar="FRAC",
         help="exit 1 when the first forecast of a run was off by more than this share of it",
     )
+
+
+def _not_taken(parser: argparse.ArgumentParser, verb: str, words: Sequence[str]) -> str:
+    """What a verb does not take, and what it does that is near."""
+    subs = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    taken = [name for a in subs.choices[verb]._actions for name in a.option_strings]
+    name = words[0].partition("=")[0]
+    axis = name.removeprefix("--")
+    if verb == "plan" and axis in {one for n in LAYOUT_NAMES for one in (n.name, *n.others)}:
+        return f"plan takes no {name}; write --keep {axis}=VALUE for such layouts alone"
+    near = difflib.get_close_matches(name, taken, n=2, cutoff=0.6) if name[:1] == "-" else []
+    remedy = f"did you mean {' or '.join(near)}?" if near else f"see forerun {verb} --help"
+    return f"{verb} takes no {' '.join(words)}; {remedy}"
 
 
 def _check_packages(verb: str) -> None:

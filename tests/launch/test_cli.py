@@ -74,6 +74,24 @@ def test_an_unknown_verb_is_a_usage_error(capsys: pytest.CaptureFixture[str]) ->
     assert stop.value.code == ExitCode.USAGE
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("plan DIR --gpu 8", "did you mean --gpus"),
+        ("plan DIR --tp 8", "write --keep tp=VALUE"),
+        ("plan DIR --objctive=cost", "did you mean --objective"),
+        ("report DIR --zzz", "see forerun report --help"),
+        ("report DIR more", "see forerun report --help"),
+    ],
+)
+def test_an_option_that_a_verb_does_not_take_is_one_line(
+    words: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == ExitCode.USAGE
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and told in err
+
+
 def test_doctor_tells_versions_and_the_entry_point(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor", "--json"])
     value = json.loads(capsys.readouterr().out)
