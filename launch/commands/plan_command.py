@@ -89,7 +89,8 @@ def _answer(
         )
 
     found = made(keep=question.keep)
-    if not found.candidates and question.why is None:
+    # Of several numbers one that nothing runs on is a row that says so.
+    if not found.candidates and question.why is None and len(question.counts) < 2:
         raise ConfigError(_nothing(config, num_ranks, question))
     why = None
     if question.why is not None:
@@ -141,6 +142,8 @@ def _preferred(answers: Sequence[_Answer], question: PlanQuestion) -> _Answer:
         best = _best(one, question)
         return best.cost_order if is_cost else best.s_per_token
 
+    if all(not one.plan.candidates for one in answers):
+        raise ConfigError(_nothing(answers[0].plan.own.config, answers[0].num_ranks, question))
     return min(answers, key=worth)
 
 

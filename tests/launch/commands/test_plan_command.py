@@ -80,6 +80,18 @@ def test_the_cheapest_number_of_gpus_is_told_in_full(capsys: Out) -> None:
         assert f"Layouts on {number} GPUs" in out
 
 
+def test_a_number_that_nothing_runs_on_does_not_hide_the_others(capsys: Out) -> None:
+    words = ["--gpus", "2,7,4", "--keep", "tp=1"]
+    plans = answer(capsys, "plan", *words)["plans"]
+    assert [bool(one["candidates"]) for one in plans] == [True, False, True]
+    assert plans[1]["gpu_hours_per_giga_token"] is None
+    assert main(["plan", str(GOLDEN), *words]) == ExitCode.ANSWER
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["7", "none", "fits"] in rows
+    assert main(["plan", str(GOLDEN), "--gpus", "7,11"]) == ExitCode.USAGE
+    assert "choose a number of ranks" in capsys.readouterr().err
+
+
 def test_only_what_is_kept_is_listed(capsys: Out) -> None:
     found = answer(capsys, "plan", "--gpus", "4", "--keep", "tp=2,recompute=none|full")
     candidates = found["candidates"]
