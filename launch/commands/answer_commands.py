@@ -16,6 +16,7 @@ from ...calib.advice.plan import Candidate, compare
 from ...calib.advice.throughput import throughput
 from ...calib.arguments.megatron_args import apply_options
 from ...calib.arguments.megatron_options import options_of
+from ...calib.errors import ForerunError
 from ...calib.fit.priors import UNKNOWN_DEVICE, device_prior
 from ...calib.memory.devices import known_device
 from ...calib.memory.peak import Verdict
@@ -76,7 +77,10 @@ def machine_of(args: argparse.Namespace, device: str | None = None) -> Machine:
     if device is None:
         return opened()
     wanted = known_device(device).driver_name
-    own = opened()
+    try:
+        own = opened()
+    except ForerunError:  # Probes alone answer for other devices, not for a run of their own.
+        return opened(device=wanted)
     here = device_prior(own.own.device).name
     is_own = here != UNKNOWN_DEVICE and here == device_prior(wanted).name
     return own if is_own or own.own.device == wanted else opened(device=wanted)

@@ -62,6 +62,15 @@ def test_devices_stand_beside_each_other(capsys: Out) -> None:
         assert one["cost_per_giga_token"] == pytest.approx(price * hours, rel=1e-9)
 
 
+def test_the_runs_own_device_is_the_run_itself(capsys: Out) -> None:
+    plain, named = (
+        answer(capsys, "predict", "--tp", "2", *more) for more in ((), ("--device", "cpu"))
+    )
+    assert plain == named
+    other = answer(capsys, "predict", "--tp", "2", "--device", "H100")
+    assert other["step_time_s"] < plain["step_time_s"]
+
+
 def test_hours_of_gpus_for_tokens_are_those_of_the_best_step(capsys: Out) -> None:
     found = answer(capsys, "plan", "--gpus", "4", "--price-per-gpu-hour", "3")
     config = found["config"]
