@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from ..errors import ConfigError
@@ -29,6 +29,7 @@ _SHARDINGS: Mapping[Sharding, tuple[str, ...]] = {
 }
 """What else each is called: by the stages of ZeRO, and by PyTorch's names."""
 _FSDP_STRATEGIES = {Sharding.GRADS: "optim_grads", Sharding.WEIGHTS: "optim_grads_params"}
+_INSTANCES = "--num-distributed-optimizer-instances"
 _ON, _OFF = ("on", "true", "1"), ("off", "false", "0")
 
 
@@ -235,11 +236,18 @@ LAYOUT_NAMES: tuple[LayoutName, ...] = (
         options=_sharding_options,
         others=("zero",),
     ),
-    _number(
-        "instances",
-        "--num-distributed-optimizer-instances",
-        "copies of what is sharded",
-        lambda c: c.parallelism.num_optimizer_instances,
+    replace(
+        _number(
+            "instances",
+            _INSTANCES,
+            "copies of what is sharded",
+            lambda c: c.parallelism.num_optimizer_instances,
+        ),
+        # Megatron has copies of a distributed optimizer alone.
+        options=lambda value: (
+            *(_INSTANCES, str(value)),
+            *(("--use-distributed-optimizer",) if value != 1 else ()),
+        ),
     ),
 )
 """Every axis, in the order of help."""

@@ -6,9 +6,10 @@ import argparse
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from ...calib.advice.plan import Plan
+from ...calib.advice.plan import Plan, compare
 from ...calib.advice.plan import plan as make_plan
 from ...calib.advice.why_not import WhyNot, why_not
 from ...calib.errors import ConfigError
@@ -94,7 +95,14 @@ def _answer(
         raise ConfigError(_nothing(config, num_ranks, question))
     why = None
     if question.why is not None:
-        why = why_not(question.why, found, made(keep=question.why), num_ranks)
+        priced = partial(
+            compare,
+            config,
+            steps=machine.steps,
+            memory_capacity_nbytes=capacity_nbytes,
+            memory_offset_nbytes=machine.memory_offset_nbytes,
+        )
+        why = why_not(question.why, found, made(keep=question.why), num_ranks, priced)
     return _Answer(
         device=machine.own.device,
         num_ranks=num_ranks,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from planted_steps import steps_of
 
-from forerun.calib.advice.plan import Plan, plan
+from forerun.calib.advice.plan import Plan, compare, plan
 from forerun.calib.advice.why_not import WhyNot, why_not
 from forerun.calib.arguments.keep import Keep
 from forerun.calib.memory.peak import Verdict
@@ -31,7 +32,8 @@ def asked(layout: Callable[..., Any], planted: Callable[..., Any]) -> Asked:
                 **kept,
             )
 
-        return why_not(Keep.parse(text), made(), made(keep=Keep.parse(text)), num_ranks)
+        priced = partial(compare, config, steps=steps, memory_capacity_nbytes=capacity_nbytes)
+        return why_not(Keep.parse(text), made(), made(keep=Keep.parse(text)), num_ranks, priced)
 
     return make
 
@@ -75,6 +77,25 @@ def test_the_rule_that_forbids_them_is_told(
 
 def test_the_running_layout_is_named_as_such(asked: Asked) -> None:
     assert asked("tp=2,dp=2,mbs=2,recompute=none,sharding=none,vpp=1").text.startswith("it is the")
+
+
+def test_what_no_plan_tries_is_priced_all_the_same(asked: Asked) -> None:
+    found = asked("recompute=mlp,tp=2")
+    assert found.num_layouts == 0 and found.best is not None
+    assert found.best.config.recompute_modules == ("mlp",)
+    assert found.text.startswith("not among the layouts that are tried; the fastest")
+    tight = asked("recompute=mlp", capacity_nbytes=100 << 10)
+    assert "none fits in memory" in tight.text
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [("gpus=64", "--gpus 64"), ("gbs=32", "--global-batch-size 32"), ("seq=64", "--seq-length 64")],
+)
+def test_what_a_plan_is_asked_for_is_asked_by_its_option(
+    asked: Asked, text: str, option: str
+) -> None:
+    assert asked(text).text.endswith(f"ask for {option}")
 
 
 def test_a_plan_keeps_what_it_is_told_to(
