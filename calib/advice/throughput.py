@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from typing import TypeGuard
 
 from ..errors import ConfigError
 from ..fit.laws import OperatorFamily, family, work
@@ -116,11 +117,12 @@ def _flop(operators: tuple[OperatorCount, ...]) -> float:
 class RunLeft:
     """What is left of the run as it runs, which other layouts would do in another time."""
 
-    remaining_s: float
-    """Of the running layout to the end, with evaluations, saves and failures."""
+    config: RunConfig
+    """As it runs."""
     step_time_s: float
-    """Of a step of it, as the plan that others are compared in tells it."""
-    global_batch_size: int
+    """Of a step of it."""
+    remaining_s: float
+    """To its end, with evaluations, saves and failures."""
     now_unix_s: float | None = None
     price_per_gpu_hour: float | None = None
     restart_s: float = 0.0
@@ -128,23 +130,27 @@ class RunLeft:
 
     @staticmethod
     def from_forecast(
-        value: Mapping[str, object], config: RunConfig, step_time_s: float
+        value: Mapping[str, object], config: RunConfig, step_time_s: float | None = None
     ) -> RunLeft | None:
-        """Of ``forecast.json`` and the running layout's step; None where nothing is left, or where
-        it says nothing of it."""
-        remaining_s, now_unix_s = value.get("remaining_s"), value.get("now_unix_s")
-        if not isinstance(remaining_s, int | float) or not 0 < remaining_s < math.inf:
+        """Of ``forecast.json``; None where nothing is left, or where it says nothing of it.
+
+        ``step_time_s`` is the running layout's step in the plan that others are compared in; None:
+        as the forecast has it.
+        """
+        remaining_s, step_s = value.get("remaining_s"), step_time_s or value.get("step_time_s")
+        now_unix_s = value.get("now_unix_s")
+        if not (_is_length(remaining_s) and _is_length(step_s)):
             return None
         return RunLeft(
+            config=config,
+            step_time_s=float(step_s),
             remaining_s=float(remaining_s),
-            step_time_s=step_time_s,
-            global_batch_size=config.batch.global_batch_size,
             now_unix_s=float(now_unix_s) if isinstance(now_unix_s, int | float) else None,
         )
 
-    def priced(self, price_per_gpu_hour: float | None) -> RunLeft:
-        """The same with a price."""
-        return replace(self, price_per_gpu_hour=price_per_gpu_hour)
+
+def _is_length(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and 0 < value < math.inf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,18 +168,16 @@ class RestOfRun:
         return asdict(self)
 
 
-def rest_of_run(
-    left: RunLeft, config: RunConfig, step_time_s: float, *, is_running: bool = False
-) -> RestOfRun:
+def rest_of_run(left: RunLeft, config: RunConfig, step_time_s: float) -> RestOfRun:
     """What is left of the run, were it to go on in this layout.
 
     The samples that are left stay the same, whatever the global batch; evaluations, saves and
     failures shrink with the step, as they do where a decision is made.  Another layout than the
     running one first pays ``restart_s``.
     """
-    samples_ratio = left.global_batch_size / config.batch.global_batch_size
+    samples_ratio = left.config.batch.global_batch_size / config.batch.global_batch_size
     remaining_s = left.remaining_s * samples_ratio * step_time_s / left.step_time_s
-    remaining_s += 0.0 if is_running else left.restart_s
+    remaining_s += 0.0 if config == left.config else left.restart_s
     gpu_hours = remaining_s / HOUR_S * config.parallelism.num_ranks
     price = left.price_per_gpu_hour
     return RestOfRun(

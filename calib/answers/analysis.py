@@ -161,9 +161,9 @@ class Answer:
         if ahead.cost is not None and ahead.gpu_hours:
             price = ahead.cost / ahead.gpu_hours
         return RunLeft(
-            remaining_s=ahead.remaining_s,
+            config=own.config,
             step_time_s=own.step_time_s,
-            global_batch_size=own.config.batch.global_batch_size,
+            remaining_s=ahead.remaining_s,
             now_unix_s=ahead.now_unix_s,
             price_per_gpu_hour=price,
             restart_s=self.restart_s,

@@ -5,22 +5,28 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from ...calib.advice.plan import Plan, compare
+from ...calib.advice.plan import Candidate, Plan, compare
 from ...calib.advice.plan import plan as make_plan
+from ...calib.advice.scaling import Scaling, curve
+from ...calib.advice.throughput import RunLeft
 from ...calib.advice.why_not import WhyNot, why_not
 from ...calib.errors import ConfigError
 from ...calib.memory.peak import Verdict
 from ...calib.search.hosts import takes_options
 from ...calib.workload.config import RunConfig
+from ..directory.run_left import run_left
 from ..known.machines import Machine
 from ..options.plan_options import Objective, PlanQuestion, plan_question
 from ..report.layout_tables import layouts_table, routing_note, telling_note
 from ..report.plan_tables import BestLayout, plans_table
+from ..report.scaling_text import scaling_text
 from ..report.table import console, show_table
+from ..report.throughput_cells import rest_json
 from .answer_commands import described, machine_of, network_json
 from .outcome import ExitCode, print_json, tell
 
@@ -35,6 +41,8 @@ class _Answer:
     plan: Plan
     price_per_gpu_hour: float | None
     why: WhyNot | None
+    left: RunLeft | None = None
+    """The rest of the run, where it is known and the model is the run's."""
 
     @property
     def is_as_run(self) -> bool:
@@ -46,13 +54,16 @@ def plan(args: argparse.Namespace) -> int:
     """Print the layouts that were asked for, best first."""
     question = plan_question(args)
     answers = list(_answers(args, question))
+    best = [_best(one, question) for one in answers]
+    curves = _curves(answers, best) if len(answers) > 1 else []
     if args.json:
-        print_json(_json(answers, question))
+        print_json(_json(answers, best, curves, question))
         return ExitCode.ANSWER
     tell(*dict.fromkeys(text for one in answers for text in one.machine.problems))
     out = console()
     if len(answers) > 1:
-        show_table(plans_table([_best(one, question) for one in answers]), out)
+        show_table(plans_table(_on_curves(best, curves)), out)
+        print("", scaling_text(curves), "", sep="\n")
     # Of several the first that the objective prefers is told in full.
     chosen = answers[0] if len(answers) == 1 else _preferred(answers, question)
     _show(chosen, question, is_one_of_many=len(answers) > 1)
@@ -67,7 +78,8 @@ def _answers(args: argparse.Namespace, question: PlanQuestion) -> Iterator[_Answ
             config = described(args, machine.own, count) or machine.own
             num_ranks = count or config.parallelism.num_ranks
             asked = question.asked_of(config, num_ranks)
-            yield _answer(machine, asked, num_ranks, question, question.price(place))
+            found = _answer(machine, asked, num_ranks, question, question.price(place))
+            yield replace(found, left=_left(args.directory, found))
 
 
 def _answer(
@@ -113,6 +125,15 @@ def _answer(
     )
 
 
+def _left(directory: Path, one: _Answer) -> RunLeft | None:
+    machine, own = one.machine, one.plan.own
+    if own.config.model != machine.own.model:
+        return None
+    step_s = own.step_time_s if one.is_as_run else machine.steps.measured_s(machine.own)
+    price = one.price_per_gpu_hour
+    return run_left(directory, machine.name, machine.own, step_s, price_per_gpu_hour=price)
+
+
 def _nothing(config: RunConfig, num_ranks: int, question: PlanQuestion) -> str:
     if question.keep is not None:
         return (
@@ -143,6 +164,26 @@ def _best(one: _Answer, question: PlanQuestion) -> BestLayout:
     )
 
 
+def _curves(answers: Sequence[_Answer], best: Sequence[BestLayout]) -> list[Scaling]:
+    """Of each device, over the numbers of GPUs that a layout fits on."""
+    found: list[Scaling] = []
+    for device in dict.fromkeys(one.device for one in answers):
+        places = [place for place, one in enumerate(answers) if one.device == device]
+        places.sort(key=lambda place: answers[place].num_ranks)
+        chosen = [(best[place].candidate, best[place].num_ranks) for place in places]
+        able = [candidate for candidate, _ in chosen if candidate is not None]
+        if able:
+            without = tuple(num for candidate, num in chosen if candidate is None)
+            steps = answers[places[0]].machine.steps
+            found.append(replace(curve(able, steps, device=device), without=without))
+    return found
+
+
+def _on_curves(best: Sequence[BestLayout], curves: Sequence[Scaling]) -> list[BestLayout]:
+    points = {(one.device, point.num_ranks): point for one in curves for point in one.points}
+    return [replace(one, point=points.get((one.device, one.num_ranks))) for one in best]
+
+
 def _preferred(answers: Sequence[_Answer], question: PlanQuestion) -> _Answer:
     is_cost = question.objective is Objective.COST
 
@@ -161,7 +202,8 @@ def _show(one: _Answer, question: PlanQuestion, *, is_one_of_many: bool) -> None
     own_name = "running" if one.is_as_run else "as now"
     found = one.plan
     if found.candidates:
-        show_table(layouts_table(found, question.top, title=title, own_name=own_name), out)
+        named = {"title": title, "own_name": own_name}
+        show_table(layouts_table(found, question.top, left=one.left, **named), out)
     if one.why is not None:
         print(f"why not {question.why}: {one.why.text}")
     print(_offer(found))
@@ -179,18 +221,28 @@ def _offer(found: Plan) -> str:
     return f"{best.label}: {shlex.join(best.options)}"
 
 
-def _json(answers: Sequence[_Answer], question: PlanQuestion) -> dict[str, Any]:
-    """One plan as it is, several under ``plans``."""
-    values = [_plan_json(one, question) for one in answers]
+def _json(
+    answers: Sequence[_Answer],
+    best: Sequence[BestLayout],
+    curves: Sequence[Scaling],
+    question: PlanQuestion,
+) -> dict[str, Any]:
+    """One plan as it is, several under ``plans`` with the curves of devices."""
+    pairs = zip(answers, best, strict=True)
+    values = [_plan_json(one, fastest, question) for one, fastest in pairs]
     head = {"run_id": answers[0].machine.name, "objective": question.objective.value}
-    return {**head, **values[0]} if len(values) == 1 else {**head, "plans": values}
+    if len(values) == 1:
+        return {**head, **values[0]}
+    return {**head, "plans": values, "scaling": [found.to_json() for found in curves]}
 
 
-def _plan_json(one: _Answer, question: PlanQuestion) -> dict[str, Any]:
-    top = [candidate.to_json() for candidate in one.plan.candidates[: question.top]]
-    best = _best(one, question)
+def _plan_json(one: _Answer, best: BestLayout, question: PlanQuestion) -> dict[str, Any]:
+    def row(candidate: Candidate) -> dict[str, Any]:
+        return {**candidate.to_json(), "rest": rest_json(candidate, one.left)}
+
     return {
         **one.plan.to_json(),
+        "own": row(one.plan.own),
         "device": one.device,
         "num_ranks": one.num_ranks,
         "global_batch_size": one.plan.own.config.batch.global_batch_size,
@@ -198,6 +250,6 @@ def _plan_json(one: _Answer, question: PlanQuestion) -> dict[str, Any]:
         "price_per_gpu_hour": one.price_per_gpu_hour,
         "cost_per_giga_token": best.cost_per_giga_token,
         "why": one.why.to_json() if one.why is not None else None,
-        "candidates": top,
+        "candidates": [row(candidate) for candidate in one.plan.candidates[: question.top]],
         "network": network_json(one.machine),
     }

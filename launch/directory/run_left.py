@@ -20,11 +20,12 @@ def run_left(
     directory: Path,
     run_id: str,
     running: RunConfig,
-    step_time_s: float,
+    step_time_s: float | None = None,
     *,
     price_per_gpu_hour: float | None = None,
 ) -> RunLeft | None:
-    """The rest of a run, whose running layout takes ``step_time_s`` in the plan that asks.
+    """The rest of a run, whose running layout takes ``step_time_s`` in the plan that asks (None: as
+    the forecast has it).
 
     None where the directory has no forecast of that run, or nothing is left.  Price and cost of a
     restart are those that the run was given, unless a price is given here.

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...calib.advice.plan import Candidate
-from ...calib.units import HOUR_S, format_time
+from ...calib.advice.scaling import ScalePoint
+from ...calib.units import HOUR_S, format_count, format_frac, format_time
+from .scaling_text import TOO_FAR
 from .table import ReportTable, table_of
 
 _GIGA = 1e9
@@ -22,6 +24,8 @@ class BestLayout:
     candidate: Candidate | None
     """None where none fits."""
     price_per_gpu_hour: float | None
+    point: ScalePoint | None = None
+    """The same on the curve of its device, where there are several numbers of GPUs."""
 
     @property
     def s_per_token(self) -> float:
@@ -61,15 +65,20 @@ def plans_table(rows: Sequence[BestLayout]) -> ReportTable:
         "best layout": lambda row: row.candidate.label if row.candidate else "none fits",
         "step": lambda row: format_time(row.candidate.step_time_s) if row.candidate else "",
         "90 %": lambda row: _interval(row.candidate),
-        "tokens/s": lambda row: f"{1 / row.s_per_token:,.0f}" if row.candidate else "",
+        "tokens/s": lambda row: format_count(1 / row.s_per_token) if row.candidate else "",
+        "efficiency": lambda row: format_frac(row.point.efficiency_frac) if row.point else "",
         "GPU-h for 1e9 tokens": lambda row: _figure(row.gpu_hours_per_giga_token),
     }
     if any(row.price_per_gpu_hour is not None for row in rows):
         cells["cost of 1e9 tokens"] = lambda row: _figure(row.cost_per_giga_token)
+    if len({row.num_ranks for row in rows}) == 1:
+        del cells["efficiency"]
+    if not all(row.point.is_trusted for row in rows if row.point):
+        cells["trust"] = lambda row: TOO_FAR if row.point and not row.point.is_trusted else ""
     if len({row.device for row in rows}) > 1:
         cells = {"device": lambda row: row.device, **cells}
     table = table_of("plans", "The best on each number of GPUs", rows, cells)
-    return table.sparing("90 %", "tokens/s")
+    return table.sparing("90 %", "best layout", "GPU-h for 1e9 tokens")
 
 
 def _interval(candidate: Candidate | None) -> str:

@@ -18,32 +18,30 @@ _Cells = dict[str, Callable[[Candidate], str]]
 
 def throughput_cells(rows: Sequence[Candidate], left: RunLeft | None) -> _Cells:
     """Ways to read a layout: tokens/s, MFU where devices are known, and with ``left`` the rest of
-    the run; the first of the rows is the running layout."""
+    the run."""
     cells: _Cells = {TOKENS: lambda row: format_count(_throughput(row).tokens_per_s)}
     if any(_throughput(row).mfu_frac is not None for row in rows):
         cells[MFU] = lambda row: _share(_throughput(row).mfu_frac)
-    return cells if left is None or not rows else cells | _rest_cells(rows[0], left)
+    return cells if left is None else cells | _rest_cells(left)
 
 
-def rest_json(rows: Sequence[Candidate], left: RunLeft | None) -> list[dict[str, Any] | None]:
-    """The rest of the run in each layout, for JSON; the first of the rows is the running one."""
-    if left is None:
-        return [None] * len(rows)
-    return [_rest(row, rows[0], left).to_json() for row in rows]
+def rest_json(row: Candidate, left: RunLeft | None) -> dict[str, Any] | None:
+    """The rest of the run in a layout, for JSON; None where nothing is known of it."""
+    return None if left is None else _rest(row, left).to_json()
 
 
-def _rest_cells(running: Candidate, left: RunLeft) -> _Cells:
+def _rest_cells(left: RunLeft) -> _Cells:
     cells: _Cells = {}
-    if running.config.device != "cpu" or left.price_per_gpu_hour is not None:
-        cells[GPU_HOURS] = lambda row: f"{_rest(row, running, left).gpu_hours:,.4g}"
-    cells[FINISH] = lambda row: _moment(_rest(row, running, left).finish_unix_s)
+    if left.config.device != "cpu" or left.price_per_gpu_hour is not None:
+        cells[GPU_HOURS] = lambda row: f"{_rest(row, left).gpu_hours:,.4g}"
+    cells[FINISH] = lambda row: _moment(_rest(row, left).finish_unix_s)
     if left.price_per_gpu_hour is not None:
-        cells[COST] = lambda row: f"{_rest(row, running, left).cost:,.2f}"
+        cells[COST] = lambda row: f"{_rest(row, left).cost:,.2f}"
     return cells
 
 
-def _rest(row: Candidate, running: Candidate, left: RunLeft) -> RestOfRun:
-    return rest_of_run(left, row.config, row.step_time_s, is_running=row is running)
+def _rest(row: Candidate, left: RunLeft) -> RestOfRun:
+    return rest_of_run(left, row.config, row.step_time_s)
 
 
 def _throughput(row: Candidate) -> Throughput:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from json_schema import check
 
 from forerun.launch.cli import ExitCode, main
+from forerun.launch.options.plan_options import SCHEMA_FILE
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+NAMES = {"H100": "NVIDIA H100 80GB HBM3", "B200": "NVIDIA B200"}
 Out = pytest.CaptureFixture[str]
 
 
@@ -135,3 +139,40 @@ def test_what_cannot_be_is_one_line(words: str, told: str, capsys: Out) -> None:
         return
     assert code == ExitCode.USAGE and not out
     assert told in err and err.splitlines()[-1].startswith("forerun: ")
+
+
+def test_several_numbers_of_gpus_are_a_curve(capsys: Out) -> None:
+    found = answer(capsys, "plan", *["--gpus", "8,2,4", "--device", "H100,B200", "--top", "1"])
+    assert [one["device"] for one in found["scaling"]] == [NAMES["H100"], NAMES["B200"]]
+    for one in found["scaling"]:
+        assert [point["num_ranks"] for point in one["points"]] == [2, 4, 8]
+        assert one["points"][0]["efficiency_frac"] == 1.0
+        rates = [point["layout"]["throughput"]["tokens_per_s"] for point in one["points"]]
+        for point, rate in zip(one["points"], rates, strict=True):
+            share = rate / rates[0] * 2 / point["num_ranks"]
+            assert point["efficiency_frac"] == pytest.approx(share)
+    assert main(["plan", str(GOLDEN), "--gpus", "2..8"]) == ExitCode.ANSWER
+    out = capsys.readouterr().out
+    assert "efficiency" in out and "knee" in out
+
+
+def test_the_rest_of_a_run_that_goes_on_is_told_in_each_layout(capsys: Out, tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    shutil.copytree(GOLDEN, home)
+    assert answer(capsys, "plan")["own"]["rest"] is None
+    run_id = answer(capsys, "plan")["run_id"]
+    said = {"run_id": run_id, "remaining_s": 7200.0, "now_unix_s": 1.7e9, "step_time_s": 0.1}
+    (home / "forecast.json").write_text(json.dumps(said))
+    words = ["plan", str(home), "--price-per-gpu-hour", "3"]
+    assert main([*words, "--json"]) == ExitCode.ANSWER
+    found = json.loads(capsys.readouterr().out)
+    check(found, json.loads(SCHEMA_FILE.read_text()))
+    own = found["own"]["rest"]
+    assert own["remaining_s"] == pytest.approx(7200)
+    assert own["gpu_hours"] == pytest.approx(4) and own["cost"] == pytest.approx(12)
+    assert own["finish_unix_s"] == pytest.approx(1.7e9 + 7200)
+    for one in found["candidates"]:
+        restart_s = one["rest"]["remaining_s"] - 7200 * (1 + one["time_frac"])
+        assert restart_s == pytest.approx(600)
+    assert main(words) == ExitCode.ANSWER
+    assert "GPU-hours left" in capsys.readouterr().out

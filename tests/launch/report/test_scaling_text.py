@@ -15,7 +15,9 @@ from forerun.calib.advice.scaling import Scaling, curve
 from forerun.calib.steps.known import KnownStep
 from forerun.calib.steps.table_steps import table_steps
 from forerun.calib.workload.config import Batch
-from forerun.launch.report.scaling_tables import bars, knee_line, scaling_lines, show_scaling
+from forerun.launch.report.plan_tables import BestLayout, plans_table
+from forerun.launch.report.scaling_text import bars, knee_line, scaling_lines, scaling_text
+from forerun.launch.report.table import show_table
 
 PUBLISHED = Path(__file__).parents[3] / "recipes" / "published"
 COUNTS = (64, 512, 2048, 4096, 8192)
@@ -43,19 +45,39 @@ def curves() -> list[Scaling]:
 
 
 @pytest.mark.parametrize("num_devices", [1, 2])
-@pytest.mark.parametrize("width", [80, 160])
+@pytest.mark.parametrize("width", [80, 200])
 def test_table_and_bars_fit_the_screen(curves: list[Scaling], num_devices: int, width: int) -> None:
+    rows = [
+        BestLayout(
+            device=one.device,
+            num_ranks=point.num_ranks,
+            candidate=point.candidate,
+            price_per_gpu_hour=None,
+            point=point,
+        )
+        for one in curves[:num_devices]
+        for point in one.points
+    ]
     out = Console(width=width)
     with out.capture() as caught:
-        show_scaling(curves[:num_devices], out)
-    table, _, rest = caught.get().partition("\nefficiency")
+        show_table(plans_table(rows), out)
+    table = caught.get()
     assert max(map(len, table.splitlines())) <= width
     assert "…" not in table
     for name in ("GPUs", "step", "tokens/s", "efficiency"):
         assert name in table.splitlines()[1]
-    assert ("MFU" in table) is (width == 160)
     assert (B200 in table) is (num_devices == 2)
-    assert "8,192" in rest
+    assert ("too far to trust" in table) is any(not row.point.is_trusted for row in rows)
+    assert max(map(len, bars(curves[:num_devices]))) <= 80
+
+
+def test_one_number_of_gpus_has_no_bars(curves: list[Scaling]) -> None:
+    single = [replace(one, points=one.points[:1], growths=()) for one in curves]
+    text = scaling_text(single)
+    assert "█" not in text
+    assert f"{B200} beside H100 on 64 GPUs" in text
+    assert text.count("beside") == 1
+    assert "█" in scaling_text(curves)
 
 
 def test_bars_are_as_long_as_the_efficiency(curves: list[Scaling]) -> None:

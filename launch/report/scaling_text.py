@@ -1,17 +1,13 @@
-"""What more GPUs bring, for people: a table, bars, and sentences on knee and causes."""
+"""What more GPUs bring, for people: bars, and sentences on the knee and on causes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-
-from ...calib.advice.scaling import TRUSTED_FACTOR, Growth, ScalePoint, Scaling
+from ...calib.advice.scaling import TRUSTED_FACTOR, Growth, Scaling
 from ...calib.regressors.intervals import Z_90
 from ...calib.timeline.items import Part
-from ...calib.units import format_count, format_frac, format_time
-from .table import ReportTable, show_table, table_of
 
 PART_WORDS = {
     Part.FORWARD: "compute",
@@ -31,41 +27,14 @@ _BAR = 32
 _MOST_CAUSES = 3
 _WORTH_SAYING_FRAC = 0.01
 """Of the GPU time of a token: less is not named."""
-_FAR = "too far to trust"
-_Rows = list[tuple[Scaling, ScalePoint]]
+TOO_FAR = "too far to trust"
 
 
-def show_scaling(curves: Sequence[Scaling], out: Console) -> None:
-    """Print table, bars and sentences of the curves, one for each device."""
-    show_table(scaling_table(curves), out)
-    out.print()
-    for line in (*bars(curves), "", *scaling_lines(curves)):
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def scaling_table(curves: Sequence[Scaling]) -> ReportTable:
-    """The best layout on each number of GPUs, by device."""
-    rows: _Rows = [(one, point) for one in curves for point in one.points]
-    cells: dict[str, Callable[[tuple[Scaling, ScalePoint]], str]] = {
-        "GPUs": lambda row: f"{row[1].num_ranks:,}",
-        "best layout": lambda row: row[1].candidate.label,
-        "step": lambda row: format_time(row[1].estimate.time_s),
-        "tokens/s": lambda row: format_count(row[1].throughput.tokens_per_s),
-        "90 %": lambda row: _interval(row[1]),
-        "efficiency": lambda row: format_frac(row[1].efficiency_frac),
-        "MFU": lambda row: _share(row[1].throughput.mfu_frac),
-        "": lambda row: "" if row[1].is_trusted else _FAR,
-    }
-    if len(curves) > 1:
-        cells = {"device": lambda row: row[0].device, **cells}
-    if all(point.is_trusted for _, point in rows):
-        del cells[""]
-    if all(point.throughput.mfu_frac is None for _, point in rows):
-        del cells["MFU"]
-    weak = any(one.is_weak for one in curves)
-    title = f"Scaling, {'with a batch that grows' if weak else 'at the same batch'}"
-    found = table_of("scaling", title, rows, cells)
-    return found.sparing("90 %", "MFU", "best layout")
+def scaling_text(curves: Sequence[Scaling]) -> str:
+    """Bars of efficiency and sentences, as ``plan`` prints them below the table of plans; of the
+    curves of several devices, which may have a single number of GPUs."""
+    parts = ["\n".join(bars(curves))] if any(one.growths for one in curves) else []
+    return "\n\n".join([*parts, "\n".join(scaling_lines(curves))])
 
 
 def bars(curves: Sequence[Scaling]) -> Iterator[str]:
@@ -92,8 +61,8 @@ def scaling_lines(curves: Sequence[Scaling]) -> Iterator[str]:
         far = [f"{point.num_ranks:,}" for point in one.points if not point.is_trusted]
         if far:
             yield (
-                f"{head}{_FAR}: {', '.join(far)} GPUs, where the 90 % interval of the step spans "
-                f"more than a factor of {TRUSTED_FACTOR:g}"
+                f"{head}{TOO_FAR}: {', '.join(far)} GPUs, where the 90 % interval of the step "
+                f"spans more than a factor of {TRUSTED_FACTOR:g}"
             )
         if one.without:
             counts = ", ".join(f"{num:,}" for num in one.without)
@@ -159,14 +128,6 @@ def _beside(one: Scaling, other: Scaling) -> Iterator[str]:
             f"{other.device} beside {one.device} on {point.num_ranks:,} GPUs: {ratio:.2f} times "
             f"the tokens/s (90 %: {ratio / spread:.2f} to {ratio * spread:.2f})"
         )
-
-
-def _interval(point: ScalePoint) -> str:
-    return f"{format_count(point.tokens_low_per_s)} to {format_count(point.tokens_high_per_s)}"
-
-
-def _share(frac: float | None) -> str:
-    return "" if frac is None else format_frac(frac)
 
 
 def _points(frac: float) -> str:
