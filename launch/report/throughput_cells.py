@@ -1,4 +1,4 @@
-"""Columns of a table of layouts in the field's unit: tokens/s, MFU, and the rest of the run."""
+"""Columns of a table of layouts in the field's unit: tokens/s, TFLOP/s, MFU, and the rest of the run."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import Any
 
 from ...calib.advice.plan import Candidate
 from ...calib.advice.throughput import RestOfRun, RunLeft, Throughput, rest_of_run, throughput
-from ...calib.units import format_count, format_frac
+from ...calib.units import TERA, format_count, format_frac
 
-TOKENS, MFU, GPU_HOURS, FINISH, COST = "tokens/s", "MFU", "GPU-hours left", "finish (UTC)", "cost"
-SPARE = (FINISH, GPU_HOURS, MFU)
+TOKENS, FLOP, MFU = "tokens/s", "TFLOP/s of a GPU", "MFU"
+GPU_HOURS, FINISH, COST = "GPU-hours left", "finish (UTC)", "cost"
+SPARE = (FLOP, FINISH, GPU_HOURS, MFU)
 """Columns that a narrow screen does without, the first to go first."""
 _Cells = dict[str, Callable[[Candidate], str]]
 
 
 def throughput_cells(rows: Sequence[Candidate], left: RunLeft | None) -> _Cells:
-    """Ways to read a layout: tokens/s, MFU where devices are known, and with ``left`` the rest of
-    the run."""
+    """Ways to read a layout: tokens/s, TFLOP/s and MFU where devices are known, and with ``left``
+    the rest of the run."""
     cells: _Cells = {TOKENS: lambda row: format_count(_throughput(row).tokens_per_s)}
     if any(_throughput(row).mfu_frac is not None for row in rows):
+        cells[FLOP] = lambda row: format_count(_throughput(row).flop_per_s_per_gpu / TERA)
         cells[MFU] = lambda row: _share(_throughput(row).mfu_frac)
     return cells if left is None else cells | _rest_cells(left)
 

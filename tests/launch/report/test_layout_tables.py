@@ -76,6 +76,16 @@ def test_each_row_says_what_the_rest_of_the_run_would_take(answer: Answer) -> No
         assert rest_json(row, None) is None
 
 
+def test_devices_that_are_known_have_flop_and_mfu(answer: Answer) -> None:
+    assert "MFU" not in layouts_table(answer.plan).columns
+    own = answer.plan.own
+    card = replace(own, config=replace(own.config, device="NVIDIA H100 80GB HBM3"))
+    table = layouts_table(replace(answer.plan, own=card))
+    first = dict(zip(table.columns, table.rows[0], strict=True))
+    assert {"tokens/s", "TFLOP/s of a GPU", "MFU"} <= first.keys()
+    assert "TFLOP/s of a GPU" not in table.within(120).columns
+
+
 def test_the_step_is_told_in_tokens_wherever_it_is_told(answer: Answer) -> None:
     tokens = answer.config.batch.global_batch_size * answer.config.model.seq_length
     rate = tokens / answer.measured_step_s
