@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import TypeGuard
 
 from ..errors import ConfigError
@@ -17,7 +18,7 @@ from ..layers.model_flop import model_flop_per_token
 from ..layers.stage_work import stage_operators
 from ..plain_json import JsonObject
 from ..units import HOUR_S, format_count, format_frac
-from ..workload.config import Fp8Recipe, Recompute, RunConfig
+from ..workload.config import Batch, Fp8Recipe, Parallelism, Recompute, RunConfig
 from ..workload.operators import OperatorCount
 
 _PRODUCTS = (OperatorFamily.LINEAR, OperatorFamily.ATTENTION)
@@ -101,12 +102,28 @@ def peak_flop_per_s(config: RunConfig) -> float | None:
 
 
 def recomputed_frac(config: RunConfig) -> float:
-    """FLOP of products that run again, over those of the model: 1/3 where all of it did."""
+    """FLOP of products that run again, over those of the model: 1/3 where all of it did.
+
+    How a layer is split does not change that, so that it is counted on one rank; where ``FULL``
+    takes some layers of each chunk, they are taken to be as the mean layer.
+    """
     if config.recompute is Recompute.NONE:
         return 0.0
-    stages = [stage_operators(config, stage) for stage in range(config.parallelism.pp)]
-    forward = sum(_flop(stage.forward) for stage in stages)
-    return sum(_flop(stage.recompute) for stage in stages) / (_PASSES * forward)
+    whole = replace(
+        config,
+        parallelism=Parallelism(),
+        batch=Batch(micro_batch_size=1, global_batch_size=1),
+        recompute_num_layers=0,
+    )
+    chunks = config.chunk_layers
+    again = sum(min(config.recompute_num_layers or held, held) for held in chunks)
+    return _whole_frac(whole) * again / sum(chunks)
+
+
+@lru_cache(maxsize=64)
+def _whole_frac(config: RunConfig) -> float:
+    stage = stage_operators(config, 0)
+    return _flop(stage.recompute) / (_PASSES * _flop(stage.forward))
 
 
 def _flop(operators: tuple[OperatorCount, ...]) -> float:

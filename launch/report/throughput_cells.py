@@ -1,4 +1,4 @@
-"""Columns of a table of layouts in the field's unit: tokens/s, TFLOP/s, MFU, and the rest of the run."""
+"""Columns of a table of layouts: tokens/s, TFLOP/s, MFU, and the rest of the run."""
 
 from __future__ import annotations
 

@@ -10,7 +10,13 @@ import pytest
 from tiny_shape import SMALL
 
 from forerun.benchmarks.published.model_shapes import public_shape
-from forerun.calib.advice.throughput import RunLeft, peak_flop_per_s, rest_of_run, throughput
+from forerun.calib.advice.throughput import (
+    RunLeft,
+    peak_flop_per_s,
+    recomputed_frac,
+    rest_of_run,
+    throughput,
+)
 from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import (
     Batch,
@@ -83,6 +89,14 @@ def test_what_runs_again_is_in_hfu_alone() -> None:
     full = throughput(layout(model=deep, recompute=Recompute.FULL), 0.01)
     assert full.hfu_frac is not None
     assert full.hfu_frac / (full.mfu_frac or 0.0) == pytest.approx(4 / 3, rel=5e-3)
+
+
+def test_half_of_the_layers_again_is_half_of_it_however_it_is_split() -> None:
+    every = recomputed_frac(layout(recompute=Recompute.FULL))
+    half = recomputed_frac(layout(recompute=Recompute.FULL, recompute_num_layers=2))
+    assert half == pytest.approx(every / 2)
+    split = layout(tp=2, pp=2, recompute=Recompute.FULL, recompute_num_layers=1)
+    assert recomputed_frac(split) == pytest.approx(half)
 
 
 # Data sheets, dense: H100 SXM 989 and 1,979; A100 312; B200 2,250 and 4,500; MI300X 1,307.
