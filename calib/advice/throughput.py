@@ -52,6 +52,16 @@ class Throughput:
         tokens = f"{format_count(self.tokens_per_s)} tokens/s"
         return tokens if self.mfu_frac is None else f"{format_frac(self.mfu_frac)} MFU · {tokens}"
 
+    @property
+    def rates(self) -> dict[str, float]:
+        """Those that are logged at each step, by their keys; MFU where it is known."""
+        found = {
+            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+            "mfu_frac": self.mfu_frac,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
     def to_json(self) -> JsonObject:
         """A JSON object."""
         return asdict(self)

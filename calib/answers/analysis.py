@@ -150,6 +150,13 @@ class Answer:
         """Of the measured step."""
         return throughput(self.config, self.measured_step_s)
 
+    def throughput_at(self, iteration: int, step_time_s: float) -> Throughput:
+        """Of a step of this run, counted from 1, that takes so long: with the batch that it has."""
+        size, config = batch_size_at(self.config, iteration), self.config
+        if size != config.batch.global_batch_size:
+            config = at_batch_size(config, size)
+        return throughput(config, step_time_s)
+
     @property
     def left(self) -> RunLeft | None:
         """What is left of the run, for other layouts to be held against; None at its end, and where

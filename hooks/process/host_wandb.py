@@ -18,6 +18,8 @@ FORECAST = "forecast.json"
 # A forecast has some kilobytes; what somebody else put there is not read whole.
 _MOST_NBYTES = 1 << 20
 _FORECAST_KEYS = ("finish_p50_unix_s", "finish_p95_unix_s", "overhead_frac")
+_RATES = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac")
+"""Of the forecast's step; those of another are as much higher as it is shorter."""
 
 
 def host_run() -> Any | None:
@@ -53,7 +55,7 @@ class ForecastFile:
         if isinstance(value, dict) and value.get("launch_id") == name:
             self.values = {
                 key: number
-                for key in ("step_time_s", *_FORECAST_KEYS)
+                for key in ("step_time_s", *_FORECAST_KEYS, *_RATES)
                 if (number := _number(value.get(key))) is not None
             }
 
@@ -88,10 +90,16 @@ class HostWandb:
             for key in _FORECAST_KEYS:
                 if key in self._forecast.values:
                     values[f"calib/{key}"] = self._forecast.values[key]
+            values |= self._rates(time_s)
         if self._is_stepped:
             run.log(values, step=max(step, run.step) + 1)
         else:
             run.log(values, commit=False)
+
+    def _rates(self, time_s: float) -> dict[str, float]:
+        known = self._forecast.values
+        faster = known.get("step_time_s", 0.0) / time_s if time_s > 0 else 0.0
+        return {f"calib/{key}": faster * known[key] for key in _RATES if faster and key in known}
 
     def _predicted_s(self) -> float | None:
         predicted = self._forecast.values.get("step_time_s")

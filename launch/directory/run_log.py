@@ -103,6 +103,7 @@ class Score:
             "is_in_interval": float(inside),
             "finish_p50_unix_s": answer.forecast.finish_p50_unix_s,
             "finish_p95_unix_s": answer.forecast.finish_p95_unix_s,
+            **answer.throughput_at(row.iteration, row.time_s).rates,
         }
         if answer.overhead is not None:
             values["overhead_frac"] = answer.overhead.overhead_frac

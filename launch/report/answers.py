@@ -118,14 +118,12 @@ def wandb_tables(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]
 
 
 def window_values(answer: Answer) -> dict[str, float]:
-    """For W&B, once a window has its answer: its throughput, and how well the one before foretold
-    its step."""
-    found: dict[str, float | None] = {}
+    """For W&B, once a window has its answer: how well the one before foretold its step."""
+    found = {}
     for score in answer.window_scores[-2:-1]:
         found["window_next_step_error_before_frac"] = score.next_before_frac
         found["window_next_step_error_after_frac"] = score.next_after_frac
-    known = {name: value for name, value in found.items() if value is not None}
-    return throughput_values(answer) | known
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def summary_values(answer: Answer) -> dict[str, float]:
@@ -145,15 +143,7 @@ def summary_values(answer: Answer) -> dict[str, float]:
             before, after = zip(*both, strict=True)
             found[f"windows_{name}_error_before_frac"] = median(before)
             found[f"windows_{name}_error_after_frac"] = median(after)
-    return found | throughput_values(answer)
-
-
-def throughput_values(answer: Answer) -> dict[str, float]:
-    """For W&B: tokens/s of the measured step, of all ranks and of one, and MFU where the device's
-    data sheet is known."""
-    names = ("tokens_per_s", "tokens_per_s_per_gpu", "mfu_frac")
-    values = {name: getattr(answer.throughput, name) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
+    return found | answer.throughput.rates
 
 
 def _do_all(*writes: Callable[[], object]) -> None:
@@ -169,7 +159,9 @@ def _do_all(*writes: Callable[[], object]) -> None:
 
 
 def _forecast(answer: Answer) -> dict[str, Any]:
-    found = answer.forecast.to_json()
+    ahead = answer.forecast
+    rates = answer.throughput_at(ahead.steps_done + 1, ahead.step_time_s).rates
+    found = ahead.to_json() | rates
     if answer.overhead is not None:
         found["overhead_frac"] = answer.overhead.overhead_frac
     return found

@@ -64,6 +64,10 @@ def test_steps_behind_the_ramp_are_longer_and_the_window_is_as_it_was(
     assert 1.3 < after.time_s / before.time_s < 2.0
     assert after.high_s / after.time_s >= before.high_s / before.time_s
     assert ramped.modelled_at(150).time_s > 1.3 * ramped.modelled_at(50).time_s
+    rates = [ramped.throughput_at(number, 1.0).tokens_per_s for number in (50, 150)]
+    sizes = [batch_size_at(ramped.config, number) for number in (50, 150)]
+    assert rates == [size * ramped.config.model.seq_length for size in sizes]
+    assert sizes[0] < sizes[1]
 
 
 def test_layouts_are_compared_at_the_size_that_is_left(ramped: Answer) -> None:

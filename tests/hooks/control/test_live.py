@@ -105,6 +105,19 @@ def test_the_median_of_bare_steps_stands_in_until_there_is_a_forecast(
     }
 
 
+def test_rates_of_the_forecast_become_those_of_the_step(run: HostRun, tmp_path: Path) -> None:
+    forecast = ForecastFile(tmp_path, lambda: LAUNCH)
+    wandb = HostWandb(forecast)
+    write_forecast(tmp_path, {"step_time_s": 3.0, "tokens_per_s": 800.0, "mfu_frac": 0.4})
+    forecast.poll()
+    wandb.log(step=5, time_s=4.0, is_after_window=True)
+    wandb.log(step=6, time_s=0.0, is_after_window=False)
+    assert run.rows[0][1]["calib/tokens_per_s"] == pytest.approx(600.0)
+    assert run.rows[0][1]["calib/mfu_frac"] == pytest.approx(0.3)
+    assert "calib/tokens_per_s_per_gpu" not in run.rows[0][1]
+    assert run.rows[1][1] == {"calib/step_time_s": 0.0}
+
+
 def test_a_damaged_forecast_changes_nothing(tmp_path: Path) -> None:
     path = write_forecast(tmp_path, {"step_time_s": 3.0})
     forecast = ForecastFile(tmp_path, lambda: LAUNCH)

@@ -75,6 +75,8 @@ def test_rows_after_the_window_wait_for_its_prediction(directory: Path) -> None:
     assert [step for step, _ in notes.rows] == list(range(1, WINDOW_END + 4))
     after = [values for step, values in notes.rows if step > WINDOW_END]
     assert all("step_time_predicted_s" in values for values in after)
+    tokens = [values["tokens_per_s"] * values["step_time_s"] for values in after]
+    assert tokens == pytest.approx([16 * 128] * 3)  # the golden run's batch and length
     assert notes.summary is not None and notes.summary["num_scored_steps"] == 3
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from companion_settings import companion_settings, started
 
+from forerun.calib.advice.throughput import Throughput
 from forerun.calib.forecast.batch_ratios import PredictedStep
 from forerun.launch.companion.closed_windows import ClosedWindows
 from forerun.launch.companion.companion_loop import CompanionLoop
@@ -97,6 +98,15 @@ def test_what_a_run_without_end_leaves_in_memory_is_bounded(directory: Path) -> 
             return PredictedStep(time_s=1.1, low_s=0.9, high_s=1.3)
 
         modelled_at = predicted_step
+
+        def throughput_at(self, iteration: int, step_time_s: float) -> Throughput:
+            return Throughput(
+                tokens_per_s=1.0 / step_time_s,
+                tokens_per_s_per_gpu=1.0 / step_time_s,
+                flop_per_s_per_gpu=1.0,
+                mfu_frac=None,
+                hfu_frac=None,
+            )
 
     score, run = Score(), RunSoFar()
     for number in range(5 * NUM_KEPT_ERRORS):
