@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from ..arguments.keep import Keep
 from ..arguments.megatron_args import options
 from ..fit.estimates import Source
+from ..forecast.throughput import throughput
 from ..memory.peak import MemoryEstimate, Verdict, fit_probability, memory, verdict
 from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
@@ -24,7 +25,6 @@ from ..steps.posterior import MODEL_SIGMA_LOG
 from ..workload.config import RunConfig
 from ..workload.routing import Routed, routed
 from .converters import converter
-from .throughput import throughput
 
 __all__ = [
     "Candidate",

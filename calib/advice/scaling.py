@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-
-from scipy.special import ndtr
+from statistics import NormalDist
 
 from ..errors import ConfigError
+from ..forecast.throughput import Throughput, throughput
 from ..memory.peak import Verdict
 from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
@@ -22,7 +22,6 @@ from ..steps.model import FittedSteps
 from ..timeline.items import Part
 from ..workload.config import RunConfig
 from .plan import Candidate, Plan
-from .throughput import Throughput, throughput
 
 KNEE_SHARE = 0.5
 """Growth of tokens/s over growth of the number of GPUs, both in doublings, below which the knee
@@ -264,7 +263,7 @@ def _growth(before: ScalePoint, after: ScalePoint) -> Growth:
 def _chance_below(share: float, sigma: float) -> float:
     if sigma <= 0:
         return float(share < KNEE_SHARE)
-    return float(ndtr((KNEE_SHARE - share) / sigma))
+    return NormalDist().cdf((KNEE_SHARE - share) / sigma)
 
 
 def _gpu_time_s(estimate: StepEstimate) -> float:

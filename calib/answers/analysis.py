@@ -10,7 +10,6 @@ from typing import Any
 from ..advice.decision import Action, Decision, Rule, decide
 from ..advice.micro_batch import MicroBatchAdvice, micro_batch_advice
 from ..advice.plan import Plan, plan
-from ..advice.throughput import RunLeft, Throughput, throughput
 from ..arguments.kept_arguments import kept_arguments
 from ..errors import ConfigError, RecordError
 from ..fit.calibration import Calibration, calibrate
@@ -24,6 +23,7 @@ from ..forecast.model_forecast import (
     model_forecast,
 )
 from ..forecast.run_forecast import SoFar, run_forecast
+from ..forecast.throughput import RunLeft, Throughput, throughput
 from ..network.cluster import network_line
 from ..samples.table import SampleTable
 from ..samples.windows import windows_of
@@ -152,29 +152,16 @@ class Answer:
 
     def throughput_at(self, iteration: int, step_time_s: float) -> Throughput:
         """Of a step of this run, counted from 1, that takes so long: with the batch that it has."""
-        size, config = batch_size_at(self.config, iteration), self.config
-        if size != config.batch.global_batch_size:
-            config = at_batch_size(config, size)
-        return throughput(config, step_time_s)
+        size = batch_size_at(self.config, iteration)
+        return throughput(at_batch_size(self.config, size), step_time_s)
 
     @property
     def left(self) -> RunLeft | None:
-        """What is left of the run, for other layouts to be held against; None at its end, and where
-        nobody said how long it is."""
-        ahead, own = self.forecast, self.plan.own
-        if self.config.cadence.train_iters <= 0 or ahead.remaining_s <= 0:
+        """What is left of the run; None at its end, and where nobody said how long it is."""
+        if self.config.cadence.train_iters <= 0:
             return None
-        price = None
-        if ahead.cost is not None and ahead.gpu_hours:
-            price = ahead.cost / ahead.gpu_hours
-        return RunLeft(
-            config=own.config,
-            step_time_s=own.step_time_s,
-            remaining_s=ahead.remaining_s,
-            now_unix_s=ahead.now_unix_s,
-            price_per_gpu_hour=price,
-            restart_s=self.restart_s,
-        )
+        own = self.plan.own
+        return RunLeft.of(self.forecast, own.config, own.step_time_s, restart_s=self.restart_s)
 
     def predicted_step(self, iteration: int) -> PredictedStep:
         """What a step of this run, counted from 1, will take."""

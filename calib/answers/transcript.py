@@ -8,9 +8,9 @@ from datetime import datetime, timezone
 from ..advice.decision import Action, Decision, Reason, Rule
 from ..advice.micro_batch import MicroBatchAdvice
 from ..advice.plan import Candidate, Plan
-from ..advice.throughput import Throughput
 from ..forecast.batch_ratios import PredictedStep
 from ..forecast.forecast import Forecast
+from ..forecast.throughput import Throughput
 from ..units import GIB, format_bytes, format_frac, format_time
 from .run_measurements import HookSummary, Overhead
 

@@ -63,6 +63,8 @@ def batch_size_at(config: RunConfig, iteration: int) -> int:
 
 def at_batch_size(config: RunConfig, size: int) -> RunConfig:
     """The config with another global batch size."""
+    if size == config.batch.global_batch_size:
+        return config
     return replace(config, batch=replace(config.batch, global_batch_size=size))
 
 

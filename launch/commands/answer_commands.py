@@ -13,11 +13,11 @@ from functools import partial
 from typing import Any
 
 from ...calib.advice.plan import Candidate, compare
-from ...calib.advice.throughput import throughput
 from ...calib.arguments.megatron_args import apply_options
 from ...calib.arguments.megatron_options import options_of
 from ...calib.errors import ForerunError
 from ...calib.fit.priors import UNKNOWN_DEVICE, device_prior
+from ...calib.forecast.throughput import throughput
 from ...calib.memory.devices import known_device
 from ...calib.memory.peak import Verdict
 from ...calib.network.cluster import link_figures

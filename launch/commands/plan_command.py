@@ -13,9 +13,9 @@ from typing import Any
 from ...calib.advice.plan import Candidate, Plan, compare
 from ...calib.advice.plan import plan as make_plan
 from ...calib.advice.scaling import Scaling, curve
-from ...calib.advice.throughput import RunLeft
 from ...calib.advice.why_not import WhyNot, why_not
 from ...calib.errors import ConfigError
+from ...calib.forecast.throughput import RunLeft
 from ...calib.memory.peak import Verdict
 from ...calib.search.hosts import takes_options
 from ...calib.workload.config import RunConfig

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from ...calib.advice.micro_batch import MicroBatchAdvice, tokens_per_s
 from ...calib.advice.plan import Plan
 from ...calib.advice.recompute_choices import recompute_text
-from ...calib.advice.throughput import RunLeft
 from ...calib.fit.estimates import Source
+from ...calib.forecast.throughput import RunLeft
 from ...calib.units import format_bytes, format_frac, format_time
 from .table import ReportTable, table_of
 from .throughput_cells import COST, SPARE, throughput_cells

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ...calib.advice.plan import Candidate
-from ...calib.advice.throughput import RestOfRun, RunLeft, Throughput, rest_of_run, throughput
+from ...calib.forecast.throughput import RestOfRun, RunLeft, Throughput, rest_of_run, throughput
 from ...calib.units import TERA, format_count, format_frac
 
 TOKENS, FLOP, MFU = "tokens/s", "TFLOP/s of a GPU", "MFU"

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from companion_settings import companion_settings, started
 
-from forerun.calib.advice.throughput import Throughput
 from forerun.calib.forecast.batch_ratios import PredictedStep
+from forerun.calib.forecast.throughput import Throughput
 from forerun.launch.companion.closed_windows import ClosedWindows
 from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.companion.event_queue import EventQueue

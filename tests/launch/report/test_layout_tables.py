@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from forerun.calib.advice.throughput import RunLeft
 from forerun.calib.answers.analysis import Answer, Request, analyse
+from forerun.calib.forecast.throughput import RunLeft
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.directory.run_left import run_left

@@ -10,14 +10,14 @@ import pytest
 from tiny_shape import SMALL
 
 from forerun.benchmarks.published.model_shapes import public_shape
-from forerun.calib.advice.throughput import (
+from forerun.calib.errors import ConfigError
+from forerun.calib.forecast.throughput import (
     RunLeft,
     peak_flop_per_s,
     recomputed_frac,
     rest_of_run,
     throughput,
 )
-from forerun.calib.errors import ConfigError
 from forerun.calib.workload.config import (
     Batch,
     Fp8Recipe,

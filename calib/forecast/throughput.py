@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 from ..errors import ConfigError
 from ..fit.laws import OperatorFamily, family, work
@@ -20,6 +20,9 @@ from ..plain_json import JsonObject
 from ..units import HOUR_S, format_count, format_frac
 from ..workload.config import Batch, Fp8Recipe, Parallelism, Recompute, RunConfig
 from ..workload.operators import OperatorCount
+
+if TYPE_CHECKING:  # what makes forecasts needs SciPy, which a plan does without
+    from .forecast import Forecast
 
 _PRODUCTS = (OperatorFamily.LINEAR, OperatorFamily.ATTENTION)
 _PASSES = 3
@@ -154,6 +157,25 @@ class RunLeft:
     price_per_gpu_hour: float | None = None
     restart_s: float = 0.0
     """Lost where another layout is started in its place."""
+
+    @staticmethod
+    def of(
+        ahead: Forecast, config: RunConfig, step_time_s: float, *, restart_s: float
+    ) -> RunLeft | None:
+        """What a forecast leaves of the run, by its own price; None at the end."""
+        if ahead.remaining_s <= 0:
+            return None
+        price = None
+        if ahead.cost is not None and ahead.gpu_hours:
+            price = ahead.cost / ahead.gpu_hours
+        return RunLeft(
+            config=config,
+            step_time_s=step_time_s,
+            remaining_s=ahead.remaining_s,
+            now_unix_s=ahead.now_unix_s,
+            price_per_gpu_hour=price,
+            restart_s=restart_s,
+        )
 
     @staticmethod
     def from_forecast(
