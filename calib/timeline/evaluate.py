@@ -69,11 +69,15 @@ class GroupTimes:
         forward, backward, step = (
             self.group.host_frac[layout] * host[which] for host in self.host_s
         )
+
+        def blocks(values: Floats) -> Floats:
+            return self._on_stage(layout, stage, values[:, which])
+
         parts = {
-            Part.FORWARD: self.of_blocks(layout, self.blocks.forward_s[:, which]),
-            Part.BACKWARD: self.of_blocks(layout, self.blocks.backward_s[:, which]),
-            Part.RECOMPUTE: self.of_blocks(layout, self.blocks.recompute_s[:, which]),
-            **{p: self.of_blocks(layout, self.blocks.part_s(p)[:, which]) for p in PASS_PARTS},
+            Part.FORWARD: blocks(self.blocks.forward_s),
+            Part.BACKWARD: blocks(self.blocks.backward_s),
+            Part.RECOMPUTE: blocks(self.blocks.recompute_s),
+            **{p: blocks(self.blocks.part_s(p)) for p in PASS_PARTS},
             Part.PP: self.pipeline.transfer_s[stage, columns][which],
             Part.DP: (self.reduce_s + self.gather_s + m * self.shards_s)[stage, layout, which]
             + is_end * self.embedding_s[layout, which],
@@ -91,9 +95,11 @@ class GroupTimes:
     def of_blocks(self, layout: int, values: Floats) -> Floats:
         """What the blocks of the critical stage add up to in a step, shape (alternatives,), of
         seconds of one micro-batch, shape (blocks, alternatives)."""
+        return self._on_stage(layout, self.critical_stage(layout), values)
+
+    def _on_stage(self, layout: int, stage: int, values: Floats) -> Floats:
         pipeline = self.group.pipeline
-        chunks = slice(self.critical_stage(layout), None, pipeline.num_stages)
-        held = self.group.counts[chunks].sum(axis=0)
+        held = self.group.counts[stage :: pipeline.num_stages].sum(axis=0)
         return pipeline.num_microbatches * (held @ values[self.group.blocks[layout]])
 
     def edge_spans(self, layout: int) -> list[Span]:
