@@ -20,6 +20,7 @@ from ..calib.arguments.short_names import LAYOUT_NAMES
 from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
 from ..hooks.process.interpreter import missing, remedy
 from .commands.outcome import ExitCode as ExitCode
+from .options.explain_options import add_explain_options
 from .options.plan_options import (
     add_layout_options,
     add_plan_options,
@@ -36,6 +37,7 @@ _VERBS = {
     "import": "commands.import_command:import_files",
     "probe": "commands.probe_command:probe",
     "compare": "commands.compare_command:compare",
+    "explain": "commands.explain_command:explain",
     "run": "wrapper.run_command:run",
     "doctor": "commands.doctor:doctor",
 }
@@ -88,6 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_import(verbs)
     _add_probe(verbs)
     _add_compare(verbs)
+    _add_explain(verbs)
     verbs.add_parser("doctor", help="what is installed here and what would be attached")
     for verb in verbs.choices.values():
         verb.add_argument("--json", action="store_true", help="one JSON value on standard output")
@@ -242,6 +245,18 @@ def _add_probe(verbs: argparse._SubParsersAction) -> None:
     add("--seconds", type=float, default=60.0, help="for all of it (default 60)")
     add("--operators", action="store_true", help="these alone")
     add("--collectives", action="store_true", help="these alone")
+
+
+def _add_explain(verbs: argparse._SubParsersAction) -> None:
+    sub = verbs.add_parser(
+        "explain",
+        help="why a layout takes what it takes, and why it is faster than another",
+        description="A layout is named as a plan prints it (TP4 PP2 DP2 mbs2), in short names over "
+        "the running layout (tp4 pp2), by its row in the plan (3), or as running.",
+        allow_abbrev=False,
+    )
+    add_explain_options(sub)
+    _add_evidence(sub)
 
 
 def _add_compare(verbs: argparse._SubParsersAction) -> None:

@@ -40,6 +40,10 @@ def test_the_surface_is_frozen() -> None:
             *("--like", "--machine", "--memory-gib", "--objective", "--price-per-gpu-hour"),
             *("--run-id", "--seq", "--seq-length", "--top", "--why"),
         ],
+        "explain": [
+            *("--also", "--cluster", "--config", "--device", "--gpus", "--help", "--json"),
+            *("--json-schema", "--like", "--machine", "--run-id", "--svg"),
+        ],
         "validate": [
             *("--calibrate-on", "--cluster", "--draws", "--help", "--json", "--operators"),
             *("--protocol", "--rows", "--seeds"),

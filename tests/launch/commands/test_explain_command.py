@@ -1,0 +1,133 @@
+"""``forerun explain`` on a recorded run: as text, as JSON, as a picture, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from forerun.calib.advice.axes import AXES
+from forerun.calib.timeline.terms import Term
+from forerun.launch.cli import ExitCode, main
+
+RECORDED = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+Out = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A copy, where the fit is kept."""
+    there = tmp_path_factory.mktemp("explained") / "run"
+    shutil.copytree(RECORDED, there)
+    return str(there)
+
+
+def said(capsys: Out, *words: str) -> str:
+    assert main(["explain", *words]) == ExitCode.ANSWER
+    return capsys.readouterr().out
+
+
+def value_of(capsys: Out, *words: str) -> dict[str, Any]:
+    return json.loads(said(capsys, *words, "--json"))
+
+
+@pytest.mark.parametrize("words", [("running",), ("tp2", "running"), ("1", "mbs4 full")])
+def test_lines_fit_a_terminal_and_columns_add_up(
+    home: str, words: tuple[str, ...], capsys: Out
+) -> None:
+    lines = said(capsys, home, *words).splitlines()
+    assert max(map(len, lines)) <= 80
+    start = next(n for n, line in enumerate(lines) if line.rstrip().endswith("rests on"))
+    rows = []
+    for line in lines[start + 1 :]:
+        rows.append([float(word) for word in line[17:].split()[: 1 if len(words) == 1 else 3]])
+        if line.startswith("step"):
+            break
+    *terms, step = rows
+    for place, total in enumerate(step):
+        # Each row is rounded by half its last digit.
+        assert math.isclose(
+            sum(row[place] for row in terms), total, abs_tol=0.05 * len(rows) + 0.05
+        )
+
+
+def test_json_says_the_same_as_the_other_verbs(home: str, capsys: Out) -> None:
+    value = value_of(capsys, home, "tp2", "running")
+    main(["predict", home, "--tensor-model-parallel-size", "2", "--json"])
+    predicted = json.loads(capsys.readouterr().out)
+    assert value["layout"]["step_time_s"] == pytest.approx(predicted["step_time_s"], rel=1e-9)
+    against = value["difference"]
+    assert against["time_frac"] == pytest.approx(predicted["time_frac"], rel=1e-9)
+    for name, parts in (("difference", against), ("other", value["other"])):
+        total_s = against["time_s"] if name == "difference" else parts["step_time_s"]
+        assert sum(t["time_s"] for t in parts["terms"]) == pytest.approx(total_s, rel=1e-9)
+    assert against["walk"]["changes"][-1]["label"] == value["layout"]["label"]
+    assert value["run_id"] and value["schema"] == 1 and value["sentence"]
+
+
+@pytest.mark.parametrize("words", [("running",), ("tp2 mbs1 full", "running"), ("1", "2")])
+def test_an_answer_is_what_the_schema_says(home: str, words: tuple[str, ...], capsys: Out) -> None:
+    with pytest.raises(SystemExit):
+        main(["explain", "--json-schema"])
+    schema = json.loads(capsys.readouterr().out)
+    value = value_of(capsys, home, *words)
+    names = schema["$defs"]
+    assert value.keys() == schema["properties"].keys() == {*schema["required"]}
+    assert value["layout"].keys() == names["layout"]["properties"].keys()
+    assert {t.value for t in Term} == {*names["terms"]["items"]["properties"]["term"]["enum"]}
+    assert {*AXES} == {
+        *names["change"]["properties"]["axes"]["items"]["properties"]["axis"]["enum"]
+    }
+    check = pytest.importorskip("json_schema").check
+    check(value, schema)
+    value["layout"]["terms"][0]["term"] = "magic"
+    with pytest.raises(AssertionError, match="magic"):
+        check(value, schema)
+
+
+def test_a_row_is_that_of_the_plan(home: str, capsys: Out) -> None:
+    main(["plan", home, "--json"])
+    rows = json.loads(capsys.readouterr().out)["candidates"]
+    value = value_of(capsys, home, "2")
+    assert value["layout"]["label"] == rows[1]["label"]
+    assert value["layout"]["step_time_s"] == pytest.approx(rows[1]["step_time_s"], rel=1e-9)
+    assert value["difference"] is None and value["other"] is None
+
+
+def test_a_waterfall_is_a_picture_for_light_and_dark(
+    home: str, tmp_path: Path, capsys: Out
+) -> None:
+    for words, ends in ((("tp2", "running"), ["B", "A"]), (("running",), ["step"])):
+        file = tmp_path / f"{len(words)}.svg"
+        said(capsys, home, *words, "--svg", str(file))
+        text = file.read_text()
+        root = ElementTree.fromstring(text)
+        names = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
+        assert all(end in names for end in ends) and "attention" in names
+        assert "prefers-color-scheme: dark" in text and "http" not in text.replace(
+            "http://www.w3.org/2000/svg", ""
+        )
+        bars = [e for e in root.iter("{http://www.w3.org/2000/svg}rect") if e.get("x")]
+        assert all(float(bar.get("width", "0")) > 0 for bar in bars)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("tp3",), "2 ranks do not split over tp 3"),
+        (("nonsense",), "no part of a layout"),
+        (("999",), "row 999 is not in the plan"),
+        (("running", "--gpus", "0"), "--gpus"),
+    ],
+)
+def test_what_cannot_be_explained_is_one_line(
+    home: str, words: tuple[str, ...], message: str, capsys: Out
+) -> None:
+    assert main(["explain", home, *words]) == ExitCode.USAGE
+    err = capsys.readouterr().err
+    assert message in err and err.count("\n") == 1
