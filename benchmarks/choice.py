@@ -6,7 +6,9 @@ On every published set with several measured layouts of one job (model, batch, G
 release, precision), by the model that answers ``forerun predict``, knowing operators and none, one
 (each in turn) or three of the job's layouts; known ones are measured, as in a plan.  Beside it the
 rules of ``baselines/layout_rules.py``, a constant rate, the best known layout, and any layout.
-Chosen over best: median, 95th percentile and maximum; each job has equal weight.
+Chosen over best: median, 95th percentile and maximum; each job has equal weight.  ``apart`` is the
+95th percentile where a choice counts as the best that lies no farther from it than runs of one
+layout lie from each other.
 """
 
 from __future__ import annotations
@@ -152,10 +154,11 @@ def _text(lines: Sequence[Mapping[str, Any]]) -> str:
             [
                 *(title, number, ours["jobs"], ours["choices"]),
                 *(_cell(cells.get((title, number, name))) for name in names),
+                f"{ours['apart_p95']:.2f}",
                 "yes" if is_met else "no",
             ]
         )
-    head = ["set", "known", "jobs", "choices", *names, "met"]
+    head = ["set", "known", "jobs", "choices", *names, "ours, apart", "met"]
     told = "Chosen over best: median / p95 / max, share of choices that are the best.\n\n"
     return told + markdown_table(head, rows)
 
@@ -182,6 +185,8 @@ def _told(choice: Choice) -> dict[str, Any]:
         "job": choice.job.name,
         "layouts": len(rows),
         "ratio": round(choice.time_ratio, 4),
+        "scatter": round(choice.job.sigma_log, 4),
+        "apart": choice.is_apart,
         "chosen": f"{layout_text(chosen)} {chosen.config.recompute.value}",
         "best": f"{layout_text(best)} {best.config.recompute.value}",
         "rows": [chosen.row_id, best.row_id],
@@ -189,7 +194,7 @@ def _told(choice: Choice) -> dict[str, Any]:
 
 
 def _worst_text(worst: Sequence[Mapping[str, Any]]) -> str:
-    head = ["set", "job", "layouts", "ratio", "chosen", "best"]
+    head = ["set", "job", "layouts", "ratio", "scatter", "apart", "chosen", "best"]
     return "\n" + markdown_table(head, [[one[name] for name in head] for one in worst])
 
 

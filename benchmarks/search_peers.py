@@ -7,8 +7,9 @@ Two cases: a dense model of 175B and one of experts of 671B (``peers/search_case
 calibration of eight ranks with planted times and, where it is given, from the quick start's, taken
 over to the same GPU.  The DIRs of others are clones of calculon-ai/calculon and of
 DebarghaG/estimate-train-time (copied before it writes there); ``--data`` holds the tables that the
-latter was fitted on.  Every tool runs in a process of its own, on one thread; seconds are of the
-processor but for the plan's, which are of the clock.
+latter was fitted on.  Every tool runs in a process of its own, on one thread.  Layouts per second
+are per second of the processor, whatever else runs on the machine; of our plan, what it enumerates
+and proves counts, of others what they evaluate.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ COVERS: Mapping[str, str] = {
     "recompute; memory with the measured offset, schedule simulated, overlaps, 90 % interval, "
     "measured operators and steps",
     "Calculon": "TP, SP, PP even, VPP, DP, micro-batch, recompute, optimizer shards, overlap of TP "
-    "and DP, offload; memory, schedule in closed form; efficiencies of a system by hand, no "
-    "interval, no experts, no CP, nothing measured",
+    "and DP, offload; memory with 2-byte gradients and unfused attention, schedule in closed form; "
+    "efficiencies of a system by hand, no interval, no experts, no CP, nothing measured",
     "estimate-train-time": "TP, PP of three stages or more, DP, micro-batch; measured operators by "
     "regressors of two clusters; no memory, schedule as all forwards then all backwards, no "
     "overlap, no interval, no search",
@@ -160,17 +161,18 @@ def _search_text(found: Found) -> str:
         paper = found["paper"]
         title = "estimate-train-time, loop over its API"
         rows.append(_row(title, f"{DENSE} on A100", paper["space"], paper, paper["peak_nbytes"]))
-    head = ["tool", "case", "layouts", "evaluated", "seconds", "layouts/s", "ms each", "peak GiB"]
-    return markdown_table([*head, "best", "step"], rows)
+    head = ["tool", "case", "layouts", "evaluated", "clock s", "processor s", "layouts/s"]
+    return markdown_table([*head, "ms each", "peak GiB", "best", "step"], rows)
 
 
 def _our_row(one: Found) -> list[object]:
     counts = ", ".join(f"{name} {value:,}" for name, value in one["counts"].items())
-    number, seconds = one["counts"]["num_layouts"], one["seconds"]
+    number, seconds = one["counts"]["num_layouts"], one["processor_seconds"]
     best = next(iter(one["best"]), None)
     return [
-        *(f"ours, from {one['from']}", one["case"], f"{number:,}", counts, f"{seconds:.1f}"),
-        *(f"{number / seconds:,.0f}", f"{1e3 * seconds / number:.2f}"),
+        *(f"ours, from {one['from']}", one["case"], f"{number:,}", counts),
+        *(f"{one['seconds']:.1f}", f"{seconds:.1f}"),
+        *(f"{number / seconds:,.0f}", f"{1e3 * seconds / number:.2g}"),
         f"{one['peak_nbytes'] / GIB:.2f}",
         best["label"] if best else "-",
         _interval(best) if best else "-",
@@ -181,8 +183,8 @@ def _row(title: str, case: str, space: int, part: Found, peak_nbytes: int) -> li
     number, seconds = part["evaluated"], part["seconds"]
     best = next(iter(part.get("best", ())), None)
     return [
-        *(title, case, f"{space:,}", f"{number:,}", f"{seconds:.1f}"),
-        *(f"{number / seconds:,.0f}", f"{1e3 * seconds / number:.2f}"),
+        *(title, case, f"{space:,}", f"{number:,}", "-", f"{seconds:.1f}"),
+        *(f"{number / seconds:,.0f}", f"{1e3 * seconds / number:.2g}"),
         f"{peak_nbytes / GIB:.2f}",
         _label(best.get("layout", best)) if best else "-",
         f"{best['step_time_s']:.2f} s" if best else "-",

@@ -2,7 +2,7 @@
 
 A job is one model, batch and number of GPUs on one machine, release and precision; how far its
 vocabulary is padded follows from the layout.  Layouts that were run several times count once, with
-their median step.
+their median step; how far such runs lie apart tells which layouts nobody could tell apart.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ _ALIKE_FRAC = 1e-6
 _SIZES = tuple(spec.name for spec in fields(ModelShape) if spec.name != "vocab_size")
 """Of a model, what no layout changes: Megatron pads the vocabulary to a multiple of TP."""
 
+_Z_ONE_SIDED = 1.645
+"""Of a normal distribution: a difference beyond is there in 95 of 100."""
+
 Floats = NDArray[np.float64]
 Scores = Callable[[Sequence[StepRow], Sequence[int]], Floats]
 """What somebody thinks of the layouts, the least is chosen; places of the known ones are given."""
@@ -40,6 +43,10 @@ class Job:
     table: str
     name: str
     rows: tuple[StepRow, ...]
+    num_runs: tuple[int, ...]
+    """Of each layout."""
+    sigma_log: float
+    """Scatter of one run around its layout's mean; 0 where none was run twice."""
 
     @property
     def is_synthetic(self) -> bool:
@@ -62,6 +69,9 @@ class Choice:
     """Time of the chosen layout over that of the best; the mean where several are as good."""
     best_frac: float
     """1 where the best was chosen, 0 where another; between where one of several is the best."""
+    is_apart: bool
+    """Whether the chosen layout is slower than the best by more than runs of one layout differ, at
+    95 %: what nobody repeated is always apart."""
     chosen: int
     weight: float
     """All choices of one job together weigh 1."""
@@ -80,11 +90,28 @@ def jobs(rows: Sequence[StepRow]) -> list[Job]:
             *(getattr(config.model, name) for name in _SIZES),
         )
         found.setdefault(key, {}).setdefault(same_layout(config), []).append(row)
-    return [
-        Job(table=one[0].table, name=one[0].group, rows=one)
-        for one in (tuple(map(_merged, layouts.values())) for layouts in found.values())
-        if len(one) > 1
-    ]
+    return [_job(list(layouts.values())) for layouts in found.values() if len(layouts) > 1]
+
+
+def _job(layouts: Sequence[Sequence[StepRow]]) -> Job:
+    rows = tuple(map(_merged, layouts))
+    return Job(
+        table=rows[0].table,
+        name=rows[0].group,
+        rows=rows,
+        num_runs=tuple(map(len, layouts)),
+        sigma_log=_scatter_log(layouts),
+    )
+
+
+def _scatter_log(layouts: Sequence[Sequence[StepRow]]) -> float:
+    """Pooled over the layouts that were run more than once."""
+    squares, degrees = 0.0, 0
+    for runs in layouts:
+        logs = np.log([row.measured_s for row in runs])
+        squares += float(np.square(logs - logs.mean()).sum())
+        degrees += len(runs) - 1
+    return math.sqrt(squares / degrees) if degrees else 0.0
 
 
 def _merged(rows: Sequence[StepRow]) -> StepRow:
@@ -123,11 +150,18 @@ def choices(job: Job, known: Sequence[tuple[int, ...]], scores: Scores) -> list[
                 known=places,
                 time_ratio=float(ratios.mean()),
                 best_frac=float(np.mean(ratios == 1.0)),
+                is_apart=_is_apart(job, first_of_least(said)),
                 chosen=first_of_least(said),
                 weight=1.0 / len(known),
             )
         )
     return found
+
+
+def _is_apart(job: Job, chosen: int) -> bool:
+    times_s, best = job.times_s, int(job.times_s.argmin())
+    error = job.sigma_log * math.sqrt(1 / job.num_runs[chosen] + 1 / job.num_runs[best])
+    return math.log(times_s[chosen] / times_s[best]) > _Z_ONE_SIDED * error
 
 
 def by_model(model: StepModel) -> Scores:
@@ -157,23 +191,25 @@ def at_random(rows: Sequence[StepRow], known: Sequence[int]) -> Floats:
 def choice_figures(found: Sequence[Choice]) -> Mapping[str, float]:
     """Median, 95th percentile and maximum of chosen over best, and the share of best ones.
 
-    Each job has the same weight, however many sets of known layouts it was asked with.
+    ``apart_p95`` counts a choice as the best where runs of one layout differ by as much.  Each job
+    has the same weight, however many sets of known layouts it was asked with.
     """
     ratios = np.array([one.time_ratio for one in found])
+    apart = np.where([one.is_apart for one in found], ratios, 1.0)
     weights = np.array([one.weight for one in found])
-    order = np.argsort(ratios)
-    reached = np.cumsum(weights[order]) / weights.sum()
-    last = len(order) - 1
-
-    def quantile(level: float) -> float:
-        place = int(np.searchsorted(reached, level - 1e-9))
-        return float(ratios[order[min(place, last)]])
-
     return {
         "jobs": len({id(one.job) for one in found}),
         "choices": len(found),
-        "median": quantile(0.5),
-        "p95": quantile(0.95),
+        "median": _quantile(ratios, weights, 0.5),
+        "p95": _quantile(ratios, weights, 0.95),
+        "apart_p95": _quantile(apart, weights, 0.95),
         "max": float(ratios.max()),
         "best_frac": float(np.average([one.best_frac for one in found], weights=weights)),
     }
+
+
+def _quantile(values: Floats, weights: Floats, level: float) -> float:
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order]) / weights.sum()
+    place = int(np.searchsorted(reached, level - 1e-9))
+    return float(values[order[min(place, len(order) - 1)]])

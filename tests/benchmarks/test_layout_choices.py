@@ -11,7 +11,6 @@ from step_fixtures import layout, row
 
 from forerun.benchmarks.baselines.layout_rules import published_rule
 from forerun.benchmarks.scoring.layout_choices import (
-    Job,
     Scores,
     best_known,
     by_model,
@@ -72,7 +71,8 @@ def test_every_one_and_drawn_threes_are_known_and_leave_something_to_find() -> N
     assert len(list(known_places(job, 3, 10))) == 10
     drawn = list(known_places(job, 3, 4))
     assert len(drawn) == 4 and drawn == list(known_places(job, 3, 4))
-    assert list(known_places(Job(table="t", name="", rows=job.rows[:3]), 3, 4)) == []
+    (small,) = jobs(rows(1.0, 2.0, 3.0))
+    assert list(known_places(small, 3, 4)) == []
 
 
 def test_the_ratio_is_that_of_the_chosen_layout_and_of_a_tie_the_mean() -> None:
@@ -81,6 +81,23 @@ def test_the_ratio_is_that_of_the_chosen_layout_and_of_a_tie_the_mean() -> None:
     (tie,) = choices(job, [()], told(1.0, 1.0, 3.0))
     assert (second.time_ratio, second.best_frac) == (1.5, 0.0)
     assert (tie.time_ratio, tie.best_frac) == (1.25, 0.5)
+
+
+def test_what_runs_of_one_layout_differ_by_sets_no_layouts_apart() -> None:
+    first, second = rows(1.0, 1.1)
+    noisy = [
+        replace(one, measured_s=one.measured_s * f) for one in (first, second) for f in (0.8, 1.2)
+    ]
+    (job,) = jobs(noisy)
+    deviation = np.log(1.2 / 0.8) / np.sqrt(2)
+    assert job.sigma_log == pytest.approx(deviation) and job.num_runs == (2, 2)
+    (same,) = choices(job, [()], told(2.0, 1.0))
+    assert same.time_ratio == pytest.approx(1.1) and not same.is_apart
+    (once,) = jobs([first, second])
+    (apart,) = choices(once, [()], told(2.0, 1.0))
+    assert apart.is_apart
+    figures = choice_figures([same])
+    assert figures["p95"] == pytest.approx(1.1) and figures["apart_p95"] == 1.0
 
 
 def test_each_job_weighs_the_same_in_the_figures() -> None:
