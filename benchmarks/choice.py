@@ -2,10 +2,11 @@
 
     python benchmarks/choice.py DATA_DIR [--draws 20] [--only TEXT] [--worst 10] [--json OUT]
 
-On every published set with several measured layouts of one job (model, batch, GPUs, machine,
-release, precision), by the model that answers ``forerun predict``, knowing operators and none, one
-(each in turn) or three of the job's layouts; known ones are measured, as in a plan.  Beside it the
-rules of ``baselines/layout_rules.py``, a constant rate, the best known layout, and any layout.
+On every published set with several measured layouts of one job (model, batch, GPUs, machine and
+what else no layout changes), by the model that answers ``forerun predict``, knowing operators and
+none, one (each in turn) or three of the job's layouts; known ones are measured, as in a plan.
+Beside it the rules of ``baselines/layout_rules.py``, a constant rate, the best known layout, and
+any layout.
 Chosen over best: median, 95th percentile and maximum; each job has equal weight.  ``apart`` is the
 95th percentile where a choice counts as the best that lies no farther from it than runs of one
 layout lie from each other.
@@ -186,7 +187,7 @@ def _told(choice: Choice) -> dict[str, Any]:
         "layouts": len(rows),
         "ratio": round(choice.time_ratio, 4),
         "scatter": round(choice.job.sigma_log, 4),
-        "apart": choice.is_apart,
+        "apart": round(choice.apart_ratio, 4),
         "chosen": f"{layout_text(chosen)} {chosen.config.recompute.value}",
         "best": f"{layout_text(best)} {best.config.recompute.value}",
         "rows": [chosen.row_id, best.row_id],

@@ -1,8 +1,9 @@
 """Groups of measured layouts of one job, and how good a layout somebody would choose among them.
 
-A job is one model, batch and number of GPUs on one machine, release and precision; how far its
-vocabulary is padded follows from the layout.  Layouts that were run several times count once, with
-their median step; how far such runs lie apart tells which layouts nobody could tell apart.
+A job is one model, batch and number of GPUs on one machine, release and precision, with all else
+that no layout changes: kernels of attention, widths of gradients.  Layouts that were run several
+times count once, with their median step; how far such runs lie apart tells which layouts nobody
+could tell apart.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import itertools
 import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,13 +21,12 @@ from forerun.calib.records.step_rows import StepKind, StepRow
 from forerun.calib.regressors.choices import first_of_least
 from forerun.calib.steps.known import same_layout
 from forerun.calib.validation.steps import StepModel
-from forerun.calib.workload.config import ModelShape
+from forerun.calib.workload.config import Batch, Parallelism, Recompute, RunConfig
 
 _ALIKE_FRAC = 1e-6
 """Scores that differ by less are a tie: whoever chooses takes any of them."""
 
-_SIZES = tuple(spec.name for spec in fields(ModelShape) if spec.name != "vocab_size")
-"""Of a model, what no layout changes: Megatron pads the vocabulary to a multiple of TP."""
+_ANY_VOCAB = 1 << 20
 
 _Z_ONE_SIDED = 1.645
 """Of a normal distribution: a difference beyond is there in 95 of 100."""
@@ -69,9 +69,9 @@ class Choice:
     """Time of the chosen layout over that of the best; the mean where several are as good."""
     best_frac: float
     """1 where the best was chosen, 0 where another; between where one of several is the best."""
-    is_apart: bool
-    """Whether the chosen layout is slower than the best by more than runs of one layout differ, at
-    95 %: what nobody repeated is always apart."""
+    apart_ratio: float
+    """The same, where a layout counts as the best that is no slower than it by more than runs of
+    one layout differ, at 95 %: what nobody repeated is always apart."""
     chosen: int
     weight: float
     """All choices of one job together weigh 1."""
@@ -84,13 +84,27 @@ def jobs(rows: Sequence[StepRow]) -> list[Job]:
         config = row.config
         if row.flag or not row.measured_s > 0:
             continue
-        key = (
-            *(row.machine, row.group, config.framework, config.batch.global_batch_size),
-            *(row.num_ranks, config.precision, config.fp8),
-            *(getattr(config.model, name) for name in _SIZES),
-        )
+        key = (row.machine, row.group, row.num_ranks, _job_key(config))
         found.setdefault(key, {}).setdefault(same_layout(config), []).append(row)
     return [_job(list(layouts.values())) for layouts in found.values() if len(layouts) > 1]
+
+
+def _job_key(config: RunConfig) -> object:
+    """What no layout changes: the plan varies none of it."""
+    return replace(
+        same_layout(config),
+        # Megatron pads the vocabulary to a multiple of TP.
+        model=replace(config.model, vocab_size=_ANY_VOCAB),
+        parallelism=Parallelism(engine=config.parallelism.engine),
+        batch=Batch(micro_batch_size=1, global_batch_size=config.batch.global_batch_size),
+        recompute=Recompute.NONE,
+        recompute_num_layers=0,
+        recompute_modules=(),
+        distributes_saved_activations=False,
+        offload_modules=(),
+        optimizer_offload_frac=0.0,
+        overlaps_optimizer_offload=False,
+    )
 
 
 def _job(layouts: Sequence[Sequence[StepRow]]) -> Job:
@@ -138,7 +152,7 @@ def known_places(job: Job, number: int, num_draws: int) -> Iterator[tuple[int, .
 
 def choices(job: Job, known: Sequence[tuple[int, ...]], scores: Scores) -> list[Choice]:
     """One for each set of known layouts."""
-    times_s, found = job.times_s, []
+    times_s, apart, found = job.times_s, _apart_ratios(job), []
     for places in known:
         said = scores(job.rows, places)
         least = float(said[first_of_least(said)])
@@ -150,7 +164,7 @@ def choices(job: Job, known: Sequence[tuple[int, ...]], scores: Scores) -> list[
                 known=places,
                 time_ratio=float(ratios.mean()),
                 best_frac=float(np.mean(ratios == 1.0)),
-                is_apart=_is_apart(job, first_of_least(said)),
+                apart_ratio=float(apart[taken].mean()),
                 chosen=first_of_least(said),
                 weight=1.0 / len(known),
             )
@@ -158,10 +172,10 @@ def choices(job: Job, known: Sequence[tuple[int, ...]], scores: Scores) -> list[
     return found
 
 
-def _is_apart(job: Job, chosen: int) -> bool:
-    times_s, best = job.times_s, int(job.times_s.argmin())
-    error = job.sigma_log * math.sqrt(1 / job.num_runs[chosen] + 1 / job.num_runs[best])
-    return math.log(times_s[chosen] / times_s[best]) > _Z_ONE_SIDED * error
+def _apart_ratios(job: Job) -> Floats:
+    ratios, runs = job.times_s / job.times_s.min(), np.array(job.num_runs)
+    errors = job.sigma_log * np.sqrt(1 / runs + 1 / runs[job.times_s.argmin()])
+    return np.where(np.log(ratios) > _Z_ONE_SIDED * errors, ratios, 1.0)
 
 
 def by_model(model: StepModel) -> Scores:
@@ -195,7 +209,7 @@ def choice_figures(found: Sequence[Choice]) -> Mapping[str, float]:
     has the same weight, however many sets of known layouts it was asked with.
     """
     ratios = np.array([one.time_ratio for one in found])
-    apart = np.where([one.is_apart for one in found], ratios, 1.0)
+    apart = np.array([one.apart_ratio for one in found])
     weights = np.array([one.weight for one in found])
     return {
         "jobs": len({id(one.job) for one in found}),

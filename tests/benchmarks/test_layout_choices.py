@@ -21,6 +21,7 @@ from forerun.benchmarks.scoring.layout_choices import (
 )
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.table_steps import TableSteps
+from forerun.calib.workload.config import Attention
 
 
 def rows(*times_s: float) -> list[StepRow]:
@@ -48,6 +49,7 @@ def test_other_batches_releases_and_flags_are_no_layouts_of_the_same_job() -> No
     others = [
         replace(second, config=replace(second.config, batch=batch)),
         replace(second, config=replace(second.config, framework="another release")),
+        replace(second, config=replace(second.config, attention=Attention.UNFUSED)),
         replace(second, flag="a resumed run"),
         replace(second, machine="another"),
     ]
@@ -92,10 +94,10 @@ def test_what_runs_of_one_layout_differ_by_sets_no_layouts_apart() -> None:
     deviation = np.log(1.2 / 0.8) / np.sqrt(2)
     assert job.sigma_log == pytest.approx(deviation) and job.num_runs == (2, 2)
     (same,) = choices(job, [()], told(2.0, 1.0))
-    assert same.time_ratio == pytest.approx(1.1) and not same.is_apart
+    assert same.time_ratio == pytest.approx(1.1) and same.apart_ratio == 1.0
     (once,) = jobs([first, second])
     (apart,) = choices(once, [()], told(2.0, 1.0))
-    assert apart.is_apart
+    assert apart.apart_ratio == pytest.approx(1.1)
     figures = choice_figures([same])
     assert figures["p95"] == pytest.approx(1.1) and figures["apart_p95"] == 1.0
 
