@@ -27,6 +27,7 @@ from .options.plan_options import (
     add_schema_option,
     describe_layout_names,
 )
+from .options.show_options import add_show
 from .wrapper.run_options import add_run
 
 _VERBS = {
@@ -119,6 +120,7 @@ def _add_answers(verbs: argparse._SubParsersAction) -> None:
         _add_evidence(verbs.choices[verb])
         add_schema_option(verbs.choices[verb])
     add_plan_options(verbs.choices["plan"])
+    add_show(verbs.choices["plan"])
     describe_layout_names(verbs.choices["plan"])
     add_layout_options(verbs.choices["predict"])
     verbs.choices["predict"].add_argument(

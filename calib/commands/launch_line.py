@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,8 @@ from .program import Program
 from .words import Blank, Phrase, Word, phrases, plain, with_blanks
 
 _SCRIPT = Blank(name="SCRIPT", hint="the training script and its own arguments")
-_CONFIG_GROUPS = ("train.", "model.", "ddp.", "dist.", "optimizer.", "checkpoint.", "dataset.")
+_OVERRIDE = re.compile(r"\+*(train|model|ddp|dist|optimizer|checkpoint|dataset)\.[\w.]+=")
+"""A path of Bridge's ``ConfigContainer`` with its value."""
 
 
 class HostKind(Enum):
@@ -150,21 +152,14 @@ def launch_line(launch: Launch, running: RunConfig, config: RunConfig) -> Launch
     program = _program(host, launch, running, config)
     start = start_of(launch, running.parallelism, config.parallelism)
     is_megatron = host in (HostKind.MEGATRON, HostKind.BRIDGE)
-    own = (*with_blanks(launch.launcher), *with_blanks(launch.argv))
-    seen = launch.environment
-    front = plain([f"{name}={value}" for name, value in sorted(seen.items())])
     return LaunchLine(
         host=host,
-        environment=environment(config, seen) if is_megatron else dict(seen),
+        environment=environment(config, launch.environment)
+        if is_megatron
+        else dict(launch.environment),
         start=phrases(start.words),
         program=phrases(program.words),
-        running=(
-            *phrases(front),
-            *_own_start(launch, running),
-            *phrases(own[len(launch.launcher) :]),
-        )
-        if launch.argv
-        else (),
+        running=_running(launch, running),
         notes=(*program.notes, *start.notes),
         refused=refusals(config) if is_megatron else (),
     )
@@ -172,8 +167,8 @@ def launch_line(launch: Launch, running: RunConfig, config: RunConfig) -> Launch
 
 def host_of(launch: Launch, running: RunConfig) -> HostKind:
     """Who reads the arguments: as the process noted, else by framework and form of the words."""
-    paths = sum(word.lstrip("+").startswith(_CONFIG_GROUPS) for word in launch.argv)
-    if launch.host == "megatron.bridge" or paths:
+    has_paths = any(_OVERRIDE.match(word) for word in launch.argv)
+    if launch.host == "megatron.bridge" or has_paths:
         return HostKind.BRIDGE
     if running.framework.startswith("transformers"):
         return HostKind.TRAINER
@@ -201,10 +196,13 @@ def _unknown_program(host: HostKind, config: RunConfig) -> Program:
     return Program(words=(script, *words), notes=(note,))
 
 
-def _own_start(launch: Launch, running: RunConfig) -> tuple[Phrase, ...]:
-    if not launch.launcher:
+def _running(launch: Launch, running: RunConfig) -> tuple[Phrase, ...]:
+    """The running command; where nobody noted its launcher, one that starts as many ranks."""
+    if not launch.argv:
         return ()
-    return phrases(start_of(launch, running.parallelism, running.parallelism).words)
+    front = plain([f"{name}={value}" for name, value in sorted(launch.environment.items())])
+    start = start_of(launch, running.parallelism, running.parallelism)
+    return (*phrases(front), *phrases(start.words), *phrases(with_blanks(launch.argv)))
 
 
 def _by_name(found: Sequence[Phrase]) -> dict[str, str]:

@@ -22,6 +22,7 @@ _MEETING = frozenset(
     }
 )
 """Options by which nodes find each other."""
+_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
 _ACCELERATE = frozenset({"--main-process-ip", "--main-process-port", "--machine-rank"})
 _RANK = Blank(name="NODE_RANK", hint="the number of this node, 0 for the first")
 _ADDRESS = Blank(name="MASTER_ADDR", hint="the address of the first node")
@@ -63,7 +64,9 @@ def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Start
             notes = (*notes, "the run was not started by torchrun, or nobody noted it; this is one")
         own = plain(("torchrun", "--standalone"))
     change = _accelerate if kind == "accelerate" else _torchrun
-    return Start(words=change(own, now, nodes), notes=notes)
+    # Behind the module that reads it, a word is the module's.
+    end = len(own) - 2 * _ends_in_module(own)
+    return Start(words=(*change(own[:end], now, nodes), *own[end:]), notes=notes)
 
 
 def _kind(launcher: Sequence[str]) -> str | None:
@@ -93,6 +96,12 @@ def _nodes(wanted: Parallelism, known_per_node: int) -> tuple[_Nodes, tuple[str,
         return _Nodes(num_nodes=num_nodes, ranks_per_node=per_node), ()
     note = f"{wanted.num_ranks} ranks do not fill nodes of {per_node}; give other nodes yourself"
     return _Nodes(num_nodes=1, ranks_per_node=wanted.num_ranks), (note,)
+
+
+def _ends_in_module(own: Sequence[Word]) -> bool:
+    """True under ``torchrun ... -m package``, as with ``-m forerun.launch``."""
+    texts = [word.text for word in own]
+    return texts[-2:-1] in (["-m"], ["--module"]) and texts[-1] not in _MODULES
 
 
 def _names_one_node(words: Sequence[Word], nodes: _Nodes) -> bool:

@@ -12,7 +12,7 @@ from ..errors import ConfigError, RecordError
 from ..plain_json import Json, JsonObject
 from ..workload.config_json import decode, encode_fields
 
-NAME = "launch.json"
+NAME = "command.json"
 """The file of rank 0, in the folder of a run's records."""
 SCHEMA = 1
 
@@ -32,7 +32,7 @@ class Launch:
     num_nodes: int = 1
     ranks_per_node: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables that Megatron's rules ask for, as the processes had them."""
+    """Variables that Megatron's rules ask for, and our own, as the processes had them."""
 
     def to_json(self) -> JsonObject:
         """A JSON object with its schema."""

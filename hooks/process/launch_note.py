@@ -22,6 +22,8 @@ from .settings import Settings
 _MOST_NBYTES = 65_536
 """Of a command line: longer ones hold lists of files, and are not kept."""
 _HOSTS = ("megatron.bridge",)
+_KEPT = (*VARIABLES, "FORERUN_DEVICE")
+"""Of the environment; a run on the stand-in device is launched on it again."""
 
 
 class LaunchNote:
@@ -67,7 +69,7 @@ def launch_of(
         host=next((name for name in _HOSTS if name in modules), ""),
         num_nodes=max(1, rank.world_size // each),
         ranks_per_node=min(each, rank.world_size),
-        environment={name: environ[name] for name in VARIABLES if name in environ},
+        environment={name: environ[name] for name in _KEPT if name in environ},
     )
 
 

@@ -109,7 +109,7 @@ class Script:
         if os.path.lexists(path) and not is_ours(path):
             raise FileExistsError(None, "not written by forerun, so it stays as it is", str(path))
         data = self.text(environ).encode("utf-8", "surrogateescape")
-        replace_file(path, data + _seal(data), mode=_MODE)
+        replace_file(path, sealed(data), mode=_MODE)
 
     def text(self, environ: Mapping[str, str]) -> str:
         """The script; raises ``OSError`` where the working directory is gone."""
@@ -144,6 +144,11 @@ def is_ours(path: Path) -> bool:
     data = read_bounded(path) or b""
     text, seal, _ = data.rpartition(_SEAL.encode())
     return bool(seal) and MARK.encode() in text and data == text + _seal(text)
+
+
+def sealed(data: bytes) -> bytes:
+    """A script with its last line, by which ``is_ours`` knows it."""
+    return data + _seal(data)
 
 
 def _seal(data: bytes) -> bytes:

@@ -38,7 +38,7 @@ def test_the_surface_is_frozen() -> None:
             *("--also", "--cluster", "--config", "--device", "--gbs", "--global-batch-size"),
             *("--gpus", "--gpus-per-node", "--help", "--json", "--json-schema", "--keep"),
             *("--like", "--machine", "--memory-gib", "--objective", "--price-per-gpu-hour"),
-            *("--run-id", "--seq", "--seq-length", "--top", "--why"),
+            *("--run-id", "--seq", "--seq-length", "--show", "--top", "--why", "--write"),
         ],
         "explain": [
             *("--also", "--cluster", "--config", "--device", "--gpus", "--help", "--json"),

@@ -112,6 +112,21 @@ def test_ranks_of_an_unknown_launcher_are_started_by_torchrun() -> None:
     assert any("torchrun" in note for note in line.notes)
 
 
+def test_options_of_torchrun_stay_before_a_module_that_reads_the_rest() -> None:
+    launcher = (
+        "python",
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=8",
+        "-m",
+        "forerun.launch",
+    )
+    wanted = replace(HERE, parallelism=Parallelism(dp=16, ranks_per_node=8))
+    line = launch_line(launched("t.py", launcher=launcher), HERE, wanted)
+    assert line.command.startswith("python -m torch.distributed.run --nproc-per-node=8 --nnodes 2")
+    assert '29500" -m forerun.launch t.py' in line.command
+
+
 def test_without_any_launch_the_script_is_a_blank() -> None:
     line = launch_line(Launch(), HERE, replace(HERE, parallelism=Parallelism(tp=8)))
     assert '"${SCRIPT:?' in line.command and "--tensor-model-parallel-size 8" in line.command

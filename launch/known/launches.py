@@ -1,0 +1,58 @@
+"""How a run was launched, from what rank 0 noted or the companion was told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ...calib.arguments.megatron_command import split_launcher
+from ...calib.errors import RecordError
+from ...calib.records.launch import NAME, Launch
+from ...calib.workload.parallelism import Parallelism
+from ..directory.bounded_files import read_object, words
+from ..directory.run_folders import paths_of, top_of
+
+_REQUEST = "request.json"
+
+
+def launch_of_run(directory: Path, run_id: str, layout: Parallelism) -> Launch:
+    """The launch of a run; empty where neither its rank 0 nor its companion left it.
+
+    A request says the arguments alone; nodes are those of the layout then.
+    """
+    top, _ = top_of(directory)
+    noted = _noted(top / "records" / run_id / NAME)
+    if noted is not None:
+        return noted
+    for path in paths_of(top, _REQUEST):
+        found = read_object(path) or {}
+        if found.get("run_id") == run_id:
+            return _on_nodes(Launch(argv=words(found.get("host_argv"))), layout)
+    return Launch()
+
+
+def launch_of_command(command: Sequence[str], layout: Parallelism) -> Launch:
+    """The launch that a command line says, with or without a launcher in front.
+
+    >>> launch_of_command(["torchrun", "--nnodes=1", "t.py", "--lr", "1"], Parallelism()).argv
+    ('t.py', '--lr', '1')
+    """
+    launcher, rest = split_launcher(command)
+    begin = len(launcher) if launcher or len(rest) < len(command) else 0
+    return _on_nodes(Launch(launcher=tuple(launcher), argv=tuple(command[begin:])), layout)
+
+
+def _noted(path: Path) -> Launch | None:
+    value = read_object(path)
+    if value is None:
+        return None
+    try:
+        return Launch.from_json(value)
+    except RecordError:  # of another version, or damaged: as if it were not there
+        return None
+
+
+def _on_nodes(launch: Launch, layout: Parallelism) -> Launch:
+    each = min(layout.ranks_per_node or layout.num_ranks, layout.num_ranks)
+    return replace(launch, ranks_per_node=each, num_nodes=max(1, layout.num_ranks // each))

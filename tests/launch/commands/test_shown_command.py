@@ -1,0 +1,142 @@
+"""A row of a plan as a command: what is printed is what runs, on a shell and as a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from forerun.calib.records.launch import NAME, Launch
+from forerun.launch.cli import ExitCode, main
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+RUN = "golden-run"
+ARGV = (
+    *("train.py", "--num-layers", "2", "--micro-batch-size", "2", "--global-batch-size", "16"),
+    *("--train-iters", "20", "--hub-token", "***"),
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A calibrated run with what its rank 0 noted; torchrun is a script that prints its words."""
+    directory = tmp_path / "run"
+    shutil.copytree(GOLDEN, directory)
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text('#!/bin/sh\npwd\nprintf "%s\\n" "$CUDA_DEVICE_MAX_CONNECTIONS" "$@"\n')
+    torchrun.chmod(0o755)
+    launch = Launch(
+        argv=ARGV,
+        launcher=(str(torchrun), "--standalone", "--nproc-per-node", "2"),
+        folder=str(tmp_path),
+        ranks_per_node=2,
+    )
+    (directory / "records" / RUN / NAME).write_text(json.dumps(launch.to_json()))
+    return directory
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    assert main(["plan", *map(str, words)]) == ExitCode.ANSWER
+    return capsys.readouterr().out
+
+
+def row_of(home: Path, label: str, capsys: pytest.CaptureFixture[str]) -> int:
+    found = json.loads(told(capsys, home, "--json", "--top", 100))
+    return 1 + [one["label"] for one in found["candidates"]].index(label)
+
+
+def test_row_0_is_the_run_as_it_was_launched(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = json.loads(told(capsys, home, "--show", 0, "--json"))
+    assert value["row"] == 0 and value["diff"] == []
+    launch = value["launch"]
+    assert launch["added"] == launch["changed"] == launch["removed"] == []
+    assert launch["command"].startswith(f"{home.parent}/torchrun --standalone --nproc-per-node 2")
+
+
+def test_a_row_lists_what_is_changed_and_how_it_differs(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = row_of(home, "TP2 mbs4", capsys)
+    out = told(capsys, home, "--show", row)
+    assert "# changed: --micro-batch-size 4 (was --micro-batch-size 2)" in out
+    assert "# added: --tensor-model-parallel-size 2" in out
+    assert "\n+++ row" in out and "\n+--tensor-model-parallel-size 2" in out
+    assert '"${ARG_HUB_TOKEN:?' in out
+
+
+def test_the_script_runs_what_was_shown_once_all_is_set(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row, path = row_of(home, "TP2 mbs4", capsys), home.parent / "go.sh"
+    value = json.loads(told(capsys, home, "--show", row, "--write", path, "--json"))
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700 and value["script"] == str(path)
+    text = path.read_text()
+    assert f"for run {RUN}" in text and "90 %" in text and "\nset -eu\n" in text
+    stopped = subprocess.run([path], capture_output=True, text=True, check=False)
+    assert stopped.returncode != 0 and "the value of --hub-token" in stopped.stderr
+    environ = {**os.environ, "ARG_HUB_TOKEN": "my secret"}
+    ran = subprocess.run([path], capture_output=True, text=True, check=True, env=environ)
+    words = ran.stdout.splitlines()
+    assert words[:5] == [str(home.parent), "1", "--standalone", "--nproc-per-node", "2"]
+    assert words[words.index("--hub-token") + 1] == "my secret"
+    assert words[words.index("--micro-batch-size") + 1] == "4"
+    assert words[words.index("--tensor-model-parallel-size") + 1] == "2"
+    assert "my secret" not in text
+
+
+def test_a_file_of_somebody_else_s_stays(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = home.parent / "mine.sh"
+    path.write_text("echo mine\n")
+    assert main(["plan", str(home), "--write", str(path)]) == ExitCode.USAGE
+    assert "mine.sh is there" in capsys.readouterr().err
+    assert path.read_text() == "echo mine\n"
+    other = home.parent / "ours.sh"
+    told(capsys, home, "--show", 1, "--write", other)
+    first = other.read_text()
+    told(capsys, home, "--show", 2, "--write", other)
+    assert other.read_text() != first
+
+
+def test_a_row_that_is_not_there_is_a_usage_error(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(home), "--show", "1000"]) == ExitCode.USAGE
+    assert "--show 1000 is no row; give one from 0 to" in capsys.readouterr().err
+
+
+def test_a_row_that_cannot_run_is_shown_but_never_written(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = home.parent / "go.sh"
+    words = ["plan", str(home), "--memory-gib", "0.000001", "--show", "1"]
+    assert main(words) == ExitCode.ANSWER
+    assert "# it does not fit in memory" in capsys.readouterr().out
+    assert main([*words, "--write", str(path)]) == ExitCode.USAGE
+    assert not path.exists()
+
+
+def test_without_the_note_the_request_of_the_companion_tells_the_arguments(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "records" / RUN / NAME).write_text("damaged")
+    out = told(capsys, home, "--show", 1)
+    assert "torchrun \\\n    --standalone" in out and "recipes/pretrain_gpt.py" in out
+    (home / "request.json").unlink()
+    assert '"${SCRIPT:?' in told(capsys, home, "--show", 1)
+
+
+def test_a_command_behind_dashes_is_the_one_that_is_changed(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["torchrun", "--nproc-per-node", "2", "mine.py", "--num-layers", "4"]
+    command += ["--hidden-size", "64", "--num-attention-heads", "4", "--seq-length", "64"]
+    command += ["--vocab-size", "256", "--micro-batch-size", "1", "--global-batch-size", "8"]
+    value = json.loads(told(capsys, home, "--show", 1, "--json", "--", *command))
+    assert value["launch"]["words"][:4] == command[:4]
