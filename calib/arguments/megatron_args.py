@@ -85,7 +85,10 @@ def rewrite_command(
         said.pop("use_torch_fsdp2", None)
     said_anew = _said_in_part(given.keys()) - kept
     unsaid = {} if running is None else layout_values(running)
-    unsaid = {name: value for name, value in unsaid.items() if name not in given.keys() | said_anew}
+    said_anew |= given.keys()
+    if running is not None and _passes(config) != _passes(running):
+        said_anew |= {"global_batch_size"}  # Megatron's default follows it
+    unsaid = {name: value for name, value in unsaid.items() if name not in said_anew}
     needed = {
         name: value
         for name, value in layout_values(config).items()
@@ -244,6 +247,11 @@ def _said_already(host_argv: Sequence[str], config: RunConfig) -> frozenset[str]
         if host.keys() & group and _means(values, config):
             found |= group
     return found
+
+
+def _passes(config: RunConfig) -> int:
+    """Samples of one pass of all replicas."""
+    return config.batch.micro_batch_size * config.parallelism.dp
 
 
 def _said_in_part(names: Iterable[str]) -> frozenset[str]:

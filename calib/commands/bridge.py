@@ -53,7 +53,7 @@ _OF_MODEL = (
     *("moe_expert_capacity_factor", "moe_token_dispatcher_type"),
     *EXPERT_SWITCHES.values(),
 )
-_PATHS: Mapping[str, tuple[str, ...]] = {
+PATHS: Mapping[str, tuple[str, ...]] = {
     **{name: (f"model.{name}",) for name in _OF_MODEL},
     "micro_batch_size": ("train.micro_batch_size",),
     "global_batch_size": ("train.global_batch_size",),
@@ -64,10 +64,7 @@ _PATHS: Mapping[str, tuple[str, ...]] = {
         "ddp.use_distributed_optimizer",
         "optimizer.use_distributed_optimizer",
     ),
-    "num_distributed_optimizer_instances": (
-        "dist.num_distributed_optimizer_instances",
-        "ddp.num_distributed_optimizer_instances",
-    ),
+    "num_distributed_optimizer_instances": ("ddp.num_distributed_optimizer_instances",),
     "ddp_bucket_size": ("ddp.bucket_size",),
     "ddp_pad_buckets_for_high_nccl_busbw": ("ddp.pad_buckets_for_high_nccl_busbw",),
     "use_megatron_fsdp": ("dist.use_megatron_fsdp", "ddp.use_megatron_fsdp"),
@@ -80,6 +77,7 @@ _PATHS: Mapping[str, tuple[str, ...]] = {
     "overlap_cpu_optimizer_d2h_h2d": ("optimizer.overlap_cpu_optimizer_d2h_h2d",),
     "use_precision_aware_optimizer": ("optimizer.use_precision_aware_optimizer",),
 }
+"""Where each of Megatron's arguments lies in a ``ConfigContainer``."""
 _OVERLAPS = frozenset({"overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap"})
 
 
@@ -92,7 +90,7 @@ def bridge_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) 
     differing = [n for n in now.keys() | then.keys() if _of(now, n) != _of(then, n)]
     overrides = {
         path: _hydra(_of(then, name))
-        for name, paths in _PATHS.items()
+        for name, paths in PATHS.items()
         for path in (paths if name in differing else ())
     }
     out: list[Word] = []
@@ -106,7 +104,7 @@ def bridge_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) 
 
 def _notes(differing: Sequence[str]) -> list[str]:
     notes = []
-    unnamed = sorted(name for name in differing if name not in _PATHS)
+    unnamed = sorted(name for name in differing if name not in PATHS)
     if unnamed:
         notes.append(f"set in the recipe itself: {', '.join(unnamed)}")
     if _OVERLAPS & set(differing):

@@ -146,7 +146,7 @@ def launch_line(launch: Launch, running: RunConfig, config: RunConfig) -> Launch
     >>> print(launch_line(launch, here, there).command)  # doctest: +NORMALIZE_WHITESPACE
     CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nproc-per-node=2 t.py --micro-batch-size 1
     --hub-token "${ARG_HUB_TOKEN:?the value of --hub-token, which is not kept}"
-    --tensor-model-parallel-size 2
+    --tensor-model-parallel-size 2 --global-batch-size 8
     """
     host = host_of(launch, running)
     program = _program(host, launch, running, config)

@@ -113,6 +113,19 @@ def test_a_group_that_is_said_in_part_is_said_whole() -> None:
     assert written[-4:] == ("--recompute-granularity", "selective", "--recompute-modules", "mlp")
 
 
+def test_a_batch_that_followed_from_the_ranks_is_said_once_they_change() -> None:
+    """Without ``--global-batch-size`` Megatron takes micro-batch x dp."""
+    place = DENSE.index("--global-batch-size")
+    words = DENSE[:place] + DENSE[place + 2 :]
+    here = running(words)
+    assert here.batch.global_batch_size == 8
+    there = replace(here, parallelism=replace(here.parallelism, tp=2, dp=4))
+    written = rewrite_command(words, there, running=here)
+    assert written[written.index("--global-batch-size") + 1] == "8"
+    other = replace(here, recompute=Recompute.FULL)
+    assert "--global-batch-size" not in rewrite_command(words, other, running=here)
+
+
 def test_what_the_model_does_otherwise_is_written_too() -> None:
     """A longer sequence needs as many positions; an overlap of experts is a switch."""
     here = running(EXPERTS)

@@ -6,7 +6,10 @@ import shlex
 import subprocess
 from dataclasses import replace
 
+import pytest
+
 from forerun.calib.arguments.megatron_command import config_from_command
+from forerun.calib.commands.bridge import PATHS
 from forerun.calib.commands.launch_line import HostKind, LaunchLine, launch_line
 from forerun.calib.commands.words import phrases, plain, with_blanks
 from forerun.calib.records.launch import Launch
@@ -225,6 +228,46 @@ def test_a_recipe_of_bridge_takes_overrides() -> None:
     assert {"model.recompute_granularity=null", "model.tensor_model_parallel_size=1"} <= set(
         words_of(back)
     )
+
+
+@pytest.mark.slow
+def test_paths_of_bridge_are_fields_of_megatron_core() -> None:
+    """Its model, buckets and optimizer are core's own configurations."""
+    pytest.importorskip("megatron.core")
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer import TransformerConfig
+
+    kinds = {
+        "model": TransformerConfig,
+        "ddp": DistributedDataParallelConfig,
+        "optimizer": OptimizerConfig,
+    }
+    others = {"model.seq_length"}  # of Bridge's own provider
+    paths = {path for found in PATHS.values() for path in found} - others
+    strange = [
+        path
+        for path in sorted(paths)
+        if (kind := kinds.get(path.partition(".")[0])) is not None
+        and path.partition(".")[2] not in kind.__dataclass_fields__
+    ]
+    assert strange == []
+
+
+@pytest.mark.slow
+def test_the_trainer_s_own_parser_takes_its_words() -> None:
+    transformers = pytest.importorskip("transformers")
+    running = replace(HERE, framework="transformers 5.23")
+    par = replace(HERE.parallelism, is_optimizer_distributed=True, sharding=Sharding.WEIGHTS)
+    batch = Batch(micro_batch_size=4, global_batch_size=32)
+    wanted = replace(running, parallelism=par, batch=batch, recompute=Recompute.FULL)
+    words = ("t.py", "--output_dir", "x", "--per_device_train_batch_size", "1")
+    line = launch_line(launched(*words), running, wanted)
+    parser = transformers.HfArgumentParser(transformers.TrainingArguments)
+    found = vars(parser.parse_args([w.text for p in line.program[1:] for w in p.words]))
+    assert found["per_device_train_batch_size"] == 4
+    assert found["gradient_accumulation_steps"] == 1
+    assert found["gradient_checkpointing"] is True and found["fsdp"] == "full_shard auto_wrap"
 
 
 def test_a_trainer_takes_its_own_arguments() -> None:
