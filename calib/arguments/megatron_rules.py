@@ -151,6 +151,8 @@ def _of_sharding(config: RunConfig) -> Iterator[str]:
         return
     if par.pp > 1 or par.ep > 1:
         yield "--use-torch-fsdp2 takes neither pipeline nor expert parallelism"
+    if par.num_optimizer_instances > 1:
+        yield "--use-torch-fsdp2 takes no --num-distributed-optimizer-instances"
     if config.model.is_tied:
         yield "--use-torch-fsdp2 needs --untie-embeddings-and-output-weights"
     if config.precision is Precision.FP16:
