@@ -32,7 +32,7 @@ from forerun.launch.known.machines import open_machine
 
 sys.path.insert(0, str(ROOT / "recipes"))
 
-from gpt_arguments import fit_to_world, parse_args  # pyright: ignore[reportMissingImports]
+from gpt_arguments import fit_to_world, parse_args
 
 RECIPE, SWEEP = ROOT / "recipes" / "pretrain_gpt.py", Path(__file__).parent / "layout_sweep.py"
 NUM_RANKS = 2
@@ -230,9 +230,8 @@ def _torchrun() -> list[str]:
 
 
 def _verb(*words: str) -> str | None:
-    done = subprocess.run(
-        [sys.executable, "-m", "forerun.launch", *words], capture_output=True, text=True
-    )
+    program = str(Path(sys.executable).parent / "forerun")
+    done = subprocess.run([program, *words], capture_output=True, text=True)
     if done.returncode:
         print(f"forerun {shlex.join(words)}: {done.stderr[-400:]}", file=sys.stderr)
     return None if done.returncode else done.stdout

@@ -15,6 +15,9 @@ from ..workload.operators import OperatorKind
 
 # First calls load kernels and choose algorithms; the median of five bears two slow ones.
 WARMUPS, REPEATS = 2, 5
+TRANSFER_RUNS = 2 * REPEATS
+"""Of one transfer in all: each repeat lies in a step of its own, after one to warm up, so that what
+else the host does for a while (a fit takes seconds of a core) meets few of them."""
 
 _ELEMENTWISE = {
     OperatorKind.EMBEDDING,
@@ -63,6 +66,8 @@ class CollectiveProbe:
 
     call: CollectiveCall
     over: GroupRole
+    is_control: bool = False
+    """The largest of its kind that the run itself has."""
     value: float
     cost_s: float
     nbytes: int
@@ -83,4 +88,4 @@ def described(probe: Probe) -> list[object]:
         return [probe.kind.value, list(probe.shape), probe.element_nbytes, probe.is_control]
     call = probe.call
     names = [call.collective.value, call.role.value, probe.over.value]
-    return [*names, call.num_ranks, call.num_nodes, call.nbytes]
+    return [*names, call.num_ranks, call.num_nodes, call.nbytes, probe.is_control]

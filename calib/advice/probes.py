@@ -16,7 +16,7 @@ from ..layers.stage_work import collective_uses, stage_operators, step_collectiv
 from ..network.groups import canonical
 from ..search.cells import cells_of
 from ..search.recomputes import Again
-from ..workload.collectives import CollectiveCall, GroupRole
+from ..workload.collectives import Collective, CollectiveCall, GroupRole
 from ..workload.config import RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
 from ..workload.ranks import group, num_nodes
@@ -24,6 +24,7 @@ from .probe_list import (
     PROBED_COLLECTIVES,
     PROBED_KINDS,
     REPEATS,
+    TRANSFER_RUNS,
     WARMUPS,
     CollectiveProbe,
     OperatorProbe,
@@ -50,8 +51,8 @@ def probe_plan(config: RunConfig, *, budget_s: float) -> tuple[Probe, ...]:
     """What to measure for the best other layouts, the most valuable first, within ``budget_s``.
 
     Wanted are operators and transfers of those layouts that the running one does not have, ordered
-    by the share of a step that they decide times how unsure it is.  For each kind of operator the
-    running layout's largest shape comes first, as a control.
+    by the share of a step that they decide times how unsure it is.  For each kind of operator and
+    of transfer the running layout's largest comes first, as a control.
     """
     expected = Unmeasured(device=config.device)
     own = _works(config)
@@ -225,15 +226,21 @@ def _transfers(
 
 
 def collective_probe(
-    call: CollectiveCall, over: GroupRole, config: RunConfig, *, value: float = 0.0
+    call: CollectiveCall,
+    over: GroupRole,
+    config: RunConfig,
+    *,
+    value: float = 0.0,
+    is_control: bool = False,
 ) -> CollectiveProbe:
     """A probe with its expected cost."""
     expected = Unmeasured(device=config.device).collectives([call])
     return CollectiveProbe(
         call=call,
         over=over,
+        is_control=is_control,
         value=value,
-        cost_s=(WARMUPS + REPEATS) * float(expected.time_s[0]),
+        cost_s=TRANSFER_RUNS * float(expected.time_s[0]),
         nbytes=2 * call.nbytes,
     )
 
@@ -242,23 +249,54 @@ def _with_controls(
     found: Sequence[Probe], own: Mapping[Operator | CollectiveCall, float], config: RunConfig
 ) -> list[Probe]:
     """The most valuable first, and before the first of a kind that kind's control."""
-    largest: dict[OperatorKind, tuple[float, _Shape]] = {}
+    shapes = _largest_shapes(own)
+    roles = carriers(config)
+    calls = _largest_calls(
+        [
+            call
+            for call in own
+            if isinstance(call, CollectiveCall) and (call.num_ranks, call.num_nodes) in roles
+        ]
+    )
+    ordered: list[Probe] = []
+    seen: set[OperatorKind | Collective] = set()
+    for probe in sorted(found, key=lambda probe: (-probe.value, json.dumps(described(probe)))):
+        kind = probe.kind if isinstance(probe, OperatorProbe) else probe.call.collective
+        if kind not in seen:
+            seen.add(kind)
+            if kind in shapes:
+                control = _operator_probe(shapes[kind], probe.value, config, is_control=True)
+                ordered.append(control)
+            elif kind in calls:
+                call = calls[kind]
+                over = roles[call.num_ranks, call.num_nodes]
+                control = collective_probe(call, over, config, value=probe.value, is_control=True)
+                ordered.append(control)
+        ordered.append(probe)
+    return ordered
+
+
+def _largest_shapes(
+    own: Mapping[Operator | CollectiveCall, float],
+) -> dict[OperatorKind | Collective, _Shape]:
+    """By kind the shape that the run spends most on."""
+    largest: dict[OperatorKind | Collective, tuple[float, _Shape]] = {}
     for wanted, time_s in own.items():
         if isinstance(wanted, Operator):
             shape = (wanted.kind, wanted.shape, wanted.element_nbytes)
             before = largest.get(wanted.kind, (-1.0, shape))
             if (time_s, shape[1]) > (before[0], before[1][1]):
                 largest[wanted.kind] = (time_s, shape)
-    ordered: list[Probe] = []
-    seen: set[OperatorKind] = set()
-    for probe in sorted(found, key=lambda probe: (-probe.value, json.dumps(described(probe)))):
-        if isinstance(probe, OperatorProbe) and probe.kind not in seen:
-            seen.add(probe.kind)
-            if probe.kind in largest:
-                shape = largest[probe.kind][1]
-                ordered.append(_operator_probe(shape, probe.value, config, is_control=True))
-        ordered.append(probe)
-    return ordered
+    return {kind: shape for kind, (_, shape) in largest.items()}
+
+
+def _largest_calls(
+    calls: Sequence[CollectiveCall],
+) -> dict[OperatorKind | Collective, CollectiveCall]:
+    """By kind the transfer with most bytes, of those that are probed."""
+    able = [c for c in calls if c.collective in PROBED_COLLECTIVES and c.num_ranks > 1]
+    able.sort(key=lambda call: (call.nbytes, call.num_ranks, call.role.value))
+    return {call.collective: call for call in able}
 
 
 def _within(ordered: Sequence[Probe], budget_s: float) -> tuple[Probe, ...]:

@@ -218,10 +218,12 @@ def with_probes(table: SampleTable, run: RunRecords) -> SampleTable:
     is_host = all(header.device == "cpu" for header in run.headers.values())
     live = table.operators
     own = live[(live["run_id"] == run.run_id) & ~live["is_probe"]]
+    moved = table.collectives
+    inside = moved[(moved["run_id"] == run.run_id) & ~moved["is_probe"]]
     layout = next((config.parallelism for config in run.configs.values()), None)
     found = [
         probed_operator_rows(probed, own, is_host=is_host).assign(row="operator"),
-        probed_collective_rows(transfers, layout).assign(row="collective"),
+        probed_collective_rows(transfers, inside, layout, is_host=is_host).assign(row="collective"),
     ]
     samples = pd.concat([table.samples, _stacked(run, found)])
     return replace(table, samples=normalise("samples", samples))

@@ -55,12 +55,50 @@ def collective_rows(matched: pd.DataFrame) -> pd.DataFrame:
     return rows.rename(columns={"collective": "kind"})
 
 
-def probed_collective_rows(probes: pd.DataFrame, layout: Parallelism | None) -> pd.DataFrame:
-    """The same of probes, which ran between steps: their repeats stand for steps."""
+def probed_collective_rows(
+    probes: pd.DataFrame, live: pd.DataFrame, layout: Parallelism | None, *, is_host: bool
+) -> pd.DataFrame:
+    """The same of probes, which ran between steps: their repeats stand for steps.
+
+    ``live`` are the run's own rows.  A probe runs by itself, so what disturbs a repeat only adds to
+    it: where a control says how far the run's transfers are from that, the least of the repeats is
+    taken, and the rest carried over as for operators.  On a CPU, where threads have to be woken on
+    busy cores whatever is sent, that is the difference, also of kinds without a control of their
+    own; on an accelerator the ratio within a kind.
+    """
     if probes.empty:
         return pd.DataFrame()
     matched = match_ranks(probes.assign(step=probes["sequence"]), layout)
-    return collective_rows(matched).assign(is_probe=True)
+    rows = collective_rows(matched).assign(is_probe=True)
+    least = matched.groupby(_KEYS, sort=True)["transfer_s"].min().rename("least_s").reset_index()
+    least = least.rename(columns={"collective": "kind"})
+    rows = rows.merge(least, on=[name for name in least if name != "least_s"], how="left")
+    pairs = _controls(rows, live)
+    if pairs.empty:
+        return rows.drop(columns="least_s")
+    more_s = float((pairs["live_s"] - pairs["least_s"]).median())
+    ratios = (pairs["live_s"] / pairs["least_s"]).groupby(pairs["kind"]).median()
+    ratio = rows["kind"].map(ratios)
+    if is_host:
+        # A difference below zero could take all of a short time: then it is a ratio.
+        overall = ratio.fillna(float(ratios.median()))
+        times = rows["least_s"] * np.minimum(overall, 1.0) + max(more_s, 0.0)
+    else:
+        times = (rows["least_s"] * ratio).fillna(rows["time_s"])
+    return rows.assign(time_s=times.to_numpy()).drop(columns="least_s")
+
+
+_SAME = ["kind", "num_ranks", "num_nodes", "nbytes"]
+"""Of transfers that cost the same, whatever they are for."""
+
+
+def _controls(rows: pd.DataFrame, live: pd.DataFrame) -> pd.DataFrame:
+    """Probes of what the run itself transfers: ``least_s``, and ``live_s`` in the window before."""
+    if live.empty:
+        return rows.head(0).assign(live_s=0.0)
+    exact = live[~live["is_bound"].astype(bool) & live["window"].isin(rows["window"])]
+    inside = exact.groupby(_SAME)["time_s"].median().rename("live_s").reset_index()
+    return rows.merge(inside, on=_SAME)
 
 
 def skew_rows(matched: pd.DataFrame) -> pd.DataFrame:

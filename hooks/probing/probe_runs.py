@@ -171,6 +171,20 @@ class ProbeRuns:
                     maker = _transfer_maker(probe, bench, is_sender, self._sequence, log)
                     log.note(begin, end, maker)
 
+    def transfers_once(
+        self, benches: Sequence[tuple[CollectiveProbe, TransferBench]], log: ProbeLog
+    ) -> None:
+        """One repeat of each, after one to warm up; all ranks of the groups have agreed to join."""
+        mark = self._stopwatch.mark
+        for probe, bench in benches:
+            bench.run()
+            is_sender = bench.is_sender
+            begin = mark()
+            bench.run()
+            end = mark()
+            self._sequence += 1
+            log.note(begin, end, _transfer_maker(probe, bench, is_sender, self._sequence, log))
+
     def _num_repeats(self, bench: TransferBench, most_s: float) -> int:
         bench.run()
         first = slowest_s(bench)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from ...calib.advice.probe_list import CollectiveProbe, OperatorProbe, fingerprint
+from ...calib.advice.probe_list import REPEATS, CollectiveProbe, OperatorProbe, fingerprint
 from ...calib.advice.probes import probe_plan
 from ...calib.records.record_kinds import Record
 from ...calib.workload.config import RunConfig
@@ -58,7 +58,7 @@ class Probing:
         self._rank = settings.rank.rank
         plan = probe_plan(config, budget_s=settings.probe_s)
         self._operators = [probe for probe in plan if isinstance(probe, OperatorProbe)]
-        self._transfers = [probe for probe in plan if isinstance(probe, CollectiveProbe)]
+        self._transfers = [probe for probe in plan if isinstance(probe, CollectiveProbe)] * REPEATS
         self._name = fingerprint(plan)
         self._votes = _votes(settings)
         if self._votes is None:
@@ -142,17 +142,19 @@ class Probing:
                 self._transfers.clear()
             return
         log = self._runs.begin(step, window)
-        self._runs.transfers(benches, log, most_s=self._budget_s / 4)
+        self._runs.transfers_once(benches, log)
         self._runs.end(log)
         self._logs.append(log)
 
     def _next_batch(self) -> list[CollectiveProbe]:
-        """The same on all ranks, whatever they have measured."""
+        """The same on all ranks, whatever they have measured; each transfer once."""
         batch = [self._transfers.pop(0)]
-        expected_s = batch[0].cost_s
-        while self._transfers and expected_s + self._transfers[0].cost_s <= _BATCH_S:
+        left_s = _BATCH_S - batch[0].cost_s / REPEATS
+        while self._transfers and self._transfers[0] not in batch:
+            left_s -= self._transfers[0].cost_s / REPEATS
+            if left_s < 0:
+                break
             batch.append(self._transfers.pop(0))
-            expected_s += batch[-1].cost_s
         return batch
 
     def _benches(

@@ -60,11 +60,22 @@ def test_what_the_run_has_is_probed_as_a_control_only() -> None:
     assert all(probes[kinds.index(kind)].is_control for kind in controlled)
 
 
+def test_the_largest_transfer_of_the_run_is_the_control_of_its_kind() -> None:
+    """Gradients over the replicas; nothing is sent in the run, so sends have none."""
+    probes = [p for p in probe_plan(DP2, budget_s=100.0) if isinstance(p, CollectiveProbe)]
+    own = [call for call, _ in step_collectives(DP2, stage=0) if call.num_ranks == 2]
+    (control,) = [p for p in probes if p.is_control]
+    assert control.call.nbytes == max(call.nbytes for call in own)
+    kinds = [p.call.collective for p in probes]
+    assert probes[kinds.index(Collective.ALL_REDUCE)] is control
+    assert not {p.call for p in probes if not p.is_control} & set(own)
+
+
 @pytest.mark.parametrize("budget_s", [0.0, 0.3, 2.0])
 def test_the_expected_cost_is_within_the_budget(budget_s: float) -> None:
     probes = probe_plan(DP2, budget_s=budget_s)
     assert sum(p.cost_s for p in probes) <= budget_s
-    values = [p.value for p in probes if not (isinstance(p, OperatorProbe) and p.is_control)]
+    values = [p.value for p in probes if not p.is_control]
     assert values == sorted(values, reverse=True)
 
 

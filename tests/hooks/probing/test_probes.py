@@ -8,6 +8,7 @@ import re
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,12 @@ def test_both_ranks_probe_shapes_and_transfers_of_other_layouts(
     keys = [[(r.role, r.nbytes, r.sequence, r.step) for r in found] for found in transfers]
     assert keys[0] == keys[1] and len(keys[0]) > 5
     roles = {r.role for r in transfers[0]}
-    assert GroupRole.TP in roles and GroupRole.DP not in roles
+    assert GroupRole.TP in roles
+    own = max(r.nbytes for r in of(run, 0, CollectiveRecord) if not r.is_probe)
+    controls = [r.nbytes for r in transfers[0] if r.role is GroupRole.DP]
+    assert set(controls) <= {own}, "of what the run has only a control"
+    apart = Counter((r.role, r.collective, r.nbytes, r.step) for r in transfers[0])
+    assert max(apart.values()) == 1, "repeats lie in steps of their own"
     ends = [{r.sequence for r in f if r.collective is Collective.SEND} for f in transfers]
     assert not ends[0] & ends[1], "of two ranks one sends and one receives"
 
