@@ -1,13 +1,13 @@
 """Is the first choice the best, and does its command do what was said?  On two CPU ranks.
 
     python benchmarks/cpu_choice.py --out DIR [--parts choice,commands,probes] [--minutes 25]
-        [--sizes recipe,wider] [--from DP2,TP2] [--repetitions 3] [--cases NAME;NAME ...]
+        [--sizes recipe] [--from DP2,TP2,PP2] [--repetitions 3] [--cases NAME;NAME ...]
         [--clone DIR] [--only-table]
 
 *choice*: every layout of ``recipes/pretrain_gpt.py`` that two ranks can have (degrees, virtual
-stages, micro-batches, recompute) runs in every repetition, in an order of its own; the running
-layouts of ``--from`` are calibrated, and the first choice of each is held against the layout that
-was truly the best.  Repetitions are paired: both ran within the same minutes.
+stages, optimizer, micro-batches, recompute) runs in every repetition, in an order of its own; the
+running layouts of ``--from`` are calibrated, and the first choice of each is held against the
+layout that was truly the best.  Repetitions are paired: both ran within the same minutes.
 
 *commands*: ten runs of the recipe and of unmodified Megatron-LM (``--clone``) are calibrated; the
 command that ``forerun plan DIR --show 1`` prints is run as it stands, and its step is held against
@@ -86,7 +86,8 @@ class Choice:
     @property
     def is_met(self) -> bool:
         """Within 5 %, or not to be told from the best."""
-        return self.over_best <= 1 + _BAR_FRAC or self.low <= 1.0
+        is_alike = math.isfinite(self.high) and self.low <= 1.0
+        return self.over_best <= 1 + _BAR_FRAC or is_alike
 
 
 def choice_of(predicted_s: Mapping[str, float], times: Mapping[str, Mapping[int, float]]) -> Choice:
@@ -156,7 +157,10 @@ def compared(
     plain = replace(own, recompute=Recompute.NONE, recompute_modules=(), recompute_num_layers=0)
     one_each = ("--tensor-model-parallel-size", "1", "--pipeline-model-parallel-size", "1")
     base = apply_options(plain, (*one_each, "--gpus", str(own.parallelism.num_ranks)))
-    layouts = {name: apply_options(base, words) for name, words in feasible(size).items()}
+    of_model = len(SIZES[size].options)
+    layouts = {
+        name: apply_options(base, words[of_model:]) for name, words in feasible(size).items()
+    }
     found = compare(own, [*layouts.values()], steps, memory_capacity_nbytes=capacity_nbytes)
     return dict(zip(layouts, found, strict=True))
 
@@ -265,8 +269,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parts", default="choice,commands", help="choice,commands,probes")
-    parser.add_argument("--sizes", default="recipe,wider", help="recipe,wider,deeper")
-    parser.add_argument("--from", dest="degrees", default="DP2,TP2", help="DP2,TP2,PP2")
+    parser.add_argument("--sizes", default="recipe", help="recipe,wider,deeper")
+    parser.add_argument("--from", dest="degrees", default="DP2,TP2,PP2", help="DP2,TP2,PP2")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--cases", default="", help="names with ; between (all)")
     parser.add_argument("--clone", type=Path, default=Path("/tmp/mlms/core_v0.16.1"))

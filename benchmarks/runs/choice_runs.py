@@ -122,12 +122,14 @@ class Rows:
 
 
 def feasible(size: str) -> dict[str, tuple[str, ...]]:
-    """Degrees, virtual stages, micro-batches and recompute that the recipe takes on two ranks.
+    """Degrees, virtual stages, optimizer, micro-batches and recompute that the recipe takes on two
+    ranks.
 
     By a name that says what they are; with the options of the model.
     """
     found: dict[str, tuple[str, ...]] = {}
-    degrees = {"DP2": (), "TP2": (_TP, "2"), "PP2": (_PP, "2")}
+    degrees = {"DP2": (), "DP2 ZeRO1": ("--use-distributed-optimizer",)}
+    degrees |= {"TP2": (_TP, "2"), "PP2": (_PP, "2")}
     virtual = ("--num-layers-per-virtual-pipeline-stage", str(SIZES[size].virtual_layers))
     degrees["PP2 VP2"] = (*degrees["PP2"], *virtual)
     for (name, words), micro, recompute in product(
