@@ -158,19 +158,29 @@ def swept(rows: Rows, size: str, repetition: int) -> None:
     names = [*layouts]
     random.Random(f"{_SEED} {size} {repetition}").shuffle(names)
     prefix = f"sweep/{size}/{repetition}/"
-    for _ in range(_TRIES):
+    done = rows.out / f"swept-{size}-{repetition}.jsonl"
+    for _ in range(_TRIES + 1):
+        _collect(rows, prefix, layouts, done)
         left = [name for name in names if prefix + name not in rows.found]
         if not left:
             return
-        cases, done = (rows.out / f"{name}.json" for name in ("cases", "swept"))
+        cases = rows.out / "cases.json"
         cases.write_text(json.dumps([layouts[name] for name in left]), encoding="utf-8")
-        done.unlink(missing_ok=True)
         words = [*_torchrun(), str(SWEEP), str(cases), str(done), str(SWEPT_STEPS)]
         _run(words, limit_s=_SWEEP_LIMIT_S)
-        lines = done.read_text(encoding="utf-8").splitlines() if done.exists() else []
-        for name, line in zip(left, lines, strict=False):
-            rows.keep(prefix + name, json.loads(line)["step_s"])
         names = names[::-1]  # a layout that broke the launch comes last
+    _collect(rows, prefix, layouts, done)
+
+
+def _collect(rows: Rows, prefix: str, layouts: Mapping[str, tuple[str, ...]], done: Path) -> None:
+    """Keep what a sweep has written, also one that was broken off."""
+    names = {options: name for name, options in layouts.items()}
+    for line in done.read_text(encoding="utf-8").splitlines() if done.exists() else ():
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            row = json.loads(line)
+            name = names[tuple(row["options"])]
+            if prefix + name not in rows.found:
+                rows.keep(prefix + name, row["step_s"])
 
 
 def calibrated(rows: Rows, name: str, words: Sequence[str], cwd: Path | None = None) -> Path | None:
@@ -256,6 +266,9 @@ def _run(
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         text, _ = process.communicate()
+    finally:
+        if process.poll() is None:  # broken off by hand
+            os.killpg(process.pid, signal.SIGKILL)
     if process.returncode:
         spent_s = time.monotonic() - begun_s
         print(f"{shlex.join(command)}\nfailed after {spent_s:.0f} s:\n{text[-1500:]}",

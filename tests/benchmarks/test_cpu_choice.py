@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from forerun.benchmarks.cpu_choice import choice_of, commands_table
+from forerun.benchmarks.runs import choice_runs
 from forerun.benchmarks.runs.choice_runs import CASES, Rows, feasible, sweep_times, taken
 
 
@@ -70,3 +71,29 @@ def test_what_was_run_is_kept_and_a_line_that_was_cut_off_is_not(tmp_path: Path)
     lines = (tmp_path / "rows.jsonl").read_text().splitlines()
     assert json.loads(lines[-1]) == {"key": "sweep/recipe/1/b", "value": 3.0}
     assert Rows.opened(tmp_path).found == again.found
+
+
+def test_a_sweep_that_was_broken_off_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the layouts are there; only the others are launched."""
+    rows = Rows.opened(tmp_path)
+    layouts = feasible("recipe")
+    half = list(layouts.values())[::2]
+    written = tmp_path / "swept-recipe-0.jsonl"
+    written.write_text("".join(json.dumps({"options": o, "step_s": 1.0}) + "\n" for o in half))
+    asked: list[list[str]] = []
+
+    def launch(words: list[str], **_: object) -> str:
+        asked.append(json.loads(Path(words[-3]).read_text()))
+        with Path(words[-2]).open("a") as file:
+            file.writelines(json.dumps({"options": o, "step_s": 2.0}) + "\n" for o in asked[-1])
+        return ""
+
+    monkeypatch.setattr(choice_runs, "_run", launch)
+    choice_runs.swept(rows, "recipe", 0)
+    (launched,) = asked
+    assert {tuple(o) for o in launched} == set(layouts.values()) - set(half)
+    assert sorted(rows.found.values()) == [1.0] * 33 + [2.0] * 33
+    choice_runs.swept(rows, "recipe", 0)
+    assert len(asked) == 1
