@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import statistics
 import sys
 import time
@@ -280,6 +281,8 @@ def main() -> None:
     parts, sizes = args.parts.split(","), args.sizes.split(",")
     if unknown := {*parts} - {*PARTS} | {*sizes} - {*SIZES}:
         parser.error(f"{', '.join(sorted(unknown))} is not known")
+    # What was launched is ended with us.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     rows = Rows.opened(args.out)
     is_whole = args.only_table or run(rows, args, parts, time.time() + 60 * args.minutes)
     tables = {

@@ -264,17 +264,26 @@ def _run(
     try:
         text, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        _end(process)
         text, _ = process.communicate()
     finally:
-        if process.poll() is None:  # broken off by hand
-            os.killpg(process.pid, signal.SIGKILL)
+        _end(process)
     if process.returncode:
         spent_s = time.monotonic() - begun_s
         print(f"{shlex.join(command)}\nfailed after {spent_s:.0f} s:\n{text[-1500:]}",
             file=sys.stderr)  # fmt: skip
         return None
     return text
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """The launcher ends its workers, which have sessions of their own, if it is asked first."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=45.0)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _step_s(text: str) -> float | None:
