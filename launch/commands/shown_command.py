@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.text import Text
 
+from ...calib.advice.converters import converter
 from ...calib.advice.plan import Candidate, Plan
-from ...calib.advice.shardings import converter
 from ...calib.commands.launch_line import Change, LaunchLine, launch_line
 from ...calib.errors import ConfigError
 from ...calib.memory.peak import Verdict
