@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ...calib.advice.breadth import Breadth, breadth
 from ...calib.advice.plan import Candidate, Plan, compare
 from ...calib.advice.plan import plan as make_plan
 from ...calib.advice.scaling import Scaling, curve
@@ -17,18 +18,22 @@ from ...calib.advice.why_not import WhyNot, why_not
 from ...calib.errors import ConfigError
 from ...calib.forecast.throughput import RunLeft
 from ...calib.memory.peak import Verdict
+from ...calib.search.found import TOP, Effort
 from ...calib.search.hosts import takes_options
 from ...calib.workload.config import RunConfig
 from ..directory.run_left import run_left
 from ..known.machines import Machine
 from ..options.plan_options import Objective, PlanQuestion, plan_question
-from ..report.layout_tables import layouts_table, routing_note, telling_note
+from ..options.show_options import asks_for_command
+from ..report.layout_tables import layouts_table, routing_note, search_note, telling_note
 from ..report.plan_tables import BestLayout, plans_table
 from ..report.scaling_text import scaling_text
 from ..report.table import console, show_table
 from ..report.throughput_cells import rest_json
 from .answer_commands import described, machine_of, network_json
 from .outcome import ExitCode, print_json, tell
+from .search_effort import search_effort
+from .shown_command import show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +58,15 @@ class _Answer:
 def plan(args: argparse.Namespace) -> int:
     """Print the layouts that were asked for, best first."""
     question = plan_question(args)
-    answers = list(_answers(args, question))
+    row = args.show or 0
+    with search_effort(max(TOP, question.top, row)) as effort:
+        answers = list(_answers(args, question, effort))
     best = [_best(one, question) for one in answers]
     curves = _curves(answers, best) if len(answers) > 1 else []
+    # Of several the first that the objective prefers is told in full.
+    if asks_for_command(args):
+        chosen = answers[0] if len(answers) == 1 else _preferred(answers, question)
+        return show(args, chosen.machine.name, chosen.plan)
     if args.json:
         print_json(_json(answers, best, curves, question))
         return ExitCode.ANSWER
@@ -64,13 +75,12 @@ def plan(args: argparse.Namespace) -> int:
     if len(answers) > 1:
         show_table(plans_table(_on_curves(best, curves)), out)
         print("", scaling_text(curves), "", sep="\n")
-    # Of several the first that the objective prefers is told in full.
     chosen = answers[0] if len(answers) == 1 else _preferred(answers, question)
     _show(chosen, question, is_one_of_many=len(answers) > 1)
     return ExitCode.ANSWER
 
 
-def _answers(args: argparse.Namespace, question: PlanQuestion) -> Iterator[_Answer]:
+def _answers(args: argparse.Namespace, question: PlanQuestion, effort: Effort) -> Iterator[_Answer]:
     for place, device in enumerate(question.devices or (None,)):
         machine = machine_of(args, device)
         counts = question.counts or (0,)
@@ -78,7 +88,7 @@ def _answers(args: argparse.Namespace, question: PlanQuestion) -> Iterator[_Answ
             config = described(args, machine.own, count) or machine.own
             num_ranks = count or config.parallelism.num_ranks
             asked = question.asked_of(config, num_ranks)
-            found = _answer(machine, asked, num_ranks, question, question.price(place))
+            found = _answer(machine, asked, num_ranks, question, place, effort)
             yield replace(found, left=_left(args.directory, found))
 
 
@@ -87,7 +97,8 @@ def _answer(
     config: RunConfig,
     num_ranks: int,
     question: PlanQuestion,
-    price: float | None,
+    place: int,
+    effort: Effort,
 ) -> _Answer:
     capacity_nbytes = question.memory_nbytes or machine.memory_capacity_nbytes
 
@@ -98,6 +109,7 @@ def _answer(
             num_ranks=num_ranks,
             memory_capacity_nbytes=capacity_nbytes,
             memory_offset_nbytes=machine.memory_offset_nbytes,
+            effort=effort,
             **kept,
         )
 
@@ -120,7 +132,7 @@ def _answer(
         num_ranks=num_ranks,
         machine=machine,
         plan=found,
-        price_per_gpu_hour=price,
+        price_per_gpu_hour=question.price(place),
         why=why,
     )
 
@@ -207,8 +219,22 @@ def _show(one: _Answer, question: PlanQuestion, *, is_one_of_many: bool) -> None
     if one.why is not None:
         print(f"why not {question.why}: {one.why.text}")
     print(_offer(found))
-    for note in filter(None, (routing_note(found), telling_note(found))):
+    notes = (_breadth_text(one), routing_note(found), telling_note(found), search_note(found))
+    for note in filter(None, notes):
         print(note)
+
+
+def _breadth(one: _Answer) -> Breadth | None:
+    """How sharp the best of an answer is."""
+    limit = one.plan.memory_capacity_nbytes
+    if limit is not None:
+        limit -= one.machine.memory_offset_nbytes or 0
+    return breadth(one.plan, one.machine.steps, memory_limit_nbytes=limit)
+
+
+def _breadth_text(one: _Answer) -> str:
+    found = _breadth(one)
+    return found.text if found is not None else ""
 
 
 def _offer(found: Plan) -> str:
@@ -250,6 +276,7 @@ def _plan_json(one: _Answer, best: BestLayout, question: PlanQuestion) -> dict[s
         "price_per_gpu_hour": one.price_per_gpu_hour,
         "cost_per_giga_token": best.cost_per_giga_token,
         "why": one.why.to_json() if one.why is not None else None,
+        "breadth": found.to_json() if (found := _breadth(one)) is not None else None,
         "candidates": [row(candidate) for candidate in one.plan.candidates[: question.top]],
         "network": network_json(one.machine),
     }

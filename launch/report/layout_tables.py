@@ -28,11 +28,13 @@ def layouts_table(
     """The running layout and the fastest others; layout, step, what it gains and tokens/s stay
     where the screen is narrow.  With ``left`` each says what the rest of the run would take."""
     rows = (plan.own, *plan.candidates[:top])
+    numbers = {id(row): str(number) for number, row in enumerate(rows)}
     return table_of(
         "layouts",
         title,
         rows,
         {
+            "#": lambda row: numbers[id(row)],
             "layout": lambda row: row.label + f" ({own_name})" * (row is plan.own),
             "step": lambda row: format_time(row.step_time_s),
             "90 %": lambda row: f"{format_time(row.low_s)} to {format_time(row.high_s)}",
@@ -68,12 +70,22 @@ def micro_batch_table(advice: MicroBatchAdvice | None) -> ReportTable:
     )
 
 
+def search_note(plan: Plan) -> str:
+    """How many layouts these are the best of, what became of the others, and whether it is proven;
+    by numbers of GPUs where there are several."""
+    texts = [
+        f"{proof.text} on {number} GPUs" if len(plan.proofs) > 1 else proof.text
+        for number, proof in plan.proofs.items()
+    ]
+    return f"searched: {'; '.join(texts)}" if texts else ""
+
+
 def telling_note(plan: Plan) -> str:
-    """How many layouts were ranked, and which of them to try in order to know the others better."""
+    """Which layouts to try in order to know the others better."""
     labels = ", ".join(candidate.label for candidate in plan.worth_measuring)
     if not labels:
         return ""
-    return f"{plan.num_layouts} other layouts ranked; to know them better, run steps of {labels}."
+    return f"to know them better, run steps of {labels}"
 
 
 def routing_note(plan: Plan) -> str:

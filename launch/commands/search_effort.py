@@ -1,0 +1,143 @@
+"""How a verb searches: on both cores, with its progress, and stopped by the user's first Ctrl-C."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.process import BaseProcess
+from types import FrameType
+from typing import Any
+
+from ...calib.search.found import Effort, in_turn
+
+_SILENT_S = 2.0
+"""What takes no longer says nothing of its progress."""
+
+
+@contextmanager
+def search_effort(top: int) -> Iterator[Effort]:
+    """The effort of a search for so many layouts; a second Ctrl-C ends the verb as ever."""
+    asked: list[int] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+        print("stopping: the best so far follows", file=sys.stderr, flush=True)
+
+    before = None
+    with suppress(ValueError):  # not the main thread
+        before = signal.signal(signal.SIGINT, stop)
+    progress = _Progress()
+    try:
+        yield Effort(
+            top=top,
+            pool=forked if _can_fork() else in_turn,
+            is_stopped=lambda: bool(asked),
+            told=progress.told,
+        )
+    finally:
+        progress.end()
+        if before is not None:
+            signal.signal(signal.SIGINT, before)
+
+
+def _can_fork() -> bool:
+    return (os.cpu_count() or 1) > 1 and "fork" in multiprocessing.get_all_start_methods()
+
+
+@contextmanager
+def forked(function: Callable[[Any], Any]) -> Iterator[Callable[[Sequence[Any]], Sequence[Any]]]:
+    """The function over sequences, the first of each here and the others in a second process.
+
+    The first sequence is done here alone: a search that ends with it needs no process.
+    """
+    helper = _Helper(function)
+    try:
+        yield helper.mapped
+    finally:
+        helper.end()
+
+
+class _Helper:
+    """A process that knows what this one knew when it was first needed."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+        self._has_begun = False
+        self._process: BaseProcess | None = None
+
+    def mapped(self, asked: Sequence[Any]) -> Sequence[Any]:
+        if not self._has_begun or len(asked) < 2:
+            self._has_begun = True
+            return [self._function(one) for one in asked]
+        if self._process is None:
+            self._process = self._started()
+        self._ours.send(asked[1:])
+        first = self._function(asked[0])
+        others = self._ours.recv()
+        if isinstance(others, BaseException):
+            raise others
+        return [first, *others]
+
+    def _started(self) -> BaseProcess:
+        context = multiprocessing.get_context("fork")
+        self._ours, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(self._function, theirs), daemon=True)
+        with warnings.catch_warnings():
+            # Threads of libraries that compute: the new process starts its own.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process.start()
+        theirs.close()
+        return process
+
+    def end(self) -> None:
+        if self._process is not None:
+            with suppress(OSError):
+                self._ours.send(None)
+            self._process.join(timeout=1.0)
+            if self._process.is_alive():
+                self._process.kill()
+                self._process.join()
+
+
+def _serve(function: Callable[[Any], Any], pipe: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(EOFError, OSError):
+        while (asked := pipe.recv()) is not None:
+            try:
+                found: Any = [function(one) for one in asked]
+            except Exception as err:
+                found = err
+            pipe.send(found)
+
+
+class _Progress:
+    """A bar on standard error, where that is a terminal, once there was something to wait for."""
+
+    def __init__(self) -> None:
+        self._begin_s = time.monotonic()
+        self._bar: Any = None
+
+    def told(self, what: str, frac: float) -> None:
+        if self._bar is None:
+            is_late = time.monotonic() - self._begin_s > _SILENT_S
+            if not (is_late and sys.stderr.isatty()):
+                return
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task(what, total=1.0)
+            self._bar.start()
+        self._bar.update(self._task, description=what, completed=frac)
+
+    def end(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
