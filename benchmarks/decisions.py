@@ -130,7 +130,6 @@ def plan_of(run: Run, window_s: Floats) -> Plan:
         own=own,
         measured_step_time_s=known.time_s,
         memory_capacity_nbytes=_ALL_FIT_NBYTES,
-        num_layouts=len(others),
         candidates=tuple(sorted(others, key=lambda c: (c.step_time_s, c.label))),
     )
 

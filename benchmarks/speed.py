@@ -22,7 +22,6 @@ from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.markdown_text import markdown_head, markdown_row
 from forerun.benchmarks.published.model_shapes import public_shape
-from forerun.calib.advice.enumeration import enumerate_layouts
 from forerun.calib.fit.batches import ShapeBatch, Timed
 from forerun.calib.fit.calibration import Calibration, calibrate
 from forerun.calib.fit.laws import columns
@@ -33,6 +32,7 @@ from forerun.calib.network.groups import Group
 from forerun.calib.network.systems import network_prior
 from forerun.calib.samples.columns import FRAMES, normalise, shape_text
 from forerun.calib.samples.table import SampleTable
+from forerun.calib.search.cells import cells_of
 from forerun.calib.steps.known import KnownStep
 from forerun.calib.steps.live_times import live_times
 from forerun.calib.steps.model import fit_steps
@@ -143,7 +143,7 @@ def operator_cases() -> list[Case]:
 
 def known_steps(calibration: Calibration) -> list[KnownStep]:
     """Layouts of 16 GPUs with what the model says of them, and noise."""
-    layouts = enumerate_layouts(RUNNING, RUNNING.parallelism.num_ranks)
+    layouts = cells_of(RUNNING, RUNNING.parallelism.num_ranks).plain_layouts()
     chosen = layouts[:: len(layouts) // NUM_LAYOUTS][:NUM_LAYOUTS]
     times_s = fit_steps(live_times(calibration, RUNNING)).median_times(chosen)
     noise = np.exp(NOISE_LOG * np.random.default_rng(4).normal(size=len(chosen)))

@@ -159,7 +159,6 @@ def _plan(layout: Candidate, known_log: Floats, noise_log: float) -> Plan:
         own=layout,
         measured_step_time_s=1.0,
         memory_capacity_nbytes=None,
-        num_layouts=len(candidates),
         candidates=tuple(candidates),
     )
 

@@ -87,7 +87,6 @@ def test_thin_evidence_is_never_acted_on(
         own=own,
         measured_step_time_s=1.0,
         memory_capacity_nbytes=None,
-        num_layouts=1,
         candidates=(best,),
     )
     forecast = replace(steady(), num_samples=steps)

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from every_layout import every_layout
 from planted_steps import steps_of
 
 from forerun.calib.advice.axes import AXES, axis_value, differing_axes, mixed
 from forerun.calib.advice.explain import Difference, Explanation, explain
-from forerun.calib.advice.plan import enumerate_layouts, plan
+from forerun.calib.advice.plan import plan
 from forerun.calib.advice.walk import walk
 from forerun.calib.errors import ConfigError
 from forerun.calib.regressors.intervals import Z_90
@@ -151,7 +152,7 @@ def test_one_layout_is_told_by_its_largest_terms(
 
 def test_choices_of_another_layout_make_it(layout: Layout) -> None:
     one = layout(tp=2, dp=2, micro=2, recompute=Recompute.FULL)
-    for other in enumerate_layouts(layout(dp=4), 4):
+    for other in every_layout(layout(dp=4), 4):
         axes = differing_axes(one, other)
         assert mixed(one, other, axes) == other
         assert [axis for axis in AXES if axis_value(one, axis) != axis_value(other, axis)] == list(

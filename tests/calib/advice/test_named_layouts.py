@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from every_layout import every_layout
 
 from forerun.calib.advice.named_layouts import named_layout
-from forerun.calib.advice.plan import enumerate_layouts, layout_label
-from forerun.calib.advice.shardings import sharded_otherwise
 from forerun.calib.errors import ConfigError
+from forerun.calib.search.labels import layout_label
 from forerun.calib.workload.config import Recompute, RunConfig
 
 Layout = Callable[..., RunConfig]
@@ -20,8 +20,7 @@ SHARDED["overlaps_param_gather"] = True
 @pytest.mark.parametrize("par", [{}, SHARDED])
 def test_the_label_of_every_layout_is_read_back(layout: Layout, par: dict[str, bool]) -> None:
     running = layout(tp=2, dp=4, samples=32, par=par, model={"num_layers": 6})
-    layouts = enumerate_layouts(running, 8)
-    for config in (*layouts, *sharded_otherwise(layouts[::7])):
+    for config in list(every_layout(running, 8))[::7]:
         # Of one replica a label leaves out how it is sharded: nothing is.
         found = named_layout(layout_label(config), running)
         assert layout_label(found) == layout_label(config)

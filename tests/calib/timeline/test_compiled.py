@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from planted_steps import estimate_step, median_times
 
-from forerun.calib.advice.enumeration import enumerate_layouts
 from forerun.calib.errors import ConfigError
+from forerun.calib.search.cells import cells_of
 from forerun.calib.timeline.compiled import compile_layouts
 from forerun.calib.timeline.costs import pipeline_costs
 from forerun.calib.timeline.evaluate import evaluate, step_times
@@ -29,7 +29,7 @@ EXPERTS = Experts(num_experts=4, top_k=2, ffn_hidden_size=64, layer_pattern=(Fal
 def many(layout: Layout) -> list[RunConfig]:
     par = {"is_sequence_parallel": True, "is_optimizer_distributed": True}
     config = layout(tp=2, dp=2, device=GPU, model={"num_layers": 8}, par=par)
-    return enumerate_layouts(config, 4)
+    return cells_of(config, 4).plain_layouts()
 
 
 def test_layouts_together_take_what_each_takes_alone(

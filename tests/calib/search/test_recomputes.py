@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from forerun.calib.advice.recompute_choices import recompute_text, recomputed
+from forerun.calib.advice.recompute_choices import recompute_text
 from forerun.calib.arguments.megatron_values import layout_values
 from forerun.calib.memory.peak import memory
+from forerun.calib.search.recomputes import recomputes
 from forerun.calib.workload.config import Fp8Recipe, Recompute, RunConfig
 from forerun.calib.workload.model_shape import Experts, LatentAttention
 
@@ -33,6 +34,10 @@ print("taken")
 """
 
 
+def recomputed(config: RunConfig) -> list[RunConfig]:
+    return [one.of(config) for one in recomputes(config)]
+
+
 def models(layout: Layout) -> dict[str, RunConfig]:
     return {
         "dense": layout(),
@@ -47,7 +52,7 @@ def models(layout: Layout) -> dict[str, RunConfig]:
 
 
 def test_a_dense_model_has_every_set_of_its_modules(layout: Layout) -> None:
-    found = list(recomputed(layout()))
+    found = recomputed(layout())
     names = ("core_attn", "layernorm", "mlp")
     sets = {frozenset(chosen) for n in (1, 2, 3) for chosen in combinations(names, n)}
     selective = [one for one in found if one.recompute is Recompute.SELECTIVE]

@@ -1,0 +1,216 @@
+"""Ways to keep states, shardings and splits of the layers: what a host has, and nothing else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from forerun.calib.arguments.megatron_args import apply_options, options, rewrite_command
+from forerun.calib.layers.blocks import BlockKind
+from forerun.calib.search.labels import layout_label
+from forerun.calib.search.space import (
+    block_kinds,
+    num_nodes,
+    sharded_otherwise,
+    shardings,
+    splits,
+    states,
+)
+from forerun.calib.workload.config import Engine, Experts, Precision, RunConfig, Sharding
+
+Layout = Callable[..., RunConfig]
+H100 = "NVIDIA H100 80GB HBM3"
+ZERO1 = {"is_optimizer_distributed": True, "overlaps_grad_reduce": True}
+BESIDE = ("overlaps_grad_reduce", "overlaps_param_gather")
+
+
+@pytest.fixture
+def megatron(layout: Layout) -> RunConfig:
+    """On two nodes of eight."""
+    par = {**ZERO1, "overlaps_param_gather": True, "ranks_per_node": 8}
+    settings = {"precision": Precision.BF16, "device": H100, "framework": "Megatron-LM 0.16"}
+    return layout(dp=16, samples=64, par=par, **settings)
+
+
+def kept(layout: RunConfig) -> list[RunConfig]:
+    """A layout in every way to keep its states that it can have."""
+    return [one.of(layout) for one in states(layout, num_nodes(layout))]
+
+
+def with_par(config: RunConfig, **changes: Any) -> RunConfig:
+    return replace(config, parallelism=replace(config.parallelism, **changes))
+
+
+def test_megatron_has_an_optimizer_off_on_and_for_each_node(megatron: RunConfig) -> None:
+    """With every overlap that goes with it, and its states here or with the host."""
+    told = [
+        (
+            layout_label(one),
+            one.parallelism.overlaps_grad_reduce,
+            one.parallelism.overlaps_param_gather,
+            one.optimizer_offload_frac,
+        )
+        for one in kept(megatron)
+    ]
+    overlaps = [(True, True), (True, False), (False, False)]
+    expected = [("DP16 mbs2", on, False, 0.0) for on in (True, False)]
+    expected += [("DP16 ZeRO1 mbs2", *on, frac) for on in overlaps for frac in (0.0, 1.0)]
+    expected += [("DP16 ZeRO1x2 mbs2", *on, 0.0) for on in overlaps]
+    assert told == expected
+
+
+def test_no_way_that_is_accepted_is_missing(megatron: RunConfig) -> None:
+    """All values of the fields, asked one by one; a gather ahead wants the reduction beside it."""
+    expected = set()
+    for is_on, number, reduces, gathers, frac in itertools.product(
+        (False, True), (1, 2), (False, True), (False, True), (0.0, 1.0)
+    ):
+        if gathers > min(reduces, is_on) or (not is_on and number > 1):
+            continue
+        if frac and not (is_on and number == 1):
+            continue
+        par = dict(zip(BESIDE, (reduces, gathers), strict=True))
+        one = with_par(
+            megatron, is_optimizer_distributed=is_on, num_optimizer_instances=number, **par
+        )
+        expected.add(replace(one, optimizer_offload_frac=frac))
+    assert set(kept(megatron)) == expected
+    assert len(kept(megatron)) == len(expected)
+
+
+def test_instances_are_those_that_divide_replicas_of_experts_too(megatron: RunConfig) -> None:
+    experts = Experts(num_experts=16, ffn_hidden_size=32)
+    config = replace(megatron, model=replace(megatron.model, experts=experts))
+    for ep, expected in ((8, {1, 2}), (16, {1})):
+        found = kept(with_par(config, ep=ep))
+        assert {one.parallelism.num_optimizer_instances for one in found} == expected
+
+
+def test_a_share_with_the_host_is_kept_as_it_is(megatron: RunConfig) -> None:
+    found = kept(replace(megatron, optimizer_offload_frac=0.5))
+    assert {one.optimizer_offload_frac for one in found} == {0.0, 0.5, 1.0}
+    full = replace(megatron, precision=Precision.FP32, optimizer_offload_frac=0.5)
+    assert {one.optimizer_offload_frac for one in kept(full)} == {0.0}
+
+
+def test_states_of_a_width_of_their_own_are_the_distributed_optimizers(
+    megatron: RunConfig,
+) -> None:
+    found = kept(replace(megatron, optimizer_state_nbytes=6))
+    assert found and all(one.parallelism.is_optimizer_distributed for one in found)
+
+
+def test_nothing_overlaps_on_a_cpu_but_what_did(layout: Layout) -> None:
+    for is_on in (False, True):
+        par = dict.fromkeys(BESIDE, is_on) | {"is_optimizer_distributed": True}
+        found = kept(layout(dp=4, par=par))
+        assert [layout_label(one) for one in found] == ["DP4 mbs2", "DP4 ZeRO1 mbs2"]
+        assert [one.parallelism.overlaps_grad_reduce for one in found] == [is_on, is_on]
+        assert [one.parallelism.overlaps_param_gather for one in found] == [False, is_on]
+
+
+def test_one_way_where_nothing_is_replicated_or_all_is_sharded(
+    megatron: RunConfig, layout: Layout
+) -> None:
+    assert kept(layout(tp=2)) == [layout(tp=2)]
+    for sharding in (Sharding.GRADS, Sharding.WEIGHTS):
+        deep = with_par(megatron, sharding=sharding)
+        assert kept(deep) == [deep]
+    engine = with_par(megatron, engine=Engine.DEEPSPEED)
+    assert kept(engine) == [engine] and shardings(engine) == ({},)
+    own = replace(megatron, framework="torchtitan 0.2")
+    assert kept(own) == [own]
+
+
+def sharded_labels(config: RunConfig) -> list[str]:
+    return list(dict.fromkeys(layout_label(one) for one in sharded_otherwise(config)))
+
+
+def test_other_shardings_are_each_stage_of_zero_and_an_instance_for_each_node(
+    megatron: RunConfig,
+) -> None:
+    assert layout_label(megatron) == "DP16 ZeRO1 mbs2"
+    assert sharded_labels(megatron) == [
+        "DP16 mbs2",
+        "DP16 ZeRO1 mbs2",
+        "DP16 ZeRO1x2 mbs2",
+        "DP16 ZeRO2 mbs2",
+        "DP16 FSDP mbs2",
+    ]
+    assert megatron not in sharded_otherwise(megatron)
+    # Megatron-FSDP has no pipeline.
+    assert sharded_labels(with_par(megatron, pp=2, dp=8)) == [
+        "PP2 DP8 mbs2",
+        "PP2 DP8 ZeRO1 mbs2",
+    ]
+    assert sharded_labels(with_par(megatron, dp=1)) == []
+
+
+def test_loops_of_ones_own_have_ddp_fsdp_and_two_copies(layout: Layout) -> None:
+    par = {**ZERO1, "overlaps_param_gather": True, "sharding": Sharding.WEIGHTS}
+    config = layout(dp=4, par=par, framework="PyTorch 2.13")
+    assert sharded_labels(config) == ["DP4 mbs2", "DP4 HSDP mbs2"]
+
+
+def test_a_command_with_other_shardings_reads_back(megatron: RunConfig) -> None:
+    host = ["pretrain_gpt.py", "--use-distributed-optimizer", "--overlap-grad-reduce"]
+    bare = with_par(megatron, **dict.fromkeys(BESIDE, False), is_optimizer_distributed=False)
+    for one in sharded_otherwise(megatron):
+        assert apply_options(bare, options(one)) == one
+        command = rewrite_command([*host, "--overlap-param-gather"], one, running=megatron)
+        is_on = one.parallelism.is_optimizer_distributed
+        assert ("--use-distributed-optimizer" in command) is is_on
+        assert ("--use-megatron-fsdp" in command) is (
+            one.parallelism.sharded in (Sharding.GRADS, Sharding.WEIGHTS)
+        )
+
+
+def test_splits_have_every_layer_and_fewer_at_the_ends_alone(layout: Layout) -> None:
+    for num_layers, pp in itertools.product((4, 7, 32, 61), (2, 4, 8)):
+        if pp > num_layers:
+            continue
+        config = layout(model={"num_layers": num_layers})
+        found = splits(config, pp)
+        assert len(set(found)) == len(found)
+        assert (found[0] == ()) is (num_layers % pp == 0)
+        for one in found[1:]:
+            assert len(one) == pp and sum(one) == num_layers and len(set(one)) > 1
+            first, *middle, last = one
+            assert len(set(middle)) <= 1 and min(one) >= 0
+            if middle:
+                assert 0 <= middle[0] - first <= 2 and 0 <= middle[0] - last <= 3
+
+
+def test_splits_of_two_stages_move_layers_from_one_to_the_other(layout: Layout) -> None:
+    config = layout(pp=2, model={"num_layers": 8})
+    found = {one for one in splits(config, 2) if one}
+    assert {(5, 3), (3, 5)} <= found and all(max(one) - min(one) <= 3 for one in found)
+
+
+def test_the_running_split_stays(layout: Layout) -> None:
+    own = (1, 5, 1, 1)
+    config = layout(pp=4, par={"chunk_layers": own}, model={"num_layers": 8})
+    assert own in splits(config, 4) and own not in splits(config, 2)
+    hosted = replace(config, framework="torchtitan 0.2")
+    assert splits(hosted, 4) == [(), own] and splits(hosted, 1) == [()]
+
+
+def test_kinds_of_blocks_are_those_of_the_model(layout: Layout) -> None:
+    experts = Experts(num_experts=4, ffn_hidden_size=96)
+    some = replace(experts, layer_pattern=(False, True, True, True))
+    ends = {BlockKind.EMBEDDING, BlockKind.HEAD}
+    cases = [
+        ({}, {BlockKind.LAYER}),
+        ({"experts": experts}, {BlockKind.EXPERT_LAYER}),
+        ({"experts": some}, {BlockKind.LAYER, BlockKind.EXPERT_LAYER}),
+        (
+            {"num_prediction_layers": 1},
+            {BlockKind.LAYER, BlockKind.EMBEDDING_COPY, BlockKind.PREDICTION},
+        ),
+    ]
+    for model, expected in cases:
+        assert set(block_kinds(layout(model=model))) == ends | expected
