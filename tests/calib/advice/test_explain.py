@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from every_layout import every_layout
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from every_layout import every_layout
 from planted_steps import steps_of
 
 from forerun.calib.advice.axes import AXES, axis_value, differing_axes, mixed
@@ -155,6 +155,7 @@ def test_choices_of_another_layout_make_it(layout: Layout) -> None:
     for other in every_layout(layout(dp=4), 4):
         axes = differing_axes(one, other)
         assert mixed(one, other, axes) == other
+        assert axes or other == one
         assert [axis for axis in AXES if axis_value(one, axis) != axis_value(other, axis)] == list(
             axes
         )

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from collections.abc import Callable
@@ -8,15 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from every_layout import best_of_every, every_layout, row
 from planted_steps import estimate_many, estimate_step, steps_of
 
-from forerun.calib.advice.plan import Plan, compare, enumerate_layouts, layout_label, plan
+from forerun.calib.advice.plan import Plan, compare, plan
 from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.errors import ConfigError
 from forerun.calib.memory.peak import Verdict, memory
 from forerun.calib.regressors.intervals import Z_90
+from forerun.calib.search.found import NUM_LACKING, TOP, Effort, Room
+from forerun.calib.search.labels import layout_label
 from forerun.calib.steps.design import most_informative
 from forerun.calib.steps.estimate import paired_sigma_log
 from forerun.calib.workload.config import Recompute, RunConfig, Sharding
@@ -24,57 +24,47 @@ from forerun.calib.workload.config import Recompute, RunConfig, Sharding
 Layout = Callable[..., RunConfig]
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(num_ranks=st.sampled_from([1, 2, 4, 6, 8, 16]), samples=st.sampled_from([8, 12, 16]))
-def test_every_layout_runs_the_same_batch_on_the_ranks(
-    layout: Layout, num_ranks: int, samples: int
+def test_the_best_rows_stand_before_some_that_do_not_fit(
+    layout: Layout, planted: Callable[..., Any]
 ) -> None:
-    found = enumerate_layouts(layout(samples=samples, micro=1), num_ranks)
-    assert len(set(found)) == len(found)
-    for config in found:
-        par = config.parallelism
-        assert par.num_ranks == num_ranks
-        share = config.num_microbatches * config.batch.micro_batch_size * par.dp
-        assert share == samples
+    """All of a small space are looked at: the twenty best of it, each row once, and five more."""
+    config, steps = layout(tp=4, micro=1), steps_of(planted())
+    capacity = sorted(memory(one).total_nbytes for one in every_layout(config, 4))[500]
+    found = plan(config, steps, memory_capacity_nbytes=int(capacity))
+    room = Room(capacity_nbytes=int(capacity))
+    expected = best_of_every(config, steps, 4, room, TOP)
+    fitting = [c for c in found.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
+    times = [c.step_time_s for c in fitting]
+    assert times == pytest.approx([time_s for time_s, _ in expected], rel=1e-8)
+    rows = [row(c.config) for c in fitting]
+    assert len(set(rows)) == len(rows) == TOP
+    lacking = found.candidates[len(fitting) :]
+    assert 0 < len(lacking) <= NUM_LACKING
+    assert all(c.verdict is Verdict.DOES_NOT_FIT for c in lacking)
 
 
-def test_no_layout_that_could_run_is_missing(layout: Layout) -> None:
-    """All pairs of degrees and micro-batches, asked one by one whether they are accepted."""
-    expected = set()
-    degrees = itertools.product((1, 2, 4), (1, 2, 4), (1, 2, 4), (1, 2, 4))
-    for (tp, pp, dp, vp), micro in itertools.product(degrees, range(1, 17)):
-        for recompute in Recompute:
-            if tp * pp * dp != 4:
-                continue
-            try:
-                par = {"vp": vp}
-                expected.add(layout(tp=tp, pp=pp, dp=dp, micro=micro, recompute=recompute, par=par))
-            except ConfigError:
-                continue
-    assert set(enumerate_layouts(layout(dp=4), 4)) == expected
+def test_all_layouts_are_counted_of_each_number_of_ranks(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    found = plan(layout(tp=2, dp=2), steps_of(planted()), num_ranks=[2, 4])
+    for number in (2, 4):
+        proof = found.proofs[number]
+        assert proof.is_proven
+        assert proof.tally.num_layouts == len(list(every_layout(layout(tp=2, dp=2), number)))
+    assert found.num_layouts == sum(one.tally.num_layouts for one in found.proofs.values())
+    told = found.to_json()
+    assert told["num_layouts"] == found.num_layouts
+    assert [one["num_ranks"] for one in told["search"]] == [2, 4]
 
 
-def test_layers_that_do_not_split_evenly_still_have_pipelines(layout: Layout) -> None:
-    config = layout(dp=4, model={"num_layers": 7})
-    found = {c.parallelism.chunk_layers for c in enumerate_layouts(config, 4)}
-    assert found == {(), (4, 3), (2, 2, 2, 1)}
-
-
-def test_settings_are_kept_where_they_apply(layout: Layout) -> None:
-    config = layout(
-        tp=2,
-        dp=2,
-        recompute=Recompute.FULL,
-        recompute_num_layers=2,
-        par={"is_sequence_parallel": True, "is_optimizer_distributed": True},
-    )
-    for found in enumerate_layouts(config, 4):
-        assert found.parallelism.is_sequence_parallel == (found.parallelism.tp > 1)
-        assert found.parallelism.is_optimizer_distributed
-        is_kept = found.recompute is Recompute.FULL and found.chunk_layers[0] >= 2
-        assert found.recompute_num_layers == (2 if is_kept else 0)
+def test_a_search_that_is_stopped_is_told_as_not_proven(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    effort = Effort(is_stopped=lambda: True)
+    found = plan(layout(tp=2, dp=2), steps_of(planted()), effort=effort)
+    (proof,) = found.proofs.values()
+    assert not proof.is_proven and proof.gap_frac > 0
+    assert found.to_json()["search"][0]["is_proven"] is False
 
 
 def test_candidates_are_ranked_and_scaled_to_the_measured_step(
@@ -119,8 +109,11 @@ def test_the_best_layout_fits_and_is_faster(planned: Callable[..., Plan]) -> Non
     needed = free.best.memory.total_nbytes
     tight = planned(memory_capacity_nbytes=needed - 1)
     assert tight.best is None or tight.best.memory.total_nbytes < needed
+    # Where it is so little that some splits fit in no variant, those stand behind.
+    little = min(c.memory.total_nbytes for c in free.candidates)
+    tight = planned(memory_capacity_nbytes=little // 2)
     over = [c.verdict is Verdict.DOES_NOT_FIT for c in tight.candidates]
-    assert over == sorted(over) and any(over)
+    assert over == sorted(over) and any(over) and not all(over)
 
 
 def test_nothing_is_offered_that_cannot_be_followed(planned: Callable[..., Plan]) -> None:
@@ -133,7 +126,7 @@ def test_nothing_is_offered_that_cannot_be_followed(planned: Callable[..., Plan]
     least = min(tight.candidates, key=lambda c: c.memory.total_nbytes)
     assert tight.nearest_miss == f"nearest is {least.label}: it does not fit in memory"
     # All are slower.
-    slower = replace(found, candidates=tuple(c for c in found.candidates if c.time_frac >= 0))
+    slower = replace(found, candidates=tuple(replace(c, time_frac=0.01) for c in found.candidates))
     assert slower.best is None and slower.nearest_miss.endswith("it is not faster")
     # A host whose degrees are the user's own code is asked for another batch alone.
     hosted = replace(own, framework="transformers 5.1")
@@ -182,14 +175,17 @@ def test_given_layouts_are_compared_in_their_order(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
     config = layout(tp=2, dp=2)
-    others = [layout(dp=4), config, layout(pp=4)]
     steps = steps_of(planted(), config, 2.0)
+    ranked = {c.config: c for c in plan(config, steps).candidates}
+    best, *_, last = ranked
+    others = [last, config, best, layout(pp=4)]
     found = compare(config, others, steps)
     assert [c.config for c in found] == others
     assert found[1].step_time_s == pytest.approx(2.0)
     assert found[1].log_ratio_sigma == 0.0
-    ranked = {c.config: c for c in plan(config, steps).candidates}
-    assert ranked[others[0]].step_time_s == pytest.approx(found[0].step_time_s)
+    for place in (0, 2):
+        ranked_s = ranked[others[place]].step_time_s
+        assert found[place].step_time_s == pytest.approx(ranked_s)
 
 
 def test_labels_name_what_differs_from_one(layout: Layout) -> None:
@@ -235,6 +231,6 @@ def test_json_is_complete_and_plain(planned: Callable[..., Plan]) -> None:
     assert len(value["candidates"]) == len(found.candidates)
 
 
-def test_no_ranks_are_refused(layout: Layout) -> None:
-    with pytest.raises(ConfigError, match="0 ranks are none"):
-        enumerate_layouts(layout(), 0)
+def test_no_ranks_are_refused(layout: Layout, planted: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match="-1 ranks are none"):
+        plan(layout(), steps_of(planted()), num_ranks=-1)

@@ -51,6 +51,14 @@ def test_a_slower_layout_is_told_by_how_much(asked: Asked) -> None:
     assert behind > 0 and f"+{behind * 100:.1f} %" in slow.text and every.best.label in slow.text
 
 
+def test_every_set_of_modules_is_among_those_that_are_tried(asked: Asked) -> None:
+    found = asked("recompute=mlp,tp=2")
+    assert found.best is not None and found.best.config.recompute_modules == ("mlp",)
+    assert found.text.startswith(f"the fastest, {found.best.label}, takes")
+    allowed = asked("recompute=mlp").num_layouts
+    assert 0 < found.num_layouts < allowed
+
+
 def test_memory_is_told_where_none_fits(asked: Asked) -> None:
     found = asked("recompute=none", capacity_nbytes=100 << 10)
     assert found.best is not None and found.best.verdict is Verdict.DOES_NOT_FIT
@@ -80,11 +88,12 @@ def test_the_running_layout_is_named_as_such(asked: Asked) -> None:
 
 
 def test_what_no_plan_tries_is_priced_all_the_same(asked: Asked) -> None:
-    found = asked("recompute=mlp,tp=2")
+    """More context on a CPU."""
+    found = asked("cp=2,tp=2")
     assert found.num_layouts == 0 and found.best is not None
-    assert found.best.config.recompute_modules == ("mlp",)
+    assert found.best.config.parallelism.cp == 2 == found.best.config.parallelism.tp
     assert found.text.startswith("not among the layouts that are tried; the fastest")
-    tight = asked("recompute=mlp", capacity_nbytes=100 << 10)
+    tight = asked("cp=2", capacity_nbytes=100 << 10)
     assert "none fits in memory" in tight.text
 
 
