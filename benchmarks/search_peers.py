@@ -8,8 +8,8 @@ calibration of eight ranks with planted times and, where it is given, from the q
 over to the same GPU.  The DIRs of others are clones of calculon-ai/calculon and of
 DebarghaG/estimate-train-time (copied before it writes there); ``--data`` holds the tables that the
 latter was fitted on.  Every tool runs in a process of its own, on one thread.  Layouts per second
-are per second of the processor, whatever else runs on the machine; of our plan, what it enumerates
-and proves counts, of others what they evaluate.
+are per second of the processor, whatever else runs on the machine; of our plan, what it proves
+counts (evaluated, or ruled out by memory or a bound), of others what they evaluate.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ PAPER_ROWS = {
 """Examples of the paper's tool, by their row in ``recipes/published/steps_paper_implied.csv``."""
 COVERS: Mapping[str, str] = {
     "ours": "TP, SP, PP with uneven stages, VPP, CP, EP, ETP, DP with shards, micro-batch, "
-    "recompute; memory with the measured offset, schedule simulated, overlaps, 90 % interval, "
-    "measured operators and steps",
+    "recompute by modules and layers, FSDP, overlaps, offload; the best proven; memory with the "
+    "measured offset, schedule simulated, 90 % interval, measured operators and steps",
     "Calculon": "TP, SP, PP even, VPP, DP, micro-batch, recompute, optimizer shards, overlap of TP "
     "and DP, offload; memory with 2-byte gradients and unfused attention, schedule in closed form; "
     "efficiencies of a system by hand, no interval, no experts, no CP, nothing measured",

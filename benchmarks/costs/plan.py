@@ -1,96 +1,179 @@
-"""How many complete layouts a plan ranks per second on one core: step time, schedule and memory.
+"""What the search for the best layouts costs, on 1,024 H100s and operators from the shipped priors.
 
-    python benchmarks/costs/plan.py [--gpus 64 256 1024] [--repetitions 3]
+    python benchmarks/costs/plan.py [--cases "dense 175B" "experts 671B"] [--forked]
+        [--bulk 4000] [--repetitions 3]
 
-A Llama-3 70B on H100s, operators and transfers from the shipped priors.  ``cold`` includes building
-the event orders of the pipelines, which later plans of the same process share.
+The first table is ``best_layouts`` of a model, each in a process of its own: seconds of the
+processor (with its children) and of the clock, peak memory of the largest process, and what became
+of all layouts.  The second is what one core does in bulk: complete layouts per second, time by
+``FittedSteps.median_times`` and memory by ``needed_nbytes``, over so many distinct layouts that are
+drawn from the same space; ``cold`` is the first time, which builds the event orders of pipelines.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
 from threadpoolctl import threadpool_limits
 
-from forerun.benchmarks.markdown_text import markdown_head, markdown_row
-from forerun.benchmarks.published.model_shapes import public_shape
-from forerun.calib.advice.plan import enumerate_layouts, peaks_nbytes, ranking
+from forerun.benchmarks.markdown_text import markdown_table
+from forerun.benchmarks.peers.search_cases import CASES, DEVICE, NUM_GPUS
+from forerun.calib.errors import ConfigError
+from forerun.calib.memory.layout_table import needed_nbytes
+from forerun.calib.search.best_first import best_layouts
+from forerun.calib.search.cells import cells_of
+from forerun.calib.search.found import Effort, Pool, Room, Tally, in_turn
+from forerun.calib.search.recomputes import recomputes
+from forerun.calib.search.space import num_nodes, states
 from forerun.calib.steps.base_times import prior_times
-from forerun.calib.steps.model import fit_steps
-from forerun.calib.timeline.compiled import compile_layouts
-from forerun.calib.timeline.evaluate import evaluate
-from forerun.calib.timeline.steady import simulate_long
+from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.units import GIB
-from forerun.calib.workload.config import Batch, Parallelism, Precision, RunConfig
+from forerun.calib.workload.config import RunConfig
+from forerun.launch.commands.search_effort import forked
 
-DEVICE = "NVIDIA H100 80GB HBM3"
-LLAMA_70B = public_shape("LLAMA3_70B", seq_length=8192)
-
-
-def running(gpus: int) -> RunConfig:
-    """A usual layout on so many GPUs."""
-    return RunConfig(
-        model=LLAMA_70B,
-        parallelism=Parallelism(
-            tp=8,
-            pp=4,
-            dp=gpus // 32,
-            is_sequence_parallel=True,
-            is_optimizer_distributed=True,
-            overlaps_grad_reduce=True,
-            overlaps_param_gather=True,
-            ranks_per_node=8,
-        ),
-        batch=Batch(micro_batch_size=1, global_batch_size=1024),
-        precision=Precision.BF16,
-        device=DEVICE,
-    )
-
-
-def timed(gpus: int, repetitions: int) -> str:
-    """One row: layouts, and layouts per second in all and in each part."""
-    config = running(gpus)
-    base = prior_times(DEVICE, is_attention_fused=True)
-    steps = fit_steps(base)
-    begin = time.process_time()
-    layouts = enumerate_layouts(config, gpus)
-    listed_s = time.process_time() - begin
-    costs = []
-    for _ in range(repetitions + 1):
-        begin = time.process_time()
-        ranking(layouts, steps, memory_nbytes=80 * GIB)
-        costs.append(time.process_time() - begin)
-    cold_s, warm_s = costs[0] + listed_s, min(costs[1:]) + listed_s
-    begin = time.process_time()
-    compiled = compile_layouts(layouts)
-    compile_s = time.process_time() - begin
-    times_s = base.estimates(compiled.items).time_s[:, np.newaxis]
-    begin = time.process_time()
-    evaluate(compiled, times_s, contention=1.3, run=simulate_long)
-    evaluate_s = time.process_time() - begin
-    begin = time.process_time()
-    peaks_nbytes(layouts)
-    memory_s = time.process_time() - begin
-    number = len(layouts)
-    parts = (cold_s, warm_s, listed_s, compile_s, evaluate_s, memory_s)
-    return markdown_row([gpus, number, *(f"{number / part:,.0f}" for part in parts)])
-
-
-PARTS = ("complete, cold", "complete", "list", "compile", "evaluate", "memory")
+CAPACITY_NBYTES = 80 * GIB
+COUNTS = (*Tally.__slots__,)
+Found = Mapping[str, Any]
 
 
 def main() -> None:
-    """Print a row for each number of GPUs."""
+    """Print both tables, or one case's figures as JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--gpus", type=int, nargs="+", default=[64, 256, 1024])
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--forked", action="store_true", help="search in two, as forerun plan")
+    parser.add_argument("--bulk", type=int, default=4000, help="distinct layouts in bulk (4000)")
+    parser.add_argument("--repetitions", type=int, default=3, help="of the bulk, after the first")
+    parser.add_argument("--one", choices=("search", "bulk"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    print(markdown_head(["GPUs", "layouts", *PARTS]))
-    with threadpool_limits(1):
-        for gpus in arguments.gpus:
-            print(timed(gpus, arguments.repetitions), flush=True)
+    if arguments.one:
+        with threadpool_limits(1):
+            print(json.dumps(_figures(arguments)))
+        return
+    for what, columns in (("search", SEARCH), ("bulk", BULK)):
+        rows = []
+        for case in arguments.cases:
+            found = _child(what, case, arguments)
+            rows.append([case, *(text.format(found[name]) for name, text in columns.values())])
+        print(markdown_table(["model", *columns], rows), flush=True)
+        print()
+
+
+SEARCH = {
+    "processor s": ("processor_s", "{:.1f}"),
+    "clock s": ("clock_s", "{:.1f}"),
+    "peak MiB": ("peak_mib", "{:,.0f}"),
+    "layouts": ("num_layouts", "{:,}"),
+    "over memory": ("over_memory", "{:,}"),
+    "by bound": ("bounded", "{:,}"),
+    "by another of their cell": ("dominated", "{:,}"),
+    "evaluated": ("evaluated", "{:,}"),
+    "best s": ("best_s", "{:.3f}"),
+    "gap": ("gap_frac", "{:.1%}"),
+}
+BULK = {
+    "layouts": ("number", "{:,}"),
+    "complete/s, cold": ("cold_per_s", "{:,.0f}"),
+    "complete/s": ("complete_per_s", "{:,.0f}"),
+    "time/s": ("time_per_s", "{:,.0f}"),
+    "memory/s": ("memory_per_s", "{:,.0f}"),
+}
+
+
+def _child(what: str, case: str, arguments: argparse.Namespace) -> Found:
+    words = ["--one", what, "--cases", case, *(["--forked"] if arguments.forked else [])]
+    words += ["--bulk", str(arguments.bulk), "--repetitions", str(arguments.repetitions)]
+    command = [sys.executable, "-m", "forerun.benchmarks.costs.plan", *words]
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | threads
+    )
+    found: Found = json.loads(done.stdout)
+    return found
+
+
+def _figures(arguments: argparse.Namespace) -> Found:
+    (case,) = arguments.cases
+    config = running(case)
+    steps = fit_steps(prior_times(DEVICE, is_attention_fused=True))
+    if arguments.one == "search":
+        return searched(config, steps, forked if arguments.forked else in_turn)
+    return in_bulk(config, steps, arguments.bulk, arguments.repetitions)
+
+
+def running(case: str) -> RunConfig:
+    """The layout of a case on all GPUs."""
+    return CASES[case].on_all(CASES[case].eight_ranks())
+
+
+def searched(config: RunConfig, steps: FittedSteps, pool: Pool) -> Found:
+    """One search with what it costs."""
+    room = Room(capacity_nbytes=CAPACITY_NBYTES)
+    begin, processor = time.perf_counter(), processor_s()
+    found = best_layouts(config, steps, NUM_GPUS, room=room, effort=Effort(pool=pool))
+    clock_s, spent_s = time.perf_counter() - begin, processor_s() - processor
+    used = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    tally = found.proof.tally
+    return {
+        "processor_s": spent_s,
+        "clock_s": clock_s,
+        "peak_mib": max(resource.getrusage(who).ru_maxrss for who in used) / 1024,
+        "num_layouts": tally.num_layouts,
+        **{name: getattr(tally, name) for name in COUNTS},
+        "best_s": found.best[0].time_s,
+        "gap_frac": found.proof.gap_frac,
+    }
+
+
+def processor_s() -> float:
+    """Of this process and of those that it has waited for."""
+    spent = os.times()
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
+def in_bulk(config: RunConfig, steps: FittedSteps, number: int, repetitions: int) -> Found:
+    """Layouts per second of one core."""
+    layouts = drawn(config, number)
+    costs: list[tuple[float, float]] = []
+    for _ in range(repetitions + 1):
+        begin = time.process_time()
+        steps.median_times(layouts)
+        middle = time.process_time()
+        needed_nbytes(layouts)
+        costs.append((middle - begin, time.process_time() - middle))
+    time_s, memory_s = min(costs[1:], default=costs[0])
+    return {
+        "number": len(layouts),
+        "cold_per_s": len(layouts) / sum(costs[0]),
+        "complete_per_s": len(layouts) / (time_s + memory_s),
+        "time_per_s": len(layouts) / time_s,
+        "memory_per_s": len(layouts) / memory_s,
+    }
+
+
+def drawn(config: RunConfig, number: int, seed: int = 0) -> list[RunConfig]:
+    """Distinct layouts of the space: cells by chance, and of each one of its variants."""
+    rng, cells = random.Random(seed), cells_of(config, NUM_GPUS)
+    found: dict[RunConfig, None] = {}
+    for place in rng.sample(range(len(cells)), min(2 * number, len(cells))):
+        layout = cells.layout(place)
+        choice = rng.choice(states(layout, num_nodes(layout)))
+        again = rng.choice(recomputes(layout))
+        try:
+            found.setdefault(again.of(choice.of(layout)))
+        except ConfigError:
+            continue
+        if len(found) == number:
+            break
+    return list(found)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Our plan of one case in a process of its own: what it enumerates, how long, how much memory.
+"""Our plan of one case in a process of its own: what it proves, how long, how much memory.
 
     python -m forerun.benchmarks.peers.our_search CASE DIRECTORY [--device NAME] [--price FILE]
 
@@ -14,7 +14,6 @@ import os
 import resource
 import time
 from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from threadpoolctl import threadpool_limits
 from forerun.benchmarks.peers.search_cases import CASES, NUM_GPUS, Told, configured, told
 from forerun.calib.advice.plan import Candidate, compare, plan
 from forerun.calib.errors import ForerunError
+from forerun.calib.search.found import Proof, Tally
 from forerun.calib.units import GIB
 from forerun.calib.workload.config import RunConfig
 from forerun.launch.known.machines import Machine, open_machine
@@ -68,7 +68,7 @@ def _searched(config: RunConfig, machine: Machine) -> dict[str, Any]:
             peak_nbytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     answer = answers[0]
     return {
-        "counts": _counts(answer),
+        "counts": _counts(answer.proofs[NUM_GPUS]),
         "seconds": costs[0][0],
         "processor_seconds": costs[0][1],
         "again_seconds": costs[1][0],
@@ -84,16 +84,11 @@ def _processor_s() -> float:
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
-def _counts(value: Any) -> dict[str, float]:
-    """Every number that a plan says of itself, one level deep."""
-    found: dict[str, float] = {}
-    for spec in fields(value):
-        inside = getattr(value, spec.name)
-        if isinstance(inside, (bool, int, float)) and not spec.name.endswith("_nbytes"):
-            found[spec.name] = inside
-        elif is_dataclass(inside) and spec.name != "own":
-            found |= _counts(inside)
-    return found
+def _counts(proof: Proof) -> dict[str, float]:
+    """What became of the layouts."""
+    tally = proof.tally
+    counts = {name: getattr(tally, name) for name in Tally.__slots__}
+    return {"num_layouts": tally.num_layouts, **counts, "gap_frac": proof.gap_frac}
 
 
 def _line(one: Candidate) -> dict[str, Any]:
