@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from forerun.calib.arguments.keep import Keep
 from forerun.calib.errors import ConfigError
 from forerun.calib.memory.layout_table import needed_nbytes
 from forerun.calib.search.cells import cells_of
@@ -36,10 +37,15 @@ def row(config: RunConfig) -> tuple[object, ...]:
 
 
 def best_of_every(
-    config: RunConfig, steps: FittedSteps, num_ranks: int, room: Room, top: int
+    config: RunConfig,
+    steps: FittedSteps,
+    num_ranks: int,
+    room: Room,
+    top: int,
+    keep: Keep | None = None,
 ) -> list[tuple[float, RunConfig]]:
-    """The fastest of each row that fits, fastest first, with its median step time."""
-    layouts = list(every_layout(config, num_ranks))
+    """The fastest of each row that fits and is asked for, fastest first, with its step time."""
+    layouts = [one for one in every_layout(config, num_ranks) if keep is None or keep.allows(one)]
     fits = room.holds(*needed_nbytes(layouts)).tolist()
     able = [one for one, is_held in zip(layouts, fits, strict=True) if is_held]
     best: dict[tuple[object, ...], tuple[float, RunConfig]] = {}

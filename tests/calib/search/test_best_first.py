@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from forerun.calib.arguments.keep import Keep
 from forerun.calib.memory.layout_table import needed_nbytes
 from forerun.calib.search.best_first import best_layouts
 from forerun.calib.search.cells import cells_of
-from forerun.calib.search.found import Effort, Room
+from forerun.calib.search.found import NUM_LACKING, TOP, Effort, Room
 from forerun.calib.search.least_memory import least_nbytes, overheads
 from forerun.calib.search.least_time import least_times
 from forerun.calib.steps.base_times import prior_times
@@ -148,3 +149,58 @@ def test_only_what_is_kept_is_found(layout: Layout, planted: Callable[..., Any])
     assert found.best and all(keep.allows(one.config) for one in found.best)
     free = best_layouts(layout(dp=4), steps_of(planted()), 4)
     assert any(not keep.allows(one.config) for one in free.best)
+
+
+@pytest.mark.parametrize(
+    "text", ["recompute=none", "recompute=mlp", "sharding=none", "sp=on", "mbs=1|2,recompute=full"]
+)
+def test_what_is_kept_is_the_best_of_all_that_is_asked_for(text: str) -> None:
+    config, steps, num_ranks, room = some_run(1)
+    keep = Keep.parse(text)
+    found = best_layouts(config, steps, num_ranks, room=room, keep=keep)
+    expected = best_of_every(config, steps, num_ranks, room, TOP, keep)
+    assert [one.time_s for one in found.best] == pytest.approx([s for s, _ in expected], rel=1e-8)
+    assert all(keep.allows(one.config) for one in found.best) and expected
+
+
+@pytest.mark.parametrize("text", ["recompute=none", "sharding=none", "sp=on"])
+def test_what_does_not_fit_was_asked_for_too(text: str) -> None:
+    config, steps, num_ranks, _ = some_run(1)
+    keep = Keep.parse(text)
+    found = best_layouts(config, steps, num_ranks, room=Room(capacity_nbytes=1), keep=keep)
+    assert found.best == () and len(found.lacking) == NUM_LACKING
+    assert all(keep.allows(one) for one in found.lacking)
+
+
+def test_where_nothing_can_be_nothing_is_found() -> None:
+    config, steps, num_ranks, _ = some_run(1)
+    found = best_layouts(config, steps, num_ranks, keep=Keep.parse("tp=3"))
+    assert found.layouts == () and found.proof.is_proven
+    assert (found.proof.num_cells, found.proof.tally.num_layouts) == (0, 0)
+    tight = best_layouts(config, steps, num_ranks, room=Room(capacity_nbytes=1))
+    assert tight.best == () and tight.proof.is_proven
+    assert tight.proof.tally.over_memory == tight.proof.tally.num_layouts > 0
+
+
+def test_two_processes_find_what_one_does(
+    layout: Layout, planted: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All parts of a round are given at once, and come back in their order."""
+    asked = []
+
+    @contextmanager
+    def backwards(function: Callable[[Any], Any]) -> Iterator[Callable[[Any], Any]]:
+        def mapped(parts: Any) -> list[Any]:
+            asked.append(len(parts))
+            return [function(one) for one in parts[::-1]][::-1]
+
+        yield mapped
+
+    monkeypatch.setattr("forerun.calib.search.best_first._SMALL", 0)
+    config, steps = layout(dp=4), steps_of(planted())
+    alone, both = (
+        best_layouts(config, steps, 4, effort=effort)
+        for effort in (Effort(), Effort(pool=backwards))
+    )
+    assert both.layouts == alone.layouts and both.proof == alone.proof
+    assert max(asked) == 2

@@ -58,7 +58,8 @@ def test_megatron_has_an_optimizer_off_on_and_for_each_node(megatron: RunConfig)
     ]
     overlaps = [(True, True), (True, False), (False, False)]
     expected = [("DP16 mbs2", on, False, 0.0) for on in (True, False)]
-    expected += [("DP16 ZeRO1 mbs2", *on, frac) for on in overlaps for frac in (0.0, 1.0)]
+    shares = (("", 0.0), (" offload:100", 1.0))
+    expected += [(f"DP16 ZeRO1 mbs2{word}", *on, frac) for on in overlaps for word, frac in shares]
     expected += [("DP16 ZeRO1x2 mbs2", *on, 0.0) for on in overlaps]
     assert told == expected
 
@@ -136,6 +137,7 @@ def test_other_shardings_are_each_stage_of_zero_and_an_instance_for_each_node(
     assert layout_label(megatron) == "DP16 ZeRO1 mbs2"
     assert sharded_labels(megatron) == [
         "DP16 mbs2",
+        "DP16 ZeRO1 mbs2 offload:100",
         "DP16 ZeRO1 mbs2",
         "DP16 ZeRO1x2 mbs2",
         "DP16 ZeRO2 mbs2",
@@ -145,6 +147,7 @@ def test_other_shardings_are_each_stage_of_zero_and_an_instance_for_each_node(
     # Megatron-FSDP has no pipeline.
     assert sharded_labels(with_par(megatron, pp=2, dp=8)) == [
         "PP2 DP8 mbs2",
+        "PP2 DP8 ZeRO1 mbs2 offload:100",
         "PP2 DP8 ZeRO1 mbs2",
     ]
     assert sharded_labels(with_par(megatron, dp=1)) == []
