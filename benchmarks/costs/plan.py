@@ -6,8 +6,9 @@
 The first table is ``best_layouts`` of a model, each in a process of its own: seconds of the
 processor (with its children) and of the clock, peak memory of the largest process, and what became
 of all layouts.  The second is what one core does in bulk: complete layouts per second, time by
-``FittedSteps.median_times`` and memory by ``needed_nbytes``, over so many distinct layouts that are
-drawn from the same space; ``cold`` is the first time, which builds the event orders of pipelines.
+``FittedSteps.median_times`` and memory by ``needed_nbytes``, over so many distinct layouts of the
+same space: drawn by chance, which share little, and whole cells with all their variants, as the
+search asks for them.  ``cold`` is the first time, which builds the event orders of pipelines.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from threadpoolctl import threadpool_limits
@@ -61,8 +63,9 @@ def main() -> None:
     for what, columns in (("search", SEARCH), ("bulk", BULK)):
         rows = []
         for case in arguments.cases:
-            found = _child(what, case, arguments)
-            rows.append([case, *(text.format(found[name]) for name, text in columns.values())])
+            for found in _child(what, case, arguments):
+                figures = (text.format(found[name]) for name, text in columns.values())
+                rows.append([case, *figures])
         print(markdown_table(["model", *columns], rows), flush=True)
         print()
 
@@ -80,6 +83,7 @@ SEARCH = {
     "gap": ("gap_frac", "{:.1%}"),
 }
 BULK = {
+    "drawn": ("drawn", "{}"),
     "layouts": ("number", "{:,}"),
     "complete/s, cold": ("cold_per_s", "{:,.0f}"),
     "complete/s": ("complete_per_s", "{:,.0f}"),
@@ -88,7 +92,7 @@ BULK = {
 }
 
 
-def _child(what: str, case: str, arguments: argparse.Namespace) -> Found:
+def _child(what: str, case: str, arguments: argparse.Namespace) -> list[Found]:
     words = ["--one", what, "--cases", case, *(["--forked"] if arguments.forked else [])]
     words += ["--bulk", str(arguments.bulk), "--repetitions", str(arguments.repetitions)]
     command = [sys.executable, "-m", "forerun.benchmarks.costs.plan", *words]
@@ -96,17 +100,24 @@ def _child(what: str, case: str, arguments: argparse.Namespace) -> Found:
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | threads
     )
-    found: Found = json.loads(done.stdout)
+    found: list[Found] = json.loads(done.stdout)
     return found
 
 
-def _figures(arguments: argparse.Namespace) -> Found:
+def _figures(arguments: argparse.Namespace) -> list[Found]:
     (case,) = arguments.cases
     config = running(case)
     steps = fit_steps(prior_times(DEVICE, is_attention_fused=True))
     if arguments.one == "search":
-        return searched(config, steps, forked if arguments.forked else in_turn)
-    return in_bulk(config, steps, arguments.bulk, arguments.repetitions)
+        return [searched(config, steps, forked if arguments.forked else in_turn)]
+    variants = {"by chance": 1, "whole cells": None}
+    return [
+        {
+            "drawn": name,
+            **in_bulk(drawn(config, arguments.bulk, each), steps, arguments.repetitions),
+        }
+        for name, each in variants.items()
+    ]
 
 
 def running(case: str) -> RunConfig:
@@ -139,9 +150,8 @@ def processor_s() -> float:
     return spent.user + spent.system + spent.children_user + spent.children_system
 
 
-def in_bulk(config: RunConfig, steps: FittedSteps, number: int, repetitions: int) -> Found:
+def in_bulk(layouts: list[RunConfig], steps: FittedSteps, repetitions: int) -> Found:
     """Layouts per second of one core."""
-    layouts = drawn(config, number)
     costs: list[tuple[float, float]] = []
     for _ in range(repetitions + 1):
         begin = time.process_time()
@@ -159,21 +169,26 @@ def in_bulk(config: RunConfig, steps: FittedSteps, number: int, repetitions: int
     }
 
 
-def drawn(config: RunConfig, number: int, seed: int = 0) -> list[RunConfig]:
-    """Distinct layouts of the space: cells by chance, and of each one of its variants."""
+def drawn(config: RunConfig, number: int, each: int | None, seed: int = 0) -> list[RunConfig]:
+    """Distinct layouts of the space: cells by chance, of each so many of its variants or all."""
     rng, cells = random.Random(seed), cells_of(config, NUM_GPUS)
     found: dict[RunConfig, None] = {}
     for place in rng.sample(range(len(cells)), min(2 * number, len(cells))):
-        layout = cells.layout(place)
-        choice = rng.choice(states(layout, num_nodes(layout)))
-        again = rng.choice(recomputes(layout))
-        try:
-            found.setdefault(again.of(choice.of(layout)))
-        except ConfigError:
-            continue
-        if len(found) == number:
+        variants = list(variants_of(cells.layout(place)))
+        some = variants if each is None else rng.sample(variants, min(each, len(variants)))
+        found |= dict.fromkeys(some)
+        if len(found) >= number:
             break
-    return list(found)
+    return list(found)[:number]
+
+
+def variants_of(layout: RunConfig) -> Iterator[RunConfig]:
+    """All ways to keep the states of a cell's layout, with all that may be computed again."""
+    agains = recomputes(layout)
+    for choice in states(layout, num_nodes(layout)):
+        with suppress(ConfigError):
+            kept = choice.of(layout)
+            yield from (again.of(kept) for again in agains)
 
 
 if __name__ == "__main__":
