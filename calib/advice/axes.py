@@ -7,14 +7,19 @@ from dataclasses import fields, replace
 from typing import Any
 
 from ..errors import ConfigError
+from ..search.labels import layers_text
 from ..workload.config import Parallelism, Recompute, RunConfig
 from ..workload.pipeline_layout import uneven_layers
 
-AXES = ("gpus", "tp", "cp", "ep", "pp", "vp", "mbs", "recompute", "sharding", "overlap", "other")
+AXES = (
+    *("gpus", "tp", "sp", "cp", "ep", "pp", "vp", "mbs"),
+    *("recompute", "sharding", "offload", "overlap", "other"),
+)
 """In the order in which they are changed where any order would do; dp follows from the rest."""
 _DEGREES: Mapping[str, tuple[str, ...]] = {
     "gpus": ("ranks_per_node",),
-    "tp": ("tp", "is_sequence_parallel"),
+    "tp": ("tp",),
+    "sp": ("is_sequence_parallel",),
     "cp": ("cp", "context_comm"),
     "ep": ("ep", "etp"),
     "pp": ("pp", "schedule"),
@@ -79,7 +84,9 @@ def changed(
     if ranks % (tp * cp * pp):
         raise ConfigError(f"{ranks} ranks do not split over tp {tp} x cp {cp} x pp {pp}")
     degrees["dp"] = ranks // (tp * cp * pp)
-    degrees["chunk_layers"] = _chunk_layers(config, like or config, pp, vp)
+    stated = degrees.pop("chunk_layers", ())
+    is_stated = len(stated) == pp * vp > 1
+    degrees["chunk_layers"] = stated if is_stated else _chunk_layers(config, like or config, pp, vp)
     if tp == 1:
         degrees["is_sequence_parallel"] = False
     return replace(
@@ -96,15 +103,20 @@ def _taken(config: RunConfig, axis: str) -> dict[str, Any]:
     found = {name: getattr(par, name) for name in _DEGREES.get(axis, ())}
     if axis == "gpus":
         return {**found, "num_ranks": par.num_ranks}
-    if axis == "tp" and par.tp == 1:
-        return {**found, "is_sequence_parallel": False}
+    if axis == "sp" and par.tp == 1:
+        return {"is_sequence_parallel": False}
+    if axis == "offload":
+        return {"optimizer_offload_frac": config.optimizer_offload_frac}
+    if axis == "pp":
+        return {**found, "chunk_layers": par.chunk_layers if par.vp == 1 else ()}
     if axis == "mbs":
         return {"micro_batch_size": config.batch.micro_batch_size}
     if axis == "recompute":
         return {name: getattr(config, name) for name in _RECOMPUTE}
     if axis == "other":
         named = {name for names in _DEGREES.values() for name in names} | {*_FOLLOWS}
-        own = {*_RECOMPUTE, "parallelism", "batch", "unmodelled", "cadence"}
+        own = {*_RECOMPUTE, "optimizer_offload_frac", "parallelism", "batch", "unmodelled"}
+        own |= {"cadence"}
         degrees = {f.name for f in fields(par)} - named
         return {
             **{name: getattr(par, name) for name in sorted(degrees)},
@@ -144,13 +156,22 @@ def _recompute(config: RunConfig) -> str:
     return "+".join((config.recompute.value + layers, *modules))
 
 
+def _split(config: RunConfig) -> str:
+    """Layers of the stages, where they are not all alike."""
+    layers = config.parallelism.chunk_layers if config.parallelism.vp == 1 else ()
+    return f"({layers_text(layers)})" if layers else ""
+
+
 def _degree(name: str) -> Callable[[RunConfig], str]:
     return lambda config: str(getattr(config.parallelism, name))
 
 
 _TEXTS: Mapping[str, Callable[[RunConfig], str]] = {
     "gpus": _degree("num_ranks"),
-    **{name: _degree(name) for name in ("tp", "cp", "ep", "pp", "vp")},
+    **{name: _degree(name) for name in ("tp", "cp", "ep", "vp")},
+    "sp": lambda config: "on" if config.parallelism.is_sequence_parallel else "off",
+    "pp": lambda config: " ".join(filter(None, (str(config.parallelism.pp), _split(config)))),
+    "offload": lambda config: f"{100 * config.optimizer_offload_frac:.0f} %",
     "mbs": lambda config: str(config.batch.micro_batch_size),
     "recompute": _recompute,
     "sharding": _sharding,

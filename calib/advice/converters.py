@@ -20,6 +20,7 @@ def converter(config: RunConfig, running: RunConfig) -> str:
     Megatron's optimizers save their states in forms of their own, which only a converter joins
     (Megatron-LM issue 851); FSDP wants ``--ckpt-format fsdp_dtensor``.
 
+    >>> from dataclasses import replace
     >>> from ..workload.config import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ConfigError
+from ..search.labels import is_usually_split
 from ..workload.argument_values import whole
 from ..workload.batch import Batch
 from ..workload.config import Parallelism, Recompute, RunConfig, Schedule, Sharding
@@ -25,7 +26,7 @@ _SHARDINGS = {
 }
 _NUMBERED = re.compile(r"([a-z]+?)(\d+)$")
 _COPIED = re.compile(r"(zero\d|hsdp)(?:x(\d+))?$")
-_LAYERS = re.compile(r"\d+(?:x\d+)?(?:-\d+(?:x\d+)?)+$")
+_LAYERS = re.compile(r"(?:\d+x\d+|\d+(?:x\d+)?(?:-\d+(?:x\d+)?)+)$")
 _MOST_DIGITS = 4
 """Of a number of stages: more are a slip, and would only fill memory."""
 _USAGE = (
@@ -80,9 +81,15 @@ def _read(word: str) -> Iterator[tuple[str, Any]]:
         yield "chunk_layers", _layers(small)
     elif small in {one.value for one in Schedule}:
         yield "schedule", Schedule(small)
-    elif head in {one.value for one in Recompute}:
-        yield "recompute", Recompute(head)
+    elif head.partition(":")[0] in {one.value for one in Recompute}:
+        kind, _, layers = head.partition(":")
+        yield "recompute", Recompute(kind)
         yield "recompute_modules", tuple(modules.split("+")) if modules else ()
+        yield "recompute_num_layers", whole("layers", layers) if layers else 0
+    elif small in ("sp", "nosp"):
+        yield "is_sequence_parallel", small == "sp"
+    elif small.startswith("offload:"):
+        yield "optimizer_offload_frac", whole("offload", small.partition(":")[2]) / 100
     else:
         raise ConfigError(f"{word} is no part of a layout; {_USAGE}")
 
@@ -135,6 +142,9 @@ def _parallelism(
     schedule = Schedule.ONE_F_ONE_B if degrees["vp"] > 1 or is_whole else own.schedule
     # Megatron trains experts over tp only with sequence parallelism.
     is_split = own.is_sequence_parallel or running.model.experts is not None
+    if is_whole:
+        is_split = is_usually_split(running)
+    is_split = named.get("is_sequence_parallel", is_split)
     return replace(
         own,
         **degrees,
@@ -180,6 +190,11 @@ def _recompute(named: dict[str, Any], running: RunConfig, *, is_whole: bool) -> 
     own_modules = running.recompute_modules if is_own and "recompute" not in named else ()
     return {
         "recompute": recompute,
-        "recompute_num_layers": running.recompute_num_layers if is_own else 0,
+        "recompute_num_layers": named.get(
+            "recompute_num_layers", running.recompute_num_layers if is_own else 0
+        ),
+        "optimizer_offload_frac": named.get(
+            "optimizer_offload_frac", 0.0 if is_whole else running.optimizer_offload_frac
+        ),
         "recompute_modules": named.get("recompute_modules", own_modules),
     }

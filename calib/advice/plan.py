@@ -108,7 +108,8 @@ class Plan:
     @property
     def num_layouts(self) -> int:
         """How many layouts these are the best of."""
-        return sum(proof.tally.num_layouts for proof in self.proofs.values())
+        tallies = [proof.tally for proof in self.proofs.values()]
+        return sum(tally.num_layouts - tally.not_asked for tally in tallies)
 
     @property
     def best(self) -> Candidate | None:

@@ -8,6 +8,7 @@ from ..workload.config import Recompute, RunConfig
 def recompute_text(config: RunConfig) -> str:
     """What a layout computes again, in words.
 
+    >>> from dataclasses import replace
     >>> from ..workload.config import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)

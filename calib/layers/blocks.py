@@ -137,15 +137,19 @@ def _cached(asked: _Asked, kind: BlockKind, is_recomputed: bool) -> Block:
     return _made(asked.config, kind, _MODULES[kind](asked.config), is_recomputed)
 
 
-def layer_parts(config: RunConfig) -> tuple[Block, Block]:
-    """Work of a layer of experts as two blocks: attention with the norms, and the experts.
+def attention_part(config: RunConfig) -> Block:
+    """Work of a layer of experts before them: attention, norms and residual sums.
 
-    Without its parameters, and without transfers beside another micro-batch, whose window is the
-    whole layer.  The second depends on context parallelism and the micro-batch by the tokens of a
-    rank alone.
+    This part and ``experts_part`` make up a layer, but for its parameters, and for transfers beside
+    another micro-batch, whose window is the whole layer.
     """
-    before = [one for one in layer_modules(config) if one.module not in ("mlp", "shared_experts")]
-    return _work(config, before), _work(config, expert_modules(config))
+    return _work(config, [one for one in layer_modules(config) if one.module != "mlp"])
+
+
+def experts_part(config: RunConfig) -> Block:
+    """Work of the experts of a layer; it depends on context parallelism and the micro-batch by the
+    tokens of a rank alone."""
+    return _work(config, expert_modules(config))
 
 
 def _work(config: RunConfig, parts: Iterable[LayerModule]) -> Block:

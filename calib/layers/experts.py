@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from ..workload.collectives import Collective, CollectiveUse, GroupRole, OtherPass, Placement
 from ..workload.config import Dispatcher, Experts, RunConfig
@@ -118,7 +119,12 @@ def _experts(config: RunConfig) -> Experts:
     experts = config.model.experts
     if experts is None:
         raise AssertionError("a layer of experts was asked of a model that has none")
-    return replace(experts, imbalance=imbalance(experts, config.parallelism.ep), measured=())
+    return _spread(experts, config.parallelism.ep)
+
+
+@lru_cache(maxsize=256)
+def _spread(experts: Experts, ep: int) -> Experts:
+    return replace(experts, imbalance=imbalance(experts, ep), measured=())
 
 
 def _widths(config: RunConfig, ffn: int, tp: int) -> tuple[int, int, int]:

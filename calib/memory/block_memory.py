@@ -6,7 +6,7 @@ each layout.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from ..layers.added_modules import added_kept_nbytes
 from ..layers.blocks import Block, BlockKind, block
 from ..layers.layer_modules import norm_module
 from ..layers.tensors import block_numel
-from ..workload.config import Fp8Recipe, RunConfig
+from ..workload.config import Fp8Recipe, Recompute, RunConfig
 from ..workload.operators import OperatorKind
 from .activations import layer_activations, sizes
 from .in_flight import InFlight
@@ -99,14 +99,16 @@ def module_bytes(config: RunConfig) -> ModuleBytes:
     """Bytes of each module of a model under the degrees that split a layer."""
     model, size = config.model, sizes(config)
     has_experts = model.experts is not None
-    layer = block(config, BlockKind.LAYER)
-    expert_layer = block(config, BlockKind.EXPERT_LAYER) if has_experts else layer
+    # Parameters are the same whatever is computed again, and so are the blocks that hold them.
+    plain = replace(config, recompute=Recompute.NONE, recompute_num_layers=0, recompute_modules=())
+    layer = block(plain, BlockKind.LAYER)
+    expert_layer = block(plain, BlockKind.EXPERT_LAYER) if has_experts else layer
     hidden = size.split_tokens * model.hidden_size
     norm = block_numel(norm_module(config, "final_norm").tensors).dense
     prediction = prediction_expert = 0
     if model.num_prediction_layers:
         # The block of prediction layers begins with the final norm of the model.
-        predicted = block(config, BlockKind.PREDICTION).numel
+        predicted = block(plain, BlockKind.PREDICTION).numel
         prediction, prediction_expert = predicted.dense - norm, predicted.expert
     return ModuleBytes(
         **_layer_fields(config, "dense", layer, has_experts=False),
@@ -119,7 +121,7 @@ def module_bytes(config: RunConfig) -> ModuleBytes:
         layer_numel=layer.numel.dense,
         expert_layer_numel=expert_layer.numel.dense,
         expert_numel=expert_layer.numel.expert,
-        embedding_numel=block(config, BlockKind.EMBEDDING).numel.dense,
+        embedding_numel=block(plain, BlockKind.EMBEDDING).numel.dense,
         vocabulary_numel=_vocabulary_numel(config),
         norm_numel=norm,
         prediction_numel=prediction,

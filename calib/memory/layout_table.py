@@ -59,7 +59,8 @@ def _split_key(layout: RunConfig) -> Hashable:
     """What ``module_bytes`` depends on: the degrees that split a layer, and what is recomputed."""
     par = layout.parallelism
     degrees = (par.tp, par.cp, par.ep, par.expert_tp, par.is_sequence_parallel)
-    return (*degrees, layout.batch.micro_batch_size, *_recompute_key(layout))
+    again = layout.recompute, layout.recompute_modules
+    return (*degrees, layout.batch.micro_batch_size, *again)
 
 
 def _pipeline_key(layout: RunConfig) -> Hashable:

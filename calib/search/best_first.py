@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import numpy as np
 
@@ -10,15 +10,19 @@ from ..arguments.keep import Keep
 from ..steps.model import FittedSteps
 from ..workload.config import RunConfig
 from .cells import Cells, Ints, cells_of
-from .found import NUM_LACKING, Effort, Found, Lacking, Proof, Ranked, Room, Tally
+from .found import NUM_LACKING, Effort, Floats, Found, Lacking, Proof, Ranked, Room, Tally
 from .least_memory import least_nbytes, overheads
-from .least_time import least_times
+from .least_time import LeastTimes, least_times
 from .recomputes import recomputes
 from .space import num_nodes, states
 from .variants import Outcome, Study, rounded_log
 
 _ROUND = 64
 """Cells of a round: enough for arrays to pay, few enough that the limit falls soon."""
+_MOST_LACKING = 200
+"""Cells that are looked through for layouts to tell of that do not fit."""
+_SMALL = 1000
+"""Cells that another process is not worth its start for."""
 _ALIKE_FRAC = 2e-9
 """Of the step time: what rounding leaves of it."""
 
@@ -65,18 +69,24 @@ class _Search:
         """Least memory and time of all cells."""
         cells, told = self._cells, self._effort.told
         told("memory", 0.0)
-        least, overhead = least_nbytes(cells), overheads(cells)
+        overhead = overheads(cells)
+        least = self._over_halves(cells, least_nbytes)
         is_able = np.asarray(self._room.holds(least, overhead))
         over = np.flatnonzero(~is_able)
-        nearest = over[np.argsort((least + overhead)[over], kind="stable")[:NUM_LACKING]]
+        nearest = over[np.argsort((least + overhead)[over], kind="stable")[:_MOST_LACKING]]
         for place in nearest.tolist():
-            layout = recomputes(cells.layout(place))[-1].of(cells.layout(place))
-            nbytes = float(least[place] + overhead[place])
-            self._lacking.append(Lacking(config=layout, needed_nbytes=nbytes))
+            if len(self._lacking) == NUM_LACKING:
+                break
+            layout = _least_that_is_kept(cells.layout(place), self._keep)
+            if layout is not None:
+                nbytes = float(least[place] + overhead[place])
+                self._lacking.append(Lacking(config=layout, needed_nbytes=nbytes))
         self._tally.over_memory += num_variants(cells.subset(over))
         able = cells.subset(np.flatnonzero(is_able))
         told("bounds", 0.0)
-        least_times_of = least_times(able, self._steps)
+        least_times_of = LeastTimes.of_rows(
+            self._over_halves(able, lambda part: least_times(part, self._steps).rows)
+        )
         self._study = Study(
             cells=able,
             least=least_times_of,
@@ -85,6 +95,26 @@ class _Search:
             keep=self._keep,
         )
         self._order = np.argsort(least_times_of.time_s, kind="stable")
+        shape = (able.columns["pp"], able.columns["vp"], able.num_microbatches)
+        self._shapes = able.distinct(*shape)[1]
+
+    def _over_halves(self, cells: Cells, function: Callable[[Cells], Floats]) -> Floats:
+        """The function over the cells, of every other degree of tp apart: these share nothing."""
+        if len(cells) <= _SMALL:
+            return function(cells)
+        is_odd = cells.distinct(cells.columns["tp"])[1] % 2 == 1
+        members = [np.flatnonzero(~is_odd), np.flatnonzero(is_odd)]
+        parts: list[Ints] = [part for part in members if len(part)]
+
+        def of_part(part: Ints) -> Floats:
+            return function(cells.subset(part))
+
+        with self._effort.pool(of_part) as mapped:
+            found = mapped(parts)
+        out = np.empty((len(cells), *found[0].shape[1:]))
+        for part, values in zip(parts, found, strict=True):
+            out[part] = values
+        return out
 
     def evaluate(self) -> None:
         """Rounds of cells until no bound is below the limit."""
@@ -111,10 +141,9 @@ class _Search:
 
     def _parts(self, members: Ints) -> list[Ints]:
         """Cells of a round by the shape of their pipeline, which is built once in each process."""
-        cells = self._study.cells
-        columns = cells.columns
-        shape = columns["pp"] + 3 * columns["vp"] + cells.num_microbatches
-        parts = [members[shape[members] % 2 == rest] for rest in (0, 1)]
+        if len(self._order) <= _SMALL:
+            return [members]
+        parts = [members[self._shapes[members] % 2 == rest] for rest in (0, 1)]
         return [part for part in parts if len(part)]
 
     @property
@@ -151,6 +180,16 @@ class _Search:
                 gap_frac=self._gap_frac,
             ),
         )
+
+
+def _least_that_is_kept(layout: RunConfig, keep: Keep) -> RunConfig | None:
+    """A variant that needs little of what is asked for: states spread, and most computed again."""
+    for choice in reversed(states(layout, num_nodes(layout))):
+        for again in reversed(recomputes(layout)):
+            variant = again.of(choice.of(layout))
+            if not variant.optimizer_offload_frac and keep.allows(variant):
+                return variant
+    return None
 
 
 def _rank(one: Ranked) -> tuple[float, int]:

@@ -213,11 +213,12 @@ class _Builder:
 
     def _is_split(self, tp: int, cp: int) -> list[bool]:
         """Sequence parallelism off and on; experts over tp train only with it."""
-        if tp == 1:
-            return [False]
         local = self._config.model.seq_length // cp
         choices = (True,) if self._config.model.experts is not None else (False, True)
         is_able = self._passes("tp does not divide the local sequence", is_kept=local % tp == 0)
+        if tp == 1:
+            choices = (False, True)
+            is_able = False
         wanted = self._keep.values_of("sp")
         return [
             one

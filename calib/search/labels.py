@@ -23,16 +23,27 @@ def layout_label(config: RunConfig) -> str:
         ("DP", par.dp),
     )
     words = [f"{name}{degree}" for name, degree in degrees if degree > 1]
+    if par.tp > 1 and par.is_sequence_parallel != is_usually_split(config):
+        words.append("SP" if par.is_sequence_parallel else "noSP")
     if par.dp * par.cp > 1:
         words += _sharding(par)
     if par.chunk_layers:
-        words.append(_layers(par.chunk_layers))
+        words.append(layers_text(par.chunk_layers))
     if par.schedule is not Schedule.ONE_F_ONE_B:
         words.append(par.schedule.value)
     words.append(f"mbs{config.batch.micro_batch_size}")
     if config.recompute is not Recompute.NONE:
-        words.append("+".join((config.recompute.value, *config.recompute_modules)))
+        layers = f":{config.recompute_num_layers}" if config.recompute_num_layers else ""
+        words.append("+".join((config.recompute.value + layers, *config.recompute_modules)))
+    if config.optimizer_offload_frac:
+        words.append(f"offload:{100 * config.optimizer_offload_frac:.0f}")
     return " ".join(words)
+
+
+def is_usually_split(config: RunConfig) -> bool:
+    """Whether a layout over tp is taken to have sequence parallelism where its label says nothing:
+    on accelerators, where it saves memory and work, and wherever there are experts."""
+    return config.device != "cpu" or config.model.experts is not None
 
 
 def _sharding(par: Parallelism) -> list[str]:
@@ -44,10 +55,10 @@ def _sharding(par: Parallelism) -> list[str]:
     return [f"{'ZeRO2' if par.sharded is Sharding.GRADS else 'ZeRO1'}{copies}"]
 
 
-def _layers(chunk_layers: tuple[int, ...]) -> str:
+def layers_text(chunk_layers: tuple[int, ...]) -> str:
     """Layers of the chunks in short.
 
-    >>> _layers((16, 16, 16, 14))
+    >>> layers_text((16, 16, 16, 14))
     '16x3-14'
     """
     runs = [(number, len(list(run))) for number, run in groupby(chunk_layers)]

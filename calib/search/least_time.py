@@ -7,13 +7,20 @@ again only add to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..layers.blocks import Block, BlockKind, block, chunk_variants, layer_parts
+from ..layers.blocks import (
+    Block,
+    BlockKind,
+    attention_part,
+    block,
+    chunk_variants,
+    experts_part,
+)
 from ..steps.known import Features
 from ..steps.model import FittedSteps
 from ..steps.scales import CONTENTION
@@ -39,9 +46,21 @@ class LeastTimes:
     levels: Floats
     """What layouts alike leave of the log step time, by kind of recomputation, shape (cells, 3)."""
 
+    @property
+    def rows(self) -> Floats:
+        """Both as one array with a row for each cell."""
+        return np.column_stack([self.time_s, self.levels])
 
-def least_times(cells: Cells, steps: FittedSteps, run: Callable[..., Iterator] = map) -> LeastTimes:
+    @staticmethod
+    def of_rows(rows: Floats) -> LeastTimes:
+        """The inverse of ``rows``."""
+        return LeastTimes(time_s=rows[:, 0], levels=rows[:, 1:])
+
+
+def least_times(cells: Cells, steps: FittedSteps) -> LeastTimes:
     """Bounds of the median step time of every variant of each cell."""
+    if not len(cells):
+        return LeastTimes(time_s=np.empty(0), levels=np.empty((0, len(RECOMPUTES))))
     priced = _Priced(cells, steps)
     time_s = np.empty(len(cells))
     columns = cells.columns
@@ -65,12 +84,12 @@ class _Priced:
         for kind in block_kinds(cells.config):
             if kind is BlockKind.PREDICTION:
                 continue  # never less than nothing
-            made = _attention if kind is _PARTS_KIND else _whole(kind)
+            made = attention_part if kind is _PARTS_KIND else _whole(kind)
             self._rows[kind] = [self._add(shared, made)]
         if cells.config.model.experts is not None:
             tokens = columns["micro"] * cells.config.model.seq_length // columns["cp"]
             split = cells.distinct(columns["tp"], columns["ep"], columns["etp"], tokens)
-            self._rows[_PARTS_KIND].append(self._add(split, _experts))
+            self._rows[_PARTS_KIND].append(self._add(split, experts_part))
         self._price()
 
     def _add(self, distinct: tuple[Ints, Ints], made: Callable[[RunConfig], Block]) -> Ints:
@@ -151,14 +170,6 @@ class _Priced:
 
 def _whole(kind: BlockKind) -> Callable[[RunConfig], Block]:
     return lambda config: block(config, kind)
-
-
-def _attention(config: RunConfig) -> Block:
-    return layer_parts(config)[0]
-
-
-def _experts(config: RunConfig) -> Block:
-    return layer_parts(config)[1]
 
 
 def _levels(cells: Cells, steps: FittedSteps) -> Floats:

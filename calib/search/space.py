@@ -165,7 +165,7 @@ def splits(config: RunConfig, pp: int) -> list[tuple[int, ...]]:
     >>> run = RunConfig(model=gpt, parallelism=Parallelism(),
     ...     batch=Batch(micro_batch_size=1, global_batch_size=8))
     >>> splits(run, 4)
-    [(3, 3, 3, 1), (2, 3, 3, 2), (1, 3, 3, 3), (2, 4, 4, 0)]
+    [(3, 3, 3, 1), (2, 3, 3, 2), (1, 3, 3, 3)]
     """
     num_layers = config.model.num_layers
     if pp == 1:
@@ -183,7 +183,8 @@ def _fewer_at_ends(num_layers: int, pp: int) -> Iterator[tuple[int, ...]]:
     for first in _FIRST_LESS:
         for last in _LAST_LESS:
             each, rest = divmod(num_layers + first + last, pp)
-            if rest or each <= max(first, last) or not first + last:
+            is_even = first == last and pp == 2
+            if rest or each <= max(first, last) or not first + last or is_even:
                 continue
             yield (each - first, *[each] * (pp - 2), each - last)
 

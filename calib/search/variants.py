@@ -212,7 +212,9 @@ class _Variants:
 
     def lacking(self) -> list[Lacking]:
         """What needs least, where nothing fits."""
-        needs = [pair for kept in self._open for pair in kept.needs.items()]
+        needs = [
+            pair for kept in self._open for pair in kept.needs.items() if self._keep.allows(pair[0])
+        ]
         if not needs or any(fits for kept in self._open for fits in kept.fits.values()):
             return []
         config, nbytes = min(needs, key=lambda pair: pair[1])

@@ -54,10 +54,7 @@ def _can_fork() -> bool:
 
 @contextmanager
 def forked(function: Callable[[Any], Any]) -> Iterator[Callable[[Sequence[Any]], Sequence[Any]]]:
-    """The function over sequences, the first of each here and the others in a second process.
-
-    The first sequence is done here alone: a search that ends with it needs no process.
-    """
+    """The function over sequences, the first of each here and the others in a second process."""
     helper = _Helper(function)
     try:
         yield helper.mapped
@@ -70,12 +67,10 @@ class _Helper:
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = function
-        self._has_begun = False
         self._process: BaseProcess | None = None
 
     def mapped(self, asked: Sequence[Any]) -> Sequence[Any]:
-        if not self._has_begun or len(asked) < 2:
-            self._has_begun = True
+        if len(asked) < 2:
             return [self._function(one) for one in asked]
         if self._process is None:
             self._process = self._started()
