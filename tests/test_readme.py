@@ -39,19 +39,29 @@ def test_each_command_line_answers(
     nodes = machine.with_name("cluster.json")
     nodes.write_text(EXAMPLE)
     stands_for = {"DIR": str(home), "PROBED": str(home), "MACHINE": str(machine)}
-    stands_for["CLUSTER"] = str(nodes)
+    stands_for |= {"CLUSTER": str(nodes), "go.sh": str(machine.with_name("go.sh"))}
     if "MACHINE" in command and not [*machine.iterdir()]:
         (told,) = [one for one in COMMANDS if one.startswith("import steps")]
         assert main([stands_for.get(word, word) for word in shlex.split(told)]) == ExitCode.ANSWER
     argv = [stands_for.get(word, word) for word in shlex.split(command)]
     if "--gpus" in argv:  # 64 ranks would need a larger batch than the recorded run's 16 samples
-        argv[argv.index("--gpus") + 1] = "4"
+        place = argv.index("--gpus") + 1
+        argv[place] = "2..4" if ".." in argv[place] else "4"
     assert main(argv) == ExitCode.ANSWER, capsys.readouterr().err
 
 
 def test_there_is_a_command_for_each_verb() -> None:
     told = {command.split()[0] for command in COMMANDS}
-    assert told == {"report", "predict", "plan", "compare", "doctor", "validate", "import"}
+    assert told == {
+        "report",
+        "predict",
+        "plan",
+        "explain",
+        "compare",
+        "doctor",
+        "validate",
+        "import",
+    }
 
 
 def test_the_wrapped_command_can_be_started(capfd: pytest.CaptureFixture[str]) -> None:
