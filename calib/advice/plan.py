@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ..arguments.keep import Keep
 from ..arguments.megatron_args import options
+from ..arguments.short_names import layout_name
 from ..fit.estimates import Source
 from ..forecast.throughput import throughput
 from ..memory.peak import MemoryEstimate, Verdict, fit_probability, memory, verdict
@@ -220,12 +221,27 @@ def plan(
 
     found = {count: searched(count, keep) for count in wanted}
     first = planned(found)
-    if first.best is not None or not any(converter(c.config, config) for c in first.candidates):
+    followed = _followed(config, keep or Keep())
+    quicker = [c for c in first.candidates if c.time_frac < 0]
+    is_host_alone = any(c.verdict is not Verdict.DOES_NOT_FIT for c in quicker)
+    if first.best is not None or followed is None or not is_host_alone:
         return first
-    # What its checkpoint can be loaded into may stand behind all of these.
-    form = (keep or Keep()).having("sharding", config.parallelism.sharded.value)
-    loaded = [one for count in wanted for one in searched(count, form).layouts] if form else []
-    return planned(found, loaded)
+    # What the host takes may stand behind all of these.
+    others = [layout for count in wanted for layout in searched(count, followed).layouts]
+    return planned(found, others)
+
+
+_OWN_CODE = ("tp", "sp", "cp", "ep", "etp", "pp", "vpp", "recompute")
+"""What a loop of the user's own decides beside its sharding."""
+
+
+def _followed(config: RunConfig, keep: Keep) -> Keep | None:
+    """Layouts that the host of a run can go on in; None where others are asked for."""
+    names = ("sharding",) if takes_options(config) else ("sharding", *_OWN_CODE)
+    kept: Keep | None = keep
+    for name in names:
+        kept = kept and kept.having(name, layout_name(name).read(config))
+    return kept
 
 
 def compare(

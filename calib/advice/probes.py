@@ -106,24 +106,7 @@ def operators_of(kind: OperatorKind, shape: tuple[int, ...], element_nbytes: int
 def _best_layouts(config: RunConfig) -> tuple[list[RunConfig], list[float]]:
     """The fastest of each set of degrees, also with the running micro-batch, and how near each
     comes to the fastest of all."""
-    cells = cells_of(config, config.parallelism.num_ranks)
-    columns = cells.columns
-    # Virtual stages, layers of stages and sharding change no shape.
-    shaped = ("tp", "cp", "ep", "etp", "pp", "dp", "micro", "is_split")
-    plain = cells.subset(np.flatnonzero((columns["vp"] == 1) & (columns["deep"] == 0)))
-    firsts, _ = plain.distinct(*(plain.columns[name] for name in shaped))
-    again = Again(
-        recompute=config.recompute,
-        modules=config.recompute_modules,
-        num_layers=config.recompute_num_layers,
-    )
-    own = config.parallelism.is_sequence_parallel or config.model.experts is not None
-    layouts = [
-        again.of(layout)
-        for layout in map(plain.layout, firsts.tolist())
-        if layout.parallelism.tp == 1 or layout.parallelism.is_sequence_parallel == own
-    ]
-    layouts = [layout for layout in layouts if layout != config]
+    layouts = [layout for layout in _unlike_shapes(config) if layout != config]
     order = sorted((_rough_s(layout), place) for place, layout in enumerate(layouts))
     best: dict[tuple[int, ...], dict[bool, tuple[float, RunConfig]]] = {}
     for time_s, place in order:
@@ -134,6 +117,33 @@ def _best_layouts(config: RunConfig) -> tuple[list[RunConfig], list[float]]:
             of_degrees.setdefault(True, (time_s, layouts[place]))
     found = [pair for of_degrees in [*best.values()][:MOST_LAYOUTS] for pair in of_degrees.values()]
     return [c for _, c in found], [order[0][0] / time_s for time_s, _ in found]
+
+
+def _unlike_shapes(config: RunConfig) -> list[RunConfig]:
+    """Layouts whose operators have shapes of their own, experts and sequences split as in the run.
+
+    Virtual stages, layers of stages and sharding change no shape.
+    """
+    own = config.parallelism
+    cells = cells_of(config, own.num_ranks)
+    columns = cells.columns
+    is_split = own.is_sequence_parallel or config.model.experts is not None
+    wanted = (
+        (columns["vp"] == 1)
+        & (columns["deep"] == 0)
+        & np.isin(columns["cp"], (1, own.cp))
+        & ((columns["etp"] == columns["tp"]) | (columns["etp"] == own.expert_tp))
+        & ((columns["tp"] == 1) | (columns["is_split"] == is_split))
+    )
+    plain = cells.subset(np.flatnonzero(wanted))
+    shaped = ("tp", "cp", "ep", "etp", "pp", "dp", "micro", "is_split")
+    firsts, _ = plain.distinct(*(plain.columns[name] for name in shaped))
+    again = Again(
+        recompute=config.recompute,
+        modules=config.recompute_modules,
+        num_layers=config.recompute_num_layers,
+    )
+    return [again.of(plain.layout(place)) for place in firsts.tolist()]
 
 
 def _rough_s(config: RunConfig) -> float:
