@@ -21,12 +21,13 @@ from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordEr
 from ..hooks.process.interpreter import missing, remedy
 from .commands.outcome import ExitCode as ExitCode
 from .options.explain_options import add_explain_options
+from .options.plan_options import SCHEMA_FILE as ANSWERS
 from .options.plan_options import (
     add_layout_options,
     add_plan_options,
-    add_schema_option,
     describe_layout_names,
 )
+from .options.schema_option import add_schema_option
 from .options.show_options import add_show
 from .wrapper.run_options import add_run
 
@@ -118,7 +119,7 @@ def _add_answers(verbs: argparse._SubParsersAction) -> None:
         sub.set_defaults(takes_options=verb == "predict")
     for verb in ("predict", "plan"):
         _add_evidence(verbs.choices[verb])
-        add_schema_option(verbs.choices[verb])
+        add_schema_option(verbs.choices[verb], ANSWERS)
     add_plan_options(verbs.choices["plan"])
     add_show(verbs.choices["plan"])
     describe_layout_names(verbs.choices["plan"])

@@ -15,8 +15,6 @@ from forerun.calib.workload.config import RunConfig
 
 USUAL_NODE = 8
 """GPUs of a node where nobody said: DGX and HGX have eight."""
-_MOST = 10_000
-"""Above every degree and micro-batch size."""
 
 Rule = Callable[[Sequence[RunConfig]], NDArray[np.float64]]
 
@@ -29,10 +27,11 @@ def least_split(configs: Sequence[RunConfig]) -> NDArray[np.float64]:
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
     >>> of = lambda tp, dp, micro: RunConfig(model=gpt, parallelism=Parallelism(tp=tp, dp=dp),
     ...     batch=Batch(micro_batch_size=micro, global_batch_size=8))
-    >>> least_split([of(2, 2, 1), of(1, 4, 1), of(1, 4, 2)]).argmin()
-    np.int64(2)
+    >>> least_split([of(2, 2, 1), of(1, 4, 1), of(1, 4, 2)]).tolist()
+    [2.0, 1.0, 0.0]
     """
-    return np.array([_order(c.parallelism.tp * c.parallelism.pp, 0, c) for c in configs])
+    keys = [(c.parallelism.tp * c.parallelism.pp, -c.batch.micro_batch_size) for c in configs]
+    return _places(keys)
 
 
 def published_rule(configs: Sequence[RunConfig]) -> NDArray[np.float64]:
@@ -42,13 +41,12 @@ def published_rule(configs: Sequence[RunConfig]) -> NDArray[np.float64]:
     most TP within a node, PP for the rest (1).  Their third, that the best micro-batch depends on
     the model, is no rule: the largest that fits, as is usual.
     """
-    found = []
+    keys = []
     for config in configs:
         par = config.parallelism
-        node = par.ranks_per_node or USUAL_NODE
-        is_wide = par.tp > node
-        found.append(is_wide * float(_MOST) ** 4 + _order(par.tp * par.pp, _MOST - par.tp, config))
-    return np.array(found)
+        is_wide = par.tp > (par.ranks_per_node or USUAL_NODE)
+        keys.append((is_wide, par.tp * par.pp, -par.tp, -config.batch.micro_batch_size))
+    return _places(keys)
 
 
 RULES: Mapping[str, Rule] = {
@@ -57,5 +55,7 @@ RULES: Mapping[str, Rule] = {
 }
 
 
-def _order(first: int, second: int, config: RunConfig) -> float:
-    return (first * float(_MOST) + second) * _MOST + _MOST - config.batch.micro_batch_size
+def _places(keys: Sequence[tuple[int, ...]]) -> NDArray[np.float64]:
+    """Place of each key among the distinct ones, from 0."""
+    distinct = {key: place for place, key in enumerate(sorted(set(keys)))}
+    return np.array([distinct[key] for key in keys], dtype=np.float64)

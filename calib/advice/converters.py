@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..search.hosts import takes_options
 from ..workload.config import RunConfig, Sharding
+from ..workload.hosts import takes_options
 
 _FORMS = {
     Sharding.NONE: "a whole optimizer",

@@ -11,11 +11,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from ..arguments.megatron_args import resumed_command, rewrite_command
 from ..errors import ConfigError
 from ..forecast.model_forecast import batch_levels
+from ..forecast.throughput import throughput
 from ..memory.layout_table import peaks_nbytes
 from ..memory.peak import (
     FITS_PROBABILITY,
@@ -25,16 +24,14 @@ from ..memory.peak import (
     overhead_nbytes,
 )
 from ..plain_json import JsonObject
-from ..search.hosts import takes_options
 from ..search.recomputes import recomputes
+from ..search.variants import rounded_log
 from ..steps.model import FittedSteps
-from ..units import GIB, format_bytes, format_frac
+from ..units import GIB, format_bytes, format_count, format_frac
 from ..workload.config import RunConfig
+from ..workload.hosts import takes_options
 from .plan import Candidate, compare
 from .recompute_choices import recompute_text
-
-_DECIMALS = 9
-"""Of the log of a step time: closer layouts take the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +96,7 @@ class MicroBatchAdvice:
             words = [
                 f"micro-batch: {_in_words(best.config)}, now {now}",
                 f"step {_span(best)}",
-                f"{tokens_per_s(best):,.0f} tokens/s "
+                f"{format_count(_tokens_per_s(best))} tokens/s "
                 f"({format_frac(1 / (1 + best.time_frac) - 1, signed=True)})",
                 f"memory {_of(best.memory.total_nbytes, self.memory_capacity_nbytes)}"
                 f" (P {best.fit_probability or 0.0:.2f})",
@@ -170,10 +167,8 @@ def micro_batch_advice(
     )
 
 
-def tokens_per_s(choice: Candidate) -> float:
-    """Tokens that all ranks together train on in a second."""
-    config = choice.config
-    return config.batch.global_batch_size * config.model.seq_length / choice.step_time_s
+def _tokens_per_s(choice: Candidate) -> float:
+    return throughput(choice.config, choice.step_time_s).tokens_per_s
 
 
 def faster_probability(choice: Candidate) -> float:
@@ -237,7 +232,7 @@ def _chance(needed: float, outside: int, capacity_nbytes: int, offset_nbytes: in
 
 def _fastest(layouts: Sequence[RunConfig], steps: FittedSteps) -> list[RunConfig]:
     """One for each micro-batch, in their order; of those that take the same the first."""
-    logs = np.round(np.log(steps.median_times(layouts)), _DECIMALS)
+    logs = [rounded_log(time_s) for time_s in steps.median_times(layouts).tolist()]
     best: dict[int, int] = {}
     for place, layout in enumerate(layouts):
         known = best.setdefault(layout.batch.micro_batch_size, place)
@@ -284,7 +279,7 @@ def _choice(choice: Candidate) -> JsonObject:
         "time_frac_low": choice.time_frac_low,
         "time_frac_high": choice.time_frac_high,
         "faster_probability": faster_probability(choice),
-        "tokens_per_s": tokens_per_s(choice),
+        "tokens_per_s": _tokens_per_s(choice),
         "memory_nbytes": choice.memory.total_nbytes,
         "fit_probability": choice.fit_probability,
         "options": list(choice.options),

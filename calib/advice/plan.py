@@ -16,7 +16,6 @@ from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
 from ..search.best_first import best_layouts
 from ..search.found import Effort, Found, Proof, Room
-from ..search.hosts import takes_options
 from ..search.labels import layout_label
 from ..steps.design import most_informative
 from ..steps.estimate import StepEstimate, error_ratio, paired_sigma_log
@@ -24,6 +23,7 @@ from ..steps.known import correlations
 from ..steps.model import FittedSteps
 from ..steps.posterior import MODEL_SIGMA_LOG
 from ..workload.config import RunConfig
+from ..workload.hosts import takes_options
 from ..workload.routing import Routed, routed
 from .converters import converter
 

@@ -14,6 +14,7 @@ from ..arguments.megatron_rules import environment, refusals
 from ..plain_json import JsonObject
 from ..records.launch import Launch
 from ..workload.config import RunConfig
+from ..workload.hosts import takes_options
 from .bridge import bridge_program
 from .launchers import start_of
 from .loops import loop_program, trainer_program
@@ -172,8 +173,7 @@ def host_of(launch: Launch, running: RunConfig) -> HostKind:
         return HostKind.BRIDGE
     if running.framework.startswith("transformers"):
         return HostKind.TRAINER
-    is_loop = running.framework.startswith(("Lightning", "PyTorch", "torchtitan"))
-    return HostKind.LOOP if is_loop else HostKind.MEGATRON
+    return HostKind.MEGATRON if takes_options(running) else HostKind.LOOP
 
 
 def _program(host: HostKind, launch: Launch, running: RunConfig, config: RunConfig) -> Program:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from ..workload.config import Fp8Recipe, Recompute, RunConfig
-from .hosts import takes_options
+from ..workload.hosts import takes_options
 
 _WITHIN_MOE = {"moe_act", "shared_experts"}
 """Modules that lie within ``moe``."""

@@ -10,9 +10,9 @@ from ..errors import ConfigError
 from ..layers.blocks import BlockKind
 from ..workload.collectives import Collective, GroupRole
 from ..workload.config import Batch, Engine, Precision, Recompute, RunConfig, Schedule, Sharding
+from ..workload.hosts import takes_options
 from ..workload.pipeline_layout import uneven_layers
 from ..workload.ranks import group_call
-from .hosts import takes_options
 
 MOST_CONTEXT = 16
 """Degrees of context parallelism that are tried: two nodes of 8."""

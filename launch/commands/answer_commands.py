@@ -21,10 +21,10 @@ from ...calib.forecast.throughput import throughput
 from ...calib.memory.devices import known_device
 from ...calib.memory.peak import Verdict
 from ...calib.network.cluster import link_figures
-from ...calib.search.hosts import takes_options
 from ...calib.units import format_bytes, format_frac, format_time
 from ...calib.workload.argument_values import whole
 from ...calib.workload.config import RunConfig
+from ...calib.workload.hosts import takes_options
 from ...calib.workload.model_shape import at_least_one
 from ..known.machines import Machine, open_machine
 from ..options.cluster_files import read_cluster

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 
 from ...calib.advice.explain import Explanation
 from ...calib.advice.explain import explain as make_explanation
 from ...calib.advice.named_layouts import named_layout
 from ...calib.advice.plan import plan as make_plan
 from ...calib.errors import ConfigError
+from ...calib.search.found import TOP
 from ...calib.workload.config import RunConfig
 from ...calib.workload.model_shape import at_least_one, at_most
-from ..known.machines import Machine, open_machine
-from ..options.cluster_files import read_cluster
-from ..options.config_files import described_run
+from ..known.machines import Machine
 from ..report.explain_text import explanation_lines
+from .answer_commands import described, machine_of
 from .outcome import ExitCode, print_json, tell
+from .search_effort import search_effort
 
 
 def explain(args: argparse.Namespace) -> int:
@@ -24,15 +24,7 @@ def explain(args: argparse.Namespace) -> int:
     if args.gpus is not None:
         at_least_one("--gpus", args.gpus)
         at_most("--gpus", args.gpus)
-    machine = open_machine(
-        args.directory,
-        run_id=args.run_id,
-        machine=args.machine,
-        also=args.also or (),
-        like=args.like,
-        device=args.device,
-        stated=read_cluster(args.cluster),
-    )
+    machine = machine_of(args, args.device)
     named = _Named(args, machine)
     found = make_explanation(
         named.layout(args.layout), named.layout(args.other) if args.other else None, machine.steps
@@ -54,7 +46,7 @@ class _Named:
     def __init__(self, args: argparse.Namespace, machine: Machine) -> None:
         self._machine = machine
         self._num_ranks: int = args.gpus or 0
-        self._running = _running(args, machine.own)
+        self._running = described(args, machine.own, args.gpus or 0) or machine.own
         self._rows: tuple[RunConfig, ...] | None = None
 
     def layout(self, text: str) -> RunConfig:
@@ -67,24 +59,17 @@ class _Named:
 
     def _planned(self) -> tuple[RunConfig, ...]:
         if self._rows is None:
-            found = make_plan(
-                self._running,
-                self._machine.steps,
-                num_ranks=self._num_ranks or self._running.parallelism.num_ranks,
-                memory_capacity_nbytes=self._machine.memory_capacity_nbytes,
-                memory_offset_nbytes=self._machine.memory_offset_nbytes,
-            )
+            with search_effort(TOP) as effort:
+                found = make_plan(
+                    self._running,
+                    self._machine.steps,
+                    num_ranks=self._num_ranks or self._running.parallelism.num_ranks,
+                    memory_capacity_nbytes=self._machine.memory_capacity_nbytes,
+                    memory_offset_nbytes=self._machine.memory_offset_nbytes,
+                    effort=effort,
+                )
             self._rows = tuple(candidate.config for candidate in found.candidates)
         return self._rows
-
-
-def _running(args: argparse.Namespace, own: RunConfig) -> RunConfig:
-    found = described_run(args.config, args.command, own, num_ranks=args.gpus or 0)
-    if found is None:
-        return own
-    if found.unknown:
-        tell(f"not known, and left out: {', '.join(found.unknown)}")
-    return replace(found.config, device=own.device, framework=own.framework)
 
 
 def _draw(args: argparse.Namespace, found: Explanation) -> None:

@@ -19,8 +19,8 @@ from ...calib.errors import ConfigError
 from ...calib.forecast.throughput import RunLeft
 from ...calib.memory.peak import Verdict
 from ...calib.search.found import TOP, Effort
-from ...calib.search.hosts import takes_options
 from ...calib.workload.config import RunConfig
+from ...calib.workload.hosts import takes_options
 from ..directory.run_left import run_left
 from ..known.machines import Machine
 from ..options.plan_options import Objective, PlanQuestion, plan_question

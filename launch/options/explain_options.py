@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from .schema_option import add_schema_option
 
 SCHEMA_FILE = Path(__file__).parents[1] / "report" / "explain.schema.json"
 
@@ -19,18 +19,4 @@ def add_explain_options(sub: argparse.ArgumentParser) -> None:
     add("--run-id", help="which run, where the directory holds several")
     add("--gpus", type=int, help="number of ranks of both (default: as the run)")
     add("--svg", type=Path, metavar="FILE", help="draw the terms as a waterfall into this file")
-    add("--json-schema", action=_PrintSchema, nargs=0, help="the JSON Schema of --json, and exit")
-
-
-class _PrintSchema(argparse.Action):
-    """Prints the schema and ends, as ``--help`` does."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        print(SCHEMA_FILE.read_text(encoding="utf-8"), end="")
-        parser.exit()
+    add_schema_option(sub, SCHEMA_FILE)

@@ -210,31 +210,10 @@ def add_layout_options(sub: argparse.ArgumentParser) -> None:
         )
 
 
-def add_schema_option(sub: argparse.ArgumentParser) -> None:
-    """``--json-schema``: what ``--json`` prints, as JSON Schema."""
-    sub.add_argument(
-        "--json-schema", action=_PrintSchema, nargs=0, help="the JSON Schema of --json, and exit"
-    )
-
-
 def describe_layout_names(sub: argparse.ArgumentParser) -> None:
     """The same names in the help of a verb that takes them as ``NAME=VALUE``."""
     names = ", ".join("/".join((axis.name, *axis.others)) for axis in LAYOUT_NAMES)
     sub.add_argument_group("layout", f"NAME of --keep and --why, as in NAME=VALUE|VALUE: {names}")
-
-
-class _PrintSchema(argparse.Action):
-    """Prints the schema and ends, as ``--help`` does."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        print(SCHEMA_FILE.read_text(encoding="utf-8"), end="")
-        parser.exit()
 
 
 class _Passed(argparse.Action):

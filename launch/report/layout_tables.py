@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...calib.advice.micro_batch import MicroBatchAdvice, tokens_per_s
+from ...calib.advice.micro_batch import MicroBatchAdvice
 from ...calib.advice.plan import Plan
 from ...calib.advice.recompute_choices import recompute_text
 from ...calib.fit.estimates import Source
@@ -63,7 +63,7 @@ def micro_batch_table(advice: MicroBatchAdvice | None) -> ReportTable:
             "step": lambda row: format_time(row.step_time_s),
             "90 %": lambda row: f"{format_time(row.low_s)} to {format_time(row.high_s)}",
             "against running": lambda row: format_frac(row.time_frac, signed=True),
-            "tokens/s": lambda row: f"{tokens_per_s(row):,.0f}",
+            **throughput_cells(choices, None),
             "memory": lambda row: format_bytes(row.memory.total_nbytes),
             "fits": lambda row: f"P {row.fit_probability or 0.0:.2f}",
         },

@@ -16,11 +16,11 @@ from forerun.calib.advice.micro_batch import (
     faster_probability,
     micro_batch_advice,
     micro_batch_layouts,
-    tokens_per_s,
 )
 from forerun.calib.advice.plan import compare
 from forerun.calib.memory.peak import fit_probability, memory, memory_offset
 from forerun.calib.steps.model import FittedSteps
+from forerun.calib.units import format_count
 from forerun.calib.workload.config import Recompute, RunConfig
 
 Layout = Callable[..., RunConfig]
@@ -154,8 +154,10 @@ def test_the_line_and_the_command_say_the_same(running: RunConfig, steps: Fitted
     assert found.command[place + 1] == str(micro)
     assert "--recompute-granularity" not in found.command
     gain = 1 / (1 + found.best.time_frac) - 1
+    tokens = running.batch.global_batch_size * running.model.seq_length
+    rate = tokens / found.best.step_time_s
     assert f"micro-batch: {micro} with no recompute, now 1 with all layers again" in found.line
-    assert f"{tokens_per_s(found.best):,.0f} tokens/s (+{100 * gain:.1f} %)" in found.line
+    assert f"{format_count(rate)} tokens/s (+{100 * gain:.1f} %)" in found.line
     told = found.to_json()["best"]
     assert isinstance(told, dict) and told["micro_batch_size"] == micro
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..workload.config import RunConfig
+from .config import RunConfig
 
 _BATCH_ALONE = ("transformers", "Lightning", "PyTorch", "torchtitan")
 """Hosts whose degrees are the user's own code; a command line changes their batch alone."""
