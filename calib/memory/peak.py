@@ -109,7 +109,7 @@ def stage_memories(config: RunConfig, *, offset_nbytes: int = 0) -> list[MemoryE
     )
     out = []
     for stage in range(par.pp):
-        found = stage_parts(config, all_modules, state, stage)
+        found = stage_parts(config, all_modules, state, stage, stage_chunks(config, stage))
         parts = {f"{f.name}_nbytes": round(float(getattr(found, f.name))) for f in fields(found)}
         estimate = MemoryEstimate(
             stage=stage,
@@ -191,14 +191,18 @@ def overhead_nbytes(par: Parallelism, device: str) -> int:
 
 
 def stage_parts(
-    config: RunConfig, all_modules: ModuleBytes, state: StateBytes, stage: int
+    config: RunConfig,
+    all_modules: ModuleBytes,
+    state: StateBytes,
+    stage: int,
+    chunks: list[ChunkLayers],
 ) -> StageBytes:
-    """Bytes of one rank of a stage, for one layout or for several with the same chunks."""
+    """Bytes of one rank of a stage, for one layout or for several with the same pipeline."""
     par = config.parallelism
     return stage_bytes(
         all_modules,
         state,
-        [_chunk_layers(config, chunk) for chunk in config.chunks_of(stage)],
+        chunks,
         in_flight(
             num_stages=par.pp,
             num_virtual_stages=par.vp,
@@ -211,6 +215,11 @@ def stage_parts(
         is_last=stage == par.pp - 1,
         is_tied=config.model.is_tied,
     )
+
+
+def stage_chunks(config: RunConfig, stage: int) -> list[ChunkLayers]:
+    """Layers of the chunks of a stage, in model order."""
+    return [_chunk_layers(config, chunk) for chunk in config.chunks_of(stage)]
 
 
 def _chunk_layers(config: RunConfig, chunk: int) -> ChunkLayers:

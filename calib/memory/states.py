@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ..workload.config import Precision, RunConfig, Sharding
+from ..workload.config import Precision, RunConfig
 
 Number: TypeAlias = "float | npt.NDArray[np.float64]"
 """A float, or a float array of shape (layouts,)."""
@@ -39,17 +39,23 @@ class StateBytes:
         return not self.unit
 
 
-def state_bytes(config: RunConfig, *, shards: Number, expert_shards: Number) -> StateBytes:
+def state_bytes(
+    config: RunConfig,
+    *,
+    shards: Number,
+    expert_shards: Number,
+    optimizer: Number | None = None,
+) -> StateBytes:
     """Bytes per parameter: 2 + 4 + 12 in mixed precision, 4 + 4 + 8 in fp32.
 
-    The optimizer holds two moments and, in mixed precision, a copy in fp32, of its own shard; with
-    gradients and weights sharded deeper, these are of the shard as well.
+    The optimizer is of its own shard; with gradients and weights sharded deeper, these are of the
+    shard as well.  ``optimizer`` has its bytes where layouts differ (``optimizer_nbytes``).
     """
+    if optimizer is None:
+        optimizer = optimizer_nbytes(config)
     par, is_full = config.parallelism, config.precision is Precision.FP32
     weights = 4 if is_full else 2
     grads = config.grad_nbytes
-    optimizer = config.optimizer_state_nbytes or (8 if is_full else 12)
-    optimizer *= 1 - config.optimizer_offload_frac
     is_deep = par.shards_weights
     splits_grads = par.shards_grads or (is_deep and not par.keeps_grads_whole)
     return StateBytes(
@@ -64,13 +70,20 @@ def state_bytes(config: RunConfig, *, shards: Number, expert_shards: Number) -> 
     )
 
 
+def optimizer_nbytes(config: RunConfig) -> float:
+    """Bytes per parameter of the optimizer on the device: two moments and, in mixed precision, a
+    copy in fp32, less what the host holds."""
+    whole = config.optimizer_state_nbytes or (8 if config.precision is Precision.FP32 else 12)
+    return whole * (1 - config.optimizer_offload_frac)
+
+
 def _unit_nbytes(config: RunConfig, weights: int) -> float:
     """Two layers of weights, one of gradients as they come and one as they are reduced."""
     grads = 0 if config.parallelism.keeps_grads_whole else weights + config.grad_nbytes
     return UNITS_IN_FLIGHT * weights + grads
 
 
-def sharding_key(config: RunConfig) -> tuple[Sharding, bool, bool]:
-    """What of a layout ``state_bytes`` depends on beside the number of shards."""
+def sharding_key(config: RunConfig) -> tuple[bool, bool, bool, bool]:
+    """What of a layout ``state_bytes`` depends on beside what it is given."""
     par = config.parallelism
-    return par.sharded, par.regathers_weights, par.keeps_grads_whole
+    return par.shards_weights, par.shards_grads, par.regathers_weights, par.keeps_grads_whole
