@@ -26,6 +26,7 @@ Ints = NDArray[np.int64]
 COLUMNS = ("tp", "cp", "ep", "etp", "pp", "vp", "dp", "micro", "is_split", "split", "deep")
 """``is_split``: sequence parallelism; ``split`` and ``deep`` are places in the tables beside.  One
 more column is ``number``: the order of cells that take the same time."""
+_LARGE = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -74,9 +75,8 @@ class Cells:
         """A cell of each distinct combination of some columns, and which of them each cell has."""
         if not len(self):
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
-        rows = np.stack([np.asarray(one, dtype=np.int64) for one in columns], axis=1)
-        _, firsts, places = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-        return firsts, places.ravel()
+        _, firsts, places = np.unique(_joined(columns), return_index=True, return_inverse=True)
+        return firsts, places
 
     @property
     def num_microbatches(self) -> Ints:
@@ -98,6 +98,21 @@ class Cells:
         """Some of the cells."""
         columns = {name: found[members] for name, found in self.columns.items()}
         return replace(self, columns=columns)
+
+
+def _joined(columns: Sequence[NDArray[np.int64 | np.bool_]]) -> Ints:
+    """One number for each combination: sorting these is far faster than sorting rows."""
+    joined, span = np.zeros(len(columns[0]), dtype=np.int64), 1
+    for column in columns:
+        values = np.asarray(column, dtype=np.int64)
+        least = int(values.min())
+        width = int(values.max()) - least + 1
+        if span > _LARGE // width:
+            joined = np.unique(joined, return_inverse=True)[1]
+            span = len(joined)
+        joined = joined * width + (values - least)
+        span *= width
+    return joined
 
 
 def groups(places: Ints) -> Iterator[Ints]:

@@ -25,6 +25,7 @@ from ..steps.known import Features
 from ..steps.model import FittedSteps
 from ..steps.scales import CONTENTION
 from ..timeline.compiled import compile_blocks
+from ..timeline.simulate import least_makespans
 from ..workload.config import Recompute, RunConfig
 from ..workload.parallelism import SCHEDULES
 from .cells import Cells, Ints, groups
@@ -121,21 +122,18 @@ class _Priced:
         return np.sum([passed_s[rows[members]] for rows in self._rows[kind]], axis=0)
 
     def pipelines(self, members: Ints) -> Floats:
-        """Bounds of cells whose pipelines are cut alike.
-
-        A stage begins when a micro-batch has passed those before it, does all its passes, and the
-        last gradient passes those before it once more.
-        """
+        """Bounds of cells whose pipelines are cut alike."""
         sample = self._cells.layout(int(members[0]), is_plain=True)
         par = sample.parallelism
         number = self._cells.num_microbatches[members]
         forward, backward = self._chunks(sample, members)
-        drains = not SCHEDULES[par.schedule].splits_backward
-        way = np.cumsum(forward + backward * drains, axis=0)
-        both = (forward + backward).reshape(par.vp, par.pp, len(members)).sum(axis=0)
-        least = number * both[0]
-        for stage in range(1, par.pp):
-            least = np.maximum(least, way[stage - 1] + number * both[stage])
+        least = least_makespans(
+            forward,
+            backward,
+            number,
+            num_stages=par.pp,
+            drains=not SCHEDULES[par.schedule].splits_backward,
+        )
         idle = (par.pp - 1) / (par.vp * number)
         return (least + self._host_s[2]) * np.exp(self._grown(idle / (1.0 + idle)))
 

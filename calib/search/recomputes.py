@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations
 
 from ..workload.config import Fp8Recipe, Recompute, RunConfig
 from ..workload.hosts import takes_options
 
-_WITHIN_MOE = {"moe_act", "shared_experts"}
+_WITHIN_MOE = frozenset({"moe_act", "shared_experts"})
 """Modules that lie within ``moe``."""
 
 
@@ -34,12 +36,14 @@ class Again:
             return False
         if self.recompute is Recompute.FULL:
             return not other.num_layers or 0 < self.num_layers <= other.num_layers
-        return self._parts <= other._parts
+        return _parts(self.modules) <= _parts(other.modules)
 
     @property
-    def _parts(self) -> set[str]:
-        found = set(self.modules or ("core_attn",))
-        return found | _WITHIN_MOE if "moe" in found else found
+    def weight(self) -> float:
+        """More than that of all that are within it."""
+        if self.recompute is Recompute.FULL:
+            return self.num_layers or math.inf
+        return len(_parts(self.modules))
 
     def of(self, config: RunConfig) -> RunConfig:
         """The layout with this."""
@@ -51,6 +55,27 @@ class Again:
             recompute_num_layers=self.num_layers,
             distributes_saved_activations=config.distributes_saved_activations and is_whole,
         )
+
+
+@cache
+def _parts(modules: tuple[str, ...]) -> frozenset[str]:
+    found = frozenset(modules or ("core_attn",))
+    return found | _WITHIN_MOE if "moe" in found else found
+
+
+def lightest(agains: Iterable[Again]) -> list[Again]:
+    """Those that no other one is within.
+
+    >>> names = (("moe",), ("moe_act", "shared_experts"), ("mlp",), ("mlp", "moe_act"))
+    >>> selective = [Again(recompute=Recompute.SELECTIVE, modules=one) for one in names]
+    >>> [one.modules for one in lightest(selective)]
+    [('mlp',), ('moe_act', 'shared_experts')]
+    """
+    found: list[Again] = []
+    for again in sorted(agains, key=lambda one: one.weight):
+        if not any(one.is_within(again) for one in found):
+            found.append(again)
+    return found
 
 
 def recomputes(config: RunConfig) -> tuple[Again, ...]:

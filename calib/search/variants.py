@@ -9,14 +9,14 @@ import numpy as np
 
 from ..arguments.keep import Keep
 from ..errors import ConfigError
-from ..memory.layout_table import needed_nbytes
+from ..memory.layout_table import LayoutMemory
 from ..steps.known import same_layout
 from ..steps.model import FittedSteps
 from ..workload.config import Recompute, RunConfig, Sharding
 from .cells import Cells, Ints
 from .found import Lacking, Ranked, Room, Tally
 from .least_time import RECOMPUTES, LeastTimes
-from .recomputes import Again, recomputes
+from .recomputes import Again, lightest, recomputes
 from .space import num_nodes, states
 
 _DECIMALS = 9
@@ -41,19 +41,17 @@ class Study:
     steps: FittedSteps
     room: Room
     keep: Keep
+    memory: LayoutMemory = field(default_factory=LayoutMemory)
 
     def examine(self, asked: tuple[Ints, float]) -> Outcome:
         """The best variants of cells, by their places, that may come below a limit in seconds."""
         members, limit_s = asked
         variants = [_Variants(self, place) for place in members.tolist()]
-        self._time([one.plain for one in variants])
-        for one in variants:
-            one.keep_open(limit_s)
         self._fit([pair for one in variants for pair in one.lightest()])
         self._fit([pair for one in variants for pair in one.heavier()])
-        for one in variants:
-            one.choose(limit_s)
-        self._time([one.chosen for one in variants])
+        self._bound([pair for one in variants for pair in one.passes()])
+        self._time([one.likeliest(limit_s) for one in variants])
+        self._time([one.rest(limit_s) for one in variants])
         tally = Tally()
         for one in variants:
             tally.add(one.tally)
@@ -73,7 +71,7 @@ class Study:
         ]
         if not alike:
             return Outcome(best=(), tally=Tally())
-        holds = self.room.holds(*needed_nbytes(alike)).tolist()
+        holds = self.room.holds(*self.memory.needed_nbytes(alike)).tolist()
         times_s = self.steps.median_times(alike).tolist()
         best = tuple(
             Ranked(config=config, time_s=time_s, order=len(self.cells))
@@ -84,15 +82,19 @@ class Study:
 
     def _fit(self, asked: Sequence[tuple[_Kept, Again]]) -> None:
         """Whether ways to keep states fit with what is computed again."""
-        if not asked:
-            return
         layouts = [again.of(kept.config) for kept, again in asked]
-        allocated, overhead = needed_nbytes(layouts)
+        allocated, overhead = self.memory.needed_nbytes(layouts)
         holds = self.room.holds(allocated, overhead).tolist()
         needed = (allocated + overhead).tolist()
         for place, (kept, again) in enumerate(asked):
             kept.fits[again] = holds[place]
             kept.needs[layouts[place]] = needed[place]
+
+    def _bound(self, asked: Sequence[tuple[_Variants, Again]]) -> None:
+        """The least time of cells with what is computed again, however their states are kept."""
+        least_s = self.steps.least_times([again.of(one.layout) for one, again in asked])
+        for (one, again), bound_s in zip(asked, least_s.tolist(), strict=True):
+            one.least_s[again] = bound_s
 
     def _time(self, batches: Sequence[Sequence[_Variant]]) -> None:
         """Exact medians of all, at once."""
@@ -115,10 +117,20 @@ class _Kept:
 
 
 @dataclass(slots=True, eq=False)
-class _Variant:
+class _State:
+    """One way to keep states, with nothing computed again."""
+
     config: RunConfig
     order: int
     kept: _Kept
+    light: list[Again] = field(default_factory=list)
+    """What may be computed again: the lightest that fit."""
+
+
+@dataclass(slots=True, eq=False)
+class _Variant:
+    config: RunConfig
+    order: int
     time_s: float = np.inf
 
 
@@ -128,37 +140,26 @@ class _Variants:
     def __init__(self, study: Study, place: int) -> None:
         self._study, self._place, self._keep = study, place, study.keep
         self.tally = Tally()
-        self.chosen: list[_Variant] = []
-        self._layout = study.cells.layout(place)
-        self._agains = recomputes(self._layout)
-        levels = study.least.levels[place]
-        ratios = np.exp(levels - levels[RECOMPUTES.index(Recompute.NONE)]).tolist()
-        self._ratios = dict(zip(RECOMPUTES, ratios, strict=True))
-        self.plain = self._with_states()
+        self.least_s: dict[Again, float] = {}
+        self.layout = study.cells.layout(place)
+        self._agains = recomputes(self.layout)
+        self._timed: list[_Variant] = []
+        self._states = self._with_states()
+        self._open = list(dict.fromkeys(one.kept for one in self._states))
 
-    def _with_states(self) -> list[_Variant]:
-        """Each way to keep states, with nothing computed again."""
+    def _with_states(self) -> list[_State]:
         kept: dict[Hashable, _Kept] = {}
         found = []
-        for number, choice in enumerate(states(self._layout, num_nodes(self._layout))):
+        for number, choice in enumerate(states(self.layout, num_nodes(self.layout))):
             try:
-                config = choice.of(self._layout)
+                config = choice.of(self.layout)
             except ConfigError:
                 continue
             par = config.parallelism
             alike = (par.sharded, par.num_optimizer_instances, choice.offload_frac)
             held = kept.setdefault(alike, _Kept(config=config))
-            found.append(_Variant(config=config, order=number, kept=held))
-        self._open = list(kept.values())
+            found.append(_State(config=config, order=number, kept=held))
         return found
-
-    def keep_open(self, limit_s: float) -> None:
-        """Leaves out ways to keep states with which nothing comes below the limit."""
-        least = min(self._ratios.values())
-        still = [one for one in self.plain if one.time_s * least < limit_s]
-        self.tally.bounded += (len(self.plain) - len(still)) * len(self._agains)
-        self.plain = still
-        self._open = list(dict.fromkeys(one.kept for one in still))
 
     def lightest(self) -> list[tuple[_Kept, Again]]:
         """What has to be known of memory first."""
@@ -167,7 +168,8 @@ class _Variants:
     def heavier(self) -> list[tuple[_Kept, Again]]:
         """What has to be known beyond: where the lightest does not fit, may not be taken, or is of
         a kind that may be slower than another."""
-        is_sure = min(self._ratios.values()) >= 1.0
+        levels = self._study.least.levels[self._place]
+        is_sure = levels.min() >= levels[RECOMPUTES.index(Recompute.NONE)]
         lightest = self._agains[0]
         return [
             (kept, again)
@@ -176,36 +178,61 @@ class _Variants:
             for again in self._agains[1:]
         ]
 
-    def choose(self, limit_s: float) -> None:
-        """Which variants are timed exactly: the lightest that fit, where they may be among the
-        best.  What computes more again of the same kind takes at least as long."""
-        for one in self.plain:
-            known = one.kept.fits
+    def passes(self) -> list[tuple[_Variants, Again]]:
+        """The lightest that fit with any states.  What computes more again of the same kind takes
+        at least as long."""
+        for state in self._states:
+            known = state.kept.fits
             fitting = [again for again, fits in known.items() if fits]
-            allowed = [again for again in fitting if self._is_asked(one, again)]
-            light = [a for a in allowed if not any(b is not a and b.is_within(a) for b in allowed)]
+            allowed = [again for again in fitting if self._is_asked(state, again)]
+            state.light = lightest(allowed)
             self.tally.over_memory += len(known) - len(fitting)
             self.tally.not_asked += len(fitting) - len(allowed)
-            self.tally.dominated += len(self._agains) - len(known) + len(allowed) - len(light)
-            for again in light:
-                if one.time_s * self._ratios[again.recompute] >= limit_s:
-                    self.tally.bounded += 1
-                else:
-                    self.chosen.append(self._variant(one, again))
-        self.tally.evaluated += len(self.chosen)
+            left = len(self._agains) - len(known) + len(allowed) - len(state.light)
+            self.tally.dominated += left
+        found = dict.fromkeys(again for state in self._states for again in state.light)
+        return [(self, again) for again in found]
 
-    def _is_asked(self, one: _Variant | _Kept, again: Again) -> bool:
+    def likeliest(self, limit_s: float) -> list[_Variant]:
+        """Of each way to keep states the variant of the least bound, where that is below the
+        limit."""
+        found = []
+        for state in self._states:
+            again = min(state.light, key=self.least_s.__getitem__, default=None)
+            if again is not None and self.least_s[again] < limit_s:
+                state.light.remove(again)
+                found.append(self._variant(state, again))
+        return found
+
+    def rest(self, limit_s: float) -> list[_Variant]:
+        """Others that may still be the best of their row, and among the best."""
+        row_s: dict[Sharding, float] = {}
+        for one in self._timed:
+            sharded = one.config.parallelism.sharded
+            row_s[sharded] = min(row_s.get(sharded, limit_s), one.time_s)
+        found = []
+        for state in self._states:
+            below_s = row_s.get(state.config.parallelism.sharded, limit_s)
+            able = [again for again in state.light if self.least_s[again] < below_s]
+            self.tally.bounded += len(state.light) - len(able)
+            found += [self._variant(state, again) for again in able]
+        return found
+
+    def _is_asked(self, one: _State | _Kept, again: Again) -> bool:
         return not self._keep.axes or self._keep.allows(again.of(one.config))
 
-    def _variant(self, one: _Variant, again: Again) -> _Variant:
-        order = one.order + 1000 * self._agains.index(again)
-        return _Variant(config=again.of(one.config), order=order, kept=one.kept)
+    def _variant(self, state: _State, again: Again) -> _Variant:
+        order = state.order + 1000 * self._agains.index(again)
+        found = _Variant(config=again.of(state.config), order=order)
+        self._timed.append(found)
+        self.tally.evaluated += 1
+        return found
 
     def best(self) -> list[Ranked]:
         """The fastest that was timed, of each sharding."""
         order = int(self._study.cells.columns["number"][self._place])
         found: dict[Sharding, Ranked] = {}
-        for one in sorted(self.chosen, key=lambda one: (rounded_log(one.time_s), one.order)):
+        for one in sorted(self._timed, key=lambda one: (rounded_log(one.time_s), one.order)):
             ranked = Ranked(config=one.config, time_s=one.time_s, order=order)
             found.setdefault(one.config.parallelism.sharded, ranked)
         return list(found.values())

@@ -232,10 +232,12 @@ class Layouts:
         return evaluate(self.compiled, items_s, contention=contention, adjust=adjust, run=run)
 
 
-def layouts_of(configs: Sequence[RunConfig], base: BaseTimes) -> Layouts:
+def layouts_of(
+    configs: Sequence[RunConfig], base: BaseTimes, *, passes_only: bool = False
+) -> Layouts:
     """The layouts over base times, with the effects that they have."""
     known = base.conditions
-    compiled = compile_layouts(configs, known.weight_fracs)
+    compiled = compile_layouts(configs, known.weight_fracs, passes_only=passes_only)
     of_all = [effects_of(config) for config in configs]
     effects = tuple(dict.fromkeys(effect for own in of_all for effect in own))
     priced = priced_items(compiled, base)

@@ -16,14 +16,14 @@ from ..regressors.intervals import Z_90
 from ..timeline.compiled import Compiled
 from ..timeline.evaluate import step_times
 from ..timeline.items import Floats
-from ..timeline.simulate import spans
+from ..timeline.simulate import simulate_least, spans
 from ..timeline.steady import simulate_each, simulate_long
 from ..timeline.terms import Term
 from ..workload.config import RunConfig
 from .base_times import BaseTimes
 from .estimate import StepEstimate, StepTerms, step_estimate, step_terms
 from .known import SPANNED, Features, KnownStep, Remainder, same_layout, unseen_across
-from .layouts import Layouts, TermSlopes, doublings, layouts_of
+from .layouts import Layouts, Simulate, TermSlopes, doublings, layouts_of
 from .posterior import MODEL_SIGMA_LOG, SLOPE_STEP, LayoutPosterior, posterior_of
 from .priced_items import SCALE, Constant, PricedItems, priced_items
 from .scales import BOOST, GROWTH, LAUNCH, effects_of, releases_of
@@ -32,7 +32,7 @@ ERROR_INFLATION = 1.8124611228 / Z_90
 """Of a deviation, for 90 % of Student's distribution with 10 degrees to lie within ``Z_90`` of
 them."""
 
-
+_ROUNDING = 1e-9
 UNSEEN_SIGMA_LOG = {name: 1.5 if name == "pp" else 0.7 for name in SPANNED}
 """Of a kind of transfer between nodes that no known layout has.  Messages of stages take one path
 between two ranks, and went at 1 GB/s on one public cluster, of 45 that its cards promise, and twice
@@ -76,12 +76,8 @@ class FittedSteps:
         """Median step time of each layout, shape (layouts,): what a ranking of thousands needs."""
         if not configs:
             return np.empty(0)
-        layouts, theta = self._layouts(configs)
-        found = layouts.timed(theta[:, np.newaxis], simulate_long)
-        growth = layouts.growth_log(theta[:, np.newaxis])
         left_log = self._discrepancy(configs)[0]
-        total_log = growth[:, 0] + left_log
-        times_s = step_times(layouts.compiled, found)[:, 0] * np.exp(total_log)
+        times_s = self._at_means(configs, simulate_long) * np.exp(left_log)
         measured = {one.config.parallelism for one in self.known}
         for place, config in enumerate(configs):
             if config.parallelism in measured:  # few are, and looking each up costs more
@@ -89,6 +85,27 @@ class FittedSteps:
                 if left is not None:
                     times_s[place] *= np.exp(left.residual_log - left_log[place])
         return times_s
+
+    def least_times(self, configs: Sequence[RunConfig]) -> Floats:
+        """Seconds below which the median of no layout comes that does these passes, shape
+        (layouts,), however its states are kept: without what a stage does once in a step, and with
+        stages that wait for no other but the first time and the last.
+
+        Layouts whose step is known may be faster than that.
+        """
+        if not configs:
+            return np.empty(0)
+        found = self._at_means(configs, simulate_least, passes_only=True)
+        return found * np.exp(self._discrepancy(configs)[0]) * (1 - _ROUNDING)
+
+    def _at_means(
+        self, configs: Sequence[RunConfig], run: Simulate, *, passes_only: bool = False
+    ) -> Floats:
+        """Step times before what layouts alike leave, shape (layouts,)."""
+        layouts = layouts_of(configs, self.base, passes_only=passes_only)
+        theta = self._means(layouts.constants)[:, np.newaxis]
+        times_s = step_times(layouts.compiled, layouts.timed(theta, run))
+        return (times_s * np.exp(layouts.growth_log(theta)))[:, 0]
 
     def priced(self, compiled: Compiled) -> tuple[Floats, PricedItems, Floats]:
         """Seconds of the items of compiled parts, shape (items, 1), the items, and the constants at

@@ -93,16 +93,21 @@ class Compiled:
 
 
 def compile_layouts(
-    configs: Sequence[RunConfig], weight_fracs: Mapping[OperatorKind, float] | None = None
+    configs: Sequence[RunConfig],
+    weight_fracs: Mapping[OperatorKind, float] | None = None,
+    *,
+    passes_only: bool = False,
 ) -> Compiled:
     """The layouts as arrays.  Raises ``ConfigError`` where CPU and accelerators are mixed.
 
-    ``weight_fracs`` splits backward phases, see ``block_sums``.
+    ``weight_fracs`` splits backward phases, see ``block_sums``; ``passes_only`` leaves out what a
+    stage does once in a step.
     """
     is_host_only = {config.device == "cpu" for config in configs}
     if len(is_host_only) > 1:
         raise ConfigError("layouts on cpu and on an accelerator together; compile them apart")
-    return _Compiler(configs, weight_fracs or {}, is_host_only=True in is_host_only).compile()
+    compiler = _Compiler(configs, weight_fracs or {}, is_host_only=True in is_host_only)
+    return compiler.compile(passes_only=passes_only)
 
 
 def compile_blocks(
@@ -154,8 +159,9 @@ class _Compiler:
         self._hop_places: dict[Hashable, list[int]] = {}
         self._compositions: dict[Hashable, _Composition] = {}
 
-    def compile(self) -> Compiled:
+    def compile(self, *, passes_only: bool) -> Compiled:
         hosts = self._hosts()
+        self._passes_only = passes_only
         groups = [self._group(key, members) for key, members in self._grouped().items()]
         return self._compiled(hosts, groups)
 
@@ -280,8 +286,11 @@ class _Compiler:
         return (places * par.vp)[: par.num_chunks - 1]
 
     def _step(self, config: RunConfig, composition: _Composition) -> tuple[int, ...]:
-        # Everything that the transfers and operators of a step depend on.
         par = config.parallelism
+        if self._passes_only:
+            self._stages = self._stages or [{field.name: [] for field in fields(StageSums)}]
+            return (0,) * par.pp
+        # Everything that the transfers and operators of a step depend on.
         key = (
             *(self._model(config), par, config.precision),
             *(config.reduces_grads_in_bf16, config.keeps_fp8_params, composition.held),

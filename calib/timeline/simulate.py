@@ -7,6 +7,7 @@ only the stage that waits for them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -82,6 +83,35 @@ def simulate(costs: PipelineCosts, pipeline: Pipeline | int) -> Simulation:
     )
 
 
+def least_makespans(
+    forward_s: Floats,
+    backward_s: Floats,
+    num_microbatches: int | NDArray[np.int64],
+    *,
+    num_stages: int,
+    drains: bool = True,
+    message_s: Floats | float = 0.0,
+) -> Floats:
+    """Seconds below which no schedule ends, shape (alternatives,), in closed form.
+
+    A stage begins when a micro-batch has passed those before it, does all its passes one after
+    another, and the last gradient passes those before it once more.  Passes have shape (chunks,
+    alternatives), messages of one direction (chunks - 1, alternatives); a schedule that splits the
+    backward phase need not drain.
+
+    >>> ones = np.ones((4, 1))
+    >>> least_makespans(ones, 2 * ones, 8, num_stages=4).tolist()
+    [33.0]
+    """
+    chunks = np.stack([forward_s, backward_s]).reshape(2, -1, num_stages, forward_s.shape[-1])
+    busy = num_microbatches * chunks.sum(axis=(0, 1))
+    way = chunks[0, 0, :-1] + drains * chunks[1, 0, :-1]
+    hops = np.broadcast_to(message_s, (len(forward_s) - 1, forward_s.shape[-1]))
+    before = np.cumsum(way + (1 + drains) * hops[: num_stages - 1], axis=0)
+    busy[1:] += before
+    return busy.max(axis=0)
+
+
 def spans(costs: PipelineCosts, pipeline: Pipeline | int) -> tuple[Span, ...]:
     """Every task of the first alternative in order of start, by the recurrence of the bulk."""
     pipeline = _checked(costs, pipeline)
@@ -98,6 +128,24 @@ def spans(costs: PipelineCosts, pipeline: Pipeline | int) -> tuple[Span, ...]:
             for stage in _shown_on(event)
         ]
     return tuple(sorted(out, key=lambda span: (span.start_s, span.stage, span.end_s)))
+
+
+def simulate_least(runs: Sequence[tuple[PipelineCosts, Pipeline]]) -> list[Simulation]:
+    """Of each, ends that no stage's last one comes before, and nothing of what lies between."""
+    found = []
+    for costs, pipeline in runs:
+        least_s = least_makespans(
+            costs.forward_s,
+            costs.backward_s,
+            pipeline.num_microbatches,
+            num_stages=pipeline.num_stages,
+            drains=not pipeline.splits_backward,
+            message_s=np.minimum(costs.activation_s, costs.gradient_s),
+        )
+        end_s = np.broadcast_to(least_s, costs.start_s.shape)
+        nothing = np.zeros_like(end_s)
+        found.append(Simulation(end_s=end_s, compute_s=nothing, transfer_s=nothing))
+    return found
 
 
 def _checked(costs: PipelineCosts, pipeline: Pipeline | int) -> Pipeline:
