@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
 
-from ..errors import ConfigError
+from ..arguments.keep import Keep
 from ..forecast.throughput import Throughput, throughput
 from ..memory.peak import Verdict
 from ..plain_json import JsonObject
@@ -185,23 +185,6 @@ class Scaling:
         }
 
 
-def scaling(plans: Mapping[int, Plan], steps: FittedSteps, *, device: str = "") -> Scaling:
-    """The curve from a plan for each number of GPUs, by one device's step model.
-
-    The best layout on a number is the fastest of its plan that does not lack memory, the running
-    one among them.  Raises ``ConfigError`` where no number has any.
-    """
-    chosen = {num: best_on(num, plans[num]) for num in sorted(plans)}
-    found = {num: best for num, best in chosen.items() if best is not None}
-    if not found:
-        counts = ", ".join(f"{num:,}" for num in sorted(plans)) or "no number of"
-        raise ConfigError(
-            f"no layout fits on {counts} GPUs; ask for more of them, or for devices of more memory"
-        )
-    without = tuple(num for num, best in chosen.items() if best is None)
-    return replace(curve(list(found.values()), steps, device=device), without=without)
-
-
 def curve(chosen: Sequence[Candidate], steps: FittedSteps, *, device: str = "") -> Scaling:
     """The curve over given layouts, one for each number of GPUs, fewest first.
 
@@ -220,12 +203,17 @@ def curve(chosen: Sequence[Candidate], steps: FittedSteps, *, device: str = "") 
     )
 
 
-def best_on(num_ranks: int, found: Plan) -> Candidate | None:
-    """The fastest layout of a plan on so many ranks that may fit; None where none does."""
+def best_on(num_ranks: int, found: Plan, keep: Keep | None = None) -> Candidate | None:
+    """The fastest layout of a plan on so many ranks that may fit; None where none does.
+
+    The running layout counts where ``keep`` allows it.
+    """
     able = [
         one
-        for one in (found.own, *found.candidates)
-        if one.config.parallelism.num_ranks == num_ranks and one.verdict is not Verdict.DOES_NOT_FIT
+        for one in (*found.candidates, found.own)
+        if one.config.parallelism.num_ranks == num_ranks
+        and one.verdict is not Verdict.DOES_NOT_FIT
+        and (keep is None or keep.allows(one.config))
     ]
     return min(able, key=lambda one: one.step_time_s, default=None)
 

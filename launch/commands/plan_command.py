@@ -13,11 +13,10 @@ from typing import Any
 from ...calib.advice.breadth import Breadth, breadth
 from ...calib.advice.plan import Candidate, Plan, compare
 from ...calib.advice.plan import plan as make_plan
-from ...calib.advice.scaling import Scaling, curve
+from ...calib.advice.scaling import Scaling, best_on, curve
 from ...calib.advice.why_not import WhyNot, why_not
 from ...calib.errors import ConfigError
 from ...calib.forecast.throughput import RunLeft
-from ...calib.memory.peak import Verdict
 from ...calib.search.found import TOP, Effort
 from ...calib.workload.config import RunConfig
 from ...calib.workload.hosts import takes_options
@@ -160,16 +159,8 @@ def _nothing(config: RunConfig, num_ranks: int, question: PlanQuestion) -> str:
 
 def _best(one: _Answer, question: PlanQuestion) -> BestLayout:
     """The layout of an answer that fits and comes first; the running one where it is that."""
-    own = one.plan.own
-    rows = [c for c in one.plan.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
-    is_own_asked = own.config.parallelism.num_ranks == one.num_ranks and (
-        question.keep is None or question.keep.allows(own.config)
-    )
-    if is_own_asked and own.verdict is not Verdict.DOES_NOT_FIT:
-        rows.append(own)
-    best = min(rows, key=lambda row: row.step_time_s, default=None)
     return BestLayout(
-        candidate=best,
+        candidate=best_on(one.num_ranks, one.plan, question.keep),
         device=one.device,
         num_ranks=one.num_ranks,
         price_per_gpu_hour=one.price_per_gpu_hour,

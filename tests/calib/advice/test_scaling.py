@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from planted_steps import steps_of
 
 from forerun.calib.advice.plan import compare, plan
-from forerun.calib.advice.scaling import KNEE_SHARE, Scaling, curve, scaling
-from forerun.calib.errors import ConfigError
+from forerun.calib.advice.scaling import KNEE_SHARE, Scaling, best_on, curve
+from forerun.calib.arguments.keep import Keep
 from forerun.calib.steps.model import FittedSteps
 from forerun.calib.timeline.items import Part
 from forerun.calib.workload.config import RunConfig
@@ -141,11 +142,23 @@ def test_the_best_layout_of_each_plan_is_taken_and_those_that_do_not_fit_are_nam
         num: plan(config, steps, num_ranks=num, memory_capacity_nbytes=1 if num == 1 else 10**13)
         for num in (4, 2, 1)
     }
-    found = scaling(plans, steps)
-    assert found.without == (1,)
+    assert best_on(1, plans[1]) is None
+    assert best_on(2, plans[4]) is None
+    chosen = [best_on(num, plans[num]) for num in (2, 4)]
+    found = curve([one for one in chosen if one is not None], steps)
+    assert [point.num_ranks for point in found.points] == [2, 4]
     for point in found.points:
         held = plans[point.num_ranks]
         times = [one.step_time_s for one in held.candidates]
         assert point.estimate.time_s == pytest.approx(min(times))
-    with pytest.raises(ConfigError, match="no layout fits on 1 GPUs"):
-        scaling({1: plans[1]}, steps)
+
+
+def test_the_running_layout_is_the_best_only_where_it_is_asked_for(
+    machine: Callable[..., FittedSteps], layout: Callable[..., RunConfig]
+) -> None:
+    found = plan(layout(samples=16, micro=1), machine(0.01), memory_capacity_nbytes=10**13)
+    fastest = replace(found, own=replace(found.own, step_time_s=0.0))
+    assert best_on(1, fastest) == fastest.own
+    other = best_on(1, fastest, Keep.parse("mbs=2"))
+    assert other is not None
+    assert other.config.batch.micro_batch_size == 2
