@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError
-from ..memory.layout_table import peaks_nbytes
+from ..memory.layout_table import needed_nbytes
 from ..memory.peak import Verdict
 from ..plain_json import Json, JsonObject
 from ..regressors.intervals import Z_90
+from ..search.found import Room
 from ..search.labels import layout_label
 from ..search.space import sharded_otherwise
 from ..steps.estimate import paired_sigma_log
@@ -140,13 +141,11 @@ class Breadth:
         }
 
 
-def breadth(
-    plan: Plan, steps: FittedSteps, *, memory_limit_nbytes: float | None = None
-) -> Breadth | None:
+def breadth(plan: Plan, steps: FittedSteps) -> Breadth | None:
     """How much slower others are than the fastest layout of a plan that fits; None where none does.
 
     The running layout counts.  What an axis costs is found among the layouts of the plan and those
-    that differ from its fastest on this axis alone, within ``memory_limit_nbytes``.
+    that differ from its fastest on this axis alone and fit by the rule of its search.
     """
     ranked = sorted(
         (c for c in (plan.own, *plan.candidates) if c.verdict is not Verdict.DOES_NOT_FIT),
@@ -156,14 +155,14 @@ def breadth(
         return None
     num_ranks = ranked[0].config.parallelism.num_ranks
     ranked = [c for c in ranked if c.config.parallelism.num_ranks == num_ranks]
-    own = plan.own.config
-    is_split = own.parallelism.is_sequence_parallel or own.model.experts is not None
+    offset_nbytes = plan.own.memory.offset_nbytes
+    room = Room(capacity_nbytes=plan.memory_capacity_nbytes, offset_nbytes=offset_nbytes)
     first, *others = ranked[: NUM_NEXT + 1]
     return Breadth(
         first=first.label,
         next_slower_frac=tuple(c.step_time_s / first.step_time_s - 1.0 for c in others),
         num_not_told_apart=_not_told_apart(first, others, steps),
-        axes=_axes(ranked, steps, memory_limit_nbytes, is_split=is_split),
+        axes=_axes(ranked, steps, room),
     )
 
 
@@ -174,24 +173,18 @@ def _not_told_apart(first: Candidate, others: Sequence[Candidate], steps: Fitted
     )
 
 
-def _axes(
-    ranked: Sequence[Candidate],
-    steps: FittedSteps,
-    limit_nbytes: float | None,
-    *,
-    is_split: bool,
-) -> tuple[AxisWorth, ...]:
+def _axes(ranked: Sequence[Candidate], steps: FittedSteps, room: Room) -> tuple[AxisWorth, ...]:
     times_s = {c.config: c.step_time_s for c in ranked}
     varied = dict.fromkeys(
         other
         for candidate in ranked[:_NUM_VARIED]
         for axis in _AXES
-        for other in _with_other_values(candidate.config, axis, is_split)
+        for other in _with_other_values(candidate.config, axis)
     )
     fresh = [config for config in varied if config not in times_s]
-    if fresh and limit_nbytes is not None:
-        needed = peaks_nbytes(fresh)
-        fresh = [c for c, nbytes in zip(fresh, needed, strict=True) if nbytes <= limit_nbytes]
+    if fresh:
+        holds = room.holds(*needed_nbytes(fresh)).tolist()
+        fresh = [config for config, is_held in zip(fresh, holds, strict=True) if is_held]
     times_s |= dict(zip(fresh, np.asarray(steps.median_times(fresh)).tolist(), strict=True))
     ordered = sorted(times_s, key=lambda config: times_s[config])
     found = (_worth(axis, ordered, times_s) for axis in _AXES)
@@ -219,14 +212,12 @@ def _worth(
     return AxisWorth(axis=axis, choices=choices)
 
 
-def _with_other_values(config: RunConfig, axis: str, is_split: bool) -> Iterator[RunConfig]:
+def _with_other_values(config: RunConfig, axis: str) -> Iterator[RunConfig]:
     """The layout with the values beside its own on an axis, where these can run."""
     if axis == "sharding":
         yield from sharded_otherwise(config)
         return
     for values in _values(config, axis):
-        if axis == "tp":
-            values["is_sequence_parallel"] = is_split
         try:
             yield changed(config, values)
         except ConfigError:
@@ -234,6 +225,8 @@ def _with_other_values(config: RunConfig, axis: str, is_split: bool) -> Iterator
 
 
 def _values(config: RunConfig, axis: str) -> list[dict[str, Any]]:
+    if axis == "cp" and config.device == "cpu":
+        return []
     if axis == "recompute":
         plain = {"recompute_num_layers": 0, "recompute_modules": ()}
         return [{"recompute": one, **plain} for one in Recompute]
@@ -241,6 +234,10 @@ def _values(config: RunConfig, axis: str) -> list[dict[str, Any]]:
     of: Batch | Parallelism = config.batch if axis == "mbs" else config.parallelism
     number = getattr(of, name)
     near = [2 * number] + [number // 2] * (number % 2 == 0)
+    if axis == "tp":
+        # Megatron trains experts over tp only with the sequence split too.
+        splits = (True,) if config.model.experts is not None else (False, True)
+        return [{"tp": value, "is_sequence_parallel": one} for value in near for one in splits]
     return [
         {name: value} | ({"microbatch_group_size": 0} if axis in ("pp", "vp") else {})
         for value in near

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...calib.advice.breadth import Breadth, breadth
+from ...calib.advice.breadth import breadth
 from ...calib.advice.plan import Candidate, Plan, compare
 from ...calib.advice.plan import plan as make_plan
 from ...calib.advice.scaling import Scaling, best_on, curve
@@ -210,22 +210,10 @@ def _show(one: _Answer, question: PlanQuestion, *, is_one_of_many: bool) -> None
     if one.why is not None:
         print(f"why not {question.why}: {one.why.text}")
     print(_offer(found))
-    notes = (_breadth_text(one), routing_note(found), telling_note(found), search_note(found))
-    for note in filter(None, notes):
+    sharp = breadth(found, one.machine.steps)
+    notes = (routing_note(found), telling_note(found), search_note(found))
+    for note in filter(None, (sharp.text if sharp is not None else "", *notes)):
         print(note)
-
-
-def _breadth(one: _Answer) -> Breadth | None:
-    """How sharp the best of an answer is."""
-    limit = one.plan.memory_capacity_nbytes
-    if limit is not None:
-        limit -= one.machine.memory_offset_nbytes or 0
-    return breadth(one.plan, one.machine.steps, memory_limit_nbytes=limit)
-
-
-def _breadth_text(one: _Answer) -> str:
-    found = _breadth(one)
-    return found.text if found is not None else ""
 
 
 def _offer(found: Plan) -> str:
@@ -257,6 +245,7 @@ def _plan_json(one: _Answer, best: BestLayout, question: PlanQuestion) -> dict[s
     def row(candidate: Candidate) -> dict[str, Any]:
         return {**candidate.to_json(), "rest": rest_json(candidate, one.left)}
 
+    sharp = breadth(one.plan, one.machine.steps)
     return {
         **one.plan.to_json(),
         "own": row(one.plan.own),
@@ -267,7 +256,7 @@ def _plan_json(one: _Answer, best: BestLayout, question: PlanQuestion) -> dict[s
         "price_per_gpu_hour": one.price_per_gpu_hour,
         "cost_per_giga_token": best.cost_per_giga_token,
         "why": one.why.to_json() if one.why is not None else None,
-        "breadth": found.to_json() if (found := _breadth(one)) is not None else None,
+        "breadth": sharp.to_json() if sharp is not None else None,
         "candidates": [row(candidate) for candidate in one.plan.candidates[: question.top]],
         "network": network_json(one.machine),
     }

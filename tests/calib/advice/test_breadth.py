@@ -11,8 +11,9 @@ import pytest
 from planted_steps import steps_of
 
 from forerun.calib.advice.breadth import NUM_NEXT, Breadth, breadth
+from forerun.calib.advice.named_layouts import named_layout
 from forerun.calib.advice.plan import Plan, plan
-from forerun.calib.memory.peak import Verdict
+from forerun.calib.memory.peak import Verdict, memory, verdict
 from forerun.calib.regressors.intervals import Z_90
 from forerun.calib.steps.estimate import paired_sigma_log
 from forerun.calib.steps.model import FittedSteps
@@ -25,7 +26,7 @@ ROOM = 10**13
 
 def asked(config: RunConfig, steps: FittedSteps, room: int = ROOM) -> tuple[Plan, Breadth]:
     found = plan(config, steps, memory_capacity_nbytes=room)
-    told = breadth(found, steps, memory_limit_nbytes=room)
+    told = breadth(found, steps)
     assert told is not None
     return found, told
 
@@ -118,6 +119,35 @@ def test_what_does_not_fit_is_no_choice(layout: Layout, planted: Callable[..., A
         c.label for c in (small.own, *small.candidates) if c.verdict is not Verdict.DOES_NOT_FIT
     }
     assert told.first in fits
-    assert (
-        breadth(plan(config, steps, memory_capacity_nbytes=1), steps, memory_limit_nbytes=1) is None
-    )
+    assert breadth(plan(config, steps, memory_capacity_nbytes=1), steps) is None
+
+
+@pytest.mark.parametrize("offset_nbytes", [0, 20_000])
+def test_what_a_search_would_not_take_for_fitting_is_no_choice_either(
+    layout: Layout, planted: Callable[..., Any], offset_nbytes: int
+) -> None:
+    """Every choice is a layout that is likelier to fit than not, whatever the room."""
+    config, steps = layout(tp=4, dp=2, micro=1, samples=32), steps_of(planted())
+    needed = [c.memory.total_nbytes for c in plan(config, steps).candidates]
+    low, high = min(needed) // 2, max(needed)
+    for capacity in range(low, high, (high - low) // 8):
+        room: dict[str, Any] = {
+            "memory_capacity_nbytes": capacity,
+            "memory_offset_nbytes": offset_nbytes,
+        }
+        told = breadth(plan(config, steps, **room), steps)
+        for choice in (one for axis in (told.axes if told else ()) for one in axis.choices):
+            estimate = memory(named_layout(choice.label, config), offset_nbytes=offset_nbytes)
+            found = verdict(estimate, capacity, is_calibrated=True)
+            assert found is not Verdict.DOES_NOT_FIT, (capacity, choice.label)
+
+
+@pytest.mark.parametrize(
+    ("device", "values"), [("cpu", set[str]()), ("NVIDIA H100 80GB HBM3", {"1", "2"})]
+)
+def test_nothing_is_split_over_more_context_on_a_cpu(
+    layout: Layout, planted: Callable[..., Any], device: str, values: set[str]
+) -> None:
+    _, told = asked(layout(dp=4, device=device), steps_of(planted()))
+    found = {one.value for axis in told.axes if axis.axis == "cp" for one in axis.choices}
+    assert values <= found and bool(values) == bool(found)
