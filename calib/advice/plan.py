@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ..arguments.keep import Keep
 from ..arguments.megatron_args import options
+from ..arguments.megatron_rules import refusals
 from ..arguments.short_names import layout_name
 from ..fit.estimates import Source
 from ..forecast.throughput import throughput
@@ -135,7 +136,10 @@ class Plan:
 
     def obstacle(self, candidate: Candidate) -> str:
         """Why a layout is not offered; empty where it may be: faster, fitting, and one that the
-        host can be asked for."""
+        host can be asked for and would train in.
+
+        What Megatron would refuse of the running layout too is no obstacle: it runs.
+        """
         config, running = candidate.config, self.own.config
         if candidate.verdict is Verdict.DOES_NOT_FIT:
             return "it does not fit in memory"
@@ -146,6 +150,10 @@ class Plan:
         )
         if not takes_options(running) and not is_same_split:
             return f"{running.framework.partition(' ')[0]} cannot be asked for it by options"
+        if takes_options(running):
+            fresh = [clause for clause in refusals(config) if clause not in refusals(running)]
+            if fresh:
+                return f"Megatron would refuse it: {fresh[0]}"
         return converter(config, running)
 
     @property

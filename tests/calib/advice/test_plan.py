@@ -10,7 +10,7 @@ import pytest
 from every_layout import best_of_every, every_layout, row
 from planted_steps import estimate_many, estimate_step, steps_of
 
-from forerun.calib.advice.plan import Plan, compare, plan
+from forerun.calib.advice.plan import Candidate, Plan, compare, plan
 from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.errors import ConfigError
 from forerun.calib.memory.peak import Verdict, memory
@@ -142,6 +142,33 @@ def test_nothing_is_offered_that_cannot_be_followed(planned: Callable[..., Plan]
     assert missed.nearest_miss.endswith("transformers cannot be asked for it by options")
 
 
+def test_nothing_is_offered_that_megatron_would_refuse(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    """While the batch grows in steps of 4, Megatron wants micro-batch x dp to divide each."""
+    config = layout(tp=4, dp=2, micro=1)
+    ramp = replace(config, cadence=replace(config.cadence, rampup_batch_size=(4, 4, 1000)))
+    found = plan(ramp, steps_of(planted()), memory_capacity_nbytes=10**13)
+    assert found.best is not None and found.best != found.candidates[0]
+    shares = [c.config.batch.micro_batch_size * c.config.parallelism.dp for c in found.candidates]
+    obstacles = [found.obstacle(c) for c in found.candidates]
+    for share, obstacle in zip(shares, obstacles, strict=True):
+        assert ("--rampup-batch-size" in obstacle) == (4 % share != 0)
+    assert shares[found.candidates.index(found.best)] in (1, 2, 4)
+
+
+def test_what_the_running_layout_does_too_is_no_obstacle(planned: Callable[..., Plan]) -> None:
+    found = planned()
+    assert found.best is not None
+
+    def refused(candidate: Candidate) -> Candidate:
+        return replace(candidate, config=replace(candidate.config, offload_modules=("attn_proj",)))
+
+    one = refused(found.best)
+    assert "attn_proj needs core_attn" in found.obstacle(one)
+    assert replace(found, own=refused(found.own)).obstacle(one) == ""
+
+
 def test_a_measured_offset_is_in_every_estimate(planned: Callable[..., Plan]) -> None:
     found = planned(memory_offset_nbytes=1000)
     for candidate in found.candidates:
@@ -232,5 +259,5 @@ def test_json_is_complete_and_plain(planned: Callable[..., Plan]) -> None:
 
 
 def test_no_ranks_are_refused(layout: Layout, planted: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError, match="-1 ranks are none"):
+    with pytest.raises(ConfigError, match="gpus -1 is below 1"):
         plan(layout(), steps_of(planted()), num_ranks=-1)
