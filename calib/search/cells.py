@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from ..arguments.keep import Keep
 from ..workload.config import Batch, ContextComm, RunConfig
-from ..workload.model_shape import at_most
+from ..workload.model_shape import at_least_one
 from .space import (
     MOST_CONTEXT,
     MOST_VIRTUAL,
-    checked_ranks,
     num_nodes,
     shardings,
     splits,
@@ -127,8 +126,7 @@ def cells_of(config: RunConfig, num_ranks: int, keep: Keep | None = None) -> Cel
 
     ``keep`` holds axes at some of their values.  Raises ``ConfigError`` where there are no ranks.
     """
-    checked_ranks(num_ranks)
-    at_most("gpus", num_ranks)
+    at_least_one("gpus", num_ranks)
     return _Builder(config, num_ranks, keep or Keep()).build()
 
 
@@ -229,17 +227,11 @@ class _Builder:
     def _is_split(self, tp: int, cp: int) -> list[bool]:
         """Sequence parallelism off and on; experts over tp train only with it."""
         local = self._config.model.seq_length // cp
-        choices = (True,) if self._config.model.experts is not None else (False, True)
         is_able = self._passes("tp does not divide the local sequence", is_kept=local % tp == 0)
-        if tp == 1:
-            choices = (False, True)
-            is_able = False
+        choices = [False] if tp == 1 or self._config.model.experts is None else []
+        choices += [True] if tp > 1 and is_able else []
         wanted = self._keep.values_of("sp")
-        return [
-            one
-            for one in (choices if is_able else choices[:-1])
-            if wanted is None or ("on" if one else "off") in wanted
-        ]
+        return [one for one in choices if wanted is None or ("on" if one else "off") in wanted]
 
     def _product(self, degrees: tuple[int, int, int, int, int]) -> Ints:
         """Rows of one set of degrees: expert degrees, times batches and stages, times sharding."""

@@ -66,12 +66,12 @@ def shardings(config: RunConfig) -> tuple[Mapping[str, object], ...]:
     )
 
 
-def states(layout: RunConfig, num_nodes: int) -> tuple[States, ...]:
+def states(layout: RunConfig, num_instances: int) -> tuple[States, ...]:
     """Every way to keep the states of a layout, as its host can.
 
-    The distributed optimizer off, on, and in one instance for each node; each with what may overlap
-    (nothing does on a CPU) and with its states on the device or with the host.  One where nothing
-    is replicated, where gradients or weights are sharded too, or where the loop is the user's own.
+    The distributed optimizer off, on, and in so many instances; each with what may overlap (nothing
+    does on a CPU) and with its states on the device or with the host.  One where nothing is
+    replicated, where gradients or weights are sharded too, or where the loop is the user's own.
     """
     par = layout.parallelism
     own = (States(changes=(), offload_frac=layout.optimizer_offload_frac),)
@@ -80,8 +80,10 @@ def states(layout: RunConfig, num_nodes: int) -> tuple[States, ...]:
         return own
     if not takes_options(layout):
         return own
-    found = [] if _wants_distributed(layout) else [(_WHOLE, on) for on in _overlaps(layout, 1)]
-    for number in dict.fromkeys((1, num_nodes)):
+    # The precision-aware optimizer is the distributed optimizer's.
+    is_plain = not layout.optimizer_state_nbytes
+    found = [(_WHOLE, on) for on in _overlaps(layout, 1)] if is_plain else []
+    for number in dict.fromkeys((1, num_instances)):
         if par.dp * par.cp % number or par.expert_dp % number:
             continue
         changes = {
@@ -95,11 +97,6 @@ def states(layout: RunConfig, num_nodes: int) -> tuple[States, ...]:
         for changes, on in found
         for frac in _offloads(layout, changes)
     )
-
-
-def _wants_distributed(layout: RunConfig) -> bool:
-    """The precision-aware optimizer is the distributed optimizer's."""
-    return bool(layout.optimizer_state_nbytes)
 
 
 def _overlaps(layout: RunConfig, number: int) -> list[dict[str, bool]]:
@@ -223,10 +220,3 @@ def block_kinds(config: RunConfig) -> tuple[BlockKind, ...]:
     if model.num_prediction_layers:
         found += [BlockKind.EMBEDDING_COPY, BlockKind.PREDICTION]
     return (*found, BlockKind.HEAD)
-
-
-def checked_ranks(num_ranks: int) -> int:
-    """The number; ``ConfigError`` where it is none."""
-    if num_ranks < 1:
-        raise ConfigError(f"{num_ranks} ranks are none; give at least 1")
-    return num_ranks

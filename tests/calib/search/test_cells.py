@@ -185,5 +185,5 @@ def test_nodes_are_those_that_replicas_lie_on(layout: Layout, per_node: int) -> 
 
 
 def test_no_ranks_are_refused(layout: Layout) -> None:
-    with pytest.raises(ConfigError, match="0 ranks are none"):
+    with pytest.raises(ConfigError, match="gpus 0 is below 1"):
         cells_of(layout(), 0)
