@@ -103,11 +103,7 @@ def compile_layouts(
     ``weight_fracs`` splits backward phases, see ``block_sums``; ``passes_only`` leaves out what a
     stage does once in a step.
     """
-    is_host_only = {config.device == "cpu" for config in configs}
-    if len(is_host_only) > 1:
-        raise ConfigError("layouts on cpu and on an accelerator together; compile them apart")
-    compiler = _Compiler(configs, weight_fracs or {}, is_host_only=True in is_host_only)
-    return compiler.compile(passes_only=passes_only)
+    return _Compiler(configs, weight_fracs or {}).compile(passes_only=passes_only)
 
 
 def compile_blocks(
@@ -119,12 +115,7 @@ def compile_blocks(
     Raises ``ConfigError`` where CPU and accelerators are mixed.
     """
     configs = [config for _, config in pairs]
-    is_host_only = {config.device == "cpu" for config in configs}
-    if len(is_host_only) > 1:
-        raise ConfigError("layouts on cpu and on an accelerator together; compile them apart")
-    return _Compiler(configs, weight_fracs or {}, is_host_only=True in is_host_only).of_blocks(
-        pairs
-    )
+    return _Compiler(configs, weight_fracs or {}).of_blocks(pairs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,15 +128,14 @@ class _Composition:
 
 class _Compiler:
     def __init__(
-        self,
-        configs: Sequence[RunConfig],
-        weight_fracs: Mapping[OperatorKind, float],
-        *,
-        is_host_only: bool,
+        self, configs: Sequence[RunConfig], weight_fracs: Mapping[OperatorKind, float]
     ) -> None:
+        are_host_only = {config.device == "cpu" for config in configs}
+        if len(are_host_only) > 1:
+            raise ConfigError("layouts on cpu and on an accelerator together; compile them apart")
         self._configs = configs
         self._weight_fracs = weight_fracs
-        self._is_host_only = is_host_only
+        self._is_host_only = True in are_host_only
         self._index = ItemIndex()
         self._models: dict[ModelShape, int] = {}
         self._model_numbers: dict[int, int] = {}
@@ -286,32 +276,32 @@ class _Compiler:
         return (places * par.vp)[: par.num_chunks - 1]
 
     def _step(self, config: RunConfig, composition: _Composition) -> tuple[int, ...]:
-        par = config.parallelism
         if self._passes_only:
             self._stages = self._stages or [{field.name: [] for field in fields(StageSums)}]
-            return (0,) * par.pp
+            return (0,) * config.parallelism.pp
         # Everything that the transfers and operators of a step depend on.
-        key = (
-            *(self._model(config), par, config.precision),
-            *(config.reduces_grads_in_bf16, config.keeps_fp8_params, composition.held),
-            *(config.sharded_update_calls, config.optimizer_state_nbytes),
-            *(config.optimizer_offload_frac, config.overlaps_optimizer_offload),
+        model, par = self._model(config), config.parallelism
+        sent = (
+            *(config.precision, config.reduces_grads_in_bf16, config.keeps_fp8_params),
+            *(composition.held, config.sharded_update_calls, config.optimizer_state_nbytes),
         )
+        offload = (config.optimizer_offload_frac, config.overlaps_optimizer_offload)
+        key = (model, par, *sent, *offload)
         found = self._steps.get(key)
         if found is None:
             last = par.pp - 1
             # What is gathered ahead, and who updates what, leaves the reductions as they are.
             is_ahead = par.overlaps_param_gather and config.model.experts is not None
-            own = (key[0], replace(par, overlaps_param_gather=is_ahead), *key[2:8])
+            own = (model, replace(par, overlaps_param_gather=is_ahead), *sent)
             places = []
             for stage in range(last + 1):
                 chunks = composition.held[stage :: last + 1]
                 like = (key, chunks, stage in (0, last))
                 if like not in self._stage_places:
                     self._stage_places[like] = len(self._stages)
-                    sent = self._sent_of(config, stage, (own, chunks, stage in (0, last)))
+                    items = self._sent_of(config, stage, (own, chunks, stage in (0, last)))
                     (optimizer, _), _ = step_operators(config, stage)
-                    self._stages.append({**sent, "optimizer": [self._index.place(optimizer)]})
+                    self._stages.append({**items, "optimizer": [self._index.place(optimizer)]})
                 places.append(self._stage_places[like])
             found = self._steps[key] = tuple(places)
         return found
