@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # what makes forecasts needs SciPy, which a plan does without
     from .forecast import Forecast
 
 _PRODUCTS = (OperatorFamily.LINEAR, OperatorFamily.ATTENTION)
+_GIGA = 1e9
 _PASSES = 3
 """Of the model's FLOP over those of its forward pass."""
 
@@ -43,6 +44,11 @@ class Throughput:
     knows that, as of a CPU."""
     hfu_frac: float | None
     """Hardware FLOP/s utilisation: with what is recomputed."""
+
+    @property
+    def gpu_hours_per_giga_token(self) -> float:
+        """Hours of all GPUs together for 1e9 tokens."""
+        return _GIGA / self.tokens_per_s_per_gpu / HOUR_S
 
     @property
     def text(self) -> str:

@@ -192,7 +192,7 @@ def _preferred(answers: Sequence[_Answer], question: PlanQuestion) -> _Answer:
 
     def worth(one: _Answer) -> float:
         best = _best(one, question)
-        return best.cost_order if is_cost else best.s_per_token
+        return best.cost_order if is_cost else best.time_order
 
     if all(not one.plan.candidates for one in answers):
         raise ConfigError(_nothing(answers[0].plan.own.config, answers[0].num_ranks, question))

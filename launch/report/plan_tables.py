@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from ...calib.advice.plan import Candidate
 from ...calib.advice.scaling import ScalePoint
-from ...calib.units import HOUR_S, format_count, format_frac, format_time
+from ...calib.forecast.throughput import Throughput, throughput
+from ...calib.units import format_count, format_frac, format_time
 from .scaling_text import TOO_FAR
 from .table import ReportTable, table_of
-
-_GIGA = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,20 +27,16 @@ class BestLayout:
     """The same on the curve of its device, where there are several numbers of GPUs."""
 
     @property
-    def s_per_token(self) -> float:
-        """Seconds for one token of training; infinite where no layout fits."""
-        if self.candidate is None:
-            return math.inf
-        config = self.candidate.config
-        num_tokens = config.batch.global_batch_size * config.model.seq_length
-        return self.candidate.step_time_s / num_tokens
+    def throughput(self) -> Throughput | None:
+        """What its step time is worth; None where no layout fits."""
+        best = self.candidate
+        return None if best is None else throughput(best.config, best.step_time_s)
 
     @property
     def gpu_hours_per_giga_token(self) -> float | None:
         """Hours of all GPUs for 1e9 tokens; None where no layout fits."""
-        if self.candidate is None:
-            return None
-        return self.s_per_token * _GIGA * self.num_ranks / HOUR_S
+        found = self.throughput
+        return None if found is None else found.gpu_hours_per_giga_token
 
     @property
     def cost_per_giga_token(self) -> float | None:
@@ -49,6 +44,12 @@ class BestLayout:
         hours = self.gpu_hours_per_giga_token
         price = self.price_per_gpu_hour
         return None if hours is None or price is None else hours * price
+
+    @property
+    def time_order(self) -> float:
+        """What ``--objective time`` orders by: seconds of a token."""
+        found = self.throughput
+        return math.inf if found is None else 1.0 / found.tokens_per_s
 
     @property
     def cost_order(self) -> float:
@@ -65,7 +66,7 @@ def plans_table(rows: Sequence[BestLayout]) -> ReportTable:
         "best layout": lambda row: row.candidate.label if row.candidate else "none fits",
         "step": lambda row: format_time(row.candidate.step_time_s) if row.candidate else "",
         "90 %": lambda row: _interval(row.candidate),
-        "tokens/s": lambda row: format_count(1 / row.s_per_token) if row.candidate else "",
+        "tokens/s": lambda row: format_count(row.throughput.tokens_per_s) if row.throughput else "",
         "efficiency": lambda row: format_frac(row.point.efficiency_frac) if row.point else "",
         "GPU-h for 1e9 tokens": lambda row: _figure(row.gpu_hours_per_giga_token),
     }
