@@ -13,32 +13,12 @@ from ..search.labels import layout_label
 from ..steps.estimate import StepEstimate, StepTerms, paired_sigma_log
 from ..steps.known import similarity
 from ..steps.model import FittedSteps
-from ..timeline.terms import Term
+from ..timeline.terms import TERM_TEXTS, Term
 from ..units import format_frac, format_time
 from ..workload.config import RunConfig
 from .walk import Walk, walk
 
 SCHEMA = 1
-TEXTS: Mapping[Term, str] = {
-    Term.ATTENTION: "attention",
-    Term.MLP: "MLP",
-    Term.ROUTING: "routing",
-    Term.NORM: "norms",
-    Term.HEAD: "embedding/head",
-    Term.RECOMPUTE: "recompute",
-    Term.LAUNCHES: "launches",
-    Term.TP: "TP transfers",
-    Term.CP: "CP transfers",
-    Term.EP: "EP transfers",
-    Term.PP: "PP messages",
-    Term.BUBBLE: "PP bubble",
-    Term.DP: "DP exposed",
-    Term.OPTIMIZER: "optimizer",
-    Term.OFFLOAD: "offload",
-    Term.HOST: "host",
-    Term.NODES: "nodes, clocks",
-    Term.UNEXPLAINED: "unexplained",
-}
 _SIGNED = (Term.NODES, Term.UNEXPLAINED)
 """What may take time off a step; no other term is below 0."""
 _MOST_FRAC, _MOST_NAMED = 0.8, 3
@@ -84,7 +64,7 @@ class Explained:
         """Where most of the step goes."""
         total_s = self.estimate.time_s
         named = _named([t for t in self.terms if t.term not in _SIGNED], total_s)
-        parts = [f"{TEXTS[t.term]} {format_frac(t.time_s / total_s)}" for t in named]
+        parts = [f"{TERM_TEXTS[t.term]} {format_frac(t.time_s / total_s)}" for t in named]
         return f"{self.label} takes {format_time(total_s)}: {', '.join(parts)}"
 
     def to_json(self) -> JsonObject:
@@ -275,4 +255,4 @@ def _named(terms: Sequence[TermTime], total_s: float) -> list[TermTime]:
 
 def _signed(term: TermTime) -> str:
     sign = "+" if term.time_s > 0 else "-"
-    return f"{TEXTS[term.term]} {sign}{format_time(abs(term.time_s))}"
+    return f"{TERM_TEXTS[term.term]} {sign}{format_time(abs(term.time_s))}"

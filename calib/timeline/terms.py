@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from enum import Enum
 
@@ -51,6 +52,32 @@ class Term(Enum):
     """What measured steps of this layout and of those alike say beside all other terms."""
 
 
+TERM_TEXTS: Mapping[Term, str] = {
+    Term.ATTENTION: "attention",
+    Term.MLP: "MLP",
+    Term.ROUTING: "routing",
+    Term.NORM: "norms",
+    Term.HEAD: "embedding/head",
+    Term.RECOMPUTE: "recompute",
+    Term.LAUNCHES: "launches",
+    Term.TP: "TP transfers",
+    Term.CP: "CP transfers",
+    Term.EP: "EP transfers",
+    Term.PP: "PP messages",
+    Term.BUBBLE: "PP bubble",
+    Term.DP: "DP exposed",
+    Term.OPTIMIZER: "optimizer",
+    Term.OFFLOAD: "offload",
+    Term.HOST: "host",
+    Term.NODES: "nodes, clocks",
+    Term.UNEXPLAINED: "unexplained",
+}
+"""What each is called."""
+_COMPUTE = (Part.FORWARD, Part.BACKWARD)
+PART_TEXTS: Mapping[Part, str] = {
+    part: "compute" if part in _COMPUTE else TERM_TEXTS[Term(part.value)] for part in Part
+}
+"""The same of parts, which do not tell operators apart."""
 _OPERATORS = (Term.ATTENTION, Term.MLP, Term.ROUTING, Term.NORM, Term.HEAD)
 _KINDS = {
     Term.ATTENTION: (

@@ -6,9 +6,10 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
-from ...calib.advice.explain import TEXTS, Difference, Explained, Explanation, TermTime
+from ...calib.advice.explain import Difference, Explained, Explanation, TermTime
 from ...calib.advice.walk import Change
 from ...calib.fit.estimates import Source
+from ...calib.timeline.terms import TERM_TEXTS
 from ...calib.units import format_frac
 
 WIDTH = 80
@@ -69,7 +70,7 @@ def _of_one(one: Explained) -> Iterator[str]:
     ends = scale.ends(one.estimate.low_s, one.estimate.high_s)
     yield f"{'step':{_NAME}}{scale.text(total_s):>9}{format_frac(1.0):>9}  {ends}"
     yield ""
-    yield from _bars([(TEXTS[t.term], t.time_s) for t in large], 0.0)
+    yield from _bars([(TERM_TEXTS[t.term], t.time_s) for t in large], 0.0)
 
 
 def _of_two(found: Difference) -> Iterator[str]:
@@ -104,7 +105,7 @@ def _of_two(found: Difference) -> Iterator[str]:
     ends = scale.ends(found.low_s, found.high_s, is_signed=True)
     yield f"{'step':{_NAME}}{_cells(cells)}  {ends}"
     yield ""
-    yield from _bars([(TEXTS[t.term], t.time_s) for t in large], other.estimate.time_s)
+    yield from _bars([(TERM_TEXTS[t.term], t.time_s) for t in large], other.estimate.time_s)
     yield from _way(found, scale)
 
 
@@ -136,7 +137,7 @@ def _named(change: Change) -> str:
 
 
 def _line(term: TermTime, cells: Sequence[str], ends: str, *, wide: int = 20) -> str:
-    found = f"{TEXTS[term.term]:{_NAME}}{_cells(cells)}  {ends:<{wide}}"
+    found = f"{TERM_TEXTS[term.term]:{_NAME}}{_cells(cells)}  {ends:<{wide}}"
     return f"{found}{_provenance(term.source_frac)}".rstrip()
 
 

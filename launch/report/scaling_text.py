@@ -7,21 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from ...calib.advice.scaling import TRUSTED_FACTOR, Growth, Scaling
 from ...calib.regressors.intervals import Z_90
-from ...calib.timeline.items import Part
+from ...calib.timeline.terms import PART_TEXTS
 
-PART_WORDS = {
-    Part.FORWARD: "compute",
-    Part.BACKWARD: "compute",
-    Part.RECOMPUTE: "recomputation",
-    Part.TP: "TP transfers",
-    Part.CP: "CP transfers",
-    Part.EP: "EP exchange",
-    Part.PP: "PP messages",
-    Part.DP: "DP transfers not hidden",
-    Part.BUBBLE: "PP bubble",
-    Part.OPTIMIZER: "optimizer",
-    Part.HOST: "host",
-}
 _BAR = 32
 """Characters of an efficiency of 1: with its words in 80 columns."""
 _MOST_CAUSES = 3
@@ -106,7 +93,7 @@ def _causes(growth: Growth) -> list[str]:
     """In points of the GPU time of a token before, the largest first."""
     sums: dict[str, float] = {}
     for part, frac in growth.parts_frac.items():
-        sums[PART_WORDS[part]] = sums.get(PART_WORDS[part], 0.0) + frac
+        sums[PART_TEXTS[part]] = sums.get(PART_TEXTS[part], 0.0) + frac
     grown = sorted((-frac, word) for word, frac in sums.items() if frac >= _WORTH_SAYING_FRAC)
     return [f"{word} (+{_points(-frac)} %)" for frac, word in grown[:_MOST_CAUSES]]
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from ...calib.advice.explain import TEXTS, Difference, Explained, Explanation, TermTime
+from ...calib.advice.explain import Difference, Explained, Explanation, TermTime
+from ...calib.timeline.terms import TERM_TEXTS
 from ...calib.units import format_time
 from .charts import BLUE, GREEN, GREY, ORANGE
 
@@ -84,7 +85,7 @@ def _falling(
             small_s += term.time_s
             continue
         yield _Bar(
-            name=TEXTS[term.term],
+            name=TERM_TEXTS[term.term],
             kind=_kind(term.time_s, is_signed),
             begin_s=at_s,
             end_s=at_s + term.time_s,

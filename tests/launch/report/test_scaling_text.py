@@ -95,7 +95,7 @@ def test_what_bends_the_curve_is_said_in_words(curves: list[Scaling]) -> None:
     lines = list(scaling_lines(curves))
     last = next(line for line in lines if "4,096 to 8,192 GPUs yield" in line)
     assert "PP bubble (+" in last
-    assert "DP transfers not hidden (+" in last
+    assert "DP exposed (+" in last
     far = [point for one in curves for point in one.points if not point.is_trusted]
     assert any("too far to trust" in line for line in lines) is bool(far)
     beside = [line for line in lines if line.startswith(f"{B200} beside")]
