@@ -55,14 +55,14 @@ def _can_fork() -> bool:
 @contextmanager
 def forked(function: Callable[[Any], Any]) -> Iterator[Callable[[Sequence[Any]], Sequence[Any]]]:
     """The function over sequences, the first of each here and the others in a second process."""
-    helper = _Helper(function)
+    second = _SecondProcess(function)
     try:
-        yield helper.mapped
+        yield second.mapped
     finally:
-        helper.end()
+        second.end()
 
 
-class _Helper:
+class _SecondProcess:
     """A process that knows what this one knew when it was first needed."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
