@@ -14,8 +14,7 @@ from ..arguments.megatron_rules import beside
 from ..arguments.megatron_values import layout_values, model_values
 from ..workload.argument_values import ArgumentValue
 from ..workload.config import RunConfig
-from .program import Program
-from .words import Word, plain
+from .words import Noted, Word, plain
 
 _VP = "virtual_pipeline_model_parallel_size"
 _SIZES = (
@@ -81,7 +80,7 @@ PATHS: Mapping[str, tuple[str, ...]] = {
 _OVERLAPS = frozenset({"overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap"})
 
 
-def bridge_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> Program:
+def bridge_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> Noted:
     """The recipe's words with an override for all that differs from the running layout.
 
     Overrides that the user gave are changed in place, others come at the end, where they win.
@@ -99,7 +98,7 @@ def bridge_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) 
         value = overrides.pop(path, None) if "=" in word.text else None
         out.append(word if value is None else Word(text=f"{path}={value}"))
     out += plain([f"{path}={value}" for path, value in overrides.items()])
-    return Program(words=tuple(out), notes=tuple(_notes(differing)))
+    return Noted(words=tuple(out), notes=tuple(_notes(differing)))
 
 
 def _notes(differing: Sequence[str]) -> list[str]:

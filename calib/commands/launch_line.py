@@ -6,7 +6,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from ..arguments.megatron_args import options, rewrite_command
@@ -18,8 +18,7 @@ from ..workload.hosts import takes_options
 from .bridge import bridge_program
 from .launchers import start_of
 from .loops import loop_program, trainer_program
-from .program import Program
-from .words import Blank, Phrase, Word, phrases, plain, with_blanks
+from .words import Blank, Noted, Phrase, Word, phrases, plain, with_blanks
 
 _SCRIPT = Blank(name="SCRIPT", hint="the training script and its own arguments")
 _OVERRIDE = re.compile(r"\+*(train|model|ddp|dist|optimizer|checkpoint|dataset)\.[\w.]+=")
@@ -56,8 +55,8 @@ class LaunchLine:
     running: tuple[Phrase, ...] = ()
     """The same of the running layout, start and program; empty where it is not known."""
     notes: tuple[str, ...] = ()
-    """What words cannot say, and what Megatron would refuse."""
-    refused: tuple[str, ...] = field(default=())
+    """What words cannot say."""
+    refused: tuple[str, ...] = ()
     """Why the host would not take it; empty where it does."""
 
     @property
@@ -176,11 +175,11 @@ def host_of(launch: Launch, running: RunConfig) -> HostKind:
     return HostKind.MEGATRON if takes_options(running) else HostKind.LOOP
 
 
-def _program(host: HostKind, launch: Launch, running: RunConfig, config: RunConfig) -> Program:
+def _program(host: HostKind, launch: Launch, running: RunConfig, config: RunConfig) -> Noted:
     if not launch.argv:
         return _unknown_program(host, config)
     if host is HostKind.MEGATRON:
-        return Program(words=with_blanks(rewrite_command(launch.argv, config, running=running)))
+        return Noted(words=with_blanks(rewrite_command(launch.argv, config, running=running)))
     change = {
         HostKind.BRIDGE: bridge_program,
         HostKind.TRAINER: trainer_program,
@@ -189,11 +188,11 @@ def _program(host: HostKind, launch: Launch, running: RunConfig, config: RunConf
     return change(with_blanks(launch.argv), running, config)
 
 
-def _unknown_program(host: HostKind, config: RunConfig) -> Program:
+def _unknown_program(host: HostKind, config: RunConfig) -> Noted:
     script = Word(text="***", blank=_SCRIPT)
     note = "how the run was launched is not known; give the script and its other arguments"
     words = plain(options(config)) if host is HostKind.MEGATRON else ()
-    return Program(words=(script, *words), notes=(note,))
+    return Noted(words=(script, *words), notes=(note,))
 
 
 def _running(launch: Launch, running: RunConfig) -> tuple[Phrase, ...]:

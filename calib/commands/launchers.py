@@ -9,7 +9,7 @@ from pathlib import PurePath
 from ..arguments.kept_arguments import MASK
 from ..records.launch import Launch
 from ..workload.parallelism import Parallelism
-from .words import Blank, Phrase, Word, phrases, plain, with_blanks
+from .words import Blank, Noted, Phrase, Word, joined, phrases, plain, put, with_blanks
 
 _PORT = 29500
 """torchrun's own default."""
@@ -29,20 +29,12 @@ _ADDRESS = Blank(name="MASTER_ADDR", hint="the address of the first node")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """The words before the program, and what a user should know of them."""
-
-    words: tuple[Word, ...]
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Nodes:
     num_nodes: int
     ranks_per_node: int
 
 
-def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Start:
+def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Noted:
     """How the wanted number of ranks is started: as the user's launch was where that is known.
 
     Nodes keep their number of ranks.  With more nodes than before, where they meet is a blank.
@@ -56,7 +48,7 @@ def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Start
     is_known = bool(launch.launcher) and now.num_nodes * now.ranks_per_node == running.num_ranks
     own = _words_of(launch.launcher)
     if is_known and wanted.num_ranks == running.num_ranks and not _names_one_node(own, now):
-        return Start(words=own)
+        return Noted(words=own)
     nodes, notes = _nodes(wanted, now.ranks_per_node if is_known else 0)
     kind = _kind(launch.launcher)
     if kind is None:
@@ -66,7 +58,7 @@ def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Start
     change = _accelerate if kind == "accelerate" else _torchrun
     # Behind the module that reads it, a word is the module's.
     end = len(own) - 2 * _ends_in_module(own)
-    return Start(words=(*change(own[:end], now, nodes), *own[end:]), notes=notes)
+    return Noted(words=(*change(own[:end], now, nodes), *own[end:]), notes=notes)
 
 
 def _kind(launcher: Sequence[str]) -> str | None:
@@ -111,36 +103,35 @@ def _names_one_node(words: Sequence[Word], nodes: _Nodes) -> bool:
 
 
 def _torchrun(own: Sequence[Word], now: _Nodes, nodes: _Nodes) -> tuple[Word, ...]:
-    found = list(phrases(own))
-    _put(found, "--nproc-per-node", str(nodes.ranks_per_node))
+    found = put(phrases(own), "--nproc-per-node", Word(text=str(nodes.ranks_per_node)), "-")
     if nodes.num_nodes > 1 or any(one.name == "--nnodes" for one in found):
-        _put(found, "--nnodes", str(nodes.num_nodes))
+        found = put(found, "--nnodes", Word(text=str(nodes.num_nodes)), "-")
     if nodes.num_nodes == 1:
-        return _joined(_alone(found, _MEETING, now))
+        return joined(_alone(found, _MEETING, now))
     found = [one for one in found if one.name not in _ONE_NODE]
     if any(one.name == "--node-rank" for one in found):
-        _fill(found, "--node-rank", _RANK)
+        found = put(found, "--node-rank", Word(text=MASK, blank=_RANK), "-")
     address = _value(found, "--rdzv-endpoint") or _value(found, "--master-addr")
     if not address or address.partition(":")[0] in _HERE:
         found = [one for one in found if one.name not in _MEETING]
-        _put(found, "--rdzv-backend", "c10d")
-        _put(found, "--rdzv-id", "forerun")
-        _place(found, "--rdzv-endpoint", Word(text=f"{MASK}:{_PORT}", blank=_ADDRESS), "-")
-    return _joined(found)
+        found = put(found, "--rdzv-backend", Word(text="c10d"), "-")
+        found = put(found, "--rdzv-id", Word(text="forerun"), "-")
+        meeting = Word(text=f"{MASK}:{_PORT}", blank=_ADDRESS)
+        found = put(found, "--rdzv-endpoint", meeting, "-")
+    return joined(found)
 
 
 def _accelerate(own: Sequence[Word], now: _Nodes, nodes: _Nodes) -> tuple[Word, ...]:
-    found = list(phrases(own))
-    _put(found, "--num-processes", str(nodes.num_nodes * nodes.ranks_per_node), "_")
-    _put(found, "--num-machines", str(nodes.num_nodes), "_")
+    num_ranks = nodes.num_nodes * nodes.ranks_per_node
+    found = put(phrases(own), "--num-processes", Word(text=str(num_ranks)), "_")
+    found = put(found, "--num-machines", Word(text=str(nodes.num_nodes)), "_")
     if nodes.num_nodes == 1:
-        return _joined(_alone(found, _ACCELERATE, now))
+        return joined(_alone(found, _ACCELERATE, now))
     if _value(found, "--main-process-ip") in ("", *_HERE):
-        _fill(found, "--main-process-ip", _ADDRESS, "_")
+        found = put(found, "--main-process-ip", Word(text=MASK, blank=_ADDRESS), "_")
     if not _value(found, "--main-process-port"):
-        _put(found, "--main-process-port", str(_PORT), "_")
-    _fill(found, "--machine-rank", _RANK, "_")
-    return _joined(found)
+        found = put(found, "--main-process-port", Word(text=str(_PORT)), "_")
+    return joined(put(found, "--machine-rank", Word(text=MASK, blank=_RANK), "_"))
 
 
 def _alone(found: Sequence[Phrase], meeting: frozenset[str], now: _Nodes) -> list[Phrase]:
@@ -148,35 +139,5 @@ def _alone(found: Sequence[Phrase], meeting: frozenset[str], now: _Nodes) -> lis
     return [one for one in found if now.num_nodes == 1 or one.name not in meeting]
 
 
-def _put(found: list[Phrase], name: str, value: str, dash: str = "-") -> None:
-    """Give an option its value, in the user's spelling where it is there, else at the end."""
-    _place(found, name, Word(text=value), dash)
-
-
-def _fill(found: list[Phrase], name: str, blank: Blank, dash: str = "-") -> None:
-    _place(found, name, Word(text=MASK, blank=blank), dash)
-
-
-def _place(found: list[Phrase], name: str, value: Word, dash: str) -> None:
-    spelled = "--" + name[2:].replace("-", dash)
-    for place, phrase in enumerate(found):
-        if phrase.name == name:
-            first, joined, _ = phrase.words[0].text.partition("=")
-            words = (Word(text=first), value)
-            if joined:
-                words = (Word(text=f"{first}={value.text}", blank=value.blank),)
-            found[place] = Phrase(words=words)
-            return
-    found.append(Phrase(words=(Word(text=spelled), value)))
-
-
 def _value(found: Sequence[Phrase], name: str) -> str:
-    for phrase in found:
-        if phrase.name == name:
-            _, joined, value = phrase.words[0].text.partition("=")
-            return value if joined else " ".join(word.text for word in phrase.words[1:])
-    return ""
-
-
-def _joined(found: Sequence[Phrase]) -> tuple[Word, ...]:
-    return tuple(word for phrase in found for word in phrase.words)
+    return next((phrase.value for phrase in found if phrase.name == name), "")

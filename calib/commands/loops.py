@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 from ..arguments.kept_arguments import MASK
 from ..workload.config import Recompute, RunConfig, Sharding
-from .program import Program
-from .words import Phrase, Word, phrases, plain
+from .words import Noted, Phrase, Word, joined, phrases, put
 
 _BATCH = "--per-device-train-batch-size"
 _STEPS = "--gradient-accumulation-steps"
@@ -26,7 +25,7 @@ _ACCUMULATED = (
 """Usual names of a rank's batch and of the passes of a step, as the end of an option or a path."""
 
 
-def trainer_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> Program:
+def trainer_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> Noted:
     """A Trainer's words with batch, accumulation, checkpointing and FSDP as the layout has them."""
     found = list(phrases(argv))
     named = {phrase.name for phrase in found}
@@ -34,15 +33,18 @@ def trainer_program(argv: Sequence[Word], running: RunConfig, config: RunConfig)
     notes = []
     if wanted and not named & _OFTEN_SAID:
         told = ", ".join(f"{name[2:].replace('-', '_')}={v}" for name, v in wanted.items())
-        return Program(words=tuple(argv), notes=(f"set in TrainingArguments: {told}",))
+        return Noted(words=tuple(argv), notes=(f"set in TrainingArguments: {told}",))
     for name, value in wanted.items():
-        found = _put(found, name, value)
+        if value:
+            found = put(found, name, Word(text=value), "_")
+        else:
+            found = [phrase for phrase in found if phrase.name != name]
     if config.parallelism.num_optimizer_instances > 1:
         notes.append("hybrid sharding needs version 1 and HYBRID_SHARD in --fsdp_config")
-    return Program(words=_joined(found), notes=tuple(notes))
+    return Noted(words=joined(found), notes=tuple(notes))
 
 
-def loop_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> Program:
+def loop_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) -> Noted:
     """A loop's own words with its batch changed where an option says it, and the rest in words."""
     found, notes = list(phrases(argv)), list(_told(running, config))
     sizes = {
@@ -62,8 +64,8 @@ def loop_program(argv: Sequence[Word], running: RunConfig, config: RunConfig) ->
                 0, f"{what} {then} in place of {now}: no option says it; set it in the code"
             )
         else:
-            found[place] = _with_value(found[place], str(then))
-    return Program(words=_joined(found), notes=tuple(notes))
+            found[place] = found[place].having(Word(text=str(then)))
+    return Noted(words=joined(found), notes=tuple(notes))
 
 
 def _trainer_values(running: RunConfig, config: RunConfig) -> dict[str, str]:
@@ -112,37 +114,6 @@ def _place(found: Sequence[Phrase], names: Sequence[str], now: int) -> int | Non
     for name in names:
         for place, phrase in enumerate(found):
             own = phrase.name.lstrip("-").replace("_", "-").rpartition(".")[2]
-            if own == name and _value(phrase) in (str(now), MASK):
+            if own == name and phrase.value in (str(now), MASK):
                 return place
     return None
-
-
-def _value(phrase: Phrase) -> str:
-    first = phrase.words[0].text
-    if "=" in first:
-        return first.partition("=")[2]
-    return phrase.words[1].text if len(phrase.words) == 2 else ""
-
-
-def _with_value(phrase: Phrase, value: str) -> Phrase:
-    name, joined, _ = phrase.words[0].text.partition("=")
-    return Phrase(words=plain((f"{name}={value}",) if joined else (name, value)))
-
-
-def _put(found: Sequence[Phrase], name: str, value: str) -> list[Phrase]:
-    """With an option changed, added at the end, or taken away where the value is empty."""
-    out: list[Phrase] = []
-    is_there = False
-    for phrase in found:
-        if phrase.name != name:
-            out.append(phrase)
-        elif value:
-            is_there = True
-            out.append(_with_value(phrase, value))
-    if value and not is_there:
-        out.append(Phrase(words=plain(("--" + name[2:].replace("-", "_"), value))))
-    return out
-
-
-def _joined(found: Sequence[Phrase]) -> tuple[Word, ...]:
-    return tuple(word for phrase in found for word in phrase.words)

@@ -64,9 +64,36 @@ class Phrase:
         return first.partition("=")[0].replace("_", "-") if is_option(first) else ""
 
     @property
+    def value(self) -> str:
+        """What stands behind the option or the ``=``; empty where nothing does."""
+        _, joined, value = self.words[0].text.partition("=")
+        return value if joined else " ".join(word.text for word in self.words[1:])
+
+    def having(self, value: Word) -> Phrase:
+        """The phrase with another value, behind an ``=`` where there was one.
+
+        >>> one, other = phrases(plain(("--lr", "1", "--wd=2")))
+        >>> one.having(Word(text="3")).shell, other.having(Word(text="3")).shell
+        ('--lr 3', '--wd=3')
+        """
+        name, joined, _ = self.words[0].text.partition("=")
+        if joined:
+            return Phrase(words=(Word(text=f"{name}={value.text}", blank=value.blank),))
+        return Phrase(words=(Word(text=name), value))
+
+    @property
     def shell(self) -> str:
         """The phrase as ``sh`` takes it."""
         return " ".join(word.shell for word in self.words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """Words of a launch line, and what they cannot say."""
+
+    words: tuple[Word, ...]
+    notes: tuple[str, ...] = ()
+    """What a user has to do or know, one sentence each."""
 
 
 def phrases(words: Sequence[Word]) -> tuple[Phrase, ...]:
@@ -83,6 +110,21 @@ def phrases(words: Sequence[Word]) -> tuple[Phrase, ...]:
         else:
             found[-1].append(word)
     return tuple(Phrase(words=tuple(one)) for one in found)
+
+
+def joined(found: Sequence[Phrase]) -> tuple[Word, ...]:
+    """The words of phrases in their order."""
+    return tuple(word for phrase in found for word in phrase.words)
+
+
+def put(found: Sequence[Phrase], name: str, value: Word, dash: str) -> list[Phrase]:
+    """With an option's value in the user's spelling where it is there, else at the end.
+
+    ``dash`` is what stands between the parts of a name that is added.
+    """
+    if any(phrase.name == name for phrase in found):
+        return [phrase.having(value) if phrase.name == name else phrase for phrase in found]
+    return [*found, Phrase(words=(Word(text="--" + name[2:].replace("-", dash)), value))]
 
 
 def plain(words: Sequence[str]) -> tuple[Word, ...]:
