@@ -7,25 +7,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from ..arguments.short_names import layout_name
 from ..errors import ConfigError
 from ..search.labels import is_usually_split
+from ..search.space import WHOLE
 from ..workload.argument_values import whole
 from ..workload.batch import Batch
 from ..workload.config import Parallelism, Recompute, RunConfig, Schedule, Sharding
-from ..workload.model_shape import at_least_one, at_most
+from ..workload.model_shape import at_least_one
 from ..workload.pipeline_layout import uneven_layers
 
 RUNNING = "running"
 _DEGREES = {n: n for n in ("tp", "cp", "ep", "etp", "pp", "vp", "dp", "mbs")} | {"vpp": "vp"}
-_SHARDINGS = {
-    "ddp": Sharding.NONE,
-    "zero1": Sharding.OPTIMIZER,
-    "zero2": Sharding.GRADS,
-    "fsdp": Sharding.WEIGHTS,
-    "hsdp": Sharding.WEIGHTS,
-}
 _NUMBERED = re.compile(r"([a-z]+?)(\d+)$")
-_COPIED = re.compile(r"(zero\d|hsdp)(?:x(\d+))?$")
+_SHARDED = re.compile(r"(?:ddp|fsdp|zero0|(?:zero[1-3]|hsdp)(?:x\d+)?)$")
 _LAYERS = re.compile(r"(?:\d+x\d+|\d+(?:x\d+)?(?:-\d+(?:x\d+)?)+)$")
 _MOST_DIGITS = 4
 """Of a number of stages: more are a slip, and would only fill memory."""
@@ -65,17 +60,17 @@ def named_layout(text: str, running: RunConfig, num_ranks: int = 0) -> RunConfig
 def _read(word: str) -> Iterator[tuple[str, Any]]:
     """Names with values: degrees as numbers, all else as it is kept in a layout."""
     small = word.lower().replace("=", "")
-    numbered, copied = _NUMBERED.match(small), _COPIED.match(small)
+    numbered = _NUMBERED.match(small)
     head, _, modules = small.partition("+")
-    if small in _SHARDINGS or copied:
-        name, copies = (copied.group(1), copied.group(2)) if copied else (small, None)
-        yield "sharding", _SHARDINGS[name]
-        yield "copies", int(copies) if copies else (0 if name == "hsdp" else 1)
+    if _SHARDED.match(small):
+        name, _, copies = small.partition("x")
+        is_hybrid = name == "hsdp"
+        yield "sharding", Sharding(layout_name("sharding").parse("fsdp" if is_hybrid else name))
+        yield "copies", int(copies) if copies else (0 if is_hybrid else 1)
     elif numbered and numbered.group(1) in _DEGREES:
         name = _DEGREES[numbered.group(1)]
         number = whole(name, numbered.group(2))
         at_least_one(name, number)
-        at_most(name, number)
         yield name, number
     elif _LAYERS.match(small):
         yield "chunk_layers", _layers(small)
@@ -168,12 +163,7 @@ def _sharding(
         named = {**named, "sharding": Sharding.NONE, "copies": 1}
     sharding, copies = named["sharding"], named["copies"]
     if sharding is Sharding.NONE:
-        return {
-            "is_optimizer_distributed": False,
-            "overlaps_param_gather": False,
-            "sharding": Sharding.OPTIMIZER,
-            "num_optimizer_instances": 1,
-        }
+        return WHOLE
     found = own.num_optimizer_instances if own.num_optimizer_instances > 1 else 2
     is_new = own.overlaps_grad_reduce and not own.is_optimizer_distributed
     return {

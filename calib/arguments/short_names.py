@@ -14,7 +14,7 @@ from typing import TypeAlias
 from ..errors import ConfigError
 from ..workload.argument_values import shown, whole
 from ..workload.config import Recompute, RunConfig, Sharding
-from ..workload.model_shape import at_least_one, at_most
+from ..workload.model_shape import at_least_one
 from .megatron_namespace import RECOMPUTE_MODULES
 from .megatron_options import options_of
 
@@ -99,7 +99,6 @@ def _number(
     def parse(word: str) -> AxisValue:
         number = whole(name, word)
         at_least_one(f"--{name}", number)
-        at_most(f"--{name}", number)
         return number
 
     return LayoutName(

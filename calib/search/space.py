@@ -20,12 +20,13 @@ MOST_VIRTUAL = 8
 """Virtual stages: each adds messages, and Megatron's own runs use up to 8."""
 _FIRST_LESS, _LAST_LESS = (0, 1, 2), (0, 1, 2, 3)
 """Layers that the first or the last stage may have less than the others, for embedding and head."""
-_WHOLE: dict[str, Any] = {
+WHOLE: dict[str, Any] = {
     "is_optimizer_distributed": False,
     "overlaps_param_gather": False,
     "sharding": Sharding.OPTIMIZER,
     "num_optimizer_instances": 1,
 }
+"""Fields of ``Parallelism`` where every replica has whole weights, gradients and states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ def shardings(config: RunConfig) -> tuple[Mapping[str, object], ...]:
     beside = {"overlaps_grad_reduce": True, "overlaps_param_gather": True}
     if not takes_options(config):
         whole = {**deep, **beside, "sharding": Sharding.WEIGHTS}
-        return (_WHOLE, whole, {**whole, "num_optimizer_instances": 2})
+        return (WHOLE, whole, {**whole, "num_optimizer_instances": 2})
     if config.device == "cpu":
         return (plain,)
     return (
@@ -82,7 +83,7 @@ def states(layout: RunConfig, num_instances: int) -> tuple[States, ...]:
         return own
     # The precision-aware optimizer is the distributed optimizer's.
     is_plain = not layout.optimizer_state_nbytes
-    found = [(_WHOLE, on) for on in _overlaps(layout, 1)] if is_plain else []
+    found = [(WHOLE, on) for on in _overlaps(layout, 1)] if is_plain else []
     for number in dict.fromkeys((1, num_instances)):
         if par.dp * par.cp % number or par.expert_dp % number:
             continue

@@ -11,7 +11,7 @@ from every_layout import every_layout
 from forerun.calib.advice.named_layouts import named_layout
 from forerun.calib.errors import ConfigError
 from forerun.calib.search.labels import layout_label
-from forerun.calib.workload.config import Precision, Recompute, RunConfig
+from forerun.calib.workload.config import Precision, Recompute, RunConfig, Sharding
 
 Layout = Callable[..., RunConfig]
 SHARDED = {"is_optimizer_distributed": True, "overlaps_grad_reduce": True, "ranks_per_node": 4}
@@ -55,10 +55,31 @@ def test_small_letters_change_the_running_layout(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "sharding"),
+    [
+        (("zero0", "ddp"), Sharding.NONE),
+        (("zero1", "ZeRO1", "zero1x2"), Sharding.OPTIMIZER),
+        (("zero2", "ZeRO2"), Sharding.GRADS),
+        (("zero3", "fsdp", "FSDP", "hsdp"), Sharding.WEIGHTS),
+    ],
+)
+def test_each_stage_of_zero_is_a_word(
+    layout: Layout, words: tuple[str, ...], sharding: Sharding
+) -> None:
+    for word in words:
+        found = named_layout(word, layout(dp=8, samples=32)).parallelism
+        assert found.sharded is sharding
+        is_copied = word in ("zero1x2", "hsdp")
+        assert found.num_optimizer_instances == (2 if is_copied else 1)
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("tp3", "8 ranks do not split over tp 3"),
         ("tp4 zz", "zz is no part of a layout"),
+        ("zero7", "zero7 is no part of a layout"),
+        ("ddpx2", "ddpx2 is no part of a layout"),
         ("", "no layout is named"),
         ("tp0", "tp 0"),
         ("pp2 1x99999-3", "more stages than any"),

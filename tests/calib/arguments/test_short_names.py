@@ -144,7 +144,6 @@ def test_keep_says_of_each_layout_whether_it_is_meant() -> None:
     }
     assert {w: keep.allows(apply_options(DENSE, w.split())) for w in asked} == asked
     assert keep.values_of("pp") == (1, 2) and keep.values_of("cp") is None
-    assert keep.without("pp").allows(apply_options(DENSE, ["--tp", "2", "--pp", "4"]))
     assert Keep().allows(DENSE)
 
 
