@@ -124,8 +124,8 @@ def _drawn(title: str, bars: Sequence[_Bar]) -> str:
         '<text class="faint" x="16" y="46">lines: 90 % intervals of each term by itself</text>',
     ]
     for place, bar in enumerate(bars):
-        following = bars[place + 1] if place + 1 < len(bars) else None
-        body += _row(bar, _TOP + place * _ROW, per_s, least_s, is_linked=following is not None)
+        is_linked = place + 1 < len(bars)
+        body += _row(bar, _TOP + place * _ROW, per_s, least_s, is_linked=is_linked)
     return "\n".join([*body, "</svg>", ""])
 
 
