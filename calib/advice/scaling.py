@@ -77,6 +77,15 @@ class ScalePoint:
         """False where the interval of the step exceeds a factor of two: too far to trust."""
         return self.estimate.high_s <= TRUSTED_FACTOR * self.estimate.low_s
 
+    def over(self, other: ScalePoint) -> tuple[float, float, float]:
+        """Tokens/s over those of another device, with the ends of the 90 % interval.
+
+        Two devices have models of their own, so that their errors do not cancel.
+        """
+        ratio = self.throughput.tokens_per_s / other.throughput.tokens_per_s
+        spread = math.exp(Z_90 * math.hypot(self.estimate.sigma_log, other.estimate.sigma_log))
+        return ratio, ratio / spread, ratio * spread
+
     def to_json(self) -> JsonObject:
         """A JSON object."""
         names = ("efficiency_frac", "efficiency_low_frac", "efficiency_high_frac", "is_trusted")
@@ -107,6 +116,12 @@ class Growth:
     parts_frac: Mapping[Part, float]
     """What each part adds to the GPU time of a token, over all of that before; they add up to
     efficiency before over efficiency after, minus one."""
+
+    @property
+    def tokens_factor(self) -> tuple[float, float, float]:
+        """What tokens/s grow by, with the ends of the 90 % interval."""
+        gpus = self.after.num_ranks / self.before.num_ranks
+        return gpus**self.yield_share, gpus**self.yield_low, gpus**self.yield_high
 
     @property
     def bends(self) -> tuple[Part, ...]:

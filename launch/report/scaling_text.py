@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from ...calib.advice.scaling import TRUSTED_FACTOR, Growth, Scaling
-from ...calib.regressors.intervals import Z_90
 from ...calib.timeline.terms import PART_TEXTS
 
 _BAR = 32
@@ -77,10 +75,7 @@ def knee_line(found: Scaling) -> str:
 def growth_line(growth: Growth) -> str:
     """What more GPUs yield, and which parts take GPU time from a token for it."""
     before, after = growth.before.num_ranks, growth.after.num_ranks
-    factor, low, high = (
-        (after / before) ** share
-        for share in (growth.yield_share, growth.yield_low, growth.yield_high)
-    )
+    factor, low, high = growth.tokens_factor
     text = (
         f"{before:,} to {after:,} GPUs yield {factor:.2f} times the tokens/s "
         f"(90 %: {low:.2f} to {high:.2f})"
@@ -100,20 +95,14 @@ def _causes(growth: Growth) -> list[str]:
 
 def _beside(one: Scaling, other: Scaling) -> Iterator[str]:
     """Tokens/s of another device over those of the first, on the least and the most GPUs that both
-    have.
-
-    Two devices have models of their own, so that their errors do not cancel.
-    """
+    have."""
     theirs = {point.num_ranks: point for point in other.points}
     both = [point for point in one.points if point.num_ranks in theirs]
     for point in both[:1] + both[1:][-1:]:
-        found = theirs[point.num_ranks]
-        ratio = found.throughput.tokens_per_s / point.throughput.tokens_per_s
-        sigma = math.hypot(found.estimate.sigma_log, point.estimate.sigma_log)
-        spread = math.exp(Z_90 * sigma)
+        ratio, low, high = theirs[point.num_ranks].over(point)
         yield (
             f"{other.device} beside {one.device} on {point.num_ranks:,} GPUs: {ratio:.2f} times "
-            f"the tokens/s (90 %: {ratio / spread:.2f} to {ratio * spread:.2f})"
+            f"the tokens/s (90 %: {low:.2f} to {high:.2f})"
         )
 
 

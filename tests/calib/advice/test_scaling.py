@@ -90,9 +90,22 @@ def test_a_serial_part_gives_amdahls_curve_and_its_knee(
     for growth in found.growths:
         before, after = (serial_s + work_s / one.num_ranks for one in (growth.before, growth.after))
         assert growth.yield_share == pytest.approx(math.log2(before / after), rel=EXACT)
+        assert growth.tokens_factor[0] == pytest.approx(before / after, rel=EXACT)
         assert growth.bends == (Part.HOST,)
         total = growth.before.efficiency_frac / growth.after.efficiency_frac - 1
         assert sum(growth.parts_frac.values()) == pytest.approx(total, rel=EXACT)
+
+
+def test_a_device_of_half_the_speed_is_half_of_the_other(
+    machine: Callable[..., FittedSteps], layout: Callable[..., RunConfig]
+) -> None:
+    one = replicated(machine(), layout)
+    other = replicated(machine(flop_per_s=0.5e10), layout)
+    for fast, slow in zip(one.points, other.points, strict=True):
+        ratio, low, high = slow.over(fast)
+        assert ratio == pytest.approx(0.5, rel=EXACT)
+        assert low < ratio < high
+        assert fast.over(slow) == pytest.approx((1 / ratio, 1 / high, 1 / low), rel=EXACT)
 
 
 def test_messages_that_grow_bend_the_curve_by_their_own_name(
