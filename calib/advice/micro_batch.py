@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from ..arguments.megatron_args import resumed_command, rewrite_command
 from ..errors import ConfigError
 from ..forecast.model_forecast import batch_levels
-from ..forecast.throughput import throughput
 from ..memory.layout_table import peaks_nbytes
 from ..memory.peak import (
     FITS_PROBABILITY,
@@ -168,7 +167,7 @@ def micro_batch_advice(
 
 
 def _tokens_per_s(choice: Candidate) -> float:
-    return throughput(choice.config, choice.step_time_s).tokens_per_s
+    return choice.throughput.tokens_per_s
 
 
 def faster_probability(choice: Candidate) -> float:

@@ -11,7 +11,7 @@ from ..arguments.megatron_args import options
 from ..arguments.megatron_rules import refusals
 from ..arguments.short_names import layout_name
 from ..fit.estimates import Source
-from ..forecast.throughput import throughput
+from ..forecast.throughput import Throughput, throughput
 from ..memory.peak import MemoryEstimate, Verdict, fit_probability, memory, verdict
 from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
@@ -74,6 +74,11 @@ class Candidate:
         """How tokens are taken to spread over the ranks of its experts; None without experts."""
         return routed(self.config)
 
+    @property
+    def throughput(self) -> Throughput:
+        """What its step time is worth."""
+        return throughput(self.config, self.step_time_s)
+
     def to_json(self) -> JsonObject:
         """A JSON object; the model's shape is left to the plan."""
         par = self.config.parallelism
@@ -87,7 +92,7 @@ class Candidate:
             "recompute": self.config.recompute.value,
             "routing": self.routing.to_json() if self.routing is not None else None,
             **{name: getattr(self, name) for name in (*times, *ratios)},
-            "throughput": throughput(self.config, self.step_time_s).to_json(),
+            "throughput": self.throughput.to_json(),
             "memory": self.memory.to_json(),
             "verdict": self.verdict.value,
             "fit_probability": self.fit_probability,

@@ -17,7 +17,6 @@ from ...calib.arguments.megatron_args import apply_options
 from ...calib.arguments.megatron_options import options_of
 from ...calib.errors import ForerunError
 from ...calib.fit.priors import UNKNOWN_DEVICE, device_prior
-from ...calib.forecast.throughput import throughput
 from ...calib.memory.devices import known_device
 from ...calib.memory.peak import Verdict
 from ...calib.network.cluster import link_figures
@@ -122,7 +121,7 @@ def _line(candidate: Candidate) -> str:
     return (
         f"{candidate.label}: step {format_time(candidate.step_time_s)} (90 %: "
         f"{format_time(candidate.low_s)} to {format_time(candidate.high_s)}) · "
-        f"{throughput(candidate.config, candidate.step_time_s).text} · "
+        f"{candidate.throughput.text} · "
         f"{format_frac(candidate.time_frac, signed=True)} against the running layout · memory "
         f"{format_bytes(candidate.memory.total_nbytes)}"
         + (f" · {candidate.routing.text}" if candidate.routing is not None else "")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ...calib.advice.plan import Candidate
 from ...calib.advice.scaling import ScalePoint
-from ...calib.forecast.throughput import Throughput, throughput
+from ...calib.forecast.throughput import Throughput
 from ...calib.units import format_count, format_frac, format_time
 from .scaling_text import TOO_FAR
 from .table import ReportTable, table_of
@@ -29,8 +29,7 @@ class BestLayout:
     @property
     def throughput(self) -> Throughput | None:
         """What its step time is worth; None where no layout fits."""
-        best = self.candidate
-        return None if best is None else throughput(best.config, best.step_time_s)
+        return None if self.candidate is None else self.candidate.throughput
 
     @property
     def gpu_hours_per_giga_token(self) -> float | None:

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ...calib.advice.plan import Candidate
-from ...calib.forecast.throughput import RestOfRun, RunLeft, Throughput, rest_of_run, throughput
+from ...calib.forecast.throughput import RestOfRun, RunLeft, rest_of_run
 from ...calib.units import TERA, format_count, format_frac
 
 TOKENS, FLOP, MFU = "tokens/s", "TFLOP/s of a GPU", "MFU"
@@ -20,10 +20,10 @@ _Cells = dict[str, Callable[[Candidate], str]]
 def throughput_cells(rows: Sequence[Candidate], left: RunLeft | None) -> _Cells:
     """Ways to read a layout: tokens/s, TFLOP/s and MFU where devices are known, and with ``left``
     the rest of the run."""
-    cells: _Cells = {TOKENS: lambda row: format_count(_throughput(row).tokens_per_s)}
-    if any(_throughput(row).mfu_frac is not None for row in rows):
-        cells[FLOP] = lambda row: format_count(_throughput(row).flop_per_s_per_gpu / TERA)
-        cells[MFU] = lambda row: _share(_throughput(row).mfu_frac)
+    cells: _Cells = {TOKENS: lambda row: format_count(row.throughput.tokens_per_s)}
+    if any(row.throughput.mfu_frac is not None for row in rows):
+        cells[FLOP] = lambda row: format_count(row.throughput.flop_per_s_per_gpu / TERA)
+        cells[MFU] = lambda row: _share(row.throughput.mfu_frac)
     return cells if left is None else cells | _rest_cells(left)
 
 
@@ -44,10 +44,6 @@ def _rest_cells(left: RunLeft) -> _Cells:
 
 def _rest(row: Candidate, left: RunLeft) -> RestOfRun:
     return rest_of_run(left, row.config, row.step_time_s)
-
-
-def _throughput(row: Candidate) -> Throughput:
-    return throughput(row.config, row.step_time_s)
 
 
 def _share(frac: float | None) -> str:
