@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ..arguments.keep import Keep
 from ..arguments.megatron_args import options
@@ -208,32 +209,15 @@ def plan(
     """
     counts = num_ranks if isinstance(num_ranks, Sequence) else (num_ranks,)
     wanted = dict.fromkeys(count or config.parallelism.num_ranks for count in counts)
-    effort = effort or Effort()
     room = Room(capacity_nbytes=memory_capacity_nbytes, offset_nbytes=memory_offset_nbytes or 0)
 
     def searched(count: int, kept: Keep | None) -> Found:
-        return best_layouts(config, steps, count, room=room, keep=kept, effort=effort)
+        given = effort or Effort()
+        return best_layouts(config, steps, count, room=room, keep=kept, effort=given)
 
-    def planned(found: Mapping[int, Found], others: Sequence[RunConfig] = ()) -> Plan:
-        layouts = [layout for one in found.values() for layout in one.layouts]
-        own, *candidates = compare(
-            config,
-            [config, *dict.fromkeys((*layouts, *others))],
-            steps,
-            memory_capacity_nbytes=memory_capacity_nbytes,
-            memory_offset_nbytes=memory_offset_nbytes,
-        )
-        candidates.sort(key=lambda c: (c.verdict is Verdict.DOES_NOT_FIT, c.step_time_s, c.label))
-        return Plan(
-            own=own,
-            measured_step_time_s=steps.measured_s(config),
-            memory_capacity_nbytes=memory_capacity_nbytes,
-            proofs={count: one.proof for count, one in found.items()},
-            candidates=tuple(candidates),
-        )
-
+    planned = partial(_planned, config, steps, memory_capacity_nbytes, memory_offset_nbytes)
     found = {count: searched(count, keep) for count in wanted}
-    first = planned(found)
+    first = planned(found, ())
     followed = _followed(config, keep or Keep())
     quicker = [c for c in first.candidates if c.time_frac < 0]
     is_host_alone = any(c.verdict is not Verdict.DOES_NOT_FIT for c in quicker)
@@ -242,6 +226,32 @@ def plan(
     # What the host takes may stand behind all of these.
     others = [layout for count in wanted for layout in searched(count, followed).layouts]
     return planned(found, others)
+
+
+def _planned(
+    config: RunConfig,
+    steps: FittedSteps,
+    capacity_nbytes: int | None,
+    offset_nbytes: int | None,
+    found: Mapping[int, Found],
+    others: Sequence[RunConfig],
+) -> Plan:
+    layouts = [layout for one in found.values() for layout in one.layouts]
+    own, *candidates = compare(
+        config,
+        [config, *dict.fromkeys((*layouts, *others))],
+        steps,
+        memory_capacity_nbytes=capacity_nbytes,
+        memory_offset_nbytes=offset_nbytes,
+    )
+    candidates.sort(key=lambda c: (c.verdict is Verdict.DOES_NOT_FIT, c.step_time_s, c.label))
+    return Plan(
+        own=own,
+        measured_step_time_s=steps.measured_s(config),
+        memory_capacity_nbytes=capacity_nbytes,
+        proofs={count: one.proof for count, one in found.items()},
+        candidates=tuple(candidates),
+    )
 
 
 _OWN_CODE = ("tp", "sp", "cp", "ep", "etp", "pp", "vpp", "recompute")

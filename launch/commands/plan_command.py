@@ -15,6 +15,7 @@ from ...calib.advice.plan import Candidate, Plan, compare
 from ...calib.advice.plan import plan as make_plan
 from ...calib.advice.scaling import Scaling, best_on, curve
 from ...calib.advice.why_not import WhyNot, why_not
+from ...calib.arguments.keep import Keep
 from ...calib.errors import ConfigError
 from ...calib.forecast.throughput import RunLeft
 from ...calib.search.found import TOP, Effort
@@ -99,33 +100,24 @@ def _answer(
     place: int,
     effort: Effort,
 ) -> _Answer:
-    capacity_nbytes = question.memory_nbytes or machine.memory_capacity_nbytes
+    memory = {
+        "memory_capacity_nbytes": question.memory_nbytes or machine.memory_capacity_nbytes,
+        "memory_offset_nbytes": machine.memory_offset_nbytes,
+    }
 
-    def made(**kept: Any) -> Plan:
+    def made(keep: Keep | None) -> Plan:
         return make_plan(
-            config,
-            machine.steps,
-            num_ranks=num_ranks,
-            memory_capacity_nbytes=capacity_nbytes,
-            memory_offset_nbytes=machine.memory_offset_nbytes,
-            effort=effort,
-            **kept,
+            config, machine.steps, num_ranks=num_ranks, keep=keep, effort=effort, **memory
         )
 
-    found = made(keep=question.keep)
+    found = made(question.keep)
     # Of several numbers one that nothing runs on is a row that says so.
     if not found.candidates and question.why is None and len(question.counts) < 2:
         raise ConfigError(_nothing(config, num_ranks, question))
     why = None
     if question.why is not None:
-        priced = partial(
-            compare,
-            config,
-            steps=machine.steps,
-            memory_capacity_nbytes=capacity_nbytes,
-            memory_offset_nbytes=machine.memory_offset_nbytes,
-        )
-        why = why_not(question.why, found, made(keep=question.why), num_ranks, priced)
+        priced = partial(compare, config, steps=machine.steps, **memory)
+        why = why_not(question.why, found, made(question.why), num_ranks, priced)
     return _Answer(
         device=machine.own.device,
         num_ranks=num_ranks,
