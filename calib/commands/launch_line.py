@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import compress
 
 from ..arguments.megatron_args import options, rewrite_command
 from ..arguments.megatron_rules import environment, refusals
@@ -73,31 +74,17 @@ class LaunchLine:
     @property
     def is_new(self) -> tuple[bool, ...]:
         """For each phrase whether the running command has it not, or otherwise."""
-        left = Counter(phrase.shell for phrase in self.running)
-        found = []
-        for phrase in self.phrases:
-            found.append(bool(self.running) and not left[phrase.shell])
-            left[phrase.shell] -= 1
-        return tuple(found)
+        if not self.running:
+            return (False,) * len(self.phrases)
+        return tuple(_is_beyond(self.phrases, self.running))
 
     @property
     def changes(self) -> tuple[Change, ...]:
         """Options that are changed, added or removed, in the order of the command."""
-        old = _by_name(self._without_both(self.running, self.phrases))
-        new = _by_name(self._without_both(self.phrases, self.running) if self.running else ())
+        old = _by_name(compress(self.running, _is_beyond(self.running, self.phrases)))
+        new = _by_name(compress(self.phrases, self.is_new))
         names = dict.fromkeys((*new, *old))
         return tuple(Change(before=old.get(n, ""), after=new.get(n, "")) for n in names)
-
-    @staticmethod
-    def _without_both(some: Sequence[Phrase], others: Sequence[Phrase]) -> list[Phrase]:
-        left = Counter(phrase.shell for phrase in others)
-        found = []
-        for phrase in some:
-            if left[phrase.shell]:
-                left[phrase.shell] -= 1
-            else:
-                found.append(phrase)
-        return found
 
     def diff(self, name: str) -> list[str]:
         """A unified difference from the running command, one option to a line."""
@@ -204,7 +191,15 @@ def _running(launch: Launch, running: RunConfig) -> tuple[Phrase, ...]:
     return (*phrases(front), *phrases(start.words), *phrases(with_blanks(launch.argv)))
 
 
-def _by_name(found: Sequence[Phrase]) -> dict[str, str]:
+def _is_beyond(some: Sequence[Phrase], others: Sequence[Phrase]) -> Iterator[bool]:
+    """For each phrase whether the others have it not, or fewer times."""
+    left = Counter(phrase.shell for phrase in others)
+    for phrase in some:
+        left[phrase.shell] -= 1
+        yield left[phrase.shell] < 0
+
+
+def _by_name(found: Iterable[Phrase]) -> dict[str, str]:
     """Phrases by option, or by themselves where they have none; several of one name together."""
     out: dict[str, str] = {}
     for phrase in found:

@@ -156,6 +156,17 @@ def test_changes_are_those_between_the_layouts() -> None:
     assert {one[1:] for one in diff[2:] if one.startswith("+")} == set(changed)
 
 
+def test_words_that_stand_several_times_are_counted() -> None:
+    line = megatron(HERE)
+    thrice = phrases(plain(("--again",) * 3))
+    longer = replace(line, program=(*line.program, *thrice))
+    assert longer.is_new[-3:] == (True, True, True)
+    assert [(one.before, one.after) for one in longer.changes] == [("", "--again --again --again")]
+    known = replace(longer, running=(*line.running, *thrice[:2]))
+    assert known.is_new[-3:] == (False, False, True)
+    assert sum(known.is_new) == 1
+
+
 def test_the_line_says_the_layout_back() -> None:
     par = Parallelism(tp=2, pp=4, dp=1, chunk_layers=(3, 2, 2, 1), ranks_per_node=8)
     wanted = replace(HERE, parallelism=par, recompute=Recompute.FULL)
