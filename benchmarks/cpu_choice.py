@@ -249,10 +249,14 @@ def _jobs(rows: Rows, args: argparse.Namespace, parts: list[str]) -> list[Callab
                 found.append(lambda size=size, name=name: _calibrate(rows, size, name))
             if "probes" in parts and not number:
                 found.append(lambda size=size: _probe(rows, size))
-    wanted = args.cases.split(";") if args.cases else [*CASES]
     if "commands" in parts:
-        found += [lambda name=name: followed(rows, CASES[name], args.clone) for name in wanted]
+        cases = [CASES[name] for name in _cases(args)]
+        found += [lambda case=case: followed(rows, case, args.clone) for case in cases]
     return found
+
+
+def _cases(args: argparse.Namespace) -> list[str]:
+    return args.cases.split(";") if args.cases else [*CASES]
 
 
 def _calibrate(rows: Rows, size: str, name: str) -> None:
@@ -265,22 +269,40 @@ def _probe(rows: Rows, size: str) -> None:
     calibrated(rows, f"{size} probed", (*words, f"--calibrate-probe-seconds={PROBE_S}"))
 
 
+def _check(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, parts: list[str], sizes: list[str]
+) -> None:
+    """Ends with a message where an argument names nothing, or where the clone is lacking."""
+    for words, known in (
+        (parts, PARTS),
+        (sizes, SIZES),
+        (args.degrees.split(","), _DEGREES),
+        (_cases(args), CASES),
+    ):
+        if unknown := {*words} - {*known}:
+            parser.error(f"{', '.join(sorted(unknown))} is not known; give of {', '.join(known)}")
+    needs_clone = "commands" in parts and any(CASES[name].is_megatron for name in _cases(args))
+    if needs_clone and args.clone is None and not args.only_table:
+        parser.error("commands of Megatron-LM need its clone; give --clone DIR, or other --cases")
+
+
 def main() -> None:
     """Make the runs that are missing, print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="all runs")
     parser.add_argument("--parts", default="choice,commands", help="choice,commands,probes")
     parser.add_argument("--sizes", default="recipe", help="recipe,wider,deeper")
     parser.add_argument("--from", dest="degrees", default="DP2,TP2,PP2", help="DP2,TP2,PP2")
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=3, help="of all layouts (3)")
     parser.add_argument("--cases", default="", help="names with ; between (all)")
-    parser.add_argument("--clone", type=Path, default=Path("/tmp/mlms/core_v0.16.1"))
+    parser.add_argument(
+        "--clone", type=Path, metavar="DIR", help="of Megatron-LM, for its commands"
+    )
     parser.add_argument("--minutes", type=float, default=25.0, help="begin no run after these (25)")
     parser.add_argument("--only-table", action="store_true", help="run nothing")
     args = parser.parse_args()
     parts, sizes = args.parts.split(","), args.sizes.split(",")
-    if unknown := {*parts} - {*PARTS} | {*sizes} - {*SIZES}:
-        parser.error(f"{', '.join(sorted(unknown))} is not known")
+    _check(parser, args, parts, sizes)
     # What was launched is ended with us.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     rows = Rows.opened(args.out)

@@ -26,7 +26,7 @@ def settings(directory: Path, *argv: str, rank: int = 0, size: int = 16) -> Sett
         ((*TORCHRUN, "a/t.py", "--lr", "1"), "a/t.py", TORCHRUN, ("a/t.py",)),
         (
             ("python", "-m", "torch.distributed.run", "--standalone", "-m", "pkg.train", "--lr"),
-            "/home/me/pkg/train.py",
+            "/w/pkg/train.py",
             ("python", "-m", "torch.distributed.run", "--standalone"),
             ("-m", "pkg.train"),
         ),

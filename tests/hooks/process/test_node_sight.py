@@ -153,10 +153,10 @@ def test_where_nothing_is_there_nothing_is_told(tmp_path: Path) -> None:
 
 def test_only_settings_of_nccl_are_kept_and_short(tmp_path: Path) -> None:
     environ = {name: "x" * 500 for name in VARIABLES}
-    node = seen(tmp_path, WANDB_API_KEY="secret", NCCL_DEBUG_FILE="/home/me", **environ)
+    node = seen(tmp_path, WANDB_API_KEY="secret", NCCL_DEBUG_FILE="/w/me", **environ)
     assert len(node.variables) == len(VARIABLES)
     text = str(Cluster(seen=(node,)).to_json())
-    assert "secret" not in text and "/home/me" not in text
+    assert "secret" not in text and "/w/me" not in text
     assert len(text) < 3000
 
 
