@@ -117,10 +117,10 @@ class Drawn:
 
 def main() -> int:
     """Draw, ask and print; 1 where a line was not taken."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("clone", type=Path)
-    parser.add_argument("--layouts", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=0)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("clone", type=Path, metavar="CLONE", help="exported core_v0.16.1")
+    parser.add_argument("--layouts", type=int, default=300, help="to ask for (300)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (0)")
     parser.add_argument("--out", type=Path, help="lines and reasons as JSON")
     args = parser.parse_args()
     megatron = _megatron(args.clone)

@@ -1,6 +1,6 @@
 """Efficiency over numbers of GPUs, predicted from the smallest of a published series and measured.
 
-    python benchmarks/scale_out.py DATA_DIR [--table NAME] [--factor 4] [--json OUT]
+    python benchmarks/scale_out.py DATA_DIR [--table NAME ...] [--factor 4] [--json OUT]
 
 Every series of a table over two or more numbers of GPUs, ``--factor`` apart at least: the steps on
 the smallest number calibrate, efficiency of all larger ones is predicted by the functions that
@@ -13,15 +13,17 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.published.readers import steps_of
 from forerun.calib.advice.plan import compare
 from forerun.calib.advice.scaling import curve
-from forerun.calib.errors import ConfigError
+from forerun.calib.errors import ForerunError
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.steps.known import KnownStep
 from forerun.calib.steps.table_steps import table_steps
@@ -57,7 +59,8 @@ class Held:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Predicted and measured efficiency.")
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", type=Path, metavar="DATA_DIR", help="public tables, CSV")
     parser.add_argument("--table", metavar="NAME", action="append", help="only these (all)")
     parser.add_argument("--factor", type=float, default=FACTOR, help="least growth of GPUs (4)")
@@ -73,7 +76,8 @@ def main() -> None:
 def _of_table(arguments: argparse.Namespace, name: str) -> Iterator[Held]:
     try:
         rows = steps_of(arguments.data, name).rows
-    except (ConfigError, ValueError):
+    except ForerunError as error:
+        print(f"{name}: {error}", file=sys.stderr)
         return
     for label, positions in series(rows, 2).items():
         members = [rows[position] for position in positions]
@@ -110,36 +114,30 @@ def _gpu_time_s(row: StepRow) -> float:
 
 
 def _markdown(found: Sequence[Held]) -> str:
-    lines = [
-        "| table | series | larger sizes | GPUs | measured | error, median | p95 | within 90 % "
-        "| error of the rule |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    """A line for each table, and one for all."""
     tables = list(dict.fromkeys(held.table for held in found))
-    for name in tables:
-        lines.append(_line(name, [held for held in found if held.table == name]))
+    lines = [_line(name, [held for held in found if held.table == name]) for name in tables]
     if len(tables) > 1:
         lines.append(_line("all", found))
-    return "\n".join(lines)
+    head = ["table", "series", "larger sizes", "GPUs", "measured", "error, median", "p95"]
+    return markdown_table([*head, "within 90 %", "error of the rule"], lines)
 
 
-def _line(name: str, held: Sequence[Held]) -> str:
+def _line(name: str, held: Sequence[Held]) -> list[object]:
     errors = sorted(abs(one.error_frac) for one in held)
     rule = median(abs(1.0 / one.measured_frac - 1.0) for one in held)
-    counts = [one.num_ranks for one in held]
     seen = [one.measured_frac for one in held]
-    cells = (
+    return [
         name,
-        str(len({one.series for one in held})),
-        str(len(held)),
-        f"{min(one.from_num_ranks for one in held)} to {max(counts)}",
+        len({one.series for one in held}),
+        len(held),
+        f"{min(one.from_num_ranks for one in held)} to {max(one.num_ranks for one in held)}",
         f"{min(seen):.2f} to {max(seen):.2f}",
         f"{100 * median(errors):.1f} %",
         f"{100 * errors[math.ceil(0.95 * len(errors)) - 1]:.1f} %",
         f"{sum(one.is_held for one in held)} of {len(held)}",
         f"{100 * rule:.1f} %",
-    )
-    return "| " + " | ".join(cells) + " |"
+    ]
 
 
 if __name__ == "__main__":

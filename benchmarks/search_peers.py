@@ -16,9 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -26,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.benchmarks.markdown_text import markdown_table
+from forerun.benchmarks.own_process import answer_of
 from forerun.benchmarks.peers.search_cases import CASES, DEVICE
 from forerun.benchmarks.published.readers import model_over, steps_of
 from forerun.benchmarks.runs.synthetic_run import write_synthetic_run
@@ -89,13 +88,9 @@ def _arguments() -> argparse.Namespace:
 
 def _child(module: str, *words: object) -> Any:
     """What a tool prints in a process of its own."""
-    command = [sys.executable, "-m", f"forerun.benchmarks.peers.{module}", *map(str, words)]
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | threads
-    )
+    found = answer_of(f"peers.{module}", *words)
     print(f"{module} {words[0]}: done", file=sys.stderr, flush=True)
-    return json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def _ours(work: Path, quick_start: Path | None) -> list[Found]:

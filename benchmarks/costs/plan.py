@@ -15,11 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import resource
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -28,6 +24,7 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from forerun.benchmarks.markdown_text import markdown_table
+from forerun.benchmarks.own_process import answer_of, peak_nbytes, processor_s
 from forerun.benchmarks.peers.search_cases import CASES, DEVICE, NUM_GPUS
 from forerun.calib.errors import ConfigError
 from forerun.calib.memory.layout_table import needed_nbytes
@@ -38,7 +35,7 @@ from forerun.calib.search.recomputes import recomputes
 from forerun.calib.search.space import num_nodes, states
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.model import FittedSteps, fit_steps
-from forerun.calib.units import GIB
+from forerun.calib.units import GIB, MIB
 from forerun.calib.workload.config import RunConfig
 from forerun.launch.commands.search_effort import forked
 
@@ -63,7 +60,7 @@ def main() -> None:
     for what, columns in (("search", SEARCH), ("bulk", BULK)):
         rows = []
         for case in arguments.cases:
-            for found in _child(what, case, arguments):
+            for found in answer_of("costs.plan", *_words(what, case, arguments)):
                 figures = (text.format(found[name]) for name, text in columns.values())
                 rows.append([case, *figures])
         print(markdown_table(["model", *columns], rows), flush=True)
@@ -92,16 +89,10 @@ BULK = {
 }
 
 
-def _child(what: str, case: str, arguments: argparse.Namespace) -> list[Found]:
-    words = ["--one", what, "--cases", case, *(["--forked"] if arguments.forked else [])]
-    words += ["--bulk", str(arguments.bulk), "--repetitions", str(arguments.repetitions)]
-    command = [sys.executable, "-m", "forerun.benchmarks.costs.plan", *words]
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | threads
-    )
-    found: list[Found] = json.loads(done.stdout)
-    return found
+def _words(what: str, case: str, arguments: argparse.Namespace) -> list[object]:
+    forked_word = ["--forked"] if arguments.forked else []
+    bulk = ("--bulk", arguments.bulk, "--repetitions", arguments.repetitions)
+    return ["--one", what, "--cases", case, *forked_word, *bulk]
 
 
 def _figures(arguments: argparse.Namespace) -> list[Found]:
@@ -131,23 +122,16 @@ def searched(config: RunConfig, steps: FittedSteps, pool: Pool) -> Found:
     begin, processor = time.perf_counter(), processor_s()
     found = best_layouts(config, steps, NUM_GPUS, room=room, effort=Effort(pool=pool))
     clock_s, spent_s = time.perf_counter() - begin, processor_s() - processor
-    used = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     tally = found.proof.tally
     return {
         "processor_s": spent_s,
         "clock_s": clock_s,
-        "peak_mib": max(resource.getrusage(who).ru_maxrss for who in used) / 1024,
+        "peak_mib": peak_nbytes() / MIB,
         "num_layouts": tally.num_layouts,
         **{name: getattr(tally, name) for name in COUNTS},
         "best_s": found.best[0].time_s,
         "gap_frac": found.proof.gap_frac,
     }
-
-
-def processor_s() -> float:
-    """Of this process and of those that it has waited for."""
-    spent = os.times()
-    return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 def in_bulk(layouts: list[RunConfig], steps: FittedSteps, repetitions: int) -> Found:

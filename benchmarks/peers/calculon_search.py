@@ -16,13 +16,13 @@ import importlib
 import json
 import logging
 import random
-import resource
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from forerun.benchmarks.own_process import peak_nbytes
 from forerun.benchmarks.peers.search_cases import CASES, NUM_GPUS
 
 MODEL, SYSTEM = "models/gpt3-175B.json", "systems/h100_80g_nvl8.json"
@@ -149,7 +149,7 @@ def main() -> None:
     if arguments.price is not None:
         layouts: Sequence[Mapping[str, Any]] = json.loads(arguments.price.read_text("utf-8"))
         found["priced"] = [tool.time_s(layout) for layout in layouts]
-    found["peak_nbytes"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found["peak_nbytes"] = peak_nbytes()
     print(json.dumps(found))
 
 

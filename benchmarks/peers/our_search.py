@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
+from forerun.benchmarks.own_process import peak_nbytes, processor_s
 from forerun.benchmarks.peers.search_cases import CASES, NUM_GPUS, Told, configured, told
 from forerun.calib.advice.plan import Candidate, compare, plan
 from forerun.calib.errors import ForerunError
@@ -38,9 +37,8 @@ def main() -> None:
     parser.add_argument("directory", type=Path, help="calibrated")
     parser.add_argument("--device", metavar="NAME", help="another one than the run's")
     parser.add_argument("--price", type=Path, metavar="FILE", help="layouts of another tool")
-    parser.add_argument("--threads", type=int, default=1, help="of linear algebra (1)")
     arguments = parser.parse_args()
-    with threadpool_limits(arguments.threads):
+    with threadpool_limits(1):
         machine = open_machine(arguments.directory, device=arguments.device)
         config = CASES[arguments.case].on_all(machine.own)
         if arguments.price is None:
@@ -51,37 +49,21 @@ def main() -> None:
 
 
 def _searched(config: RunConfig, machine: Machine) -> dict[str, Any]:
-    costs, answers, peak_nbytes = [], [], 0
-    for _ in range(2):  # the second has the event orders of the pipelines
-        begin, processor = time.perf_counter(), _processor_s()
-        answers.append(
-            plan(
-                config,
-                machine.steps,
-                num_ranks=NUM_GPUS,
-                memory_capacity_nbytes=machine.memory_capacity_nbytes or _CAPACITY_NBYTES,
-                memory_offset_nbytes=machine.memory_offset_nbytes,
-            )
-        )
-        costs.append((time.perf_counter() - begin, _processor_s() - processor))
-        if len(costs) == 1:
-            peak_nbytes = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    answer = answers[0]
+    begin, processor = time.perf_counter(), processor_s()
+    answer = plan(
+        config,
+        machine.steps,
+        num_ranks=NUM_GPUS,
+        memory_capacity_nbytes=machine.memory_capacity_nbytes or _CAPACITY_NBYTES,
+        memory_offset_nbytes=machine.memory_offset_nbytes,
+    )
     return {
+        "seconds": time.perf_counter() - begin,
+        "processor_seconds": processor_s() - processor,
+        "peak_nbytes": peak_nbytes(),
         "counts": _counts(answer.proofs[NUM_GPUS]),
-        "seconds": costs[0][0],
-        "processor_seconds": costs[0][1],
-        "again_seconds": costs[1][0],
-        "peak_nbytes": peak_nbytes,
-        "running_s": answer.own.step_time_s,
         "best": [_line(one) for one in answer.candidates[:NUM_BEST]],
     }
-
-
-def _processor_s() -> float:
-    """Of this process and of those that it has waited for."""
-    spent = os.times()
-    return spent.user + spent.system + spent.children_user + spent.children_system
 
 
 def _counts(proof: Proof) -> dict[str, float]:

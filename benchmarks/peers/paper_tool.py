@@ -16,9 +16,7 @@ import contextlib
 import importlib
 import io
 import json
-import os
 import random
-import resource
 import sys
 import time
 import types
@@ -26,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from forerun.benchmarks.own_process import peak_nbytes
 from forerun.benchmarks.peers.search_cases import CASES, NUM_GPUS
 
 EXAMPLES = ("llemma_7b_4_2_2_P", "llemma_7b_4_2_2_V")
@@ -113,7 +112,7 @@ def main() -> None:
     fitting_s = time.process_time() - begin
     found = _dense(tool, arguments.limit)
     found |= {"examples": told, "fitting_seconds": fitting_s}
-    found["peak_nbytes"] = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    found["peak_nbytes"] = peak_nbytes()
     print(json.dumps(found))
 
 
@@ -136,5 +135,4 @@ def _dense(tool: PaperTool, limit: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()

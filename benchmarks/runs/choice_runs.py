@@ -9,16 +9,13 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import random
 import re
 import shlex
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -27,6 +24,12 @@ from typing import Any
 
 from forerun.benchmarks.megatron_matrix import LAYOUTS, MODEL
 from forerun.benchmarks.runs.cpu_runs import ROOT, SIZES
+from forerun.benchmarks.runs.launches import (
+    NUM_RANKS,
+    output_of,
+    step_times_s,
+    torchrun_words,
+)
 from forerun.calib.arguments.megatron_args import rewrite_command
 from forerun.launch.known.machines import open_machine
 
@@ -35,7 +38,6 @@ sys.path.insert(0, str(ROOT / "recipes"))
 from gpt_arguments import fit_to_world, parse_args
 
 RECIPE, SWEEP = ROOT / "recipes" / "pretrain_gpt.py", Path(__file__).parent / "layout_sweep.py"
-NUM_RANKS = 2
 WINDOW, ITERS, SKIPPED = 16, 24, 4
 """Calibrated steps, steps of a run, and steps of it that are not counted."""
 SWEPT_STEPS = 6
@@ -45,7 +47,6 @@ _LIMIT_S, _SWEEP_LIMIT_S = 240.0, 900.0
 """A run that takes longer has come to a halt."""
 _TRIES = 2
 _SEED = 17
-_ELAPSED = re.compile(r"elapsed time per iteration \(ms\): ([0-9.]+)")
 _TP, _PP = "--tensor-model-parallel-size", "--pipeline-model-parallel-size"
 
 
@@ -166,8 +167,8 @@ def swept(rows: Rows, size: str, repetition: int) -> None:
             return
         cases = rows.out / "cases.json"
         cases.write_text(json.dumps([layouts[name] for name in left]), encoding="utf-8")
-        words = [*_torchrun(), str(SWEEP), str(cases), str(done), str(SWEPT_STEPS)]
-        _run(words, limit_s=_SWEEP_LIMIT_S)
+        words = [*torchrun_words(), str(SWEEP), str(cases), str(done), str(SWEPT_STEPS)]
+        output_of(words, limit_s=_SWEEP_LIMIT_S)
         names = names[::-1]  # a layout that broke the launch comes last
     _collect(rows, prefix, layouts, done)
 
@@ -190,15 +191,19 @@ def calibrated(rows: Rows, name: str, words: Sequence[str], cwd: Path | None = N
         return directory
     shutil.rmtree(directory, ignore_errors=True)
     own = ["--calibrate", f"--calibrate-dir={directory.absolute()}", "--calibrate-wandb=off"]
-    done = _run([*_torchrun(), *words, *own, f"--calibrate-steps={WINDOW}"], cwd=cwd)
+    command = [*torchrun_words(), *words, *own, f"--calibrate-steps={WINDOW}"]
+    done = output_of(command, limit_s=_LIMIT_S, cwd=cwd)
     if done is None:
         return None
     rows.keep(f"calibration/{name}", _step_s(done))
     return directory
 
 
-def followed(rows: Rows, case: Case, clone: Path) -> None:
-    """Calibrate a case, ask the plan, run the first command that it prints, keep both."""
+def followed(rows: Rows, case: Case, clone: Path | None) -> None:
+    """Calibrate a case, ask the plan, run the first command that it prints, keep both.
+
+    ``clone`` is of Megatron-LM, whose cases run there.
+    """
     key = f"followed/{case.name}"
     if key in rows.found:
         return
@@ -213,7 +218,7 @@ def followed(rows: Rows, case: Case, clone: Path) -> None:
         return
     first = json.loads(asked)["candidates"][0]
     command, is_printed = shown(directory, words, rows.out / "command.sh")
-    done = _run(command, cwd=cwd)
+    done = output_of(command, limit_s=_LIMIT_S, cwd=cwd)
     value = {name: first[name] for name in ("label", "step_time_s", "low_s", "high_s")}
     value |= {"is_printed": is_printed, "command": shlex.join(command)}
     if is_printed:
@@ -233,12 +238,7 @@ def shown(directory: Path, words: Sequence[str], file: Path) -> tuple[list[str],
     found = plan(machine.own, machine.steps, memory_capacity_nbytes=machine.memory_capacity_nbytes,
         memory_offset_nbytes=machine.memory_offset_nbytes)  # fmt: skip
     best = found.candidates[0].config
-    return [*_torchrun(), *rewrite_command(words, best, running=machine.own)], False
-
-
-def _torchrun() -> list[str]:
-    program = str(Path(sys.executable).parent / "torchrun")
-    return [program, "--standalone", "--nproc-per-node", str(NUM_RANKS)]
+    return [*torchrun_words(), *rewrite_command(words, best, running=machine.own)], False
 
 
 def _verb(*words: str) -> str | None:
@@ -249,46 +249,9 @@ def _verb(*words: str) -> str | None:
     return None if done.returncode else done.stdout
 
 
-def _run(
-    command: Sequence[str], *, limit_s: float = _LIMIT_S, cwd: Path | None = None
-) -> str | None:
-    """What a launch printed; None where it fails or hangs, twice."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "FORERUN"))}
-    bin_first = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    clean |= {"FORERUN_DEVICE": "cpu", "CUDA_DEVICE_MAX_CONNECTIONS": "1", "PATH": bin_first}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=clean,
-        start_new_session=True, cwd=cwd,
-    )  # fmt: skip
-    begun_s = time.monotonic()
-    try:
-        text, _ = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        _end(process)
-        text, _ = process.communicate()
-    finally:
-        _end(process)
-    if process.returncode:
-        spent_s = time.monotonic() - begun_s
-        print(f"{shlex.join(command)}\nfailed after {spent_s:.0f} s:\n{text[-1500:]}",
-            file=sys.stderr)  # fmt: skip
-        return None
-    return text
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """The launcher ends its workers, which have sessions of their own, if it is asked first."""
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=45.0)
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-
-
 def _step_s(text: str) -> float | None:
-    times_ms = [float(found) for found in _ELAPSED.findall(text)][SKIPPED:]
-    return statistics.median(times_ms) / 1e3 if times_ms else None
+    times_s = step_times_s(text)[SKIPPED:]
+    return statistics.median(times_s) if times_s else None
 
 
 def sweep_times(rows: Rows, size: str) -> Mapping[str, Mapping[int, float]]:

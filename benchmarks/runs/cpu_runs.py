@@ -10,15 +10,14 @@ import json
 import os
 import re
 import shutil
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from forerun.benchmarks.runs.launches import output_of, step_times_s, torchrun_words
 from forerun.calib.advice.plan import plan
 from forerun.calib.arguments.megatron_args import rewrite_command
 from forerun.launch.known.machines import open_machine
@@ -33,7 +32,6 @@ _WARMUP = 3
 _LIMIT_S = 240.0
 """A run that takes longer has come to a halt."""
 _TRIES = 2
-_ELAPSED = re.compile(r"elapsed time per iteration \(ms\): ([0-9.]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,30 +210,14 @@ def train(
     options: Sequence[str], iters: int, calibrate_dir: Path | None = None, steps: int = 0
 ) -> float | None:
     """Run the recipe on two ranks; median step in seconds, None where it fails or hangs."""
-    command = [
-        *(str(Path(sys.executable).parent / "torchrun"), "--standalone", "--nproc-per-node", "2"),
-        *(str(ROOT / "recipes" / "pretrain_gpt.py"), "--train-iters", str(iters), *options),
-    ]
+    recipe = str(ROOT / "recipes" / "pretrain_gpt.py")
+    command = [*torchrun_words(), recipe, "--train-iters", str(iters), *options]
     if calibrate_dir is not None:
         command += ["--calibrate", f"--calibrate-dir={calibrate_dir}", "--calibrate-wandb=off"]
         command += [f"--calibrate-steps={steps}"]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-    times_ms = [float(found) for found in _ELAPSED.findall(out)][SKIPPED:]
-    if process.returncode or not times_ms:
-        print(f"{' '.join(command)}\nfailed, {process.returncode}:\n{err[-2000:]}", file=sys.stderr)
-        return None
-    return statistics.median(times_ms) / 1e3
+    done = output_of(command, limit_s=_LIMIT_S)
+    times_s = step_times_s(done or "")[SKIPPED:]
+    return statistics.median(times_s) if times_s else None
 
 
 def _turned(items: list, number: int) -> list:

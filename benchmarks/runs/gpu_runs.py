@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forerun.benchmarks.runs.launches import step_times_s, torchrun_words
 from forerun.calib.records.run_records import RunRecords
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
@@ -18,7 +19,6 @@ from forerun.calib.samples.table import SampleTable, build_table
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "pretrain_gpt.py"
 WARMUP_STEPS = 3
-_ELAPSED = re.compile(r"elapsed time per iteration \(ms\): ([0-9.]+)")
 _BITS = re.compile(r"loss bits (0x[0-9a-f]{8})")
 _TAIL = 1500
 
@@ -163,8 +163,7 @@ class Runner:
         iters = WARMUP_STEPS + window_steps + 2 + self.size.steps_after
         launcher = [sys.executable]
         if num_ranks:
-            torchrun = str(Path(sys.executable).parent / "torchrun")
-            launcher = [torchrun, "--standalone", "--nproc-per-node", str(num_ranks)]
+            launcher = torchrun_words(num_ranks)
         command = [*launcher, str(RECIPE), *self.size.options, *options]
         command += ["--train-iters", str(iters), "--log-interval", "1", *flags]
         settings = {**os.environ, **environ}
@@ -174,7 +173,7 @@ class Runner:
         done = self._finished(command, settings)
         return Run(
             directory=directory,
-            steps_s=tuple(float(found) / 1e3 for found in _ELAPSED.findall(done)),
+            steps_s=tuple(step_times_s(done)),
             loss_bits=tuple(_BITS.findall(done)),
             window_steps=window_steps,
         )

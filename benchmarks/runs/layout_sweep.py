@@ -14,7 +14,6 @@ import gc
 import io
 import json
 import os
-import re
 import statistics
 import sys
 from contextlib import redirect_stdout
@@ -27,9 +26,10 @@ import torch.distributed as dist
 from gpt_arguments import fit_to_world, parse_args
 from megatron.core import parallel_state, tensor_parallel
 
+from forerun.benchmarks.runs.launches import step_times_s
+
 SKIPPED = 3
 """Steps of a layout that are not counted: allocations, and gloo's first connections."""
-_ELAPSED = re.compile(r"elapsed time per iteration \(ms\): ([0-9.]+)")
 
 
 def main() -> None:
@@ -40,7 +40,7 @@ def main() -> None:
     for options in cases:
         parallel_state.destroy_model_parallel()
         text = trained([*options, "--train-iters", str(SKIPPED + steps), "--log-interval", "1"])
-        times_s = [float(found) / 1e3 for found in _ELAPSED.findall(text)][SKIPPED:]
+        times_s = step_times_s(text)[SKIPPED:]
         if times_s:  # the last rank prints
             row = {"options": options, "step_s": statistics.median(times_s), "steps_s": times_s}
             with out.open("a", encoding="utf-8") as file:

@@ -90,7 +90,7 @@ def test_a_sweep_that_was_broken_off_goes_on(
             file.writelines(json.dumps({"options": o, "step_s": 2.0}) + "\n" for o in asked[-1])
         return ""
 
-    monkeypatch.setattr(choice_runs, "_run", launch)
+    monkeypatch.setattr(choice_runs, "output_of", launch)
     choice_runs.swept(rows, "recipe", 0)
     (launched,) = asked
     assert {tuple(o) for o in launched} == set(layouts.values()) - set(half)
