@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from forerun.benchmarks.costs.plan import variants_of
 from forerun.calib.arguments.keep import Keep
-from forerun.calib.errors import ConfigError
 from forerun.calib.memory.layout_table import needed_nbytes
 from forerun.calib.search.cells import cells_of
 from forerun.calib.search.found import Room
-from forerun.calib.search.recomputes import recomputes
-from forerun.calib.search.space import num_nodes, states
 from forerun.calib.steps.model import FittedSteps
 from forerun.calib.workload.config import RunConfig
 
@@ -19,14 +17,7 @@ def every_layout(config: RunConfig, num_ranks: int) -> Iterator[RunConfig]:
     """Each split of the ranks with each way to keep states and all that may be computed again."""
     cells = cells_of(config, num_ranks)
     for place in range(len(cells)):
-        layout = cells.layout(place)
-        for choice in states(layout, num_nodes(layout)):
-            try:
-                kept = choice.of(layout)
-            except ConfigError:
-                continue
-            for again in recomputes(layout):
-                yield again.of(kept)
+        yield from variants_of(cells.layout(place))
 
 
 def row(config: RunConfig) -> tuple[object, ...]:

@@ -1,9 +1,12 @@
-"""The step model on an estimator that was planted, without any measured step unless given."""
+"""The step model on an estimator that was planted, without any measured step unless given; and the
+layouts that properties of a step are tried on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+from hypothesis import strategies as st
 
 from forerun.calib.steps.base_times import Conditions
 from forerun.calib.steps.estimate import StepEstimate
@@ -11,9 +14,26 @@ from forerun.calib.steps.known import KnownStep
 from forerun.calib.steps.live_times import IN_SITU, LiveTimes
 from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.timeline.items import Floats
-from forerun.calib.workload.config import RunConfig
+from forerun.calib.workload.config import Recompute, RunConfig
 
 HERE = Conditions(is_attention_fused=True, bytes_per_s=1e11, is_in_situ=True, log_centers=IN_SITU)
+GPU = "NVIDIA H100 80GB HBM3"
+OVERLAP = {
+    "is_optimizer_distributed": True,
+    "overlaps_grad_reduce": True,
+    "overlaps_param_gather": True,
+}
+LAYOUTS = st.fixed_dictionaries(
+    {
+        "tp": st.sampled_from([1, 2]),
+        "pp": st.sampled_from([1, 2, 4]),
+        "dp": st.sampled_from([1, 2]),
+        "recompute": st.sampled_from(Recompute),
+        "device": st.sampled_from(["cpu", GPU]),
+        "par": st.sampled_from([{}, OVERLAP, {"is_optimizer_distributed": True}]),
+    }
+)
+"""Arguments of the fixture ``layout``."""
 
 
 def steps_of(

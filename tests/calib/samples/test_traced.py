@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from tiny_shape import SMALL
 
 from forerun.calib.samples.operator_rows import traced_rows, weight_fracs
 from forerun.calib.timeline.compiled import compile_layouts
-from forerun.calib.workload.config import Batch, ModelShape, RunConfig
+from forerun.calib.workload.config import Batch, RunConfig
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 from forerun.calib.workload.parallelism import Parallelism
 
@@ -51,16 +52,7 @@ def test_without_a_trace_there_is_no_share():
 
 def test_a_block_puts_off_the_measured_share_and_half_of_all_other_linears():
     config = RunConfig(
-        model=ModelShape(
-            num_layers=2,
-            hidden_size=64,
-            ffn_hidden_size=256,
-            num_attention_heads=4,
-            num_query_groups=4,
-            kv_channels=16,
-            seq_length=32,
-            vocab_size=256,
-        ),
+        model=SMALL,
         parallelism=Parallelism(),
         batch=Batch(micro_batch_size=1, global_batch_size=4),
         device="cpu",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planted_steps import estimate_many, estimate_step
+from planted_steps import GPU, LAYOUTS, OVERLAP, estimate_many, estimate_step
 
 from forerun.calib.fit.estimates import Source
 from forerun.calib.layers.stage_work import collective_uses, stage_operators
@@ -23,12 +23,6 @@ from forerun.calib.workload.config import Recompute, RunConfig
 from forerun.calib.workload.operators import OperatorKind
 
 Layout = Callable[..., RunConfig]
-GPU = "NVIDIA H100 80GB HBM3"
-OVERLAP = {
-    "is_optimizer_distributed": True,
-    "overlaps_grad_reduce": True,
-    "overlaps_param_gather": True,
-}
 REL = 1e-9
 
 
@@ -92,18 +86,6 @@ def test_an_even_pipeline_follows_the_closed_form(
     pass_s = sum(n * estimator.operator_s(o) for o, n in (*layer.forward, *layer.backward))
     expected = (config.num_microbatches + 3) * pass_s
     assert estimate_step(config, estimator).time_s == pytest.approx(expected, rel=REL)
-
-
-LAYOUTS = st.fixed_dictionaries(
-    {
-        "tp": st.sampled_from([1, 2]),
-        "pp": st.sampled_from([1, 2, 4]),
-        "dp": st.sampled_from([1, 2]),
-        "recompute": st.sampled_from(Recompute),
-        "device": st.sampled_from(["cpu", GPU]),
-        "par": st.sampled_from([{}, OVERLAP, {"is_optimizer_distributed": True}]),
-    }
-)
 
 
 @settings(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planted_steps import steps_of
+from planted_steps import LAYOUTS, steps_of
 
 from forerun.calib.fit.estimates import Source
 from forerun.calib.layers.stage_work import collective_uses, stage_operators
@@ -26,7 +27,6 @@ from forerun.calib.workload.config import Recompute, RunConfig
 from forerun.calib.workload.operators import OperatorKind, Phase
 
 Layout = Callable[..., RunConfig]
-GPU = "NVIDIA H100 80GB HBM3"
 REL = 1e-9
 WORK = (Term.ATTENTION, Term.MLP, Term.ROUTING, Term.NORM, Term.HEAD, Term.LAUNCHES)
 SAME = {
@@ -36,22 +36,6 @@ SAME = {
     (Part.BUBBLE,): (Term.BUBBLE,),
     (Part.OPTIMIZER,): (Term.OPTIMIZER,),
 }
-OVERLAP = {
-    "is_optimizer_distributed": True,
-    "overlaps_grad_reduce": True,
-    "overlaps_param_gather": True,
-    "ranks_per_node": 2,
-}
-LAYOUTS = st.fixed_dictionaries(
-    {
-        "tp": st.sampled_from([1, 2]),
-        "pp": st.sampled_from([1, 2, 4]),
-        "dp": st.sampled_from([1, 2]),
-        "recompute": st.sampled_from(Recompute),
-        "device": st.sampled_from(["cpu", GPU]),
-        "par": st.sampled_from([{}, OVERLAP, {"is_optimizer_distributed": True}]),
-    }
-)
 
 
 def only(steps: FittedSteps, config: RunConfig) -> StepTerms:
@@ -231,6 +215,9 @@ def test_what_was_never_sampled_across_nodes_widens_the_messages_and_what_waits_
 
 
 def test_every_kind_of_operator_and_transfer_has_a_term() -> None:
-    assert {term_of(kind, Phase.FORWARD) for kind in OperatorKind} <= set(Term)
+    of_work = {term_of(kind, phase) for kind, phase in product(OperatorKind, Phase)}
+    assert {*WORK, Term.OPTIMIZER, Term.HOST, Term.OFFLOAD} - {Term.LAUNCHES} <= of_work
+    of_transfers = {term_of_role(role) for role in GroupRole}
+    assert of_transfers == {Term.TP, Term.CP, Term.EP, Term.PP, Term.DP}
     assert term_of_role(GroupRole.EXPERT_DP) is Term.DP
     assert term_of_role(GroupRole.EXPERT_TP_EP) is Term.EP

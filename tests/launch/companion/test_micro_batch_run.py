@@ -9,9 +9,10 @@ from pathlib import Path
 import planted_memory
 import pytest
 from launched import torchrun
+from tiny_shape import SMALL
 
 from forerun.calib.memory.peak import memory
-from forerun.calib.workload.config import Batch, ModelShape, Parallelism, Recompute, RunConfig
+from forerun.calib.workload.config import Batch, Parallelism, Recompute, RunConfig
 
 pytest.importorskip("megatron")
 pytestmark = pytest.mark.slow
@@ -19,16 +20,7 @@ PEAK_NBYTES = 10**9
 ALLOWED = 1.03 + 1.2816 * 0.03
 """Capacity over what nine of ten times fits in it: the allocator's reserve, and an error of 3 %."""
 RUNNING = RunConfig(
-    model=ModelShape(
-        num_layers=2,
-        hidden_size=64,
-        ffn_hidden_size=256,
-        num_attention_heads=4,
-        num_query_groups=4,
-        kv_channels=16,
-        seq_length=512,
-        vocab_size=256,
-    ),
+    model=replace(SMALL, num_layers=2, ffn_hidden_size=256, seq_length=512),
     parallelism=Parallelism(dp=2),
     batch=Batch(micro_batch_size=1, global_batch_size=16),
     recompute=Recompute.FULL,
