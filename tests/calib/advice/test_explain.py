@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from forerun.calib.errors import ConfigError
 from forerun.calib.regressors.intervals import Z_90
 from forerun.calib.steps.estimate import paired_sigma_log
 from forerun.calib.timeline.terms import Term
-from forerun.calib.workload.config import Batch, Recompute, RunConfig
+from forerun.calib.workload.config import Recompute, RunConfig
 from forerun.calib.workload.operators import OperatorKind
 
 Layout = Callable[..., RunConfig]
@@ -199,14 +198,12 @@ def test_another_order_is_taken_where_the_first_cannot_run(
 def test_choices_that_only_run_together_are_one_step(
     layout: Layout, planted: Callable[..., Any]
 ) -> None:
-    """Sixteen samples: over dp 4 a micro-batch of 8 cannot be, nor dp 1 without pp."""
-    start = layout(dp=4, micro=4, samples=16)
-    end = replace(
-        layout(pp=4, micro=8, samples=16), batch=Batch(micro_batch_size=8, global_batch_size=8)
-    )
+    """Two samples do not go over dp 4, which pp 1 alone would be; nor 16 ranks on four."""
+    start, end = layout(pp=4, micro=1, samples=2), layout(tp=4, micro=1, samples=2)
     found = walk(start, end, steps_of(planted()))
-    assert sum((change.axes for change in found.changes), ()) != ()
-    assert found.changes[-1].label == "PP4 mbs8"
+    assert changed_axes(found.changes) == [("tp", "pp")]
+    assert found.changes[0].label == "TP4 mbs1"
+    assert found.impossible == ("tp", "pp") and not found.alone
 
 
 def test_rows_of_a_plan_are_explained_as_they_are_planned(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -13,6 +12,7 @@ from forerun.calib.arguments.megatron_args import rewrite_command
 from forerun.calib.arguments.megatron_command import config_from_command
 from forerun.calib.arguments.megatron_rules import beside, environment, misplaced, refusals
 from forerun.calib.arguments.megatron_values import layout_values, model_values
+from forerun.calib.errors import ForerunError
 from forerun.calib.workload.config import Recompute, RunConfig, Sharding
 
 DENSE = [
@@ -76,7 +76,7 @@ def test_megatron_core_takes_what_is_written(place: int) -> None:
     assert found.tensor_model_parallel_size == par.tp
     assert found.pipeline_model_parallel_size == par.pp
     assert found.sequence_parallel == par.is_sequence_parallel
-    assert found.recompute_granularity == (there.recompute.value)
+    assert found.recompute_granularity == there.recompute.value
     assert (found.virtual_pipeline_model_parallel_size or 1) == par.vp
 
 
@@ -98,9 +98,9 @@ def test_megatron_core_refuses_what_is_refused_here() -> None:
     for way in ways:
         assert refusals(way) != ()
         line = rewrite_command(EXPERTS, way, running=here)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(pytest.raises((ValueError, AssertionError)))
+        with pytest.raises((ValueError, AssertionError)) as refused:
             transformer_config(line)
+        assert not isinstance(refused.value, ForerunError)
 
 
 def test_a_group_that_is_said_in_part_is_said_whole() -> None:

@@ -29,7 +29,6 @@ from forerun.calib.workload.config import (
     RunConfig,
 )
 
-MODEL = replace(SMALL, num_layers=4)
 H100 = "NVIDIA H100 80GB HBM3"
 LLAMA_70B = public_shape("Llama3.1 70b", seq_length=8192)
 DGXC_FULL_SQUARE = 1 + 6 * 80 * 8192 * 8192 / model_flop_per_token(LLAMA_70B)
@@ -38,7 +37,7 @@ that a mask hides, 7 %."""
 
 
 def layout(
-    device: str = H100, model: ModelShape = MODEL, samples: int = 8, **given: Any
+    device: str = H100, model: ModelShape = SMALL, samples: int = 8, **given: Any
 ) -> RunConfig:
     degrees = {name: given.pop(name) for name in ("tp", "pp", "dp") if name in given}
     return RunConfig(
@@ -71,7 +70,7 @@ def test_the_split_of_a_model_changes_nothing_but_the_number_of_gpus(
 ) -> None:
     whole, config = throughput(layout(), 0.01), layout(**degrees)
     found, num_ranks = throughput(config, 0.01), config.parallelism.num_ranks
-    assert found.tokens_per_s == whole.tokens_per_s == 8 * MODEL.seq_length / 0.01
+    assert found.tokens_per_s == whole.tokens_per_s == 8 * SMALL.seq_length / 0.01
     assert found.tokens_per_s_per_gpu == pytest.approx(whole.tokens_per_s / num_ranks)
     assert found.mfu_frac == pytest.approx((whole.mfu_frac or 0.0) / num_ranks)
     slower = throughput(config, 0.02)
@@ -86,7 +85,7 @@ def test_what_runs_again_is_in_hfu_alone() -> None:
     assert full.hfu_frac is not None
     # A third of the layers; the head is not computed again.
     assert 1.0 < full.hfu_frac / plain.mfu_frac < 4 / 3
-    deep = replace(MODEL, num_layers=400)
+    deep = replace(SMALL, num_layers=400)
     full = throughput(layout(model=deep, recompute=Recompute.FULL), 0.01)
     assert full.hfu_frac is not None
     assert full.hfu_frac / (full.mfu_frac or 0.0) == pytest.approx(4 / 3, rel=5e-3)

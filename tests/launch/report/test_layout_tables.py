@@ -46,7 +46,7 @@ def test_eighty_columns_hold_layout_step_gain_and_tokens(
     answer: Answer, is_running_out: bool
 ) -> None:
     left = left_of(answer) if is_running_out else None
-    out = Console(width=80, record=True, file=None, quiet=False)
+    out = Console(width=80)
     with out.capture() as caught:
         show_table(layouts_table(answer.plan, left=left), out)
     text = caught.get()

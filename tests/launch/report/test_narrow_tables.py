@@ -31,14 +31,12 @@ def printed(width: int, **console: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("width", "seen"), [(120, ("10.52 ms", "12 ms", "60 %")), (80, ("10.52 ms", "12 ms")), (45, ())]
+    ("width", "seen"), [(120, ["9.1 ms to 12 ms", "60 %"]), (80, ["9.1 ms to 12 ms"]), (45, [])]
 )
-def test_columns_go_in_their_order(width: int, seen: tuple[str, ...]) -> None:
+def test_columns_go_in_their_order(width: int, seen: list[str]) -> None:
     text = printed(width)
     assert "TP8 PP4 DP2 ZeRO1 mbs2 full" in text and "10.52 ms" in text
-    assert [cell in text for cell in ("10.52 ms", "12 ms", "60 %")][: len(seen)] == [True] * len(
-        seen
-    )
+    assert [cell for cell in ("9.1 ms to 12 ms", "60 %") if cell in text] == seen
     assert "…" not in text
 
 
