@@ -100,6 +100,7 @@ HOSTS: Mapping[str, str] = {
 }
 """Commands as users write them, each in a style of its own."""
 _RANKS = {"gpt 175b": 128, "llama 70b": 64, "llama 8b under FSDP": 64, "mixtral 8x7b": 64}
+_NUMBERS_OF_RANKS = (8, 16, 32, 64, 128, 256, 512, 1024)
 _MODULES = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj", "shared_experts")
 _NOT_SAID = frozenset({"device", "framework", "unmodelled"})
 _OFFLOADED = ("attn_norm", "qkv_linear", "core_attn", "mlp_norm", "expert_fc1", "moe_act")
@@ -186,10 +187,8 @@ def running_of(name: str) -> tuple[Launch, RunConfig]:
 
 def _drawn(rng: random.Random, running: RunConfig) -> RunConfig | None:
     """A layout of the same model; None where it does not divide."""
-    model, own = running.model, running.parallelism
-    num_ranks = rng.choice([8, 16, 32, 64, 128, 256, 512, 1024])
-    tp, cp = rng.choice([1, 2, 4, 8]), rng.choice([1, 1, 1, 2, 4])
-    pp = rng.choice([1, 2, 4, 8, 16])
+    model, own, num_ranks = running.model, running.parallelism, rng.choice(_NUMBERS_OF_RANKS)
+    tp, cp, pp = rng.choice((1, 2, 4, 8)), rng.choice((1, 1, 1, 2, 4)), rng.choice((1, 2, 4, 8, 16))
     dp, rest = divmod(num_ranks, tp * cp * pp)
     ep = rng.choice([1, 2, 4, 8, 16, 32, 64]) if model.experts else 1
     if rest or not dp or running.batch.global_batch_size % dp:

@@ -7,7 +7,7 @@ The first table is ``best_layouts`` of a model, each in a process of its own: se
 processor (with its children) and of the clock, peak memory of the largest process, and what became
 of all layouts.  The second is what one core does in bulk: complete layouts per second, time by
 ``FittedSteps.median_times`` and memory by ``needed_nbytes``, over so many distinct layouts of the
-same space: drawn by chance, which share little, and whole cells with all their variants, as the
+same space: drawn by chance, which share little, and whole splits with all their variants, as the
 search asks for them.  ``cold`` is the first time, which builds the event orders of pipelines.
 """
 
@@ -73,8 +73,8 @@ SEARCH = {
     "peak MiB": ("peak_mib", "{:,.0f}"),
     "layouts": ("num_layouts", "{:,}"),
     "over memory": ("over_memory", "{:,}"),
-    "by bound": ("bounded", "{:,}"),
-    "by another of their cell": ("dominated", "{:,}"),
+    "by a bound": ("bounded", "{:,}"),
+    "by another of their split": ("dominated", "{:,}"),
     "evaluated": ("evaluated", "{:,}"),
     "best s": ("best_s", "{:.3f}"),
     "gap": ("gap_frac", "{:.1%}"),
@@ -101,7 +101,7 @@ def _figures(arguments: argparse.Namespace) -> list[Found]:
     steps = fit_steps(prior_times(DEVICE, is_attention_fused=True))
     if arguments.one == "search":
         return [searched(config, steps, forked if arguments.forked else in_turn)]
-    variants = {"by chance": 1, "whole cells": None}
+    variants = {"by chance": 1, "whole splits": None}
     return [
         {
             "drawn": name,

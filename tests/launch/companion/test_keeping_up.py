@@ -87,27 +87,30 @@ def test_windows_that_follow_one_another_leave_no_problem() -> None:
     assert windows.counts() == {}
 
 
+class Said:
+    """What a forecast says of every step."""
+
+    overhead = None
+
+    class forecast:
+        finish_p50_unix_s = finish_p95_unix_s = 0.0
+
+    def predicted_step(self, iteration: int) -> PredictedStep:
+        return PredictedStep(time_s=1.1, low_s=0.9, high_s=1.3)
+
+    modelled_at = predicted_step
+
+    def throughput_at(self, iteration: int, step_time_s: float) -> Throughput:
+        return Throughput(
+            tokens_per_s=1.0 / step_time_s,
+            tokens_per_s_per_gpu=1.0 / step_time_s,
+            flop_per_s_per_gpu=1.0,
+            mfu_frac=None,
+            hfu_frac=None,
+        )
+
+
 def test_what_a_run_without_end_leaves_in_memory_is_bounded(directory: Path) -> None:
-    class Said:
-        overhead = None
-
-        class forecast:
-            finish_p50_unix_s = finish_p95_unix_s = 0.0
-
-        def predicted_step(self, iteration: int) -> PredictedStep:
-            return PredictedStep(time_s=1.1, low_s=0.9, high_s=1.3)
-
-        modelled_at = predicted_step
-
-        def throughput_at(self, iteration: int, step_time_s: float) -> Throughput:
-            return Throughput(
-                tokens_per_s=1.0 / step_time_s,
-                tokens_per_s_per_gpu=1.0 / step_time_s,
-                flop_per_s_per_gpu=1.0,
-                mfu_frac=None,
-                hfu_frac=None,
-            )
-
     score, run = Score(), RunSoFar()
     for number in range(5 * NUM_KEPT_ERRORS):
         row = LoggedStep.from_event(step(number, time_s=1.0 + number % 2))
