@@ -168,16 +168,7 @@ def compared(
 
 def commands_table(rows: Rows) -> str:
     """A line for each case: what was foretold, and what the command took."""
-    head = [
-        "case",
-        "first choice",
-        "predicted",
-        "90 %",
-        "measured",
-        "error",
-        "inside",
-        "as printed",
-    ]
+    head = ["case", "first choice", "predicted", "90 %", "measured", "error", "inside"]
     lines: list[list[str]] = []
     num_inside = 0
     for name in CASES:
@@ -193,7 +184,7 @@ def commands_table(rows: Rows) -> str:
         lines.append(
             [
                 *(name, row["label"], f"{row['step_time_s']:.3f} s", f"{low:.3f} to {high:.3f}"),
-                *(*told, "yes" if is_inside else "no", "yes" if row["is_printed"] else "no"),
+                *(*told, "yes" if is_inside else "no"),
             ]
         )
     if not lines:

@@ -30,8 +30,6 @@ from forerun.benchmarks.runs.launches import (
     step_times_s,
     torchrun_words,
 )
-from forerun.calib.arguments.megatron_args import rewrite_command
-from forerun.launch.known.machines import open_machine
 
 sys.path.insert(0, str(ROOT / "recipes"))
 
@@ -217,28 +215,16 @@ def followed(rows: Rows, case: Case, clone: Path | None) -> None:
     if asked is None:
         return
     first = json.loads(asked)["candidates"][0]
-    command, is_printed = shown(directory, words, rows.out / "command.sh")
-    done = output_of(command, limit_s=_LIMIT_S, cwd=cwd)
-    value = {name: first[name] for name in ("label", "step_time_s", "low_s", "high_s")}
-    value |= {"is_printed": is_printed, "command": shlex.join(command)}
-    if is_printed:
-        value["command"] = (rows.out / "command.sh").read_text(encoding="utf-8")
-    rows.keep(key, value | {"actual_s": None if done is None else _step_s(done)})
-
-
-def shown(directory: Path, words: Sequence[str], file: Path) -> tuple[list[str], bool]:
-    """The command of the plan's first row as it is printed, else as its options make it."""
+    file = rows.out / "command.sh"
     file.unlink(missing_ok=True)
     _verb("plan", str(directory), "--show", "1", "--write", str(file))
+    value = {name: first[name] for name in ("label", "step_time_s", "low_s", "high_s")}
+    value |= {"command": None, "actual_s": None}
     if file.exists():
-        return ["sh", str(file.absolute())], True
-    from forerun.calib.advice.plan import plan
-
-    machine = open_machine(directory)
-    found = plan(machine.own, machine.steps, memory_capacity_nbytes=machine.memory_capacity_nbytes,
-        memory_offset_nbytes=machine.memory_offset_nbytes)  # fmt: skip
-    best = found.candidates[0].config
-    return [*torchrun_words(), *rewrite_command(words, best, running=machine.own)], False
+        done = output_of(["sh", str(file.absolute())], limit_s=_LIMIT_S, cwd=cwd)
+        value["command"] = file.read_text(encoding="utf-8")
+        value["actual_s"] = None if done is None else _step_s(done)
+    rows.keep(key, value)
 
 
 def _verb(*words: str) -> str | None:

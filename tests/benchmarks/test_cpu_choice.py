@@ -51,8 +51,8 @@ def test_half_as_many_of_the_cases_are_another_program(tmp_path: Path) -> None:
     rows = Rows.opened(tmp_path)
     first, second, *_ = CASES
     told = {"label": "DP2 mbs8", "step_time_s": 0.1, "low_s": 0.08, "high_s": 0.12}
-    rows.keep(f"followed/{first}", {**told, "is_printed": True, "actual_s": 0.11})
-    rows.keep(f"followed/{second}", {**told, "is_printed": False, "actual_s": None})
+    rows.keep(f"followed/{first}", {**told, "actual_s": 0.11})
+    rows.keep(f"followed/{second}", {**told, "actual_s": None})
     table = commands_table(rows)
     assert "Inside: 1 of 2" in table and "did not run" in table
 
