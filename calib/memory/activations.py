@@ -21,7 +21,7 @@ from ..workload.config import (
     RunConfig,
 )
 from ..workload.routing import imbalance, kept_imbalance
-from .saved import Saved, offloaded_nbytes, stashed_nbytes
+from .saved import Saved, offloaded_nbytes, recomputed_modules, stashed_nbytes
 
 ROUTER_NBYTES = 21
 """Per token and expert: scores, their copy for the balancing loss and probabilities in fp32, a
@@ -76,29 +76,53 @@ def sizes(config: RunConfig) -> Sizes:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerParts:
+    """A layer of one layout, before any module of it is computed again."""
+
+    config: RunConfig
+    tensors: tuple[Saved, ...]
+    in_mlp: float
+    """Working bytes of the backward pass of the MLP."""
+    in_attention: float
+    """Of that of attention, less what the MLP has freed by then."""
+
+    def activations(self, again: frozenset[str]) -> LayerActivations:
+        """Kept and working bytes where these modules run again."""
+        everything = _nbytes(self.tensors)
+        dropped = [saved for saved in self.tensors if not again.isdisjoint(saved.modules)]
+        away = offloaded_nbytes(self.config, self.tensors, again)
+        # In the backward pass what was dropped of a part is back while that part runs.
+        back_mlp = _nbytes(saved for saved in dropped if saved.part == "mlp")
+        back_attention = _nbytes(dropped) - back_mlp
+        in_mlp = self.in_mlp + _buffers_nbytes(self.config, again)
+        own = max(in_mlp + back_mlp, self.in_attention + back_mlp + back_attention)
+        first = self.tensors[0].nbytes
+        return LayerActivations(
+            input_nbytes=first,
+            kept_nbytes=everything - _nbytes(dropped) - away,
+            # What the layer itself has got back, and what is on its way for the next one.
+            working_nbytes=own + 2 * away,
+            recompute_working_nbytes=everything - first + max(in_mlp, self.in_attention),
+        )
+
+
+def layer_parts(config: RunConfig, *, has_experts: bool) -> LayerParts:
+    """The tensors of one layer and what its backward pass works with."""
+    tensors = layer_tensors(config, has_experts=has_experts)
+    in_mlp = _nbytes(saved for saved in tensors if saved.part == "mlp")
+    return LayerParts(
+        config=config,
+        tensors=tensors,
+        in_mlp=mlp_working_nbytes(config, has_experts=has_experts),
+        in_attention=attention_working_nbytes(config) - in_mlp,
+    )
+
+
 def layer_activations(config: RunConfig, *, has_experts: bool) -> LayerActivations:
     """Kept and working bytes of one layer."""
-    tensors = layer_tensors(config, has_experts=has_experts)
-    modules: set[str] = set()
-    if config.recompute is Recompute.SELECTIVE:
-        modules = set(config.recompute_modules or ("core_attn",))
-    everything = _nbytes(tensors)
-    dropped = [saved for saved in tensors if modules.intersection(saved.modules)]
-    away = offloaded_nbytes(config, tensors)
-    mlp = [saved for saved in tensors if saved.part == "mlp"]
-    # In the backward pass what was dropped of a part is back while that part runs.
-    back_mlp = _nbytes(saved for saved in dropped if saved.part == "mlp")
-    back_attention = _nbytes(dropped) - back_mlp
-    in_mlp = mlp_working_nbytes(config, has_experts=has_experts)
-    in_attention = attention_working_nbytes(config) - _nbytes(mlp)
-    first = tensors[0].nbytes
-    return LayerActivations(
-        input_nbytes=first,
-        kept_nbytes=everything - _nbytes(dropped) - away,
-        # What the layer itself has got back, and what is on its way for the next one.
-        working_nbytes=max(in_mlp + back_mlp, in_attention + back_mlp + back_attention) + 2 * away,
-        recompute_working_nbytes=everything - first + max(in_mlp, in_attention),
-    )
+    parts = layer_parts(config, has_experts=has_experts)
+    return parts.activations(recomputed_modules(config))
 
 
 def layer_tensors(config: RunConfig, *, has_experts: bool) -> tuple[Saved, ...]:
@@ -318,7 +342,8 @@ def _taken(config: RunConfig, busiest: float) -> float:
 
 
 def mlp_working_nbytes(config: RunConfig, *, has_experts: bool) -> float:
-    """Gradients alive in the backward pass of the MLP, less what it has freed by then."""
+    """Gradients alive in the backward pass of the MLP, less what it has freed by then; without the
+    buffers that pages are filled from."""
     model, par, size = config.model, config.parallelism, sizes(config)
     width = model.hidden_size
     residual = size.split_tokens * width
@@ -329,18 +354,18 @@ def mlp_working_nbytes(config: RunConfig, *, has_experts: bool) -> float:
         # The fullest of: rows before and after sorting, rows and the second product's input, the
         # first one's output.
         moment = max(2 * routed * width, routed * width + wide, gates * wide)
-        return (residual + moment) * size.nbytes + _buffers_nbytes(config)
+        return (residual + moment) * size.nbytes
     wide = size.tokens * model.ffn_hidden_size / par.tp
     gathered = size.tokens * width if size.is_gathered else 0.0
     return (residual + max(gathered + wide, gates * wide)) * size.nbytes
 
 
-def _buffers_nbytes(config: RunConfig) -> float:
+def _buffers_nbytes(config: RunConfig, again: frozenset[str]) -> float:
     """The large buffers out of which pages are filled: those of the layer at work."""
     experts = config.model.experts
     if experts is None or not experts.stash_factor:
         return 0.0
-    paged = stashed_nbytes(config, expert_tensors(config))
+    paged = stashed_nbytes(config, expert_tensors(config), again)
     return paged * experts.rank_capacity_factor / experts.stash_factor
 
 

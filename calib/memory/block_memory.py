@@ -16,8 +16,9 @@ from ..layers.layer_modules import norm_module
 from ..layers.tensors import block_numel
 from ..workload.config import Fp8Recipe, Recompute, RunConfig
 from ..workload.operators import OperatorKind
-from .activations import layer_activations, sizes
+from .activations import LayerParts, layer_parts, sizes
 from .in_flight import InFlight
+from .saved import recomputed_modules
 from .states import UNITS_IN_FLIGHT, Number, StateBytes
 
 _ATTENTION_PRODUCTS = frozenset(
@@ -97,12 +98,42 @@ class StageBytes:
 
 def module_bytes(config: RunConfig) -> ModuleBytes:
     """Bytes of each module of a model under the degrees that split a layer."""
+    return SplitModules.of(config).recomputed(recomputed_modules(config))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SplitModules:
+    """The modules of a model under the degrees that split a layer."""
+
+    plain: ModuleBytes
+    """With no module recomputed."""
+    dense: LayerParts
+    expert: LayerParts
+    """As ``dense`` where there are no experts."""
+
+    @staticmethod
+    def of(config: RunConfig) -> SplitModules:
+        """Those of a layout; what it recomputes matters only in that it may be whole layers."""
+        has_experts = config.model.experts is not None
+        dense = layer_parts(config, has_experts=False)
+        expert = layer_parts(config, has_experts=True) if has_experts else dense
+        return SplitModules(plain=_plain_modules(config, dense, expert), dense=dense, expert=expert)
+
+    def recomputed(self, modules: frozenset[str]) -> ModuleBytes:
+        """The same where some modules run again."""
+        if not modules:
+            return self.plain
+        config = self.dense.config
+        fields = _kept_fields(config, self.dense, self.expert, modules)
+        return replace(self.plain, **fields)
+
+
+def _plain_modules(config: RunConfig, dense: LayerParts, expert: LayerParts) -> ModuleBytes:
     model, size = config.model, sizes(config)
-    has_experts = model.experts is not None
     # Parameters are the same whatever is computed again, and so are the blocks that hold them.
     plain = replace(config, recompute=Recompute.NONE, recompute_num_layers=0, recompute_modules=())
     layer = block(plain, BlockKind.LAYER)
-    expert_layer = block(plain, BlockKind.EXPERT_LAYER) if has_experts else layer
+    expert_layer = block(plain, BlockKind.EXPERT_LAYER) if model.experts is not None else layer
     hidden = size.split_tokens * model.hidden_size
     norm = block_numel(norm_module(config, "final_norm").tensors).dense
     prediction = prediction_expert = 0
@@ -111,12 +142,14 @@ def module_bytes(config: RunConfig) -> ModuleBytes:
         predicted = block(plain, BlockKind.PREDICTION).numel
         prediction, prediction_expert = predicted.dense - norm, predicted.expert
     return ModuleBytes(
-        **_layer_fields(config, "dense", layer, has_experts=False),
-        **_layer_fields(config, "expert", expert_layer, has_experts=has_experts),
+        **_kept_fields(config, dense, expert, frozenset()),
+        dense_weights_extra=_fp8_extra(config, layer),
+        expert_weights_extra=_fp8_extra(config, expert_layer),
+        dense_scratch=_wgrads(config, layer, _MLP_PRODUCTS),
+        expert_scratch=_wgrads(config, expert_layer, _MLP_PRODUCTS),
         layer_input=hidden * size.nbytes,
         embedding_kept=8 * size.tokens + (hidden if config.hidden_dropout else 0),
         embedding_grad=_vocabulary_numel(config) * size.nbytes,
-        head_kept=_head_kept(config),
         loss=_loss_nbytes(config),
         layer_numel=layer.numel.dense,
         expert_layer_numel=expert_layer.numel.dense,
@@ -131,19 +164,19 @@ def module_bytes(config: RunConfig) -> ModuleBytes:
     )
 
 
-def _layer_fields(
-    config: RunConfig, kind: str, layer: Block, *, has_experts: bool
+def _kept_fields(
+    config: RunConfig, dense: LayerParts, expert: LayerParts, again: frozenset[str]
 ) -> dict[str, float]:
-    """The fields of ``ModuleBytes`` that begin with ``kind``."""
-    kept = layer_activations(config, has_experts=has_experts)
+    """The fields of ``ModuleBytes`` that depend on which modules run again."""
+    found: dict[str, float] = {}
     added = added_kept_nbytes(config)
-    return {
-        f"{kind}_kept": kept.kept_nbytes + added,
-        f"{kind}_working": kept.working_nbytes,
-        f"{kind}_again": kept.recompute_working_nbytes,
-        f"{kind}_weights_extra": _fp8_extra(config, layer),
-        f"{kind}_scratch": _wgrads(config, layer, _MLP_PRODUCTS),
-    }
+    for kind, parts in {"dense": dense, "expert": expert}.items():
+        of_layer = parts.activations(again)
+        found[f"{kind}_kept"] = of_layer.kept_nbytes + added
+        found[f"{kind}_working"] = of_layer.working_nbytes
+        found[f"{kind}_again"] = of_layer.recompute_working_nbytes
+    last = "expert" if config.model.has_experts(config.model.num_layers - 1) else "dense"
+    return {**found, "head_kept": _head_kept(config, found[f"{last}_kept"] - added)}
 
 
 def stage_bytes(
@@ -276,16 +309,14 @@ def _most(rows: tuple[tuple[int, ...], ...], kept: list[Number]) -> Number:
     return most
 
 
-def _head_kept(config: RunConfig) -> float:
+def _head_kept(config: RunConfig, layer: float) -> float:
     """Input and output of the final norm; each step of prediction has two norms, a product, a layer
-    and a head more, and its logits wait for the loss of the last."""
+    and a head more, and its logits wait for the loss of the last.  ``layer``: what one keeps."""
     model, size = config.model, sizes(config)
     hidden = size.split_tokens * model.hidden_size * size.nbytes
     own = 2 * hidden
     if not model.num_prediction_layers:
         return own
-    has_experts = model.has_experts(model.num_layers - 1)
-    layer = layer_activations(config, has_experts=has_experts).kept_nbytes
     # Two inputs of norms, their outputs joined, the layer, input and output of its final norm.
     each = 4 * hidden + layer + 2 * hidden + _kept_logits_nbytes(config)
     return own + model.num_prediction_layers * each

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from ..layers.buckets import num_shards
 from ..workload.config import Recompute, RunConfig
-from .block_memory import ChunkLayers, ModuleBytes, module_bytes
+from .block_memory import ChunkLayers, ModuleBytes, SplitModules
 from .peak import overhead_nbytes, stage_chunks, stage_parts
+from .saved import recomputed_modules
 from .states import optimizer_nbytes, sharding_key, state_bytes
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Again = tuple[Recompute, tuple[str, ...], int]
+"""Fields of ``RunConfig`` that say what is computed again: the kind, modules, layers of a chunk."""
 _MODULES = tuple(field.name for field in fields(ModuleBytes))
 _LAYERS = tuple(field.name for field in fields(ChunkLayers))
 
@@ -40,8 +43,9 @@ class LayoutMemory:
     those that are asked for later."""
 
     def __init__(self) -> None:
-        self._modules: list[tuple[float, ...]] = []
-        self._module_places: dict[Hashable, int] = {}
+        self._splits: dict[Hashable, SplitModules] = {}
+        self._rows: dict[Hashable, int] = {}
+        self._table: list[tuple[float, ...]] = []
         self._unlike: dict[Hashable, list[int]] = {}
         self._layers: dict[Hashable, list[ChunkLayers]] = {}
 
@@ -51,47 +55,65 @@ class LayoutMemory:
         The same arithmetic as ``memory``, which every entry equals to the byte; layouts with equal
         pipelines are done together.
         """
-        index = [self._module_place(layout) for layout in layouts]
-        table = np.array(self._modules, dtype=float).reshape(-1, len(_MODULES))
+        return self.recomputed_nbytes([(one, [again_of(one)]) for one in layouts])
+
+    def recomputed_nbytes(
+        self, asked: Sequence[tuple[RunConfig, Sequence[Again]]]
+    ) -> tuple[Floats, Floats]:
+        """The same of layouts that compute again, one after another, what stands beside each."""
+        ends = np.cumsum([len(agains) for _, agains in asked])
         alike: dict[Hashable, list[int]] = {}
-        for place, layout in enumerate(layouts):
+        for place, (layout, _) in enumerate(asked):
             alike.setdefault(_pipeline_key(layout), []).append(place)
-        allocated = np.empty(len(layouts))
+        allocated = np.empty(ends[-1] if len(asked) else 0)
+        overhead = np.empty_like(allocated)
         for places in alike.values():
-            columns = table[[index[place] for place in places]].T
-            modules = ModuleBytes(**dict(zip(_MODULES, columns, strict=True)))
-            allocated[places] = self._fullest([layouts[place] for place in places], modules)
-        overhead = [overhead_nbytes(c.parallelism, c.device) for c in layouts]
-        return allocated, np.array(overhead, dtype=float)
+            found = self._fullest([asked[place] for place in places])
+            begin = 0
+            for place in places:
+                layout, agains = asked[place]
+                part = slice(ends[place] - len(agains), ends[place])
+                allocated[part] = found[begin : begin + len(agains)]
+                overhead[part] = overhead_nbytes(layout.parallelism, layout.device)
+                begin += len(agains)
+        return allocated, overhead
 
-    def _module_place(self, layout: RunConfig) -> int:
-        place = self._module_places.setdefault(_split_key(layout), len(self._modules))
-        if place == len(self._modules):
-            modules = module_bytes(layout)
-            self._modules.append(tuple(float(getattr(modules, name)) for name in _MODULES))
-        return place
+    def _row(self, layout: RunConfig, split: Hashable, again: Again) -> int:
+        """Of the table of modules."""
+        key = (split, *again[:2])
+        if key not in self._rows:
+            sample = _with(layout, again)
+            whole = (split, again[0] is Recompute.FULL)
+            if whole not in self._splits:
+                self._splits[whole] = SplitModules.of(sample)
+            found = self._splits[whole].recomputed(recomputed_modules(sample))
+            self._rows[key] = len(self._table)
+            self._table.append(tuple(float(getattr(found, name)) for name in _MODULES))
+        return self._rows[key]
 
-    def _fullest(self, layouts: list[RunConfig], modules: ModuleBytes) -> Floats:
+    def _fullest(self, asked: Sequence[tuple[RunConfig, Sequence[Again]]]) -> Floats:
         """Allocated bytes of the fullest stage, of layouts with the same pipeline."""
+        rows: list[tuple[float, ...]] = []
+        whole: list[int] = []
+        for layout, agains in asked:
+            split = _split_key(layout)
+            rows += [self._table[self._row(layout, split, again)] for again in agains]
+            whole += [_num_whole(again) for again in agains]
+        modules = ModuleBytes(**dict(zip(_MODULES, np.array(rows).T, strict=True)))
+        layouts, first = [layout for layout, _ in asked], asked[0][0]
+        numbers = [len(agains) for _, agains in asked]
+        par = [one.parallelism for one in layouts]
         state = state_bytes(
-            layouts[0],
-            shards=np.array([num_shards(one.parallelism) for one in layouts]),
-            expert_shards=np.array(
-                [num_shards(one.parallelism, is_expert=True) for one in layouts]
-            ),
-            optimizer=np.array([optimizer_nbytes(one) for one in layouts]),
+            first,
+            shards=np.repeat([num_shards(one) for one in par], numbers),
+            expert_shards=np.repeat([num_shards(one, is_expert=True) for one in par], numbers),
+            optimizer=np.repeat([optimizer_nbytes(one) for one in layouts], numbers),
         )
-        samples: dict[Hashable, RunConfig] = {}
-        places: dict[Hashable, int] = {}
-        index = np.empty(len(layouts), dtype=np.int64)
-        for place, layout in enumerate(layouts):
-            key = _again_key(layout)
-            index[place] = places.setdefault(key, len(places))
-            samples.setdefault(key, layout)
-        out = np.zeros(len(layouts))
-        for stage in self._stages(layouts[0]):
-            chunks = self._chunks_of(list(samples.values()), index, stage)
-            found = stage_parts(layouts[0], modules, state, stage, chunks)
+        distinct, index = np.unique(whole, return_inverse=True)
+        out = np.zeros(len(rows))
+        for stage in self._stages(first):
+            chunks = self._chunks_of(first, distinct.tolist(), index, stage)
+            found = stage_parts(first, modules, state, stage, chunks)
             np.maximum(out, found.total, out=out)
         return out
 
@@ -105,9 +127,11 @@ class LayoutMemory:
             self._unlike[key] = _unlike(layout)
         return self._unlike[key]
 
-    def _chunks_of(self, samples: list[RunConfig], index: Ints, stage: int) -> list[ChunkLayers]:
-        """Layers of the chunks of a stage, where each layout has those of one of the samples."""
-        found = [self._sample_chunks(sample, stage) for sample in samples]
+    def _chunks_of(
+        self, layout: RunConfig, whole: Sequence[int], index: Ints, stage: int
+    ) -> list[ChunkLayers]:
+        """Layers of the chunks of a stage, where each layout recomputes one of some numbers."""
+        found = [self._chunks(layout, number, stage) for number in whole]
         if len(found) == 1:
             return found[0]
         return [
@@ -120,29 +144,45 @@ class LayoutMemory:
             for alike in zip(*found, strict=True)
         ]
 
-    def _sample_chunks(self, sample: RunConfig, stage: int) -> list[ChunkLayers]:
-        key = (_shape_key(sample), _again_key(sample), stage)
+    def _chunks(self, layout: RunConfig, number: int, stage: int) -> list[ChunkLayers]:
+        key = (_shape_key(layout), number, stage)
         if key not in self._layers:
+            again = Recompute.NONE if number < 0 else Recompute.FULL
+            sample = _with(layout, (again, (), max(number, 0)))
             self._layers[key] = stage_chunks(sample, stage)
         return self._layers[key]
 
 
+def again_of(layout: RunConfig) -> Again:
+    """What a layout computes again."""
+    return layout.recompute, layout.recompute_modules, layout.recompute_num_layers
+
+
+def _with(layout: RunConfig, again: Again) -> RunConfig:
+    recompute, modules, num_layers = again
+    return replace(
+        layout,
+        recompute=recompute,
+        recompute_modules=modules,
+        recompute_num_layers=num_layers,
+    )
+
+
+def _num_whole(again: Again) -> int:
+    """Layers that each chunk recomputes as a whole: -1 none, 0 all."""
+    return again[2] if again[0] is Recompute.FULL else -1
+
+
 def _split_key(layout: RunConfig) -> Hashable:
-    """What ``module_bytes`` depends on: the degrees that split a layer, and what is recomputed."""
+    """The degrees that split a layer."""
     par = layout.parallelism
-    degrees = (par.tp, par.cp, par.ep, par.expert_tp, par.is_sequence_parallel)
-    again = layout.recompute, layout.recompute_modules
-    return (*degrees, layout.batch.micro_batch_size, *again)
+    degrees = (par.tp, par.cp, par.ep, par.expert_tp, par.is_sequence_parallel, par.pp > 1)
+    return (*degrees, layout.batch.micro_batch_size)
 
 
 def _shape_key(layout: RunConfig) -> Hashable:
     par = layout.parallelism
     return par.pp, par.vp, par.chunk_layers
-
-
-def _again_key(layout: RunConfig) -> int:
-    """Layers that each chunk recomputes as a whole: -1 none, 0 all."""
-    return layout.recompute_num_layers if layout.recompute is Recompute.FULL else -1
 
 
 def _pipeline_key(layout: RunConfig) -> Hashable:

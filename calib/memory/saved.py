@@ -31,7 +31,14 @@ class Saved:
     """Name in ``offload_modules`` under which the host's memory holds it."""
 
 
-def offloaded_nbytes(config: RunConfig, tensors: Iterable[Saved]) -> float:
+def recomputed_modules(config: RunConfig) -> frozenset[str]:
+    """Modules that run again, so that nothing of theirs waits; none where whole layers do."""
+    if config.recompute is not Recompute.SELECTIVE:
+        return frozenset()
+    return frozenset(config.recompute_modules or ("core_attn",))
+
+
+def offloaded_nbytes(config: RunConfig, tensors: Iterable[Saved], again: frozenset[str]) -> float:
     """Bytes of these tensors of a layer that the host's memory holds between the passes.
 
     The input of each module of ``offload_modules`` (fine-grained activation offloading of
@@ -42,7 +49,6 @@ def offloaded_nbytes(config: RunConfig, tensors: Iterable[Saved]) -> float:
         return 0.0
     names = set(config.offload_modules)
     names = names.union(*(_FUSED.get(name, ()) for name in names))
-    again = _again(config)
     return sum(
         saved.nbytes
         for saved in tensors
@@ -50,21 +56,13 @@ def offloaded_nbytes(config: RunConfig, tensors: Iterable[Saved]) -> float:
     )
 
 
-def stashed_nbytes(config: RunConfig, tensors: Iterable[Saved]) -> float:
+def stashed_nbytes(config: RunConfig, tensors: Iterable[Saved], again: frozenset[str]) -> float:
     """Bytes of these tensors of a layer of experts that are copied to pages; 0 without them."""
     experts = config.model.experts
     if experts is None or not experts.stash_factor or config.recompute is Recompute.FULL:
         return 0.0
-    again = _again(config)
     return sum(
         saved.nbytes
         for saved in tensors
         if saved.name.startswith("expert") and not again.intersection(saved.modules)
     )
-
-
-def _again(config: RunConfig) -> set[str]:
-    """Modules that run again, so that nothing of theirs waits."""
-    if config.recompute is not Recompute.SELECTIVE:
-        return set()
-    return set(config.recompute_modules or ("core_attn",))

@@ -39,6 +39,11 @@ class Again:
         return _parts(self.modules) <= _parts(other.modules)
 
     @property
+    def fields(self) -> tuple[Recompute, tuple[str, ...], int]:
+        """As ``RunConfig`` has them."""
+        return self.recompute, self.modules, self.num_layers
+
+    @property
     def weight(self) -> float:
         """More than that of all that are within it."""
         if self.recompute is Recompute.FULL:

@@ -47,8 +47,8 @@ class Study:
         """The best variants of cells, by their places, that may come below a limit in seconds."""
         members, limit_s = asked
         variants = [_Variants(self, place) for place in members.tolist()]
-        self._fit([pair for one in variants for pair in one.lightest()])
-        self._fit([pair for one in variants for pair in one.heavier()])
+        self._fit([one for cell in variants for one in cell.lightest()])
+        self._fit([one for cell in variants for one in cell.heavier()])
         self._bound([pair for one in variants for pair in one.passes()])
         self._time([one.likeliest(limit_s) for one in variants])
         self._time([one.rest(limit_s) for one in variants])
@@ -80,15 +80,16 @@ class Study:
         )
         return Outcome(best=best, tally=Tally())
 
-    def _fit(self, asked: Sequence[tuple[_Kept, Again]]) -> None:
+    def _fit(self, asked: Sequence[tuple[_Kept, Sequence[Again]]]) -> None:
         """Whether ways to keep states fit with what is computed again."""
-        layouts = [again.of(kept.config) for kept, again in asked]
-        allocated, overhead = self.memory.needed_nbytes(layouts)
-        holds = self.room.holds(allocated, overhead).tolist()
-        needed = (allocated + overhead).tolist()
-        for place, (kept, again) in enumerate(asked):
-            kept.fits[again] = holds[place]
-            kept.needs[layouts[place]] = needed[place]
+        allocated, overhead = self.memory.recomputed_nbytes(
+            [(kept.config, [again.fields for again in agains]) for kept, agains in asked]
+        )
+        holds = iter(self.room.holds(allocated, overhead).tolist())
+        needed = iter((allocated + overhead).tolist())
+        for kept, agains in asked:
+            for again in agains:
+                kept.fits[again], kept.needs[again] = next(holds), next(needed)
 
     def _bound(self, asked: Sequence[tuple[_Variants, Again]]) -> None:
         """The least time of cells with what is computed again, however their states are kept."""
@@ -112,7 +113,7 @@ class _Kept:
 
     config: RunConfig
     fits: dict[Again, bool] = field(default_factory=dict)
-    needs: dict[RunConfig, float] = field(default_factory=dict)
+    needs: dict[Again, float] = field(default_factory=dict)
     """Bytes of those that were looked at."""
 
 
@@ -161,21 +162,20 @@ class _Variants:
             found.append(_State(config=config, order=number, kept=held))
         return found
 
-    def lightest(self) -> list[tuple[_Kept, Again]]:
+    def lightest(self) -> list[tuple[_Kept, Sequence[Again]]]:
         """What has to be known of memory first."""
-        return [(kept, self._agains[0]) for kept in self._open]
+        return [(kept, self._agains[:1]) for kept in self._open]
 
-    def heavier(self) -> list[tuple[_Kept, Again]]:
+    def heavier(self) -> list[tuple[_Kept, Sequence[Again]]]:
         """What has to be known beyond: where the lightest does not fit, may not be taken, or is of
         a kind that may be slower than another."""
         levels = self._study.least.levels[self._place]
         is_sure = levels.min() >= levels[RECOMPUTES.index(Recompute.NONE)]
         lightest = self._agains[0]
         return [
-            (kept, again)
+            (kept, self._agains[1:])
             for kept in self._open
             if not (is_sure and kept.fits[lightest] and self._is_asked(kept, lightest))
-            for again in self._agains[1:]
         ]
 
     def passes(self) -> list[tuple[_Variants, Again]]:
@@ -239,13 +239,16 @@ class _Variants:
 
     def lacking(self) -> list[Lacking]:
         """What needs least, where nothing fits."""
-        needs = [
-            pair for kept in self._open for pair in kept.needs.items() if self._keep.allows(pair[0])
-        ]
-        if not needs or any(fits for kept in self._open for fits in kept.fits.values()):
+        if any(fits for kept in self._open for fits in kept.fits.values()):
             return []
-        config, nbytes = min(needs, key=lambda pair: pair[1])
-        return [Lacking(config=config, needed_nbytes=nbytes)]
+        needs = [
+            (nbytes, kept, again) for kept in self._open for again, nbytes in kept.needs.items()
+        ]
+        for nbytes, kept, again in sorted(needs, key=lambda one: one[0]):
+            config = again.of(kept.config)
+            if self._keep.allows(config):
+                return [Lacking(config=config, needed_nbytes=nbytes)]
+        return []
 
 
 def rounded_log(time_s: float) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..layers.blocks import BlockKind
 from ..memory.activations import expert_tensors, layer_tensors
-from ..memory.saved import offloaded_nbytes, stashed_nbytes
+from ..memory.saved import offloaded_nbytes, recomputed_modules, stashed_nbytes
 from ..workload.collectives import Collective, CollectiveUse, GroupRole, Placement
 from ..workload.config import RunConfig
 from ..workload.operators import Operator, OperatorCount, OperatorKind, Phase
@@ -131,12 +131,13 @@ def block_copies(config: RunConfig, kind: BlockKind) -> tuple[OperatorCount, ...
     if kind not in (BlockKind.LAYER, BlockKind.EXPERT_LAYER) or config.device == "cpu":
         return ()
     has_experts, width = kind is BlockKind.EXPERT_LAYER, config.precision.nbytes
-    away = round(offloaded_nbytes(config, layer_tensors(config, has_experts=has_experts)))
+    again = recomputed_modules(config)
+    away = round(offloaded_nbytes(config, layer_tensors(config, has_experts=has_experts), again))
     found: list[tuple[OperatorKind, tuple[int, ...], int]] = []
     if away:
         found.append((OperatorKind.HOST_COPY, (away,), 1))
     tensors = expert_tensors(config) if has_experts else ()
-    stashed = round(stashed_nbytes(config, tensors) / width)
+    stashed = round(stashed_nbytes(config, tensors, again) / width)
     if stashed:
         found.append((OperatorKind.PERMUTE, (1, stashed, 1), width))
     return tuple(
