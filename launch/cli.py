@@ -7,7 +7,8 @@ Exit codes: 0 answer, 1 answer and a threshold crossed, 2 usage or configuration
 from __future__ import annotations
 
 import argparse
-import difflib
+import atexit
+import gc
 import importlib
 import os
 import sys
@@ -18,7 +19,7 @@ from pathlib import Path
 from .. import __version__
 from ..calib.arguments.short_names import LAYOUT_NAMES
 from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
-from ..hooks.process.interpreter import missing, remedy
+from ..hooks.process.interpreter import needs
 from .commands.outcome import ExitCode as ExitCode
 from .options.explain_options import add_explain_options
 from .options.plan_options import SCHEMA_FILE as ANSWERS
@@ -45,6 +46,12 @@ _VERBS = {
 }
 _BARE = frozenset({"doctor", "run"})
 """Verbs of the standard library."""
+_KEPT = frozenset({"plan", "predict", "explain"})
+"""Verbs that answer from a kept fit, which holds for the packages that it was made with: those are
+looked at where there is none."""
+_NUM_ALLOCATED = 100_000
+"""New objects between two looks for garbage.  What is imported stays to the end: looking through it
+again and again, and once more at exit, takes a tenth of a quick answer."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,12 +64,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rest and not getattr(args, "takes_options", False):
         return _fail(_not_taken(parser, args.verb, rest), ExitCode.USAGE)
     args.options, args.command = [*(getattr(args, "layout_words", None) or ()), *rest], command
+    if argv is None:  # a process of our own
+        gc.set_threshold(_NUM_ALLOCATED)
+        atexit.register(gc.freeze)
     try:
         _check_packages(args.verb)
         code = int(_command(args.verb)(args))
         if sys.stdout is not None:
             sys.stdout.flush()
         return code
+    except ImportError:
+        if text := needs(args.verb):
+            return _fail(text, ExitCode.USAGE)
+        raise
     except ConfigError as err:
         return _fail(err, ExitCode.USAGE)
     except (RecordError, CalibrationError) as err:
@@ -86,7 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"forerun {__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", prog=parser.prog)
     _add_answers(verbs)
     _add_validate(verbs)
     _add_import(verbs)
@@ -288,6 +302,8 @@ def _not_taken(parser: argparse.ArgumentParser, verb: str, words: Sequence[str])
     axis = name.removeprefix("--")
     if verb == "plan" and axis in {one for n in LAYOUT_NAMES for one in (n.name, *n.others)}:
         return f"plan takes no {name}; write --keep {axis}=VALUE for such layouts alone"
+    import difflib  # no answer needs it
+
     near = difflib.get_close_matches(name, taken, n=2, cutoff=0.6) if name[:1] == "-" else []
     remedy = f"did you mean {' or '.join(near)}?" if near else f"see forerun {verb} --help"
     return f"{verb} takes no {' '.join(words)}; {remedy}"
@@ -295,9 +311,8 @@ def _not_taken(parser: argparse.ArgumentParser, verb: str, words: Sequence[str])
 
 def _check_packages(verb: str) -> None:
     """``ConfigError`` where the verb needs packages that are not here."""
-    lacking = [] if verb in _BARE else missing()
-    if lacking:
-        raise ConfigError(f"{verb} needs {', '.join(lacking)}: {remedy()}")
+    if verb not in _BARE | _KEPT and (text := needs(verb)):
+        raise ConfigError(text)
 
 
 def _command(verb: str) -> Callable[[argparse.Namespace], int]:

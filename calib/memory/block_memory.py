@@ -170,8 +170,9 @@ def _kept_fields(
     """The fields of ``ModuleBytes`` that depend on which modules run again."""
     found: dict[str, float] = {}
     added = added_kept_nbytes(config)
-    for kind, parts in {"dense": dense, "expert": expert}.items():
-        of_layer = parts.activations(again)
+    of_dense = dense.activations(again)
+    of_expert = of_dense if expert is dense else expert.activations(again)
+    for kind, of_layer in {"dense": of_dense, "expert": of_expert}.items():
         found[f"{kind}_kept"] = of_layer.kept_nbytes + added
         found[f"{kind}_working"] = of_layer.working_nbytes
         found[f"{kind}_again"] = of_layer.recompute_working_nbytes

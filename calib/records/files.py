@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
+import pkgutil
 from collections.abc import Callable, Mapping
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -37,7 +36,7 @@ def replace_file(path: Path, data: bytes | str, *, mode: int = OPEN) -> None:
 def replace_by(path: Path, write: Callable[[IO[bytes]], object], *, mode: int = OPEN) -> None:
     """The same with a function that writes into an open file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name[:64]}.{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".{path.name[:64]}.{os.urandom(8).hex()}.tmp")
     # With O_EXCL a name that is there, a link among them, is an error and never followed.
     flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_CLOEXEC", 0)
     handle = os.open(temporary, flags, mode)
@@ -55,7 +54,7 @@ def replace_by(path: Path, write: Callable[[IO[bytes]], object], *, mode: int = 
 @cache
 def read_package_json(package: str, name: str) -> PackageData:
     """The JSON value of a file that is installed in a package; read once, so never change it."""
-    return json.loads(resources.files(package).joinpath(name).read_text(encoding="utf-8"))
+    return json.loads(pkgutil.get_data(package, name) or b"")
 
 
 class Tail:

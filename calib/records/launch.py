@@ -14,6 +14,10 @@ from ..workload.config_json import decode, encode_fields
 
 NAME = "command.json"
 """The file of rank 0, in the folder of a run's records."""
+RUNS = "runs"
+"""The folder of a directory that holds one folder for each launch."""
+LAUNCH = "launch.json"
+"""In such a folder: of which launch it is, or which one its launch has agreed to be."""
 SCHEMA = 1
 
 

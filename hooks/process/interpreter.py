@@ -9,7 +9,6 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 from importlib.util import find_spec
 
 VARIABLE = "FORERUN_PYTHON"
@@ -87,6 +86,12 @@ def remedy() -> str:
     return EXTRA + (f" '{name}<{first}'" if _has_numpy_1() else "")
 
 
+def needs(what: str) -> str:
+    """That ``what`` needs packages which are not here, and the remedy; empty where all are."""
+    lacking = missing()
+    return f"{what} needs {', '.join(lacking)}: {remedy()}" if lacking else ""
+
+
 def is_installed(module: str) -> bool:
     """True where a package can be imported; a folder of that name alone is none."""
     try:
@@ -126,6 +131,8 @@ def own_version() -> str:
 
 def installed_version(name: str) -> str | None:
     """The version of a distribution; None where it is not installed."""
+    from importlib import metadata  # slow to import, and few answers have to ask
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

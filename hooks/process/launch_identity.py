@@ -20,16 +20,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...calib.records.files import replace_file
+from ...calib.records.launch import LAUNCH, RUNS
 from .guard import is_failing
 from .settings import Settings
 from .store_link import StoreLink, find_link
 
 _log = logging.getLogger(__name__)
 LAUNCH_ID = "FORERUN_LAUNCH_ID"
-RUNS = "runs"
-"""The folder of a directory that holds one folder for each launch."""
-LAUNCH = "launch.json"
-"""In such a folder: of which launch it is, or which one its launch has agreed to be."""
 SCHEMA = 1
 PATIENCE_S = 30.0
 """How long rank 0 is waited for; then the first one that proposes wins."""

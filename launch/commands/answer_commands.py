@@ -27,7 +27,6 @@ from ...calib.workload.hosts import takes_options
 from ...calib.workload.model_shape import at_least_one
 from ..known.machines import Machine, open_machine
 from ..options.cluster_files import read_cluster
-from ..options.config_files import described_run
 from .outcome import ExitCode, print_json, tell
 
 
@@ -97,6 +96,10 @@ def described(args: argparse.Namespace, own: RunConfig, num_ranks: int) -> RunCo
 
     What it leaves out is told on standard error.  None where neither is given.
     """
+    if args.config is None and not args.command:
+        return None
+    from ..options.config_files import described_run  # no other question needs such files
+
     found = described_run(args.config, args.command, own, num_ranks=num_ranks)
     if found is None:
         return None

@@ -33,7 +33,6 @@ from ..report.throughput_cells import rest_json
 from .answer_commands import described, machine_of, network_json
 from .outcome import ExitCode, print_json, tell
 from .search_effort import search_effort
-from .shown_command import show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +65,8 @@ def plan(args: argparse.Namespace) -> int:
     # Of several the first that the objective prefers is told in full.
     if asks_for_command(args):
         chosen = answers[0] if len(answers) == 1 else _preferred(answers, question)
+        from .shown_command import show  # launch lines are built for this alone
+
         return show(args, chosen.machine.name, chosen.plan)
     if args.json:
         print_json(_json(answers, best, curves, question))

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
+LONGEST_S = 100 * 365 * 86400.0
+"""Dates and sums stay within what ``datetime`` and a double can hold."""
 _UNIX, _ISO = "_unix_s", "_iso"
 
 

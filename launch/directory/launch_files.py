@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from ...calib.records.files import PRIVATE, replace_file
+from ...calib.records.launch import LAUNCH, RUNS
 from ...hooks.control.orders import MARKER
 from ...hooks.process.launch_identity import (
-    LAUNCH,
     LAUNCH_ID,
-    RUNS,
     is_launch_id,
     new_launch_id,
     safe_launch_id,
 )
 from .bounded_files import number, read_object, words
+from .iso_times import LONGEST_S
 
 STOP_REQUEST = "stop-request.json"
 """The wrapper: please save and stop, since the scheduler soon ends this job."""
@@ -30,8 +30,6 @@ REQUEST_RULE = "request"
 """The rule of a stop that the wrapper asked for."""
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """From here on Slurm's numbers of steps mean the batch script and the like."""
-LONGEST_S = 100 * 365 * 86400.0
-"""Dates and sums stay within what ``datetime`` and a double can hold."""
 _READ = (LAUNCH, MARKER, "forecast.json", "decision.json")
 
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from ...calib.records.files import replace_by, replace_file
-from ...hooks.process.launch_identity import LAUNCH, boot_id, launch_folder, process_start
+from ...calib.records.launch import LAUNCH
+from ...hooks.process.launch_identity import boot_id, launch_folder, process_start
 from ...hooks.process.settings import CompanionSettings
 from .bounded_files import number, read_object
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...calib.errors import RecordError
-from ...hooks.process.launch_identity import LAUNCH, RUNS
+from ...calib.records.launch import LAUNCH, RUNS
 from .bounded_files import read_object
 
 SAMPLES = "samples.parquet"

@@ -18,9 +18,9 @@ from pathlib import Path
 from ...calib.answers import plain_models
 from ...calib.errors import ForerunError
 from ...calib.records.files import PRIVATE, replace_file
+from ...calib.records.launch import LAUNCH, RUNS
 from ...calib.steps.model import FittedSteps
 from ...calib.workload.config import RunConfig
-from ...hooks.process.launch_identity import RUNS
 from ..directory.bounded_files import read_bounded
 from ..directory.run_folders import top_of
 
@@ -32,7 +32,7 @@ _READ = (
     "imported/*.csv",
     "*.parquet",
     f"{RUNS}/*/*.parquet",
-    f"{RUNS}/*/launch.json",
+    f"{RUNS}/*/{LAUNCH}",
 )
 """All that a fit is made from, below a directory."""
 _NAMES = f"fitted-{'[0-9a-f]' * 16}.json"

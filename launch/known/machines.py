@@ -9,7 +9,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from ...calib.errors import ConfigError
 from ...calib.records.cluster import StatedNodes
+from ...hooks.process.interpreter import needs
 from .kept_fits import KeptFit
 from .kept_fits import Machine as Machine
 
@@ -29,8 +31,8 @@ def open_machine(
     ``also`` are directories whose runs and imported rows are evidence too; operators of the run in
     ``like``, maybe of another device, are carried over to this one's, and with ``device`` those of
     this run to a device that nothing was measured on.  ``stated`` is said of the nodes, over what
-    the run saw and was told of them.  Raises ``RecordError``
-    where there is neither, ``ConfigError`` where imported machines have to be told apart.
+    the run saw and was told of them.  Raises ``RecordError`` where there is neither, and
+    ``ConfigError`` where machines have to be told apart or a fit needs packages that are missing.
     """
     said = None if stated is None else json.dumps(stated.values, sort_keys=True)
     asked = (run_id, machine, None if like is None else str(like.absolute()), device, said)
@@ -38,6 +40,8 @@ def open_machine(
     kept = KeptFit(directory, question=asked, also=read)
     found = kept.read()
     if found is None:
+        if lacking := needs("a fit"):
+            raise ConfigError(lacking)
         from .machine_fits import fit_machine_of  # what reads and fits is slow to import
 
         found = fit_machine_of(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from ...calib.advice.micro_batch import MicroBatchAdvice
 from ...calib.advice.plan import Plan
 from ...calib.advice.recompute_choices import recompute_text
 from ...calib.fit.estimates import Source
@@ -12,6 +12,9 @@ from ...calib.forecast.throughput import RunLeft
 from ...calib.units import format_bytes, format_frac, format_time
 from .table import ReportTable, table_of
 from .throughput_cells import COST, SPARE, throughput_cells
+
+if TYPE_CHECKING:
+    from ...calib.advice.micro_batch import MicroBatchAdvice
 
 # A page's worth; --top shows more.
 NUM_LAYOUTS = 10

@@ -6,8 +6,7 @@ import argparse
 import re
 from pathlib import Path
 
-from ..directory.launch_files import LONGEST_S
-from .slurm import duration_s
+from ..directory.iso_times import LONGEST_S
 
 STOP_EXIT_CODE = 93
 """Stopped on advice: do not requeue."""
@@ -73,6 +72,8 @@ def _time(text: str) -> float:
         unit_s = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}[match[2]]
         found = float(match[1]) * unit_s
     else:
+        from .slurm import duration_s  # no other verb needs what it imports
+
         found = duration_s(text) or float("inf")
     if found < LONGEST_S:
         return found

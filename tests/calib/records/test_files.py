@@ -42,8 +42,8 @@ def test_a_link_that_waits_under_the_temporary_name_is_not_followed(
 ) -> None:
     target = tmp_path / "target"
     target.write_text("the user's")
-    monkeypatch.setattr(files.secrets, "token_hex", lambda _: "known")
-    (tmp_path / ".a.json.known.tmp").symlink_to(target)
+    monkeypatch.setattr(files.os, "urandom", bytes)
+    (tmp_path / f".a.json.{'00' * 8}.tmp").symlink_to(target)
     with pytest.raises(FileExistsError):
         replace_file(tmp_path / "a.json", "ours")
     assert target.read_text() == "the user's"

@@ -15,11 +15,21 @@ pytestmark = pytest.mark.slow
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 SLOW = ("pandas", "pyarrow", "scipy", "sklearn", "xgboost")
+IDLE = (
+    *("numpy.random", "rich.progress", "jinja2", "plotly", "jsonschema", "wandb"),
+    *("importlib.metadata", "importlib.resources", "email", "tempfile", "subprocess"),
+    *("forerun.hooks.control", "forerun.hooks.session", "forerun.launch.wrapper.slurm"),
+    *("forerun.calib.samples.table", "forerun.calib.commands", "forerun.calib.answers.analysis"),
+)
+"""What no answer of a kept fit needs: each takes its time."""
 ASK = f"""
 import json, sys
 from forerun.launch.cli import main
 code = main(sys.argv[1:])
+loaded = [name for name in {IDLE!r} if name in sys.modules]
 print(json.dumps([name for name in {SLOW!r} if name in sys.modules]), file=sys.stderr)
+if loaded and not set({SLOW!r}) & set(sys.modules):
+    sys.exit(f"needlessly imported: {{loaded}}")
 sys.exit(code)
 """
 PREDICT = ("--json", "--tensor-model-parallel-size", "2")
