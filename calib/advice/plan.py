@@ -16,7 +16,9 @@ from ..forecast.throughput import Throughput, throughput
 from ..memory.peak import MemoryEstimate, Verdict, fit_probability, memory, verdict
 from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
+from ..search.asked import num_asked
 from ..search.best_first import best_layouts
+from ..search.cells import cells_of
 from ..search.found import Effort, Found, Proof, Room
 from ..search.labels import layout_label
 from ..steps.design import most_informative
@@ -116,8 +118,7 @@ class Plan:
     @property
     def num_layouts(self) -> int:
         """How many layouts these are the best of."""
-        tallies = [proof.tally for proof in self.proofs.values()]
-        return sum(tally.num_layouts - tally.not_asked for tally in tallies)
+        return sum(proof.num_layouts for proof in self.proofs.values())
 
     @property
     def best(self) -> Candidate | None:
@@ -211,9 +212,14 @@ def plan(
     wanted = dict.fromkeys(count or config.parallelism.num_ranks for count in counts)
     room = Room(capacity_nbytes=memory_capacity_nbytes, offset_nbytes=memory_offset_nbytes or 0)
 
+    given = effort or Effort()
+
     def searched(count: int, kept: Keep | None) -> Found:
-        given = effort or Effort()
-        return best_layouts(config, steps, count, room=room, keep=kept, effort=given)
+        found = best_layouts(config, steps, count, room=room, keep=kept, effort=given)
+        if kept is None or not kept.axes:
+            return found
+        number = num_asked(cells_of(config, count, kept), kept)
+        return replace(found, proof=replace(found.proof, num_asked=number))
 
     planned = partial(_planned, config, steps, memory_capacity_nbytes, memory_offset_nbytes)
     found = {count: searched(count, keep) for count in wanted}

@@ -29,7 +29,7 @@ class WhyNot:
 
     asked: Keep
     num_layouts: int
-    """How many of them the plan tried; 0: none, or a rule forbids all."""
+    """How many of them a plan is the best of; 0: none, or a rule forbids all."""
     best: Candidate | None
     """The fastest that fits, else the one that needs least; None where there is none."""
     text: str

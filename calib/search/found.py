@@ -119,7 +119,9 @@ class Proof:
     """Splits of the ranks, each with its variants."""
     tally: Tally
     cut: Mapping[str, int] = field(default_factory=dict)
-    """Combinations that each of Megatron's rules left out."""
+    """Combinations of degrees that each of Megatron's rules left out; no layouts of the tally."""
+    num_asked: int | None = None
+    """Layouts of the tally that have what was to be kept; None where all were asked for."""
     gap_frac: float = 0.0
     """How much faster than the best found an unseen layout might be; 0 where it is proven."""
 
@@ -129,18 +131,27 @@ class Proof:
         return self.gap_frac == 0.0
 
     @property
+    def num_layouts(self) -> int:
+        """How many layouts the best are the best of."""
+        return self.tally.num_layouts if self.num_asked is None else self.num_asked
+
+    @property
     def text(self) -> str:
-        """What a user reads of it."""
-        tally = self.tally
+        """What a user reads of it: layouts are counted by the first thing that is in their way."""
+        tally, begin = self.tally, f"{self.tally.num_layouts:,}"
+        if self.num_asked is None:
+            begin += " layouts"
+        else:
+            begin = f"{self.num_asked:,} layouts asked for among {begin} of their splits"
         words = [
-            f"{tally.num_layouts:,} layouts",
+            begin,
             f"{tally.over_memory:,} over memory",
             f"{tally.bounded:,} slower by a bound",
             f"{tally.dominated:,} by another with less to compute again",
             f"{tally.evaluated:,} evaluated",
         ]
         if tally.not_asked:
-            words.insert(-1, f"{tally.not_asked:,} not asked for")
+            words.insert(-1, f"{tally.not_asked:,} more not asked for")
         end = "proven" if self.is_proven else f"not proven: up to {self.gap_frac:.0%} may be left"
         return f"{', '.join(words)}; {end}"
 
@@ -149,6 +160,7 @@ class Proof:
         counts = {name: getattr(self.tally, name) for name in Tally.__slots__}
         return {
             "num_layouts": self.tally.num_layouts,
+            "num_asked": self.num_layouts,
             **counts,
             "cut_by_rules": dict(self.cut),
             "is_proven": self.is_proven,

@@ -11,6 +11,7 @@ from every_layout import best_of_every, every_layout, row
 from planted_steps import estimate_many, estimate_step, steps_of
 
 from forerun.calib.advice.plan import Candidate, Plan, compare, plan
+from forerun.calib.arguments.keep import Keep
 from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.errors import ConfigError
 from forerun.calib.memory.peak import Verdict, memory
@@ -55,6 +56,19 @@ def test_all_layouts_are_counted_of_each_number_of_ranks(
     told = found.to_json()
     assert told["num_layouts"] == found.num_layouts
     assert [one["num_ranks"] for one in told["search"]] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    "text", ["recompute=none", "sharding=none|optimizer,pp=1", "dp=2", "tp=2,recompute=mlp|full"]
+)
+def test_only_what_is_asked_for_is_counted(
+    text: str, layout: Layout, planted: Callable[..., Any]
+) -> None:
+    config, keep = layout(tp=2, dp=2), Keep.parse(text)
+    found = plan(config, steps_of(planted()), keep=keep)
+    wanted = sum(map(keep.allows, every_layout(config, 4)))
+    assert found.num_layouts == found.to_json()["search"][0]["num_asked"] == wanted > 0
+    assert f"{wanted:,} layouts asked for" in found.proofs[4].text
 
 
 def test_a_search_that_is_stopped_is_told_as_not_proven(
