@@ -9,7 +9,14 @@ from typing import Any
 
 from ..arguments.short_names import layout_name
 from ..errors import ConfigError
-from ..search.labels import is_usually_split
+from ..search.labels import (
+    GRAD_OVERLAP,
+    NO_OVERLAP,
+    NO_P2P,
+    OFFLOAD_BESIDE,
+    is_usually_split,
+    says_overlaps,
+)
 from ..search.space import WHOLE
 from ..workload.argument_values import whole
 from ..workload.batch import Batch
@@ -83,8 +90,14 @@ def _read(word: str) -> Iterator[tuple[str, Any]]:
         yield "recompute_num_layers", whole("layers", layers) if layers else 0
     elif small in ("sp", "nosp"):
         yield "is_sequence_parallel", small == "sp"
+    elif small in (NO_OVERLAP.lower(), GRAD_OVERLAP.lower()):
+        yield "overlaps", (small == GRAD_OVERLAP.lower(), False)
+    elif small == NO_P2P.lower():
+        yield "overlaps_p2p", False
     elif small.startswith("offload:"):
-        yield "optimizer_offload_frac", whole("offload", small.partition(":")[2]) / 100
+        share = small.partition(":")[2]
+        yield "optimizer_offload_frac", whole("offload", share.removesuffix(OFFLOAD_BESIDE)) / 100
+        yield "overlaps_optimizer_offload", share.endswith(OFFLOAD_BESIDE)
     else:
         raise ConfigError(f"{word} is no part of a layout; {_USAGE}")
 
@@ -140,6 +153,8 @@ def _parallelism(
     if is_whole:
         is_split = is_usually_split(running)
     is_split = named.get("is_sequence_parallel", is_split)
+    is_beside = own.overlaps_p2p or (is_whole and degrees["vp"] > 1)
+    shared = _sharding(named, own, degrees, is_whole=is_whole)
     return replace(
         own,
         **degrees,
@@ -148,8 +163,27 @@ def _parallelism(
         schedule=named.get("schedule", schedule),
         microbatch_group_size=own.microbatch_group_size if is_same_split else 0,
         is_sequence_parallel=is_split and degrees["tp"] > 1,
-        **_sharding(named, own, degrees, is_whole=is_whole),
+        overlaps_p2p=named.get("overlaps_p2p", is_beside),
+        **shared | _overlaps(named, running, degrees, shared, is_whole=is_whole),
     )
+
+
+def _overlaps(
+    named: dict[str, Any],
+    running: RunConfig,
+    degrees: dict[str, int],
+    shared: dict[str, Any],
+    *,
+    is_whole: bool,
+) -> dict[str, bool]:
+    """What is said of overlaps; a label that says nothing has all that can be."""
+    is_alone = degrees["dp"] * degrees["cp"] == 1
+    if "overlaps" not in named and (is_alone or not is_whole or not says_overlaps(running)):
+        return {}
+    own = running.parallelism.is_optimizer_distributed
+    usual = True, shared.get("is_optimizer_distributed", own)
+    names = ("overlaps_grad_reduce", "overlaps_param_gather")
+    return dict(zip(names, named.get("overlaps", usual), strict=True))
 
 
 def _sharding(
@@ -182,6 +216,9 @@ def _recompute(named: dict[str, Any], running: RunConfig, *, is_whole: bool) -> 
         "recompute": recompute,
         "recompute_num_layers": named.get(
             "recompute_num_layers", running.recompute_num_layers if is_own else 0
+        ),
+        "overlaps_optimizer_offload": named.get(
+            "overlaps_optimizer_offload", running.overlaps_optimizer_offload
         ),
         "optimizer_offload_frac": named.get(
             "optimizer_offload_frac", 0.0 if is_whole else running.optimizer_offload_frac

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from ..workload.config import Parallelism, Recompute, RunConfig, Schedule, Sharding
+from ..workload.config import Engine, Parallelism, Recompute, RunConfig, Schedule, Sharding
+from ..workload.hosts import takes_options
+
+NO_OVERLAP, GRAD_OVERLAP = "noOverlap", "gradOverlap"
+"""Nothing of what replicas share runs beside the passes; the gradients alone do."""
+NO_P2P = "noP2P"
+"""Messages between virtual stages are waited for."""
+OFFLOAD_BESIDE = "+overlap"
+"""The optimizer's states move to the host and back beside its own work."""
 
 
 def layout_label(config: RunConfig) -> str:
     """Degrees above one, sharding, micro-batch and recompute, as ``TP4 PP2 DP2 ZeRO1 mbs2 full``.
 
-    ``x2`` behind the sharding: two copies, each over a part of the replicas.
+    ``x2`` behind the sharding: two copies, each over a part of the replicas.  What overlaps is said
+    where it is not all that can.
     """
     par = config.parallelism
     degrees = (
@@ -27,6 +36,9 @@ def layout_label(config: RunConfig) -> str:
         words.append("SP" if par.is_sequence_parallel else "noSP")
     if par.dp * par.cp > 1:
         words += _sharding(par)
+        words += _overlaps(config)
+    if par.vp > 1 and not par.overlaps_p2p:
+        words.append(NO_P2P)
     if par.chunk_layers:
         words.append(layers_text(par.chunk_layers))
     if par.schedule is not Schedule.ONE_F_ONE_B:
@@ -36,7 +48,8 @@ def layout_label(config: RunConfig) -> str:
         layers = f":{config.recompute_num_layers}" if config.recompute_num_layers else ""
         words.append("+".join((config.recompute.value + layers, *config.recompute_modules)))
     if config.optimizer_offload_frac:
-        words.append(f"offload:{100 * config.optimizer_offload_frac:.0f}")
+        beside = OFFLOAD_BESIDE if config.overlaps_optimizer_offload else ""
+        words.append(f"offload:{100 * config.optimizer_offload_frac:.0f}{beside}")
     return " ".join(words)
 
 
@@ -44,6 +57,21 @@ def is_usually_split(config: RunConfig) -> bool:
     """Whether a layout over tp is taken to have sequence parallelism where its label says nothing:
     on accelerators, where it saves memory and work, and wherever there are experts."""
     return config.device != "cpu" or config.model.experts is not None
+
+
+def says_overlaps(config: RunConfig) -> bool:
+    """Whether a label says what of the replicas' transfers does not run beside the passes, where
+    not all does that can: on accelerators, where the host can be asked for either."""
+    is_megatron = config.parallelism.engine is Engine.MEGATRON
+    return config.device != "cpu" and takes_options(config) and is_megatron
+
+
+def _overlaps(config: RunConfig) -> list[str]:
+    par = config.parallelism
+    usual = True, par.is_optimizer_distributed
+    if not says_overlaps(config) or (par.overlaps_grad_reduce, par.overlaps_param_gather) == usual:
+        return []
+    return [GRAD_OVERLAP if par.overlaps_grad_reduce else NO_OVERLAP]
 
 
 def _sharding(par: Parallelism) -> list[str]:

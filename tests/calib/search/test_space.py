@@ -28,6 +28,16 @@ ZERO1 = {"is_optimizer_distributed": True, "overlaps_grad_reduce": True}
 BESIDE = ("overlaps_grad_reduce", "overlaps_param_gather")
 
 
+ZERO1_LABELS = (
+    "DP16 ZeRO1 mbs2 offload:100",
+    "DP16 ZeRO1 gradOverlap mbs2",
+    "DP16 ZeRO1 gradOverlap mbs2 offload:100",
+    "DP16 ZeRO1 noOverlap mbs2",
+    "DP16 ZeRO1 noOverlap mbs2 offload:100",
+)
+"""The distributed optimizer in one instance, but as the run has it."""
+
+
 @pytest.fixture
 def megatron(layout: Layout) -> RunConfig:
     """On two nodes of eight."""
@@ -57,10 +67,13 @@ def test_megatron_has_an_optimizer_off_on_and_for_each_node(megatron: RunConfig)
         for one in kept(megatron)
     ]
     overlaps = [(True, True), (True, False), (False, False)]
-    expected = [("DP16 mbs2", on, False, 0.0) for on in (True, False)]
+    said = dict(zip(overlaps, ("", " gradOverlap", " noOverlap"), strict=True))
+    expected = [("DP16 mbs2", True, False, 0.0), ("DP16 noOverlap mbs2", False, False, 0.0)]
     shares = (("", 0.0), (" offload:100", 1.0))
-    expected += [(f"DP16 ZeRO1 mbs2{word}", *on, frac) for on in overlaps for word, frac in shares]
-    expected += [("DP16 ZeRO1x2 mbs2", *on, 0.0) for on in overlaps]
+    expected += [
+        (f"DP16 ZeRO1{said[on]} mbs2{word}", *on, frac) for on in overlaps for word, frac in shares
+    ]
+    expected += [(f"DP16 ZeRO1x2{said[on]} mbs2", *on, 0.0) for on in overlaps]
     assert told == expected
 
 
@@ -137,9 +150,11 @@ def test_other_shardings_are_each_stage_of_zero_and_an_instance_for_each_node(
     assert layout_label(megatron) == "DP16 ZeRO1 mbs2"
     assert sharded_labels(megatron) == [
         "DP16 mbs2",
-        "DP16 ZeRO1 mbs2 offload:100",
-        "DP16 ZeRO1 mbs2",
+        "DP16 noOverlap mbs2",
+        *ZERO1_LABELS,
         "DP16 ZeRO1x2 mbs2",
+        "DP16 ZeRO1x2 gradOverlap mbs2",
+        "DP16 ZeRO1x2 noOverlap mbs2",
         "DP16 ZeRO2 mbs2",
         "DP16 FSDP mbs2",
     ]
@@ -147,8 +162,8 @@ def test_other_shardings_are_each_stage_of_zero_and_an_instance_for_each_node(
     # Megatron-FSDP has no pipeline.
     assert sharded_labels(with_par(megatron, pp=2, dp=8)) == [
         "PP2 DP8 mbs2",
-        "PP2 DP8 ZeRO1 mbs2 offload:100",
-        "PP2 DP8 ZeRO1 mbs2",
+        "PP2 DP8 noOverlap mbs2",
+        *(label.replace("DP16", "PP2 DP8") for label in ZERO1_LABELS),
     ]
     assert sharded_labels(with_par(megatron, dp=1)) == []
 
