@@ -122,6 +122,7 @@ def test_doctor_says_what_answers_lack_and_where_they_can_be(home: Path) -> None
     "argv",
     [
         ["plan", "runs"],
+        ["predict", "runs"],
         ["report", "runs"],
         ["compare", "runs"],
         ["validate", "steps", "table.csv"],
