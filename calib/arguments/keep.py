@@ -57,6 +57,10 @@ class Keep:
         """What an axis may be, by its name; None where it is free."""
         return next((one.values for one in self.axes if one.name == name), None)
 
+    def without(self, *names: str) -> Keep:
+        """The same with some axes left free."""
+        return Keep(axes=tuple(one for one in self.axes if one.name not in names))
+
     def allows(self, config: RunConfig) -> bool:
         """Whether a layout is meant."""
         return all(layout_name(one.name).read(config) in one.values for one in self.axes)

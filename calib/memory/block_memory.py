@@ -130,8 +130,15 @@ class SplitModules:
 
 def _plain_modules(config: RunConfig, dense: LayerParts, expert: LayerParts) -> ModuleBytes:
     model, size = config.model, sizes(config)
-    # Parameters are the same whatever is computed again, and so are the blocks that hold them.
-    plain = replace(config, recompute=Recompute.NONE, recompute_num_layers=0, recompute_modules=())
+    # Parameters and widths are the same whatever is computed again and however long a micro-batch
+    # is, and so are the blocks that hold them.
+    plain = replace(
+        config,
+        recompute=Recompute.NONE,
+        recompute_num_layers=0,
+        recompute_modules=(),
+        batch=replace(config.batch, micro_batch_size=1),
+    )
     layer = block(plain, BlockKind.LAYER)
     expert_layer = block(plain, BlockKind.EXPERT_LAYER) if model.experts is not None else layer
     hidden = size.split_tokens * model.hidden_size

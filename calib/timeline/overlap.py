@@ -128,7 +128,10 @@ def block_copies(config: RunConfig, kind: BlockKind) -> tuple[OperatorCount, ...
 
     To the host's memory and back; into pages and out of them, which reads and writes each byte.
     """
-    if kind not in (BlockKind.LAYER, BlockKind.EXPERT_LAYER) or config.device == "cpu":
+    experts = config.model.experts
+    is_copied = config.offload_modules or (experts is not None and experts.stash_factor)
+    is_layer = kind in (BlockKind.LAYER, BlockKind.EXPERT_LAYER)
+    if not is_copied or not is_layer or config.device == "cpu":
         return ()
     has_experts, width = kind is BlockKind.EXPERT_LAYER, config.precision.nbytes
     again = recomputed_modules(config)

@@ -127,7 +127,7 @@ def test_without_a_data_sheet_there_is_no_mfu(device: str) -> None:
 def test_gpu_hours_of_tokens_are_those_of_all_gpus(num_gpus: int) -> None:
     """1e9 tokens at 1e6 tokens/s take 1,000 s, on each of the GPUs."""
     config = layout(dp=num_gpus)
-    found = throughput(config, 8 * MODEL.seq_length / 1e6)
+    found = throughput(config, 8 * config.model.seq_length / 1e6)
     assert found.gpu_hours_per_giga_token == pytest.approx(num_gpus * 1000 / 3600)
 
 
