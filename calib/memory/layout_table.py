@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +18,44 @@ from .states import optimizer_nbytes, sharding_key, state_bytes
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Again = tuple[Recompute, tuple[str, ...], int]
-"""Fields of ``RunConfig`` that say what is computed again: the kind, modules, layers of a chunk."""
+_FIRST_ROWS = 64
 _MODULES = tuple(field.name for field in fields(ModuleBytes))
 _LAYERS = tuple(field.name for field in fields(ChunkLayers))
+
+
+class Again(Protocol):
+    """What is computed again, as ``RunConfig`` has it."""
+
+    @property
+    def recompute(self) -> Recompute:
+        """Nothing, modules or whole layers."""
+        ...
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Of layers."""
+        ...
+
+    @property
+    def num_layers(self) -> int:
+        """Of each chunk, where whole layers are; 0 means all."""
+        ...
+
+
+class _Own(NamedTuple):
+    recompute: Recompute
+    modules: tuple[str, ...]
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Rows:
+    """Rows of the table of modules for what may be computed again."""
+
+    agains: Sequence[Again]
+    rows: Ints
+    whole: Ints
+    """Layers that each chunk recomputes as a whole: -1 none, 0 all."""
 
 
 def peaks_nbytes(layouts: Sequence[RunConfig]) -> Floats:
@@ -44,8 +79,9 @@ class LayoutMemory:
 
     def __init__(self) -> None:
         self._splits: dict[Hashable, SplitModules] = {}
-        self._rows: dict[Hashable, int] = {}
-        self._table: list[tuple[float, ...]] = []
+        self._places: dict[Hashable, int] = {}
+        self._table = np.empty((_FIRST_ROWS, len(_MODULES)))
+        self._lists: dict[Hashable, _Rows] = {}
         self._unlike: dict[Hashable, list[int]] = {}
         self._layers: dict[Hashable, list[ChunkLayers]] = {}
 
@@ -55,12 +91,15 @@ class LayoutMemory:
         The same arithmetic as ``memory``, which every entry equals to the byte; layouts with equal
         pipelines are done together.
         """
-        return self.recomputed_nbytes([(one, [again_of(one)]) for one in layouts])
+        return self.recomputed_nbytes([(one, (_own(one),)) for one in layouts])
 
     def recomputed_nbytes(
-        self, asked: Sequence[tuple[RunConfig, Sequence[Again]]]
+        self, asked: Sequence[tuple[RunConfig, tuple[Again, ...]]]
     ) -> tuple[Floats, Floats]:
-        """The same of layouts that compute again, one after another, what stands beside each."""
+        """The same of layouts that compute again, one after another, what stands beside each.
+
+        Equal tuples of that had best be one object.
+        """
         ends = np.cumsum([len(agains) for _, agains in asked])
         alike: dict[Hashable, list[int]] = {}
         for place, (layout, _) in enumerate(asked):
@@ -78,28 +117,40 @@ class LayoutMemory:
                 begin += len(agains)
         return allocated, overhead
 
+    def _rows(self, layout: RunConfig, agains: tuple[Again, ...]) -> _Rows:
+        split = _split_key(layout)
+        # As long as the tuple is kept here no other one has its number.
+        key = (split, id(agains)) if len(agains) > 1 else (split, *_key(agains[0]))
+        found = self._lists.get(key)
+        if found is None:
+            found = self._lists[key] = _Rows(
+                agains=agains,
+                rows=np.array([self._row(layout, split, again) for again in agains]),
+                whole=np.array([_num_whole(again) for again in agains]),
+            )
+        return found
+
     def _row(self, layout: RunConfig, split: Hashable, again: Again) -> int:
-        """Of the table of modules."""
-        key = (split, *again[:2])
-        if key not in self._rows:
+        key = (split, *_key(again)[:2])
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = len(self._places)
             sample = _with(layout, again)
-            whole = (split, again[0] is Recompute.FULL)
+            whole = (split, again.recompute is Recompute.FULL)
             if whole not in self._splits:
                 self._splits[whole] = SplitModules.of(sample)
             found = self._splits[whole].recomputed(recomputed_modules(sample))
-            self._rows[key] = len(self._table)
-            self._table.append(tuple(float(getattr(found, name)) for name in _MODULES))
-        return self._rows[key]
+            if place == len(self._table):
+                self._table = np.concatenate([self._table, np.empty_like(self._table)])
+            self._table[place] = [getattr(found, name) for name in _MODULES]
+        return place
 
-    def _fullest(self, asked: Sequence[tuple[RunConfig, Sequence[Again]]]) -> Floats:
+    def _fullest(self, asked: Sequence[tuple[RunConfig, tuple[Again, ...]]]) -> Floats:
         """Allocated bytes of the fullest stage, of layouts with the same pipeline."""
-        rows: list[tuple[float, ...]] = []
-        whole: list[int] = []
-        for layout, agains in asked:
-            split = _split_key(layout)
-            rows += [self._table[self._row(layout, split, again)] for again in agains]
-            whole += [_num_whole(again) for again in agains]
-        modules = ModuleBytes(**dict(zip(_MODULES, np.array(rows).T, strict=True)))
+        found = [self._rows(layout, agains) for layout, agains in asked]
+        rows = self._table[np.concatenate([one.rows for one in found])]
+        whole = np.concatenate([one.whole for one in found])
+        modules = ModuleBytes(**dict(zip(_MODULES, rows.T, strict=True)))
         layouts, first = [layout for layout, _ in asked], asked[0][0]
         numbers = [len(agains) for _, agains in asked]
         par = [one.parallelism for one in layouts]
@@ -148,29 +199,31 @@ class LayoutMemory:
         key = (_shape_key(layout), number, stage)
         if key not in self._layers:
             again = Recompute.NONE if number < 0 else Recompute.FULL
-            sample = _with(layout, (again, (), max(number, 0)))
+            sample = _with(layout, _Own(again, (), max(number, 0)))
             self._layers[key] = stage_chunks(sample, stage)
         return self._layers[key]
 
 
-def again_of(layout: RunConfig) -> Again:
-    """What a layout computes again."""
-    return layout.recompute, layout.recompute_modules, layout.recompute_num_layers
+def _own(layout: RunConfig) -> _Own:
+    again = layout.recompute, layout.recompute_modules, layout.recompute_num_layers
+    return _Own(*again)
+
+
+def _key(again: Again) -> tuple[Recompute, tuple[str, ...], int]:
+    return again.recompute, again.modules, again.num_layers
 
 
 def _with(layout: RunConfig, again: Again) -> RunConfig:
-    recompute, modules, num_layers = again
     return replace(
         layout,
-        recompute=recompute,
-        recompute_modules=modules,
-        recompute_num_layers=num_layers,
+        recompute=again.recompute,
+        recompute_modules=again.modules,
+        recompute_num_layers=again.num_layers,
     )
 
 
 def _num_whole(again: Again) -> int:
-    """Layers that each chunk recomputes as a whole: -1 none, 0 all."""
-    return again[2] if again[0] is Recompute.FULL else -1
+    return again.num_layers if again.recompute is Recompute.FULL else -1
 
 
 def _split_key(layout: RunConfig) -> Hashable:

@@ -22,11 +22,9 @@ _OF_EXPERTS = (
     *("prediction_numel", "prediction_expert_numel"),
 )
 """What depends on how experts are split, and on nothing else of a cell but tp."""
-_FREED = (
-    *("dense_working", "dense_again", "expert_working", "expert_again"),
-    *("dense_scratch", "expert_scratch", "scratch", "head_scratch"),
-)
-"""What a variant may do without at the fullest moment, as far as a bound need know."""
+_FREED = (*("dense_working", "dense_again", "expert_working", "expert_again", "expert_scratch"),)
+"""What a variant may do without at the fullest moment, as far as a bound need know, and what hangs
+on how experts are split."""
 _MIDDLE = 2
 """Stages at each end that are looked at: the first hold most passes, the last the logits."""
 

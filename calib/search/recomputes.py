@@ -39,11 +39,6 @@ class Again:
         return _parts(self.modules) <= _parts(other.modules)
 
     @property
-    def fields(self) -> tuple[Recompute, tuple[str, ...], int]:
-        """As ``RunConfig`` has them."""
-        return self.recompute, self.modules, self.num_layers
-
-    @property
     def weight(self) -> float:
         """More than that of all that are within it."""
         if self.recompute is Recompute.FULL:
@@ -105,11 +100,17 @@ def recomputes(config: RunConfig) -> tuple[Again, ...]:
             num_layers=config.recompute_num_layers,
         )
         return tuple(dict.fromkeys((Again(), own, Again(recompute=Recompute.FULL))))
+    return _all(_modules(config), min(config.chunk_layers))
+
+
+# Thousands of layouts share few of these.
+@cache
+def _all(modules: tuple[str, ...], num_layers: int) -> tuple[Again, ...]:
     found = [Again()]
-    for chosen in _sets(_modules(config)):
+    for chosen in _sets(modules):
         named = () if chosen == ("core_attn",) else chosen
         found.append(Again(recompute=Recompute.SELECTIVE, modules=named))
-    numbers = (*range(1, min(config.chunk_layers)), 0)
+    numbers = (*range(1, num_layers), 0)
     return (*found, *(Again(recompute=Recompute.FULL, num_layers=one) for one in numbers))
 
 

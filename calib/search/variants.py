@@ -80,10 +80,10 @@ class Study:
         )
         return Outcome(best=best, tally=Tally())
 
-    def _fit(self, asked: Sequence[tuple[_Kept, Sequence[Again]]]) -> None:
+    def _fit(self, asked: Sequence[tuple[_Kept, tuple[Again, ...]]]) -> None:
         """Whether ways to keep states fit with what is computed again."""
         allocated, overhead = self.memory.recomputed_nbytes(
-            [(kept.config, [again.fields for again in agains]) for kept, agains in asked]
+            [(kept.config, agains) for kept, agains in asked]
         )
         holds = iter(self.room.holds(allocated, overhead).tolist())
         needed = iter((allocated + overhead).tolist())
@@ -162,18 +162,18 @@ class _Variants:
             found.append(_State(config=config, order=number, kept=held))
         return found
 
-    def lightest(self) -> list[tuple[_Kept, Sequence[Again]]]:
+    def lightest(self) -> list[tuple[_Kept, tuple[Again, ...]]]:
         """What has to be known of memory first."""
         return [(kept, self._agains[:1]) for kept in self._open]
 
-    def heavier(self) -> list[tuple[_Kept, Sequence[Again]]]:
+    def heavier(self) -> list[tuple[_Kept, tuple[Again, ...]]]:
         """What has to be known beyond: where the lightest does not fit, may not be taken, or is of
         a kind that may be slower than another."""
         levels = self._study.least.levels[self._place]
         is_sure = levels.min() >= levels[RECOMPUTES.index(Recompute.NONE)]
         lightest = self._agains[0]
         return [
-            (kept, self._agains[1:])
+            (kept, self._agains)
             for kept in self._open
             if not (is_sure and kept.fits[lightest] and self._is_asked(kept, lightest))
         ]
