@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
@@ -11,8 +11,8 @@ from ..steps.model import FittedSteps
 from ..workload.config import RunConfig
 from .cells import Cells, Ints, cells_of
 from .found import NUM_LACKING, Effort, Floats, Found, Lacking, Proof, Ranked, Room, Tally
+from .halves import SMALL, HalvedBounds, over_halves
 from .least_memory import least_nbytes, overheads
-from .least_time import LeastTimes, least_times
 from .recomputes import recomputes
 from .space import num_nodes, states
 from .variants import Outcome, Study, rounded_log
@@ -21,8 +21,9 @@ _ROUND = 64
 """Cells of a round: enough for arrays to pay, few enough that the limit falls soon."""
 _MOST_LACKING = 200
 """Cells that are looked through for layouts to tell of that do not fit."""
-_SMALL = 1000
-"""Cells that another process is not worth its start for."""
+_FRONT_FRAC, _EACH = 0.2, 10
+"""Of all cells by their bounds without experts, the part that is looked into first, and every
+which of it: with their experts these soon give a limit that few other cells are below."""
 _ALIKE_FRAC = 2e-9
 """Of the step time: what rounding leaves of it."""
 
@@ -42,8 +43,7 @@ def best_layouts(
     Where the search is stopped, the best so far, and ``gap_frac`` says how far from proven.
     """
     search = _Search(config, steps, num_ranks, room or Room(), keep or Keep(), effort or Effort())
-    search.bound()
-    search.evaluate()
+    search.search()
     return search.found()
 
 
@@ -65,12 +65,29 @@ class _Search:
         self._tally = Tally()
         self._gap_frac = 0.0
 
-    def bound(self) -> None:
-        """Least memory and time of all cells."""
+    def search(self) -> None:
+        """Bounds of all cells, and those evaluated that may be among the best."""
+        able = self._fitting()
+        bounds = HalvedBounds(able, self._steps)
+        with self._effort.pool(bounds.of) as mapped:
+            self._effort.told("bounds", 0.0)
+            bare = bounds.bare(mapped)
+            self._least_s = bare.time_s
+            self._study = Study(
+                cells=able,
+                levels=bare.levels,
+                steps=self._steps,
+                room=self._room,
+                keep=self._keep,
+            )
+            self._evaluate(lambda members: bounds.whole(members, mapped))
+
+    def _fitting(self) -> Cells:
+        """Cells of which something may fit."""
         cells, told = self._cells, self._effort.told
         told("memory", 0.0)
         overhead = overheads(cells)
-        least = self._over_halves(cells, least_nbytes)
+        least = over_halves(cells, least_nbytes, self._effort.pool)
         is_able = np.asarray(self._room.holds(least, overhead))
         over = np.flatnonzero(~is_able)
         nearest = over[np.argsort((least + overhead)[over], kind="stable")[:_MOST_LACKING]]
@@ -82,66 +99,57 @@ class _Search:
                 nbytes = float(least[place] + overhead[place])
                 self._lacking.append(Lacking(config=layout, needed_nbytes=nbytes))
         self._tally.over_memory += num_variants(cells.subset(over))
-        able = cells.subset(np.flatnonzero(is_able))
-        told("bounds", 0.0)
-        least_times_of = LeastTimes.of_rows(
-            self._over_halves(able, lambda part: least_times(part, self._steps).rows)
-        )
-        self._study = Study(
-            cells=able,
-            least=least_times_of,
-            steps=self._steps,
-            room=self._room,
-            keep=self._keep,
-        )
-        self._order = np.argsort(least_times_of.time_s, kind="stable")
-        shape = (able.columns["pp"], able.columns["vp"], able.num_microbatches)
-        self._shapes = able.distinct(*shape)[1]
+        return cells.subset(np.flatnonzero(is_able))
 
-    def _over_halves(self, cells: Cells, function: Callable[[Cells], Floats]) -> Floats:
-        """The function over the cells, of every other degree of tp apart: these share nothing."""
-        if len(cells) <= _SMALL:
-            return function(cells)
-        is_odd = cells.distinct(cells.columns["tp"])[1] % 2 == 1
-        members = [np.flatnonzero(~is_odd), np.flatnonzero(is_odd)]
-        parts: list[Ints] = [part for part in members if len(part)]
-
-        def of_part(part: Ints) -> Floats:
-            return function(cells.subset(part))
-
-        with self._effort.pool(of_part) as mapped:
-            found = mapped(parts)
-        out = np.empty((len(cells), *found[0].shape[1:]))
-        for part, values in zip(parts, found, strict=True):
-            out[part] = values
-        return out
-
-    def evaluate(self) -> None:
-        """Rounds of cells until no bound is below the limit."""
-        bounds = self._study.least.time_s
+    def _evaluate(self, whole: Callable[[Ints], Floats]) -> None:
+        """Rounds of cells until no bound is below the limit; ``whole`` bounds them with experts."""
+        cells = self._study.cells
+        self._is_left = np.ones(len(cells), dtype=bool)
+        shape = (cells.columns["pp"], cells.columns["vp"], cells.num_microbatches)
+        self._shapes = cells.distinct(*shape)[1]
         self._take(self._study.measured(self._own, self._cells.num_ranks))
-        begin = 0
+        has_experts = cells.config.model.experts is not None
         with self._effort.pool(self._study.examine) as mapped:
-            while begin < len(self._order):
-                limit_s = self._limit_s
-                members = self._order[begin : begin + _ROUND]
-                members = members[bounds[members] < limit_s]
-                if not len(members):
-                    break
-                if self._effort.is_stopped():
-                    best_s = self._others[0].time_s if self._others else np.inf
-                    self._gap_frac = max(0.0, 1.0 - float(bounds[members[0]]) / best_s)
-                    break
-                for outcome in mapped([(part, limit_s) for part in self._parts(members)]):
-                    self._take(outcome)
-                begin += len(members)
-                left = int((bounds < self._limit_s).sum())
-                self._effort.told("layouts", begin / max(begin, left, 1))
-        self._tally.bounded += num_variants(self._study.cells.subset(self._order[begin:]))
+            front = np.empty(0, dtype=np.int64)
+            if has_experts and len(cells) > SMALL:
+                number = int(_FRONT_FRAC * len(cells))
+                front = np.sort(np.argsort(self._least_s, kind="stable")[:number:_EACH])
+                self._least_s[front] = whole(front)
+                self._rounds(front[np.argsort(self._least_s[front])][:_ROUND], mapped)
+            if has_experts:
+                is_open = self._is_left & (self._least_s < self._limit_s)
+                is_open[front] = False
+                rest = np.flatnonzero(is_open)
+                self._least_s[rest] = whole(rest)
+            left = np.flatnonzero(self._is_left)
+            self._rounds(left[np.argsort(self._least_s[left], kind="stable")], mapped)
+        self._tally.bounded += num_variants(cells.subset(np.flatnonzero(self._is_left)))
 
-    def _parts(self, members: Ints) -> list[Ints]:
+    def _rounds(
+        self, order: Ints, mapped: Callable[[Sequence[tuple[Ints, float]]], Sequence[Outcome]]
+    ) -> None:
+        """Evaluates cells in this order as long as their bounds are below the limit."""
+        least_s = self._least_s
+        for begin in range(0, len(order), _ROUND):
+            limit_s = self._limit_s
+            members = order[begin : begin + _ROUND]
+            members = members[least_s[members] < limit_s]
+            if not len(members):
+                return
+            if self._effort.is_stopped():
+                best_s = self._others[0].time_s if self._others else np.inf
+                left_s = float(least_s[self._is_left].min())
+                self._gap_frac = max(0.0, 1.0 - left_s / best_s)
+                return
+            for outcome in mapped([(part, limit_s) for part in self._halves_of(members)]):
+                self._take(outcome)
+            self._is_left[members] = False
+            left = int((least_s[self._is_left] < self._limit_s).sum())
+            self._effort.told("layouts", begin / max(begin + left, 1))
+
+    def _halves_of(self, members: Ints) -> list[Ints]:
         """Cells of a round by the shape of their pipeline, which is built once in each process."""
-        if len(self._order) <= _SMALL:
+        if len(self._shapes) <= SMALL:
             return [members]
         parts = [members[self._shapes[members] % 2 == rest] for rest in (0, 1)]
         return [part for part in parts if len(part)]

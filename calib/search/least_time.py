@@ -7,7 +7,7 @@ again only add to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,65 +33,55 @@ from .space import block_kinds
 
 Floats = NDArray[np.float64]
 RECOMPUTES = tuple(Recompute)
-"""Columns of ``levels``."""
+"""Columns of ``TimeBounds.levels``."""
 _ROUNDING = 1e-9
 _PARTS_KIND = BlockKind.EXPERT_LAYER
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LeastTimes:
-    """Bounds of each cell."""
-
-    time_s: Floats
-    """Seconds below which no variant comes, shape (cells,)."""
-    levels: Floats
-    """What layouts alike leave of the log step time, by kind of recomputation, shape (cells, 3)."""
-
-    @property
-    def rows(self) -> Floats:
-        """Both as one array with a row for each cell."""
-        return np.column_stack([self.time_s, self.levels])
-
-    @staticmethod
-    def of_rows(rows: Floats) -> LeastTimes:
-        """The inverse of ``rows``."""
-        return LeastTimes(time_s=rows[:, 0], levels=rows[:, 1:])
+def least_times(cells: Cells, steps: FittedSteps) -> Floats:
+    """Seconds below which no variant of each cell comes in the median, shape (cells,)."""
+    return TimeBounds(cells, steps).whole(np.arange(len(cells)))
 
 
-def least_times(cells: Cells, steps: FittedSteps) -> LeastTimes:
-    """Bounds of the median step time of every variant of each cell."""
-    if not len(cells):
-        return LeastTimes(time_s=np.empty(0), levels=np.empty((0, len(RECOMPUTES))))
-    priced = _Priced(cells, steps)
-    time_s = np.empty(len(cells))
-    columns = cells.columns
-    for members in groups(cells.distinct(columns["pp"], columns["vp"], columns["split"])[1]):
-        time_s[members] = priced.pipelines(members)
-    levels = _levels(cells, steps)
-    return LeastTimes(time_s=time_s * np.exp(levels.min(axis=1)) * (1 - _ROUNDING), levels=levels)
-
-
-class _Priced:
-    """Seconds of blocks, in rows that cells share."""
+class TimeBounds:
+    """Bounds of cells, first without the experts of their layers, whose prices take most of the
+    work, and then with them where that may matter."""
 
     def __init__(self, cells: Cells, steps: FittedSteps) -> None:
         self._cells, self._steps = cells, steps
-        columns = cells.columns
+        self._has_experts = cells.config.model.experts is not None
+        self.levels = _levels(cells, steps)
+        """What layouts alike leave of the log step time, shape (cells, kinds of recomputation)."""
         self._pairs: list[tuple[Block, RunConfig]] = []
-        self._rows: dict[BlockKind, list[Ints]] = {}
         names = ("tp", "cp", "micro", "is_split")
-        is_cut = columns["pp"] > 1
-        shared = cells.distinct(*(columns[name] for name in names), is_cut)
+        columns = cells.columns
+        shared = cells.distinct(*(columns[name] for name in names), columns["pp"] > 1)
+        self._rows: dict[BlockKind, Ints] = {}
         for kind in block_kinds(cells.config):
             if kind is BlockKind.PREDICTION:
                 continue  # never less than nothing
             made = attention_part if kind is _PARTS_KIND else _whole(kind)
-            self._rows[kind] = [self._add(shared, made)]
-        if cells.config.model.experts is not None:
-            tokens = columns["micro"] * cells.config.model.seq_length // columns["cp"]
-            split = cells.distinct(columns["tp"], columns["ep"], columns["etp"], tokens)
-            self._rows[_PARTS_KIND].append(self._add(split, experts_part))
-        self._price()
+            self._rows[kind] = self._add(shared, made)
+        if len(cells):
+            self._passes = _priced(self._pairs, steps)
+
+    def bare(self) -> Floats:
+        """Seconds below which no variant comes, whatever experts take, shape (cells,)."""
+        return self._bounds(np.arange(len(self._cells)), None)
+
+    def whole(self, members: Ints) -> Floats:
+        """The same of some cells with all that their layers do, shape (members,)."""
+        if not self._has_experts:
+            return self._bounds(members, None)
+        part = self._cells.subset(members)
+        columns = part.columns
+        tokens = columns["micro"] * part.config.model.seq_length // columns["cp"]
+        firsts, places = part.distinct(columns["tp"], columns["ep"], columns["etp"], tokens)
+        configs = [part.layout(int(first), is_plain=True) for first in firsts]
+        if not configs:
+            return np.empty(0)
+        found = _priced([(experts_part(config), config) for config in configs], self._steps)
+        return self._bounds(members, found.times_s[:, places])
 
     def _add(self, distinct: tuple[Ints, Ints], made: Callable[[RunConfig], Block]) -> Ints:
         firsts, places = distinct
@@ -101,59 +91,52 @@ class _Priced:
             self._pairs.append((made(config), config))
         return begin + places
 
-    def _price(self) -> None:
-        compiled = compile_blocks(self._pairs, self._steps.base.conditions.weight_fracs)
-        times_s, priced, theta = self._steps.priced(compiled)
-        found = compiled.sums.times(
-            times_s,
-            contention=1.0 + priced.named(theta, CONTENTION),
-            is_host_only=compiled.is_host_only,
-        )
-        self._forward_s = found.forward_pass_s[:, 0]
-        self._backward_s = found.backward_pass_s[:, 0]
-        host = [float(times_s[place, 0]) for place in compiled.hosts]
-        config = self._cells.config
-        self._host_s = [0.0 if config.is_step_replayed else time_s for time_s in host]
-        self._grown = self._steps.growth(config, priced, theta)
+    def _bounds(self, members: Ints, experts_s: Floats | None) -> Floats:
+        """``experts_s``: both passes of the experts of a layer, shape (2, members)."""
+        cells = self._cells.subset(members)
+        time_s = np.empty(len(cells))
+        columns = cells.columns
+        shapes = cells.distinct(columns["pp"], columns["vp"], columns["split"])[1]
+        for alike in groups(shapes):
+            beside = None if experts_s is None else experts_s[:, alike]
+            time_s[alike] = self._pipelines(members[alike], beside)
+        return time_s * np.exp(self.levels[members].min(axis=1)) * (1 - _ROUNDING)
 
-    def _block_s(self, kind: BlockKind, members: Ints, passed_s: Floats) -> Floats:
-        if kind not in self._rows:
-            return np.zeros(len(members))
-        return np.sum([passed_s[rows[members]] for rows in self._rows[kind]], axis=0)
-
-    def pipelines(self, members: Ints) -> Floats:
+    def _pipelines(self, members: Ints, experts_s: Floats | None) -> Floats:
         """Bounds of cells whose pipelines are cut alike."""
         sample = self._cells.layout(int(members[0]), is_plain=True)
         par = sample.parallelism
         number = self._cells.num_microbatches[members]
-        forward, backward = self._chunks(sample, members)
         least = least_makespans(
-            forward,
-            backward,
+            *self._chunks(sample, members, experts_s),
             number,
             num_stages=par.pp,
             drains=not SCHEDULES[par.schedule].splits_backward,
         )
         idle = (par.pp - 1) / (par.vp * number)
-        return (least + self._host_s[2]) * np.exp(self._grown(idle / (1.0 + idle)))
+        growth = self._passes.growth(idle / (1.0 + idle))
+        return (least + self._passes.host_s[2]) * np.exp(growth)
 
-    def _chunks(self, sample: RunConfig, members: Ints) -> tuple[Floats, Floats]:
-        """Seconds of one micro-batch in each chunk, shape (chunks, cells), both ways."""
-        kinds: dict[BlockKind, tuple[Floats, Floats]] = {}
-        rows = []
+    def _chunks(self, sample: RunConfig, members: Ints, experts_s: Floats | None) -> Floats:
+        """Seconds of one micro-batch in each chunk, both ways, shape (2, chunks, members)."""
+        kinds: dict[BlockKind, Floats] = {}
+        host_s = np.array(self._passes.host_s[:2])[:, np.newaxis]
+        out = np.empty((2, sample.parallelism.num_chunks, len(members)))
         for chunk in range(sample.parallelism.num_chunks):
-            forward, backward = np.zeros(len(members)), np.zeros(len(members))
+            out[:, chunk] = host_s
             for (kind, _), count in chunk_variants(sample, chunk):
                 if kind not in kinds:
-                    scale = self._effects(kind, members)
-                    kinds[kind] = (
-                        scale * self._block_s(kind, members, self._forward_s),
-                        scale * self._block_s(kind, members, self._backward_s),
-                    )
-                forward += count * kinds[kind][0]
-                backward += count * kinds[kind][1]
-            rows.append((forward + self._host_s[0], backward + self._host_s[1]))
-        return np.stack([row[0] for row in rows]), np.stack([row[1] for row in rows])
+                    kinds[kind] = self._block_s(kind, members, experts_s)
+                out[:, chunk] += count * kinds[kind]
+        return out
+
+    def _block_s(self, kind: BlockKind, members: Ints, experts_s: Floats | None) -> Floats:
+        if kind not in self._rows:
+            return np.zeros((2, len(members)))
+        found = self._passes.times_s[:, self._rows[kind][members]]
+        if kind is _PARTS_KIND and experts_s is not None:
+            found = found + experts_s
+        return self._effects(kind, members) * found
 
     def _effects(self, kind: BlockKind, members: Ints) -> Floats | float:
         """The least factor that effects on layers may have."""
@@ -164,6 +147,35 @@ class _Priced:
         firsts, places = part.distinct(columns["tp"], columns["micro"])
         logs = [self._steps.least_effect_log(part.layout(int(first))) for first in firsts]
         return np.exp(np.array(logs)[places])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Passes:
+    """What blocks take, and what stands around them."""
+
+    times_s: Floats
+    """Forward and backward pass of one micro-batch, shape (2, blocks)."""
+    host_s: tuple[float, float, float]
+    """The host's part of a forward pass, of a backward pass and of a step."""
+    growth: Callable[[Floats], Floats]
+    """What is added to the log of a step, by the share of it that a stage waits."""
+
+
+def _priced(pairs: Sequence[tuple[Block, RunConfig]], steps: FittedSteps) -> _Passes:
+    compiled = compile_blocks(pairs, steps.base.conditions.weight_fracs)
+    times_s, priced, theta = steps.priced(compiled)
+    found = compiled.sums.times(
+        times_s,
+        contention=1.0 + priced.named(theta, CONTENTION),
+        is_host_only=compiled.is_host_only,
+    )
+    config = pairs[0][1]
+    forward, backward, step = (float(times_s[place, 0]) for place in compiled.hosts)
+    return _Passes(
+        times_s=np.stack([found.forward_pass_s[:, 0], found.backward_pass_s[:, 0]]),
+        host_s=(0.0, 0.0, 0.0) if config.is_step_replayed else (forward, backward, step),
+        growth=steps.growth(config, priced, theta),
+    )
 
 
 def _whole(kind: BlockKind) -> Callable[[RunConfig], Block]:

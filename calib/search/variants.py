@@ -14,8 +14,8 @@ from ..steps.known import same_layout
 from ..steps.model import FittedSteps
 from ..workload.config import Recompute, RunConfig, Sharding
 from .cells import Cells, Ints
-from .found import Lacking, Ranked, Room, Tally
-from .least_time import RECOMPUTES, LeastTimes
+from .found import Floats, Lacking, Ranked, Room, Tally
+from .least_time import RECOMPUTES
 from .recomputes import Again, lightest, recomputes
 from .space import num_nodes, states
 
@@ -37,7 +37,8 @@ class Study:
     """Exact evaluation of the variants of cells."""
 
     cells: Cells
-    least: LeastTimes
+    levels: Floats
+    """What layouts alike leave of the log step time, by kind of recomputation, shape (cells, 3)."""
     steps: FittedSteps
     room: Room
     keep: Keep
@@ -169,7 +170,7 @@ class _Variants:
     def heavier(self) -> list[tuple[_Kept, tuple[Again, ...]]]:
         """What has to be known beyond: where the lightest does not fit, may not be taken, or is of
         a kind that may be slower than another."""
-        levels = self._study.least.levels[self._place]
+        levels = self._study.levels[self._place]
         is_sure = levels.min() >= levels[RECOMPUTES.index(Recompute.NONE)]
         lightest = self._agains[0]
         return [

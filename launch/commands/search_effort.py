@@ -84,7 +84,9 @@ class _SecondProcess:
     def _started(self) -> BaseProcess:
         context = multiprocessing.get_context("fork")
         self._ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(self._function, theirs), daemon=True)
+        process = context.Process(
+            target=_serve, args=(self._function, theirs, self._ours), daemon=True
+        )
         with warnings.catch_warnings():
             # Threads of libraries that compute: the new process starts its own.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -102,7 +104,9 @@ class _SecondProcess:
                 self._process.join()
 
 
-def _serve(function: Callable[[Any], Any], pipe: Any) -> None:
+def _serve(function: Callable[[Any], Any], pipe: Any, others: Any) -> None:
+    # Only so does the pipe end where the first process is killed.
+    others.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(EOFError, OSError):
         while (asked := pipe.recv()) is not None:
