@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from ..layers.buckets import num_shards
 from ..workload.config import Recompute, RunConfig
-from .block_memory import ChunkLayers, ModuleBytes, SplitModules
+from .module_memory import ModuleBytes, SplitModules
 from .peak import overhead_nbytes, stage_chunks, stage_parts
 from .saved import recomputed_modules
+from .stage_memory import ChunkLayers
 from .states import optimizer_nbytes, sharding_key, state_bytes
 
 Floats = npt.NDArray[np.float64]
@@ -100,7 +101,19 @@ class LayoutMemory:
 
         Equal tuples of that had best be one object.
         """
-        ends = np.cumsum([len(agains) for _, agains in asked])
+        return self._needed([(layout, self._rows(layout, agains)) for layout, agains in asked])
+
+    def least_nbytes(
+        self, layouts: Sequence[RunConfig], modules: frozenset[str]
+    ) -> tuple[Floats, Floats]:
+        """What each layout needs at least, whichever of some modules it computes again, or whole
+        layers, at least one in each chunk; shape (layouts,) each."""
+        found = [(layout, self._least_rows(layout, modules)) for layout in layouts]
+        allocated, overhead = self._needed(found)
+        return allocated.reshape(-1, 2).min(axis=1), overhead[::2]
+
+    def _needed(self, asked: Sequence[tuple[RunConfig, _Rows]]) -> tuple[Floats, Floats]:
+        ends = np.cumsum([len(rows.rows) for _, rows in asked])
         alike: dict[Hashable, list[int]] = {}
         for place, (layout, _) in enumerate(asked):
             alike.setdefault(_pipeline_key(layout), []).append(place)
@@ -110,11 +123,12 @@ class LayoutMemory:
             found = self._fullest([asked[place] for place in places])
             begin = 0
             for place in places:
-                layout, agains = asked[place]
-                part = slice(ends[place] - len(agains), ends[place])
-                allocated[part] = found[begin : begin + len(agains)]
+                layout, rows = asked[place]
+                end = begin + len(rows.rows)
+                part = slice(ends[place] - len(rows.rows), ends[place])
+                allocated[part] = found[begin:end]
                 overhead[part] = overhead_nbytes(layout.parallelism, layout.device)
-                begin += len(agains)
+                begin = end
         return allocated, overhead
 
     def _rows(self, layout: RunConfig, agains: tuple[Again, ...]) -> _Rows:
@@ -130,29 +144,58 @@ class LayoutMemory:
             )
         return found
 
+    def _least_rows(self, layout: RunConfig, modules: frozenset[str]) -> _Rows:
+        split = _split_key(layout)
+        key = (split, modules)
+        if key not in self._lists:
+            plain, whole = (
+                self._split(_with(layout, _Own(recompute, (), 0)), split)
+                for recompute in (Recompute.NONE, Recompute.FULL)
+            )
+            least = _least([plain.plain, plain.recomputed(modules)])
+            experts = layout.model.experts
+            if layout.offload_modules or (experts is not None and experts.stash_factor):
+                # What runs again is not copied, so that these shrink as others grow.
+                least = replace(least, dense_working=0.0, expert_working=0.0)
+            again = min(float(whole.plain.dense_again), float(whole.plain.expert_again))
+            least_whole = replace(whole.plain, dense_again=again, expert_again=again)
+            self._lists[key] = _Rows(
+                agains=(),
+                rows=np.array([self._added((key, -1), least), self._added((key, 0), least_whole)]),
+                whole=np.array([-1, 0]),
+            )
+        return self._lists[key]
+
     def _row(self, layout: RunConfig, split: Hashable, again: Again) -> int:
         key = (split, *_key(again)[:2])
         place = self._places.get(key)
         if place is None:
-            place = self._places[key] = len(self._places)
             sample = _with(layout, again)
-            whole = (split, again.recompute is Recompute.FULL)
-            if whole not in self._splits:
-                self._splits[whole] = SplitModules.of(sample)
-            found = self._splits[whole].recomputed(recomputed_modules(sample))
-            if place == len(self._table):
-                self._table = np.concatenate([self._table, np.empty_like(self._table)])
-            self._table[place] = [getattr(found, name) for name in _MODULES]
+            found = self._split(sample, split).recomputed(recomputed_modules(sample))
+            place = self._added(key, found)
         return place
 
-    def _fullest(self, asked: Sequence[tuple[RunConfig, tuple[Again, ...]]]) -> Floats:
+    def _added(self, key: Hashable, modules: ModuleBytes) -> int:
+        place = self._places[key] = len(self._places)
+        if place == len(self._table):
+            self._table = np.concatenate([self._table, np.empty_like(self._table)])
+        self._table[place] = [getattr(modules, name) for name in _MODULES]
+        return place
+
+    def _split(self, sample: RunConfig, split: Hashable) -> SplitModules:
+        key = (split, sample.recompute is Recompute.FULL)
+        if key not in self._splits:
+            self._splits[key] = SplitModules.of(sample)
+        return self._splits[key]
+
+    def _fullest(self, asked: Sequence[tuple[RunConfig, _Rows]]) -> Floats:
         """Allocated bytes of the fullest stage, of layouts with the same pipeline."""
-        found = [self._rows(layout, agains) for layout, agains in asked]
+        found = [rows for _, rows in asked]
         rows = self._table[np.concatenate([one.rows for one in found])]
         whole = np.concatenate([one.whole for one in found])
         modules = ModuleBytes(**dict(zip(_MODULES, rows.T, strict=True)))
         layouts, first = [layout for layout, _ in asked], asked[0][0]
-        numbers = [len(agains) for _, agains in asked]
+        numbers = [len(one.rows) for one in found]
         par = [one.parallelism for one in layouts]
         state = state_bytes(
             first,
@@ -164,8 +207,8 @@ class LayoutMemory:
         out = np.zeros(len(rows))
         for stage in self._stages(first):
             chunks = self._chunks_of(first, distinct.tolist(), index, stage)
-            found = stage_parts(first, modules, state, stage, chunks)
-            np.maximum(out, found.total, out=out)
+            parts = stage_parts(first, modules, state, stage, chunks)
+            np.maximum(out, parts.total, out=out)
         return out
 
     def _stages(self, layout: RunConfig) -> list[int]:
@@ -202,6 +245,13 @@ class LayoutMemory:
             sample = _with(layout, _Own(again, (), max(number, 0)))
             self._layers[key] = stage_chunks(sample, stage)
         return self._layers[key]
+
+
+def _least(many: Sequence[ModuleBytes]) -> ModuleBytes:
+    """Of each field the least."""
+    return ModuleBytes(
+        **{name: min(float(getattr(one, name)) for one in many) for name in _MODULES}
+    )
 
 
 def _own(layout: RunConfig) -> _Own:

@@ -15,14 +15,9 @@ from ..layers.buckets import num_shards
 from ..plain_json import JsonObject
 from ..workload.config import RunConfig
 from ..workload.parallelism import Parallelism
-from .block_memory import (
-    ChunkLayers,
-    ModuleBytes,
-    StageBytes,
-    module_bytes,
-    stage_bytes,
-)
 from .in_flight import in_flight
+from .module_memory import ModuleBytes, module_bytes
+from .stage_memory import ChunkLayers, StageBytes, stage_bytes
 from .states import StateBytes, state_bytes
 
 FITS_PROBABILITY = 0.9

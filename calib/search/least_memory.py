@@ -8,9 +8,10 @@ from dataclasses import fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..memory.block_memory import ChunkLayers, ModuleBytes, module_bytes, stage_bytes
 from ..memory.in_flight import in_flight
+from ..memory.module_memory import ModuleBytes, module_bytes
 from ..memory.peak import overhead_nbytes
+from ..memory.stage_memory import ChunkLayers, stage_bytes
 from ..memory.states import StateBytes, state_bytes
 from ..workload.config import Recompute, RunConfig
 from .cells import Cells, Ints, groups

@@ -36,14 +36,21 @@ class Again:
             return False
         if self.recompute is Recompute.FULL:
             return not other.num_layers or 0 < self.num_layers <= other.num_layers
-        return _parts(self.modules) <= _parts(other.modules)
+        return self.parts <= other.parts
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """Modules that run again, with those within them; none where whole layers do."""
+        if self.recompute is not Recompute.SELECTIVE:
+            return frozenset()
+        return _parts(self.modules)
 
     @property
     def weight(self) -> float:
         """More than that of all that are within it."""
         if self.recompute is Recompute.FULL:
             return self.num_layers or math.inf
-        return len(_parts(self.modules))
+        return len(self.parts)
 
     def of(self, config: RunConfig) -> RunConfig:
         """The layout with this."""

@@ -49,7 +49,7 @@ class Study:
         members, limit_s = asked
         variants = [_Variants(self, place) for place in members.tolist()]
         self._fit([one for cell in variants for one in cell.lightest()])
-        self._fit([one for cell in variants for one in cell.heavier()])
+        self._fit(self._hopeful([one for cell in variants for one in cell.heavier()]))
         self._bound([pair for one in variants for pair in one.passes()])
         self._time([one.likeliest(limit_s) for one in variants])
         self._time([one.rest(limit_s) for one in variants])
@@ -91,6 +91,23 @@ class Study:
         for kept, agains in asked:
             for again in agains:
                 kept.fits[again], kept.needs[again] = next(holds), next(needed)
+
+    def _hopeful(
+        self, asked: Sequence[tuple[_Kept, tuple[Again, ...]]]
+    ) -> list[tuple[_Kept, tuple[Again, ...]]]:
+        """What is left to ask where what is least of all does not fit: how far it is from that."""
+        if not asked:
+            return []
+        modules = frozenset(name for again in asked[0][1] for name in again.parts)
+        least = self.memory.least_nbytes([kept.config for kept, _ in asked], modules)
+        found = []
+        for (kept, agains), is_held in zip(asked, self.room.holds(*least).tolist(), strict=True):
+            if is_held:
+                found.append((kept, agains))
+            else:
+                kept.fits |= dict.fromkeys(agains, False)
+                found.append((kept, agains[-1:]))
+        return found
 
     def _bound(self, asked: Sequence[tuple[_Variants, Again]]) -> None:
         """The least time of cells with what is computed again, however their states are kept."""

@@ -13,12 +13,13 @@ from every_layout import best_of_every, every_layout, row
 from planted_steps import steps_of
 
 from forerun.calib.arguments.keep import Keep
-from forerun.calib.memory.layout_table import needed_nbytes
+from forerun.calib.memory.layout_table import LayoutMemory, needed_nbytes
 from forerun.calib.search.best_first import best_layouts
 from forerun.calib.search.cells import cells_of
 from forerun.calib.search.found import NUM_LACKING, TOP, Effort, Room
 from forerun.calib.search.least_memory import least_nbytes, overheads
 from forerun.calib.search.least_time import least_times
+from forerun.calib.search.recomputes import recomputes
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.known import KnownStep
 from forerun.calib.steps.model import FittedSteps, fit_steps
@@ -110,7 +111,13 @@ def test_no_variant_needs_less_than_its_bounds(seed: int) -> None:
     needed, overhead = needed_nbytes(layouts)
     assert (needed >= least[0][own] * (1 - 1e-9)).all()
     assert overhead == pytest.approx(least[1][own])
-    assert (steps.median_times(layouts) >= bounds[own]).all()
+    times_s = steps.median_times(layouts)
+    assert (times_s >= bounds[own]).all()
+    # Of each by its own passes, and by the least of all that may be computed again.
+    assert (times_s >= steps.least_times(layouts)).all()
+    modules = frozenset(name for one in recomputes(layouts[0]) for name in one.parts)
+    least = LayoutMemory().least_nbytes(layouts, modules)
+    assert (needed >= least[0] * (1 - 1e-9)).all() and overhead == pytest.approx(least[1])
 
 
 def _key(layout: RunConfig) -> tuple[Any, ...]:
@@ -183,10 +190,10 @@ def test_where_nothing_can_be_nothing_is_found() -> None:
     assert tight.proof.tally.over_memory == tight.proof.tally.num_layouts > 0
 
 
-def test_two_processes_find_what_one_does(
-    layout: Layout, planted: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All parts of a round are given at once, and come back in their order."""
+@pytest.mark.parametrize("seed", [0, 4, 5, 6])
+def test_two_processes_find_what_one_does(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All parts of a round are given at once, and come back in their order; where there are many
+    cells, those of experts are priced by and by, and the answer is that of all at once."""
     asked = []
 
     @contextmanager
@@ -197,11 +204,14 @@ def test_two_processes_find_what_one_does(
 
         yield mapped
 
-    monkeypatch.setattr("forerun.calib.search.best_first._SMALL", 0)
-    config, steps = layout(dp=4), steps_of(planted())
+    config, steps, num_ranks, room = some_run(seed)
+    few = best_layouts(config, steps, num_ranks, room=room)
+    monkeypatch.setattr("forerun.calib.search.halves.SMALL", 0)
+    monkeypatch.setattr("forerun.calib.search.best_first.SMALL", 0)
     alone, both = (
-        best_layouts(config, steps, 4, effort=effort)
+        best_layouts(config, steps, num_ranks, room=room, effort=effort)
         for effort in (Effort(), Effort(pool=backwards))
     )
     assert both.layouts == alone.layouts and both.proof == alone.proof
+    assert alone.best == few.best
     assert max(asked) == 2

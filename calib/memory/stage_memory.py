@@ -1,0 +1,173 @@
+"""The peak of a stage, made of the bytes of its modules.
+
+One source for one layout and for many: every quantity is a float, or an array with one entry for
+each layout.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .in_flight import InFlight
+from .module_memory import ModuleBytes
+from .states import UNITS_IN_FLIGHT, Number, StateBytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkLayers:
+    """Layers of one chunk by kind; ``again``: recomputed as a whole."""
+
+    dense: Number
+    dense_again: Number
+    expert: Number
+    expert_again: Number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageBytes:
+    """The parts of a stage's peak, each a float or an array."""
+
+    weights: Number
+    grads: Number
+    optimizer: Number
+    activations: Number
+    logits: Number
+    scratch: Number
+
+    @property
+    def total(self) -> Number:
+        """All parts together."""
+        states = self.weights + self.grads + self.optimizer
+        return states + self.activations + self.logits + self.scratch
+
+
+def stage_bytes(
+    modules: ModuleBytes,
+    state: StateBytes,
+    chunks: list[ChunkLayers],
+    held: InFlight,
+    *,
+    is_first: bool,
+    is_last: bool,
+    is_tied: bool,
+) -> StageBytes:
+    """Peak of one rank of a stage with these chunks, in model order.
+
+    The fullest of three moments: the backward pass of a layer, the loss on the last stage, and the
+    end of a micro-batch on the first, where the gradient of the embedding is made.
+    """
+    layers, logits = _held(modules, chunks, held, is_first=is_first, is_last=is_last)
+    dense = sum(chunk.dense + chunk.dense_again for chunk in chunks)
+    expert = sum(chunk.expert + chunk.expert_again for chunk in chunks)
+    layers_numel = dense * modules.layer_numel + expert * modules.expert_layer_numel
+    ends = _ends(modules, is_first, is_last, is_tied)
+    rest = layers_numel + ends
+    split = expert * modules.expert_numel + (modules.prediction_expert_numel if is_last else 0.0)
+    extra = dense * modules.dense_weights_extra + expert * modules.expert_weights_extra
+    if not state.keeps_layers_whole:
+        # Copies in 8 bits are made of the layers in flight, and go with them.
+        most = np.maximum(modules.dense_weights_extra, modules.expert_weights_extra)
+        extra = UNITS_IN_FLIGHT * np.maximum(most, 0.0)
+    scratch = modules.scratch + (modules.head_scratch if is_last else 0.0)
+    scratch = scratch + np.where(dense > 0, modules.dense_scratch, 0.0)
+    return StageBytes(
+        weights=rest * state.weights + split * state.expert_weights + extra,
+        grads=rest * state.grads + split * state.expert_grads,
+        optimizer=rest * state.optimizer + split * state.expert_optimizer,
+        activations=layers,
+        logits=logits,
+        scratch=scratch
+        + np.where(expert > 0, modules.expert_scratch, 0.0)
+        + _gathered(modules, state, dense, expert, ends, layers_numel + split),
+    )
+
+
+def _gathered(
+    modules: ModuleBytes,
+    state: StateBytes,
+    dense: Number,
+    expert: Number,
+    ends: Number,
+    layers_numel: Number,
+) -> Number:
+    """Whole weights and gradients that FSDP holds for a while; 0 without it.
+
+    Those of the layers in flight, and of embedding and head, which are one unit with the model
+    itself and stay for the whole pass.
+    """
+    if state.keeps_layers_whole:
+        return 0.0
+    widest = np.maximum(
+        np.where(dense > 0, modules.layer_numel, 0.0),
+        np.where(expert > 0, modules.expert_layer_numel + modules.expert_numel, 0.0),
+    )
+    layers = np.maximum(widest * state.unit, layers_numel * state.kept)
+    return layers + ends * (state.unit / 2)
+
+
+def _held(
+    modules: ModuleBytes,
+    chunks: list[ChunkLayers],
+    held: InFlight,
+    *,
+    is_first: bool,
+    is_last: bool,
+) -> tuple[Number, Number]:
+    """Activations, and what the loss adds, at the fullest moment."""
+    kept = [
+        chunk.dense * modules.dense_kept
+        + chunk.expert * modules.expert_kept
+        + (chunk.dense_again + chunk.expert_again) * modules.layer_input
+        for chunk in chunks
+    ]
+    first = kept[0]
+    if is_first:
+        kept[0] = kept[0] + modules.embedding_kept
+    if is_last:
+        kept[-1] = kept[-1] + modules.head_kept
+    alive = _most(held.peaks, kept)
+    layers = alive + _working(modules, chunks)
+    if is_first:
+        layers = np.maximum(layers, alive - first + modules.embedding_grad)
+    if not is_last:
+        return layers, 0.0
+    at_loss = _most(held.after_last_chunk, kept)
+    is_loss = at_loss + modules.loss > layers
+    return np.where(is_loss, at_loss, layers), np.where(is_loss, modules.loss, 0.0)
+
+
+def _ends(modules: ModuleBytes, is_first: bool, is_last: bool, is_tied: bool) -> Number:
+    """Parameters of embedding, final norm, output product and multi-token prediction."""
+    numel = modules.embedding_numel if is_first else 0.0
+    if not is_last:
+        return numel
+    numel = numel + modules.norm_numel + modules.prediction_numel
+    if not (is_tied and is_first):
+        numel = numel + modules.vocabulary_numel
+    if not is_first:
+        # Multi-token prediction embeds its tokens on the last stage.
+        numel = numel + np.where(modules.prediction_numel > 0, modules.embedding_numel, 0.0)
+    return numel
+
+
+def _working(modules: ModuleBytes, chunks: list[ChunkLayers]) -> Number:
+    most: Number = 0.0
+    for name, needed in (
+        ("dense", modules.dense_working),
+        ("dense_again", modules.dense_again),
+        ("expert", modules.expert_working),
+        ("expert_again", modules.expert_again),
+    ):
+        count = sum(getattr(chunk, name) for chunk in chunks)
+        most = np.maximum(most, np.where(count > 0, needed, 0.0))
+    return most
+
+
+def _most(rows: tuple[tuple[int, ...], ...], kept: list[Number]) -> Number:
+    most: Number = 0.0
+    for row in rows:
+        held = sum(count * nbytes for count, nbytes in zip(row, kept, strict=True))
+        most = np.maximum(most, held)
+    return most
