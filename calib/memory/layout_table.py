@@ -134,7 +134,7 @@ class LayoutMemory:
     def _rows(self, layout: RunConfig, agains: tuple[Again, ...]) -> _Rows:
         split = _split_key(layout)
         # As long as the tuple is kept here no other one has its number.
-        key = (split, id(agains)) if len(agains) > 1 else (split, *_key(agains[0]))
+        key = (split, *_key(agains[0])) if len(agains) == 1 else (split, id(agains))
         found = self._lists.get(key)
         if found is None:
             found = self._lists[key] = _Rows(

@@ -28,8 +28,12 @@ def halves(cells: Cells) -> list[Ints]:
 
 def over_halves(cells: Cells, function: Callable[[Cells], Floats], pool: Pool) -> Floats:
     """The function over the cells, one number for each."""
+
+    def of_part(part: Ints) -> Floats:
+        return function(cells.subset(part))
+
     parts = halves(cells)
-    with pool(lambda part: function(cells.subset(part))) as mapped:
+    with pool(of_part) as mapped:
         return _joined(len(cells), parts, mapped(parts))
 
 

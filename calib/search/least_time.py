@@ -107,8 +107,10 @@ class TimeBounds:
         sample = self._cells.layout(int(members[0]), is_plain=True)
         par = sample.parallelism
         number = self._cells.num_microbatches[members]
+        forward, backward = self._chunks(sample, members, experts_s)
         least = least_makespans(
-            *self._chunks(sample, members, experts_s),
+            forward,
+            backward,
             number,
             num_stages=par.pp,
             drains=not SCHEDULES[par.schedule].splits_backward,
