@@ -63,11 +63,11 @@ def knee_line(found: Scaling) -> str:
         maybe = f"; it may be at {knee.low_num_ranks:,}" if knee.low_num_ranks else ""
         return f"no knee up to {last:,} GPUs: each doubling yields more than a factor 1.41{maybe}"
     low, high = knee.low_num_ranks or knee.num_ranks, knee.high_num_ranks
-    ends = f"{low:,} to {high:,}" if high else f"{low:,} to beyond {last:,}"
+    ends = f"90 %: {low:,} to {high:,}" if high else f"90 %: {low:,} to beyond {last:,}"
     if low == high:
-        ends = f"with 95 % at {low:,}"
+        ends = "90 % sure that it is there"
     return (
-        f"knee at {knee.num_ranks:,} GPUs (90 %: {ends}): beyond it a doubling yields less than a "
+        f"knee at {knee.num_ranks:,} GPUs ({ends}): beyond it a doubling yields less than a "
         f"factor 1.41 of the tokens/s"
     )
 

@@ -113,6 +113,14 @@ def test_the_knee_is_told_with_what_it_may_be(curves: list[Scaling]) -> None:
         ),
     )
     assert knee_line(bent).startswith("knee at 2,048 GPUs (90 %: 512 to beyond 8,192)")
+    sure = replace(
+        found,
+        growths=tuple(
+            replace(growth, past_knee_probability=chance)
+            for growth, chance in zip(found.growths, (0.01, 0.02, 0.96, 0.99), strict=True)
+        ),
+    )
+    assert knee_line(sure).startswith("knee at 2,048 GPUs (90 % sure that it is there)")
     straight = replace(
         found, growths=tuple(replace(g, past_knee_probability=0.0) for g in found.growths)
     )
