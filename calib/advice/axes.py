@@ -118,9 +118,10 @@ def _taken(config: RunConfig, axis: str) -> dict[str, Any]:
         own = {*_RECOMPUTE, "optimizer_offload_frac", "parallelism", "batch", "unmodelled"}
         own |= {"cadence"}
         degrees = {f.name for f in fields(par)} - named
+        compared = [f.name for f in fields(config) if f.compare]
         return {
             **{name: getattr(par, name) for name in sorted(degrees)},
-            **{f.name: getattr(config, f.name) for f in fields(config) if f.name not in own},
+            **{name: getattr(config, name) for name in compared if name not in own},
             "global_batch_size": config.batch.global_batch_size,
         }
     return found

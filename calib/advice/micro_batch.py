@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ..arguments.megatron_args import resumed_command, rewrite_command
+from ..arguments.taken_options import untaken
 from ..errors import ConfigError
 from ..forecast.model_forecast import batch_levels
 from ..memory.layout_table import peaks_nbytes
@@ -184,7 +185,8 @@ def faster_probability(choice: Candidate) -> float:
 def micro_batch_layouts(config: RunConfig) -> list[RunConfig]:
     """Every micro-batch that divides all global batch sizes of the run, with every recompute.
 
-    Lightest recompute first.  Hosts that take no options of Megatron's keep theirs.
+    Lightest recompute first.  Hosts that take no options of Megatron's keep theirs, and programs
+    what they take no option for.
     """
     sizes = {level.global_batch_size for level in batch_levels(config)} | {
         config.batch.global_batch_size
@@ -199,6 +201,8 @@ def micro_batch_layouts(config: RunConfig) -> list[RunConfig]:
             continue
         again = recomputes(at_size) if takes_options(config) else ()
         found += [one.of(at_size) for one in again] or [at_size]
+    if takes_options(config):
+        found = [one for one in found if not untaken(one, config)] or [config]
     return found
 
 

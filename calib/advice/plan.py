@@ -11,6 +11,7 @@ from ..arguments.keep import Keep
 from ..arguments.megatron_args import options
 from ..arguments.megatron_rules import refusals
 from ..arguments.short_names import layout_name
+from ..arguments.taken_options import untaken
 from ..fit.estimates import Source
 from ..forecast.throughput import Throughput, throughput
 from ..memory.peak import MemoryEstimate, Verdict, fit_probability, memory, verdict
@@ -30,6 +31,7 @@ from ..workload.config import RunConfig
 from ..workload.hosts import takes_options
 from ..workload.routing import Routed, routed
 from .converters import converter
+from .host_limits import askable, counted
 
 __all__ = [
     "Candidate",
@@ -158,6 +160,8 @@ class Plan:
         if not takes_options(running) and not is_same_split:
             return f"{running.framework.partition(' ')[0]} cannot be asked for it by options"
         if takes_options(running):
+            if clause := untaken(config, running):
+                return clause
             fresh = [clause for clause in refusals(config) if clause not in refusals(running)]
             if fresh:
                 return f"Megatron would refuse it: {fresh[0]}"
@@ -205,26 +209,26 @@ def plan(
 
     ``steps`` says how long each takes, whose step was measured as it was; errors that both share
     cancel in the ratio of two.  ``memory_offset_nbytes`` is what the measured peak had beyond its
-    estimate (None: not measured).  ``keep`` leaves out what it does not allow.  Behind those that
-    fit stand some that do not, the least lacking first.
+    estimate (None: not measured).  ``keep`` leaves out what it does not allow; what the program of
+    the run cannot be asked for is left out too, and counted.  Behind those that fit stand some that
+    do not, the least lacking first.
     """
     counts = num_ranks if isinstance(num_ranks, Sequence) else (num_ranks,)
     wanted = dict.fromkeys(count or config.parallelism.num_ranks for count in counts)
     room = Room(capacity_nbytes=memory_capacity_nbytes, offset_nbytes=memory_offset_nbytes or 0)
 
-    given = effort or Effort()
-
     def searched(count: int, kept: Keep | None) -> Found:
-        found = best_layouts(config, steps, count, room=room, keep=kept, effort=given)
+        found = best_layouts(config, steps, count, room=room, keep=kept, effort=effort or Effort())
         if kept is None or not kept.axes:
             return found
         number = num_asked(cells_of(config, count, kept), kept)
         return replace(found, proof=replace(found.proof, num_asked=number))
 
     planned = partial(_planned, config, steps, memory_capacity_nbytes, memory_offset_nbytes)
-    found = {count: searched(count, keep) for count in wanted}
+    given = askable(config, keep)
+    found = {n: counted(config, n, keep, searched(n, given)) for n in wanted}
     first = planned(found, ())
-    followed = _followed(config, keep or Keep())
+    followed = _followed(config, given or Keep())
     quicker = [c for c in first.candidates if c.time_frac < 0]
     is_host_alone = any(c.verdict is not Verdict.DOES_NOT_FIT for c in quicker)
     if first.best is not None or followed is None or not is_host_alone:

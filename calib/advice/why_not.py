@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ..arguments.keep import Keep
 from ..arguments.megatron_args import apply_options
 from ..arguments.short_names import AxisValue, layout_name
+from ..arguments.taken_options import untaken
 from ..errors import ConfigError
 from ..memory.peak import Verdict
 from ..plain_json import JsonObject
@@ -73,6 +74,8 @@ def why_not(
         text = elsewhere or _rule(asked, found.own.config, num_ranks)
     if others:
         text = f"not among the layouts that are tried; {text}"
+    if best is not None and (clause := untaken(best.config, found.own.config)):
+        text = f"{text}; {clause}"
     return WhyNot(asked=asked, num_layouts=kept.num_layouts if tried else 0, best=best, text=text)
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..advice.decision import Action, Decision, Rule, decide
 from ..advice.micro_batch import MicroBatchAdvice, micro_batch_advice
 from ..advice.plan import Plan, plan
-from ..arguments.kept_arguments import kept_arguments
-from ..errors import ConfigError, RecordError
 from ..fit.calibration import Calibration, calibrate
 from ..forecast.batch_ratios import PredictedStep
 from ..forecast.forecast import Forecast, forecast
@@ -22,7 +19,7 @@ from ..forecast.model_forecast import (
     full_batch_size,
     model_forecast,
 )
-from ..forecast.run_forecast import SoFar, run_forecast
+from ..forecast.run_forecast import run_forecast
 from ..forecast.throughput import RunLeft, Throughput, throughput
 from ..network.cluster import network_line
 from ..samples.table import SampleTable
@@ -33,9 +30,9 @@ from ..steps.live_times import live_times
 from ..steps.model import FittedSteps, fit_steps
 from ..stragglers.waiting import WaitingReport, waiting_report
 from ..workload.config import RunConfig
-from ..workload.config_json import decode, encode_fields
 from ..workload.run_options import MicroBatchChoice
 from .history import History, Levels, Models, WindowScore, window_scores
+from .request import Request as Request
 from .routing import (
     MeasuredRouting,
     imbalance_cost_frac,
@@ -59,42 +56,6 @@ from .run_steps import running_config, with_own
 from .transcript import PREFIX, transcript_lines
 
 _NOTE = "no layout is modelled: steps, phases and collectives are recorded, nothing is compared"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request(SoFar):
-    """What is asked of an analysis; everything that it cannot read from the table."""
-
-    host_argv: tuple[str, ...] = ()
-    """Only what may be kept: the rest is masked, since the request is written to a file."""
-    memory_capacity_nbytes: int | None = None
-    previously_met: tuple[str, ...] = ()
-    """Values of the rules that spoke for stopping in the window before."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "host_argv", kept_arguments(self.host_argv))
-
-    def time_limit_s(self, forecast: Forecast) -> float | None:
-        """The scheduler's limit on the scale of ``forecast.total_s``: from the run's start."""
-        if self.goals.limit_unix_s is None:
-            return None
-        return self.goals.limit_unix_s - forecast.now_unix_s + forecast.elapsed_s
-
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object that ``from_json`` reads back, the goals among the rest."""
-        own = {name: value for name, value in encode_fields(self).items() if name != "goals"}
-        return own | encode_fields(self.goals)
-
-    @staticmethod
-    def from_json(value: Mapping[str, Any]) -> Request:
-        """The request that ``to_json`` wrote; unknown keys are ignored.
-
-        Raises ``RecordError`` where a value is of another kind, or no finite number.
-        """
-        try:
-            return decode(Request, {**value, "goals": value})
-        except ConfigError as err:
-            raise RecordError(f"the request cannot be read ({err}); delete it") from err
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +163,7 @@ def analyse(
     Raises ``CalibrationError`` where steps or operators are missing, ``ConfigError`` where the
     running layout is one that the timeline does not model yet.
     """
-    config = running_config(table)
+    config = request.of_program(running_config(table))
     measured_s = measured_step_s(table)
     calibration = calibrate(table, device=config.device)
     base = live_times(calibration, config)

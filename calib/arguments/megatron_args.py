@@ -60,10 +60,12 @@ def apply_options(config: RunConfig, argv: Sequence[str]) -> RunConfig:
 def options(config: RunConfig) -> tuple[str, ...]:
     """Megatron's options that give this layout (the number of ranks is the launcher's).
 
-    Options that are Megatron's default are left out, but for the sizes.
+    Options that are Megatron's default are left out, but for the sizes; so are those that the
+    program does not take, whose values are its own.
     """
     values = as_options(layout_values(config))
-    return tuple(word for option, words in values for word in (option, *words))
+    said = ((option, *words) for option, words in values if option not in config.absent)
+    return tuple(word for words in said for word in words)
 
 
 def rewrite_command(
@@ -86,8 +88,8 @@ def rewrite_command(
     said_anew = _said_in_part(given.keys()) - kept
     unsaid = {} if running is None else layout_values(running)
     said_anew |= given.keys()
-    if running is not None and _passes(config) != _passes(running):
-        said_anew |= {"global_batch_size"}  # Megatron's default follows it
+    if running is not None and _passes(config) != _passes(running) == unsaid["global_batch_size"]:
+        said_anew |= {"global_batch_size"}  # as Megatron's default, which follows the passes
     unsaid = {name: value for name, value in unsaid.items() if name not in said_anew}
     needed = {
         name: value
@@ -285,6 +287,8 @@ def _with_own(found: RunConfig, config: RunConfig) -> RunConfig:
         sharded_update_calls=config.sharded_update_calls,
         device=config.device,
         framework=config.framework,
+        program=config.program,
+        absent=config.absent,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from types import SimpleNamespace
 
 from ..errors import ConfigError
@@ -59,6 +60,17 @@ def split_launcher(argv: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
         if is_module and argv[place + 1] not in _LAUNCHERS:
             return argv[:place], argv[place + 2 :]
     return (), argv
+
+
+def program_of(argv: Sequence[str]) -> str:
+    """The name of the script or module that trains, from its command line without a launcher.
+
+    >>> program_of(["/w/pretrain_gpt.py", "--lr", "1"]), program_of(["-m", "pkg.train"])
+    ('pretrain_gpt.py', 'pkg.train')
+    """
+    if not argv:
+        return ""
+    return argv[1] if argv[0] in ("-m", "--module") and argv[1:] else PurePath(argv[0]).name
 
 
 def _launched(launcher: Sequence[str]) -> tuple[int, int]:

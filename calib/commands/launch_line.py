@@ -12,6 +12,7 @@ from itertools import compress
 
 from ..arguments.megatron_args import options, rewrite_command
 from ..arguments.megatron_rules import environment, refusals
+from ..arguments.taken_options import untaken
 from ..plain_json import JsonObject
 from ..records.launch import Launch
 from ..workload.config import RunConfig
@@ -133,7 +134,7 @@ def launch_line(launch: Launch, running: RunConfig, config: RunConfig) -> Launch
     >>> print(launch_line(launch, here, there).command)  # doctest: +NORMALIZE_WHITESPACE
     CUDA_DEVICE_MAX_CONNECTIONS=1 torchrun --nproc-per-node=2 t.py --micro-batch-size 1
     --hub-token "${ARG_HUB_TOKEN:?the value of --hub-token, which is not kept}"
-    --tensor-model-parallel-size 2 --global-batch-size 8
+    --tensor-model-parallel-size 2
     """
     host = host_of(launch, running)
     program = _program(host, launch, running, config)
@@ -148,8 +149,14 @@ def launch_line(launch: Launch, running: RunConfig, config: RunConfig) -> Launch
         program=phrases(program.words),
         running=_running(launch, running),
         notes=(*program.notes, *start.notes),
-        refused=refusals(config) if is_megatron else (),
+        refused=_refused(host, running, config) if is_megatron else (),
     )
+
+
+def _refused(host: HostKind, running: RunConfig, config: RunConfig) -> tuple[str, ...]:
+    """Why Megatron, or the program's own parser, would not take the layout."""
+    clause = untaken(config, running) if host is HostKind.MEGATRON else ""
+    return (*((clause,) if clause else ()), *refusals(config))
 
 
 def host_of(launch: Launch, running: RunConfig) -> HostKind:

@@ -35,6 +35,9 @@ class Launch:
     """Whose loop trains, where a module tells (``megatron.bridge``); empty: the config tells."""
     num_nodes: int = 1
     ranks_per_node: int = 1
+    absent: tuple[str, ...] = ()
+    """Options of layouts that the program does not take, and ``transformer_engine`` where that was
+    not imported (``RunConfig.absent``)."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that Megatron's rules ask for, and our own, as the processes had them."""
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 
+from ..arguments.taken_options import NEEDS_ENGINE, TRANSFORMER_ENGINE
 from ..workload.config import Fp8Recipe, Recompute, RunConfig
 from ..workload.hosts import takes_options
 
+_FULL = ("--recompute-method", "--recompute-num-layers")
 _WITHIN_MOE = frozenset({"moe_act", "shared_experts"})
 """Modules that lie within ``moe``."""
 
@@ -89,7 +91,8 @@ def recomputes(config: RunConfig) -> tuple[Again, ...]:
     """Everything that the host of a run can compute again, nothing first, then sets of modules by
     their number, then layers.
 
-    Of two sets that compute the same, one is left out (``moe`` has ``moe_act`` in it).
+    Of two sets that compute the same, one is left out (``moe`` has ``moe_act`` in it).  What the
+    program of the run takes no options for, or lacks a library for, is not among them.
 
     >>> from ..workload.config import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=3, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
@@ -107,17 +110,18 @@ def recomputes(config: RunConfig) -> tuple[Again, ...]:
             num_layers=config.recompute_num_layers,
         )
         return tuple(dict.fromkeys((Again(), own, Again(recompute=Recompute.FULL))))
-    return _all(_modules(config), min(config.chunk_layers))
+    has_whole = not any(option in config.absent for option in _FULL)
+    return _all(modules_of(config), min(config.chunk_layers) if has_whole else None)
 
 
 # Thousands of layouts share few of these.
 @cache
-def _all(modules: tuple[str, ...], num_layers: int) -> tuple[Again, ...]:
+def _all(modules: tuple[str, ...], num_layers: int | None) -> tuple[Again, ...]:
     found = [Again()]
     for chosen in _sets(modules):
         named = () if chosen == ("core_attn",) else chosen
         found.append(Again(recompute=Recompute.SELECTIVE, modules=named))
-    numbers = (*range(1, num_layers), 0)
+    numbers = () if num_layers is None else (*range(1, num_layers), 0)
     return (*found, *(Again(recompute=Recompute.FULL, num_layers=one) for one in numbers))
 
 
@@ -128,9 +132,10 @@ def _sets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
                 yield chosen
 
 
-def _modules(config: RunConfig) -> tuple[str, ...]:
+def modules_of(config: RunConfig) -> tuple[str, ...]:
     """What ``--recompute-modules`` may name in this model, by the checks of Megatron-LM
-    core_v0.16.1's ``TransformerConfig``."""
+    core_v0.16.1's ``TransformerConfig``; ``core_attn`` alone where the program takes no such
+    option."""
     model, experts = config.model, config.model.experts
     # Delayed scaling keeps one scale for both runs of a module.
     is_delayed = config.fp8 is Fp8Recipe.DELAYED
@@ -146,4 +151,7 @@ def _modules(config: RunConfig) -> tuple[str, ...]:
         and bool(experts.shared_ffn_hidden_size)
         and not experts.overlaps_shared,
     }
-    return tuple(name for name, is_able in able.items() if is_able)
+    if "--recompute-modules" in config.absent:
+        return ("core_attn",)
+    lost = NEEDS_ENGINE if TRANSFORMER_ENGINE in config.absent else frozenset[str]()
+    return tuple(name for name, is_able in able.items() if is_able and name not in lost)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..arguments.taken_options import untaken
 from ..errors import ConfigError
 from ..layers.blocks import BlockKind
 from ..workload.collectives import Collective, GroupRole
@@ -29,6 +31,18 @@ WHOLE: dict[str, Any] = {
 """Fields of ``Parallelism`` where every replica has whole weights, gradients and states."""
 
 
+FSDP_OPTIONS = ("--use-megatron-fsdp", "--data-parallel-sharding-strategy", "--ckpt-format")
+"""What a program must take for gradients or weights that are sharded."""
+_SWITCHES = {
+    "is_optimizer_distributed": "--use-distributed-optimizer",
+    "overlaps_grad_reduce": "--overlap-grad-reduce",
+    "overlaps_param_gather": "--overlap-param-gather",
+}
+"""Beside them, by field."""
+OFFLOAD_OPTIONS = ("--optimizer-cpu-offload", "--optimizer-offload-fraction")
+"""What a program must take for states with the host."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class States:
     """How weights, gradients and optimizer are spread, and what of it overlaps."""
@@ -50,7 +64,8 @@ def shardings(config: RunConfig) -> tuple[Mapping[str, object], ...]:
     The first is none of them.  Megatron-FSDP wants an accelerator; loops of one's own have DDP,
     FSDP and FSDP in copies.
     """
-    if config.parallelism.engine is not Engine.MEGATRON:
+    own = config.parallelism
+    if own.engine is not Engine.MEGATRON:
         return ({},)
     plain = {"sharding": Sharding.OPTIMIZER, "num_optimizer_instances": 1}
     deep = {"is_optimizer_distributed": True, "num_optimizer_instances": 1}
@@ -58,7 +73,8 @@ def shardings(config: RunConfig) -> tuple[Mapping[str, object], ...]:
     if not takes_options(config):
         whole = {**deep, **beside, "sharding": Sharding.WEIGHTS}
         return (WHOLE, whole, {**whole, "num_optimizer_instances": 2})
-    if config.device == "cpu":
+    needed = (*FSDP_OPTIONS, *(_SWITCHES[name] for name in _SWITCHES if not getattr(own, name)))
+    if config.device == "cpu" or any(option in config.absent for option in needed):
         return (plain,)
     return (
         plain,
@@ -73,6 +89,7 @@ def states(layout: RunConfig, num_instances: int) -> tuple[States, ...]:
     The distributed optimizer off, on, and in so many instances; each with what may overlap (nothing
     does on a CPU) and with its states on the device or with the host.  One where nothing is
     replicated, where gradients or weights are sharded too, or where the loop is the user's own.
+    What the program of the run takes no options for is not among them.
     """
     par = layout.parallelism
     own = (States(changes=(), offload_frac=layout.optimizer_offload_frac),)
@@ -93,11 +110,22 @@ def states(layout: RunConfig, num_instances: int) -> tuple[States, ...]:
             "num_optimizer_instances": number,
         }
         found += [(changes, on) for on in _overlaps(layout, 2)]
-    return tuple(
+    every = tuple(
         States(changes=tuple({**changes, **on}.items()), offload_frac=frac)
         for changes, on in found
         for frac in _offloads(layout, changes)
     )
+    return every if not layout.absent else _taken(layout, every) or own
+
+
+def _taken(layout: RunConfig, every: Sequence[States]) -> tuple[States, ...]:
+    """Those that the program of the run can be asked for."""
+    found = []
+    for one in every:
+        with suppress(ConfigError):
+            if not untaken(one.of(layout), layout):
+                found.append(one)
+    return tuple(found)
 
 
 def _overlaps(layout: RunConfig, number: int) -> list[dict[str, bool]]:
@@ -174,6 +202,8 @@ def splits(config: RunConfig, pp: int) -> list[tuple[int, ...]]:
         found.setdefault(own.chunk_layers)
     if takes_options(config):
         found |= dict.fromkeys(_fewer_at_ends(num_layers, pp))
+    if "--pipeline-model-parallel-layout" in config.absent:
+        return [one for one in found if one in ((), own.chunk_layers)]
     return list(found)
 
 

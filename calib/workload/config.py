@@ -154,6 +154,11 @@ class RunConfig:
     """Host framework and version, for the report."""
     unmodelled: tuple[str, ...] = ()
     """Settings of the run that the model leaves out, by name; listed in every report."""
+    program: str = field(default="", compare=False)
+    """The script that trains, for what is said of it; empty: not known."""
+    absent: tuple[str, ...] = field(default=(), compare=False)
+    """Options of layouts that the program does not take, and ``transformer_engine`` where that is
+    not there; empty: all are, or nothing is known.  No part of what runs."""
 
     def __post_init__(self) -> None:
         not_negative("recompute_num_layers", self.recompute_num_layers)

@@ -1,7 +1,8 @@
 """What rank 0 notes of its launch, once and never in the thread that trains.
 
 The words before the program are the parent's, which is torchrun's agent or accelerate's.  Files of
-``/proc`` and the environment are read; nothing is sent, and only what may be kept is written.
+``/proc``, the environment and the program's source are read; nothing is sent, and only what may be
+kept is written.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from ...calib.arguments.kept_arguments import kept_arguments, kept_command
 from ...calib.arguments.megatron_rules import VARIABLES
 from ...calib.records.files import PRIVATE, replace_file
 from ...calib.records.launch import NAME, Launch
+from .program_text import absent_of
 from .settings import Settings
 
 _MOST_NBYTES = 65_536
@@ -67,6 +69,7 @@ def launch_of(
         launcher=launcher,
         folder=folder,
         host=next((name for name in _HOSTS if name in modules), ""),
+        absent=absent_of(settings.host_argv[0], modules),
         num_nodes=max(1, rank.world_size // each),
         ranks_per_node=min(each, rank.world_size),
         environment={name: environ[name] for name in _KEPT if name in environ},

@@ -15,6 +15,7 @@ from typing import Any
 from ...calib.advice.plan import Candidate, compare
 from ...calib.arguments.megatron_args import apply_options
 from ...calib.arguments.megatron_options import options_of
+from ...calib.arguments.taken_options import untaken
 from ...calib.errors import ForerunError
 from ...calib.fit.priors import UNKNOWN_DEVICE, device_prior
 from ...calib.memory.devices import known_device
@@ -52,6 +53,8 @@ def predict(args: argparse.Namespace) -> int:
         print(_line(candidate))
         if candidate.verdict is Verdict.DOES_NOT_FIT:
             print("it does not fit in memory: no options are given")
+        elif clause := untaken(config, own):
+            print(f"{clause}: no options are given")
         elif takes_options(own):
             print(shlex.join(candidate.options))
     is_over = args.fail_over is not None and candidate.step_time_s > args.fail_over

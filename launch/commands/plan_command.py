@@ -25,7 +25,13 @@ from ..directory.run_left import run_left
 from ..known.machines import Machine
 from ..options.plan_options import Objective, PlanQuestion, plan_question
 from ..options.show_options import asks_for_command
-from ..report.layout_tables import layouts_table, routing_note, search_note, telling_note
+from ..report.layout_tables import (
+    layouts_table,
+    left_out_note,
+    routing_note,
+    search_note,
+    telling_note,
+)
 from ..report.plan_tables import BestLayout, plans_table
 from ..report.scaling_text import scaling_text
 from ..report.table import console, show_table
@@ -204,19 +210,23 @@ def _show(one: _Answer, question: PlanQuestion, *, is_one_of_many: bool) -> None
         print(f"why not {question.why}: {one.why.text}")
     print(_offer(found))
     sharp = breadth(found, one.machine.steps)
-    notes = (routing_note(found), telling_note(found), search_note(found))
+    notes = (left_out_note(found), routing_note(found), telling_note(found), search_note(found))
     for note in filter(None, (sharp.text if sharp is not None else "", *notes)):
         print(note)
 
 
 def _offer(found: Plan) -> str:
-    """The options of the fastest layout that may be offered, or what came nearest."""
+    """The options of the fastest layout that may be offered, and why none before it is; or what
+    came nearest."""
     best = found.best
     if best is None:
         return " · ".join(filter(None, ["nothing faster to offer", found.nearest_miss]))
+    row = found.candidates.index(best) + 1
+    first = found.candidates[0]
+    why = f"row 1, {first.label}, is not offered: {found.obstacle(first)}\n" if row > 1 else ""
     if not takes_options(found.own.config):
-        return f"fastest that may be offered: {best.label}"
-    return f"{best.label}: {shlex.join(best.options)}"
+        return f"{why}fastest that may be offered: {best.label}"
+    return f"{why}row {row}, {best.label}: {shlex.join(best.options)}"
 
 
 def _json(

@@ -23,6 +23,7 @@ from ...hooks.process.settings import CompanionSettings
 from ..directory.forecast_log import end_of_run, finish_line
 from ..directory.publishing import Place, Publisher, place_of
 from ..directory.run_log import LoggedStep, RunLog
+from ..known.launches import absent_in
 from ..known.runs import Earlier
 from ..report.answers import (
     summary_values,
@@ -253,7 +254,8 @@ class CompanionLoop:
         # Steps after the window are what the answer is scored on, also those that came meanwhile.
         known = self._run.request(self._asked, now_unix_s, last_iteration=closed.last_iteration)
         met = self._met_before if closed.is_again else self._met
-        request = replace(known, previously_met=met)
+        lacks = absent_in(self._place.directory, self._place.run_id)
+        request = replace(known, previously_met=met, absent=lacks)
         run = self._windows.newest
         table = self._earlier.join(self._windows.table())
         self._watching.window_closed(table, closed.window, unix_s=request.now_unix_s)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ...calib.arguments.megatron_command import split_launcher
+from ...calib.arguments.megatron_command import program_of, split_launcher
 from ...calib.errors import RecordError
 from ...calib.records.launch import NAME, Launch
+from ...calib.workload.config import RunConfig
 from ...calib.workload.parallelism import Parallelism
 from ..directory.bounded_files import read_object, words
 from ..directory.run_folders import paths_of, top_of
@@ -30,6 +31,18 @@ def launch_of_run(directory: Path, run_id: str, layout: Parallelism) -> Launch:
         if found.get("run_id") == run_id:
             return _on_nodes(Launch(argv=words(found.get("host_argv"))), layout)
     return Launch()
+
+
+def absent_in(directory: Path, run_id: str) -> tuple[str, ...]:
+    """What the program of a run lacks (``RunConfig.absent``); empty where nobody noted it."""
+    noted = _noted(top_of(directory)[0] / "records" / run_id / NAME)
+    return () if noted is None else noted.absent
+
+
+def with_program(config: RunConfig, directory: Path, run_id: str) -> RunConfig:
+    """The layout of a run with the name of its program, and what that lacks."""
+    launch = launch_of_run(directory, run_id, config.parallelism)
+    return replace(config, program=program_of(launch.argv), absent=launch.absent)
 
 
 def launch_of_command(command: Sequence[str], layout: Parallelism) -> Launch:

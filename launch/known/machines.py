@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ...calib.errors import ConfigError
@@ -14,6 +15,7 @@ from ...calib.records.cluster import StatedNodes
 from ...hooks.process.interpreter import needs
 from .kept_fits import KeptFit
 from .kept_fits import Machine as Machine
+from .launches import with_program
 
 
 def open_machine(
@@ -54,4 +56,4 @@ def open_machine(
             stated=stated,
         )
         kept.write(found)
-    return found
+    return replace(found, own=with_program(found.own, directory, found.name))

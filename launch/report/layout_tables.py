@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ...calib.advice.host_limits import left_out
 from ...calib.advice.plan import Plan
 from ...calib.advice.recompute_choices import recompute_text
 from ...calib.fit.estimates import Source
@@ -81,6 +82,14 @@ def search_note(plan: Plan) -> str:
         for number, proof in plan.proofs.items()
     ]
     return f"searched: {'; '.join(texts)}" if texts else ""
+
+
+def left_out_note(plan: Plan) -> str:
+    """Which layouts the program of the run cannot be asked for, and why; empty where it can be
+    asked for all."""
+    reason = left_out(plan.own.config)
+    number = sum(proof.cut.get(reason, 0) for proof in plan.proofs.values())
+    return f"{number:,} layouts left out: {reason}" if reason and number else ""
 
 
 def telling_note(plan: Plan) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
 from collections import Counter
 from functools import cache
@@ -10,7 +12,13 @@ from pathlib import Path
 import pytest
 from launched import torchrun
 
+from forerun.calib.arguments.taken_options import (
+    TRANSFORMER_ENGINE,
+    absent_options,
+    options_named,
+)
 from forerun.calib.layers.stage_work import stage_operators
+from forerun.calib.records.launch import NAME, Launch
 from forerun.calib.records.record_kinds import (
     CollectiveRecord,
     CoverageRecord,
@@ -104,6 +112,18 @@ def calibrated(directory: Path, *arguments: str) -> tuple[str, RunRecords]:
 def tensor_parallel(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, RunRecords]:
     directory = tmp_path_factory.mktemp("tp2")
     return calibrated(directory, "--tensor-model-parallel-size", "2")
+
+
+def test_rank_0_notes_what_the_recipe_s_own_parser_lacks(
+    tensor_parallel: tuple[str, RunRecords], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    taken = options_named((ROOT / "recipes" / "gpt_arguments.py").read_text(encoding="utf-8"))
+    assert taken is not None and "--recompute-modules" in absent_options(taken)
+    has_engine = importlib.util.find_spec(TRANSFORMER_ENGINE) is not None
+    wanted = (*absent_options(taken), *(() if has_engine else (TRANSFORMER_ENGINE,)))
+    run_id = tensor_parallel[1].run_id
+    (path,) = tmp_path_factory.getbasetemp().glob(f"tp20/out/records/{run_id}/{NAME}")
+    assert Launch.from_json(json.loads(path.read_text())).absent == wanted
 
 
 def of(run: RunRecords, rank: int, kind: type) -> list:

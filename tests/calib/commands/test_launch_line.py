@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -44,6 +45,9 @@ SIZES = (
     *("--seq-length", "64", "--vocab-size", "1000", "--attention-dropout", "0"),
     *("--hidden-dropout", "0", "--eval-iters", "0"),
 )
+
+
+Layout = Callable[..., RunConfig]
 
 
 def launched(*argv: str, launcher: tuple[str, ...] = ("torchrun", "--nproc-per-node=8")) -> Launch:
@@ -317,3 +321,22 @@ def test_a_loop_is_told_in_words_what_no_option_says() -> None:
     assert line.command.endswith("t.py --batch-size=2")
     assert any("accumul" in note or "micro-batches of a step 2" in note for note in line.notes)
     assert any("fully_shard" in note for note in line.notes)
+
+
+def test_a_batch_that_the_script_sets_itself_is_not_said(layout: Layout) -> None:
+    line = launch_line(Launch(argv=("t.py",)), layout(dp=2, micro=1), layout(dp=2, micro=4))
+    assert [change.after for change in line.changes] == ["--micro-batch-size 4"]
+
+
+def test_a_batch_that_follows_the_passes_is_said(layout: Layout) -> None:
+    """Megatron's own default is micro-batch x dp, which another layout would change."""
+    running, config = layout(dp=2, micro=1, samples=2), layout(tp=2, micro=1, samples=2)
+    line = launch_line(Launch(argv=("t.py",)), running, config)
+    assert "--global-batch-size 2" in [change.after for change in line.changes]
+
+
+def test_what_the_script_has_no_option_for_is_refused(layout: Layout) -> None:
+    running = layout(dp=2, program="t.py", absent=("--tensor-model-parallel-size",))
+    line = launch_line(Launch(argv=("t.py",)), running, layout(tp=2))
+    assert line.refused == ("t.py takes no --tensor-model-parallel-size",)
+    assert launch_line(Launch(argv=("t.py",)), running, layout(dp=2, micro=4)).refused == ()

@@ -1,0 +1,57 @@
+"""What is asked of an analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..arguments.kept_arguments import kept_arguments
+from ..arguments.megatron_command import program_of
+from ..errors import ConfigError, RecordError
+from ..forecast.forecast import Forecast
+from ..forecast.run_forecast import SoFar
+from ..workload.config import RunConfig
+from ..workload.config_json import decode, encode_fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request(SoFar):
+    """What is asked of an analysis; everything that it cannot read from the table."""
+
+    host_argv: tuple[str, ...] = ()
+    """Only what may be kept: the rest is masked, since the request is written to a file."""
+    absent: tuple[str, ...] = ()
+    """What the program lacks (``RunConfig.absent``)."""
+    memory_capacity_nbytes: int | None = None
+    previously_met: tuple[str, ...] = ()
+    """Values of the rules that spoke for stopping in the window before."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "host_argv", kept_arguments(self.host_argv))
+
+    def time_limit_s(self, forecast: Forecast) -> float | None:
+        """The scheduler's limit on the scale of ``forecast.total_s``: from the run's start."""
+        if self.goals.limit_unix_s is None:
+            return None
+        return self.goals.limit_unix_s - forecast.now_unix_s + forecast.elapsed_s
+
+    def of_program(self, config: RunConfig) -> RunConfig:
+        """The layout with the name of the program that trains it, and what that lacks."""
+        return replace(config, program=program_of(self.host_argv), absent=self.absent)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that ``from_json`` reads back, the goals among the rest."""
+        own = {name: value for name, value in encode_fields(self).items() if name != "goals"}
+        return own | encode_fields(self.goals)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Request:
+        """The request that ``to_json`` wrote; unknown keys are ignored.
+
+        Raises ``RecordError`` where a value is of another kind, or no finite number.
+        """
+        try:
+            return decode(Request, {**value, "goals": value})
+        except ConfigError as err:
+            raise RecordError(f"the request cannot be read ({err}); delete it") from err

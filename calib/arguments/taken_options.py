@@ -1,0 +1,106 @@
+"""Which options of layouts a program takes, and what a run can therefore not be asked for.
+
+A script on ``megatron.core`` has a parser of its own, which may know fewer of them than
+Megatron-LM's.  What the program of a run lacks is ``RunConfig.absent``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from ..workload.config import RunConfig
+from .megatron_options import NAMES, Values
+from .megatron_rules import beside
+from .megatron_values import as_options, layout_values
+
+TRANSFORMER_ENGINE = "transformer_engine"
+"""Among what is absent: the module of this name was not imported."""
+NEEDS_ENGINE = frozenset({"layernorm", "mla_up_proj", "moe_act"})
+"""Recomputed modules whose output is dropped: core_v0.16.1's ``CheckpointWithoutOutput`` asks
+Transformer Engine whether 8 bits are in use (``tensor_parallel/random.py``), whatever runs."""
+_READ_ALONE = frozenset(
+    (
+        *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+        *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"),
+        *("num_virtual_stages_per_pipeline_rank", "moe_layer_recompute", "recompute_activations"),
+        *("enable_cuda_graph", "external_cuda_graph", "main_grads_dtype", "main_params_dtype"),
+        "use_custom_fsdp",
+    )
+)
+"""Other spellings, which are understood and never printed."""
+_BESIDE = ("ckpt_format", "moe_pad_experts_for_cuda_graph_inference")
+_QUOTED = re.compile(r"""["']--([a-z][\w-]*)["']""")
+
+
+def _options() -> dict[str, str]:
+    together = (name for names in NAMES["said_together"].values() for name in names)
+    names = sorted({*NAMES["layout"], *together, *_BESIDE} - _READ_ALONE)
+    spelled = {name: option for name in names for option, _ in as_options({name: name})}
+    return {option: name for name, option in spelled.items()}
+
+
+LAYOUT_OPTIONS: Mapping[str, str] = _options()
+"""Every option that a layout may be asked for by, with its name in Megatron's namespace."""
+
+
+def options_in(names: Collection[str]) -> frozenset[str]:
+    """Those of ``LAYOUT_OPTIONS`` whose values a namespace of Megatron's has."""
+    return frozenset(
+        option
+        for option, name in LAYOUT_OPTIONS.items()
+        if name in names or option[2:].replace("-", "_") in names
+    )
+
+
+def options_named(*texts: str) -> frozenset[str] | None:
+    """Those of ``LAYOUT_OPTIONS`` that the sources of a program have as strings.
+
+    None where they name none in any spelling: it reads its arguments in another way.
+
+    >>> options_named("parser.add_argument('--micro-batch-size', type=int)")
+    frozenset({'--micro-batch-size'})
+    >>> options_named("parser.add_argument('--micro_batch_size', type=int)")
+    frozenset()
+    """
+    words = {word for text in texts for word in _QUOTED.findall(text)}
+    if not {word.replace("_", "-") for word in words} & {name[2:] for name in LAYOUT_OPTIONS}:
+        return None
+    return frozenset(option for option in LAYOUT_OPTIONS if option[2:] in words)
+
+
+def absent_options(taken: Collection[str]) -> tuple[str, ...]:
+    """The others of ``LAYOUT_OPTIONS``, in their order."""
+    return tuple(option for option in LAYOUT_OPTIONS if option not in taken)
+
+
+def program_name(config: RunConfig) -> str:
+    """What the program of a run is called in a sentence."""
+    return config.program or "the script"
+
+
+def untaken(config: RunConfig, running: RunConfig) -> str:
+    """Why the program of the running layout cannot be asked for another one; empty where it can.
+
+    What differs between the two must be said by options that it takes, and what is computed again
+    must not need a library that it has not.
+    """
+    if not running.absent:
+        return ""
+    there, here = _said(config), _said(running)
+    differing = {
+        name: there.get(name, here.get(name))
+        for name in there.keys() | here.keys()
+        if there.get(name) != here.get(name)
+    }
+    missing = sorted(option for option, _ in as_options(differing) if option in running.absent)
+    if missing:
+        return f"{program_name(running)} takes no {', '.join(missing)}"
+    again = sorted(NEEDS_ENGINE & set(config.recompute_modules) - set(running.recompute_modules))
+    if again and TRANSFORMER_ENGINE in running.absent:
+        return f"recompute of {', '.join(again)} needs Transformer Engine, which is not there"
+    return ""
+
+
+def _said(config: RunConfig) -> Values:
+    return {**layout_values(config), **beside(config, {})}

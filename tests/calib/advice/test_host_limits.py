@@ -1,0 +1,119 @@
+"""Only what can be followed: layouts that the program of a run has no words for are not offered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from every_layout import best_of_every, row
+from planted_steps import steps_of
+
+from forerun.calib.advice.host_limits import left_out
+from forerun.calib.advice.micro_batch import micro_batch_layouts
+from forerun.calib.advice.plan import plan
+from forerun.calib.arguments.keep import Keep
+from forerun.calib.arguments.megatron_args import rewrite_command
+from forerun.calib.arguments.taken_options import TRANSFORMER_ENGINE, untaken
+from forerun.calib.search.found import Effort, Room
+from forerun.calib.workload.config import Precision, Recompute, RunConfig
+
+Layout = Callable[..., RunConfig]
+LACKS = {
+    "an axis": ("--pipeline-model-parallel-size",),
+    "a split": ("--pipeline-model-parallel-layout", "--num-layers-per-virtual-pipeline-stage"),
+    "modules": ("--recompute-modules",),
+    "layers": ("--recompute-method",),
+    "all recompute": ("--recompute-granularity", "--recompute-modules", "--recompute-method"),
+    "states": ("--use-distributed-optimizer", "--optimizer-cpu-offload"),
+    "overlap": ("--overlap-param-gather", "--use-megatron-fsdp"),
+    "the batch": ("--micro-batch-size", "--context-parallel-size"),
+    "a library": (TRANSFORMER_ENGINE,),
+}
+
+
+def running_with(layout: Layout, *absent: str) -> RunConfig:
+    """Small micro-batches over tp, with two nodes."""
+    settings: dict[str, Any] = {"precision": Precision.BF16, "device": "NVIDIA H100"}
+    par = {"ranks_per_node": 4}
+    return layout(tp=2, dp=4, micro=1, par=par, program="t.py", absent=absent, **settings)
+
+
+@pytest.mark.parametrize("absent", LACKS.values(), ids=LACKS)
+def test_no_row_is_asked_for_by_what_is_absent(
+    layout: Layout, planted: Callable[..., Any], absent: tuple[str, ...]
+) -> None:
+    running = running_with(layout, *absent)
+    found = plan(running, steps_of(planted()), memory_capacity_nbytes=10**13)
+    assert found.best is not None
+    for one in found.candidates:
+        assert not untaken(one.config, running)
+        assert not {*rewrite_command((), one.config, running=running)} & {*absent}
+
+
+@pytest.mark.parametrize("absent", LACKS.values(), ids=LACKS)
+def test_the_rows_are_the_best_that_can_be_followed(
+    layout: Layout, planted: Callable[..., Any], absent: tuple[str, ...]
+) -> None:
+    """Every layout of the free space is asked, one by one, whether it can be."""
+    running = running_with(layout, *absent)
+    steps, top = steps_of(planted()), 12
+    found = plan(running, steps, effort=Effort(top=top))
+
+    class Askable(Keep):
+        def allows(self, config: RunConfig) -> bool:
+            return not untaken(config, running)
+
+    free = replace(running, absent=())
+    wanted = best_of_every(free, steps, 8, Room(), top, Askable())
+    times = [one.step_time_s for one in found.candidates]
+    assert times == pytest.approx([time_s for time_s, _ in wanted], rel=1e-6)
+    # Of two that take the same time either may come first.
+    last = times[-1] * (1 - 1e-6)
+    assert {row(c.config) for c in found.candidates if c.step_time_s < last} == {
+        row(config) for time_s, config in wanted if time_s < last
+    }
+
+
+@pytest.mark.parametrize("absent", LACKS.values(), ids=LACKS)
+def test_what_is_left_out_is_counted_with_its_reason(
+    layout: Layout, planted: Callable[..., Any], absent: tuple[str, ...]
+) -> None:
+    running = running_with(layout, *absent)
+    free, bound = (plan(one, steps_of(planted())) for one in (replace(running, absent=()), running))
+    reason = left_out(running)
+    assert all(option in reason for option in absent if option.startswith("--"))
+    cut = bound.proofs[8].cut[reason]
+    tally = bound.proofs[8].tally
+    assert cut > 0 and cut + tally.num_layouts - tally.not_asked == free.num_layouts
+    assert left_out(replace(running, absent=())) == ""
+
+
+def test_what_is_asked_for_all_the_same_is_told_and_not_offered(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    running = running_with(layout, "--pipeline-model-parallel-size")
+    found = plan(running, steps_of(planted()), keep=Keep.parse("pp=2"))
+    assert found.candidates and found.best is None
+    assert "t.py takes no --pipeline-model-parallel-size" in found.nearest_miss
+
+
+def test_a_loop_of_ones_own_has_no_options_to_lack(
+    layout: Layout, planted: Callable[..., Any]
+) -> None:
+    running = replace(running_with(layout, "--micro-batch-size"), framework="PyTorch 2.8")
+    assert left_out(running) == ""
+    free, bound = (plan(one, steps_of(planted())) for one in (replace(running, absent=()), running))
+    assert [one.config for one in bound.candidates] == [one.config for one in free.candidates]
+
+
+def test_micro_batches_are_those_that_can_be_asked_for(layout: Layout) -> None:
+    free = running_with(layout)
+    every = micro_batch_layouts(free)
+    for absent in (*LACKS.values(), ("--micro-batch-size", "--recompute-granularity")):
+        running = replace(free, absent=absent)
+        able = {one for one in every if not untaken(one, running)}
+        assert set(micro_batch_layouts(running)) == able
+    own = replace(free, recompute=Recompute.FULL, absent=("--recompute-granularity",))
+    assert own in micro_batch_layouts(own)

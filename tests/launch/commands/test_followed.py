@@ -1,0 +1,112 @@
+"""A plan for a script with a parser of its own: what is offered, that very parser takes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shlex
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from forerun.calib.arguments.taken_options import (
+    TRANSFORMER_ENGINE,
+    absent_options,
+    options_named,
+)
+from forerun.calib.records.launch import NAME, Launch
+from forerun.launch.cli import ExitCode, main
+
+ROOT = Path(__file__).parents[3]
+GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
+TEXT = (ROOT / "recipes" / "gpt_arguments.py").read_text(encoding="utf-8")
+ABSENT = (*absent_options(options_named(TEXT) or ()), TRANSFORMER_ENGINE)
+Out = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def arguments() -> ModuleType:
+    """The parser of the recipe, which is a plain script and no package."""
+    spec = importlib.util.spec_from_file_location("gpt", ROOT / "recipes" / "gpt_arguments.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def noted(tmp_path: Path) -> Path:
+    """A calibrated run whose rank 0 noted what its script takes."""
+    return with_note(tmp_path / "noted", ABSENT)
+
+
+def with_note(directory: Path, absent: tuple[str, ...]) -> Path:
+    shutil.copytree(GOLDEN, directory)
+    launch = Launch(
+        argv=("pretrain_gpt.py", "--train-iters", "20"), absent=absent, ranks_per_node=2
+    )
+    (directory / "records" / "golden-run" / NAME).write_text(json.dumps(launch.to_json()))
+    return directory
+
+
+def plan(directory: Path, capsys: Out, *words: object) -> str:
+    assert main(["plan", str(directory), *map(str, words)]) == ExitCode.ANSWER
+    return capsys.readouterr().out
+
+
+def test_every_row_is_taken_by_the_parser(noted: Path, arguments: ModuleType, capsys: Out) -> None:
+    rows = len(json.loads(plan(noted, capsys, "--json", "--top", 100))["candidates"])
+    assert rows > 5
+    for row in range(1, rows + 1):
+        shown = json.loads(plan(noted, capsys, "--show", row, "--json"))["launch"]
+        words = shlex.split(shown["command"])
+        place = words.index("pretrain_gpt.py")
+        assert shown["refused"] == []
+        arguments.parse_args(words[place + 1 :])
+
+
+def test_rows_of_a_run_without_the_note_are_as_before(
+    tmp_path: Path, arguments: ModuleType, capsys: Out
+) -> None:
+    """And the parser refuses some of them, which is what the note is for."""
+    free = json.loads(plan(with_note(tmp_path / "free", ()), capsys, "--json", "--top", 100))
+    said = {word for row in free["candidates"] for word in row["options"]}
+    assert "--recompute-modules" in said and "--recompute-modules" in ABSENT
+    with pytest.raises(SystemExit, match="2"):
+        arguments.parse_args(["--recompute-modules", "layernorm"])
+
+
+def test_what_was_left_out_is_said_and_options_are_those_it_takes(noted: Path, capsys: Out) -> None:
+    out = plan(noted, capsys)
+    (note,) = [line for line in out.splitlines() if " layouts left out: " in line]
+    assert "pretrain_gpt.py takes no --pipeline-model-parallel-layout" in note
+    assert "recompute of layernorm needs Transformer Engine" in note
+    assert not [word for word in ABSENT if f"{word} " in out.replace(note, "")]
+
+
+def test_why_the_first_row_is_not_offered_is_said_beside_a_later_one(
+    noted: Path, capsys: Out
+) -> None:
+    value = json.loads(plan(noted, capsys, "--json"))
+    labels = [row["label"] for row in value["candidates"]]
+    lines = plan(noted, capsys).splitlines()
+    (offer,) = [line for line in lines if f"{value['best']}: --" in line]
+    row = labels.index(value["best"]) + 1
+    assert offer.startswith(f"row {row}, ")
+    before = lines[lines.index(offer) - 1]
+    is_said = before.startswith(f"row 1, {labels[0]}, is not offered: ")
+    assert is_said is (row > 1)
+
+
+def test_another_layout_is_told_but_not_how(noted: Path, capsys: Out) -> None:
+    assert main(["predict", str(noted), "--recompute", "layernorm"]) == ExitCode.ANSWER
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "pretrain_gpt.py takes no --recompute-modules: no options are given"
+
+
+def test_why_tells_that_the_script_cannot_be_asked(noted: Path, capsys: Out) -> None:
+    out = plan(noted, capsys, "--why", "recompute=layernorm")
+    (line,) = [line for line in out.splitlines() if line.startswith("why not ")]
+    assert line.endswith("pretrain_gpt.py takes no --recompute-modules")
