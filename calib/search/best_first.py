@@ -17,7 +17,7 @@ from .recomputes import recomputes
 from .space import num_nodes, states
 from .variants import Outcome, Study, rounded_log
 
-_ROUND = 64
+_ROUND = 128
 """Cells of a round: enough for arrays to pay, few enough that the limit falls soon."""
 _MOST_LACKING = 200
 """Cells that are looked through for layouts to tell of that do not fit."""
