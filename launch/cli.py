@@ -19,6 +19,7 @@ from pathlib import Path
 from .. import __version__
 from ..calib.arguments.short_names import LAYOUT_NAMES
 from ..calib.errors import CalibrationError, ConfigError, ForerunError, RecordError
+from ..calib.workload.argument_values import shown
 from ..hooks.process.interpreter import needs
 from .commands.outcome import ExitCode as ExitCode
 from .options.explain_options import add_explain_options
@@ -54,24 +55,36 @@ _NUM_ALLOCATED = 100_000
 again and again, and once more at exit, takes a tenth of a quick answer."""
 
 
+_QUESTIONS = (
+    ("when it ends, and where a step goes", "report DIR"),
+    ("how long a step of another layout takes", "predict DIR --tp 4 --mbs 2"),
+    ("the best layouts, here or on other GPUs", "plan DIR --gpus 8..1024"),
+    ("the launch command of one of them", "plan DIR --show 1"),
+    ("why one layout is faster than another", "explain DIR A B"),
+    ("whether the forecasts came true", "compare DIR"),
+    ("what a new machine is worth, untrained", "probe --out DIR"),
+    ("what is installed, and would be attached", "doctor"),
+)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code."""
     parser = build_parser()
     words, command = _split_command(sys.argv[1:] if argv is None else argv)
+    if (code := _without_verb(words)) is not None:
+        return code
     args, rest = parser.parse_known_args(words)
     if command and not hasattr(args, "config") and not hasattr(args, "takes_command"):
         parser.error(f"{args.verb} takes no command behind --")
     if rest and not getattr(args, "takes_options", False):
         return _fail(_not_taken(parser, args.verb, rest), ExitCode.USAGE)
     args.options, args.command = [*(getattr(args, "layout_words", None) or ()), *rest], command
-    if argv is None:  # a process of our own
-        gc.set_threshold(_NUM_ALLOCATED)
-        atexit.register(gc.freeze)
+    if argv is None:
+        _keep_what_is_imported()
     try:
         _check_packages(args.verb)
         code = int(_command(args.verb)(args))
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        _flush()
         return code
     except ImportError:
         if text := needs(args.verb):
@@ -90,6 +103,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _fail(_of_system(err), ExitCode.USAGE)
         _drop_output()
         return code
+
+
+def _keep_what_is_imported() -> None:
+    """In a process of our own, what is imported stays to the end."""
+    gc.set_threshold(_NUM_ALLOCATED)
+    atexit.register(gc.freeze)
+
+
+def _flush() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -307,6 +331,28 @@ def _not_taken(parser: argparse.ArgumentParser, verb: str, words: Sequence[str])
     near = difflib.get_close_matches(name, taken, n=2, cutoff=0.6) if name[:1] == "-" else []
     remedy = f"did you mean {' or '.join(near)}?" if near else f"see forerun {verb} --help"
     return f"{verb} takes no {' '.join(words)}; {remedy}"
+
+
+def _without_verb(words: Sequence[str]) -> int | None:
+    """What can be asked, for who asks nothing; what is near to a word that is no verb; else
+    None."""
+    if not words:
+        print(_questions())
+        return ExitCode.ANSWER
+    if words[0] in _VERBS or words[0][:1] == "-":
+        return None
+    import difflib  # no answer needs it
+
+    near = difflib.get_close_matches(words[0], _VERBS, n=2, cutoff=0.5)
+    remedy = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(_VERBS)}"
+    return _fail(f"{shown(words[0])} is no verb; {remedy}", ExitCode.USAGE)
+
+
+def _questions() -> str:
+    wide = max(len(question) for question, _ in _QUESTIONS)
+    rows = [f"  {question:{wide}}  forerun {words}" for question, words in _QUESTIONS]
+    end = "DIR is what --calibrate-dir was; forerun VERB --help has the options."
+    return "\n".join(["What can be asked of a calibrated run:", "", *rows, "", end])
 
 
 def _check_packages(verb: str) -> None:

@@ -72,10 +72,31 @@ def test_an_empty_directory_is_no_data(
     assert err.count("\n") == 1 and "--calibrate" in err
 
 
-def test_an_unknown_verb_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["guess"])
-    assert stop.value.code == ExitCode.USAGE
+@pytest.mark.parametrize(
+    ("word", "told"), [("paln", "did you mean plan"), ("guess", "there are report, predict")]
+)
+def test_an_unknown_verb_is_one_line(
+    word: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([word, "DIR"]) == ExitCode.USAGE
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and f"{word!r} is no verb" in err and told in err
+
+
+def test_who_asks_nothing_sees_what_can_be_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each line is a command of a verb that is there, and fits on a narrow screen."""
+    assert main([]) == ExitCode.ANSWER
+    lines = capsys.readouterr().out.splitlines()
+    verbs = build_parser()._subparsers._group_actions[0].choices
+    asked = [line.partition("  forerun ")[2].split()[0] for line in lines if "  forerun " in line]
+    assert len(asked) > 5 and set(asked) <= set(verbs)
+    assert max(map(len, lines)) <= 80
+
+
+def test_the_public_names_are_listed() -> None:
+    import forerun
+
+    assert set(forerun.__all__) <= set(dir(forerun))
 
 
 @pytest.mark.parametrize(
