@@ -116,7 +116,7 @@ class _Search:
                 front = np.sort(np.argsort(self._least_s, kind="stable")[:number:_EACH])
                 self._least_s[front] = whole(front)
                 self._rounds(front[np.argsort(self._least_s[front])][:_ROUND], mapped)
-            if has_experts:
+            if has_experts and not self._effort.is_stopped():
                 is_open = self._is_left & (self._least_s < self._limit_s)
                 is_open[front] = False
                 rest = np.flatnonzero(is_open)

@@ -25,7 +25,7 @@ from ..steps.known import Features
 from ..steps.model import FittedSteps
 from ..steps.scales import CONTENTION
 from ..timeline.compiled import compile_blocks
-from ..timeline.simulate import least_makespans
+from ..timeline.costs import least_makespans
 from ..workload.config import Recompute, RunConfig
 from ..workload.parallelism import SCHEDULES
 from .cells import Cells, Ints, groups

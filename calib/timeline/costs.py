@@ -103,6 +103,35 @@ def cost_tables(costs: PipelineCosts, *, splits_backward: bool) -> dict[Duration
     }
 
 
+def least_makespans(
+    forward_s: Floats,
+    backward_s: Floats,
+    num_microbatches: int | NDArray[np.int64],
+    *,
+    num_stages: int,
+    drains: bool = True,
+    message_s: Floats | float = 0.0,
+) -> Floats:
+    """Seconds below which no schedule ends, shape (alternatives,), in closed form.
+
+    A stage begins when a micro-batch has passed those before it, does all its passes one after
+    another, and the last gradient passes those before it once more.  Passes have shape (chunks,
+    alternatives), messages of one direction (chunks - 1, alternatives); a schedule that splits the
+    backward phase need not drain.
+
+    >>> ones = np.ones((4, 1))
+    >>> least_makespans(ones, 2 * ones, 8, num_stages=4).tolist()
+    [33.0]
+    """
+    chunks = np.stack([forward_s, backward_s]).reshape(2, -1, num_stages, forward_s.shape[-1])
+    busy = num_microbatches * chunks.sum(axis=(0, 1))
+    way = chunks[0, 0, :-1] + drains * chunks[1, 0, :-1]
+    hops = np.broadcast_to(message_s, (len(forward_s) - 1, forward_s.shape[-1]))
+    before = np.cumsum(way + (1 + drains) * hops[: num_stages - 1], axis=0)
+    busy[1:] += before
+    return busy.max(axis=0)
+
+
 def _columns(values: ArrayLike) -> Floats:
     array = np.asarray(values, dtype=np.float64)
     return array[:, np.newaxis] if array.ndim == 1 else array
