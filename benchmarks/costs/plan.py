@@ -18,7 +18,6 @@ import json
 import random
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from typing import Any
 
 from threadpoolctl import threadpool_limits
@@ -26,7 +25,6 @@ from threadpoolctl import threadpool_limits
 from forerun.benchmarks.markdown_text import markdown_table
 from forerun.benchmarks.own_process import answer_of, peak_nbytes, processor_s
 from forerun.benchmarks.peers.search_cases import CASES, DEVICE, NUM_GPUS
-from forerun.calib.errors import ConfigError
 from forerun.calib.memory.layout_table import needed_nbytes
 from forerun.calib.search.best_first import best_layouts
 from forerun.calib.search.cells import cells_of
@@ -170,9 +168,8 @@ def variants_of(layout: RunConfig) -> Iterator[RunConfig]:
     """All ways to keep the states of a cell's layout, with all that may be computed again."""
     agains = recomputes(layout)
     for choice in states(layout, num_nodes(layout)):
-        with suppress(ConfigError):
-            kept = choice.of(layout)
-            yield from (again.of(kept) for again in agains)
+        kept = choice.of(layout)
+        yield from (again.of(kept) for again in agains)
 
 
 if __name__ == "__main__":

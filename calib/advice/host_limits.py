@@ -7,8 +7,7 @@ from dataclasses import replace
 from ..arguments.keep import Keep
 from ..arguments.short_names import layout_name
 from ..arguments.taken_options import NEEDS_ENGINE, TRANSFORMER_ENGINE, program_name
-from ..search.asked import num_asked
-from ..search.best_first import num_variants
+from ..search.asked import num_variants
 from ..search.cells import cells_of
 from ..search.found import Found
 from ..search.recomputes import modules_of
@@ -60,8 +59,7 @@ def counted(config: RunConfig, num_ranks: int, keep: Keep | None, found: Found) 
     if not reason:
         return found
     cells = cells_of(replace(config, absent=()), num_ranks, keep)
-    every = num_asked(cells, keep) if keep is not None and keep.axes else num_variants(cells)
-    number = max(0, every - found.proof.num_layouts)
+    number = max(0, num_variants(cells, keep) - found.proof.num_layouts)
     proof = replace(found.proof, cut={**found.proof.cut, reason: number})
     return replace(found, proof=proof)
 

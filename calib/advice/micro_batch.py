@@ -96,7 +96,7 @@ class MicroBatchAdvice:
             words = [
                 f"micro-batch: {_in_words(best.config)}, now {now}",
                 f"step {_span(best)}",
-                f"{format_count(_tokens_per_s(best))} tokens/s "
+                f"{format_count(best.throughput.tokens_per_s)} tokens/s "
                 f"({format_frac(1 / (1 + best.time_frac) - 1, signed=True)})",
                 f"memory {_of(best.memory.total_nbytes, self.memory_capacity_nbytes)}"
                 f" (P {best.fit_probability or 0.0:.2f})",
@@ -165,10 +165,6 @@ def micro_batch_advice(
         confidence=confidence,
         host_argv=tuple(host_argv),
     )
-
-
-def _tokens_per_s(choice: Candidate) -> float:
-    return choice.throughput.tokens_per_s
 
 
 def faster_probability(choice: Candidate) -> float:
@@ -282,7 +278,7 @@ def _choice(choice: Candidate) -> JsonObject:
         "time_frac_low": choice.time_frac_low,
         "time_frac_high": choice.time_frac_high,
         "faster_probability": faster_probability(choice),
-        "tokens_per_s": _tokens_per_s(choice),
+        "tokens_per_s": choice.throughput.tokens_per_s,
         "memory_nbytes": choice.memory.total_nbytes,
         "fit_probability": choice.fit_probability,
         "options": list(choice.options),

@@ -17,7 +17,7 @@ from ..forecast.throughput import Throughput, throughput
 from ..memory.peak import MemoryEstimate, Verdict, fit_probability, memory, verdict
 from ..plain_json import JsonObject
 from ..regressors.intervals import Z_90
-from ..search.asked import num_asked
+from ..search.asked import num_variants
 from ..search.best_first import best_layouts
 from ..search.cells import cells_of
 from ..search.found import Effort, Found, Proof, Room
@@ -221,7 +221,7 @@ def plan(
         found = best_layouts(config, steps, count, room=room, keep=kept, effort=effort or Effort())
         if kept is None or not kept.axes:
             return found
-        number = num_asked(cells_of(config, count, kept), kept)
+        number = num_variants(cells_of(config, count, kept), kept)
         return replace(found, proof=replace(found.proof, num_asked=number))
 
     planned = partial(_planned, config, steps, memory_capacity_nbytes, memory_offset_nbytes)

@@ -1,13 +1,10 @@
-"""How many layouts of some cells are asked for."""
+"""How many layouts some cells have."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import numpy as np
 
 from ..arguments.keep import Keep
-from ..errors import ConfigError
 from ..workload.config import RunConfig
 from .cells import Cells
 from .recomputes import recomputes
@@ -17,30 +14,29 @@ _AGAIN = "recompute"
 """The axis of what is computed again; all others that vary in a cell are of its states."""
 
 
-def num_asked(cells: Cells, keep: Keep) -> int:
-    """How many variants of all cells ``keep`` allows; the cells are those that were made for it."""
-    columns = cells.columns
+def num_variants(cells: Cells, keep: Keep | None = None) -> int:
+    """Variants of all cells together, those that ``keep`` allows: cells that were made for it."""
+    columns, keep = cells.columns, keep or Keep()
     replicas = columns["dp"] * columns["cp"]
     expert_dp = columns["tp"] * replicas // (columns["ep"] * columns["etp"])
     nodes = cells.num_nodes
     has_instances = (replicas % nodes == 0) & (expert_dp % nodes == 0)
-    keys = [columns[name] for name in ("tp", "ep", "etp", "pp", "vp", "split", "deep")]
-    firsts, places = cells.distinct(*keys, replicas > 1, nodes, has_instances)
+    # Layouts alike in these have as many; which are asked for may hang on more.
+    names, spread = ("pp", "vp", "split", "deep"), nodes > 1
+    if keep.axes:
+        names, spread = (*names, "tp", "ep", "etp"), nodes
+    keys = [*(columns[name] for name in names), replicas > 1, spread, has_instances]
+    firsts, places = cells.distinct(*keys)
     numbers = [_of_cell(cells.layout(first), keep) for first in firsts.tolist()]
     return int(np.bincount(places) @ np.array(numbers)) if numbers else 0
 
 
 def _of_cell(layout: RunConfig, keep: Keep) -> int:
     """What is computed again and how states are kept do not depend on each other."""
+    agains, kept = recomputes(layout), states(layout, num_nodes(layout))
+    if not keep.axes:
+        return len(agains) * len(kept)
     of_states = keep.without(_AGAIN)
     of_again = Keep(axes=tuple(one for one in keep.axes if one.name == _AGAIN))
-    num_again = sum(of_again.allows(again.of(layout)) for again in recomputes(layout))
-    return num_again * sum(map(of_states.allows, _with_states(layout)))
-
-
-def _with_states(layout: RunConfig) -> Iterator[RunConfig]:
-    for choice in states(layout, num_nodes(layout)):
-        try:
-            yield choice.of(layout)
-        except ConfigError:
-            continue
+    num_again = sum(of_again.allows(again.of(layout)) for again in agains)
+    return num_again * sum(of_states.allows(choice.of(layout)) for choice in kept)

@@ -9,6 +9,7 @@ import numpy as np
 from ..arguments.keep import Keep
 from ..steps.model import FittedSteps
 from ..workload.config import RunConfig
+from .asked import num_variants
 from .cells import Cells, Ints, cells_of
 from .found import NUM_LACKING, Effort, Floats, Found, Lacking, Proof, Ranked, Room, Tally
 from .halves import SMALL, HalvedBounds, over_halves
@@ -209,20 +210,3 @@ def _row(config: RunConfig) -> Hashable:
     par = config.parallelism
     degrees = (par.tp, par.cp, par.ep, par.expert_tp, par.pp, par.vp, par.dp)
     return (*degrees, config.batch.micro_batch_size, par.sharded)
-
-
-def num_variants(cells: Cells) -> int:
-    """Variants of all cells together."""
-    columns = cells.columns
-    many = columns["dp"] * columns["cp"] > 1
-    nodes = cells.num_nodes
-    replicas = columns["dp"] * columns["cp"]
-    expert_dp = columns["tp"] * replicas // (columns["ep"] * columns["etp"])
-    has_instances = (replicas % nodes == 0) & (expert_dp % nodes == 0)
-    keys = (columns["pp"], columns["vp"], columns["split"], columns["deep"])
-    firsts, places = cells.distinct(*keys, many, nodes > 1, has_instances)
-    numbers = []
-    for first in firsts.tolist():
-        layout = cells.layout(first)
-        numbers.append(len(recomputes(layout)) * len(states(layout, num_nodes(layout))))
-    return int(np.bincount(places) @ np.array(numbers)) if numbers else 0

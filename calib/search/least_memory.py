@@ -8,10 +8,8 @@ from dataclasses import fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..memory.in_flight import in_flight
 from ..memory.module_memory import ModuleBytes, module_bytes
-from ..memory.peak import overhead_nbytes
-from ..memory.stage_memory import ChunkLayers, stage_bytes
+from ..memory.peak import overhead_nbytes, stage_chunks, stage_parts
 from ..memory.states import StateBytes, state_bytes
 from ..workload.config import Recompute, RunConfig
 from .cells import Cells, Ints, groups
@@ -23,7 +21,7 @@ _OF_EXPERTS = (
     *("prediction_numel", "prediction_expert_numel"),
 )
 """What depends on how experts are split, and on nothing else of a cell but tp."""
-_FREED = (*("dense_working", "dense_again", "expert_working", "expert_again", "expert_scratch"),)
+_FREED = ("dense_working", "dense_again", "expert_working", "expert_again", "expert_scratch")
 """What a variant may do without at the fullest moment, as far as a bound need know, and what hangs
 on how experts are split."""
 _MIDDLE = 2
@@ -141,29 +139,5 @@ def _all_again(layout: RunConfig) -> RunConfig:
 
 
 def _stage(sample: RunConfig, modules: ModuleBytes, state: StateBytes, stage: int) -> Floats:
-    par = sample.parallelism
-    held = in_flight(
-        num_stages=par.pp,
-        num_virtual_stages=par.vp,
-        num_microbatches=sample.num_microbatches,
-        group_size=par.pp,
-        schedule=par.schedule,
-        stage=stage,
-    )
-    chunks = []
-    for chunk in sample.chunks_of(stage):
-        layers = sample.layers_of(chunk)
-        expert = sum(map(sample.model.has_experts, layers))
-        chunks.append(
-            ChunkLayers(dense=len(layers) - expert, dense_again=0, expert=expert, expert_again=0)
-        )
-    found = stage_bytes(
-        modules,
-        state,
-        chunks,
-        held,
-        is_first=stage == 0,
-        is_last=stage == par.pp - 1,
-        is_tied=sample.model.is_tied,
-    )
+    found = stage_parts(sample, modules, state, stage, stage_chunks(sample, stage))
     return np.asarray(found.total, dtype=float)

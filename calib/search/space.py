@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,7 +52,7 @@ class States:
     """Share of the optimizer's states in the host's memory."""
 
     def of(self, config: RunConfig) -> RunConfig:
-        """The layout with these; ``ConfigError`` where it cannot have them."""
+        """The layout that they are ``states`` of, with these."""
         parallelism = replace(config.parallelism, **dict(self.changes))
         return replace(config, parallelism=parallelism, optimizer_offload_frac=self.offload_frac)
 
@@ -120,12 +119,7 @@ def states(layout: RunConfig, num_instances: int) -> tuple[States, ...]:
 
 def _taken(layout: RunConfig, every: Sequence[States]) -> tuple[States, ...]:
     """Those that the program of the run can be asked for."""
-    found = []
-    for one in every:
-        with suppress(ConfigError):
-            if not untaken(one.of(layout), layout):
-                found.append(one)
-    return tuple(found)
+    return tuple(one for one in every if not untaken(one.of(layout), layout))
 
 
 def _overlaps(layout: RunConfig, number: int) -> list[dict[str, bool]]:
@@ -166,11 +160,7 @@ def sharded_otherwise(layout: RunConfig) -> list[RunConfig]:
             base = replace(layout, parallelism=replace(par, **dict[str, Any](changes)))
         except ConfigError:
             continue
-        for choice in states(base, num_nodes(base)):
-            try:
-                found.setdefault(choice.of(base))
-            except ConfigError:
-                continue
+        found |= dict.fromkeys(choice.of(base) for choice in states(base, num_nodes(base)))
     return [one for one in found if one != layout]
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..arguments.keep import Keep
-from ..errors import ConfigError
 from ..memory.layout_table import LayoutMemory
 from ..steps.known import same_layout
 from ..steps.model import FittedSteps
@@ -170,10 +169,7 @@ class _Variants:
         kept: dict[Hashable, _Kept] = {}
         found = []
         for number, choice in enumerate(states(self.layout, num_nodes(self.layout))):
-            try:
-                config = choice.of(self.layout)
-            except ConfigError:
-                continue
+            config = choice.of(self.layout)
             par = config.parallelism
             alike = (par.sharded, par.num_optimizer_instances, choice.offload_frac)
             held = kept.setdefault(alike, _Kept(config=config))

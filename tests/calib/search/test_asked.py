@@ -6,7 +6,7 @@ import pytest
 from every_layout import every_layout
 
 from forerun.calib.arguments.keep import Keep
-from forerun.calib.search.asked import num_asked
+from forerun.calib.search.asked import num_variants
 from forerun.calib.search.cells import cells_of
 from forerun.calib.workload.config import (
     Batch,
@@ -59,5 +59,5 @@ def test_every_layout_that_is_allowed_counts_once(
     every = list(every_layout(config, num_ranks))
     for text in ASKED:
         keep = Keep.parse(text)
-        found = num_asked(cells_of(config, num_ranks, keep), keep)
+        found = num_variants(cells_of(config, num_ranks, keep), keep)
         assert found == sum(map(keep.allows, every)), text
