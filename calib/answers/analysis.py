@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..advice.decision import Action, Decision, Rule, decide
+from ..advice.explain import Explanation, explain
 from ..advice.micro_batch import MicroBatchAdvice, micro_batch_advice
 from ..advice.plan import Plan, plan
 from ..fit.calibration import Calibration, calibrate
@@ -91,6 +92,8 @@ class Answer:
     transcript: tuple[str, ...] = ()
     micro_batch: MicroBatchAdvice | None = None
     """Where it was asked for."""
+    explained: tuple[Explanation, ...] = ()
+    """Of the running layout, and of the advised one against it where there is one."""
     ended_unix_s: float | None = None
     """The end of the run, where it has come."""
     restart_s: float = 0.0
@@ -214,6 +217,7 @@ def analyse(
         ),
         problems=tuple(problems),
         micro_batch=_micro_batch(table, request, ran.config, fitted),
+        explained=_explained(found, fitted),
         restart_s=request.goals.restart_cost_s + recalibration_s(table),
     )
     return replace(answer, transcript=_transcript(answer, request.time_limit_s(ahead)))
@@ -259,6 +263,13 @@ def _plan(table: SampleTable, request: Request, config: RunConfig, steps: Fitted
         memory_capacity_nbytes=request.memory_capacity_nbytes or table.device_memory_nbytes(),
         memory_offset_nbytes=memory_offset_nbytes(table),
     )
+
+
+def _explained(found: Plan, steps: FittedSteps) -> tuple[Explanation, ...]:
+    own = found.own.config
+    best = found.best
+    of_own = explain(own, None, steps)
+    return (of_own,) if best is None else (of_own, explain(best.config, own, steps))
 
 
 def _micro_batch(

@@ -68,17 +68,18 @@ def _predicted(spans: Sequence[Span]) -> list[dict[str, Any]]:
 
 
 def _measured(spans: Sequence[MeasuredSpan]) -> list[dict[str, Any]]:
-    tracks = {name: index for index, name in enumerate(sorted({s.track for s in spans}))}
     events = [_process(_MEASURED, "measured")]
-    events += [_thread(_MEASURED, index, name) for name, index in tracks.items()]
+    tracks = sorted({(span.stage, span.rank) for span in spans})
+    events += [_thread(_MEASURED, rank, f"stage {stage}, rank {rank}") for stage, rank in tracks]
     events += [
         {
             "ph": "X",
             "pid": _MEASURED,
-            "tid": tracks[span.track],
-            "name": span.name,
+            "tid": span.rank,
+            "name": f"{span.kind.value} {span.microbatch}",
             "ts": round(span.start_s * _MICROSECONDS, 3),
             "dur": round((span.end_s - span.start_s) * _MICROSECONDS, 3),
+            "cname": _COLOURS[span.kind],
         }
         for span in sorted(spans, key=lambda span: span.start_s)
     ]

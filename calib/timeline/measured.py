@@ -1,4 +1,4 @@
-"""The measured step beside the simulated one: spans of one hooked step for the trace."""
+"""The measured step beside the simulated one: spans of one hooked step, by the same names."""
 
 from __future__ import annotations
 
@@ -7,16 +7,28 @@ from dataclasses import dataclass
 from ..records.record_kinds import PhaseRecord, StepRecord
 from ..records.run_records import RunRecords
 from ..units import NS_PER_S
+from ..workload.config import RunConfig
+from ..workload.ranks import position
+from .programs import TaskKind
 
-_SHOWN = ("forward-compute", "backward-compute", "optimizer", "all-grads-sync")
+_KINDS = {
+    "forward-compute": TaskKind.FORWARD,
+    "backward-compute": TaskKind.BACKWARD,
+    "all-grads-sync": TaskKind.REDUCE,
+    "optimizer": TaskKind.OPTIMIZER,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredSpan:
     """Something that was measured, in seconds from the start of its step."""
 
-    track: str
-    name: str
+    rank: int
+    stage: int
+    """0 where no layout is known."""
+    kind: TaskKind
+    microbatch: int
+    """How many of its kind came before it in the step."""
     start_s: float
     end_s: float
 
@@ -28,18 +40,26 @@ def measured_spans(run: RunRecords) -> tuple[MeasuredSpan, ...]:
         steps = [r for r in records if isinstance(r, StepRecord) and r.is_hooked and not r.flags]
         if not steps:
             continue
-        last = steps[-1]
+        last, stage = steps[-1], _stage(run.configs.get(rank), rank)
         for record in records:
             if not isinstance(record, PhaseRecord) or record.step != last.step:
                 continue
-            if record.name in _SHOWN:
+            if (kind := _KINDS.get(record.name)) is not None:
                 start_s = (record.start_ns - last.start_ns) / NS_PER_S
                 out.append(
                     MeasuredSpan(
-                        track=f"rank {rank}",
-                        name=f"{record.name} {record.microbatch}",
+                        rank=rank,
+                        stage=stage,
+                        kind=kind,
+                        microbatch=record.microbatch,
                         start_s=start_s,
                         end_s=start_s + record.duration_ns / NS_PER_S,
                     )
                 )
     return tuple(out)
+
+
+def _stage(config: RunConfig | None, rank: int) -> int:
+    if config is None or rank >= config.parallelism.num_ranks:
+        return 0
+    return position(config.parallelism, rank).stage

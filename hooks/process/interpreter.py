@@ -22,7 +22,6 @@ PACKAGES: Mapping[str, tuple[str, tuple[int, ...]]] = {
     "threadpoolctl": ("threadpoolctl", (3,)),
     "rich": ("rich", (13,)),
     "Jinja2": ("jinja2", (3,)),
-    "plotly": ("plotly", (5, 15)),
 }
 """What every answer needs: the module's name and the oldest version, as in setup.cfg."""
 NUMPY_2_ALONE = ("pyarrow", 26)

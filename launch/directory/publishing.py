@@ -28,6 +28,11 @@ from .bounded_files import number, read_object
 
 OWNER = "owner.json"
 SCHEMA = 1
+PICTURES = {
+    key: f"charts/{key}.svg"
+    for key in ("layouts", "running", "advised", "timeline", "finish", "steps")
+}
+"""Charts of the report that are files too, for Markdown, mail and W&B, by their keys there."""
 PUBLISHED = (
     "request.json",
     "calibration.json",
@@ -41,6 +46,7 @@ PUBLISHED = (
     "report.md",
     "report.html",
     "timeline.json.gz",
+    *PICTURES.values(),
 )
 """What the top shows of a launch; what commands something is never among it."""
 BEAT_S = 30.0
@@ -205,6 +211,7 @@ class Publisher:
             return
         mark = found.st_ino, found.st_mtime_ns
         if self._published.get(name) != mark:
+            target.parent.mkdir(exist_ok=True)
             show_file(source, target)
             self._published[name] = mark
 

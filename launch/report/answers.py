@@ -11,7 +11,7 @@ from ...calib.answers.analysis import Answer, MeasuredAnswer, Request
 from ...calib.answers.step_trace import chrome_trace
 from ...calib.forecast.evaluation import Evaluation
 from ...calib.records.files import OPEN, PRIVATE
-from ...calib.samples.store import write_json, write_table, write_text
+from ...calib.samples.store import write_json, write_table
 from ...calib.samples.table import SampleTable
 from ...calib.timeline.measured import MeasuredSpan
 from ...hooks.process.host_wandb import FORECAST
@@ -21,7 +21,6 @@ from ..directory.publishing import Place
 from ..directory.run_folders import SAMPLES
 from ..directory.run_log import RunLog
 from .page import write_page
-from .run_tables import markdown
 from .table import ReportTable
 
 REQUEST = "request.json"
@@ -51,7 +50,6 @@ def write_answer(
         *(partial(_write, place, name, value) for name, value in files.items()),
         lambda: write_json(home / "timeline.json.gz", trace),
         lambda: append_forecast(place, answer),
-        lambda: write_text(home / "report.md", markdown(answer)),
         lambda: write_page(place, table, answer, measured, run_log),
     )
 
@@ -96,11 +94,7 @@ def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
 
 def write_end(place: Place, answer: Answer) -> None:
     """Write again what the end of the run says more of: errors of the finishes foretold."""
-    value = artefacts(answer)["calibration"]
-    _do_all(
-        lambda: _write(place, CALIBRATION, value),
-        lambda: write_text(place.path / "report.md", markdown(answer)),
-    )
+    _write(place, CALIBRATION, artefacts(answer)["calibration"])
 
 
 def write_score(place: Place, score: Mapping[str, Any], track: Evaluation | None = None) -> None:

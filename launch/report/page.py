@@ -1,15 +1,15 @@
-"""``report.html``: the report as one page that needs no network; plotly draws its charts."""
+"""``report.html``: the report as one page that needs no network and no script."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
+from ... import __version__
 from ...calib.answers.analysis import Answer
 from ...calib.errors import RecordError
 from ...calib.forecast.evaluation import step_coverage
@@ -17,12 +17,18 @@ from ...calib.samples.store import write_text
 from ...calib.samples.table import SampleTable
 from ...calib.timeline.measured import MeasuredSpan
 from ..directory.forecast_log import Logged, finish_line, read_forecasts
-from ..directory.publishing import Place
+from ..directory.publishing import PICTURES, Place
 from ..directory.run_log import NUM_KEPT_POINTS, RunLog, StepPoint
-from .charts import Figure, Page, charts
-from .run_tables import notes, report_tables
+from ..drawing.canvas import Drawing
+from ..drawing.style import CHART, schemes
+from .card import card_of
+from .figures import Figure, Page, figures
+from .layout_tables import NUM_LAYOUTS
+from .run_tables import markdown, notes, report_tables
 
 PAGE = "report.html"
+_MOST_CHARACTERS = 112
+"""Of a row of a table, so that the page has room for it."""
 
 
 def write_page(
@@ -32,12 +38,21 @@ def write_page(
     measured: Sequence[MeasuredSpan] = (),
     run_log: RunLog | None = None,
 ) -> None:
-    """Replace ``report.html``; forecasts and the end come from ``forecasts.jsonl`` at the top.
+    """Replace ``report.html``, its charts as files, and ``report.md``, which shows them.
 
-    ``run_log`` is what the companion saw of the run; without it the steps of the windows are shown.
+    Forecasts and the end come from ``forecasts.jsonl`` at the top.  ``run_log`` is what the
+    companion saw of the run; without it the steps of the windows are shown.
     """
     page = page_of(place.directory, table, answer, measured, run_log)
-    write_text(place.path / PAGE, render(page))
+    drawn = figures(page)
+    write_text(place.path / PAGE, render(page, drawn, directory=str(place.directory)))
+    pictures = {}
+    for key, name in PICTURES.items():
+        if key in drawn:
+            wide = drawn[key].wide
+            write_text(place.path / name, wide.alone())
+            pictures[name] = wide.title, wide.text
+    write_text(place.path / "report.md", markdown(answer, pictures))
 
 
 def page_of(
@@ -65,29 +80,44 @@ def page_of(
         step_coverage=seen,
         track=track,
         end_unix_s=ended.end_unix_s if ended is not None and ended.is_complete else None,
-        operators=answer.calibration.left_out_times(),
         spans=measured,
     )
 
 
-def render(page: Page) -> str:
-    """The page as text: tables by the template, charts as data for plotly, plotly itself once."""
-    # Of use here alone, and slow to import.
-    from plotly.offline import get_plotlyjs
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    home = resources.files(__package__ or "forerun.launch.report")
-    source = home.joinpath("templates").joinpath(PAGE).read_text(encoding="utf-8")
-    drawn = charts(page)
-    return environment.from_string(source).render(
-        answer=page.answer,
+def render(page: Page, drawn: Mapping[str, Figure] | None = None, *, directory: str = "DIR") -> str:
+    """The page as text; ``directory`` is what its commands name."""
+    answer = page.answer
+    rows = answer.plan.candidates[:NUM_LAYOUTS]
+    return _template().render(
+        card=card_of(answer, end_unix_s=page.end_unix_s, directory=directory, version=__version__),
         score=finish_line(page.track) if page.track is not None else "",
-        tables=page.tables,
+        tables={table.key: table.within(_MOST_CHARACTERS) for table in page.tables},
+        advised=next((n for n, row in enumerate(rows, 1) if row is answer.plan.best), None),
+        misses=[f"{row.label}: {why}" for row in rows if (why := answer.plan.obstacle(row))],
+        figures=figures(page) if drawn is None else drawn,
+        inline=_inline,
         notes=page.notes,
-        charts=[(f"chart-{place}", title) for place, (title, _) in enumerate(drawn)],
-        figures=_script_json([figure for _, figure in drawn]),
-        plotly=Markup(get_plotlyjs()),
+        lines=answer.transcript,
+        schemes=Markup(schemes(":root")),
+        chart_style=Markup(CHART),
+        style=Markup(_text("report.css")),
     )
+
+
+def _template() -> Template:
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(_text(PAGE))
+
+
+def _text(name: str) -> str:
+    home = resources.files(__package__ or "forerun.launch.report").joinpath("templates")
+    return home.joinpath(name).read_text(encoding="utf-8")
+
+
+def _inline(drawing: Drawing, key: str) -> Markup:
+    return Markup(drawing.inline(key))
 
 
 def _window_steps(table: SampleTable, answer: Answer) -> list[StepPoint]:
@@ -108,11 +138,3 @@ def _window_steps(table: SampleTable, answer: Answer) -> list[StepPoint]:
             )
         )
     return points
-
-
-def _script_json(figures: Sequence[Figure]) -> Markup:
-    """JSON that cannot end the script that it stands in."""
-    text = json.dumps(figures, allow_nan=False, separators=(",", ":"))
-    for sign in "<>&":
-        text = text.replace(sign, f"\\u{ord(sign):04x}")
-    return Markup(text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from rich.console import Console
 
@@ -43,10 +43,13 @@ def report_tables(answer: Answer) -> list[ReportTable]:
     ]
 
 
-def markdown(answer: Answer) -> str:
-    """The whole report as Markdown."""
+def markdown(answer: Answer, pictures: Mapping[str, tuple[str, str]] | None = None) -> str:
+    """The whole report as Markdown, pictures first; these are texts by the paths of their files,
+    each with its title."""
     lines = ["# Forerun report", "", f"Run `{answer.run_id}`, {answer.config.device}.", "", "```"]
     lines += [*answer.transcript, "```", ""]
+    for path, (title, text) in (pictures or {}).items():
+        lines += [f"![{title}]({path})", "", f"{title}: {text}.", ""]
     for table in report_tables(answer):
         lines += [f"## {table.title}", "", _row(table.columns)]
         lines += [_row(("---",) * len(table.columns)), *map(_row, table.rows), ""]

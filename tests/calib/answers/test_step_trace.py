@@ -9,6 +9,7 @@ from planted_steps import estimate_step
 
 from forerun.calib.answers.step_trace import chrome_trace
 from forerun.calib.timeline.measured import MeasuredSpan
+from forerun.calib.timeline.programs import TaskKind
 from forerun.calib.workload.config import RunConfig
 
 
@@ -30,8 +31,10 @@ def test_measured_spans_get_a_process_of_their_own(
 ) -> None:
     estimate = estimate_step(layout(), planted())
     measured = [
-        MeasuredSpan(track="rank 1", name="forward", start_s=0.5, end_s=0.75),
-        MeasuredSpan(track="rank 0", name="forward", start_s=0.0, end_s=0.25),
+        MeasuredSpan(
+            rank=rank, stage=0, kind=TaskKind.FORWARD, microbatch=0, start_s=at_s, end_s=at_s + 0.25
+        )
+        for rank, at_s in ((1, 0.5), (0, 0.0))
     ]
     events = chrome_trace(estimate, measured)["traceEvents"]
     own = [e for e in events if e["pid"] == 1 and e["ph"] == "X"]

@@ -1,34 +1,21 @@
-"""An explanation drawn as a waterfall: one static SVG, for light and dark pages."""
+"""An explanation as a waterfall: the terms of a step, or from one layout's step to another's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
 
 from ...calib.advice.explain import Difference, Explained, Explanation, TermTime
 from ...calib.timeline.terms import TERM_TEXTS
 from ...calib.units import format_time
-from .charts import BLUE, GREEN, GREY, ORANGE
+from .axes import Scale
+from .canvas import Canvas, Drawing, legend_width, text_width
 
-_ROW, _BAR = 26, 16
-_LEFT, _WIDTH, _RIGHT, _TOP = 150, 560, 110, 64
-_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
-_STYLE = f"""
-svg {{ font: 13px {_FONT}; --ink: #1c2024; --faint: #60666e; --page: #ffffff; --line: #d5d9de; }}
-@media (prefers-color-scheme: dark) {{
-  svg {{ --ink: #e8eaed; --faint: #a5abb3; --page: #16191d; --line: #3a4048; }}
-}}
-.page {{ fill: var(--page); }}
-text {{ fill: var(--ink); }}
-.faint {{ fill: var(--faint); font-size: 12px; }}
-.link {{ stroke: var(--line); }}
-.error {{ stroke: var(--ink); stroke-width: 1.4; opacity: 0.55; }}
-.step {{ fill: {BLUE}; }} .less {{ fill: {GREEN}; }} .more {{ fill: {ORANGE}; }}
-.small {{ fill: {GREY}; }}
-"""
+WIDTH = 820
+_ROW, _BAR, _TOP = 24, 14, 34
 _SMALL_FRAC = 0.005
 """Of the longest bar's end: shorter ones share a row."""
+_HUES = {"step": "blue", "less": "green", "more": "orange", "small": "grey"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +29,14 @@ class _Bar:
     """Where the 90 % interval of the end lies."""
 
 
-def waterfall_svg(found: Explanation) -> str:
+def waterfall(found: Explanation, width: int = WIDTH) -> Drawing:
     """The terms of a step from 0 to its time, or of a difference from one step to the other."""
     if found.difference is None:
-        return _drawn(f"{found.one.label}, a step", list(_of_one(found.one)))
+        title = f"Where the step of {found.one.label} goes"
+        return _drawn(title, found.sentence, list(_of_one(found.one)), width)
     against = found.difference
-    title = f"A: {against.one.label} · B: {against.other.label}"
-    return _drawn(title, list(_of_two(against)))
+    title = f"From {against.other.label} (B) to {against.one.label} (A)"
+    return _drawn(title, found.sentence, list(_of_two(against)), width)
 
 
 def _of_one(one: Explained) -> Iterator[_Bar]:
@@ -109,44 +97,35 @@ def _text(time_s: float, is_signed: bool) -> str:
     return f"{sign}{format_time(time_s)}"
 
 
-def _drawn(title: str, bars: Sequence[_Bar]) -> str:
+def _drawn(title: str, text: str, bars: Sequence[_Bar], width: int) -> Drawing:
     ends = [end for bar in bars for end in (bar.begin_s, bar.end_s, *(bar.spread_s or ()))]
     least_s, most_s = min(0.0, *ends), max(ends)
-    per_s = _WIDTH / (most_s - least_s)
-    height = _TOP + _ROW * len(bars) + 16
-    width = _LEFT + _WIDTH + _RIGHT
-    body = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}" role="img">',
-        f"<title>{escape(title)}</title><style>{_STYLE}</style>",
-        '<rect class="page" width="100%" height="100%"/>',
-        f'<text x="16" y="26" font-weight="600">{escape(title)}</text>',
-        '<text class="faint" x="16" y="46">lines: 90 % intervals of each term by itself</text>',
-    ]
+    left = max(text_width(bar.name) for bar in bars) + 10
+    right = max(text_width(bar.text) for bar in bars) + 14
+    names = [("a step", "blue"), ("less", "green"), ("more", "orange")]
+    seen = {bar.kind for bar in bars}
+    kept = [one for one in names if one[0].split()[-1] in seen]
+    legend = [*kept, ("90 % interval", "error limit")]
+    top = _TOP + _ROW * (left + legend_width(legend) > width)
+    canvas = Canvas(width, top + _ROW * len(bars) + 6)
+    x = Scale(low=least_s, high=most_s, begin=left, end=width - right)
+    canvas.legend((left, 16), legend)
     for place, bar in enumerate(bars):
-        is_linked = place + 1 < len(bars)
-        body += _row(bar, _TOP + place * _ROW, per_s, least_s, is_linked=is_linked)
-    return "\n".join([*body, "</svg>", ""])
+        _row(canvas, bar, top + place * _ROW, x, is_linked=place + 1 < len(bars))
+    return canvas.finished(title, text)
 
 
-def _row(bar: _Bar, top: int, per_s: float, least_s: float, *, is_linked: bool) -> Iterator[str]:
-    def x(time_s: float) -> float:
-        return round(_LEFT + (time_s - least_s) * per_s, 1)
-
+def _row(canvas: Canvas, bar: _Bar, top: int, x: Scale, *, is_linked: bool) -> None:
     low, high = sorted((x(bar.begin_s), x(bar.end_s)))
-    middle = top + _ROW / 2
-    edge = top + (_ROW - _BAR) / 2
-    yield f'<text x="{_LEFT - 10}" y="{middle + 4}" text-anchor="end">{escape(bar.name)}</text>'
-    yield (
-        f'<rect class="{bar.kind}" x="{low}" y="{edge}" width="{max(1.0, round(high - low, 1))}" '
-        f'height="{_BAR}" rx="2"/>'
-    )
+    middle, edge = top + _ROW / 2, top + (_ROW - _BAR) / 2
+    canvas.text((x(x.low) - 8, middle + 4), bar.name, anchor="end")
+    canvas.rect((low, edge), (max(1.0, high - low), _BAR), _HUES[bar.kind])
     right = high
     if bar.spread_s is not None:
         first, last = (x(end) for end in bar.spread_s)
         right = max(right, last)
-        yield f'<line class="error" x1="{first}" x2="{last}" y1="{middle}" y2="{middle}"/>'
+        canvas.line((first, middle), (last, middle), "error")
     if is_linked:
         at = x(bar.end_s)
-        yield (f'<line class="link" x1="{at}" x2="{at}" y1="{edge + _BAR}" y2="{edge + _ROW}"/>')
-    yield f'<text x="{right + 8}" y="{middle + 4}">{escape(bar.text)}</text>'
+        canvas.line((at, edge + _BAR), (at, edge + _ROW), "grid")
+    canvas.text((right + 6, middle + 4), bar.text, "faint")

@@ -1,0 +1,116 @@
+"""Layouts by what they need and what they give: memory against the time of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...calib.advice.plan import Candidate, Plan
+from ...calib.memory.peak import Verdict
+from ...calib.units import GIB, format_bytes, format_frac, format_time
+from .axes import Scale, draw_axes, most_ticks, padded, round_ticks, seconds_unit
+from .canvas import Canvas, Drawing, Point, text_width
+
+_HEIGHT, _TOP, _BOTTOM = 340, 62, 44
+_LEFT, _RIGHT = 60, 22
+_NEAR = 3.0
+"""Capacity over the largest need: beyond it the line is not drawn."""
+
+
+def layouts_chart(plan: Plan, rows: Sequence[Candidate], width: int) -> Drawing | None:
+    """The running layout and ``rows`` of its plan, each by its number there; None without rows.
+
+    An upright line is a 90 % interval; the broken one is where memory ends.
+    """
+    if not rows:
+        return None
+    own, capacity = plan.own, plan.memory_capacity_nbytes
+    shown = (own, *rows)
+    factor, unit = seconds_unit(max(one.step_time_s for one in shown))
+    needs = [one.memory.total_nbytes / GIB for one in shown]
+    # Where memory is no question its end would press all layouts into a corner.
+    is_near = capacity is not None and capacity / GIB < _NEAR * max(needs)
+    limit = capacity / GIB if capacity is not None and is_near else None
+    canvas = Canvas(width, _HEIGHT)
+    least, most = (0.0, 1.08 * max(*needs, limit)) if limit else padded(needs, 0.2)
+    x = Scale(low=max(0.0, least), high=most, begin=_LEFT, end=width - _RIGHT)
+    low, high = padded([s for one in shown for s in (one.low_s, one.high_s)])
+    y = Scale(low=max(0.0, low), high=high, begin=_HEIGHT - _BOTTOM, end=_TOP)
+    legend = [("running", "orange-dots large"), ("other layouts", "blue-dots large")]
+    if any(plan.obstacle(one) for one in rows):
+        legend.append(("not offered", "grey-dots large"))
+    if limit is not None:
+        legend.append(("memory of a device", "limit"))
+    canvas.legend((_LEFT, 16), legend)
+    there = f"of {capacity / GIB:.3g} " if capacity is not None and limit is None else ""
+    draw_axes(
+        canvas,
+        x,
+        y,
+        (
+            round_ticks(x.low, x.high, most_ticks(x.end - x.begin, "1,000")),
+            round_ticks(y.low, y.high, 6, factor=factor),
+        ),
+        (f"memory that it needs, {there}GiB", f"time of a step, {unit}"),
+    )
+    if limit is not None:
+        canvas.line((x(limit), y.begin), (x(limit), y.end), "limit")
+    places = [(x(need), y(one.step_time_s)) for one, need in zip(shown, needs, strict=True)]
+    names = ["running", *map(str, range(1, len(shown)))]
+    for one, at, name, label in zip(
+        shown, places, names, label_places(places, names, width), strict=True
+    ):
+        canvas.line((at[0], y(one.low_s)), (at[0], y(one.high_s)), "error")
+        hue = "orange" if one is own else "grey" if plan.obstacle(one) else "blue"
+        canvas.dots([at], f"{hue}-dots large")
+        if one is plan.best:
+            canvas.ring(at, 9, "ring")
+        canvas.text(label, name, "strong" * (one is plan.best), shown=_told(one))
+    return canvas.finished("Layouts: memory against the time of a step", _text(plan, rows))
+
+
+def label_places(points: Sequence[Point], names: Sequence[str], width: int) -> list[Point]:
+    """Where each name stands beside its point: the first place of a few that no other takes."""
+    taken: list[tuple[float, float, float, float]] = [
+        (x - 5, y - 5, x + 5, y + 5) for x, y in points
+    ]
+    found = []
+    for (x, y), name in zip(points, names, strict=True):
+        wide = text_width(name)
+        tried = [(x + 11, y + 4), (x - 11 - wide, y + 4)]
+        tried += [(x - wide / 2, y + rise) for rise in (-12, 20, -26, 34, -40, 48)]
+        boxes = [(at[0], at[1] - 11, at[0] + wide, at[1] + 2) for at in tried]
+        free = [
+            place
+            for place, box in enumerate(boxes)
+            if box[0] >= 0 and box[2] <= width and not any(_meets(box, one) for one in taken)
+        ]
+        best = free[0] if free else 0
+        taken.append(boxes[best])
+        found.append(tried[best])
+    return found
+
+
+def _meets(
+    one: tuple[float, float, float, float], other: tuple[float, float, float, float]
+) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+def _told(one: Candidate) -> str:
+    return (
+        f"{one.label}: {format_time(one.step_time_s)} ({format_time(one.low_s)} to "
+        f"{format_time(one.high_s)}), {format_bytes(one.memory.total_nbytes)}"
+    )
+
+
+def _text(plan: Plan, rows: Sequence[Candidate]) -> str:
+    own, best = plan.own, plan.best
+    text = f"The running layout {own.label} takes {format_time(own.step_time_s)} a step"
+    if best is None or best not in rows:
+        misfits = sum(one.verdict is Verdict.DOES_NOT_FIT for one in rows)
+        return f"{text}; none of these {len(rows)} others is offered, {misfits} do not fit"
+    return (
+        f"{text}; number {rows.index(best) + 1}, {best.label}, is advised: "
+        f"{format_time(best.step_time_s)}, {format_frac(-best.time_frac)} less, in "
+        f"{format_bytes(best.memory.total_nbytes)}"
+    )

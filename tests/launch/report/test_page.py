@@ -1,0 +1,134 @@
+"""``report.html`` as a reader's program sees it: no script, no network, every picture said."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from forerun.calib.answers.analysis import Request, analyse
+from forerun.calib.forecast.evaluation import PastForecast
+from forerun.calib.samples.store import read_run
+from forerun.calib.samples.table import build_table
+from forerun.calib.timeline.measured import measured_spans
+from forerun.launch.report.figures import Page
+from forerun.launch.report.page import page_of, render
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+MOST_NBYTES = 200_000
+_ALONE = ("meta", "link", "rect", "path", "circle", "br", "img")
+
+
+class Outline(HTMLParser):
+    """Tags with their attributes, and that each that opens is closed in its turn."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in _ALONE:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in _ALONE:
+            assert self.open.pop() == tag
+
+    def all(self, name: str) -> Iterator[dict[str, str | None]]:
+        return (attributes for tag, attributes in self.tags if tag == name)
+
+
+@pytest.fixture(scope="module")
+def page() -> Page:
+    run = read_run(GOLDEN)
+    table = build_table(run)
+    answer = analyse(table, Request(now_unix_s=1e9, last_step=11))
+    found = page_of(GOLDEN, table, answer, measured_spans(run))
+    made = [
+        PastForecast(
+            run_id=answer.run_id,
+            unix_s=1e9 + at,
+            iteration=at,
+            steps_left=100 - at,
+            elapsed_s=float(at),
+            finish_p50_unix_s=1e9 + 100,
+            finish_p95_unix_s=1e9 + 120,
+            finish_low_unix_s=1e9 + 90,
+            finish_intervals_unix_s={},
+            step_time_s=1.0,
+            step_low_s=0.9,
+            step_high_s=1.1,
+            single_low_s=0.8,
+            single_high_s=1.2,
+            num_samples=10,
+            is_measured=True,
+        )
+        for at in (10, 30, 60)
+    ]
+    return replace(found, made=made, end_unix_s=1e9 + 103)
+
+
+@pytest.fixture(scope="module")
+def outline(page: Page) -> Outline:
+    return Outline(render(page))
+
+
+def test_the_page_is_small_and_needs_neither_script_nor_network(page: Page) -> None:
+    text = render(page)
+    assert len(text.encode()) < MOST_NBYTES
+    found = Outline(text)
+    assert not found.open and not list(found.all("script"))
+    links = [
+        value or ""
+        for _, attributes in found.tags
+        for name, value in attributes.items()
+        if name in ("href", "src", "srcset", "action") or "url(" in (value or "")
+    ]
+    assert links == ["data:,"]
+    assert "@import" not in text and "url(" not in text
+
+
+def test_every_picture_has_a_title_and_a_text_of_its_own(outline: Outline) -> None:
+    names = [attributes["id"] for _, attributes in outline.tags if "id" in attributes]
+    assert len(names) == len(set(names))
+    drawings = list(outline.all("svg"))
+    assert len(drawings) >= 14
+    for drawing in drawings:
+        assert drawing["role"] == "img"
+        said = (drawing["aria-labelledby"] or "").split()
+        assert len(said) == 2 and set(said) <= set(names)
+
+
+def test_headings_go_down_by_one_and_regions_are_named(outline: Outline) -> None:
+    levels = [int(tag[1]) for tag, _ in outline.tags if tag in ("h1", "h2", "h3", "h4")]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    names = {attributes.get("id") for _, attributes in outline.tags}
+    assert all(section["aria-labelledby"] in names for section in outline.all("section"))
+    assert all(region.get("aria-label") for region in outline.all("div") if "role" in region)
+
+
+def test_what_can_be_scrolled_can_be_reached_by_keys(outline: Outline) -> None:
+    scrolled = [one for one in outline.all("div") if one.get("class") == "scroll"]
+    assert scrolled and all(one.get("tabindex") == "0" for one in scrolled)
+
+
+def test_markup_stays_text(page: Page) -> None:
+    text = render(replace(page, notes=("<b>&</b>",)), directory="<i>")
+    assert "&lt;b&gt;&amp;&lt;/b&gt;" in text and "<i>" not in text
+
+
+def test_the_card_tells_the_end(page: Page) -> None:
+    assert "<h1>Ended Sun 01:48" in render(page)
+    assert "<h1>Ends " in render(replace(page, end_unix_s=None))
