@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..fit.laws import work
+from ..layers.again import Again
 from ..layers.stage_work import collective_uses, stage_operators, step_collectives
 from ..network.groups import canonical
 from ..search.cells import cells_of
-from ..search.recomputes import Again
 from ..workload.collectives import Collective, CollectiveCall, GroupRole
 from ..workload.config import RunConfig
 from ..workload.operators import Operator, OperatorKind, Phase
@@ -138,11 +138,7 @@ def _unlike_shapes(config: RunConfig) -> list[RunConfig]:
     plain = cells.subset(np.flatnonzero(wanted))
     shaped = ("tp", "cp", "ep", "etp", "pp", "dp", "micro", "is_split")
     firsts, _ = plain.distinct(*(plain.columns[name] for name in shaped))
-    again = Again(
-        recompute=config.recompute,
-        modules=config.recompute_modules,
-        num_layers=config.recompute_num_layers,
-    )
+    again = Again.own(config)
     return [again.of(plain.layout(place)) for place in firsts.tolist()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..layers.again import Again
 from ..workload.config import Recompute, RunConfig
 
 
@@ -20,6 +21,6 @@ def recompute_text(config: RunConfig) -> str:
     if config.recompute is Recompute.NONE:
         return "no recompute"
     if config.recompute is Recompute.SELECTIVE:
-        return f"{'+'.join(config.recompute_modules or ('core_attn',))} again"
+        return f"{'+'.join(Again.own(config).names)} again"
     number = config.recompute_num_layers
     return f"{number} layers of a chunk again" if number else "all layers again"

@@ -16,6 +16,7 @@ from ..workload.config import Recompute, RunConfig
 from ..workload.operators import Operator, OperatorCount, OperatorKind, Phase
 from ..workload.quick_enum import QuickEnum
 from .added_modules import added_modules
+from .again import Again
 from .dense import attention_module, embedding_module, head_module, mlp_module, residual_module
 from .experts import exchanges_beside, expert_modules
 from .latent_attention import latent_attention_modules
@@ -313,8 +314,6 @@ _MODULES: dict[BlockKind, Callable[[RunConfig], tuple[LayerModule, ...]]] = {
 
 _KINDS_OF_MODULE = {"core_attn": OperatorKind.CORE_ATTENTION}
 """Modules that are one operator of a layer module."""
-_PARTS_OF_MODULE = {"moe": {"moe_act", "shared_experts"}}
-"""Modules that others lie within."""
 _KEPT = frozenset({EMBEDDING, HEAD})
 _ROOT = frozenset({BlockKind.EMBEDDING, BlockKind.EMBEDDING_COPY, BlockKind.HEAD})
 """Blocks that FSDP wraps with the model itself."""
@@ -324,10 +323,7 @@ def _recomputed(
     config: RunConfig, parts: tuple[LayerModule, ...], *, is_whole: bool
 ) -> tuple[list[Shaped], list[CollectiveUse]]:
     """Operators and forward collectives that run a second time."""
-    modules = set(config.recompute_modules or ("core_attn",))
-    if config.recompute is not Recompute.SELECTIVE:
-        modules = set()
-    modules |= {part for name in modules for part in _PARTS_OF_MODULE.get(name, ())}
+    modules = Again.own(config).parts
     kinds = {_KINDS_OF_MODULE[name] for name in modules if name in _KINDS_OF_MODULE}
     operators: list[Shaped] = []
     uses: list[CollectiveUse] = []
@@ -344,11 +340,11 @@ def _recomputed(
 
 
 def _num_checkpoints(config: RunConfig, parts: tuple[LayerModule, ...], *, is_whole: bool) -> int:
-    if is_whole or config.recompute is not Recompute.SELECTIVE:
-        return int(is_whole)
-    modules = set(config.recompute_modules or ("core_attn",))
-    kinds = {_KINDS_OF_MODULE[name] for name in modules if name in _KINDS_OF_MODULE}
-    of_parts = sum(one.module in modules for one in parts)
+    if is_whole:
+        return 1
+    names = Again.own(config).names
+    kinds = {_KINDS_OF_MODULE[name] for name in names if name in _KINDS_OF_MODULE}
+    of_parts = sum(one.module in names for one in parts)
     return of_parts + sum(shaped[0] in kinds for one in parts for shaped in one.operators)
 
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..layers.again import Again
 from ..workload.config import (
     ContextComm,
     Fp8Recipe,
@@ -21,7 +22,7 @@ from ..workload.config import (
     RunConfig,
 )
 from ..workload.routing import imbalance, kept_imbalance
-from .saved import Saved, offloaded_nbytes, recomputed_modules, stashed_nbytes
+from .saved import Saved, offloaded_nbytes, stashed_nbytes
 
 ROUTER_NBYTES = 21
 """Per token and expert: scores, their copy for the balancing loss and probabilities in fp32, a
@@ -122,7 +123,7 @@ def layer_parts(config: RunConfig, *, has_experts: bool) -> LayerParts:
 def layer_activations(config: RunConfig, *, has_experts: bool) -> LayerActivations:
     """Kept and working bytes of one layer."""
     parts = layer_parts(config, has_experts=has_experts)
-    return parts.activations(recomputed_modules(config))
+    return parts.activations(Again.own(config).parts)
 
 
 def layer_tensors(config: RunConfig, *, has_experts: bool) -> tuple[Saved, ...]:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ..layers.again import Again
 from ..layers.buckets import num_shards
 from ..workload.config import Recompute, RunConfig
 from .module_memory import ModuleBytes, SplitModules
 from .peak import overhead_nbytes, stage_chunks, stage_parts
-from .saved import recomputed_modules
 from .stage_memory import ChunkLayers
 from .states import optimizer_nbytes, sharding_key, state_bytes
 
@@ -22,31 +21,6 @@ Ints = npt.NDArray[np.int64]
 _FIRST_ROWS = 64
 _MODULES = tuple(field.name for field in fields(ModuleBytes))
 _LAYERS = tuple(field.name for field in fields(ChunkLayers))
-
-
-class Again(Protocol):
-    """What is computed again, as ``RunConfig`` has it."""
-
-    @property
-    def recompute(self) -> Recompute:
-        """Nothing, modules or whole layers."""
-        ...
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """Of layers."""
-        ...
-
-    @property
-    def num_layers(self) -> int:
-        """Of each chunk, where whole layers are; 0 means all."""
-        ...
-
-
-class _Own(NamedTuple):
-    recompute: Recompute
-    modules: tuple[str, ...]
-    num_layers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -92,7 +66,7 @@ class LayoutMemory:
         The same arithmetic as ``memory``, which every entry equals to the byte; layouts with equal
         pipelines are done together.
         """
-        return self.recomputed_nbytes([(one, (_own(one),)) for one in layouts])
+        return self.recomputed_nbytes([(one, (Again.own(one),)) for one in layouts])
 
     def recomputed_nbytes(
         self, asked: Sequence[tuple[RunConfig, tuple[Again, ...]]]
@@ -134,7 +108,7 @@ class LayoutMemory:
     def _rows(self, layout: RunConfig, agains: tuple[Again, ...]) -> _Rows:
         split = _split_key(layout)
         # As long as the tuple is kept here no other one has its number.
-        key = (split, *_key(agains[0])) if len(agains) == 1 else (split, id(agains))
+        key = (split, agains[0]) if len(agains) == 1 else (split, id(agains))
         found = self._lists.get(key)
         if found is None:
             found = self._lists[key] = _Rows(
@@ -149,7 +123,7 @@ class LayoutMemory:
         key = (split, modules)
         if key not in self._lists:
             plain, whole = (
-                self._split(_with(layout, _Own(recompute, (), 0)), split)
+                self._split(Again(recompute=recompute).of(layout), split)
                 for recompute in (Recompute.NONE, Recompute.FULL)
             )
             least = _least([plain.plain, plain.recomputed(modules)])
@@ -167,11 +141,10 @@ class LayoutMemory:
         return self._lists[key]
 
     def _row(self, layout: RunConfig, split: Hashable, again: Again) -> int:
-        key = (split, *_key(again)[:2])
+        key = (split, again.recompute, again.modules)
         place = self._places.get(key)
         if place is None:
-            sample = _with(layout, again)
-            found = self._split(sample, split).recomputed(recomputed_modules(sample))
+            found = self._split(again.of(layout), split).recomputed(again.parts)
             place = self._added(key, found)
         return place
 
@@ -241,9 +214,9 @@ class LayoutMemory:
     def _chunks(self, layout: RunConfig, number: int, stage: int) -> list[ChunkLayers]:
         key = (_shape_key(layout), number, stage)
         if key not in self._layers:
-            again = Recompute.NONE if number < 0 else Recompute.FULL
-            sample = _with(layout, _Own(again, (), max(number, 0)))
-            self._layers[key] = stage_chunks(sample, stage)
+            recompute = Recompute.NONE if number < 0 else Recompute.FULL
+            again = Again(recompute=recompute, num_layers=max(number, 0))
+            self._layers[key] = stage_chunks(again.of(layout), stage)
         return self._layers[key]
 
 
@@ -251,24 +224,6 @@ def _least(many: Sequence[ModuleBytes]) -> ModuleBytes:
     """Of each field the least."""
     return ModuleBytes(
         **{name: min(float(getattr(one, name)) for one in many) for name in _MODULES}
-    )
-
-
-def _own(layout: RunConfig) -> _Own:
-    again = layout.recompute, layout.recompute_modules, layout.recompute_num_layers
-    return _Own(*again)
-
-
-def _key(again: Again) -> tuple[Recompute, tuple[str, ...], int]:
-    return again.recompute, again.modules, again.num_layers
-
-
-def _with(layout: RunConfig, again: Again) -> RunConfig:
-    return replace(
-        layout,
-        recompute=again.recompute,
-        recompute_modules=again.modules,
-        recompute_num_layers=again.num_layers,
     )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..layers.added_modules import added_kept_nbytes
+from ..layers.again import Again
 from ..layers.blocks import Block, BlockKind, block
 from ..layers.layer_modules import norm_module
 from ..layers.tensors import block_numel
-from ..workload.config import Fp8Recipe, Recompute, RunConfig
+from ..workload.config import Fp8Recipe, RunConfig
 from ..workload.operators import OperatorKind
 from .activations import LayerParts, layer_parts, sizes
-from .saved import recomputed_modules
 from .states import Number
 
 _ATTENTION_PRODUCTS = frozenset(
@@ -63,7 +63,7 @@ class ModuleBytes:
 
 def module_bytes(config: RunConfig) -> ModuleBytes:
     """Bytes of each module of a model under the degrees that split a layer."""
-    return SplitModules.of(config).recomputed(recomputed_modules(config))
+    return SplitModules.of(config).recomputed(Again.own(config).parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,13 +97,7 @@ def _plain_modules(config: RunConfig, dense: LayerParts, expert: LayerParts) -> 
     model, size = config.model, sizes(config)
     # Parameters and widths are the same whatever is computed again and however long a micro-batch
     # is, and so are the blocks that hold them.
-    plain = replace(
-        config,
-        recompute=Recompute.NONE,
-        recompute_num_layers=0,
-        recompute_modules=(),
-        batch=replace(config.batch, micro_batch_size=1),
-    )
+    plain = Again().of(replace(config, batch=replace(config.batch, micro_batch_size=1)))
     layer = block(plain, BlockKind.LAYER)
     expert_layer = block(plain, BlockKind.EXPERT_LAYER) if model.experts is not None else layer
     hidden = size.split_tokens * model.hidden_size

@@ -31,13 +31,6 @@ class Saved:
     """Name in ``offload_modules`` under which the host's memory holds it."""
 
 
-def recomputed_modules(config: RunConfig) -> frozenset[str]:
-    """Modules that run again, so that nothing of theirs waits; none where whole layers do."""
-    if config.recompute is not Recompute.SELECTIVE:
-        return frozenset()
-    return frozenset(config.recompute_modules or ("core_attn",))
-
-
 def offloaded_nbytes(config: RunConfig, tensors: Iterable[Saved], again: frozenset[str]) -> float:
     """Bytes of these tensors of a layer that the host's memory holds between the passes.
 

@@ -2,74 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 
 from ..arguments.taken_options import NEEDS_ENGINE, TRANSFORMER_ENGINE
+from ..layers.again import CORE_ATTENTION, WITHIN_MOE, Again
 from ..workload.config import Fp8Recipe, Recompute, RunConfig
 from ..workload.hosts import takes_options
 
 _FULL = ("--recompute-method", "--recompute-num-layers")
-_WITHIN_MOE = frozenset({"moe_act", "shared_experts"})
-"""Modules that lie within ``moe``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Again:
-    """What is computed again."""
-
-    recompute: Recompute = Recompute.NONE
-    modules: tuple[str, ...] = ()
-    num_layers: int = 0
-    """Of each chunk under ``FULL``; 0 means all."""
-
-    def is_within(self, other: Again) -> bool:
-        """Whether all that runs again here does so under the other as well.
-
-        >>> mlp, both = (Again(recompute=Recompute.SELECTIVE, modules=names)
-        ...              for names in (("mlp",), ("core_attn", "mlp")))
-        >>> mlp.is_within(both), both.is_within(mlp)
-        (True, False)
-        """
-        if self.recompute is not other.recompute:
-            return False
-        if self.recompute is Recompute.FULL:
-            return not other.num_layers or 0 < self.num_layers <= other.num_layers
-        return self.parts <= other.parts
-
-    @property
-    def parts(self) -> frozenset[str]:
-        """Modules that run again, with those within them; none where whole layers do."""
-        if self.recompute is not Recompute.SELECTIVE:
-            return frozenset()
-        return _parts(self.modules)
-
-    @property
-    def weight(self) -> float:
-        """More than that of all that are within it."""
-        if self.recompute is Recompute.FULL:
-            return self.num_layers or math.inf
-        return len(self.parts)
-
-    def of(self, config: RunConfig) -> RunConfig:
-        """The layout with this."""
-        is_whole = self.recompute is Recompute.FULL
-        return replace(
-            config,
-            recompute=self.recompute,
-            recompute_modules=self.modules,
-            recompute_num_layers=self.num_layers,
-            distributes_saved_activations=config.distributes_saved_activations and is_whole,
-        )
-
-
-@cache
-def _parts(modules: tuple[str, ...]) -> frozenset[str]:
-    found = frozenset(modules or ("core_attn",))
-    return found | _WITHIN_MOE if "moe" in found else found
 
 
 def lightest(agains: Iterable[Again]) -> list[Again]:
@@ -104,12 +46,8 @@ def recomputes(config: RunConfig) -> tuple[Again, ...]:
     """
     if not takes_options(config):
         # Gradient checkpointing of these is that of whole layers.
-        own = Again(
-            recompute=config.recompute,
-            modules=config.recompute_modules,
-            num_layers=config.recompute_num_layers,
-        )
-        return tuple(dict.fromkeys((Again(), own, Again(recompute=Recompute.FULL))))
+        known = (Again(), Again.own(config), Again(recompute=Recompute.FULL))
+        return tuple(dict.fromkeys(known))
     has_whole = not any(option in config.absent for option in _FULL)
     return _all(modules_of(config), min(config.chunk_layers) if has_whole else None)
 
@@ -119,7 +57,7 @@ def recomputes(config: RunConfig) -> tuple[Again, ...]:
 def _all(modules: tuple[str, ...], num_layers: int | None) -> tuple[Again, ...]:
     found = [Again()]
     for chosen in _sets(modules):
-        named = () if chosen == ("core_attn",) else chosen
+        named = () if chosen == CORE_ATTENTION else chosen
         found.append(Again(recompute=Recompute.SELECTIVE, modules=named))
     numbers = () if num_layers is None else (*range(1, num_layers), 0)
     return (*found, *(Again(recompute=Recompute.FULL, num_layers=one) for one in numbers))
@@ -128,7 +66,7 @@ def _all(modules: tuple[str, ...], num_layers: int | None) -> tuple[Again, ...]:
 def _sets(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
     for size in range(1, len(names) + 1):
         for chosen in combinations(names, size):
-            if "moe" not in chosen or not _WITHIN_MOE & set(chosen):
+            if "moe" not in chosen or not WITHIN_MOE & set(chosen):
                 yield chosen
 
 
@@ -152,6 +90,6 @@ def modules_of(config: RunConfig) -> tuple[str, ...]:
         and not experts.overlaps_shared,
     }
     if "--recompute-modules" in config.absent:
-        return ("core_attn",)
+        return CORE_ATTENTION
     lost = NEEDS_ENGINE if TRANSFORMER_ENGINE in config.absent else frozenset[str]()
     return tuple(name for name, is_able in able.items() if is_able and name not in lost)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ..arguments.keep import Keep
+from ..layers.again import Again
 from ..memory.layout_table import LayoutMemory
 from ..steps.known import same_layout
 from ..steps.model import FittedSteps
@@ -15,7 +16,7 @@ from ..workload.config import Recompute, RunConfig, Sharding
 from .cells import Cells, Ints
 from .found import Floats, Lacking, Ranked, Room, Tally
 from .least_time import RECOMPUTES
-from .recomputes import Again, lightest, recomputes
+from .recomputes import lightest, recomputes
 from .space import num_nodes, states
 
 _DECIMALS = 9

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..layers.again import Again
 from ..layers.blocks import BlockKind
 from ..memory.activations import expert_tensors, layer_tensors
-from ..memory.saved import offloaded_nbytes, recomputed_modules, stashed_nbytes
+from ..memory.saved import offloaded_nbytes, stashed_nbytes
 from ..workload.collectives import Collective, CollectiveUse, GroupRole, Placement
 from ..workload.config import RunConfig
 from ..workload.operators import Operator, OperatorCount, OperatorKind, Phase
@@ -134,7 +135,7 @@ def block_copies(config: RunConfig, kind: BlockKind) -> tuple[OperatorCount, ...
     if not is_copied or not is_layer or config.device == "cpu":
         return ()
     has_experts, width = kind is BlockKind.EXPERT_LAYER, config.precision.nbytes
-    again = recomputed_modules(config)
+    again = Again.own(config).parts
     away = round(offloaded_nbytes(config, layer_tensors(config, has_experts=has_experts), again))
     found: list[tuple[OperatorKind, tuple[int, ...], int]] = []
     if away:
