@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 import numpy as np
 import pytest
 from planted_steps import steps_of
-from tiny_shape import SMALL
+from tiny_shape import run_of
 
 from forerun.calib.advice.plan import Plan, plan
 from forerun.calib.fit.estimates import Estimates, Source
 from forerun.calib.forecast.forecast import Forecast, forecast
 from forerun.calib.workload.collectives import CollectiveCall
-from forerun.calib.workload.config import Batch, Parallelism, RunConfig
+from forerun.calib.workload.config import RunConfig
 from forerun.calib.workload.operators import Operator, OperatorKind, Phase
 
 
@@ -68,26 +68,7 @@ def planted() -> Callable[..., Planted]:
 @pytest.fixture
 def layout() -> Callable[..., RunConfig]:
     """Makes a config: degrees by name, ``model=`` changes to the shape, others to the run."""
-
-    def make(
-        *,
-        tp: int = 1,
-        pp: int = 1,
-        dp: int = 1,
-        micro: int = 2,
-        samples: int = 16,
-        model: dict[str, Any] | None = None,
-        par: dict[str, Any] | None = None,
-        **run: Any,
-    ) -> RunConfig:
-        return RunConfig(
-            model=replace(SMALL, **(model or {})),
-            parallelism=Parallelism(tp=tp, pp=pp, dp=dp, **(par or {})),
-            batch=Batch(micro_batch_size=micro, global_batch_size=samples),
-            **run,
-        )
-
-    return make
+    return run_of
 
 
 NOW_UNIX_S = 1_700_000_000.0

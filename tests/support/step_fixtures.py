@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from tiny_shape import of_width
+
 from forerun.calib.records.step_rows import StepRow
 from forerun.calib.workload.config import (
     Batch,
-    ModelShape,
     Parallelism,
     Precision,
     Recompute,
@@ -18,16 +19,7 @@ from forerun.calib.workload.config import (
 
 def layout(tp: int, pp: int, dp: int, micro: int, *, num_layers: int = 16) -> RunConfig:
     """A GPT of 2,048 on A100, global batch 64."""
-    shape = ModelShape(
-        num_layers=num_layers,
-        hidden_size=2048,
-        ffn_hidden_size=8192,
-        num_attention_heads=16,
-        num_query_groups=16,
-        kv_channels=128,
-        seq_length=1024,
-        vocab_size=51200,
-    )
+    shape = of_width(2048, num_layers=num_layers, seq_length=1024, vocab_size=51200)
     return RunConfig(
         model=shape,
         parallelism=Parallelism(tp=tp, pp=pp, dp=dp, ranks_per_node=8),

@@ -1,8 +1,11 @@
-"""The smallest model that can be described, and one with something to split."""
+"""The smallest model that can be described, one with something to split, and its layouts."""
 
 from __future__ import annotations
 
-from forerun.calib.workload.config import ModelShape
+from dataclasses import replace
+from typing import Any
+
+from forerun.calib.workload.config import Batch, ModelShape, Parallelism, RunConfig
 
 TINY = ModelShape(
     num_layers=1,
@@ -25,3 +28,41 @@ SMALL = ModelShape(
     seq_length=32,
     vocab_size=256,
 )
+
+
+def of_width(hidden_size: int, **other: Any) -> ModelShape:
+    """A GPT with heads of 128 and an MLP four times as wide; ``other``: what it has besides, with
+    its layers."""
+    num_heads = hidden_size // 128
+    fields: dict[str, Any] = {
+        "hidden_size": hidden_size,
+        "ffn_hidden_size": 4 * hidden_size,
+        "num_attention_heads": num_heads,
+        "num_query_groups": num_heads,
+        "kv_channels": 128,
+        "seq_length": 2048,
+        "vocab_size": 32000,
+    }
+    return ModelShape(**fields | other)
+
+
+def run_of(
+    shape: ModelShape = SMALL,
+    *,
+    tp: int = 1,
+    pp: int = 1,
+    dp: int = 1,
+    micro: int = 2,
+    samples: int = 16,
+    model: dict[str, Any] | None = None,
+    par: dict[str, Any] | None = None,
+    **run: Any,
+) -> RunConfig:
+    """A layout: degrees by name, ``model`` and ``par`` change the shape and the degrees, others the
+    run."""
+    return RunConfig(
+        model=replace(shape, **(model or {})),
+        parallelism=Parallelism(tp=tp, pp=pp, dp=dp, **(par or {})),
+        batch=Batch(micro_batch_size=micro, global_batch_size=samples),
+        **run,
+    )

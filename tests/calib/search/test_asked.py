@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import pytest
 from every_layout import every_layout
+from tiny_shape import of_width, run_of
 
 from forerun.calib.arguments.keep import Keep
 from forerun.calib.search.asked import num_variants
 from forerun.calib.search.cells import cells_of
-from forerun.calib.workload.config import (
-    Batch,
-    Experts,
-    ModelShape,
-    Parallelism,
-    Precision,
-    RunConfig,
-)
+from forerun.calib.workload.config import Experts, Precision
 
 EXPERTS = Experts(num_experts=4, top_k=2, ffn_hidden_size=512, is_grouped=True)
 
@@ -25,29 +19,6 @@ ASKED = (
 )
 
 
-def some_run(num_ranks: int, ranks_per_node: int, experts: Experts | None) -> RunConfig:
-    model = ModelShape(
-        num_layers=6,
-        hidden_size=1024,
-        ffn_hidden_size=4096,
-        num_attention_heads=8,
-        num_query_groups=8,
-        kv_channels=128,
-        seq_length=1024,
-        vocab_size=32000,
-        experts=experts,
-    )
-    return RunConfig(
-        model=model,
-        parallelism=Parallelism(
-            dp=num_ranks, is_optimizer_distributed=True, ranks_per_node=ranks_per_node
-        ),
-        batch=Batch(micro_batch_size=1, global_batch_size=2 * num_ranks),
-        precision=Precision.BF16,
-        device="NVIDIA H100 80GB HBM3",
-    )
-
-
 @pytest.mark.parametrize(
     ("num_ranks", "ranks_per_node", "experts"),
     [(8, 8, None), (8, 2, None), (6, 2, None), (4, 2, EXPERTS)],
@@ -55,7 +26,15 @@ def some_run(num_ranks: int, ranks_per_node: int, experts: Experts | None) -> Ru
 def test_every_layout_that_is_allowed_counts_once(
     num_ranks: int, ranks_per_node: int, experts: Experts | None
 ) -> None:
-    config = some_run(num_ranks, ranks_per_node, experts)
+    config = run_of(
+        of_width(1024, num_layers=6, experts=experts),
+        dp=num_ranks,
+        micro=1,
+        samples=2 * num_ranks,
+        par={"is_optimizer_distributed": True, "ranks_per_node": ranks_per_node},
+        precision=Precision.BF16,
+        device="NVIDIA H100 80GB HBM3",
+    )
     every = list(every_layout(config, num_ranks))
     for text in ASKED:
         keep = Keep.parse(text)

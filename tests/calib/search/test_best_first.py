@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from every_layout import best_of_every, every_layout, row
 from planted_steps import steps_of
+from tiny_shape import of_width, run_of
 
 from forerun.calib.arguments.keep import Keep
 from forerun.calib.memory.layout_table import LayoutMemory, needed_nbytes
@@ -23,17 +24,13 @@ from forerun.calib.search.recomputes import recomputes
 from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.known import KnownStep
 from forerun.calib.steps.model import FittedSteps, fit_steps
-from forerun.calib.workload.config import (
-    Batch,
-    Experts,
-    ModelShape,
-    Parallelism,
-    Precision,
-    RunConfig,
-)
+from forerun.calib.workload.config import Experts, ModelShape, Precision, RunConfig
 
 Layout = Callable[..., RunConfig]
 H100 = "NVIDIA H100 80GB HBM3"
+ZERO1 = dict.fromkeys(
+    ("is_optimizer_distributed", "overlaps_grad_reduce", "overlaps_param_gather"), True
+)
 GPU = fit_steps(prior_times(H100, is_attention_fused=True))
 
 
@@ -45,15 +42,11 @@ def some_model(rng: random.Random) -> ModelShape:
         shared_ffn_hidden_size=rng.choice((0, 512)),
         is_grouped=True,
     )
-    return ModelShape(
+    return of_width(
+        1024,
         num_layers=rng.choice((4, 6, 8)),
-        hidden_size=1024,
-        ffn_hidden_size=4096,
-        num_attention_heads=8,
         num_query_groups=rng.choice((2, 8)),
-        kv_channels=128,
         seq_length=rng.choice((1024, 2048)),
-        vocab_size=32000,
         is_gated=rng.random() < 0.5,
         experts=experts if rng.random() < 0.4 else None,
     )
@@ -64,16 +57,12 @@ def some_run(seed: int) -> tuple[RunConfig, FittedSteps, int, Room]:
     rng = random.Random(seed)
     model = some_model(rng)
     num_ranks = rng.choice((4, 8)) if model.experts is None else 4
-    config = RunConfig(
-        model=model,
-        parallelism=Parallelism(
-            dp=num_ranks,
-            is_optimizer_distributed=True,
-            overlaps_grad_reduce=True,
-            overlaps_param_gather=True,
-            ranks_per_node=rng.choice((2, 8)),
-        ),
-        batch=Batch(micro_batch_size=1, global_batch_size=rng.choice((8, 16))),
+    config = run_of(
+        model,
+        dp=num_ranks,
+        micro=1,
+        par={**ZERO1, "ranks_per_node": rng.choice((2, 8))},
+        samples=rng.choice((8, 16)),
         precision=Precision.BF16,
         device=H100,
     )

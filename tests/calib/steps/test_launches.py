@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_shape import of_width
 
 from forerun.calib.layers.blocks import BlockKind, block
 from forerun.calib.layers.launches import again_frac, launched_frac, replayed_frac
@@ -24,7 +25,6 @@ from forerun.calib.workload.config import (
     Batch,
     Dispatcher,
     Experts,
-    ModelShape,
     Parallelism,
     PositionEmbedding,
     Precision,
@@ -47,18 +47,8 @@ EXPERTS = Experts(
 def config(
     *, hidden: int = 1024, m: int = 4, pp: int = 1, experts: Experts | None = EXPERTS
 ) -> RunConfig:
-    model = ModelShape(
-        num_layers=8,
-        hidden_size=hidden,
-        ffn_hidden_size=4 * hidden,
-        num_attention_heads=hidden // 128,
-        num_query_groups=hidden // 128,
-        kv_channels=128,
-        seq_length=2048,
-        vocab_size=32000,
-        position_embedding=PositionEmbedding.ROPE,
-        experts=experts,
-    )
+    rope = PositionEmbedding.ROPE
+    model = of_width(hidden, num_layers=8, position_embedding=rope, experts=experts)
     return RunConfig(
         model=model,
         parallelism=Parallelism(dp=16, pp=pp, ep=16 if experts else 1, etp=1, ranks_per_node=8),

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tiny_shape import of_width
 
 from forerun.calib.errors import ConfigError
 from forerun.calib.fit.estimates import Estimates, Source
@@ -31,7 +32,6 @@ from forerun.calib.timeline.items import Item
 from forerun.calib.workload.collectives import CollectiveCall
 from forerun.calib.workload.config import (
     Batch,
-    ModelShape,
     Parallelism,
     PositionEmbedding,
     RunConfig,
@@ -52,19 +52,9 @@ def row(
     m: int = 8,
     seq: int = 2048,
 ) -> StepRow:
-    shape = ModelShape(
-        num_layers=layers,
-        hidden_size=hidden,
-        ffn_hidden_size=4 * hidden,
-        num_attention_heads=hidden // 128,
-        num_query_groups=hidden // 128,
-        kv_channels=128,
-        seq_length=2048,
-        vocab_size=51200,
-        position_embedding=PositionEmbedding.ROPE,
-    )
+    rope = PositionEmbedding.ROPE
     config = RunConfig(
-        model=shape,
+        model=of_width(hidden, num_layers=layers, vocab_size=51200, position_embedding=rope),
         parallelism=Parallelism(tp=tp, pp=pp, ranks_per_node=8),
         batch=Batch(micro_batch_size=micro, global_batch_size=micro * m),
         device="A100",
