@@ -114,7 +114,8 @@ def test_the_wheel_holds_the_packages_and_their_data_alone(wheel: Path) -> None:
         assert f"forerun/{name}" in files
     for name in ("megatron_names.json", "kept_names.json"):
         assert f"forerun/calib/arguments/{name}" in files
-    data = {f.name for f in (ROOT / "recipes").glob("*") if f.suffix in (".yaml", ".sbatch")}
+    suffixes = (".md", ".sbatch", ".sh", ".yaml")
+    data = {f.name for f in (ROOT / "recipes").glob("*") if f.suffix in suffixes}
     assert data and {f"forerun/recipes/{name}" for name in data} <= set(files)
     assert any(name.startswith("forerun/recipes/published/steps_") for name in files)
     assert any(name.endswith("/licenses/LICENSE") for name in files)

@@ -47,12 +47,13 @@ def checked(words: list[str]) -> list[str]:
     return args.command
 
 
-def test_both_are_shipped() -> None:
+def test_all_is_shipped() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     shipped = setup["options.package_data"]["forerun.recipes"].split(", ")
-    for name in ("slurm.sbatch", "kubernetes.yaml"):
-        assert any(fnmatch(name, pattern) for pattern in shipped)
+    for path in (ROOT / "recipes").iterdir():
+        if path.is_file() and path.suffix != ".py":
+            assert any(fnmatch(path.name, pattern) for pattern in shipped), path.name
 
 
 def test_the_slurm_script_is_bash_and_runs_what_there_is() -> None:
@@ -61,7 +62,8 @@ def test_the_slurm_script_is_bash_and_runs_what_there_is() -> None:
     assert command[0] == "srun" and split(command).present
 
 
-def test_the_kubernetes_job_gives_up_at_our_exit_code_only(job: dict[str, Any]) -> None:
+def check_job(job: dict[str, Any], trainer: dict[str, Any]) -> list[str]:
+    """The training command of a Job that gives up at our exit code alone, and waits for grace."""
     rule, *others = job["spec"]["podFailurePolicy"]["rules"]
     assert rule["action"] == "FailJob" and rule["onExitCodes"]["values"] == [STOP_EXIT_CODE]
     assert not [other for other in others if other["action"] == "FailJob"]
@@ -69,10 +71,42 @@ def test_the_kubernetes_job_gives_up_at_our_exit_code_only(job: dict[str, Any]) 
     assert pod["restartPolicy"] == "Never"  # a failure policy is refused with any other
     (container,) = pod["containers"]
     assert container["name"] == rule["onExitCodes"]["containerName"]
-    words = [*container["command"], *container["args"]]
-    checked(words)
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+    words = [*trainer["command"], *trainer["args"]]
     args = build_parser().parse_args(words[1 : words.index("--")])
     assert args.grace < pod["terminationGracePeriodSeconds"]
+    return checked(words)
+
+
+def test_the_kubernetes_job_gives_up_at_our_exit_code_only(job: dict[str, Any]) -> None:
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    check_job(job, container)
+
+
+def test_a_train_job_is_one_launch_on_a_runtime_that_gives_up_at_our_exit_code() -> None:
+    """Names are those of Kubeflow Trainer's ``pkg/constants`` (v2.3.0)."""
+    text = (ROOT / "recipes" / "trainjob.yaml").read_text(encoding="utf-8")
+    runtime, job = yaml.safe_load_all(text)
+    assert {one["apiVersion"] for one in (runtime, job)} == {"trainer.kubeflow.org/v1alpha1"}
+    wanted = {"kind": runtime["kind"], "name": runtime["metadata"]["name"]}
+    assert job["spec"]["runtimeRef"] == wanted
+    (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    labels = node["template"]["metadata"]["labels"]
+    assert labels == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    (container,) = node["template"]["spec"]["template"]["spec"]["containers"]
+    assert node["name"] == container["name"] == "node"
+    trainer = job["spec"]["trainer"]
+    command = check_job(node["template"], trainer)
+    # Trainer tells torchrun by its variables; an option would win over them.
+    assert command[:2] == ["torchrun", "pretrain_gpt.py"]
+    # A variable is known to those after it, and to the arguments.
+    first, second = trainer["env"]
+    assert first["name"] == "JOB_NAME" and "valueFrom" in first
+    assert second == {"name": "FORERUN_LAUNCH_ID", "value": "$(JOB_NAME)"}
+    assert "name" not in job["metadata"] and job["metadata"]["generateName"]
+    (told,) = [word for word in command if word.startswith("--calibrate-dir=")]
+    assert told.endswith("/$(JOB_NAME)")
 
 
 def test_each_job_has_a_folder_of_its_own_and_a_chain_that_of_its_first(

@@ -1,0 +1,122 @@
+"""The loops that a user copies, as two ranks on the CPU: each is seen, described and answered."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from launched import Launch
+
+from forerun.calib.layers.blocks import chunk_blocks
+from forerun.calib.records.record_kinds import CoverageRecord, StepRecord
+from forerun.calib.samples.store import read_run
+from forerun.calib.workload.config import Sharding
+
+pytest.importorskip("torch")
+RECIPES = Path(__file__).parents[2] / "recipes"
+STEPS = 60
+LOOPS = {
+    "hf_trainer": ("transformers", "accelerate"),
+    "lightning_loop": ("lightning", "transformers"),
+    "fsdp2_loop": ("transformers",),
+    "own_loop": (),
+}
+"""What each needs beside torch."""
+SAYS_NO_END = "fsdp2_loop"
+"""Nothing in such a loop says how long it is."""
+
+
+def launch(name: str, directory: Path, *words: str, **environ: str) -> str:
+    """What two ranks print."""
+    command = ("--standalone", "--nproc-per-node", 2, RECIPES / f"{name}.py", *words)
+    own = {"WANDB_MODE": "disabled", **environ}
+    return Launch(directory, *command, num_workers=2, **own).end_well().stdout
+
+
+def loaded(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(RECIPES))
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_is_seen_described_and_answered(name: str, tmp_path: Path) -> None:
+    for package in LOOPS[name]:
+        pytest.importorskip(package)
+    flags = () if name == "own_loop" else ("--calibrate", f"--calibrate-dir={tmp_path}/forerun-out")
+    launch(name, tmp_path, *flags)
+    out = tmp_path / "forerun-out"
+    run = read_run(out)
+    assert run.problems == () and sorted(run.records) == [0, 1]
+    for records in run.records.values():
+        coverage = [one for one in records if isinstance(one, CoverageRecord)]
+        assert coverage and all(one.fired == one.installed for one in coverage)
+        assert any(isinstance(one, StepRecord) and one.is_hooked for one in records)
+    config = run.configs[0]
+    model, par = config.model, config.parallelism
+    assert (model.num_layers, model.hidden_size, model.num_attention_heads) == (4, 128, 4)
+    assert (model.seq_length, model.vocab_size) == (64, 256)
+    assert par.dp == par.num_ranks == 2 and config.batch.micro_batch_size == 4
+    assert (par.sharding is Sharding.WEIGHTS) == (name == "fsdp2_loop")
+    assert config.num_microbatches == (2 if name in ("hf_trainer", "lightning_loop") else 1)
+    decision = json.loads((out / "decision.json").read_text(encoding="utf-8"))
+    assert decision["action"] != "abstain"
+    if name != SAYS_NO_END:
+        assert config.cadence.train_iters == STEPS
+        forecast = json.loads((out / "forecast.json").read_text(encoding="utf-8"))
+        assert forecast["steps_done"] + forecast["steps_left"] == STEPS
+
+
+@pytest.mark.slow
+def test_a_loop_of_ones_own_trains_as_without_us(tmp_path: Path) -> None:
+    """Losses to the last digit that is printed."""
+    watched, bare = (
+        re.findall(r"^step .*", launch("own_loop", tmp_path, FORERUN_OFF=off), re.MULTILINE)
+        for off in ("0", "1")
+    )
+    assert len(bare) == 3 and watched == bare
+
+
+def test_the_described_model_has_the_parameters_of_the_real_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = loaded("own_loop", monkeypatch)
+    config = recipe.run_config(STEPS, 2, "cpu")
+    blocks = chunk_blocks(config, 0)
+    described = sum(count * block.numel.dense for block, count in blocks)
+    assert described == sum(weight.numel() for weight in recipe.Gpt().parameters())
+
+
+def test_bridge_gets_the_words_that_are_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names are those of Megatron-Bridge v0.3.1 to v0.6.0, which needs a GPU to be imported."""
+    asked: dict[str, Any] = {}
+
+    def overridden(config: str, cli_overrides: list[str]) -> tuple[str, ...]:
+        return (config, *cli_overrides)
+
+    homes: dict[str, dict[str, object]] = {
+        "recipes.llama": {"llama32_1b_pretrain_config": lambda: "recipe"},
+        "training.gpt_step": {"forward_step": "forward step"},
+        "training.pretrain": {"pretrain": lambda **given: asked.update(given)},
+        "training.utils.omegaconf_utils": {"process_config_with_overrides": overridden},
+    }
+    for home, names in homes.items():
+        parts = ["megatron", "bridge", *home.split(".")]
+        for end in range(1, len(parts) + 1):
+            name = ".".join(parts[:end])
+            if name not in sys.modules:
+                monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        for name, value in names.items():
+            monkeypatch.setattr(sys.modules[f"megatron.bridge.{home}"], name, value, raising=False)
+    recipe = loaded("bridge", monkeypatch)
+    words = ["model.tensor_model_parallel_size=2", "train.train_iters=10"]
+    monkeypatch.setattr(sys, "argv", ["bridge.py", *words])
+    recipe.main()
+    assert asked == {"config": ("recipe", *words), "forward_step_func": "forward step"}
