@@ -35,6 +35,21 @@ class WandbMode(Enum):
     OFF = "off"
 
 
+class SinkChoice(Enum):
+    """Whether values go to a place that is there or not: ``auto`` only where it would be missed."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+
+class Switch(Enum):
+    """What nobody gets unasked."""
+
+    OFF = "off"
+    ON = "on"
+
+
 class MicroBatchChoice(Enum):
     """Whether another micro-batch and another recompute are looked for in the running layout."""
 
@@ -193,6 +208,26 @@ class RunOptions:
         WandbMode.AUTO, "wandb", Reads.CHOICE, "",
         "into the host's own run where there is one, else an offline run of its own, which leaves "
         "the machine by your `wandb sync`; `on` sends it",
+    )  # fmt: skip
+    tensorboard: SinkChoice = _option(
+        SinkChoice.AUTO, "tensorboard", Reads.CHOICE, "",
+        "event files in the folder `forerun` beside the host's own where it writes any, else in "
+        "`DIR/tensorboard`; `on` says so where the package is missing",
+    )  # fmt: skip
+    prometheus: Path | None = _option(
+        None, "prometheus", Reads.PATH, "FILE",
+        "values as a text file for node exporter's textfile collector, replaced every few seconds",
+        example="/var/lib/node_exporter/forerun.prom",
+    )  # fmt: skip
+    trainjob: SinkChoice = _option(
+        SinkChoice.AUTO, "trainjob", Reads.CHOICE, "",
+        "progress, time left and values in the status of the Kubeflow TrainJob that this is; "
+        "`auto`: unless training itself reports there",
+    )  # fmt: skip
+    slurm_comment: Switch = _option(
+        Switch.OFF, "slurm-comment", Reads.CHOICE, "",
+        "`on` makes progress and end the comment of the Slurm job, at most once a minute",
+        example="on",
     )  # fmt: skip
     device: DeviceChoice = _option(
         DeviceChoice.AUTO, "device", Reads.CHOICE, "", "`cpu` installs the stand-in", example="cpu"

@@ -21,6 +21,7 @@ from ..process.launch_note import LaunchNote
 from ..process.settings import CompanionSettings, Settings
 from ..recording.window import StepPlan
 from .companion_link import CompanionPipe
+from .host_reporters import event_folder, reports_to_trainjob
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +81,7 @@ class Live:
         self, number: int, plan: StepPlan, duration_ns: int, gap_ns: int, flags: Iterable[StepFlag]
     ) -> None:
         """A step has ended."""
-        time_s = (duration_ns + gap_ns) * 1e-9
+        time_s, unix_s = (duration_ns + gap_ns) * 1e-9, time.time()
         is_after_window = self._is_after_window and plan.window is None
         self.tell(
             "step",
@@ -91,14 +92,16 @@ class Live:
             window=plan.window,
             is_after_window=is_after_window,
             flags=[flag.value for flag in flags],
-            unix_s=time.time(),
+            unix_s=unix_s,
         )
         self._is_after_window = self._is_after_window or plan.is_last
         if self._wandb is not None:
             if plan.window is not None and not plan.is_hooked and not plan.is_warmup:
                 self._wandb.note_bare(time_s)
             try:
-                self._wandb.log(step=number, time_s=time_s, is_after_window=is_after_window)
+                self._wandb.log(
+                    step=number, time_s=time_s, is_after_window=is_after_window, unix_s=unix_s
+                )
             except Exception as err:  # W&B raises its own, network and service errors alike.
                 self._wandb = None
                 _log.warning("[forerun] W&B is off: %s; records are written", str(err))
@@ -150,5 +153,7 @@ def companion_settings(
         started_unix_s=time.time(),
         num_restarts=int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
         has_host_wandb=has_host_wandb,
+        host_tensorboard=event_folder(),
+        has_host_trainjob=reports_to_trainjob(),
         num_steps=num_steps or settings.cadence.train_iters or 0,
     )

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from ...calib.plain_json import parse_json
+from ...calib.records.run_values import ITERATION, PREFIX, Unsent, hours_left
 from .launch_identity import launch_folder
 
 FORECAST = "forecast.json"
@@ -27,6 +28,12 @@ def host_run() -> Any | None:
     with suppress(Exception):  # a module that is not W&B's, or is only half imported
         return getattr(sys.modules.get("wandb"), "run", None)
     return None
+
+
+def define_steps(run: Any) -> None:
+    """Draw what is ours over our own count of steps; nothing of the host's is defined by it."""
+    run.define_metric(PREFIX + ITERATION, hidden=True)
+    run.define_metric(f"{PREFIX}*", step_metric=PREFIX + ITERATION)
 
 
 class ForecastFile:
@@ -67,13 +74,15 @@ class HostWandb:
         self._forecast = forecast
         self._is_stepped = is_stepped
         self._bare_s: deque[float] = deque(maxlen=64)
+        self._unsent = Unsent()
+        self._is_defined = False
 
     def note_bare(self, time_s: float) -> None:
         """A bare step of a window: the prediction until there is a forecast."""
         self._bare_s.append(time_s)
 
-    def log(self, *, step: int, time_s: float, is_after_window: bool) -> None:
-        """Log the step under the number that the host gives to it.
+    def log(self, *, step: int, time_s: float, is_after_window: bool, unix_s: float = 0.0) -> None:
+        """Log the step, which ended at ``unix_s``, under the number that the host gives to it.
 
         That is ``step + 1``, or the next after the host's last where a resumed run counts on.  Of
         a host whose numbers are not known, a row ahead of its own would make W&B reject those:
@@ -82,24 +91,33 @@ class HostWandb:
         run = host_run()
         if run is None:
             return
-        values = {"calib/step_time_s": time_s}
+        if not self._is_defined:
+            self._is_defined = True
+            define_steps(run)
+        values = {"step_time_s": time_s}
         predicted = self._predicted_s() if is_after_window else None
         if predicted is not None:
-            values["calib/step_time_predicted_s"] = predicted
-            values["calib/step_time_error_frac"] = predicted / time_s - 1.0
-            for key in _FORECAST_KEYS:
-                if key in self._forecast.values:
-                    values[f"calib/{key}"] = self._forecast.values[key]
-            values |= self._rates(time_s)
+            values["step_time_predicted_s"] = predicted
+            values["step_time_error_frac"] = predicted / time_s - 1.0
+            values |= self._ahead(unix_s) | self._rates(time_s)
+        found = {ITERATION: step + 1, **self._unsent.of(values)}
+        row = {PREFIX + name: value for name, value in found.items()}
         if self._is_stepped:
-            run.log(values, step=max(step, run.step) + 1)
+            run.log(row, step=max(step, run.step) + 1)
         else:
-            run.log(values, commit=False)
+            run.log(row, commit=False)
+
+    def _ahead(self, unix_s: float) -> dict[str, float]:
+        known = self._forecast.values
+        found = {name: known[name] for name in _FORECAST_KEYS if name in known}
+        if unix_s and (finish := found.get("finish_p50_unix_s")):
+            found["eta_h"] = hours_left(finish, unix_s)
+        return found
 
     def _rates(self, time_s: float) -> dict[str, float]:
         known = self._forecast.values
         faster = known.get("step_time_s", 0.0) / time_s if time_s > 0 else 0.0
-        return {f"calib/{key}": faster * known[key] for key in _RATES if faster and key in known}
+        return {name: faster * known[name] for name in _RATES if faster and name in known}
 
     def _predicted_s(self) -> float | None:
         predicted = self._forecast.values.get("step_time_s")

@@ -70,6 +70,10 @@ class CompanionSettings:
     started_unix_s: float = 0.0
     num_restarts: int = 0
     has_host_wandb: bool = False
+    host_tensorboard: str = ""
+    """Folder that training writes its own event files to; empty: none is known."""
+    has_host_trainjob: bool = False
+    """Training reports to its Kubeflow TrainJob itself."""
     num_steps: int = 0
     """Length of the run where the host says it; 0: unknown."""
 

@@ -83,6 +83,7 @@ class CompanionLoop:
         self._sink = open_sink(told) if open_sink else AllSinks(told, say)
         self._writing = Writing()
         self._steps = RunLog(self._sink.step)
+        self._steps.num_steps = told.num_steps
         self._watching = DriftWatch(
             self._place, tell=self._tell_drift, writing=self._writing, give_order=give_order
         )
@@ -309,6 +310,7 @@ class CompanionLoop:
         if self._answer is not None and (total := self._answer.config.cadence.train_iters):
             groups = step_groups(total, batch_levels(self._answer.config))
             self._steps.size_ends = tuple(group.end for group in groups)
+            self._steps.num_steps = total
         for drift in self._watching.begin(self._steps.size_ends):
             self._rebase(drift)
         self._flush()

@@ -12,6 +12,7 @@ from ...calib.answers.analysis import Answer
 from ...calib.errors import RecordError
 from ...calib.forecast.adaptive import AdaptiveInterval
 from ...calib.forecast.evaluation import Coverage, Ended, Evaluation, StepTally, step_coverage
+from ...calib.records.run_values import TIME, hours_left, progress
 from ...calib.units import format_frac
 from .forecast_log import append_end, read_forecasts
 from .publishing import Place
@@ -105,6 +106,8 @@ class Score:
             "finish_p95_unix_s": answer.forecast.finish_p95_unix_s,
             **answer.throughput_at(row.iteration, row.time_s).rates,
         }
+        if row.unix_s:
+            values["eta_h"] = hours_left(answer.forecast.finish_p50_unix_s, row.unix_s)
         if answer.overhead is not None:
             values["overhead_frac"] = answer.overhead.overhead_frac
         return values
@@ -161,6 +164,8 @@ class RunLog:
         """The first window has had no answer yet."""
         self.size_ends: tuple[int, ...] = ()
         """Last iterations of each batch size."""
+        self.num_steps = 0
+        """Of the whole run; 0: not known."""
         self._log = log
         self._held: deque[LoggedStep] = deque()
         self._next_step = AdaptiveInterval()
@@ -193,7 +198,9 @@ class RunLog:
             if is_waiting and len(self._held) <= MOST_HELD:
                 return
             self._held.popleft()
-            values = {"step_time_s": row.time_s}
+            values = {"step_time_s": row.time_s, **progress(row.iteration, self.num_steps)}
+            if row.unix_s:
+                values[TIME] = row.unix_s
             if row.is_after_window and answer is not None:
                 interval = self._next_step.interval() if is_live else None
                 values |= self.score.add(row, answer, interval)

@@ -20,6 +20,7 @@ from ..directory.iso_times import with_iso_times
 from ..directory.publishing import Place
 from ..directory.run_folders import SAMPLES
 from ..directory.run_log import RunLog
+from .cells import typed_rows
 from .page import write_page
 from .table import ReportTable
 
@@ -104,11 +105,8 @@ def write_score(place: Place, score: Mapping[str, Any], track: Evaluation | None
 
 
 def wandb_tables(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]]]:
-    """Tables of the report as rows, keyed for W&B."""
-    return {
-        table.key: [dict(zip(table.columns, row, strict=True)) for row in table.rows]
-        for table in tables
-    }
+    """Tables of the report as rows, keyed for sinks: numbers in place of their text."""
+    return {table.key: typed_rows(table) for table in tables}
 
 
 def window_values(answer: Answer) -> dict[str, float]:

@@ -10,7 +10,7 @@ from ...calib.advice.plan import Plan
 from ...calib.advice.recompute_choices import recompute_text
 from ...calib.fit.estimates import Source
 from ...calib.forecast.throughput import RunLeft
-from ...calib.units import format_bytes, format_frac, format_time
+from .cells import bytes_cell, frac_cell, probability_cell, span_cell, time_cell, whole_cell
 from .table import ReportTable, table_of
 from .throughput_cells import COST, SPARE, throughput_cells
 
@@ -32,7 +32,7 @@ def layouts_table(
     """The running layout and the fastest others; layout, step, what it gains and tokens/s stay
     where the screen is narrow.  With ``left`` each says what the rest of the run would take."""
     rows = (plan.own, *plan.candidates[:top])
-    numbers = {id(row): str(number) for number, row in enumerate(rows)}
+    numbers = {id(row): whole_cell(number) for number, row in enumerate(rows)}
     return table_of(
         "layouts",
         title,
@@ -40,11 +40,11 @@ def layouts_table(
         {
             "#": lambda row: numbers[id(row)],
             "layout": lambda row: row.label + f" ({own_name})" * (row is plan.own),
-            "step": lambda row: format_time(row.step_time_s),
-            "90 %": lambda row: f"{format_time(row.low_s)} to {format_time(row.high_s)}",
-            "against running": lambda row: format_frac(row.time_frac, signed=True),
+            "step": lambda row: time_cell(row.step_time_s),
+            "90 %": lambda row: span_cell(row.low_s, row.high_s),
+            "against running": lambda row: frac_cell(row.time_frac, signed=True),
             **throughput_cells(rows, left),
-            "memory": lambda row: format_bytes(row.memory.total_nbytes),
+            "memory": lambda row: bytes_cell(row.memory.total_nbytes),
             "fits": lambda row: row.verdict.value,
             "rests on": lambda row: _provenance(row.source_frac),
         },
@@ -64,12 +64,12 @@ def micro_batch_table(advice: MicroBatchAdvice | None) -> ReportTable:
                 str(row.config.batch.micro_batch_size) + (" (best)" if row is best else "")
             ),
             "recompute": lambda row: recompute_text(row.config),
-            "step": lambda row: format_time(row.step_time_s),
-            "90 %": lambda row: f"{format_time(row.low_s)} to {format_time(row.high_s)}",
-            "against running": lambda row: format_frac(row.time_frac, signed=True),
+            "step": lambda row: time_cell(row.step_time_s),
+            "90 %": lambda row: span_cell(row.low_s, row.high_s),
+            "against running": lambda row: frac_cell(row.time_frac, signed=True),
             **throughput_cells(choices, None),
-            "memory": lambda row: format_bytes(row.memory.total_nbytes),
-            "fits": lambda row: f"P {row.fit_probability or 0.0:.2f}",
+            "memory": lambda row: bytes_cell(row.memory.total_nbytes),
+            "fits": lambda row: probability_cell(row.fit_probability or 0.0),
         },
     )
 

@@ -8,7 +8,8 @@ from rich.console import Console
 
 from ...calib.answers.analysis import Answer
 from ...calib.stragglers.waiting import Clock
-from ...calib.units import TERA, format_bytes, format_count, format_frac, format_time
+from ...calib.units import TERA, format_time
+from .cells import Cell, bytes_cell, count_cell, frac_cell, span_cell, time_cell, whole_cell
 from .layout_tables import layouts_table, micro_batch_table, telling_note
 from .table import ReportTable, show_table, table_of
 
@@ -76,7 +77,7 @@ def _parts(answer: Answer) -> ReportTable:
         ("slowed down by hooks", -answer.perturbation_s),
     ]
     rows = [
-        (name, format_time(time_s), format_frac(time_s / total_s))
+        (name, time_cell(time_s), frac_cell(time_s / total_s))
         for name, time_s in parts
         if abs(time_s) > NEGLIGIBLE_S
     ]
@@ -89,13 +90,13 @@ def _throughput(answer: Answer) -> ReportTable:
     found = answer.throughput
     one = "rank" if answer.config.device == "cpu" else "GPU"
     rows = [
-        ("tokens/s", format_count(found.tokens_per_s)),
-        (f"tokens/s of a {one}", format_count(found.tokens_per_s_per_gpu)),
-        (f"model TFLOP/s of a {one}", format_count(found.flop_per_s_per_gpu / TERA)),
+        ("tokens/s", count_cell(found.tokens_per_s)),
+        (f"tokens/s of a {one}", count_cell(found.tokens_per_s_per_gpu)),
+        (f"model TFLOP/s of a {one}", count_cell(found.flop_per_s_per_gpu / TERA)),
     ]
     if found.mfu_frac is not None and found.hfu_frac is not None:
-        rows.append(("MFU", format_frac(found.mfu_frac)))
-        rows.append(("HFU, with what is recomputed", format_frac(found.hfu_frac)))
+        rows.append(("MFU", frac_cell(found.mfu_frac)))
+        rows.append(("HFU, with what is recomputed", frac_cell(found.hfu_frac)))
     title = f"Throughput of the measured step ({format_time(answer.measured_step_s)})"
     return ReportTable(key="throughput", title=title, columns=("rate", "value"), rows=tuple(rows))
 
@@ -110,9 +111,9 @@ def _work(answer: Answer) -> ReportTable:
         {
             "work": lambda work: work.name,
             "phase": lambda work: work.phase,
-            "times a step": lambda work: str(work.count),
-            "time a step": lambda work: format_time(work.time_s),
-            "share": lambda work: format_frac(work.time_s / total_s),
+            "times a step": lambda work: whole_cell(work.count),
+            "time a step": lambda work: time_cell(work.time_s),
+            "share": lambda work: frac_cell(work.time_s / total_s),
             "source": lambda work: work.source.value,
         },
     )
@@ -125,11 +126,11 @@ def _operators(answer: Answer) -> ReportTable:
         answer.calibration.summary()["operators"],
         {
             "operator": lambda row: f"{row['kind']} {row['phase']}",
-            "rows": lambda row: str(row["num_rows"]),
-            "shapes": lambda row: str(row["num_shapes"]),
+            "rows": lambda row: whole_cell(row["num_rows"]),
+            "shapes": lambda row: whole_cell(row["num_shapes"]),
             "model": lambda row: row["model"],
-            "law over measured": lambda row: _share(row.get("efficiency_frac")),
-            "left-out error": lambda row: _share(row.get("left_out_error_frac")),
+            "law over measured": lambda row: frac_cell(row.get("efficiency_frac")),
+            "left-out error": lambda row: frac_cell(row.get("left_out_error_frac")),
         },
     )
 
@@ -141,10 +142,10 @@ def _collectives(answer: Answer) -> ReportTable:
         answer.calibration.summary()["collectives"],
         {
             "collective": lambda row: f"{row['collective']} {row['role']} x{row['num_ranks']}",
-            "rows": lambda row: str(row["num_rows"]),
-            "sizes": lambda row: str(row["num_sizes"]),
-            "alpha": lambda row: format_time(row["alpha_s"]),
-            "bandwidth": lambda row: f"{format_bytes(row['bytes_per_s'])}/s",
+            "rows": lambda row: whole_cell(row["num_rows"]),
+            "sizes": lambda row: whole_cell(row["num_sizes"]),
+            "alpha": lambda row: time_cell(row["alpha_s"]),
+            "bandwidth": lambda row: bytes_cell(row["bytes_per_s"], "/s"),
         },
     )
 
@@ -156,9 +157,9 @@ def windows_tables(answer: Answer) -> list[ReportTable]:
         "How errors moved from window to window: before each refit and after it",
         [score.error for score in answer.window_scores],
         {
-            "window": lambda error: str(error.window),
-            "rows": lambda error: str(error.num_rows),
-            "measured": lambda error: format_time(error.measured_s),
+            "window": lambda error: whole_cell(error.window),
+            "rows": lambda error: whole_cell(error.num_rows),
+            "measured": lambda error: time_cell(error.measured_s),
             "step before": lambda error: _signed(error.before_frac),
             "step after": lambda error: _signed(error.after_frac),
             "ops before": lambda error: _signed(error.operator_before_frac),
@@ -170,7 +171,7 @@ def windows_tables(answer: Answer) -> list[ReportTable]:
         "How well each window foretold the next one's step and the finish",
         answer.window_scores,
         {
-            "window": lambda score: str(score.error.window),
+            "window": lambda score: whole_cell(score.error.window),
             "next step before": lambda score: _signed(score.next_before_frac),
             "next step after": lambda score: _signed(score.next_after_frac),
             "finish before": lambda score: _signed(score.finish_before_frac),
@@ -188,9 +189,9 @@ def _roles(answer: Answer) -> ReportTable:
         answer.waiting.roles,
         {
             "group": lambda found: found.role,
-            "for the transfer": lambda found: format_time(found.transfer_s),
-            "for later ranks": lambda found: format_time(found.wait_s),
-            "of the step": lambda found: format_frac((found.transfer_s + found.wait_s) / step_s),
+            "for the transfer": lambda found: time_cell(found.transfer_s),
+            "for later ranks": lambda found: time_cell(found.wait_s),
+            "of the step": lambda found: frac_cell((found.transfer_s + found.wait_s) / step_s),
         },
     )
 
@@ -203,9 +204,9 @@ def _ranks(answer: Answer) -> ReportTable:
         "Waiting for later ranks, per step",
         sorted(most),
         {
-            "rank": str,
-            "waits": lambda rank: format_time(waits[rank]),
-            "last to come": lambda rank: _share(last.get(rank)),
+            "rank": whole_cell,
+            "waits": lambda rank: time_cell(waits[rank]),
+            "last to come": lambda rank: frac_cell(last.get(rank)),
         },
     )
 
@@ -218,13 +219,13 @@ def _slow(answer: Answer) -> ReportTable:
         answer.waiting.slow.slow,
         {
             "ranks": lambda found: ", ".join(map(str, found.ranks)),
-            "stage": lambda found: str(found.stage) if found.stage >= 0 else "",
+            "stage": lambda found: whole_cell(found.stage) if found.stage >= 0 else "",
             "group": lambda found: found.role,
             "kind": lambda found: found.kind.value,
-            "slower than its peers": lambda found: format_time(found.excess_s),
-            "costs": lambda found: format_time(found.cost_s),
-            "90 %": lambda found: f"{format_time(found.low_s)} to {format_time(found.high_s)}",
-            "of the step": lambda found: format_frac(found.cost_s / step_s),
+            "slower than its peers": lambda found: time_cell(found.excess_s),
+            "costs": lambda found: time_cell(found.cost_s),
+            "90 %": lambda found: span_cell(found.low_s, found.high_s),
+            "of the step": lambda found: frac_cell(found.cost_s / step_s),
         },
     )
 
@@ -238,10 +239,14 @@ def _clocks(answer: Answer) -> ReportTable:
         "Waiting: clocks ahead of the first rank's",
         answer.waiting.clocks,
         {
-            "rank": lambda clock: str(clock.rank),
-            "ahead": where_reached(lambda clock: f"{clock.offset_s:.6f} s", "not known"),
-            "give or take": where_reached(lambda c: format_time((c.high_s - c.low_s) / 2)),
-            "drift": where_reached(lambda clock: f"{clock.drift_frac * PPM:+.1f} ppm"),
+            "rank": lambda clock: whole_cell(clock.rank),
+            "ahead": where_reached(
+                lambda clock: Cell(f"{clock.offset_s:.6f} s", {" (s)": clock.offset_s}), "not known"
+            ),
+            "give or take": where_reached(lambda c: time_cell((c.high_s - c.low_s) / 2)),
+            "drift": where_reached(
+                lambda c: Cell(f"{c.drift_frac * PPM:+.1f} ppm", {" (frac)": c.drift_frac})
+            ),
         },
     )
 
@@ -271,12 +276,8 @@ def notes(answer: Answer) -> list[str]:
     return list(found())
 
 
-def _share(frac: float | None) -> str:
-    return "" if frac is None else format_frac(frac)
-
-
-def _signed(frac: float | None) -> str:
-    return "" if frac is None else format_frac(frac, signed=True)
+def _signed(frac: float | None) -> Cell:
+    return frac_cell(frac, signed=True)
 
 
 def _row(cells: tuple[str, ...]) -> str:

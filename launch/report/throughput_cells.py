@@ -8,7 +8,8 @@ from typing import Any
 
 from ...calib.advice.plan import Candidate
 from ...calib.forecast.throughput import RestOfRun, RunLeft, rest_of_run
-from ...calib.units import TERA, format_count, format_frac
+from ...calib.units import TERA
+from .cells import count_cell, frac_cell
 
 TOKENS, FLOP, MFU = "tokens/s", "TFLOP/s of a GPU", "MFU"
 GPU_HOURS, FINISH, COST = "GPU-hours left", "finish (UTC)", "cost"
@@ -20,10 +21,10 @@ _Cells = dict[str, Callable[[Candidate], str]]
 def throughput_cells(rows: Sequence[Candidate], left: RunLeft | None) -> _Cells:
     """Ways to read a layout: tokens/s, TFLOP/s and MFU where devices are known, and with ``left``
     the rest of the run."""
-    cells: _Cells = {TOKENS: lambda row: format_count(row.throughput.tokens_per_s)}
+    cells: _Cells = {TOKENS: lambda row: count_cell(row.throughput.tokens_per_s)}
     if any(row.throughput.mfu_frac is not None for row in rows):
-        cells[FLOP] = lambda row: format_count(row.throughput.flop_per_s_per_gpu / TERA)
-        cells[MFU] = lambda row: _share(row.throughput.mfu_frac)
+        cells[FLOP] = lambda row: count_cell(row.throughput.flop_per_s_per_gpu / TERA)
+        cells[MFU] = lambda row: frac_cell(row.throughput.mfu_frac)
     return cells if left is None else cells | _rest_cells(left)
 
 
@@ -35,19 +36,15 @@ def rest_json(row: Candidate, left: RunLeft | None) -> dict[str, Any] | None:
 def _rest_cells(left: RunLeft) -> _Cells:
     cells: _Cells = {}
     if left.config.device != "cpu" or left.price_per_gpu_hour is not None:
-        cells[GPU_HOURS] = lambda row: f"{_rest(row, left).gpu_hours:,.4g}"
+        cells[GPU_HOURS] = lambda row: count_cell(_rest(row, left).gpu_hours, ",.4g")
     cells[FINISH] = lambda row: _moment(_rest(row, left).finish_unix_s)
     if left.price_per_gpu_hour is not None:
-        cells[COST] = lambda row: f"{_rest(row, left).cost:,.2f}"
+        cells[COST] = lambda row: count_cell(_rest(row, left).cost or 0.0, ",.2f")
     return cells
 
 
 def _rest(row: Candidate, left: RunLeft) -> RestOfRun:
     return rest_of_run(left, row.config, row.step_time_s)
-
-
-def _share(frac: float | None) -> str:
-    return "" if frac is None else format_frac(frac)
 
 
 def _moment(unix_s: float | None) -> str:

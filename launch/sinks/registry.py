@@ -6,13 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from ...calib.records.run_values import Unsent
 from ...hooks.process.settings import CompanionSettings
+from .prometheus_sink import open_prometheus
 from .sink import Sink
+from .slurm_sink import open_slurm
+from .tensorboard_sink import open_tensorboard
+from .trainjob_sink import open_trainjob
 from .wandb_sink import open_wandb
 
 OpenSink = Callable[[CompanionSettings], Sink]
 SINKS: dict[str, OpenSink] = {
     "W&B": open_wandb,
+    "TensorBoard": open_tensorboard,
+    "Prometheus": open_prometheus,
+    "TrainJob": open_trainjob,
+    "Slurm": open_slurm,
 }
 """By the name that the log has for them."""
 
@@ -30,11 +39,14 @@ class AllSinks(Sink):
         self._open = dict.fromkeys(sinks, Sink())
         for name, opener in sinks.items():
             self._guard(name, partial(self._begin, name, opener, told))
-        super().__init__(" · ".join(f"{name}: {sink.where}" for name, sink in self._open.items()))
+        self._unsent = Unsent()
+        asked = {name: sink.where for name, sink in self._open.items() if sink.where}
+        super().__init__(" · ".join(f"{name}: {where}" for name, where in asked.items()))
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """To all of them."""
-        self._each(lambda sink: sink.step(step, values))
+        """To all of them the same, without constants that they have."""
+        found = self._unsent.of(values)
+        self._each(lambda sink: sink.step(step, found))
 
     def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """To all of them."""
@@ -53,7 +65,8 @@ class AllSinks(Sink):
             self._guard(name, partial(act, self._open[name]))
 
     def _begin(self, name: str, opener: OpenSink, told: CompanionSettings) -> None:
-        self._open[name] = opener(told)
+        self._open[name] = sink = opener(told)
+        sink.tell = lambda text: self._tell(f"{name}: {text}")
 
     def _guard(self, name: str, act: Callable[[], object]) -> None:
         try:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+
+def _to_nobody(text: str) -> None:
+    """Where there is no log."""
 
 
 class Sink:
@@ -15,13 +19,18 @@ class Sink:
 
     def __init__(self, where: str = "off") -> None:
         self.where = where
-        """Where the values can be found, or why they cannot; for the log."""
+        """Where the values can be found, or why they cannot; for the log.  Empty: nobody asked."""
+        self.tell: Callable[[str], object] = _to_nobody
+        """Says a line in the log, of what goes wrong and is tried again; the registry sets it."""
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Values of one step; the unit is the suffix of a key."""
+        """Values of one step, by the names of ``calib/records/run_values.py``.
+
+        ``unix_s`` is when it ended; a constant comes once, and again where it has changed.
+        """
 
     def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        """The tables of an answer, one mapping per row."""
+        """The tables of an answer, one mapping per row: numbers, text, and None for nothing."""
 
     def alert(self, title: str, text: str) -> None:
         """Tell the user now."""

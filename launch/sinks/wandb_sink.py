@@ -1,7 +1,7 @@
 """The run of our own on W&B, for hosts that have none; lives in the companion, never in training.
 
-All keys are spelt here.  Every ``log`` names its step: an unstepped one advances W&B's counter and
-makes it reject what comes after.
+Every ``log`` names its step: an unstepped one advances W&B's counter and makes it reject what comes
+after.  Rows have the time of their step, not of their logging: W&B takes ``_timestamp`` for that.
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlparse
 
+from ...calib.records.run_values import ITERATION, PREFIX, TIME
 from ...calib.workload.run_options import WandbMode
+from ...hooks.process.host_wandb import define_steps
 from ...hooks.process.interpreter import is_installed
 from ...hooks.process.settings import CompanionSettings
+from ..directory.publishing import place_of
 from .sink import Sink
 
-PREFIX = "calib/"
+ATTACHED = ("report.html", "timeline.json.gz")
+"""Files of the answer that become an artifact of the run."""
+_MOMENT = "_timestamp"
 Mode = Literal["online", "offline", "disabled", "shared"]
 _QUIET: dict[str, Any] = {
     "silent": True,
@@ -52,6 +57,9 @@ class OwnRun(Sink):
 
         self._wandb = wandb
         directory = told.settings.directory
+        self._folder = place_of(told).path
+        self._unix_s = told.started_unix_s
+        _stay_in(directory / "wandb")
         sent = f"; wandb sync {directory}/wandb/offline-run-* sends it"
         super().__init__(f"{PREFIX}* ({mode}{sent if mode == 'offline' else ''})")
         self._run = wandb.init(
@@ -62,10 +70,12 @@ class OwnRun(Sink):
             config={"calib": _config(told)},
             settings=_settings(wandb),
         )
+        define_steps(self._run)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Log one mapping at this step."""
-        self._run.log({PREFIX + key: value for key, value in values.items()}, step=step)
+        """Log one mapping at this step, and at its time."""
+        self._unix_s = values.get(TIME, self._unix_s)
+        self._log(step, {ITERATION: step, **values})
 
     def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
         """Log each non-empty table at this step."""
@@ -74,19 +84,33 @@ class OwnRun(Sink):
             if rows:
                 columns: list[Any] = list(rows[0])
                 data: list[Any] = [[row[column] for column in columns] for row in rows]
-                made[PREFIX + name] = self._wandb.Table(columns=columns, data=data)
+                made[name] = self._wandb.Table(columns=columns, data=data)
         if made:
-            self._run.log(made, step=step)
+            self._log(step, made)
 
     def alert(self, title: str, text: str) -> None:
         """Send a W&B alert (kept in the file when offline)."""
         self._run.alert(title=title, text=text)
 
     def close(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary and finish."""
+        """Write the summary, attach the report, and finish."""
         for key, value in summary.items():
             self._run.summary[PREFIX + key] = value
+        self._attach()
         self._run.finish()
+
+    def _log(self, step: int, values: Mapping[str, Any]) -> None:
+        row = {PREFIX + name: value for name, value in values.items()}
+        self._run.log({**row, _MOMENT: self._unix_s} if self._unix_s else row, step=step)
+
+    def _attach(self) -> None:
+        artifact = self._wandb.Artifact(f"forerun-{self._run.id}", type="forerun")
+        for name in ATTACHED:
+            path = (self._folder / name).absolute()
+            if path.is_file():
+                artifact.add_file(str(path), name=name, skip_cache=True)
+        if artifact.manifest.entries:
+            self._run.log_artifact(artifact)
 
 
 def open_wandb(told: CompanionSettings) -> Sink:
@@ -102,6 +126,12 @@ def open_wandb(told: CompanionSettings) -> Sink:
     if not is_installed("wandb"):
         return Sink("off (pip install wandb, where it is wanted)")
     return OwnRun(told, mode)
+
+
+def _stay_in(directory: Path) -> None:
+    """What W&B keeps of tables and files until they are sent lies in our directory, not at home."""
+    for name in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR"):
+        os.environ.setdefault(name, str(directory.absolute()))
 
 
 def _config(told: CompanionSettings) -> dict[str, Any]:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import math
-import os
 import re
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from ..known.scheduler import Ask, ask_slurm
+
 # Slurm tells of no limit by a time far away.
 _YEAR_S = 365 * 86400.0
-# A busy controller takes seconds.
-_PATIENCE_S = 20.0
 # A limit that is asked for anew is rounded up: schedulers fill gaps of round lengths.
 QUARTER_S = 900.0
-
-Ask = Callable[[Sequence[str]], "str | None"]
-"""A command to what it prints; None where it is absent, fails or hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,24 +158,6 @@ def num_jobs(left_s: float, job_s: float, lost_s: float) -> int | None:
     (5, None)
     """
     return math.ceil(left_s / (job_s - lost_s)) if job_s > lost_s else None
-
-
-def ask_slurm(command: Sequence[str]) -> str | None:
-    """What the command prints; None where it is absent, fails or does not answer in time."""
-    try:
-        done = subprocess.run(
-            list(command),
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            check=True,
-            timeout=_PATIENCE_S,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
-        )
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
-    return done.stdout
 
 
 def _moment(text: str) -> float | None:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from ...hooks.process.launch_identity import LAUNCH_ID
 from ..directory.launch_files import LaunchFiles, Stopped
+from ..known.scheduler import ask_slurm
 from ..options.flags import LIMIT, REQUESTS
 from .children import ProcessTree
 from .file_watch import Ending, FileWatch
 from .log_lines import say
 from .signals import END, WARN, SignalInbox
-from .slurm import Allocation, ask_slurm
+from .slurm import Allocation
 
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 # How late a limit may be noticed; signals wake the wrapper at once.

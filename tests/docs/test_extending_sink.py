@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from companion_settings import companion_settings
 
-from forerun.calib.workload.run_options import WandbMode
+from forerun.calib.workload.run_options import SinkChoice, WandbMode
 from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.sinks import registry
 from forerun.launch.sinks.sink import Sink
@@ -32,7 +32,9 @@ def csv_sink() -> Any:
 
 def run_through(directory: Path) -> None:
     shutil.copytree(GOLDEN / "records", directory / "records")
-    beside = CompanionLoop(companion_settings(directory, wandb=WandbMode.OFF))
+    beside = CompanionLoop(
+        companion_settings(directory, wandb=WandbMode.OFF, tensorboard=SinkChoice.OFF)
+    )
     for step in range(WINDOW_END + 2):
         event = {
             "event": "step", "step": step, "time_s": 0.15, "is_hooked": False, "flags": [],

@@ -14,7 +14,7 @@ from forerun.hooks.process.settings import CompanionSettings, RankInfo, Settings
 
 
 def companion_settings(
-    directory: Path, *, num_ranks: int = 1, launch_id: str = "", **options: Any
+    directory: Path, *, num_ranks: int = 1, launch_id: str = "", num_steps: int = 0, **options: Any
 ) -> CompanionSettings:
     goals = Goals(**{name: options.pop(name) for name in Goals.__slots__ if name in options})
     rank = RankInfo(
@@ -22,7 +22,7 @@ def companion_settings(
         run_id="golden-run",
     )  # fmt: skip
     settings = Settings(rank=rank, directory=directory, goals=goals, **options)
-    return CompanionSettings(settings=settings, launch_id=launch_id)
+    return CompanionSettings(settings=settings, launch_id=launch_id, num_steps=num_steps)
 
 
 def started(

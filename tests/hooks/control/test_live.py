@@ -35,6 +35,10 @@ class HostRun:
     def __init__(self) -> None:
         self.step = 0
         self.rows: list[tuple[int, dict[str, float]]] = []
+        self.defined: list[tuple[str, dict[str, object]]] = []
+
+    def define_metric(self, name: str, **how: object) -> None:
+        self.defined.append((name, how))
 
     def log(self, values: dict[str, float], step: int) -> None:
         assert step >= self.step, f"step {step} is less than current step {self.step}"
@@ -93,11 +97,13 @@ def test_the_median_of_bare_steps_stands_in_until_there_is_a_forecast(
     forecast.poll()
     wandb.log(step=5, time_s=4.0, is_after_window=True)
     assert run.rows[0][1] == {
+        "calib/iteration": 5,
         "calib/step_time_s": 4.0,
         "calib/step_time_predicted_s": 2.0,
         "calib/step_time_error_frac": -0.5,
     }
     assert run.rows[1][1] == {
+        "calib/iteration": 6,
         "calib/step_time_s": 4.0,
         "calib/step_time_predicted_s": 3.0,
         "calib/step_time_error_frac": -0.25,
@@ -115,7 +121,28 @@ def test_rates_of_the_forecast_become_those_of_the_step(run: HostRun, tmp_path: 
     assert run.rows[0][1]["calib/tokens_per_s"] == pytest.approx(600.0)
     assert run.rows[0][1]["calib/mfu_frac"] == pytest.approx(0.3)
     assert "calib/tokens_per_s_per_gpu" not in run.rows[0][1]
-    assert run.rows[1][1] == {"calib/step_time_s": 0.0}
+    assert run.rows[1][1] == {"calib/iteration": 7, "calib/step_time_s": 0.0}
+
+
+def test_what_is_defined_in_the_hosts_run_is_ours_alone(run: HostRun, tmp_path: Path) -> None:
+    wandb = HostWandb(ForecastFile(tmp_path, lambda: LAUNCH))
+    for step in range(3):
+        wandb.log(step=step, time_s=1.0, is_after_window=False)
+    assert [name for name, _ in run.defined] == ["calib/iteration", "calib/*"]
+    assert run.defined[1][1] == {"step_metric": "calib/iteration"}
+
+
+def test_a_constant_is_logged_once_and_the_end_counts_down(run: HostRun, tmp_path: Path) -> None:
+    forecast = ForecastFile(tmp_path, lambda: LAUNCH)
+    wandb = HostWandb(forecast)
+    values = {"step_time_s": 2.0, "finish_p50_unix_s": 9000.0, "overhead_frac": 0.01}
+    write_forecast(tmp_path, {**values})
+    forecast.poll()
+    for step in range(3):
+        wandb.log(step=step, time_s=2.0, is_after_window=True, unix_s=1800.0 * (step + 1))
+    rows = [row for _, row in run.rows]
+    assert [row.get("calib/overhead_frac") for row in rows] == [0.01, None, None]
+    assert [row["calib/eta_h"] for row in rows] == [2.0, 1.5, 1.0]
 
 
 def test_a_damaged_forecast_changes_nothing(tmp_path: Path) -> None:

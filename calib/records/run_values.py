@@ -1,0 +1,110 @@
+"""The values of a run that every sink gets: one name for each, its meaning, and whether it stays.
+
+The suffix of a name is its unit: ``_s`` seconds, ``_unix_s`` seconds since 1970, ``_h`` hours,
+``_frac`` a share of 1, ``_per_s`` of a second; without one it is a number, or 1 for yes.  All are
+finite floats.  Standard library only: training logs some of them into the host's own W&B run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PREFIX = "calib/"
+"""Before each name where other metrics are beside it."""
+ITERATION = "iteration"
+TIME = "unix_s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunValue:
+    """What a value is; ``is_constant``: it is sent once, and again only where it has changed."""
+
+    meaning: str
+    is_constant: bool = False
+
+
+def _of(meaning: str) -> RunValue:
+    return RunValue(meaning=meaning)
+
+
+def _once(meaning: str) -> RunValue:
+    return RunValue(meaning=meaning, is_constant=True)
+
+
+RUN_VALUES: Mapping[str, RunValue] = {
+    ITERATION: _of("Step as the host counts it, from 1."),
+    TIME: _of("When the step ended."),
+    "step_time_s": _of("Time of the step, from its start to the next one's."),
+    "step_time_predicted_s": _of("Step time that was foretold from measured steps."),
+    "step_time_predicted_low_s": _of("Lower end of the 90 % interval of the predicted step."),
+    "step_time_predicted_high_s": _of("Upper end of the 90 % interval of the predicted step."),
+    "step_time_modelled_s": _of("Step time of the model of operators and collectives."),
+    "step_time_error_frac": _of("Predicted over measured step time, less 1."),
+    "is_in_interval": _of("1 where the step lay in its 90 % interval."),
+    "level_s": _of("Level of the step time now."),
+    "drift_frac": _of("Level of the step time over the first one, less 1."),
+    "tokens_per_s": _of("Tokens a second of the whole run."),
+    "tokens_per_s_per_gpu": _of("Tokens a second of one GPU."),
+    "mfu_frac": _of("Model FLOP/s utilization of the GPUs (MFU)."),
+    "progress_frac": _of("Steps done of all steps of the run."),
+    "eta_h": _of("Time until the run ends, median."),
+    "finish_p50_unix_s": _of("When the run ends, median."),
+    "finish_p95_unix_s": _of("When the run has ended with 95 % probability."),
+    "num_steps": _once("Steps of the whole run."),
+    "overhead_frac": _once("What hooks cost a step of the window, as a share of it."),
+    "window_next_step_error_before_frac": _of(
+        "Error of the next window's step as foretold before a window was learned from."
+    ),
+    "window_next_step_error_after_frac": _of(
+        "Error of the next window's step as foretold after a window was learned from."
+    ),
+}
+"""All that is sent for steps."""
+
+
+class Unsent:
+    """Of values those that are to be sent: constants once, and what is no finite number never.
+
+    >>> unsent = Unsent()
+    >>> [unsent.of({"level_s": 2.0, "overhead_frac": 0.01}) for _ in range(2)]
+    [{'level_s': 2.0, 'overhead_frac': 0.01}, {'level_s': 2.0}]
+    """
+
+    def __init__(self) -> None:
+        self._sent: dict[str, float] = {}
+
+    def of(self, values: Mapping[str, float]) -> dict[str, float]:
+        """Values of a step without what has been sent before."""
+        found = {name: value for name, value in values.items() if self._is_news(name, value)}
+        self._sent |= {name: found[name] for name in found if _is_constant(name)}
+        return found
+
+    def _is_news(self, name: str, value: float) -> bool:
+        return math.isfinite(value) and self._sent.get(name) != value
+
+
+def _is_constant(name: str) -> bool:
+    known = RUN_VALUES.get(name)
+    return known is not None and known.is_constant
+
+
+def progress(iteration: int, num_steps: int) -> dict[str, float]:
+    """The run's length and how much of it is done; empty where its length is not known.
+
+    >>> progress(50, 200)
+    {'num_steps': 200.0, 'progress_frac': 0.25}
+    """
+    if num_steps <= 0:
+        return {}
+    return {"num_steps": float(num_steps), "progress_frac": min(1.0, iteration / num_steps)}
+
+
+def hours_left(finish_unix_s: float, now_unix_s: float) -> float:
+    """Hours from a moment to the end, 0 where that has passed.
+
+    >>> hours_left(9000.0, 1800.0)
+    2.0
+    """
+    return max(0.0, finish_unix_s - now_unix_s) / 3600.0

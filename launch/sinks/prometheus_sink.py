@@ -1,0 +1,96 @@
+"""The newest values as a text file that node exporter's textfile collector reads.
+
+Names and units follow Prometheus by rule: base units, ``_ratio`` for a share of 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...calib.records.files import replace_file
+from ...calib.records.run_values import ITERATION, RUN_VALUES
+from ...hooks.process.settings import CompanionSettings
+from .newest import Newest
+from .sink import Sink
+
+EVERY_S = 3.0
+_ENDS = (
+    ("unix_s", "timestamp_seconds", 1.0),
+    ("_per_s", "_per_second", 1.0),
+    ("_per_s_per_gpu", "_per_second_per_gpu", 1.0),
+    ("_s", "_seconds", 1.0),
+    ("_h", "_seconds", 3600.0),
+    ("_frac", "_ratio", 1.0),
+)
+"""Our suffix, theirs, and how many of theirs are one of ours; the first that fits."""
+
+
+class PrometheusFile(Sink):
+    """Replaces the file at most every ``EVERY_S`` seconds, and once more at the end."""
+
+    def __init__(self, told: CompanionSettings, path: Path) -> None:
+        super().__init__(str(path))
+        self._labels = _labels(run_id=told.settings.rank.run_id, launch=told.launch_id)
+        self._values: dict[str, float] = {}
+        self._newest: Newest[dict[str, float]] = Newest(
+            lambda values: replace_file(path, exposition(values, self._labels)),
+            every_s=EVERY_S,
+            tell=lambda text: self.tell(text),
+            name="forerun-prometheus",
+        )
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Keep them beside the latest of each other name."""
+        self._values |= {ITERATION: float(step), **values}
+        self._newest.put({**self._values})
+
+    def close(self, summary: Mapping[str, object]) -> None:
+        """The last values stay in the file."""
+        self._newest.close()
+
+
+def open_prometheus(told: CompanionSettings) -> Sink:
+    """The file that was asked for."""
+    path = told.settings.prometheus
+    return Sink("") if path is None else PrometheusFile(told, path.expanduser().absolute())
+
+
+def exposition(values: Mapping[str, float], labels: str) -> str:
+    """The file: help, type and value of each name.
+
+    >>> print(exposition({"step_time_s": 1.5}, '{launch="l"}'), end="")
+    # HELP forerun_step_time_seconds Time of the step, from its start to the next one's.
+    # TYPE forerun_step_time_seconds gauge
+    forerun_step_time_seconds{launch="l"} 1.5
+    """
+    lines = []
+    for name, value in values.items():
+        theirs, factor = prometheus_name(name)
+        meaning = RUN_VALUES[name].meaning if name in RUN_VALUES else name
+        lines += [
+            f"# HELP {theirs} {meaning}",
+            f"# TYPE {theirs} gauge",
+            f"{theirs}{labels} {value * factor!r}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def prometheus_name(name: str) -> tuple[str, float]:
+    """Prometheus's name for one of ours, and the factor from our unit to the base unit.
+
+    >>> prometheus_name("eta_h"), prometheus_name("mfu_frac")
+    (('forerun_eta_seconds', 3600.0), ('forerun_mfu_ratio', 1.0))
+    """
+    for end, theirs, factor in _ENDS:
+        if name.endswith(end):
+            return f"forerun_{name.removesuffix(end)}{theirs}", factor
+    return f"forerun_{name}", 1.0
+
+
+def _labels(**labels: str) -> str:
+    return "{" + ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items()) + "}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,91 @@
+"""Progress and end as the comment of the Slurm job, which ``squeue`` and ``scontrol`` show."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from datetime import datetime, timezone
+
+from ...calib.records.run_values import TIME
+from ...calib.units import format_time
+from ...calib.workload.run_options import Switch
+from ...hooks.process.settings import CompanionSettings
+from ..known.scheduler import Ask, ask_slurm
+from .newest import Newest
+from .sink import Sink
+
+EVERY_S = 60.0
+_NAMES = ("progress_frac", "finish_p50_unix_s", "step_time_predicted_s", TIME)
+_WEEK_S = 6 * 86400.0
+
+
+class SlurmComment(Sink):
+    """Replaces the comment where it says something new, at most every ``EVERY_S`` seconds."""
+
+    def __init__(self, job_id: str, ask: Ask = ask_slurm) -> None:
+        super().__init__(f"comment of job {job_id}")
+        self._job_id, self._ask = job_id, ask
+        self._values: dict[str, float] = {}
+        self._said = ""
+        self._newest = Newest(
+            self._update,
+            every_s=EVERY_S,
+            tell=lambda text: self.tell(text),
+            name="forerun-slurm",
+        )
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Say what a forecast says; before the first, nothing."""
+        self._values |= {name: values[name] for name in _NAMES if name in values}
+        text = comment(self._values)
+        if text and text != self._said:
+            self._said = text
+            self._newest.put(text)
+
+    def close(self, summary: Mapping[str, object]) -> None:
+        """The last word, whenever the one before was."""
+        self._newest.close()
+
+    def _update(self, text: str) -> None:
+        if self._ask(["scontrol", "update", f"JobId={self._job_id}", f"Comment={text}"]) is None:
+            raise OSError("scontrol update is refused or does not answer")
+
+
+def open_slurm(told: CompanionSettings) -> Sink:
+    """The job that this runs in, where its comment was asked for."""
+    if told.settings.slurm_comment is not Switch.ON:
+        return Sink("")
+    job_id = os.environ.get("SLURM_JOB_ID") or os.environ.get("SLURM_JOBID") or ""
+    if not job_id:
+        return Sink("off (no SLURM_JOB_ID here)")
+    if shutil.which("scontrol") is None:
+        return Sink("off (no scontrol here, as in many containers)")
+    return SlurmComment(job_id)
+
+
+def comment(values: Mapping[str, float]) -> str:
+    """Progress, end and step in short; empty without a step.
+
+    >>> comment({"progress_frac": 0.42, "finish_p50_unix_s": 1e9, "step_time_predicted_s": 1.84})
+    'forerun: 42 % · ends Sun 9 Sep 01:46 UTC · step 1.840 s'
+    """
+    if "step_time_predicted_s" not in values:
+        return ""
+    found = []
+    if "progress_frac" in values:
+        found.append(f"{int(100 * values['progress_frac'])} %")
+    if "finish_p50_unix_s" in values:
+        found.append(f"ends {_moment(values['finish_p50_unix_s'], values.get(TIME, 0.0))}")
+    found.append(f"step {format_time(values['step_time_predicted_s'])}")
+    return "forerun: " + " · ".join(found)
+
+
+def _moment(unix_s: float, now_unix_s: float) -> str:
+    """The day of the week, with the date where the week is not this one."""
+    try:
+        end = datetime.fromtimestamp(unix_s, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return "beyond any calendar"
+    day = f"{end:%a}" if unix_s - now_unix_s < _WEEK_S else f"{end:%a} {end.day} {end:%b}"
+    return f"{day} {end:%H:%M} UTC"

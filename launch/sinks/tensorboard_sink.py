@@ -1,0 +1,119 @@
+"""Event files for TensorBoard, by tensorboard's own writer: beside the host's, or ours alone.
+
+A folder of its own, since TensorBoard follows one file of a folder at a time; it shows the two
+beside each other.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...calib.records.run_values import PREFIX, TIME
+from ...calib.workload.run_options import SinkChoice
+from ...hooks.process.interpreter import is_installed
+from ...hooks.process.settings import CompanionSettings
+from .sink import Sink
+
+FOLDER = "forerun"
+"""Below the host's own folder."""
+_FLUSH_S = 10
+_MOST_WAITING = 1000
+_PRECISE = "unix_s"
+"""Names that end so: a scalar event is a float of 32 bits, which keeps 128 s of such a time."""
+
+
+class Events(Sink):
+    """Scalars with the time and the step of training, tables and alerts as text."""
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        super().__init__(str(folder))
+        event, summary, tensor, types = (
+            _messages(n) for n in ("event", "summary", "tensor", "types")
+        )
+        self._event, self._summary = event.Event, summary.Summary
+        self._metadata, self._tensor, self._types = (
+            summary.SummaryMetadata,
+            tensor.TensorProto,
+            types,
+        )
+        self._writer = EventFileWriter(str(folder), _MOST_WAITING, _FLUSH_S)
+        self._unix_s, self._step = 0.0, 0
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """One event with all values; its time is the step's own."""
+        self._unix_s, self._step = values.get(TIME, self._unix_s), step
+        self._add([self._scalar(name, value) for name, value in values.items() if name != TIME])
+
+    def tables(self, step: int, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Each table as Markdown."""
+        self._step = step
+        self._add([self._text(name, markdown(rows)) for name, rows in tables.items() if rows])
+
+    def alert(self, title: str, text: str) -> None:
+        """Text, at the step of now."""
+        self._add([self._text("alerts", f"**{title}**: {text}")])
+
+    def close(self, summary: Mapping[str, Any]) -> None:
+        """Numbers of the summary, then the end of the file."""
+        numbers = {name: value for name, value in summary.items() if isinstance(value, int | float)}
+        self._add([self._scalar(f"summary/{name}", value) for name, value in numbers.items()])
+        self._writer.close()
+
+    def _add(self, values: Sequence[Any]) -> None:
+        if values:
+            event = self._event(step=self._step, summary=self._summary(value=values))
+            if self._unix_s:
+                event.wall_time = self._unix_s
+            self._writer.add_event(event)
+
+    def _scalar(self, name: str, value: float) -> Any:
+        tag = PREFIX + name
+        if not name.endswith(_PRECISE):
+            return self._summary.Value(tag=tag, simple_value=value)
+        tensor = self._tensor(dtype=self._types.DT_DOUBLE, double_val=[value])
+        return self._summary.Value(tag=tag, tensor=tensor, metadata=self._plugin("scalars"))
+
+    def _text(self, name: str, text: str) -> Any:
+        tensor = self._tensor(dtype=self._types.DT_STRING, string_val=[text.encode()])
+        plugin = self._plugin("text")
+        return self._summary.Value(tag=PREFIX + name, tensor=tensor, metadata=plugin)
+
+    def _plugin(self, name: str) -> Any:
+        return self._metadata(plugin_data=self._metadata.PluginData(plugin_name=name))
+
+
+def _messages(name: str) -> Any:
+    """A module of protocol buffers, which has no types of its own."""
+    return importlib.import_module(f"tensorboard.compat.proto.{name}_pb2")
+
+
+def open_tensorboard(told: CompanionSettings) -> Sink:
+    """Event files beside the host's own, else in our directory."""
+    settings = told.settings
+    wanted = settings.tensorboard
+    if wanted is SinkChoice.OFF:
+        return Sink("")
+    if not is_installed("tensorboard"):
+        is_missed = wanted is SinkChoice.ON or bool(told.host_tensorboard)
+        return Sink("off (pip install tensorboard, where it is wanted)" if is_missed else "")
+    if told.host_tensorboard:
+        return Events(Path(told.host_tensorboard) / FOLDER)
+    name = told.launch_id or settings.rank.run_id
+    return Events(settings.directory / "tensorboard" / name)
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A table with a column for each key of the first row.
+
+    >>> markdown([{"rank": "0", "waits (s)": 0.5}, {"rank": "1", "waits (s)": None}])
+    '| rank | waits (s) |\\n| --- | --- |\\n| 0 | 0.5 |\\n| 1 |  |'
+    """
+    columns = list(rows[0])
+    lines = [columns, ["---"] * len(columns)]
+    lines += [["" if row[name] is None else str(row[name]) for name in columns] for row in rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

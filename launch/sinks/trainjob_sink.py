@@ -1,0 +1,145 @@
+"""Progress in the status of the Kubeflow TrainJob that this is.
+
+Kubeflow Trainer (2.2 and later, with its feature gate) names a server, a certificate and a token's
+file to every pod; what is posted there replaces the status before (its proposal 2779).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from http.client import HTTPSConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ...calib.plain_json import parse_json
+from ...calib.records.run_values import ITERATION, PREFIX, TIME
+from ...calib.workload.run_options import SinkChoice
+from ...hooks.process.settings import CompanionSettings
+from ..directory.iso_times import iso_time
+from .newest import Newest
+from .sink import Sink
+
+VARIABLE = "KUBEFLOW_TRAINER_SERVER_"
+EVERY_S = 5.0
+"""What Kubeflow asks clients to keep to."""
+_TIMEOUT_S = 5.0
+_MOST_CHARACTERS = 64
+_MOST_METRICS = 256
+_MOST_SECONDS = 2**31 - 1
+"""Bounds of Kubeflow's own schema."""
+_OK = 200
+_ANSWER_NBYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Where the status goes; certificate and token are files that are replaced while we run."""
+
+    url: str
+    ca_cert: Path
+    token: Path
+
+
+class TrainJob(Sink):
+    """Posts the newest values, at most every ``EVERY_S`` seconds, and once more at the end."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(f"status by {urlsplit(server.url).hostname}")
+        self._values: dict[str, float] = {}
+        self._newest: Newest[dict[str, float]] = Newest(
+            lambda values: post(server, status(values)),
+            every_s=EVERY_S,
+            tell=lambda text: self.tell(text),
+            name="forerun-trainjob",
+        )
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Keep them beside the latest of each other name: a post replaces all."""
+        self._values |= {ITERATION: float(step), **values}
+        self._newest.put({**self._values})
+
+    def close(self, summary: Mapping[str, object]) -> None:
+        """The last values, whenever the last post was."""
+        self._newest.close()
+
+
+def open_trainjob(told: CompanionSettings) -> Sink:
+    """The job that the variables name; a sink that takes nothing where training reports itself."""
+    wanted = told.settings.trainjob
+    server = server_of(os.environ)
+    if wanted is SinkChoice.OFF or (server is None and wanted is SinkChoice.AUTO):
+        return Sink("")
+    if server is None:
+        return Sink(f"off (no {VARIABLE}URL, _CA_CERT and _TOKEN here)")
+    if told.has_host_trainjob and wanted is SinkChoice.AUTO:
+        return Sink("off (training reports there itself; --calibrate-trainjob=on takes its place)")
+    if urlsplit(server.url).scheme != "https":
+        return Sink(f"off ({VARIABLE}URL is not https: the token is not sent)")
+    return TrainJob(server)
+
+
+def server_of(environ: Mapping[str, str]) -> Server | None:
+    """What the variables name; None where one is missing."""
+    url, ca_cert, token = (environ.get(VARIABLE + end) for end in ("URL", "CA_CERT", "TOKEN"))
+    if not (url and ca_cert and token):
+        return None
+    return Server(url=url, ca_cert=Path(ca_cert), token=Path(token))
+
+
+def status(values: Mapping[str, float]) -> dict[str, Any]:
+    """The body of a post: percent and seconds are whole numbers, values of metrics are text.
+
+    >>> status({"progress_frac": 0.429, "eta_h": 0.5, "unix_s": 0.0})["trainerStatus"][
+    ...     "estimatedRemainingSeconds"
+    ... ]
+    1800
+    """
+    found: dict[str, Any] = {}
+    if "progress_frac" in values:
+        found["progressPercentage"] = int(100 * values["progress_frac"])
+    if "eta_h" in values:
+        seconds = round(values["eta_h"] * 3600)
+        found["estimatedRemainingSeconds"] = min(max(0, seconds), _MOST_SECONDS)
+    found["metrics"] = [
+        {"name": (PREFIX + name)[:_MOST_CHARACTERS], "value": repr(value)}
+        for name, value in values.items()
+    ][:_MOST_METRICS]
+    found["lastUpdatedTime"] = iso_time(values.get(TIME, time.time()))
+    return {"trainerStatus": found}
+
+
+def post(server: Server, body: Mapping[str, Any]) -> None:
+    """Post once, with the token and the certificate as they are now.
+
+    No proxy and no redirect is followed: the token goes to the server that was named.  Raises
+    ``OSError``, ``ValueError`` or ``HTTPException``.
+    """
+    where = urlsplit(server.url)
+    token = server.token.read_text(encoding="utf-8").strip()
+    context = ssl.create_default_context(cafile=str(server.ca_cert))
+    link = HTTPSConnection(where.hostname or "", where.port, timeout=_TIMEOUT_S, context=context)
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    target = where.path + (f"?{where.query}" if where.query else "")
+    try:
+        link.request("POST", target, json.dumps(body), headers)
+        answer = link.getresponse()
+        data = answer.read(_ANSWER_NBYTES)
+    finally:
+        link.close()
+    if answer.status != _OK:
+        raise OSError(f"status {answer.status} {answer.reason}{_reason(data)}")
+
+
+def _reason(data: bytes) -> str:
+    with suppress(ValueError):
+        value = parse_json(data)
+        message = value.get("message") if isinstance(value, dict) else None
+        return f": {message[:200]}" if isinstance(message, str) else ""
+    return ""

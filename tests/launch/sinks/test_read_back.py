@@ -1,0 +1,259 @@
+"""One recorded run through all sinks: each read by its own reader, all with the same values."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import wandb_file
+from companion_settings import companion_settings
+from status_server import has_openssl, status_server
+
+from forerun.calib.records.run_values import RUN_VALUES
+from forerun.calib.workload.run_options import Switch
+from forerun.hooks.process.settings import CompanionSettings
+from forerun.launch.companion.companion_loop import CompanionLoop
+from forerun.launch.sinks.prometheus_sink import prometheus_name
+
+pytest.importorskip("wandb")
+pytest.importorskip("tensorboard")
+parser = pytest.importorskip("prometheus_client.parser")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not has_openssl(), reason="no openssl for a certificate"),
+]
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+WINDOW_END, LAST = 11, 16
+BEGIN_UNIX_S, STEP_S = 1_795_000_000.0, 0.15
+SCONTROL = '#!/bin/sh\nprintf "%s\\n" "$@" >> "$SCONTROL_LOG"\n'
+CONSTANTS = {name for name, value in RUN_VALUES.items() if value.is_constant}
+CUT = ("_timestamp", "_step", "_runtime")
+
+
+def moment(step: int) -> float:
+    return BEGIN_UNIX_S + STEP_S * step
+
+
+@dataclass
+class Read:
+    """What each reader found."""
+
+    home: Path
+    told: CompanionSettings
+    said: str
+    posts: list[dict[str, Any]]
+    comments: list[str]
+
+    @property
+    def rows(self) -> dict[int, dict[str, Any]]:
+        """W&B: rows by step."""
+        return dict(wandb_file.history(self.told.settings.directory))
+
+    @property
+    def values(self) -> dict[int, dict[str, float]]:
+        """W&B: values of steps by step, less the name of the run's own."""
+        return {
+            step: {name.removeprefix("calib/"): row[name] for name in row
+                   if name.removeprefix("calib/") in RUN_VALUES}
+            for step, row in self.rows.items()
+        }  # fmt: skip
+
+    @property
+    def last(self) -> dict[str, float]:
+        """W&B: the newest of each value."""
+        found: dict[str, float] = {}
+        for _, row in sorted(self.values.items()):
+            found |= row
+        return found
+
+
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Read]:
+    home = tmp_path_factory.mktemp("sinks")
+    out, tools = home / "out", home / "tools"
+    shutil.copytree(GOLDEN / "records", out / "records")
+    tools.mkdir()
+    (tools / "scontrol").write_text(SCONTROL)
+    (tools / "scontrol").chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch, status_server(home) as server:
+        for name, value in {
+            **server.environ,
+            "SLURM_JOB_ID": "7",
+            "SCONTROL_LOG": str(home / "comments"),
+            "PATH": f"{tools}:{os.environ['PATH']}",
+            "HOME": str(home / "user"),
+            "WANDB_DATA_DIR": str(home / "wandb-data"),
+            "WANDB_CACHE_DIR": str(home / "wandb-cache"),
+        }.items():
+            patch.setenv(name, value)
+        lines: list[str] = []
+        patch.setattr("forerun.launch.companion.companion_loop.say", lines.append)
+        told = companion_settings(
+            out, num_steps=60, prometheus=home / "forerun.prom", slurm_comment=Switch.ON
+        )
+        run_through(replace(told, started_unix_s=BEGIN_UNIX_S))
+        words = (home / "comments").read_text().splitlines()
+        comments = [word for word in words if word.startswith("Comment=")]
+        yield Read(home, told, "\n".join(lines), server.taken, comments)
+
+
+def run_through(told: CompanionSettings) -> None:
+    beside = CompanionLoop(told)
+
+    def steps(first: int, last: int) -> None:
+        for step in range(first, last):
+            event = {
+                "event": "step", "step": step, "time_s": STEP_S + 0.001 * step,
+                "is_hooked": False, "flags": [], "window": 0 if step < WINDOW_END else None,
+                "is_after_window": step >= WINDOW_END, "unix_s": moment(step + 1),
+            }  # fmt: skip
+            beside.handle(event, moment(step + 1))
+
+    steps(0, WINDOW_END + 1)
+    closed = {"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}
+    beside.handle(closed, moment(WINDOW_END + 1))
+    beside.poll(moment(WINDOW_END + 2))
+    steps(WINDOW_END + 1, LAST)
+    beside.finish(moment(LAST + 1))
+
+
+def test_every_value_is_in_the_table_and_every_row_has_the_time_of_its_step(read: Read) -> None:
+    assert sorted(read.rows) == list(range(1, LAST + 1))
+    for step, row in read.rows.items():
+        assert row["_timestamp"] == pytest.approx(moment(step), abs=1e-3)
+        assert row["calib/unix_s"] == row["_timestamp"]
+        assert row["calib/iteration"] == step
+        named = {name for name in row if name.startswith("calib/") and "." not in name}
+        assert {name.removeprefix("calib/") for name in named} <= RUN_VALUES.keys()
+    assert {"eta_h", "progress_frac", "tokens_per_s", "finish_p50_unix_s"} <= read.last.keys()
+
+
+def test_the_end_comes_nearer_and_progress_grows(read: Read) -> None:
+    after = [read.values[step] for step in range(WINDOW_END + 2, LAST + 1)]
+    hours = [row["finish_p50_unix_s"] - row["unix_s"] for row in after]
+    assert [row["eta_h"] for row in after] == pytest.approx([s / 3600 for s in hours])
+    shares = [row["progress_frac"] for row in after]
+    assert shares == sorted(shares) and 0.0 < shares[0] < shares[-1] <= 1.0
+
+
+def test_a_constant_is_sent_once(read: Read) -> None:
+    assert {"num_steps", "overhead_frac"} == CONSTANTS
+    rows = [row for _, row in sorted(read.values.items())]
+    for name in CONSTANTS:
+        held = [row[name] for row in rows if name in row]
+        assert 1 <= len(held) == len(set(held)), "again only where it has changed"
+
+
+def test_wandb_draws_ours_over_our_steps_and_has_numbers_and_files(read: Read) -> None:
+    records = [*wandb_file.records(read.told.settings.directory)]
+    metrics = [record.metric for record in records if record.HasField("metric")]
+    (ours,) = [metric for metric in metrics if metric.glob_name]
+    assert (ours.glob_name, ours.step_metric) == ("calib/*", "calib/iteration")
+    artifacts = [record.artifact for record in records if record.HasField("artifact")]
+    (report,) = [found for found in artifacts if found.type == "forerun"]
+    names = {entry.path for entry in report.manifest.contents}
+    assert names == {"report.html", "timeline.json.gz"}
+    tables = {path.name.split("_")[0]: json.loads(path.read_text())
+              for path in (read.home / "out" / "wandb").rglob("*.table.json")}  # fmt: skip
+    layouts = tables["layouts"]
+    place = layouts["columns"].index("step (s)")
+    assert all(isinstance(row[place], float) for row in layouts["data"])
+    for table in tables.values():
+        assert len(set(table["columns"])) == len(table["columns"])
+    windows = tables["windows"]["columns"]
+    assert {"window", "rows", "measured (s)", "step after (frac)", "ops after (frac)"} <= {*windows}
+
+
+def test_tensorboard_reads_the_same_at_the_same_steps_and_times(read: Read) -> None:
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+    from tensorboard.util.tensor_util import make_ndarray
+
+    (path,) = (read.told.settings.directory / "tensorboard" / "golden-run").iterdir()
+    found: dict[int, dict[str, float]] = {}
+    for event in LegacyEventFileLoader(str(path)).Load():
+        for value in event.summary.value:
+            name = value.tag.removeprefix("calib/")
+            if name not in RUN_VALUES:
+                continue
+            assert event.wall_time == pytest.approx(moment(event.step), abs=1e-3)
+            number = value.simple_value
+            if value.HasField("tensor"):
+                number = make_ndarray(value.tensor).item()
+            found.setdefault(event.step, {})[name] = number
+    without = ("unix_s", "iteration")
+    for step, row in read.values.items():
+        ours = {name: row[name] for name in row if name not in without}
+        assert found[step].keys() == ours.keys()
+        for name, number in ours.items():
+            is_precise = name.endswith("unix_s")
+            assert found[step][name] == pytest.approx(number, rel=0.0 if is_precise else 1e-6)
+
+
+def test_tensorboard_shows_scalars_and_tables(read: Read) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = read.told.settings.directory / "tensorboard" / "golden-run"
+    shown = EventAccumulator(str(folder)).Reload()
+    scalars = {point.step: point.value for point in shown.Scalars("calib/step_time_s")}
+    assert scalars == {step: pytest.approx(row["step_time_s"]) for step, row in read.values.items()}
+    (event,) = shown.Tensors("calib/layouts")
+    assert event.tensor_proto.string_val[0].startswith(b"| # | layout | step (s) |")
+
+
+def test_prometheus_reads_the_newest_of_each_value_in_base_units(read: Read) -> None:
+    text = (read.home / "forerun.prom").read_text()
+    families = {one.name: one for one in parser.text_string_to_metric_families(text)}
+    assert all(one.type == "gauge" and one.documentation for one in families.values())
+    samples = {name: one.samples for name, one in families.items()}
+    for name, value in read.last.items():
+        theirs, factor = prometheus_name(name)
+        (sample,) = samples.pop(theirs)
+        assert sample.value == pytest.approx(value * factor, rel=1e-12)
+        assert sample.labels == {"run_id": "golden-run", "launch": ""}
+    assert samples == {}, "and nothing else"
+    assert "forerun_step_time_seconds" in families and "forerun_eta_seconds" in families
+
+
+def test_the_trainjob_has_the_newest_of_each_value_by_kubeflows_schema(read: Read) -> None:
+    for body in read.posts:
+        status = body["trainerStatus"]
+        assert {*status} <= {"progressPercentage", "estimatedRemainingSeconds", "metrics",
+                             "lastUpdatedTime"}  # fmt: skip
+        assert len(status["metrics"]) <= 256
+        for metric in status["metrics"]:
+            assert metric.keys() == {"name", "value"}
+            assert all(isinstance(text, str) and 1 <= len(text) <= 64 for text in metric.values())
+        datetime.fromisoformat(status["lastUpdatedTime"].replace("Z", "+00:00"))
+    status, last = read.posts[-1]["trainerStatus"], read.last
+    metrics = {metric["name"]: float(metric["value"]) for metric in status["metrics"]}
+    assert metrics == {f"calib/{name}": value for name, value in last.items()}
+    assert status["progressPercentage"] == math.floor(100 * last["progress_frac"])
+    assert isinstance(status["progressPercentage"], int)
+    assert status["estimatedRemainingSeconds"] == round(3600 * last["eta_h"])
+    moment_said = datetime.fromisoformat(status["lastUpdatedTime"].replace("Z", "+00:00"))
+    assert moment_said.timestamp() == math.floor(last["unix_s"])
+
+
+def test_the_comment_says_progress_end_and_step(read: Read) -> None:
+    last = read.comments[-1]
+    assert last.startswith(
+        f"Comment=forerun: {math.floor(100 * read.last['progress_frac'])} % · ends "
+    )
+    assert last.endswith(" s") or last.endswith(" ms")
+    assert "JobId=7" in (read.home / "comments").read_text().splitlines()
+
+
+def test_the_log_says_where_and_nothing_failed(read: Read) -> None:
+    (line,) = [line for line in read.said.splitlines() if line.startswith("report: ")]
+    for where in ("TensorBoard: ", "Prometheus: ", "TrainJob: status by localhost", "Slurm: "):
+        assert where in line
+    assert "is off" not in read.said and "tried again" not in read.said
