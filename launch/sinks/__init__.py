@@ -1,1 +1,1 @@
-"""Where the values of each step go besides files: W&B."""
+"""Where the values of each step go besides files: W&B, TensorBoard, Prometheus, TrainJob, Slurm."""
