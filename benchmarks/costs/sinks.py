@@ -115,7 +115,8 @@ def train(home: Path, args: argparse.Namespace) -> list[tuple[int, float, float]
         sys.exit(f"{' '.join(command)}\nfailed with {done.returncode}:\n{done.stderr[-3000:]}")
     where = [line for line in done.stdout.splitlines() if "] report: " in line]
     print(f"{where[0] if where else ''}\n{posts} posts to the TrainJob's server")
-    return [(int(step), *rest) for step, *rest in json.loads((home / "rows.json").read_text())]
+    rows = json.loads((home / "rows.json").read_text())
+    return [(int(step), float(time_s), float(used_s)) for step, time_s, used_s in rows]
 
 
 def blocks_of(
