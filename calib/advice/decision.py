@@ -19,7 +19,7 @@ from ..units import HOUR_S, format_frac, format_time
 from ..workload.run_options import Goals
 from .plan import Candidate, Plan
 
-SCHEMA = 1
+SCHEMA = 2
 MIN_COVERAGE_FRAC = 0.9
 """Share of installed hooks that must have fired before other layouts are judged."""
 MIN_STEPS = 5
@@ -53,7 +53,11 @@ class Rule(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """One rule with its outcome; ``numbers`` carry their units in their names."""
+    """One rule with its outcome; ``numbers`` carry their units in their names.
+
+    Of a restart: ``saved_s`` is what the steps that are left take less (0 where that is nothing),
+    ``restart_cost_s`` what it costs, ``net_s`` the difference, below 0 where it does not pay.
+    """
 
     rule: Rule
     is_met: bool
@@ -80,6 +84,8 @@ class Decision:
     command: tuple[str, ...] = ()
     """The user's command line with that layout, where it would be worth a restart, or the run is to
     end in any case; it goes on from the checkpoint."""
+    command_absent: str = ""
+    """Why there is no command; empty where there is one."""
 
     @property
     def rules_met(self) -> frozenset[Rule]:
@@ -87,7 +93,8 @@ class Decision:
         return frozenset(reason.rule for reason in self.reasons if reason.is_met)
 
     def to_json(self) -> JsonObject:
-        """A JSON object with its schema; ``command`` is null where nothing is to be run."""
+        """A JSON object with its schema; ``command`` is null where nothing is to be run, and then
+        ``command_absent`` says why."""
         return {
             "schema": SCHEMA,
             "action": self.action.value,
@@ -96,6 +103,7 @@ class Decision:
             "reasons": [reason.to_json() for reason in self.reasons],
             "candidate": self.candidate.to_json() if self.candidate else None,
             "command": list(self.command) or None,
+            "command_absent": self.command_absent,
             "command_note": _MASKED if any(MASK in word for word in self.command) else "",
         }
 
@@ -132,7 +140,8 @@ def decide(
     if gaps and not confirmed:
         return _abstain(goals, [*gaps, *reasons], forecast.now_unix_s)
     command: tuple[str, ...] = ()
-    if (Rule.RESTART in met or confirmed) and candidate is not None and host_argv:
+    absent = _command_absent(candidate, host_argv, is_worth=Rule.RESTART in met or bool(confirmed))
+    if not absent and candidate is not None:
         running = plan.own.config if plan else None
         command = resumed_command(rewrite_command(host_argv, candidate.config, running=running))
     return Decision(
@@ -142,7 +151,19 @@ def decide(
         now_unix_s=forecast.now_unix_s,
         candidate=candidate,
         command=command,
+        command_absent=absent,
     )
+
+
+def _command_absent(
+    candidate: Candidate | None, host_argv: Sequence[str], *, is_worth: bool
+) -> str:
+    """Why no command is given; empty where one is."""
+    if candidate is None:
+        return "no other layout is faster and fits"
+    if not host_argv:
+        return "the command line of the run is not known"
+    return "" if is_worth else "a restart is not sure enough to pay; `forerun plan` prints commands"
 
 
 def saving_probability(
@@ -195,6 +216,33 @@ def lateness_probability(forecast: Forecast, deadline_unix_s: float) -> float:
     return forecast.left.chance_beyond(deadline_unix_s - forecast.now_unix_s)
 
 
+def odds_text(rule: Rule, probability: float, confidence: float) -> str:
+    """A probability with what it is one of, and what was asked for.
+
+    >>> odds_text(Rule.RESTART, 0.71, 0.9)
+    'a restart pays with probability 0.71, asked for 0.90'
+    """
+    event = "a restart pays" if rule is Rule.RESTART else f"the run ends after its {rule.value}"
+    return f"{event} with probability {probability:.2f}, asked for {confidence:.2f}"
+
+
+def saving_text(saved_s: float, cost_s: float) -> str:
+    """What a restart saves, and what it costs: two times of at least 0.
+
+    >>> saving_text(11_160.0, 600.0), saving_text(17.0, 600.0)
+    ('saves 3.1 h less 10.0 min for the restart', 'saves 17.000 s, but a restart costs 10.0 min')
+    """
+    cost = format_time(cost_s)
+    if saved_s <= 0:
+        return f"saves nothing, and a restart costs {cost}"
+    saved = f"saves {format_time(saved_s)}"
+    return (
+        f"{saved} less {cost} for the restart"
+        if saved_s >= cost_s
+        else (f"{saved}, but a restart costs {cost}")
+    )
+
+
 def _limit_reasons(goals: Goals, forecast: Forecast) -> list[Reason]:
     budget_end = None
     if goals.budget_hours is not None:
@@ -207,11 +255,8 @@ def _limit(rule: Rule, forecast: Forecast, end_unix_s: float, confidence: float)
     chance = lateness_probability(forecast, end_unix_s)
     over_s = forecast.finish_p50_unix_s - end_unix_s
     side = "after" if over_s > 0 else "before"
-    sign = ">=" if chance >= confidence else "<"
-    text = (
-        f"finish is {format_time(abs(over_s))} {side} the {rule.value}, "
-        f"P(beyond) = {chance:.2f} {sign} {confidence:.2f}"
-    )
+    odds = odds_text(rule, chance, confidence)
+    text = f"{odds}; it is expected {format_time(abs(over_s))} {side} the {rule.value}"
     return Reason(
         rule=rule,
         is_met=chance >= confidence,
@@ -234,14 +279,10 @@ def _restart_reason(
     bias_log = selection_bias_log(best, rivals)
     chance = saving_probability(forecast, best, cost_s, bias_log=bias_log)
     expected_frac = math.exp(bias_log) * (1.0 + best.time_frac) - 1.0
-    saved_s = -forecast.remaining_s * expected_frac - cost_s
+    saved_s = max(0.0, -forecast.remaining_s * expected_frac)
     fits = best.verdict is Verdict.FITS
     is_met = chance >= confidence and fits
-    verb = "save" if saved_s >= 0 else "lose"
-    text = (
-        f"restart would {verb} {format_time(abs(saved_s))}, P = {chance:.2f} "
-        f"{'>=' if chance >= confidence else '<'} {confidence:.2f}"
-    )
+    text = f"{odds_text(Rule.RESTART, chance, confidence)}; it {saving_text(saved_s, cost_s)}"
     if not fits:
         text += f"; memory: {best.verdict.value}, must fit"
     return Reason(
@@ -251,7 +292,8 @@ def _restart_reason(
         probability=chance,
         numbers={
             "saved_s": saved_s,
-            "cost_s": cost_s,
+            "restart_cost_s": cost_s,
+            "net_s": saved_s - cost_s,
             "remaining_s": forecast.remaining_s,
             "time_frac": best.time_frac,
             "expected_time_frac": expected_frac,
@@ -293,4 +335,5 @@ def _abstain(goals: Goals, reasons: Sequence[Reason], now_unix_s: float | None) 
         reasons=tuple(reasons),
         confidence=goals.confidence,
         now_unix_s=now_unix_s,
+        command_absent="nothing is advised yet",
     )

@@ -30,8 +30,8 @@ from ..steps.model import FittedSteps
 from ..units import GIB, format_bytes, format_count, format_frac
 from ..workload.config import RunConfig
 from ..workload.hosts import takes_options
+from .layout_words import recompute_text
 from .plan import Candidate, compare
-from .recompute_choices import recompute_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +82,17 @@ class MicroBatchAdvice:
         return resumed_command(changed)
 
     @property
+    def command_absent(self) -> str:
+        """Why there is no command; empty where there is one."""
+        if self.best is None:
+            return self.missing or "nothing that fits is surely faster"
+        if not self.host_argv:
+            return "the command line of the run is not known"
+        if takes_options(self.running.config):
+            return ""
+        return "micro-batch and recompute are set in the program, not on its command line"
+
+    @property
     def line(self) -> str:
         """What a user reads of it."""
         if self.missing:
@@ -95,11 +106,11 @@ class MicroBatchAdvice:
         else:
             words = [
                 f"micro-batch: {_in_words(best.config)}, now {now}",
-                f"step {_span(best)}",
+                best.change_text,
                 f"{format_count(best.throughput.tokens_per_s)} tokens/s "
                 f"({format_frac(1 / (1 + best.time_frac) - 1, signed=True)})",
-                f"memory {_of(best.memory.total_nbytes, self.memory_capacity_nbytes)}"
-                f" (P {best.fit_probability or 0.0:.2f})",
+                f"memory {_of(best.memory.total_nbytes, self.memory_capacity_nbytes)}, "
+                f"fits with probability {best.fit_probability or 0.0:.2f}",
             ]
         if largest is not None and largest not in (best, self.running, best or self.nearest):
             words.append(f"largest {_told(largest)}")
@@ -116,7 +127,8 @@ class MicroBatchAdvice:
             "memory_capacity_nbytes": self.memory_capacity_nbytes,
             "num_layouts": self.num_layouts,
             "missing": self.missing,
-            "command": list(self.command),
+            "command": list(self.command) or None,
+            "command_absent": self.command_absent,
         }
 
 
@@ -245,16 +257,7 @@ def _in_words(config: RunConfig) -> str:
 
 
 def _told(choice: Candidate) -> str:
-    return f"{_in_words(choice.config)}, step {_span(choice)}"
-
-
-def _span(choice: Candidate) -> str:
-    """The change of the step with its interval, in percent."""
-    middle, low, high = (
-        f"{100 * frac:+.0f}"
-        for frac in (choice.time_frac, choice.time_frac_low, choice.time_frac_high)
-    )
-    return f"{middle} % ({low} … {high})"
+    return f"{_in_words(choice.config)}, {choice.change_text}"
 
 
 def _of(needed: int, capacity: int) -> str:

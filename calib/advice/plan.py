@@ -84,6 +84,11 @@ class Candidate:
         """What its step time is worth."""
         return throughput(self.config, self.step_time_s)
 
+    @property
+    def change_text(self) -> str:
+        """How much less or more the step takes than the running layout's, with its interval."""
+        return _change_text(self.time_frac, self.time_frac_low, self.time_frac_high)
+
     def to_json(self) -> JsonObject:
         """A JSON object; the model's shape is left to the plan."""
         par = self.config.parallelism
@@ -104,6 +109,22 @@ class Candidate:
             "source_frac": {source.value: frac for source, frac in self.source_frac.items()},
             "options": list(self.options),
         }
+
+
+def _change_text(frac: float, low_frac: float, high_frac: float) -> str:
+    """In percent, the interval of 90 % in brackets.
+
+    >>> _change_text(-0.11, -0.15, -0.06), _change_text(-0.5, -0.78, 0.02)
+    ('11 % less per step (6 to 15)', '50 % less per step (2 more to 78 less)')
+    >>> _change_text(0.03, 0.01, 0.05)
+    '3 % more per step (1 to 5)'
+    """
+    word, sign = ("less", -1.0) if frac < 0 else ("more", 1.0)
+    low, high = sorted((100 * sign * low_frac, 100 * sign * high_frac))
+    ends = f"{low:.0f} to {high:.0f}"
+    if low < 0 < high:
+        ends = f"{-low:.0f} {'more' if word == 'less' else 'less'} to {high:.0f} {word}"
+    return f"{100 * sign * frac:.0f} % {word} per step ({ends})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,19 +150,26 @@ class Plan:
         return next((c for c in self.candidates if not self.obstacle(c)), None)
 
     @property
-    def nearest_miss(self) -> str:
-        """Which layout comes nearest to an offer, and why it is none; empty without others.
-
-        The fastest that fits, else the one that lacks the least memory.
-        """
-        if not self.candidates:
-            return ""
+    def nearest(self) -> Candidate | None:
+        """The layout that comes nearest to an offer: the fastest that fits, else the one that lacks
+        the least memory; None without others."""
         fitting = [c for c in self.candidates if c.verdict is not Verdict.DOES_NOT_FIT]
-        if not fitting:
-            least = min(self.candidates, key=lambda c: c.memory.total_nbytes)
-            return f"nearest is {least.label}: {self.obstacle(least)}"
-        best = min(fitting, key=lambda c: c.time_frac)
-        return f"nearest is {best.label} ({best.time_frac * 100:+.0f} %): {self.obstacle(best)}"
+        if fitting:
+            return min(fitting, key=lambda c: c.time_frac)
+        return min(self.candidates, key=lambda c: c.memory.total_nbytes, default=None)
+
+    @property
+    def nearest_miss(self) -> str:
+        """Which layout comes nearest to an offer, and why it is none; empty without others."""
+        found = self.nearest
+        return "" if found is None else self.missed_by(found, found.label)
+
+    def missed_by(self, candidate: Candidate, name: str) -> str:
+        """Why a layout that is called so is not offered, after how much it would gain."""
+        gain = f" ({candidate.time_frac * 100:+.0f} %)"
+        if candidate.verdict is Verdict.DOES_NOT_FIT:
+            gain = ""
+        return f"nearest is {name}{gain}: {self.obstacle(candidate)}"
 
     def obstacle(self, candidate: Candidate) -> str:
         """Why a layout is not offered; empty where it may be: faster, fitting, and one that the

@@ -32,6 +32,7 @@ from ..steps.model import FittedSteps, fit_steps
 from ..stragglers.waiting import WaitingReport, waiting_report
 from ..workload.config import RunConfig
 from ..workload.run_options import MicroBatchChoice
+from .finish_line import NO_END, finish_line
 from .history import History, Levels, Models, WindowScore, window_scores
 from .request import Request as Request
 from .routing import (
@@ -54,9 +55,7 @@ from .run_measurements import (
     recalibration_s,
 )
 from .run_steps import running_config, with_own
-from .transcript import PREFIX, transcript_lines
-
-_NOTE = "no layout is modelled: steps, phases and collectives are recorded, nothing is compared"
+from .transcript import NO_LAYOUT, checked_line, prefixed, run_line, transcript_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +145,11 @@ class Answer:
         return self.modelled_step.scaled(ratios[size])
 
     @property
+    def advice(self) -> str:
+        """The line of the transcript that says what is advised; empty without a transcript."""
+        return next((line for line in self.transcript if " decision: " in line), "")
+
+    @property
     def is_stop(self) -> bool:
         """True where the advice is to stop."""
         return self.decision.action is Action.STOP
@@ -158,10 +162,12 @@ def analyse(
     problems: Sequence[str] = (),
     history: History | None = None,
     known: Sequence[KnownStep] = (),
+    directory: str = "DIR",
 ) -> Answer:
     """The answer of the newest run in the table; ``history`` is that of the answer before it.
 
-    ``known`` are steps of other runs on this machine, in any layout.
+    ``known`` are steps of other runs on this machine, in any layout; ``directory`` is what the
+    commands in the transcript name.
 
     Raises ``CalibrationError`` where steps or operators are missing, ``ConfigError`` where the
     running layout is one that the timeline does not model yet.
@@ -220,25 +226,29 @@ def analyse(
         explained=_explained(found, fitted),
         restart_s=request.goals.restart_cost_s + recalibration_s(table),
     )
-    return replace(answer, transcript=_transcript(answer, request.time_limit_s(ahead)))
+    return replace(answer, transcript=_transcript(answer, request, directory))
 
 
-def _transcript(answer: Answer, time_limit_s: float | None) -> tuple[str, ...]:
-    has_end = answer.config.cadence.train_iters > 0
+def _transcript(answer: Answer, request: Request, directory: str) -> tuple[str, ...]:
+    remarks = (
+        answer.waiting.line,
+        routing_line(answer.routing, answer.imbalance_cost_frac),
+        network_line(answer.calibration.transfers.carrying),
+    )
     lines = transcript_lines(
+        answer.config,
+        measured_s=answer.measured_step_s,
+        found=answer.throughput,
+        modelled=answer.modelled_step,
         hooks=answer.hooks,
         overhead=answer.overhead,
-        measured_s=answer.measured_step_s,
-        modelled=answer.modelled_step,
-        throughput=answer.throughput,
-        slow=answer.waiting.line,
-        routing=routing_line(answer.routing, answer.imbalance_cost_frac),
-        network=network_line(answer.calibration.transfers.carrying),
-        forecast=answer.forecast if has_end else None,
+        forecast=answer.forecast,
         plan=answer.plan,
-        micro_batch=answer.micro_batch,
         decision=answer.decision,
-        time_limit_s=time_limit_s,
+        goals=request.goals,
+        micro_batch=answer.micro_batch,
+        remarks=remarks,
+        directory=directory,
     )
     return tuple(lines)
 
@@ -360,12 +370,14 @@ def analyse_steps(table: SampleTable, request: Request, *, num_steps: int) -> Me
             elapsed_s=max(0.0, request.now_unix_s - started_unix_s),
             step_times_s=max(request.step_times_s, recorded, key=len),
         )
-    lines = transcript_lines(
-        hooks=hook_summary(table),
-        overhead=measured_overhead(table),
-        measured_s=measured_step_s(table),
-        forecast=ahead,
+    measured_s, runs = measured_step_s(table), table.newest("runs")
+    world_size, device = int(runs["world_size"].max()), str(runs["device"].iloc[0])
+    lines = prefixed(
+        [
+            run_line(None, world_size, measured_s, device=device),
+            NO_END if ahead is None else finish_line(ahead, request.goals),
+            NO_LAYOUT,
+            checked_line(hook_summary(table), measured_overhead(table), measured_s, None),
+        ]
     )
-    return MeasuredAnswer(
-        run_id=table.run_id, forecast=ahead, transcript=(*lines, f"{PREFIX} {_NOTE}")
-    )
+    return MeasuredAnswer(run_id=table.run_id, forecast=ahead, transcript=tuple(lines))

@@ -9,7 +9,6 @@ from typing import Any
 from ..arguments.kept_arguments import kept_arguments
 from ..arguments.megatron_command import program_of
 from ..errors import ConfigError, RecordError
-from ..forecast.forecast import Forecast
 from ..forecast.run_forecast import SoFar
 from ..workload.config import RunConfig
 from ..workload.config_json import decode, encode_fields
@@ -29,12 +28,6 @@ class Request(SoFar):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "host_argv", kept_arguments(self.host_argv))
-
-    def time_limit_s(self, forecast: Forecast) -> float | None:
-        """The scheduler's limit on the scale of ``forecast.total_s``: from the run's start."""
-        if self.goals.limit_unix_s is None:
-            return None
-        return self.goals.limit_unix_s - forecast.now_unix_s + forecast.elapsed_s
 
     def of_program(self, config: RunConfig) -> RunConfig:
         """The layout with the name of the program that trains it, and what that lacks."""

@@ -1,178 +1,199 @@
-"""The lines that a user sees: pure text from the parts of an answer, unknown parts left out."""
+"""The lines that a user sees: pure text from the parts of an answer, each to be read alone.
+
+What cannot be said is replaced by the reason, and by what to do about it.
+"""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
-from datetime import datetime, timezone
 
-from ..advice.decision import Action, Decision, Reason, Rule
+from ..advice.decision import Action, Decision, Reason, Rule, odds_text, saving_text
+from ..advice.layout_words import layout_words
 from ..advice.micro_batch import MicroBatchAdvice
 from ..advice.plan import Candidate, Plan
+from ..fit.priors import UNKNOWN_DEVICE, device_prior
 from ..forecast.batch_ratios import PredictedStep
 from ..forecast.forecast import Forecast
-from ..forecast.throughput import Throughput
+from ..forecast.throughput import Throughput, peak_flop_per_s
+from ..layers.model_size import model_name
 from ..units import GIB, format_bytes, format_frac, format_time
+from ..workload.config import RunConfig
+from ..workload.run_options import Goals
+from .finish_line import NO_END, finish_line
 from .run_measurements import HookSummary, Overhead
 
 PREFIX = "[forerun]"
+NO_LAYOUT = (
+    "other layouts not compared, since the model and its layout are not known; "
+    "forerun.attach(model, optimizer, config) tells them"
+)
 _SEPARATOR = " · "
+_ACTIONS = {Action.CONTINUE: "go on", Action.STOP: "stop", Action.ABSTAIN: "none yet"}
 
 
-def transcript_lines(
-    *,
-    hooks: HookSummary | None = None,
-    overhead: Overhead | None = None,
-    measured_s: float | None = None,
-    modelled: PredictedStep | None = None,
-    throughput: Throughput | None = None,
-    slow: str = "",
-    routing: str = "",
-    network: str = "",
-    forecast: Forecast | None = None,
-    plan: Plan | None = None,
-    micro_batch: MicroBatchAdvice | None = None,
-    decision: Decision | None = None,
-    time_limit_s: float | None = None,
-) -> list[str]:
-    """Up to nine lines with ``[forerun]`` before each; moments as UTC.
-
-    ``time_limit_s`` is the scheduler's limit for the whole run.
-    """
-    lines = [
-        _hook_line(hooks, overhead),
-        _step_line(measured_s, modelled, throughput),
-        slow,
-        routing,
-        network,
-        _finish_line(forecast, time_limit_s),
-        _plan_line(plan),
-        micro_batch.line if micro_batch is not None else "",
-        _decision_line(decision),
-    ]
+def prefixed(lines: Sequence[str]) -> list[str]:
+    """As they stand in the log; empty ones are left out."""
     return [f"{PREFIX} {line}" for line in lines if line]
 
 
-def utc_moment(unix_s: float) -> str:
-    """Weekday and time in UTC.
-
-    >>> utc_moment(0.0)
-    'Thu 00:00 UTC'
-    """
-    try:
-        return datetime.fromtimestamp(unix_s, tz=timezone.utc).strftime("%a %H:%M UTC")
-    except (ValueError, OverflowError, OSError):
-        return "beyond any calendar"
-
-
-def _hook_line(hooks: HookSummary | None, overhead: Overhead | None) -> str:
-    words: list[str] = []
-    if hooks is not None:
-        words += [
-            f"hooks: {hooks.num_fired}/{hooks.num_installed} fired",
-            _plural(hooks.num_operator_kinds, "operator kind"),
-            _plural(hooks.num_groups, "group"),
-            *hooks.remarks,
-        ]
-    if overhead is not None:
-        steps = overhead.num_hooked + overhead.num_bare
-        low, high = _percent(overhead.low_frac), _percent(overhead.high_frac)
-        words.append(
-            f"overhead {_percent(overhead.overhead_frac)} % "
-            f"(90 %: {low} to {high}; A/B over {_plural(steps, 'step')})"
-        )
-    return _SEPARATOR.join(words)
-
-
-def _step_line(
-    measured_s: float | None, modelled: PredictedStep | None, found: Throughput | None
+def run_line(
+    config: RunConfig | None,
+    num_ranks: int,
+    measured_s: float | None,
+    found: Throughput | None = None,
+    *,
+    device: str = "",
 ) -> str:
-    words: list[str] = []
+    """What runs, on what, in which layout, and how fast.
+
+    Without ``config`` the ``device``, the number of ranks and the measured step.
+    """
+    device = device if config is None else config.device
+    words = [] if config is None else [model_name(config)]
+    words.append(f"{num_ranks} x {device_name(device)}" if device else f"{num_ranks} ranks")
+    if config is not None:
+        words.append(layout_words(config))
     if measured_s is not None:
-        words.append(f"{format_time(measured_s)} measured")
+        words.append(f"step {format_time(measured_s)}")
     if found is not None:
         words.append(found.text)
+    if config is not None and config.device != "cpu" and peak_flop_per_s(config) is None:
+        words.append(f"no MFU, since the peak of {config.device} is not known")
+    return _SEPARATOR.join(words)
+
+
+def device_name(device: str) -> str:
+    """A device in short, by its driver's name.
+
+    >>> device_name("NVIDIA H100 80GB HBM3"), device_name("cpu"), device_name("Accelerator 9")
+    ('H100', 'CPU', 'Accelerator 9')
+    """
+    name = device_prior(device).name
+    return device if name == UNKNOWN_DEVICE else name.upper()
+
+
+def faster_line(plan: Plan, decision: Decision | None, *, has_end: bool = True) -> str:
+    """The faster layout that a decision is about, with what it gains; or why there is none."""
+    best = decision.candidate if decision and decision.candidate else plan.best
+    if best is None:
+        count = max(plan.num_layouts, len(plan.candidates))
+        words = [f"faster: nothing to offer among {count:,} layouts"]
+        if (near := plan.nearest) is not None:
+            words.append(plan.missed_by(near, layout_words(near.config)))
+        return _SEPARATOR.join(words)
+    own, other = plan.own.config.parallelism.num_ranks, best.config.parallelism.num_ranks
+    kind = "CPU ranks" if plan.own.config.device == "cpu" else "GPUs"
+    where = "here" if own == other else f"on {other} {kind}"
+    words = [
+        f"faster {where}: {layout_words(best.config)}",
+        best.change_text,
+        _memory(best, plan.memory_capacity_nbytes),
+        _saving(decision) if has_end else "what it saves is not known without the end of the run",
+    ]
+    return _SEPARATOR.join(filter(None, words))
+
+
+def decision_line(
+    decision: Decision,
+    plan: Plan | None = None,
+    *,
+    has_end: bool = True,
+    directory: str = "DIR",
+) -> str:
+    """What is advised, how sure that is, and the command that shows how to do it.
+
+    ``directory`` is what ``--calibrate-dir`` was.
+    """
+    reason = _leading(decision)
+    text = f"decision: {_ACTIONS[decision.action]}"
+    if reason is not None:
+        why = _why(reason, decision.confidence)
+        if reason.rule is Rule.RESTART and not has_end:
+            why = "a restart cannot be weighed without the end of the run"
+        text += f" ({why})"
+    return _SEPARATOR.join(filter(None, (text, _shown_by(decision.candidate, plan, directory))))
+
+
+def checked_line(
+    hooks: HookSummary | None,
+    overhead: Overhead | None,
+    measured_s: float | None,
+    modelled: PredictedStep | None,
+) -> str:
+    """What the tool says of itself: the model against the measured step, hooks and their cost."""
+    words = []
     if modelled is not None:
         ends = f"{format_time(modelled.low_s)} to {format_time(modelled.high_s)}"
-        words.append(f"{format_time(modelled.time_s)} modelled (90 %: {ends})")
-    if measured_s and modelled is not None:
-        off_frac = abs(modelled.time_s - measured_s) / measured_s
-        words.append(f"unexplained {format_frac(off_frac)}")
-    return "step " + _SEPARATOR.join(words) if words else ""
+        words.append(f"model {format_time(modelled.time_s)} ({ends})")
+        if measured_s:
+            off_frac = abs(modelled.time_s - measured_s) / measured_s
+            words[-1] += f", {format_frac(off_frac)} off"
+    if hooks is not None:
+        fired = f"hooks {hooks.num_fired} of {hooks.num_installed}, {_cost(overhead)}"
+        words += [fired, *hooks.remarks]
+    return f"checked: {_SEPARATOR.join(words)}" if words else ""
 
 
-def _finish_line(forecast: Forecast | None, time_limit_s: float | None) -> str:
-    if forecast is None:
-        return ""
-    words = [
-        f"finish {utc_moment(forecast.finish_p50_unix_s)} (P50) … "
-        f"{utc_moment(forecast.finish_p95_unix_s)} (P95)",
-        format_time(forecast.total_s),
-    ]
-    if forecast.gpu_hours is not None:
-        words.append(f"{forecast.gpu_hours:.3g} GPU-hours")
-    if forecast.cost is not None:
-        words.append(f"cost {forecast.cost:,.2f}")
-    if forecast.energy_j is not None:
-        words.append(_energy(forecast.energy_j))
-    if time_limit_s is not None:
-        worst_s = forecast.elapsed_s + forecast.remaining_high_s
-        fits = "ok" if worst_s <= time_limit_s else "at risk"
-        if forecast.total_s > time_limit_s:
-            done = _done_frac(forecast, time_limit_s - forecast.elapsed_s)
-            fits = f"will not finish: {done * 100:.0f} % done at the limit"
-        words.append(f"Slurm limit {format_time(time_limit_s)}: {fits}")
-    return _SEPARATOR.join(words)
+def transcript_lines(
+    config: RunConfig,
+    *,
+    measured_s: float,
+    found: Throughput,
+    modelled: PredictedStep,
+    hooks: HookSummary,
+    overhead: Overhead | None,
+    forecast: Forecast,
+    plan: Plan,
+    decision: Decision,
+    goals: Goals,
+    micro_batch: MicroBatchAdvice | None = None,
+    remarks: Sequence[str] = (),
+    directory: str = "DIR",
+) -> list[str]:
+    """The lines of a run whose layout is known; ``remarks`` stand behind the first, as they are.
 
-
-def _done_frac(forecast: Forecast, ahead_s: float) -> float:
-    """Share of the steps that will be done so many seconds from now, at the expected speed."""
-    steps = forecast.steps_done + forecast.steps_left
-    more = min(1.0, max(0.0, ahead_s) / forecast.remaining_s) * forecast.steps_left
-    return (forecast.steps_done + more) / steps
-
-
-def _energy(energy_j: float) -> str:
-    kilowatt_hours = energy_j / 3.6e6
-    if kilowatt_hours >= 100:
-        return f"{kilowatt_hours / 1000:.3g} MWh"
-    return f"{kilowatt_hours:.3g} kWh"
-
-
-def _plan_line(plan: Plan | None) -> str:
-    if plan is None:
-        return ""
-    best = plan.best
-    if best is None:
-        words = [f"nothing faster to offer among {len(plan.candidates)} layouts", plan.nearest_miss]
-        return _SEPARATOR.join(filter(None, words))
-    own, other = plan.own.config.parallelism.num_ranks, best.config.parallelism.num_ranks
-    ranks = "the same GPUs" if own == other else f"{other} GPUs"
-    if plan.own.config.device == "cpu":
-        ranks = "the same ranks" if own == other else _plural(other, "rank")
-    low, high = _signed(best.time_frac_high), _signed(best.time_frac_low)
-    words = [
-        f"faster on {ranks}: {best.label}",
-        f"{_signed(best.time_frac)} % ({low} … {high})",
-        _memory(best, plan.memory_capacity_nbytes),
-    ]
-    return _SEPARATOR.join(words)
+    A run that does not say how long it is (``train_iters`` 0) has no end.
+    """
+    has_end = config.cadence.train_iters > 0
+    return prefixed(
+        [
+            run_line(config, config.parallelism.num_ranks, measured_s, found),
+            *remarks,
+            finish_line(forecast, goals) if has_end else NO_END,
+            faster_line(plan, decision, has_end=has_end),
+            micro_batch.line if micro_batch is not None else "",
+            decision_line(decision, plan, has_end=has_end, directory=directory),
+            checked_line(hooks, overhead, measured_s, modelled),
+        ]
+    )
 
 
 def _memory(candidate: Candidate, capacity_nbytes: int | None) -> str:
     needed = candidate.memory.total_nbytes
     if not capacity_nbytes:
-        return f"memory {format_bytes(needed)}"
+        return f"memory {format_bytes(needed)} (how much there is, is not known)"
     if capacity_nbytes >= GIB:
         return f"memory {needed / GIB:.3g} of {capacity_nbytes / GIB:.3g} GiB"
     return f"memory {format_bytes(needed)} of {format_bytes(capacity_nbytes)}"
 
 
-def _decision_line(decision: Decision | None) -> str:
-    if decision is None:
-        return ""
-    text = f"decision: {decision.action.value}"
-    reason = _leading(decision)
-    return f"{text} ({reason.text})" if reason else text
+def _saving(decision: Decision | None) -> str:
+    for reason in decision.reasons if decision else ():
+        if reason.rule is Rule.RESTART and "saved_s" in reason.numbers:
+            return saving_text(reason.numbers["saved_s"], reason.numbers["restart_cost_s"])
+    return ""
+
+
+def _cost(overhead: Overhead | None) -> str:
+    """What hooks cost a step; where its interval holds 0, up to where it was looked for."""
+    if overhead is None:
+        return "cost not measured, since steps with and without hooks are too few"
+    low, high = overhead.low_frac, overhead.high_frac
+    if low > 0:
+        ends = f"{low * 100:.1f} to {high * 100:.1f}"
+        return f"cost {format_frac(overhead.overhead_frac)} of a step ({ends})"
+    return f"cost not measurable (below {format_frac(high if high > 0 else -low)})"
 
 
 def _leading(decision: Decision) -> Reason | None:
@@ -185,13 +206,20 @@ def _leading(decision: Decision) -> Reason | None:
     return max(reasons, key=lambda r: r.probability or 0.0, default=None)
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+def _why(reason: Reason, confidence: float) -> str:
+    if reason.probability is None:
+        return reason.text
+    return odds_text(reason.rule, reason.probability, confidence)
 
 
-def _percent(frac: float) -> str:
-    return f"{frac * 100:.1f}"
-
-
-def _signed(frac: float) -> str:
-    return f"{frac * 100:+.0f}"
+def _shown_by(candidate: Candidate | None, plan: Plan | None, directory: str) -> str:
+    """The command that prints the launch line of a candidate, which is a row of the plan."""
+    if candidate is None or plan is None:
+        return ""
+    own, ranks = plan.own.config.parallelism.num_ranks, candidate.config.parallelism.num_ranks
+    rows = [c for c in plan.candidates if c.config.parallelism.num_ranks == ranks]
+    if candidate not in rows:
+        return ""
+    gpus = f" --gpus {ranks}" if ranks != own else ""
+    row = rows.index(candidate) + 1
+    return f"forerun plan {shlex.quote(directory)}{gpus} --show {row} prints the command"

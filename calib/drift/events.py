@@ -34,16 +34,17 @@ class DriftEvent:
         >>> found = Drift(kind=DriftKind.SLOWER, iteration=1208, since_iteration=1200,
         ...     before_s=1.84, after_s=2.12, probability=1.0)
         >>> DriftEvent(run_id="r", unix_s=0.0, iteration=1208, drift=found).line
-        'drift: step 1.840 s -> 2.120 s (+15.2 %) since iteration 1200'
+        'drift: a step takes 2.120 s since iteration 1200, 15.2 % more than before (1.840 s)'
         """
         if self.drift is None:
             return f"drift of transfers, seen at iteration {self.iteration}: {self._why}"
         found = self.drift
         what = "recovered" if found.kind is DriftKind.RECOVERED else "drift"
+        side = "more" if found.change_frac >= 0 else "less"
         text = (
-            f"{what}: step {format_time(found.before_s)} -> {format_time(found.after_s)} "
-            f"({format_frac(found.change_frac, signed=True)}) "
-            f"since iteration {found.since_iteration}"
+            f"{what}: a step takes {format_time(found.after_s)} since iteration "
+            f"{found.since_iteration}, {format_frac(abs(found.change_frac))} {side} than before "
+            f"({format_time(found.before_s)})"
         )
         return f"{text}; {self._why}" if self.causes else text
 

@@ -67,10 +67,15 @@ def step_operators(config: RunConfig, stage: int) -> tuple[OperatorCount, ...]:
 
 def updated_parameters(config: RunConfig, stage: int) -> int:
     """Parameters that one rank of ``stage`` updates: a share when the optimizer is distributed."""
-    par, held = config.parallelism, _stage_numel(config, stage)
-    dense = sum(numel.dense * count for numel, count in held)
-    experts = sum(numel.expert * count for numel, count in held)
+    par, (dense, experts) = config.parallelism, held_parameters(config, stage)
     return -(-dense // num_shards(par)) - (-experts // num_shards(par, is_expert=True))
+
+
+def held_parameters(config: RunConfig, stage: int) -> tuple[int, int]:
+    """Parameters of one rank of ``stage``, and those of its experts, before any sharding."""
+    held = _stage_numel(config, stage)
+    dense = sum(numel.dense * count for numel, count in held)
+    return dense, sum(numel.expert * count for numel, count in held)
 
 
 def sharded_calls(config: RunConfig, stage: int) -> int:

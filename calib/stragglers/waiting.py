@@ -9,7 +9,7 @@ import pandas as pd
 
 from ..plain_json import JsonObject
 from ..samples.table import SampleTable
-from ..units import format_frac, format_ranks
+from ..units import format_frac, format_ranks, format_time
 from .detection import LEAST_FRAC, find_stragglers
 from .straggler import Straggler, StragglerReport
 
@@ -72,8 +72,9 @@ class WaitingReport:
             return ""
         first = self.slow.slow[0]
         alike = [s for s in self.slow.slow if (s.kind, s.role) == (first.kind, first.role)]
-        cost = f"+{self.slow.cost_s:.3g} s per step ({format_frac(self.slow.cost_s / self.step_s)})"
-        return f"slow: {_who(alike)} {cost}: {first.kind.value}"
+        share = format_frac(self.slow.cost_s / self.step_s)
+        cost = f"each step {format_time(self.slow.cost_s)} longer ({share})"
+        return f"slow: {_who(alike)} · {cost} · cause: {first.kind.value}"
 
 
 def waiting_report(table: SampleTable, step_s: float) -> WaitingReport:

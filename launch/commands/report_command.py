@@ -32,6 +32,7 @@ def report(args: argparse.Namespace) -> int:
         _request(args, loaded.table),
         problems=loaded.problems,
         known=loaded.known,
+        directory=str(args.directory),
     )
     answer = _with_the_past(args.directory, answer)
     if args.json:

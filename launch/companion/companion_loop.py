@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...calib.answers.analysis import Answer, Request, analyse, analyse_steps
-from ...calib.answers.transcript import transcript_lines
+from ...calib.answers.finish_line import finish_line as ends_line
+from ...calib.answers.transcript import prefixed
 from ...calib.drift.monitor import Drift
 from ...calib.errors import ForerunError
 from ...calib.forecast.evaluation import Evaluation
@@ -248,8 +249,7 @@ class CompanionLoop:
         self._keep(lambda: write_forecast(self._place, renewed))
         self._publish()
         if self._forecasts.is_news(found):
-            limit_s = self._asked.time_limit_s(found)
-            say_lines(transcript_lines(forecast=found, time_limit_s=limit_s))
+            say_lines(prefixed([ends_line(found, self._asked.goals)]))
 
     def _analyse(self, closed: Closed, now_unix_s: float) -> None:
         # Steps after the window are what the answer is scored on, also those that came meanwhile.
@@ -269,6 +269,7 @@ class CompanionLoop:
             problems=(*run.problems, *self._closed.problems()),
             history=self._answer.history if self._answer else None,
             known=self._earlier.steps(table),
+            directory=str(self._publisher.shown),
         )
         self._answer = answer
         self._forecasts.answered(answer, self._run.last_iteration)
@@ -284,15 +285,14 @@ class CompanionLoop:
     def _tell(self, answer: Answer) -> None:
         """To the log, the sinks, the user and training."""
         say_lines(answer.transcript)
-        where = f"{self._publisher.shown}/report.html · decision.json · timeline.json.gz"
-        say(f"report: {where} · {self._sink.where}")
+        say(f"report: {self._publisher.shown}/report.html · {self._sink.where}")
         iteration = self._steps.next_iteration or self._run.last_iteration
         self._sink.tables(iteration, wandb_tables(report_tables(answer)))
         if values := window_values(answer):
             self._sink.step(iteration, values)
         self._orders.follow(answer.decision)
         if answer.is_stop and self._told.settings.on_advice in _ALERTING:
-            self._sink.alert("forerun: stop advised", answer.transcript[-1])
+            self._sink.alert("forerun: stop advised", answer.advice)
 
     def _say_measured(self, table: SampleTable, request: Request) -> None:
         """The answer of a run whose layout is not known."""

@@ -94,15 +94,15 @@ def finish_line(found: Evaluation) -> str:
     first = found.first
     if first is None:
         return ""
+    side = "late" if first.of_total_frac >= 0 else "early"
     words = [
-        f"finish was predicted within {format_frac(abs(first.of_total_frac))} "
-        f"after {first.iteration} steps"
+        f"scored: the end was predicted {format_frac(abs(first.of_total_frac))} of the run too "
+        f"{side} after {first.iteration} steps"
     ]
     tight = found.settled[-1]
     if tight.stays_from_iteration is not None and found.num_forecasts > 1:
-        words.append(
-            f"within {format_frac(tight.within_frac)} from step {tight.stays_from_iteration} on"
-        )
+        share = format_frac(tight.within_frac)
+        words.append(f"within {share} of it from step {tight.stays_from_iteration} on")
     inside = next(row for row in found.finish if row.nominal_frac == 0.9)
-    words.append(f"90 % interval held in {inside.num_inside} of {inside.num} forecasts")
+    words.append(f"{inside.num_inside} of {inside.num} intervals of 90 % held the end")
     return " · ".join(words)

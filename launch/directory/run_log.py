@@ -132,11 +132,12 @@ class Score:
         """The score as text, for the end of the log; empty before the first step."""
         if not (found := self.summary()):
             return ""
-        error = format_frac(found["step_time_error_median_frac"], signed=True)
+        error_frac = found["step_time_error_median_frac"]
+        side = "long" if error_frac >= 0 else "short"
         held = format_frac(found["interval_coverage_frac"])
         return (
-            f"predicted against actual over {found['num_scored_steps']} steps: median error "
-            f"{error}, 90 % interval held {held} of the time"
+            f"scored: steps were predicted {format_frac(abs(error_frac))} too {side} in the median "
+            f"of {found['num_scored_steps']}, and their 90 % interval held {held} of them"
         )
 
 

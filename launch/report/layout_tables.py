@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ...calib.advice.host_limits import left_out
+from ...calib.advice.layout_words import recompute_text
 from ...calib.advice.plan import Plan
-from ...calib.advice.recompute_choices import recompute_text
 from ...calib.fit.estimates import Source
 from ...calib.forecast.throughput import RunLeft
 from .cells import bytes_cell, frac_cell, probability_cell, span_cell, time_cell, whole_cell

@@ -66,7 +66,7 @@ def named(slow: SampleTable) -> Straggler:
     report = waiting_report(slow, measured_step_s(slow))
     (found,) = report.slow.slow
     assert (found.ranks, found.stage, found.kind) == ((1,), 0, StragglerKind.COMPUTE)
-    assert report.line.startswith("slow: rank 1 (stage 0) +")
+    assert report.line.startswith("slow: rank 1 (stage 0) · each step ")
     # The burnt time is known; beyond it the busy core slows the rank's own work down.
     assert found.cost_s > 0.8 * PLANTED_S
     assert report.last_frac[1] > report.last_frac[0]

@@ -132,11 +132,11 @@ def test_records_wait_for_another_python_which_answers(python: Path, tmp_path: P
     assert here.stderr.startswith("forerun: report needs numpy") and here.stderr.count("\n") == 1
     answer = _run(sys.executable, "-m", "forerun", "report", "runs", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
-    assert "[forerun] step " in answer.stdout and "measured" in answer.stdout
+    assert "· step " in answer.stdout and "checked: " in answer.stdout
 
 
 @pytest.mark.slow
 def test_another_python_answers_live(python: Path, tmp_path: Path) -> None:
     done = _train(python, tmp_path, f"--calibrate-python={sys.executable}")
     assert "no live answers" not in done.stdout + done.stderr
-    assert "[forerun] step " in done.stdout, done.stdout + done.stderr
+    assert "· step " in done.stdout, done.stdout + done.stderr

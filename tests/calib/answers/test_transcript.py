@@ -1,26 +1,75 @@
+"""Each line of the transcript reads alone: no bare number, probability or negative cost."""
+
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from forerun.calib.advice.decision import decide
-from forerun.calib.advice.plan import Plan
+import pytest
+
+from forerun.calib.advice.decision import Rule, decide
+from forerun.calib.advice.layout_words import layout_words
+from forerun.calib.advice.plan import Candidate, Plan
+from forerun.calib.answers.finish_line import finish_line
 from forerun.calib.answers.run_measurements import HookSummary, Overhead
-from forerun.calib.answers.transcript import transcript_lines, utc_moment
+from forerun.calib.answers.transcript import (
+    checked_line,
+    decision_line,
+    faster_line,
+    run_line,
+    transcript_lines,
+)
 from forerun.calib.forecast.batch_ratios import PredictedStep
 from forerun.calib.forecast.finish import TimeLeft
 from forerun.calib.forecast.forecast import Forecast
+from forerun.calib.forecast.throughput import Throughput
+from forerun.calib.layers.model_size import model_name
 from forerun.calib.memory.peak import MemoryEstimate, Verdict
+from forerun.calib.workload.config import RunConfig
+from forerun.calib.workload.model_shape import Experts, ModelShape, Normalization, PositionEmbedding
 from forerun.calib.workload.run_options import Goals
 
 Steady = Callable[..., Forecast]
 Planned = Callable[..., Plan]
+Layout = Callable[..., RunConfig]
 GIB = 1024**3
+HOOKS = HookSummary(num_fired=214, num_installed=214, num_operator_kinds=9, num_groups=1)
+COST = Overhead(overhead_frac=0.001, low_frac=-0.006, high_frac=0.009, num_hooked=3, num_bare=3)
+RATE = Throughput(
+    tokens_per_s=71_234.0,
+    tokens_per_s_per_gpu=8904.25,
+    flop_per_s_per_gpu=4.07e14,
+    mfu_frac=0.412,
+    hfu_frac=0.412,
+)
+DAY_S = 86_400.0
+THURSDAY_UNIX_S = 1_700_143_800.0
+"""Thu 16 Nov 2023 14:10 UTC."""
 
 
-def test_the_five_lines(steady: Steady, planned: Planned) -> None:
+@pytest.fixture
+def run(steady: Steady) -> Forecast:
+    """41.2 h in all, of which 40.1 h are left."""
+    return replace(
+        steady(),
+        now_unix_s=THURSDAY_UNIX_S - 144_360.0,
+        finish_p50_unix_s=THURSDAY_UNIX_S,
+        finish_p95_unix_s=THURSDAY_UNIX_S + 9300.0,
+        elapsed_s=3960.0,
+        total_s=148_320.0,
+        remaining_s=144_360.0,
+        remaining_high_s=153_660.0,
+        left=TimeLeft.normal(144_360.0, 9300.0 / 1.645),
+        gpu_hours=329.6,
+    )
+
+
+@pytest.fixture
+def faster(planned: Planned) -> Plan:
+    """One other layout: 11 % less, 71 of 80 GiB."""
     plan = planned(memory_capacity_nbytes=80 * GIB)
-    own = replace(plan.own, config=replace(plan.own.config, device="NVIDIA A100"))
+    own = replace(plan.own, config=replace(plan.own.config, device="NVIDIA H100 80GB HBM3"))
     memory = MemoryEstimate(
         stage=0,
         weights_nbytes=71 * GIB,
@@ -38,82 +87,218 @@ def test_the_five_lines(steady: Steady, planned: Planned) -> None:
         time_frac_high=-0.06,
         log_ratio_sigma=0.03,
     )
-    plan = replace(plan, own=own, candidates=(best,))
-    run = replace(
-        steady(),
-        finish_p50_unix_s=1_700_143_800.0,
-        finish_p95_unix_s=1_700_153_100.0,
-        total_s=148_320.0,
-        remaining_s=10_000.0,
-        left=TimeLeft.normal(10_000.0, 100.0),
-        energy_j=8.28e8,
+    return replace(plan, own=own, candidates=(best,))
+
+
+def test_the_lines_of_the_design(run: Forecast, faster: Plan, layout: Layout) -> None:
+    config = replace(
+        faster.own.config,
+        cadence=replace(faster.own.config.cadence, train_iters=10_000),
     )
-    decision = decide(Goals(restart_cost_s=900.0), forecast=run, plan=plan)
+    goals = Goals(restart_cost_s=720.0, limit_unix_s=run.now_unix_s - 3960.0 + 172_800.0)
+    decision = decide(goals, forecast=run, plan=faster)
     lines = transcript_lines(
-        hooks=HookSummary(num_fired=214, num_installed=214, num_operator_kinds=9, num_groups=1),
-        overhead=Overhead(
-            overhead_frac=0.004, low_frac=0.001, high_frac=0.007, num_hooked=3, num_bare=3
-        ),
+        config,
         measured_s=1.842,
+        found=RATE,
         modelled=PredictedStep(time_s=1.861, low_s=1.80, high_s=1.93),
+        hooks=HOOKS,
+        overhead=COST,
         forecast=run,
-        plan=plan,
+        plan=faster,
         decision=decision,
-        time_limit_s=172_800.0,
+        goals=goals,
+        directory="my runs",
     )
+    words = layout_words(faster.candidates[0].config)
+    (reason,) = decision.reasons
     assert lines == [
-        "[forerun] hooks: 214/214 fired · 9 operator kinds · 1 group · overhead 0.4 % "
-        "(90 %: 0.1 to 0.7; A/B over 6 steps)",
-        "[forerun] step 1.842 s measured · 1.861 s modelled (90 %: 1.800 s to 1.930 s) · "
-        "unexplained 1.0 %",
-        "[forerun] finish Thu 14:10 UTC (P50) … Thu 16:45 UTC (P95) · 41.2 h · 0.23 MWh · "
-        "Slurm limit 48.0 h: ok",
-        f"[forerun] faster on the same GPUs: {best.label} · -11 % (-6 … -15) · memory 71 of 80 GiB",
-        f"[forerun] decision: continue ({decision.reasons[0].text})",
+        f"[forerun] {model_name(config)} · 8 x H100 · {layout_words(config)} · step 1.842 s · "
+        "41.2 % MFU · 71,200 tokens/s",
+        "[forerun] ends Thu 14:10 UTC (by 16:45 with 95 %) · 41.2 h in all · 330 GPU-hours · "
+        "inside the Slurm limit of 48 h",
+        f"[forerun] faster here: {words} · 11 % less per step (6 to 15) · memory 71 of 80 GiB · "
+        "saves 4.4 h less 12.0 min for the restart",
+        f"[forerun] decision: go on (a restart pays with probability {reason.probability:.2f}, "
+        "asked for 0.90) · forerun plan 'my runs' --show 1 prints the command",
+        "[forerun] checked: model 1.861 s (1.800 s to 1.930 s), 1.0 % off · hooks 214 of 214, "
+        "cost not measurable (below 0.9 %)",
     ]
-    assert decision.reasons[0].text.startswith("restart would save 3.3 min, P = ")
 
 
-def test_what_is_unknown_is_left_out(steady: Steady) -> None:
-    assert transcript_lines() == []
-    (line,) = transcript_lines(forecast=steady())
-    run = steady()
-    assert line.startswith(f"[forerun] finish {utc_moment(run.finish_p50_unix_s)} (P50)")
-    assert "MWh" not in line and "Slurm" not in line
-    assert transcript_lines(measured_s=1.0) == ["[forerun] step 1.000 s measured"]
+def test_a_moment_is_said_as_closely_as_it_is_near(run: Forecast) -> None:
+    def said(left_s: float, late_s: float) -> str:
+        near = replace(
+            run,
+            now_unix_s=THURSDAY_UNIX_S - left_s,
+            remaining_high_s=left_s + late_s,
+            finish_p95_unix_s=THURSDAY_UNIX_S + late_s,
+        )
+        return finish_line(near, Goals()).partition(" · ")[0]
+
+    assert said(30.0, 5.0) == "ends 14:10:00 UTC (by 14:10:05 with 95 %)"
+    assert said(3600.0, 60.0) == "ends 14:10 UTC (by 14:11 with 95 %)"
+    assert said(2 * DAY_S, DAY_S) == "ends Thu 14:10 UTC (by Fri 14:10 with 95 %)"
+    assert said(9 * DAY_S, DAY_S) == "ends Thu 16 Nov 14:10 UTC (by Fri 17 Nov 14:10 with 95 %)"
+    assert said(1e12, 1e12) == ("ends Thu 16 Nov 2023 14:10 UTC (by beyond any calendar with 95 %)")
 
 
-def test_a_limit_that_is_too_short_is_said(steady: Steady) -> None:
-    run = steady()
-    words = [
-        transcript_lines(forecast=run, time_limit_s=limit)[0].rsplit(": ", 1)[1]
-        for limit in (run.total_s * 2, run.total_s + 1, run.total_s / 2)
-    ]
-    assert words[:2] == ["ok", "at risk"]
-    # At a steady speed half of the whole time is half of the steps.
-    half = run.steps_done + run.steps_left * (run.total_s / 2 - run.elapsed_s) / run.remaining_s
-    share = half / (run.steps_done + run.steps_left)
-    assert words[2] == f"{share * 100:.0f} % done at the limit"
+def test_a_limit_is_one_that_the_run_is_inside_or_over(run: Forecast) -> None:
+    def said(**goals: float) -> str:
+        return finish_line(run, Goals(**goals)).rpartition(" · ")[2]
+
+    end = run.finish_p50_unix_s
+    assert said(deadline_unix_s=end + DAY_S) == "inside the deadline, Fri 14:10 UTC"
+    assert said(budget_hours=100.0) == "inside the budget of 100 h"
+    assert said(limit_unix_s=end) == ("ends after the Slurm limit of 41.2 h with probability 0.50")
+    # At a steady speed half of what is left is half of the steps that are.
+    half = run.steps_done + run.steps_left / 2
+    share = 100 * half / (run.steps_done + run.steps_left)
+    assert said(limit_unix_s=run.now_unix_s + run.remaining_s / 2) == (
+        f"over the Slurm limit of 21.1 h, when {share:.0f} % of the steps will be done"
+    )
+    both = finish_line(run, Goals(budget_hours=1.0, deadline_unix_s=end + DAY_S))
+    assert "inside the deadline" in both and "over the budget of 1 h" in both
 
 
-def test_a_cpu_run_names_ranks_and_memory_without_a_capacity(planned: Planned) -> None:
-    (line,) = transcript_lines(plan=planned(memory_capacity_nbytes=None))
-    assert line.startswith("[forerun] faster on the same ranks: ")
-    assert line.rsplit(" · ", 1)[1].startswith("memory ")
-    assert " of " not in line.rsplit(" · ", 1)[1]
-    other = planned(num_ranks=16)
-    assert "faster on 16 ranks: " in transcript_lines(plan=other)[0]
-    none = replace(planned(), candidates=())
-    assert transcript_lines(plan=none) == ["[forerun] nothing faster to offer among 0 layouts"]
+def test_cost_and_energy_carry_their_names(run: Forecast) -> None:
+    line = finish_line(replace(run, cost=824.0, energy_j=8.28e8), Goals())
+    assert line.endswith("330 GPU-hours · costs 824.00 · energy 0.23 MWh")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (-0.143, 0.072, "cost not measurable (below 7.2 %)"),
+        (-0.05, -0.01, "cost not measurable (below 5.0 %)"),
+        (0.001, 0.007, "cost 0.4 % of a step (0.1 to 0.7)"),
+    ],
+)
+def test_no_cost_is_below_zero(low: float, high: float, said: str) -> None:
+    cost = replace(COST, overhead_frac=0.004, low_frac=low, high_frac=high)
+    assert checked_line(HOOKS, cost, None, None) == f"checked: hooks 214 of 214, {said}"
+
+
+def test_a_cost_that_was_not_measured_says_why() -> None:
+    assert checked_line(HOOKS, None, None, None).endswith(
+        "cost not measured, since steps with and without hooks are too few"
+    )
+
+
+@pytest.mark.parametrize("cost_s", [0.0, 60.0, 1e5, 1e9])
+@pytest.mark.parametrize("left", [1.0, 100.0, 1e6])
+def test_no_saving_is_below_zero_whatever_a_restart_costs(
+    run: Forecast, faster: Plan, cost_s: float, left: float
+) -> None:
+    near = replace(run, remaining_s=left, left=TimeLeft.normal(left, 0.0))
+    decision = decide(Goals(restart_cost_s=cost_s), forecast=near, plan=faster)
+    line = faster_line(faster, decision)
+    assert not re.search(r"-\d", line.replace(layout_words(faster.candidates[0].config), ""))
+    (numbers,) = (r.numbers for r in decision.reasons if r.rule is Rule.RESTART)
+    assert numbers["saved_s"] >= 0 and numbers["restart_cost_s"] == cost_s
+    assert numbers["net_s"] == numbers["saved_s"] - cost_s
+    assert ("less" if numbers["net_s"] >= 0 else "but a restart costs") in line
+
+
+def test_a_gain_that_may_be_a_loss_is_said_as_one(faster: Plan) -> None:
+    unsure = replace(faster.candidates[0], time_frac_low=-0.3, time_frac_high=0.08)
+    line = faster_line(replace(faster, candidates=(unsure,)), None)
+    assert "11 % less per step (8 more to 30 less)" in line
+
+
+def test_where_nothing_is_faster_the_nearest_is_named_with_its_obstacle(faster: Plan) -> None:
+    slower = replace(faster.candidates[0], time_frac=0.03)
+    line = faster_line(replace(faster, candidates=(slower,)), None)
+    assert line.startswith("faster: nothing to offer among ")
+    assert line.endswith(f"nearest is {layout_words(slower.config)} (+3 %): it is not faster")
+    none = faster_line(replace(faster, candidates=(), proofs={}), None)
+    assert none == "faster: nothing to offer among 0 layouts"
+
+
+def test_a_layout_on_other_ranks_is_named_with_the_command_that_plans_for_them(
+    run: Forecast, planned: Planned
+) -> None:
+    plan = planned(num_ranks=(8, 16))
+    wide = [c for c in plan.candidates if c.config.parallelism.num_ranks == 16]
+    plan = replace(plan, candidates=(wide[1], wide[0]))
+    decision = replace(decide(Goals(), forecast=run, plan=plan), candidate=wide[0])
+    assert faster_line(plan, decision).startswith("faster on 16 CPU ranks: ")
+    assert "forerun plan DIR --gpus 16 --show 2 prints" in decision_line(decision, plan)
+
+
+def test_memory_without_a_capacity_says_so(planned: Planned) -> None:
+    line = faster_line(planned(memory_capacity_nbytes=None), None)
+    assert line.startswith("faster here: ") and "how much there is, is not known" in line
 
 
 def test_an_abstention_says_what_is_missing() -> None:
     decision = decide(Goals(restart_cost_s=1.0), forecast=None, plan=None)
-    (line,) = transcript_lines(decision=decision)
-    assert line == (
-        "[forerun] decision: abstain (0 measured steps are too few; record 5 unflagged ones)"
+    assert decision_line(decision) == (
+        "decision: none yet (0 measured steps are too few; record 5 unflagged ones)"
     )
 
 
-def test_moments_are_utc() -> None:
-    assert utc_moment(1_700_000_000.0) == "Tue 22:13 UTC"
+def test_a_stop_for_a_limit_says_which_and_how_sure(run: Forecast, faster: Plan) -> None:
+    goals = Goals(restart_cost_s=1e9, deadline_unix_s=run.now_unix_s + 60.0)
+    met = decide(goals, forecast=run, plan=faster).rules_met
+    decision = decide(goals, forecast=run, plan=faster, previously_met=met)
+    assert decision_line(decision, faster).startswith(
+        "decision: stop (the run ends after its deadline with probability 1.00, asked for 0.90)"
+    )
+
+
+def test_without_an_end_nothing_is_said_of_it(run: Forecast, faster: Plan) -> None:
+    decision = decide(Goals(), forecast=run, plan=faster)
+    assert "what it saves is not known" in faster_line(faster, decision, has_end=False)
+    assert "probability" not in decision_line(decision, faster, has_end=False)
+
+
+def test_an_undescribed_run_is_told_by_its_ranks_and_its_step() -> None:
+    assert run_line(None, 2, 0.148, device="cpu") == "2 x CPU · step 0.148 s"
+
+
+def test_a_device_without_a_data_sheet_says_why_there_is_no_mfu(layout: Layout) -> None:
+    config = replace(layout(), device="Accelerator 9")
+    line = run_line(config, 1, 1.0, replace(RATE, mfu_frac=None))
+    assert line.endswith("71,200 tokens/s · no MFU, since the peak of Accelerator 9 is not known")
+
+
+def _shape(**sizes: object) -> ModelShape:
+    sizes.setdefault("num_query_groups", sizes["num_attention_heads"])
+    return ModelShape(**sizes)  # type: ignore[arg-type]
+
+
+GPT3 = {
+    "num_layers": 96, "hidden_size": 12288, "ffn_hidden_size": 49152, "num_attention_heads": 96,
+    "kv_channels": 128, "seq_length": 2048, "vocab_size": 51200, "max_position_embeddings": 2048,
+}  # fmt: skip
+LLAMA2_7B = {
+    "num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 11008, "num_attention_heads": 32,
+    "kv_channels": 128, "seq_length": 4096, "vocab_size": 32000, "is_gated": True,
+    "has_bias": False, "is_tied": False, "normalization": Normalization.RMS_NORM,
+    "position_embedding": PositionEmbedding.ROPE,
+}  # fmt: skip
+MIXTRAL = {
+    **LLAMA2_7B, "ffn_hidden_size": 14336, "num_query_groups": 8,
+    "experts": Experts(num_experts=8, top_k=2, ffn_hidden_size=14336),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sizes", "name"),
+    # As their papers have them: 175B; 6.74B; 46.7B with 12.9B active.
+    [(GPT3, "GPT 175B"), (LLAMA2_7B, "GPT 6.7B"), (MIXTRAL, "MoE 47B (13B active)")],
+)
+def test_a_model_is_called_what_its_paper_calls_it(
+    sizes: dict[str, object], name: str, layout: Layout
+) -> None:
+    config = replace(layout(), model=_shape(**sizes))
+    assert model_name(config) == name
+
+
+def test_a_layout_is_spelled_out(planned: Planned) -> None:
+    candidates: tuple[Candidate, ...] = planned(num_ranks=(2, 8, 16)).candidates
+    for one in candidates:
+        words = layout_words(one.config)
+        assert f"micro-batch {one.config.batch.micro_batch_size}" in words
+        assert not re.search(r"mbs|noOverlap|gradOverlap|noP2P|offload:", words), words

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from forerun.calib.advice.recompute_choices import recompute_text
+from forerun.calib.advice.layout_words import recompute_text
 from forerun.calib.arguments.megatron_values import layout_values
 from forerun.calib.memory.peak import memory
 from forerun.calib.search.recomputes import recomputes

@@ -107,9 +107,8 @@ def test_all_ranks_of_a_node_are_a_host_and_cost_what_they_cost_together() -> No
     # Either of them alone gains nothing, since the other one is as slow.
     assert all(slow.cost_s < 0.1 * PASSES_S for slow in report.slow.slow)
     assert report.slow.cost_s == pytest.approx(0.2 * PASSES_S, rel=0.1)
-    assert report.line.startswith("slow: ranks 4, 5 (stage 0) +0.1") and report.line.endswith(
-        "host"
-    )
+    assert report.line.startswith("slow: ranks 4, 5 (stage 0) · each step 0.1")
+    assert report.line.endswith("cause: host")
 
 
 def test_a_slow_host_of_a_rack_is_a_host() -> None:
@@ -166,7 +165,9 @@ def test_a_group_with_a_slow_link_is_named_once_and_its_exposed_part_is_the_cost
     assert found.excess_s == pytest.approx(32 * 1e-3)
     assert found.cost_s == pytest.approx(32 * 0.5e-3)
     line = waiting_report(table, WORK_S).line
-    assert line == "slow: tp group of ranks 4, 5 +0.016 s per step (1.7 %): link"
+    assert line == (
+        "slow: tp group of ranks 4, 5 · each step 16.00 ms longer (1.7 %) · cause: link"
+    )
 
 
 @pytest.mark.parametrize(("slow_stage", "gain"), [(0, 4.5), (1, 5.4), (3, 7.2)])

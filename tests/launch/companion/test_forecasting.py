@@ -114,13 +114,13 @@ def test_the_companion_writes_it_and_says_only_news(
         beside.handle(step(number, 0.13), BEGIN_S)
     beside.handle({"event": "window_closed", "window": 0, "last_step": 10}, BEGIN_S)
     beside.poll(BEGIN_S + 2)
-    assert capsys.readouterr().out.count("finish ") == 1
+    assert capsys.readouterr().out.count("] ends ") == 1
     first = json.loads((tmp_path / "forecast.json").read_text(encoding="utf-8"))
     # The recorded run has 20 steps; slow ones then bring it far beyond its interval.
     for number in range(11, 19):
         beside.handle(step(number, 60.0), BEGIN_S + 500)
     beside.poll(BEGIN_S + 5000)
-    assert "finish " not in capsys.readouterr().out  # 8 new steps are not yet 20
+    assert "] ends " not in capsys.readouterr().out  # 8 new steps are not yet 20
     assert json.loads((tmp_path / "forecast.json").read_text(encoding="utf-8")) == first
     assert first["energy_j"] is None or first["energy_j"] >= 0
 

@@ -51,8 +51,8 @@ def test_json_names_the_rank_its_cost_and_its_clock(
     (clock,) = value["waiting"]["clocks"]
     assert clock["rank"] == 1 and clock["low_s"] <= AHEAD_NS / 1e9 <= clock["high_s"]
     lines = [line for line in value["decision"]["transcript"] if "slow:" in line]
-    assert len(lines) == 1 and lines[0].startswith("[forerun] slow: rank 1 (stage 0) +")
-    assert lines[0].endswith(": compute")
+    assert len(lines) == 1 and lines[0].startswith("[forerun] slow: rank 1 (stage 0) · each step ")
+    assert lines[0].endswith("cause: compute")
 
 
 def test_the_report_shows_waiting_and_who_is_slow(

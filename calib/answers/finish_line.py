@@ -1,0 +1,135 @@
+"""When a run ends and what limits it, as one line that reads alone; moments are UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+
+from ..advice.decision import lateness_probability
+from ..forecast.forecast import Forecast
+from ..units import HOUR_S, format_time
+from ..workload.run_options import Goals
+
+NO_END = (
+    "end not known, since the loop does not say how many steps it takes; "
+    "forerun.attach(..., train_iters=N) does"
+)
+_DAY_S = 24 * HOUR_S
+_WEEK_S = 7 * _DAY_S
+_SECONDS_TELL_S = 600.0
+"""A finish this near is said with its seconds."""
+_BEYOND = "beyond any calendar"
+
+
+def finish_line(forecast: Forecast, goals: Goals) -> str:
+    """The finish with its interval, what the run takes in all, and each limit it is held against.
+
+    The median, and by when 95 % of the chances lie; durations from the begin of this launch.
+    """
+    words = [_finish(forecast), f"{format_time(forecast.total_s)} in all"]
+    if forecast.gpu_hours is not None:
+        words.append(f"{forecast.gpu_hours:.3g} GPU-hours")
+    if forecast.cost is not None:
+        words.append(f"costs {forecast.cost:,.2f}")
+    if forecast.energy_j is not None:
+        words.append(_energy(forecast.energy_j))
+    words += [_limit(forecast, name, unix_s) for name, unix_s in _limits(forecast, goals)]
+    return " · ".join(words)
+
+
+def moment(unix_s: float, now_unix_s: float, *, has_seconds: bool = False) -> str:
+    """A moment in UTC, as little of it as tells which: its day only where it is not within a day.
+
+    >>> moment(0.0, -60.0), moment(0.0, -60.0, has_seconds=True)
+    ('00:00 UTC', '00:00:00 UTC')
+    >>> moment(0.0, -1e5), moment(0.0, -1e6), moment(0.0, -1e8)
+    ('Thu 00:00 UTC', 'Thu 1 Jan 00:00 UTC', 'Thu 1 Jan 1970 00:00 UTC')
+    """
+    at = _at(unix_s)
+    if at is None:
+        return _BEYOND
+    day = _day(at, abs(unix_s - now_unix_s))
+    return f"{day}{_clock(at, has_seconds=has_seconds)} UTC"
+
+
+def _finish(forecast: Forecast) -> str:
+    now, middle, late = (
+        forecast.now_unix_s,
+        forecast.finish_p50_unix_s,
+        forecast.finish_p95_unix_s,
+    )
+    has_seconds = forecast.remaining_high_s < _SECONDS_TELL_S
+    text = f"ends {moment(middle, now, has_seconds=has_seconds)}"
+    begin, end = _at(middle), _at(late)
+    if begin is None or end is None:
+        return f"{text} (by {moment(late, now, has_seconds=has_seconds)} with 95 %)"
+    is_same_day = begin.date() == end.date() or end - begin < timedelta(hours=12)
+    day = "" if is_same_day else _day(end, max(late - now, _DAY_S))
+    return f"{text} (by {day}{_clock(end, has_seconds=has_seconds)} with 95 %)"
+
+
+def _at(unix_s: float) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(unix_s, tz=timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _day(at: datetime, away_s: float) -> str:
+    if away_s < _DAY_S:
+        return ""
+    if away_s < _WEEK_S:
+        return f"{at:%a} "
+    year = f" {at:%Y}" if away_s > 300 * _DAY_S else ""
+    return f"{at:%a} {at.day} {at:%b}{year} "
+
+
+def _clock(at: datetime, *, has_seconds: bool) -> str:
+    return f"{at:%H:%M:%S}" if has_seconds else f"{at:%H:%M}"
+
+
+def _limits(forecast: Forecast, goals: Goals) -> Iterator[tuple[str, float]]:
+    """What each limit is called, and when it comes."""
+    begin_unix_s = forecast.now_unix_s - forecast.elapsed_s
+    if goals.limit_unix_s is not None:
+        length = _length(goals.limit_unix_s - begin_unix_s)
+        yield f"the Slurm limit of {length}", goals.limit_unix_s
+    if goals.deadline_unix_s is not None:
+        at = moment(goals.deadline_unix_s, forecast.now_unix_s)
+        yield f"the deadline, {at}", goals.deadline_unix_s
+    if goals.budget_hours is not None:
+        budget_s = goals.budget_hours * HOUR_S
+        yield f"the budget of {_length(budget_s)}", begin_unix_s + budget_s
+
+
+def _limit(forecast: Forecast, name: str, limit_unix_s: float) -> str:
+    if forecast.finish_p95_unix_s <= limit_unix_s:
+        return f"inside {name}"
+    late = lateness_probability(forecast, limit_unix_s)
+    if forecast.finish_p50_unix_s <= limit_unix_s:
+        return f"ends after {name} with probability {late:.2f}"
+    done = _done_frac(forecast, limit_unix_s - forecast.now_unix_s)
+    return f"over {name}, when {done * 100:.0f} % of the steps will be done"
+
+
+def _length(time_s: float) -> str:
+    """A duration, round where it is.
+
+    >>> _length(172_800.0), _length(5400.0)
+    ('48 h', '1.5 h')
+    """
+    return format_time(time_s).replace(".0 ", " ").replace(".000 ", " ")
+
+
+def _done_frac(forecast: Forecast, ahead_s: float) -> float:
+    """Share of the steps that will be done so many seconds from now, at the expected speed."""
+    steps = forecast.steps_done + forecast.steps_left
+    more = min(1.0, max(0.0, ahead_s) / forecast.remaining_s) * forecast.steps_left
+    return (forecast.steps_done + more) / steps
+
+
+def _energy(energy_j: float) -> str:
+    kilowatt_hours = energy_j / 3.6e6
+    if kilowatt_hours >= 100:
+        return f"energy {kilowatt_hours / 1000:.3g} MWh"
+    return f"energy {kilowatt_hours:.3g} kWh"
