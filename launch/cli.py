@@ -29,7 +29,7 @@ from .options.plan_options import (
     add_plan_options,
     describe_layout_names,
 )
-from .options.schema_option import add_schema_option
+from .options.schema_option import add_file_schema_option, add_schema_option
 from .options.show_options import add_show
 from .wrapper.run_options import add_run
 
@@ -155,6 +155,7 @@ def _add_answers(verbs: argparse._SubParsersAction) -> None:
         sub.add_argument("directory", type=Path, help="what --calibrate-dir was")
         sub.add_argument("--run-id", help="which run, where the directory holds several")
         sub.set_defaults(takes_options=verb == "predict")
+    add_file_schema_option(verbs.choices["report"])
     for verb in ("predict", "plan"):
         _add_evidence(verbs.choices[verb])
         add_schema_option(verbs.choices[verb], ANSWERS)

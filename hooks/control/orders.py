@@ -25,6 +25,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ...calib.records.files import PRIVATE, replace_file
+from ...calib.records.iso_times import with_iso_times
 from ...calib.workload.run_options import OnAdvice
 from ..process.guard import OWN_THREAD, Guard
 from ..process.launch_identity import RANKS_PER_S, launch_folder
@@ -340,6 +341,7 @@ class Orders:
         }
         path = launch_folder(self._settings.directory, launch_id) / MARKER
         try:
-            replace_file(path, json.dumps(value, indent=1) + "\n", mode=PRIVATE)
+            text = json.dumps(with_iso_times(value), indent=1)
+            replace_file(path, text + "\n", mode=PRIVATE)
         except OSError as err:
             _log.warning("[forerun] cannot write %s: %s", path, err.strerror or err)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any
 
-from ..directory.iso_times import with_iso_times
+from ...calib.records.iso_times import with_iso_times
 
 
 class ExitCode(IntEnum):

@@ -12,6 +12,7 @@ from typing import Any
 from ...calib.drift.events import SCHEMA, DriftEvent, drift_causes, transfer_causes
 from ...calib.drift.monitor import Drift, DriftMonitor
 from ...calib.errors import ForerunError
+from ...calib.records.iso_times import with_iso_times
 from ...calib.samples.store import read_json, write_json
 from ...calib.samples.table import SampleTable
 from ...calib.samples.windows import windows_of
@@ -140,7 +141,8 @@ class DriftWatch:
     def _write(self) -> None:
         events = [*self._kept, *(event.to_json() for event in self._events)]
         value = {"schema": SCHEMA, "created_by": "forerun", **self._place.stamp()}
-        path, whole = self._place.path / DRIFT, {**value, "events": events[-MOST_EVENTS:]}
+        path = self._place.path / DRIFT
+        whole = with_iso_times({**value, "events": events[-MOST_EVENTS:]})
         self._writing(lambda: write_json(path, whole))
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...calib.errors import RecordError
 from ...calib.forecast.evaluation import Ended, Evaluation, PastForecast, evaluate
+from ...calib.records.iso_times import with_iso_times
 from ...calib.samples.store import append_line, read_lines
 from ...calib.units import format_frac
 from .publishing import Place
@@ -46,7 +47,7 @@ def append_end(place: Place, ended: Ended) -> None:
 
 
 def _append(place: Place, value: Mapping[str, Any]) -> None:
-    append_line(place.directory / FORECASTS, {**value, **place.stamp()})
+    append_line(place.directory / FORECASTS, with_iso_times({**value, **place.stamp()}))
 
 
 def read_forecasts(directory: Path) -> Logged:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...calib.records.files import PRIVATE, replace_file
+from ...calib.records.iso_times import LONGEST_S, with_iso_times
 from ...calib.records.launch import LAUNCH, RUNS
 from ...hooks.control.orders import MARKER
 from ...hooks.process.launch_identity import (
@@ -22,7 +23,6 @@ from ...hooks.process.launch_identity import (
     safe_launch_id,
 )
 from .bounded_files import number, read_object, words
-from .iso_times import LONGEST_S
 
 STOP_REQUEST = "stop-request.json"
 """The wrapper: please save and stop, since the scheduler soon ends this job."""
@@ -143,7 +143,7 @@ class LaunchFiles:
             "reason": reason,
             "rule": REQUEST_RULE,
         }
-        replace_file(path, json.dumps(value) + "\n", mode=PRIVATE)
+        replace_file(path, json.dumps(with_iso_times(value)) + "\n", mode=PRIVATE)
 
     def withdraw(self) -> None:
         """No request is left for a later launch of this id."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...calib.records.files import replace_by, replace_file
+from ...calib.records.iso_times import with_iso_times
 from ...calib.records.launch import LAUNCH
 from ...hooks.process.launch_identity import boot_id, launch_folder, process_start
 from ...hooks.process.settings import CompanionSettings
@@ -190,7 +191,8 @@ class Publisher:
             "pid_start": process_start(os.getpid()),
             "unix_s": now_unix_s,
         }
-        replace_file(self.place.directory / OWNER, json.dumps(value, indent=2) + "\n")
+        text = json.dumps(with_iso_times(value), indent=2)
+        replace_file(self.place.directory / OWNER, text + "\n")
 
     def _look(self) -> str:
         """Is the top still ours?  It is left to whoever has claimed it since."""

@@ -11,12 +11,12 @@ from ...calib.answers.analysis import Answer, MeasuredAnswer, Request
 from ...calib.answers.step_trace import chrome_trace
 from ...calib.forecast.evaluation import Evaluation
 from ...calib.records.files import OPEN, PRIVATE
+from ...calib.records.iso_times import with_iso_times
 from ...calib.samples.store import write_json, write_table
 from ...calib.samples.table import SampleTable
 from ...calib.timeline.measured import MeasuredSpan
 from ...hooks.process.host_wandb import FORECAST
 from ..directory.forecast_log import append_forecast
-from ..directory.iso_times import with_iso_times
 from ..directory.publishing import Place
 from ..directory.run_folders import SAMPLES
 from ..directory.run_log import RunLog
@@ -87,6 +87,7 @@ def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
         | ({"micro_batch": answer.micro_batch.to_json()} if answer.micro_batch else {})
         | {
             "throughput": answer.throughput.to_json(),
+            "forecast": _forecast(answer),
             "transcript": list(answer.transcript),
             "problems": list(answer.problems),
         },
@@ -156,6 +157,8 @@ def _forecast(answer: Answer) -> dict[str, Any]:
     found = ahead.to_json() | rates
     if answer.overhead is not None:
         found["overhead_frac"] = answer.overhead.overhead_frac
+        found["overhead_low_frac"] = answer.overhead.low_frac
+        found["overhead_high_frac"] = answer.overhead.high_frac
     return found
 
 

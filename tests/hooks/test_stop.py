@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 import pytest
 import torch
 from launched import torchrun
+from left_files import check_left_files
 
 pytest.importorskip("megatron")
 pytestmark = pytest.mark.slow
@@ -45,6 +46,7 @@ def test_a_stopped_run_has_saved_on_all_ranks_and_goes_on_in_the_advised_layout(
     before = losses(output)
     assert list(before) == list(range(1, last + 1)), "begun once, ended at the agreed iteration"
     assert "window reopens" in output
+    assert "stop" in check_left_files(tmp_path / "out")
     assert (decision["action"], marker["rule"]) == ("stop", "deadline")
     assert decision["launch_id"] == marker["launch_id"] == path.parent.name
     assert decision["run_id"] == marker["run_id"] and decision["command"] == marker["command"]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import wandb_file
 from launched import Launch
+from left_files import check_left_files
 
 from forerun.calib.layers.stage_work import step_collectives
 from forerun.calib.records.record_kinds import CollectiveRecord, CoverageRecord, StepRecord
@@ -92,6 +93,7 @@ def test_the_transcript_is_printed_and_the_files_are_there(pair: Pair) -> None:
     for name in ("decision", "forecast", "plan", "calibration", "score"):
         value = json.loads((pair.directory / f"{name}.json").read_text(encoding="utf-8"))
         assert value["schema"] and value["run_id"]
+    assert {"forecasts", "owner", "launch", "command"} <= check_left_files(pair.directory)
 
 
 def test_every_installed_hook_fired(pair: Pair) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from json_schema import check
 from torch.distributed import HashStore
 
 from forerun.calib.workload.run_options import OnAdvice
@@ -23,6 +24,7 @@ from forerun.hooks.process.host import Host
 from forerun.hooks.process.launch_identity import launch_folder
 from forerun.hooks.process.settings import RankInfo, Settings
 from forerun.hooks.process.votes import LATE, YES, Votes
+from forerun.launch.options.file_schemas import file_schema
 
 NUM_RANKS = 3
 STOP = {"order": "stop", "reason": "late by 1 h", "rule": "deadline", "command": ["t.py", "--x"]}
@@ -121,7 +123,8 @@ def test_all_ranks_stop_after_the_same_step(
     (step,) = {step for rank in ranks for step in rank.stopped}
     assert [len(rank.stopped) for rank in ranks] == [1] * world
     marker = json.loads(marker_of(tmp_path).read_text(encoding="utf-8"))
-    assert abs(marker.pop("unix_s") - time.time()) < 600
+    check(marker, file_schema("stop"))
+    assert abs(marker.pop("unix_s") - time.time()) < 600 and marker.pop("iso")
     assert marker == {
         "launch_id": LAUNCH,
         "schema": 1, "run_id": "r", "iteration": step + 1, "reason": "late by 1 h",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.launch.directory.iso_times import iso_time, with_iso_times
+from forerun.calib.records.iso_times import iso_time, with_iso_times
 
 
 @given(st.datetimes(datetime(1970, 1, 1), datetime(9000, 1, 1), timezones=st.just(timezone.utc)))
@@ -18,10 +18,11 @@ def test_a_time_is_read_back_to_the_second(moment: datetime) -> None:
 
 
 def test_every_object_inside_is_looked_through_and_nothing_else_changes() -> None:
-    value = {"a_unix_s": 0, "in": [{"b_unix_s": 60.0}], "c_unix_s": [0.0, 1.0], "n": 5}
+    value = {"a_unix_s": 0, "in": ({"b_unix_s": 60.0},), "c_unix_s": [0.0, 1.0], "n": 5}
     found = with_iso_times(value)
     assert found["a_iso"] == "1970-01-01T00:00:00Z"
     assert found["in"] == [{"b_unix_s": 60.0, "b_iso": "1970-01-01T00:01:00Z"}]
+    assert found["c_iso"] == ["1970-01-01T00:00:00Z", "1970-01-01T00:00:01Z"]
     assert {name: found[name] for name in ("a_unix_s", "c_unix_s", "n")} == {
         "a_unix_s": 0,
         "c_unix_s": [0.0, 1.0],

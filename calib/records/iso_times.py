@@ -1,0 +1,62 @@
+"""Times of files as people and programs read them, beside seconds since 1970."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+LONGEST_S = 100 * 365 * 86400.0
+"""Dates and sums stay within what ``datetime`` and a double can hold."""
+_UNIX, _ISO = "unix_s", "iso"
+
+
+def with_iso_times(value: Mapping[str, object]) -> dict[str, object]:
+    """The same object with every time in ``unix_s`` told again beside it, in ``iso``, in UTC.
+
+    Objects inside are looked through; intervals of times, by name, are told again as a whole.
+
+    >>> with_iso_times({"end_unix_s": 1_700_000_000.4, "left": {"unix_s": 0}, "now_unix_s": None})
+    ... # doctest: +NORMALIZE_WHITESPACE
+    {'end_unix_s': 1700000000.4, 'end_iso': '2023-11-14T22:13:20Z',
+     'left': {'unix_s': 0, 'iso': '1970-01-01T00:00:00Z'}, 'now_unix_s': None}
+    """
+    found: dict[str, object] = {}
+    for name, held in value.items():
+        found[name] = _with_iso(held)
+        if (name == _UNIX or name.endswith(f"_{_UNIX}")) and (told := _told(held)):
+            found.setdefault(name.removesuffix(_UNIX) + _ISO, told)
+    return found
+
+
+def iso_time(unix_s: object) -> str:
+    """Seconds since 1970 as ISO 8601 in UTC; empty where that is no time.
+
+    >>> iso_time(0), iso_time(None), iso_time(float("nan"))
+    ('1970-01-01T00:00:00Z', '', '')
+    """
+    if isinstance(unix_s, bool) or not isinstance(unix_s, (int, float)):
+        return ""
+    try:
+        found = datetime.fromtimestamp(unix_s, timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return ""
+    return f"{found:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _with_iso(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return with_iso_times(value)
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping):
+        return [_with_iso(one) for one in value]
+    return value
+
+
+def _told(value: Any) -> Any:
+    """One time, the ends of an interval, or intervals by name; empty where it is no time."""
+    if isinstance(value, Mapping):
+        return {name: told for name, held in value.items() if (told := _told(held))}
+    if isinstance(value, (list, tuple)):
+        told = [iso_time(one) for one in value]
+        return told if all(told) else []
+    return iso_time(value)

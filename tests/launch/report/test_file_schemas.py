@@ -1,0 +1,177 @@
+"""Every file that a run leaves is what its published schema says, no name more and none less."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from companion_settings import companion_settings
+from json_schema import Mismatch, check
+from left_files import check_left_files, left_files
+
+from forerun.calib.records.launch import Launch
+from forerun.calib.workload.run_options import MicroBatchChoice
+from forerun.launch.cli import main
+from forerun.launch.companion.companion_loop import CompanionLoop
+from forerun.launch.directory.launch_files import LaunchFiles
+from forerun.launch.directory.publishing import Publisher, place_of
+from forerun.launch.options.file_schemas import FILE_NAMES, file_schema
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+WINDOW_END, TRAIN_ITERS, DRIFT_AT = 11, 90, 50
+OF_A_RUN = {
+    *("decision", "forecast", "plan", "waiting", "calibration", "score", "drift", "request"),
+    *("owner", "launch", "command", "forecasts", "stop-request"),
+}
+Found = dict[str, list[dict[str, Any]]]
+
+
+class Nowhere:
+    """A sink that takes nothing."""
+
+    where = "nowhere"
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *values: None
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a run of two ranks leaves that came to its end, with a drift on its way."""
+    home = tmp_path_factory.mktemp("run")
+    shutil.copytree(GOLDEN / "records", home / "records")
+    for path in (home / "records" / "golden-run").glob("*.jsonl"):
+        text = path.read_text(encoding="utf-8")
+        longer = text.replace('"train_iters": 20', f'"train_iters": {TRAIN_ITERS}')
+        path.write_text(longer, encoding="utf-8")
+    noted = json.dumps(Launch(argv=("t.py", "--x"), launcher=("torchrun",)).to_json())
+    (home / "records" / "golden-run" / "command.json").write_text(noted, encoding="utf-8")
+    told = companion_settings(
+        home, launch_id="first", deadline_unix_s=2e9, micro_batch=MicroBatchChoice.ADVISE
+    )
+    publisher = Publisher(place_of(told))
+    publisher.begin(1000.0)
+    beside = CompanionLoop(told, publisher=publisher, open_sink=lambda _: Nowhere())
+    for step in range(TRAIN_ITERS):
+        time_s = 0.15 if step < DRIFT_AT else 0.3
+        beside.handle(_step(step, time_s), 1000.0 + step)
+        if step == WINDOW_END - 1:
+            closed = {"event": "window_closed", "window": 0, "last_step": step}
+            beside.handle(closed, 1000.0 + step)
+            beside.poll(1001.0 + step)
+    beside.handle({"event": "end", "unix_s": 1000.0 + TRAIN_ITERS}, 1000.0 + TRAIN_ITERS)
+    beside.finish(1001.0 + TRAIN_ITERS)
+    LaunchFiles(home, "first").ask("the limit is near")
+    return home
+
+
+def _step(step: int, time_s: float) -> dict[str, Any]:
+    return {
+        "event": "step", "step": step, "time_s": time_s, "gap_s": 0.0, "is_hooked": False,
+        "window": 0 if 3 <= step < WINDOW_END else None, "is_after_window": step >= WINDOW_END,
+        "flags": ["warmup"] if step < 3 else [], "unix_s": 1000.0 + step,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found(directory: Path) -> Found:
+    values: Found = {}
+    for name, value in left_files(directory):
+        values.setdefault(name, []).append(value)
+    return values
+
+
+def test_every_file_is_there_and_is_what_its_schema_says(directory: Path) -> None:
+    assert check_left_files(directory) == OF_A_RUN
+
+
+def test_a_drift_and_an_end_were_among_what_was_looked_at(found: Found) -> None:
+    assert found["drift"][0]["events"]
+    assert {line["kind"] for line in found["forecasts"]} == {"forecast", "end"}
+    assert found["score"][0]["track"]["is_complete"]
+    assert found["decision"][0]["micro_batch"]["command"] is None
+
+
+@pytest.mark.parametrize("name", sorted(OF_A_RUN))
+def test_an_unknown_name_and_a_missing_one_are_told(found: Found, name: str) -> None:
+    schema, value = file_schema(name), found[name][0]
+    needed = _needed(schema, value)
+    assert "schema" in needed
+    for gone in needed:
+        lacking = {key: held for key, held in value.items() if key != gone}
+        with pytest.raises(Mismatch):
+            check(lacking, schema)
+    with pytest.raises(Mismatch):
+        check({**value, "unheard_of": 1}, schema)
+    with pytest.raises(Mismatch):
+        check({**value, "schema": 99}, schema)
+
+
+def _needed(schema: dict[str, Any], value: dict[str, Any]) -> set[str]:
+    """Names that the file cannot do without: those that it has and its schema requires."""
+    named: set[str] = set()
+    left: list[Any] = [schema["$defs"][schema["$ref"].rpartition("/")[2]]]
+    while left:
+        one = left.pop()
+        if "$ref" in one:
+            left.append(schema["$defs"][one["$ref"].rpartition("/")[2]])
+        named |= set(one.get("required", ()))
+        left += [*one.get("allOf", ()), *one.get("anyOf", ())[:1]]
+    return named & value.keys()
+
+
+def _times(value: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Every object that holds a time in Unix seconds, and the name of the time."""
+    if isinstance(value, dict):
+        yield from ((value, name) for name in value if name.endswith("unix_s"))
+        value = list(value.values())
+    for one in value if isinstance(value, list) else ():
+        yield from _times(one)
+
+
+def test_every_time_is_told_by_the_calendar_too(found: Found) -> None:
+    seen = set()
+    for name, values in found.items():
+        for holder, key in _times(copy.deepcopy(values)):
+            if holder[key] is not None:
+                assert holder[key.removesuffix("unix_s") + "iso"], (name, key)
+                seen.add(name)
+    assert seen == {
+        *("decision", "forecast", "forecasts", "calibration", "drift", "request"),
+        *("owner", "stop-request"),
+    }
+
+
+def test_the_decision_holds_the_forecast_that_it_was_made_on(found: Found) -> None:
+    (top, own), lines = found["decision"], found["forecasts"]
+    assert top == own
+    assert top["forecast"]["finish_p50_unix_s"] == lines[0]["finish_p50_unix_s"]
+
+
+@pytest.mark.parametrize("name", sorted(FILE_NAMES))
+def test_a_schema_is_printed_by_the_name_of_its_file(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["report", "--json-schema", name])
+    assert stop.value.code in (0, None)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == file_schema(name)
+    assert printed["$id"].startswith(f"urn:forerun:{name}:")
+    if find_spec("jsonschema") is not None:
+        import jsonschema  # pyright: ignore[reportMissingImports]
+
+        jsonschema.Draft202012Validator.check_schema(printed)
+
+
+def test_a_file_that_nobody_leaves_has_no_schema(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["report", "--json-schema", "nothing"])
+    assert stop.value.code == 2
+    assert "invalid choice" in capsys.readouterr().err
