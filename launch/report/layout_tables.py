@@ -12,7 +12,7 @@ from ...calib.fit.estimates import Source
 from ...calib.forecast.throughput import RunLeft
 from .cells import bytes_cell, frac_cell, probability_cell, span_cell, time_cell, whole_cell
 from .table import ReportTable, table_of
-from .throughput_cells import COST, SPARE, throughput_cells
+from .throughput_cells import COST, SPARE, TOKENS, throughput_cells
 
 if TYPE_CHECKING:
     from ...calib.advice.micro_batch import MicroBatchAdvice
@@ -29,8 +29,8 @@ def layouts_table(
     own_name: str = "running",
     left: RunLeft | None = None,
 ) -> ReportTable:
-    """The running layout and the fastest others; layout, step, what it gains and tokens/s stay
-    where the screen is narrow.  With ``left`` each says what the rest of the run would take."""
+    """The running layout and the fastest others; layout, step, its interval and memory stay where
+    the screen is narrow.  With ``left`` each says what the rest of the run would take."""
     rows = (plan.own, *plan.candidates[:top])
     numbers = {id(row): whole_cell(number) for number, row in enumerate(rows)}
     return table_of(
@@ -48,7 +48,11 @@ def layouts_table(
             "fits": lambda row: row.verdict.value,
             "rests on": lambda row: _provenance(row.source_frac),
         },
-    ).sparing("rests on", "fits", *SPARE, "90 %", "memory", COST)
+    ).sparing(
+        *("rests on", *SPARE, "fits", TOKENS, COST, "against running"),
+        late=("memory", "90 %"),
+        folded="layout",
+    )
 
 
 def micro_batch_table(advice: MicroBatchAdvice | None) -> ReportTable:
@@ -69,9 +73,9 @@ def micro_batch_table(advice: MicroBatchAdvice | None) -> ReportTable:
             "against running": lambda row: frac_cell(row.time_frac, signed=True),
             **throughput_cells(choices, None),
             "memory": lambda row: bytes_cell(row.memory.total_nbytes),
-            "fits": lambda row: probability_cell(row.fit_probability or 0.0),
+            "fits with probability": lambda row: probability_cell(row.fit_probability or 0.0),
         },
-    )
+    ).sparing(*SPARE, TOKENS, "against running", late=("memory", "90 %"), folded="recompute")
 
 
 def search_note(plan: Plan) -> str:

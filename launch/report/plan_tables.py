@@ -78,7 +78,11 @@ def plans_table(rows: Sequence[BestLayout]) -> ReportTable:
     if len({row.device for row in rows}) > 1:
         cells = {"device": lambda row: row.device, **cells}
     table = table_of("plans", "The best on each number of GPUs", rows, cells)
-    return table.sparing("90 %", "best layout", "GPU-h for 1e9 tokens")
+    return table.sparing(
+        *("GPU-h for 1e9 tokens", "tokens/s", "cost of 1e9 tokens", "efficiency"),
+        late=("trust", "90 %"),
+        folded="best layout",
+    )
 
 
 def _interval(candidate: Candidate | None) -> str:

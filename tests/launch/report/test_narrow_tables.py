@@ -4,14 +4,26 @@ wanted."""
 from __future__ import annotations
 
 import io
-import re
+import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 
-from forerun.launch.report.table import ReportTable, show_table
+from forerun.calib.answers.analysis import Request, analyse
+from forerun.calib.forecast.throughput import RunLeft
+from forerun.calib.samples.store import read_run
+from forerun.calib.samples.table import build_table
+from forerun.launch.report.layout_tables import layouts_table
+from forerun.launch.report.plan_tables import BestLayout, plans_table
+from forerun.launch.report.run_tables import report_tables
+from forerun.launch.report.table import ReportTable, console, show_table
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 
 TABLE = ReportTable(
     key="layouts",
@@ -24,14 +36,18 @@ TABLE = ReportTable(
 )
 
 
-def printed(width: int, **console: object) -> str:
+def printed(width: int) -> str:
+    return drawn(TABLE, width)
+
+
+def drawn(table: ReportTable, width: int) -> str:
     out = io.StringIO()
-    show_table(TABLE, Console(file=out, width=width, **console))  # type: ignore[arg-type]
+    show_table(table, Console(file=out, width=width))
     return out.getvalue()
 
 
 @pytest.mark.parametrize(
-    ("width", "seen"), [(120, ["9.1 ms to 12 ms", "60 %"]), (80, ["9.1 ms to 12 ms"]), (45, [])]
+    ("width", "seen"), [(120, ["9.1 ms to 12 ms", "60 %"]), (75, ["9.1 ms to 12 ms"]), (45, [])]
 )
 def test_columns_go_in_their_order(width: int, seen: list[str]) -> None:
     text = printed(width)
@@ -47,7 +63,96 @@ def test_what_is_kept_fits_or_nothing_is_left_to_spare(width: int) -> None:
     assert "…" not in printed(width) or not {"90 %", "rests on"} & set(found.columns)
 
 
-def test_no_colour_where_it_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NO_COLOR", "1")
-    text = printed(120, force_terminal=True)
-    assert not re.search(r"\x1b\[[0-9;]*(3[0-7]|4[0-7]|9[0-7])", text)
+@pytest.fixture(scope="module")
+def tables() -> list[ReportTable]:
+    """Of a run on GPUs with a price, so that every column is there."""
+    request = json.loads((GOLDEN / "request.json").read_text())
+    answer = analyse(build_table(read_run(GOLDEN)), Request.from_json(request))
+    own = replace(answer.plan.own, config=replace(answer.plan.own.config, device="NVIDIA H100"))
+    plan = replace(answer.plan, own=own)
+    left = RunLeft(
+        config=own.config,
+        step_time_s=own.step_time_s,
+        remaining_s=1e7,
+        now_unix_s=1.7e9,
+        price_per_gpu_hour=2.0,
+    )
+    best = [
+        BestLayout(
+            device=("NVIDIA H100", "NVIDIA B200")[place % 2],
+            num_ranks=8 << place,
+            candidate=one,
+            price_per_gpu_hour=2.0,
+        )
+        for place, one in enumerate(plan.candidates[:6])
+    ]
+    return [*report_tables(answer), layouts_table(plan, left=left), plans_table(best)]
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_step_of_every_row_is_there_in_full_and_no_line_is_wider(
+    tables: list[ReportTable], width: int
+) -> None:
+    for table in tables:
+        text = drawn(table, width)
+        assert max(map(cell_len, text.splitlines())) <= width, table.key
+        assert "…" not in text, table.key
+        if "step" in table.columns:
+            steps = [row[table.columns.index("step")] for row in table.rows]
+            lines = "\n".join(text.splitlines())
+            assert all(lines.count(step) >= steps.count(step) for step in steps), table.key
+
+
+def test_eighty_columns_hold_step_interval_and_memory(tables: list[ReportTable]) -> None:
+    (table,) = [one for one in tables if one.key == "layouts" and "cost" in one.columns]
+    assert {"#", "layout", "step", "90 %", "memory"} <= set(table.within(80).columns)
+    assert "rests on" not in table.within(120).columns
+
+
+def test_wide_screens_hold_every_column(tables: list[ReportTable]) -> None:
+    for table in tables:
+        assert table.within(200) == table, table.key
+
+
+cells = st.text("TP8mbs ZeRO.42,", min_size=1, max_size=40).map(lambda text: text.strip() or "x")
+
+
+@given(
+    rows=st.lists(st.tuples(*[cells] * 4), min_size=1, max_size=5),
+    step=st.integers(1, 10**6),
+    width=st.sampled_from([60, 80]),
+)
+def test_a_step_is_never_cut_whatever_stands_beside_it(
+    rows: list[tuple[str, ...]], step: int, width: int
+) -> None:
+    steps = [f"{step + place}.5 ms" for place in range(len(rows))]
+    table = ReportTable(
+        key="any",
+        title="Any",
+        columns=("layout", "step", "90 %", "memory", "rests on"),
+        rows=tuple((one[0], took, *one[1:]) for one, took in zip(rows, steps, strict=True)),
+    ).sparing("rests on", late=("memory", "90 %"))
+    text = drawn(table, width)
+    assert all(took in text for took in steps)
+    assert max(map(cell_len, text.splitlines())) <= width
+
+
+def test_no_code_is_written_where_it_is_not_wanted(
+    tables: list[ReportTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for is_terminal, wish in ((False, {"FORCE_COLOR": "1"}), (True, {"NO_COLOR": "1"})):
+        out = Terminal() if is_terminal else io.StringIO()
+        with monkeypatch.context() as patch:
+            patch.setenv("TERM", "xterm-256color")
+            for name, value in wish.items():
+                patch.setenv(name, value)
+            patch.setattr("sys.stdout", out)
+            show_table(tables[0], console())
+        assert "step" in out.getvalue() and "\x1b" not in out.getvalue(), wish
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
