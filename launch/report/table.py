@@ -66,7 +66,7 @@ class ReportTable:
     @property
     def folding(self) -> str:
         """The column that may fold."""
-        return self.folded or self.columns[0]
+        return self.folded if self.folded in self.columns else self.columns[0]
 
     @property
     def width(self) -> int:
