@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...calib.answers.analysis import Answer, Request, analyse, analyse_steps
+from ...calib.answers.finish_line import moment
+from ...calib.answers.transcript import prefixed
 from ...calib.errors import RecordError
 from ...calib.samples.table import SampleTable
 from ..directory.bounded_files import number
@@ -66,11 +68,22 @@ def _with_the_past(directory: Path, answer: Answer) -> Answer:
         if isinstance(row, dict) and isinstance(row.get("window"), int):
             told = [number(row.get(f"finish_{name}_unix_s")) for name in ("before", "after")]
             finishes[row["window"]] = told[0] or None, told[1] or None
+    ended_unix_s = end_of_run(top, answer.run_id)
     return replace(
         answer,
         history=answer.history.told(finishes),
-        ended_unix_s=end_of_run(top, answer.run_id),
+        ended_unix_s=ended_unix_s,
+        transcript=(*_past(answer, ended_unix_s), *answer.transcript),
     )
+
+
+def _past(answer: Answer, ended_unix_s: float | None) -> list[str]:
+    """Says of a run that is over as of when its lines are."""
+    if ended_unix_s is None:
+        return []
+    at = moment(ended_unix_s, time.time())
+    steps = answer.forecast.steps_done
+    return prefixed([f"ended {at}; these lines are of iteration {steps}, when they were said"])
 
 
 def _request(args: argparse.Namespace, table: SampleTable) -> Request:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from forerun.calib.advice.decision import Rule, decide
 from forerun.calib.advice.layout_words import layout_words
 from forerun.calib.advice.plan import Candidate, Plan
+from forerun.calib.answers.analysis import Request, analyse_steps
 from forerun.calib.answers.finish_line import finish_line
 from forerun.calib.answers.run_measurements import HookSummary, Overhead
 from forerun.calib.answers.transcript import (
@@ -26,6 +28,8 @@ from forerun.calib.forecast.forecast import Forecast
 from forerun.calib.forecast.throughput import Throughput
 from forerun.calib.layers.model_size import model_name
 from forerun.calib.memory.peak import MemoryEstimate, Verdict
+from forerun.calib.samples.store import read_run
+from forerun.calib.samples.table import build_table
 from forerun.calib.workload.config import RunConfig
 from forerun.calib.workload.model_shape import Experts, ModelShape, Normalization, PositionEmbedding
 from forerun.calib.workload.run_options import Goals
@@ -33,6 +37,7 @@ from forerun.calib.workload.run_options import Goals
 Steady = Callable[..., Forecast]
 Planned = Callable[..., Plan]
 Layout = Callable[..., RunConfig]
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 GIB = 1024**3
 HOOKS = HookSummary(num_fired=214, num_installed=214, num_operator_kinds=9, num_groups=1)
 COST = Overhead(overhead_frac=0.001, low_frac=-0.006, high_frac=0.009, num_hooked=3, num_bare=3)
@@ -302,3 +307,17 @@ def test_a_layout_is_spelled_out(planned: Planned) -> None:
         words = layout_words(one.config)
         assert f"micro-batch {one.config.batch.micro_batch_size}" in words
         assert not re.search(r"mbs|noOverlap|gradOverlap|noP2P|offload:", words), words
+
+
+def test_a_run_whose_layout_is_not_known_says_so_and_what_to_do() -> None:
+    table = build_table(read_run(GOLDEN))
+    table = replace(table, runs=table.runs.assign(config=""))
+    goals = Goals(budget_hours=100.0)
+    request = Request(now_unix_s=float(table.runs["started_unix_s"].min()) + 5.0, goals=goals)
+    run, end, others, checked = analyse_steps(table, request, num_steps=20).transcript
+    assert run.startswith("[forerun] 2 x CPU · step 0.")
+    assert end.startswith("[forerun] ends ") and end.endswith("inside the budget of 100 h")
+    assert "not compared" in others and "forerun.attach" in others
+    assert checked.startswith("[forerun] checked: hooks ")
+    (_, unknown, *_) = analyse_steps(table, request, num_steps=0).transcript
+    assert unknown.startswith("[forerun] end not known, since ") and "train_iters" in unknown
