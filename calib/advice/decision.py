@@ -229,12 +229,14 @@ def odds_text(rule: Rule, probability: float, confidence: float) -> str:
 def saving_text(saved_s: float, cost_s: float) -> str:
     """What a restart saves, and what it costs: two times of at least 0.
 
+    A layout that was picked as the fastest of many may owe all of its gain to the pick.
+
     >>> saving_text(11_160.0, 600.0), saving_text(17.0, 600.0)
     ('saves 3.1 h less 10.0 min for the restart', 'saves 17.000 s, but a restart costs 10.0 min')
     """
     cost = format_time(cost_s)
     if saved_s <= 0:
-        return f"saves nothing, and a restart costs {cost}"
+        return f"saves nothing beyond chance, and a restart costs {cost}"
     saved = f"saves {format_time(saved_s)}"
     return (
         f"{saved} less {cost} for the restart"
