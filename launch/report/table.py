@@ -13,6 +13,7 @@ from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 _Row = TypeVar("_Row")
 WIDTH = 200
@@ -114,8 +115,6 @@ def show_table(table: ReportTable, out: Console) -> None:
         widths[table.folding] = max(1, table.fold_width(out.width))
     whole = sum(max(widths[name], cell_len(name)) + _GAP for name in table.columns) - _GAP
     drawn = Table(
-        title=table.title,
-        title_justify="left",
         box=box.SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
@@ -133,6 +132,8 @@ def show_table(table: ReportTable, out: Console) -> None:
         )
     for row in table.rows:
         drawn.add_row(*row)
+    # As a title of the table it would be broken at the table's width.
+    out.print(Text(table.title, style="table.title"))
     out.print(drawn)
 
 
