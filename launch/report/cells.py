@@ -53,8 +53,8 @@ def count_cell(number: float, digits: str = "") -> Cell:
 
 
 def probability_cell(probability: float) -> Cell:
-    """A probability."""
-    return Cell(f"P {probability:.2f}", {" (probability)": probability})
+    """A probability, whose column says so."""
+    return Cell(f"{probability:.2f}", {"": probability})
 
 
 def whole_cell(number: int) -> Cell:
