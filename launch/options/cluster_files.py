@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from ...calib.errors import ConfigError
@@ -38,3 +39,14 @@ def read_cluster(path: Path | None) -> StatedNodes | None:
         return stated_nodes(found)
     except ConfigError as err:
         raise ConfigError(f"{path}: {err}") from err
+
+
+def add_cluster(add: Callable[..., object], of: str = "") -> None:
+    """The option for such a file, ``of`` some questions alone."""
+    add(
+        "--cluster",
+        type=Path,
+        metavar="FILE",
+        help=f"{of}JSON of what joins the GPUs (joint, num_gpus, num_cards, domain, "
+        "node_bytes_per_s, card_bytes_per_s): docs/cluster.md",
+    )

@@ -13,7 +13,7 @@ SCHEMA_FILE = Path(__file__).parents[1] / "report" / "explain.schema.json"
 def add_explain_options(sub: argparse.ArgumentParser) -> None:
     """Which layouts, on how many ranks, and where to draw them."""
     add = sub.add_argument
-    add("directory", type=Path, help="what --calibrate-dir was")
+    add("directory", type=Path, metavar="DIR", help="what --calibrate-dir was")
     add("layout", metavar="A", help="the layout to explain")
     add("other", metavar="B", nargs="?", help="another, that it is held against")
     add("--run-id", help="which run, where the directory holds several")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from forerun.calib.arguments.short_names import LAYOUT_NAMES
 from forerun.launch.cli import ExitCode, build_parser, main
 
 
@@ -107,14 +108,40 @@ def test_the_public_names_are_listed() -> None:
         ("plan DIR --objctive=cost", "did you mean --objective"),
         ("report DIR --zzz", "see forerun report --help"),
         ("report DIR more", "see forerun report --help"),
+        ("report --device B200 DIR", "predict, plan, explain do"),
+        ("predict DIR --device", "--device: expected one argument; see forerun predict --help"),
+        ("predict --device B200", "required: DIR; see forerun predict --help"),
+        ("validate operatrs FILE", "'operatrs' is none; did you mean operators?"),
+        ("import zip FILE --out O", "there are kineto, nccl-tests, steps"),
+        ("--verson", "did you mean --version"),
+        ("--json report DIR", "a verb comes first"),
     ],
 )
 def test_an_option_that_a_verb_does_not_take_is_one_line(
     words: str, told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(words.split()) == ExitCode.USAGE
+    try:
+        code = main(words.split())
+    except SystemExit as stop:
+        code = stop.code
+    assert code == ExitCode.USAGE
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and told in err
+
+
+def test_the_parser_of_a_verb_is_built_where_it_is_asked() -> None:
+    def verbs(*words: str) -> list[str]:
+        return [*build_parser(words)._subparsers._group_actions[0].choices]
+
+    assert verbs("plan", "DIR") == ["plan"]
+    assert set(verbs("--help")) == set(verbs()) > {"plan", "run"}
+
+
+def test_every_axis_of_a_layout_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["predict", "--help"])
+    words = capsys.readouterr().out.replace(",", " ").split()
+    assert {name for axis in LAYOUT_NAMES for name in axis.spellings} <= set(words)
 
 
 def test_doctor_tells_versions_and_the_entry_point(capsys: pytest.CaptureFixture[str]) -> None:

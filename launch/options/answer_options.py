@@ -1,0 +1,106 @@
+"""Options of the verbs that ask of a calibrated run: report, predict, plan, explain."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .cluster_files import add_cluster
+from .explain_options import add_explain_options
+from .plan_options import (
+    SCHEMA_FILE,
+    add_layout_options,
+    add_plan_options,
+    describe_layout_names,
+)
+from .schema_option import add_file_schema_option, add_schema_option
+from .show_options import add_show
+
+
+def add_report(verbs: argparse._SubParsersAction) -> None:
+    """The options of ``forerun report``."""
+    sub = _add_run(verbs, "report", "what a calibrated run says about itself")
+    add_file_schema_option(sub)
+
+
+def add_predict(verbs: argparse._SubParsersAction) -> None:
+    """The options of ``forerun predict``; those of Megatron pass through by their own names."""
+    sub = _add_run(
+        verbs, "predict", "step time of another layout: --tp 4 --mbs 2, or Megatron's own options"
+    )
+    sub.set_defaults(takes_options=True)
+    _add_evidence(sub)
+    add_schema_option(sub, SCHEMA_FILE)
+    add_layout_options(sub)
+    sub.add_argument(
+        "--fail-over",
+        type=float,
+        metavar="SECONDS",
+        help="exit 1 when the step is slower than this",
+    )
+
+
+def add_plan(verbs: argparse._SubParsersAction) -> None:
+    """The options of ``forerun plan``."""
+    sub = _add_run(verbs, "plan", "the best layouts on a number of GPUs, of this kind or another")
+    _add_evidence(sub)
+    add_schema_option(sub, SCHEMA_FILE)
+    add_plan_options(sub)
+    add_show(sub)
+    describe_layout_names(sub)
+
+
+def add_explain(verbs: argparse._SubParsersAction) -> None:
+    """The options of ``forerun explain``."""
+    sub = verbs.add_parser(
+        "explain",
+        help="why a layout takes what it takes, and why it is faster than another",
+        description="A layout is named as a plan prints it (TP4 PP2 DP2 mbs2), in short names over "
+        "the running layout (tp4 pp2), by its row in the plan (3), or as running.",
+        allow_abbrev=False,
+    )
+    add_explain_options(sub)
+    _add_evidence(sub)
+
+
+def _add_run(verbs: argparse._SubParsersAction, verb: str, text: str) -> argparse.ArgumentParser:
+    """A verb that is asked of a run of a directory."""
+    sub = verbs.add_parser(verb, help=text, allow_abbrev=False)
+    sub.add_argument("directory", type=Path, metavar="DIR", help="what --calibrate-dir was")
+    sub.add_argument("--run-id", help="which run, where the directory holds several")
+    return sub
+
+
+def _add_evidence(sub: argparse.ArgumentParser) -> None:
+    """What else is asked of, and what else counts, than the newest run of a directory."""
+    add = sub.add_argument
+    add(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="another run over this calibration: Megatron's arguments as YAML or JSON, a "
+        "Hugging Face config.json, a checkpoint; or give its whole command behind --",
+    )
+    add(
+        "--also",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help="another directory whose measured steps count too; may be given again",
+    )
+    add("--machine", metavar="NAME", help="of imported steps: which machine")
+    add_cluster(add)
+    over = sub.add_mutually_exclusive_group().add_argument
+    over(
+        "--like",
+        type=Path,
+        metavar="DIR",
+        help="a run of another machine, maybe of another device: its operators are carried "
+        "over, and the samples or probes of this directory correct them",
+    )
+    over(
+        "--device",
+        metavar="NAME",
+        help="another device that nothing was measured on, as H100 or by its driver's name: "
+        "operators are carried over by data sheets; plan takes several with commas",
+    )

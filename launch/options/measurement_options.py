@@ -1,0 +1,89 @@
+"""Options of the verbs that need no calibrated run: what else measures, or was measured."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from .cluster_files import add_cluster
+
+
+def add_validate(verbs: argparse._SubParsersAction) -> None:
+    """The options of ``forerun validate``."""
+    add = verbs.add_parser(
+        "validate",
+        help="how right the models are on tables of measurements",
+        description="Fits on one part of each table and scores on the rest, by several protocols. "
+        "At most 2,000 samples of an operator train and 2,000 are scored for each seed, drawn by "
+        "the seed. steps: whole steps of layouts. design: which of them would teach most. "
+        "Columns: recipes/published/FORMAT.md.",
+        allow_abbrev=False,
+    ).add_argument
+    add("what", choices=("operators", "collectives", "steps", "design"))
+    add("files", type=Path, nargs="+", metavar="FILE", help=".csv[.gz], .parquet")
+    add("--protocol", action="append", metavar="NAME", help="only this one (may be repeated)")
+    add("--seeds", type=int, default=5, metavar="N", help="random draws to pool (default 5)")
+    add(
+        "--calibrate-on",
+        type=int,
+        metavar="K",
+        help="steps: rows that calibrate, the rest is scored",
+    )
+    add(
+        "--draws", type=int, default=20, metavar="N", help="steps: draws of these rows (default 20)"
+    )
+    add(
+        "--operators",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="steps: tables of operators and collectives of the same devices",
+    )
+    add("--rows", type=int, default=10, metavar="K", help="design: layouts to name (default 10)")
+    add_cluster(add, "collectives, steps: ")
+
+
+def add_import(verbs: argparse._SubParsersAction) -> None:
+    """The options of ``forerun import``."""
+    add = verbs.add_parser(
+        "import",
+        help="measurements of other tools into tables in our own format",
+        description="kineto: traces of PyTorch's profiler recorded with shapes. nccl-tests: logs. "
+        "steps: step times of layouts, operators or collectives in our own format, into a "
+        "directory that answers predict and plan. Columns: recipes/published/FORMAT.md.",
+        allow_abbrev=False,
+    ).add_argument
+    add("source", choices=("kineto", "nccl-tests", "steps"))
+    add("files", type=Path, nargs="+", metavar="FILE")
+    add("--out", type=Path, required=True, metavar="FILE|DIR")
+    add("--fabric", metavar="NAME", help="what to call the cluster")
+    add("--ranks-per-node", type=int, default=8, metavar="N", help="for kineto (default 8)")
+    add(
+        "--kernels",
+        type=Path,
+        metavar="FILE",
+        help="kineto: all kernels by phase, operator and transfer, shapes or not",
+    )
+
+
+def add_probe(verbs: argparse._SubParsersAction) -> None:
+    """The options of ``forerun probe``."""
+    add = verbs.add_parser(
+        "probe",
+        help="measure a new machine without training, alone or under torchrun",
+        description="Products, memory and the operators of a layout; under torchrun collectives as "
+        "well: torchrun --nproc-per-node N -m forerun probe --out DIR. The layout is that of "
+        "--config or of the command behind --, else a GPT that suits the device.",
+        allow_abbrev=False,
+    ).add_argument
+    add("--out", type=Path, required=True, metavar="DIR", help="for the records")
+    add("--config", type=Path, metavar="FILE", help="as for predict")
+    add("--seconds", type=float, default=60.0, help="for all of it (default 60)")
+    add("--operators", action="store_true", help="these alone")
+    add("--collectives", action="store_true", help="these alone")
+
+
+def add_doctor(verbs: argparse._SubParsersAction) -> None:
+    """The options of ``forerun doctor``."""
+    verbs.add_parser("doctor", help="what is installed here and what would be attached")
