@@ -30,6 +30,8 @@ _VERBS = {
     "validate": "commands.validate_command:validate",
     "import": "commands.import_command:import_files",
     "probe": "commands.probe_command:probe",
+    "status": "live.status_command:status",
+    "watch": "live.watch_command:watch",
     "compare": "commands.compare_command:compare",
     "explain": "commands.explain_command:explain",
     "run": "wrapper.run_command:run",
@@ -42,13 +44,15 @@ _OPTIONS = {
     "validate": "options.measurement_options:add_validate",
     "import": "options.measurement_options:add_import",
     "probe": "options.measurement_options:add_probe",
+    "status": "options.progress_options:add_status",
+    "watch": "options.progress_options:add_watch",
     "compare": "options.progress_options:add_compare",
     "explain": "options.answer_options:add_explain",
     "run": "wrapper.run_options:add_run",
     "doctor": "options.measurement_options:add_doctor",
 }
 """What adds the parser of a verb."""
-_BARE = frozenset({"doctor", "run"})
+_BARE = frozenset({"doctor", "run", "status", "watch"})
 """Verbs of the standard library."""
 _KEPT = frozenset({"plan", "predict", "explain"})
 """Verbs that answer from a kept fit, which holds for the packages that it was made with: those are
@@ -62,6 +66,7 @@ again and again, and once more at exit, takes a tenth of a quick answer."""
 
 _QUESTIONS = (
     ("when it ends, and where a step goes", "report DIR"),
+    ("where the run is now, until it ends", "watch DIR"),
     ("how long a step of another layout takes", "predict DIR --tp 4 --mbs 2"),
     ("the best layouts, here or on other GPUs", "plan DIR --gpus 8..1024"),
     ("the launch command of one of them", "plan DIR --show 1"),

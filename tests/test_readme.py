@@ -35,7 +35,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_command_line_answers(
     command: str, machine: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    home = ENDED if command.startswith("compare") else GOLDEN
+    is_of_answers = command.split()[0] in ("compare", "status", "watch")
+    home = ENDED if is_of_answers else GOLDEN
     nodes = machine.with_name("cluster.json")
     nodes.write_text(EXAMPLE)
     stands_for = {"DIR": str(home), "PROBED": str(home), "MACHINE": str(machine)}
@@ -58,6 +59,8 @@ def test_there_is_a_command_for_each_verb() -> None:
         "plan",
         "explain",
         "compare",
+        "status",
+        "watch",
         "doctor",
         "validate",
         "import",

@@ -18,6 +18,8 @@ RUNS = "runs"
 """The folder of a directory that holds one folder for each launch."""
 LAUNCH = "launch.json"
 """In such a folder: of which launch it is, or which one its launch has agreed to be."""
+MARKER = "stop.json"
+"""In such a folder: that, when and why training was asked to save and stop."""
 SCHEMA = 1
 
 

@@ -1,4 +1,4 @@
-"""File I/O of the core beside ``records.files``: records in, tables and JSON in and out.
+"""File I/O of the core beside ``records``: records in, tables in and out.
 
 A sample table is one Parquet file with a ``table`` column that names the frame a row belongs to:
 one file is replaced at once, so that a reader never meets frames of two different writes.
@@ -6,9 +6,6 @@ one file is replaced at once, so that a reader never meets frames of two differe
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -20,8 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ..errors import RecordError
-from ..plain_json import Json, JsonObject, parse_json
-from ..records.files import OPEN, replace_by, replace_file
+from ..records.files import replace_by
 from ..records.packed import MAX_LINE_NBYTES
 from ..records.run_records import (
     RankFile,
@@ -34,8 +30,7 @@ from .columns import FRAMES, TABLE_SCHEMA, TEXTS, normalise
 from .table import SampleTable
 
 _F = TypeVar("_F", RankFile, SummaryFile)
-# Larger files and tables are refused before they fill the memory.
-MAX_JSON_NBYTES = 64 << 20
+# Larger tables are refused before they fill the memory.
 MAX_TABLE_ROWS = 5_000_000
 MAX_TABLE_NBYTES = 2 << 30
 """Of all columns, unpacked."""
@@ -77,81 +72,6 @@ def read_run(directory: Path, run_id: str | None = None) -> RunRecords:
     sent = home / run_id / SUMMARIES
     summaries = _read_into(sent, SummaryFile(SUMMARIES)) if sent.exists() else None
     return readable(join_ranks(run_id, files, summaries))
-
-
-def write_json(path: Path, value: object, *, mode: int = OPEN) -> None:
-    """Replace ``path`` with ``value`` at once; keys keep their order, NaN is refused."""
-    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    write_text(path, text, mode=mode)
-
-
-def write_text(path: Path, text: str, *, mode: int = OPEN) -> None:
-    """Replace ``path`` with the text at once; compressed where the name ends in ``.gz``."""
-    data = text.encode()
-    if path.suffix == ".gz":
-        data = gzip.compress(data, mtime=0)
-    replace_file(path, data, mode=mode)
-
-
-def append_line(path: Path, value: object) -> None:
-    """Add ``value`` as one line of JSON, in one write; a torn last line stays a line of its own.
-
-    Raises ``OSError`` with the file's name.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(value, allow_nan=False) + "\n"
-    try:
-        with path.open("ab+") as file:
-            if file.seek(0, os.SEEK_END):
-                file.seek(-1, os.SEEK_END)
-                line = line if file.read(1) == b"\n" else "\n" + line
-            file.write(line.encode())
-    except OSError as err:
-        err.filename = str(path)
-        raise
-
-
-def read_lines(path: Path) -> tuple[list[JsonObject], tuple[str, ...]]:
-    """Objects of a file of JSON lines, and what was skipped; ``RecordError`` where none is."""
-    lines = _read_bounded(path, MAX_JSON_NBYTES).decode(errors="replace").splitlines()
-    values, problems = [], []
-    for number, line in enumerate(lines, start=1):
-        try:
-            value = parse_json(line)
-        except ValueError:
-            value = None
-        if isinstance(value, dict):
-            values.append(value)
-        elif line.strip():
-            problems.append(f"{path.name} line {number}: damaged, skipped")
-    return values, tuple(problems)
-
-
-def read_json(path: Path) -> Json:
-    """The JSON value in ``path``; ``RecordError`` where it is missing or damaged."""
-    data = _read_bounded(path, MAX_JSON_NBYTES)
-    try:
-        return parse_json(data)
-    except ValueError as err:
-        raise RecordError(f"{path} cannot be read ({err}); delete it and write it again") from err
-
-
-def _read_bounded(path: Path, most_nbytes: int) -> bytes:
-    """A whole file; ``RecordError`` where it is missing, no file, cannot be read or is larger."""
-    if path.exists() and not path.is_file():
-        raise RecordError(f"{path} is no file; remove it")  # a pipe would wait for its writer
-    try:
-        with path.open("rb") as file:
-            data = file.read(most_nbytes + 1)
-    except FileNotFoundError as err:
-        raise RecordError(f"{path} does not exist; run with --calibrate first") from err
-    except OSError as err:
-        raise RecordError(f"{path} cannot be read ({err}); make it readable") from err
-    if len(data) > most_nbytes:
-        raise RecordError(
-            f"{path} has more than {most_nbytes >> 20} MiB, which no file of ours has; delete it"
-        )
-    return data
 
 
 def write_table(path: Path, table: SampleTable, *, created_by: str = "forerun") -> None:

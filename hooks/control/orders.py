@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...calib.records.files import PRIVATE, replace_file
 from ...calib.records.iso_times import with_iso_times
+from ...calib.records.launch import MARKER
 from ...calib.workload.run_options import OnAdvice
 from ..process.guard import OWN_THREAD, Guard
 from ..process.launch_identity import RANKS_PER_S, launch_folder
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from ..process.host import Host
 
 _log = logging.getLogger(__name__)
-MARKER = "stop.json"
 SCHEMA = 1
 PAUSE_S = 0.5
 """Between two looks at the store, where a look is cheap and ranks are few."""

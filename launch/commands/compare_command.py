@@ -11,7 +11,7 @@ from ...calib.errors import ConfigError, RecordError
 from ...calib.forecast.evaluation import Coverage, Evaluation, Settled
 from ...calib.units import format_frac, format_time
 from ..directory.forecast_log import FORECASTS, finish_line, read_forecasts
-from ..directory.run_folders import top_of
+from ..directory.run_folders import nothing_in, top_of
 from ..report.table import ReportTable, console, show_table
 from .outcome import ExitCode, print_json, tell
 
@@ -25,12 +25,9 @@ def compare(args: argparse.Namespace) -> int:
     if over is not None and not 0 <= over < math.inf:
         raise ConfigError(f"--fail-over {over} is no share; give one from 0 up, such as 0.02")
     tracks, problems = found_tracks(args.directories)
-    tell(*problems)
     if not tracks:
-        raise RecordError(
-            f"no run under {', '.join(map(str, args.directories))} has forecasts and an end; "
-            f"let a run with --calibrate come to its end"
-        )
+        raise RecordError("; ".join(dict.fromkeys(problems)))
+    tell(*problems)
     if args.json:
         print_json({"runs": [track.to_json() for track in tracks]})
     else:
@@ -51,7 +48,7 @@ def found_tracks(directories: Sequence[Path]) -> tuple[list[Evaluation], list[st
         top, own = top_of(directory)
         homes = [top] if (top / FORECASTS).exists() else _homes_below(directory)
         if not homes:
-            problems.append(f"{directory} holds no {FORECASTS}; was it what --calibrate-dir was?")
+            problems.append(nothing_in(directory) or _unforeseen(directory))
         for home in homes:
             logged = read_forecasts(home)
             problems += logged.problems
@@ -60,7 +57,10 @@ def found_tracks(directories: Sequence[Path]) -> tuple[list[Evaluation], list[st
                     continue
                 found = logged.track(run_id)
                 if found is None:
-                    problems.append(f"run {run_id!r} in {home} has not ended, or died; left out")
+                    problems.append(
+                        f"run {run_id!r} in {home} has not ended, or died: what was forecast for "
+                        f"it is not scored; forerun status {home} says where it is"
+                    )
                 else:
                     tracks.append(found)
     return tracks, problems
@@ -76,6 +76,13 @@ def show(tracks: Sequence[Evaluation]) -> None:
         out.print()
         show_table(_errors(tracks[0]), out)
         print(finish_line(tracks[0]))
+
+
+def _unforeseen(directory: Path) -> str:
+    return (
+        f"{directory} holds records and no {FORECASTS}: its runs made no forecast, for which "
+        f"--calibrate must know their length; forerun report {directory} reads the records"
+    )
 
 
 def _homes_below(directory: Path) -> list[Path]:

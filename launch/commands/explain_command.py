@@ -74,7 +74,7 @@ class _Named:
 
 def _draw(args: argparse.Namespace, found: Explanation) -> None:
     # Of use here alone, and slow to import.
-    from ...calib.samples.store import write_text
+    from ...calib.records.json_files import write_text
     from ..report.waterfall import waterfall_svg
 
     write_text(args.svg, waterfall_svg(found))

@@ -13,7 +13,7 @@ from ...calib.drift.events import SCHEMA, DriftEvent, drift_causes, transfer_cau
 from ...calib.drift.monitor import Drift, DriftMonitor
 from ...calib.errors import ForerunError
 from ...calib.records.iso_times import with_iso_times
-from ...calib.samples.store import read_json, write_json
+from ...calib.records.json_files import read_json, write_json
 from ...calib.samples.table import SampleTable
 from ...calib.samples.windows import windows_of
 from ..directory.publishing import Place

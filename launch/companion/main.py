@@ -27,6 +27,7 @@ from ..directory.publishing import Publisher, place_of
 from .event_queue import EventQueue
 from .log_lines import say
 from .shutdown import Shutdown
+from .status_writer import StatusWriter
 
 if TYPE_CHECKING:
     from .companion_loop import CompanionLoop
@@ -52,8 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     publisher = Publisher(place_of(told))
     say(publisher.begin(time.time()))
     publisher.start_beating(say)
-    queue, shutdown = EventQueue(), Shutdown()
-    threading.Thread(target=_read, args=(queue, shutdown), daemon=True).start()
+    queue, shutdown, status = EventQueue(), Shutdown(), StatusWriter(told, publisher)
+    status.start()
+    threading.Thread(target=_read, args=(queue, shutdown, status), daemon=True).start()
     queue.wait_for_window()
     from .companion_loop import CompanionLoop  # loads pandas and the models
 
@@ -108,7 +110,7 @@ def _write_back(order: dict[str, Any]) -> None:
         os.write(0, json.dumps(order).encode() + b"\n")
 
 
-def _read(queue: EventQueue, shutdown: Shutdown) -> None:
+def _read(queue: EventQueue, shutdown: Shutdown, status: StatusWriter) -> None:
     try:
         for line in sys.stdin:
             with suppress(ValueError, RecursionError):
@@ -116,10 +118,12 @@ def _read(queue: EventQueue, shutdown: Shutdown) -> None:
                 if not isinstance(event, dict):
                     continue
                 queue.put(event)
+                status.note(event)
                 if event.get("event") == "end":
                     break
     finally:
         shutdown.begin()
+        status.end()
         queue.close()
 
 

@@ -18,14 +18,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...calib.records.files import replace_by, replace_file
 from ...calib.records.iso_times import with_iso_times
 from ...calib.records.launch import LAUNCH
 from ...hooks.process.launch_identity import boot_id, launch_folder, process_start
-from ...hooks.process.settings import CompanionSettings
 from .bounded_files import number, read_object
+from .status_file import STATUS
+
+if TYPE_CHECKING:
+    from ...hooks.process.settings import CompanionSettings
 
 OWNER = "owner.json"
 SCHEMA = 1
@@ -43,6 +46,7 @@ PUBLISHED = (
     "decision.json",
     "score.json",
     "drift.json",
+    STATUS,
     "samples.parquet",
     "report.md",
     "report.html",
@@ -153,8 +157,19 @@ class Publisher:
                 return said
             for name in PUBLISHED:
                 self._show(name)
-            if self._published:
+            # Where a run is says no more than that there is one.
+            if self._published.keys() - {STATUS}:
                 self._clear()
+            return ""
+
+    def show(self, name: str) -> str:
+        """Show one file at the top; raises ``OSError``."""
+        with self._lock:
+            if not self.is_owner:
+                return ""
+            if (said := self._look()) or not self.is_owner:
+                return said
+            self._show(name)
             return ""
 
     def is_newest(self) -> bool:

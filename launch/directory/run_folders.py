@@ -6,11 +6,25 @@ from pathlib import Path
 from typing import Any
 
 from ...calib.errors import RecordError
+from ...calib.records.json_files import read_json
 from ...calib.records.launch import LAUNCH, RUNS
 from .bounded_files import read_object
 
 SAMPLES = "samples.parquet"
 """The sample table of a run, beside its answers."""
+
+
+_TRACES = ("records", RUNS, "imported", SAMPLES, "forecasts.jsonl", "forecast.json")
+"""Any of these is something of a run, or of a machine."""
+
+
+def nothing_in(directory: Path) -> str:
+    """That a directory holds nothing of ours, and the remedy; empty where it does."""
+    if not directory.is_dir():
+        return f"{directory} is no directory; name what --calibrate-dir was"
+    if top_of(directory)[1] or any((directory / name).exists() for name in _TRACES):
+        return ""
+    return f"{directory} holds no run; start one with --calibrate --calibrate-dir={directory}"
 
 
 def top_of(directory: Path) -> tuple[Path, tuple[str, ...]]:
@@ -40,8 +54,6 @@ def object_of_run(directory: Path, name: str, run_id: str) -> dict[str, Any] | N
 
     Damaged ones are passed over where another is of this run; else ``RecordError`` tells of one.
     """
-    from ...calib.samples.store import read_json  # with what tables need, which is slow to import
-
     problem: RecordError | None = None
     for path in paths_of(directory, name):
         try:

@@ -12,7 +12,8 @@ from ...calib.answers.step_trace import chrome_trace
 from ...calib.forecast.evaluation import Evaluation
 from ...calib.records.files import OPEN, PRIVATE
 from ...calib.records.iso_times import with_iso_times
-from ...calib.samples.store import write_json, write_table
+from ...calib.records.json_files import write_json
+from ...calib.samples.store import write_table
 from ...calib.samples.table import SampleTable
 from ...calib.timeline.measured import MeasuredSpan
 from ...hooks.process.host_wandb import FORECAST

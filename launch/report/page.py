@@ -13,7 +13,7 @@ from ... import __version__
 from ...calib.answers.analysis import Answer
 from ...calib.errors import RecordError
 from ...calib.forecast.evaluation import step_coverage
-from ...calib.samples.store import write_text
+from ...calib.records.json_files import write_text
 from ...calib.samples.table import SampleTable
 from ...calib.timeline.measured import MeasuredSpan
 from ..directory.forecast_log import Logged, finish_line, read_forecasts

@@ -22,7 +22,7 @@ from ...calib.plain_json import parse_json
 from ...calib.records.run_values import ITERATION, PREFIX, TIME
 from ...calib.workload.run_options import SinkChoice
 from ...hooks.process.settings import CompanionSettings
-from ..directory.iso_times import iso_time
+from ...calib.records.iso_times import iso_time
 from .newest import Newest
 from .sink import Sink
 

@@ -59,6 +59,8 @@ def test_the_surface_is_frozen() -> None:
             *("--resubmit-script", "--resubmit-template", "--save-before-limit"),
             *("--stop-exit-code", "--stop-patience", "--time-limit"),
         ],
+        "status": ["--help", "--json", "--json-schema", "--run-id"],
+        "watch": ["--help", "--json", "--json-schema", "--run-id"],
         "compare": ["--fail-over", "--help", "--json"],
         "doctor": ["--help", "--json"],
     }

@@ -13,16 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from forerun.calib.errors import RecordError
+from forerun.calib.records.json_files import read_json, write_json
 from forerun.calib.records.record_kinds import SCHEMA, StepRecord, to_dict
 from forerun.calib.samples.columns import FRAMES, normalise
-from forerun.calib.samples.store import (
-    read_json,
-    read_run,
-    read_table,
-    run_ids,
-    write_json,
-    write_table,
-)
+from forerun.calib.samples.store import read_run, read_table, run_ids, write_table
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.config import RunConfig
 

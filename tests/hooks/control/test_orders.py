@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from json_schema import check
 from torch.distributed import HashStore
 
+from forerun.calib.records.launch import MARKER
 from forerun.calib.workload.run_options import OnAdvice
-from forerun.hooks.control.orders import MARKER, Orders
+from forerun.hooks.control.orders import Orders
 from forerun.hooks.control.proposals import OrderKind, Proposal
 from forerun.hooks.process.guard import MAX_FAULTS, Guard
 from forerun.hooks.process.host import Host

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from companion_settings import companion_settings
 
-from forerun.calib.samples.store import read_lines, read_run
+from forerun.calib.records.json_files import read_lines
+from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.companion.companion_loop import CompanionLoop

@@ -1,0 +1,105 @@
+"""Writes ``status.json`` beside training, from a thread that no analysis holds up.
+
+Standard library only: it begins before pandas is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+from ...calib.records.files import replace_file
+from ...hooks.process.launch_identity import process_start
+from ...hooks.process.settings import CompanionSettings
+from ..directory.bounded_files import number
+from ..directory.publishing import BEAT_S, Publisher, this_host
+from ..directory.status_file import STATUS, Phase, StatusFile
+from .log_lines import say
+
+EVERY_S = 5.0
+"""No file is written sooner after the one before."""
+NUM_NEWEST = 100
+"""Regular steps that the step time is told of."""
+_MISSED_FRAC = 0.05
+
+
+class StatusWriter:
+    """``note`` takes every event as it comes in; ``start`` writes what they say, now and then."""
+
+    def __init__(self, told: CompanionSettings, publisher: Publisher) -> None:
+        self._publisher = publisher
+        self._newest: deque[float] = deque(maxlen=NUM_NEWEST)
+        self._lock = threading.Lock()
+        self._now = StatusFile(
+            steps_total=told.num_steps,
+            began_unix_s=told.started_unix_s,
+            host=this_host(),
+            pid=os.getpid(),
+            pid_start=process_start(os.getpid()) or 0,
+        )
+        self._is_new = True
+        self._ended = threading.Event()
+
+    def start(self) -> None:
+        """Write at once, then where something has come in, and as a sign of life."""
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def note(self, event: Mapping[str, Any]) -> None:
+        """Take an event of training; of what it says nothing is believed that is no number."""
+        kind, unix_s = event.get("event"), number(event.get("unix_s"))
+        with self._lock:
+            changed: dict[str, Any] = {"heard_unix_s": unix_s or self._now.heard_unix_s}
+            if kind == "step":
+                changed["iteration"] = max(self._now.iteration, int(number(event.get("step"))) + 1)
+                time_s = number(event.get("time_s"))
+                if time_s > 0 and not event.get("flags") and not event.get("is_hooked"):
+                    self._newest.append(time_s)
+            elif kind == "end":
+                changed["phase"] = Phase.ENDED
+            self._now = replace(self._now, **changed)
+            self._is_new = True
+
+    def end(self) -> None:
+        """Training is gone, with or without a word: the last file says which."""
+        with self._lock:
+            if self._now.phase is Phase.RUNS:
+                self._now = replace(self._now, phase=Phase.GONE)
+        self._ended.set()
+        self._write(time.time())
+
+    def _run(self) -> None:
+        last_s = -BEAT_S
+        while not self._ended.is_set():
+            if self._is_new or time.monotonic() - last_s >= BEAT_S:
+                self._is_new, last_s = False, time.monotonic()
+                self._write(time.time())
+            self._ended.wait(EVERY_S)
+
+    def _write(self, now_unix_s: float) -> None:
+        with self._lock:
+            times = sorted(self._newest)
+            if times:
+                beyond = int(_MISSED_FRAC * len(times))
+                self._now = replace(
+                    self._now,
+                    step_time_s=median(times),
+                    step_low_s=times[beyond],
+                    step_high_s=times[-1 - beyond],
+                    num_steps=len(times),
+                )
+            found = replace(self._now, unix_s=now_unix_s)
+            place = self._publisher.place
+            # A full disk is told of by whoever writes answers.
+            with suppress(OSError):
+                if self._publisher.is_newest():
+                    text = json.dumps(found.to_json(place.stamp()), indent=2) + "\n"
+                    replace_file(place.path / STATUS, text)
+                    say(self._publisher.show(STATUS))

@@ -1,0 +1,133 @@
+"""``watch`` beside a real companion that is told of steps, and on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from companion_settings import started
+from json_schema import check
+
+from forerun.launch.companion import status_writer
+from forerun.launch.options.progress_options import SCHEMA_FILE
+
+SCHEMA = json.loads(SCHEMA_FILE.read_text())
+FASTER = "from forerun.launch.companion import status_writer; status_writer.EVERY_S = 0.05"
+WATCH = (sys.executable, "-m", "forerun", "watch")
+
+
+def step(number: int, time_s: float = 0.5, **more: Any) -> str:
+    event = {"event": "step", "step": number, "time_s": time_s, "unix_s": time.time(), **more}
+    return json.dumps(event) + "\n"
+
+
+def status_file(home: Path) -> dict[str, Any]:
+    return json.loads((home / "runs" / "ours" / "status.json").read_text())
+
+
+def await_steps(home: Path, iteration: int) -> dict[str, Any]:
+    while True:
+        try:
+            if (value := status_file(home))["iteration"] >= iteration:
+                return value
+        except FileNotFoundError:
+            pass
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def companion(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    process = started(tmp_path, launch_id="ours", before=FASTER)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def tell(process: subprocess.Popen[str], *lines: str) -> None:
+    assert process.stdin is not None
+    process.stdin.write("".join(lines))
+    process.stdin.flush()
+
+
+def test_the_file_holds_what_was_told(companion: subprocess.Popen[str], tmp_path: Path) -> None:
+    """Hooked and flagged steps count as done, and not for the time of a step."""
+    tell(companion, *(step(n, 0.5 + 0.01 * n) for n in range(21)))
+    tell(companion, step(21, 9.0, is_hooked=True), step(22, 9.0, flags=["saved"]))
+    value = await_steps(tmp_path, 23)
+    assert (value["phase"], value["num_steps"], value["iteration"]) == ("runs", 21, 23)
+    assert value["step_time_s"] == pytest.approx(0.6)
+    assert (value["step_low_s"], value["step_high_s"]) == pytest.approx((0.51, 0.69))
+    assert json.loads((tmp_path / "status.json").read_text())["run_id"] == "golden-run"
+
+
+@pytest.mark.parametrize("has_word", [True, False])
+def test_a_watch_ends_with_the_run(
+    companion: subprocess.Popen[str], tmp_path: Path, has_word: bool
+) -> None:
+    tell(companion, step(0))
+    await_steps(tmp_path, 1)
+    watching = subprocess.Popen(
+        [*WATCH, str(tmp_path), "--json"], stdout=subprocess.PIPE, text=True
+    )
+    assert watching.stdout is not None and companion.stdin is not None
+    first = json.loads(watching.stdout.readline())
+    tell(companion, step(1), step(2), '{"event": "end", "step": 2}\n' if has_word else "")
+    companion.stdin.close()
+    companion.stdin = None
+    values = [first, *map(json.loads, watching.communicate()[0].splitlines())]
+    assert watching.returncode == 0
+    for value in values:
+        check(value, SCHEMA)
+    runs = [run for value in values for run in value["runs"]]
+    assert (runs[0]["state"], runs[0]["iteration"]) == ("live", 1)
+    assert (runs[-1]["state"], runs[-1]["iteration"]) == ("ended" if has_word else "lost", 3)
+    told = [{name: held for name, held in run.items() if name != "age_s"} for run in runs]
+    assert all(one != two for one, two in pairwise(told))
+
+
+def test_ctrl_c_ends_a_watch_in_peace(companion: subprocess.Popen[str], tmp_path: Path) -> None:
+    tell(companion, step(0))
+    await_steps(tmp_path, 1)
+    watching = subprocess.Popen(
+        [*WATCH, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert watching.stdout is not None
+    line = watching.stdout.readline()
+    assert line.startswith("ours: live · step 1 · 0.500 s a step") and "\x1b" not in line
+    watching.send_signal(signal.SIGINT)
+    out, err = watching.communicate()
+    assert (watching.returncode, out, err) == (0, "", "")
+
+
+def test_a_terminal_is_drawn_anew(companion: subprocess.Popen[str], tmp_path: Path) -> None:
+    tell(companion, step(0))
+    await_steps(tmp_path, 1)
+    ours, theirs = pty.openpty()
+    environ = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    watching = subprocess.Popen([*WATCH, str(tmp_path)], stdout=theirs, stderr=theirs, env=environ)
+    os.close(theirs)
+    shown = os.read(ours, 4096)
+    tell(companion, step(1), '{"event": "end", "step": 1}\n')
+    try:
+        while part := os.read(ours, 4096):
+            shown += part
+    except OSError:  # the other side is closed
+        pass
+    os.close(ours)
+    assert watching.wait() == 0
+    assert b"run golden-run: live" in shown and b"run golden-run: ended" in shown
+    assert b"\x1b[1A" in shown or b"\x1b[2K" in shown
+
+
+def test_a_file_is_not_written_more_often_than_every_five_seconds() -> None:
+    assert status_writer.EVERY_S >= 5.0
