@@ -1,10 +1,11 @@
-"""What a verb costs on a calibrated run, beside importing the packages that tables are read with.
+"""What each verb costs on calibrated runs, beside importing the packages that tables are read with.
 
     python benchmarks/verbs.py quickstart-out [--repetitions 5]
 
-Processor time (user and system) of whole processes, the least of the repetitions; the reference is
-``import pandas, pyarrow`` in the same run.  The first answer fits and keeps the fit, the others
-read it.
+A row for each verb, on that directory and on one of 8 ranks and 20 windows whose times are planted
+(``runs/synthetic_run.py``).  Processor time (user and system) and wall time of whole processes, the
+least of the repetitions; the reference is ``import pandas, pyarrow`` in the same run.  The first
+answer fits and keeps the fit, or the report; the others read it.
 """
 
 from __future__ import annotations
@@ -13,12 +14,55 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.benchmarks.markdown_text import markdown_head, markdown_row
+from forerun.benchmarks.published.model_shapes import public_shape
+from forerun.benchmarks.runs.synthetic_run import RUN_ID, write_synthetic_run
+from forerun.calib.answers.analysis import Request, analyse
+from forerun.calib.forecast.evaluation import Ended
+from forerun.calib.samples.store import read_run
+from forerun.calib.samples.table import build_table
+from forerun.calib.workload.config import Batch, Cadence, Parallelism, Precision, RunConfig
+from forerun.launch.directory.forecast_log import append_end
+from forerun.launch.directory.publishing import Place
+from forerun.launch.report.answers import write_answer
 
 OVER_BAR_S = 0.5
+NUM_WINDOWS = 20
+START_UNIX_S = 1.79e9
 FORERUN = (sys.executable, "-m", "forerun")
+REFERENCE = "import pandas, pyarrow"
+HEAD = ("directory", "what", "first s", "least s", "least wall s", "over the import s", "bar s")
+EIGHT_RANKS = RunConfig(
+    model=public_shape("GPT3_175B", seq_length=512, num_layers=2),
+    parallelism=Parallelism(
+        tp=4, dp=2, is_sequence_parallel=True, is_optimizer_distributed=True, ranks_per_node=8
+    ),
+    batch=Batch(micro_batch_size=1, global_batch_size=4),
+    precision=Precision.BF16,
+    device="NVIDIA H100 80GB HBM3",
+    cadence=Cadence(train_iters=1000),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What one process took."""
+
+    processor_s: float
+    wall_s: float
+
+    def least(self, other: Spent) -> Spent:
+        """The lesser of each."""
+        return Spent(
+            processor_s=min(self.processor_s, other.processor_s),
+            wall_s=min(self.wall_s, other.wall_s),
+        )
 
 
 def main() -> None:
@@ -26,35 +70,87 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--eight-ranks", type=Path, help="where the other run is kept, or lies")
     arguments = parser.parse_args()
-    home = str(arguments.directory)
-    verbs = {
-        "import pandas, pyarrow": (sys.executable, "-c", "import pandas, pyarrow"),
-        "predict": (*FORERUN, "predict", home, "--tensor-model-parallel-size", "2"),
-        "plan": (*FORERUN, "plan", home),
-        "compare": (*FORERUN, "compare", home),
-    }
-    for kept in arguments.directory.glob("fitted-*.json"):
+    print(markdown_head(HEAD))
+    with tempfile.TemporaryDirectory() as name:
+        large = arguments.eight_ranks or Path(name)
+        homes = {"quick start": arguments.directory, "8 ranks x 20 windows": large}
+        if not (large / "forecasts.jsonl").exists():
+            write_answered_run(large)
+        for told, home in homes.items():
+            for row in rows(told, commands(home), arguments.repetitions):
+                print(markdown_row(row), flush=True)
+
+
+def commands(home: Path) -> dict[str, tuple[str, ...]]:
+    """Every verb that is asked of a run, and what is asked of none."""
+    for kept in (*home.glob("fitted-*.json"), *home.glob("reported-*.json")):
         kept.unlink()
-    first_s = {name: process_s(argv) for name, argv in verbs.items()}
-    print(markdown_head(("what", "first s", "least s", "over the import s", "bar s")))
-    least_s = {name: float("inf") for name in verbs}
-    for _ in range(arguments.repetitions):
-        for name, argv in verbs.items():
-            least_s[name] = min(least_s[name], process_s(argv))
-    reference_s = least_s["import pandas, pyarrow"]
-    for name, time_s in least_s.items():
-        figures = (f"{first_s[name]:.2f}", f"{time_s:.2f}", f"{time_s - reference_s:+.2f}")
-        print(markdown_row([name, *figures, OVER_BAR_S]))
+    where = str(home)
+    return {
+        REFERENCE: (sys.executable, "-c", REFERENCE),
+        "--version": (*FORERUN, "--version"),
+        "plan --help": (*FORERUN, "plan", "--help"),
+        "doctor": (*FORERUN, "doctor"),
+        "status": (*FORERUN, "status", where),
+        "watch": (*FORERUN, "watch", where),
+        "compare": (*FORERUN, "compare", where),
+        "report": (*FORERUN, "report", where),
+        "predict": (*FORERUN, "predict", where, "--tp", "2"),
+        "plan": (*FORERUN, "plan", where),
+        "explain": (*FORERUN, "explain", where, "1", "running"),
+    }
 
 
-def process_s(argv: tuple[str, ...]) -> float:
-    """Seconds of processor time of one process with its children; it must answer."""
-    before = os.times()
-    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
-    after = os.times()
+def rows(
+    told: str, asked: Mapping[str, tuple[str, ...]], repetitions: int
+) -> Iterator[tuple[object, ...]]:
+    """A row for each command; they take turns, so that all meet the same machine."""
+    first = {name: spent(argv) for name, argv in asked.items()}
+    least = dict(first)
+    for _ in range(repetitions):
+        for name, argv in asked.items():
+            least[name] = least[name].least(spent(argv))
+    reference_s = least[REFERENCE].processor_s
+    for name, found in least.items():
+        over_s = found.processor_s - reference_s
+        times = (first[name].processor_s, found.processor_s, found.wall_s)
+        figures = (f"{time_s:.2f}" for time_s in times)
+        yield told, name, *figures, f"{over_s:+.2f}", "" if name == REFERENCE else OVER_BAR_S
+
+
+def spent(argv: tuple[str, ...]) -> Spent:
+    """Of one process with its children; it must answer, or find a threshold crossed."""
+    before, begin_s = os.times(), time.perf_counter()
+    done = subprocess.run(argv, check=False, stdout=subprocess.DEVNULL)
+    wall_s, after = time.perf_counter() - begin_s, os.times()
+    if done.returncode not in (0, 1):
+        raise SystemExit(f"{' '.join(argv)} ended with {done.returncode}")
     user_s = after.children_user - before.children_user
-    return user_s + after.children_system - before.children_system
+    system_s = after.children_system - before.children_system
+    return Spent(processor_s=user_s + system_s, wall_s=wall_s)
+
+
+def write_answered_run(directory: Path) -> None:
+    """A run of 8 ranks that has come to its end, with all that its companion would have written."""
+    write_synthetic_run(directory, EIGHT_RANKS, num_windows=NUM_WINDOWS)
+    run = read_run(directory)
+    table = build_table(run)
+    request = Request(now_unix_s=START_UNIX_S, last_step=int(table.steps["step"].max()) + 1)
+    answer = analyse(table, request, problems=run.problems)
+    place = Place(directory=directory, run_id=RUN_ID)
+    write_answer(place, table, request, answer)
+    end_unix_s = answer.forecast.finish_p50_unix_s
+    total = EIGHT_RANKS.cadence.train_iters
+    ended = Ended(
+        run_id=RUN_ID,
+        last_step_unix_s=end_unix_s,
+        end_unix_s=end_unix_s,
+        iteration=total,
+        steps_total=total,
+    )
+    append_end(place, ended)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 from .. import __version__
@@ -22,9 +22,10 @@ from ..calib.workload.argument_values import shown
 from ..hooks.process.interpreter import needs
 from .commands.outcome import ExitCode as ExitCode
 from .options.verb_parser import VerbParser, near, not_taken, remedy
+from .report.progress import waiting
 
 _VERBS = {
-    "report": "commands.report_command:report",
+    "report": "live.kept_report:report",
     "predict": "commands.answer_commands:predict",
     "plan": "commands.plan_command:plan",
     "validate": "commands.validate_command:validate",
@@ -54,9 +55,11 @@ _OPTIONS = {
 """What adds the parser of a verb."""
 _BARE = frozenset({"doctor", "run", "status", "watch"})
 """Verbs of the standard library."""
-_KEPT = frozenset({"plan", "predict", "explain"})
+_KEPT = frozenset({"plan", "predict", "explain", "report", "compare"})
 """Verbs that answer from a kept fit, which holds for the packages that it was made with: those are
 looked at where there is none."""
+_SLOW = frozenset({"plan", "predict", "explain", "report", "validate", "import", "probe"})
+"""Verbs that may be waited for."""
 _FIRST = ("--help", "-h", "--version")
 """What may stand in place of a verb."""
 _NUM_ALLOCATED = 100_000
@@ -93,7 +96,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _keep_what_is_imported()
     try:
         _check_packages(args.verb)
-        code = int(_named(_VERBS[args.verb])(args))
+        with waiting(f"forerun {args.verb}") if args.verb in _SLOW else nullcontext():
+            code = int(_named(_VERBS[args.verb])(args))
         _flush()
         return code
     except ImportError:

@@ -16,7 +16,7 @@ from ...calib.errors import RecordError
 from ...calib.samples.table import SampleTable
 from ..directory.bounded_files import number
 from ..directory.forecast_log import end_of_run
-from ..directory.run_folders import nothing_in, object_of_run, top_of
+from ..directory.run_folders import object_of_run, top_of
 from ..known.runs import Loaded, load
 from ..report.answers import CALIBRATION, REQUEST, artefacts
 from ..report.run_tables import show
@@ -26,8 +26,6 @@ from .outcome import ExitCode, print_json, tell
 
 def report(args: argparse.Namespace) -> int:
     """Print what the run says of itself; 1 where the advice is to stop."""
-    if lacking := nothing_in(args.directory):
-        raise RecordError(lacking)
     loaded = load(args.directory, args.run_id)
     if not loaded.table.is_described:
         return _report_steps(args, loaded)

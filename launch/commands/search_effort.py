@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,9 +14,7 @@ from types import FrameType
 from typing import Any
 
 from ...calib.search.found import Effort, in_turn
-
-_SILENT_S = 2.0
-"""What takes no longer says nothing of its progress."""
+from ..report.progress import Bar
 
 
 @contextmanager
@@ -34,7 +31,7 @@ def search_effort(top: int) -> Iterator[Effort]:
     before = None
     with suppress(ValueError):  # not the main thread
         before = signal.signal(signal.SIGINT, stop)
-    progress = _Progress()
+    progress = Bar()
     try:
         yield Effort(
             top=top,
@@ -115,28 +112,3 @@ def _serve(function: Callable[[Any], Any], pipe: Any, others: Any) -> None:
             except Exception as err:
                 found = err
             pipe.send(found)
-
-
-class _Progress:
-    """A bar on standard error, where that is a terminal, once there was something to wait for."""
-
-    def __init__(self) -> None:
-        self._begin_s = time.monotonic()
-        self._bar: Any = None
-
-    def told(self, what: str, frac: float) -> None:
-        if self._bar is None:
-            is_late = time.monotonic() - self._begin_s > _SILENT_S
-            if not (is_late and sys.stderr.isatty()):
-                return
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self._bar = Progress(console=Console(stderr=True), transient=True)
-            self._task = self._bar.add_task(what, total=1.0)
-            self._bar.start()
-        self._bar.update(self._task, description=what, completed=frac)
-
-    def end(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from typing import Any
 
-from .bounded_files import number
 from ...calib.records.iso_times import with_iso_times
+from .bounded_files import number
 
 STATUS = "status.json"
 SCHEMA = 1

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from ...calib.units import format_time
 from ...calib.records.iso_times import iso_time
+from ...calib.units import format_time
 from .run_status import RunStatus, State
 
 

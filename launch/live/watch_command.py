@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
+from ...calib.records.iso_times import with_iso_times
 from ...hooks.process.interpreter import is_installed
 from ..commands.outcome import ExitCode, tell
-from ...calib.records.iso_times import with_iso_times
 from .run_status import RunStatus, State, run_statuses
 from .status_command import exit_code, status_json, text_lines
 from .status_text import status_line

@@ -19,10 +19,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ...calib.plain_json import parse_json
+from ...calib.records.iso_times import iso_time
 from ...calib.records.run_values import ITERATION, PREFIX, TIME
 from ...calib.workload.run_options import SinkChoice
 from ...hooks.process.settings import CompanionSettings
-from ...calib.records.iso_times import iso_time
 from .newest import Newest
 from .sink import Sink
 

@@ -1,0 +1,119 @@
+"""What each verb imports: quick answers load nothing that only fitting needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "cpu_dp2"
+ENDED = Path(__file__).parents[1] / "golden" / "megatron_forecasts"
+FITTING = ("sklearn", "xgboost", "scipy.stats", "joblib")
+TABLES = ("pandas", "pyarrow", "scipy")
+DRAWING = ("rich", "jinja2", "plotly")
+EVERY = ("torch", "wandb")
+COUNT = f"""
+import json, sys
+from forerun.launch.cli import main
+try:
+    code = main(sys.argv[1:])
+except SystemExit as stop:
+    code = stop.code
+names = {(*FITTING, *TABLES, *DRAWING, *EVERY, "numpy")!r}
+print(json.dumps([code, [name for name in names if name in sys.modules]]), file=sys.stderr)
+"""
+
+
+def loaded(*words: str) -> set[str]:
+    """Of the packages above, those that a verb has imported in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT, *words], capture_output=True, text=True, check=True
+    )
+    code, names = json.loads(done.stderr.splitlines()[-1])
+    assert code in (0, 1, None), done.stderr
+    return set(names)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recorded run whose own question is known, and what it was asked before."""
+    home = tmp_path_factory.mktemp("asked") / "run"
+    shutil.copytree(GOLDEN / "records", home / "records")
+    (run_id,) = [path.name for path in (home / "records").iterdir()]
+    asked = {"schema": 1, "run_id": run_id, "now_unix_s": 1.8e9}
+    (home / "request.json").write_text(json.dumps(asked))
+    return home
+
+
+@pytest.mark.parametrize("words", ["--version", f"status {ENDED}", f"watch {ENDED}"])
+def test_the_standard_library_is_enough(words: str) -> None:
+    assert not loaded(*words.split())
+
+
+@pytest.mark.parametrize("words", ["--help", "plan --help", "report --help", "doctor"])
+def test_nothing_slow_is_needed_to_be_told_what_there_is(words: str) -> None:
+    assert loaded(*words.split()) <= {"numpy"}
+
+
+def test_forecasts_are_scored_without_tables() -> None:
+    assert loaded("compare", str(ENDED)) == {"rich"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["predict --tp 2", "plan", "explain 1 running"])
+def test_an_answer_of_a_kept_fit_needs_numpy_alone(home: Path, words: str) -> None:
+    verb, *rest = words.split()
+    loaded(verb, str(home), *rest)
+    assert loaded(verb, str(home), *rest) <= {"numpy", "rich"}
+
+
+@pytest.mark.slow
+def test_a_report_is_kept_until_a_file_changes(home: Path) -> None:
+    def report(*words: str) -> str:
+        command = [sys.executable, "-m", "forerun", "report", str(home), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    first = report()
+    assert not set(FITTING) & loaded("report", str(home))
+    assert not loaded("report", str(home))
+    assert report() == first and "\x1b" not in first
+    value = json.loads(report("--json"))
+    assert json.loads(report("--json")) == value
+    request = json.loads((home / "request.json").read_text())
+    (home / "request.json").write_text(json.dumps({**request, "now_unix_s": 1.9e9}))
+    assert "pandas" in loaded("report", str(home))
+
+
+@pytest.mark.slow
+def test_a_report_of_the_moment_is_not_kept(tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    shutil.copytree(GOLDEN / "records", home / "records")
+    assert "pandas" in loaded("report", str(home))
+    assert "pandas" in loaded("report", str(home)) and not [*home.glob("reported-*")]
+
+
+def test_no_colour_where_none_is_wanted() -> None:
+    command = [sys.executable, "-m", "forerun", "compare", str(ENDED)]
+    asked = {**os.environ, "FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"}
+    done = subprocess.run(command, capture_output=True, check=True, env=asked)
+    assert b"\x1b" not in done.stdout + done.stderr
+    ours, theirs = pty.openpty()
+    plain = {**os.environ, "NO_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": "120"}
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=plain):
+        os.close(theirs)
+        shown = b""
+        try:
+            while part := os.read(ours, 4096):
+                shown += part
+        except OSError:  # the other side is closed
+            pass
+    os.close(ours)
+    assert b"Finish" in shown
+    assert not re.search(rb"\x1b\[(\d+;)*[349]\dm", shown)
