@@ -36,8 +36,6 @@ _LOOKS = ("NO_COLOR", "FORCE_COLOR", "TERM", "COLORTERM", "TTY_COMPATIBLE")
 
 def report(args: argparse.Namespace) -> int:
     """Print what the run says of itself; 1 where the advice is to stop."""
-    if lacking := nothing_in(args.directory):
-        raise RecordError(lacking)
     kept = None
     if sys.stdout is not None and sys.stderr is not None and _is_asked(args.directory, args.run_id):
         question = [args.run_id, args.json, *_looks()]
@@ -45,6 +43,8 @@ def report(args: argparse.Namespace) -> int:
         if (body := kept.read()) is not None:
             return _printed(json.loads(body))
     answer = importlib.import_module(_ANSWERS, __package__).report
+    if lacking := nothing_in(args.directory):
+        raise RecordError(lacking)
     if kept is None:
         return int(answer(args))
     with _heard("stdout") as out, _heard("stderr") as err:

@@ -31,7 +31,7 @@ class Bar:
             self._open(what)
         if self._plain is not None:
             self._plain.show(f"{what}: {100 * frac:.0f} %")
-        else:
+        elif self._rich is not None:
             self._rich.update(self._task, description=what, completed=frac)
 
     def _open(self, what: str) -> None:
