@@ -16,26 +16,32 @@ if TYPE_CHECKING:
     from .hooks.adapters.lightning import lightning_callback as lightning_callback
     from .hooks.process.stopping import should_stop as should_stop
     from .hooks.session.attach import attach as attach
+    from .launch.opened.run import Run as Run
+    from .launch.opened.run import load as load
 
 __version__ = "0.1.0"
 __all__ = [
     "ForerunError",
+    "Run",
     "RunConfig",
     "__version__",
     "attach",
     "bridge_callback",
     "hugging_face_callback",
     "lightning_callback",
+    "load",
     "should_stop",
 ]
 
 _HOMES = {
     "ForerunError": ".calib.errors",
+    "Run": ".launch.opened.run",
     "RunConfig": ".calib.workload.config",
     "attach": ".hooks.session.attach",
     "bridge_callback": ".hooks.adapters.bridge",
     "hugging_face_callback": ".hooks.adapters.hugging_face",
     "lightning_callback": ".hooks.adapters.lightning",
+    "load": ".launch.opened.run",
     "should_stop": ".hooks.process.stopping",
 }
 

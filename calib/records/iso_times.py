@@ -29,6 +29,11 @@ def with_iso_times(value: Mapping[str, object]) -> dict[str, object]:
     return found
 
 
+def stamped(value: Mapping[str, object]) -> dict[str, object]:
+    """An answer for programs: with its schema first, and times in both ways."""
+    return with_iso_times({"schema": 1, **value})
+
+
 def iso_time(unix_s: object) -> str:
     """Seconds since 1970 as ISO 8601 in UTC; empty where that is no time.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any
 
-from ...calib.records.iso_times import with_iso_times
+from ...calib.records.iso_times import stamped
 
 
 class ExitCode(IntEnum):
@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
 
 def print_json(value: Mapping[str, Any]) -> None:
     """The answer of a verb, for programs; times in ISO 8601 stand beside those since 1970."""
-    print(json.dumps(with_iso_times({"schema": 1, **value}), indent=2))
+    print(json.dumps(stamped(value), indent=2))
 
 
 def tell(*lines: str) -> None:

@@ -87,6 +87,14 @@ def end_of_run(directory: Path, run_id: str) -> float | None:
     return ended.end_unix_s if ended is not None and ended.is_complete else None
 
 
+def forecasts_of(directory: Path, run_id: str) -> tuple[PastForecast, ...]:
+    """The forecasts of a run, oldest first; none where nobody wrote any down."""
+    try:
+        return read_forecasts(directory).made.get(run_id, ())
+    except RecordError:
+        return ()
+
+
 def finish_line(found: Evaluation) -> str:
     """How well the finish was foretold, as the last line of a log; empty where nothing can be said.
 

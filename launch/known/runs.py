@@ -113,12 +113,10 @@ def load(directory: Path, run_id: str | None) -> Loaded:
     ``directory`` may be the folder of one launch.  Raises ``RecordError`` where there is neither,
     or where the run is not in the directory.
     """
-    top, own = top_of(directory)
-    known = run_ids(top)
-    if known and (run_id is not None or not own or set(own) & set(known)):
-        if run_id is None and own:
-            run_id = next(name for name in reversed(known) if name in own)
-        run = read_run(top, run_id)
+    top, _ = top_of(directory)
+    newest = newest_run_id(directory)
+    if newest is not None or (run_id is not None and run_ids(top)):
+        run = read_run(top, run_id or newest)
         table, earlier = build_table(run), Earlier(top)
         return Loaded(table=earlier.join(table), problems=run.problems, known=earlier.steps(table))
     paths = paths_of(directory, SAMPLES)
@@ -129,6 +127,15 @@ def load(directory: Path, run_id: str | None) -> Loaded:
         )
     table = read_table(paths[0]) if run_id is None else _table_of(paths, run_id)
     return Loaded(table=table, problems=(), known=Earlier(top).steps(table))
+
+
+def newest_run_id(directory: Path) -> str | None:
+    """The recorded run that started last, of those of a launch where its folder is given.
+
+    None where none has records.
+    """
+    top, own = top_of(directory)
+    return next((name for name in reversed(run_ids(top)) if not own or name in own), None)
 
 
 def has_run(directory: Path) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ...calib.arguments.keep import Keep
 from ...calib.arguments.short_names import LAYOUT_NAMES
@@ -21,6 +22,8 @@ from ...calib.workload.model_shape import at_least_one, at_most
 
 SCHEMA_FILE = Path(__file__).parents[1] / "report" / "answers.schema.json"
 """Of what ``predict`` and ``plan`` print for programs: JSON Schema, draft 2020-12."""
+NUM_TOP = 10
+"""Rows of a plan, unless others are asked for."""
 # Anything above is a slip of units; it also keeps bytes within 64 bits.
 _MOST_GIB = 1e9
 # A table of more is not read, and each is a search of its own.
@@ -106,23 +109,79 @@ class PlanQuestion:
         )
 
 
+Several: TypeAlias = "str | float | Sequence[str] | Sequence[float] | None"
+"""One value, several, or the text of an option; None: not asked."""
+
+
+def plan_words(args: argparse.Namespace) -> dict[str, Any]:
+    """What the options of ``plan`` say, by the names of ``read_question``."""
+    return {name: getattr(args, name) for name in signature(read_question).parameters}
+
+
 def plan_question(args: argparse.Namespace) -> PlanQuestion:
-    """The meaning of the options; ``ConfigError`` with value, rule and remedy where there is
-    none."""
-    devices = _devices(args.device)
+    """The meaning of the options; see ``read_question``."""
+    return read_question(**plan_words(args))
+
+
+def read_question(
+    *,
+    gpus: Several = None,
+    gpus_per_node: int | str | None = None,
+    device: Several = None,
+    global_batch_size: int | str | None = None,
+    seq_length: int | str | None = None,
+    memory_gib: float | str | None = None,
+    objective: str = Objective.TIME.value,
+    price_per_gpu_hour: Several = None,
+    keep: str | Mapping[str, Any] | None = None,
+    why: str | Mapping[str, Any] | None = None,
+    top: int | str = NUM_TOP,
+) -> PlanQuestion:
+    """What is asked, by values or by the texts of options.
+
+    ``ConfigError`` with value, rule and remedy where that has no meaning.
+    """
+    devices = _devices(_text(device))
     return PlanQuestion(
-        counts=read_counts(args.gpus) if args.gpus else (),
-        ranks_per_node=_positive("--gpus-per-node", args.gpus_per_node),
+        counts=read_counts(counts) if (counts := _text(gpus)) else (),
+        ranks_per_node=_positive("--gpus-per-node", gpus_per_node),
         devices=devices,
-        batch=read_batch(args.global_batch_size or ""),
-        seq_length=_positive("--seq-length", args.seq_length),
-        memory_nbytes=_memory_nbytes(args.memory_gib),
-        objective=_objective(args.objective),
-        prices=_prices(args.price_per_gpu_hour, max(1, len(devices))),
-        keep=Keep.parse(args.keep) if args.keep else None,
-        why=Keep.parse(args.why) if args.why else None,
-        top=_positive("--top", args.top),
+        batch=read_batch(_text(global_batch_size) or ""),
+        seq_length=_positive("--seq-length", seq_length),
+        memory_nbytes=_memory_nbytes(memory_gib),
+        objective=_objective(objective),
+        prices=_prices(_text(price_per_gpu_hour), max(1, len(devices))),
+        keep=_keep(keep),
+        why=_keep(why),
+        top=_positive("--top", top),
     )
+
+
+def _text(value: Several) -> str | None:
+    """A value as an option says it.
+
+    >>> _text([8, 16]), _text("8..64"), _text(2.5), _text(None)
+    ('8,16', '8..64', '2.5', None)
+    """
+    if value is None or isinstance(value, str):
+        return value
+    return ",".join(map(str, value)) if isinstance(value, Iterable) else str(value)
+
+
+def _keep(asked: str | Mapping[str, Any] | None) -> Keep | None:
+    """What is kept, by its text or by values of names.
+
+    >>> str(_keep({"tp": 8, "pp": (1, 2)}))
+    'tp=8,pp=1|2'
+    """
+    if isinstance(asked, Mapping):
+        pairs = ((name, one if _is_list(one) else (one,)) for name, one in asked.items())
+        asked = ",".join(f"{name}={'|'.join(map(str, values))}" for name, values in pairs)
+    return Keep.parse(asked) if asked else None
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, str)
 
 
 def read_counts(text: str) -> tuple[int, ...]:
@@ -192,7 +251,7 @@ def add_plan_options(sub: argparse.ArgumentParser) -> None:
     add("--price-per-gpu-hour", metavar="X", help="one, or one for each --device, with commas")
     add("--keep", metavar="tp=8,pp=1|2", help="only layouts with these values")
     add("--why", metavar="tp=16", help="what keeps such layouts from the top")
-    add("--top", metavar="K", default="10", help="rows to show (default 10)")
+    add("--top", metavar="K", default=NUM_TOP, help=f"rows to show (default {NUM_TOP})")
 
 
 def add_layout_options(sub: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from ...calib.stragglers.waiting import Clock
 from ...calib.units import TERA, format_time
 from .cells import Cell, bytes_cell, count_cell, frac_cell, span_cell, time_cell, whole_cell
 from .layout_tables import layouts_table, micro_batch_table, telling_note
-from .table import ReportTable, show_table, table_of
+from .table import ReportTable, markdown_lines, show_table, table_of
 
 NEGLIGIBLE_S = 1e-6
 """Parts of a step below it are not listed."""
@@ -52,8 +52,7 @@ def markdown(answer: Answer, pictures: Mapping[str, tuple[str, str]] | None = No
     for path, (title, text) in (pictures or {}).items():
         lines += [f"![{title}]({path})", "", f"{title}: {text}.", ""]
     for table in report_tables(answer):
-        lines += [f"## {table.title}", "", _row(table.columns)]
-        lines += [_row(("---",) * len(table.columns)), *map(_row, table.rows), ""]
+        lines += [*markdown_lines(table), ""]
     lines += notes(answer)
     return "\n".join(lines) + "\n"
 
@@ -278,7 +277,3 @@ def notes(answer: Answer) -> list[str]:
 
 def _signed(frac: float | None) -> Cell:
     return frac_cell(frac, signed=True)
-
-
-def _row(cells: tuple[str, ...]) -> str:
-    return "| " + " | ".join(cells) + " |"

@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from rich import box
 from rich.cells import cell_len
@@ -97,14 +97,25 @@ def table_of(
     return ReportTable(key=key, title=title, columns=tuple(cells), rows=rows)
 
 
-def console() -> Console:
-    """Standard output; where it is no terminal, wide enough for every table.
+def console(file: IO[str] | None = None) -> Console:
+    """Standard output, or a file in its width; where it is no terminal, wide enough for every
+    table.
 
     There, and where ``NO_COLOR`` is set, nothing but text is written.
     """
     if not sys.stdout.isatty():
-        return Console(width=WIDTH, force_terminal=False, color_system=None)
-    return Console(color_system=None if os.environ.get("NO_COLOR") else "auto")
+        return Console(file=file, width=WIDTH, force_terminal=False, color_system=None)
+    return Console(file=file, color_system=None if os.environ.get("NO_COLOR") else "auto")
+
+
+def markdown_lines(table: ReportTable) -> list[str]:
+    """The table in Markdown, under its title as a heading."""
+    head = _row(table.columns), _row(("---",) * len(table.columns))
+    return [f"## {table.title}", "", *head, *map(_row, table.rows)]
+
+
+def _row(cells: tuple[str, ...]) -> str:
+    return "| " + " | ".join(cells) + " |"
 
 
 def show_table(table: ReportTable, out: Console) -> None:

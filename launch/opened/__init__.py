@@ -1,0 +1,1 @@
+"""A calibrated run as a Python object: ``forerun.load(DIR)``.  The verbs ask it too."""

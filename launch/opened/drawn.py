@@ -1,0 +1,74 @@
+"""The parts of an answer on a terminal, as text, as Markdown and as HTML."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from html import escape
+from typing import TypeAlias
+
+from ..report.table import ReportTable, console, markdown_lines, show_table
+
+Part: TypeAlias = "ReportTable | str"
+"""A table, a line of text, or several lines that stand as they are."""
+_CELL = "text-align: {}; white-space: nowrap"
+
+
+def print_parts(parts: Iterable[Part]) -> None:
+    """Print an answer; a narrow terminal goes without the spare columns of tables."""
+    out = console()
+    for part in parts:
+        if isinstance(part, ReportTable):
+            show_table(part, out)
+        else:
+            print(part)
+
+
+def text_of(parts: Iterable[Part]) -> str:
+    """The same as text, without colours."""
+    file = io.StringIO()
+    out = console(file)
+    for part in parts:
+        if isinstance(part, ReportTable):
+            show_table(part, out)
+        else:
+            print(part, file=file)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def markdown_of(parts: Iterable[Part]) -> str:
+    """The same as Markdown: a heading over each table, several lines as they are."""
+    found: list[str] = []
+    for part in parts:
+        if isinstance(part, ReportTable):
+            found += [*markdown_lines(part), ""]
+        elif part.strip():
+            found += ["```", part, "```", ""] if "\n" in part else [part, ""]
+    return "\n".join(found)
+
+
+def html_of(parts: Iterable[Part]) -> str:
+    """The same as HTML that needs no style sheet; all that is told is escaped."""
+    found: list[str] = []
+    for part in parts:
+        if isinstance(part, ReportTable):
+            found.append(_table(part))
+        elif part.strip():
+            tag = "pre" if "\n" in part else "p"
+            found.append(f"<{tag}>{escape(part)}</{tag}>")
+    return "\n".join(found)
+
+
+def _table(table: ReportTable) -> str:
+    def row(cells: Iterable[str], tag: str) -> str:
+        found = []
+        for place, cell in enumerate(cells):
+            style = _CELL.format("right" if place else "left")
+            found.append(f'<{tag} style="{style}">{escape(cell)}</{tag}>')
+        return f"<tr>{''.join(found)}</tr>"
+
+    body = "\n".join(row(cells, "td") for cells in table.rows)
+    return (
+        f"<table>\n<caption>{escape(table.title)}</caption>\n"
+        f"<thead>{row(table.columns, 'th')}</thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+    )

@@ -1,0 +1,60 @@
+"""A plan for people: its tables, what is offered, and what it rests on."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ...calib.advice.plan import Plan
+from ...calib.advice.scaling import Scaling
+from ...calib.workload.hosts import takes_options
+from ..options.plan_options import PlanQuestion
+from ..report.layout_tables import (
+    layouts_table,
+    left_out_note,
+    routing_note,
+    search_note,
+    telling_note,
+)
+from ..report.plan_tables import BestLayout, plans_table
+from ..report.scaling_text import scaling_text
+from .drawn import Part
+from .one_plan import OnePlan
+
+
+def several_parts(best: Sequence[BestLayout], curves: Sequence[Scaling]) -> Iterator[Part]:
+    """The best layout of each of several plans beside each other, and what more GPUs bring."""
+    points = {(one.device, point.num_ranks): point for one in curves for point in one.points}
+    yield plans_table([replace(one, point=points.get((one.device, one.num_ranks))) for one in best])
+    yield "\n".join(["", scaling_text(curves), ""])
+
+
+def one_parts(one: OnePlan, question: PlanQuestion, *, is_one_of_many: bool) -> Iterator[Part]:
+    """One plan in full: its layouts, what is offered, and what that rests on."""
+    title = f"Layouts on {one.num_ranks} GPUs, {one.device}" if is_one_of_many else "Layouts"
+    own_name = "running" if one.is_as_run else "as now"
+    found, sharp = one.plan, one.breadth
+    if found.candidates:
+        yield layouts_table(found, question.top, left=one.left, title=title, own_name=own_name)
+    if one.why is not None:
+        yield f"why not {question.why}: {one.why.text}"
+    yield from _offer(found)
+    notes = (left_out_note(found), routing_note(found), telling_note(found), search_note(found))
+    yield from filter(None, (sharp.text if sharp is not None else "", *notes))
+
+
+def _offer(found: Plan) -> Iterator[str]:
+    """The options of the fastest layout that may be offered, and why none before it is; or what
+    came nearest."""
+    best = found.best
+    if best is None:
+        yield " · ".join(filter(None, ["nothing faster to offer", found.nearest_miss]))
+        return
+    row, first = found.candidates.index(best) + 1, found.candidates[0]
+    if row > 1:
+        yield f"row 1, {first.label}, is not offered: {found.obstacle(first)}"
+    if takes_options(found.own.config):
+        yield f"row {row}, {best.label}: {shlex.join(best.options)}"
+    else:
+        yield f"fastest that may be offered: {best.label}"

@@ -1,0 +1,191 @@
+"""The step of one layout: what ``forerun predict`` tells."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+from ...calib.advice.plan import Candidate, compare
+from ...calib.arguments.megatron_args import apply_options
+from ...calib.arguments.megatron_options import options_of
+from ...calib.arguments.short_names import LAYOUT_NAMES, AxisValue
+from ...calib.arguments.taken_options import untaken
+from ...calib.errors import ConfigError
+from ...calib.memory.peak import MemoryEstimate, Verdict
+from ...calib.network.cluster import link_figures
+from ...calib.records.iso_times import stamped
+from ...calib.units import format_bytes, format_frac, format_time
+from ...calib.workload.argument_values import shown, whole
+from ...calib.workload.config import RunConfig
+from ...calib.workload.hosts import takes_options
+from ...calib.workload.model_shape import at_least_one
+from ..known.machines import Machine
+from .other_run import OtherRun
+from .told import Told
+
+Options: TypeAlias = "Sequence[str] | Mapping[str, Any]"
+"""Megatron's options as words, or by name: True for a switch, several values as a list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
+class Prediction(Told):
+    """The step of a layout against the running one, with a 90 % interval."""
+
+    run_id: str
+    layout: Candidate
+    running: RunConfig
+    network: Mapping[str, Any]
+    """What transfers were priced on, with where it comes from; empty without NCCL."""
+    left_out: tuple[str, ...] = ()
+    """What a description of another run says and the model does not know."""
+    problems: tuple[str, ...] = ()
+    """Damaged records, and what was not measured."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """All that a reader should know beside it."""
+        return (*self.left_out, *self.problems)
+
+    @property
+    def label(self) -> str:
+        """The layout in short, as ``TP4 PP2 mbs2``."""
+        return self.layout.label
+
+    @property
+    def step_time_s(self) -> float:
+        """The predicted step, seconds."""
+        return self.layout.step_time_s
+
+    @property
+    def low_s(self) -> float:
+        """Lower end of its 90 % interval, seconds."""
+        return self.layout.low_s
+
+    @property
+    def high_s(self) -> float:
+        """Upper end of its 90 % interval, seconds."""
+        return self.layout.high_s
+
+    @property
+    def time_frac(self) -> float:
+        """The step over that of the running layout, minus one."""
+        return self.layout.time_frac
+
+    @property
+    def memory(self) -> MemoryEstimate:
+        """Peak memory of the fullest device."""
+        return self.layout.memory
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Megatron's options that give the layout."""
+        return self.layout.options
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``forerun predict --json``."""
+        return stamped({"run_id": self.run_id, **self.layout.to_json(), "network": self.network})
+
+    def parts(self) -> Iterator[str]:
+        """The sentence, and the options where there are any to give."""
+        yield sentence(self.layout)
+        if self.layout.verdict is Verdict.DOES_NOT_FIT:
+            yield "it does not fit in memory: no options are given"
+        elif clause := untaken(self.layout.config, self.running):
+            yield f"{clause}: no options are given"
+        elif takes_options(self.running):
+            yield shlex.join(self.options)
+
+
+def predicted(machine: Machine, words: Sequence[str], other: OtherRun) -> Prediction:
+    """The step of the layout that options say over the run, or over another.
+
+    Raises ``ConfigError`` for an option that is not known, and a layout that cannot be.
+    """
+    own = machine.own
+    base, notes = other.of(own, _num_ranks(words))
+    (candidate,) = compare(
+        own,
+        [apply_options(base, words)],
+        machine.steps,
+        memory_capacity_nbytes=machine.memory_capacity_nbytes,
+        memory_offset_nbytes=machine.memory_offset_nbytes,
+    )
+    return Prediction(
+        run_id=machine.name,
+        layout=candidate,
+        running=own,
+        network=network_json(machine),
+        left_out=notes,
+        problems=machine.problems,
+    )
+
+
+def words_of(options: Options, layout: Mapping[str, AxisValue]) -> list[str]:
+    """Short names and Megatron's options as the words of a command line.
+
+    ``ConfigError`` with the nearest name for one that no layout has.
+
+    >>> words_of({"micro_batch_size": 2, "swiglu": True}, {"tp": 4})
+    ['--tp=4', '--micro-batch-size', '2', '--swiglu']
+    """
+    names = [name for axis in LAYOUT_NAMES for name in (axis.name, *axis.others)]
+    for name in layout:
+        if name not in names:
+            raise ConfigError(_not_a_name(name, names))
+    return [*(f"--{name}={value}" for name, value in layout.items()), *_options(options)]
+
+
+def network_json(machine: Machine) -> dict[str, Any]:
+    """What transfers were priced on, with where it comes from; empty without NCCL."""
+    known = machine.steps.base.conditions.network
+    figures = {} if known is None else link_figures(known)
+    return {name: asdict(found) for name, found in figures.items()}
+
+
+def sentence(candidate: Candidate) -> str:
+    """A layout with its step, its throughput and its memory."""
+    return (
+        f"{candidate.label}: step {format_time(candidate.step_time_s)} (90 %: "
+        f"{format_time(candidate.low_s)} to {format_time(candidate.high_s)}) · "
+        f"{candidate.throughput.text} · "
+        f"{format_frac(candidate.time_frac, signed=True)} against the running layout · memory "
+        f"{format_bytes(candidate.memory.total_nbytes)}"
+        + (f" · {candidate.routing.text}" if candidate.routing is not None else "")
+    )
+
+
+def _num_ranks(words: Sequence[str]) -> int:
+    """The value of ``--gpus`` among the options of a layout; 0 where it is not given."""
+    given = next((words for option, words in options_of(words) if option == "--gpus"), [])
+    if not given:
+        return 0
+    number = whole("gpus", given[0])
+    at_least_one("--gpus", number)
+    return number
+
+
+def _options(options: Options) -> Iterator[str]:
+    if isinstance(options, str):
+        raise ConfigError(f"{shown(options)} is one text; give a list of words, or a mapping")
+    if not isinstance(options, Mapping):
+        yield from options
+        return
+    for name, value in options.items():
+        option = name.lstrip("-").replace("_", "-")
+        if value is False:
+            yield f"--no-{option}"
+            continue
+        yield f"--{option}"
+        if value is not True:
+            is_one = isinstance(value, str) or not isinstance(value, Sequence)
+            yield from (str(one) for one in ((value,) if is_one else value))
+
+
+def _not_a_name(name: str, names: Sequence[str]) -> str:
+    import difflib  # no answer needs it
+
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    remedy = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+    return f"{shown(name)} is no axis of a layout; {remedy}"

@@ -1,0 +1,167 @@
+"""What a run says of itself, analysed anew from its records: ``forerun report``."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ...calib.answers.analysis import Answer, MeasuredAnswer, Request, analyse, analyse_steps
+from ...calib.answers.finish_line import moment
+from ...calib.answers.transcript import prefixed
+from ...calib.errors import CalibrationError, RecordError
+from ...calib.records.iso_times import stamped
+from ...calib.records.json_files import write_text
+from ...calib.samples.table import SampleTable
+from ..directory.bounded_files import number
+from ..directory.forecast_log import end_of_run
+from ..directory.run_folders import object_of_run, paths_of, top_of
+from ..known.runs import Loaded
+from ..report.answers import CALIBRATION, REQUEST, artefacts
+from ..report.page import PAGE, page_of, render
+from ..report.run_tables import markdown, notes, report_tables, show
+from ..report.table import console
+from .drawn import Part
+from .told import Told
+
+
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class ReportAnswer(Told):
+    """The report of a run; without a model of its layout, what its steps say."""
+
+    directory: Path
+    table: SampleTable
+    answer: Answer | MeasuredAnswer
+    problems: tuple[str, ...] = ()
+    """Damaged records."""
+
+    @property
+    def run_id(self) -> str:
+        """The run."""
+        return self.answer.run_id
+
+    @property
+    def transcript(self) -> tuple[str, ...]:
+        """The lines that training prints."""
+        return self.answer.transcript
+
+    @property
+    def is_stop(self) -> bool:
+        """True where the advice is to stop."""
+        return isinstance(self.answer, Answer) and self.answer.is_stop
+
+    @property
+    def path(self) -> Path | None:
+        """The page that the run itself has written; None where there is none."""
+        found = paths_of(self.directory, PAGE)
+        return found[0] if found else None
+
+    @property
+    def markdown(self) -> str:
+        """The whole report as Markdown, as in ``report.md``."""
+        if isinstance(self.answer, Answer):
+            return markdown(self.answer)
+        return "\n".join(["# Forerun report", "", "```", *self.transcript, "```", ""])
+
+    @cached_property
+    def html(self) -> str:
+        """The whole page with its charts, as in ``report.html``.
+
+        ``CalibrationError`` where the layout of the run is not known.
+        """
+        if not isinstance(self.answer, Answer):
+            raise CalibrationError(
+                f"run {self.run_id!r} has no description of its layout, so no page; use markdown, "
+                "or give its config to forerun.attach and record it again"
+            )
+        return render(page_of(top_of(self.directory)[0], self.table, self.answer))
+
+    def write(self, path: Path | str) -> None:
+        """Write the page; where the name ends in ``.md``, the Markdown."""
+        home = Path(path)
+        write_text(home, self.markdown if home.suffix == ".md" else self.html)
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``forerun report --json``."""
+        if isinstance(self.answer, Answer):
+            return stamped({"run_id": self.run_id, **artefacts(self.answer)})
+        return stamped({"run_id": self.run_id, "transcript": list(self.transcript)})
+
+    def parts(self) -> Iterator[Part]:
+        """The transcript, the tables, and notes."""
+        yield "\n".join(self.transcript)
+        if isinstance(self.answer, Answer):
+            yield from report_tables(self.answer)
+            yield from notes(self.answer)
+
+    def __repr__(self) -> str:
+        if not isinstance(self.answer, Answer):
+            return "\n".join(self.transcript)
+        file = io.StringIO()
+        show(self.answer, console(file))
+        return file.getvalue()
+
+
+def reported(directory: Path, loaded: Loaded) -> ReportAnswer:
+    """The report of a loaded run; see ``analyse`` and ``analyse_steps`` for what is raised."""
+    request = _request(directory, loaded.table)
+    if not loaded.table.is_described:
+        found = analyse_steps(loaded.table, request, num_steps=0)
+        return ReportAnswer(
+            directory=directory, table=loaded.table, answer=found, problems=loaded.problems
+        )
+    answer = analyse(
+        loaded.table,
+        request,
+        problems=loaded.problems,
+        known=loaded.known,
+        directory=str(directory),
+    )
+    return ReportAnswer(
+        directory=directory,
+        table=loaded.table,
+        answer=_with_the_past(directory, answer),
+        problems=loaded.problems,
+    )
+
+
+def _with_the_past(directory: Path, answer: Answer) -> Answer:
+    """With the finishes that were foretold while it trained, and its end, where these were kept."""
+    top, _ = top_of(directory)
+    kept: dict[str, Any] = {}
+    with suppress(RecordError):  # a damaged file takes no answer from the records
+        kept = object_of_run(top, CALIBRATION, answer.run_id) or {}
+    rows = kept.get("history")
+    finishes = {}
+    for row in rows if isinstance(rows, list) else []:
+        if isinstance(row, dict) and isinstance(row.get("window"), int):
+            told = [number(row.get(f"finish_{name}_unix_s")) for name in ("before", "after")]
+            finishes[row["window"]] = told[0] or None, told[1] or None
+    ended_unix_s = end_of_run(top, answer.run_id)
+    return replace(
+        answer,
+        history=answer.history.told(finishes),
+        ended_unix_s=ended_unix_s,
+        transcript=(*_past(answer, ended_unix_s), *answer.transcript),
+    )
+
+
+def _past(answer: Answer, ended_unix_s: float | None) -> list[str]:
+    """Says of a run that is over as of when its lines are."""
+    if ended_unix_s is None:
+        return []
+    at = moment(ended_unix_s, time.time())
+    steps = answer.forecast.steps_done
+    return prefixed([f"ended {at}; these lines are of iteration {steps}, when they were said"])
+
+
+def _request(directory: Path, table: SampleTable) -> Request:
+    """What the user had asked of the run, where that was kept."""
+    top, own = top_of(directory)
+    saved = object_of_run(top if own else directory, REQUEST, table.run_id)
+    return Request(now_unix_s=time.time()) if saved is None else Request.from_json(saved)

@@ -1,0 +1,154 @@
+"""A row of a plan as a command that runs: ``forerun plan --show N --write FILE``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...calib.advice.converters import converter
+from ...calib.advice.plan import Candidate, Plan
+from ...calib.commands.launch_line import Change, LaunchLine, launch_line
+from ...calib.errors import ConfigError
+from ...calib.memory.peak import Verdict
+from ...calib.records.files import replace_file
+from ...calib.records.iso_times import stamped
+from ...calib.records.launch import Launch
+from ...calib.units import format_frac, format_time
+from ..known.launches import launch_of_command, launch_of_run
+from ..wrapper.log_lines import one_line
+from ..wrapper.resubmit import MARK, is_ours, quoted, sealed
+from .other_run import OtherRun
+from .told import Told
+
+_MODE = 0o700
+"""It holds arguments."""
+BREAK = " \\\n    "
+"""Between the phrases of a launch line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
+class RowCommand(Told):
+    """A row of a plan with its launch line."""
+
+    run_id: str
+    row: int
+    """From 1; 0 is the running layout."""
+    candidate: Candidate
+    line: LaunchLine
+    launch: Launch
+    notes: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """The row in one sentence, with the predicted step and its interval."""
+        one = self.candidate
+        return (
+            f"row {self.row}, {one.label}: step {format_time(one.step_time_s)} (90 %: "
+            f"{format_time(one.low_s)} to {format_time(one.high_s)}), "
+            f"{format_frac(one.time_frac, signed=True)} against the running layout"
+        )
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """What is changed, added and removed, as comments of a shell."""
+        return tuple(map(_told, self.line.changes))
+
+    @property
+    def text(self) -> str:
+        """The launch line as it is pasted into a shell."""
+        return BREAK.join(phrase.shell for phrase in self.line.phrases)
+
+    @property
+    def script(self) -> str:
+        """The script: where it comes from, what changed, what has to be set, and the launch."""
+        line = self.line
+        said = (f"{MARK} for run {self.run_id}", self.title, *self.changes, *self.notes)
+        comments = [f"# {one_line(text.removeprefix('# '))}" for text in said]
+        blanks = [f': "{blank.text}"' for blank in line.blanks]
+        folder = [f"cd -- {quoted(self.launch.folder)}"] if self.launch.folder else []
+        variables = [f"export {name}={quoted(v)}" for name, v in sorted(line.environment.items())]
+        words = [phrase.shell for phrase in (*line.start, *line.program)]
+        body = ["set -eu", *blanks, *folder, *variables, "exec " + BREAK.join(words)]
+        return "\n".join(["#!/bin/sh", *comments, *body]) + "\n"
+
+    def write(self, path: Path | str) -> None:
+        """Write the row as an executable ``sh`` script at once, for its owner alone.
+
+        Raises ``ConfigError`` where it could not run, and where another file is in its place.
+        """
+        path = Path(path)
+        if self.candidate.verdict is Verdict.DOES_NOT_FIT or self.line.refused:
+            why = "; ".join(self.line.refused) or "it does not fit in memory"
+            raise ConfigError(f"row {self.row} cannot run ({why}); choose another with --show")
+        if os.path.lexists(path) and not is_ours(path):
+            raise ConfigError(f"{path} is there and not of this program; give another --write")
+        data = self.script.encode("utf-8", "surrogateescape")
+        replace_file(path, sealed(data), mode=_MODE)
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``forerun plan --show N --json``, but for the file that it was written to."""
+        return stamped(
+            {
+                "run_id": self.run_id,
+                "row": self.row,
+                "candidate": self.candidate.to_json(),
+                "launch": {**self.line.to_json(), "folder": self.launch.folder},
+                "diff": self.line.diff(f"row {self.row}"),
+                "notes": list(self.notes),
+            }
+        )
+
+    def parts(self) -> Iterator[str]:
+        """The row, its launch line, and what differs from the running one."""
+        yield self.title
+        yield self.text
+        yield from self.changes
+        yield from (f"# {note}" for note in self.notes)
+        if diff := self.line.diff(f"row {self.row}"):
+            yield "\n".join(diff)
+
+
+def row_command(directory: Path, run_id: str, plan: Plan, row: int, other: OtherRun) -> RowCommand:
+    """The row with the launch line of the run, or of the command that describes another.
+
+    Raises ``ConfigError`` for a row that the plan has not.
+    """
+    rows = (plan.own, *plan.candidates)
+    if not 0 <= row < len(rows):
+        raise ConfigError(f"--show {row} is no row; give one from 0 to {len(rows) - 1}")
+    running, candidate = plan.own.config, rows[row]
+    if other.command:
+        launch = launch_of_command(other.command, running.parallelism)
+    elif other.config is not None:
+        launch = Launch()
+    else:
+        launch = launch_of_run(directory, run_id, running.parallelism)
+    line = launch_line(launch, running, candidate.config)
+    return RowCommand(
+        run_id=run_id,
+        row=row,
+        candidate=candidate,
+        line=line,
+        launch=launch,
+        notes=(*_notes(candidate, plan), *line.refused, *line.notes),
+    )
+
+
+def _told(one: Change) -> str:
+    if one.before and one.after:
+        return f"# changed: {one.after} (was {one.before})"
+    return f"# added: {one.after}" if one.after else f"# removed: {one.before}"
+
+
+def _notes(candidate: Candidate, plan: Plan) -> list[str]:
+    notes = []
+    if candidate.verdict is Verdict.DOES_NOT_FIT:
+        notes.append("it does not fit in memory")
+    if candidate is not plan.own and candidate.time_frac >= 0:
+        notes.append("it is not faster than the running layout")
+    if text := converter(candidate.config, plan.own.config):
+        notes.append(f"to go on from a checkpoint: {text}")
+    return notes

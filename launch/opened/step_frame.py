@@ -1,0 +1,70 @@
+"""Steps of a run, one row each, beside what was foretold of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from ...calib.forecast.evaluation import PastForecast
+from ...calib.samples.table import SampleTable
+
+COLUMNS = {
+    "iteration": "int64",
+    "window": "int64",
+    "unix_s": "float64",
+    "time": "datetime64[ns, UTC]",
+    "step_time_s": "float64",
+    "predicted_s": "float64",
+    "low_s": "float64",
+    "high_s": "float64",
+    "is_hooked": "bool",
+    "is_clean": "bool",
+    "is_disturbed": "bool",
+    "flags": "object",
+}
+"""Columns of ``run.steps`` and their types; ``docs/python.md`` says what each is."""
+
+
+def step_frame(table: SampleTable, made: Sequence[PastForecast]) -> pd.DataFrame:
+    """The recorded steps of the newest run, in order, with the newest forecast before each."""
+    steps = table.newest("steps")
+    by_step = steps.groupby(["window", "step"], sort=True)
+    found = by_step.agg(
+        step_time_s=("time_s", "median"),
+        is_hooked=("is_hooked", "max"),
+        is_clean=("is_clean", "min"),
+        flags=("flags", _joined),
+    ).reset_index()
+    found["iteration"] = found.pop("step") + 1
+    return typed(foretold(found, made))
+
+
+def foretold(steps: pd.DataFrame, made: Sequence[PastForecast]) -> pd.DataFrame:
+    """With the next step as the newest forecast before each said it; NaN before the first."""
+    known = sorted(made, key=lambda one: (one.iteration, one.unix_s))
+    places = np.searchsorted([one.iteration for one in known], steps["iteration"], side="left") - 1
+    for column, name in (
+        ("predicted_s", "step_time_s"),
+        ("low_s", "single_low_s"),
+        ("high_s", "single_high_s"),
+    ):
+        said = np.array([getattr(one, name) for one in known] + [np.nan])
+        # Place -1, before the first, is the NaN at the end.
+        steps[column] = said[places]
+    return steps
+
+
+def typed(steps: pd.DataFrame) -> pd.DataFrame:
+    """With every column, in order of the steps; what is not known is NaN, NaT or False."""
+    found = steps.sort_values("iteration", kind="stable").reset_index(drop=True)
+    found["unix_s"] = found.get("unix_s", np.nan)
+    found["time"] = pd.to_datetime(found["unix_s"], unit="s", utc=True)
+    found["is_disturbed"] = found.get("is_disturbed", False)
+    return found.astype(COLUMNS)[list(COLUMNS)]
+
+
+def _joined(flags: pd.Series) -> str:
+    """The flags of all ranks."""
+    return ",".join(sorted({word for text in flags for word in text.split(",") if word}))

@@ -1,0 +1,39 @@
+"""What every answer has: it shows itself as text, in a notebook and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..report.table import ReportTable
+
+
+class Told:
+    """An answer.  ``repr`` is what the verb prints; a notebook shows tables.
+
+    What draws tables is imported where one is drawn: it is slow to, and programs read JSON.
+    """
+
+    def to_json(self) -> dict[str, Any]:
+        """What the verb prints for programs with ``--json``: one JSON object."""
+        raise NotImplementedError
+
+    def parts(self) -> Iterable[ReportTable | str]:
+        """The answer for people: tables, lines, and several lines that stand as they are."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        from .drawn import text_of
+
+        return text_of(self.parts())
+
+    def _repr_markdown_(self) -> str:
+        from .drawn import markdown_of
+
+        return markdown_of(self.parts())
+
+    def _repr_html_(self) -> str:
+        from .drawn import html_of
+
+        return html_of(self.parts())
