@@ -129,7 +129,10 @@ class SampleTable:
         runs = self.newest("runs")
         found = runs.loc[runs["config"] != "", "config"]
         if found.empty:
-            raise CalibrationError(f"run {self.run_id!r} has no run description; record it again")
+            raise CalibrationError(
+                f"run {self.run_id!r} has no description of its layout; give config to "
+                "forerun.attach and record it again"
+            )
         try:
             described: Any = parse_json(str(found.iloc[0]))
         except ValueError as err:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from ..opened.drawn import print_parts
 from .answer_commands import opened, other_run
 from .outcome import ExitCode, print_json, tell
 
@@ -17,7 +16,8 @@ def explain(args: argparse.Namespace) -> int:
         print_json(found.to_json())
     else:
         tell(*found.notes)
-        print_parts(found.parts())
+        for text in found.parts():
+            print(text)
     if args.svg is not None:
         found.write_svg(args.svg)
         tell(f"waterfall written to {args.svg}")

@@ -24,6 +24,7 @@ from ...hooks.process.settings import CompanionSettings
 from ..directory.forecast_log import end_of_run, finish_line
 from ..directory.publishing import Place, Publisher, place_of
 from ..directory.run_log import LoggedStep, RunLog
+from ..directory.step_file import write_steps
 from ..known.launches import absent_in
 from ..known.runs import Earlier
 from ..report.answers import (
@@ -199,6 +200,7 @@ class CompanionLoop:
     def _write_last(self, place: Place, track: Evaluation | None) -> None:
         answer, shown = self._answer, self._shown
         score = {**self._steps.score.summary(), **self._closed.counts()}
+        self._writing(lambda: write_steps(place, self._steps))
         if answer is not None or track is not None:
             self._writing(lambda: write_score(place, score, track))
         if answer is not None and shown is not None:

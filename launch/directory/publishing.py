@@ -48,6 +48,7 @@ PUBLISHED = (
     "drift.json",
     STATUS,
     "samples.parquet",
+    "steps.parquet",
     "report.md",
     "report.html",
     "timeline.json.gz",

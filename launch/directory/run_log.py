@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,8 @@ NUM_KEPT_ERRORS = 4000
 """Errors that a median is taken of at most."""
 NUM_KEPT_POINTS = 2000
 """Steps that a chart shows at most."""
+NUM_KEPT_STEPS = 20_000
+"""Steps that ``steps.parquet`` holds at most: half a megabyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +156,41 @@ class StepPoint:
     high_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenStep:
+    """One step as ``steps.parquet`` has it, with what was said of it before it ran."""
+
+    iteration: int
+    window: int
+    """-1: outside of windows."""
+    unix_s: float
+    """Its end."""
+    step_time_s: float
+    predicted_s: float
+    """NaN: nothing was said; the same for the interval."""
+    low_s: float
+    high_s: float
+    is_hooked: bool
+    is_disturbed: bool
+    flags: str
+
+    @staticmethod
+    def of(row: LoggedStep, said: Mapping[str, float]) -> SeenStep:
+        """A step and the values that were logged beside it."""
+        return SeenStep(
+            iteration=row.iteration,
+            window=-1 if row.window is None else row.window,
+            unix_s=row.unix_s or math.nan,
+            step_time_s=row.time_s,
+            predicted_s=said.get("step_time_predicted_s", math.nan),
+            low_s=said.get("step_time_predicted_low_s", math.nan),
+            high_s=said.get("step_time_predicted_high_s", math.nan),
+            is_hooked=row.is_hooked,
+            is_disturbed=row.is_disturbed,
+            flags=",".join(row.flags),
+        )
+
+
 class RunLog:
     """Takes steps in order; those after the first window wait for its prediction.
 
@@ -171,6 +209,7 @@ class RunLog:
         self._held: deque[LoggedStep] = deque()
         self._next_step = AdaptiveInterval()
         self._points = Thinned[StepPoint](NUM_KEPT_POINTS)
+        self._seen = Thinned[SeenStep](NUM_KEPT_STEPS)
         self._tally = StepTally()
         self._last_step_unix_s = 0.0
         self._iteration = 0
@@ -216,6 +255,7 @@ class RunLog:
     def _keep(self, row: LoggedStep, said: Mapping[str, float]) -> None:
         self._last_step_unix_s = row.unix_s or self._last_step_unix_s
         self._iteration = max(self._iteration, row.iteration)
+        self._seen.add(SeenStep.of(row, said))
         if row.flags:
             return
         point = StepPoint(
@@ -233,6 +273,11 @@ class RunLog:
     def points(self) -> list[StepPoint]:
         """Steps without a flag, evenly spread over the run."""
         return self._points.kept
+
+    @property
+    def seen(self) -> list[SeenStep]:
+        """Every step, evenly spread over the run where there are many."""
+        return self._seen.kept
 
     @property
     def step_coverage(self) -> tuple[Coverage, ...]:

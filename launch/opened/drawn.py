@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
-from html import escape
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from ..report.table import ReportTable, console, markdown_lines, show_table
@@ -49,17 +48,19 @@ def markdown_of(parts: Iterable[Part]) -> str:
 
 def html_of(parts: Iterable[Part]) -> str:
     """The same as HTML that needs no style sheet; all that is told is escaped."""
+    from html import escape  # its names of signs are slow to import, and no verb needs them
+
     found: list[str] = []
     for part in parts:
         if isinstance(part, ReportTable):
-            found.append(_table(part))
+            found.append(_table(part, escape))
         elif part.strip():
             tag = "pre" if "\n" in part else "p"
             found.append(f"<{tag}>{escape(part)}</{tag}>")
     return "\n".join(found)
 
 
-def _table(table: ReportTable) -> str:
+def _table(table: ReportTable, escape: Callable[[str], str]) -> str:
     def row(cells: Iterable[str], tag: str) -> str:
         found = []
         for place, cell in enumerate(cells):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ...calib.advice.explain import Explanation, explain
 from ...calib.advice.named_layouts import named_layout
@@ -20,15 +20,17 @@ from ..known.machines import Machine
 from ..report.explain_text import explanation_lines
 from .layout import Layout
 from .other_run import OtherRun
-from .planned import Searching
 from .told import Told
+
+if TYPE_CHECKING:
+    from .planned import Searching
 
 Named: TypeAlias = "str | int | Layout | Candidate"
 """A layout: as a plan prints it (``TP4 PP2``), as a change of the running one (``tp4 pp2``),
 ``running``, a row of the plan, or one that an answer holds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class ExplainAnswer(Told):
     """The terms of a step, or of the difference of two."""
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _NO_TEXTS: Mapping[str, str] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Layout(Told):
     """A layout by its short names (``calib/arguments/short_names.py``), and whole in ``config``."""
 
@@ -74,7 +74,7 @@ class Layout(Told):
         yield _named("layout", f"Layout {self.label}", self.values, texts)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Model(Told, ModelShape):
     """The sizes of the model that a run trains, under the names of ``ModelShape``."""
 

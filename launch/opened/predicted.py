@@ -29,7 +29,7 @@ Options: TypeAlias = "Sequence[str] | Mapping[str, Any]"
 """Megatron's options as words, or by name: True for a switch, several values as a list."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Prediction(Told):
     """The step of a layout against the running one, with a 90 % interval."""
 

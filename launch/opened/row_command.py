@@ -29,7 +29,7 @@ BREAK = " \\\n    "
 """Between the phrases of a launch line."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False, eq=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class RowCommand(Told):
     """A row of a plan with its launch line."""
 

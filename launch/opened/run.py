@@ -253,10 +253,12 @@ class Run(Told):
     def steps(self) -> pd.DataFrame:
         """Its steps, one row each, beside what was foretold of them: docs/python.md."""
         from ..directory.forecast_log import forecasts_of
+        from ..directory.step_file import read_steps
         from .step_frame import step_frame
 
-        made = forecasts_of(top_of(self.directory)[0], self._loaded.table.run_id)
-        return step_frame(self._loaded.table, made)
+        table, (top, _) = self._loaded.table, top_of(self.directory)
+        made = forecasts_of(top, table.run_id)
+        return step_frame(table, made, read_steps(top, table.run_id))
 
     @cached_property
     def layout(self) -> Layout:

@@ -27,8 +27,11 @@ COLUMNS = {
 """Columns of ``run.steps`` and their types; ``docs/python.md`` says what each is."""
 
 
-def step_frame(table: SampleTable, made: Sequence[PastForecast]) -> pd.DataFrame:
-    """The recorded steps of the newest run, in order, with the newest forecast before each."""
+def step_frame(
+    table: SampleTable, made: Sequence[PastForecast], seen: pd.DataFrame | None = None
+) -> pd.DataFrame:
+    """The steps of the newest run, in order: those that its companion saw, and recorded ones that
+    it did not, with the newest forecast that was ``made`` before each."""
     steps = table.newest("steps")
     by_step = steps.groupby(["window", "step"], sort=True)
     found = by_step.agg(
@@ -38,7 +41,12 @@ def step_frame(table: SampleTable, made: Sequence[PastForecast]) -> pd.DataFrame
         flags=("flags", _joined),
     ).reset_index()
     found["iteration"] = found.pop("step") + 1
-    return typed(foretold(found, made))
+    recorded = _sorted(_typed(foretold(found, made)))
+    if seen is None:
+        return recorded
+    whole = _typed(seen.assign(is_clean=seen["flags"].eq("")))
+    others = recorded[~recorded["iteration"].isin(whole["iteration"])]
+    return _sorted(pd.concat([whole, others])) if len(others) else _sorted(whole)
 
 
 def foretold(steps: pd.DataFrame, made: Sequence[PastForecast]) -> pd.DataFrame:
@@ -56,13 +64,18 @@ def foretold(steps: pd.DataFrame, made: Sequence[PastForecast]) -> pd.DataFrame:
     return steps
 
 
-def typed(steps: pd.DataFrame) -> pd.DataFrame:
-    """With every column, in order of the steps; what is not known is NaN, NaT or False."""
-    found = steps.sort_values("iteration", kind="stable").reset_index(drop=True)
-    found["unix_s"] = found.get("unix_s", np.nan)
+def _typed(steps: pd.DataFrame) -> pd.DataFrame:
+    """With every column; what is not known is NaN, NaT or False."""
+    found = steps.copy()
+    for column, value in (("unix_s", np.nan), ("is_disturbed", False)):
+        if column not in found:
+            found[column] = value
     found["time"] = pd.to_datetime(found["unix_s"], unit="s", utc=True)
-    found["is_disturbed"] = found.get("is_disturbed", False)
     return found.astype(COLUMNS)[list(COLUMNS)]
+
+
+def _sorted(steps: pd.DataFrame) -> pd.DataFrame:
+    return steps.sort_values("iteration", kind="stable").reset_index(drop=True)
 
 
 def _joined(flags: pd.Series) -> str:

@@ -21,6 +21,7 @@ from ..directory.forecast_log import append_forecast
 from ..directory.publishing import Place
 from ..directory.run_folders import SAMPLES
 from ..directory.run_log import RunLog
+from ..directory.step_file import write_steps
 from .cells import typed_rows
 from .page import write_page
 from .table import ReportTable
@@ -51,6 +52,7 @@ def write_answer(
         lambda: write_table(home / SAMPLES, table),
         *(partial(_write, place, name, value) for name, value in files.items()),
         lambda: write_json(home / "timeline.json.gz", trace),
+        *((partial(write_steps, place, run_log),) if run_log is not None else ()),
         lambda: append_forecast(place, answer),
         lambda: write_page(place, table, answer, measured, run_log),
     )

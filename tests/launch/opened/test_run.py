@@ -1,0 +1,188 @@
+"""``forerun.load``: the verbs' answers as objects, which say the same and show themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from inspect import signature
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import forerun
+from forerun.calib.arguments.short_names import LAYOUT_NAMES
+from forerun.launch.cli import ExitCode, main
+from forerun.launch.opened.layout import Layout
+from forerun.launch.opened.run import Run
+from forerun.launch.opened.told import Told
+from forerun.launch.options.plan_options import NUM_TOP, read_question
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+Out = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy, where the fit is kept."""
+    there = tmp_path_factory.mktemp("opened") / "run"
+    shutil.copytree(GOLDEN, there)
+    return there
+
+
+@pytest.fixture(scope="module")
+def run(home: Path) -> Run:
+    return forerun.load(home)
+
+
+def said(capsys: Out, verb: str, home: Path, *words: str) -> object:
+    assert main([verb, str(home), *words, "--json"]) == ExitCode.ANSWER
+    return json.loads(capsys.readouterr().out)
+
+
+def as_read(answer: Told) -> object:
+    return json.loads(json.dumps(answer.to_json()))
+
+
+def test_predict_says_what_the_verb_says(run: Run, home: Path, capsys: Out) -> None:
+    found = said(capsys, "predict", home, "--tp", "2", "--mbs", "4", "--swiglu")
+    assert as_read(run.predict({"swiglu": True}, tp=2, mbs=4)) == found
+    assert as_read(run.predict(["--swiglu", "--mbs=4"], tp=2)) == found
+    long = {"tensor_model_parallel_size": 2, "--micro-batch-size": 4, "swiglu": True}
+    assert as_read(run.predict(long)) == found
+
+
+def test_plan_says_what_the_verb_says(run: Run, home: Path, capsys: Out) -> None:
+    assert as_read(run.plan()) == said(capsys, "plan", home)
+    words = ["--gpus", "2..8", "--gbs", "xGPUS", "--top", "2", "--keep", "tp=1|2"]
+    found = run.plan(gpus=[2, 4, 8], global_batch_size="xGPUS", top=2, keep={"tp": (1, 2)})
+    assert as_read(found) == said(capsys, "plan", home, *words)
+    words = ["--device", "H100,B200", "--price-per-gpu-hour", "2,4", "--top", "1"]
+    found = run.plan(device=["H100", "B200"], price_per_gpu_hour=[2, 4], top=1)
+    assert as_read(found) == said(capsys, "plan", home, *words)
+
+
+def test_explain_and_report_say_what_the_verbs_say(run: Run, home: Path, capsys: Out) -> None:
+    assert as_read(run.explain("tp2", "running")) == said(capsys, "explain", home, "tp2", "running")
+    first = run.plan().candidates[0]
+    assert as_read(run.explain(first, run.layout)) == as_read(run.explain(1, "running"))
+    report = run.report()
+    assert as_read(report) == said(capsys, "report", home)
+    assert report.is_stop == run.decision.is_stop
+    assert (
+        f"{run.forecast.finish_p50:%Y-%m-%dT%H:%M:%SZ}"
+        == (report.to_json()["forecast"]["finish_p50_iso"])
+    )
+
+
+def test_another_device_is_asked_as_the_verbs_ask(home: Path, capsys: Out) -> None:
+    other = forerun.load(home, device="H100")
+    found = said(capsys, "predict", home, "--tp", "2", "--device", "H100")
+    assert as_read(other.predict(tp=2)) == found
+    assert other.plan(top=1).plans[0].device == "NVIDIA H100 80GB HBM3"
+
+
+def test_what_is_printed_is_what_shows_itself(run: Run, home: Path, capsys: Out) -> None:
+    for words, answer in (
+        (["plan", "--top", "3"], run.plan(top=3)),
+        (["plan", "--gpus", "2,4", "--gbs", "8"], run.plan(gpus="2,4", global_batch_size=8)),
+        (["predict", "--tp", "2"], run.predict(tp=2)),
+        (["report"], run.report()),
+    ):
+        verb, *rest = words
+        assert main([verb, str(home), *rest]) == ExitCode.ANSWER
+        printed = [line.rstrip() for line in capsys.readouterr().out.strip().splitlines()]
+        assert [line.rstrip() for line in repr(answer).strip().splitlines()] == printed
+
+
+def test_a_notebook_shows_tables(run: Run) -> None:
+    for answer, num_rows in ((run.plan(top=3), 4), (run.layout, len(LAYOUT_NAMES))):
+        page = ElementTree.fromstring(f"<div>{answer._repr_html_()}</div>")
+        (body,) = page.iter("tbody")
+        assert len(body.findall("tr")) == num_rows
+        rows = [line for line in answer._repr_markdown_().splitlines() if line[:1] == "|"]
+        assert len(rows) == num_rows + 2
+    sentence = ElementTree.fromstring(run.forecast._repr_html_())
+    assert (sentence.tag, sentence.text) == ("p", repr(run.forecast))
+    for told in (run, run.model, run.report(), run.explain("running"), run.decision):
+        ElementTree.fromstring(f"<div>{told._repr_html_()}</div>")
+        assert told._repr_markdown_() and repr(told)
+
+
+def test_what_is_told_cannot_write_a_page(home: Path, tmp_path: Path) -> None:
+    there = tmp_path / "<script>alert(1)</script>"
+    shutil.copytree(home, there)
+    assert "<script>" not in forerun.load(there)._repr_html_()
+
+
+def test_an_answer_is_frozen(run: Run) -> None:
+    for answer in (run, run.predict(), run.plan(), run.layout, run.forecast, run.report()):
+        with pytest.raises((dataclasses.FrozenInstanceError, AttributeError)):
+            answer.run_id = "another"  # type: ignore[misc]
+
+
+def test_a_row_is_a_command_of_the_same_words(run: Run, home: Path, capsys: Out) -> None:
+    found = said(capsys, "plan", home, "--show", "2")
+    assert isinstance(found, dict) and found.pop("script") is None
+    assert as_read(run.plan().command(2)) == found
+    with pytest.raises(forerun.ForerunError, match="99 is no row"):
+        run.plan().command(99)
+
+
+def test_the_layout_has_every_short_name(run: Run) -> None:
+    names = [one.name for one in dataclasses.fields(Layout)]
+    assert names[1:] == [axis.name for axis in LAYOUT_NAMES]
+    assert run.layout.dp == 2 and run.layout.label == run.plan().running.label
+    assert run.model.num_layers == run.layout.config.model.num_layers
+
+
+def test_plan_takes_all_that_a_question_has() -> None:
+    asked, taken = signature(read_question).parameters, signature(Run.plan).parameters
+    assert {name: one.default for name, one in asked.items()} == {
+        name: taken[name].default for name in asked
+    }
+    assert asked["top"].default == NUM_TOP
+
+
+@pytest.mark.parametrize(
+    ("layout", "told"),
+    [
+        ({"tpp": 4}, "did you mean tp?"),
+        ({"microbatch": 4}, "is no axis of a layout"),
+        ({"tp": 0}, "tp"),
+        ({"tp": "two"}, "tp"),
+        ({"options": "--tp 4"}, "give a list of words"),
+        ({"options": {"tensor_model_parallel": 4}}, "is not an option of a layout"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(layout: dict[str, object], told: str, run: Run) -> None:
+    with pytest.raises(forerun.ForerunError, match=r"^[^\n]*$") as err:
+        run.predict(**layout)  # type: ignore[arg-type]
+    assert told in str(err.value)
+
+
+def test_a_directory_without_a_run_is_refused_at_once(tmp_path: Path) -> None:
+    for home in (tmp_path, tmp_path / "none"):
+        with pytest.raises(forerun.ForerunError, match="train with --calibrate"):
+            forerun.load(home)
+
+
+def loaded_by(code: str, names: Sequence[str]) -> list[str]:
+    script = f"import sys\n{code}\nprint(*sorted(set(sys.modules) & set({list(names)!r})))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+def test_nothing_is_imported_before_it_is_asked_for(home: Path) -> None:
+    code = f"import forerun; run = forerun.load({str(home)!r})"
+    heavy = ("numpy", "pandas", "scipy", "sklearn", "torch", "rich", "pyarrow")
+    assert loaded_by(code, heavy) == []
+    # An answer of a kept fit reads no table.
+    forerun.load(home).predict(tp=2)
+    assert loaded_by(f"{code}; run.predict(tp=2)", ("pandas", "sklearn", "torch", "rich")) == []

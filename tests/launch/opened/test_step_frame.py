@@ -1,0 +1,158 @@
+"""Steps and forecasts of a run as tables: of a whole directory, and of a loop nobody knows."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import forerun
+from forerun.calib.forecast.evaluation import PastForecast
+from forerun.calib.samples.store import append_line
+from forerun.launch.directory.publishing import Place
+from forerun.launch.directory.run_log import LoggedStep, RunLog
+from forerun.launch.directory.step_file import STEPS, read_steps, write_steps
+from forerun.launch.opened.step_frame import COLUMNS
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+RUN = "golden-run"
+BEGIN_S = 1_700_000_000.0
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    there = tmp_path / "run"
+    shutil.copytree(GOLDEN, there)
+    return there
+
+
+def seen(directory: Path, num_steps: int, run_id: str = RUN) -> None:
+    """A file of so many steps of 2 s."""
+    log = RunLog(lambda step, values: None)
+    for number in range(1, num_steps + 1):
+        log.add(
+            LoggedStep(
+                iteration=number,
+                time_s=2.0,
+                window=0 if number <= 20 else None,
+                is_after_window=number > 20,
+                is_hooked=number % 2 == 0 and number <= 20,
+                flags=("saved",) if number == 7 else (),
+                unix_s=BEGIN_S + 2.0 * number,
+                is_disturbed=number == 30,
+            )
+        )
+    log.flush(None, dict, is_final=True)
+    write_steps(Place(directory=directory, run_id=run_id), log)
+
+
+def forecast(iteration: int, step_s: float) -> PastForecast:
+    times = dict.fromkeys(("unix_s", "finish_p50_unix_s", "finish_p95_unix_s"), BEGIN_S)
+    return PastForecast(
+        run_id=RUN,
+        iteration=iteration,
+        steps_left=10,
+        elapsed_s=1.0,
+        finish_low_unix_s=BEGIN_S,
+        finish_intervals_unix_s={"0.9": (BEGIN_S, BEGIN_S + 1)},
+        step_time_s=step_s,
+        step_low_s=step_s,
+        step_high_s=step_s,
+        single_low_s=0.5 * step_s,
+        single_high_s=2 * step_s,
+        num_samples=5,
+        is_measured=True,
+        **times,
+    )
+
+
+def test_recorded_steps_stand_beside_the_newest_forecast_before_each(home: Path) -> None:
+    run = forerun.load(home)
+    bare = run.steps
+    assert {name: str(kind) for name, kind in bare.dtypes.items()} == COLUMNS
+    assert bare["predicted_s"].isna().all() and bare["time"].isna().all()
+    assert bare["iteration"].is_unique and bare["iteration"].is_monotonic_increasing
+    clean = bare[bare["is_clean"]]
+    table = run._loaded.table
+    assert np.allclose(clean["step_time_s"], table.step_times_s())
+    first, second = bare["iteration"].iloc[4], bare["iteration"].iloc[9]
+    for iteration, step_s in ((second, 3.0), (first, 1.0)):
+        append_line(home / "forecasts.jsonl", forecast(int(iteration), step_s).to_json())
+    said = forerun.load(home).steps.set_index("iteration")["predicted_s"]
+    assert said.loc[:first].isna().all()
+    assert (said.loc[first + 1 : second] == 1.0).all()
+    assert (said.loc[second + 1 :] == 3.0).all() and said.iloc[-1] == 3.0
+
+
+def test_steps_of_the_companion_lead_and_records_fill_in(home: Path) -> None:
+    last = int(forerun.load(home).steps["iteration"].iloc[-1])
+    seen(home, last - 2)
+    steps = forerun.load(home).steps
+    assert list(steps["iteration"]) == list(range(1, last + 1))
+    assert (steps["step_time_s"].iloc[:-2] == 2.0).all() and steps["time"].iloc[-2:].isna().all()
+    assert steps["time"].iloc[0] == pd.Timestamp(BEGIN_S + 2.0, unit="s", tz="UTC")
+    assert not steps.loc[steps["iteration"] == 7, "is_clean"].item()
+
+
+def test_a_file_of_steps_is_bounded_and_of_one_run(tmp_path: Path) -> None:
+    seen(tmp_path, 45_000)
+    found = read_steps(tmp_path, RUN)
+    assert found is not None and 10_000 <= len(found) <= 20_000
+    gaps = np.diff(found["iteration"])
+    assert gaps.min() == gaps.max() and found["is_disturbed"].sum() <= 1
+    assert (tmp_path / STEPS).stat().st_size < 2**20
+    assert read_steps(tmp_path, "another") is None
+    (tmp_path / STEPS).write_bytes(b"PAR1 torn")
+    assert read_steps(tmp_path, RUN) is None
+
+
+@pytest.fixture
+def plain(home: Path) -> Path:
+    """The directory of a loop whose layout nobody told."""
+    (home / "samples.parquet").unlink()
+    for path in (home / "records" / RUN).glob("*.jsonl"):
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if json.loads(line).get("type") != "run"]
+        assert len(kept) < len(lines)
+        path.write_text("".join(kept), encoding="utf-8")
+    return home
+
+
+def test_a_loop_without_a_layout_has_steps_and_says_why_there_is_no_more(plain: Path) -> None:
+    run = forerun.load(plain)
+    assert len(run.steps) > 5 and run.report().transcript
+    assert "nobody said how many steps" in repr(run._repr_html_())
+    for ask in (run.predict, run.plan, lambda: run.layout, lambda: run.explain("running")):
+        with pytest.raises(forerun.ForerunError, match="has no description of its layout; give"):
+            ask()
+    with pytest.raises(forerun.ForerunError, match="has no forecast"):
+        _ = run.forecast
+    with pytest.raises(forerun.ForerunError, match="has no decision"):
+        _ = run.decision
+    with pytest.raises(forerun.ForerunError, match="use markdown"):
+        _ = run.report().html
+
+
+def test_its_forecast_is_what_it_said_last(plain: Path) -> None:
+    said = forecast(20, 2.0)
+    value = {
+        **said.to_json(),
+        **{"run_id": RUN, "now_unix_s": BEGIN_S, "steps_done": 20, "remaining_s": 20.0},
+        **{"remaining_low_s": 18.0, "remaining_high_s": 22.0, "total_s": 60.0},
+        "finish_p50_unix_s": BEGIN_S + 20.0,
+        "gpu_hours": None,
+    }
+    (plain / "forecast.json").write_text(json.dumps(value))
+    found = forerun.load(plain).forecast
+    assert (found.steps_left, found.remaining_s, found.gpu_hours) == (10, 20.0, None)
+    assert found.finish_p50.timestamp() == BEGIN_S + 20.0
+    assert repr(found).startswith("ends Tue 22:13 UTC (by Tue 22:13 UTC with 95 %) · 20.000 s left")
+    assert math.isclose(found.to_json()["step_time_s"], 2.0)
+    (plain / "forecast.json").write_text(json.dumps({**value, "remaining_s": "soon"}))
+    with pytest.raises(forerun.ForerunError, match="has no remaining_s"):
+        _ = forerun.load(plain).forecast
