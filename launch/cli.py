@@ -53,6 +53,8 @@ _OPTIONS = {
     "doctor": "options.measurement_options:add_doctor",
 }
 """What adds the parser of a verb."""
+_OF_A_LAUNCH = "commands.lint_command:lint_launch"
+"""``doctor`` where a launch is given."""
 _BARE = frozenset({"doctor", "run", "status", "watch"})
 """Verbs of the standard library."""
 _KEPT = frozenset({"plan", "predict", "explain", "report", "compare"})
@@ -77,6 +79,7 @@ _QUESTIONS = (
     ("whether the forecasts came true", "compare DIR"),
     ("what a new machine is worth, untrained", "probe --out DIR"),
     ("what is installed, and would be attached", "doctor"),
+    ("what a launch wastes", "doctor DIR -- torchrun ..."),
 )
 
 
@@ -97,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         _check_packages(args.verb)
         with waiting(f"forerun {args.verb}") if args.verb in _SLOW else nullcontext():
-            code = int(_named(_VERBS[args.verb])(args))
+            code = int(_named(_place_of(args))(args))
         _flush()
         return code
     except ImportError:
@@ -190,6 +193,11 @@ def _check_packages(verb: str) -> None:
     """``ConfigError`` where the verb needs packages that are not here."""
     if verb not in _BARE | _KEPT and (text := needs(verb)):
         raise ConfigError(text)
+
+
+def _place_of(args: argparse.Namespace) -> str:
+    is_of_launch = args.verb == "doctor" and (args.command or args.directory or args.device)
+    return _OF_A_LAUNCH if is_of_launch else _VERBS[args.verb]
 
 
 def _named(place: str) -> Callable[..., Any]:

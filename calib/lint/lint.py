@@ -70,8 +70,9 @@ class Lint:
 
     @property
     def best(self) -> Flaw | None:
-        """The surest thing worth a line of its own: at least 1 %, and not nothing."""
-        return next((f for f in self.flaws if _is_told(f.gain)), None)
+        """The largest gain that is worth a line beside a plan: at least 1 %, and surely some."""
+        told = (f for f in self.flaws if _is_told(f.gain) and not f.rule.is_planned)
+        return next(told, None)
 
     @property
     def sure_frac(self) -> float:

@@ -150,6 +150,7 @@ RULES = (
         when="a pipeline whose layers divide into virtual stages, without any",
         why="the pipeline fills and drains at the pace of whole stages",
         source="megatron/core/pipeline_parallel/schedules.py",
+        is_planned=True,
         find=_virtual_stages,
     ),
     ModelRule(
@@ -158,6 +159,7 @@ RULES = (
         when="recompute, and room in the measured memory for a lighter one",
         why="what memory has room for is computed a second time",
         source="megatron/core/transformer/transformer_config.py",
+        is_planned=True,
         find=_recompute,
     ),
     ModelRule(
@@ -166,6 +168,7 @@ RULES = (
         when="room in the measured memory for a larger micro-batch that is faster",
         why="products are smaller, and launches more, than memory asks for",
         source="docs/user-guide/parallelism-guide.md",
+        is_planned=True,
         find=_micro_batch,
     ),
     ModelRule(

@@ -99,6 +99,8 @@ class Rule:
     """Where the host's own source or documents say so; Megatron-LM's are of core_v0.16.1."""
     unpriced: str = ""
     """Why its gain is no part of the model, or not of any; empty where the model decides."""
+    is_planned: bool = False
+    """A plan of the same run looks for it too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,11 @@ from ...calib.memory.peak import memory_offset
 from ...calib.records.cluster import Cluster, StatedNodes
 from ...calib.records.step_rows import StepRow
 from ...calib.samples.table import SampleTable
+from ...calib.steps.base_times import prior_times
 from ...calib.steps.known import KnownStep
+from ...calib.steps.model import fit_steps
 from ...calib.steps.table_steps import table_steps
+from ...calib.steps.transfer_tables import network_of
 from ...calib.workload.config import RunConfig
 from .kept_fits import Machine
 from .runs import has_run, load
@@ -65,18 +68,40 @@ def fit_machine_of(
     )
 
 
+def device_machine(config: RunConfig) -> Machine:
+    """A machine of the layout's device that nothing was measured on, by data sheets alone."""
+    device = config.device
+    base = prior_times(
+        device,
+        is_attention_fused=config.is_attention_fused,
+        collectives=(),
+        network=network_of("", device),
+    )
+    return Machine(
+        name=device,
+        own=config,
+        steps=fit_steps(base),
+        memory_capacity_nbytes=known_device(device).memory_nbytes or None,
+        memory_offset_nbytes=None,
+        problems=(_untold(device),),
+    )
+
+
+def _untold(device: str) -> str:
+    return f"{device}: nothing was measured on it; its times are by data sheets"
+
+
 def _on_device(
     table: SampleTable, device: str, problems: tuple[str, ...], stated: StatedNodes | None
 ) -> Machine:
     """The run on a device that nothing was measured on."""
-    untold = f"{device}: nothing was measured on it; its times are by data sheets"
     return Machine(
         name=table.run_id,
         own=with_measured_routing(config_on(table, device, stated), table),
         steps=steps_on(table, device, stated),
         memory_capacity_nbytes=known_device(device).memory_nbytes or None,
         memory_offset_nbytes=memory_offset_nbytes(table),
-        problems=(*problems, untold),
+        problems=(*problems, _untold(device)),
     )
 
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from .cluster_files import add_cluster
+from .lint_options import add_lint_options
 
 
 def add_validate(verbs: argparse._SubParsersAction) -> None:
@@ -86,4 +87,5 @@ def add_probe(verbs: argparse._SubParsersAction) -> None:
 
 def add_doctor(verbs: argparse._SubParsersAction) -> None:
     """The options of ``forerun doctor``."""
-    verbs.add_parser("doctor", help="what is installed here and what would be attached")
+    what = "what is installed here and would be attached; what a launch wastes"
+    add_lint_options(verbs.add_parser("doctor", help=what, allow_abbrev=False))

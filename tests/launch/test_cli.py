@@ -62,7 +62,10 @@ def test_the_surface_is_frozen() -> None:
         "status": ["--help", "--json", "--json-schema", "--run-id"],
         "watch": ["--help", "--json", "--json-schema", "--run-id"],
         "compare": ["--fail-over", "--help", "--json"],
-        "doctor": ["--help", "--json"],
+        "doctor": [
+            *("--device", "--fail-over", "--gpus", "--help", "--json", "--json-schema"),
+            *("--mtbf-hours", "--run-id"),
+        ],
     }
 
 

@@ -213,6 +213,8 @@ def test_what_is_not_sure_or_too_little_is_no_line(found: Gain, is_told: bool) -
     (flaw, *_) = lint(launch).flaws
     whole = Lint(flaws=(replace(flaw, gain=found, unpriced=""),))
     assert bool(whole.line) == is_told
+    planned = next(rule for rule in MODEL_RULES if rule.is_planned)
+    assert not Lint(flaws=(replace(whole.flaws[0], rule=planned),)).line
     if is_told:
         assert "about 6 % less per step (4 to 8)" in whole.line
 

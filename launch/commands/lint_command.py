@@ -1,0 +1,183 @@
+"""``forerun doctor`` of a launch: what should be written otherwise, and what that is worth.
+
+Only what a directory or a device is asked with needs more than the standard library.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ...calib.arguments.megatron_command import config_from_command, program_of, split_launcher
+from ...calib.errors import ConfigError
+from ...calib.lint.lint import Flaw, Lint, gain_text, lint
+from ...calib.lint.stated_launch import split_variables, stated_launch
+from ...calib.memory.devices import known_device
+from ...calib.units import HOUR_S
+from ...calib.workload.config import RunConfig
+from ...calib.workload.model_shape import at_least_one, at_most
+from .outcome import ExitCode, print_json, tell
+
+if TYPE_CHECKING:
+    from ...calib.lint.pricing import Pricing
+    from ..known.machines import Machine
+
+_SOME_DEVICE = "accelerator"
+"""A launch of a command that nobody said the device of is one of GPUs."""
+_UNSEEN = (
+    "variables that a shell or a scheduler exports are not seen: write them before the command"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """A launch, and what answers for it."""
+
+    words: Sequence[str]
+    config: RunConfig
+    name: str = ""
+    machine: Machine | None = None
+    variables: Mapping[str, str] | None = None
+    unknown: tuple[str, ...] = ()
+
+
+def lint_launch(args: argparse.Namespace) -> int:
+    """Print what is wrong with a launch; 1 where more is sure to be gained than ``--fail-over``."""
+    if args.gpus is not None:
+        at_least_one("--gpus", args.gpus)
+        at_most("--gpus", args.gpus)
+    if args.mtbf_hours is not None and not 0 < args.mtbf_hours < math.inf:
+        raise ConfigError(f"--mtbf-hours {args.mtbf_hours} is no time; give hours above 0")
+    asked = _with_directory(args) if args.directory is not None else _alone(args)
+    launch = stated_launch(asked.words, asked.config, asked.variables)
+    found = lint(launch, _pricing(args, asked))
+    if args.json:
+        print_json(
+            {"run_id": asked.name or None, "unknown": list(asked.unknown), **found.to_json()}
+        )
+    else:
+        _tell(asked)
+        print("\n".join(_lines(found)))
+    is_over = args.fail_over is not None and found.sure_frac > args.fail_over
+    return ExitCode.THRESHOLD if is_over else ExitCode.ANSWER
+
+
+def _alone(args: argparse.Namespace) -> _Asked:
+    """A command that no run stands behind."""
+    _, command = split_variables(args.command)
+    if not command:
+        raise ConfigError("--device is of a launch; give its command behind --, or a directory")
+    described = config_from_command(command, num_ranks=args.gpus or 0)
+    words = " ".join(command)
+    if args.device is None:
+        is_cpu = "--distributed-backend gloo" in words.replace("=", " ")
+        config = replace(described.config, device="cpu" if is_cpu else _SOME_DEVICE)
+        return _Asked(words=args.command, config=config, unknown=described.unknown)
+    config = replace(described.config, device=known_device(args.device).driver_name)
+    from ..known.machine_fits import device_machine  # slow to import, as all that it answers with
+
+    machine = device_machine(config)
+    return _Asked(
+        words=args.command,
+        config=config,
+        name=machine.name,
+        machine=machine,
+        unknown=described.unknown,
+    )
+
+
+def _with_directory(args: argparse.Namespace) -> _Asked:
+    """A run's own launch, or another command over its calibration."""
+    from ..known.launches import launch_of_run
+    from .answer_commands import machine_of  # slow to import
+
+    machine = machine_of(args, args.device)
+    own = machine.own
+    if not args.command:
+        noted = launch_of_run(args.directory, machine.name, own.parallelism)
+        if not noted.argv:
+            raise ConfigError(
+                f"how {machine.name} was launched is not noted; give its command behind --"
+            )
+        return _Asked(
+            words=(*noted.launcher, *noted.argv),
+            config=own,
+            name=machine.name,
+            machine=machine,
+            variables=noted.environment,
+        )
+    _, command = split_variables(args.command)
+    par = own.parallelism
+    described = config_from_command(
+        command, num_ranks=args.gpus or par.num_ranks, ranks_per_node=par.ranks_per_node
+    )
+    program = _program(command)
+    is_same = not program or program == own.program
+    config = replace(
+        described.config,
+        device=own.device,
+        framework=own.framework,
+        program=program or own.program,
+        absent=own.absent if is_same else (),
+    )
+    return _Asked(
+        words=args.command,
+        config=config,
+        name=machine.name,
+        machine=machine,
+        unknown=described.unknown,
+    )
+
+
+def _program(command: Sequence[str]) -> str:
+    """The script or module of a command; empty where options stand alone."""
+    launcher, rest = split_launcher(command)
+    end = len(command) - len(rest)
+    return program_of(command[len(launcher) : end]) if end else ""
+
+
+def _pricing(args: argparse.Namespace, asked: _Asked) -> Pricing | None:
+    machine = asked.machine
+    if machine is None:
+        return None
+    from ...calib.lint.pricing import Pricing  # with a machine only
+
+    return Pricing(
+        config=asked.config,
+        steps=machine.steps,
+        memory_capacity_nbytes=machine.memory_capacity_nbytes,
+        memory_offset_nbytes=machine.memory_offset_nbytes,
+        mtbf_s=args.mtbf_hours * HOUR_S if args.mtbf_hours else None,
+    )
+
+
+def _tell(asked: _Asked) -> None:
+    if asked.machine is not None:
+        tell(*asked.machine.problems)
+    if asked.unknown:
+        tell(f"not known, and left out: {', '.join(asked.unknown)}")
+
+
+def _lines(found: Lint) -> list[str]:
+    if not found.flaws:
+        return ["nothing to write otherwise in this launch", _UNSEEN]
+    lines = []
+    for number, flaw in enumerate(found.flaws, 1):
+        lines += _lines_of(number, flaw)
+    return [*lines, _UNSEEN]
+
+
+def _lines_of(number: int, flaw: Flaw) -> list[str]:
+    """What, what it costs, why, and what instead."""
+    worth = f"gain not known: {flaw.unpriced}"
+    if flaw.gain is not None:
+        worth = gain_text(flaw.gain)
+    indent = " " * (len(str(number)) + 2)
+    return [
+        f"{number}. {flaw.remedy.what} · {flaw.harm.value} · {worth}",
+        f"{indent}{flaw.rule.why}",
+        f"{indent}instead: {flaw.remedy.instead}",
+    ]

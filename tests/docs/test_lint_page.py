@@ -1,0 +1,50 @@
+"""The page on launches lists every rule as it is; run as a script, it is written anew."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from forerun.calib.lint.model_rules import RULES as MODEL_RULES
+from forerun.calib.lint.rules import RULES
+from forerun.launch.cli import build_parser
+
+PAGE = Path(__file__).parents[2] / "docs" / "lint.md"
+COMMANDS = re.findall(
+    r"^    forerun (doctor.*?)(?:\s+#.*)?$", PAGE.read_text("utf-8"), re.MULTILINE
+)
+_HEAD = "| rule | finds | harm | why | gain | by |\n|---|---|---|---|---|---|\n"
+
+
+def table() -> str:
+    rows = [
+        f"| `{rule.name}` | {rule.when} | {rule.harm.value} | {rule.why} | "
+        f"{rule.unpriced or 'by the model'} | {rule.source} |\n"
+        for rule in (*RULES, *MODEL_RULES)
+    ]
+    return _HEAD + "".join(rows)
+
+
+def test_the_table_is_what_the_rules_say() -> None:
+    assert PAGE.read_text("utf-8").endswith("\n\n" + table())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_of_the_page_is_understood(command: str) -> None:
+    words = shlex.split(command)
+    assert build_parser().parse_args(words[: [*words, "--"].index("--")]).verb == "doctor"
+
+
+def test_every_option_is_told() -> None:
+    choices = build_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    own = {option for action in choices["doctor"]._actions for option in action.option_strings}
+    text = PAGE.read_text("utf-8")
+    assert all(option in text for option in own - {"-h", "--help", "--run-id"})
+
+
+if __name__ == "__main__":
+    text = PAGE.read_text("utf-8").partition(_HEAD)[0]
+    PAGE.write_text(f"{text.rstrip()}\n\n{table()}", encoding="utf-8")
