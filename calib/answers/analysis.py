@@ -22,6 +22,9 @@ from ..forecast.model_forecast import (
 )
 from ..forecast.run_forecast import run_forecast
 from ..forecast.throughput import RunLeft, Throughput, throughput
+from ..lint.lint import Lint, lint
+from ..lint.pricing import Pricing
+from ..lint.stated_launch import stated_launch
 from ..network.cluster import network_line
 from ..samples.table import SampleTable
 from ..samples.windows import windows_of
@@ -30,6 +33,7 @@ from ..steps.known import KnownStep, same_layout
 from ..steps.live_times import live_times
 from ..steps.model import FittedSteps, fit_steps
 from ..stragglers.waiting import WaitingReport, waiting_report
+from ..units import HOUR_S
 from ..workload.config import RunConfig
 from ..workload.run_options import MicroBatchChoice
 from .finish_line import NO_END, finish_line
@@ -93,6 +97,8 @@ class Answer:
     """Where it was asked for."""
     explained: tuple[Explanation, ...] = ()
     """Of the running layout, and of the advised one against it where there is one."""
+    lint: Lint | None = None
+    """What its own launch should say otherwise."""
     ended_unix_s: float | None = None
     """The end of the run, where it has come."""
     restart_s: float = 0.0
@@ -224,6 +230,7 @@ def analyse(
         problems=tuple(problems),
         micro_batch=_micro_batch(table, request, ran.config, fitted),
         explained=_explained(found, fitted),
+        lint=_lint(table, request, ran.config, fitted),
         restart_s=request.goals.restart_cost_s + recalibration_s(table),
     )
     return replace(answer, transcript=_transcript(answer, request, directory))
@@ -244,6 +251,7 @@ def _transcript(answer: Answer, request: Request, directory: str) -> tuple[str, 
         overhead=answer.overhead,
         forecast=answer.forecast,
         plan=answer.plan,
+        lint=answer.lint,
         decision=answer.decision,
         goals=request.goals,
         micro_batch=answer.micro_batch,
@@ -296,6 +304,22 @@ def _micro_batch(
         confidence=request.goals.confidence,
         host_argv=request.host_argv,
     )
+
+
+def _lint(table: SampleTable, request: Request, config: RunConfig, steps: FittedSteps) -> Lint:
+    """Of the words that the request has; variables are not among them."""
+    hours = request.goals.mtbf_hours
+    pricing = Pricing(
+        config=config,
+        steps=steps,
+        memory_capacity_nbytes=request.memory_capacity_nbytes or table.device_memory_nbytes(),
+        memory_offset_nbytes=memory_offset_nbytes(table),
+        mtbf_s=None if hours is None else hours * HOUR_S,
+        restart_s=request.goals.restart_cost_s,
+        eval_times_s=request.eval_times_s,
+        save_times_s=request.save_times_s,
+    )
+    return lint(stated_launch(request.host_argv, config), pricing)
 
 
 def _decision(

@@ -17,6 +17,7 @@ from ..forecast.batch_ratios import PredictedStep
 from ..forecast.forecast import Forecast
 from ..forecast.throughput import Throughput, peak_flop_per_s
 from ..layers.model_size import model_name
+from ..lint.lint import Lint
 from ..units import GIB, format_bytes, format_frac, format_time
 from ..workload.config import RunConfig
 from ..workload.run_options import Goals
@@ -148,6 +149,7 @@ def transcript_lines(
     decision: Decision,
     goals: Goals,
     micro_batch: MicroBatchAdvice | None = None,
+    lint: Lint | None = None,
     remarks: Sequence[str] = (),
     directory: str = "DIR",
 ) -> list[str]:
@@ -163,6 +165,7 @@ def transcript_lines(
             finish_line(forecast, goals) if has_end else NO_END,
             faster_line(plan, decision, has_end=has_end),
             micro_batch.line if micro_batch is not None else "",
+            lint.line(directory) if lint is not None else "",
             decision_line(decision, plan, has_end=has_end, directory=directory),
             checked_line(hooks, overhead, measured_s, modelled),
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -80,15 +81,16 @@ class Lint:
         found = (f.gain for f in self.flaws if f.gain is not None and f.gain.is_sure)
         return sum(-gain.high_frac for gain in found)
 
-    @property
-    def line(self) -> str:
-        """What a run says of its launch, empty where nothing is worth it."""
+    def line(self, directory: str = "DIR") -> str:
+        """What a run says of its launch, empty where nothing is worth it; ``directory`` is what
+        ``--calibrate-dir`` was."""
         best = self.best
         if best is None or best.gain is None:
             return ""
         more = len(self.flaws) - 1
         also = f" lists {more} more" if more else " says more"
-        return f"launch: {best.remedy.what} · {gain_text(best.gain)} · forerun doctor DIR{also}"
+        shown = f"forerun doctor {shlex.quote(directory)}{also}"
+        return f"launch: {best.remedy.what} · {gain_text(best.gain)} · {shown}"
 
     def to_json(self) -> JsonObject:
         """A JSON object."""

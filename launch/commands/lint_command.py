@@ -92,9 +92,9 @@ def _alone(args: argparse.Namespace) -> _Asked:
 def _with_directory(args: argparse.Namespace) -> _Asked:
     """A run's own launch, or another command over its calibration."""
     from ..known.launches import launch_of_run
-    from .answer_commands import machine_of  # slow to import
+    from .answer_commands import opened  # slow to import
 
-    machine = machine_of(args, args.device)
+    machine = opened(args).machine()
     own = machine.own
     if not args.command:
         noted = launch_of_run(args.directory, machine.name, own.parallelism)

@@ -191,8 +191,8 @@ def test_the_line_says_the_best_that_is_sure(planted: Planted) -> None:
     found = lint(launch, pricing_of(launch, planted))
     assert found.best is not None and found.best.rule.name == "eval-interval"
     more = len(found.flaws) - 1
-    assert found.line.startswith("launch: --eval-interval 2 with --eval-iters 10 · about ")
-    assert found.line.endswith(f" · forerun doctor DIR lists {more} more")
+    assert found.line().startswith("launch: --eval-interval 2 with --eval-iters 10 · about ")
+    assert found.line().endswith(f" · forerun doctor DIR lists {more} more")
     assert found.sure_frac >= -(found.best.gain or gain(0)).high_frac
 
 
@@ -212,11 +212,11 @@ def test_what_is_not_sure_or_too_little_is_no_line(found: Gain, is_told: bool) -
     launch = launch_of(CASES["overlap-grad-reduce"].words)
     (flaw, *_) = lint(launch).flaws
     whole = Lint(flaws=(replace(flaw, gain=found, unpriced=""),))
-    assert bool(whole.line) == is_told
+    assert bool(whole.line()) == is_told
     planned = next(rule for rule in MODEL_RULES if rule.is_planned)
-    assert not Lint(flaws=(replace(whole.flaws[0], rule=planned),)).line
+    assert not Lint(flaws=(replace(whole.flaws[0], rule=planned),)).line()
     if is_told:
-        assert "about 6 % less per step (4 to 8)" in whole.line
+        assert "about 6 % less per step (4 to 8)" in whole.line()
 
 
 def test_memory_that_is_saved_is_told() -> None:

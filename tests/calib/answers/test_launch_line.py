@@ -1,0 +1,55 @@
+"""What a recorded run says of its own launch: one line at most, by the model of its plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forerun.calib.answers.analysis import Answer, Request, analyse
+from forerun.calib.answers.transcript import PREFIX, transcript_lines
+from forerun.calib.samples.store import read_run
+from forerun.calib.samples.table import SampleTable, build_table
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+
+
+@pytest.fixture(scope="module")
+def table() -> SampleTable:
+    return build_table(read_run(GOLDEN))
+
+
+def answered(table: SampleTable, **more: object) -> Answer:
+    return analyse(table, replace(Request(now_unix_s=1e9, last_step=11), **more))  # type: ignore[arg-type]
+
+
+def test_gains_are_those_of_the_plans_model(table: SampleTable) -> None:
+    answer = answered(table)
+    assert answer.lint is not None and answer.lint.flaws
+    times = {one.config: one.time_frac for one in answer.plan.candidates}
+    for flaw in answer.lint.flaws:
+        assert flaw.gain is not None
+        layout = flaw.remedy.layout
+        if layout in times:
+            assert flaw.gain.time_frac == pytest.approx(times[layout], rel=1e-9)
+
+
+def test_what_is_not_sure_is_no_line(table: SampleTable) -> None:
+    answer = answered(table)
+    assert answer.lint is not None and answer.lint.best is None
+    assert not any(line.startswith(f"{PREFIX} launch: ") for line in answer.transcript)
+
+
+def test_a_sure_one_is_one_line(table: SampleTable) -> None:
+    """Evaluations that were seen to take as long as the steps between them."""
+    often = replace(table.config().cadence, eval_interval=2, eval_iters=2)
+    running = replace(table.config(), cadence=often)
+    asked = Request(now_unix_s=1e9, last_step=11, eval_times_s=(1.0,) * 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("forerun.calib.answers.analysis.running_config", lambda _: running)
+        answer = analyse(table, asked)
+    assert answer.lint is not None
+    (line,) = [line for line in answer.transcript if line.startswith(f"{PREFIX} launch: ")]
+    assert "--eval-interval 2 with --eval-iters 2 · about " in line
+    assert line in transcript_lines(lint=answer.lint)
