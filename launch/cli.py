@@ -196,8 +196,11 @@ def _check_packages(verb: str) -> None:
 
 
 def _place_of(args: argparse.Namespace) -> str:
-    is_of_launch = args.verb == "doctor" and (args.command or args.directory or args.device)
-    return _OF_A_LAUNCH if is_of_launch else _VERBS[args.verb]
+    if args.verb == "doctor":
+        from .options.lint_options import is_of_a_launch  # of use there alone
+
+        return _OF_A_LAUNCH if is_of_a_launch(args) else _VERBS["doctor"]
+    return _VERBS[args.verb]
 
 
 def _named(place: str) -> Callable[..., Any]:

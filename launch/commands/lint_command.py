@@ -69,7 +69,9 @@ def _alone(args: argparse.Namespace) -> _Asked:
     """A command that no run stands behind."""
     _, command = split_variables(args.command)
     if not command:
-        raise ConfigError("--device is of a launch; give its command behind --, or a directory")
+        raise ConfigError(
+            "these options are of a launch; give its command behind --, or a directory"
+        )
     described = config_from_command(command, num_ranks=args.gpus or 0)
     words = " ".join(command)
     if args.device is None:

@@ -33,3 +33,9 @@ def add_lint_options(sub: argparse.ArgumentParser) -> None:
         help="exit 1 when what is sure to be gained comes to more than this share",
     )
     add_schema_option(sub, SCHEMA_FILE)
+
+
+def is_of_a_launch(args: argparse.Namespace) -> bool:
+    """Whether ``doctor`` is asked of a launch, and not of what is installed."""
+    given = (args.run_id, args.device, args.gpus, args.mtbf_hours, args.fail_over)
+    return bool(args.command or args.directory) or any(one is not None for one in given)

@@ -96,6 +96,7 @@ def test_ranks_may_be_said_beside(capsys: Out) -> None:
     ("words", "told"),
     [
         (["--device", "H100"], "give its command behind --"),
+        (["--fail-over", "0"], "give its command behind --"),
         (["--", "torchrun", "t.py"], "is missing from the arguments of the run"),
         (["--gpus", "0", "--", *WORSE], "--gpus 0 is below 1"),
         (["--mtbf-hours", "-1", "--", *WORSE], "--mtbf-hours -1.0 is no time"),
