@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from datetime import datetime, timezone
 from typing import Any, TypeVar
 
-from ...calib.answers.transcript import utc_moment
+from ...calib.answers.finish_line import moment
 from ...calib.errors import CalibrationError, RecordError
 from ...calib.records.iso_times import LONGEST_S, stamped
 from ...calib.units import format_time
@@ -92,11 +92,11 @@ class RunForecast(_Said):
     def sentence(self) -> str:
         """When it ends, or ended, and what was done by when that was said."""
         if self.ended_unix_s is not None:
-            return f"ended {utc_moment(self.ended_unix_s)}"
+            return f"ended {_told(self.ended_unix_s)}"
         steps = self.steps_done + self.steps_left
         words = [
-            f"ends {utc_moment(self.finish_p50_unix_s)} "
-            f"(by {utc_moment(self.finish_p95_unix_s)} with 95 %)",
+            f"ends {_told(self.finish_p50_unix_s)} "
+            f"(by {_told(self.finish_p95_unix_s)} with 95 %)",
             f"{format_time(self.remaining_s)} left after step {self.steps_done:,} of {steps:,}",
             f"step {format_time(self.step_time_s)}",
         ]
@@ -170,3 +170,8 @@ def _rows(value: Mapping[str, Any], name: str) -> Sequence[Any]:
 
 def _moment(unix_s: float) -> datetime:
     return datetime.fromtimestamp(min(max(unix_s, 0.0), 2 * LONGEST_S), timezone.utc)
+
+
+def _told(unix_s: float) -> str:
+    """With its date: a session may be of another day."""
+    return moment(unix_s, 0.0)
