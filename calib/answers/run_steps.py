@@ -17,7 +17,7 @@ from ..workload.config import RunConfig
 from .routing import with_measured_routing
 from .run_measurements import measured_sigma_log, measured_step_s
 
-_SESSION_SIGMA_LOG, _CPU_SESSION_SIGMA_LOG = 0.015, 0.1
+SESSION_SIGMA_LOG, CPU_SESSION_SIGMA_LOG = 0.015, 0.1
 """How far the level of one layout lies apart between two runs on the same machine: clocks and
 neighbours.  Processors of a shared host move within minutes: 180 runs of 33 layouts differed by
 0.07 (median) to 0.13 (root mean square) from their like (benchmarks/RESULTS.md)."""
@@ -38,7 +38,7 @@ def running_config(table: SampleTable) -> RunConfig:
 def known_step(table: SampleTable) -> KnownStep:
     """The newest run's layout and its measured step; processors do not keep to it."""
     config = running_config(table)
-    passing = _CPU_SESSION_SIGMA_LOG if config.device == "cpu" else 0.0
+    passing = CPU_SESSION_SIGMA_LOG if config.device == "cpu" else 0.0
     return KnownStep(
         config=config,
         time_s=measured_step_s(table),
@@ -49,7 +49,7 @@ def known_step(table: SampleTable) -> KnownStep:
 def known_elsewhere(table: SampleTable, asked: RunConfig) -> KnownStep:
     """The same as evidence for another run: another session, maybe another release."""
     found = known_step(table)
-    session = 0.0 if found.config.device == "cpu" else _SESSION_SIGMA_LOG
+    session = 0.0 if found.config.device == "cpu" else SESSION_SIGMA_LOG
     return replace(
         found,
         sigma_log=math.hypot(found.sigma_log, session),

@@ -1,0 +1,225 @@
+"""Where the step of a run goes, window by window: work by phase and operator, transfers and waiting
+by group, optimizer, host, data, and what is left; and each rank's own share.
+
+A rank's step is its own work, its transfers and its waiting; averaged over ranks that is an
+identity, so the terms add up to the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ..forecast.forecast import mean_estimate
+from ..samples.reduce import MEDIAN_OVER_MEAN
+from ..samples.table import SampleTable
+from ..timeline.terms import TERM_TEXTS, Term, term_of
+from ..workload.collectives import GroupRole
+from ..workload.operators import OperatorKind, Phase
+
+ALL_ELSE = "all else"
+_PASSES = {Phase.FORWARD: "forward-compute", Phase.BACKWARD: "backward-compute"}
+_DATA, _OPTIMIZER = "batch-generator", "optimizer"
+_HOST = "host, between steps"
+_PARTS = (
+    ("forward", "forward-compute"),
+    ("backward", "backward-compute"),
+    ("optimizer", _OPTIMIZER),
+    ("data", _DATA),
+)
+_OUTER = ("forward-backward", _OPTIMIZER)
+"""Phases that hold all others."""
+_STEP = ["window", "rank", "step"]
+_ONCE = (OperatorKind.HOST_STEP.value, OperatorKind.OPTIMIZER.value)
+
+
+def step_windows(table: SampleTable) -> dict[int, pd.DataFrame]:
+    """Bare clean steps of each window of the newest run, median over ranks; columns ``step`` and
+    ``time_s``.  All clean steps where none was bare."""
+    steps = table.newest("steps")
+    steps = steps[steps["is_clean"]]
+    bare = steps[~steps["is_hooked"]]
+    rows = (steps if bare.empty else bare).groupby(["window", "step"], sort=True)["time_s"]
+    found = rows.median().reset_index()
+    found = found[found["time_s"] > 0]
+    return {int(str(window)): part for window, part in found.groupby("window", sort=True)}
+
+
+def term_windows(table: SampleTable) -> pd.DataFrame:
+    """Seconds per step of each term, mean over ranks, one row per window; the last column,
+    ``ALL_ELSE``, makes them add up to the window's step."""
+    steps = {w: float(part["time_s"].median()) for w, part in step_windows(table).items()}
+    phases = _own_phases(table)
+    columns: dict[str, pd.Series] = {}
+    for phase, name in _PASSES.items():
+        columns |= _of_passes(table, phase, phases.get(name, pd.Series(dtype=float)))
+    for name, text in ((_OPTIMIZER, TERM_TEXTS[Term.OPTIMIZER]), (_DATA, "data")):
+        if name in phases:
+            columns[text] = phases[name]
+    columns |= _of_host(table)
+    columns |= _of_groups(table)
+    frame = pd.DataFrame(columns, index=pd.Index(sorted(steps), name="window")).fillna(0.0)
+    frame[ALL_ELSE] = pd.Series(steps) - frame.sum(axis=1)
+    return frame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scatter:
+    """Standard error of a level from the scatter of its steps, relative."""
+
+    error_frac: float
+    freedom: float
+
+    @staticmethod
+    def of(times_s: pd.Series, size_s: float | None = None) -> Scatter:
+        """Of the median of these times, as a share of their mean or of another size."""
+        found = mean_estimate(times_s.to_numpy(dtype=np.float64))
+        size_s = abs(found.mean if size_s is None else size_s)
+        error = MEDIAN_OVER_MEAN * found.standard_error
+        return Scatter(error_frac=error / size_s if size_s else 0.0, freedom=found.degrees)
+
+
+def term_scatter(table: SampleTable, terms: pd.DataFrame) -> dict[str, Scatter]:
+    """How the terms of a single window scatter from step to step; empty below two steps.
+
+    An operator scatters as its pass does, transfers and waiting as all that phases wait.
+    """
+    steps = _by_step(table).groupby(level="step").mean()
+    if len(steps) < 2:
+        return {}
+    parts = {str(name): Scatter.of(steps[name]) for name in steps}
+    found = {str(name): parts[_source(str(name))] for name in terms if name != ALL_ELSE}
+    return {**found, ALL_ELSE: Scatter.of(steps["step"], float(terms[ALL_ELSE].mean()))}
+
+
+def rank_scatter(table: SampleTable) -> dict[int, dict[str, Scatter]]:
+    """The same of each rank's ``work`` and ``waiting``."""
+    rows = _by_step(table)
+    rows = rows.assign(work=rows["forward"] + rows["backward"] + rows["optimizer"])
+    return {
+        int(str(rank)): {name: Scatter.of(part[name]) for name in ("work", "waiting")}
+        for rank, part in rows.groupby(level="rank", sort=True)
+        if len(part) > 1
+    }
+
+
+def _by_step(table: SampleTable) -> pd.DataFrame:
+    """Seconds of parts of a step, one row per hooked clean step and rank."""
+    steps = table.newest("steps")
+    steps = steps[steps["is_clean"] & steps["is_hooked"]].set_index(["step", "rank"])["time_s"]
+    rows = _hooked_phases(table)
+    sums = rows.groupby(["step", "rank", "name"])["own_s"].sum().unstack("name").fillna(0.0)
+    known = {part: sums.get(name, pd.Series(0.0, index=sums.index)) for part, name in _PARTS}
+    inside = rows[rows["name"].isin(_OUTER)].groupby(["step", "rank"])
+    found = pd.DataFrame({**known, "waiting": inside["wait_s"].sum()}).dropna()
+    whole_s = steps.reindex(found.index)
+    return found.assign(step=whole_s, host=whole_s - inside["time_s"].sum()).dropna()
+
+
+def _source(term: str) -> str:
+    """The part of a step whose scatter stands for that of a term."""
+    for part, _ in _PARTS:
+        if term.endswith(part):
+            return part
+    if term == TERM_TEXTS[Term.RECOMPUTE]:
+        return "backward"
+    return "host" if term == _HOST else "waiting"
+
+
+def rank_windows(table: SampleTable) -> dict[int, pd.DataFrame]:
+    """Of each rank that sent summaries: columns ``work`` and ``waiting``, seconds per step, one row
+    per window."""
+    rows = table.newest("ranks")
+    rows = rows[rows["num_steps"] > 0]
+    rows = rows.assign(
+        work=rows["forward_s"] + rows["backward_s"] + rows["optimizer_s"], waiting=rows["wait_s"]
+    )
+    return {
+        int(str(rank)): part.set_index("window")[["work", "waiting"]]
+        for rank, part in rows.groupby("rank", sort=True)
+    }
+
+
+def _own_phases(table: SampleTable) -> Mapping[str, pd.Series]:
+    """Own time of phases in hooked clean steps, without waiting and hooks, by window: mean over
+    ranks of the median over steps."""
+    rows = _hooked_phases(table)
+    medians = rows.groupby(["name", "window", "rank"], sort=True)["own_s"].median()
+    means = medians.groupby(level=["name", "window"]).mean()
+    return {str(name): means.loc[name] for name in means.index.get_level_values("name").unique()}
+
+
+def _hooked_phases(table: SampleTable) -> pd.DataFrame:
+    """Phases of hooked clean steps, with their own time."""
+    steps = table.newest("steps")
+    steps = steps[steps["is_clean"] & steps["is_hooked"]][_STEP]
+    rows = table.newest("phases").merge(steps, on=_STEP)
+    return rows.assign(own_s=(rows["time_s"] - rows["wait_s"] - rows["hook_s"]).clip(lower=0.0))
+
+
+def _of_passes(table: SampleTable, phase: Phase, whole_s: pd.Series) -> dict[str, pd.Series]:
+    """A pass by terms: what it takes, in the shares of the operators that were timed in it.
+
+    Where only some of the passes were timed in detail, their shares stand for all.
+    """
+    rows = _sampled(table)
+    again = Phase.RECOMPUTE.value if phase is Phase.BACKWARD else phase.value
+    rows = rows[rows["phase"].isin([phase.value, again]) & ~rows["kind"].isin(_ONCE)]
+    if rows.empty or whole_s.empty:
+        return {f"{phase.value} passes": whole_s} if not whole_s.empty else {}
+    # What one window lacks, others tell.
+    sums = rows.groupby(["window", "term"])["whole_s"].sum().unstack("term").fillna(0.0)
+    shares = sums.div(sums.sum(axis=1), axis=0).reindex(whole_s.index)
+    shares = shares.fillna(shares.mean())
+    return {str(name): shares[name] * whole_s for name in shares}
+
+
+def _sampled(table: SampleTable) -> pd.DataFrame:
+    """The run's own operators with the text of their term, and all of their time in a window."""
+    rows = table.operators
+    rows = rows[(rows["run_id"] == table.run_id) & ~rows["is_probe"]]
+    return rows.assign(
+        term=[_text(k, p) for k, p in zip(rows["kind"], rows["phase"], strict=True)],
+        whole_s=rows["time_s"] * rows["count"],
+    )
+
+
+def _text(kind: str, phase: str) -> str:
+    term = term_of(OperatorKind(kind), Phase(phase))
+    return TERM_TEXTS[term] if term is Term.RECOMPUTE else f"{TERM_TEXTS[term]} {phase}"
+
+
+def _of_host(table: SampleTable) -> dict[str, pd.Series]:
+    """What the host takes once in a step, the time between steps included; mean over stages."""
+    rows = _sampled(table)
+    rows = rows[rows["kind"] == OperatorKind.HOST_STEP.value]
+    if rows.empty:
+        return {}
+    return {_HOST: rows.groupby("window")["time_s"].mean()}
+
+
+def _of_groups(table: SampleTable) -> dict[str, pd.Series]:
+    """Transfers that nothing hides and waiting for late ranks, by the role of the group."""
+    rows = table.newest("skew")
+    if rows.empty:
+        return {}
+    ranks = rows.groupby("window")["rank"].nunique()
+    sums = rows.groupby(["role", "window"], sort=True)[["transfer_s", "wait_s"]].sum()
+    found: dict[str, pd.Series] = {}
+    name_of: dict[str, Callable[[str], str]] = {"transfer_s": _transfers, "wait_s": _waiting}
+    for column, text in name_of.items():
+        for role in sums.index.get_level_values("role").unique():
+            found[text(str(role))] = sums[column].loc[role] / ranks
+    return found
+
+
+def _transfers(role: str) -> str:
+    return f"{role.upper().replace('_', ' ')} transfers"
+
+
+def _waiting(role: str) -> str:
+    is_pipeline = role == GroupRole.PP.value
+    return TERM_TEXTS[Term.BUBBLE] if is_pipeline else f"{role.upper().replace('_', ' ')} waiting"

@@ -1,0 +1,200 @@
+"""Two runs held against each other, from their sample tables."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from ..answers.run_steps import CPU_SESSION_SIGMA_LOG, SESSION_SIGMA_LOG
+from ..drift.causes import causes
+from ..errors import CalibrationError
+from ..forecast.forecast import CPU_DRIFT_FRAC, DRIFT_FRAC
+from ..forecast.model_forecast import batch_size_at
+from ..samples.table import SampleTable
+from ..stragglers.waiting import waiting_report
+from .difference import Basis, Difference, Side, TermChange
+from .levels import Level, change, log_level
+from .settings import Part, SettingChange, Settings, setting_changes
+from .terms import (
+    ALL_ELSE,
+    Scatter,
+    rank_scatter,
+    rank_windows,
+    step_windows,
+    term_scatter,
+    term_windows,
+)
+
+MOST_RANKS = 16
+"""Changes of single ranks that are kept: the largest."""
+
+
+def difference(first: SampleTable, second: SampleTable) -> Difference:
+    """The newest run of the second table against that of the first, over the windows in them.
+
+    Both may be windows of one run.  Raises ``CalibrationError`` where one has no clean step.
+    """
+    ours, theirs = _Run(first), _Run(second)
+    is_one_run = first.run_id == second.run_id
+    again = max(_again_log(run.settings.device, is_one_run=is_one_run) for run in (ours, theirs))
+    found = setting_changes(ours.settings, theirs.settings)
+    is_same_work = ours.settings.tokens_per_step == theirs.settings.tokens_per_step
+    is_alike = ours.settings.layout == theirs.settings.layout
+    per_tokens = 0 if is_same_work else 1000
+    step = change(ours.level(again), theirs.level(again))
+    answer = Difference(
+        first=ours.side(),
+        second=theirs.side(),
+        settings=found,
+        basis=Basis.STEP_TIME if is_alike else Basis.THROUGHPUT,
+        reason=_reason(ours.settings, theirs.settings, found),
+        step=step,
+        terms=_terms(ours.terms(per_tokens, again), theirs.terms(per_tokens, again)),
+        per_tokens=per_tokens,
+        ranks=_ranks(ours, theirs, again) if is_alike else (),
+        causes=(),
+    )
+    if not (is_alike and step.is_shown):
+        return answer
+    moved_s = answer.second.step_time_s - answer.first.step_time_s
+    before, after = _as_one_window(first), _as_one_window(second)
+    why = causes(before, after, change_s=moved_s, step_s=answer.first.step_time_s)
+    return replace(answer, causes=why)
+
+
+class _Run:
+    """The newest run of a table, by window."""
+
+    def __init__(self, table: SampleTable) -> None:
+        self.table, self.settings = table, Settings.of(table)
+        self._windows = step_windows(table)
+        if not self._windows:
+            raise CalibrationError(
+                f"run {table.run_id!r} has no unflagged step in these windows; record more steps"
+            )
+        self._tokens = {w: self._tokens_of(part) for w, part in self._windows.items()}
+
+    def _tokens_of(self, part: pd.DataFrame) -> float:
+        """Tokens of a step of one window; 1 where they are not known.  A ramp changes them."""
+        if self.settings.config is None:
+            return 1.0
+        config = self.table.config()
+        size = batch_size_at(config, int(part["step"].median()) + 1)
+        return float(size * config.model.seq_length)
+
+    def level(self, again_log: float) -> Level:
+        """Of the logarithm of seconds per token."""
+        times = [
+            part["time_s"].to_numpy(dtype=np.float64) / self._tokens[window]
+            for window, part in self._windows.items()
+        ]
+        return log_level(times, again_log=again_log)
+
+    def side(self) -> Side:
+        """What is told of the run by itself."""
+        per_token_s = math.exp(self.level(0.0).mean)
+        tokens = self.settings.tokens_per_step
+        step_s = per_token_s * (tokens or 1)
+        return Side(
+            run_id=self.table.run_id,
+            windows=tuple(self._windows),
+            num_steps=sum(map(len, self._windows.values())),
+            num_ranks=self.settings.num_ranks,
+            device=self.settings.device,
+            step_time_s=step_s,
+            tokens_per_s=1.0 / per_token_s if tokens else None,
+            slow=waiting_report(self.table, step_s).line,
+        )
+
+    def terms(self, per_tokens: int, again: float) -> Mapping[str, Level]:
+        """Seconds of each term by window."""
+        frame = term_windows(self.table)
+        scatter = term_scatter(self.table, frame) if len(frame) == 1 else {}
+        each = [per_tokens / self._tokens[w] if per_tokens else 1.0 for w in frame.index]
+        frame = frame.mul(each, axis=0)
+        return {str(n): _level(frame[n], again, scatter.get(str(n))) for n in frame}
+
+    def ranks(self, again: float) -> Mapping[tuple[int, str], Level]:
+        """Seconds of work and waiting of each rank by window."""
+        frames = rank_windows(self.table)
+        is_one = len(self._windows) == 1
+        scatter = rank_scatter(self.table) if is_one else {}
+        return {
+            (rank, name): _level(frame[name], again, scatter.get(rank, {}).get(name))
+            for rank, frame in frames.items()
+            for name in ("work", "waiting")
+        }
+
+
+def _again_log(device: str, *, is_one_run: bool) -> float:
+    if is_one_run:
+        return CPU_DRIFT_FRAC if device == "cpu" else DRIFT_FRAC
+    return CPU_SESSION_SIGMA_LOG if device == "cpu" else SESSION_SIGMA_LOG
+
+
+def _reason(first: Settings, second: Settings, found: tuple[SettingChange, ...]) -> str:
+    if first.model != second.model:
+        if first.model is None or second.model is None:
+            return "only one of the runs says what it trains"
+        told = [one.text for one in found if one.part is Part.MODEL]
+        return f"another model (B has {', '.join(told[:2])})"
+    return ""
+
+
+def _level(values: pd.Series, again: float, scatter: Scatter | None) -> Level:
+    """Of seconds by window; a single one scatters by all of itself where nothing else is known."""
+    known = tuple(values.to_numpy(dtype=np.float64).tolist())
+    size = abs(float(np.mean(known)))
+    found = Level(values=known, again=again * size)
+    if len(known) > 1:
+        return found
+    if scatter is None:
+        return replace(found, noise=size)
+    return replace(found, noise=size * scatter.error_frac, noise_freedom=scatter.freedom)
+
+
+def _terms(first: Mapping[str, Level], second: Mapping[str, Level]) -> tuple[TermChange, ...]:
+    names = [n for n in dict.fromkeys((*first, *second)) if n != ALL_ELSE]
+    found = []
+    for name in (*names, ALL_ELSE):
+        ours, theirs = (side.get(name) or _none_of(side) for side in (first, second))
+        found.append(_term(name, ours, theirs, len(names) + 1))
+    return tuple(found)
+
+
+def _none_of(side: Mapping[str, Level]) -> Level:
+    """Of a term that the run does not have."""
+    return Level(values=(0.0,) * len(side[ALL_ELSE].values), again=0.0)
+
+
+def _term(name: str, ours: Level, theirs: Level, num_compared: int) -> TermChange:
+    found = change(ours, theirs, num_compared=num_compared)
+    return TermChange(name=name, first_s=ours.mean, second_s=theirs.mean, change=found)
+
+
+def _ranks(first: _Run, second: _Run, again: float) -> tuple[TermChange, ...]:
+    """Changes of single ranks that noise would not show, the largest first."""
+    ours, theirs = first.ranks(again), second.ranks(again)
+    both = sorted(ours.keys() & theirs.keys())
+    text = {"work": "own work", "waiting": "waiting"}
+    terms = [
+        _term(f"rank {rank} {text[name]}", ours[rank, name], theirs[rank, name], len(both))
+        for rank, name in both
+    ]
+    shown = [term for term in terms if term.change.is_shown]
+    return tuple(sorted(shown, key=lambda term: -abs(term.change.value))[:MOST_RANKS])
+
+
+def _as_one_window(table: SampleTable) -> SampleTable:
+    """All of a run's hooked steps as if of one window, and the transfers of its newest."""
+    links = table.newest("links")
+    return replace(
+        table,
+        steps=table.newest("steps").assign(window=0),
+        phases=table.newest("phases").assign(window=0),
+        links=links[links["window"] == links["window"].max()],
+    )

@@ -1,0 +1,172 @@
+"""Planted differences come back with their term, rank and cause; nothing is said of equal runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from planted_runs import GPU, LAYOUT, STEP_S, planted_run
+from planted_stragglers import config_of
+
+from forerun.calib.differences.difference import Basis, Difference, Verdict
+from forerun.calib.differences.two_runs import difference
+from forerun.calib.errors import CalibrationError
+from forerun.calib.samples.windows import only_windows
+from forerun.calib.workload.config import Batch, Parallelism
+
+CONFIG = replace(config_of(LAYOUT), device=GPU)
+
+
+def two(seed: int = 1, first: dict[str, Any] | None = None, **second: Any) -> Difference:
+    draw = np.random.default_rng(seed)
+    one = planted_run(draw, name="one", **(first or {}))
+    return difference(one, planted_run(draw, name="other", **second))
+
+
+@pytest.mark.parametrize(
+    ("part", "terms"),
+    [
+        ("forward", {"MLP forward", "attention forward"}),
+        ("backward", {"MLP backward", "attention backward"}),
+        ("optimizer", {"optimizer"}),
+        ("host", {"host, between steps"}),
+        ("transfer", {"DP transfers"}),
+    ],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_planted_change_is_found_where_it_is(part: str, terms: set[str], sign: int) -> None:
+    told: dict[str, Any] = {"extra_s": {part: 0.2}}
+    found = two(**told) if sign > 0 else two(first=told)
+    assert found.verdict is (Verdict.SLOWER if sign > 0 else Verdict.FASTER)
+    assert found.basis is Basis.STEP_TIME
+    log = sign * math.log((STEP_S + 0.2) / STEP_S)
+    assert found.step.low < log < found.step.high
+    shown = {term.name for term in found.terms if term.change.is_shown}
+    assert shown == terms
+    moved = [term.change for term in found.terms if term.name in terms]
+    assert sum(one.low for one in moved) < sign * 0.2 < sum(one.high for one in moved)
+
+
+def test_terms_add_up_to_the_steps() -> None:
+    found = two(extra_s={"backward": 0.1})
+    for side, name in ((found.first, "first_s"), (found.second, "second_s")):
+        whole_s = sum(getattr(term, name) for term in found.terms)
+        assert whole_s == pytest.approx(side.step_time_s, rel=1e-3)
+
+
+def test_a_slow_rank_is_named_and_so_is_who_waits_for_it() -> None:
+    found = two(slow_rank_s=0.3)
+    assert found.verdict is Verdict.SLOWER
+    assert [cause.ranks for cause in found.causes] == [(1,)]
+    assert "straggling rank: rank 1: own compute" in found.main
+    assert {term.name for term in found.ranks} == {"rank 1 own work", "rank 0 waiting"}
+    assert "DP waiting" in {term.name for term in found.terms if term.change.is_shown}
+    assert "rank 1" in found.second.slow and not found.first.slow
+
+
+@pytest.mark.parametrize("num_windows", [1, 4])
+def test_equal_runs_have_no_verdict(num_windows: int) -> None:
+    shown = [two(seed, num_windows=num_windows).verdict for seed in range(20)]
+    assert shown == [Verdict.NO_DIFFERENCE] * 20
+    assert "no difference that these runs could show (below " in two().sentence
+
+
+def test_a_run_and_itself_differ_in_nothing() -> None:
+    run = planted_run(np.random.default_rng(1))
+    found = difference(run, run)
+    assert found.verdict is Verdict.NO_DIFFERENCE and not found.settings and not found.causes
+    assert found.step.value == 0 and all(term.change.value == 0 for term in found.terms)
+
+
+@pytest.mark.parametrize("second", [{"slow_rank_s": 0.3}, {"extra_s": {"optimizer": 0.1}}, {}])
+def test_the_other_way_round_is_the_opposite(second: dict[str, Any]) -> None:
+    draw = np.random.default_rng(5)
+    one, other = planted_run(draw, name="one"), planted_run(draw, name="other", **second)
+    found, back = difference(one, other).to_json(), difference(other, one).to_json()
+    logs = [math.log1p(float(str(value["time_frac"]))) for value in (found, back)]
+    assert logs[0] == pytest.approx(-logs[1], abs=1e-12)
+    opposite = {"slower": "faster", "faster": "slower"}
+    assert back["verdict"] == opposite.get(str(found["verdict"]), found["verdict"])
+    for name in ("terms", "ranks", "causes"):
+        ours, theirs = (
+            {one.get("term") or one["kind"]: one["change_s"] for one in value[name]}  # type: ignore
+            for value in (found, back)
+        )
+        assert ours.keys() == theirs.keys()
+        for key in ours:
+            assert ours[key] == pytest.approx(-theirs[key], abs=1e-12)
+
+
+def test_windows_of_one_run_are_compared() -> None:
+    run = planted_run(np.random.default_rng(1), num_steps=20)
+    slower = run.steps["time_s"].where(run.steps["window"] != 3, run.steps["time_s"] * 1.2)
+    run = replace(run, steps=run.steps.assign(time_s=slower))
+    same, later = (
+        difference(only_windows(run, [0]), only_windows(run, [window])) for window in (1, 3)
+    )
+    assert same.verdict is Verdict.NO_DIFFERENCE and later.verdict is Verdict.SLOWER
+    assert later.step.low < math.log(1.2) < later.step.high
+
+
+def test_a_larger_micro_batch_is_named_first_and_judged_by_throughput() -> None:
+    larger = replace(CONFIG, batch=replace(CONFIG.batch, micro_batch_size=2))
+    found = two(first={"extra_s": {"host": 0.4}}, config=larger)
+    assert found.basis is Basis.THROUGHPUT and found.verdict is Verdict.FASTER
+    assert found.settings_text == "B has micro-batch 2 instead of 1"
+    assert "in tokens/s" in found.sentence and not found.causes
+
+
+def test_another_batch_is_compared_by_tokens() -> None:
+    batch = Batch(micro_batch_size=1, global_batch_size=2 * CONFIG.batch.global_batch_size)
+    found = two(config=replace(CONFIG, batch=batch), extra_s={"backward": STEP_S})
+    assert found.settings_text == "B has global batch 32 instead of 16"
+    assert found.per_tokens == 1000 and found.basis is Basis.THROUGHPUT
+    # Twice the time for twice the tokens.
+    assert found.verdict is Verdict.NO_DIFFERENCE
+    assert found.step.low < 0 < found.step.high
+
+
+def test_another_model_is_not_compared() -> None:
+    model = replace(CONFIG.model, num_layers=16)
+    found = two(config=replace(CONFIG, model=model), extra_s={"forward": 1.0})
+    assert found.verdict is Verdict.NOT_COMPARABLE
+    assert found.sentence == "not comparable: another model (B has num layers 16 instead of 8)"
+    assert not found.is_slower_by(0.0)
+
+
+def test_another_layout_is_judged_by_throughput_and_longer_samples_by_tokens() -> None:
+    layout = replace(CONFIG, parallelism=Parallelism(tp=2, dp=1))
+    found = two(config=layout)
+    assert found.settings_text == "B has TP 2 instead of 1, DP 1 instead of 2"
+    assert found.basis is Basis.THROUGHPUT and found.verdict is Verdict.NO_DIFFERENCE
+    longer = replace(CONFIG.model, seq_length=2 * CONFIG.model.seq_length)
+    found = two(config=replace(CONFIG, model=longer))
+    assert found.verdict is Verdict.FASTER and found.per_tokens == 1000
+
+
+def test_runs_that_did_not_describe_themselves_are_compared_by_their_steps() -> None:
+    draw = np.random.default_rng(1)
+    runs = [planted_run(draw, name="one"), planted_run(draw, name="two", extra_s={"host": 0.3})]
+    bare = [replace(run, runs=run.runs.assign(config="")) for run in runs]
+    found = difference(*bare)
+    assert found.verdict is Verdict.SLOWER and found.basis is Basis.STEP_TIME
+    assert found.first.tokens_per_s is None
+    mixed = difference(runs[0], bare[1])
+    assert mixed.sentence == "not comparable: only one of the runs says what it trains"
+
+
+def test_without_a_clean_step_nothing_is_said() -> None:
+    run = planted_run(np.random.default_rng(1))
+    flagged = replace(run, steps=run.steps.assign(is_clean=False))
+    with pytest.raises(CalibrationError, match="record more steps"):
+        difference(run, flagged)
+
+
+def test_a_threshold_needs_a_verdict() -> None:
+    slower = two(extra_s={"host": 0.3})
+    assert slower.is_slower_by(0.0) and slower.is_slower_by(0.2) and not slower.is_slower_by(0.5)
+    assert not two(first={"extra_s": {"host": 0.3}}).is_slower_by(0.0)
+    assert not two(extra_s={"host": 0.001}).is_slower_by(0.0)
