@@ -34,6 +34,7 @@ _VERBS = {
     "status": "live.status_command:status",
     "watch": "live.watch_command:watch",
     "compare": "commands.compare_command:compare",
+    "diff": "commands.diff_command:diff",
     "explain": "commands.explain_command:explain",
     "run": "wrapper.run_command:run",
     "doctor": "commands.doctor:doctor",
@@ -48,6 +49,7 @@ _OPTIONS = {
     "status": "options.progress_options:add_status",
     "watch": "options.progress_options:add_watch",
     "compare": "options.progress_options:add_compare",
+    "diff": "options.diff_options:add_diff",
     "explain": "options.answer_options:add_explain",
     "run": "wrapper.run_options:add_run",
     "doctor": "options.measurement_options:add_doctor",
@@ -60,7 +62,7 @@ _BARE = frozenset({"doctor", "run", "status", "watch"})
 _KEPT = frozenset({"plan", "predict", "explain", "report", "compare"})
 """Verbs that answer from a kept fit, which holds for the packages that it was made with: those are
 looked at where there is none."""
-_SLOW = frozenset({"plan", "predict", "explain", "report", "validate", "import", "probe"})
+_SLOW = frozenset({"plan", "predict", "explain", "report", "diff", "validate", "import", "probe"})
 """Verbs that may be waited for."""
 _FIRST = ("--help", "-h", "--version")
 """What may stand in place of a verb."""
@@ -77,6 +79,7 @@ _QUESTIONS = (
     ("the launch command of one of them", "plan DIR --show 1"),
     ("why one layout is faster than another", "explain DIR A B"),
     ("whether the forecasts came true", "compare DIR"),
+    ("which of two runs is slower, and why", "diff DIR_A DIR_B"),
     ("what a new machine is worth, untrained", "probe --out DIR"),
     ("what is installed, and would be attached", "doctor"),
     ("what a launch wastes", "doctor DIR -- torchrun ..."),

@@ -103,11 +103,21 @@ class Loaded:
 
     table: SampleTable
     problems: tuple[str, ...]
+    is_of_records: bool
+    """False where the sample table is all that is left."""
     known: tuple[KnownStep, ...] = ()
     """Steps of other runs on the same kind of device."""
 
 
 def load(directory: Path, run_id: str | None) -> Loaded:
+    """The run that ``read`` reads, with what earlier runs of the directory add to it."""
+    found = read(directory, run_id)
+    earlier = Earlier(top_of(directory)[0])
+    table = earlier.join(found.table) if found.is_of_records else found.table
+    return replace(found, table=table, known=earlier.steps(table))
+
+
+def read(directory: Path, run_id: str | None) -> Loaded:
     """From the records where they are, else from the sample table.
 
     ``directory`` may be the folder of one launch.  Raises ``RecordError`` where there is neither,
@@ -117,8 +127,7 @@ def load(directory: Path, run_id: str | None) -> Loaded:
     newest = newest_run_id(directory)
     if newest is not None or (run_id is not None and run_ids(top)):
         run = read_run(top, run_id or newest)
-        table, earlier = build_table(run), Earlier(top)
-        return Loaded(table=earlier.join(table), problems=run.problems, known=earlier.steps(table))
+        return Loaded(table=build_table(run), problems=run.problems, is_of_records=True)
     paths = paths_of(directory, SAMPLES)
     if not paths:
         raise RecordError(
@@ -126,7 +135,7 @@ def load(directory: Path, run_id: str | None) -> Loaded:
             f"--calibrate-dir={directory} first"
         )
     table = read_table(paths[0]) if run_id is None else _table_of(paths, run_id)
-    return Loaded(table=table, problems=(), known=Earlier(top).steps(table))
+    return Loaded(table=table, problems=(), is_of_records=False)
 
 
 def newest_run_id(directory: Path) -> str | None:

@@ -95,8 +95,7 @@ class RunForecast(_Said):
             return f"ended {_told(self.ended_unix_s)}"
         steps = self.steps_done + self.steps_left
         words = [
-            f"ends {_told(self.finish_p50_unix_s)} "
-            f"(by {_told(self.finish_p95_unix_s)} with 95 %)",
+            f"ends {_told(self.finish_p50_unix_s)} (by {_told(self.finish_p95_unix_s)} with 95 %)",
             f"{format_time(self.remaining_s)} left after step {self.steps_done:,} of {steps:,}",
             f"step {format_time(self.step_time_s)}",
         ]

@@ -26,9 +26,7 @@ _ENDS = 4
 
 def explanation_lines(found: Explanation) -> Iterator[str]:
     """Everything that is said, line by line."""
-    held = re.sub(_UNIT, "\u00a0", found.sentence)
-    for line in textwrap.wrap(held, WIDTH, break_on_hyphens=False):
-        yield line.replace("\u00a0", " ")
+    yield from wrapped(found.sentence)
     yield ""
     if found.difference is None:
         yield from _of_one(found.one)
@@ -36,7 +34,14 @@ def explanation_lines(found: Explanation) -> Iterator[str]:
         yield from _of_two(found.difference)
 
 
-class _Scale:
+def wrapped(text: str, indent: str = "") -> Iterator[str]:
+    """A sentence as lines of at most ``WIDTH``, numbers beside their units."""
+    held = re.sub(_UNIT, "\u00a0", text)
+    lines = textwrap.wrap(held, WIDTH, break_on_hyphens=False, subsequent_indent=indent)
+    yield from (line.replace("\u00a0", " ") for line in lines)
+
+
+class Scale:
     """One unit for all times of an answer."""
 
     def __init__(self, most_s: float) -> None:
@@ -58,7 +63,7 @@ class _Scale:
 
 def _of_one(one: Explained) -> Iterator[str]:
     total_s = one.estimate.time_s
-    scale = _Scale(total_s)
+    scale = Scale(total_s)
     large, small = _parted(one.terms, _SMALL_FRAC * total_s)
     yield f"{'':{_NAME}}{scale.name:>9}{'share':>9}  {'90 %':<20}rests on"
     for term in large:
@@ -76,7 +81,7 @@ def _of_one(one: Explained) -> Iterator[str]:
 def _of_two(found: Difference) -> Iterator[str]:
     one, other = found.one, found.other
     longer_s = max(one.estimate.time_s, other.estimate.time_s)
-    scale = _Scale(longer_s)
+    scale = Scale(longer_s)
     ours, theirs = ({t.term: t.time_s for t in side.terms} for side in (one, other))
     large = [
         t
@@ -109,7 +114,7 @@ def _of_two(found: Difference) -> Iterator[str]:
     yield from _way(found, scale)
 
 
-def _way(found: Difference, scale: _Scale) -> Iterator[str]:
+def _way(found: Difference, scale: Scale) -> Iterator[str]:
     way = found.walk
     if len(way.changes) < 2:
         return

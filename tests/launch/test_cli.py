@@ -62,6 +62,10 @@ def test_the_surface_is_frozen() -> None:
         "status": ["--help", "--json", "--json-schema", "--run-id"],
         "watch": ["--help", "--json", "--json-schema", "--run-id"],
         "compare": ["--fail-over", "--help", "--json"],
+        "diff": [
+            *("--fail-over", "--help", "--json", "--json-schema", "--markdown", "--run-id"),
+            "--windows",
+        ],
         "doctor": [
             *("--device", "--fail-over", "--gpus", "--help", "--json", "--json-schema"),
             *("--mtbf-hours", "--run-id"),
