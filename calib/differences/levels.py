@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
 from ..answers.run_measurements import ONE_STEP_SIGMA_LOG
-from ..forecast.forecast import mean_estimate
+from ..answers.run_steps import CPU_SESSION_SIGMA_LOG, SESSION_SIGMA_LOG
+from ..forecast.forecast import CPU_DRIFT_FRAC, DRIFT_FRAC, mean_estimate
 from ..samples.reduce import MEDIAN_OVER_MEAN
 from ..units import format_frac
 
@@ -132,6 +133,20 @@ def log_level(windows: Sequence[Floats], *, again_log: float) -> Level:
         noise=math.sqrt(float(np.mean(noise2))) if noise2 else ONE_STEP_SIGMA_LOG,
         noise_freedom=float(sum(found.degrees for found, _ in known)) or 1.0,
     )
+
+
+def again_log(windows: Sequence[Floats], device: str, *, is_one_run: bool) -> float:
+    """How far the logarithm of a step lies apart when the same is run once more, or in another
+    window of one run.
+
+    What is known of accelerators and of processors; on processors, which others share, no less than
+    single steps scatter: what slows single steps comes and goes over longer times as well.
+    """
+    if device != "cpu":
+        return DRIFT_FRAC if is_one_run else SESSION_SIGMA_LOG
+    known = CPU_DRIFT_FRAC if is_one_run else CPU_SESSION_SIGMA_LOG
+    steps = np.log(np.concatenate(windows))
+    return max(known, float(steps.std(ddof=1)) if len(steps) > 1 else ONE_STEP_SIGMA_LOG)
 
 
 def frac_text(log: float) -> str:

@@ -9,15 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from ..answers.run_steps import CPU_SESSION_SIGMA_LOG, SESSION_SIGMA_LOG
 from ..drift.causes import causes
 from ..errors import CalibrationError
-from ..forecast.forecast import CPU_DRIFT_FRAC, DRIFT_FRAC
 from ..forecast.model_forecast import batch_size_at
 from ..samples.table import SampleTable
 from ..stragglers.waiting import waiting_report
 from .difference import Basis, Difference, Side, TermChange
-from .levels import Level, change, log_level
+from .levels import Floats, Level, again_log, change, log_level
 from .settings import Part, SettingChange, Settings, setting_changes
 from .terms import (
     ALL_ELSE,
@@ -40,7 +38,7 @@ def difference(first: SampleTable, second: SampleTable) -> Difference:
     """
     ours, theirs = _Run(first), _Run(second)
     is_one_run = first.run_id == second.run_id
-    again = max(_again_log(run.settings.device, is_one_run=is_one_run) for run in (ours, theirs))
+    again = max(run.again_log(is_one_run=is_one_run) for run in (ours, theirs))
     found = setting_changes(ours.settings, theirs.settings)
     is_same_work = ours.settings.tokens_per_step == theirs.settings.tokens_per_step
     is_alike = ours.settings.layout == theirs.settings.layout
@@ -86,13 +84,20 @@ class _Run:
         size = batch_size_at(config, int(part["step"].median()) + 1)
         return float(size * config.model.seq_length)
 
-    def level(self, again_log: float) -> Level:
-        """Of the logarithm of seconds per token."""
-        times = [
+    def _per_token_s(self) -> list[Floats]:
+        """Of the steps of each window."""
+        return [
             part["time_s"].to_numpy(dtype=np.float64) / self._tokens[window]
             for window, part in self._windows.items()
         ]
-        return log_level(times, again_log=again_log)
+
+    def again_log(self, *, is_one_run: bool) -> float:
+        """How far the run lies from itself when it is run again."""
+        return again_log(self._per_token_s(), self.settings.device, is_one_run=is_one_run)
+
+    def level(self, again: float) -> Level:
+        """Of the logarithm of seconds per token."""
+        return log_level(self._per_token_s(), again_log=again)
 
     def side(self) -> Side:
         """What is told of the run by itself."""
@@ -128,12 +133,6 @@ class _Run:
             for rank, frame in frames.items()
             for name in ("work", "waiting")
         }
-
-
-def _again_log(device: str, *, is_one_run: bool) -> float:
-    if is_one_run:
-        return CPU_DRIFT_FRAC if device == "cpu" else DRIFT_FRAC
-    return CPU_SESSION_SIGMA_LOG if device == "cpu" else SESSION_SIGMA_LOG
 
 
 def _reason(first: Settings, second: Settings, found: tuple[SettingChange, ...]) -> str:

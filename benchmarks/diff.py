@@ -1,0 +1,175 @@
+"""Which of two runs is slower: false verdicts on runs that differ in nothing, and what is found.
+
+    python benchmarks/diff.py --runs FOLDER [--make] [--series DATA_FOLDER]
+
+``--make`` trains the CPU recipe on two ranks into FOLDER, one run after the other, where it is not
+there yet: 21 times alike, once with a throttled rank, and twice where only the micro-batch differs.
+``--series`` adds published steps of repeated runs on accelerators.  Slow-downs are planted by
+scaling a run's steps.  Exits 1 where equal runs get a verdict in the 20 adjacent pairs, or one of
+the planted cases gets none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from markdown_text import markdown_table
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+
+from launched import torchrun  # noqa: E402
+
+from forerun.calib.differences.difference import Difference, Verdict  # noqa: E402
+from forerun.calib.differences.levels import Change, Floats, again_log, change, log_level  # noqa: E402
+from forerun.calib.differences.terms import step_windows  # noqa: E402
+from forerun.calib.differences.two_runs import difference  # noqa: E402
+from forerun.calib.samples.table import SampleTable  # noqa: E402
+from forerun.launch.known.runs import read  # noqa: E402
+from forerun.launch.report.diff_text import difference_lines  # noqa: E402
+
+SLOWER = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
+"""Planted: shares of a run's time."""
+RECIPE = ROOT / "recipes" / "pretrain_gpt.py"
+THROTTLE = ROOT / "tests" / "support" / "throttled_rank.py"
+CALIBRATED = ("--train-iters", 72, "--calibrate", "--calibrate-steps=16", "--calibrate-every=16")
+SMALL = ("--hidden-size", 32, "--seq-length", 32)
+BURN_S = 0.06
+"""What each layer of the throttled rank burns in a forward pass."""
+SERIES = "e2e_mlperf_steps.csv.gz"
+WINDOWS, STEPS = 4, 10
+"""Windows that are cut out of a published run, and the steps of each."""
+Run = tuple[str, list[Floats]]
+"""Its device, and the bare steps of its windows."""
+Pair = tuple[Run, Run]
+
+
+FIRST, LAST = 1, 21
+"""Numbers of the runs that differ in nothing."""
+
+
+def names() -> list[str]:
+    """What they are called."""
+    return [f"base{number:02d}" for number in range(FIRST, LAST + 1)]
+
+
+def make(folder: Path) -> None:
+    """Train what is not there yet."""
+    for name in (*names(), "throttled", "small1", "small8"):
+        home = folder / name
+        if (home / "samples.parquet").exists():
+            continue
+        told = (*CALIBRATED, "--calibrate-wandb=off", f"--calibrate-dir={home}")
+        if name == "throttled":
+            burn = {"THROTTLED_RANK": "1", "THROTTLED_S": str(BURN_S)}
+            torchrun(folder, THROTTLE, RECIPE, *told, **burn)
+        elif name.startswith("small"):
+            micro = ("--micro-batch-size", name.removeprefix("small"))
+            torchrun(folder, RECIPE, *SMALL, *micro, *told)
+        else:
+            torchrun(folder, RECIPE, *told)
+        print(f"{name} trained", file=sys.stderr)
+
+
+@cache
+def table(home: Path) -> SampleTable:
+    return read(home, None).table
+
+
+def compared(folder: Path, first: str, second: str) -> Difference:
+    """Two runs through the function that answers the verb."""
+    return difference(table(folder / first), table(folder / second))
+
+
+def trained(folder: Path) -> list[Run]:
+    """Those that differ in nothing."""
+    tables = (step_windows(table(folder / name)).values() for name in names())
+    return [("cpu", [part["time_s"].to_numpy() for part in parts]) for parts in tables]
+
+
+def published(folder: Path) -> Iterator[list[Run]]:
+    """Repeated runs of each system, as windows at equal distances."""
+    rows = pd.read_csv(folder / SERIES)
+    for _, system in rows.groupby(["round", "submitter", "system"]):
+        found: list[Run] = []
+        for _, run in system.groupby("result"):
+            times = run["train_step_time_s"].to_numpy(dtype=np.float64)[1:]
+            if len(times) >= WINDOWS * STEPS:
+                starts = np.linspace(0, len(times) - STEPS, WINDOWS).astype(int)
+                found.append(("accelerator", [times[s : s + STEPS] for s in starts]))
+        if len(found) > 1:
+            yield found
+
+
+def held(first: Run, second: Run, frac: float = 0.0) -> Change:
+    """The second held against the first, its steps longer by a share."""
+    longer = [times * (1 + frac) for times in second[1]]
+    again = max(again_log(run[1], run[0], is_one_run=False) for run in (first, second))
+    return change(log_level(first[1], again_log=again), log_level(longer, again_log=again))
+
+
+def row(name: str, pairs: Sequence[Pair]) -> list[str]:
+    """False verdicts, coverage, what could be shown, and what is found of planted slow-downs."""
+    equal = [held(*pair) for pair in pairs]
+    false = sum(one.is_shown for one in equal)
+    inside = sum(one.low <= 0 <= one.high for one in equal)
+    least = np.expm1(np.quantile([one.least for one in equal], [0.1, 0.5, 0.9]))
+    cells = [name, str(len(pairs)), str(false), f"{100 * inside / len(pairs):.0f} %"]
+    cells.append(" / ".join(f"{100 * value:.0f}" for value in least) + " %")
+    for frac in SLOWER:
+        found = [held(*pair, frac) for pair in pairs]
+        share = sum(one.is_shown and one.value > 0 for one in found) / len(pairs)
+        cells.append(f"{100 * share:.0f} %")
+    return cells
+
+
+def adjacent(found: Sequence[Run]) -> list[Pair]:
+    return list(itertools.pairwise(found))
+
+
+def every(found: Sequence[Run]) -> list[Pair]:
+    return list(itertools.combinations(found, 2))
+
+
+def table_of(rows: Iterable[list[str]]) -> str:
+    """The results as Markdown."""
+    head = ["pairs", "number", "false verdicts", "90 % interval holds", "least shown, 10/50/90 %"]
+    return markdown_table([*head, *(f"+{100 * frac:.0f} %" for frac in SLOWER)], rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--make", action="store_true")
+    parser.add_argument("--series", type=Path, metavar="DATA_FOLDER")
+    args = parser.parse_args()
+    if args.make:
+        make(args.runs)
+    cases = [compared(args.runs, *pair) for pair in (("base01", "throttled"), ("small1", "small8"))]
+    for found in cases:
+        print("\n".join(difference_lines(found)), end="\n\n")
+    whole = [compared(args.runs, *pair) for pair in itertools.pairwise(names())]
+    false = [found for found in whole if found.verdict is not Verdict.NO_DIFFERENCE]
+    print(f"verdicts on {len(whole)} adjacent pairs of equal runs: {len(false)}")
+    alike = trained(args.runs)
+    levels = [log_level(windows, again_log=0.0).mean for _, windows in alike]
+    spread = float(np.std(levels, ddof=1))
+    print(f"levels of the equal runs: standard deviation {100 * spread:.0f} % (logarithm)\n")
+    rows = [row("adjacent runs", adjacent(alike)), row("any two runs", every(alike))]
+    if args.series:
+        systems = list(published(args.series))
+        rows.append(row("published", [pair for found in systems for pair in every(found)]))
+    print(table_of(rows))
+    is_found = all(found.verdict in (Verdict.SLOWER, Verdict.FASTER) for found in cases)
+    return int(bool(false) or not is_found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
