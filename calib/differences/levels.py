@@ -140,13 +140,18 @@ def again_log(windows: Sequence[Floats], device: str, *, is_one_run: bool) -> fl
     window of one run.
 
     What is known of accelerators and of processors; on processors, which others share, no less than
-    single steps scatter: what slows single steps comes and goes over longer times as well.
+    single steps scatter in their windows: what slows single steps comes and goes over longer times.
+    Without two steps in a window that of one step.
     """
     if device != "cpu":
         return DRIFT_FRAC if is_one_run else SESSION_SIGMA_LOG
     known = CPU_DRIFT_FRAC if is_one_run else CPU_SESSION_SIGMA_LOG
-    steps = np.log(np.concatenate(windows))
-    return max(known, float(steps.std(ddof=1)) if len(steps) > 1 else ONE_STEP_SIGMA_LOG)
+    logs = [np.log(one) for one in windows]
+    freedom = sum(len(one) - 1 for one in logs)
+    if not freedom:
+        return max(known, ONE_STEP_SIGMA_LOG)
+    squares = sum(float(np.sum((one - one.mean()) ** 2)) for one in logs)
+    return max(known, math.sqrt(squares / freedom))
 
 
 def frac_text(log: float) -> str:
