@@ -31,6 +31,7 @@ FLAGS = ("--forerun", "--calibrate")
 OPTIONS = (
     "steps",
     "every",
+    "total-steps",
     "dir",
     "on-advice",
     "deadline",

@@ -1,12 +1,14 @@
 """Calibrate plain loops on four CPU ranks, predict the other shardings, measure them beside it.
 
     python benchmarks/plain_loops.py --out DIR [--rounds 4] [--only-table]
+    python benchmarks/plain_loops.py --out DIR --finishes [--megatron CHECKOUT] [--only-table]
 
 ``tests/support/plain_llama.py`` under torchrun (gloo): each round calibrates FSDP2 on 4, HSDP 2x2
 and DDP on 4, then all three again in the opposite order, so that a drift of the machine's load goes
 both ways.  Every calibration predicts the other two shardings of its half of the round, whose
 measured steps are held against that; a repeat of the same sharding, half against half, says how
-much of the error is the machine.
+much of the error is the machine.  With ``--finishes`` every kind of training loop runs once:
+what it was told of its end, against that.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from forerun.benchmarks.markdown_text import markdown_table
+from forerun.benchmarks.runs.loop_finishes import finish_table
 from forerun.calib.answers.run_measurements import measured_step_s
 from forerun.calib.answers.run_steps import known_step, run_steps, running_config
 from forerun.calib.samples.store import read_run
@@ -93,7 +96,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--only-table", action="store_true")
+    parser.add_argument("--finishes", action="store_true")
+    parser.add_argument("--megatron", type=Path)
     asked = parser.parse_args()
+    if asked.finishes:
+        print(finish_table(asked.out, asked.megatron, only_table=asked.only_table))
+        return
     directories = [asked.out / f"round{number}" for number in range(asked.rounds)]
     for directory in directories:
         if not asked.only_table and not directory.exists():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..advice.decision import Action, Decision, Rule, decide
 from ..advice.explain import Explanation, explain
@@ -12,7 +12,8 @@ from ..advice.micro_batch import MicroBatchAdvice, micro_batch_advice
 from ..advice.plan import Plan, plan
 from ..fit.calibration import Calibration, calibrate
 from ..forecast.batch_ratios import PredictedStep
-from ..forecast.forecast import Forecast, forecast
+from ..forecast.forecast import Forecast
+from ..forecast.measured_forecast import MeasuredRun, measured_forecast
 from ..forecast.model_forecast import (
     ModelForecast,
     at_batch_size,
@@ -20,7 +21,7 @@ from ..forecast.model_forecast import (
     full_batch_size,
     model_forecast,
 )
-from ..forecast.run_forecast import run_forecast
+from ..forecast.run_forecast import SoFar, run_forecast
 from ..forecast.throughput import RunLeft, Throughput, throughput
 from ..lint.lint import Lint, lint
 from ..lint.pricing import Pricing
@@ -36,7 +37,7 @@ from ..stragglers.waiting import WaitingReport, waiting_report
 from ..units import HOUR_S
 from ..workload.config import RunConfig
 from ..workload.run_options import MicroBatchChoice
-from .finish_line import NO_END, finish_line
+from .finish_line import finish_line
 from .history import History, Levels, Models, WindowScore, window_scores
 from .request import Request as Request
 from .routing import (
@@ -46,6 +47,7 @@ from .routing import (
     routed_s,
     routing_line,
 )
+from .run_end import RunEnd, end_lines, run_end, undecided
 from .run_measurements import (
     HookSummary,
     Overhead,
@@ -59,7 +61,7 @@ from .run_measurements import (
     recalibration_s,
 )
 from .run_steps import running_config, with_own
-from .transcript import NO_LAYOUT, checked_line, prefixed, run_line, transcript_lines
+from .transcript import transcript_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,9 @@ class Answer:
     """The end of the run, where it has come."""
     restart_s: float = 0.0
     """What another layout costs before its first step: restart and new calibration."""
+    end: RunEnd = field(default_factory=RunEnd)
+    pass_forecast: Forecast | None = None
+    """To the end of the pass over the data; None where the run's own is known, or neither is."""
 
     @property
     def window_scores(self) -> list[WindowScore]:
@@ -194,7 +199,11 @@ def analyse(
     levels = Levels(model_forecast=view, so_far=replace(request, last_step=last_step))
     ahead = run_forecast(view, levels.so_far)
     hooks = hook_summary(table)
+    end = run_end(table.loop(), last_step, steps_total=config.cadence.train_iters)
     decision = _decision(table, request, found, ahead, hooks)
+    if not end.steps_total:
+        confidence = request.goals.confidence
+        decision = undecided(end, confidence=confidence, now_unix_s=ahead.now_unix_s)
     cost = measured_overhead(table)
     waiting_s = mean_waiting_s(table, routed_s(blind, config))
     perturbed_s = perturbation_s(table, cost)
@@ -202,7 +211,6 @@ def analyse(
     modelled = PredictedStep(
         time_s=own.time_s + rest_s, low_s=own.low_s + rest_s, high_s=own.high_s + rest_s
     )
-    has_end = config.cadence.train_iters > 0
     models = Models(calibration=calibration, own_s=modelled.time_s)
     routing = measured_routing(table)
     answer = Answer(
@@ -217,7 +225,7 @@ def analyse(
         model_forecast=view,
         plan=found,
         decision=decision,
-        history=_history(table, history, models, levels if has_end else None),
+        history=_history(table, history, models, levels if end.steps_total else None),
         modelled_step=modelled,
         waiting_s=waiting_s,
         perturbation_s=perturbed_s,
@@ -232,6 +240,8 @@ def analyse(
         explained=_explained(found, fitted),
         lint=_lint(table, request, ran.config, fitted),
         restart_s=request.goals.restart_cost_s + recalibration_s(table),
+        end=end,
+        pass_forecast=_pass_forecast(table, levels.so_far, end, config),
     )
     return replace(answer, transcript=_transcript(answer, request, directory))
 
@@ -242,6 +252,8 @@ def _transcript(answer: Answer, request: Request, directory: str) -> tuple[str, 
         routing_line(answer.routing, answer.imbalance_cost_frac),
         network_line(answer.calibration.transfers.carrying),
     )
+    is_known = answer.end.steps_total > 0
+    ends = [finish_line(answer.forecast, request.goals)]
     lines = transcript_lines(
         answer.config,
         measured_s=answer.measured_step_s,
@@ -249,16 +261,31 @@ def _transcript(answer: Answer, request: Request, directory: str) -> tuple[str, 
         modelled=answer.modelled_step,
         hooks=answer.hooks,
         overhead=answer.overhead,
-        forecast=answer.forecast,
+        ends=ends if is_known else end_lines(answer.end, answer.pass_forecast),
+        has_end=is_known,
         plan=answer.plan,
         lint=answer.lint,
         decision=answer.decision,
-        goals=request.goals,
         micro_batch=answer.micro_batch,
         remarks=remarks,
         directory=directory,
     )
     return tuple(lines)
+
+
+def _pass_forecast(
+    table: SampleTable, request: SoFar, end: RunEnd, config: RunConfig
+) -> Forecast | None:
+    """Of a run that does not say where it ends."""
+    if not end.pass_end:
+        return None
+    run = MeasuredRun(
+        started_unix_s=float(table.newest("runs")["started_unix_s"].min()),
+        num_ranks=config.parallelism.num_ranks,
+        is_cpu=config.device == "cpu",
+        recorded_s=tuple(table.step_times_s(is_hooked=False).tolist()),
+    )
+    return measured_forecast(run, request, steps_total=end.pass_end)
 
 
 def _ran(table: SampleTable, view: ModelForecast) -> KnownStep:
@@ -365,43 +392,3 @@ def _outlook(
         recorded_s=tuple(recent.step_times_s(is_hooked=False).tolist()),
         recorded_numbers=recent.bare_step_numbers(),
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredAnswer:
-    """An answer without a model of the run; ``forecast`` is None where its length is unknown."""
-
-    run_id: str
-    forecast: Forecast | None
-    transcript: tuple[str, ...]
-
-
-def analyse_steps(table: SampleTable, request: Request, *, num_steps: int) -> MeasuredAnswer:
-    """The newest run of the table from its measured steps alone, of ``num_steps`` (0: unknown).
-
-    Evaluations and saves that are still to come are not in the forecast.  Raises
-    ``CalibrationError`` where fewer than two clean steps are there.
-    """
-    recorded = tuple(table.step_times_s(is_hooked=False).tolist())
-    last = request.last_step or int(table.steps["step"].max()) + 1
-    ahead = None
-    if num_steps:
-        started_unix_s = float(table.runs["started_unix_s"].min())
-        ahead = forecast(
-            now_unix_s=request.now_unix_s,
-            steps_done=last,
-            steps_total=max(num_steps, last),
-            elapsed_s=max(0.0, request.now_unix_s - started_unix_s),
-            step_times_s=max(request.step_times_s, recorded, key=len),
-        )
-    measured_s, runs = measured_step_s(table), table.newest("runs")
-    world_size, device = int(runs["world_size"].max()), str(runs["device"].iloc[0])
-    lines = prefixed(
-        [
-            run_line(None, world_size, measured_s, device=device),
-            NO_END if ahead is None else finish_line(ahead, request.goals),
-            NO_LAYOUT,
-            checked_line(hook_summary(table), measured_overhead(table), measured_s, None),
-        ]
-    )
-    return MeasuredAnswer(run_id=table.run_id, forecast=ahead, transcript=tuple(lines))

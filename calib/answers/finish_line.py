@@ -10,10 +10,6 @@ from ..forecast.forecast import Forecast
 from ..units import HOUR_S, format_time
 from ..workload.run_options import Goals
 
-NO_END = (
-    "end not known, since the loop does not say how many steps it takes; "
-    "forerun.attach(..., train_iters=N) does"
-)
 _DAY_S = 24 * HOUR_S
 _WEEK_S = 7 * _DAY_S
 _SECONDS_TELL_S = 600.0
@@ -26,7 +22,7 @@ def finish_line(forecast: Forecast, goals: Goals) -> str:
 
     The median, and by when 95 % of the chances lie; durations from the begin of this launch.
     """
-    words = [_finish(forecast), f"{format_time(forecast.total_s)} in all"]
+    words = [ending(forecast), f"{format_time(forecast.total_s)} in all"]
     if forecast.gpu_hours is not None:
         words.append(f"{forecast.gpu_hours:.3g} GPU-hours")
     if forecast.cost is not None:
@@ -52,7 +48,8 @@ def moment(unix_s: float, now_unix_s: float, *, has_seconds: bool = False) -> st
     return f"{day}{_clock(at, has_seconds=has_seconds)} UTC"
 
 
-def _finish(forecast: Forecast) -> str:
+def ending(forecast: Forecast) -> str:
+    """``ends`` with the median, and by when 95 % of the chances lie."""
     now, middle, late = (
         forecast.now_unix_s,
         forecast.finish_p50_unix_s,

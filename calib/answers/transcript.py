@@ -14,14 +14,11 @@ from ..advice.micro_batch import MicroBatchAdvice
 from ..advice.plan import Candidate, Plan
 from ..fit.priors import UNKNOWN_DEVICE, device_prior
 from ..forecast.batch_ratios import PredictedStep
-from ..forecast.forecast import Forecast
 from ..forecast.throughput import Throughput, peak_flop_per_s
 from ..layers.model_size import model_name
 from ..lint.lint import Lint
 from ..units import GIB, format_bytes, format_frac, format_time
 from ..workload.config import RunConfig
-from ..workload.run_options import Goals
-from .finish_line import NO_END, finish_line
 from .run_measurements import HookSummary, Overhead
 
 PREFIX = "[forerun]"
@@ -144,10 +141,10 @@ def transcript_lines(
     modelled: PredictedStep,
     hooks: HookSummary,
     overhead: Overhead | None,
-    forecast: Forecast,
     plan: Plan,
     decision: Decision,
-    goals: Goals,
+    ends: Sequence[str],
+    has_end: bool,
     micro_batch: MicroBatchAdvice | None = None,
     lint: Lint | None = None,
     remarks: Sequence[str] = (),
@@ -155,14 +152,13 @@ def transcript_lines(
 ) -> list[str]:
     """The lines of a run whose layout is known; ``remarks`` stand behind the first, as they are.
 
-    A run that does not say how long it is (``train_iters`` 0) has no end.
+    ``ends`` say when it ends, or, without ``has_end``, why nobody knows.
     """
-    has_end = config.cadence.train_iters > 0
     return prefixed(
         [
             run_line(config, config.parallelism.num_ranks, measured_s, found),
             *remarks,
-            finish_line(forecast, goals) if has_end else NO_END,
+            *ends,
             faster_line(plan, decision, has_end=has_end),
             micro_batch.line if micro_batch is not None else "",
             lint.line(directory) if lint is not None else "",

@@ -97,10 +97,24 @@ def run_forecast(model_forecast: ModelForecast, so_far: SoFar) -> Forecast:
         estimate=_at(model_forecast, reference),
         extras=extras,
         loads=loads,
-        failures=_failures(model_forecast, so_far, left, times),
+        failures=expected_failures(
+            so_far,
+            num_ranks=config.parallelism.num_ranks,
+            is_cpu=config.device == "cpu",
+            started_unix_s=model_forecast.started_unix_s,
+            save_every_s=(cadence.save_interval or left.num_steps)
+            * (float(np.mean(times)) if len(times) else model_forecast.own.time_s),
+        ),
         drift_frac=learned_drift_frac(history, prior_frac=prior),
     )
-    return _with_parts(found, config, so_far, extras, words if found.is_measured else "modelled")
+    return with_parts(
+        found,
+        so_far,
+        extras,
+        words if found.is_measured else "modelled",
+        num_ranks=config.parallelism.num_ranks,
+        is_cpu=config.device == "cpu",
+    )
 
 
 def _with_due(
@@ -199,7 +213,7 @@ def _extras(
     own = _at(model_forecast, reference)
     slowdown = float(np.mean(times)) / own.time_s if len(times) else 1.0
     found = [
-        _extra(
+        seen_extra(
             "evaluations",
             left.num_evals,
             so_far.eval_times_s,
@@ -207,7 +221,7 @@ def _extras(
             sigma_log=EVAL_SIGMA_LOG,
             provenance="modelled: forward share of the step",
         ),
-        _extra(
+        seen_extra(
             "saves",
             left.num_saves,
             so_far.save_times_s,
@@ -217,11 +231,11 @@ def _extras(
         ),
     ]
     if so_far.irregular_times_s and len(times):
-        found.append(_irregular(so_far, times, left.num_steps))
+        found.append(irregular_extra(so_far, times, left.num_steps))
     return [extra for extra in found if extra.num_left]
 
 
-def _irregular(so_far: SoFar, times: Sequence[float], num_steps: int) -> Extra:
+def irregular_extra(so_far: SoFar, times: Sequence[float], num_steps: int) -> Extra:
     """What steps that are not like the others take beyond these."""
     irregular = so_far.irregular_times_s
     share = len(irregular) / (len(irregular) + so_far.num_regular)
@@ -238,7 +252,7 @@ def _irregular(so_far: SoFar, times: Sequence[float], num_steps: int) -> Extra:
     )
 
 
-def _extra(
+def seen_extra(
     name: str,
     num_left: int,
     seen: Sequence[float],
@@ -269,35 +283,34 @@ def _extra(
     )
 
 
-def _failures(
-    model_forecast: ModelForecast, so_far: SoFar, left: RemainingSchedule, times: Sequence[float]
+def expected_failures(
+    so_far: SoFar, *, num_ranks: int, is_cpu: bool, started_unix_s: float, save_every_s: float
 ) -> Failures | None:
     """Failures where the user expects some, where some have been, or from the public rate."""
-    config = model_forecast.config
-    is_public = so_far.goals.mtbf_hours is None
-    if is_public and config.device == "cpu" and not so_far.num_restarts:
+    if so_far.goals.mtbf_hours is None and is_cpu and not so_far.num_restarts:
         return None
-    hours = so_far.goals.mtbf_hours or GPU_HOURS_PER_FAILURE / config.parallelism.num_ranks
-    run_s = max(0.0, so_far.now_unix_s - model_forecast.started_unix_s)
-    step_s = float(np.mean(times)) if len(times) else model_forecast.own.time_s
+    hours = so_far.goals.mtbf_hours or GPU_HOURS_PER_FAILURE / num_ranks
+    run_s = max(0.0, so_far.now_unix_s - started_unix_s)
     return Failures(
         mtbf_s=learned_mtbf_s(so_far.num_restarts, run_s, prior_mtbf_s=hours * HOUR_S),
         restart_s=so_far.goals.restart_cost_s,
-        save_every_s=(config.cadence.save_interval or left.num_steps) * step_s,
+        save_every_s=save_every_s,
     )
 
 
-def _with_parts(
+def with_parts(
     found: Forecast,
-    config: RunConfig,
     so_far: SoFar,
     extras: Sequence[Extra],
     words: str,
+    *,
+    num_ranks: int,
+    is_cpu: bool,
 ) -> Forecast:
     """The forecast with its breakdown, its GPU-hours, its cost and its energy."""
-    hours = found.total_s / HOUR_S * config.parallelism.num_ranks
+    hours = found.total_s / HOUR_S * num_ranks
     price = so_far.goals.price_per_gpu_hour
-    is_counted = config.device != "cpu" or price is not None
+    is_counted = not is_cpu or price is not None
     energy_j = so_far.energy_used_j
     if energy_j is not None and so_far.mean_power_w is not None:
         energy_j += so_far.mean_power_w * found.remaining_s

@@ -215,6 +215,37 @@ class RunRecord:
     config: JsonObject
 
 
+class DataLength(Enum):
+    """What the data of a loop say of their length."""
+
+    UNSEEN = "unseen"
+    """No loader of torch's feeds the loop, or a framework stands between."""
+    NONE = "none"
+    """They are drawn from without an end."""
+    KNOWN = "known"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopRecord:
+    """What the first steps of a training loop show of its length and its batch; 0: not known.
+
+    Steps are counted from the first of the run.  ``samples`` and ``tokens`` are those of one step
+    of this rank.  Gradients, ``grad_nbytes`` of them, are averaged over ``num_replicas`` ranks.
+    """
+
+    num_steps: int = 0
+    """Of the whole run."""
+    data: DataLength = DataLength.UNSEEN
+    pass_end: int = 0
+    """Steps that will be done at the end of the pass over the data that runs."""
+    pass_steps: int = 0
+    """Steps of a whole pass."""
+    samples: int = 0
+    tokens: int = 0
+    num_replicas: int = 0
+    grad_nbytes: int = 0
+
+
 Record = (
     Header
     | StepRecord
@@ -226,6 +257,7 @@ Record = (
     | WindowRecord
     | RankRecord
     | RunRecord
+    | LoopRecord
 )
 
 _TYPES: dict[str, type[Any]] = {
@@ -238,6 +270,7 @@ _ENUMS: dict[str, Callable[[Any], Any]] = {
     "phase": Phase,
     "collective": Collective,
     "role": GroupRole,
+    "data": DataLength,
 }
 _MOST = 2**63 - 1
 """Whole numbers become columns of 64 bits."""

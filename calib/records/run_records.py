@@ -14,7 +14,7 @@ from ..workload.config import RunConfig
 from ..workload.recording import RecordingPlan, recording_plan
 from .cluster import Cluster, joined_clusters
 from .packed import UNREAD, unpacked
-from .record_kinds import SCHEMA, Header, RankRecord, Record, RunRecord, from_dict
+from .record_kinds import SCHEMA, Header, LoopRecord, RankRecord, Record, RunRecord, from_dict
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound="_Lines")
@@ -49,6 +49,8 @@ class RunRecords:
     """What was skipped and why, one line each."""
     summaries: Mapping[int, tuple[RankRecord, ...]] = field(default_factory=dict)
     """One per window of each rank, those without a file included."""
+    loops: Mapping[int, LoopRecord] = field(default_factory=dict)
+    """Of the ranks whose loop showed itself."""
 
     @property
     def recording_plan(self) -> RecordingPlan:
@@ -105,6 +107,7 @@ class RankFile(_Lines):
 
     header: Header | None = None
     config: RunConfig | None = None
+    loop: LoopRecord | None = None
     records: tuple[Record, ...] = ()
     """Those of the lines taken last."""
     is_over: bool = False
@@ -142,6 +145,8 @@ class RankFile(_Lines):
         record = _parse_line(line)
         if isinstance(record, RunRecord):
             self.config = RunConfig.from_json(record.config)
+        elif isinstance(record, LoopRecord):
+            self.loop = record
         elif not isinstance(record, Header):
             return [record]
         elif (record.run_id, record.rank) != (self.header.run_id, self.header.rank):
@@ -183,6 +188,7 @@ def join_ranks(
     world_size = _usual_world_size(run_id, ordered)
     headers: dict[int, Header] = {}
     configs: dict[int, RunConfig] = {}
+    loops: dict[int, LoopRecord] = {}
     records: dict[int, tuple[Record, ...]] = {}
     for file in ordered:
         if file.header is None:
@@ -195,6 +201,8 @@ def join_ranks(
         headers[rank], records[rank] = file.header, file.records
         if file.config is not None:
             configs[rank] = file.config
+        if file.loop is not None:
+            loops[rank] = file.loop
     known = {
         rank: tuple(r for r in found if type(r) is RankRecord) for rank, found in records.items()
     }
@@ -205,6 +213,7 @@ def join_ranks(
         run_id=run_id,
         headers=_by_rank(headers),
         configs=_by_rank(configs),
+        loops=_by_rank(loops),
         records=_by_rank(records),
         summaries=_by_rank(known),
     )

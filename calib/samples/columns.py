@@ -10,7 +10,7 @@ import pandas as pd
 TABLE_SCHEMA = 1
 
 TEXTS = frozenset(("run_id", "row", "kind", "phase", "shape", "role", "ranks", "flags", "name"))
-TEXTS |= {"collective", "device", "created_by", "config", "cluster"}
+TEXTS |= {"collective", "device", "created_by", "config", "cluster", "loop"}
 """Columns of text."""
 _COLUMNS = {
     "samples": """
@@ -44,7 +44,7 @@ _COLUMNS = {
     """,
     "runs": """
         *run_id *rank world_size stage tp_rank dp_rank device created_by started_unix_s config
-        cluster
+        cluster loop
     """,
 }
 """Columns of each frame; those with a star are its key."""

@@ -13,12 +13,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from ..errors import CalibrationError, RecordError
+from ..errors import CalibrationError, ConfigError, RecordError
 from ..plain_json import parse_json
 from ..records.cluster import Cluster, StatedNodes, joined_clusters
 from ..records.record_kinds import (
     CollectiveRecord,
     CoverageRecord,
+    LoopRecord,
     OperatorRecord,
     PhaseRecord,
     RankRecord,
@@ -30,6 +31,7 @@ from ..records.record_kinds import (
 from ..records.run_records import RunRecords
 from ..units import NS_PER_S
 from ..workload.config import RunConfig
+from ..workload.config_json import decode, encode_fields
 from ..workload.parallelism import Parallelism
 from .clocks import clock_rows
 from .columns import FRAMES, normalise, shape_text
@@ -140,6 +142,17 @@ class SampleTable:
                 f"run {self.run_id!r} has a damaged description ({err}); record again"
             ) from err
         return RunConfig.from_json(described)
+
+    def loop(self) -> LoopRecord:
+        """What the loop of the newest run showed of itself, as its first rank saw it."""
+        texts = self.newest("runs")["loop"]
+        first = next((str(text) for text in texts if text), "")
+        try:
+            return decode(LoopRecord, parse_json(first)) if first else LoopRecord()
+        except (ConfigError, ValueError) as err:
+            raise RecordError(
+                f"run {self.run_id!r} has a damaged account of its loop ({err}); record again"
+            ) from err
 
     def cluster(self) -> Cluster:
         """What is known of the nodes of the newest run."""
@@ -371,5 +384,7 @@ def run_rows(run: RunRecords) -> pd.DataFrame:
         text = json.dumps(config.to_json(), sort_keys=True) if config else ""
         told = {f.name: getattr(header, f.name) for f in fields(header)}
         seen = json.dumps(header.cluster, sort_keys=True) if header.cluster else ""
-        rows.append({**told, "config": text, "cluster": seen})
+        loop = run.loops.get(rank)
+        shown = json.dumps(encode_fields(loop), sort_keys=True) if loop else ""
+        rows.append({**told, "config": text, "cluster": seen, "loop": shown})
     return normalise("runs", pd.DataFrame(rows).assign(run_id=run.run_id))

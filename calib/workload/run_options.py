@@ -180,6 +180,12 @@ class RunOptions:
         "timer after it",
         low=0,
     )  # fmt: skip
+    total_steps: int | None = _option(
+        None, "total-steps", Reads.WHOLE, "N",
+        "optimizer steps of the whole run from its first step here, where the training loop does "
+        "not say it: a loop of your own has no finish without; where the loop says it, that counts",
+        shown="as the loop says", example="5000", low=1,
+    )  # fmt: skip
     directory: Path = _option(
         # Not an importable name: a folder `forerun` would hide an editable install of the package.
         Path("forerun-out"), "dir", Reads.PATH, "DIR",

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..process.guard import Guard
-from ..process.host import Host, Reference, living, reference, references
+from ..process.host import Host, Reference, reference, references
 from ..session.attach import new_session
+from ..session.chain import chain_of, roles_in, unseen_in
+from ..session.data_watch import DataWatch
+from ..session.first_step import Known
+from ..session.loop_sight import LoopSight
 from ..session.session import Session, running
-from .chain import chain_of, roles_in, unseen_in
-from .first_step import FirstStep, Known
 from .patches import Patches
 
 
@@ -69,7 +71,8 @@ class WatchedTraining:
         self._optimizer: Reference = reference(None)
         self._chain: tuple[Reference, ...] = ()
         self._patches: Patches | None = None
-        self._first: FirstStep | None = None
+        self._sight: LoopSight | None = None
+        self._data: DataWatch | None = None
         self._number = -1
 
     def begin(self, find: Callable[[], Found]) -> None:
@@ -95,7 +98,8 @@ class WatchedTraining:
         chain = found.models or chain_of(found.optimizer)
         self._known, self._tells_passes = found.known, found.tells_passes
         self._optimizer, self._chain = reference(found.optimizer), references(chain)
-        self._first = FirstStep(chain, session.guard)
+        make_host = functools.partial(self._host, session)
+        self._sight = LoopSight(session, found.optimizer, chain, found.known, make_host, self._data)
         return self._host(session, found.optimizer, chain)
 
     def _host(
@@ -114,7 +118,6 @@ class WatchedTraining:
             roles=roles_in(chain),
             run_config=run_config,
             dp_rank=rank,
-            num_steps=self._known.cadence.train_iters,
             is_home=rank == 0,
             is_wandb_stepped=False,
         )
@@ -129,17 +132,9 @@ class WatchedTraining:
         """The optimizer has stepped."""
         if self._session is not None:
             self._session.end_step()
-            if self._first is not None:
-                self._session.guard.protect(self._end_first)(self._session)
-
-    def _end_first(self, session: Session) -> None:
-        first, self._first = self._first, None
-        if first is None:
-            return
-        first.close()
-        chain, optimizer = living(self._chain), self._optimizer()
-        config = first.run_config(chain, optimizer, session.settings.rank, self._known)
-        session.describe(self._host(session, optimizer, chain, lambda: config))
+            if self._sight is not None:
+                self._session.guard.protect(self._sight.end_step)()
+                self._sight = None if self._sight.is_over else self._sight
 
     @property
     def should_stop(self) -> bool:
@@ -173,10 +168,10 @@ class WatchedTraining:
 
     def end(self) -> None:
         """Training is over: everything goes back to where it was."""
-        if self._first is not None:
-            self._first.close()
+        if self._sight is not None:
+            self.guard.protect(self._sight.close)()
         if self._patches is not None:
             self._patches.remove()
         if self._session is not None:
             self._session.finish()
-        self._session = self._first = self._patches = None
+        self._session = self._sight = self._patches = None

@@ -8,9 +8,9 @@ from typing import Any
 from ...calib.workload.config import Cadence
 from ..process.post_import import when_imported
 from ..sensors.recorder import OPTIMIZER
+from ..session.first_step import Known
 from ..session.session import EVAL, SAVE, Session
 from .callbacks import Found, WatchedTraining, after_init, callback_of
-from .first_step import Known
 
 _STEPS = "steps"
 _EVERY = ("eval", "save")

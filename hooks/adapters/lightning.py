@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import math
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,9 +12,9 @@ from typing import Any
 from ...calib.workload.config import Cadence
 from ..process.post_import import when_imported
 from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
+from ..session.first_step import Known
 from ..session.session import EVAL, SAVE, Session
 from .callbacks import Found, WatchedTraining, after_init, callback_of
-from .first_step import Known
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -104,7 +105,8 @@ def _save(trainer: Any) -> None:
 def _found(trainer: Any) -> Found:
     version = importlib.import_module(type(trainer).__module__.partition(".")[0]).__version__
     limit = int(trainer.max_steps)
-    steps = int(min(trainer.estimated_stepping_batches, limit if limit > 0 else float("inf")))
+    expected = min(trainer.estimated_stepping_batches, limit if limit > 0 else math.inf)
+    steps = int(expected) if math.isfinite(expected) else 0
     return Found(
         optimizer=trainer.optimizers[0],
         known=Known(

@@ -23,9 +23,10 @@ from ...calib.workload.config import Cadence
 from ..process.host import living
 from ..process.post_import import when_imported
 from ..sensors.recorder import OPTIMIZER
+from ..session.data_watch import DataWatch
+from ..session.first_step import Known
 from ..session.session import EVAL, SAVE, Session
 from .callbacks import Found, WatchedTraining
-from .first_step import Known
 
 
 def wait_for(session: Session) -> None:
@@ -43,13 +44,18 @@ class TorchLoop(WatchedTraining):
         self._guard, self._hint = session.guard, session.settings.cadence
         self._is_standing_down = False
         self._handles: list[Any] = []
+        self._data = self._batches = DataWatch(self._guard)
 
     def _own_session(self) -> Session:
         """The one that it was made for, whatever the flag started."""
         return self._make_session()
 
     def attach(self) -> None:
-        """Hook all optimizers; the hooks cost an optimizer's step about a microsecond."""
+        """Hook all optimizers; the hooks cost an optimizer's step about a microsecond.
+
+        Until the loop has shown how many batches a step takes, torch's loaders are watched too.
+        """
+        self._batches.install()
         before = self._guard.protect(self._before_step)
         after = self._guard.protect(self._after_step)
         self._handles = [
@@ -60,6 +66,8 @@ class TorchLoop(WatchedTraining):
     def leave(self) -> None:
         """Take the hooks back where no optimizer has stepped; never from inside one of them."""
         self._is_standing_down = self._is_standing_down or self._session is None
+        if self._is_standing_down:
+            self._batches.remove()
         while self._handles and self._is_standing_down:
             self._handles.pop().remove()
 
@@ -71,8 +79,10 @@ class TorchLoop(WatchedTraining):
         if self._is_standing_down:
             return
         if self._session is None:
+            self._batches.end_step()
             self._begin_with(optimizer)
         elif self._optimizer() is optimizer:
+            self._batches.end_step()
             self.end_phase(OPTIMIZER)
             self.end_bracket(EVAL)  # left open by a model that trains in eval mode
             self.end_step()
@@ -93,10 +103,16 @@ class TorchLoop(WatchedTraining):
         )
         if self._session is None or self._patches is None:
             self._is_standing_down = True
+            self._batches.remove()
             return
         train = self._wrap_train(self._session, torch.nn.Module.train)
         self._patches.put(torch.nn.Module, "train", train)
         self._session.begin_step(1)
+
+    def end(self) -> None:
+        """Nothing of ours is left."""
+        self._batches.remove()
+        super().end()
 
     def _wrap_train(self, session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
         watched = weakref.WeakSet(living(self._chain))

@@ -11,9 +11,9 @@ from ...calib.workload.config import Cadence
 from ..process.post_import import when_imported
 from ..sensors.recorder import OPTIMIZER
 from ..session.attach import new_session
+from ..session.first_step import Known
 from ..session.session import EVAL, SAVE, Session
 from .callbacks import Found, WatchedTraining
-from .first_step import Known
 
 
 def wait_for(session: Session) -> None:

@@ -57,11 +57,7 @@ class Live:
         has_program = bool(self._settings.companion_command)
         if is_home and has_program and self._pipe is None:
             self._environment = dict(os.environ)
-            self._told = companion_settings(
-                self._settings,
-                has_host_wandb=has_host_wandb,
-                num_steps=0 if host is None else host.num_steps,
-            )
+            self._told = companion_settings(self._settings, has_host_wandb=has_host_wandb)
             self._pipe = CompanionPipe()
         if is_home and not has_program and self._settings.is_answered and not self._has_said_where:
             self._has_said_where = True
@@ -144,9 +140,7 @@ class Live:
         pipe.start(self._settings.companion_command, self._environment, value)
 
 
-def companion_settings(
-    settings: Settings, *, has_host_wandb: bool, num_steps: int = 0
-) -> CompanionSettings:
+def companion_settings(settings: Settings, *, has_host_wandb: bool) -> CompanionSettings:
     """What the companion is told, but for the name of its launch."""
     return CompanionSettings(
         settings=replace(settings, host_argv=kept_arguments(settings.host_argv)),
@@ -155,5 +149,4 @@ def companion_settings(
         has_host_wandb=has_host_wandb,
         host_tensorboard=event_folder(),
         has_host_trainjob=reports_to_trainjob(),
-        num_steps=num_steps or settings.cadence.train_iters or 0,
     )

@@ -52,8 +52,6 @@ class Host:
     stage: int = 0
     tp_rank: int = 0
     dp_rank: int = 0
-    num_steps: int = 0
-    """Steps of the whole run where the host says so without a run config; 0: unknown."""
     is_home: bool | None = None
     """True on the rank where the host prints and logs; None: that is the last one."""
     stop: Callable[[], bool] | None = None

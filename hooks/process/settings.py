@@ -74,8 +74,11 @@ class CompanionSettings:
     """Folder that training writes its own event files to; empty: none is known."""
     has_host_trainjob: bool = False
     """Training reports to its Kubeflow TrainJob itself."""
-    num_steps: int = 0
-    """Length of the run where the host says it; 0: unknown."""
+
+    @property
+    def num_steps(self) -> int:
+        """Length of the run as far as it is known before its first step; 0: unknown."""
+        return self.settings.cadence.train_iters or self.settings.total_steps or 0
 
     @property
     def asked_since_unix_s(self) -> float:

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -14,12 +14,16 @@ from typing import Any
 
 import torch
 
-from ...calib.workload.config import RunConfig
+from ...calib.workload.config import Cadence, RunConfig
 from ...calib.workload.run_options import OnAdvice, RunOptions
 from ..process.host import Host
 from ..process.interpreter import companion_command
 from ..process.settings import CadenceHint, RankInfo, Settings
 from ..sensors.recorder import OPTIMIZER
+from .chain import roles_in, unseen_in
+from .data_watch import DataWatch
+from .first_step import Known
+from .loop_sight import LoopSight
 from .session import EVAL, SAVE, Session
 
 DEFAULTS = RunOptions()
@@ -43,8 +47,11 @@ def attach(
 ) -> AttachedRun:
     """A context manager around a training loop; call its ``step()`` at the end of every step.
 
-    ``config`` describes the run; without it steps, phases and collectives are recorded but nothing
-    is modelled.  ``rank`` is read from ``torch.distributed`` where that is initialised.
+    ``config`` describes the run; without it the model's own configuration does, where it is one of
+    transformers, else steps, phases and collectives are recorded and no layout is modelled.
+    ``train_iters`` is the number of steps of the whole run: without it there is no finish, but of
+    the pass over the data where a ``DataLoader`` feeds the loop.  ``rank`` is read from
+    ``torch.distributed`` where that is initialised.
     ``is_analysed`` starts the process that answers while the run goes on.  ``on_advice`` is one of
     ``log``, ``alert`` and ``stop``; with ``stop`` ask ``run.should_stop()`` after every step.
     With ``FORERUN_OFF=1`` in the environment all of it does nothing.
@@ -55,7 +62,7 @@ def attach(
         every=every,
         rank=rank,
         train_iters=train_iters,
-        is_analysed=is_analysed and config is not None,
+        is_analysed=is_analysed,
         on_advice=on_advice,
     )
     models = (model,) if isinstance(model, torch.nn.Module) else tuple(model)
@@ -103,15 +110,31 @@ class AttachedRun:
         self._session = session
         self._optimizer = optimizer
         self._handles: list[Any] = []
-        session.describe(
-            Host(
-                models=models,
-                optimizers=() if optimizer is None else (optimizer,),
-                run_config=None if config is None else lambda: config,
-                dp_rank=session.settings.rank.rank,
-                is_home=session.settings.rank.rank == 0,
-                is_wandb_stepped=False,
-            )
+        self._config = config
+        self._data = DataWatch(session.guard)
+        self._sight: LoopSight | None = None
+        session.describe(self._host(optimizer, models))
+        if config is None:
+            known = Known(cadence=Cadence(train_iters=session.settings.cadence.train_iters or 0))
+            self._sight = LoopSight(session, optimizer, models, known, self._host, self._data)
+
+    def _host(
+        self,
+        optimizer: torch.optim.Optimizer | None,
+        models: tuple[torch.nn.Module, ...],
+        run_config: Callable[[], RunConfig | None] | None = None,
+    ) -> Host:
+        rank, config = self._session.settings.rank.rank, self._config
+        return Host(
+            models=models,
+            optimizers=() if optimizer is None else (optimizer,),
+            passes=models if config is None else (),
+            unseen=unseen_in(models),
+            roles=roles_in(models),
+            run_config=run_config if config is None else lambda: config,
+            dp_rank=rank,
+            is_home=rank == 0,
+            is_wandb_stepped=False,
         )
 
     def __enter__(self) -> AttachedRun:
@@ -124,13 +147,24 @@ class AttachedRun:
                 register = getattr(optimizer, name, None)
                 if register is not None:
                     self._handles.append(register(lambda *_, mark=mark: mark(OPTIMIZER)))
+        if self._sight is not None:
+            self._data.install()
         self._session.begin_step()
         return self
 
     def step(self) -> None:
         """The optimizer has been stepped: end this step and begin the next."""
         self._session.end_step()
+        if self._sight is not None:
+            self._session.guard.protect(self._look)(self._sight)
         self._session.begin_step()
+
+    def _look(self, sight: LoopSight) -> None:
+        """At what the first steps show."""
+        self._data.end_step()
+        sight.end_step()
+        if sight.is_over:
+            self._sight = None
 
     def should_stop(self) -> bool:
         """True once all ranks are to end, the same answer on all after the same step.
@@ -162,6 +196,9 @@ class AttachedRun:
         """Take everything off and write what is left; the step that has just begun is dropped."""
         while self._handles:
             self._handles.pop().remove()
+        if self._sight is not None:
+            self._session.guard.protect(self._sight.close)()
+            self._sight = None
         self._session.finish()
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...calib.records.record_kinds import Header, RunRecord, StepFlag
+from ...calib.records.record_kinds import Header, LoopRecord, RunRecord, StepFlag
 from ...calib.workload.recording import Recorded
 from ..control.live import Live
 from ..control.orders import Orders
@@ -26,6 +26,7 @@ from ..recording.writer import RecordWriter
 from .fitting import Fitting
 from .ledger import Between, Ledger, OpenStep
 from .probe_turns import PROBE, ProbeTurns
+from .run_length import RunLength
 from .trace_turns import Tracing
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ class Session:
             on_done=partial(self._ledger.tell_window, "probed"),
             clock=self._clock,
         )
+        self._length = RunLength(settings)
         self._tracing = Tracing(settings.trace, self.guard, self._writer.put)
         self._index = 0
         self._next = 0
@@ -103,6 +105,7 @@ class Session:
         self.abandon = protect(self._abandon)
         self.restart = protect(self._restart)
         self.finish = protect(self._finish)
+        self.tell_loop = protect(self._tell_loop)
         self.should_stop = protect(self._orders.ask)
 
     def _begin_phase(self, name: str) -> None:
@@ -217,11 +220,18 @@ class Session:
         self._is_described = True
         config = self.guard.protect(host.run_config)()
         self._duty.describe(config)
+        if config is not None:
+            total = self._length.steps(config.cadence.train_iters)
+            config = replace(config, cadence=replace(config.cadence, train_iters=total))
         self._fitting.config = config
         if config is not None:
             self._microbatches = self.guard.protect(pass_microbatches)(config) or ()
             self._writer.put(RunRecord(config=config.to_json()))
             self._decide()
+
+    def _tell_loop(self, loop: LoopRecord) -> None:
+        """What the first steps have shown, with the length that the user states."""
+        self._writer.put(replace(loop, num_steps=self._length.steps(loop.num_steps)))
 
     def _decide(self) -> None:
         """Before the first hooked step: who records, in a large world."""

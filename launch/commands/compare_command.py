@@ -10,6 +10,8 @@ from pathlib import Path
 from ...calib.errors import ConfigError, RecordError
 from ...calib.forecast.evaluation import Coverage, Evaluation, Settled
 from ...calib.units import format_frac, format_time
+from ...hooks.process.host_wandb import FORECAST
+from ..directory.bounded_files import read_object
 from ..directory.forecast_log import FORECASTS, finish_line, read_forecasts
 from ..directory.run_folders import nothing_in, top_of
 from ..report.table import ReportTable, console, show_table
@@ -48,7 +50,7 @@ def found_tracks(directories: Sequence[Path]) -> tuple[list[Evaluation], list[st
         top, own = top_of(directory)
         homes = [top] if (top / FORECASTS).exists() else _homes_below(directory)
         if not homes:
-            problems.append(nothing_in(directory) or _unforeseen(directory))
+            problems.append(nothing_in(directory) or _without_forecasts(directory, top))
         for home in homes:
             logged = read_forecasts(home)
             problems += logged.problems
@@ -66,6 +68,17 @@ def found_tracks(directories: Sequence[Path]) -> tuple[list[Evaluation], list[st
     return tracks, problems
 
 
+def _without_forecasts(directory: Path, top: Path) -> str:
+    """Why a directory has none: what its newest answer says, where there is one."""
+    said = read_object(top / FORECAST) or {}
+    if reason := said.get("reason_no_finish"):
+        return f"{directory}: no finish was foretold, {reason}"
+    return (
+        f"{directory} holds records and no {FORECASTS}: its runs made no forecast, for which "
+        f"--calibrate must know their length; forerun report {directory} reads the records"
+    )
+
+
 def show(tracks: Sequence[Evaluation]) -> None:
     """One line for each run; then, for a single one, its forecasts."""
     out = console()
@@ -76,13 +89,6 @@ def show(tracks: Sequence[Evaluation]) -> None:
         out.print()
         show_table(_errors(tracks[0]), out)
         print(finish_line(tracks[0]))
-
-
-def _unforeseen(directory: Path) -> str:
-    return (
-        f"{directory} holds records and no {FORECASTS}: its runs made no forecast, for which "
-        f"--calibrate must know their length; forerun report {directory} reads the records"
-    )
 
 
 def _homes_below(directory: Path) -> list[Path]:

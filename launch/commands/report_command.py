@@ -6,9 +6,10 @@ import argparse
 
 from ...calib.answers.analysis import Answer
 from ..opened.run import load
-from ..report.run_tables import show
+from ..report.measured_tables import measured_tables
+from ..report.run_tables import show, show_parts
 from ..report.table import console
-from .outcome import ExitCode, print_json, tell
+from .outcome import ExitCode, print_json
 
 
 def report(args: argparse.Namespace) -> int:
@@ -19,6 +20,6 @@ def report(args: argparse.Namespace) -> int:
     elif isinstance(found.answer, Answer):
         show(found.answer, console())
     else:
-        tell(*found.problems)
-        print("\n".join(found.transcript))
+        answer = found.answer
+        show_parts(answer.transcript, measured_tables(answer), found.problems, console())
     return ExitCode.THRESHOLD if found.is_stop else ExitCode.ANSWER

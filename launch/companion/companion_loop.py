@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ...calib.answers.analysis import Answer, Request, analyse, analyse_steps
+from ...calib.answers.analysis import Answer, Request, analyse
 from ...calib.answers.finish_line import finish_line as ends_line
 from ...calib.answers.transcript import prefixed
 from ...calib.drift.monitor import Drift
@@ -34,9 +34,9 @@ from ..report.answers import (
     write_answer,
     write_end,
     write_forecast,
-    write_measured,
     write_score,
 )
+from ..report.measured_tables import measured_tables
 from ..report.page import write_page
 from ..report.run_tables import report_tables, windows_tables
 from ..sinks.registry import AllSinks
@@ -46,6 +46,7 @@ from .drift_watch import DriftWatch
 from .energy import ReadEnergy, open_meter
 from .forecasting import Forecasts, OwnWork, RunSoFar
 from .log_lines import Writing, say, say_lines
+from .measured_run import MeasuredRuns
 from .orders import AdviceOrders, StopRequests
 
 _ALERTING = (OnAdvice.ALERT, OnAdvice.STOP)
@@ -92,6 +93,7 @@ class CompanionLoop:
         meter = read_energy or open_meter(rank.local_world_size, os.environ)
         self._run = RunSoFar(num_nodes=rank.world_size / rank.local_world_size, meter=meter)
         self._forecasts = Forecasts()
+        self._measured = MeasuredRuns(self._place, self._forecasts, self._keep)
         self._own_work = OwnWork()
         self._earlier = Earlier(settings.directory)
         self._reader = RunReader(settings.directory, rank.run_id)
@@ -203,6 +205,7 @@ class CompanionLoop:
         self._writing(lambda: write_steps(place, self._steps))
         if answer is not None or track is not None:
             self._writing(lambda: write_score(place, score, track))
+        self._writing(lambda: self._measured.write_last(self._steps))
         if answer is not None and shown is not None:
             self._writing(lambda: write_end(place, answer))
             self._writing(lambda: write_page(place, shown[0], answer, shown[1], self._steps))
@@ -242,7 +245,10 @@ class CompanionLoop:
     def _forecast_again(self, now_unix_s: float) -> None:
         """Between windows: all steps so far, no new fit."""
         answer = self._answer
-        if answer is None or not answer.config.cadence.train_iters:
+        if answer is None:
+            self._tell_again(self._measured.again(self._run, self._asked, now_unix_s))
+            return
+        if not answer.config.cadence.train_iters:
             return
         found = self._forecasts.again(answer, self._run, self._asked, now_unix_s)
         if found is None:
@@ -252,6 +258,12 @@ class CompanionLoop:
         self._publish()
         if self._forecasts.is_news(found):
             say_lines(prefixed([ends_line(found, self._asked.goals)]))
+
+    def _tell_again(self, lines: tuple[str, ...] | None) -> None:
+        """A forecast was written between windows."""
+        if lines is not None:
+            self._publish()
+            say_lines(lines)
 
     def _analyse(self, closed: Closed, now_unix_s: float) -> None:
         # Steps after the window are what the answer is scored on, also those that came meanwhile.
@@ -263,7 +275,8 @@ class CompanionLoop:
         table = self._earlier.join(self._windows.table())
         self._watching.window_closed(table, closed.window, unix_s=request.now_unix_s)
         if not run.configs:
-            self._say_measured(table, request)
+            problems = (*run.problems, *self._closed.problems())
+            self._say_measured(table, request, problems)
             return
         answer = analyse(
             table,
@@ -274,7 +287,7 @@ class CompanionLoop:
             directory=str(self._publisher.shown),
         )
         self._answer = answer
-        self._forecasts.answered(answer, self._run.last_iteration)
+        self._forecasts.answered(answer.forecast, self._run.last_iteration)
         if not closed.is_again:
             self._met_before = self._met
         self._met = tuple(sorted(rule.value for rule in answer.decision.rules_met))
@@ -296,12 +309,23 @@ class CompanionLoop:
         if answer.is_stop and self._told.settings.on_advice in _ALERTING:
             self._sink.alert("forerun: stop advised", answer.advice)
 
-    def _say_measured(self, table: SampleTable, request: Request) -> None:
+    def _say_measured(
+        self, table: SampleTable, request: Request, problems: tuple[str, ...]
+    ) -> None:
         """The answer of a run whose layout is not known."""
-        measured = analyse_steps(table, request, num_steps=self._told.num_steps)
-        self._keep(lambda: write_measured(self._place, table, request, measured))
+        answer = self._measured.window_closed(
+            table, request, problems=problems, run_log=self._steps
+        )
+        self._met_before = self._met
+        self._met = tuple(sorted(rule.value for rule in answer.decision.rules_met))
         self._publish()
-        say_lines(measured.transcript)
+        say_lines(answer.transcript)
+        say(f"report: {self._publisher.shown}/report.html · decision.json · {self._sink.where}")
+        iteration = self._steps.next_iteration or self._run.last_iteration
+        self._sink.tables(iteration, wandb_tables(measured_tables(answer)))
+        self._orders.follow(answer.decision)
+        if answer.is_stop and self._told.settings.on_advice in _ALERTING:
+            self._sink.alert("forerun: stop advised", answer.advice)
 
     def _settle(self, problem: str = "") -> None:
         """The window that waits is done with: held rows may go."""
@@ -318,4 +342,5 @@ class CompanionLoop:
         self._flush()
 
     def _flush(self, **how: bool) -> None:
-        self._steps.flush(self._answer, self._watching.values, **how)
+        answer = self._answer or self._measured.answer
+        self._steps.flush(answer, self._watching.values, **how)

@@ -141,10 +141,10 @@ class Forecasts:
         self._at_unix_s = 0.0
         self._said: Forecast | None = None
 
-    def answered(self, answer: Answer, iteration: int) -> None:
+    def answered(self, forecast: Forecast, iteration: int) -> None:
         """A window has had its answer, which the user has seen."""
-        self._said = answer.forecast
-        self._at_iteration, self._at_unix_s = iteration, answer.forecast.now_unix_s
+        self._said = forecast
+        self._at_iteration, self._at_unix_s = iteration, forecast.now_unix_s
 
     def rebase(self) -> None:
         """The step has drifted: the next forecast is due now, and is news."""
@@ -154,13 +154,23 @@ class Forecasts:
         self, answer: Answer, run: RunSoFar, asked: Request, now_unix_s: float
     ) -> Forecast | None:
         """A newer forecast, from the last answer's models and every step so far; None: not yet."""
+        request = self.due(answer.config.cadence.train_iters, run, asked, now_unix_s)
+        return None if request is None else run_forecast(answer.model_forecast, request)
+
+    def due(
+        self, steps_total: int, run: RunSoFar, asked: Request, now_unix_s: float
+    ) -> Request | None:
+        """What the next forecast rests on, which now counts as made; None where none is due.
+
+        ``steps_total`` is 0 where the end of the run is not known.
+        """
         num_new = run.last_iteration - self._at_iteration
-        if run.last_iteration >= answer.config.cadence.train_iters:
+        if 0 < steps_total <= run.last_iteration:
             return None
         if num_new < AGAIN_AFTER_STEPS or 0.0 <= now_unix_s - self._at_unix_s < AGAIN_AFTER_S:
             return None  # a clock that was set back says nothing of when the last one was
         self._at_iteration, self._at_unix_s = run.last_iteration, now_unix_s
-        return run_forecast(answer.model_forecast, run.request(asked, now_unix_s))
+        return run.request(asked, now_unix_s)
 
     def is_news(self, forecast: Forecast) -> bool:
         """True where the end has left the interval that was said last; then it counts as said."""

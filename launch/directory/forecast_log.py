@@ -15,7 +15,8 @@ from ...calib.units import format_frac
 from .publishing import Place
 
 if TYPE_CHECKING:
-    from ...calib.answers.analysis import Answer, MeasuredAnswer
+    from ...calib.answers.analysis import Answer
+    from ...calib.answers.measured_answer import MeasuredAnswer
 
 FORECASTS = "forecasts.jsonl"
 
@@ -36,8 +37,11 @@ class Logged:
 
 
 def append_forecast(place: Place, answer: Answer | MeasuredAnswer) -> None:
-    """Keep the forecast of an answer, if any; called wherever ``forecast.json`` is written."""
-    if answer.forecast is not None:
+    """Keep the forecast of an answer; called wherever ``forecast.json`` is written.
+
+    Nothing is kept where the end of the run is not known.
+    """
+    if answer.forecast is not None and answer.end.steps_total:
         _append(place, PastForecast.of(answer.forecast, answer.run_id).to_json())
 
 

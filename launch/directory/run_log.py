@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any, Generic, TypeVar
 
 from ...calib.answers.analysis import Answer
+from ...calib.answers.measured_answer import MeasuredAnswer
 from ...calib.errors import RecordError
 from ...calib.forecast.adaptive import AdaptiveInterval
 from ...calib.forecast.evaluation import Coverage, Ended, Evaluation, StepTally, step_coverage
@@ -85,7 +86,10 @@ class Score:
     errors_frac: Thinned[float] = field(default_factory=lambda: Thinned(NUM_KEPT_ERRORS))
 
     def add(
-        self, row: LoggedStep, answer: Answer, interval: tuple[float, float] | None = None
+        self,
+        row: LoggedStep,
+        answer: Answer | MeasuredAnswer,
+        interval: tuple[float, float] | None = None,
     ) -> dict[str, float]:
         """Values to log for a step after the window; steps with flags do not count in the score.
 
@@ -102,15 +106,17 @@ class Score:
             "step_time_predicted_s": predicted.time_s,
             "step_time_predicted_low_s": predicted.low_s,
             "step_time_predicted_high_s": predicted.high_s,
-            "step_time_modelled_s": answer.modelled_at(row.iteration).time_s,
             "step_time_error_frac": error_frac,
             "is_in_interval": float(inside),
-            "finish_p50_unix_s": answer.forecast.finish_p50_unix_s,
-            "finish_p95_unix_s": answer.forecast.finish_p95_unix_s,
-            **answer.throughput_at(row.iteration, row.time_s).rates,
+            **_rates(answer, row),
         }
-        if row.unix_s:
-            values["eta_h"] = hours_left(answer.forecast.finish_p50_unix_s, row.unix_s)
+        if isinstance(answer, Answer):
+            values["step_time_modelled_s"] = answer.modelled_at(row.iteration).time_s
+        if answer.forecast is not None and answer.end.steps_total:
+            values["finish_p50_unix_s"] = answer.forecast.finish_p50_unix_s
+            values["finish_p95_unix_s"] = answer.forecast.finish_p95_unix_s
+            if row.unix_s:
+                values["eta_h"] = hours_left(answer.forecast.finish_p50_unix_s, row.unix_s)
         if answer.overhead is not None:
             values["overhead_frac"] = answer.overhead.overhead_frac
         return values
@@ -142,6 +148,12 @@ class Score:
             f"scored: steps were predicted {format_frac(abs(error_frac))} too {side} in the median "
             f"of {found['num_scored_steps']}, and their 90 % interval held {held} of them"
         )
+
+
+def _rates(answer: Answer | MeasuredAnswer, row: LoggedStep) -> dict[str, float]:
+    if isinstance(answer, MeasuredAnswer):
+        return answer.rates_of(row.time_s)
+    return answer.throughput_at(row.iteration, row.time_s).rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +237,7 @@ class RunLog:
 
     def flush(
         self,
-        answer: Answer | None,
+        answer: Answer | MeasuredAnswer | None,
         level: Callable[[], Mapping[str, float]],
         *,
         is_final: bool = False,

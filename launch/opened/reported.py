@@ -11,10 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...calib.answers.analysis import Answer, MeasuredAnswer, Request, analyse, analyse_steps
+from ...calib.answers.analysis import Answer, Request, analyse
 from ...calib.answers.finish_line import moment
+from ...calib.answers.measured_answer import MeasuredAnswer, analyse_steps
 from ...calib.answers.transcript import prefixed
-from ...calib.errors import CalibrationError, RecordError
+from ...calib.errors import RecordError
 from ...calib.records.iso_times import stamped
 from ...calib.records.json_files import write_text
 from ...calib.samples.table import SampleTable
@@ -23,8 +24,9 @@ from ..directory.forecast_log import end_of_run
 from ..directory.run_folders import object_of_run, paths_of, top_of
 from ..known.runs import Loaded
 from ..report.answers import CALIBRATION, REQUEST, artefacts
+from ..report.measured_tables import measured_markdown, measured_tables
 from ..report.page import PAGE, page_of, render
-from ..report.run_tables import markdown, notes, report_tables, show
+from ..report.run_tables import markdown, notes, report_tables, show, show_parts
 from ..report.table import console
 from .drawn import Part
 from .told import Told
@@ -53,7 +55,7 @@ class ReportAnswer(Told):
     @property
     def is_stop(self) -> bool:
         """True where the advice is to stop."""
-        return isinstance(self.answer, Answer) and self.answer.is_stop
+        return self.answer.is_stop
 
     @property
     def path(self) -> Path | None:
@@ -66,19 +68,11 @@ class ReportAnswer(Told):
         """The whole report as Markdown, as in ``report.md``."""
         if isinstance(self.answer, Answer):
             return markdown(self.answer)
-        return "\n".join(["# Forerun report", "", "```", *self.transcript, "```", ""])
+        return measured_markdown(self.answer)
 
     @cached_property
     def html(self) -> str:
-        """The whole page with its charts, as in ``report.html``.
-
-        ``CalibrationError`` where the layout of the run is not known.
-        """
-        if not isinstance(self.answer, Answer):
-            raise CalibrationError(
-                f"run {self.run_id!r} has no description of its layout, so no page; use markdown, "
-                "or give its config to forerun.attach and record it again"
-            )
+        """The whole page with its charts, as in ``report.html``."""
         return render(page_of(top_of(self.directory)[0], self.table, self.answer))
 
     def write(self, path: Path | str) -> None:
@@ -90,7 +84,8 @@ class ReportAnswer(Told):
         """As ``forerun report --json``."""
         if isinstance(self.answer, Answer):
             return stamped({"run_id": self.run_id, **artefacts(self.answer)})
-        return stamped({"run_id": self.run_id, "transcript": list(self.transcript)})
+        found = {"forecast": self.answer.to_json(), "decision": self.answer.decision_json()}
+        return stamped({"run_id": self.run_id, **found})
 
     def parts(self) -> Iterator[Part]:
         """The transcript, the tables, and notes."""
@@ -98,12 +93,16 @@ class ReportAnswer(Told):
         if isinstance(self.answer, Answer):
             yield from report_tables(self.answer)
             yield from notes(self.answer)
+        else:
+            yield from measured_tables(self.answer)
 
     def __repr__(self) -> str:
-        if not isinstance(self.answer, Answer):
-            return "\n".join(self.transcript)
         file = io.StringIO()
-        show(self.answer, console(file))
+        if isinstance(self.answer, Answer):
+            show(self.answer, console(file))
+        else:
+            tables = measured_tables(self.answer)
+            show_parts(self.transcript, tables, self.problems, console(file))
         return file.getvalue()
 
 
@@ -111,7 +110,7 @@ def reported(directory: Path, loaded: Loaded) -> ReportAnswer:
     """The report of a loaded run; see ``analyse`` and ``analyse_steps`` for what is raised."""
     request = _request(directory, loaded.table)
     if not loaded.table.is_described:
-        found = analyse_steps(loaded.table, request, num_steps=0)
+        found = analyse_steps(loaded.table, request, problems=loaded.problems)
         return ReportAnswer(
             directory=directory, table=loaded.table, answer=found, problems=loaded.problems
         )

@@ -7,7 +7,8 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from ...calib.answers.analysis import Answer, MeasuredAnswer, Request
+from ...calib.answers.analysis import Answer, Request
+from ...calib.answers.run_end import forecast_json
 from ...calib.answers.step_trace import chrome_trace
 from ...calib.forecast.evaluation import Evaluation
 from ...calib.records.files import OPEN, PRIVATE
@@ -48,9 +49,9 @@ def write_answer(
     files = {f"{name}.json": value for name, value in artefacts(answer).items()}
     files = {REQUEST: request.to_json(), **files}
     trace = chrome_trace(answer.own, measured)
-    _do_all(
+    do_all(
         lambda: write_table(home / SAMPLES, table),
-        *(partial(_write, place, name, value) for name, value in files.items()),
+        *(partial(write_object, place, name, value) for name, value in files.items()),
         lambda: write_json(home / "timeline.json.gz", trace),
         *((partial(write_steps, place, run_log),) if run_log is not None else ()),
         lambda: append_forecast(place, answer),
@@ -58,20 +59,9 @@ def write_answer(
     )
 
 
-def write_measured(
-    place: Place, table: SampleTable, request: Request, answer: MeasuredAnswer
-) -> None:
-    """Write what is known of a run that is not modelled: its samples, and its forecast."""
-    write_table(place.path / SAMPLES, table)
-    _write(place, REQUEST, request.to_json())
-    if answer.forecast is not None:
-        _write(place, FORECAST, answer.forecast.to_json())
-        append_forecast(place, answer)
-
-
 def write_forecast(place: Place, answer: Answer) -> None:
     """Write a forecast that was made between windows."""
-    _write(place, FORECAST, _forecast(answer))
+    write_object(place, FORECAST, _forecast(answer))
     append_forecast(place, answer)
 
 
@@ -99,13 +89,13 @@ def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
 
 def write_end(place: Place, answer: Answer) -> None:
     """Write again what the end of the run says more of: errors of the finishes foretold."""
-    _write(place, CALIBRATION, artefacts(answer)["calibration"])
+    write_object(place, CALIBRATION, artefacts(answer)["calibration"])
 
 
 def write_score(place: Place, score: Mapping[str, Any], track: Evaluation | None = None) -> None:
     """Write ``score.json``: what the predictions of a finished run were worth."""
     found = {} if track is None else {"track": track.to_json()}
-    _write(place, "score.json", {"schema": 2, **score, **found})
+    write_object(place, "score.json", {"schema": 2, **score, **found})
 
 
 def wandb_tables(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]]]:
@@ -142,7 +132,7 @@ def summary_values(answer: Answer) -> dict[str, float]:
     return found | answer.throughput.rates
 
 
-def _do_all(*writes: Callable[[], object]) -> None:
+def do_all(*writes: Callable[[], object]) -> None:
     """Each of them, also where one before it fails; the first failure is raised at the end."""
     errors = []
     for write in writes:
@@ -157,7 +147,8 @@ def _do_all(*writes: Callable[[], object]) -> None:
 def _forecast(answer: Answer) -> dict[str, Any]:
     ahead = answer.forecast
     rates = answer.throughput_at(ahead.steps_done + 1, ahead.step_time_s).rates
-    found = ahead.to_json() | rates
+    told = answer.forecast if answer.end.steps_total else answer.pass_forecast or answer.forecast
+    found = forecast_json(answer.end, told) | rates
     if answer.overhead is not None:
         found["overhead_frac"] = answer.overhead.overhead_frac
         found["overhead_low_frac"] = answer.overhead.low_frac
@@ -165,7 +156,7 @@ def _forecast(answer: Answer) -> dict[str, Any]:
     return found
 
 
-def _write(place: Place, name: str, value: Mapping[str, Any]) -> None:
+def write_object(place: Place, name: str, value: Mapping[str, Any]) -> None:
     """A JSON file with whose it is, for its owner alone where it may hold arguments."""
     whole = with_iso_times({"schema": 1, "created_by": CREATED_BY, **place.stamp(), **value})
     write_json(place.path / name, whole, mode=PRIVATE if name in _PRIVATE else OPEN)

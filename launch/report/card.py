@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timezone
 
 from ...calib.answers.analysis import Answer
-from ...calib.answers.transcript import PREFIX
+from ...calib.answers.finish_line import moment
+from ...calib.answers.measured_answer import MeasuredAnswer
+from ...calib.answers.transcript import PREFIX, run_line
+from ...calib.forecast.forecast import Forecast
 from ...calib.forecast.throughput import rest_of_run
-from ...calib.units import HOUR_S, format_count, format_frac, format_time
-from ..drawing.axes import moment_text
+from ...calib.units import format_count, format_frac, format_time
 
-_DAY_S = 86400.0
+_SECONDS_TELL_S = 1800.0
+"""The ends of shorter runs are told with their seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,66 +35,85 @@ class Card:
     """Names and values: run, device, versions, date."""
 
 
-def card_of(answer: Answer, *, end_unix_s: float | None, directory: str, version: str) -> Card:
+def card_of(
+    answer: Answer | MeasuredAnswer,
+    *,
+    end_unix_s: float | None,
+    directory: str,
+    version: str,
+) -> Card:
     """The card of an answer; ``directory`` is what the command names, ``version`` is ours."""
-    headline, within = _ending(answer, end_unix_s)
-    lines = [line.removeprefix(PREFIX).strip() for line in answer.transcript]
-    made = datetime.fromtimestamp(answer.forecast.now_unix_s, tz=timezone.utc)
+    ahead = answer.forecast if isinstance(answer, Answer) else answer.ahead
+    headline, within = _ending(answer, ahead, end_unix_s)
+    made = f"{moment(ahead.now_unix_s, 0.0)}, step {ahead.steps_done:,}"
+    facts, run, about = _of_model(answer) if isinstance(answer, Answer) else _of_steps(answer)
     return Card(
         headline=headline,
         within=within,
-        facts=tuple(filter(None, (_rate(answer), *_gain(answer)))),
-        run=lines[0] if lines else "",
-        advice=next((line for line in lines if line.startswith("decision:")), ""),
-        command=f"forerun plan {directory}" + " --show 1" * (answer.plan.best is not None),
-        about=(
-            ("run", answer.run_id),
-            ("as of", f"{made:%Y-%m-%d %H:%M} UTC, step {answer.forecast.steps_done}"),
-            ("device", answer.config.device),
-            ("framework", answer.config.framework),
-            ("forerun", version),
-        ),
+        facts=facts,
+        run=run,
+        advice=answer.advice.removeprefix(PREFIX).strip(),
+        command=_command(answer, shlex.quote(directory)),
+        about=(("run", answer.run_id), ("as of", made), *about, ("forerun", version)),
     )
 
 
-def _ending(answer: Answer, end_unix_s: float | None) -> tuple[str, str]:
-    ahead = answer.forecast
+def _ending(
+    answer: Answer | MeasuredAnswer, ahead: Forecast, end_unix_s: float | None
+) -> tuple[str, str]:
+    has_seconds = ahead.total_s < _SECONDS_TELL_S
     if end_unix_s is not None:
-        return f"Ended {_moment(end_unix_s, ahead.elapsed_s)} UTC", ""
-    if answer.config.cadence.train_iters <= 0:
-        return f"Step {format_time(answer.measured_step_s)}", "the end of the run is not known"
+        return f"Ended {moment(end_unix_s, 0.0, has_seconds=has_seconds)}", ""
+    if not answer.end.steps_total:
+        return f"A step takes {format_time(answer.measured_step_s)}", "the end is not known"
+    now = ahead.now_unix_s
     low, high = (
-        _moment(ahead.now_unix_s + left_s, ahead.total_s)
+        moment(now + left_s, now, has_seconds=has_seconds).removesuffix(" UTC")
         for left_s in (ahead.remaining_low_s, ahead.remaining_high_s)
     )
-    return f"Ends {_moment(ahead.finish_p50_unix_s, ahead.total_s)} UTC", f"90 %: {low} to {high}"
+    end = moment(ahead.finish_p50_unix_s, now, has_seconds=has_seconds)
+    return f"Ends {end}", f"90 %: {low} to {high}"
 
 
-def _moment(unix_s: float, span_s: float) -> str:
-    """With seconds where a run takes minutes, with the date where it takes weeks."""
-    if span_s > 6 * _DAY_S:
-        return datetime.fromtimestamp(unix_s, tz=timezone.utc).strftime("%a %-d %b %H:%M")
-    return moment_text(unix_s, 60 if span_s > HOUR_S / 2 else 1, 2 * _DAY_S)
-
-
-def _rate(answer: Answer) -> str:
-    found = answer.throughput
+def _of_model(answer: Answer) -> tuple[tuple[str, ...], str, tuple[tuple[str, str], ...]]:
+    config, found = answer.config, answer.throughput
+    rate = f"{format_count(found.tokens_per_s)} tokens/s"
     if found.mfu_frac is not None:
-        return f"{format_frac(found.mfu_frac)} MFU"
-    return f"{format_count(found.tokens_per_s)} tokens/s"
+        rate = f"{format_frac(found.mfu_frac)} MFU"
+    run = run_line(config, config.parallelism.num_ranks, answer.measured_step_s, found)
+    about = ("device", config.device), ("framework", config.framework)
+    return (rate, *_gain(answer)), run, about
 
 
-def _gain(answer: Answer) -> list[str]:
+def _of_steps(answer: MeasuredAnswer) -> tuple[tuple[str, ...], str, tuple[tuple[str, str], ...]]:
+    rates = tuple(
+        f"{format_count(rate)} {name.partition('_')[0]}/s"
+        for name, rate in list(answer.rates.items())[:1]
+    )
+    run = run_line(None, answer.run.num_ranks, answer.measured_step_s, device=answer.device)
+    return rates, run, (("device", answer.device),)
+
+
+def _command(answer: Answer | MeasuredAnswer, directory: str) -> str:
+    if not isinstance(answer, Answer):
+        return f"forerun report {directory}"
+    best = answer.plan.best
+    row = "" if best is None else f" --show {answer.plan.candidates.index(best) + 1}"
+    return f"forerun plan {directory}{row}"
+
+
+def _gain(answer: Answer) -> Iterator[str]:
     best, left = answer.plan.best, answer.left
     if best is None:
-        return ["nothing faster to offer"]
-    words = [f"{format_frac(-best.time_frac)} less per step available"]
-    if left is not None and answer.ended_unix_s is None:
-        own = rest_of_run(left, answer.plan.own.config, answer.plan.own.step_time_s)
-        other = rest_of_run(left, best.config, best.step_time_s)
-        saved = own.gpu_hours - other.gpu_hours
-        if saved > 0 and answer.config.device != "cpu":
-            words.append(f"saves {format_count(saved)} GPU-hours")
-        elif own.remaining_s > other.remaining_s:
-            words.append(f"saves {format_time(own.remaining_s - other.remaining_s)}")
-    return words
+        yield "nothing faster to offer"
+        return
+    yield f"{format_frac(-best.time_frac)} less per step available"
+    if left is None or answer.ended_unix_s is not None:
+        return
+    own = rest_of_run(left, answer.plan.own.config, answer.plan.own.step_time_s)
+    other = rest_of_run(left, best.config, best.step_time_s)
+    saved = own.gpu_hours - other.gpu_hours
+    if saved > 0 and answer.config.device != "cpu":
+        yield f"saves {format_count(saved)} GPU-hours"
+    elif own.remaining_s > other.remaining_s:
+        yield f"saves {format_time(own.remaining_s - other.remaining_s)}"

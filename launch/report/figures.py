@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ...calib.answers.analysis import Answer
+from ...calib.answers.measured_answer import MeasuredAnswer
 from ...calib.forecast.evaluation import Coverage, Evaluation, PastForecast
 from ...calib.timeline.measured import MeasuredSpan
 from ..directory.run_log import StepPoint
@@ -18,6 +20,7 @@ from ..drawing.waterfall import waterfall
 from .layout_tables import NUM_LAYOUTS
 from .table import ReportTable
 
+Make = Callable[[int], Drawing | None]
 WIDE, NARROW = 820, 358
 """Pixels; the narrow one is for a telephone that is 390 wide."""
 
@@ -26,7 +29,7 @@ WIDE, NARROW = 820, 358
 class Page:
     """Everything that a page shows."""
 
-    answer: Answer
+    answer: Answer | MeasuredAnswer
     tables: Sequence[ReportTable]
     notes: Sequence[str] = ()
     steps: Sequence[StepPoint] = ()
@@ -50,24 +53,30 @@ class Figure:
 
 def figures(page: Page) -> dict[str, Figure]:
     """Those that have something to show, by their keys."""
-    answer = page.answer
     finish = page.track.finish if page.track is not None else ()
-    makers: dict[str, Callable[[int], Drawing | None]] = {
-        "layouts": lambda width: layouts_chart(
-            answer.plan, answer.plan.candidates[:NUM_LAYOUTS], width
-        ),
-        "timeline": lambda width: timeline_chart(answer.own.spans, page.spans, width),
+    makers: dict[str, Make] = {
         "finish": lambda width: finish_chart(page.made, page.end_unix_s, width),
         "steps": lambda width: steps_chart(page.steps, width),
         "held": lambda width: held_chart(page.step_coverage, finish, width),
-        "work": lambda width: work_chart(answer.own.contributions, answer.own.time_s, width),
-        "waiting": lambda width: waiting_chart(answer.skew_s, width),
     }
-    for place, found in enumerate(answer.explained):
-        makers[("running", "advised")[place]] = lambda width, found=found: waterfall(found, width)
+    if isinstance(page.answer, Answer):
+        makers |= _of_model(page.answer, page.spans)
     drawn = ((key, make(WIDE), make(NARROW)) for key, make in makers.items())
     return {
         key: Figure(key=key, wide=wide, narrow=narrow)
         for key, wide, narrow in drawn
         if wide is not None and narrow is not None
     }
+
+
+def _of_model(answer: Answer, spans: Sequence[MeasuredSpan]) -> dict[str, Make]:
+    rows = answer.plan.candidates[:NUM_LAYOUTS]
+    found: dict[str, Make] = {
+        "layouts": lambda width: layouts_chart(answer.plan, rows, width),
+        "timeline": lambda width: timeline_chart(answer.own.spans, spans, width),
+        "work": lambda width: work_chart(answer.own.contributions, answer.own.time_s, width),
+        "waiting": lambda width: waiting_chart(answer.skew_s, width),
+    }
+    for key, explained in zip(("running", "advised"), answer.explained, strict=False):
+        found[key] = partial(waterfall, explained)
+    return found

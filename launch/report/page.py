@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from ... import __version__
 from ...calib.answers.analysis import Answer
+from ...calib.answers.measured_answer import MeasuredAnswer
 from ...calib.errors import RecordError
 from ...calib.forecast.evaluation import step_coverage
 from ...calib.records.json_files import write_text
@@ -24,6 +25,7 @@ from ..drawing.style import CHART, schemes
 from .card import card_of
 from .figures import Figure, Page, figures
 from .layout_tables import NUM_LAYOUTS
+from .measured_tables import measured_markdown, measured_tables
 from .run_tables import markdown, notes, report_tables
 
 PAGE = "report.html"
@@ -34,7 +36,7 @@ _MOST_CHARACTERS = 112
 def write_page(
     place: Place,
     table: SampleTable,
-    answer: Answer,
+    answer: Answer | MeasuredAnswer,
     measured: Sequence[MeasuredSpan] = (),
     run_log: RunLog | None = None,
 ) -> None:
@@ -52,13 +54,17 @@ def write_page(
             wide = drawn[key].wide
             write_text(place.path / name, wide.alone())
             pictures[name] = wide.title, wide.text
-    write_text(place.path / "report.md", markdown(answer, pictures))
+    if isinstance(answer, Answer):
+        text = markdown(answer, pictures)
+    else:
+        text = measured_markdown(answer, pictures)
+    write_text(place.path / "report.md", text)
 
 
 def page_of(
     directory: Path,
     table: SampleTable,
-    answer: Answer,
+    answer: Answer | MeasuredAnswer,
     measured: Sequence[MeasuredSpan] = (),
     run_log: RunLog | None = None,
 ) -> Page:
@@ -71,10 +77,11 @@ def page_of(
     seen = run_log.step_coverage if run_log else ()
     if run_log is None and ended is not None:
         seen = step_coverage(ended)
+    is_modelled = isinstance(answer, Answer)
     return Page(
         answer=answer,
-        tables=report_tables(answer),
-        notes=(*notes(answer), *logged.problems),
+        tables=report_tables(answer) if is_modelled else measured_tables(answer),
+        notes=(*(notes(answer) if is_modelled else answer.problems), *logged.problems),
         steps=run_log.points if run_log and run_log.points else _window_steps(table, answer),
         made=logged.made.get(answer.run_id, ()),
         step_coverage=seen,
@@ -86,18 +93,20 @@ def page_of(
 
 def render(page: Page, drawn: Mapping[str, Figure] | None = None, *, directory: str = "DIR") -> str:
     """The page as text; ``directory`` is what its commands name."""
-    answer = page.answer
-    rows = answer.plan.candidates[:NUM_LAYOUTS]
+    plan = page.answer.plan if isinstance(page.answer, Answer) else None
+    rows = () if plan is None else plan.candidates[:NUM_LAYOUTS]
     return _template().render(
-        card=card_of(answer, end_unix_s=page.end_unix_s, directory=directory, version=__version__),
+        card=card_of(
+            page.answer, end_unix_s=page.end_unix_s, directory=directory, version=__version__
+        ),
         score=finish_line(page.track) if page.track is not None else "",
         tables={table.key: table.within(_MOST_CHARACTERS) for table in page.tables},
-        advised=next((n for n, row in enumerate(rows, 1) if row is answer.plan.best), None),
-        misses=[f"{row.label}: {why}" for row in rows if (why := answer.plan.obstacle(row))],
+        advised=next((n for n, row in enumerate(rows, 1) if plan and row is plan.best), None),
+        misses=[f"{row.label}: {why}" for row in rows if plan and (why := plan.obstacle(row))],
         figures=figures(page) if drawn is None else drawn,
         inline=_inline,
         notes=page.notes,
-        lines=answer.transcript,
+        lines=page.answer.transcript,
         schemes=Markup(schemes(":root")),
         chart_style=Markup(CHART),
         style=Markup(_text("report.css")),
@@ -120,18 +129,18 @@ def _inline(drawing: Drawing, key: str) -> Markup:
     return Markup(drawing.inline(key))
 
 
-def _window_steps(table: SampleTable, answer: Answer) -> list[StepPoint]:
+def _window_steps(table: SampleTable, answer: Answer | MeasuredAnswer) -> list[StepPoint]:
     """Bare clean steps of the windows, of the first rank that has them."""
     steps = table.steps
     own = steps[(steps["run_id"] == answer.run_id) & steps["is_clean"] & ~steps["is_hooked"]]
     own = own[own["rank"] == own["rank"].min()].tail(NUM_KEPT_POINTS)
     points = []
-    for step, time_s, gap_s in zip(own["step"], own["time_s"], own["gap_s"], strict=True):
+    for step, time_s in zip(own["step"], own["time_s"], strict=True):
         said = answer.predicted_step(int(step) + 1)
         points.append(
             StepPoint(
                 iteration=int(step) + 1,
-                time_s=float(time_s + gap_s),
+                time_s=float(time_s),
                 predicted_s=said.time_s,
                 low_s=said.low_s,
                 high_s=said.high_s,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.console import Console
 
@@ -20,6 +20,8 @@ NUM_WORKS = 20
 NUM_RANKS = 64
 """Ranks that are listed: those that wait most."""
 PPM = 1e6
+Pictures = Mapping[str, tuple[str, str]]
+"""Title and text of pictures by the paths of their files."""
 
 
 def report_tables(answer: Answer) -> list[ReportTable]:
@@ -44,27 +46,52 @@ def report_tables(answer: Answer) -> list[ReportTable]:
     ]
 
 
-def markdown(answer: Answer, pictures: Mapping[str, tuple[str, str]] | None = None) -> str:
-    """The whole report as Markdown, pictures first; these are texts by the paths of their files,
-    each with its title."""
-    lines = ["# Forerun report", "", f"Run `{answer.run_id}`, {answer.config.device}.", "", "```"]
-    lines += [*answer.transcript, "```", ""]
+def markdown(answer: Answer, pictures: Pictures | None = None) -> str:
+    """The whole report as Markdown."""
+    return markdown_of(
+        answer.run_id,
+        answer.config.device,
+        answer.transcript,
+        report_tables(answer),
+        notes(answer),
+        pictures,
+    )
+
+
+def markdown_of(
+    run_id: str,
+    device: str,
+    transcript: Sequence[str],
+    tables: Sequence[ReportTable],
+    below: Sequence[str],
+    pictures: Pictures | None = None,
+) -> str:
+    """A report from its parts as Markdown, pictures first."""
+    lines = ["# Forerun report", "", f"Run `{run_id}`, {device}.", "", "```"]
+    lines += [*transcript, "```", ""]
     for path, (title, text) in (pictures or {}).items():
         lines += [f"![{title}]({path})", "", f"{title}: {text}.", ""]
-    for table in report_tables(answer):
+    for table in tables:
         lines += [*markdown_lines(table), ""]
-    lines += notes(answer)
+    lines += below
     return "\n".join(lines) + "\n"
 
 
 def show(answer: Answer, out: Console) -> None:
     """Print transcript and tables."""
-    for line in answer.transcript:
+    show_parts(answer.transcript, report_tables(answer), notes(answer), out)
+
+
+def show_parts(
+    transcript: Sequence[str], tables: Sequence[ReportTable], below: Sequence[str], out: Console
+) -> None:
+    """Print a report from its parts."""
+    for line in transcript:
         out.print(line, markup=False, highlight=False, soft_wrap=True)
-    for table in report_tables(answer):
+    for table in tables:
         out.print()
         show_table(table, out)
-    for line in notes(answer):
+    for line in below:
         out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 

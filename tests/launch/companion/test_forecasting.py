@@ -69,7 +69,7 @@ def test_what_is_irregular_is_kept_apart() -> None:
 
 def test_a_new_forecast_waits_for_steps_and_seconds(answer: Answer) -> None:
     run, made = RunSoFar(), Forecasts()
-    made.answered(answer, 11)
+    made.answered(answer.forecast, 11)
     asked = Request(now_unix_s=0.0)
     for iteration in range(12, 12 + AGAIN_AFTER_STEPS):
         assert made.again(answer, run, asked, BEGIN_S + AGAIN_AFTER_S) is None
@@ -84,7 +84,7 @@ def test_a_new_forecast_waits_for_steps_and_seconds(answer: Answer) -> None:
 def test_it_is_news_where_the_end_leaves_the_interval(answer: Answer) -> None:
     said = answer.forecast
     made = Forecasts()
-    made.answered(answer, 11)
+    made.answered(answer.forecast, 11)
     inside = replace(said, finish_p50_unix_s=0.5 * (said.now_unix_s + said.finish_p95_unix_s))
     assert not made.is_news(replace(said, now_unix_s=said.now_unix_s + 1))
     late = replace(inside, finish_p50_unix_s=said.finish_p95_unix_s + 1)
@@ -158,7 +158,7 @@ HOUR_S = 3600.0
 def test_a_clock_that_jumps_holds_up_no_forecast(answer: Answer, jump_s: float) -> None:
     """The end is told by the new clock at once, from the same steps that are left."""
     run, made = RunSoFar(), Forecasts()
-    made.answered(answer, 11)
+    made.answered(answer.forecast, 11)
     for iteration in range(12, 12 + AGAIN_AFTER_STEPS):
         run.add(row(iteration), BEGIN_S + jump_s + iteration)
     now_s = BEGIN_S + jump_s + AGAIN_AFTER_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,12 +13,13 @@ import torch
 
 from ...calib.arguments.hugging_face import Training, from_training
 from ...calib.errors import ConfigError
+from ...calib.records.record_kinds import LoopRecord
 from ...calib.workload.config import Cadence, RunConfig
 from ..process.guard import Guard
 from ..process.host import update_calls
 from ..process.settings import RankInfo
-from ..session.instruments import device_name
-from .chain import is_flattened, is_sharded, num_copies
+from .chain import is_flattened, is_sharded, is_split, num_copies, num_replicas
+from .instruments import device_name
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +41,7 @@ class FirstStep:
     def __init__(self, chain: Iterable[torch.nn.Module], guard: Guard) -> None:
         self._passes: Counter[int] = Counter()
         self._shape: tuple[int, ...] = ()
+        self._num_samples = 0
         self._autocast_dtype = ""
         self._handles = [
             module.register_forward_pre_hook(guard.protect(self._see), with_kwargs=True)
@@ -54,10 +57,27 @@ class FirstStep:
     def _see(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if torch.is_grad_enabled():
             self._passes[id(module)] += 1
-            tokens = next((t for t in _tensors((args, kwargs)) if _is_tokens(t)), None)
+            found = [*_tensors((args, kwargs))]
+            tokens = next((t for t in found if _is_tokens(t)), None)
+            if not self._num_samples:
+                self._num_samples = next((int(t.shape[0]) for t in found if t.dim()), 0)
             if tokens is not None and not self._shape:
                 self._shape = tuple(tokens.shape)
                 self._autocast_dtype = _autocast_dtype(tokens.device.type)
+
+    def loop(self, chain: tuple[torch.nn.Module, ...], known: Known) -> LoopRecord:
+        """What a step of this rank works on; without a batch where ranks share their samples."""
+        passes = known.num_microbatches or max(self._passes.values(), default=0)
+        if is_split(chain):
+            passes = 0
+        weights = [w for model in chain[:1] for w in model.parameters() if w.requires_grad]
+        return LoopRecord(
+            num_steps=known.cadence.train_iters,
+            samples=passes * (self._shape[0] if self._shape else self._num_samples),
+            tokens=passes * math.prod(self._shape) if self._shape else 0,
+            num_replicas=num_replicas(chain),
+            grad_nbytes=sum(weight.numel() * weight.element_size() for weight in weights),
+        )
 
     def run_config(
         self, chain: tuple[torch.nn.Module, ...], optimizer: Any, rank: RankInfo, known: Known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -64,9 +65,15 @@ def unseen_in(chain: Iterable[nn.Module]) -> tuple[str, ...]:
         names.append(_UNSEEN_DDP)
     if any(is_compiled(module) for module in tree):
         names.append(_UNSEEN_COMPILED)
-    if any(_is_split(weight) for module in tree for weight in module._parameters.values()):
+    if is_split(tree):
         names.append(_UNSEEN_DTENSOR)
     return tuple(names)
+
+
+def is_split(modules: Iterable[nn.Module]) -> bool:
+    """True where ranks share the work on a sample (DTensor)."""
+    tree = {id(m): m for module in modules for m in module.modules()}.values()
+    return any(_is_split(weight) for module in tree for weight in module._parameters.values())
 
 
 def roles_in(chain: Iterable[nn.Module]) -> dict[str, GroupRole]:
@@ -87,6 +94,12 @@ def num_copies(chain: Iterable[nn.Module]) -> int:
     """Copies of all shards that train side by side (HSDP); 1 where all ranks share one."""
     between = (g for g, role in _groups_in(chain) if role is GroupRole.DP_INSTANCES)
     return next((group.size() for group in between), 1)
+
+
+def num_replicas(chain: Iterable[nn.Module]) -> int:
+    """Ranks that gradients are averaged over, by the wrappers; 0 where there are none."""
+    sizes = {role: group.size() for group, role in _groups_in(chain)}
+    return math.prod(sizes.values()) if sizes else 0
 
 
 _OF_WRAPPERS = {GroupRole.DP: "process_group", GroupRole.DP_INSTANCES: "_inter_node_pg"}

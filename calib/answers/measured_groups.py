@@ -1,0 +1,58 @@
+"""The groups of ranks of a run, and what was measured of their transfers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..records.record_kinds import LoopRecord
+from ..samples.table import SampleTable
+from ..units import format_bytes
+from ..workload.collectives import GroupRole
+
+_UNMEASURED = (
+    "its transfers are not measured: DistributedDataParallel makes them in C++, where only "
+    "PyTorch's flight recorder sees them, and that has nothing here; "
+    "TORCH_FR_BUFFER_SIZE=2000 switches it on"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredGroup:
+    """One kind of transfer among ranks of one role, per step of a rank."""
+
+    role: str
+    num_ranks: int
+    collective: str = ""
+    calls: float = 0.0
+    nbytes: float = 0.0
+    time_s: float = 0.0
+    is_bound: bool = False
+    """``time_s`` is an upper bound: the end of some was not seen."""
+    note: str = ""
+    """What is not measured, and why; empty where all is."""
+
+
+def measured_groups(table: SampleTable, loop: LoopRecord) -> tuple[MeasuredGroup, ...]:
+    """Of the newest window; a group that only the model's wrapper tells of has a note."""
+    rows = table.collectives
+    rows = rows[(rows["run_id"] == table.run_id) & ~rows["is_probe"]]
+    rows = rows[rows["window"] == rows["window"].max()]
+    calls = rows["count"] / (rows["num_steps"] * rows["num_seen"]).clip(lower=1)
+    rows = rows.assign(calls=calls, nbytes=rows["nbytes"] * calls, time_s=rows["time_s"] * calls)
+    found = [
+        MeasuredGroup(
+            role=str(role),
+            num_ranks=int(num_ranks),
+            collective=str(kind),
+            calls=float(part["calls"].sum()),
+            nbytes=float(part["nbytes"].sum()),
+            time_s=float(part["time_s"].sum()),
+            is_bound=bool(part["is_bound"].any()),
+        )
+        for (role, num_ranks, kind), part in rows.groupby(["role", "num_ranks", "kind"], sort=True)
+    ]
+    if loop.num_replicas > 1 and not found:
+        size = format_bytes(loop.grad_nbytes)
+        note = f"gradients of {size} are averaged in every step; {_UNMEASURED}"
+        found.append(MeasuredGroup(role=GroupRole.DP.value, num_ranks=loop.num_replicas, note=note))
+    return tuple(found)

@@ -1,0 +1,101 @@
+"""What is known of the end of a run: its steps, else a pass over its data, else why neither."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..advice.decision import Action, Decision, Reason, Rule
+from ..forecast.forecast import SCHEMA, Forecast
+from ..plain_json import JsonObject
+from ..records.record_kinds import DataLength, LoopRecord
+from .finish_line import ending
+
+_REMEDY = "give --calibrate-total-steps=N, or train_iters=N to forerun.attach"
+_REASONS = {
+    DataLength.KNOWN: "the loop does not say how often it goes over its data",
+    DataLength.NONE: "the loop does not say how many steps it has, and its data have no length",
+    DataLength.UNSEEN: (
+        "the loop does not say how many steps it has, and no DataLoader of torch feeds it"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnd:
+    """Where a run ends, in steps from its first; 0: not known."""
+
+    steps_total: int = 0
+    pass_end: int = 0
+    """Of the pass over the data that runs: the run may go on after it."""
+    reason: str = ""
+    """Why the end of the run is not known, and the remedy; empty where it is."""
+
+    @property
+    def horizon(self) -> int:
+        """As far as can be foretold."""
+        return self.steps_total or self.pass_end
+
+
+def run_end(loop: LoopRecord, steps_done: int, *, steps_total: int = 0) -> RunEnd:
+    """What a loop shows after so many steps; ``steps_total`` is what its description says.
+
+    >>> loop = LoopRecord(data=DataLength.KNOWN, pass_end=100, pass_steps=100)
+    >>> [run_end(loop, done).pass_end for done in (99, 100, 101)]
+    [100, 200, 200]
+    >>> run_end(loop, 101, steps_total=250)
+    RunEnd(steps_total=250, pass_end=0, reason='')
+    """
+    total = steps_total or loop.num_steps
+    if total:
+        return RunEnd(steps_total=total)
+    end = loop.pass_end
+    if loop.pass_steps and steps_done >= end:
+        end += ((steps_done - end) // loop.pass_steps + 1) * loop.pass_steps
+    return RunEnd(pass_end=end, reason=f"{_REASONS[loop.data]}; {_REMEDY}")
+
+
+def undecided(end: RunEnd, *, confidence: float, now_unix_s: float) -> Decision:
+    """The decision on a run whose end is not known: what a restart or a limit costs is not, too."""
+    reason = Reason(
+        rule=Rule.EVIDENCE, is_met=False, text=f"the end of the run is not known: {end.reason}"
+    )
+    return Decision(
+        action=Action.ABSTAIN, reasons=(reason,), confidence=confidence, now_unix_s=now_unix_s
+    )
+
+
+def forecast_json(end: RunEnd, ahead: Forecast) -> JsonObject:
+    """``forecast.json``: of a pass over the data under ``pass``, never as the run's end.
+
+    ``ahead`` reaches to the end of the run, else to that of the pass, else says how long steps are.
+    """
+    told = ahead.to_json()
+    if end.steps_total:
+        return told | {"reason_no_finish": ""}
+    steps = [name for name in told if name.startswith(_OF_STEP)]
+    found: JsonObject = {
+        "schema": SCHEMA,
+        "reason_no_finish": end.reason,
+        **{name: told[name] for name in ("now_unix_s", "steps_done", *steps)},
+    }
+    if end.pass_end:
+        found["pass"] = {"end_step": end.pass_end, **{name: told[name] for name in _OF_PASS}}
+    return found
+
+
+_OF_STEP = ("step_", "single_", "is_measured", "num_samples")
+_OF_PASS = (
+    *("steps_left", "remaining_s", "remaining_low_s", "remaining_high_s"),
+    *("finish_p50_unix_s", "finish_p95_unix_s"),
+)
+
+
+def end_lines(end: RunEnd, ahead: Forecast | None) -> list[str]:
+    """Lines for a run whose end is not known; ``ahead`` is the forecast of the pass that runs."""
+    if not end.reason:
+        return []
+    lines = [f"end of the run not known: {end.reason}"]
+    if end.pass_end and ahead is not None:
+        left = f"{ahead.steps_left:,} steps left of it · the run may go on after it"
+        lines.insert(0, f"this pass over the data {ending(ahead)} · {left}")
+    return lines

@@ -1,0 +1,122 @@
+"""Runs whose layout nobody knows: their end by arithmetic, or the reason why there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from undescribed_runs import undescribed
+
+from forerun.calib.advice.decision import Action, Rule
+from forerun.calib.answers.measured_answer import MeasuredAnswer, analyse_steps
+from forerun.calib.answers.request import Request
+from forerun.calib.answers.run_measurements import measured_step_s
+from forerun.calib.records.record_kinds import DataLength, LoopRecord
+from forerun.calib.samples.store import read_run
+from forerun.calib.samples.table import SampleTable, build_table
+from forerun.calib.workload.run_options import Goals
+
+NOW_S, STEP_S, DONE, TOTAL = 1795187030.0, 0.1, 40, 100
+TOLD = LoopRecord(num_steps=TOTAL, samples=8, tokens=256)
+PASS = LoopRecord(data=DataLength.KNOWN, pass_end=50, pass_steps=50)
+
+
+def table_of(directory: Path, loop: LoopRecord | None) -> SampleTable:
+    return build_table(read_run(undescribed(directory, loop)))
+
+
+def request(**more: Any) -> Request:
+    return Request(now_unix_s=NOW_S, last_step=DONE, step_times_s=(STEP_S,) * DONE, **more)
+
+
+def answer(directory: Path, loop: LoopRecord | None, **more: Any) -> MeasuredAnswer:
+    return analyse_steps(table_of(directory, loop), request(**more))
+
+
+def test_the_finish_is_what_is_left_of_steps_times_a_step(tmp_path: Path) -> None:
+    found = answer(tmp_path, TOLD).forecast
+    assert found is not None
+    assert found.finish_p50_unix_s == pytest.approx(NOW_S + (TOTAL - DONE) * STEP_S)
+    assert found.finish_p95_unix_s > found.finish_p50_unix_s
+
+
+def test_evaluations_and_saves_go_on_as_often_as_so_far(tmp_path: Path) -> None:
+    found = answer(tmp_path, TOLD, eval_times_s=(0.5,) * 4, save_times_s=(2.0,) * 2).forecast
+    assert found is not None
+    extra_s = 6 * 0.5 + 3 * 2.0  # of 60 steps, where 40 had 4 and 2
+    assert found.remaining_s == pytest.approx((TOTAL - DONE) * STEP_S + extra_s)
+    assert {part.name: part.num_left for part in found.parts} == {
+        "steps": 60,
+        "evaluations": 6,
+        "saves": 3,
+    }
+
+
+def test_the_end_of_a_pass_is_never_that_of_the_run(tmp_path: Path) -> None:
+    found = answer(tmp_path, PASS)
+    assert found.forecast is None and "how often it goes over its data" in found.reason_no_finish
+    told = found.to_json()
+    assert not {"finish_p50_unix_s", "steps_left", "remaining_s"} & told.keys()
+    part = told["pass"]
+    assert isinstance(part, dict) and part["end_step"] == 50
+    assert part["finish_p50_unix_s"] == pytest.approx(NOW_S + 10 * STEP_S)
+    text = "\n".join(found.transcript)
+    assert "this pass over the data ends" in text and "] finish " not in text
+    assert "--calibrate-total-steps=N" in text
+
+
+@pytest.mark.parametrize("loop", [None, LoopRecord(data=DataLength.NONE), LoopRecord(samples=3)])
+def test_a_run_without_any_end_has_reason_and_remedy(
+    tmp_path: Path, loop: LoopRecord | None
+) -> None:
+    found = answer(tmp_path, loop)
+    assert found.forecast is None and "pass" not in found.to_json()
+    assert "--calibrate-total-steps=N" in found.reason_no_finish
+    assert found.reason_no_finish in "\n".join(found.transcript)
+    assert found.decision.action is Action.ABSTAIN
+
+
+def test_rates_are_of_all_ranks(tmp_path: Path) -> None:
+    table = table_of(tmp_path, TOLD)
+    found = analyse_steps(table, request())
+    each = 256 / measured_step_s(table)
+    assert found.rates == {"tokens_per_s": 2 * each, "tokens_per_s_per_gpu": each}
+    assert found.rates_of(2.0) == {"tokens_per_s": 256.0, "tokens_per_s_per_gpu": 128.0}
+
+
+def test_samples_count_where_there_are_no_tokens(tmp_path: Path) -> None:
+    found = answer(tmp_path, LoopRecord(samples=8))
+    assert found.rates_of(2.0) == {"samples_per_s": 8.0, "samples_per_s_per_gpu": 4.0}
+
+
+def test_a_later_moment_goes_on_from_the_window(tmp_path: Path) -> None:
+    later = Request(now_unix_s=NOW_S + 3.0, last_step=70, step_times_s=(STEP_S,) * 70)
+    found = answer(tmp_path, TOLD).again(later)
+    assert found.forecast is not None
+    assert found.forecast.finish_p50_unix_s == pytest.approx(NOW_S + 3.0 + 30 * STEP_S)
+    (line,) = found.finish_lines
+    assert "finish" in line
+
+
+def test_a_deadline_that_is_missed_twice_stops_any_loop(tmp_path: Path) -> None:
+    goals = Goals(deadline_unix_s=NOW_S)
+    first = answer(tmp_path / "a", TOLD, goals=goals)
+    assert first.decision.rules_met == {Rule.DEADLINE} and not first.is_stop
+    met = (Rule.DEADLINE.value,)
+    assert answer(tmp_path / "b", TOLD, goals=goals, previously_met=met).is_stop
+
+
+def test_groups_are_those_that_were_seen_and_those_that_are_only_known(tmp_path: Path) -> None:
+    loop = LoopRecord(num_replicas=2, grad_nbytes=4096)
+    table = table_of(tmp_path, loop)
+    seen = {(group.role, group.num_ranks) for group in analyse_steps(table, request()).groups}
+    rows = table.collectives
+    assert seen == set(zip(rows["role"], rows["num_ranks"], strict=True))
+    bare = SampleTable(
+        **{name: getattr(table, name) for name in table.__slots__}
+        | {"samples": table.samples[table.samples["row"] != "collective"]}
+    )
+    (known,) = analyse_steps(bare, request()).groups
+    assert (known.role, known.num_ranks, known.calls) == ("dp", 2, 0.0)
+    assert "4.0 KiB" in known.note and "TORCH_FR_BUFFER_SIZE" in known.note

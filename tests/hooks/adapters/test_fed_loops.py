@@ -1,0 +1,70 @@
+"""Loops that a loader feeds, on two real ranks: the same bits with the flags and without them."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import fed_loops as script
+import pytest
+from launched import Launch
+
+from forerun.calib.records.record_kinds import DataLength, LoopRecord
+from forerun.calib.samples.store import read_run
+
+pytestmark = pytest.mark.slow
+WINDOW = 8
+
+
+@cache
+def launch(directory: Path, kind: str, *own: str) -> tuple[list[str], str]:
+    """What each rank found, and all that was said."""
+    directory.mkdir()
+    words = ("--standalone", "--nproc-per-node", 2, script.__file__, kind, *own)
+    done = Launch(directory, *words, num_workers=2, WANDB_MODE="disabled").end_well()
+    return sorted(re.findall(r"^FED (.+)$", done.stdout, re.MULTILINE)), done.stdout + done.stderr
+
+
+def watched(directory: Path, kind: str, *own: str) -> tuple[list[str], str]:
+    flags = ("--calibrate", f"--calibrate-steps={WINDOW}", f"--calibrate-dir={directory / 'out'}")
+    return launch(directory, kind, *flags, *own)
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"), [("sized", ()), ("sized", ("--calibrate-total-steps=24",)), ("stream", ())]
+)
+def test_order_losses_and_random_state_are_those_without_us(
+    tmp_path: Path, kind: str, own: tuple[str, ...]
+) -> None:
+    """The models, optimizers, loaders and data die as well, and torch's methods are back."""
+    found, _ = watched(tmp_path / "watched", kind, *own)
+    bare, _ = launch(tmp_path / "bare", kind)
+    assert len(found) == 2 and found == bare
+    assert all(line.endswith(" 0 0") for line in found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "total", "length"),
+    [("sized", 0, "known"), ("sized", 24, "known"), ("stream", 0, "none")],
+)
+def test_the_loop_is_told_as_it_is(tmp_path: Path, kind: str, total: int, length: str) -> None:
+    own = (f"--calibrate-total-steps={total}",) if total else ()
+    _, text = watched(tmp_path / "run", kind, *own)
+    steps = script.STEPS if kind == "sized" else 0
+    loops = read_run(tmp_path / "run" / "out").loops
+    assert sorted(loops) == [0, 1]
+    assert loops[0] == LoopRecord(
+        num_steps=total,
+        data=DataLength(length),
+        pass_end=steps,
+        pass_steps=steps,
+        samples=script.BATCH * script.ACCUMULATED,
+        num_replicas=2,
+        grad_nbytes=4 * (script.WIDTH * 4 + 4),
+    )
+    said = json.loads((tmp_path / "run" / "out" / "forecast.json").read_text(encoding="utf-8"))
+    assert bool(said["reason_no_finish"]) == (not total)
+    assert ("] finish " in text) == bool(total)
+    assert said["samples_per_s"] > 0

@@ -1,0 +1,87 @@
+"""What ``attach`` without a configuration shows of a loop: batch, length and who averages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from forerun.calib.records.record_kinds import DataLength, LoopRecord, PhaseRecord
+from forerun.calib.samples.store import read_run
+from forerun.hooks.session.attach import attach
+
+try:  # here, since transformers adds a finder of modules of its own
+    import tiny_llama
+except ModuleNotFoundError:
+    tiny_llama = None
+
+ROWS, BATCH, SEQ, ACCUMULATED = 96, 4, 6, 2
+STEPS = ROWS // BATCH // ACCUMULATED
+
+
+def train(directory: Path, model: nn.Module, rows: Any, **options: Any) -> LoopRecord:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    asked = {"directory": directory, "steps": 4, "is_analysed": False, **options}
+    with attach(model, optimizer, **asked) as run:
+        for number, batch in enumerate(DataLoader(rows, batch_size=BATCH, shuffle=True)):
+            model(batch).sum().backward()
+            if (number + 1) % ACCUMULATED == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+                run.step()
+    return read_run(directory).loops[0]
+
+
+@pytest.mark.parametrize("told", [None, 77])
+def test_tokens_and_length_are_those_of_the_loop(tmp_path: Path, told: int | None) -> None:
+    model = nn.Sequential(nn.Embedding(16, 8), nn.Linear(8, 1))
+    rows = torch.randint(0, 16, (ROWS, SEQ))
+    assert train(tmp_path, model, rows, train_iters=told) == LoopRecord(
+        num_steps=told or 0,
+        data=DataLength.KNOWN,
+        pass_end=STEPS,
+        pass_steps=STEPS,
+        samples=BATCH * ACCUMULATED,
+        tokens=BATCH * SEQ * ACCUMULATED,
+        grad_nbytes=4 * (16 * 8 + 8 + 1),
+    )
+    passes = [r.name for r in read_run(tmp_path).records[0] if isinstance(r, PhaseRecord)]
+    assert passes.count("forward-compute") == passes.count("backward-compute") > 0
+
+
+def test_samples_that_are_no_tokens_are_counted(tmp_path: Path) -> None:
+    found = train(tmp_path, nn.Linear(SEQ, 1), torch.randn(ROWS, SEQ))
+    assert (found.samples, found.tokens) == (BATCH * ACCUMULATED, 0)
+
+
+def test_a_loop_that_ends_before_its_length_shows_tells_what_it_has(tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with attach(model, optimizer, directory=tmp_path, train_iters=9, is_analysed=False) as run:
+        for _ in range(5):
+            model(torch.ones(3, 2)).sum().backward()
+            optimizer.step()
+            run.step()
+    found = read_run(tmp_path).loops[0]
+    assert (found.num_steps, found.samples, found.data) == (9, 3, DataLength.UNSEEN)
+
+
+@pytest.mark.skipif(tiny_llama is None, reason="transformers is not installed")
+def test_a_model_of_transformers_describes_itself(tmp_path: Path) -> None:
+    model = tiny_llama.tiny_llama()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    asked: dict[str, Any] = {"directory": tmp_path, "steps": 4, "is_analysed": False}
+    with attach(model, optimizer, train_iters=50, **asked) as run:
+        for _ in range(8):
+            tokens = torch.randint(0, 64, (2, 16))
+            model(input_ids=tokens, labels=tokens).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.step()
+    config = read_run(tmp_path).configs[0]
+    assert (config.cadence.train_iters, config.model.seq_length) == (50, 16)
+    assert config.batch.micro_batch_size == 2

@@ -1,0 +1,101 @@
+"""Files and verbs of a run whose layout nobody knows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from companion_settings import companion_settings
+from undescribed_runs import undescribed
+
+from forerun.calib.records.record_kinds import DataLength, LoopRecord
+from forerun.calib.samples.store import read_lines, read_run
+from forerun.calib.samples.table import build_table
+from forerun.launch.cli import ExitCode, main
+from forerun.launch.companion.companion_loop import CompanionLoop
+from forerun.launch.directory.forecast_log import FORECASTS
+from forerun.launch.sinks.sink import Sink
+
+WINDOW_END, NUM_STEPS, STEP_S = 11, 60, 0.5
+
+
+def watched(directory: Path, loop: LoopRecord) -> Path:
+    """The recorded run told to a companion, step by step, to its end."""
+    undescribed(directory, loop)
+    start = float(build_table(read_run(directory)).runs["started_unix_s"].min())
+    beside = CompanionLoop(companion_settings(directory), open_sink=lambda _: Sink("nowhere"))
+    for step in range(NUM_STEPS):
+        at = start + STEP_S * (step + 1)
+        window = 0 if 3 <= step < WINDOW_END else None
+        beside.handle(
+            {
+                "event": "step", "step": step, "time_s": STEP_S, "gap_s": 0.0, "is_hooked": False,
+                "window": window, "is_after_window": step >= WINDOW_END,
+                "flags": ["warmup"] if step < 3 else [], "unix_s": at,
+            },
+            at,
+        )  # fmt: skip
+        if step == WINDOW_END - 1:
+            beside.handle({"event": "window_closed", "window": 0, "last_step": step}, at)
+        beside.poll(at + 40.0 * (step > WINDOW_END))
+    end = start + STEP_S * NUM_STEPS
+    beside.handle({"event": "end", "step": NUM_STEPS - 1, "unix_s": end}, end)
+    beside.finish(end)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    loop = LoopRecord(num_steps=NUM_STEPS, samples=4, tokens=128)
+    return watched(tmp_path_factory.mktemp("told"), loop)
+
+
+@pytest.fixture(scope="module")
+def in_a_pass(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    loop = LoopRecord(data=DataLength.KNOWN, pass_end=40, pass_steps=40)
+    return watched(tmp_path_factory.mktemp("pass"), loop)
+
+
+def value(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_all_files_are_there(told: Path) -> None:
+    for name in ("forecast", "decision", "score", "request"):
+        assert value(told / f"{name}.json")["run_id"] == "golden-run"
+    forecast = value(told / "forecast.json")
+    assert forecast["reason_no_finish"] == "" and forecast["tokens_per_s"] > 0
+    page = (told / "report.html").read_text(encoding="utf-8")
+    assert "golden-run" in page and "Groups of ranks" in page
+    assert "The measured step" in (told / "report.md").read_text(encoding="utf-8")
+
+
+def test_forecasts_between_windows_and_the_end_are_kept_and_compared(
+    told: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = [line["kind"] for line in read_lines(told / FORECASTS)[0]]
+    assert kinds.count("forecast") > 1 and kinds[-1] == "end"
+    assert main(["compare", str(told), "--json"]) == ExitCode.ANSWER
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert abs(run["first_error_of_total_frac"]) < 0.05
+
+
+def test_report_has_the_answer_as_text_and_as_json(
+    told: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(told)]) == ExitCode.ANSWER
+    assert "tokens/s" in capsys.readouterr().out
+    assert main(["report", str(told), "--json"]) == ExitCode.ANSWER
+    found = json.loads(capsys.readouterr().out)
+    assert found["forecast"]["steps_left"] == NUM_STEPS - WINDOW_END
+    assert found["decision"]["groups"]
+
+
+def test_a_pass_is_no_run(in_a_pass: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not (in_a_pass / FORECASTS).exists()
+    forecast = value(in_a_pass / "forecast.json")
+    assert forecast["pass"]["end_step"] in (40, 80)
+    assert main(["compare", str(in_a_pass)]) == ExitCode.NO_DATA
+    said = capsys.readouterr().err
+    assert "--calibrate-total-steps=N" in said and "was it what" not in said
