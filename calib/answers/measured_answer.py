@@ -201,7 +201,7 @@ def _transcript(answer: MeasuredAnswer, request: Request) -> tuple[str, ...]:
 def _rate(answer: MeasuredAnswer) -> str:
     rates = answer.rates
     if not rates:
-        return "tokens/s not known, since the first step showed no batch of tensors"
+        return "tokens/s not known, since no batch was seen in the first steps"
     name, rate = next(iter(rates.items()))
     unit = name.partition("_")[0]
     size = format_count(answer.loop.tokens or answer.loop.samples)

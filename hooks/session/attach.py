@@ -20,9 +20,9 @@ from ..process.host import Host
 from ..process.interpreter import companion_command
 from ..process.settings import CadenceHint, RankInfo, Settings
 from ..sensors.recorder import OPTIMIZER
-from .chain import roles_in, unseen_in
+from .chain import num_replicas, roles_in, unseen_in
 from .data_watch import DataWatch
-from .first_step import Known
+from .first_step import Known, is_self_described
 from .loop_sight import LoopSight
 from .session import EVAL, SAVE, Session
 
@@ -116,7 +116,15 @@ class AttachedRun:
         session.describe(self._host(optimizer, models))
         if config is None:
             known = Known(cadence=Cadence(train_iters=session.settings.cadence.train_iters or 0))
-            self._sight = LoopSight(session, optimizer, models, known, self._host, self._data)
+            self._sight = LoopSight(
+                session,
+                optimizer,
+                models,
+                known,
+                self._host,
+                self._data,
+                sees_calls=_sees_calls(models),
+            )
 
     def _host(
         self,
@@ -128,7 +136,7 @@ class AttachedRun:
         return Host(
             models=models,
             optimizers=() if optimizer is None else (optimizer,),
-            passes=models if config is None else (),
+            passes=models if config is None and _sees_calls(models) else (),
             unseen=unseen_in(models),
             roles=roles_in(models),
             run_config=run_config if config is None else lambda: config,
@@ -200,6 +208,15 @@ class AttachedRun:
             self._session.guard.protect(self._sight.close)()
             self._sight = None
         self._session.finish()
+
+
+def _sees_calls(models: Iterable[torch.nn.Module]) -> bool:
+    """Whether calls of the whole model are worth a hook: they end transfers, or fill a layout.
+
+    A function that calls a bare model may be compiled, and with such a hook would be once more.
+    """
+    known = tuple(models)
+    return bool(num_replicas(known)) or is_self_described(known)
 
 
 _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")

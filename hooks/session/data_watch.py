@@ -18,6 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from ...calib.records.record_kinds import DataLength
 from ..process.guard import Guard
 from ..process.host import Reference, reference
+from .first_step import batch_shape
 
 NUM_STEPS = 2
 """The first step may draw more: a loop that looks ahead, a step that a scaler of losses skips."""
@@ -32,6 +33,9 @@ class DataSeen:
     """Steps that will be done at the end of the pass that runs; 0: unknown."""
     steps: int = 0
     """Steps of a whole pass."""
+    samples: int = 0
+    """Of the batches of a step, by the first of them."""
+    tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -46,6 +50,8 @@ class _Loader:
     draws: tuple[int, ...] = ()
     """Of each step so far."""
     num_in_step: int = 0
+    shape: tuple[int, ...] = ()
+    """Of its first batch: samples, and tokens of each where it holds some."""
 
 
 class DataWatch:
@@ -91,14 +97,17 @@ class DataWatch:
         loader = max(drawn, key=lambda one: one.draws[-1], default=None)
         if loader is None:
             return DataSeen()
-        if not loader.num_batches:
-            return DataSeen(length=DataLength.NONE)
         each = min(draws for draws in loader.draws if draws)
+        samples, tokens = (*loader.shape, 0, 0)[:2]
+        work = {"samples": each * samples, "tokens": each * samples * tokens}
+        if not loader.num_batches:
+            return DataSeen(length=DataLength.NONE, **work)
         left = max(0, loader.num_batches - loader.num_drawn) // each
         return DataSeen(
             length=DataLength.KNOWN,
             end=self._num_steps + left,
             steps=max(1, loader.num_batches // each),
+            **work,
         )
 
     def _put(self, owner: Any, name: str, note: Callable[..., object]) -> None:
@@ -130,6 +139,7 @@ class DataWatch:
         if alive is not None and loader is not None and alive() is iterator:
             loader.num_drawn += 1
             loader.num_in_step += 1
+            loader.shape = loader.shape or batch_shape(batch)
 
 
 def num_batches(loader: Any) -> int | None:

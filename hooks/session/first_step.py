@@ -57,13 +57,11 @@ class FirstStep:
     def _see(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         if torch.is_grad_enabled():
             self._passes[id(module)] += 1
-            found = [*_tensors((args, kwargs))]
-            tokens = next((t for t in found if _is_tokens(t)), None)
-            if not self._num_samples:
-                self._num_samples = next((int(t.shape[0]) for t in found if t.dim()), 0)
-            if tokens is not None and not self._shape:
-                self._shape = tuple(tokens.shape)
-                self._autocast_dtype = _autocast_dtype(tokens.device.type)
+            shape = batch_shape((args, kwargs))
+            if len(shape) == 2 and not self._shape:
+                self._shape = shape
+                self._autocast_dtype = _autocast_dtype(_device_type((args, kwargs)))
+            self._num_samples = self._num_samples or (shape[0] if shape else 0)
 
     def loop(self, chain: tuple[torch.nn.Module, ...], known: Known) -> LoopRecord:
         """What a step of this rank works on; without a batch where ranks share their samples."""
@@ -123,6 +121,20 @@ class FirstStep:
         )
 
 
+def is_self_described(models: Iterable[torch.nn.Module]) -> bool:
+    """True where a model carries a configuration of transformers."""
+    return any(_config_of(model) is not None for model in models)
+
+
+def batch_shape(value: Any) -> tuple[int, ...]:
+    """Samples and tokens of a batch of whole numbers, samples alone of another; else nothing."""
+    found = [*_tensors(value)]
+    tokens = next((t for t in found if _is_tokens(t)), None)
+    if tokens is not None:
+        return tuple(tokens.shape)
+    return next(((int(t.shape[0]),) for t in found if t.dim()), ())
+
+
 def _config_of(module: torch.nn.Module) -> Mapping[str, Any] | None:
     for inner in module.modules():
         config: Any = getattr(inner, "config", None)
@@ -149,6 +161,10 @@ def _is_tokens(tensor: torch.Tensor) -> bool:
 def _autocast_dtype(device_type: str) -> str:
     is_on = torch.is_autocast_enabled(device_type)
     return _name(torch.get_autocast_dtype(device_type)) if is_on else ""
+
+
+def _device_type(value: Any) -> str:
+    return next(tensor.device.type for tensor in _tensors(value) if _is_tokens(tensor))
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...calib.records.record_kinds import LoopRecord
 from ..process.host import Host, living, reference, references
+from .chain import is_split
 from .data_watch import DataWatch
 from .first_step import FirstStep, Known
 from .session import Session
@@ -19,7 +20,8 @@ MakeHost = Callable[[Any, tuple[Any, ...], Callable[[], Any]], Host]
 class LoopSight:
     """Describes the run after its first step, and tells of its loop once ``data`` have shown it.
 
-    Nothing of the user's is kept alive.  ``data`` is told of steps by who installed it.
+    Nothing of the user's is kept alive.  ``data`` is told of steps by who installed it.  Without
+    ``sees_calls`` no hook is on the model: the batch is that of the loader.
     """
 
     def __init__(
@@ -30,12 +32,15 @@ class LoopSight:
         known: Known,
         make_host: MakeHost,
         data: DataWatch | None = None,
+        *,
+        sees_calls: bool = True,
     ) -> None:
         self._session, self._known, self._make_host = session, known, make_host
         self._optimizer, self._chain = reference(optimizer), references(chain)
         self._data = data
         self._loop: LoopRecord | None = None
-        self._first: FirstStep | None = FirstStep(chain, session.guard)
+        self._is_split = False
+        self._first: FirstStep | None = FirstStep(chain if sees_calls else (), session.guard)
 
     @property
     def is_over(self) -> bool:
@@ -64,7 +69,7 @@ class LoopSight:
         first.close()
         chain, optimizer = living(self._chain), self._optimizer()
         rank = self._session.settings.rank
-        self._loop = first.loop(chain, self._known)
+        self._loop, self._is_split = first.loop(chain, self._known), is_split(chain)
         config = None
         if optimizer is not None:
             config = first.run_config(chain, optimizer, rank, self._known)
@@ -77,4 +82,6 @@ class LoopSight:
             seen = self._data.seen()
             self._data.remove()
             loop = replace(loop, data=seen.length, pass_end=seen.end, pass_steps=seen.steps)
+            if not (loop.samples or self._is_split):
+                loop = replace(loop, samples=seen.samples, tokens=seen.tokens)
         self._session.tell_loop(loop)

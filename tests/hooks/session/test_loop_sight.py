@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from forerun.calib.records.record_kinds import DataLength, LoopRecord, PhaseRecord
+from forerun.calib.records.record_kinds import DataLength, LoopRecord
 from forerun.calib.samples.store import read_run
 from forerun.hooks.session.attach import attach
 
@@ -49,8 +49,6 @@ def test_tokens_and_length_are_those_of_the_loop(tmp_path: Path, told: int | Non
         tokens=BATCH * SEQ * ACCUMULATED,
         grad_nbytes=4 * (16 * 8 + 8 + 1),
     )
-    passes = [r.name for r in read_run(tmp_path).records[0] if isinstance(r, PhaseRecord)]
-    assert passes.count("forward-compute") == passes.count("backward-compute") > 0
 
 
 def test_samples_that_are_no_tokens_are_counted(tmp_path: Path) -> None:
@@ -67,7 +65,7 @@ def test_a_loop_that_ends_before_its_length_shows_tells_what_it_has(tmp_path: Pa
             optimizer.step()
             run.step()
     found = read_run(tmp_path).loops[0]
-    assert (found.num_steps, found.samples, found.data) == (9, 3, DataLength.UNSEEN)
+    assert found == LoopRecord(num_steps=9, grad_nbytes=4 * 3)  # nobody showed a batch
 
 
 @pytest.mark.skipif(tiny_llama is None, reason="transformers is not installed")

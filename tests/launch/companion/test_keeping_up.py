@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from companion_settings import companion_settings, started
 
+from forerun.calib.answers.run_end import RunEnd
 from forerun.calib.forecast.batch_ratios import PredictedStep
 from forerun.calib.forecast.throughput import Throughput
 from forerun.launch.companion.closed_windows import ClosedWindows
@@ -91,6 +92,7 @@ class Said:
     """What a forecast says of every step."""
 
     overhead = None
+    end = RunEnd(steps_total=1_000_000)
 
     class forecast:
         finish_p50_unix_s = finish_p95_unix_s = 0.0
