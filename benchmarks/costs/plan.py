@@ -35,7 +35,7 @@ from forerun.calib.steps.base_times import prior_times
 from forerun.calib.steps.model import FittedSteps, fit_steps
 from forerun.calib.units import GIB, MIB
 from forerun.calib.workload.config import RunConfig
-from forerun.launch.commands.search_effort import forked
+from forerun.launch.opened.search_effort import forked
 
 CAPACITY_NBYTES = 80 * GIB
 COUNTS = (*Tally.__slots__,)

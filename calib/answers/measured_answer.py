@@ -114,6 +114,7 @@ class MeasuredAnswer:
         """``decision.json``."""
         return self.decision.to_json() | {
             "throughput": dict(self.rates),
+            "forecast": self.to_json(),
             "groups": [asdict(group) for group in self.groups],
             "reason_no_finish": self.reason_no_finish,
             "transcript": list(self.transcript),

@@ -9,8 +9,8 @@ import argparse
 from typing import Any
 
 from ..opened.run import Run, load
+from ..opened.search_effort import search_effort
 from .outcome import ExitCode, print_json, tell
-from .search_effort import search_effort
 
 
 def predict(args: argparse.Namespace) -> int:

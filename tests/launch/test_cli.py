@@ -117,7 +117,7 @@ def test_the_public_names_are_listed() -> None:
         ("plan DIR --objctive=cost", "did you mean --objective"),
         ("report DIR --zzz", "see forerun report --help"),
         ("report DIR more", "see forerun report --help"),
-        ("report --device B200 DIR", "predict, plan, explain do"),
+        ("report --device B200 DIR", "predict, plan, explain, doctor do"),
         ("predict DIR --device", "--device: expected one argument; see forerun predict --help"),
         ("predict --device B200", "required: DIR; see forerun predict --help"),
         ("validate operatrs FILE", "'operatrs' is none; did you mean operators?"),

@@ -21,8 +21,9 @@ def companion_settings(
         rank=num_ranks - 1, world_size=num_ranks, local_rank=0, local_world_size=1,
         run_id="golden-run",
     )  # fmt: skip
+    options = {"total_steps": num_steps or None, **options}
     settings = Settings(rank=rank, directory=directory, goals=goals, **options)
-    return CompanionSettings(settings=settings, launch_id=launch_id, num_steps=num_steps)
+    return CompanionSettings(settings=settings, launch_id=launch_id)
 
 
 def started(

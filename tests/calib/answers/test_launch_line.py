@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from forerun.calib.answers.analysis import Answer, Request, analyse
-from forerun.calib.answers.transcript import PREFIX, transcript_lines
+from forerun.calib.answers.transcript import PREFIX
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 
@@ -52,4 +52,4 @@ def test_a_sure_one_is_one_line(table: SampleTable) -> None:
     assert answer.lint is not None
     (line,) = [line for line in answer.transcript if line.startswith(f"{PREFIX} launch: ")]
     assert "--eval-interval 2 with --eval-iters 2 · about " in line
-    assert line in transcript_lines(lint=answer.lint)
+    assert line == f"{PREFIX} {answer.lint.line()}"

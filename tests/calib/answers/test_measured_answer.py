@@ -95,8 +95,8 @@ def test_a_later_moment_goes_on_from_the_window(tmp_path: Path) -> None:
     found = answer(tmp_path, TOLD).again(later)
     assert found.forecast is not None
     assert found.forecast.finish_p50_unix_s == pytest.approx(NOW_S + 3.0 + 30 * STEP_S)
-    (line,) = found.finish_lines
-    assert "finish" in line
+    (line,) = found.finish_lines(Goals())
+    assert line.startswith("[forerun] ends ")
 
 
 def test_a_deadline_that_is_missed_twice_stops_any_loop(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +13,9 @@ import pytest
 from forerun.calib.advice.decision import Rule, decide
 from forerun.calib.advice.layout_words import layout_words
 from forerun.calib.advice.plan import Candidate, Plan
-from forerun.calib.answers.analysis import Request, analyse_steps
+from forerun.calib.answers.analysis import Request
 from forerun.calib.answers.finish_line import finish_line
+from forerun.calib.answers.measured_answer import analyse_steps
 from forerun.calib.answers.run_measurements import HookSummary, Overhead
 from forerun.calib.answers.transcript import (
     checked_line,
@@ -28,9 +30,11 @@ from forerun.calib.forecast.forecast import Forecast
 from forerun.calib.forecast.throughput import Throughput
 from forerun.calib.layers.model_size import model_name
 from forerun.calib.memory.peak import MemoryEstimate, Verdict
+from forerun.calib.records.record_kinds import LoopRecord
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.calib.workload.config import RunConfig
+from forerun.calib.workload.config_json import encode_fields
 from forerun.calib.workload.model_shape import Experts, ModelShape, Normalization, PositionEmbedding
 from forerun.calib.workload.run_options import Goals
 
@@ -109,10 +113,10 @@ def test_the_lines_of_the_design(run: Forecast, faster: Plan, layout: Layout) ->
         modelled=PredictedStep(time_s=1.861, low_s=1.80, high_s=1.93),
         hooks=HOOKS,
         overhead=COST,
-        forecast=run,
         plan=faster,
         decision=decision,
-        goals=goals,
+        ends=[finish_line(run, goals)],
+        has_end=True,
         directory="my runs",
     )
     words = layout_words(faster.candidates[0].config)
@@ -311,13 +315,14 @@ def test_a_layout_is_spelled_out(planned: Planned) -> None:
 
 def test_a_run_whose_layout_is_not_known_says_so_and_what_to_do() -> None:
     table = build_table(read_run(GOLDEN))
-    table = replace(table, runs=table.runs.assign(config=""))
+    told = table.runs.assign(config="", loop=json.dumps(encode_fields(LoopRecord(num_steps=20))))
     goals = Goals(budget_hours=100.0)
     request = Request(now_unix_s=float(table.runs["started_unix_s"].min()) + 5.0, goals=goals)
-    run, end, others, checked = analyse_steps(table, request, num_steps=20).transcript
+    run, end, *_, others, checked = analyse_steps(replace(table, runs=told), request).transcript
     assert run.startswith("[forerun] 2 x CPU · step 0.")
     assert end.startswith("[forerun] ends ") and end.endswith("inside the budget of 100 h")
     assert "not compared" in others and "forerun.attach" in others
     assert checked.startswith("[forerun] checked: hooks ")
-    (_, unknown, *_) = analyse_steps(table, request, num_steps=0).transcript
-    assert unknown.startswith("[forerun] end not known, since ") and "train_iters" in unknown
+    silent = replace(table, runs=table.runs.assign(config=""))
+    (_, unknown, *_) = analyse_steps(silent, request).transcript
+    assert unknown.startswith("[forerun] end of the run not known: ") and "train_iters" in unknown

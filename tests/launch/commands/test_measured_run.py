@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 from companion_settings import companion_settings
+from json_schema import check
 from undescribed_runs import undescribed
 
+from forerun.calib.records.json_files import read_lines
 from forerun.calib.records.record_kinds import DataLength, LoopRecord
-from forerun.calib.samples.store import read_lines, read_run
+from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.directory.forecast_log import FORECASTS
+from forerun.launch.options.file_schemas import file_schema
 from forerun.launch.sinks.sink import Sink
 
 WINDOW_END, NUM_STEPS, STEP_S = 11, 60, 0.5
@@ -59,6 +62,14 @@ def in_a_pass(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def value(path: Path) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("home", ["told", "in_a_pass"])
+@pytest.mark.parametrize("name", ["forecast", "decision"])
+def test_files_are_what_their_schemas_say(
+    home: str, name: str, request: pytest.FixtureRequest
+) -> None:
+    check(value(request.getfixturevalue(home) / f"{name}.json"), file_schema(name))
 
 
 def test_all_files_are_there(told: Path) -> None:

@@ -82,6 +82,7 @@ def test_a_wrong_file_is_refused_with_the_rule(
 ) -> None:
     cluster = tmp_path / "cluster.json"
     cluster.write_text(text)
+    copy_as(tmp_path, "run", H100)
     assert main([verb, str(tmp_path), "--cluster", str(cluster)]) == ExitCode.USAGE
     err = capsys.readouterr().err
     assert all(word in err for word in (*words, "cluster.json")), err
@@ -91,6 +92,7 @@ def test_a_file_that_is_not_there_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "none.json"
+    copy_as(tmp_path, "run", H100)
     assert main(["predict", str(tmp_path), "--cluster", str(path)]) == ExitCode.USAGE
     assert "none.json" in capsys.readouterr().err
 

@@ -130,5 +130,5 @@ def test_markup_stays_text(page: Page) -> None:
 
 
 def test_the_card_tells_the_end(page: Page) -> None:
-    assert "<h1>Ended Sun 01:48" in render(page)
+    assert "<h1>Ended Sun 9 Sep 2001 01:48" in render(page)
     assert "<h1>Ends " in render(replace(page, end_unix_s=None))

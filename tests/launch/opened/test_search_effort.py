@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from forerun.launch.commands.search_effort import forked
+from forerun.launch.opened.search_effort import forked
 
 SEARCH = """
 import os, sys, time
-from forerun.launch.commands.search_effort import forked
+from forerun.launch.opened.search_effort import forked
 
 with forked(lambda one: os.getpid()) as first, forked(lambda one: os.getpid()) as second:
     print(first([0, 0])[1], second([0, 0])[1], flush=True)
