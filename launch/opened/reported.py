@@ -73,7 +73,8 @@ class ReportAnswer(Told):
     @cached_property
     def html(self) -> str:
         """The whole page with its charts, as in ``report.html``."""
-        return render(page_of(top_of(self.directory)[0], self.table, self.answer))
+        page = page_of(top_of(self.directory)[0], self.table, self.answer)
+        return render(page, directory=str(self.directory))
 
     def write(self, path: Path | str) -> None:
         """Write the page; where the name ends in ``.md``, the Markdown."""

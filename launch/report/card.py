@@ -52,7 +52,8 @@ def card_of(
         within=within,
         facts=facts,
         run=run,
-        advice=answer.advice.removeprefix(PREFIX).strip(),
+        # The command that this line names stands below it.
+        advice=answer.advice.removeprefix(PREFIX).partition(" · ")[0].strip(),
         command=_command(answer, shlex.quote(directory)),
         about=(("run", answer.run_id), ("as of", made), *about, ("forerun", version)),
     )
@@ -80,7 +81,7 @@ def _of_model(answer: Answer) -> tuple[tuple[str, ...], str, tuple[tuple[str, st
     rate = f"{format_count(found.tokens_per_s)} tokens/s"
     if found.mfu_frac is not None:
         rate = f"{format_frac(found.mfu_frac)} MFU"
-    run = run_line(config, config.parallelism.num_ranks, answer.measured_step_s, found)
+    run = run_line(config, config.parallelism.num_ranks, answer.measured_step_s)
     about = ("device", config.device), ("framework", config.framework)
     return (rate, *_gain(answer)), run, about
 
