@@ -19,7 +19,7 @@ SIDE_BY_SIDE = -n auto --dist loadfile --no-loadscope-reorder
 PYVERSION = $(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.version_info[:2])')
 CONSTRAINED = $(addprefix -c ,$(wildcard constraints-py$(PYVERSION).txt))
 
-.PHONY: setup quickstart test test-fast check dist bench gpu-report clean
+.PHONY: setup quickstart test test-fast check docs dist bench gpu-report clean
 
 setup: $(VENV)/.ready
 
@@ -47,6 +47,11 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# The site, into docs-out; a warning is an error.  The reference is written from the code first.
+docs: setup
+	$(BIN)/python docs/reference.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # The wheel is built from the sdist, so that either is whole.
 dist: setup
 	rm -rf dist
@@ -69,4 +74,4 @@ gpu-report: setup
 	$(BIN)/python benchmarks/runs/gpu_report.py --out $(GPU_OUT) $(GPU_OPTIONS)
 
 clean:
-	rm -rf $(VENV) $(OUT) bench-out build dist *.egg-info
+	rm -rf $(VENV) $(OUT) bench-out docs-out build dist *.egg-info

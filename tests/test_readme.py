@@ -1,4 +1,4 @@
-"""The README tells the truth: its commands run, its flags and variables are the ones there are."""
+"""The README tells the truth: its commands run, what it names is there."""
 
 from __future__ import annotations
 
@@ -80,15 +80,11 @@ def test_the_make_targets_exist() -> None:
     assert set(re.findall(r"^    make ([a-z-]+)", README, flags=re.MULTILINE)) <= targets
 
 
-def test_the_flag_table_is_complete() -> None:
-    """Name, default and meaning are those of the declaration, word for word."""
-    rows = re.findall(r"^\| `--calibrate-(.+)` \| (.+) \| (.+) \|$", README, flags=re.MULTILINE)
-    told = {tuple(cell.replace("\\|", "|") for cell in row) for row in rows}
-    shown = {"dir": "`forerun-out`"}
-    assert told == {
-        (f"{flag.name}={flag.metavar}", shown.get(flag.name, flag.default), flag.told)
-        for flag, _ in options()
-    }
+def test_every_flag_told_is_there() -> None:
+    """Which flags there are, and what each means, is held in the reference."""
+    there = {f"--calibrate-{flag.name}" for flag, _ in options()}
+    told = set(re.findall(r"--calibrate-[a-z-]+[a-z]", README))
+    assert told - {"--calibrate-on"} <= there  # that one is an option of validate
 
 
 def test_every_environment_variable_told_is_read() -> None:

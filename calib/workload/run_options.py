@@ -96,7 +96,7 @@ class Flag:
     default: str
     """In words, for people."""
     told: str
-    """What it means, in the words of the README."""
+    """What it means, in the words of the reference."""
     low: float = -math.inf
     high: float = math.inf
     rule: str = ""
@@ -193,7 +193,7 @@ class RunOptions:
     )  # fmt: skip
     on_advice: OnAdvice = _option(
         OnAdvice.LOG, "on-advice", Reads.CHOICE, "",
-        "`alert` sends a W&B alert as well; `stop` ends training on advice (below)",
+        "`alert` sends a W&B alert as well; `stop` ends training on advice",
     )  # fmt: skip
     goals: Goals = field(default_factory=Goals)
     python: str = _option(

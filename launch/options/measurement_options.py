@@ -20,7 +20,8 @@ def add_validate(verbs: argparse._SubParsersAction) -> None:
         "Columns: recipes/published/FORMAT.md.",
         allow_abbrev=False,
     ).add_argument
-    add("what", choices=("operators", "collectives", "steps", "design"))
+    what = ("operators", "collectives", "steps", "design")
+    add("what", choices=what, help="models of these, or which layouts to measure")
     add("files", type=Path, nargs="+", metavar="FILE", help=".csv[.gz], .parquet")
     add("--protocol", action="append", metavar="NAME", help="only this one (may be repeated)")
     add("--seeds", type=int, default=5, metavar="N", help="random draws to pool (default 5)")
@@ -55,9 +56,10 @@ def add_import(verbs: argparse._SubParsersAction) -> None:
         "directory that answers predict and plan. Columns: recipes/published/FORMAT.md.",
         allow_abbrev=False,
     ).add_argument
-    add("source", choices=("kineto", "nccl-tests", "steps"))
-    add("files", type=Path, nargs="+", metavar="FILE")
-    add("--out", type=Path, required=True, metavar="FILE|DIR")
+    add("source", choices=("kineto", "nccl-tests", "steps"), help="what the files are")
+    add("files", type=Path, nargs="+", metavar="FILE", help="to read")
+    place = "FILE|DIR"
+    add("--out", type=Path, required=True, metavar=place, help="a table; of steps a directory")
     add("--fabric", metavar="NAME", help="what to call the cluster")
     add("--ranks-per-node", type=int, default=8, metavar="N", help="for kineto (default 8)")
     add(

@@ -54,7 +54,7 @@ def add_compare(verbs: argparse._SubParsersAction) -> None:
         "from when on it was right.",
         allow_abbrev=False,
     ).add_argument
-    add("directories", type=Path, nargs="+", metavar="DIR")
+    add("directories", type=Path, nargs="+", metavar="DIR", help="what --calibrate-dir was")
     add(
         "--fail-over",
         type=float,

@@ -1,0 +1,197 @@
+"""The pages of docs/reference, written from the code: what is there is told, and nothing else.
+
+python docs/reference.py    writes them; a test fails where they say something else than the code
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from forerun.calib.workload.run_options import Flag, Reads, options
+from forerun.launch.cli import build_parser
+from forerun.launch.options.file_schemas import ANSWERS, FILE_NAMES, file_schema
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from reference_schemas import key_rows, schema_of
+from reference_words import (
+    EXIT_CODES,
+    FOREIGN_VARIABLES,
+    LEFT_FILES,
+    OF_ANSWERS,
+    SAYS,
+    VARIABLES,
+    WRAPPER_EXIT_CODES,
+)
+
+PAGES = Path(__file__).parent / "reference"
+_MADE = "<!-- Written by docs/reference.py: change the code, then run it. -->\n\n"
+
+
+def pages() -> dict[str, str]:
+    """The text of each page, by the name of its file in docs/reference."""
+    made = {
+        "flags.md": flags(),
+        "verbs.md": verbs(),
+        "files.md": files(),
+        "answers.md": answers(),
+        "exit_codes.md": exit_codes(),
+        "environment.md": environment(),
+        "python.md": python(),
+    }
+    return {name: _MADE + text.rstrip() + "\n" for name, text in made.items()}
+
+
+def flags() -> str:
+    """Every ``--calibrate-...``, as declared."""
+    rows = [
+        (f"`--calibrate-{flag.name}={flag.metavar}`", flag.default, flag.told, _reads(flag))
+        for flag, _ in options()
+    ]
+    return _page(
+        "Flags of a launch",
+        SAYS["flags"],
+        table(("flag", "default", "meaning", "takes"), rows),
+        SAYS["flags_end"],
+    )
+
+
+def _reads(flag: Flag) -> str:
+    if flag.reads is Reads.CHOICE:
+        return "one of these words"
+    if flag.reads is Reads.WHOLE:
+        return f"a whole number from {flag.low:g} on"
+    if flag.reads is Reads.NUMBER:
+        return flag.rule.partition(";")[0]
+    return {
+        Reads.DURATION: "seconds, or a number with m or h",
+        Reads.MOMENT: "ISO 8601, or Unix seconds",
+        Reads.COUNTS: "whole numbers with commas between",
+        Reads.PATH: "a path",
+    }.get(flag.reads, "text")
+
+
+def verbs() -> str:
+    """Every verb with its words and options, as its parser has them."""
+    return _page("Verbs", SAYS["verbs"], *(_verb(name, sub) for name, sub in parsers()))
+
+
+def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Each verb and its parser."""
+    yield from _verb_action().choices.items()
+
+
+def _verb_action() -> Any:
+    found = build_parser()._subparsers
+    assert found is not None
+    return found._group_actions[0]
+
+
+def _verb(name: str, sub: argparse.ArgumentParser) -> str:
+    (told,) = (one.help for one in _verb_action()._choices_actions if one.dest == name)
+    text = _sentence(told) + (f"\n\n{_sentence(sub.description)}" if sub.description else "")
+    rows = [(_written(action), action.help or "") for action in shown_actions(sub)]
+    return f"## {name}\n\n{text}\n\n{table(('word or option', 'meaning'), rows)}"
+
+
+def shown_actions(sub: argparse.ArgumentParser) -> list[argparse.Action]:
+    """What a user can write behind a verb, help aside."""
+    return [one for one in sub._actions if one.dest != "help" and one.help != argparse.SUPPRESS]
+
+
+def _written(action: argparse.Action) -> str:
+    value = ""
+    if action.nargs != 0:
+        words = action.metavar or ("|".join(map(str, action.choices)) if action.choices else "")
+        value = " ".join(words) if isinstance(words, tuple) else words or action.dest.upper()
+        if isinstance(action.nargs, int) and isinstance(words, str):
+            value = " ".join([value] * action.nargs)
+    if not action.option_strings:
+        return f"`{value}`" + (", one or more" if action.nargs == "+" else "")
+    return ", ".join(f"`{f'{one} {value}'.strip()}`" for one in action.option_strings)
+
+
+def files() -> str:
+    """The files of a directory, and the keys of each that is JSON."""
+    rows = [(f"`{name}`", told) for name, told in LEFT_FILES.items()]
+    parts = [_schema(file_schema(name)["title"], file_schema(name)) for name in FILE_NAMES]
+    return _page("Files of a directory", SAYS["files"], table(("file", "holds"), rows), *parts)
+
+
+def answers() -> str:
+    """The keys of what verbs print with ``--json``."""
+    parts = [
+        _schema(told, schema_of(ANSWERS.with_name(file), root))
+        for told, (file, root) in OF_ANSWERS.items()
+    ]
+    return _page("Answers of verbs as JSON", SAYS["answers"], *parts)
+
+
+def _schema(title: str, schema: dict[str, Any]) -> str:
+    head, _, rest = title.partition(": ")
+    text = f"{_sentence(rest)}\n\n" if rest else ""
+    return f"## {head}\n\n{text}{table(('key', 'type', 'meaning'), key_rows(schema))}"
+
+
+def exit_codes() -> str:
+    """Codes of verbs, then those of ``forerun run``."""
+    return _page(
+        "Exit codes",
+        SAYS["exit_codes"],
+        table(("code", "means"), EXIT_CODES.items()),
+        "## forerun run",
+        SAYS["run_exit_codes"],
+        table(("code", "means"), WRAPPER_EXIT_CODES.items()),
+    )
+
+
+def environment() -> str:
+    """Variables of ours, and those of others that are read."""
+    return _page(
+        "Environment variables",
+        SAYS["environment"],
+        table(("variable", "set by", "meaning"), ((f"`{k}`", *v) for k, v in VARIABLES.items())),
+        "## Variables of others",
+        SAYS["foreign"],
+        table(("variable", "read for"), ((f"`{k}`", v) for k, v in FOREIGN_VARIABLES.items())),
+    )
+
+
+def python() -> str:
+    """The names of ``forerun``, with their signatures and what they say of themselves."""
+    from reference_python import python_parts
+
+    return _page("Python API", SAYS["python"], *python_parts())
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table; a bar within a cell is written so that it stays in it."""
+    lines = [tuple(head), ("---",) * len(head), *rows]
+    cells = ([str(cell).replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def _page(title: str, *parts: str) -> str:
+    return "\n\n".join((f"# {title}", *(part.strip() for part in parts if part.strip())))
+
+
+def _sentence(text: str | None) -> str:
+    told = inspect.cleandoc(text or "").strip()
+    return f"{told[:1].upper()}{told[1:]}{'' if told.endswith('.') else '.'}" if told else ""
+
+
+def main() -> int:
+    """Write the pages; 0."""
+    PAGES.mkdir(exist_ok=True)
+    for name, text in pages().items():
+        (PAGES / name).write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

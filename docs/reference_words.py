@@ -1,0 +1,253 @@
+"""What the reference says that no declaration holds; tests hold each name against the code."""
+
+# ruff: noqa: E501  The lines are sentences of the pages.
+
+from __future__ import annotations
+
+SAYS = {
+    "flags": """Words behind the script of a launch, or in front of it. An impossible value costs one
+line in the log; training goes on without calibration.
+
+`--calibrate` switches it on, and so does each flag below. Every flag has a second name that no other
+program has: `--forerun`, `--forerun-steps=8`. Always write the `=`.""",
+    "flags_end": """`FORERUN_CALIBRATE=1` is `--calibrate` for launches whose arguments are templated;
+`FORERUN_OFF=1` switches all of it off ([environment variables](environment.md)). A `--calibrate...`
+that may be your program's own is left to it, and one line says so.""",
+    "verbs": """`forerun VERB --help` prints the same. All verbs but `probe` need the directory, not
+torch; `status`, `watch`, `doctor` and `run` need the standard library alone. Codes with which they end:
+[exit codes](exit_codes.md). What `--json` prints: [answers](answers.md).""",
+    "files": """Each launch has a folder of its own, `DIR/runs/<name>/`; its files lie there, and those
+of the newest launch at the top of DIR as well. All are replaced whole, never written in part. Each JSON
+file carries its `schema`: new keys may come; none goes, or changes its meaning, while the number stays.
+`forerun report --json-schema decision` prints the JSON Schema of `decision.json`, and so on.
+
+`a.b` is key `b` of the object `a`; `a[].b` of each of its items; `a.NAME.b` of each of its values. A key
+ends in its unit: `_s` seconds, `_nbytes` bytes, `_frac` a share (0.1 is 10 %). Intervals are of 90 %.""",
+    "answers": """`--json` of a verb prints one JSON value; `--json-schema` prints its schema. `report`
+prints what [`decision.json`, `forecast.json` and the others](files.md) hold. Keys are read as there.""",
+    "exit_codes": "Of all verbs but `run`. What went wrong is one line on standard error.",
+    "run_exit_codes": """torchrun turns every exit code of a worker into 1. `forerun run -- COMMAND` stands
+in front of it and ends with a code that a scheduler can act on.""",
+    "environment": "Variables of Forerun.",
+    "foreign": "Read where they are, never set, but for those of a child process.",
+    "python": """`import forerun` loads neither torch nor numpy; each name is loaded on first use. How
+they are used: [a calibrated run in Python](../python.md).""",
+}
+
+EXIT_CODES = {
+    0: "an answer",
+    1: "an answer, and a threshold is crossed: the advice is to stop, or `--fail-over`",
+    2: "usage: a word that is not known, an impossible value or layout",
+    3: "not enough data, a record that cannot be read, or runs that cannot be compared",
+}
+WRAPPER_EXIT_CODES = {
+    0: "finished; or saved and stopped since the scheduler asked or its limit is near: a chained job "
+    "goes on",
+    93: "stopped on advice: do not requeue. `resubmit.sh` starts the advised layout; read it, then run "
+    "it yourself (`--stop-exit-code` changes 93)",
+    2: "no command was given, or an option cannot be",
+    126: "the command cannot be started",
+    127: "the command is not there",
+    "128 + n": "ended by signal n",
+    "other": "the command's own",
+}
+
+_YOU, _RUN, _SELF = "you", "`forerun run`", "Forerun, in a worker"
+VARIABLES = {
+    "FORERUN_CALIBRATE": (_YOU, "`1`: as `--calibrate`"),
+    "FORERUN_OFF": (_YOU, "`1`: all of it is off, whatever the arguments say"),
+    "FORERUN_DEVICE": (
+        _YOU,
+        "`cpu`: as `--calibrate-device=cpu`; alone, without a flag, training runs on the stand-in and "
+        "nothing is calibrated",
+    ),
+    "FORERUN_PYTHON": (
+        _YOU,
+        "the Python whose environment has `forerun[analysis]`: as `--calibrate-python`",
+    ),
+    "FORERUN_LAUNCH_ID": (
+        f"{_RUN}, or you",
+        "the name of the launch; its folder below `DIR/runs/`",
+    ),
+    "FORERUN_LIMIT_UNIX_S": (_RUN, "when the scheduler ends the job"),
+    "FORERUN_REQUESTS": (_RUN, "`1`: it may ask training to save and stop"),
+    "FORERUN_OWNER": (_SELF, "process that has the session, so that its children have none"),
+    "FORERUN_TAKEN": (_SELF, "flags that were taken, so that its children find them taken"),
+    "FORERUN_STAND_IN_PID": (_SELF, "process that put the CPU stand-in on"),
+}
+FOREIGN_VARIABLES = {
+    "RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_WORLD_SIZE": "which rank this is; set by "
+    "torchrun. Without `LOCAL_RANK` a program is left alone",
+    "MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RUN_ID, TORCHELASTIC_RESTART_COUNT": "the launch's name, "
+    "and restarts",
+    "OMPI_COMM_WORLD_LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS": "the "
+    "same under MPI, by `forerun.attach`",
+    "SLURM_*, SLURMD_NODENAME": "the job, its limits, and how it was submitted",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD": "`0`: `import torch` calls nobody; start with "
+    "`-m forerun.launch` then",
+    "PYTHONPATH": "by `doctor`: what stands in the way of the package",
+    "TEARDOWN_CUPTI, NSYS_PROFILING_SESSION_ID, CUDA_INJECTION64_PATH, NVTX_INJECTION64_PATH": "whether another profiler is there; the first is put to `1` for the profiled step, and back",
+    "NCCL_*": "what joins the GPUs, and what NCCL may choose from ([cluster](../cluster.md))",
+    "CUDA_VISIBLE_DEVICES": "whose energy is read",
+    "WANDB_MODE, WANDB_DISABLED, WANDB_PROJECT, WANDB_API_KEY, WANDB_BASE_URL, NETRC": "whether and "
+    "where a W&B run of our own goes; of a key only that it is there",
+    "KUBEFLOW_TRAINER_SERVER_*, DISABLE_KUBEFLOW_INTEGRATION": "the TrainJob that this is",
+    "NO_COLOR": "tables without colours",
+}
+
+LEFT_FILES = {
+    "report.html": "everything: charts, tables and text; the page needs no network",
+    "report.md": "the same as text",
+    "decision.json": "continue, stop or abstain; the reasons with their numbers; the new command line, "
+    "or why there is none",
+    "forecast.json": "step time, P50 and P95 of the finish, what they are made of; GPU-hours, cost and "
+    "energy where known",
+    "plan.json": "layouts ranked, each with interval, memory and provenance",
+    "waiting.json": "transfer and waiting by group, clocks of the ranks, the slowest rank and what it "
+    "costs per step",
+    "calibration.json": "what was fitted on how many samples, and how the error moved from window to "
+    "window",
+    "drift.json": "changes of the step's level: since when, by how much, and what changed",
+    "score.json": "after the run: predicted against actual",
+    "stop.json": "only after a stop: after which iteration, why, and the command line to go on with",
+    "status.json": "what the run says now, for `status` and `watch`; renewed while it is live",
+    "timeline.json.gz": "predicted and measured step, for Perfetto or `chrome://tracing`",
+    "samples.parquet": "the samples of the newest windows, and of older ones what nothing newer has",
+    "steps.parquet": "each step's time and what was said of it before: `run.steps` in Python",
+    "charts/*.svg": "charts of the report as files",
+    "request.json": "what was asked of the analysis, and what the run had shown",
+    "fitted-*.json": "what was fitted for `predict` and `plan`, read back by the same user until "
+    "anything under it changes; may be deleted",
+    "reported-*.json": "the same for `report`",
+    "forecasts.jsonl": "DIR alone: every forecast that was made and how each run ended, for `compare`",
+    "owner.json": "DIR alone: whose answers lie at its top",
+    "runs/*": "DIR alone: a folder for each launch; in it `launch.json`, and `stop-request.json` while a "
+    "wrapper asks for a stop",
+    "records/*": "DIR alone: what the hooks wrote, one file per rank, and `command.json`, how the run "
+    "was launched",
+    "tensorboard/*": "event files, where training writes none of its own",
+    "wandb/*": "the offline run, where training has none of its own",
+    "resubmit.sh": "written by `forerun run` after an advised stop",
+}
+
+OF_ANSWERS = {
+    "predict: one layout": ("answers.schema.json", "prediction"),
+    "plan: for one device and one number of GPUs": ("answers.schema.json", "plan_answer"),
+    "plan of several: a plan for each device and number of GPUs": (
+        "answers.schema.json",
+        "plans_answer",
+    ),
+    "explain: terms of one layout, or of two": ("explain.schema.json", ""),
+    "diff: two runs or windows held against each other": ("diff.schema.json", ""),
+    "status: a launch each; also each line of watch": ("status.schema.json", ""),
+    "doctor of a launch: what it wastes, distorts or risks": ("lint.schema.json", ""),
+}
+
+KEYS = {
+    "schema": "version of the format",
+    "created_by": "who wrote the file",
+    "run_id": "the run",
+    "launch_id": "the launch; empty where none was named",
+    "low_s": "lower end of the 90 % interval",
+    "high_s": "upper end of the 90 % interval",
+    "step_time_s": "time of a step, median",
+    "step_low_s": "lower end of the 90 % interval of the mean step",
+    "step_high_s": "upper end of the 90 % interval of the mean step",
+    "single_low_s": "lower end of the 90 % interval of a single step",
+    "single_high_s": "upper end of the 90 % interval of a single step",
+    "num_ranks": "ranks",
+    "label": "the layout as a plan prints it",
+    "tp": "tensor-parallel degree",
+    "pp": "pipeline stages",
+    "vp": "virtual stages of each",
+    "dp": "replicas",
+    "cp": "context-parallel degree",
+    "ep": "expert-parallel degree",
+    "micro_batch_size": "samples of a micro-batch",
+    "global_batch_size": "samples of a step",
+    "recompute": "what the backward phase computes again",
+    "recompute_modules": "modules that it computes again",
+    "recompute_num_layers": "layers that it computes again",
+    "time_frac": "change of the step time against the running layout; below 0 is faster",
+    "time_frac_low": "lower end of its 90 % interval",
+    "time_frac_high": "upper end of its 90 % interval",
+    "log_ratio_sigma": "standard deviation of the logarithm of the ratio of both steps",
+    "faster_probability": "that it is faster than the running layout",
+    "fit_probability": "that it fits in memory",
+    "verdict": "fits, tight or does not fit",
+    "memory": "need of the stage that needs most",
+    "memory_nbytes": "need of the stage that needs most",
+    "memory_capacity_nbytes": "memory of one device",
+    "stage": "pipeline stage",
+    "options": "its arguments for the host",
+    "throughput": "tokens and FLOP in a second: docs/throughput.md",
+    "tokens_per_s": "tokens trained in a second",
+    "tokens_per_s_per_gpu": "the same of one GPU",
+    "flop_per_s_per_gpu": "FLOP of the model in a second on one GPU",
+    "mfu_frac": "model FLOP utilization; null where the peak is not known",
+    "hfu_frac": "the same with what is recomputed",
+    "rest": "the rest of the run in this layout",
+    "remaining_s": "time left, median",
+    "remaining_low_s": "lower end of the 90 % interval",
+    "remaining_high_s": "upper end of the 90 % interval",
+    "total_s": "of the launch, from its start to its end",
+    "elapsed_s": "of the launch so far",
+    "extras_s": "evaluations, saves and the like that are left",
+    "failures_s": "what failures and restarts are expected to cost",
+    "finish_unix_s": "when the run would end",
+    "finish_p50_unix_s": "end of the run, median",
+    "finish_p95_unix_s": "end of the run, late with a probability of 5 %",
+    "finish_low_unix_s": "lower end of the 90 % interval of the end",
+    "gpu_hours": "hours times GPUs",
+    "energy_j": "energy of the run",
+    "steps_done": "steps so far",
+    "steps_left": "steps to go",
+    "steps_total": "steps of the run",
+    "num_left": "how many are left",
+    "num_steps": "steps that count",
+    "num_samples": "measured steps that it rests on",
+    "sigma_s": "standard deviation",
+    "provenance": "measured, fitted, extrapolated or prior",
+    "source_frac": "share of the step by provenance",
+    "measured": "measured in a run",
+    "probed": "measured between steps",
+    "fitted": "from a fit within what was measured",
+    "extrapolated": "from a fit beyond what was measured",
+    "prior": "from public measurements and data sheets",
+    "overhead_low_frac": "lower end of the 90 % interval",
+    "overhead_high_frac": "upper end of the 90 % interval",
+    "now_unix_s": "when it was written",
+    "unix_s": "when it was",
+    "imbalance": "tokens of the busiest rank of experts over the mean",
+    "routing": "how tokens spread over ranks of experts",
+    "source": "where it is known from",
+    "origin": "where it is known from",
+    "kind": "which kind",
+    "role": "role of the group, as tp or dp",
+    "text": "in a sentence",
+    "sentence": "the answer in a sentence",
+    "reason": "why",
+    "reasons": "why, each with its numbers",
+    "rule": "which rule",
+    "action": "continue, stop or abstain",
+    "device": "name of the device",
+    "network": "what transfers were priced on: docs/cluster.md",
+    "num_layouts": "layouts that were looked at",
+    "candidates": "layouts, best first",
+    "search": "how many layouts were looked at, and what became of them",
+    "over_memory": "layouts that do not fit",
+    "evaluated": "layouts whose step was computed",
+    "price_per_gpu_hour": "as it was told",
+    "change_s": "after less before",
+    "change_frac": "after over before, minus one",
+    "before_s": "before the change",
+    "after_s": "after the change",
+    "terms": "parts of the step that add up to it",
+    "term": "part of the step",
+    "axis": "which choice of the layout",
+    "own": "the running layout",
+    "problems": "what could not be read or used",
+    "iteration": "as the host counts it",
+    "host": "name of the machine",
+}
+"""Of keys that stand in many places; what a schema says of one goes before it."""

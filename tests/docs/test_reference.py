@@ -1,0 +1,136 @@
+"""The reference is what the code says, and leaves nothing of it out."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forerun
+from forerun.calib.workload.run_options import options
+from forerun.launch.commands.outcome import ExitCode
+from forerun.launch.directory.publishing import PUBLISHED
+from forerun.launch.options.file_schemas import FILE_NAMES, FILES
+from forerun.launch.wrapper.run_options import SCRIPT, STOP_EXIT_CODE
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+SOURCES = [
+    ROOT / "_forerun_autoload.py",
+    *(path for room in ("calib", "hooks", "launch") for path in (ROOT / room).rglob("*.py")),
+]
+_NOT_OURS = {"TORCHDYNAMO_DISABLE", "PYTHON_COLORS"}
+"""Set by the CPU stand-in alone."""
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    sys.path.insert(0, str(DOCS))
+    try:
+        import reference
+    finally:
+        sys.path.remove(str(DOCS))
+    return reference
+
+
+def page(name: str) -> str:
+    return (DOCS / "reference" / name).read_text(encoding="utf-8")
+
+
+def first_cells(text: str) -> list[str]:
+    return [
+        cell.replace("\\|", "|") for cell in re.findall(r"^\| ((?:\\\||[^|])*?) \|", text, re.M)
+    ]
+
+
+def test_it_was_written_from_this_code(reference: Any) -> None:
+    """Where this fails: python docs/reference.py, and commit what it wrote."""
+    made = reference.pages()
+    assert {path.name for path in (DOCS / "reference").glob("*.md")} == set(made)
+    for name, text in made.items():
+        assert page(name) == text, f"docs/reference/{name} is of other code"
+
+
+def test_every_flag_has_a_line_with_its_meaning() -> None:
+    rows = first_cells(page("flags.md"))[2:]
+    assert rows == [f"`--calibrate-{flag.name}={flag.metavar}`" for flag, _ in options()]
+    assert all(flag.told and flag.default for flag, _ in options())
+
+
+def test_every_word_and_option_of_a_verb_has_a_meaning(reference: Any) -> None:
+    verbs = dict(reference.parsers())
+    assert set(re.findall(r"^## (\w+)$", page("verbs.md"), re.M)) == set(verbs)
+    for verb, parser in verbs.items():
+        for action in reference.shown_actions(parser):
+            assert action.help, f"forerun {verb}: {action.dest} has no help"
+
+
+def keys(value: Any) -> Iterator[str]:
+    """All names of properties in a schema, wherever they stand."""
+    if isinstance(value, dict):
+        if isinstance(held := value.get("properties"), dict):
+            yield from held
+        value = value.values()
+    for one in value if not isinstance(value, (str, int, float, bool, type(None))) else ():
+        yield from keys(one)
+
+
+def test_every_key_of_every_file_and_answer_has_a_line() -> None:
+    told = {
+        re.split(r"\.|\[\]", cell.strip("`"))[-1] or re.split(r"\.|\[\]", cell.strip("`"))[-2]
+        for name in ("files.md", "answers.md")
+        for cell in first_cells(page(name))
+    }
+    schemas = FILES.parent.glob("*.schema.json")
+    found = {key for path in schemas for key in keys(json.loads(path.read_text("utf-8")))}
+    assert len(found) > 200 and found <= told, found - told
+
+
+def test_every_file_that_is_published_has_a_line() -> None:
+    told = [cell.strip("`") for cell in first_cells(page("files.md").split("## ")[0])[2:]]
+    left = {*PUBLISHED, SCRIPT, *(f"{name}.json" for name in FILE_NAMES)}
+    elsewhere = {"launch.json", "command.json", "stop-request.json", "forecasts.json"}
+    assert not [one for one in left - elsewhere if not any(fnmatch(one, name) for name in told)]
+
+
+def test_every_exit_code_has_a_line() -> None:
+    verbs, wrapper = page("exit_codes.md").split("## forerun run")
+    assert first_cells(verbs)[2:] == [str(int(code)) for code in ExitCode]
+    assert str(STOP_EXIT_CODE) in first_cells(wrapper)
+
+
+def test_every_public_name_has_a_section() -> None:
+    told = set(re.findall(r"^## forerun\.(\w+)$", page("python.md"), re.M))
+    assert told == {name for name in forerun.__all__ if name != "__version__"}
+
+
+def read_variables() -> Iterator[str]:
+    """Names that the code reads of an environment, or writes to one, where they stand as text."""
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            text = node.value if isinstance(node, ast.Constant) else None
+            if isinstance(text, str) and re.fullmatch(r"FORERUN_[A-Z_]+", text):
+                yield text
+            args = node.args if isinstance(node, ast.Call) else []
+            is_read = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("environ.get")
+            if isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith("environ"):
+                is_read, args = True, [node.slice]
+            if is_read and args and isinstance(args[0], ast.Constant):
+                yield str(args[0].value)
+
+
+def test_every_variable_has_a_line() -> None:
+    cells = first_cells(page("environment.md"))
+    told = [name for cell in cells for name in cell.strip("`").split(", ")]
+    found = set(read_variables()) - _NOT_OURS
+    missing = {name for name in found if not any(fnmatch(name, one) for one in told)}
+    assert len(found) > 25 and not missing, missing
+    ours = {one for one in told if one.startswith("FORERUN_")}
+    assert ours <= found, "told, and read by nobody"
