@@ -31,7 +31,8 @@ in front of it and ends with a code that a scheduler can act on.""",
     "environment": "Variables of Forerun.",
     "foreign": "Read where they are, never set, but for those of a child process.",
     "python": """`import forerun` loads neither torch nor numpy; each name is loaded on first use. How
-they are used: [a calibrated run in Python](../python.md).""",
+they are used: [a calibrated run in Python](../python.md), and
+[a loop of your own](../guides/own_loop.md).""",
 }
 
 EXIT_CODES = {

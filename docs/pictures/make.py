@@ -1,0 +1,86 @@
+"""The pictures of docs/how-it-works.md, by the code that draws those of a report.
+
+python docs/pictures/make.py    writes docs/pictures/*.svg
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import forerun
+from forerun.calib.timeline.costs import pipeline_costs
+from forerun.calib.timeline.programs import Pipeline, Schedule
+from forerun.calib.timeline.simulate import spans
+from forerun.launch.directory.forecast_log import read_forecasts
+from forerun.launch.drawing.canvas import Drawing
+from forerun.launch.drawing.run_charts import finish_chart
+from forerun.launch.drawing.timeline_chart import timeline_chart
+from forerun.launch.drawing.waterfall import waterfall
+
+HERE = Path(__file__).parent
+GOLDEN = HERE.parents[1] / "tests" / "golden"
+WIDTH = 720
+_PP, _MICROBATCHES = 4, 8
+
+
+def pictures() -> Iterator[tuple[str, Drawing]]:
+    """Each by its name."""
+    yield "schedule_1f1b", _schedule()
+    yield "schedule_interleaved", _schedule(vp=2)
+    yield "schedule_zero_bubble", _schedule(Schedule.ZERO_BUBBLE_H1)
+    yield "terms", _terms()
+    yield "forecasts", _forecasts()
+
+
+def _schedule(kind: Schedule = Schedule.ONE_F_ONE_B, vp: int = 1) -> Drawing:
+    """Four stages, eight micro-batches; a forward pass takes 10 ms, a backward one 20 ms."""
+    chunks = _PP * vp
+    costs = pipeline_costs(
+        [0.010 / vp] * chunks,
+        [0.020 / vp] * chunks,
+        weight_gradient_s=0.010 / vp,
+        num_virtual_stages=vp,
+    )
+    pipeline = Pipeline(
+        num_stages=_PP, num_microbatches=_MICROBATCHES, num_virtual_stages=vp, schedule=kind
+    )
+    return _some(timeline_chart(spans(costs, pipeline), (), WIDTH))
+
+
+def _terms() -> Drawing:
+    """Why a larger micro-batch is faster in a run of two ranks."""
+    with TemporaryDirectory() as folder:
+        home = Path(shutil.copytree(GOLDEN / "cpu_dp2", Path(folder) / "run"))
+        answer = forerun.load(home).explain("tp1 mbs4", "running")
+    return waterfall(answer.found, WIDTH)
+
+
+def _forecasts() -> Drawing:
+    """A run of Megatron-LM with a batch-size ramp: each forecast of its end, and the end."""
+    logged = read_forecasts(GOLDEN / "megatron_forecasts")
+    made, ended = max(
+        ((made, logged.ended[run_id]) for run_id, made in logged.made.items()),
+        key=lambda run: len(run[0]),
+    )
+    return _some(finish_chart(made, ended.end_unix_s, WIDTH))
+
+
+def _some(drawing: Drawing | None) -> Drawing:
+    if drawing is None:
+        raise SystemExit("nothing to draw")
+    return drawing
+
+
+def main() -> int:
+    """Write them; 0."""
+    for name, drawing in pictures():
+        (HERE / f"{name}.svg").write_text(drawing.alone(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
