@@ -1,19 +1,33 @@
-"""A simulated or measured step as a Chrome/Perfetto trace."""
+"""A step, simulated and measured, as a trace that Perfetto and ``chrome://tracing`` open."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
+from ..arguments.short_names import LAYOUT_NAMES
+from ..search.labels import layout_label
+from ..slices.slices import Place, Slice
 from ..steps.estimate import StepEstimate
 from ..timeline.measured import MeasuredSpan
 from ..timeline.programs import TaskKind
 from ..timeline.simulate import Span
+from ..units import format_time
+from ..workload.config_json import encode_fields
+from .trace_events import NOTHING, Bar, Event, Inside, Tracks
 
-_MICROSECONDS = 1_000_000
-_PREDICTED, _MEASURED = 0, 1
+SCHEMA = 2
+PREDICTED, MEASURED = "predicted", "measured"
+_PASSES, _MESSAGES, _SYNC = "passes", "messages", "gradients and parameters"
+_STREAMS = {
+    TaskKind.EXCHANGE: _MESSAGES,
+    TaskKind.TRANSFER: _MESSAGES,
+    TaskKind.REDUCE: _SYNC,
+    TaskKind.GATHER: _SYNC,
+}
+"""Where a span is drawn; passes, the optimizer and the host are one stream."""
+_SENDS = (TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.INPUT_GRADIENT)
 _COLOURS = {
     TaskKind.FORWARD: "thread_state_running",
     TaskKind.BACKWARD: "thread_state_runnable",
@@ -24,71 +38,168 @@ _COLOURS = {
     TaskKind.REDUCE: "rail_load",
     TaskKind.GATHER: "rail_load",
     TaskKind.OPTIMIZER: "rail_animation",
+    TaskKind.HOST: "rail_idle",
+}
+_UNITS = {
+    "ts": "us",
+    "dur": "us",
+    "hidden_us": "us that a transfer takes behind other work, beside what is drawn of it",
+    "calls": "of it in the slice",
+    "cat": "of what a span is made of: the part of the step that it counts to",
 }
 
 
-def chrome_trace(estimate: StepEstimate, measured: Sequence[MeasuredSpan] = ()) -> dict[str, Any]:
-    """A trace object with a predicted process and, where given, a measured one.
+def step_trace(
+    steps: Mapping[str, StepEstimate],
+    measured: Sequence[MeasuredSpan] = (),
+    *,
+    version: str = "",
+) -> dict[str, Any]:
+    """A trace object with a process for each step by its name, and one of what was measured.
 
-    Open it in ``ui.perfetto.dev`` or ``chrome://tracing``; times are in microseconds there.
+    All begin with the step.  Times are in microseconds; ``version`` is that of the package.
     """
-    stages = sorted({span.stage for span in estimate.spans})
-    is_sent = any(span.kind is TaskKind.TRANSFER for span in estimate.spans)
-    events = [_process(_PREDICTED, f"predicted ({estimate.time_s:.6g} s)")]
-    events += [_thread(_PREDICTED, 2 * stage, f"stage {stage}") for stage in stages]
-    if is_sent:
-        events += [_thread(_PREDICTED, 2 * stage + 1, f"stage {stage} sends") for stage in stages]
-    events += _predicted(estimate.spans)
+    tracks, first_arrow = Tracks(), 1
+    for name, estimate in steps.items():
+        label = f"{layout_label(estimate.config)}, {format_time(estimate.time_s)}"
+        drawn = _Predicted(estimate, first_arrow)
+        pid = tracks.process(name, label)
+        tracks.track(pid, "step", [_whole(estimate)])
+        for track, bars in drawn.tracks():
+            tracks.track(pid, track, bars)
+        first_arrow += drawn.num_arrows
     if measured:
-        events += _measured(measured)
-    return {"traceEvents": events, "displayTimeUnit": "ms"}
+        pid = tracks.process(MEASURED)
+        for track, bars in _measured(measured):
+            tracks.track(pid, track, bars)
+    return {
+        "traceEvents": tracks.events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "schema": SCHEMA,
+            "created_by": "forerun",
+            "version": version,
+            "units": _UNITS,
+            "steps": {name: _described(estimate) for name, estimate in steps.items()},
+        },
+    }
 
 
-def _predicted(spans: Sequence[Span]) -> list[dict[str, Any]]:
-    """One slice for each span; messages that run beside passes have a track of their own."""
-    stages, kinds, chunks, microbatches, starts, ends = zip(*spans, strict=True)
-    begin = np.array(starts) * _MICROSECONDS
-    length = np.round(np.array(ends) * _MICROSECONDS - begin, 3).tolist()
-    names = {kind: kind.value for kind in TaskKind}
-    return [
-        {
-            "ph": "X",
-            "pid": _PREDICTED,
-            "tid": 2 * stage + (kind is TaskKind.TRANSFER),
-            "name": f"{names[kind]} {microbatch}" if microbatch >= 0 else names[kind],
-            "ts": at,
-            "dur": duration,
-            "cname": _COLOURS[kind],
-            "args": {"microbatch": microbatch, "chunk": chunk},
-        }
-        for stage, kind, chunk, microbatch, at, duration in zip(
-            stages, kinds, chunks, microbatches, np.round(begin, 3).tolist(), length, strict=True
+def _described(estimate: StepEstimate) -> dict[str, Any]:
+    config = estimate.config
+    return {
+        "label": layout_label(config),
+        "layout": {axis.name: axis.read(config) for axis in LAYOUT_NAMES},
+        "model": encode_fields(config.model),
+        "framework": config.framework,
+        "device": config.device,
+        **_figures(estimate),
+    }
+
+
+def _figures(estimate: StepEstimate) -> dict[str, Any]:
+    found = estimate.to_json()
+    names = ("time_s", "low_s", "high_s", "critical_stage", "parts_s", "source_frac")
+    return {name: found[name] for name in names}
+
+
+def _whole(estimate: StepEstimate) -> Bar:
+    """The step, with its parts as arguments."""
+    label = {"name": "step", "cat": "step", "args": _figures(estimate)}
+    return Bar(label=label, start_s=0.0, end_s=estimate.time_s)
+
+
+class _Predicted:
+    """The spans of one layout as tracks."""
+
+    def __init__(self, estimate: StepEstimate, first_arrow: int) -> None:
+        self._spans, self._slices = estimate.spans, estimate.slices
+        self._inside: dict[Place, Inside] = {}
+        self._num_chunks = estimate.config.parallelism.num_chunks
+        sent = [
+            (span.kind, span.chunk, span.microbatch)
+            for span in self._spans
+            if span.kind in _SENDS and self._to(span.kind, span.chunk) is not None
+        ]
+        self._arrows = {key: first_arrow + place for place, key in enumerate(sent)}
+
+    @property
+    def num_arrows(self) -> int:
+        return len(self._arrows)
+
+    def tracks(self) -> Iterator[tuple[str, list[Bar]]]:
+        """Names with their slices, stage by stage."""
+        found: dict[tuple[int, str], list[Bar]] = {}
+        for span in self._spans:
+            stream = _STREAMS.get(span.kind, _PASSES)
+            found.setdefault((span.stage, stream), []).append(self._bar(span))
+        for stage in sorted({stage for stage, _ in found}):
+            for stream in (_PASSES, _MESSAGES, _SYNC):
+                if (stage, stream) in found:
+                    yield f"stage {stage} {stream}", found[stage, stream]
+
+    def _bar(self, span: Span) -> Bar:
+        leaves = self._arrows.get((span.kind, span.chunk, span.microbatch))
+        before = self._from(span.kind, span.chunk)
+        arrives = self._arrows.get((span.kind, before, span.microbatch))
+        args = {"chunk": span.chunk} if span.chunk >= 0 else {}
+        return Bar(
+            label=_label(span.kind, span.microbatch, args),
+            start_s=span.start_s,
+            end_s=span.end_s,
+            inside=self._made_of(span),
+            leaves=() if leaves is None else (leaves,),
+            arrives=() if arrives is None else (arrives,),
         )
-    ]
+
+    def _made_of(self, span: Span) -> Inside:
+        place = span.kind, span.stage, span.chunk
+        if place not in self._inside:
+            own = self._slices.get(place, ())
+            self._inside[place] = _inside(own) if own else NOTHING
+        return self._inside[place]
+
+    def _to(self, kind: TaskKind, chunk: int) -> int | None:
+        """The chunk that a pass sends to."""
+        there = chunk + 1 if kind is TaskKind.FORWARD else chunk - 1
+        return there if 0 <= there < self._num_chunks else None
+
+    def _from(self, kind: TaskKind, chunk: int) -> int:
+        """The chunk that a pass waits for."""
+        return chunk - 1 if kind is TaskKind.FORWARD else chunk + 1
 
 
-def _measured(spans: Sequence[MeasuredSpan]) -> list[dict[str, Any]]:
-    events = [_process(_MEASURED, "measured")]
-    tracks = sorted({(span.stage, span.rank) for span in spans})
-    events += [_thread(_MEASURED, rank, f"stage {stage}, rank {rank}") for stage, rank in tracks]
-    events += [
-        {
-            "ph": "X",
-            "pid": _MEASURED,
-            "tid": span.rank,
-            "name": f"{span.kind.value} {span.microbatch}",
-            "ts": round(span.start_s * _MICROSECONDS, 3),
-            "dur": round((span.end_s - span.start_s) * _MICROSECONDS, 3),
-            "cname": _COLOURS[span.kind],
-        }
-        for span in sorted(spans, key=lambda span: span.start_s)
-    ]
-    return events
+def _inside(slices: Sequence[Slice]) -> Inside:
+    labels: list[Event] = []
+    for one in slices:
+        args: Event = {"calls": round(one.calls, 3)}
+        if one.phase:
+            args["phase"] = one.phase
+        if one.hidden_s > 0:
+            args["hidden_us"] = round(one.hidden_s * 1e6, 3)
+        if one.source is not None:
+            args["source"] = one.source.value
+        labels.append({"name": one.name, "cat": one.part.value, "args": args})
+    ends_s = tuple(accumulate(one.time_s for one in slices))
+    return Inside(labels=tuple(labels), ends_s=ends_s)
 
 
-def _process(pid: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
+def _measured(spans: Sequence[MeasuredSpan]) -> Iterator[tuple[str, list[Bar]]]:
+    found: dict[tuple[int, int, str], list[Bar]] = {}
+    for span in spans:
+        stream = _STREAMS.get(span.kind, _PASSES)
+        label = _label(span.kind, span.microbatch if stream == _PASSES else -1, {})
+        bar = Bar(label=label, start_s=span.start_s, end_s=span.end_s)
+        found.setdefault((span.stage, span.rank, stream), []).append(bar)
+    for stage, rank in sorted({key[:2] for key in found}):
+        for stream in (_PASSES, _SYNC):
+            if (stage, rank, stream) in found:
+                yield f"stage {stage} {stream}, rank {rank}", found[stage, rank, stream]
 
 
-def _thread(pid: int, tid: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
+def _label(kind: TaskKind, microbatch: int, args: Event) -> Event:
+    """Names, the same of what is predicted and measured."""
+    is_once = microbatch < 0 or kind is TaskKind.OPTIMIZER
+    name = kind.value if is_once else f"{kind.value} {microbatch}"
+    args = args if is_once else {**args, "microbatch": microbatch}
+    return {"name": name, "cat": "span", "cname": _COLOURS[kind], "args": args}

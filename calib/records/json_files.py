@@ -16,11 +16,20 @@ from .files import OPEN, replace_file
 
 # Larger files are refused before they fill the memory.
 MAX_JSON_NBYTES = 64 << 20
+_GZIP_LEVEL = 6
+"""As the program; 9 takes three times as long for a hundredth less."""
 
 
 def write_json(path: Path, value: object, *, mode: int = OPEN) -> None:
-    """Replace ``path`` with ``value`` at once; keys keep their order, NaN is refused."""
-    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    """Replace ``path`` with ``value`` at once; keys keep their order, NaN is refused.
+
+    What is compressed is on one line: nobody reads it, and it is written many times as fast.
+    """
+    if path.suffix == ".gz":
+        text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    else:
+        text = json.dumps(value, indent=2, allow_nan=False)
+    text += "\n"
     write_text(path, text, mode=mode)
 
 
@@ -28,7 +37,7 @@ def write_text(path: Path, text: str, *, mode: int = OPEN) -> None:
     """Replace ``path`` with the text at once; compressed where the name ends in ``.gz``."""
     data = text.encode()
     if path.suffix == ".gz":
-        data = gzip.compress(data, mtime=0)
+        data = gzip.compress(data, _GZIP_LEVEL, mtime=0)
     replace_file(path, data, mode=mode)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..fit.estimates import Source
 from ..layers.stage_work import collective_uses, stage_operators
 from ..regressors.intervals import Z_90
+from ..slices.slices import Place, Slice
 from ..timeline.evaluate import GroupTimes
 from ..timeline.items import Item, Part, item_name
 from ..timeline.simulate import Span
@@ -58,10 +59,22 @@ class StepEstimate:
     source_frac: Mapping[Source, float]
     """Share of the work of the critical stage by where its time comes from."""
     spans: tuple[Span, ...] = ()
-    """For a trace, of one layout that was asked for alone."""
+    """For a trace, of one layout that was asked for alone; the last ends after ``time_s``."""
+    slices: Mapping[Place, tuple[Slice, ...]] = field(default_factory=dict, repr=False)
+    """What the spans are made of, by place; empty where there are no spans."""
+
+    def drawn(self, spans: Iterable[Span], slices: Mapping[Place, Iterable[Slice]]) -> StepEstimate:
+        """With spans, and what they are made of, whose time is scaled to that of the step."""
+        held = tuple(spans)
+        factor = self.time_s / max(span.end_s for span in held)
+        return replace(
+            self,
+            spans=tuple(span.scaled(factor) for span in held),
+            slices={at: tuple(one.scaled(factor) for one in own) for at, own in slices.items()},
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object, spans left out."""
+        """A JSON object, spans and slices left out."""
         return {
             "time_s": self.time_s,
             "low_s": self.low_s,

@@ -7,12 +7,13 @@ answer to ``forerun predict``, and the tables of published steps that it is vali
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..records.step_rows import StepPredictions
 from ..regressors.intervals import Z_90
+from ..slices.layout_slices import layout_slices
 from ..timeline.compiled import Compiled
 from ..timeline.evaluate import step_times
 from ..timeline.items import Floats
@@ -49,12 +50,15 @@ class FittedSteps:
     posterior: LayoutPosterior | None = field(default=None, repr=False)
 
     def estimate(self, config: RunConfig) -> StepEstimate:
-        """The step of one layout, with spans for a trace."""
+        """The step of one layout, with spans and slices for a trace."""
         layouts, theta = self._layouts([config])
         (estimate,) = self._estimates(layouts, theta)
         (found,) = layouts.timed(theta[:, np.newaxis], simulate_each)
-        drawn = spans(found.costs, found.group.pipeline)
-        return replace(estimate, spans=(*drawn, *found.edge_spans(0)))
+        items_s, sources = layouts.items_s(theta), layouts.priced.sources
+        return estimate.drawn(
+            (*spans(found.costs, found.group.pipeline), *found.edge_spans(0)),
+            layout_slices(layouts.compiled, found, 0, items_s, sources),
+        )
 
     def estimates(self, configs: Sequence[RunConfig]) -> list[StepEstimate]:
         """The steps of many layouts, in their order."""

@@ -37,9 +37,10 @@ class BlockTimes:
     @property
     def copy_exposed_s(self) -> Floats:
         """What copies of activations add to both passes of a block."""
-        return self._copies(Placement.FORWARD) + self._copies(Placement.BACKWARD)
+        return self.copied_s(Placement.FORWARD) + self.copied_s(Placement.BACKWARD)
 
-    def _copies(self, placement: Placement) -> Floats:
+    def copied_s(self, placement: Placement) -> Floats:
+        """What copies of activations add to one pass of a block."""
         if self.copies_s is None:
             return 0 * self.forward_s
         # Engines of their own copy; what they take of the memory's rate is little.
@@ -58,13 +59,13 @@ class BlockTimes:
     @property
     def shard_exposed_s(self) -> Floats:
         """What transfers of shards add to both passes of a block between others of its kind."""
+        return self.sharded_s(Placement.FORWARD) + self.sharded_s(Placement.BACKWARD)
+
+    def sharded_s(self, placement: Placement) -> Floats:
+        """What transfers of shards add to one pass of a block between others of its kind."""
         if self.shards_s is None:
             return 0 * self.forward_s
-        first, second = (
-            self.shards_s.exposed(place, self._own(place))
-            for place in (Placement.FORWARD, Placement.BACKWARD)
-        )
-        return first + second
+        return self.shards_s.exposed(placement, self._own(placement))
 
     def edge_s(self, placement: Placement) -> Floats | None:
         """What one transfer of a block would have hidden; None where nothing is sharded.
@@ -77,7 +78,7 @@ class BlockTimes:
 
     def _passed(self, placement: Placement) -> Floats:
         own_s = self._own(placement)
-        passed_s = own_s if self.copies_s is None else own_s + self._copies(placement)
+        passed_s = own_s if self.copies_s is None else own_s + self.copied_s(placement)
         if self.shards_s is None:
             return passed_s
         return passed_s + self.shards_s.exposed(placement, own_s)

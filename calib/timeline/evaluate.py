@@ -103,7 +103,8 @@ class GroupTimes:
         return pipeline.num_microbatches * (held @ values[self.group.blocks[layout]])
 
     def edge_spans(self, layout: int) -> list[Span]:
-        """What runs before and after the pipeline of one layout, first alternative."""
+        """What runs before and after the pipeline of one layout, first alternative; the last of
+        them ends when the step does."""
         out: list[Span] = []
         column = layout * self.total_s.shape[1]
         begin_s = float(self.ready_s[:, layout, 0].max())
@@ -117,6 +118,8 @@ class GroupTimes:
             end_s = float(self.pipeline.end_s[stage, column])
             add(TaskKind.REDUCE, end_s, float(self.ready_s[stage, layout, 0]) - end_s)
             done_s = add(TaskKind.OPTIMIZER, begin_s, float(self.optimizer_s[stage, layout, 0]))
+            host_s = float(self.group.host_frac[layout, 0] * self.host_s[2][0])
+            done_s = add(TaskKind.HOST, done_s, host_s)
             gather_s = float(self.gather_s[stage, layout, 0])
             add(TaskKind.GATHER, 0.0 if self.group.gathers_ahead else done_s, gather_s)
         return out

@@ -111,6 +111,15 @@ class SparseRows:
             out[self.filled] = np.add.reduceat(counts * values[self.columns], self.starts, axis=0)
         return out
 
+    def entries(self, row: int) -> list[tuple[int, float]]:
+        """Columns of one row with their counts; a column may come again."""
+        place = int(np.searchsorted(self.filled, row))
+        if place == len(self.filled) or self.filled[place] != row:
+            return []
+        ends = (*self.starts.tolist()[place : place + 2], len(self.columns))
+        part = slice(ends[0], ends[1])
+        return list(zip(self.columns[part].tolist(), self.counts[part].tolist(), strict=True))
+
 
 class Sums:
     """Rows of a sparse matrix that adds up the times of items, written entry by entry."""

@@ -28,6 +28,8 @@ class TaskKind(Enum):
     GATHER = "parameter gather"
     """What of it no forward pass hides."""
     OPTIMIZER = "optimizer"
+    HOST = "host"
+    """What the host adds once in a step, after the optimizer."""
 
 
 class Pass(NamedTuple):

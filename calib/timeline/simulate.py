@@ -61,6 +61,10 @@ class Span(NamedTuple):
     start_s: float
     end_s: float
 
+    def scaled(self, factor: float) -> Span:
+        """The same in a step that takes ``factor`` times as long."""
+        return self._replace(start_s=factor * self.start_s, end_s=factor * self.end_s)
+
 
 def simulate(costs: PipelineCosts, pipeline: Pipeline | int) -> Simulation:
     """Earliest-start times of all alternatives; a number of micro-batches means plain 1F1B.

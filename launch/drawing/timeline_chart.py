@@ -26,6 +26,7 @@ _KINDS = {
     TaskKind.REDUCE: ("gradients and parameters", "green"),
     TaskKind.GATHER: ("gradients and parameters", "green"),
     TaskKind.OPTIMIZER: ("optimizer", "purple"),
+    TaskKind.HOST: ("host", "grey"),
 }
 _LANE, _GAP, _TOP = 18, 12, 56
 

@@ -7,9 +7,10 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+from ... import __version__
 from ...calib.answers.analysis import Answer, Request
 from ...calib.answers.run_end import forecast_json
-from ...calib.answers.step_trace import chrome_trace
+from ...calib.answers.step_trace import PREDICTED, step_trace
 from ...calib.forecast.evaluation import Evaluation
 from ...calib.records.files import OPEN, PRIVATE
 from ...calib.records.iso_times import with_iso_times
@@ -48,7 +49,7 @@ def write_answer(
     home = place.path
     files = {f"{name}.json": value for name, value in artefacts(answer).items()}
     files = {REQUEST: request.to_json(), **files}
-    trace = chrome_trace(answer.own, measured)
+    trace = step_trace({PREDICTED: answer.own}, measured, version=__version__)
     do_all(
         lambda: write_table(home / SAMPLES, table),
         *(partial(write_object, place, name, value) for name, value in files.items()),
