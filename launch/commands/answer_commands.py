@@ -23,6 +23,9 @@ def predict(args: argparse.Namespace) -> int:
         tell(*found.notes)
         for line in found.parts():
             print(line)
+    if args.timeline is not None:
+        found.write_timeline(args.timeline)
+        tell(f"trace for ui.perfetto.dev written to {args.timeline}")
     is_over = args.fail_over is not None and found.step_time_s > args.fail_over
     return ExitCode.THRESHOLD if is_over else ExitCode.ANSWER
 

@@ -21,4 +21,7 @@ def explain(args: argparse.Namespace) -> int:
     if args.svg is not None:
         found.write_svg(args.svg)
         tell(f"waterfall written to {args.svg}")
+    if args.timeline is not None:
+        found.write_timeline(args.timeline)
+        tell(f"trace for ui.perfetto.dev written to {args.timeline}")
     return ExitCode.ANSWER

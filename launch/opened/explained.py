@@ -14,6 +14,7 @@ from ...calib.advice.plan import plan as make_plan
 from ...calib.errors import ConfigError
 from ...calib.records.iso_times import stamped
 from ...calib.search.found import TOP
+from ...calib.steps.model import FittedSteps
 from ...calib.workload.config import RunConfig
 from ...calib.workload.model_shape import at_least_one, at_most
 from ..known.machines import Machine
@@ -21,6 +22,7 @@ from ..report.explain_text import explanation_lines
 from .layout import Layout
 from .other_run import OtherRun
 from .told import Told
+from .traced import write_trace
 
 if TYPE_CHECKING:
     from .planned import Searching
@@ -36,6 +38,8 @@ class ExplainAnswer(Told):
 
     run_id: str
     found: Explanation
+    steps: FittedSteps
+    """The model that it was asked of."""
     left_out: tuple[str, ...] = ()
     """What a description of another run says and the model does not know."""
     problems: tuple[str, ...] = ()
@@ -62,6 +66,13 @@ class ExplainAnswer(Told):
         from ..drawing.waterfall import waterfall
 
         write_text(Path(path), waterfall(self.found).alone())
+
+    def write_timeline(self, path: Path | str) -> None:
+        """Write the step, or both, as a trace for Perfetto on one scale."""
+        layouts = {"A": self.found.one.estimate.config}
+        if self.found.difference is not None:
+            layouts["B"] = self.found.difference.other.estimate.config
+        write_trace(path, self.steps, layouts)
 
     def parts(self) -> Iterator[str]:
         """All lines, as they stand."""
@@ -91,6 +102,7 @@ def explained(
     return ExplainAnswer(
         run_id=machine.name,
         found=explain(config, against, machine.steps),
+        steps=machine.steps,
         left_out=notes,
         problems=machine.problems,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from ...calib.advice.plan import Candidate, compare
@@ -16,6 +17,7 @@ from ...calib.errors import ConfigError
 from ...calib.memory.peak import MemoryEstimate, Verdict
 from ...calib.network.cluster import link_figures
 from ...calib.records.iso_times import stamped
+from ...calib.steps.model import FittedSteps
 from ...calib.units import format_bytes, format_frac, format_time
 from ...calib.workload.argument_values import shown, whole
 from ...calib.workload.config import RunConfig
@@ -24,6 +26,7 @@ from ...calib.workload.model_shape import at_least_one
 from ..known.machines import Machine
 from .other_run import OtherRun
 from .told import Told
+from .traced import write_trace
 
 Options: TypeAlias = "Sequence[str] | Mapping[str, Any]"
 """Megatron's options as words, or by name: True for a switch, several values as a list."""
@@ -36,6 +39,8 @@ class Prediction(Told):
     run_id: str
     layout: Candidate
     running: RunConfig
+    steps: FittedSteps
+    """The model that it was asked of."""
     network: Mapping[str, Any]
     """What transfers were priced on, with where it comes from; empty without NCCL."""
     left_out: tuple[str, ...] = ()
@@ -87,6 +92,13 @@ class Prediction(Told):
         """As ``forerun predict --json``."""
         return stamped({"run_id": self.run_id, **self.layout.to_json(), "network": self.network})
 
+    def write_timeline(self, path: Path | str) -> None:
+        """Write its step as a trace for Perfetto, beside that of the running layout."""
+        layouts = {"asked": self.layout.config, "running": self.running}
+        if self.layout.config == self.running:
+            del layouts["asked"]
+        write_trace(path, self.steps, layouts)
+
     def parts(self) -> Iterator[str]:
         """The sentence, and the options where there are any to give."""
         yield sentence(self.layout)
@@ -116,6 +128,7 @@ def predicted(machine: Machine, words: Sequence[str], other: OtherRun) -> Predic
         run_id=machine.name,
         layout=candidate,
         running=own,
+        steps=machine.steps,
         network=network_json(machine),
         left_out=notes,
         problems=machine.problems,

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from .cluster_files import add_cluster
-from .explain_options import add_explain_options
+from .explain_options import add_explain_options, add_timeline
 from .plan_options import (
     SCHEMA_FILE,
     add_layout_options,
@@ -38,6 +38,7 @@ def add_predict(verbs: argparse._SubParsersAction) -> None:
         metavar="SECONDS",
         help="exit 1 when the step is slower than this",
     )
+    add_timeline(sub)
 
 
 def add_plan(verbs: argparse._SubParsersAction) -> None:

@@ -19,4 +19,15 @@ def add_explain_options(sub: argparse.ArgumentParser) -> None:
     add("--run-id", help="which run, where the directory holds several")
     add("--gpus", type=int, help="number of ranks of both (default: as the run)")
     add("--svg", type=Path, metavar="FILE", help="draw the terms as a waterfall into this file")
+    add_timeline(sub)
     add_schema_option(sub, SCHEMA_FILE)
+
+
+def add_timeline(sub: argparse.ArgumentParser) -> None:
+    """Where to write the steps as a trace."""
+    sub.add_argument(
+        "--timeline",
+        type=Path,
+        metavar="FILE",
+        help="write the steps as a trace into this file, which ui.perfetto.dev opens",
+    )
