@@ -268,3 +268,43 @@ def test_perfetto_takes_every_event(
         for table, phase in (("slice", "X"), ("flow", "s")):
             (row,) = importer.query(f"select count(*) as n from {table}")
             assert row.n == phases[phase]
+
+
+def _damaged(trace: dict[str, Any], how: str) -> None:
+    events = trace["traceEvents"]
+    passes = [e for e in events if e["ph"] == "X" and e["name"].startswith("forward ")]
+    arrow = next(event for event in events if event["ph"] == "f")
+    if how == "a slice that leaves what it is in":
+        passes[0]["dur"] = passes[0]["dur"] / 2
+    elif how == "an arrow without an end":
+        events.remove(arrow)
+    elif how == "an arrow to a slice that is not open":
+        arrow["ts"] += 0.125
+    elif how == "the idle task":
+        passes[0]["tid"] = 0
+    elif how == "a time that is text":
+        passes[0]["ts"] = "0"
+    else:
+        del passes[0]["dur"]
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "a slice that leaves what it is in",
+        "an arrow without an end",
+        "an arrow to a slice that is not open",
+        "the idle task",
+        "a time that is text",
+        "no length",
+    ],
+)
+def test_the_reader_refuses_what_perfetto_drops(
+    how: str, layout: Callable[..., RunConfig], planted: Callable[..., Any]
+) -> None:
+    text = json.dumps(step_trace({"predicted": estimate_step(layout(pp=2), planted())}))
+    read(json.loads(text))
+    trace = json.loads(text)
+    _damaged(trace, how)
+    with pytest.raises(AssertionError):
+        read(trace)
