@@ -40,6 +40,7 @@ __all__ = [
     "layout_label",
     "plan",
     "takes_options",
+    "unaskable",
 ]
 
 SCHEMA = 1
@@ -182,18 +183,7 @@ class Plan:
             return "it does not fit in memory"
         if candidate.time_frac >= 0:
             return "it is not faster"
-        is_same_split = config.parallelism == running.parallelism and (
-            replace(running, batch=config.batch) == config
-        )
-        if not takes_options(running) and not is_same_split:
-            return f"{running.framework.partition(' ')[0]} cannot be asked for it by options"
-        if takes_options(running):
-            if clause := untaken(config, running):
-                return clause
-            fresh = [clause for clause in refusals(config) if clause not in refusals(running)]
-            if fresh:
-                return f"Megatron would refuse it: {fresh[0]}"
-        return converter(config, running)
+        return unaskable(config, running) or converter(config, running)
 
     @property
     def worth_measuring(self) -> tuple[Candidate, ...]:
@@ -264,6 +254,22 @@ def plan(
     # What the host takes may stand behind all of these.
     others = [layout for count in wanted for layout in searched(count, followed).layouts]
     return planned(found, others)
+
+
+def unaskable(config: RunConfig, running: RunConfig) -> str:
+    """Why the program of the running layout cannot be asked for another one, or would refuse it;
+    empty where it would train in it."""
+    is_same_split = config.parallelism == running.parallelism and (
+        replace(running, batch=config.batch) == config
+    )
+    if not takes_options(running) and not is_same_split:
+        return f"{running.framework.partition(' ')[0]} cannot be asked for it by options"
+    if not takes_options(running):
+        return ""
+    if clause := untaken(config, running):
+        return clause
+    fresh = [clause for clause in refusals(config) if clause not in refusals(running)]
+    return f"Megatron would refuse it: {fresh[0]}" if fresh else ""
 
 
 def _planned(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from ..advice.decision import Action, Decision, Rule, decide
 from ..advice.explain import Explanation, explain
 from ..advice.micro_batch import MicroBatchAdvice, micro_batch_advice
-from ..advice.plan import Plan, plan
+from ..advice.plan import Candidate, Plan, plan
 from ..fit.calibration import Calibration, calibrate
 from ..forecast.batch_ratios import PredictedStep
 from ..forecast.forecast import Forecast
@@ -60,8 +60,9 @@ from .run_measurements import (
     perturbation_s,
     recalibration_s,
 )
-from .run_steps import running_config, with_own
+from .run_steps import known_step, running_config, with_own
 from .transcript import transcript_lines
+from .what_if import what_if
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,8 @@ class Answer:
     end: RunEnd = field(default_factory=RunEnd)
     pass_forecast: Forecast | None = None
     """To the end of the pass over the data; None where the run's own is known, or neither is."""
+    what_if: tuple[Candidate, ...] = ()
+    """The running layout and its neighbours, as ``forerun predict`` answers for each."""
 
     @property
     def window_scores(self) -> list[WindowScore]:
@@ -194,6 +197,7 @@ def analyse(
     view = _outlook(table, config, request, blind, own)
     ran = _ran(table, view)
     fitted = fit_steps(base, with_own(known, ran))
+    told = fit_steps(base, with_own(known, known_step(table)))  # what ``forerun predict`` fits
     found = _plan(table, request, ran.config, fitted)
     last_step = request.last_step or int(table.steps["step"].max()) + 1
     levels = Levels(model_forecast=view, so_far=replace(request, last_step=last_step))
@@ -242,6 +246,7 @@ def analyse(
         restart_s=request.goals.restart_cost_s + recalibration_s(table),
         end=end,
         pass_forecast=_pass_forecast(table, levels.so_far, end, config),
+        what_if=what_if(found, told, request.goals.gpus, memory_offset_nbytes(table)),
     )
     return replace(answer, transcript=_transcript(answer, request, directory))
 

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ...calib.advice.axes import axis_value
 from ...calib.advice.host_limits import left_out
 from ...calib.advice.layout_words import recompute_text
-from ...calib.advice.plan import Plan
+from ...calib.advice.plan import Candidate, Plan, layout_label
 from ...calib.fit.estimates import Source
 from ...calib.forecast.throughput import RunLeft
-from .cells import bytes_cell, frac_cell, probability_cell, span_cell, time_cell, whole_cell
+from ...calib.workload.config import RunConfig
+from .cells import (
+    bytes_cell,
+    count_cell,
+    frac_cell,
+    probability_cell,
+    span_cell,
+    time_cell,
+    whole_cell,
+)
 from .table import ReportTable, table_of
 from .throughput_cells import COST, SPARE, TOKENS, throughput_cells
 
@@ -76,6 +86,57 @@ def micro_batch_table(advice: MicroBatchAdvice | None) -> ReportTable:
             "fits with probability": lambda row: probability_cell(row.fit_probability or 0.0),
         },
     ).sparing(*SPARE, TOKENS, "against running", late=("memory", "90 %"), folded="recompute")
+
+
+def what_if_rows(rows: Sequence[Candidate]) -> list[Candidate]:
+    """In the order of menus: ranks, layout as it first comes, micro-batch; no choice twice."""
+    places: dict[str, int] = {}
+    for row in rows:
+        places.setdefault(_split_words(row.config), len(places))
+    first = {tuple(cell(row) for cell in _MENUS.values()): row for row in reversed(rows)}
+    return sorted(
+        first.values(),
+        key=lambda row: (
+            row.config.parallelism.num_ranks,
+            places[_split_words(row.config)],
+            row.config.batch.micro_batch_size,
+            axis_value(row.config, "recompute"),
+        ),
+    )
+
+
+def what_if_table(rows: Sequence[Candidate]) -> ReportTable:
+    """What each choice gives; the first ``NUM_MENUS`` columns are what is chosen."""
+    return table_of(
+        "what_if",
+        f"All {len(rows)} choices",
+        rows,
+        {
+            **_MENUS,
+            "step": lambda row: time_cell(row.step_time_s),
+            "90 %": lambda row: span_cell(row.low_s, row.high_s),
+            "against running": lambda row: frac_cell(row.time_frac, signed=True),
+            "tokens/s": lambda row: count_cell(row.throughput.tokens_per_s),
+            "memory": lambda row: bytes_cell(row.memory.total_nbytes),
+            "fits": lambda row: row.verdict.value,
+        },
+    )
+
+
+def _split_words(config: RunConfig) -> str:
+    """The label of a layout without what other menus choose."""
+    others = f"mbs{config.batch.micro_batch_size}", axis_value(config, "recompute")
+    words = [word for word in layout_label(config).split() if word not in others]
+    return " ".join(words) or "no parallelism"
+
+
+_MENUS: Mapping[str, Callable[[Candidate], str]] = {
+    "GPUs": lambda row: whole_cell(row.config.parallelism.num_ranks),
+    "layout": lambda row: _split_words(row.config),
+    "micro-batch": lambda row: whole_cell(row.config.batch.micro_batch_size),
+    "recompute": lambda row: axis_value(row.config, "recompute"),
+}
+NUM_MENUS = len(_MENUS)
 
 
 def search_note(plan: Plan) -> str:

@@ -1,10 +1,14 @@
-"""``report.html``: the report as one page that needs no network and no script."""
+"""``report.html``: the report as one page that needs no network; without its script too."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import shlex
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
@@ -12,6 +16,7 @@ from markupsafe import Markup
 from ... import __version__
 from ...calib.answers.analysis import Answer
 from ...calib.answers.measured_answer import MeasuredAnswer
+from ...calib.answers.what_if import predict_words
 from ...calib.errors import RecordError
 from ...calib.forecast.evaluation import step_coverage
 from ...calib.records.json_files import write_text
@@ -24,7 +29,7 @@ from ..drawing.canvas import Drawing
 from ..drawing.style import CHART, schemes
 from .card import card_of
 from .figures import Figure, Page, figures
-from .layout_tables import NUM_LAYOUTS
+from .layout_tables import NUM_LAYOUTS, NUM_MENUS, what_if_rows, what_if_table
 from .measured_tables import measured_markdown, measured_tables
 from .run_tables import markdown, notes, report_tables
 
@@ -95,7 +100,11 @@ def render(page: Page, drawn: Mapping[str, Figure] | None = None, *, directory: 
     """The page as text; ``directory`` is what its commands name."""
     plan = page.answer.plan if isinstance(page.answer, Answer) else None
     rows = () if plan is None else plan.candidates[:NUM_LAYOUTS]
+    script = Markup(_text("what_if.js"))
     return _template().render(
+        what_if=_what_if(page.answer, directory) if isinstance(page.answer, Answer) else None,
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         card=card_of(
             page.answer, end_unix_s=page.end_unix_s, directory=directory, version=__version__
         ),
@@ -113,10 +122,27 @@ def render(page: Page, drawn: Mapping[str, Figure] | None = None, *, directory: 
     )
 
 
+def _what_if(answer: Answer, directory: str) -> dict[str, Any] | None:
+    """The table of choices, and what the script shows of it; None without a choice."""
+    if len(answer.what_if) < 2:
+        return None
+    running, rows = answer.what_if[0].config, what_if_rows(answer.what_if)
+    table = what_if_table(rows)
+    asked = [predict_words(row.config, running) for row in rows]
+    said = [None if words is None else shlex.join(words) for words in asked]
+    data = {
+        "command": f"forerun predict {shlex.quote(directory)}",
+        "running": rows.index(answer.what_if[0]),
+        "rows": [[*row, words] for row, words in zip(table.rows, said, strict=True)],
+    }
+    return {"table": table, "num_menus": NUM_MENUS, "data": data}
+
+
 def _template() -> Template:
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     return environment.from_string(_text(PAGE))
 
 

@@ -1,0 +1,142 @@
+"""The running layout and its neighbours, for who asks what another choice would do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+from ..advice.axes import changed
+from ..advice.plan import Candidate, Plan, compare, unaskable
+from ..arguments.megatron_args import apply_options, options
+from ..arguments.short_names import LAYOUT_NAMES
+from ..errors import ConfigError
+from ..search.labels import is_usually_split
+from ..steps.model import FittedSteps
+from ..workload.config import Recompute, RunConfig
+from ..workload.hosts import takes_options
+
+MOST_ROWS = 200
+"""What a page of 200 kB has room for."""
+_MOST_DOUBLINGS = 3
+"""Of each choice, either way."""
+_DOUBLINGS = range(-_MOST_DOUBLINGS, _MOST_DOUBLINGS + 1)
+
+
+def what_if(
+    found: Plan,
+    steps: FittedSteps,
+    gpus: Sequence[int] = (),
+    memory_offset_nbytes: int | None = None,
+) -> tuple[Candidate, ...]:
+    """The running layout, the others of the plan, and the nearest that the host can be asked for.
+
+    At most ``MOST_ROWS``, in this order.  The nearest differ in the fewest doublings of ranks, tp,
+    pp and micro-batch; ranks are half, as many, twice and ``gpus``.  ``steps`` and
+    ``memory_offset_nbytes`` are what ``forerun predict`` answers by.
+    """
+    running = found.own.config
+    wanted = dict.fromkeys((running, *(one.config for one in found.candidates)))
+    for config in _neighbours(running, gpus):
+        if len(wanted) >= MOST_ROWS:
+            break
+        wanted.setdefault(config)
+    rows = compare(
+        running,
+        list(wanted)[:MOST_ROWS],
+        steps,
+        memory_capacity_nbytes=found.memory_capacity_nbytes,
+        memory_offset_nbytes=memory_offset_nbytes,
+    )
+    return tuple(rows)
+
+
+def predict_words(config: RunConfig, running: RunConfig) -> tuple[str, ...] | None:
+    """What ``forerun predict`` is asked for this layout by, in short names where these say it all,
+    else in Megatron's; None where no options give exactly it."""
+    follows = ("dp",) if running.model.experts is not None else ("dp", "etp")
+    short = [
+        word
+        for axis in LAYOUT_NAMES
+        if axis.name not in follows and axis.read(config) != axis.read(running)
+        for word in (f"--{axis.name}", str(axis.read(config)))
+    ]
+    whole = ["--gpus", str(config.parallelism.num_ranks), *options(config)]
+    switches = _switches(config)
+    ways = (short, [*short, *switches], whole, [*whole, *switches])
+    return next((tuple(words) for words in ways if _gives(words, config, running)), None)
+
+
+def _switches(config: RunConfig) -> list[str]:
+    """What is on and off by switches, both said."""
+    par = config.parallelism
+    is_on = {
+        "sequence-parallel": par.is_sequence_parallel,
+        "use-distributed-optimizer": par.is_optimizer_distributed,
+        "overlap-grad-reduce": par.overlaps_grad_reduce,
+        "overlap-param-gather": par.overlaps_param_gather,
+    }
+    return [f"--{name}" if on else f"--no-{name}" for name, on in is_on.items()]
+
+
+def _gives(words: Sequence[str], config: RunConfig, running: RunConfig) -> bool:
+    try:
+        return apply_options(running, words) == config
+    except ConfigError:
+        return False
+
+
+def _neighbours(running: RunConfig, gpus: Sequence[int]) -> Iterator[RunConfig]:
+    """Layouts that differ from the running one, the nearest first."""
+    own = running.parallelism
+    is_free = takes_options(running)
+    degrees = _DOUBLINGS if is_free else (0,)
+    again = (Recompute.NONE, Recompute.FULL) if is_free else ()
+    kinds = tuple(dict.fromkeys((running.recompute, *again)))
+    half = own.num_ranks // 2 if own.num_ranks % 2 == 0 else own.num_ranks
+    counts = tuple(dict.fromkeys((own.num_ranks, half, 2 * own.num_ranks, *gpus)))
+    choices = product(counts, degrees, degrees, _DOUBLINGS, kinds)
+
+    def distance(choice: tuple[int, int, int, int, Recompute]) -> float:
+        count, tp, pp, micro, kind = choice
+        away = abs(math.log2(count / own.num_ranks))
+        return away + abs(tp) + abs(pp) + abs(micro) + (kind is not running.recompute)
+
+    for count, tp, pp, micro, kind in sorted(choices, key=distance):
+        sizes = _doubled(own.tp, tp), _doubled(own.pp, pp), _doubled(_micro_batch(running), micro)
+        if 0 in sizes:
+            continue
+        config = _changed(running, count, *sizes, kind)
+        if config is not None and not (is_free and unaskable(config, running)):
+            yield config
+
+
+def _changed(
+    running: RunConfig, num_ranks: int, tp: int, pp: int, micro: int, kind: Recompute
+) -> RunConfig | None:
+    """None where such a layout cannot run."""
+    own = running.parallelism
+    values: dict[str, Any] = {"num_ranks": num_ranks, "tp": tp, "pp": pp, "micro_batch_size": micro}
+    if pp != own.pp:
+        values |= {"vp": 1, "microbatch_group_size": 0}
+    if tp > own.tp == 1:
+        values["is_sequence_parallel"] = is_usually_split(running)
+    if kind is not running.recompute:
+        values |= {"recompute": kind, "recompute_num_layers": 0, "recompute_modules": ()}
+    try:
+        config = changed(running, values)
+    except ConfigError:
+        return None
+    return None if 0 in config.parallelism.chunk_layers else config
+
+
+def _micro_batch(config: RunConfig) -> int:
+    return config.batch.micro_batch_size
+
+
+def _doubled(number: int, times: int) -> int:
+    """0 where halving leaves no whole number."""
+    if times >= 0:
+        return number << times
+    return number >> -times if number % (1 << -times) == 0 else 0
