@@ -36,9 +36,8 @@ def run(tmp_path: Path) -> Path:
 def test_a_command_of_the_page_writes_a_trace(
     command: str, processes: set[str], run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run has two ranks: half the tensor parallelism that the page asks for."""
     monkeypatch.chdir(tmp_path)
-    words = [{"DIR": str(run), "4": "2"}.get(word, word) for word in shlex.split(command)]
+    words = [{"DIR": str(run)}.get(word, word) for word in shlex.split(command)]
     assert main(words) == 0
     found = read(json.loads(gzip.decompress((tmp_path / words[-1]).read_bytes())))
     assert {one.process for one in found} == processes
