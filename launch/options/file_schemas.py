@@ -15,7 +15,7 @@ FILE_NAMES = {
     name: name
     for name in (
         *("decision", "forecast", "waiting", "calibration", "score", "drift", "request", "stop"),
-        *("stop-request", "owner", "launch", "command", "forecasts"),
+        *("stop-request", "owner", "launch", "command", "forecasts", "status"),
     )
 } | {"plan": "plan_file"}
 """Names to ask by, and what each is called among the definitions."""

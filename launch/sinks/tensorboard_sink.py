@@ -7,6 +7,9 @@ beside each other.
 from __future__ import annotations
 
 import importlib
+import os
+import socket
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +22,6 @@ from .sink import Sink
 
 FOLDER = "forerun"
 """Below the host's own folder."""
-_FLUSH_S = 10
-_MOST_WAITING = 1000
 _PRECISE = "unix_s"
 """Names that end so: a scalar event is a float of 32 bits, which keeps 128 s of such a time."""
 
@@ -29,7 +30,7 @@ class Events(Sink):
     """Scalars with the time and the step of training, tables and alerts as text."""
 
     def __init__(self, folder: Path) -> None:
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        from tensorboard.summary.writer.record_writer import RecordWriter
 
         super().__init__(str(folder))
         event, summary, tensor, types = (
@@ -41,8 +42,14 @@ class Events(Sink):
             tensor.TensorProto,
             types,
         )
-        self._writer = EventFileWriter(str(folder), _MOST_WAITING, _FLUSH_S)
+        # Written at once: a writer's thread would tell of a full disk in the log of training.
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}"
+        self._file = (folder / name).open("wb", buffering=0)
+        self._writer = RecordWriter(self._file)
         self._unix_s, self._step = 0.0, 0
+        version = self._event(wall_time=time.time(), file_version="brain.Event:2")
+        self._writer.write(version.SerializeToString())
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """One event with all values; its time is the step's own."""
@@ -62,14 +69,13 @@ class Events(Sink):
         """Numbers of the summary, then the end of the file."""
         numbers = {name: value for name, value in summary.items() if isinstance(value, int | float)}
         self._add([self._scalar(f"summary/{name}", value) for name, value in numbers.items()])
-        self._writer.close()
+        self._file.close()
 
     def _add(self, values: Sequence[Any]) -> None:
         if values:
             event = self._event(step=self._step, summary=self._summary(value=values))
-            if self._unix_s:
-                event.wall_time = self._unix_s
-            self._writer.add_event(event)
+            event.wall_time = self._unix_s or time.time()
+            self._writer.write(event.SerializeToString())
 
     def _scalar(self, name: str, value: float) -> Any:
         tag = PREFIX + name

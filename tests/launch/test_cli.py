@@ -33,7 +33,8 @@ def test_the_surface_is_frozen() -> None:
             *("--also", "--cluster", "--config", "--cp", "--device", "--dp", "--ep", "--etp"),
             *("--fail-over", "--gbs", "--gpus", "--help", "--instances", "--json"),
             *("--json-schema", "--like", "--machine", "--mbs", "--pp", "--recompute"),
-            *("--run-id", "--seq", "--sharding", "--sp", "--tp", "--vp", "--vpp", "--zero"),
+            *("--run-id", "--seq", "--sharding", "--sp", "--timeline", "--tp", "--vp", "--vpp"),
+            "--zero",
         ],
         "plan": [
             *("--also", "--cluster", "--config", "--device", "--gbs", "--global-batch-size"),
@@ -43,7 +44,7 @@ def test_the_surface_is_frozen() -> None:
         ],
         "explain": [
             *("--also", "--cluster", "--config", "--device", "--gpus", "--help", "--json"),
-            *("--json-schema", "--like", "--machine", "--run-id", "--svg"),
+            *("--json-schema", "--like", "--machine", "--run-id", "--svg", "--timeline"),
         ],
         "validate": [
             *("--calibrate-on", "--cluster", "--draws", "--help", "--json", "--operators"),

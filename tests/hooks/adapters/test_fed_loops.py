@@ -66,5 +66,5 @@ def test_the_loop_is_told_as_it_is(tmp_path: Path, kind: str, total: int, length
     )
     said = json.loads((tmp_path / "run" / "out" / "forecast.json").read_text(encoding="utf-8"))
     assert bool(said["reason_no_finish"]) == (not total)
-    assert ("] finish " in text) == bool(total)
+    assert ("] ends " in text) == bool(total)
     assert said["samples_per_s"] > 0
