@@ -202,7 +202,8 @@ class CompanionLoop:
     def _write_last(self, place: Place, track: Evaluation | None) -> None:
         answer, shown = self._answer, self._shown
         score = {**self._steps.score.summary(), **self._closed.counts()}
-        self._writing(lambda: write_steps(place, self._steps))
+        if place.directory.is_dir():  # else the ranks have said that nothing can be written
+            self._writing(lambda: write_steps(place, self._steps))
         if answer is not None or track is not None:
             self._writing(lambda: write_score(place, score, track))
         self._writing(lambda: self._measured.write_last(self._steps))
