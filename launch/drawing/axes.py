@@ -92,7 +92,7 @@ def moment_text(unix_s: float, step_s: float = 60, span_s: float = 0.0) -> str:
     if step_s >= _DAY_S:
         return f"{found.day} {found:%b}"
     clock = f"{found:%H:%M:%S}" if step_s < 60 else f"{found:%H:%M}"
-    return f"{found:%a} {clock}" if span_s > _DAY_S else clock
+    return f"{found:%a} {clock}" if span_s >= _DAY_S else clock
 
 
 def draw_axes(

@@ -48,7 +48,7 @@ def test_a_directory_that_cannot_be_written_is_one_line_and_training_goes_on(
     assert done.returncode == 0
     both = (done.stdout + done.stderr).splitlines()
     lines = [text for text in both if "[forerun]" in text and str(blocked) in text]
-    assert [" taken from the arguments: " in text for text in lines] == [True, False], "\n".join(lines)
+    assert [" taken from the arguments: " in text for text in lines] == [True, False], lines
     assert not any("Traceback" in text for text in both)
     assert _BITS.findall(done.stdout) == bare
 
