@@ -20,23 +20,22 @@ def table() -> SampleTable:
     return build_table(read_run(GOLDEN))
 
 
-def answered(table: SampleTable, **more: object) -> Answer:
-    return analyse(table, replace(Request(now_unix_s=1e9, last_step=11), **more))  # type: ignore[arg-type]
+@pytest.fixture(scope="module")
+def answer(table: SampleTable) -> Answer:
+    return analyse(table, Request(now_unix_s=1e9, last_step=11))
 
 
-def test_gains_are_those_of_the_plans_model(table: SampleTable) -> None:
-    answer = answered(table)
-    assert answer.lint is not None and answer.lint.flaws
+def test_gains_are_those_of_the_plans_model(answer: Answer) -> None:
+    assert answer.lint is not None
     times = {one.config: one.time_frac for one in answer.plan.candidates}
-    for flaw in answer.lint.flaws:
-        assert flaw.gain is not None
-        layout = flaw.remedy.layout
-        if layout in times:
-            assert flaw.gain.time_frac == pytest.approx(times[layout], rel=1e-9)
+    gains = [(flaw.remedy.layout, flaw.gain) for flaw in answer.lint.flaws]
+    both = {layout: gain for layout, gain in gains if layout in times}
+    assert both
+    for layout, gain in both.items():
+        assert gain is not None and gain.time_frac == pytest.approx(times[layout], rel=1e-9)
 
 
-def test_what_is_not_sure_is_no_line(table: SampleTable) -> None:
-    answer = answered(table)
+def test_what_is_not_sure_is_no_line(answer: Answer) -> None:
     assert answer.lint is not None and answer.lint.best is None
     assert not any(line.startswith(f"{PREFIX} launch: ") for line in answer.transcript)
 

@@ -62,7 +62,7 @@ def test_the_end_of_a_pass_is_never_that_of_the_run(tmp_path: Path) -> None:
     assert isinstance(part, dict) and part["end_step"] == 50
     assert part["finish_p50_unix_s"] == pytest.approx(NOW_S + 10 * STEP_S)
     text = "\n".join(found.transcript)
-    assert "this pass over the data ends" in text and "] finish " not in text
+    assert "this pass over the data ends" in text and "[forerun] ends " not in text
     assert "--calibrate-total-steps=N" in text
 
 

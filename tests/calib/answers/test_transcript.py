@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -272,22 +273,18 @@ def test_a_device_without_a_data_sheet_says_why_there_is_no_mfu(layout: Layout) 
     assert line.endswith("71,200 tokens/s · no MFU, since the peak of Accelerator 9 is not known")
 
 
-def _shape(**sizes: object) -> ModelShape:
-    sizes.setdefault("num_query_groups", sizes["num_attention_heads"])
-    return ModelShape(**sizes)  # type: ignore[arg-type]
-
-
-GPT3 = {
+GPT3: dict[str, Any] = {
     "num_layers": 96, "hidden_size": 12288, "ffn_hidden_size": 49152, "num_attention_heads": 96,
-    "kv_channels": 128, "seq_length": 2048, "vocab_size": 51200, "max_position_embeddings": 2048,
+    "num_query_groups": 96, "kv_channels": 128, "seq_length": 2048, "vocab_size": 51200,
+    "max_position_embeddings": 2048,
 }  # fmt: skip
-LLAMA2_7B = {
+LLAMA2_7B: dict[str, Any] = {
     "num_layers": 32, "hidden_size": 4096, "ffn_hidden_size": 11008, "num_attention_heads": 32,
-    "kv_channels": 128, "seq_length": 4096, "vocab_size": 32000, "is_gated": True,
-    "has_bias": False, "is_tied": False, "normalization": Normalization.RMS_NORM,
+    "num_query_groups": 32, "kv_channels": 128, "seq_length": 4096, "vocab_size": 32000,
+    "is_gated": True, "has_bias": False, "is_tied": False, "normalization": Normalization.RMS_NORM,
     "position_embedding": PositionEmbedding.ROPE,
 }  # fmt: skip
-MIXTRAL = {
+MIXTRAL: dict[str, Any] = {
     **LLAMA2_7B, "ffn_hidden_size": 14336, "num_query_groups": 8,
     "experts": Experts(num_experts=8, top_k=2, ffn_hidden_size=14336),
 }  # fmt: skip
@@ -299,9 +296,9 @@ MIXTRAL = {
     [(GPT3, "GPT 175B"), (LLAMA2_7B, "GPT 6.7B"), (MIXTRAL, "MoE 47B (13B active)")],
 )
 def test_a_model_is_called_what_its_paper_calls_it(
-    sizes: dict[str, object], name: str, layout: Layout
+    sizes: dict[str, Any], name: str, layout: Layout
 ) -> None:
-    config = replace(layout(), model=_shape(**sizes))
+    config = replace(layout(), model=ModelShape(**sizes))
     assert model_name(config) == name
 
 
