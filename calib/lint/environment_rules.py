@@ -16,6 +16,10 @@ _NCCL = "NCCL user guide: Environment Variables"
 _ORDER = "how kernels take turns in the queues of a device is not in the model"
 _TAKEN_WITH = "no step was timed both with it and without it"
 _HOST = "what a host that waits costs is not in the model"
+_MANY_CONNECTIONS = "32"
+"""What ``validate_args`` of Megatron names where exchanges of experts overlap."""
+_THREADS = "8"
+"""More than one is what counts; eight ranks on a node of 64 cores have as many each."""
 
 
 def _is_set(value: str) -> bool:
@@ -173,7 +177,7 @@ def _connections(launch: StatedLaunch) -> Iterator[Remedy]:
     wanted = environment(launch.config, {CONNECTIONS: seen}).get(CONNECTIONS, seen)
     experts = launch.config.model.experts
     if experts is not None and experts.overlaps_exchange and seen == "1":
-        wanted = "32"
+        wanted = _MANY_CONNECTIONS
     if wanted != seen:
         yield Remedy(what=f"{CONNECTIONS}={seen}", variables={CONNECTIONS: wanted})
 
@@ -184,7 +188,7 @@ def _threads(launch: StatedLaunch) -> Iterator[Remedy]:
     if launch.config.optimizer_offload_frac and value == "1":
         is_said = name in launch.variables
         what = f"{name}=1" if is_said else f"{name} is not set by the command"
-        yield Remedy(what=what, variables={name: "8"})
+        yield Remedy(what=what, variables={name: _THREADS})
 
 
 RULES = (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from .rule import Harm, Part, Remedy, StatedRule, missing
+from .rule import Find, Harm, Part, Remedy, StatedRule, missing
 from .stated_launch import StatedLaunch
 
 _TRAINING = "megatron/training/training.py"
@@ -14,10 +14,12 @@ _HOST = "what a host that waits costs depends on how far it runs ahead, which is
 _PROFILED = "it touches few steps, or each by what a profiler costs, which is not in the model"
 _LOG_EVERY = 10
 """Reports that are so far apart let the host run ahead between them."""
+_GARBAGE_EVERY = 100
+"""What Megatron's own guide for experts advises (``megatron/core/transformer/moe/README.md``)."""
 
 
-def _dropped(option: str, *, more_than: int | None = None) -> Callable[..., Iterator[Remedy]]:
-    """Where an option is there, or its number above one."""
+def _dropped(option: str, *, more_than: int | None = None) -> Find:
+    """Where an option is there, or a number ``more_than`` this one with it."""
 
     def find(launch: StatedLaunch) -> Iterator[Remedy]:
         number = launch.number(option)
@@ -51,7 +53,8 @@ def _workers(launch: StatedLaunch) -> Iterator[Remedy]:
 def _garbage(launch: StatedLaunch) -> Iterator[Remedy]:
     option = "--manual-gc"
     if launch.is_on_gpu and launch.config.parallelism.num_ranks > 1 and not launch.says(option):
-        yield Remedy(what=missing(option), put=((option,), ("--manual-gc-interval", "100")))
+        every = ("--manual-gc-interval", str(_GARBAGE_EVERY))
+        yield Remedy(what=missing(option), put=((option,), every))
 
 
 def _format(launch: StatedLaunch) -> Iterator[Remedy]:

@@ -77,9 +77,10 @@ class Lint:
 
     @property
     def sure_frac(self) -> float:
-        """What all sure gains come to at least, if each is the other's beside."""
+        """What the gains that are sure come to together at least: the surest of them alone, since
+        one may hold what another gains; 0 without any."""
         found = (f.gain for f in self.flaws if f.gain is not None and f.gain.is_sure)
-        return sum(-gain.high_frac for gain in found)
+        return max((-gain.high_frac for gain in found), default=0.0)
 
     def line(self, directory: str = "DIR") -> str:
         """What a run says of its launch, empty where nothing is worth it; ``directory`` is what

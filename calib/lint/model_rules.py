@@ -18,7 +18,11 @@ from .rule import Gain, Harm, Part, Remedy, Rule
 from .stated_launch import StatedLaunch
 
 _MOST_EVAL_FRAC, _WANTED_EVAL_FRAC = 0.05, 0.02
+"""Shares of the run: how often to evaluate is a choice, so only what is far from little is told,
+and what is offered leaves room below that."""
 _LEAST_SAVE_GAIN_FRAC = 0.005
+"""The loss is flat around its least: an interval twice as long or half as long costs a quarter more
+of it, which is less than this where saves cost little."""
 _MICRO = "--micro-batch-size"
 _RECOMPUTE = tuple("--" + name.replace("_", "-") for name in NAMES["said_together"]["recompute"])
 
@@ -107,17 +111,21 @@ def _evaluations(launch: StatedLaunch, pricing: Pricing) -> Iterator[Remedy]:
 
 
 def _saves(launch: StatedLaunch, pricing: Pricing) -> Iterator[Remedy]:
-    """Time lost to saves and to what is done again, by the interval T between saves: save / T +
-    T / (2 MTBI), least at sqrt(2 (MTBI + MTTR) save) (Young 1974, Daly 2006)."""
+    """Where less is lost, of each second of steps, to saves and to what is done again.
+
+    A failure comes once in MTBI + MTTR (mean times between interrupts and to restart), and half an
+    interval T is done again: save / T + T / (2 (MTBI + MTTR)), least at T = sqrt(2 (MTBI + MTTR)
+    save), the first-order interval of Young (1974) and Daly (2006).
+    """
     interval, mtbf_s = launch.config.cadence.save_interval, pricing.mtbf_s
     if not interval or not mtbf_s or launch.says("--async-save"):
         return
     step_s, (save_s, sigma_log) = pricing.own.step_time_s, pricing.part_s(Part.SAVES)
-    best_s = math.sqrt(2 * (mtbf_s + pricing.restart_s) * save_s)
-    wanted = max(1, round(best_s / step_s))
+    between_s = mtbf_s + pricing.restart_s
+    wanted = max(1, round(math.sqrt(2 * between_s * save_s) / step_s))
 
     def lost_frac(steps: int, one_s: float) -> float:
-        return one_s / (steps * step_s) + steps * step_s / (2 * mtbf_s)
+        return one_s / (steps * step_s) + steps * step_s / (2 * between_s)
 
     def change(one_s: float) -> float:
         return (1 + lost_frac(wanted, one_s)) / (1 + lost_frac(interval, one_s)) - 1

@@ -17,6 +17,7 @@ Background, section 2)."""
 _USUAL_ROWS = 128
 """Megatron's own default of ``--make-vocab-size-divisible-by``."""
 _HEAD_MULTIPLE = 8
+"""Of the size of a head: what flash and fused attention take."""
 _SAMPLED = "samples of a run have no other size, and no law says what such rows cost"
 
 
@@ -67,7 +68,7 @@ RULES = (
         harm=Harm.WASTES,
         when="rows of the vocabulary on a rank that are no multiple of 16 bytes, trained from the "
         "start",
-        why="tensor cores want rows of 16 bytes; odd ones cost logits and loss up to four times",
+        why="tensor cores want rows of 16 bytes, and logits and loss are made of these",
         source="megatron/training/tokenizer/tokenizer.py",
         unpriced=_SAMPLED,
         find=_vocabulary,
