@@ -170,8 +170,8 @@ class Models:
         steps = fit_steps(live_times(calibration, config))
         waiting_s = mean_waiting_s(table, routed_s(steps, config))
         rest_s = waiting_s - perturbation_s(table, measured_overhead(table))
-        own_s = steps.estimate(config).time_s + rest_s
-        return Models(calibration=calibration, own_s=own_s)
+        (own_s,) = steps.predict([config]).time_s.tolist()
+        return Models(calibration=calibration, own_s=own_s + rest_s)
 
     def step_error_frac(self, measured_s: float) -> float:
         """Modelled over measured step, minus one."""

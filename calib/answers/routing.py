@@ -135,14 +135,11 @@ def imbalance_cost_frac(steps: FittedSteps, config: RunConfig, imbalance: float)
 
     The layout is the run's own: an imbalance is that of its expert parallelism and no other's.
     """
-    experts = config.model.experts
-    if experts is None or config.parallelism.ep * config.parallelism.expert_tp == 1:
+    par = config.parallelism
+    if config.model.experts is None or par.ep * par.expert_tp == 1:
         return None
-    near, far = _FAR
-    near_s, far_s = (steps.estimate(with_imbalance(config, value)).time_s for value in _FAR)
-    slope_s = max(0.0, (far_s - near_s) / (far - near))
-    whole_s = steps.estimate(config).time_s
-    return min(slope_s * (imbalance - 1.0) / whole_s, 1.0 - 1.0 / imbalance)
+    cost_s, whole_s = _cost_s(steps, config, imbalance)
+    return cost_s / whole_s
 
 
 def routed_s(steps: FittedSteps, config: RunConfig) -> float:
@@ -151,8 +148,16 @@ def routed_s(steps: FittedSteps, config: RunConfig) -> float:
     experts, ep = config.model.experts, config.parallelism.ep
     if experts is None or routing_source(experts, ep) is not RoutingSource.MEASURED:
         return 0.0
-    found = imbalance_cost_frac(steps, config, imbalance_of(experts, ep)) or 0.0
-    return found * steps.estimate(config).time_s
+    return _cost_s(steps, config, imbalance_of(experts, ep))[0]
+
+
+def _cost_s(steps: FittedSteps, config: RunConfig, imbalance: float) -> tuple[float, float]:
+    """Seconds that an even routing would save, and those of the step."""
+    near, far = _FAR
+    asked = (with_imbalance(config, near), with_imbalance(config, far), config)
+    near_s, far_s, whole_s = steps.predict(asked).time_s.tolist()
+    slope_s = max(0.0, (far_s - near_s) / (far - near))
+    return min(slope_s * (imbalance - 1.0), whole_s * (1.0 - 1.0 / imbalance)), whole_s
 
 
 def with_imbalance(config: RunConfig, imbalance: float) -> RunConfig:

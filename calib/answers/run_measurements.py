@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,7 +12,7 @@ from ..errors import CalibrationError
 from ..forecast.forecast import DRIFT_FRAC, mean_estimate
 from ..memory.peak import memory_offset
 from ..samples.table import SampleTable
-from ..samples.windows import only_windows, windows_of
+from ..samples.windows import windows_of
 from ..workload.collectives import GroupRole
 from ..workload.operators import OperatorKind
 from .routing import with_measured_routing
@@ -54,7 +54,7 @@ class HookSummary:
 
 def measured_step_s(table: SampleTable) -> float:
     """Median bare step of the newest window, seconds; all clean steps where none was bare."""
-    newest = only_windows(table, windows_of(table)[-1:])
+    newest = _newest_steps(table)
     times = newest.step_times_s(is_hooked=False)
     if not times.size:
         times = newest.step_times_s()
@@ -63,9 +63,15 @@ def measured_step_s(table: SampleTable) -> float:
     return float(np.median(times))
 
 
+def _newest_steps(table: SampleTable) -> SampleTable:
+    """The table with the steps of its newest window alone."""
+    steps = table.newest("steps")
+    return replace(table, steps=steps[steps["window"].isin(windows_of(table)[-1:])])
+
+
 def measured_sigma_log(table: SampleTable) -> float:
     """How well the bare steps of the newest window tell the level of the run."""
-    newest = only_windows(table, windows_of(table)[-1:])
+    newest = _newest_steps(table)
     times = newest.step_times_s(is_hooked=False)
     if times.size < 2:
         times = newest.step_times_s()
