@@ -23,7 +23,8 @@ from pathlib import Path
 from forerun.benchmarks.markdown_text import markdown_head, markdown_row
 from forerun.benchmarks.published.model_shapes import public_shape
 from forerun.benchmarks.runs.synthetic_run import RUN_ID, write_synthetic_run
-from forerun.calib.answers.analysis import Request, analyse
+from forerun.calib.answers.analysis import analyse
+from forerun.calib.answers.request import Request
 from forerun.calib.forecast.evaluation import Ended
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table

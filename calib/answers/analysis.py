@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
-from ..advice.decision import Action, Decision, Rule, decide
+from ..advice.decision import Decision, Rule, decide
 from ..advice.explain import Explanation, explain
 from ..advice.micro_batch import MicroBatchAdvice, micro_batch_advice
-from ..advice.plan import Candidate, Plan, plan
-from ..fit.calibration import Calibration, calibrate
+from ..advice.plan import Plan, plan
+from ..fit.calibration import calibrate
 from ..forecast.batch_ratios import PredictedStep
 from ..forecast.forecast import Forecast
 from ..forecast.measured_forecast import MeasuredRun, measured_forecast
 from ..forecast.model_forecast import (
     ModelForecast,
     at_batch_size,
-    batch_size_at,
     full_batch_size,
     model_forecast,
 )
 from ..forecast.run_forecast import SoFar, run_forecast
-from ..forecast.throughput import RunLeft, Throughput, throughput
 from ..lint.lint import Lint, lint
 from ..lint.pricing import Pricing
 from ..lint.stated_launch import stated_launch
@@ -33,15 +31,15 @@ from ..steps.estimate import StepEstimate
 from ..steps.known import KnownStep, same_layout
 from ..steps.live_times import live_times
 from ..steps.model import FittedSteps, fit_steps
-from ..stragglers.waiting import WaitingReport, waiting_report
+from ..stragglers.waiting import waiting_report
 from ..units import HOUR_S
 from ..workload.config import RunConfig
 from ..workload.run_options import MicroBatchChoice
+from .answer import Answer
 from .finish_line import finish_line
-from .history import History, Levels, Models, WindowScore, window_scores
-from .request import Request as Request
+from .history import History, Levels, Models
+from .request import Request
 from .routing import (
-    MeasuredRouting,
     imbalance_cost_frac,
     measured_routing,
     routed_s,
@@ -50,7 +48,6 @@ from .routing import (
 from .run_end import RunEnd, end_lines, run_end, undecided
 from .run_measurements import (
     HookSummary,
-    Overhead,
     hook_summary,
     mean_waiting_s,
     measured_overhead,
@@ -63,110 +60,6 @@ from .run_measurements import (
 from .run_steps import known_step, running_config, with_own
 from .transcript import transcript_lines
 from .what_if import what_if
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """Everything that is said of a run after a window."""
-
-    run_id: str
-    config: RunConfig
-    calibration: Calibration
-    own: StepEstimate
-    measured_step_s: float
-    overhead: Overhead | None
-    hooks: HookSummary
-    forecast: Forecast
-    model_forecast: ModelForecast
-    """What later forecasts start from, without a new fit."""
-    plan: Plan
-    decision: Decision
-    history: History
-    modelled_step: PredictedStep
-    """The running layout without hooks: timeline, plus waiting, minus the perturbation."""
-    waiting_s: float
-    """Mean time per step that a rank stands still for a later one; pipeline waits aside, and what
-    the step model has for the rank with the most tokens."""
-    perturbation_s: float
-    """What hooks slow a hooked step down by beyond the time that they take themselves."""
-    skew_s: Mapping[int, float]
-    waiting: WaitingReport
-    problems: tuple[str, ...]
-    routing: MeasuredRouting | None = None
-    imbalance_cost_frac: float | None = None
-    """Share of the own step that tokens routed evenly would save; None where nothing is routed."""
-    transcript: tuple[str, ...] = ()
-    micro_batch: MicroBatchAdvice | None = None
-    """Where it was asked for."""
-    explained: tuple[Explanation, ...] = ()
-    """Of the running layout, and of the advised one against it where there is one."""
-    lint: Lint | None = None
-    """What its own launch should say otherwise."""
-    ended_unix_s: float | None = None
-    """The end of the run, where it has come."""
-    restart_s: float = 0.0
-    """What another layout costs before its first step: restart and new calibration."""
-    end: RunEnd = field(default_factory=RunEnd)
-    pass_forecast: Forecast | None = None
-    """To the end of the pass over the data; None where the run's own is known, or neither is."""
-    what_if: tuple[Candidate, ...] = ()
-    """The running layout and its neighbours, as ``forerun predict`` answers for each."""
-
-    @property
-    def window_scores(self) -> list[WindowScore]:
-        """What each window was worth, against the end of the run or the newest forecast of it."""
-        forecast, ended = self.forecast, self.ended_unix_s
-        return window_scores(
-            self.history.errors,
-            started_unix_s=forecast.now_unix_s - forecast.elapsed_s,
-            finish_unix_s=forecast.finish_p50_unix_s if ended is None else ended,
-        )
-
-    @property
-    def throughput(self) -> Throughput:
-        """Of the measured step."""
-        return throughput(self.config, self.measured_step_s)
-
-    def throughput_at(self, iteration: int, step_time_s: float) -> Throughput:
-        """Of a step of this run, counted from 1, that takes so long: with the batch that it has."""
-        size = batch_size_at(self.config, iteration)
-        return throughput(at_batch_size(self.config, size), step_time_s)
-
-    @property
-    def left(self) -> RunLeft | None:
-        """What is left of the run; None at its end, and where nobody said how long it is."""
-        if self.config.cadence.train_iters <= 0:
-            return None
-        own = self.plan.own
-        return RunLeft.of(self.forecast, own.config, own.step_time_s, restart_s=self.restart_s)
-
-    def predicted_step(self, iteration: int) -> PredictedStep:
-        """What a step of this run, counted from 1, will take."""
-        step = PredictedStep(
-            time_s=self.forecast.step_time_s,
-            low_s=self.forecast.single_low_s,
-            high_s=self.forecast.single_high_s,
-        )
-        return step.scaled(self.model_forecast.ratio(iteration, self.forecast.steps_done))
-
-    def modelled_at(self, iteration: int) -> PredictedStep:
-        """The same from the models alone."""
-        window_size = self.config.batch.global_batch_size
-        size = batch_size_at(self.config, iteration)
-        ratios = self.model_forecast.ratios
-        if size == window_size or size not in ratios:
-            return self.modelled_step
-        return self.modelled_step.scaled(ratios[size])
-
-    @property
-    def advice(self) -> str:
-        """The line of the transcript that says what is advised; empty without a transcript."""
-        return next((line for line in self.transcript if " decision: " in line), "")
-
-    @property
-    def is_stop(self) -> bool:
-        """True where the advice is to stop."""
-        return self.decision.action is Action.STOP
 
 
 def analyse(
@@ -204,10 +97,10 @@ def analyse(
     ahead = run_forecast(view, levels.so_far)
     hooks = hook_summary(table)
     end = run_end(table.loop(), last_step, steps_total=config.cadence.train_iters)
-    decision = _decision(table, request, found, ahead, hooks)
-    if not end.steps_total:
-        confidence = request.goals.confidence
-        decision = undecided(end, confidence=confidence, now_unix_s=ahead.now_unix_s)
+    if end.steps_total:
+        decision = _decision(table, request, found, ahead, hooks)
+    else:
+        decision = undecided(end, request.goals, now_unix_s=ahead.now_unix_s)
     cost = measured_overhead(table)
     waiting_s = mean_waiting_s(table, routed_s(blind, config))
     perturbed_s = perturbation_s(table, cost)
@@ -245,7 +138,7 @@ def analyse(
         lint=_lint(table, request, ran.config, fitted),
         restart_s=request.goals.restart_cost_s + recalibration_s(table),
         end=end,
-        pass_forecast=_pass_forecast(table, levels.so_far, end, config),
+        pass_forecast=_pass_forecast(table, levels.so_far, end),
         what_if=what_if(found, told, request.goals.gpus, memory_offset_nbytes(table)),
     )
     return replace(answer, transcript=_transcript(answer, request, directory))
@@ -278,19 +171,11 @@ def _transcript(answer: Answer, request: Request, directory: str) -> tuple[str, 
     return tuple(lines)
 
 
-def _pass_forecast(
-    table: SampleTable, request: SoFar, end: RunEnd, config: RunConfig
-) -> Forecast | None:
+def _pass_forecast(table: SampleTable, so_far: SoFar, end: RunEnd) -> Forecast | None:
     """Of a run that does not say where it ends."""
     if not end.pass_end:
         return None
-    run = MeasuredRun(
-        started_unix_s=float(table.newest("runs")["started_unix_s"].min()),
-        num_ranks=config.parallelism.num_ranks,
-        is_cpu=config.device == "cpu",
-        recorded_s=tuple(table.step_times_s(is_hooked=False).tolist()),
-    )
-    return measured_forecast(run, request, steps_total=end.pass_end)
+    return measured_forecast(MeasuredRun.of(table), so_far, steps_total=end.pass_end)
 
 
 def _ran(table: SampleTable, view: ModelForecast) -> KnownStep:
@@ -316,10 +201,11 @@ def _plan(table: SampleTable, request: Request, config: RunConfig, steps: Fitted
 
 
 def _explained(found: Plan, steps: FittedSteps) -> tuple[Explanation, ...]:
-    own = found.own.config
-    best = found.best
-    of_own = explain(own, None, steps)
-    return (of_own,) if best is None else (of_own, explain(best.config, own, steps))
+    own, best = found.own.config, found.best
+    against = explain(best.config, own, steps) if best is not None else None
+    if against is None or against.difference is None:
+        return (explain(own, None, steps),)
+    return (Explanation(one=against.difference.other), against)
 
 
 def _micro_batch(

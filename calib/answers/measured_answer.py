@@ -26,7 +26,7 @@ from .run_measurements import (
     measured_step_s,
     recalibration_s,
 )
-from .transcript import NO_LAYOUT, checked_line, decision_line, prefixed, run_line
+from .transcript import NO_LAYOUT, advised, checked_line, decision_line, prefixed, run_line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +66,22 @@ class MeasuredAnswer:
 
     def rates_of(self, step_time_s: float) -> dict[str, float]:
         """The same of a step that takes so long; empty where the batch was not seen."""
-        name, count = ("tokens", self.loop.tokens) if self.loop.tokens else ("samples", 0)
-        own = (count or self.loop.samples) / step_time_s
-        if not own:
+        unit, count = self._batch
+        if not count:
             return {}
-        return {f"{name}_per_s": own * self.run.num_ranks, f"{name}_per_s_per_gpu": own}
+        own = count / step_time_s
+        return {f"{unit}_per_s": own * self.run.num_ranks, f"{unit}_per_s_per_gpu": own}
+
+    @property
+    def _batch(self) -> tuple[str, int]:
+        """What a step of one rank is counted in, and how many; 0 where none was seen."""
+        loop = self.loop
+        return ("tokens", loop.tokens) if loop.tokens else ("samples", loop.samples)
 
     @property
     def advice(self) -> str:
         """The line of the transcript that says what is advised; empty where none does."""
-        return next((line for line in self.transcript if " decision: " in line), "")
+        return advised(self.transcript)
 
     @property
     def is_stop(self) -> bool:
@@ -94,8 +100,8 @@ class MeasuredAnswer:
         """The same answer at a later moment: all steps so far, the window as it was."""
         end = run_end(self.loop, request.last_step)
         ahead = measured_forecast(self.run, request, steps_total=end.horizon or request.last_step)
-        later = replace(self, end=end, ahead=ahead)
-        later = replace(later, decision=_decision(request, later))
+        decision = _decision(request, end, ahead, self.recalibration_s)
+        later = replace(self, end=end, ahead=ahead, decision=decision)
         return replace(later, transcript=_transcript(later, request))
 
     def finish_lines(self, goals: Goals) -> tuple[str, ...]:
@@ -129,53 +135,39 @@ def analyse_steps(
 
     Raises ``CalibrationError`` where fewer than two clean steps are there.
     """
-    runs = table.newest("runs")
-    device = str(runs["device"].iloc[0])
-    run = MeasuredRun(
-        started_unix_s=float(runs["started_unix_s"].min()),
-        num_ranks=int(runs["world_size"].max()),
-        is_cpu=device == "cpu",
-        recorded_s=tuple(table.step_times_s(is_hooked=False).tolist()),
-    )
-    loop = table.loop()
+    run, loop = MeasuredRun.of(table), table.loop()
     last = request.last_step or int(table.steps["step"].max()) + 1
     request = replace(request, last_step=last)
     end = run_end(loop, last)
+    ahead = measured_forecast(run, request, steps_total=end.horizon or last)
+    anew_s = recalibration_s(table)
     answer = MeasuredAnswer(
         run_id=table.run_id,
-        device=device,
+        device=str(table.newest("runs")["device"].iloc[0]),
         run=run,
         loop=loop,
         end=end,
-        ahead=measured_forecast(run, request, steps_total=end.horizon or last),
+        ahead=ahead,
         measured_step_s=measured_step_s(table),
         overhead=measured_overhead(table),
         hooks=hook_summary(table),
         groups=measured_groups(table, loop),
-        decision=_WAITING,
-        recalibration_s=recalibration_s(table),
+        decision=_decision(request, end, ahead, anew_s),
+        recalibration_s=anew_s,
         problems=tuple(problems),
     )
-    answer = replace(answer, decision=_decision(request, answer))
     return replace(answer, transcript=_transcript(answer, request))
 
 
-_WAITING = Decision(action=Action.ABSTAIN, reasons=(), confidence=1.0)
-
-
-def _decision(request: Request, answer: MeasuredAnswer) -> Decision:
+def _decision(request: Request, end: RunEnd, ahead: Forecast, recalibration_s: float) -> Decision:
     """By the limits that were asked for: no other layout is known."""
-    if answer.forecast is None:
-        return undecided(
-            answer.end,
-            confidence=request.goals.confidence,
-            now_unix_s=answer.ahead.now_unix_s,
-        )
+    if not end.steps_total:
+        return undecided(end, request.goals, now_unix_s=ahead.now_unix_s)
     return decide(
         request.goals,
-        forecast=answer.forecast,
+        forecast=ahead,
         plan=None,
-        recalibration_s=answer.recalibration_s,
+        recalibration_s=recalibration_s,
         previously_met=frozenset(Rule(value) for value in request.previously_met),
     )
 
@@ -192,7 +184,7 @@ def _transcript(answer: MeasuredAnswer, request: Request) -> tuple[str, ...]:
                 *([finish_line(answer.ahead, request.goals)] if has_end else ends),
                 *map(_group_line, answer.groups),
                 NO_LAYOUT,
-                decision_line(decision, has_end=has_end) if is_decided else "",
+                decision_line(decision) if is_decided else "",
                 checked_line(answer.hooks, answer.overhead, answer.measured_step_s, None),
             ]
         )
@@ -200,13 +192,11 @@ def _transcript(answer: MeasuredAnswer, request: Request) -> tuple[str, ...]:
 
 
 def _rate(answer: MeasuredAnswer) -> str:
-    rates = answer.rates
+    rates, (unit, count) = answer.rates, answer._batch
     if not rates:
         return "tokens/s not known, since no batch was seen in the first steps"
-    name, rate = next(iter(rates.items()))
-    unit = name.partition("_")[0]
-    size = format_count(answer.loop.tokens or answer.loop.samples)
-    return f"{format_count(rate)} {unit}/s ({size} {unit} of a rank in a step)"
+    rate = format_count(rates[f"{unit}_per_s"])
+    return f"{rate} {unit}/s ({format_count(count)} {unit} of a rank in a step)"
 
 
 def _group_line(group: MeasuredGroup) -> str:

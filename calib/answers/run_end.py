@@ -8,6 +8,7 @@ from ..advice.decision import Action, Decision, Reason, Rule
 from ..forecast.forecast import SCHEMA, Forecast
 from ..plain_json import JsonObject
 from ..records.record_kinds import DataLength, LoopRecord
+from ..workload.run_options import Goals
 from .finish_line import ending
 
 _REMEDY = "give --calibrate-total-steps=N, or train_iters=N to forerun.attach"
@@ -18,6 +19,12 @@ _REASONS = {
         "the loop does not say how many steps it has, and no DataLoader of torch feeds it"
     ),
 }
+_OF_STEP = ("step_", "single_", "is_measured", "num_samples")
+"""How the names of a forecast begin that tell of a step, and of no end."""
+_OF_PASS = (
+    *("steps_left", "remaining_s", "remaining_low_s", "remaining_high_s"),
+    *("finish_p50_unix_s", "finish_p95_unix_s"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +61,13 @@ def run_end(loop: LoopRecord, steps_done: int, *, steps_total: int = 0) -> RunEn
     return RunEnd(pass_end=end, reason=f"{_REASONS[loop.data]}; {_REMEDY}")
 
 
-def undecided(end: RunEnd, *, confidence: float, now_unix_s: float) -> Decision:
+def undecided(end: RunEnd, goals: Goals, *, now_unix_s: float) -> Decision:
     """The decision on a run whose end is not known: what a restart or a limit costs is not, too."""
     reason = Reason(
         rule=Rule.EVIDENCE, is_met=False, text=f"the end of the run is not known: {end.reason}"
     )
     return Decision(
-        action=Action.ABSTAIN, reasons=(reason,), confidence=confidence, now_unix_s=now_unix_s
+        action=Action.ABSTAIN, reasons=(reason,), confidence=goals.confidence, now_unix_s=now_unix_s
     )
 
 
@@ -81,13 +88,6 @@ def forecast_json(end: RunEnd, ahead: Forecast) -> JsonObject:
     if end.pass_end:
         found["pass"] = {"end_step": end.pass_end, **{name: told[name] for name in _OF_PASS}}
     return found
-
-
-_OF_STEP = ("step_", "single_", "is_measured", "num_samples")
-_OF_PASS = (
-    *("steps_left", "remaining_s", "remaining_low_s", "remaining_high_s"),
-    *("finish_p50_unix_s", "finish_p95_unix_s"),
-)
 
 
 def end_lines(end: RunEnd, ahead: Forecast | None) -> list[str]:

@@ -27,12 +27,18 @@ NO_LAYOUT = (
     "forerun.attach(model, optimizer, config) tells them"
 )
 _SEPARATOR = " · "
+_DECISION = "decision: "
 _ACTIONS = {Action.CONTINUE: "go on", Action.STOP: "stop", Action.ABSTAIN: "none yet"}
 
 
 def prefixed(lines: Sequence[str]) -> list[str]:
     """As they stand in the log; empty ones are left out."""
     return [f"{PREFIX} {line}" for line in lines if line]
+
+
+def advised(lines: Sequence[str]) -> str:
+    """Of the lines of a transcript the one that says what is advised; empty where none does."""
+    return next((line for line in lines if line.startswith(f"{PREFIX} {_DECISION}")), "")
 
 
 def run_line(
@@ -92,24 +98,15 @@ def faster_line(plan: Plan, decision: Decision | None, *, has_end: bool = True) 
     return _SEPARATOR.join(filter(None, words))
 
 
-def decision_line(
-    decision: Decision,
-    plan: Plan | None = None,
-    *,
-    has_end: bool = True,
-    directory: str = "DIR",
-) -> str:
+def decision_line(decision: Decision, plan: Plan | None = None, *, directory: str = "DIR") -> str:
     """What is advised, how sure that is, and the command that shows how to do it.
 
     ``directory`` is what ``--calibrate-dir`` was.
     """
     reason = _leading(decision)
-    text = f"decision: {_ACTIONS[decision.action]}"
+    text = f"{_DECISION}{_ACTIONS[decision.action]}"
     if reason is not None:
-        why = _why(reason, decision.confidence)
-        if reason.rule is Rule.RESTART and not has_end:
-            why = "a restart cannot be weighed without the end of the run"
-        text += f" ({why})"
+        text += f" ({_why(reason, decision.confidence)})"
     return _SEPARATOR.join(filter(None, (text, _shown_by(decision.candidate, plan, directory))))
 
 
@@ -162,7 +159,7 @@ def transcript_lines(
             faster_line(plan, decision, has_end=has_end),
             micro_batch.line if micro_batch is not None else "",
             lint.line(directory) if lint is not None else "",
-            decision_line(decision, plan, has_end=has_end, directory=directory),
+            decision_line(decision, plan, directory=directory),
             checked_line(hooks, overhead, measured_s, modelled),
         ]
     )

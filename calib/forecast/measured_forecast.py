@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..samples.table import SampleTable
 from .forecast import (
     CPU_DRIFT_FRAC,
     DRIFT_FRAC,
@@ -27,6 +28,17 @@ class MeasuredRun:
     is_cpu: bool
     recorded_s: tuple[float, ...] = field(repr=False, default=())
     """Bare steps of the windows, oldest first: they count where fewer were told live."""
+
+    @staticmethod
+    def of(table: SampleTable) -> MeasuredRun:
+        """The newest run of a table."""
+        runs = table.newest("runs")
+        return MeasuredRun(
+            started_unix_s=float(runs["started_unix_s"].min()),
+            num_ranks=int(runs["world_size"].max()),
+            is_cpu=str(runs["device"].iloc[0]) == "cpu",
+            recorded_s=tuple(table.step_times_s(is_hooked=False).tolist()),
+        )
 
 
 def measured_forecast(run: MeasuredRun, so_far: SoFar, *, steps_total: int) -> Forecast:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ...calib.answers.analysis import Answer
+from ...calib.answers.answer import Answer
 from ..opened.run import load
 from ..report.measured_tables import measured_tables
 from ..report.run_tables import show, show_parts

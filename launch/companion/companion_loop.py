@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ...calib.answers.analysis import Answer, Request, analyse
+from ...calib.answers.analysis import analyse
+from ...calib.answers.answer import Answer
 from ...calib.answers.finish_line import finish_line as ends_line
+from ...calib.answers.request import Request
 from ...calib.answers.transcript import prefixed
 from ...calib.drift.monitor import Drift
 from ...calib.errors import ForerunError

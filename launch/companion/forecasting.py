@@ -7,7 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...calib.answers.analysis import Answer, Request
+from ...calib.answers.answer import Answer
+from ...calib.answers.request import Request
 from ...calib.forecast.forecast import Forecast
 from ...calib.forecast.run_forecast import run_forecast
 from ..directory.run_log import LoggedStep

@@ -15,7 +15,7 @@ from ...calib.units import format_frac
 from .publishing import Place
 
 if TYPE_CHECKING:
-    from ...calib.answers.analysis import Answer
+    from ...calib.answers.answer import Answer
     from ...calib.answers.measured_answer import MeasuredAnswer
 
 FORECASTS = "forecasts.jsonl"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Generic, TypeVar
 
-from ...calib.answers.analysis import Answer
+from ...calib.answers.answer import Answer
 from ...calib.answers.measured_answer import MeasuredAnswer
 from ...calib.errors import RecordError
 from ...calib.forecast.adaptive import AdaptiveInterval

@@ -11,9 +11,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...calib.answers.analysis import Answer, Request, analyse
+from ...calib.answers.analysis import analyse
+from ...calib.answers.answer import Answer
 from ...calib.answers.finish_line import moment
 from ...calib.answers.measured_answer import MeasuredAnswer, analyse_steps
+from ...calib.answers.request import Request
 from ...calib.answers.transcript import prefixed
 from ...calib.errors import RecordError
 from ...calib.records.iso_times import stamped

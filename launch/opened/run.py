@@ -118,7 +118,7 @@ class Run(Told):
 
         Raises ``CalibrationError`` where nobody knows how many steps it has.
         """
-        from ...calib.answers.analysis import Answer
+        from ...calib.answers.answer import Answer
         from ...hooks.process.host_wandb import FORECAST
         from ..directory.forecast_log import end_of_run
         from .said import RunForecast, no_forecast

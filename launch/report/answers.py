@@ -8,7 +8,8 @@ from statistics import median
 from typing import Any
 
 from ... import __version__
-from ...calib.answers.analysis import Answer, Request
+from ...calib.answers.answer import Answer
+from ...calib.answers.request import Request
 from ...calib.answers.run_end import forecast_json
 from ...calib.answers.step_trace import PREDICTED, step_trace
 from ...calib.forecast.evaluation import Evaluation

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...calib.answers.analysis import Answer
+from ...calib.answers.answer import Answer
 from ...calib.answers.finish_line import moment
 from ...calib.answers.measured_answer import MeasuredAnswer
 from ...calib.answers.transcript import PREFIX, run_line

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ...calib.answers.analysis import Answer
+from ...calib.answers.answer import Answer
 from ...calib.answers.measured_answer import MeasuredAnswer
 from ...calib.forecast.evaluation import Coverage, Evaluation, PastForecast
 from ...calib.timeline.measured import MeasuredSpan

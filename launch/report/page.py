@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from ... import __version__
-from ...calib.answers.analysis import Answer
+from ...calib.answers.answer import Answer
 from ...calib.answers.measured_answer import MeasuredAnswer
 from ...calib.answers.what_if import predict_words
 from ...calib.errors import RecordError

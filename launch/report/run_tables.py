@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.console import Console
 
-from ...calib.answers.analysis import Answer
+from ...calib.answers.answer import Answer
 from ...calib.stragglers.waiting import Clock
 from ...calib.units import TERA, format_time
 from .cells import Cell, bytes_cell, count_cell, frac_cell, span_cell, time_cell, whole_cell

@@ -15,7 +15,7 @@ import pytest
 import wandb_file
 from companion_settings import companion_settings
 
-from forerun.calib.answers.analysis import Request
+from forerun.calib.answers.request import Request
 from forerun.calib.workload.config_json import encode
 from forerun.calib.workload.run_options import OnAdvice
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from forerun.calib.answers.analysis import Request, analyse
+from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.history import MOST_WINDOWS, History, Models
+from forerun.calib.answers.request import Request
 from forerun.calib.samples.columns import FRAMES
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from forerun.calib.answers.analysis import Answer, Request, analyse
+from forerun.calib.answers.analysis import analyse
+from forerun.calib.answers.answer import Answer
+from forerun.calib.answers.request import Request
 from forerun.calib.memory.peak import memory
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
@@ -26,9 +29,9 @@ def table() -> SampleTable:
     return build_table(read_run(GOLDEN))
 
 
-def answered(table: SampleTable, capacity_nbytes: int | None = None, **goals: object) -> Answer:
+def answered(table: SampleTable, capacity_nbytes: int | None = None, **goals: Any) -> Answer:
     request = Request(now_unix_s=1e9, last_step=11, memory_capacity_nbytes=capacity_nbytes)
-    return analyse(table, replace(request, goals=Goals(**goals)))  # type: ignore[arg-type]
+    return analyse(table, replace(request, goals=Goals(**goals)))
 
 
 def test_nothing_is_said_where_nobody_asks(table: SampleTable) -> None:

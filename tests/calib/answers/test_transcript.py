@@ -14,9 +14,10 @@ import pytest
 from forerun.calib.advice.decision import Rule, decide
 from forerun.calib.advice.layout_words import layout_words
 from forerun.calib.advice.plan import Candidate, Plan
-from forerun.calib.answers.analysis import Request
 from forerun.calib.answers.finish_line import finish_line
 from forerun.calib.answers.measured_answer import analyse_steps
+from forerun.calib.answers.request import Request
+from forerun.calib.answers.run_end import run_end, undecided
 from forerun.calib.answers.run_measurements import HookSummary, Overhead
 from forerun.calib.answers.transcript import (
     checked_line,
@@ -258,9 +259,11 @@ def test_a_stop_for_a_limit_says_which_and_how_sure(run: Forecast, faster: Plan)
 
 
 def test_without_an_end_nothing_is_said_of_it(run: Forecast, faster: Plan) -> None:
-    decision = decide(Goals(), forecast=run, plan=faster)
+    end = run_end(LoopRecord(), run.steps_done)
+    decision = undecided(end, Goals(), now_unix_s=run.now_unix_s)
     assert "what it saves is not known" in faster_line(faster, decision, has_end=False)
-    assert "probability" not in decision_line(decision, faster, has_end=False)
+    line = decision_line(decision, faster)
+    assert line == f"decision: none yet (the end of the run is not known: {end.reason})"
 
 
 def test_an_undescribed_run_is_told_by_its_ranks_and_its_step() -> None:

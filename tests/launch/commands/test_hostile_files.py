@@ -20,7 +20,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from forerun.calib.answers.analysis import Request
+from forerun.calib.answers.request import Request
 from forerun.calib.arguments.megatron_args import apply_options
 from forerun.calib.errors import ForerunError
 from forerun.calib.records.json_files import read_json, read_lines

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from companion_settings import companion_settings
 
-from forerun.calib.answers.analysis import Answer, Request, analyse
+from forerun.calib.answers.analysis import analyse
+from forerun.calib.answers.answer import Answer
+from forerun.calib.answers.request import Request
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.companion.companion_loop import CompanionLoop

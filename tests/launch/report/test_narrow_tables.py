@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from forerun.calib.answers.analysis import Request, analyse
+from forerun.calib.answers.analysis import analyse
+from forerun.calib.answers.request import Request
 from forerun.calib.forecast.throughput import RunLeft
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.answers.analysis import Request, analyse
+from forerun.calib.answers.analysis import analyse
+from forerun.calib.answers.request import Request
 from forerun.calib.forecast.evaluation import PastForecast
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from forerun.calib.answers.analysis import Answer, Request, analyse
+from forerun.calib.answers.analysis import analyse
+from forerun.calib.answers.answer import Answer
+from forerun.calib.answers.request import Request
 from forerun.calib.records.record_kinds import CollectiveRecord, PhaseRecord, Record
 from forerun.calib.samples.store import read_run, write_table
 from forerun.calib.samples.table import build_table
