@@ -80,6 +80,9 @@ def analyse(
     running layout is one that the timeline does not model yet.
     """
     config = request.of_program(running_config(table))
+    last_step = request.last_step or int(table.steps["step"].max()) + 1
+    end = run_end(table.loop(), last_step, steps_total=config.cadence.train_iters)
+    config = replace(config, cadence=replace(config.cadence, train_iters=end.steps_total))
     measured_s = measured_step_s(table)
     calibration = calibrate(table, device=config.device)
     base = live_times(calibration, config)
@@ -92,11 +95,9 @@ def analyse(
     fitted = fit_steps(base, with_own(known, ran))
     told = fit_steps(base, with_own(known, known_step(table)))  # what ``forerun predict`` fits
     found = _plan(table, request, ran.config, fitted)
-    last_step = request.last_step or int(table.steps["step"].max()) + 1
     levels = Levels(model_forecast=view, so_far=replace(request, last_step=last_step))
     ahead = run_forecast(view, levels.so_far)
     hooks = hook_summary(table)
-    end = run_end(table.loop(), last_step, steps_total=config.cadence.train_iters)
     if end.steps_total:
         decision = _decision(table, request, found, ahead, hooks)
     else:

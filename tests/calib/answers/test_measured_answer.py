@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from undescribed_runs import undescribed
+from undescribed_runs import GOLDEN, undescribed
 
 from forerun.calib.advice.decision import Action, Rule
+from forerun.calib.answers.analysis import analyse
 from forerun.calib.answers.measured_answer import MeasuredAnswer, analyse_steps
 from forerun.calib.answers.request import Request
 from forerun.calib.answers.run_measurements import measured_step_s
 from forerun.calib.records.record_kinds import DataLength, LoopRecord
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
+from forerun.calib.workload.config import Cadence
+from forerun.calib.workload.config_json import encode_fields
 from forerun.calib.workload.run_options import Goals
 
 NOW_S, STEP_S, DONE, TOTAL = 1795187030.0, 0.1, 40, 100
@@ -83,6 +88,21 @@ def test_rates_are_of_all_ranks(tmp_path: Path) -> None:
     each = 256 / measured_step_s(table)
     assert found.rates == {"tokens_per_s": 2 * each, "tokens_per_s_per_gpu": each}
     assert found.rates_of(2.0) == {"tokens_per_s": 256.0, "tokens_per_s_per_gpu": 128.0}
+
+
+def test_steps_that_only_the_loop_tells_end_a_described_run(tmp_path: Path) -> None:
+    """As they end one whose layout nobody knows."""
+    table = build_table(read_run(GOLDEN))
+    bare = replace(table.config(), cadence=Cadence())
+    told = table.runs.assign(
+        config=json.dumps(bare.to_json()), loop=json.dumps(encode_fields(TOLD))
+    )
+    found = analyse(replace(table, runs=told), request())
+    assert found.end.steps_total == TOTAL and found.left is not None
+    assert found.forecast.steps_left == TOTAL - DONE
+    plain = answer(tmp_path, TOLD).forecast
+    assert plain is not None
+    assert found.forecast.finish_p50_unix_s == pytest.approx(plain.finish_p50_unix_s)
 
 
 def test_samples_count_where_there_are_no_tokens(tmp_path: Path) -> None:
