@@ -20,7 +20,7 @@ def event_folder() -> str:
     """
     for thread in threading.enumerate():
         if type(thread).__module__ == _WRITER:
-            with suppress(Exception):  # another release keeps it elsewhere
+            with suppress(AttributeError, TypeError):  # another release keeps it elsewhere
                 writer: Any = thread
                 return os.path.dirname(os.path.abspath(_path(writer._record_writer._writer)))
     return ""

@@ -59,6 +59,7 @@ class DataWatch:
 
     def __init__(self, guard: Guard) -> None:
         self._protect = guard.protect
+        self._num_batches = guard.protect(num_batches)
         self._saved: list[tuple[Any, str, Any, Any]] = []
         self._loaders: dict[int, _Loader] = {}
         self._iterators: dict[int, tuple[Reference, _Loader]] = {}
@@ -127,7 +128,7 @@ class DataWatch:
     def _begin_pass(self, loader: Any, iterator: Any) -> None:
         known = self._loaders.get(id(loader))
         if known is None or known.alive() is not loader:
-            known = _Loader(reference(loader), num_batches(loader))
+            known = _Loader(reference(loader), self._num_batches(loader))
             self._loaders[id(loader)] = known
         known.num_drawn = 0
         held = self._iterators.items()
@@ -145,7 +146,7 @@ class DataWatch:
 def num_batches(loader: Any) -> int | None:
     """Batches of one pass, as the loader counts them; None where its data have no length.
 
-    Of a data set that is only iterated, ``len(loader)`` would be remembered by the loader, which
+    Raises what else the data's own ``__len__`` raises.  Of a data set that is only iterated, ``len(loader)`` would be remembered by the loader, which
     then warns of later batches: the same is worked out from the data set.
     """
     try:
@@ -158,5 +159,5 @@ def num_batches(loader: Any) -> int | None:
         if size is None:
             return rows
         return rows // size if loader.drop_last else math.ceil(rows / size)
-    except Exception:  # the user's own ``__len__`` may raise anything: then there is none
+    except (TypeError, NotImplementedError):  # Python's words for no length
         return None

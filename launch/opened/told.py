@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -9,19 +10,19 @@ if TYPE_CHECKING:
     from ..report.table import ReportTable
 
 
-class Told:
+class Told(ABC):
     """An answer.  ``repr`` is what the verb prints; a notebook shows tables.
 
     What draws tables is imported where one is drawn: it is slow to, and programs read JSON.
     """
 
+    @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """What the verb prints for programs with ``--json``: one JSON object."""
-        raise NotImplementedError
 
+    @abstractmethod
     def parts(self) -> Iterable[ReportTable | str]:
         """The answer for people: tables, lines, and several lines that stand as they are."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
         from .drawn import text_of

@@ -42,9 +42,13 @@ class SizedStream(Stream):
         return self.num_rows
 
 
-class Broken(Stream):
+class Failing(Stream):
+    def __init__(self, error: type[Exception]) -> None:
+        super().__init__(9)
+        self.error = error
+
     def __len__(self) -> int:
-        raise RuntimeError("no length today")
+        raise self.error("no length today")
 
 
 @pytest.fixture
@@ -114,8 +118,19 @@ def test_a_stream_has_the_length_that_it_says(
     assert loader._IterableDataset_len_called is None
 
 
-def test_data_that_fail_to_say_their_length_have_none(watch: DataWatch) -> None:
-    assert train(watch, DataLoader(Broken(9)), 1).length is DataLength.NONE
+@pytest.mark.parametrize("kind", [TypeError, NotImplementedError, ZeroDivisionError])
+def test_data_that_fail_to_say_their_length_have_none(
+    kind: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
+    guard = Guard()
+    watch = DataWatch(guard)
+    watch.install()
+    try:
+        assert train(watch, DataLoader(Failing(kind)), 1).length is DataLength.NONE
+    finally:
+        watch.remove()
+    is_fault = kind is ZeroDivisionError  # the others say that there is none
+    assert guard.num_faults == is_fault == ("no length today" in caplog.text)
 
 
 def test_without_a_loader_nothing_is_seen(watch: DataWatch) -> None:
