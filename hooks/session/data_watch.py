@@ -146,8 +146,9 @@ class DataWatch:
 def num_batches(loader: Any) -> int | None:
     """Batches of one pass, as the loader counts them; None where its data have no length.
 
-    Raises what else the data's own ``__len__`` raises.  Of a data set that is only iterated, ``len(loader)`` would be remembered by the loader, which
-    then warns of later batches: the same is worked out from the data set.
+    Of a data set that is only iterated, ``len(loader)`` would be remembered by the loader, which
+    then warns of later batches: the same is worked out from the data set.  Raises what else the
+    data's own ``__len__`` raises.
     """
     try:
         if not isinstance(loader.dataset, IterableDataset):

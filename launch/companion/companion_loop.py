@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...calib.answers.analysis import analyse
 from ...calib.answers.answer import Answer
 from ...calib.answers.finish_line import finish_line as ends_line
+from ...calib.answers.measured_answer import MeasuredAnswer
 from ...calib.answers.request import Request
 from ...calib.answers.transcript import prefixed
 from ...calib.drift.monitor import Drift
@@ -41,6 +42,7 @@ from ..report.answers import (
 from ..report.measured_tables import measured_tables
 from ..report.page import write_page
 from ..report.run_tables import report_tables, windows_tables
+from ..report.table import ReportTable
 from ..sinks.registry import AllSinks
 from ..sinks.sink import Sink
 from .closed_windows import Closed, ClosedWindows
@@ -208,8 +210,9 @@ class CompanionLoop:
             self._writing(lambda: write_steps(place, self._steps))
         if answer is not None or track is not None:
             self._writing(lambda: write_score(place, score, track))
-        self._writing(lambda: self._measured.write_last(self._steps))
-        if answer is not None and shown is not None:
+        if answer is None:
+            self._writing(lambda: self._measured.write_last(self._steps))
+        elif shown is not None:
             self._writing(lambda: write_end(place, answer))
             self._writing(lambda: write_page(place, shown[0], answer, shown[1], self._steps))
 
@@ -247,26 +250,25 @@ class CompanionLoop:
 
     def _forecast_again(self, now_unix_s: float) -> None:
         """Between windows: all steps so far, no new fit."""
-        answer = self._answer
-        if answer is None:
-            self._tell_again(self._measured.again(self._run, self._asked, now_unix_s))
-            return
-        if not answer.config.cadence.train_iters:
-            return
-        found = self._forecasts.again(answer, self._run, self._asked, now_unix_s)
-        if found is None:
-            return
-        self._answer = renewed = replace(answer, forecast=found)
-        self._keep(lambda: write_forecast(self._place, renewed))
-        self._publish()
-        if self._forecasts.is_news(found):
-            say_lines(prefixed([ends_line(found, self._asked.goals)]))
-
-    def _tell_again(self, lines: tuple[str, ...] | None) -> None:
-        """A forecast was written between windows."""
+        if self._answer is None:
+            lines = self._measured.again(self._run, self._asked, now_unix_s)
+        else:
+            lines = self._renew(self._answer, now_unix_s)
         if lines is not None:
             self._publish()
             say_lines(lines)
+
+    def _renew(self, answer: Answer, now_unix_s: float) -> Sequence[str] | None:
+        """Lines where a new forecast was written, empty where it is no news; None: not yet."""
+        if not answer.config.cadence.train_iters:
+            return None
+        found = self._forecasts.again(answer, self._run, self._asked, now_unix_s)
+        if found is None:
+            return None
+        self._answer = renewed = replace(answer, forecast=found)
+        self._keep(lambda: write_forecast(self._place, renewed))
+        is_news = self._forecasts.is_news(found)
+        return prefixed([ends_line(found, self._asked.goals)]) if is_news else ()
 
     def _analyse(self, closed: Closed, now_unix_s: float) -> None:
         # Steps after the window are what the answer is scored on, also those that came meanwhile.
@@ -277,55 +279,47 @@ class CompanionLoop:
         run = self._windows.newest
         table = self._earlier.join(self._windows.table())
         self._watching.window_closed(table, closed.window, unix_s=request.now_unix_s)
+        problems = (*run.problems, *self._closed.problems())
         if not run.configs:
-            problems = (*run.problems, *self._closed.problems())
-            self._say_measured(table, request, problems)
+            seen = self._measured.window_closed(
+                table, request, problems=problems, run_log=self._steps
+            )
+            self._tell(seen, measured_tables(seen), is_again=closed.is_again)
             return
         answer = analyse(
             table,
             request,
-            problems=(*run.problems, *self._closed.problems()),
+            problems=problems,
             history=self._answer.history if self._answer else None,
             known=self._earlier.steps(table),
             directory=str(self._publisher.shown),
         )
         self._answer = answer
         self._forecasts.answered(answer.forecast, self._run.last_iteration)
-        if not closed.is_again:
-            self._met_before = self._met
-        self._met = tuple(sorted(rule.value for rule in answer.decision.rules_met))
         self._shown = table, measured_spans(run)
         place, spans = self._place, self._shown[1]
         self._keep(lambda: write_answer(place, table, request, answer, spans, self._steps))
-        self._publish()
-        self._tell(answer)
+        self._tell(answer, report_tables(answer), is_again=closed.is_again)
 
-    def _tell(self, answer: Answer) -> None:
-        """To the log, the sinks, the user and training."""
-        say_lines(answer.transcript)
-        say(f"report: {self._publisher.shown}/report.html · {self._sink.where}")
-        iteration = self._steps.next_iteration or self._run.last_iteration
-        self._sink.tables(iteration, wandb_tables(report_tables(answer)))
-        if values := window_values(answer):
-            self._sink.step(iteration, values)
-        self._orders.follow(answer.decision)
-        if answer.is_stop and self._told.settings.on_advice in _ALERTING:
-            self._sink.alert("forerun: stop advised", answer.advice)
-
-    def _say_measured(
-        self, table: SampleTable, request: Request, problems: tuple[str, ...]
+    def _tell(
+        self,
+        answer: Answer | MeasuredAnswer,
+        tables: Sequence[ReportTable],
+        *,
+        is_again: bool,
     ) -> None:
-        """The answer of a run whose layout is not known."""
-        answer = self._measured.window_closed(
-            table, request, problems=problems, run_log=self._steps
-        )
-        self._met_before = self._met
+        """What a window says, which may say it again: to readers of files, the log, the sinks, the
+        user and training."""
+        if not is_again:
+            self._met_before = self._met
         self._met = tuple(sorted(rule.value for rule in answer.decision.rules_met))
         self._publish()
         say_lines(answer.transcript)
-        say(f"report: {self._publisher.shown}/report.html · decision.json · {self._sink.where}")
+        say(f"report: {self._publisher.shown}/report.html · {self._sink.where}")
         iteration = self._steps.next_iteration or self._run.last_iteration
-        self._sink.tables(iteration, wandb_tables(measured_tables(answer)))
+        self._sink.tables(iteration, wandb_tables(tables))
+        if isinstance(answer, Answer) and (values := window_values(answer)):
+            self._sink.step(iteration, values)
         self._orders.follow(answer.decision)
         if answer.is_stop and self._told.settings.on_advice in _ALERTING:
             self._sink.alert("forerun: stop advised", answer.advice)

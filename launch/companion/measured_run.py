@@ -10,6 +10,7 @@ from ...calib.samples.table import SampleTable
 from ..directory.publishing import Place
 from ..directory.run_log import RunLog
 from ..report.measured import write_measured, write_measured_forecast
+from ..report.page import write_page
 from .forecasting import Forecasts, RunSoFar
 
 Keep = Callable[[Callable[[], object]], None]
@@ -55,5 +56,4 @@ class MeasuredRuns:
         """The page once more, with the end."""
         table, answer = self._table, self.answer
         if table is not None and answer is not None:
-            request = Request(now_unix_s=answer.ahead.now_unix_s)
-            write_measured(self._place, table, request, answer, run_log, is_last=True)
+            write_page(self._place, table, answer, run_log=run_log)

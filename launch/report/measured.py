@@ -23,16 +23,11 @@ def write_measured(
     request: Request,
     answer: MeasuredAnswer,
     run_log: RunLog | None = None,
-    *,
-    is_last: bool = False,
 ) -> None:
-    """Write every artefact that such a run has; the last time what the end of it changes alone.
+    """Write every artefact that such a run has.
 
     Those that can be written are, whatever becomes of the others; then the first ``OSError``.
     """
-    if is_last:
-        write_page(place, table, answer, run_log=run_log)
-        return
     do_all(
         lambda: write_table(place.path / SAMPLES, table),
         lambda: write_object(place, REQUEST, request.to_json()),

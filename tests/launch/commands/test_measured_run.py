@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from companion_settings import companion_settings
@@ -23,6 +24,14 @@ from forerun.launch.sinks.sink import Sink
 WINDOW_END, NUM_STEPS, STEP_S = 11, 60, 0.5
 
 
+def step_event(step: int, unix_s: float) -> dict[str, Any]:
+    return {
+        "event": "step", "step": step, "time_s": STEP_S, "gap_s": 0.0, "is_hooked": False,
+        "window": 0 if 3 <= step < WINDOW_END else None, "is_after_window": step >= WINDOW_END,
+        "flags": ["warmup"] if step < 3 else [], "unix_s": unix_s,
+    }  # fmt: skip
+
+
 def watched(directory: Path, loop: LoopRecord) -> Path:
     """The recorded run told to a companion, step by step, to its end."""
     undescribed(directory, loop)
@@ -30,15 +39,7 @@ def watched(directory: Path, loop: LoopRecord) -> Path:
     beside = CompanionLoop(companion_settings(directory), open_sink=lambda _: Sink("nowhere"))
     for step in range(NUM_STEPS):
         at = start + STEP_S * (step + 1)
-        window = 0 if 3 <= step < WINDOW_END else None
-        beside.handle(
-            {
-                "event": "step", "step": step, "time_s": STEP_S, "gap_s": 0.0, "is_hooked": False,
-                "window": window, "is_after_window": step >= WINDOW_END,
-                "flags": ["warmup"] if step < 3 else [], "unix_s": at,
-            },
-            at,
-        )  # fmt: skip
+        beside.handle(step_event(step, at), at)
         if step == WINDOW_END - 1:
             beside.handle({"event": "window_closed", "window": 0, "last_step": step}, at)
         beside.poll(at + 40.0 * (step > WINDOW_END))
@@ -110,3 +111,24 @@ def test_a_pass_is_no_run(in_a_pass: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["compare", str(in_a_pass)]) == ExitCode.NO_DATA
     said = capsys.readouterr().err
     assert "--calibrate-total-steps=N" in said and "was it what" not in said
+
+
+def test_a_window_that_is_told_again_is_no_second_window(tmp_path: Path) -> None:
+    undescribed(tmp_path, LoopRecord(num_steps=NUM_STEPS, samples=4))
+    start = float(build_table(read_run(tmp_path)).runs["started_unix_s"].min())
+    options = companion_settings(tmp_path, deadline_unix_s=start)
+    beside = CompanionLoop(options, open_sink=lambda _: Sink("nowhere"))
+    for step in range(WINDOW_END):
+        beside.handle(step_event(step, start + step), start + step)
+    closed = {"window": 0, "last_step": WINDOW_END - 1}
+    said = []
+    told = (("window_closed", 0), ("probed", 0), ("probed", 0), ("window_closed", 1))
+    for number, (event, window) in enumerate(told, 1):
+        at = start + 100.0 * number
+        beside.handle({"event": event, **closed, "window": window}, at)
+        assert beside.poll(at + 40.0)
+        decision = value(tmp_path / "decision.json")
+        met = {reason["rule"] for reason in decision["reasons"] if reason["is_met"]}
+        assert met == {"deadline"}
+        said.append(decision["action"])
+    assert said == ["abstain", "abstain", "abstain", "stop"]
