@@ -65,13 +65,7 @@ class AllSinks(Sink):
             self._guard(name, partial(act, self._open[name]))
 
     def _begin(self, name: str, opener: OpenSink, told: CompanionSettings) -> None:
-        try:
-            self._open[name] = sink = opener(told)
-        except Exception:
-            if told.settings.directory.is_dir():
-                raise
-            # The ranks have said that nothing can be written there.
-            self._open[name] = sink = Sink("off (the directory cannot be written)")
+        self._open[name] = sink = opener(told)
         sink.tell = lambda text: self._tell(f"{name}: {text}")
 
     def _guard(self, name: str, act: Callable[[], object]) -> None:

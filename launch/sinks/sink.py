@@ -1,9 +1,25 @@
-"""What a sink is: a place outside the directory that the values of a run go to while it runs."""
+"""What a sink is: a place beside answers that the values of a run go to while it runs."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+NO_ROOM = "off (the directory cannot be written)"
+"""What a sink in the run's own directory says there; why, the ranks have said."""
+
+
+def has_room(directory: Path) -> bool:
+    """Whether files can be written into a directory, which is made where it is not there."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+            file.write(b"?")
+    except OSError:
+        return False
+    return True
 
 
 def _to_nobody(text: str) -> None:

@@ -18,7 +18,7 @@ from ...calib.records.run_values import PREFIX, TIME
 from ...calib.workload.run_options import SinkChoice
 from ...hooks.process.interpreter import is_installed
 from ...hooks.process.settings import CompanionSettings
-from .sink import Sink
+from .sink import NO_ROOM, Sink, has_room
 
 FOLDER = "forerun"
 """Below the host's own folder."""
@@ -109,6 +109,8 @@ def open_tensorboard(told: CompanionSettings) -> Sink:
         return Sink("off (pip install tensorboard, where it is wanted)" if is_missed else "")
     if told.host_tensorboard:
         return Events(Path(told.host_tensorboard) / FOLDER)
+    if not has_room(settings.directory):
+        return Sink(NO_ROOM)
     name = told.launch_id or settings.rank.run_id
     return Events(settings.directory / "tensorboard" / name)
 

@@ -19,7 +19,7 @@ from ...hooks.process.host_wandb import define_steps
 from ...hooks.process.interpreter import is_installed
 from ...hooks.process.settings import CompanionSettings
 from ..directory.publishing import place_of
-from .sink import Sink
+from .sink import NO_ROOM, Sink, has_room
 
 ATTACHED = ("report.html", "timeline.json.gz")
 """Files of the answer that become an artifact of the run."""
@@ -125,6 +125,8 @@ def open_wandb(told: CompanionSettings) -> Sink:
         return Sink("off (WANDB_MODE)")
     if not is_installed("wandb"):
         return Sink("off (pip install wandb, where it is wanted)")
+    if not has_room(told.settings.directory):
+        return Sink(NO_ROOM)
     return OwnRun(told, mode)
 
 

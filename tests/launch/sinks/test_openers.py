@@ -10,9 +10,10 @@ import pytest
 from companion_settings import companion_settings
 from local_slurm import is_installed, local_slurm
 
-from forerun.calib.workload.run_options import SinkChoice, Switch
+from forerun.calib.workload.run_options import SinkChoice, Switch, WandbMode
 from forerun.launch.known.scheduler import ask_slurm
 from forerun.launch.sinks.prometheus_sink import open_prometheus
+from forerun.launch.sinks.registry import AllSinks
 from forerun.launch.sinks.slurm_sink import SlurmComment, comment, open_slurm
 from forerun.launch.sinks.tensorboard_sink import Events, open_tensorboard
 from forerun.launch.sinks.trainjob_sink import TrainJob, open_trainjob
@@ -49,6 +50,20 @@ def test_event_files_lie_beside_the_hosts_else_in_our_directory(tmp_path: Path) 
         sink.close({})
         assert isinstance(sink, Events) and sink.where == str(tmp_path / folder)
         assert len([*(tmp_path / folder).glob("events.out.tfevents.*")]) == 1
+
+
+def test_a_directory_that_cannot_be_written_is_no_fault_of_a_sink(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("wandb")
+    (tmp_path / "file").write_text("not a directory")
+    said: list[str] = []
+    told = companion_settings(tmp_path / "file" / "out", wandb=WandbMode.ON)
+    sinks = AllSinks(told, said.append)
+    for name in ("W&B", "TensorBoard"):
+        assert f"{name}: off (the directory cannot be written)" in sinks.where.split(" · ")
+    sinks.step(1, {"step_time_s": 1.0})
+    sinks.close({})
+    assert said == []
 
 
 @pytest.mark.parametrize(
