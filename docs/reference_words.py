@@ -99,7 +99,7 @@ FOREIGN_VARIABLES = {
 LEFT_FILES = {
     "report.html": "everything: charts, tables and text; the page needs no network",
     "report.md": "the same as text",
-    "decision.json": "continue, stop or abstain; the reasons with their numbers; the new command line, "
+    "decision.json": "go on, stop or none yet; the reasons with their numbers; the new command line, "
     "or why there is none",
     "forecast.json": "step time, P50 and P95 of the finish, what they are made of; GPU-hours, cost and "
     "energy where known",
@@ -230,7 +230,7 @@ KEYS = {
     "reason": "why",
     "reasons": "why, each with its numbers",
     "rule": "which rule",
-    "action": "continue, stop or abstain",
+    "action": "what is advised; lines say go on, stop and none yet",
     "device": "name of the device",
     "network": "what transfers were priced on: docs/cluster.md",
     "num_layouts": "layouts that were looked at",

@@ -15,6 +15,7 @@ from ..arguments.megatron_args import resumed_command, rewrite_command
 from ..forecast.forecast import Forecast
 from ..memory.peak import Verdict
 from ..plain_json import JsonObject
+from ..records.actions import Action
 from ..units import HOUR_S, format_frac, format_time
 from ..workload.run_options import Goals
 from .plan import Candidate, Plan
@@ -32,14 +33,6 @@ _SEED = 0
 _NEAR_SIGMAS = 6.0
 """Layouts further behind the best one cannot have been mistaken for it."""
 _MASKED = f"{MASK} stands for a value that is not kept; write your own in its place"
-
-
-class Action(Enum):
-    """What is advised."""
-
-    CONTINUE = "continue"
-    STOP = "stop"
-    ABSTAIN = "abstain"
 
 
 class Rule(Enum):

@@ -17,6 +17,7 @@ from ..forecast.batch_ratios import PredictedStep
 from ..forecast.throughput import Throughput, peak_flop_per_s
 from ..layers.model_size import model_name
 from ..lint.lint import Lint
+from ..records.actions import action_text
 from ..units import GIB, format_bytes, format_frac, format_time
 from ..workload.config import RunConfig
 from .run_measurements import HookSummary, Overhead
@@ -28,7 +29,6 @@ NO_LAYOUT = (
 )
 _SEPARATOR = " · "
 _DECISION = "decision: "
-_ACTIONS = {Action.CONTINUE: "go on", Action.STOP: "stop", Action.ABSTAIN: "none yet"}
 
 
 def prefixed(lines: Sequence[str]) -> list[str]:
@@ -104,7 +104,7 @@ def decision_line(decision: Decision, plan: Plan | None = None, *, directory: st
     ``directory`` is what ``--calibrate-dir`` was.
     """
     reason = _leading(decision)
-    text = f"{_DECISION}{_ACTIONS[decision.action]}"
+    text = f"{_DECISION}{action_text(decision.action.value)}"
     if reason is not None:
         text += f" ({_why(reason, decision.confidence)})"
     return _SEPARATOR.join(filter(None, (text, _shown_by(decision.candidate, plan, directory))))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...calib.errors import RecordError
+from ...calib.records.actions import Action
 from ...calib.records.launch import LAUNCH, MARKER, RUNS
 from ..directory.bounded_files import number, read_object
 from ..directory.forecast_log import FORECASTS, Logged, read_forecasts
@@ -57,6 +58,7 @@ class RunStatus:
     finish_p95_unix_s: float | None
     """With 95 % it has ended by then."""
     decision: str | None
+    """``action`` of ``decision.json``."""
     reason: str
     """Of the decision, or of the stop."""
     drift: str
@@ -69,7 +71,7 @@ class RunStatus:
     @property
     def is_stop_advised(self) -> bool:
         """True where it should be stopped, or was."""
-        return self.decision == "stop" and self.state in (State.LIVE, State.STOPPED)
+        return self.decision == Action.STOP.value and self.state in (State.LIVE, State.STOPPED)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; the end of the run in local time as well."""

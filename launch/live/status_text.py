@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from ...calib.records.actions import action_text
 from ...calib.records.iso_times import iso_time
 from ...calib.units import format_time
 from .run_status import RunStatus, State
@@ -77,7 +78,7 @@ def _decision(found: RunStatus, *, has_reason: bool = False) -> str:
     if found.decision is None:
         return f"stopped: {found.reason}" if found.reason else ""
     reason = f" ({found.reason})" if has_reason and found.reason else ""
-    return f"decision: {found.decision}{reason}"
+    return f"decision: {action_text(found.decision)}{reason}"
 
 
 def _heard(found: RunStatus) -> str:

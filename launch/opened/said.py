@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from ...calib.answers.finish_line import moment
 from ...calib.errors import CalibrationError, RecordError
+from ...calib.records.actions import Action, action_text
 from ...calib.records.iso_times import LONGEST_S, stamped
 from ...calib.units import format_time
 from .told import Told
@@ -115,14 +116,14 @@ class RunDecision(_Said):
     """What is advised, and why."""
 
     action: str
-    """``continue``, ``stop``, or ``abstain``: too little is known."""
+    """``continue``, which lines tell as go on; ``stop``; ``abstain``: too little is known."""
     confidence: float
     """What a rule has to be sure of before it speaks for stopping."""
 
     @property
     def is_stop(self) -> bool:
         """True where the advice is to stop."""
-        return self.action == "stop"
+        return self.action == Action.STOP.value
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -139,7 +140,7 @@ class RunDecision(_Said):
     def sentence(self) -> str:
         """The advice and its reasons."""
         why = "; ".join(self.reasons)
-        return f"decision: {self.action}" + (f" ({why})" if why else "")
+        return f"decision: {action_text(self.action)}" + (f" ({why})" if why else "")
 
     def parts(self) -> Iterator[str]:
         """The sentence."""

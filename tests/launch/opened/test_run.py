@@ -73,6 +73,8 @@ def test_explain_and_report_say_what_the_verbs_say(run: Run, home: Path, capsys:
     report = run.report()
     assert as_read(report) == said(capsys, "report", home)
     assert report.is_stop == run.decision.is_stop
+    advised = run.decision.sentence.partition(" (")[0]
+    assert report.answer.advice.startswith(f"[forerun] {advised} (")
     assert (
         f"{run.forecast.finish_p50:%Y-%m-%dT%H:%M:%SZ}"
         == (report.to_json()["forecast"]["finish_p50_iso"])
