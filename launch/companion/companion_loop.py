@@ -39,10 +39,9 @@ from ..report.answers import (
     write_forecast,
     write_score,
 )
-from ..report.measured_tables import measured_tables
 from ..report.page import write_page
-from ..report.run_tables import report_tables, windows_tables
-from ..report.table import ReportTable
+from ..report.run_tables import windows_tables
+from ..report.whole_report import tables_of
 from ..sinks.registry import AllSinks
 from ..sinks.sink import Sink
 from .closed_windows import Closed, ClosedWindows
@@ -284,7 +283,7 @@ class CompanionLoop:
             seen = self._measured.window_closed(
                 table, request, problems=problems, run_log=self._steps
             )
-            self._tell(seen, measured_tables(seen), is_again=closed.is_again)
+            self._tell(seen, is_again=closed.is_again)
             return
         answer = analyse(
             table,
@@ -299,15 +298,9 @@ class CompanionLoop:
         self._shown = table, measured_spans(run)
         place, spans = self._place, self._shown[1]
         self._keep(lambda: write_answer(place, table, request, answer, spans, self._steps))
-        self._tell(answer, report_tables(answer), is_again=closed.is_again)
+        self._tell(answer, is_again=closed.is_again)
 
-    def _tell(
-        self,
-        answer: Answer | MeasuredAnswer,
-        tables: Sequence[ReportTable],
-        *,
-        is_again: bool,
-    ) -> None:
+    def _tell(self, answer: Answer | MeasuredAnswer, *, is_again: bool) -> None:
         """What a window says, which may say it again: to readers of files, the log, the sinks, the
         user and training."""
         if not is_again:
@@ -317,7 +310,7 @@ class CompanionLoop:
         say_lines(answer.transcript)
         say(f"report: {self._publisher.shown}/report.html · {self._sink.where}")
         iteration = self._steps.next_iteration or self._run.last_iteration
-        self._sink.tables(iteration, wandb_tables(tables))
+        self._sink.tables(iteration, wandb_tables(tables_of(answer)))
         if isinstance(answer, Answer) and (values := window_values(answer)):
             self._sink.step(iteration, values)
         self._orders.follow(answer.decision)

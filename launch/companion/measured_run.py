@@ -9,7 +9,7 @@ from ...calib.answers.request import Request
 from ...calib.samples.table import SampleTable
 from ..directory.publishing import Place
 from ..directory.run_log import RunLog
-from ..report.measured import write_measured, write_measured_forecast
+from ..report.answers import write_answer, write_forecast
 from ..report.page import write_page
 from .forecasting import Forecasts, RunSoFar
 
@@ -36,7 +36,7 @@ class MeasuredRuns:
         answer = analyse_steps(table, request, problems=problems)
         self.answer, self._table = answer, table
         self._forecasts.answered(answer.ahead, request.last_step)
-        self._keep(lambda: write_measured(self._place, table, request, answer, run_log))
+        self._keep(lambda: write_answer(self._place, table, request, answer, run_log=run_log))
         return answer
 
     def again(self, run: RunSoFar, asked: Request, now_unix_s: float) -> tuple[str, ...] | None:
@@ -49,7 +49,7 @@ class MeasuredRuns:
         if request is None:
             return None
         self.answer = renewed = answer.again(request)
-        self._keep(lambda: write_measured_forecast(self._place, renewed))
+        self._keep(lambda: write_forecast(self._place, renewed))
         return renewed.finish_lines(asked.goals) if self._forecasts.is_news(renewed.ahead) else ()
 
     def write_last(self, run_log: RunLog) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,10 +25,8 @@ from ..directory.forecast_log import end_of_run
 from ..directory.run_folders import object_of_run, paths_of, top_of
 from ..known.runs import Loaded
 from ..report.answers import CALIBRATION, REQUEST, artefacts
-from ..report.measured_tables import measured_markdown, measured_tables
 from ..report.page import PAGE, page_of, render
-from ..report.run_tables import markdown, notes, report_tables, show, show_parts
-from ..report.table import console
+from ..report.whole_report import markdown, notes_of, tables_of
 from .drawn import Part
 from .told import Told
 
@@ -41,8 +38,11 @@ class ReportAnswer(Told):
     directory: Path
     table: SampleTable
     answer: Answer | MeasuredAnswer
-    problems: tuple[str, ...] = ()
-    """Damaged records."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Damaged records, and what else is wrong with them."""
+        return self.answer.problems
 
     @property
     def run_id(self) -> str:
@@ -68,9 +68,7 @@ class ReportAnswer(Told):
     @property
     def markdown(self) -> str:
         """The whole report as Markdown, as in ``report.md``."""
-        if isinstance(self.answer, Answer):
-            return markdown(self.answer)
-        return measured_markdown(self.answer)
+        return markdown(self.answer)
 
     @cached_property
     def html(self) -> str:
@@ -85,28 +83,15 @@ class ReportAnswer(Told):
 
     def to_json(self) -> dict[str, Any]:
         """As ``forerun report --json``."""
-        if isinstance(self.answer, Answer):
-            return stamped({"run_id": self.run_id, **artefacts(self.answer)})
-        found = {"forecast": self.answer.to_json(), "decision": self.answer.decision_json()}
-        return stamped({"run_id": self.run_id, **found})
+        return stamped({"run_id": self.run_id, **artefacts(self.answer)})
 
     def parts(self) -> Iterator[Part]:
         """The transcript, the tables, and notes."""
         yield "\n".join(self.transcript)
-        if isinstance(self.answer, Answer):
-            yield from report_tables(self.answer)
-            yield from notes(self.answer)
-        else:
-            yield from measured_tables(self.answer)
-
-    def __repr__(self) -> str:
-        file = io.StringIO()
-        if isinstance(self.answer, Answer):
-            show(self.answer, console(file))
-        else:
-            tables = measured_tables(self.answer)
-            show_parts(self.transcript, tables, self.problems, console(file))
-        return file.getvalue()
+        for table in tables_of(self.answer):
+            yield ""
+            yield table
+        yield from notes_of(self.answer)
 
 
 def reported(directory: Path, loaded: Loaded) -> ReportAnswer:
@@ -114,9 +99,7 @@ def reported(directory: Path, loaded: Loaded) -> ReportAnswer:
     request = _request(directory, loaded.table)
     if not loaded.table.is_described:
         found = analyse_steps(loaded.table, request, problems=loaded.problems)
-        return ReportAnswer(
-            directory=directory, table=loaded.table, answer=found, problems=loaded.problems
-        )
+        return ReportAnswer(directory=directory, table=loaded.table, answer=found)
     answer = analyse(
         loaded.table,
         request,
@@ -128,7 +111,6 @@ def reported(directory: Path, loaded: Loaded) -> ReportAnswer:
         directory=directory,
         table=loaded.table,
         answer=_with_the_past(directory, answer),
-        problems=loaded.problems,
     )
 
 

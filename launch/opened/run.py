@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...calib.errors import ForerunError, RecordError
+from ...calib.errors import CalibrationError, ForerunError, RecordError
 from ..directory.run_folders import SAMPLES, object_of_run, top_of
 from .other_run import OtherRun
 from .told import Told
@@ -118,34 +118,22 @@ class Run(Told):
 
         Raises ``CalibrationError`` where nobody knows how many steps it has.
         """
-        from ...calib.answers.answer import Answer
         from ...hooks.process.host_wandb import FORECAST
         from ..directory.forecast_log import end_of_run
-        from .said import RunForecast, no_forecast
+        from .said import RunForecast
 
-        value = self._said(FORECAST)
-        if value is None:
-            report = self.report()
-            if isinstance(report.answer, Answer):
-                value = report.to_json()["forecast"]
-            elif report.answer.forecast is not None:
-                value = report.answer.forecast.to_json()
-            else:
-                raise no_forecast(self.run_id)
+        value = self._said(FORECAST) or self.report().to_json()["forecast"]
+        if reason := value.get("reason_no_finish"):
+            raise CalibrationError(f"run {self.run_id!r} has no forecast of its end: {reason}")
         ended = end_of_run(top_of(self.directory)[0], self.run_id)
         return RunForecast.of({**value, "run_id": self.run_id}, ended_unix_s=ended)
 
     @cached_property
     def decision(self) -> RunDecision:
-        """What is advised, as the run said last; without such a file as the report has it.
+        """What is advised, as the run said last; without such a file as the report has it."""
+        from .said import RunDecision
 
-        Raises ``CalibrationError`` where its layout is not known.
-        """
-        from .said import RunDecision, no_decision
-
-        value = self._said("decision.json") or self.report().to_json().get("decision")
-        if value is None:
-            raise no_decision(self.run_id)
+        value = self._said("decision.json") or self.report().to_json()["decision"]
         return RunDecision.of({**value, "run_id": self.run_id})
 
     def predict(

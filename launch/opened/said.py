@@ -8,7 +8,7 @@ from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 from ...calib.answers.finish_line import moment
-from ...calib.errors import CalibrationError, RecordError
+from ...calib.errors import RecordError
 from ...calib.records.actions import Action, action_text
 from ...calib.records.iso_times import LONGEST_S, stamped
 from ...calib.units import format_time
@@ -145,22 +145,6 @@ class RunDecision(_Said):
     def parts(self) -> Iterator[str]:
         """The sentence."""
         yield self.sentence
-
-
-def no_forecast(run_id: str) -> CalibrationError:
-    """That nobody knows when a run ends."""
-    return CalibrationError(
-        f"run {run_id!r} has no forecast, since nobody said how many steps it has; give "
-        "train_iters to forerun.attach, or the script's own number of steps"
-    )
-
-
-def no_decision(run_id: str) -> CalibrationError:
-    """That nothing is advised of a run."""
-    return CalibrationError(
-        f"run {run_id!r} has no decision, since its layout is not known; give its config to "
-        "forerun.attach and record it again"
-    )
 
 
 def _rows(value: Mapping[str, Any], name: str) -> Sequence[Any]:

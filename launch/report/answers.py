@@ -9,6 +9,7 @@ from typing import Any
 
 from ... import __version__
 from ...calib.answers.answer import Answer
+from ...calib.answers.measured_answer import MeasuredAnswer
 from ...calib.answers.request import Request
 from ...calib.answers.run_end import forecast_json
 from ...calib.answers.step_trace import PREDICTED, step_trace
@@ -39,7 +40,7 @@ def write_answer(
     place: Place,
     table: SampleTable,
     request: Request,
-    answer: Answer,
+    answer: Answer | MeasuredAnswer,
     measured: Sequence[MeasuredSpan] = (),
     run_log: RunLog | None = None,
 ) -> None:
@@ -50,25 +51,32 @@ def write_answer(
     home = place.path
     files = {f"{name}.json": value for name, value in artefacts(answer).items()}
     files = {REQUEST: request.to_json(), **files}
-    trace = step_trace({PREDICTED: answer.own}, measured, version=__version__)
-    do_all(
+    writes: list[Callable[[], object]] = []
+    if isinstance(answer, Answer):
+        trace = step_trace({PREDICTED: answer.own}, measured, version=__version__)
+        writes.append(lambda: write_json(home / "timeline.json.gz", trace))
+    if run_log is not None:
+        writes.append(lambda: write_steps(place, run_log))
+    _do_all(
         lambda: write_table(home / SAMPLES, table),
-        *(partial(write_object, place, name, value) for name, value in files.items()),
-        lambda: write_json(home / "timeline.json.gz", trace),
-        *((partial(write_steps, place, run_log),) if run_log is not None else ()),
+        *(partial(_write, place, name, value) for name, value in files.items()),
+        *writes,
         lambda: append_forecast(place, answer),
         lambda: write_page(place, table, answer, measured, run_log),
     )
 
 
-def write_forecast(place: Place, answer: Answer) -> None:
+def write_forecast(place: Place, answer: Answer | MeasuredAnswer) -> None:
     """Write a forecast that was made between windows."""
-    write_object(place, FORECAST, _forecast(answer))
+    _write(place, FORECAST, _forecast(answer))
     append_forecast(place, answer)
 
 
-def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
-    """The JSON artefacts by name: calibration, forecast, plan, waiting, decision."""
+def artefacts(answer: Answer | MeasuredAnswer) -> dict[str, dict[str, Any]]:
+    """The JSON artefacts by name: calibration, forecast, plan, waiting, decision; forecast and
+    decision alone of a run whose layout nobody knows."""
+    if isinstance(answer, MeasuredAnswer):
+        return {"forecast": _forecast(answer), "decision": answer.decision_json()}
     return {
         "calibration": answer.calibration.summary()
         | {
@@ -91,13 +99,13 @@ def artefacts(answer: Answer) -> dict[str, dict[str, Any]]:
 
 def write_end(place: Place, answer: Answer) -> None:
     """Write again what the end of the run says more of: errors of the finishes foretold."""
-    write_object(place, CALIBRATION, artefacts(answer)["calibration"])
+    _write(place, CALIBRATION, artefacts(answer)["calibration"])
 
 
 def write_score(place: Place, score: Mapping[str, Any], track: Evaluation | None = None) -> None:
     """Write ``score.json``: what the predictions of a finished run were worth."""
     found = {} if track is None else {"track": track.to_json()}
-    write_object(place, "score.json", {"schema": 2, **score, **found})
+    _write(place, "score.json", {"schema": 2, **score, **found})
 
 
 def wandb_tables(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]]]:
@@ -134,7 +142,7 @@ def summary_values(answer: Answer) -> dict[str, float]:
     return found | answer.throughput.rates
 
 
-def do_all(*writes: Callable[[], object]) -> None:
+def _do_all(*writes: Callable[[], object]) -> None:
     """Each of them, also where one before it fails; the first failure is raised at the end."""
     errors = []
     for write in writes:
@@ -146,7 +154,9 @@ def do_all(*writes: Callable[[], object]) -> None:
         raise errors[0]
 
 
-def _forecast(answer: Answer) -> dict[str, Any]:
+def _forecast(answer: Answer | MeasuredAnswer) -> dict[str, Any]:
+    if isinstance(answer, MeasuredAnswer):
+        return answer.to_json()
     ahead = answer.forecast
     rates = answer.throughput_at(ahead.steps_done + 1, ahead.step_time_s).rates
     told = answer.forecast if answer.end.steps_total else answer.pass_forecast or answer.forecast
@@ -158,7 +168,7 @@ def _forecast(answer: Answer) -> dict[str, Any]:
     return found
 
 
-def write_object(place: Place, name: str, value: Mapping[str, Any]) -> None:
+def _write(place: Place, name: str, value: Mapping[str, Any]) -> None:
     """A JSON file with whose it is, for its owner alone where it may hold arguments."""
     whole = with_iso_times({"schema": 1, "created_by": CREATED_BY, **place.stamp(), **value})
     write_json(place.path / name, whole, mode=PRIVATE if name in _PRIVATE else OPEN)

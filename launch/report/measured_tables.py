@@ -7,20 +7,7 @@ from collections.abc import Iterator
 from ...calib.answers.measured_answer import MeasuredAnswer
 from ...calib.units import format_count, format_frac, format_time
 from .cells import bytes_cell, count_cell, time_cell, whole_cell
-from .run_tables import Pictures, markdown_of
 from .table import ReportTable, table_of
-
-
-def measured_markdown(answer: MeasuredAnswer, pictures: Pictures | None = None) -> str:
-    """The whole report as Markdown."""
-    return markdown_of(
-        answer.run_id,
-        answer.device,
-        answer.transcript,
-        measured_tables(answer),
-        answer.problems,
-        pictures,
-    )
 
 
 def measured_tables(answer: MeasuredAnswer) -> list[ReportTable]:

@@ -30,8 +30,7 @@ from ..drawing.style import CHART, schemes
 from .card import card_of
 from .figures import Figure, Page, figures
 from .layout_tables import NUM_LAYOUTS, NUM_MENUS, what_if_rows, what_if_table
-from .measured_tables import measured_markdown, measured_tables
-from .run_tables import markdown, notes, report_tables
+from .whole_report import markdown, notes_of, tables_of
 
 PAGE = "report.html"
 _MOST_CHARACTERS = 98
@@ -59,11 +58,7 @@ def write_page(
             wide = drawn[key].wide
             write_text(place.path / name, wide.alone())
             pictures[name] = wide.title, wide.text
-    if isinstance(answer, Answer):
-        text = markdown(answer, pictures)
-    else:
-        text = measured_markdown(answer, pictures)
-    write_text(place.path / "report.md", text)
+    write_text(place.path / "report.md", markdown(answer, pictures))
 
 
 def page_of(
@@ -82,11 +77,10 @@ def page_of(
     seen = run_log.step_coverage if run_log else ()
     if run_log is None and ended is not None:
         seen = step_coverage(ended)
-    is_modelled = isinstance(answer, Answer)
     return Page(
         answer=answer,
-        tables=report_tables(answer) if is_modelled else measured_tables(answer),
-        notes=(*(notes(answer) if is_modelled else answer.problems), *logged.problems),
+        tables=tables_of(answer),
+        notes=(*notes_of(answer), *logged.problems),
         steps=run_log.points if run_log and run_log.points else _window_steps(table, answer),
         made=logged.made.get(answer.run_id, ()),
         step_coverage=seen,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-
-from rich.console import Console
+from collections.abc import Callable, Iterator
 
 from ...calib.answers.answer import Answer
 from ...calib.stragglers.waiting import Clock
 from ...calib.units import TERA, format_time
 from .cells import Cell, bytes_cell, count_cell, frac_cell, span_cell, time_cell, whole_cell
 from .layout_tables import layouts_table, micro_batch_table, telling_note
-from .table import ReportTable, markdown_lines, show_table, table_of
+from .table import ReportTable, table_of
 
 NEGLIGIBLE_S = 1e-6
 """Parts of a step below it are not listed."""
@@ -20,8 +18,6 @@ NUM_WORKS = 20
 NUM_RANKS = 64
 """Ranks that are listed: those that wait most."""
 PPM = 1e6
-Pictures = Mapping[str, tuple[str, str]]
-"""Title and text of pictures by the paths of their files."""
 
 
 def report_tables(answer: Answer) -> list[ReportTable]:
@@ -44,55 +40,6 @@ def report_tables(answer: Answer) -> list[ReportTable]:
         )
         if table.rows
     ]
-
-
-def markdown(answer: Answer, pictures: Pictures | None = None) -> str:
-    """The whole report as Markdown."""
-    return markdown_of(
-        answer.run_id,
-        answer.config.device,
-        answer.transcript,
-        report_tables(answer),
-        notes(answer),
-        pictures,
-    )
-
-
-def markdown_of(
-    run_id: str,
-    device: str,
-    transcript: Sequence[str],
-    tables: Sequence[ReportTable],
-    below: Sequence[str],
-    pictures: Pictures | None = None,
-) -> str:
-    """A report from its parts as Markdown, pictures first."""
-    lines = ["# Forerun report", "", f"Run `{run_id}`, {device}.", "", "```"]
-    lines += [*transcript, "```", ""]
-    for path, (title, text) in (pictures or {}).items():
-        lines += [f"![{title}]({path})", "", f"{title}: {text}.", ""]
-    for table in tables:
-        lines += [*markdown_lines(table), ""]
-    lines += below
-    return "\n".join(lines) + "\n"
-
-
-def show(answer: Answer, out: Console) -> None:
-    """Print transcript and tables."""
-    show_parts(answer.transcript, report_tables(answer), notes(answer), out)
-
-
-def show_parts(
-    transcript: Sequence[str], tables: Sequence[ReportTable], below: Sequence[str], out: Console
-) -> None:
-    """Print a report from its parts."""
-    for line in transcript:
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
-    for table in tables:
-        out.print()
-        show_table(table, out)
-    for line in below:
-        out.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _parts(answer: Answer) -> ReportTable:
@@ -278,7 +225,7 @@ def _clocks(answer: Answer) -> ReportTable:
 
 
 def notes(answer: Answer) -> list[str]:
-    """What belongs below the tables, a sentence each."""
+    """What should be known of the tables, a sentence each."""
 
     def found() -> Iterator[str]:
         if answer.waiting.slow.reason:
@@ -296,8 +243,6 @@ def notes(answer: Answer) -> list[str]:
             yield informative
         if answer.config.device == "cpu":
             yield "Measured on a CPU stand-in: for correctness and dry runs, not for speed."
-        for problem in answer.problems:
-            yield f"Problem: {problem}"
 
     return list(found())
 

@@ -11,6 +11,7 @@ from companion_settings import companion_settings
 from json_schema import check
 from undescribed_runs import undescribed
 
+import forerun
 from forerun.calib.records.json_files import read_lines
 from forerun.calib.records.record_kinds import DataLength, LoopRecord
 from forerun.calib.samples.store import read_run
@@ -111,6 +112,14 @@ def test_a_pass_is_no_run(in_a_pass: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["compare", str(in_a_pass)]) == ExitCode.NO_DATA
     said = capsys.readouterr().err
     assert "--calibrate-total-steps=N" in said and "was it what" not in said
+
+
+def test_a_run_without_an_end_says_why_it_has_no_forecast(in_a_pass: Path) -> None:
+    run = forerun.load(in_a_pass)
+    reason = value(in_a_pass / "forecast.json")["reason_no_finish"]
+    with pytest.raises(forerun.ForerunError) as raised:
+        _ = run.forecast
+    assert reason and reason in str(raised.value) and reason in repr(run.decision)
 
 
 def test_a_window_that_is_told_again_is_no_second_window(tmp_path: Path) -> None:

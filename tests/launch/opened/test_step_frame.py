@@ -126,7 +126,7 @@ def plain(home: Path) -> Path:
 def test_a_loop_without_a_layout_has_steps_and_says_why_there_is_no_more(plain: Path) -> None:
     run = forerun.load(plain)
     assert len(run.steps) > 5 and run.report().transcript
-    assert "nobody said how many steps" in repr(run._repr_html_())
+    assert "has no forecast of its end: the loop does not say how many steps" in run._repr_html_()
     for ask in (run.predict, run.plan, lambda: run.layout, lambda: run.explain("running")):
         with pytest.raises(forerun.ForerunError, match="has no description of its layout; give"):
             ask()

@@ -18,9 +18,9 @@ from forerun.calib.samples.table import build_table
 from forerun.launch.directory.run_left import run_left
 from forerun.launch.report.answers import artefacts, summary_values
 from forerun.launch.report.layout_tables import layouts_table
-from forerun.launch.report.run_tables import markdown
 from forerun.launch.report.table import show_table
 from forerun.launch.report.throughput_cells import rest_json
+from forerun.launch.report.whole_report import markdown
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 PRICE = 2.0

@@ -16,7 +16,8 @@ from forerun.calib.samples.store import read_run, write_table
 from forerun.calib.samples.table import build_table
 from forerun.launch.cli import ExitCode, main
 from forerun.launch.report.answers import SAMPLES
-from forerun.launch.report.run_tables import markdown, report_tables
+from forerun.launch.report.run_tables import report_tables
+from forerun.launch.report.whole_report import markdown
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
 EXTRA_NS = 200_000_000

@@ -1,0 +1,39 @@
+"""The whole report of a run, its layout known or not: tables, notes, and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ...calib.answers.analysis import Answer
+from ...calib.answers.measured_answer import MeasuredAnswer
+from .measured_tables import measured_tables
+from .run_tables import notes, report_tables
+from .table import ReportTable, markdown_lines
+
+Pictures = Mapping[str, tuple[str, str]]
+"""Title and text of pictures by the paths of their files."""
+_NO_PICTURES: Pictures = {}
+
+
+def tables_of(answer: Answer | MeasuredAnswer) -> list[ReportTable]:
+    """Every table that has something to show."""
+    return report_tables(answer) if isinstance(answer, Answer) else measured_tables(answer)
+
+
+def notes_of(answer: Answer | MeasuredAnswer) -> list[str]:
+    """What belongs below the tables, a sentence each."""
+    told = notes(answer) if isinstance(answer, Answer) else []
+    return [*told, *(f"Problem: {problem}" for problem in answer.problems)]
+
+
+def markdown(answer: Answer | MeasuredAnswer, pictures: Pictures = _NO_PICTURES) -> str:
+    """The report as Markdown, pictures first."""
+    device = answer.config.device if isinstance(answer, Answer) else answer.device
+    lines = ["# Forerun report", "", f"Run `{answer.run_id}`, {device}.", "", "```"]
+    lines += [*answer.transcript, "```", ""]
+    for path, (title, text) in pictures.items():
+        lines += [f"![{title}]({path})", "", f"{title}: {text}.", ""]
+    for table in tables_of(answer):
+        lines += [*markdown_lines(table), ""]
+    lines += notes_of(answer)
+    return "\n".join(lines) + "\n"
