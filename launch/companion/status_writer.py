@@ -37,7 +37,7 @@ class StatusWriter:
     def __init__(self, told: CompanionSettings, publisher: Publisher) -> None:
         self._publisher = publisher
         self._newest: deque[float] = deque(maxlen=NUM_NEWEST)
-        self._lock = threading.Lock()
+        self._lock, self._writing = threading.Lock(), threading.Lock()
         self._now = StatusFile(
             steps_total=told.num_steps,
             began_unix_s=told.started_unix_s,
@@ -84,18 +84,20 @@ class StatusWriter:
             self._ended.wait(EVERY_S)
 
     def _write(self, now_unix_s: float) -> None:
-        with self._lock:
-            times = sorted(self._newest)
-            if times:
-                beyond = int(_MISSED_FRAC * len(times))
-                self._now = replace(
-                    self._now,
-                    step_time_s=median(times),
-                    step_low_s=times[beyond],
-                    step_high_s=times[-1 - beyond],
-                    num_steps=len(times),
-                )
-            found = replace(self._now, unix_s=now_unix_s)
+        # One at a time, so that the last word stays; events do not wait for a disk.
+        with self._writing:
+            with self._lock:
+                times = sorted(self._newest)
+                if times:
+                    beyond = int(_MISSED_FRAC * len(times))
+                    self._now = replace(
+                        self._now,
+                        step_time_s=median(times),
+                        step_low_s=times[beyond],
+                        step_high_s=times[-1 - beyond],
+                        num_steps=len(times),
+                    )
+                found = replace(self._now, unix_s=now_unix_s)
             place = self._publisher.place
             # A full disk is told of by whoever writes answers.
             with suppress(OSError):

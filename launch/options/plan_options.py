@@ -118,11 +118,6 @@ def plan_words(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in signature(read_question).parameters}
 
 
-def plan_question(args: argparse.Namespace) -> PlanQuestion:
-    """The meaning of the options; see ``read_question``."""
-    return read_question(**plan_words(args))
-
-
 def read_question(
     *,
     gpus: Several = None,

@@ -10,7 +10,7 @@ import pytest
 
 from forerun.calib.arguments.short_names import LAYOUT_NAMES
 from forerun.launch.cli import build_parser
-from forerun.launch.options.plan_options import plan_question
+from forerun.launch.options.plan_options import plan_words, read_question
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plan.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^    forerun (plan DIR.*?)(?:\s+#.*)?$", PAGE, re.MULTILINE)
@@ -18,7 +18,8 @@ COMMANDS = re.findall(r"^    forerun (plan DIR.*?)(?:\s+#.*)?$", PAGE, re.MULTIL
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_of_the_page_is_understood(command: str) -> None:
-    assert plan_question(build_parser().parse_args(shlex.split(command))).top == 10
+    args = build_parser().parse_args(shlex.split(command))
+    assert read_question(**plan_words(args)).top == 10
 
 
 def test_every_name_of_a_layout_is_told() -> None:

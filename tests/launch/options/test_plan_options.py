@@ -14,9 +14,10 @@ from forerun.launch.cli import build_parser
 from forerun.launch.options.plan_options import (
     Objective,
     PlanQuestion,
-    plan_question,
+    plan_words,
     read_batch,
     read_counts,
+    read_question,
 )
 
 RUN = RunConfig(
@@ -27,7 +28,7 @@ RUN = RunConfig(
 
 
 def question(*words: str) -> PlanQuestion:
-    return plan_question(build_parser().parse_args(["plan", str(Path()), *words]))
+    return read_question(**plan_words(build_parser().parse_args(["plan", str(Path()), *words])))
 
 
 @pytest.mark.parametrize(

@@ -95,7 +95,6 @@ def test_the_page_is_small_has_one_script_and_needs_no_network(page: Page) -> No
     data, script = found.all("script")
     assert data == {"type": "application/json", "id": "what-if-data"} and not script
     assert not [name for _, attributes in found.tags for name in attributes if name[:2] == "on"]
-    assert all(name not in text for name in ("fetch(", "XMLHttpRequest", "import(", "eval("))
     links = [
         value or ""
         for _, attributes in found.tags
@@ -107,6 +106,7 @@ def test_the_page_is_small_has_one_script_and_needs_no_network(page: Page) -> No
 
 
 def test_the_policy_of_the_page_allows_its_own_script_alone(page: Page) -> None:
+    """By it a browser refuses every request of the script, text as code, and other scripts."""
     text = render(page)
     script = text.split("<script>")[1].split("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -115,8 +115,13 @@ def test_the_policy_of_the_page_allows_its_own_script_alone(page: Page) -> None:
         for attributes in Outline(text).all("meta")
         if attributes.get("http-equiv") == "Content-Security-Policy"
     )
-    rules = [rule.strip() for rule in said.split(";")]
-    assert "default-src 'none'" in rules and f"script-src 'sha256-{digest}'" in rules
+    rules = dict(rule.strip().split(" ", 1) for rule in said.split(";"))
+    assert rules == {
+        "default-src": "'none'",
+        "style-src": "'unsafe-inline'",
+        "img-src": "data:",
+        "script-src": f"'sha256-{digest}'",
+    }
 
 
 def test_a_name_of_a_directory_cannot_end_the_data(page: Page) -> None:
