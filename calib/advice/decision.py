@@ -231,11 +231,9 @@ def saving_text(saved_s: float, cost_s: float) -> str:
     if saved_s <= 0:
         return f"saves nothing beyond chance, and a restart costs {cost}"
     saved = f"saves {format_time(saved_s)}"
-    return (
-        f"{saved} less {cost} for the restart"
-        if saved_s >= cost_s
-        else (f"{saved}, but a restart costs {cost}")
-    )
+    if saved_s < cost_s:
+        return f"{saved}, but a restart costs {cost}"
+    return f"{saved} less {cost} for the restart"
 
 
 def _limit_reasons(goals: Goals, forecast: Forecast) -> list[Reason]:

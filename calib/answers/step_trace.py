@@ -93,19 +93,13 @@ def _described(estimate: StepEstimate) -> dict[str, Any]:
         "model": encode_fields(config.model),
         "framework": config.framework,
         "device": config.device,
-        **_figures(estimate),
+        **estimate.to_json(),
     }
-
-
-def _figures(estimate: StepEstimate) -> dict[str, Any]:
-    found = estimate.to_json()
-    names = ("time_s", "low_s", "high_s", "critical_stage", "parts_s", "source_frac")
-    return {name: found[name] for name in names}
 
 
 def _whole(estimate: StepEstimate) -> Bar:
     """The step, with its parts as arguments."""
-    label = {"name": "step", "cat": "step", "args": _figures(estimate)}
+    label = {"name": "step", "cat": "step", "args": estimate.to_json()}
     return Bar(label=label, start_s=0.0, end_s=estimate.time_s)
 
 

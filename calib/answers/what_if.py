@@ -104,7 +104,8 @@ def _neighbours(running: RunConfig, gpus: Sequence[int]) -> Iterator[RunConfig]:
         return away + abs(tp) + abs(pp) + abs(micro) + (kind is not running.recompute)
 
     for count, tp, pp, micro, kind in sorted(choices, key=distance):
-        sizes = _doubled(own.tp, tp), _doubled(own.pp, pp), _doubled(_micro_batch(running), micro)
+        size = running.batch.micro_batch_size
+        sizes = _doubled(own.tp, tp), _doubled(own.pp, pp), _doubled(size, micro)
         if 0 in sizes:
             continue
         config = _changed(running, count, *sizes, kind)
@@ -129,10 +130,6 @@ def _changed(
     except ConfigError:
         return None
     return None if 0 in config.parallelism.chunk_layers else config
-
-
-def _micro_batch(config: RunConfig) -> int:
-    return config.batch.micro_batch_size
 
 
 def _doubled(number: int, times: int) -> int:

@@ -17,7 +17,6 @@ from ..timeline.simulate import Span
 from ..timeline.terms import Term, term_of, term_of_role
 from ..workload.collectives import Collective, CollectiveCall, GroupRole
 from ..workload.config import RunConfig
-from ..workload.config_json import encode_fields
 from ..workload.operators import OperatorKind, Phase
 from .known import similarity
 
@@ -74,18 +73,14 @@ class StepEstimate:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object, spans and slices left out."""
+        """A JSON object of its time and its parts."""
         return {
             "time_s": self.time_s,
             "low_s": self.low_s,
             "high_s": self.high_s,
-            "sigma_log": self.sigma_log,
             "critical_stage": self.critical_stage,
             "parts_s": {part.value: time_s for part, time_s in self.parts_s.items()},
             "source_frac": {src.value: frac for src, frac in self.source_frac.items()},
-            "error_log": dict(self.error_log),
-            "own_sigma_log": self.own_sigma_log,
-            "contributions": [encode_fields(c) for c in self.contributions],
         }
 
 

@@ -9,28 +9,17 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from planted_stragglers import config_of, table_of
+from planted_steps import GPU
+from planted_stragglers import BACKWARD_S, FORWARD_S, OPTIMIZER_S, config_of, table_of
+from related_noise import related_noise
 
 from forerun.calib.samples.columns import normalise
 from forerun.calib.samples.table import SampleTable
 from forerun.calib.workload.config import Parallelism, RunConfig
 
 LAYOUT = Parallelism(dp=2)
-FORWARD_S, BACKWARD_S, OPTIMIZER_S, HOST_S, TRANSFER_S = 0.30, 0.60, 0.05, 0.02, 0.03
+HOST_S, TRANSFER_S = 0.02, 0.03
 STEP_S = FORWARD_S + BACKWARD_S + OPTIMIZER_S + HOST_S + TRANSFER_S
-GPU = "NVIDIA H100 80GB HBM3"
-
-
-def ar1(
-    draw: np.random.Generator, sigma_log: float, related: float, count: int
-) -> NDArray[np.float64]:
-    """Stationary noise whose neighbours go together."""
-    values = np.empty(count)
-    values[0] = draw.normal(0.0, sigma_log)
-    shocks = draw.normal(0.0, sigma_log * np.sqrt(1 - related**2), count)
-    for place in range(1, count):
-        values[place] = related * values[place - 1] + shocks[place]
-    return values
 
 
 def planted_windows(
@@ -50,7 +39,11 @@ def planted_windows(
     """
     whole = level_log + draw.normal(0.0, run_log)
     return [
-        np.exp(whole + draw.normal(0.0, wander_log) + ar1(draw, sigma_log, related, num_steps))
+        np.exp(
+            whole
+            + draw.normal(0.0, wander_log)
+            + related_noise(draw, num_steps, sigma=sigma_log, related=related)
+        )
         for _ in range(num_windows)
     ]
 

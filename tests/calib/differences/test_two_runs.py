@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from planted_runs import GPU, LAYOUT, STEP_S, planted_run
+from planted_runs import LAYOUT, STEP_S, planted_run
+from planted_steps import GPU
 from planted_stragglers import config_of
 
 from forerun.calib.differences.difference import Basis, Difference, Verdict

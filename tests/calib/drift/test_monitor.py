@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from related_noise import related_noise
 
 from forerun.calib.drift.change_points import ChangePoints
 from forerun.calib.drift.monitor import Drift, DriftKind, DriftMonitor
@@ -16,12 +17,7 @@ STEP_S = 1.6
 def noisy(count: int, seed: int, *, sigma: float = 0.015, related: float = 0.3) -> np.ndarray:
     """Step times of a steady run: log-normal, lag-one autocorrelation, one outlier in 100."""
     rng = np.random.default_rng(seed)
-    shocks = rng.normal(0.0, sigma * math.sqrt(1 - related**2), count)
-    level = np.empty(count)
-    level[0] = rng.normal(0.0, sigma)
-    for step in range(1, count):
-        level[step] = related * level[step - 1] + shocks[step]
-    times = STEP_S * np.exp(level)
+    times = STEP_S * np.exp(related_noise(rng, count, sigma=sigma, related=related))
     times[rng.random(count) < 0.01] *= rng.uniform(1.2, 4.0)
     return times
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from planted_steps import estimate_step
+from related_noise import related_noise
 
 from forerun.calib.errors import CalibrationError
 from forerun.calib.forecast.finish import Failures
@@ -35,16 +36,6 @@ def predict(times: NDArray[np.float64], *, left: int, **more: Any) -> Any:
     )
 
 
-def autocorrelated(random: np.random.Generator, number: int, rho: float) -> NDArray[np.float64]:
-    """A first-order process of unit variance."""
-    out = np.empty(number)
-    value = random.standard_normal()
-    for i in range(number):
-        value = rho * value + np.sqrt(1 - rho**2) * random.standard_normal()
-        out[i] = value
-    return out
-
-
 def test_constant_steps_are_counted_out() -> None:
     found = predict(
         np.full(20, 2.0),
@@ -64,7 +55,7 @@ def test_intervals_of_the_remaining_time_cover_what_happens(rho: float) -> None:
     random = np.random.default_rng(7)
     hits = 0
     for _ in range(400):
-        times = 1 + 0.05 * autocorrelated(random, 560, rho)
+        times = 1 + related_noise(random, 560, sigma=0.05, related=rho)
         found = predict(times[:60], left=500, drift_frac=0.0)
         hits += found.remaining_low_s <= times[60:].sum() <= found.remaining_high_s
     # 0.90 +- 3 standard errors of 400 draws, below it what few blocks cost under correlation.
@@ -84,8 +75,8 @@ def test_the_interval_of_one_step_covers_single_steps() -> None:
 
 def test_positive_autocorrelation_widens_the_mean() -> None:
     random = np.random.default_rng(5)
-    free = mean_estimate(autocorrelated(random, 400, 0.0))
-    bound = mean_estimate(autocorrelated(random, 400, 0.8))
+    free = mean_estimate(related_noise(random, 400, sigma=1.0, related=0.0))
+    bound = mean_estimate(related_noise(random, 400, sigma=1.0, related=0.8))
     # A first-order process has sqrt((1 + rho) / (1 - rho)) = 3 times the error.
     assert 1.5 < bound.standard_error / free.standard_error < 4.5
 
