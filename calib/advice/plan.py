@@ -27,6 +27,7 @@ from ..steps.estimate import StepEstimate, error_ratio, paired_sigma_log
 from ..steps.known import correlations
 from ..steps.model import FittedSteps
 from ..steps.posterior import MODEL_SIGMA_LOG
+from ..units import format_change
 from ..workload.config import RunConfig
 from ..workload.hosts import takes_options
 from ..workload.routing import Routed, routed
@@ -88,7 +89,7 @@ class Candidate:
     @property
     def change_text(self) -> str:
         """How much less or more the step takes than the running layout's, with its interval."""
-        return _change_text(self.time_frac, self.time_frac_low, self.time_frac_high)
+        return format_change(self.time_frac, self.time_frac_low, self.time_frac_high)
 
     def to_json(self) -> JsonObject:
         """A JSON object; the model's shape is left to the plan."""
@@ -110,22 +111,6 @@ class Candidate:
             "source_frac": {source.value: frac for source, frac in self.source_frac.items()},
             "options": list(self.options),
         }
-
-
-def _change_text(frac: float, low_frac: float, high_frac: float) -> str:
-    """In percent, the interval of 90 % in brackets.
-
-    >>> _change_text(-0.11, -0.15, -0.06), _change_text(-0.5, -0.78, 0.02)
-    ('11 % less per step (6 to 15)', '50 % less per step (2 more to 78 less)')
-    >>> _change_text(0.03, 0.01, 0.05)
-    '3 % more per step (1 to 5)'
-    """
-    word, sign = ("less", -1.0) if frac < 0 else ("more", 1.0)
-    low, high = sorted((100 * sign * low_frac, 100 * sign * high_frac))
-    ends = f"{low:.0f} to {high:.0f}"
-    if low < 0 < high:
-        ends = f"{-low:.0f} {'more' if word == 'less' else 'less'} to {high:.0f} {word}"
-    return f"{100 * sign * frac:.0f} % {word} per step ({ends})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..arguments.megatron_rules import refusals
 from ..arguments.taken_options import untaken
 from ..plain_json import JsonObject
-from ..units import format_bytes
+from ..units import format_bytes, format_change
 from ..workload.hosts import takes_options
 from . import environment_rules
 from .rule import Gain, Harm, Remedy, Rule
@@ -104,13 +104,16 @@ def gain_text(gain: Gain) -> str:
     >>> gain_text(Gain(time_frac=-0.06, low_frac=-0.08, high_frac=-0.04))
     'about 6 % less per step (4 to 8)'
     """
-    middle, low, high = (100 * -x for x in (gain.time_frac, gain.high_frac, gain.low_frac))
-    digits = 0 if middle >= 2 else 1
-    what = "of the run" if gain.of_run else "per step"
-    time = f"about {middle:.{digits}f} % less {what} ({low:.{digits}f} to {high:.{digits}f})"
+    time = format_change(
+        gain.time_frac,
+        gain.low_frac,
+        gain.high_frac,
+        of="of the run" if gain.of_run else "per step",
+        digits=0 if gain.time_frac <= -0.02 else 1,
+    )
     if gain.memory_frac > -_LEAST_MEMORY_FRAC:
-        return time
-    return f"{time}, {format_bytes(-gain.memory_nbytes)} less memory"
+        return f"about {time}"
+    return f"about {time}, {format_bytes(-gain.memory_nbytes)} less memory"
 
 
 def lint(launch: StatedLaunch, pricing: Pricing | None = None) -> Lint:

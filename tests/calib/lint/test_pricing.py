@@ -236,7 +236,9 @@ def test_what_is_not_sure_or_too_little_is_no_line(found: Gain, is_told: bool) -
 
 def test_memory_that_is_saved_is_told() -> None:
     found = replace(gain(-0.001, -0.01, 0.01), memory_nbytes=-(5 << 30), memory_frac=-0.2)
-    assert gain_text(found) == "about 0.1 % less per step (-1.0 to 1.0), 5.0 GiB less memory"
+    assert gain_text(found) == (
+        "about 0.1 % less per step (1.0 more to 1.0 less), 5.0 GiB less memory"
+    )
 
 
 def test_a_measured_step_of_the_launch_is_where_gains_begin(planted: Planted) -> None:
