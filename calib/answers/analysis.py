@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypedDict
 
 from ..advice.decision import Decision, Rule, decide
 from ..advice.explain import Explanation, explain
@@ -94,12 +95,13 @@ def analyse(
     ran = _ran(table, view)
     fitted = fit_steps(base, with_own(known, ran))
     told = fit_steps(base, with_own(known, known_step(table)))  # what ``forerun predict`` fits
-    found = _plan(table, request, ran.config, fitted)
+    room, anew_s = _room(table, request), recalibration_s(table)
+    found = _plan(request, ran.config, fitted, room)
     levels = Levels(model_forecast=view, so_far=replace(request, last_step=last_step))
     ahead = run_forecast(view, levels.so_far)
     hooks = hook_summary(table)
     if end.steps_total:
-        decision = _decision(table, request, found, ahead, hooks)
+        decision = _decision(request, found, ahead, hooks, anew_s)
     else:
         decision = undecided(end, request.goals, now_unix_s=ahead.now_unix_s)
     cost = measured_overhead(table)
@@ -134,13 +136,13 @@ def analyse(
             imbalance_cost_frac(blind, config, routing.imbalance) if routing is not None else None
         ),
         problems=tuple(problems),
-        micro_batch=_micro_batch(table, request, ran.config, fitted),
+        micro_batch=_micro_batch(request, ran.config, fitted, room),
         explained=_explained(found, fitted),
-        lint=_lint(table, request, ran.config, fitted),
-        restart_s=request.goals.restart_cost_s + recalibration_s(table),
+        lint=_lint(request, ran.config, fitted, room),
+        restart_s=request.goals.restart_cost_s + anew_s,
         end=end,
         pass_forecast=_pass_forecast(table, levels.so_far, end),
-        what_if=what_if(found, told, request.goals.gpus, memory_offset_nbytes(table)),
+        what_if=what_if(found, told, request.goals.gpus, room["memory_offset_nbytes"]),
     )
     return replace(answer, transcript=_transcript(answer, request, directory))
 
@@ -191,13 +193,26 @@ def _ran(table: SampleTable, view: ModelForecast) -> KnownStep:
     )
 
 
-def _plan(table: SampleTable, request: Request, config: RunConfig, steps: FittedSteps) -> Plan:
+class _Room(TypedDict):
+    """What is known of a rank's memory, as all that asks whether a layout fits takes it."""
+
+    memory_capacity_nbytes: int | None
+    memory_offset_nbytes: int | None
+
+
+def _room(table: SampleTable, request: Request) -> _Room:
+    return {
+        "memory_capacity_nbytes": request.memory_capacity_nbytes or table.device_memory_nbytes(),
+        "memory_offset_nbytes": memory_offset_nbytes(table),
+    }
+
+
+def _plan(request: Request, config: RunConfig, steps: FittedSteps, room: _Room) -> Plan:
     return plan(
         config,
         steps,
         num_ranks=(config.parallelism.num_ranks, *request.goals.gpus),
-        memory_capacity_nbytes=request.memory_capacity_nbytes or table.device_memory_nbytes(),
-        memory_offset_nbytes=memory_offset_nbytes(table),
+        **room,
     )
 
 
@@ -210,7 +225,7 @@ def _explained(found: Plan, steps: FittedSteps) -> tuple[Explanation, ...]:
 
 
 def _micro_batch(
-    table: SampleTable, request: Request, config: RunConfig, steps: FittedSteps
+    request: Request, config: RunConfig, steps: FittedSteps, room: _Room
 ) -> MicroBatchAdvice | None:
     """None where nobody asked for it."""
     if request.goals.micro_batch is not MicroBatchChoice.ADVISE:
@@ -218,21 +233,19 @@ def _micro_batch(
     return micro_batch_advice(
         config,
         steps,
-        memory_capacity_nbytes=request.memory_capacity_nbytes or table.device_memory_nbytes(),
-        memory_offset_nbytes=memory_offset_nbytes(table),
+        **room,
         confidence=request.goals.confidence,
         host_argv=request.host_argv,
     )
 
 
-def _lint(table: SampleTable, request: Request, config: RunConfig, steps: FittedSteps) -> Lint:
+def _lint(request: Request, config: RunConfig, steps: FittedSteps, room: _Room) -> Lint:
     """Of the words that the request has; variables are not among them."""
     hours = request.goals.mtbf_hours
     pricing = Pricing(
         config=config,
         steps=steps,
-        memory_capacity_nbytes=request.memory_capacity_nbytes or table.device_memory_nbytes(),
-        memory_offset_nbytes=memory_offset_nbytes(table),
+        **room,
         mtbf_s=None if hours is None else hours * HOUR_S,
         restart_s=request.goals.restart_cost_s,
         eval_times_s=request.eval_times_s,
@@ -242,13 +255,13 @@ def _lint(table: SampleTable, request: Request, config: RunConfig, steps: Fitted
 
 
 def _decision(
-    table: SampleTable, request: Request, found: Plan, ahead: Forecast, hooks: HookSummary
+    request: Request, found: Plan, ahead: Forecast, hooks: HookSummary, anew_s: float
 ) -> Decision:
     return decide(
         request.goals,
         forecast=ahead,
         plan=found,
-        recalibration_s=recalibration_s(table),
+        recalibration_s=anew_s,
         coverage_frac=hooks.num_fired / hooks.num_installed if hooks.num_installed else None,
         host_argv=request.host_argv,
         previously_met=frozenset(Rule(value) for value in request.previously_met),
