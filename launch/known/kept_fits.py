@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from ...calib.answers import plain_models
@@ -14,11 +14,11 @@ from ...calib.steps.model import FittedSteps
 from ...calib.workload.config import RunConfig
 from .kept_files import KeptFile
 
-_DAMAGED = (
+DAMAGED = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
     *(RecursionError, MemoryError, ImportError, ForerunError),
 )
-"""What making models of a damaged value, or of one of another version, may raise."""
+"""What making data classes of a damaged value, or of one of another version, may raise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -34,6 +34,8 @@ class Machine:
     memory_offset_nbytes: int | None
     """What a measured peak had beyond its estimate; None where none was measured."""
     problems: tuple[str, ...] = ()
+    kept: KeptFile | None = None
+    """Its fit in a directory, beside which answers on it are kept; None where there is none."""
 
 
 class KeptFit:
@@ -50,12 +52,14 @@ class KeptFit:
         if body is None:
             return None
         try:
-            return Machine(**plain_models.made(json.loads(body)))
-        except _DAMAGED:
+            return Machine(**plain_models.made(json.loads(body)), kept=self._kept)
+        except DAMAGED:
             return None
 
-    def write(self, machine: Machine) -> None:
-        """Keep a fit, but not one that holds what has no plain form."""
+    def write(self, machine: Machine) -> Machine:
+        """Keep a fit, but not one that holds what has no plain form; the machine that is kept."""
+        names = [one.name for one in fields(machine) if one.name != "kept"]
         with suppress(TypeError):
-            values = {one.name: getattr(machine, one.name) for one in fields(machine)}
+            values = {name: getattr(machine, name) for name in names}
             self._kept.write(json.dumps(plain_models.plain(values)).encode())
+        return replace(machine, kept=self._kept)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ...calib.advice.explain import Explanation, explain
 from ...calib.advice.named_layouts import named_layout
 from ...calib.advice.plan import Candidate
-from ...calib.advice.plan import plan as make_plan
 from ...calib.errors import ConfigError
 from ...calib.records.iso_times import stamped
 from ...calib.search.found import TOP
 from ...calib.steps.model import FittedSteps
 from ...calib.workload.config import RunConfig
 from ...calib.workload.model_shape import at_least_one, at_most
+from ..known.kept_plans import plan_on
 from ..known.machines import Machine
 from ..report.explain_text import explanation_lines
 from .layout import Layout
@@ -132,13 +132,7 @@ class _Names:
     def _planned(self) -> tuple[RunConfig, ...]:
         if self._rows is None:
             with self._searching(TOP) as effort:
-                found = make_plan(
-                    self._running,
-                    self._machine.steps,
-                    num_ranks=self._num_ranks or self._running.parallelism.num_ranks,
-                    memory_capacity_nbytes=self._machine.memory_capacity_nbytes,
-                    memory_offset_nbytes=self._machine.memory_offset_nbytes,
-                    effort=effort,
-                )
+                num_ranks = self._num_ranks or self._running.parallelism.num_ranks
+                found = plan_on(self._machine, self._running, num_ranks, effort=effort)
             self._rows = tuple(candidate.config for candidate in found.candidates)
         return self._rows

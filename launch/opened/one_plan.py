@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ...calib.advice.breadth import Breadth, breadth
 from ...calib.advice.plan import Plan, compare
-from ...calib.advice.plan import plan as make_plan
 from ...calib.advice.why_not import WhyNot, why_not
 from ...calib.arguments.keep import Keep
 from ...calib.errors import ConfigError
@@ -17,6 +16,7 @@ from ...calib.forecast.throughput import RunLeft
 from ...calib.search.found import Effort
 from ...calib.workload.config import RunConfig
 from ..directory.run_left import run_left
+from ..known.kept_plans import plan_on
 from ..known.machines import Machine
 from ..options.plan_options import PlanQuestion
 from .other_run import OtherRun
@@ -77,14 +77,14 @@ def _one_plan(
     place: int,
     effort: Effort,
 ) -> OnePlan:
-    memory = {
-        "memory_capacity_nbytes": question.memory_nbytes or machine.memory_capacity_nbytes,
-        "memory_offset_nbytes": machine.memory_offset_nbytes,
-    }
-
     def made(keep: Keep | None) -> Plan:
-        return make_plan(
-            config, machine.steps, num_ranks=num_ranks, keep=keep, effort=effort, **memory
+        return plan_on(
+            machine,
+            config,
+            num_ranks,
+            effort=effort,
+            keep=keep,
+            memory_capacity_nbytes=question.memory_nbytes,
         )
 
     found = made(question.keep)
@@ -93,7 +93,13 @@ def _one_plan(
         raise ConfigError(nothing(config, num_ranks, question))
     why = None
     if question.why is not None:
-        priced = partial(compare, config, steps=machine.steps, **memory)
+        priced = partial(
+            compare,
+            config,
+            steps=machine.steps,
+            memory_capacity_nbytes=found.memory_capacity_nbytes,
+            memory_offset_nbytes=machine.memory_offset_nbytes,
+        )
         why = why_not(question.why, found, made(question.why), num_ranks, priced)
     return OnePlan(
         device=machine.own.device,
