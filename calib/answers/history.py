@@ -14,10 +14,12 @@ from ..fit.calibration import Calibration, calibrate
 from ..fit.training import measured_operators
 from ..forecast.model_forecast import ModelForecast
 from ..forecast.run_forecast import SoFar, run_forecast
+from ..network.groups import Measured
 from ..samples.table import SampleTable
 from ..samples.windows import only_windows, windows_of
 from ..steps.live_times import live_times
 from ..steps.model import fit_steps
+from ..workload.operators import Operator
 from .routing import routed_s, with_measured_routing
 from .run_measurements import (
     mean_waiting_s,
@@ -102,14 +104,15 @@ class History:
         after = models or Models.of(table)
         here = only_windows(table, [window])
         measured_s = measured_step_s(here)
+        operators = measured_operators(here)
         error = WindowError(
             window=window,
             num_rows=len(here.samples),
             measured_s=measured_s,
             before_frac=before.step_error_frac(measured_s) if before else None,
             after_frac=after.step_error_frac(measured_s),
-            operator_before_frac=before.operator_error_frac(here) if before else None,
-            operator_after_frac=after.operator_error_frac(here),
+            operator_before_frac=before.operator_error_frac(operators) if before else None,
+            operator_after_frac=after.operator_error_frac(operators),
             modelled_before_s=before.own_s if before else None,
             modelled_after_s=after.own_s,
             finish_before_unix_s=levels_before.finish_unix_s(levels.so_far)
@@ -177,13 +180,12 @@ class Models:
         """Modelled over measured step, minus one."""
         return self.own_s / measured_s - 1
 
-    def operator_error_frac(self, table: SampleTable) -> float:
-        """Median absolute error of the operators that the table measured."""
-        rows = measured_operators(table)
-        if not rows:
+    def operator_error_frac(self, measured: Mapping[Operator, Measured]) -> float:
+        """Median absolute error of measured operators."""
+        if not measured:
             return 0.0
-        found = self.calibration.operators(list(rows))
-        actual = np.array([row.time_s for row in rows.values()])
+        found = self.calibration.operators(list(measured))
+        actual = np.array([one.time_s for one in measured.values()])
         return float(np.median(np.abs(found.time_s / actual - 1)))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from functools import cache
 from typing import Any, get_args
 
 from ..errors import RecordError
@@ -302,17 +303,22 @@ def from_dict(value: Mapping[str, Json]) -> Record:
     kind = _TYPES.get(str(value.get("type")))
     if kind is None:
         raise RecordError(f"record type {value.get('type')!r} is not one of {sorted(_TYPES)}")
-    known: dict[str, Any] = {}
+    specs = _specs(kind)
     try:
-        for spec in fields(kind):
-            if spec.name in value:
-                known[spec.name] = _decode(spec.name, value[spec.name])
-        record = kind(**known)
+        record = kind(**{name: _decode(name, value[name]) for name, _ in specs if name in value})
     except (TypeError, ValueError) as err:
         raise RecordError(f"{value['type']} record is damaged: {err}") from err
-    for spec in fields(record):
-        _check_value(spec.name, str(spec.type), getattr(record, spec.name))
+    for name, of in specs:
+        held = getattr(record, name)
+        if not (of == "int" and type(held) is int and 0 <= held <= _MOST):  # nearly all are
+            _check_value(name, of, held)
     return record
+
+
+@cache
+def _specs(kind: type) -> tuple[tuple[str, str], ...]:
+    """Names of the fields of a record and their types: a file has a record on each of its lines."""
+    return tuple((spec.name, str(spec.type)) for spec in fields(kind))
 
 
 def _decode(name: str, value: Any) -> Any:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -254,7 +255,8 @@ def build_live_table(run: RunRecords) -> SampleTable:
     phases = _clean(every_phase, marks)
     described = next(iter(run.configs.values()), None)
     layout = described.parallelism if described is not None else None
-    transfers = _clean(_collective_frame(run), marks)
+    moved = _collective_frame(run)
+    transfers = _clean(moved, marks)
     matched = match_ranks(transfers, layout)
     clocks = clock_rows(matched)
     clean_steps = steps[steps["is_clean"]]
@@ -262,9 +264,7 @@ def build_live_table(run: RunRecords) -> SampleTable:
         operator_rows(operators).assign(row="operator"),
         host_microbatch_rows(operators, phases).assign(row="operator"),
         host_step_rows(phases, clean_steps).assign(row="operator"),
-        collective_rows(_with_traced(matched, steps, _collective_frame(run), layout)).assign(
-            row="collective"
-        ),
+        collective_rows(_with_traced(matched, steps, moved, layout)).assign(row="collective"),
     ]
     frames = {
         "samples": _stacked(run, samples),
@@ -299,11 +299,14 @@ def _frame(run: RunRecords, kind: type, *, is_probe: bool = False) -> pd.DataFra
     names = [spec.name for spec in fields(kind)]
     columns: dict[str, list[object]] = {name: [] for name in ["rank", *names]}
     for rank, records in run.records.items():
-        for record in records:
-            if type(record) is kind and getattr(record, "is_probe", False) == is_probe:
-                columns["rank"].append(rank)
-                for name in names:
-                    columns[name].append(getattr(record, name))
+        found = [
+            record
+            for record in records
+            if type(record) is kind and getattr(record, "is_probe", False) == is_probe
+        ]
+        columns["rank"] += [rank] * len(found)
+        for name in names:
+            columns[name] += map(attrgetter(name), found)
     frame = pd.DataFrame({name: _cells(name, values) for name, values in columns.items()})
     for name in names:
         if name.endswith("_ns") and name not in _READINGS:

@@ -24,7 +24,12 @@ def windows_of(table: SampleTable) -> list[int]:
 
 def only_windows(table: SampleTable, windows: Sequence[int]) -> SampleTable:
     """The newest run's rows of these windows."""
-    frames = {name: table.newest(name) for name in FRAMES if name not in _OF_RUNS}
+    run_id = table.run_id
+    frames = {name: getattr(table, name) for name in FRAMES if name not in _OF_RUNS}
     return replace(
-        table, **{name: frame[frame["window"].isin(windows)] for name, frame in frames.items()}
+        table,
+        **{
+            name: frame[(frame["run_id"] == run_id) & frame["window"].isin(windows)]
+            for name, frame in frames.items()
+        },
     )
