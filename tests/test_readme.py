@@ -1,9 +1,10 @@
-"""The README tells the truth: its commands run, what it names is there."""
+"""The README tells the truth: its commands run, what it names is there, and it stays short."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,10 @@ from forerun.launch.cli import ExitCode, main
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-CLUSTER = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
-(EXAMPLE,) = re.findall(r"^ {4}\{\n.*?^ {4}\}$", CLUSTER, flags=re.MULTILINE | re.DOTALL)
 GOLDEN = ROOT / "tests" / "golden" / "cpu_dp2"
 ENDED = ROOT / "tests" / "golden" / "megatron_forecasts"
-COMMANDS = re.findall(r"^    forerun (.+)$", README, flags=re.MULTILINE)
+COMMANDS = re.findall(r"`forerun ([a-z]+ DIR[^`]*)`", README)
+TERMINAL = (ROOT / "docs" / "pictures" / "terminal.svg").read_text(encoding="utf-8")
 SOURCES = [
     path.read_text(encoding="utf-8")
     for room in ("hooks", "launch", "recipes")
@@ -26,69 +26,78 @@ SOURCES = [
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the README imports to before it asks."""
-    return tmp_path_factory.mktemp("machine")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What stands for the directories of the README: copies of a run, one with forecasts."""
+    home = tmp_path_factory.mktemp("readme")
+    names = ("DIR", "DIR_A", "DIR_B")
+    copies = {name: str(shutil.copytree(GOLDEN, home / name)) for name in names}
+    shutil.copy(ENDED / "forecasts.jsonl", copies["DIR"])
+    return copies
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_line_answers(
-    command: str, machine: Path, capsys: pytest.CaptureFixture[str]
+def test_each_command_answers(
+    command: str, runs: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    is_of_answers = command.split()[0] in ("compare", "status", "watch")
-    home = ENDED if is_of_answers else GOLDEN
-    nodes = machine.with_name("cluster.json")
-    nodes.write_text(EXAMPLE)
-    stands_for = {"DIR": str(home), "PROBED": str(home), "MACHINE": str(machine)}
-    stands_for |= {"CLUSTER": str(nodes), "go.sh": str(machine.with_name("go.sh"))}
-    if "MACHINE" in command and not [*machine.iterdir()]:
-        (told,) = [one for one in COMMANDS if one.startswith("import steps")]
-        assert main([stands_for.get(word, word) for word in shlex.split(told)]) == ExitCode.ANSWER
-    argv = [stands_for.get(word, word) for word in shlex.split(command)]
+    argv = [runs.get(word, word) for word in shlex.split(command)]
     if "--gpus" in argv:  # 64 ranks would need a larger batch than the recorded run's 16 samples
-        place = argv.index("--gpus") + 1
-        argv[place] = "2..4" if ".." in argv[place] else "4"
+        argv[argv.index("--gpus") + 1] = "4"
     assert main(argv) == ExitCode.ANSWER, capsys.readouterr().err
 
 
-def test_there_is_a_command_for_each_verb() -> None:
-    told = {command.split()[0] for command in COMMANDS}
-    assert told == {
-        "report",
-        "predict",
-        "plan",
-        "explain",
-        "compare",
-        "status",
-        "watch",
-        "doctor",
-        "validate",
-        "import",
-    }
+def test_each_of_the_five_questions_has_its_command() -> None:
+    questions = re.findall(r"^\| ([^|]+\?) \| .*`forerun ", README, flags=re.MULTILINE)
+    front = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    assert len(questions) == 5 and len(COMMANDS) == 6
+    assert {command.split()[0] for command in COMMANDS} == {
+        "status", "plan", "report", "explain", "diff",
+    }  # fmt: skip
+    assert all(f"`forerun {command}`" in front for command in COMMANDS)
 
 
-def test_the_wrapped_command_can_be_started(capfd: pytest.CaptureFixture[str]) -> None:
-    (command,) = re.findall(r"^    exec forerun (run .+)$", README, flags=re.MULTILINE)
-    verb, *rest = shlex.split(command)
-    assert main([verb, "--dry-run", *rest]) == ExitCode.ANSWER
-    assert "calibrate directory: forerun-out" in capfd.readouterr().out
+def test_it_is_read_in_a_minute() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 90
+    first_screen = "\n".join(lines[:30])
+    assert "CPUs only" in first_screen and "gloo" in first_screen and "x86-64" in first_screen
+    assert "not run on a GPU" in first_screen
+
+
+def test_its_links_and_pictures_are_there() -> None:
+    linked = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", README)
+    inside = [name for name in linked if "://" not in name]
+    assert len(inside) > 15
+    assert [name for name in inside if not (ROOT / name).is_file()] == []
+    pictures = [name for name in inside if name.endswith((".svg", ".png"))]
+    assert len(pictures) == 2
+    assert all((ROOT / name).stat().st_size < 60_000 for name in pictures)
+
+
+def test_the_lines_that_are_explained_are_those_of_the_picture() -> None:
+    explained = re.findall(
+        r"^\| `((?:GPT|ends|faster|decision|checked|scored)[^`]+)` \|", README, re.MULTILINE
+    )
+    rows = re.findall(r'<text class="a\d+" [^>]*>([^<]*)</text>', TERMINAL)
+    played = re.sub(r"\s+", "", "".join(rows))
+    assert 5 <= len(explained) <= 8
+    assert [line for line in explained if re.sub(r"\s+", "", line) not in played] == []
 
 
 def test_the_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE))
-    assert set(re.findall(r"^    make ([a-z-]+)", README, flags=re.MULTILINE)) <= targets
+    told = set(re.findall(r"^    make ([a-z-]+)", README, flags=re.MULTILINE))
+    assert told == {"quickstart", "test"} <= targets
 
 
 def test_every_flag_told_is_there() -> None:
     """Which flags there are, and what each means, is held in the reference."""
     there = {f"--calibrate-{flag.name}" for flag, _ in options()}
-    told = set(re.findall(r"--calibrate-[a-z-]+[a-z]", README))
-    assert told - {"--calibrate-on"} <= there  # that one is an option of validate
+    assert set(re.findall(r"--calibrate-[a-z-]+[a-z]", README)) <= there
 
 
 def test_every_environment_variable_told_is_read() -> None:
-    for name in set(re.findall(r"FORERUN_[A-Z_]+", README)):
+    for name in set(re.findall(r"FORERUN_[A-Z_]+", README + TERMINAL)):
         assert any(f'"{name}"' in source for source in SOURCES), name
 
 

@@ -17,7 +17,9 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 GOLDEN = ROOT / "tests" / "golden"
 NEEDS = ("gpu", "cluster", "network")
-OWN_TESTS = ("cluster", "diff", "explain", "lint", "plan", "python", "throughput")
+OWN_TESTS = (
+    "cluster", "diff", "explain", "lint", "measured-elsewhere", "plan", "python", "throughput",
+)  # fmt: skip
 """Pages of questions: each command is taken by its parser here, and held by a test of its own."""
 _STARTS = re.compile(r"(\w+=\S+ )*(forerun|torchrun|pip|make|sbatch|kubectl|bash|python|wandb) ")
 _FENCE = re.compile(r"^```(sh|bash)$\n(.*?)^```$", re.M | re.S)

@@ -1,0 +1,192 @@
+"""Each figure on the page of figures stands in the row of benchmarks/RESULTS.md that it names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RESULTS = (ROOT / "benchmarks" / "RESULTS.md").read_text(encoding="utf-8")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?")
+
+SETS = {
+    ("SimuMax, Llama 70B on 8 B200", "single operators only"): "SimuMax B200 | calibrate_0",
+    ("SimuMax, Llama 70B on 8 B200", "and 3 layouts, all subsets"): "SimuMax B200 | calibrate_3",
+    ("Sailor, OPT on 4 to 128 GH200", "profiles of whole layers only"):
+        "Sailor GH200 | calibrate_0",
+    ("Sailor, OPT on 4 to 128 GH200", "and 3 layouts"): "Sailor GH200 | calibrate_3",
+    ("arXiv:2509.22832 on Perlmutter, implied", "single operators only"):
+        "paper's configurations on Perlmutter (implied) | calibrate_0",
+    ("vTrain, 18B on 256 A100", "5 layouts"): "vTrain multi node | calibrate_5",
+    ("Selene, 22B and 175B", "2 layouts"): "SC'21 / Selene A100 tables | calibrate_2",
+    ("Megatron-Bridge, dense and MoE, bf16 to fp4", "3 layouts of the machine"):
+        "Megatron-Bridge | calibrate_3",
+    ("Megatron-Bridge, MoE alone", "3 layouts of the machine"):
+        "Megatron-Bridge, MoE | calibrate_3",
+    ("Megatron-Bridge's cards, experts on H100", "3 layouts"):
+        "Megatron-Bridge cards, H100 | calibrate_3",
+    ("llm-foundry, MPT under FSDP on A100 and H100", "3 layouts of the machine"):
+        "llm-foundry, FSDP | calibrate_3",
+    ("MLPerf, DGX Cloud, InternEvo: 8 to 10,752 GPUs", "the smallest scale of a series"):
+        "pooled: MLPerf systems, DGXC, small tables | scale_out",
+    ("six sets, to more nodes (median error)", "layouts on the fewest nodes"):
+        "pooled: Sailor GH200, llm-foundry, FSDP, MLPerf systems, DGXC, small tables, nanotron "
+        "| more_nodes",
+    ("nanotron, Llama 1B on 2 nodes", "3 layouts"): "nanotron | calibrate_3",
+}  # fmt: skip
+"""Set and what is known of it, on the page: set and protocol in RESULTS.md."""
+
+OPERATORS = "Errors on `ops_ett_fwd_bwd`"
+COVERAGE = "Coverage of the 90 % intervals (worst operator and phase)"
+STANDS_IN = {
+    "Over all 414 distinct rows": ["| all sets but the synthetic one |"],
+    "- **Pipelines between nodes": ["| nanotron | calibrate_3 |"],
+    "- **Peak memory**": ["`python benchmarks/memory.py DATA_DIR`"],
+    "- **Stops**": ["1.7 % of the stops lose", "| all | 115 |"],
+    "| 39 published series of MLPerf": ["Published series: `python benchmarks/forecast.py"],
+    "| 20 of Megatron-LM on a shared": ["| 20 of 300 steps |", "Bars: 5 % after 20 steps"],
+    "The three series that were missed": ["Published series: `python benchmarks/forecast.py"],
+    "| recipe |": ["| recipe | one layout |", "| recipe | three more, designed |"],
+    "| wider |": ["| wider | one layout |", "| wider | three more, designed |"],
+    "| deeper |": ["| deeper | one layout |", "| deeper | three more, designed |"],
+    "| random 80 % |": [f"{OPERATORS} >> | random |", f"{COVERAGE} >> | random |"],
+    "| 24 samples of each |": [f"{OPERATORS} >> | few_24 |", f"{COVERAGE} >> | few_24 |"],
+    "| 8 samples of each |": [f"{OPERATORS} >> | few_8 |", f"{COVERAGE} >> | few_8 |"],
+    "| the smaller half, scored on the largest fifth |": [
+        f"{OPERATORS} >> | small_to_large |", f"{COVERAGE} >> | small_to_large |",
+    ],
+    "| other tensor-parallel degrees |": [
+        f"{OPERATORS} >> | leave_tp |", f"{COVERAGE} >> | leave_tp |",
+    ],
+    "Collectives carried from 2 to 8 nodes of Polaris": [
+        "| Polaris, 2 to 8 nodes |", "| rows | protocol | n | error | from 16 MiB |",
+    ],
+    "Operators carried to another GPU": [
+        "| another GPU with 32 probes: bf16 products", "| with no probe | - | 23",
+    ],
+    "| hooks in the window, two runs on the CPU |": [
+        "| one of four (as it is now) |", "| the same again | +1.2 %",
+    ],
+    "| the step timer after it |": ["| one of four (as it is now) |"],
+    "| looking for orders |": ["With the thread that looks for orders"],
+    "| `import torch` where nobody asked |": ["its search for entry points"],
+    "| 16,384 simulated ranks |": ["The sizes are limits of the plan", "| TP8 PP16 DP128 |"],
+}  # fmt: skip
+"""Line of the page, by how it begins: rows or paragraphs of RESULTS.md, by what they hold.
+
+After ``>>`` stands what the first one behind that paragraph holds.
+"""
+
+
+def numbers(text: str) -> list[str]:
+    return [found.replace(",", "") for found in _NUMBER.findall(text)]
+
+
+def says(source: Iterable[str], figure: str) -> bool:
+    """Whether one of the numbers is the figure, at the digits of the figure."""
+    digits = len(figure.partition(".")[2])
+    sought = f"{abs(float(figure)):.{digits}f}"
+    return any(f"{abs(float(one)):.{digits}f}" == sought for one in source)
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip().replace("**", "") for cell in line.strip().strip("|").split("|")]
+
+
+def results_row(name: str) -> dict[str, str]:
+    """The first row of the tables of step times that begins so, by the heads of its columns."""
+    lines = RESULTS.splitlines()
+    place = next(place for place, line in enumerate(lines) if line.startswith(f"| {name} |"))
+    head = next(line for line in reversed(lines[:place]) if line.startswith("| set |"))
+    return dict(zip(cells(head), cells(lines[place]), strict=True))
+
+
+def page_rows() -> dict[tuple[str, str], list[str]]:
+    (table,) = re.findall(r"^\| set \| known .*\n\|[-|]+\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
+    found, last = {}, ""
+    for line in table.splitlines():
+        name, known, *rest = cells(line)
+        last = last if name == "the same" else name
+        found[last, known] = rest
+    return found
+
+
+def test_every_set_of_the_page_is_held() -> None:
+    assert page_rows().keys() == SETS.keys()
+
+
+@pytest.mark.parametrize(("row", "name"), SETS.items())
+def test_a_set_is_as_in_the_results(row: tuple[str, str], name: str) -> None:
+    constant, ten, ours, bar, met, held = page_rows()[row]
+    truth = results_row(name)
+    assert says(numbers(truth["constant rate"])[:1], constant)
+    assert says(numbers(truth["ten-term analytical"])[:1], ten)
+    first, *further = numbers(ours.replace("theirs 3.4", ""))
+    assert says(numbers(truth["ours"])[:1], first)
+    assert all(says(numbers(truth["ours"])[1:], one) for one in further)
+    assert all(says(numbers(truth["bar"]), one) for one in numbers(bar))
+    assert says(numbers(truth["coverage verdict"])[:1], held)
+    kept = [cell == "yes" for cell in truth["met"].split(" / ")[: 2 if further else None]]
+    is_first_alone = bar.replace(".", "").isdigit()
+    assert met == ("yes" if all(kept[:1] if is_first_alone else kept) else "no")
+
+
+def paragraphs() -> list[str]:
+    """Rows of tables, and paragraphs and lines of code between them."""
+    found = []
+    for block in re.split(r"\n\n+", RESULTS):
+        is_rows = block.startswith("|") or block.startswith("    ")
+        found += block.splitlines() if is_rows else [block]
+    return found
+
+
+def paragraph(hint: str) -> str:
+    """The first of RESULTS.md that holds the hint."""
+    rest = paragraphs()
+    for part in hint.split(" >> "):
+        place = next((n for n, text in enumerate(rest) if part in " ".join(text.split())), None)
+        assert place is not None, f"RESULTS.md has no row or paragraph with {hint!r}"
+        rest = rest[place:]
+    return rest[0]
+
+
+def held_elsewhere() -> list[str]:
+    """Lines of the page with a figure, outside the table of sets and what only introduces."""
+    (table,) = re.findall(r"^\| set \| known .*\n(?:\|.*\n)+", PAGE, re.MULTILINE)
+    lines = PAGE.replace(table, "").splitlines()
+    figure = re.compile(r"\d\.\d|\d %|\d us|\d ms|: \d")
+    plain = ("the 90 % interval", "Mean absolute", "18 operators")
+    return [one for one in lines if figure.search(one) and not one.startswith(plain)]
+
+
+@pytest.mark.parametrize("line", held_elsewhere(), ids=lambda line: line[:24])
+def test_a_figure_stands_in_the_row_that_it_names(line: str) -> None:
+    (begins,) = [begins for begins in STANDS_IN if line.startswith(begins)]
+    told = numbers(line.replace(begins, "", 1) if begins.startswith("|") else line)
+    rows = []
+    for hint in STANDS_IN[begins]:
+        rows.append(paragraph(hint))
+    known = numbers(" ".join(rows))
+    assert told and [figure for figure in told if not says(known, figure)] == []
+
+
+def test_another_figure_would_be_found() -> None:
+    assert says(["+0.04", "5.10"], "5.1") and says(["97.9"], "98")
+    assert not says(["5.16"], "5.1") and not says(["19.7"], "9.7")
+
+
+def test_the_readme_says_what_the_page_says() -> None:
+    (told,) = re.findall(r"^Mean error of the step .*", README, re.MULTILINE)
+    rows = page_rows()
+    for figure, name, known in (
+        ("2.6 % (70B on 8 B200", "SimuMax, Llama 70B on 8 B200", "and 3 layouts, all subsets"),
+        ("8.2 % (Megatron-Bridge)", "Megatron-Bridge, dense and MoE, bf16 to fp4",
+         "3 layouts of the machine"),
+        ("25.0 % (nanotron", "nanotron, Llama 1B on 2 nodes", "3 layouts"),
+    ):  # fmt: skip
+        assert figure in told and figure.split()[0] == rows[name, known][2]
