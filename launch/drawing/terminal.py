@@ -36,7 +36,7 @@ def terminal_svg(lines: Sequence[TimedLine], *, title: str, columns: int = 112) 
         (line, text)
         for line in lines
         for text in textwrap.wrap(
-            line.text, columns, subsequent_indent="    ", drop_whitespace=False
+            line.text, columns, subsequent_indent="    ", break_on_hyphens=False
         )
         or [""]
     ]
