@@ -54,6 +54,7 @@ STANDS_IN = {
     "| recipe |": ["| recipe | one layout |", "| recipe | three more, designed |"],
     "| wider |": ["| wider | one layout |", "| wider | three more, designed |"],
     "| deeper |": ["| deeper | one layout |", "| deeper | three more, designed |"],
+    "Steps of the quick start": ["Quick starts (`torchrun"],
     "| random 80 % |": [f"{OPERATORS} >> | random |", f"{COVERAGE} >> | random |"],
     "| 24 samples of each |": [f"{OPERATORS} >> | few_24 |", f"{COVERAGE} >> | few_24 |"],
     "| 8 samples of each |": [f"{OPERATORS} >> | few_8 |", f"{COVERAGE} >> | few_8 |"],
