@@ -84,7 +84,8 @@ def test_a_command_answers(
     program, *argv = shlex.split(line)
     assert program == "forerun", f"{page}: {line} is run by nothing; say what it needs"
     stands_for = {"DIR": calibrated, "quickstart-out": calibrated}
-    words = [str(stands_for.get(word, word)) for word in argv]
+    written = {word: calibrated.with_name(word) for word in argv if word.endswith(".json.gz")}
+    words = [str((stands_for | written).get(word, word)) for word in argv]
     assert main(words) == ExitCode.ANSWER, capfd.readouterr().err
 
 
