@@ -7,11 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from reference_words import KEYS
-
 _UNITS = {
     "unix_s": "seconds since 1970",
-    "iso": "ISO 8601",
     "gib": "GiB",
     "nbytes": "bytes",
     "bytes_per_s": "bytes/s",
@@ -42,7 +39,9 @@ def key_rows(schema: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Each key once, as ``parts[].time_s``; its type with its unit; what it means."""
     rows: dict[str, tuple[str, str, str]] = {}
     for path, spec in _keys(schema, schema["$defs"], "", ()):
-        rows.setdefault(path, (f"`{path}`", _type(path, spec, schema["$defs"]), _told(path, spec)))
+        rows.setdefault(
+            path, (f"`{path}`", _type(path, spec, schema["$defs"]), spec["description"])
+        )
     return [*rows.values()]
 
 
@@ -85,9 +84,3 @@ def _types(spec: dict[str, Any], known: dict[str, Any]) -> Iterator[str]:
     elif "type" in spec:
         held = spec["type"]
         yield from held if isinstance(held, list) else (held,)
-
-
-def _told(path: str, spec: dict[str, Any]) -> str:
-    key = path.replace("[]", "").rpartition(".")[2]
-    again = "the same as text" if key == "iso" or key.endswith("_iso") else ""
-    return str(spec.get("description") or KEYS.get(key, again))

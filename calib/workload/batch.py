@@ -12,7 +12,9 @@ class Batch:
     """Samples per forward pass of one rank, and per step of all."""
 
     micro_batch_size: int
+    """Samples of one forward pass."""
     global_batch_size: int
+    """Samples of one step, over all replicas."""
 
     def __post_init__(self) -> None:
         at_least_one("micro_batch_size", self.micro_batch_size)

@@ -97,14 +97,21 @@ class RunConfig:
     """Everything that determines a step, plus the cadence of the run."""
 
     model: ModelShape
+    """Sizes of the model."""
     parallelism: Parallelism
+    """How ranks share the work."""
     batch: Batch
+    """Samples of a pass and of a step."""
     precision: Precision = Precision.FP32
+    """Arithmetic of the forward and backward phases."""
     fp8: Fp8Recipe = Fp8Recipe.NONE
+    """How linear products run in 8 or 4 bits; NONE: they do not."""
     keeps_fp8_params: bool = False
     """Weights are gathered and kept in 8 bits (``--fp8-param-gather``)."""
     attention: Attention = Attention.AUTO
+    """Which kernels run attention."""
     recompute: Recompute = Recompute.NONE
+    """What the backward phase computes again."""
     recompute_num_layers: int = 0
     """Layers of each chunk that are recomputed under ``FULL``; 0 means all."""
     recompute_modules: tuple[str, ...] = ()
@@ -112,6 +119,7 @@ class RunConfig:
     distributes_saved_activations: bool = False
     """What a recomputed layer keeps is split over tp and gathered again."""
     hidden_dropout: float = 0.0
+    """Probability, as the next."""
     attention_dropout: float = 0.0
     """Probabilities; above 0 the backward phase needs a mask."""
     is_softmax_fused: bool = True
@@ -121,6 +129,7 @@ class RunConfig:
     keeps_fp32_logits: bool = True
     """The loss works on a copy of the logits; Transformer Engine's works in place."""
     fuses_gradient_accumulation: bool = True
+    """Gradients of weights are added up within their products."""
     reduces_grads_in_bf16: bool = False
     """Gradients are kept and reduced in 16 bits, as Megatron does in fp16 unless it is told not to
     (``--accumulate-allreduce-grads-in-fp32``), and in bf16 where it is told
@@ -148,6 +157,7 @@ class RunConfig:
     """Modules of a layer that are replayed, by Megatron's names (``attn``, ``moe_router``, ...), or
     ``full_iteration``; empty: whole layers."""
     cadence: Cadence = field(default_factory=Cadence)
+    """Length of the run, evaluations and saves."""
     device: str = "cpu"
     """Name of the accelerator as the driver gives it, or ``cpu``."""
     framework: str = ""

@@ -166,25 +166,41 @@ class ModelShape:
     """A GPT as Megatron builds it (sizes of the whole model, before any split)."""
 
     num_layers: int
+    """Transformer layers."""
     hidden_size: int
+    """Width of the residual stream."""
     ffn_hidden_size: int
+    """Inner width of the MLP; of a gated one that of each half."""
     num_attention_heads: int
+    """Query heads."""
     num_query_groups: int
+    """Key and value heads; as many as query heads without grouping."""
     kv_channels: int
+    """Width of a head."""
     seq_length: int
+    """Tokens of a sample."""
     vocab_size: int
     """Rows of the embedding after padding, as the running layout has it."""
     is_gated: bool = False
+    """The MLP has a gate, as SwiGLU."""
     has_bias: bool = True
+    """Linear layers have biases."""
     has_qkv_bias: bool = False
     """A bias on the query, key and value product where ``has_bias`` is off."""
     has_qk_norm: bool = False
+    """Queries and keys are normalised."""
     is_tied: bool = True
+    """Embedding and head share their weights."""
     normalization: Normalization = Normalization.LAYER_NORM
+    """Which norm each layer has."""
     position_embedding: PositionEmbedding = PositionEmbedding.LEARNED
+    """How positions enter."""
     max_position_embeddings: int = 0
+    """Rows of learned positions."""
     experts: Experts | None = None
+    """What takes the place of MLPs; None: a dense model."""
     latent_attention: LatentAttention | None = None
+    """Of DeepSeek-V2; None: heads as above."""
     is_residual_parallel: bool = False
     """Attention and MLP both read the input of the layer and are summed at once (GPT-NeoX)."""
     num_prediction_layers: int = 0

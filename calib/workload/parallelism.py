@@ -89,11 +89,17 @@ class Parallelism:
     """
 
     tp: int = 1
+    """Tensor-parallel degree."""
     pp: int = 1
+    """Pipeline stages."""
     vp: int = 1
+    """Chunks of layers on each stage (virtual stages)."""
     dp: int = 1
+    """Replicas."""
     cp: int = 1
+    """Context-parallel degree."""
     ep: int = 1
+    """Expert-parallel degree."""
     etp: int = 0
     """Tensor parallelism of the experts; 0 means that of the rest."""
     chunk_layers: tuple[int, ...] = ()
@@ -104,15 +110,20 @@ class Parallelism:
     microbatch_group_size: int = 0
     """Micro-batches that a stage runs through one chunk before the next; 0 means pp."""
     schedule: Schedule = Schedule.ONE_F_ONE_B
+    """Order of the passes of a pipeline."""
     engine: Engine = Engine.MEGATRON
+    """Whose pipeline and optimizer run."""
     context_comm: ContextComm = ContextComm.P2P
+    """How ranks of context parallelism exchange keys and values."""
     is_pipeline_before_data: bool = False
     """Ranks go tp-cp-ep-pp-dp (``--use-tp-pp-dp-mapping``) in place of tp-cp-ep-dp-pp."""
     num_optimizer_instances: int = 1
     """Copies of the distributed optimizer's state over dp; of all that is sharded, under hybrid
     sharding (HSDP)."""
     is_sequence_parallel: bool = False
+    """What lies between the products of tp is split over its ranks."""
     is_optimizer_distributed: bool = False
+    """Replicas share the optimizer's states, and more of it by ``sharding``."""
     sharding: Sharding = Sharding.OPTIMIZER
     """How far a distributed optimizer shards; without one nothing is, see ``sharded``."""
     regathers_weights: bool = True
@@ -123,7 +134,9 @@ class Parallelism:
     keeps_grads_whole: bool = False
     """Sharded weights, but gradients are reduced once in a step (FSDP under ``no_sync``)."""
     overlaps_grad_reduce: bool = False
+    """Gradients are reduced beside the backward passes."""
     overlaps_param_gather: bool = False
+    """Weights are gathered beside the forward passes."""
     overlaps_p2p: bool = True
     """Sends of interleaved chunks run beside the passes; without vp Megatron never does."""
     overlaps_p2p_ends: bool = False

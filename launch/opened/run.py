@@ -89,15 +89,21 @@ class Run(Told):
     """A calibrated run as it was when it was first asked; load it again for what came later."""
 
     directory: Path
+    """What ``--calibrate-dir`` was."""
     asked_run_id: str | None = None
     """None: the newest."""
     asked_machine: str | None = None
+    """Of imported steps; None: the only one."""
     also: tuple[Path, ...] = ()
+    """Directories whose measured steps count too."""
     like: Path | None = None
+    """Of another machine's run, for operators that this one has not timed."""
     device: str | None = None
     """Another device than the run's own."""
     cluster: Path | None = None
+    """A file that says what joins the GPUs."""
     searching: Searching = quiet_search
+    """How a plan is searched for: what it says meanwhile, and on how many processors."""
     _opened: dict[str | None, Machine] = field(default_factory=dict, init=False)
     """By device; None: the run's own."""
 

@@ -72,14 +72,29 @@ def test_every_word_and_option_of_a_verb_has_a_meaning(reference: Any) -> None:
             assert action.help, f"forerun {verb}: {action.dest} has no help"
 
 
-def keys(value: Any) -> Iterator[str]:
-    """All names of properties in a schema, wherever they stand."""
+def keys(value: Any) -> Iterator[tuple[str, Any]]:
+    """All properties in a schema, wherever they stand, with what is said of them."""
     if isinstance(value, dict):
         if isinstance(held := value.get("properties"), dict):
-            yield from held
+            yield from ((name, spec.get("description")) for name, spec in held.items())
         value = value.values()
     for one in value if not isinstance(value, (str, int, float, bool, type(None))) else ():
         yield from keys(one)
+
+
+@pytest.mark.parametrize("path", [*FILES.parent.glob("*.schema.json")], ids=lambda path: path.name)
+def test_a_schema_says_of_every_key_what_it_means(path: Path) -> None:
+    """So that ``--json-schema`` says it too."""
+    silent = [name for name, told in keys(json.loads(path.read_text("utf-8"))) if not told]
+    assert not silent
+
+
+def test_no_cell_of_a_table_is_empty() -> None:
+    """But for defaults: a field or a flag may have none."""
+    for path in (DOCS / "reference").glob("*.md"):
+        for line in re.findall(r"^\| (.*) \|$", path.read_text("utf-8"), re.M):
+            cells = re.split(r" (?<!\\)\| ", line)
+            assert all(one.strip() for one in (*cells[:2], cells[-1])), f"{path.name}: {line}"
 
 
 def test_every_key_of_every_file_and_answer_has_a_line() -> None:
@@ -89,7 +104,7 @@ def test_every_key_of_every_file_and_answer_has_a_line() -> None:
         for cell in first_cells(page(name))
     }
     schemas = FILES.parent.glob("*.schema.json")
-    found = {key for path in schemas for key in keys(json.loads(path.read_text("utf-8")))}
+    found = {key for path in schemas for key, _ in keys(json.loads(path.read_text("utf-8")))}
     assert len(found) > 200 and found <= told, found - told
 
 
