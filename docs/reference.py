@@ -12,9 +12,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from forerun.calib.records.run_values import RUN_VALUES, SUMMARY_VALUES
 from forerun.calib.workload.run_options import Flag, Reads, options
 from forerun.launch.cli import build_parser
 from forerun.launch.options.file_schemas import ANSWERS, FILE_NAMES, file_schema
+from forerun.launch.sinks.prometheus_sink import prometheus_name
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -40,6 +42,7 @@ def pages() -> dict[str, str]:
         "verbs.md": verbs(),
         "files.md": files(),
         "answers.md": answers(),
+        "values.md": values(),
         "exit_codes.md": exit_codes(),
         "environment.md": environment(),
         "python.md": python(),
@@ -136,6 +139,23 @@ def _schema(title: str, schema: dict[str, Any]) -> str:
     head, _, rest = title.partition(": ")
     text = f"{_sentence(rest)}\n\n" if rest else ""
     return f"## {head}\n\n{text}{table(('key', 'type', 'meaning'), key_rows(schema))}"
+
+
+def values() -> str:
+    """Values of each step and of the end, as sinks get them."""
+    steps = [
+        (f"`{name}`", f"`{prometheus_name(name)[0]}`", value.meaning)
+        for name, value in RUN_VALUES.items()
+    ]
+    ends = [(f"`{name}`", meaning) for name, meaning in SUMMARY_VALUES.items()]
+    return _page(
+        "Values of a run",
+        SAYS["values"],
+        table(("value", "Prometheus", "meaning"), steps),
+        "## At the end",
+        SAYS["summary"],
+        table(("value", "meaning"), ends),
+    )
 
 
 def exit_codes() -> str:

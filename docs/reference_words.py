@@ -25,6 +25,11 @@ file carries its `schema`: new keys may come; none goes, or changes its meaning,
 ends in its unit: `_s` seconds, `_nbytes` bytes, `_frac` a share (0.1 is 10 %). Intervals are of 90 %.""",
     "answers": """`--json` of a verb prints one JSON value; `--json-schema` prints its schema. `report`
 prints what [`decision.json`, `forecast.json` and the others](files.md) hold. Keys are read as there.""",
+    "values": """What a step has of these goes to [every place that is switched on](../values.md). W&B and
+TensorBoard write `calib/` before each name. A name ends in its unit: `_s` seconds, `_unix_s` seconds since
+1970, `_h` hours, `_frac` a share of 1, `_per_s` of a second; Prometheus has base units of its own.""",
+    "summary": """The summary of a W&B run has these as well, and the rates of the measured step. Those of
+the next window need three windows, those of the end two.""",
     "exit_codes": "Of all verbs but `run`. What went wrong is one line on standard error.",
     "run_exit_codes": """torchrun turns every exit code of a worker into 1. `forerun run -- COMMAND` stands
 in front of it and ends with a code that a scheduler can act on.""",

@@ -47,6 +47,8 @@ RUN_VALUES: Mapping[str, RunValue] = {
     "drift_frac": _of("Level of the step time over the first one, less 1."),
     "tokens_per_s": _of("Tokens a second of the whole run."),
     "tokens_per_s_per_gpu": _of("Tokens a second of one GPU."),
+    "samples_per_s": _of("Samples a second of the whole run, where tokens are not known."),
+    "samples_per_s_per_gpu": _of("Samples a second of one GPU, where tokens are not known."),
     "mfu_frac": _of("Model FLOP/s utilization of the GPUs (MFU)."),
     "progress_frac": _of("Steps done of all steps of the run."),
     "eta_h": _of("Time until the run ends, median."),
@@ -62,6 +64,22 @@ RUN_VALUES: Mapping[str, RunValue] = {
     ),
 }
 """All that is sent for steps."""
+SUMMARY_VALUES: Mapping[str, str] = {
+    "num_scored_steps": "Steps that had a prediction before they ran.",
+    "step_time_error_median_frac": "Predicted over measured step time, less 1, median.",
+    "step_time_abs_error_median_frac": "The same without its sign, median.",
+    "interval_coverage_frac": "Share of these steps that lay within their 90 % interval.",
+    "windows_next_step_error_before_frac": (
+        "Error of the next window's step by the models before a window, without its sign, median."
+    ),
+    "windows_next_step_error_after_frac": "The same by the models refitted with that window.",
+    "windows_finish_error_before_frac": (
+        "Error of the end by the models before a window, over the time of the whole run, without "
+        "its sign, median."
+    ),
+    "windows_finish_error_after_frac": "The same by the models refitted with that window.",
+}
+"""What the end of a run adds, for sinks that have a summary, beside rates of the measured step."""
 
 
 class Unsent:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from companion_settings import companion_settings
 
+from forerun.calib.records.run_values import RUN_VALUES, SUMMARY_VALUES
 from forerun.calib.workload.run_options import SinkChoice, WandbMode
 from forerun.launch.companion.companion_loop import CompanionLoop
 from forerun.launch.sinks import registry
@@ -59,9 +60,9 @@ def test_the_csv_sink_of_the_page_gets_every_step_and_the_summary(
         rows = [*csv.DictReader(file)]
     steps = [int(row["step"]) for row in rows if row["name"] == "step_time_s"]
     assert steps == list(range(1, WINDOW_END + 3))
-    assert {"num_scored_steps", "interval_coverage_frac"} <= {
-        row["name"] for row in rows if not row["step"]
-    }
+    ends = {row["name"] for row in rows if not row["step"]}
+    assert {"num_scored_steps", "interval_coverage_frac"} <= ends
+    assert ends <= RUN_VALUES.keys() | SUMMARY_VALUES.keys(), "each says what it is"
     assert f"W&B: off · CSV: {tmp_path}/values.csv" in capsys.readouterr().out
 
 

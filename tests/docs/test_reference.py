@@ -9,15 +9,18 @@ import sys
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import forerun
+from forerun.calib.records.run_values import RUN_VALUES, SUMMARY_VALUES
 from forerun.calib.workload.run_options import options
 from forerun.launch.commands.outcome import ExitCode
 from forerun.launch.directory.publishing import PUBLISHED
 from forerun.launch.options.file_schemas import FILE_NAMES, FILES
+from forerun.launch.report.answers import summary_values, window_values
 from forerun.launch.wrapper.run_options import SCRIPT, STOP_EXIT_CODE
 
 ROOT = Path(__file__).parents[2]
@@ -113,6 +116,20 @@ def test_every_file_that_is_published_has_a_line() -> None:
     left = {*PUBLISHED, SCRIPT, *(f"{name}.json" for name in FILE_NAMES)}
     elsewhere = {"launch.json", "command.json", "stop-request.json", "forecasts.json"}
     assert not [one for one in left - elsewhere if not any(fnmatch(one, name) for name in told)]
+
+
+def test_every_value_of_a_run_and_of_its_end_has_a_line() -> None:
+    window = SimpleNamespace(
+        next_before_frac=0.2, next_after_frac=0.1, finish_before_frac=0.2, finish_after_frac=0.1
+    )
+    rates = {"tokens_per_s": 1.0}
+    answer: Any = SimpleNamespace(
+        window_scores=[window] * 3, throughput=SimpleNamespace(rates=rates)
+    )
+    assert summary_values(answer).keys() - rates.keys() <= SUMMARY_VALUES.keys()
+    assert window_values(answer).keys() <= RUN_VALUES.keys()
+    told = {cell.strip("`") for cell in first_cells(page("values.md"))}
+    assert told >= RUN_VALUES.keys() | SUMMARY_VALUES.keys()
 
 
 def test_every_exit_code_has_a_line() -> None:

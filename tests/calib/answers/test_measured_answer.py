@@ -16,6 +16,7 @@ from forerun.calib.answers.measured_answer import MeasuredAnswer, analyse_steps
 from forerun.calib.answers.request import Request
 from forerun.calib.answers.run_measurements import measured_step_s
 from forerun.calib.records.record_kinds import DataLength, LoopRecord
+from forerun.calib.records.run_values import RUN_VALUES
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import SampleTable, build_table
 from forerun.calib.workload.config import Cadence
@@ -56,6 +57,12 @@ def test_evaluations_and_saves_go_on_as_often_as_so_far(tmp_path: Path) -> None:
         "evaluations": 6,
         "saves": 3,
     }
+
+
+@pytest.mark.parametrize("loop", [TOLD, LoopRecord(num_steps=TOTAL, samples=8)])
+def test_every_rate_that_is_logged_says_what_it_is(tmp_path: Path, loop: LoopRecord) -> None:
+    rates = answer(tmp_path, loop).rates
+    assert len(rates) == 2 and rates.keys() <= RUN_VALUES.keys()
 
 
 def test_the_end_of_a_pass_is_never_that_of_the_run(tmp_path: Path) -> None:
