@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from pathlib import Path
-
-import pytest
 
 from forerun.calib.lint.model_rules import RULES as MODEL_RULES
 from forerun.calib.lint.rules import RULES
 from forerun.launch.cli import build_parser
 
 PAGE = Path(__file__).parents[2] / "docs" / "lint.md"
-COMMANDS = re.findall(
-    r"^    forerun (doctor.*?)(?:\s+#.*)?$", PAGE.read_text("utf-8"), re.MULTILINE
-)
 _HEAD = "| rule | finds | harm | why | gain | by |\n|---|---|---|---|---|---|\n"
 
 
@@ -30,12 +23,6 @@ def table() -> str:
 
 def test_the_table_is_what_the_rules_say() -> None:
     assert PAGE.read_text("utf-8").endswith("\n\n" + table())
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_page_is_understood(command: str) -> None:
-    words = shlex.split(command)
-    assert build_parser().parse_args(words[: [*words, "--"].index("--")]).verb == "doctor"
 
 
 def test_every_option_is_told() -> None:

@@ -1,105 +1,153 @@
-"""Every command of the pages is run on one calibrated directory, or says what it needs."""
+"""Every command of the pages is run as it stands, or says what it needs and is read with care."""
 
 from __future__ import annotations
 
 import ast
+import configparser
 import re
-import shlex
-import shutil
-from dataclasses import dataclass
+import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
+from page_commands import DOCS, ROOT, Command, commands, stand_ins
 
+from forerun.calib.workload.run_options import options
 from forerun.launch.cli import ExitCode, build_parser, main
+from forerun.launch.options.flags import parse, split
 
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-GOLDEN = ROOT / "tests" / "golden"
 NEEDS = ("gpu", "cluster", "network")
-OWN_TESTS = (
-    "cluster", "diff", "explain", "lint", "measured-elsewhere", "plan", "python", "throughput",
-)  # fmt: skip
-"""Pages of questions: each command is taken by its parser here, and held by a test of its own."""
-_STARTS = re.compile(r"(\w+=\S+ )*(forerun|torchrun|pip|make|sbatch|kubectl|bash|python|wandb) ")
-_FENCE = re.compile(r"^```(sh|bash)$\n(.*?)^```$", re.M | re.S)
-_INDENTED = re.compile(r"(?:(?<=\n\n)|\A)((?: {4}.+\n)+)")
+COMMANDS = [*commands()]
+RUN = [one for one in COMMANDS if not one.needs and one.words[0] == "forerun"]
+TRAINED = [one for one in COMMANDS if not one.needs and one.words[0] == "torchrun"]
+"""By ``test_trained_pages.py``."""
+LEFT = [one for one in COMMANDS if one.needs]
+WIDE = ("8..1024", "H100,B200")
+"""Plans that take some ten seconds."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """Lines of a shell on a page, and what they need by the comment before them."""
-
-    page: str
-    lines: tuple[str, ...]
-    needs: str
-
-
-def blocks() -> list[Block]:
-    found = []
-    for path in sorted(DOCS.rglob("*.md")):
-        page = str(path.relative_to(DOCS))
-        if page.startswith(("reference/", "extending/")):
-            continue
-        text = path.read_text(encoding="utf-8")
-        for match in (*_FENCE.finditer(text), *_INDENTED.finditer(text)):
-            lines = [line.strip() for line in match[match.lastindex or 0].splitlines()]
-            if not _STARTS.match(lines[0] + " "):
-                continue
-            before = text[: match.start()].rstrip().rpartition("\n")[2]
-            needs = re.fullmatch(r"<!-- needs: (\w+) -->", before)
-            shown = tuple(re.sub(r"\s+#.*", "", line) for line in lines if line)
-            found.append(Block(page=page, lines=shown, needs=needs[1] if needs else ""))
-    return found
-
-
-BLOCKS = blocks()
-RUN = [
-    (block.page, line)
-    for block in BLOCKS
-    if not block.needs and block.page.removesuffix(".md") not in OWN_TESTS
-    for line in block.lines
-]
-TAKEN = [
-    (block.page, line)
-    for block in BLOCKS
-    if not block.needs and block.page.removesuffix(".md") in OWN_TESTS
-    for line in block.lines
-]
+def told(one: Command) -> str:
+    return f"{one.page}: {one.line}"
 
 
 @pytest.fixture(scope="module")
-def calibrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recorded run and forecasts of runs that have ended, analysed once for all commands."""
-    home = tmp_path_factory.mktemp("docs") / "quickstart-out"
-    shutil.copytree(GOLDEN / "cpu_dp2", home)
-    shutil.copy(GOLDEN / "megatron_forecasts" / "forecasts.jsonl", home)
-    return home
+def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """What is asked for answers: analysed once for all commands."""
+    return stand_ins(tmp_path_factory.mktemp("docs"))
 
 
-@pytest.mark.parametrize(("page", "line"), RUN)
+@pytest.mark.parametrize(
+    "one",
+    [
+        pytest.param(
+            one, id=told(one), marks=[pytest.mark.slow] * (not {*WIDE}.isdisjoint(one.words))
+        )
+        for one in RUN
+    ],
+)
 def test_a_command_answers(
-    page: str, line: str, calibrated: Path, capfd: pytest.CaptureFixture[str]
+    one: Command,
+    homes: dict[str, dict[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    program, *argv = shlex.split(line)
-    assert program == "forerun", f"{page}: {line} is run by nothing; say what it needs"
-    stands_for = {"DIR": calibrated, "quickstart-out": calibrated}
-    written = {word: calibrated.with_name(word) for word in argv if word.endswith(".json.gz")}
-    words = [str((stands_for | written).get(word, word)) for word in argv]
-    assert main(words) == ExitCode.ANSWER, capfd.readouterr().err
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    monkeypatch.chdir(tmp_path)
+    names = homes.get(one.page, homes[""])
+    words = [
+        re.sub(r"^\w+(?=@|$)", lambda m: names.get(m[0], m[0]), word) for word in one.words[1:]
+    ]
+    words = [names.get(word, word) for word in words]
+    code, (out, err) = main(words), capfd.readouterr()
+    assert code == ExitCode.ANSWER and out, err
 
 
-@pytest.mark.parametrize(("page", "line"), TAKEN)
-def test_a_command_of_a_question_is_taken(page: str, line: str) -> None:
-    program, *argv = shlex.split(line.partition(" > ")[0])
-    assert program == "forerun", f"{page}: {line} is run by nothing; say what it needs"
-    words = argv[: [*argv, "--"].index("--")]
-    assert build_parser(words).parse_args(words).verb == argv[0]
+def test_each_command_is_run_or_says_what_it_needs() -> None:
+    assert len(RUN) > 30 and len(TRAINED) > 4
+    assert {one.needs for one in LEFT} == {*NEEDS}
+    assert [one for one in COMMANDS if one not in (*RUN, *TRAINED, *LEFT)] == []
 
 
-def test_what_a_block_needs_is_one_of_three() -> None:
-    assert {block.needs for block in BLOCKS} <= {"", *NEEDS}
-    assert len(RUN) > 12 and len(TAKEN) > 12
+@pytest.mark.parametrize("one", [pytest.param(one, id=told(one)) for one in LEFT])
+def test_a_command_that_cannot_run_here_is_one(one: Command) -> None:
+    """As much of it as can be held against what there is."""
+    words = [*one.words]
+    while re.match(r"\w+=", words[0]):
+        words.pop(0)
+    program, *words = words
+    {"torchrun": _torchrun, "pip": _pip, "make": _make}.get(program, _file)(words)
+
+
+def _torchrun(words: list[str]) -> None:
+    """Its own words are torchrun's, ours are ours, and none is left over."""
+    launcher = pytest.importorskip("torch.distributed.run").get_args_parser()
+    launch = launcher.parse_args(words)
+    if launch.module and launch.training_script == "forerun":
+        assert build_parser().parse_args(launch.training_script_args).verb == "probe"
+        return
+    assert not launch.module or launch.training_script == "forerun.launch"
+    found = split(launch.training_script_args)
+    assert found.own and not [word for word in found.rest if "calibrate" in word]
+    parse(found.own, {"RANK": "0", "WORLD_SIZE": "1"}, (), ())
+    if (script := launch.training_script).startswith("recipes/"):
+        assert (ROOT / script).is_file()
+
+
+def _pip(words: list[str]) -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    name, _, extra = words[-1].rstrip("]").partition("[")
+    assert words[0] == "install" and name == setup["metadata"]["name"]
+    assert not extra or extra in setup["options.extras_require"]
+
+
+def _make(words: list[str]) -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert words and all(re.search(rf"^{name}:", text, re.M) for name in words)
+
+
+def _file(words: list[str]) -> None:
+    """A script that bash reads, or objects of a cluster; ``tests/recipes`` hold what is in them."""
+    path = ROOT / words[-1]
+    if path.suffix == ".yaml":
+        found = [*yaml.safe_load_all(path.read_text("utf-8"))]
+        assert found and all({"apiVersion", "kind"} <= one.keys() for one in found)
+    else:
+        subprocess.run(["bash", "-n", str(path)], check=True)
+
+
+INLINE = [
+    (str(path.relative_to(DOCS)), span)
+    for path in sorted(DOCS.rglob("*.md"))
+    for span in re.findall(r"`(forerun [a-z][^`]*)`", path.read_text("utf-8"))
+]
+
+
+def test_a_command_within_a_sentence_has_a_verb_and_options_that_there_are() -> None:
+    verbs = build_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    wrong = []
+    for page, span in INLINE:
+        words = span.partition(" -- ")[0].split()
+        known = {name for one in verbs[words[1]]._actions for name in one.option_strings}
+        wrong += [
+            (page, span) for word in words[2:] if word[:2] == "--" and word not in {"--", *known}
+        ]
+    assert len(INLINE) > 40 and not wrong
+
+
+def test_a_flag_within_a_sentence_is_one() -> None:
+    verbs = build_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    others = {
+        name for verb in verbs.values() for one in verb._actions for name in one.option_strings
+    }
+    known = {f"--calibrate-{flag.name}" for flag, _ in options()} | others
+    named = {
+        (path.name, name)
+        for path in DOCS.rglob("*.md")
+        for name in re.findall(r"--calibrate-[a-z-]*[a-z]", path.read_text("utf-8"))
+    }
+    assert len(named) > 20 and not [one for one in named if one[1] not in known]
 
 
 def test_every_recipe_that_is_shown_is_there() -> None:
@@ -109,12 +157,6 @@ def test_every_recipe_that_is_shown_is_there() -> None:
         for name in re.findall(r"^--8<--\n(\S+)\n--8<--$", path.read_text("utf-8"), re.M)
     ]
     assert len(shown) > 6 and all((ROOT / name).is_file() for name in shown)
-
-
-def test_make_targets_that_are_named_exist() -> None:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    named = {line.split()[1] for block in BLOCKS for line in block.lines if line[:5] == "make "}
-    assert named and all(re.search(rf"^{name}:", makefile, re.M) for name in named)
 
 
 def said() -> str:

@@ -1,0 +1,33 @@
+"""Trainings of the pages run as they stand, on the CPU of this machine; long ones are cut short."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from launched import Launch
+from page_commands import ROOT, Command, commands
+
+pytest.importorskip("torch")
+PACKAGES = {"hf_trainer": ("transformers", "accelerate"), "lightning_loop": ("lightning",)}
+"""What a recipe needs beside torch and ``transformers``."""
+SHORTER = {"200": "40"}
+"""Iterations: a window and some steps after it show as much."""
+TRAINED = [one for one in commands() if not one.needs and one.words[0] == "torchrun"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("one", [pytest.param(one, id=one.line) for one in TRAINED])
+def test_a_training_of_a_page_is_calibrated(one: Command, tmp_path: Path) -> None:
+    words = [SHORTER.get(word, word) for word in one.words[1:]]
+    (recipe,) = re.findall(r"recipes/(\w+)\.py", one.line)
+    for package in ("transformers", *PACKAGES.get(recipe, ())):
+        pytest.importorskip(package)
+    if recipe == "pretrain_gpt":
+        pytest.importorskip("megatron.core")
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    said = Launch(tmp_path, *words, num_workers=2, WANDB_MODE="disabled").end_well().stdout
+    assert "[forerun] checked: " in said and "[forerun] report: " in said
+    (out,) = (path.parent for path in tmp_path.glob("*/report.html"))
+    assert (out / "decision.json").is_file()
