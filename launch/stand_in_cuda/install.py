@@ -7,7 +7,6 @@ tracker behave as they do on a device, and a loss is the same in every run.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch.distributed
 from torch.overrides import TorchFunctionMode
 
 from . import megatron as stand_in_megatron
+from . import parallel
 from .device import CPU, accelerator_names, cuda_names, returning
 
 _state = SimpleNamespace(mode=None)
@@ -42,7 +41,7 @@ def install() -> None:
         setattr(torch.cuda.nvtx, name, returning(None))
     _patch_tensor()
     _patch_loaders()
-    _patch_process_groups()
+    parallel.patch()
     stand_in_megatron.prepare()
     _state.mode = _CpuMode()
     _state.mode.__enter__()
@@ -119,12 +118,13 @@ def _patch_loaders() -> None:
     begin = owner.__init__
 
     def begin_apart(self: Any, loader: Any) -> None:
-        given = loader.generator
+        given, is_pinned = loader.generator, loader.pin_memory
         loader.generator = seeds if given is None else given
+        loader.pin_memory = False
         try:
             begin(self, loader)
         finally:
-            loader.generator = given
+            loader.generator, loader.pin_memory = given, is_pinned
 
     owner.__init__ = begin_apart
 
@@ -138,23 +138,6 @@ def _keep_mode_in_backward(mode: TorchFunctionMode) -> None:
             return run(*args, **kwargs)
 
     setattr(torch.autograd, "_engine_run_backward", run_in_mode)  # noqa: B010
-
-
-def _patch_process_groups() -> None:
-    for name in ("init_process_group", "new_group"):
-        setattr(torch.distributed, name, _over_gloo(getattr(torch.distributed, name)))
-
-
-def _over_gloo(make: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(make)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        args = tuple("gloo" if arg == "nccl" else arg for arg in args)
-        if "nccl" in str(kwargs.get("backend")):
-            kwargs["backend"] = "gloo"
-        kwargs.pop("device_id", None)
-        return make(*args, **kwargs)
-
-    return wrapped
 
 
 def _turn_dynamo_off() -> None:

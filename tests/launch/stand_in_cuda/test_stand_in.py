@@ -15,7 +15,7 @@ import torch
 from forerun.launch.stand_in_cuda import megatron as stand_in_megatron
 
 LOOK = """
-import json, torch
+import json, torch, warnings
 torch.manual_seed(3)
 drawn = torch.rand(4).tolist()
 from forerun.launch.stand_in_cuda import install as stand_in
@@ -53,7 +53,9 @@ group = torch.distributed.new_group([0], backend="nccl")
 total = torch.ones(2, device="cuda")
 torch.distributed.all_reduce(total, group=group)
 before = torch.get_rng_state()
-list(torch.utils.data.DataLoader([1, 2], shuffle=False))
+with warnings.catch_warnings():  # pages are not pinned, and nothing is said of it
+    warnings.simplefilter("error")
+    list(torch.utils.data.DataLoader([1, 2], shuffle=False, pin_memory=True))
 is_apart = torch.equal(before, torch.get_rng_state())
 def step(x):
     return x + 1
@@ -70,6 +72,47 @@ print(json.dumps({
     "count": torch.cuda.device_count(),
 }))
 torch.distributed.destroy_process_group()
+"""
+
+WRAPPED = """
+import json, torch
+from forerun.launch.stand_in_cuda import install as stand_in
+stand_in.install()
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+store, device = dist.HashStore(), torch.device("cuda", 0)
+dist.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=device)
+ways = {
+    "bare": lambda model: model,
+    "ddp by number": lambda model: DistributedDataParallel(model, device_ids=[0], output_device=0),
+    "ddp by device": lambda model: DistributedDataParallel(model, [device]),
+    "fsdp1": FullyShardedDataParallel,
+    "fsdp1 by number": lambda model: FullyShardedDataParallel(model, device_id=0),
+    "fsdp1 by device": lambda model: FullyShardedDataParallel(model, device_id=device),
+    "fsdp1 here": lambda model: FullyShardedDataParallel(
+        model, device_id=torch.cuda.current_device()),
+    "fsdp2": fully_shard,
+    "fsdp2 by name": lambda model: fully_shard(model, mesh=init_device_mesh("cuda", (1,))),
+    "fsdp2 over a group": lambda model: fully_shard(
+        model, mesh=DeviceMesh.from_group(dist.group.WORLD, "cuda")),
+}
+losses = {}
+for name, wrap in ways.items():
+    torch.manual_seed(1)
+    model = wrap(torch.nn.Linear(4, 1).cuda())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    losses[name] = []
+    for _ in range(3):
+        loss = model(torch.ones(2, 4, device=device)).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses[name].append(loss.item())
+print(json.dumps(losses))
+dist.destroy_process_group()
 """
 
 
@@ -101,6 +144,16 @@ def test_the_cpu_answers_for_cuda(tmp_path: Path) -> None:
         "is_available": True,
         "count": 1,
     }
+
+
+@pytest.mark.slow
+def test_a_model_wrapped_for_gpus_trains_as_the_bare_one(tmp_path: Path) -> None:
+    """Numbers of devices and meshes of CUDA name the CPU, whatever parameters lie on."""
+    *_, line = python(WRAPPED, tmp_path)
+    losses = json.loads(line)
+    bare = losses.pop("bare")
+    assert bare[0] > bare[1] > bare[2]
+    assert losses == {name: pytest.approx(bare) for name in losses} and len(losses) == 9
 
 
 @pytest.mark.slow
