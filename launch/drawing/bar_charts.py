@@ -67,7 +67,7 @@ def bars_chart(
     top = _TOP if names else 8
     canvas = Canvas(width, top + _ROW * len(bars) + 8)
     if names:
-        canvas.legend((left, 16), names)
+        top += canvas.legend((left, 16), names)
     for place, bar in enumerate(bars):
         y = top + place * _ROW
         length = bar.value / most * (width - left - right)

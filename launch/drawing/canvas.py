@@ -97,22 +97,29 @@ class Canvas:
             f'<circle cx="{x}" cy="{y}" r="{_px(radius)}"{_class(kind)}>{held}</circle>'
         )
 
-    def legend(self, at: Point, names: Sequence[tuple[str, str]]) -> float:
-        """Names with the shapes that they stand for, in rows; the height that they take."""
+    def legend(self, at: Point, names: Sequence[tuple[str, str]]) -> int:
+        """Names with the shapes that they stand for, in rows.
+
+        The drawing grows by all rows but the first; returned is by how much, for what is below.
+        """
         x, y = at
         for name, kind in names:
             wide = _SIGN + text_width(name)
             if x > at[0] and x + wide > self.width - 4:
                 x, y = at[0], y + 20
-            if kind.endswith(("-line", "dashed", "limit")):
+            if kind.endswith(("-line", "dashed", "limit", "error")):
                 self.line((x, y - 4), (x + 14, y - 4), kind)
+            elif kind.endswith("-ring"):
+                self.ring((x + 7, y - 4), 4, kind)
             elif "-dots" in kind:
                 self.dots([(x + 7, y - 4)], kind)
             else:
                 self.rect((x, y - 10), (14, 11), kind)
             self.text((x + 20, y), name, "faint")
             x += wide + _BETWEEN
-        return y - at[1] + 20
+        more = round(y - at[1])
+        self.height += more
+        return more
 
     def finished(self, title: str, text: str) -> Drawing:
         """The drawing."""
@@ -128,11 +135,6 @@ class Canvas:
 def text_width(text: str) -> float:
     """Pixels that a text takes at most, in most fonts."""
     return _CHARACTER * len(text)
-
-
-def legend_width(names: Sequence[tuple[str, str]]) -> float:
-    """Pixels that a legend takes in one row."""
-    return sum(_SIGN + text_width(name) + _BETWEEN for name, _ in names) - _BETWEEN
 
 
 def elided(text: str, width: float) -> str:

@@ -72,6 +72,7 @@ CHART = "\n".join(
             for hue in HUES
         ),
         *(f".chart .{hue}-band {{ fill: var(--{hue}); opacity: .18; }}" for hue in HUES),
+        ".chart .grey-ring { fill: var(--page); stroke: var(--grey); stroke-width: 2; }",
         ".chart .large { stroke-width: 8; }",
         ".chart .dashed { stroke-dasharray: 6 4; }",
         ".chart .ring { fill: none; stroke: var(--ink); stroke-width: 2; }",

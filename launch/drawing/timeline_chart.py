@@ -64,9 +64,10 @@ def timeline_chart(
     factor, unit = seconds_unit(most_s)
     x = Scale(low=0.0, high=most_s, begin=left, end=width - 16)
     seen = {_KINDS[bar.kind] for lane in lanes for bar in lane.bars}
-    canvas.legend((8, 16), [one for one in dict.fromkeys(_KINDS.values()) if one in seen])
+    names = [one for one in dict.fromkeys(_KINDS.values()) if one in seen]
+    top = _TOP + canvas.legend((8, 16), names)
     least_s = _least_shown_s(lanes)
-    y = float(_TOP)
+    y = float(top)
     for lane in lanes:
         canvas.text((left - 8, y + 13), lane.name, "faint", anchor="end")
         for bar in lane.bars:
@@ -75,7 +76,7 @@ def timeline_chart(
         y += _LANE + 2 + _GAP * lane.is_last
     for tick in round_ticks(0.0, most_s, most_ticks(x.end - left, "0.000"), factor=factor):
         at = x(tick.value)
-        canvas.line((at, _TOP - 4), (at, y - _GAP + 4), "grid")
+        canvas.line((at, top - 4), (at, y - _GAP + 4), "grid")
         canvas.text((at, y + 8), tick.text, "faint", anchor="middle")
     canvas.text((width - 16, y + 26), f"time in the step, {unit}", "faint", anchor="end")
     return canvas.finished("One step, predicted and measured", _text(lanes))

@@ -9,7 +9,7 @@ from ...calib.advice.explain import Difference, Explained, Explanation, TermTime
 from ...calib.timeline.terms import TERM_TEXTS
 from ...calib.units import format_time
 from .axes import Scale
-from .canvas import Canvas, Drawing, legend_width, text_width
+from .canvas import Canvas, Drawing, text_width
 
 WIDTH = 820
 _ROW, _BAR, _TOP = 24, 14, 34
@@ -105,11 +105,9 @@ def _drawn(title: str, text: str, bars: Sequence[_Bar], width: int) -> Drawing:
     names = [("a step", "blue"), ("less", "green"), ("more", "orange")]
     seen = {bar.kind for bar in bars}
     kept = [one for one in names if one[0].split()[-1] in seen]
-    legend = [*kept, ("90 % interval", "error limit")]
-    top = _TOP + _ROW * (left + legend_width(legend) > width)
-    canvas = Canvas(width, top + _ROW * len(bars) + 6)
+    canvas = Canvas(width, _TOP + _ROW * len(bars) + 6)
     x = Scale(low=least_s, high=most_s, begin=left, end=width - right)
-    canvas.legend((left, 16), legend)
+    top = _TOP + canvas.legend((left, 16), [*kept, ("90 % interval", "error")])
     for place, bar in enumerate(bars):
         _row(canvas, bar, top + place * _ROW, x, is_linked=place + 1 < len(bars))
     return canvas.finished(title, text)

@@ -28,6 +28,8 @@ class Card:
     facts: tuple[str, ...]
     run: str
     """Model, devices, layout."""
+    slow: str
+    """Who holds the others up; may be empty."""
     advice: str
     command: str
     """What a user would type next."""
@@ -52,6 +54,7 @@ def card_of(
         within=within,
         facts=facts,
         run=run,
+        slow=answer.waiting.line if isinstance(answer, Answer) else "",
         # The command that this line names stands below it.
         advice=answer.advice.removeprefix(PREFIX).partition(" · ")[0].strip(),
         command=_command(answer, shlex.quote(directory)),

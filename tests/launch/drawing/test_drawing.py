@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.calib.forecast.evaluation import Coverage
+from forerun.calib.forecast.evaluation import Coverage, PastForecast
 from forerun.launch.directory.run_log import StepPoint
 from forerun.launch.drawing.axes import Scale, moment_ticks, round_ticks
 from forerun.launch.drawing.bar_charts import Bar, bars_chart
-from forerun.launch.drawing.canvas import Canvas
+from forerun.launch.drawing.canvas import Canvas, Drawing
 from forerun.launch.drawing.layout_chart import label_places
-from forerun.launch.drawing.run_charts import held_chart, steps_chart
+from forerun.launch.drawing.run_charts import finish_chart, held_chart, steps_chart
 from forerun.launch.drawing.style import DARK, HUES, LIGHT
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -157,3 +157,91 @@ def test_labels_do_not_cover_one_another() -> None:
     places = label_places(points, ["1", "2", "3", "4"], 820)
     for one, other in itertools.combinations(places, 2):
         assert abs(one[0] - other[0]) >= 7 or abs(one[1] - other[1]) >= 13
+
+
+def texts(drawing: Drawing) -> list[tuple[str, float, float]]:
+    root = ElementTree.fromstring(drawing.alone())
+    found = root.iter(f"{SVG}text")
+    return [(one.text or "", float(one.get("x", "0")), float(one.get("y", "0"))) for one in found]
+
+
+def test_rows_of_a_legend_push_down_what_is_below() -> None:
+    bars = [Bar(name="linear_qkv backward", value=1.0, text="x")]
+    names = [("operators", "blue"), ("transfers, before overlap", "green")]
+    tops = {}
+    for width in (820, 358):
+        drawing = bars_chart("t", bars, names, width)
+        assert drawing is not None
+        rows = {y for text, _, y in texts(drawing) if text in dict(names)}
+        (tops[width],) = (y for text, _, y in texts(drawing) if text.startswith("linear"))
+        assert tops[width] >= max(rows) + 20 and drawing.height >= tops[width]
+    assert tops[358] > tops[820]
+
+
+def past(iteration: int, finish_unix_s: float) -> PastForecast:
+    return PastForecast(
+        run_id="run",
+        unix_s=1e9 - 60.0,
+        iteration=iteration,
+        steps_left=1000 - iteration,
+        elapsed_s=float(iteration),
+        finish_p50_unix_s=finish_unix_s,
+        finish_p95_unix_s=finish_unix_s + 5.0,
+        finish_low_unix_s=finish_unix_s - 5.0,
+        finish_intervals_unix_s={},
+        step_time_s=1.0,
+        step_low_s=0.9,
+        step_high_s=1.1,
+        single_low_s=0.9,
+        single_high_s=1.1,
+        num_samples=10,
+        is_measured=True,
+    )
+
+
+def test_titles_of_axes_stand_below_the_legend() -> None:
+    made = [past(10, 1e9), past(20, 1e9)]
+    coverage = [Coverage(nominal_frac=0.5, num=10, num_inside=5)]
+    finish = finish_chart(made, 1e9, 358)
+    for drawing, last, title in (
+        (finish, "actual end", "end of the run, UTC"),
+        (held_chart(coverage, coverage, 358), "finish (10)", "held, %"),
+    ):
+        assert drawing is not None
+        at = {text: y for text, _, y in texts(drawing)}
+        assert at[title] >= at[last] + 14
+
+
+def test_forecasts_are_counted_as_made_and_short_runs_end_to_the_second() -> None:
+    drawing = finish_chart([past(n, 1e9) for n in range(1, 1000)], 1e9 + 1, 820)
+    assert drawing is not None and drawing.text.startswith("The newest of 999 forecasts")
+    assert "says 01:46:40 UTC; the run ended 01:46:41 UTC" in drawing.text
+    one = finish_chart([past(5, 1e9)], None, 820)
+    assert one is not None and one.text.startswith("The one forecast, after step 5, says")
+    far = finish_chart([past(5, 1e9), past(6, 1e9 + 1e6)], None, 820)
+    assert far is not None and far.text.endswith("says Thu 20 Sep 15:33 UTC")
+
+
+def test_steps_are_counted_as_run_not_as_drawn() -> None:
+    points = [StepPoint(iteration=n, time_s=1.0) for n in range(1000)]
+    drawing = steps_chart(points, 820)
+    assert drawing is not None and drawing.text.startswith("1000 steps")
+
+
+def test_a_name_leaves_the_interval_of_another_point_free() -> None:
+    points, names = [(100.0, 100.0), (130.0, 140.0)], ["running", "1"]
+    spreads = [(80.0, 120.0), (60.0, 200.0)]
+    for (x, _), (left, base), name in zip(
+        points, label_places(points, names, 820, spreads), names, strict=True
+    ):
+        for (at, _), (top, bottom) in zip(points, spreads, strict=True):
+            is_beside = left > at or left + 7.8 * len(name) < at
+            assert is_beside or base < top or base - 11 > bottom, (name, x)
+
+
+def test_lines_with_a_meaning_are_as_strong_as_any_hue() -> None:
+    coverage = [Coverage(nominal_frac=0.5, num=10, num_inside=5)]
+    drawing = held_chart(coverage, coverage, 820)
+    assert drawing is not None and "grid dashed" not in drawing.body
+    # Two lines are told apart by their dashes too.
+    assert drawing.body.count('class="orange-line dashed"') == 2

@@ -13,12 +13,16 @@ from pathlib import Path
 import pytest
 
 from forerun.calib.answers.analysis import analyse
+from forerun.calib.answers.answer import Answer
 from forerun.calib.answers.request import Request
 from forerun.calib.forecast.evaluation import PastForecast
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
+from forerun.calib.stragglers.straggler import Straggler, StragglerKind, StragglerReport
 from forerun.calib.timeline.measured import measured_spans
+from forerun.launch.drawing.layout_chart import layouts_chart
 from forerun.launch.report.figures import Page
+from forerun.launch.report.layout_tables import NUM_LAYOUTS
 from forerun.launch.report.page import page_of, render
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
@@ -152,6 +156,32 @@ def test_headings_go_down_by_one_and_regions_are_named(outline: Outline) -> None
 def test_what_can_be_scrolled_can_be_reached_by_keys(outline: Outline) -> None:
     scrolled = [one for one in outline.all("div") if one.get("class") == "scroll"]
     assert scrolled and all(one.get("tabindex") == "0" for one in scrolled)
+
+
+def test_who_holds_the_others_up_stands_on_the_card(page: Page) -> None:
+    assert isinstance(page.answer, Answer) and not page.answer.waiting.line
+    late = Straggler(
+        ranks=(1,), stage=0, role="", kind=StragglerKind.COMPUTE,
+        excess_s=0.5, cost_s=0.4, low_s=0.3, high_s=0.5,
+    )  # fmt: skip
+    slow = replace(page.answer.waiting, slow=StragglerReport(slow=(late,), cost_s=0.4))
+    held = replace(page.answer, waiting=slow)
+    card = render(replace(page, answer=held)).partition("</header>")[0]
+    assert '<p class="slow">slow: rank 1 (stage 0)' in card and "cause: compute" in card
+    assert 'class="slow"' not in render(page)
+
+
+def test_a_layout_that_is_not_offered_looks_otherwise_without_its_colour(page: Page) -> None:
+    assert isinstance(page.answer, Answer)
+    plan = page.answer.plan
+    barred = [row for row in plan.candidates[:NUM_LAYOUTS] if plan.obstacle(row)]
+    drawing = layouts_chart(plan, plan.candidates[:NUM_LAYOUTS], 820)
+    assert drawing is not None and barred
+    sign_of_legend = 1
+    assert drawing.body.count('class="grey-ring"') == len(barred) + sign_of_legend
+    only = layouts_chart(plan, barred, 820)
+    assert only is not None and "other layouts" not in only.body
+    assert "memory that it needs, MiB" in drawing.body
 
 
 def test_markup_stays_text(page: Page) -> None:

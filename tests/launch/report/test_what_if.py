@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import forerun
-from forerun.benchmarks import what_if_page
+from forerun.benchmarks import browser, what_if_page
 from forerun.calib.answers.what_if import MOST_ROWS, what_if
 from forerun.calib.workload.config import RunConfig
 from forerun.launch.report.layout_tables import NUM_MENUS
@@ -132,7 +132,7 @@ def test_a_loop_of_ones_own_is_asked_for_no_layout_that_it_would_have_to_build(r
     assert {row.config.parallelism.num_ranks for row in found} == {1, 2, 4}
 
 
-needs_browser = pytest.mark.skipif(what_if_page.browser() is None, reason="no Chromium on PATH")
+needs_browser = pytest.mark.skipif(browser.found() is None, reason="no Chromium on PATH")
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def file(html: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @needs_browser
 def test_fifty_settings_show_what_predict_answers(file: Path, run: Any) -> None:
-    with what_if_page.opened(file) as tab:
+    with browser.opened(file) as tab:
         number, wrong = what_if_page.differences(tab, run, NUM_SETTINGS)
         assert not wrong and number == NUM_SETTINGS
         assert not tab.problems
@@ -155,7 +155,7 @@ def test_fifty_settings_show_what_predict_answers(file: Path, run: Any) -> None:
 
 @needs_browser
 def test_menus_go_by_keys(file: Path) -> None:
-    with what_if_page.opened(file) as tab:
+    with browser.opened(file) as tab:
         before = tab.value(what_if_page.SHOWN)
         tab.value("document.querySelector('#what-if-panel select').focus()")
         tab.press("Tab", "Tab", "ArrowDown")
@@ -168,16 +168,16 @@ def test_menus_go_by_keys(file: Path) -> None:
 
 @needs_browser
 def test_without_scripts_the_table_is_open_and_no_menu_is_seen(file: Path) -> None:
-    with what_if_page.opened(file, has_script=False) as tab:
+    with browser.opened(file, has_script=False) as tab:
         panel = "document.getElementById('what-if-panel').offsetHeight"
         table = "document.querySelector('#what-if-rows table').offsetHeight"
         assert tab.value(panel) == 0 and tab.value(table) > 100
 
 
 @needs_browser
-@pytest.mark.parametrize("width", what_if_page.WIDTHS)
+@pytest.mark.parametrize("width", browser.WIDTHS)
 def test_nothing_is_wider_than_the_screen(file: Path, width: int) -> None:
-    with what_if_page.opened(file, width) as tab:
+    with browser.opened(file, width) as tab:
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
         tab.call("Emulation.setDeviceMetricsOverride", **metrics)
         assert tab.value("document.documentElement.scrollWidth") <= width

@@ -1,0 +1,165 @@
+"""Pictures of ``report.html`` of real runs, in a browser, and what the browser saw of each page.
+
+    python docs/pictures/screens.py NAME=DIR ... --out FOLDER [--views 1400-light ...] [--whole]
+
+DIR is the directory of a calibrated run.  Written are FOLDER/report_NAME_WIDTH_SCHEME.png (the top
+of the page, or with ``--whole`` all of it) and FOLDER/report_NAME.pdf, the page on paper.  Printed
+is a row for each run.  Exits 1 where a page asked for anything beside itself, the console said
+something, or a line can be read with scripts alone.  Chromium has to be on PATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from forerun.benchmarks.browser import WIDTHS, Tab, opened
+from forerun.benchmarks.markdown_text import markdown_table
+
+SCHEMES = ("light", "dark")
+VIEWS = tuple(f"{width}-{scheme}" for width in WIDTHS for scheme in SCHEMES)
+_HEIGHTS: dict[int, int] = dict(zip(WIDTHS, (1000, 844), strict=True))
+_SCALES: dict[int, int] = dict(zip(WIDTHS, (1, 2), strict=True))
+"""Pixels of the screen for each of the page: a telephone's are small."""
+_COLOURS = 64
+_LINES = """[...document.body.innerText.split("\\n")].map(one => one.trim()).filter(one => one)"""
+_OPEN = "document.querySelectorAll('details').forEach(one => { one.open = true; })"
+_NO_PANEL = "document.getElementById('what-if-panel')?.remove()"
+"""Its menus are the script's own; what they can show stands in the table below."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What a browser saw of a page."""
+
+    nbytes: int
+    asked: tuple[str, ...]
+    """Addresses beside the page's own."""
+    said: tuple[str, ...]
+    """By the console."""
+    num_lines: int
+    """Of text, with all that is folded open."""
+    unread: tuple[str, ...]
+    """Those that need a script."""
+    widths: tuple[int, ...]
+    """Of the page on the screens of ``WIDTHS``, in pixels."""
+    num_sheets: int
+    """Of paper."""
+    pdf: bytes
+
+
+def seen(page: Path) -> Seen:
+    """Open a page with and without scripts, on each screen and on paper."""
+    asked: list[str] = []
+    said: list[str] = []
+    widths, with_script = [], []
+    for width in WIDTHS:
+        with opened(page, width) as tab:
+            _screen(tab, width, "light")
+            widths.append(tab.value("document.documentElement.scrollWidth"))
+            pdf = base64.b64decode(tab.call("Page.printToPDF", preferCSSPageSize=True)["data"])
+            if width == WIDTHS[0]:
+                tab.value(_NO_PANEL)
+                with_script = _lines(tab)
+            own = (page.absolute().as_uri(), "about:blank")
+            asked += [url for url in tab.asked if url not in own and not url.startswith("data:")]
+            said += tab.problems
+    with opened(page, has_script=False) as tab:
+        without = _lines(tab)
+    return Seen(
+        nbytes=page.stat().st_size,
+        asked=tuple(asked),
+        said=tuple(said),
+        num_lines=len(without),
+        unread=tuple(sorted(set(with_script) - set(without))),
+        widths=tuple(widths),
+        num_sheets=len(re.findall(rb"/Type\s*/Page\b", pdf)),
+        pdf=pdf,
+    )
+
+
+def picture(page: Path, view: str, *, is_whole: bool) -> bytes:
+    """A PNG of few colours of the top of a page, or of all of it."""
+    width, scheme = int(view.partition("-")[0]), view.partition("-")[2]
+    with opened(page, width) as tab:
+        _screen(tab, width, scheme)
+        height = _HEIGHTS[width]
+        if is_whole:
+            height = tab.value("document.documentElement.scrollHeight")
+        clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+        got = tab.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
+    image = Image.open(io.BytesIO(base64.b64decode(got["data"]))).convert("RGB")
+    found = io.BytesIO()
+    few = image.quantize(_COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    few.save(found, "PNG", optimize=True)
+    return found.getvalue()
+
+
+def _screen(tab: Tab, width: int, scheme: str) -> None:
+    media = [{"name": "prefers-color-scheme", "value": scheme}]
+    tab.call("Emulation.setEmulatedMedia", features=media)
+    tab.call(
+        "Emulation.setDeviceMetricsOverride",
+        width=width,
+        height=_HEIGHTS[width],
+        deviceScaleFactor=_SCALES[width],
+        mobile=False,
+    )
+
+
+def _lines(tab: Tab) -> list[str]:
+    tab.value(_OPEN)
+    return tab.value(_LINES)
+
+
+def _row(name: str, found: Seen) -> list[str]:
+    return [
+        name,
+        f"{found.nbytes / 1000:.0f} kB",
+        str(len(found.asked)),
+        str(len(found.said)),
+        f"{found.num_lines - len(found.unread)} of {found.num_lines}",
+        " and ".join(map(str, found.widths)),
+        f"{found.num_sheets} ({len(found.pdf) / 1000:.0f} kB)",
+    ]
+
+
+def main() -> int:
+    """Write and print; 1 where a page is not whole by itself."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="+", metavar="NAME=DIR")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--views", nargs="+", choices=VIEWS, default=VIEWS)
+    parser.add_argument("--whole", action="store_true")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    rows, wrong = [], []
+    for name, _, directory in (run.partition("=") for run in args.runs):
+        page = Path(directory) / "report.html"
+        found = seen(page)
+        (args.out / f"report_{name}.pdf").write_bytes(found.pdf)
+        for view in args.views:
+            shot = picture(page, view, is_whole=args.whole)
+            path = args.out / f"report_{name}_{view.replace('-', '_')}.png"
+            path.write_bytes(shot)
+            print(f"{path}: {len(shot) / 1000:.0f} kB", file=sys.stderr)
+        rows.append(_row(name, found))
+        wrong += [f"{name}: asked for {url}" for url in found.asked]
+        wrong += [f"{name}: the console said {line}" for line in found.said]
+        wrong += [f"{name}: only with scripts: {line}" for line in found.unread]
+    heads = ["run", "page", "requests", "console", "lines without script", "pixels wide", "sheets"]
+    print(markdown_table(heads, rows))
+    for line in wrong:
+        print(line)
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
