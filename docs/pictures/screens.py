@@ -28,7 +28,7 @@ VIEWS = tuple(f"{width}-{scheme}" for width in WIDTHS for scheme in SCHEMES)
 _HEIGHTS: dict[int, int] = dict(zip(WIDTHS, (1000, 844), strict=True))
 _SCALES: dict[int, int] = dict(zip(WIDTHS, (1, 2), strict=True))
 """Pixels of the screen for each of the page: a telephone's are small."""
-_COLOURS = 64
+_COLOURS = 48
 _LINES = """[...document.body.innerText.split("\\n")].map(one => one.trim()).filter(one => one)"""
 _OPEN = "document.querySelectorAll('details').forEach(one => { one.open = true; })"
 _NO_PANEL = "document.getElementById('what-if-panel')?.remove()"
@@ -59,7 +59,7 @@ def seen(page: Path) -> Seen:
     """Open a page with and without scripts, on each screen and on paper."""
     asked: list[str] = []
     said: list[str] = []
-    widths, with_script = [], []
+    widths, with_script, pdf = [], [], b""
     for width in WIDTHS:
         with opened(page, width) as tab:
             _screen(tab, width, "light")
@@ -97,7 +97,7 @@ def picture(page: Path, view: str, *, is_whole: bool) -> bytes:
         got = tab.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
     image = Image.open(io.BytesIO(base64.b64decode(got["data"]))).convert("RGB")
     found = io.BytesIO()
-    few = image.quantize(_COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    few = image.quantize(_COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     few.save(found, "PNG", optimize=True)
     return found.getvalue()
 
