@@ -32,7 +32,7 @@ _NUM_DRAWS = 512
 _SEED = 0
 _NEAR_SIGMAS = 6.0
 """Layouts further behind the best one cannot have been mistaken for it."""
-_MASKED = f"{MASK} stands for a value that is not kept; write your own in its place"
+_MASKED = f"{MASK} replaces a value that was not kept; write your own there"
 
 
 class Rule(Enum):
@@ -119,7 +119,7 @@ def decide(
     """
     if forecast is None or forecast.num_samples < MIN_STEPS:
         steps = forecast.num_samples if forecast else 0
-        text = f"{steps} measured steps are too few; record {MIN_STEPS} unflagged ones"
+        text = f"{steps} measured steps are too few; record at least {MIN_STEPS} clean ones"
         now_unix_s = forecast.now_unix_s if forecast else None
         return _abstain(goals, [_evidence(text, {"num_steps": float(steps)})], now_unix_s)
     reasons = _limit_reasons(goals, forecast)
@@ -156,7 +156,13 @@ def _command_absent(
         return "no other layout is faster and fits"
     if not host_argv:
         return "the command line of the run is not known"
-    return "" if is_worth else "a restart is not sure enough to pay; `forerun plan` prints commands"
+    return (
+        ""
+        if is_worth
+        else (
+            "it is not sure enough that a restart pays; `forerun plan DIR --show N` prints commands"
+        )
+    )
 
 
 def saving_probability(
@@ -229,7 +235,7 @@ def saving_text(saved_s: float, cost_s: float) -> str:
     """
     cost = format_time(cost_s)
     if saved_s <= 0:
-        return f"saves nothing beyond chance, and a restart costs {cost}"
+        return f"saves nothing beyond chance, but a restart costs {cost}"
     saved = f"saves {format_time(saved_s)}"
     if saved_s < cost_s:
         return f"{saved}, but a restart costs {cost}"
@@ -249,7 +255,7 @@ def _limit(rule: Rule, forecast: Forecast, end_unix_s: float, confidence: float)
     over_s = forecast.finish_p50_unix_s - end_unix_s
     side = "after" if over_s > 0 else "before"
     odds = odds_text(rule, chance, confidence)
-    text = f"{odds}; it is expected {format_time(abs(over_s))} {side} the {rule.value}"
+    text = f"{odds}; the run is expected to end {format_time(abs(over_s))} {side} the {rule.value}"
     return Reason(
         rule=rule,
         is_met=chance >= confidence,
@@ -277,7 +283,7 @@ def _restart_reason(
     is_met = chance >= confidence and fits
     text = f"{odds_text(Rule.RESTART, chance, confidence)}; it {saving_text(saved_s, cost_s)}"
     if not fits:
-        text += f"; memory: {best.verdict.value}, must fit"
+        text += f"; memory: {best.verdict.value}, but it must fit"
     return Reason(
         rule=Rule.RESTART,
         is_met=is_met,
@@ -308,7 +314,7 @@ def _gaps(plan: Plan | None, coverage_frac: float | None) -> list[Reason]:
     """What is missing for a judgement of other layouts."""
     out: list[Reason] = []
     if plan is None:
-        out.append(_evidence("no layouts were compared; fit a calibration and plan", {}))
+        out.append(_evidence("no layouts were compared; record another window", {}))
     if coverage_frac is not None and coverage_frac < MIN_COVERAGE_FRAC:
         text = (
             f"{format_frac(coverage_frac)} of the hooks fired, "

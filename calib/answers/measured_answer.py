@@ -194,15 +194,15 @@ def _transcript(answer: MeasuredAnswer, request: Request) -> tuple[str, ...]:
 def _rate(answer: MeasuredAnswer) -> str:
     rates, (unit, count) = answer.rates, answer._batch
     if not rates:
-        return "tokens/s not known, since no batch was seen in the first steps"
+        return "tokens/s not known: no batch was seen in the first steps"
     rate = format_count(rates[f"{unit}_per_s"])
-    return f"{rate} {unit}/s ({format_count(count)} {unit} of a rank in a step)"
+    return f"{rate} {unit}/s ({format_count(count)} {unit} per rank and step)"
 
 
 def _group_line(group: MeasuredGroup) -> str:
     what = f"group {group.role}, {group.num_ranks} ranks"
     if group.note:
         return f"{what}: {group.note}"
-    times = f"{group.calls:.3g} a step, {format_bytes(group.nbytes)}"
+    times = f"{group.calls:.3g} per step, {format_bytes(group.nbytes)}"
     bound = "at most " if group.is_bound else ""
     return f"{what}: {group.collective} {times}, {bound}{format_time(group.time_s)} of transfers"

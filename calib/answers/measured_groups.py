@@ -10,9 +10,9 @@ from ..units import format_bytes
 from ..workload.collectives import GroupRole
 
 _UNMEASURED = (
-    "its transfers are not measured: DistributedDataParallel makes them in C++, where only "
-    "PyTorch's flight recorder sees them, and that has nothing here; "
-    "TORCH_FR_BUFFER_SIZE=2000 switches it on"
+    "its transfers are not measured: DistributedDataParallel issues them in C++, where only "
+    "PyTorch's flight recorder sees them, and it recorded nothing here; set "
+    "TORCH_FR_BUFFER_SIZE=2000 to switch it on"
 )
 
 

@@ -47,4 +47,7 @@ class Request(SoFar):
         try:
             return decode(Request, {**value, "goals": value})
         except ConfigError as err:
-            raise RecordError(f"the request cannot be read ({err}); delete it") from err
+            raise RecordError(
+                f"the request cannot be read ({err}); delete request.json, and the records are "
+                "analysed again"
+            ) from err

@@ -207,11 +207,11 @@ def routing_line(routing: MeasuredRouting | None, cost_frac: float | None) -> st
     told = f"routing: busiest rank {routing.imbalance:.2f} x the mean"
     told += _drift(routing)
     steady = routing.steady >= 1.0 + _WORTH_TELLING
-    who = f"rank {routing.busiest_rank}" if steady else "each rank by turns"
+    who = f"rank {routing.busiest_rank}" if steady else "no rank in particular"
     layer = routing.worst_layer
     told += f"; {who}, layer {layer}: {routing.by_layer[layer]:.2f} x"
     if routing.num_ranks > routing.num_counted:
-        told += f" (passes of {routing.num_counted} of {routing.num_ranks} ranks)"
+        told += f" (counted on {routing.num_counted} of {routing.num_ranks} ranks)"
     if cost_frac is not None:
         told += f" · imbalance costs {format_frac(cost_frac)} of the step"
     return told

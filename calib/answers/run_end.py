@@ -13,10 +13,10 @@ from .finish_line import ending
 
 _REMEDY = "give --calibrate-total-steps=N, or train_iters=N to forerun.attach"
 _REASONS = {
-    DataLength.KNOWN: "the loop does not say how often it goes over its data",
+    DataLength.KNOWN: "the loop does not say how many passes over its data it makes",
     DataLength.NONE: "the loop does not say how many steps it has, and its data have no length",
     DataLength.UNSEEN: (
-        "the loop does not say how many steps it has, and no DataLoader of torch feeds it"
+        "the loop does not say how many steps it has, and no torch DataLoader feeds it"
     ),
 }
 _OF_STEP = ("step_", "single_", "is_measured", "num_samples")
@@ -64,7 +64,7 @@ def run_end(loop: LoopRecord, steps_done: int, *, steps_total: int = 0) -> RunEn
 def undecided(end: RunEnd, goals: Goals, *, now_unix_s: float) -> Decision:
     """The decision on a run whose end is not known: what a restart or a limit costs is not, too."""
     reason = Reason(
-        rule=Rule.EVIDENCE, is_met=False, text=f"the end of the run is not known: {end.reason}"
+        rule=Rule.EVIDENCE, is_met=False, text=f"end of the run not known: {end.reason}"
     )
     return Decision(
         action=Action.ABSTAIN, reasons=(reason,), confidence=goals.confidence, now_unix_s=now_unix_s
@@ -96,6 +96,6 @@ def end_lines(end: RunEnd, ahead: Forecast | None) -> list[str]:
         return []
     lines = [f"end of the run not known: {end.reason}"]
     if end.pass_end and ahead is not None:
-        left = f"{ahead.steps_left:,} steps left of it · the run may go on after it"
+        left = f"{ahead.steps_left:,} steps left in it · the run may go on after it"
         lines.insert(0, f"this pass over the data {ending(ahead)} · {left}")
     return lines

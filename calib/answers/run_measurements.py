@@ -59,7 +59,10 @@ def measured_step_s(table: SampleTable) -> float:
     if not times.size:
         times = newest.step_times_s()
     if not times.size:
-        raise CalibrationError("no unflagged step in the newest window; record more steps")
+        raise CalibrationError(
+            "no clean step in the newest window (each one saved, evaluated or collected garbage); "
+            "record more steps"
+        )
     return float(np.median(times))
 
 

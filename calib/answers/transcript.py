@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from ..advice.decision import Action, Decision, Reason, Rule, odds_text, saving_text
+from ..advice.decision import Action, Decision, Reason, Rule, action_words, odds_text, saving_text
 from ..advice.layout_words import layout_words
 from ..advice.micro_batch import MicroBatchAdvice
 from ..advice.plan import Candidate, Plan
@@ -24,8 +24,8 @@ from .run_measurements import HookSummary, Overhead
 
 PREFIX = "[forerun]"
 NO_LAYOUT = (
-    "other layouts not compared, since the model and its layout are not known; "
-    "forerun.attach(model, optimizer, config) tells them"
+    "other layouts not compared: the model and its layout are not known; give them with "
+    "forerun.attach(model, optimizer, config)"
 )
 _SEPARATOR = " · "
 _DECISION = "decision: "
@@ -63,7 +63,7 @@ def run_line(
     if found is not None:
         words.append(found.text)
     if config is not None and config.device != "cpu" and peak_flop_per_s(config) is None:
-        words.append(f"no MFU, since the peak of {config.device} is not known")
+        words.append(f"no MFU: the peak of {config.device} is not known")
     return _SEPARATOR.join(words)
 
 
@@ -93,7 +93,9 @@ def faster_line(plan: Plan, decision: Decision | None, *, has_end: bool = True) 
         f"faster {where}: {layout_words(best.config)}",
         best.change_text,
         _memory(best, plan.memory_capacity_nbytes),
-        _saving(decision) if has_end else "what it saves is not known without the end of the run",
+        _saving(decision)
+        if has_end
+        else ("what it saves depends on the end of the run, which is not known"),
     ]
     return _SEPARATOR.join(filter(None, words))
 
@@ -168,7 +170,7 @@ def transcript_lines(
 def _memory(candidate: Candidate, capacity_nbytes: int | None) -> str:
     needed = candidate.memory.total_nbytes
     if not capacity_nbytes:
-        return f"memory {format_bytes(needed)} (how much there is, is not known)"
+        return f"memory {format_bytes(needed)} (capacity not known)"
     if capacity_nbytes >= GIB:
         return f"memory {needed / GIB:.3g} of {capacity_nbytes / GIB:.3g} GiB"
     return f"memory {format_bytes(needed)} of {format_bytes(capacity_nbytes)}"
@@ -184,7 +186,7 @@ def _saving(decision: Decision | None) -> str:
 def _cost(overhead: Overhead | None) -> str:
     """What hooks cost a step; where its interval holds 0, up to where it was looked for."""
     if overhead is None:
-        return "cost not measured, since steps with and without hooks are too few"
+        return "cost not measured: too few steps with and without hooks"
     low, high = overhead.low_frac, overhead.high_frac
     if low > 0:
         ends = f"{low * 100:.1f} to {high * 100:.1f}"

@@ -69,8 +69,8 @@ class ClosedWindows:
             return ()
         count = "1 window has" if len(skipped) == 1 else f"{len(skipped)} windows have"
         return (
-            f"{count} no answer of their own, the last of them window {skipped[-1]}: they closed "
-            f"while an earlier one was analysed, and their samples are in this answer",
+            f"{count} no answer of their own, the last of them window {skipped[-1]}: an earlier "
+            "window was still being analysed; this answer includes their samples",
         )
 
     def counts(self) -> dict[str, int]:

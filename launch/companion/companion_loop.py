@@ -179,8 +179,9 @@ class CompanionLoop:
         self._is_over = True
         if (closed := self._closed.waiting) is not None:
             say(
-                f"window {closed.window} has no answer: there is no time for it at the end; "
-                f"the last answer stands, forerun report reads the records"
+                f"window {closed.window} has no answer: training ended before it could be "
+                f"analysed; the last answer stands, and `forerun report {self._publisher.shown}` "
+                "analyses the records"
             )
         self._flush(is_final=True)
         place = self._place
@@ -218,8 +219,8 @@ class CompanionLoop:
     def miss(self, num_events: int) -> None:
         """So many events were dropped before this one."""
         say(
-            f"{num_events} events of training came faster than they could be taken in: these steps "
-            f"are not in the score; training and records are not affected"
+            f"{num_events} training events arrived faster than they could be read: these steps are "
+            "not scored; training and records are not affected"
         )
 
     def _keep(self, write: Callable[[], object]) -> None:

@@ -40,6 +40,6 @@ class Writing:
                 self._said.add(reason)
                 say(
                     f"cannot write {err.filename or 'an answer'} ({reason}); free space or choose "
-                    f"another --calibrate-dir; answers go on in this log"
+                    "another --calibrate-dir; answers still appear in this log"
                 )
             return None

@@ -45,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         told = _told(argv)
     except (OSError, ValueError) as err:
-        say(f"no live answers: the companion was told nothing that it can read ({err})")
+        say(
+            f"no live answers: the companion cannot read its settings ({err}); install the same "
+            "forerun version for --calibrate-python"
+        )
         return 1
     _step_back()
     # Ctrl-C is for training, which then ends our input: what is known by then is still said.

@@ -39,7 +39,7 @@ class AdviceOrders:
         elif decision.rules_met and self._num_windows < MOST_WINDOWS:
             self._num_windows += 1
             rules = ", ".join(sorted(rule.value for rule in decision.rules_met))
-            self._give({"order": "window", "reason": f"{rules}: a second window has to agree"})
+            self._give({"order": "window", "reason": f"{rules}: a second window must confirm it"})
 
 
 class StopRequests:

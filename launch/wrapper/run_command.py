@@ -176,7 +176,7 @@ def _resubmit(
         if advised:
             say(f"advised, for a script that starts it itself: {shlex.join(advised)}")
             if any(MASK in word for word in advised):
-                say(f"{MASK} stands for a value that is not kept; write your own in its place")
+                say(f"{MASK} replaces a value that was not kept; write your own there")
         return None
     script = Script(
         again=again,

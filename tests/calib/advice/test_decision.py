@@ -160,7 +160,7 @@ def test_too_few_measured_steps_make_it_abstain(steady: Steady, planned: Planned
     for forecast in (few, None):
         found = decide(Goals(restart_cost_s=60.0), forecast=forecast, plan=planned())
         assert found.action is Action.ABSTAIN
-        assert "record 5 unflagged" in found.reasons[0].text
+        assert "record at least 5 clean" in found.reasons[0].text
 
 
 def test_confidence_moves_the_threshold(steady: Steady, planned: Planned) -> None:

@@ -67,7 +67,7 @@ def test_every_rate_that_is_logged_says_what_it_is(tmp_path: Path, loop: LoopRec
 
 def test_the_end_of_a_pass_is_never_that_of_the_run(tmp_path: Path) -> None:
     found = answer(tmp_path, PASS)
-    assert found.forecast is None and "how often it goes over its data" in found.reason_no_finish
+    assert found.forecast is None and "how many passes over its data" in found.reason_no_finish
     told = found.to_json()
     assert not {"finish_p50_unix_s", "steps_left", "remaining_s"} & told.keys()
     part = told["pass"]

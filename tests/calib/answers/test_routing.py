@@ -123,7 +123,7 @@ def test_even_tokens_are_not_talked_of():
     )
     assert routing_line(even, 0.0) == routing_line(None, None) == ""
     turns = replace(even, imbalance=1.5, by_layer={0: 1.5})
-    assert "each rank by turns" in routing_line(turns, 0.1)
+    assert "no rank in particular" in routing_line(turns, 0.1)
 
 
 def routing_of(*by_window: float) -> MeasuredRouting:
@@ -158,4 +158,4 @@ def test_ranks_that_keep_no_records_send_their_sums():
     found = measured_routing(table)
     assert found is not None
     assert (found.busiest_rank, found.steady, found.imbalance) == (2, 1.8, 1.2)
-    assert "rank 2, layer 0: 1.20 x (passes of 2 of 4 ranks)" in routing_line(found, None)
+    assert "rank 2, layer 0: 1.20 x (counted on 2 of 4 ranks)" in routing_line(found, None)

@@ -192,7 +192,7 @@ def test_no_cost_is_below_zero(low: float, high: float, said: str) -> None:
 
 def test_a_cost_that_was_not_measured_says_why() -> None:
     assert checked_line(HOOKS, None, None, None).endswith(
-        "cost not measured, since steps with and without hooks are too few"
+        "cost not measured: too few steps with and without hooks"
     )
 
 
@@ -239,13 +239,13 @@ def test_a_layout_on_other_ranks_is_named_with_the_command_that_plans_for_them(
 
 def test_memory_without_a_capacity_says_so(planned: Planned) -> None:
     line = faster_line(planned(memory_capacity_nbytes=None), None)
-    assert line.startswith("faster here: ") and "how much there is, is not known" in line
+    assert line.startswith("faster here: ") and "capacity not known" in line
 
 
 def test_an_abstention_says_what_is_missing() -> None:
     decision = decide(Goals(restart_cost_s=1.0), forecast=None, plan=None)
     assert decision_line(decision) == (
-        "decision: none yet (0 measured steps are too few; record 5 unflagged ones)"
+        "decision: none yet (0 measured steps are too few; record at least 5 clean ones)"
     )
 
 
@@ -261,7 +261,7 @@ def test_a_stop_for_a_limit_says_which_and_how_sure(run: Forecast, faster: Plan)
 def test_without_an_end_nothing_is_said_of_it(run: Forecast, faster: Plan) -> None:
     end = run_end(LoopRecord(), run.steps_done)
     decision = undecided(end, Goals(), now_unix_s=run.now_unix_s)
-    assert "what it saves is not known" in faster_line(faster, decision, has_end=False)
+    assert "what it saves depends on the end" in faster_line(faster, decision, has_end=False)
     line = decision_line(decision, faster)
     assert line == f"decision: none yet (the end of the run is not known: {end.reason})"
 
@@ -273,7 +273,7 @@ def test_an_undescribed_run_is_told_by_its_ranks_and_its_step() -> None:
 def test_a_device_without_a_data_sheet_says_why_there_is_no_mfu(layout: Layout) -> None:
     config = replace(layout(), device="Accelerator 9")
     line = run_line(config, 1, 1.0, replace(RATE, mfu_frac=None))
-    assert line.endswith("71,200 tokens/s · no MFU, since the peak of Accelerator 9 is not known")
+    assert line.endswith("71,200 tokens/s · no MFU: the peak of Accelerator 9 is not known")
 
 
 GPT3: dict[str, Any] = {
