@@ -80,8 +80,8 @@ _QUESTIONS = (
     ("why one layout is faster than another", "explain DIR A B"),
     ("whether the forecasts came true", "compare DIR"),
     ("which of two runs is slower, and why", "diff DIR_A DIR_B"),
-    ("what a new machine is worth, untrained", "probe --out DIR"),
-    ("what is installed, and would be attached", "doctor"),
+    ("how fast a new machine is", "probe --out DIR"),
+    ("what is installed and would be attached", "doctor"),
     ("what a launch wastes", "doctor DIR -- torchrun ..."),
 )
 
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = build_parser(words)
     args, rest = parser.parse_known_args(words)
     if command and not hasattr(args, "config") and not hasattr(args, "takes_command"):
-        parser.error(f"{args.verb} takes no command behind --")
+        parser.error(f"{args.verb} takes no command after --; leave it out")
     if rest and not getattr(args, "takes_options", False):
         return _fail(not_taken(build_parser(), args.verb, rest), ExitCode.USAGE)
     args.options, args.command = [*(getattr(args, "layout_words", None) or ()), *rest], command
@@ -156,7 +156,7 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     for sub in verbs.choices.values():
         if "--json" not in sub._option_string_actions:
             sub.add_argument(
-                "--json", action="store_true", help="one JSON value on standard output"
+                "--json", action="store_true", help="print one JSON value on standard output"
             )
     return parser
 
@@ -178,18 +178,17 @@ def _without_verb(words: Sequence[str]) -> int | None:
         return None
     if words[0][:1] == "-":
         said = (
-            near(words[0], _FIRST, cutoff=0.7)
-            or "a verb comes first, as in forerun report DIR --json"
+            near(words[0], _FIRST, cutoff=0.7) or "the verb comes first: forerun report DIR --json"
         )
-        return _fail(f"{shown(words[0])} is no verb; {said}", ExitCode.USAGE)
-    return _fail(f"{shown(words[0])} is no verb; {remedy(words[0], _VERBS)}", ExitCode.USAGE)
+        return _fail(f"{shown(words[0])} is not a verb; {said}", ExitCode.USAGE)
+    return _fail(f"{shown(words[0])} is not a verb; {remedy(words[0], _VERBS)}", ExitCode.USAGE)
 
 
 def _questions() -> str:
     wide = max(len(question) for question, _ in _QUESTIONS)
     rows = [f"  {question:{wide}}  forerun {words}" for question, words in _QUESTIONS]
-    end = "DIR is what --calibrate-dir was; forerun VERB --help has the options."
-    return "\n".join(["What can be asked of a calibrated run:", "", *rows, "", end])
+    end = "DIR is what --calibrate-dir named; forerun VERB --help lists the options."
+    return "\n".join(["Questions to a calibrated run:", "", *rows, "", end])
 
 
 def _check_packages(verb: str) -> None:

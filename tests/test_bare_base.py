@@ -115,7 +115,7 @@ def test_run_hands_the_exit_code_on(home: Path) -> None:
 
 def test_doctor_says_what_answers_lack_and_where_they_can_be(home: Path) -> None:
     done = bare(home, "doctor")
-    assert "not here; training is recorded all the same" in done.stdout, done.stderr
+    assert "not available here; training is still recorded" in done.stdout, done.stderr
     assert "numpy, scipy, pandas" in done.stdout and "--calibrate-python=PATH" in done.stdout
 
 

@@ -58,7 +58,7 @@ def _entry_points() -> Iterator[Finding]:
     if not points:
         yield Finding(
             "flag",
-            "--calibrate is not attached",
+            "not attached",
             Severity.MISSING,
             "install forerun into this environment, or use -m forerun.launch",
         )
@@ -69,9 +69,9 @@ def _entry_points() -> Iterator[Finding]:
         if spec is None:
             value, remedy = f"{point.value} is not found", "import torch fails: "
         elif module != entry.__name__.rpartition(".")[2]:
-            value, remedy = f"{point.value}, of an older installation", ""
+            value, remedy = f"{point.value}, from an older installation", ""
         elif Path(str(spec)).read_bytes() != Path(entry.__file__).read_bytes():
-            value, remedy = f"{spec} is another than {entry.__file__}", ""
+            value, remedy = f"{spec} is not {entry.__file__}, which runs here", ""
         else:
             yield Finding("flag", value)
             continue
@@ -115,7 +115,7 @@ def _clone() -> Iterator[Finding]:
         "clone",
         f"editable, but {folder} is gone",
         Severity.MISSING,
-        "training runs as without forerun; pip install -e the clone from where it is now",
+        "training runs as without forerun; pip install -e the clone at its new place",
     )
 
 
@@ -129,7 +129,10 @@ def _shadows(places: Sequence[str]) -> Iterator[Finding]:
                 "in the way",
                 str(path.absolute()),
                 Severity.WARN,
-                "a script beside it does not find the package, and is not calibrated; rename it",
+                (
+                    "a script beside it cannot import the package forerun and is not calibrated; "
+                    "rename it"
+                ),
             )
 
 
@@ -154,7 +157,7 @@ def _autoload(environ: Mapping[str, str]) -> Finding:
             "autoload",
             f"{entry.OFF}={environ[entry.OFF]}",
             Severity.WARN,
-            "all is switched off; unset it to calibrate",
+            "calibration is switched off; unset it to calibrate",
         )
     return Finding("autoload", "on")
 
@@ -167,17 +170,19 @@ def _exported(environ: Mapping[str, str]) -> Iterator[Finding]:
                 "environment",
                 f"{name} is exported",
                 Severity.WARN,
-                f"it is for a worker's own children; unset {name}",
+                f"it is meant for the children of a worker; unset {name}",
             )
     ranks = [name for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in environ]
     if ranks and "TORCHELASTIC_RUN_ID" not in environ:
         yield Finding(
             "environment",
-            f"{', '.join(ranks)} exported, and no elastic agent",
+            f"{', '.join(ranks)} exported, but there is no elastic agent",
             Severity.WARN,
-            "torchrun, accelerate and deepspeed hand the flags on all the same; a launcher "
-            "of your own that imports torch takes them: start it without these"
+            "torchrun, accelerate and deepspeed still pass the flags on; a launcher of your own "
+            "that imports torch would take them itself: start it without these variables"
             if "LOCAL_RANK" in ranks
-            else "a program that is started so is no worker for the bare flag; export LOCAL_RANK "
-            "as well, or use -m forerun.launch",
+            else (
+                "the bare flag does not take such a program for a worker; export LOCAL_RANK as "
+                "well, or use -m forerun.launch"
+            ),
         )

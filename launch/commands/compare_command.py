@@ -25,7 +25,7 @@ def compare(args: argparse.Namespace) -> int:
     """Print how the forecasts did; 1 where a first one was off by more than ``--fail-over``."""
     over = args.fail_over
     if over is not None and not 0 <= over < math.inf:
-        raise ConfigError(f"--fail-over {over} is no share; give one from 0 up, such as 0.02")
+        raise ConfigError(f"--fail-over {over} is not a share; give 0 or more, such as 0.02")
     tracks, problems = found_tracks(args.directories)
     if not tracks:
         raise RecordError("; ".join(dict.fromkeys(problems)))
@@ -60,8 +60,8 @@ def found_tracks(directories: Sequence[Path]) -> tuple[list[Evaluation], list[st
                 found = logged.track(run_id)
                 if found is None:
                     problems.append(
-                        f"run {run_id!r} in {home} has not ended, or died: what was forecast for "
-                        f"it is not scored; forerun status {home} says where it is"
+                        f"run {run_id!r} in {home} has not ended, or was lost: its forecasts are "
+                        f"not scored; forerun status {home} says where it is"
                     )
                 else:
                     tracks.append(found)
@@ -72,10 +72,11 @@ def _without_forecasts(directory: Path, top: Path) -> str:
     """Why a directory has none: what its newest answer says, where there is one."""
     said = read_object(top / FORECAST) or {}
     if reason := said.get("reason_no_finish"):
-        return f"{directory}: no finish was foretold, {reason}"
+        return f"{directory}: the finish was not forecast, {reason}"
     return (
-        f"{directory} holds records and no {FORECASTS}: its runs made no forecast, for which "
-        f"--calibrate must know their length; forerun report {directory} reads the records"
+        f"{directory} holds records but no {FORECASTS}: its runs made no forecast; give "
+        f"--calibrate-total-steps=N at the next launch; forerun report {directory} analyses the "
+        "records"
     )
 
 

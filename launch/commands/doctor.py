@@ -50,14 +50,14 @@ def _answers() -> Finding:
     """Where the process beside training would run, and what the verbs that answer lack."""
     lacking = missing()
     if not lacking:
-        return Finding("answers", "in this Python")
+        return Finding("answers", "packages for answers found in this Python")
     named = os.environ.get(VARIABLE)
     return Finding(
         "answers",
-        f"by {VARIABLE}={named}" if named else "not here; training is recorded all the same",
+        f"by {VARIABLE}={named}" if named else "not available here; training is still recorded",
         Severity.OK if named else Severity.WARN,
         f"for answers here: {remedy()} (missing: {', '.join(lacking)})"
-        + ("" if named else ", or name a Python that has it: --calibrate-python=PATH"),
+        + ("" if named else ", or name a Python that has them: --calibrate-python=PATH"),
     )
 
 
@@ -69,10 +69,10 @@ def _trees() -> Finding:
             "trees",
             " and ".join(found),
             Severity.WARN,
-            "both write the same files: pip uninstall xgboost xgboost-cpu, then install "
-            "the one you want",
+            "both install the same files: pip uninstall xgboost xgboost-cpu, then install one of "
+            "them",
         )
-    value = found[0] if found else "a forest of scikit-learn, since there is no xgboost"
+    value = found[0] if found else "scikit-learn's forest, because xgboost is not installed"
     return Finding("trees", value)
 
 
@@ -122,7 +122,7 @@ def _nccl() -> Finding:
             "nccl",
             ", ".join(wheels),
             Severity.WARN,
-            "both write the same library; keep the one that torch asks for",
+            "both install the same library; keep the one that torch requires",
         )
     return Finding("nccl", wheels[0] if wheels else "none (CPU torch: gloo)")
 
@@ -134,8 +134,8 @@ def _network() -> Finding:
         return Finding("network", text)
     return Finding(
         "network",
-        "nothing is shown here: what is usual for the device",
-        remedy="state it, for predict and plan: --cluster FILE, see docs/cluster.md",
+        "not visible here: the usual links of the device are assumed",
+        remedy="describe it to predict and plan with --cluster FILE; see docs/cluster.md",
     )
 
 
@@ -144,16 +144,16 @@ def _wandb() -> Finding:
     if version is None:
         return Finding(
             "wandb",
-            "not installed: nothing is logged there",
+            "not installed: nothing is logged to W&B",
             Severity.OK,
-            "pip install wandb, where it is wanted",
+            "pip install wandb, if you want it",
         )
     mode = os.environ.get("WANDB_MODE")
     if mode:
         state = f"mode {mode}"
     else:
         key = "a key was found" if has_key() else "no key"
-        state = f"{key}; a run of our own stays offline without --calibrate-wandb=on"
+        state = f"{key}; Forerun's own run stays offline without --calibrate-wandb=on"
     return Finding("wandb", f"{version}, {state}")
 
 

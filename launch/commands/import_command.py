@@ -86,7 +86,9 @@ def _read(path: Path, args: argparse.Namespace, found: _Found) -> None:
         raise
     except _UNEXPECTED as err:
         why = f"{type(err).__name__}: {str(err)[:100]}"
-        raise RecordError(f"{path} is no {args.source} file that can be read ({why})") from err
+        raise RecordError(
+            f"{path} cannot be read as {args.source} ({why}); give a complete file of that kind"
+        ) from err
 
 
 def _kineto(path: Path, args: argparse.Namespace, found: _Found) -> None:
@@ -140,9 +142,9 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         value = parse_json(_bytes(path))
     except ValueError as err:
-        raise RecordError(f"{path} is no JSON ({err}); is it a whole trace?") from err
+        raise RecordError(f"{path} is not JSON ({err}); give a complete trace") from err
     if not isinstance(value, dict):
-        raise RecordError(f"{path} holds no object; is it a trace?")
+        raise RecordError(f"{path} holds no JSON object; give a Chrome trace")
     return value
 
 
@@ -153,9 +155,9 @@ def _bytes(path: Path) -> bytes:
         with gzip.open(path) if is_packed else path.open("rb") as file:
             data = file.read(MAX_NBYTES + 1)
     except FileNotFoundError as err:
-        raise ConfigError(f"{path} is not there; give the path of a file") from err
+        raise ConfigError(f"{path} does not exist; give the path of a file") from err
     except (OSError, EOFError, zlib.error) as err:
-        raise RecordError(f"{path} cannot be read ({err}); is it a whole file?") from err
+        raise RecordError(f"{path} cannot be read ({err}); give a complete file") from err
     if len(data) > MAX_NBYTES:
         raise RecordError(f"{path} is above {MAX_NBYTES >> 20} MiB unpacked; trace fewer steps")
     return data

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 _SOME_DEVICE = "accelerator"
 """A launch of a command that nobody said the device of is one of GPUs."""
-_UNSEEN = (
-    "variables that a shell or a scheduler exports are not seen: write them before the command"
-)
+_UNSEEN = "variables exported by a shell or a scheduler are not seen: write them before the command"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +48,7 @@ def lint_launch(args: argparse.Namespace) -> int:
         at_least_one("--gpus", args.gpus)
         at_most("--gpus", args.gpus)
     if args.mtbf_hours is not None and not 0 < args.mtbf_hours < math.inf:
-        raise ConfigError(f"--mtbf-hours {args.mtbf_hours} is no time; give hours above 0")
+        raise ConfigError(f"--mtbf-hours {args.mtbf_hours} is not a time; give hours above 0")
     asked = _with_directory(args) if args.directory is not None else _alone(args)
     launch = stated_launch(asked.words, asked.config, asked.variables)
     found = lint(launch, _pricing(args, asked))
@@ -70,7 +68,7 @@ def _alone(args: argparse.Namespace) -> _Asked:
     _, command = split_variables(args.command)
     if not command:
         raise ConfigError(
-            "these options are of a launch; give its command behind --, or a directory"
+            "these options belong to a launch; give its command after --, or a directory"
         )
     described = config_from_command(command, num_ranks=args.gpus or 0)
     words = " ".join(command)
@@ -102,7 +100,7 @@ def _with_directory(args: argparse.Namespace) -> _Asked:
         noted = launch_of_run(args.directory, machine.name, own.parallelism)
         if not noted.argv:
             raise ConfigError(
-                f"how {machine.name} was launched is not noted; give its command behind --"
+                f"the launch command of {machine.name} is not recorded; give it after --"
             )
         return _Asked(
             words=(*noted.launcher, *noted.argv),
@@ -160,12 +158,12 @@ def _tell(asked: _Asked) -> None:
     if asked.machine is not None:
         tell(*asked.machine.problems)
     if asked.unknown:
-        tell(f"not known, and left out: {', '.join(asked.unknown)}")
+        tell(f"not known and ignored: {', '.join(asked.unknown)}")
 
 
 def _lines(found: Lint) -> list[str]:
     if not found.flaws:
-        return ["nothing to write otherwise in this launch", _UNSEEN]
+        return ["nothing to improve in this launch", _UNSEEN]
     lines = []
     for number, flaw in enumerate(found.flaws, 1):
         lines += _lines_of(number, flaw)

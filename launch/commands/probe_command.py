@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def probe(args: argparse.Namespace) -> int:
     """Measure, write the records of this rank, and on rank 0 print what was found."""
     if not 0 < args.seconds < float("inf"):
-        raise ConfigError(f"--seconds {args.seconds} is no time; give a number above 0")
+        raise ConfigError(f"--seconds {args.seconds} is not a time; give a number above 0")
     environ = {"RANK": "0", **os.environ}
     rank = rank_info(environ)
     device, name = _device(rank)

@@ -45,7 +45,7 @@ def show_probes(
     for table in (_operator_table(operators), _transfer_table(transfers)):
         if table.rows:
             show_table(table, out)
-    _say(out, f"now ask: forerun plan {directory}; forerun predict {directory} --config FILE")
+    _say(out, f"next: forerun plan {directory}, or forerun predict {directory} --config FILE")
 
 
 def _say(out: Console, text: str) -> None:
@@ -125,7 +125,7 @@ def _operator_table(rows: list[dict[str, Any]]) -> ReportTable:
     return ReportTable(
         key="probed_operators",
         title="Operators",
-        columns=("operator", "phase", "shape", "time", "TFLOP/s", "GB/s by its law"),
+        columns=("operator", "phase", "shape", "time", "TFLOP/s", "GB/s fitted"),
         rows=tuple(cells),
     )
 

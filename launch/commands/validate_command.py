@@ -42,7 +42,8 @@ def validate(args: argparse.Namespace) -> int:
     for protocol in chosen:
         if protocol not in needs:
             raise ConfigError(
-                f"--protocol {protocol} is none of those of {args.what}: {', '.join(needs)}"
+                f"--protocol {protocol} is not a protocol of {args.what}; choose from "
+                f"{', '.join(needs)}"
             )
     rows: list[dict[str, object]] = []
     floors: dict[tuple[str, str], str] = {}
@@ -111,16 +112,16 @@ def _tell_flags(name: str, frame: pd.DataFrame) -> None:
     if len(flagged):
         reasons = flagged.value_counts()
         tell(
-            f"{name}: {len(flagged)} of {len(frame)} rows are flagged and neither fitted nor "
-            f"scored, most for: {reasons.index[0]} ({reasons.iloc[0]})"
+            f"{name}: {len(flagged)} of {len(frame)} rows are flagged, and are neither fitted nor "
+            f"scored; most frequent reason: {reasons.index[0]} ({reasons.iloc[0]})"
         )
 
 
 def _tell_implausible(name: str, frame: pd.DataFrame) -> None:
     found = implausible(frame)
     for is_doubtful, text in (
-        (False, "rows that train no model, but are scored"),
-        (True, "rows that look wrong, but train, since they are most of their operator"),
+        (False, "rows that are scored, but train no model"),
+        (True, "rows that look wrong but are fitted, because they are most of their operator"),
     ):
         counts: Counter[str] = Counter()
         for refusal in (r for r in found if r.is_doubtful is is_doubtful):

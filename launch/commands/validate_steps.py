@@ -129,8 +129,8 @@ def _check(args: argparse.Namespace) -> None:
     for protocol in args.protocol or ():
         if protocol not in STEP_PROTOCOLS:
             raise ConfigError(
-                f"--protocol {protocol} is none of those of steps: {', '.join(STEP_PROTOCOLS)}; "
-                f"a number of rows is given by --calibrate-on"
+                f"--protocol {protocol} is not a protocol of steps; choose from "
+                f"{', '.join(STEP_PROTOCOLS)}, or give a number of rows with --calibrate-on"
             )
 
 
@@ -170,8 +170,8 @@ def _tell_left_out(table: StepTable) -> None:
     flags = Counter(row.flag for row in table.rows if row.flag)
     reasons = Counter(row.reason for row in table.skipped)
     for text, counts in (
-        ("flagged and neither fitted nor scored", flags),
-        ("that are no layout we can describe", reasons),
+        ("flagged, and neither fitted nor scored", flags),
+        ("that are not a layout Forerun can describe", reasons),
     ):
         if counts:
             told = [f"{reason} ({number})" for reason, number in counts.most_common(_NUM_REASONS)]
@@ -192,7 +192,7 @@ def _report(
         lines = [_cells(label, whole)]
         lines += [_cells(f"  {row['group']}", row) for row in own[:_NUM_GROUPS]]
         if len(own) > _NUM_GROUPS:
-            lines.append(_cells(f"  and {len(own) - _NUM_GROUPS} groups more (--json)", {}))
+            lines.append(_cells(f"  and {len(own) - _NUM_GROUPS} more groups (--json)", {}))
         yield ReportTable(
             key=f"{table}/{protocol}",
             title=f"{table}: {protocol} (percent)",

@@ -19,7 +19,7 @@ from .show_options import add_show
 
 def add_report(verbs: argparse._SubParsersAction) -> None:
     """The options of ``forerun report``."""
-    sub = _add_run(verbs, "report", "what a calibrated run says about itself")
+    sub = _add_run(verbs, "report", "when a calibrated run ends, and where its step goes")
     add_file_schema_option(sub)
 
 
@@ -36,14 +36,16 @@ def add_predict(verbs: argparse._SubParsersAction) -> None:
         "--fail-over",
         type=float,
         metavar="SECONDS",
-        help="exit 1 when the step is slower than this",
+        help="exit 1 if the step is slower than this",
     )
     add_timeline(sub)
 
 
 def add_plan(verbs: argparse._SubParsersAction) -> None:
     """The options of ``forerun plan``."""
-    sub = _add_run(verbs, "plan", "the best layouts on a number of GPUs, of this kind or another")
+    sub = _add_run(
+        verbs, "plan", ("the best layouts on a number of GPUs, of the same kind or another")
+    )
     _add_evidence(sub)
     add_schema_option(sub, SCHEMA_FILE)
     add_plan_options(sub)
@@ -55,7 +57,7 @@ def add_explain(verbs: argparse._SubParsersAction) -> None:
     """The options of ``forerun explain``."""
     sub = verbs.add_parser(
         "explain",
-        help="why a layout takes what it takes, and why it is faster than another",
+        help="where the step time of a layout goes, and why it is faster than another",
         description="A layout is named as a plan prints it (TP4 PP2 DP2 mbs2), in short names over "
         "the running layout (tp4 pp2), by its row in the plan (3), or as running.",
         allow_abbrev=False,
@@ -67,8 +69,10 @@ def add_explain(verbs: argparse._SubParsersAction) -> None:
 def _add_run(verbs: argparse._SubParsersAction, verb: str, text: str) -> argparse.ArgumentParser:
     """A verb that is asked of a run of a directory."""
     sub = verbs.add_parser(verb, help=text, allow_abbrev=False)
-    sub.add_argument("directory", type=Path, metavar="DIR", help="what --calibrate-dir was")
-    sub.add_argument("--run-id", help="which run, where the directory holds several")
+    sub.add_argument(
+        "directory", type=Path, metavar="DIR", help=("the directory that --calibrate-dir named")
+    )
+    sub.add_argument("--run-id", help="which run, if the directory holds several")
     return sub
 
 
@@ -79,29 +83,35 @@ def _add_evidence(sub: argparse.ArgumentParser) -> None:
         "--config",
         type=Path,
         metavar="FILE",
-        help="another run over this calibration: Megatron's arguments as YAML or JSON, a "
-        "Hugging Face config.json, a checkpoint; or give its whole command behind --",
+        help=(
+            "another run over this calibration: Megatron's arguments as YAML or JSON, a Hugging "
+            "Face config.json, a checkpoint; or give its whole command after --"
+        ),
     )
     add(
         "--also",
         type=Path,
         action="append",
         metavar="DIR",
-        help="another directory whose measured steps count too; may be given again",
+        help="another directory whose measured steps count too (may be repeated)",
     )
-    add("--machine", metavar="NAME", help="of imported steps: which machine")
+    add("--machine", metavar="NAME", help="which machine, if steps of several were imported")
     add_cluster(add)
     over = sub.add_mutually_exclusive_group().add_argument
     over(
         "--like",
         type=Path,
         metavar="DIR",
-        help="a run of another machine, maybe of another device: its operators are carried "
-        "over, and the samples or probes of this directory correct them",
+        help=(
+            "a run on another machine, or on another device: its operators are carried over and "
+            "corrected by the samples or probes of this directory"
+        ),
     )
     over(
         "--device",
         metavar="NAME",
-        help="another device that nothing was measured on, as H100 or by its driver's name: "
-        "operators are carried over by data sheets; plan takes several with commas",
+        help=(
+            "a device without measurements, such as H100, or its driver's name: operators are "
+            "carried over by data sheets; plan takes several, separated by commas"
+        ),
     )

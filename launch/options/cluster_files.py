@@ -28,13 +28,13 @@ def read_cluster(path: Path | None) -> StatedNodes | None:
             f"{path} cannot be read: {err.strerror or err}; give a JSON file"
         ) from err
     if len(text) > _MOST_NBYTES:
-        raise ConfigError(f"{path} is above 64 KiB; a cluster file has a few lines")
+        raise ConfigError(f"{path} is larger than 64 KiB; a cluster file has a few lines")
     try:
         found = parse_json(text)
     except ValueError as err:
         raise ConfigError(f"{path} is not JSON: {err}; correct it") from err
     if not isinstance(found, dict):
-        raise ConfigError(f"{path} holds no JSON object; state any of {', '.join(KEYS)} in one")
+        raise ConfigError(f"{path} holds no JSON object; give one with any of {', '.join(KEYS)}")
     try:
         return stated_nodes(found)
     except ConfigError as err:

@@ -59,7 +59,7 @@ def described_run(
     On ``num_ranks`` ranks, 0: as many as ``own`` has.
     """
     if path is not None and command:
-        raise ConfigError("--config and a command behind -- exclude each other; give one")
+        raise ConfigError("--config and a command after -- exclude each other; give one of them")
     if path is not None:
         return read_config(path, own, num_ranks=num_ranks)
     if not command:
@@ -80,7 +80,7 @@ def _parsed(path: Path) -> Mapping[str, Any]:
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigError(f"{path} cannot be read: {err}; give a text file that exists") from err
     if len(data) > MAX_NBYTES:
-        raise ConfigError(f"{path} is above {MAX_NBYTES >> 20} MiB; give a file of arguments")
+        raise ConfigError(f"{path} is larger than {MAX_NBYTES >> 20} MiB; give a file of arguments")
     value = _json(path, text) if path.suffix == ".json" else _yaml(path, text)
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path} holds no mapping of names to values; write NAME: VALUE lines")

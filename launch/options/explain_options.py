@@ -13,12 +13,17 @@ SCHEMA_FILE = Path(__file__).parents[1] / "report" / "explain.schema.json"
 def add_explain_options(sub: argparse.ArgumentParser) -> None:
     """Which layouts, on how many ranks, and where to draw them."""
     add = sub.add_argument
-    add("directory", type=Path, metavar="DIR", help="what --calibrate-dir was")
+    add("directory", type=Path, metavar="DIR", help="the directory that --calibrate-dir named")
     add("layout", metavar="A", help="the layout to explain")
-    add("other", metavar="B", nargs="?", help="another, that it is held against")
-    add("--run-id", help="which run, where the directory holds several")
-    add("--gpus", type=int, help="number of ranks of both (default: as the run)")
-    add("--svg", type=Path, metavar="FILE", help="draw the terms as a waterfall into this file")
+    add("other", metavar="B", nargs="?", help="another layout to compare it with")
+    add("--run-id", help="which run, if the directory holds several")
+    add("--gpus", type=int, help="number of ranks of both layouts (default: as in the run)")
+    add(
+        "--svg",
+        type=Path,
+        metavar="FILE",
+        help=("draw the terms as a waterfall chart into this SVG file"),
+    )
     add_timeline(sub)
     add_schema_option(sub, SCHEMA_FILE)
 

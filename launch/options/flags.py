@@ -211,7 +211,8 @@ def _moment(flag: str, text: str) -> float:
         return datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text)).timestamp()
     except (ValueError, OverflowError, OSError):
         raise ConfigError(
-            f"{flag}: must be an ISO-8601 time or Unix seconds; such as 2030-01-31T18:00:00+00:00"
+            f"{flag}: must be an ISO-8601 time or Unix seconds; give one such as "
+            "2030-01-31T18:00:00+00:00"
         ) from None
 
 
@@ -219,7 +220,7 @@ def _duration(flag: str, text: str) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text, re.ASCII)
     if match is None:
         raise ConfigError(
-            f"{flag}: must be seconds, or a number with s, m or h; such as 600 or 10m"
+            f"{flag}: must be seconds, or a number with s, m or h; give one such as 600 or 10m"
         )
     return float(match[1]) * {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
 
@@ -228,8 +229,8 @@ def _counts(flag: str, text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(re.fullmatch(r"0*[1-9]\d{0,6}", part, re.ASCII) for part in parts):
         raise ConfigError(
-            f"{flag}: must be whole numbers above 0, up to 7 digits, with commas between; "
-            f"such as 8,16"
+            f"{flag}: must be whole numbers above 0 of up to 7 digits, separated by commas; give "
+            "some such as 8,16"
         )
     return tuple(int(part) for part in parts)
 

@@ -14,23 +14,38 @@ SCHEMA_FILE = Path(__file__).parents[1] / "report" / "lint.schema.json"
 def add_lint_options(sub: argparse.ArgumentParser) -> None:
     """The options that ``doctor`` has beside none at all."""
     sub.description = (
-        "Alone: this environment.  With a command behind --, a directory, or both: arguments and "
-        "variables of that launch which waste, distort or risk something, with what the model of "
-        "the run says of each. Variables stand before the command: -- NCCL_DEBUG=INFO torchrun ..."
+        "Without arguments: this environment.  With a command after --, a directory, or both: "
+        "arguments and variables of that launch that waste time, distort measurements or risk the "
+        "run, each with its gain by the model of the run. Write variables before the command: -- "
+        "NCCL_DEBUG=INFO torchrun ..."
     )
     sub.set_defaults(takes_command=True, config=None, also=None, machine=None, like=None)
     sub.set_defaults(cluster=None)
     add = sub.add_argument
-    add("directory", type=Path, nargs="?", help="what --calibrate-dir was")
-    add("--run-id", help="which run, where the directory holds several")
-    add("--device", metavar="NAME", help="as for predict; without a directory by data sheets alone")
-    add("--gpus", type=int, metavar="N", help="ranks, where the launcher's words do not say them")
-    add("--mtbf-hours", type=float, metavar="H", help="mean time between failures of the job")
+    add("directory", type=Path, nargs="?", help="the directory that --calibrate-dir named")
+    add("--run-id", help="which run, if the directory holds several")
+    add(
+        "--device",
+        metavar="NAME",
+        help=("as for predict; without a directory, by data sheets alone"),
+    )
+    add(
+        "--gpus",
+        type=int,
+        metavar="N",
+        help=("number of ranks, if the launch command does not say it"),
+    )
+    add(
+        "--mtbf-hours",
+        type=float,
+        metavar="H",
+        help=("mean time between failures of the job, in hours"),
+    )
     add(
         "--fail-over",
         type=float,
         metavar="FRAC",
-        help="exit 1 when what is sure to be gained comes to more than this share",
+        help="exit 1 if the sure gains add up to more than this share of the step",
     )
     add_schema_option(sub, SCHEMA_FILE)
 

@@ -14,22 +14,30 @@ def add_validate(verbs: argparse._SubParsersAction) -> None:
     add = verbs.add_parser(
         "validate",
         help="how right the models are on tables of measurements",
-        description="Fits on one part of each table and scores on the rest, by several protocols. "
-        "At most 2,000 samples of an operator train and 2,000 are scored for each seed, drawn by "
-        "the seed. steps: whole steps of layouts. design: which of them would teach most. "
-        "Columns: recipes/published/FORMAT.md.",
+        description=(
+            "Fits on one part of each table and scores on the rest, by several protocols. At most "
+            "2,000 samples of an operator train and 2,000 are scored for each seed, drawn by the "
+            "seed. steps: whole steps of layouts. design: the layouts that would be most worth "
+            "measuring. Columns: recipes/published/FORMAT.md."
+        ),
         allow_abbrev=False,
     ).add_argument
     what = ("operators", "collectives", "steps", "design")
-    add("what", choices=what, help="models of these, or which layouts to measure")
+    add("what", choices=what, help="what to validate; design: which layouts to measure")
     add("files", type=Path, nargs="+", metavar="FILE", help=".csv[.gz], .parquet")
-    add("--protocol", action="append", metavar="NAME", help="only this one (may be repeated)")
-    add("--seeds", type=int, default=5, metavar="N", help="random draws to pool (default 5)")
+    add("--protocol", action="append", metavar="NAME", help="only this protocol (may be repeated)")
+    add(
+        "--seeds",
+        type=int,
+        default=5,
+        metavar="N",
+        help=("number of random draws to pool (default 5)"),
+    )
     add(
         "--calibrate-on",
         type=int,
         metavar="K",
-        help="steps: rows that calibrate, the rest is scored",
+        help="steps: number of rows that calibrate; the rest is scored",
     )
     add(
         "--draws", type=int, default=20, metavar="N", help="steps: draws of these rows (default 20)"
@@ -42,7 +50,13 @@ def add_validate(verbs: argparse._SubParsersAction) -> None:
         metavar="FILE",
         help="steps: tables of operators and collectives of the same devices",
     )
-    add("--rows", type=int, default=10, metavar="K", help="design: layouts to name (default 10)")
+    add(
+        "--rows",
+        type=int,
+        default=10,
+        metavar="K",
+        help=("design: number of layouts to name (default 10)"),
+    )
     add_cluster(add, "collectives, steps: ")
 
 
@@ -50,23 +64,33 @@ def add_import(verbs: argparse._SubParsersAction) -> None:
     """The options of ``forerun import``."""
     add = verbs.add_parser(
         "import",
-        help="measurements of other tools into tables in our own format",
-        description="kineto: traces of PyTorch's profiler recorded with shapes. nccl-tests: logs. "
-        "steps: step times of layouts, operators or collectives in our own format, into a "
-        "directory that answers predict and plan. Columns: recipes/published/FORMAT.md.",
+        help="turn measurements of other tools into tables in Forerun's format",
+        description=(
+            "kineto: traces of PyTorch's profiler recorded with shapes. nccl-tests: logs. steps: "
+            "step times of layouts, operators or collectives in Forerun's format, into a directory "
+            "that answers predict and plan. Columns: recipes/published/FORMAT.md."
+        ),
         allow_abbrev=False,
     ).add_argument
-    add("source", choices=("kineto", "nccl-tests", "steps"), help="what the files are")
-    add("files", type=Path, nargs="+", metavar="FILE", help="to read")
+    add("source", choices=("kineto", "nccl-tests", "steps"), help="format of the files")
+    add("files", type=Path, nargs="+", metavar="FILE", help="files to read")
     place = "FILE|DIR"
-    add("--out", type=Path, required=True, metavar=place, help="a table; of steps a directory")
-    add("--fabric", metavar="NAME", help="what to call the cluster")
-    add("--ranks-per-node", type=int, default=8, metavar="N", help="for kineto (default 8)")
+    add("--out", type=Path, required=True, metavar=place, help="a table; for steps a directory")
+    add("--fabric", metavar="NAME", help="name of the cluster")
+    add(
+        "--ranks-per-node",
+        type=int,
+        default=8,
+        metavar="N",
+        help=("kineto: ranks per node (default 8)"),
+    )
     add(
         "--kernels",
         type=Path,
         metavar="FILE",
-        help="kineto: all kernels by phase, operator and transfer, shapes or not",
+        help=(
+            "kineto: shares of all kernels by phase, operator and transfer, with or without shapes"
+        ),
     )
 
 
@@ -80,14 +104,14 @@ def add_probe(verbs: argparse._SubParsersAction) -> None:
         "--config or of the command behind --, else a GPT that suits the device.",
         allow_abbrev=False,
     ).add_argument
-    add("--out", type=Path, required=True, metavar="DIR", help="for the records")
+    add("--out", type=Path, required=True, metavar="DIR", help="directory for the records")
     add("--config", type=Path, metavar="FILE", help="as for predict")
-    add("--seconds", type=float, default=60.0, help="for all of it (default 60)")
+    add("--seconds", type=float, default=60.0, help="time for all probes, in seconds (default 60)")
     add("--operators", action="store_true", help="these alone")
     add("--collectives", action="store_true", help="these alone")
 
 
 def add_doctor(verbs: argparse._SubParsersAction) -> None:
     """The options of ``forerun doctor``."""
-    what = "what is installed here and would be attached; what a launch wastes"
+    what = "what is installed here and would be attached; with a launch: what it wastes"
     add_lint_options(verbs.add_parser("doctor", help=what, allow_abbrev=False))

@@ -59,8 +59,8 @@ class BatchRule:
             return self.samples_per_rank * num_ranks or self.samples or here
         if here * num_ranks % own_ranks:
             raise ConfigError(
-                f"--global-batch-size xGPUS is no whole number on {num_ranks} GPUs, with {here} "
-                f"samples on {own_ranks} in the run; choose other numbers of GPUs, or give samples"
+                f"--global-batch-size xGPUS is no whole number of samples on {num_ranks} GPUs (the "
+                f"run has {here} on {own_ranks}); choose other numbers of GPUs, or give samples"
             )
         return here * num_ranks // own_ranks
 
@@ -193,14 +193,14 @@ def read_counts(text: str) -> tuple[int, ...]:
         begin = _positive("--gpus", first)
         end = _positive("--gpus", last) if is_range else begin
         if end < begin:
-            raise ConfigError(f"--gpus {part} ends below its beginning; write {end}..{begin}")
+            raise ConfigError(f"--gpus {part} ends below its start; write {end}..{begin}")
         while begin <= end:
             found.append(begin)
             begin *= 2
     counts = tuple(dict.fromkeys(found))
     if len(counts) > _MOST_COUNTS:
         raise ConfigError(
-            f"--gpus has {len(counts)} numbers of GPUs; ask for {_MOST_COUNTS} at most at once"
+            f"--gpus has {len(counts)} numbers of GPUs; give at most {_MOST_COUNTS} at once"
         )
     return counts
 
@@ -231,28 +231,34 @@ def add_plan_options(sub: argparse.ArgumentParser) -> None:
     add(
         "--gpus",
         metavar="N|A..B|N,N",
-        help="numbers of GPUs: one, several with commas, or 8..1024: 8 times the powers of two up "
-        "to 1024 (default: as the run)",
+        help=(
+            "numbers of GPUs: one, several separated by commas, or 8..1024 for 8, 16, 32 and so on "
+            "up to 1024 (default: as in the run)"
+        ),
     )
-    add("--gpus-per-node", metavar="N", help="(default: as the run)")
+    add("--gpus-per-node", metavar="N", help="(default: as in the run)")
     add(
         *("--global-batch-size", "--gbs"),
         metavar="N|xGPUS",
-        help="samples of a step; xGPUS: as many for each GPU as in the run, 4xGPUS: four for each",
+        help="samples of a step; xGPUS: as many per GPU as in the run; 4xGPUS: four per GPU",
     )
     add("--seq-length", "--seq", metavar="N", help="tokens of a sample")
-    add("--memory-gib", metavar="X", help="memory of one GPU (default: what the run had)")
-    add("--objective", metavar="time|cost", default="time", help="what to order by (default time)")
-    add("--price-per-gpu-hour", metavar="X", help="one, or one for each --device, with commas")
+    add("--memory-gib", metavar="X", help="memory of one GPU in GiB (default: as in the run)")
+    add("--objective", metavar="time|cost", default="time", help="order of the rows (default time)")
+    add(
+        "--price-per-gpu-hour",
+        metavar="X",
+        help=("price of an hour of one GPU: one, or one for each --device, separated by commas"),
+    )
     add("--keep", metavar="tp=8,pp=1|2", help="only layouts with these values")
-    add("--why", metavar="tp=16", help="what keeps such layouts from the top")
-    add("--top", metavar="K", default=NUM_TOP, help=f"rows to show (default {NUM_TOP})")
+    add("--why", metavar="tp=16", help="why such layouts are not at the top")
+    add("--top", metavar="K", default=NUM_TOP, help=f"number of rows to show (default {NUM_TOP})")
 
 
 def add_layout_options(sub: argparse.ArgumentParser) -> None:
     """Short names of a layout, kept in ``layout_words`` as they were written."""
     group = sub.add_argument_group(
-        "layout", "what differs from the run; Megatron's own options are taken as well"
+        "layout", "settings that differ from the run; Megatron's own options work as well"
     )
     for axis in LAYOUT_NAMES:
         group.add_argument(
@@ -304,10 +310,10 @@ def _real(option: str, text: str, rule: str) -> float:
 def _memory_nbytes(text: object) -> int | None:
     if text is None:
         return None
-    rule = "give a number above 0, of GiB"
+    rule = "give a number of GiB above 0"
     gib = _real("--memory-gib", str(text), rule)
     if not 0 < gib < _MOST_GIB:
-        raise ConfigError(f"--memory-gib {gib:g} is no memory; {rule}")
+        raise ConfigError(f"--memory-gib {gib:g} is not a size of memory; {rule}")
     return int(gib * GIB)
 
 

@@ -18,7 +18,7 @@ def add_schema_option(sub: argparse.ArgumentParser, schema: Path) -> None:
         action=_Print,
         nargs=0,
         const=schema,
-        help="the JSON Schema of --json, and exit",
+        help="print the JSON Schema of --json and exit",
     )
 
 
@@ -29,7 +29,7 @@ def add_file_schema_option(sub: argparse.ArgumentParser) -> None:
         action=_PrintFile,
         choices=sorted(FILE_NAMES),
         metavar="FILE",
-        help=f"the JSON Schema of a file that a run leaves, and exit: {', '.join(FILE_NAMES)}",
+        help=f"print the JSON Schema of a file of a run and exit: {', '.join(FILE_NAMES)}",
     )
 
 

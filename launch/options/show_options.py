@@ -9,10 +9,16 @@ from pathlib import Path
 def add_show(parser: argparse.ArgumentParser) -> None:
     """``--show N`` and ``--write FILE``."""
     parser.add_argument(
-        "--show", type=int, metavar="N", help="the whole launch line of row N (0: the running one)"
+        "--show",
+        type=int,
+        metavar="N",
+        help=("print the whole launch command of row N (0: the running layout)"),
     )
     parser.add_argument(
-        "--write", type=Path, metavar="FILE", help="the row as an executable script (default row 1)"
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help=("write the row as an executable script (default row 1)"),
     )
 
 

@@ -23,7 +23,9 @@ class VerbParser(argparse.ArgumentParser):
         choices = action.choices
         if choices is not None and value not in choices:
             names = [str(one) for one in choices]
-            raise argparse.ArgumentError(action, f"{shown(value)} is none; {remedy(value, names)}")
+            raise argparse.ArgumentError(
+                action, (f"{shown(value)} is not a choice; {remedy(value, names)}")
+            )
 
 
 def remedy(word: object, known: Iterable[str]) -> str:

@@ -19,31 +19,72 @@ def add_run(verbs: argparse._SubParsersAction) -> None:
         "run",
         help="start a training command and own the exit code that the scheduler sees",
         usage="forerun run [options] -- COMMAND ...",
-        description="Starts the command behind --, passes SIGTERM, SIGINT and SIGHUP on once, "
-        "takes SIGUSR1 and SIGUSR2 as a request to save and stop, leaves no process behind. Exits "
-        "with the command's code, 128+n where signal n ended it, 93 where it stopped on advice.",
+        description=(
+            "Starts the command after --, passes SIGTERM, SIGINT and SIGHUP on once, takes SIGUSR1 "
+            "and SIGUSR2 as a request to save and stop, and leaves no process behind. Exits with "
+            "the command's code, 128+n if signal n ended it, 93 if it stopped on advice."
+        ),
         allow_abbrev=False,
     )
     run_parser.set_defaults(takes_command=True)
     add = run_parser.add_argument
     add(
-        "--directory", type=Path, metavar="DIR", help="--calibrate-dir of a command inside a script"
+        "--directory",
+        type=Path,
+        metavar="DIR",
+        help=("the --calibrate-dir of a command inside a script"),
     )
-    add("--stop-exit-code", type=_code, default=STOP_EXIT_CODE, metavar="N", help="default 93")
-    add("--grace", type=_time, default=120.0, metavar="TIME", help="SIGTERM to SIGKILL (2m)")
+    add(
+        "--stop-exit-code",
+        type=_code,
+        default=STOP_EXIT_CODE,
+        metavar="N",
+        help=("exit code of a stop on advice (default 93)"),
+    )
+    add(
+        "--grace",
+        type=_time,
+        default=120.0,
+        metavar="TIME",
+        help=("time from SIGTERM to SIGKILL (default 2m)"),
+    )
     add(
         "--stop-patience",
         type=_time,
         default=300.0,
         metavar="TIME",
-        help="request to save and stop to SIGTERM (5m)",
+        help="time from a request to save and stop to SIGTERM (default 5m)",
     )
-    add("--margin", type=_time, default=300.0, metavar="TIME", help="spare before the limit (5m)")
-    add("--time-limit", type=_time, metavar="TIME", help="from now (default: what Slurm says)")
-    add("--save-before-limit", action="store_true", help="save and stop in time, not only warn")
-    add("--job-time", type=_time, metavar="TIME", help="wall time to count chained jobs for")
+    add(
+        "--margin",
+        type=_time,
+        default=300.0,
+        metavar="TIME",
+        help=("time to spare before the limit (default 5m)"),
+    )
+    add(
+        "--time-limit",
+        type=_time,
+        metavar="TIME",
+        help=("time limit from now on (default: what Slurm grants)"),
+    )
+    add(
+        "--save-before-limit",
+        action="store_true",
+        help=("save and stop before the limit, instead of only warning"),
+    )
+    add(
+        "--job-time",
+        type=_time,
+        metavar="TIME",
+        help=("wall time of one job, to count the chained jobs that are left"),
+    )
     _add_resubmit(run_parser)
-    add("--dry-run", action="store_true", help="say what would run and what the scheduler grants")
+    add(
+        "--dry-run",
+        action="store_true",
+        help=("only print what would run and what the scheduler grants"),
+    )
     add("--json", action="store_true", help="one JSON value as the last line of standard output")
 
 
@@ -53,15 +94,20 @@ def _add_resubmit(run_parser: argparse.ArgumentParser) -> None:
         "--resubmit-template",
         type=Path,
         metavar="FILE",
-        help="your own script, which is read: {command}, {time}, {reason}, {directory} and "
-        "{launch_id} in it are filled in",
+        help=(
+            "your own job script; {command}, {time}, {reason}, {directory} and {launch_id} in it "
+            "are filled in"
+        ),
     )
     add(
         "--resubmit-script",
         type=Path,
         metavar="FILE",
-        help="where the script with the advised layout goes, also without a stop (on an advised "
-        f"stop: DIR/{SCRIPT}); a file that Forerun did not write stays as it is",
+        help=(
+            "where to write the script with the advised layout, even without a stop (default, only "
+            f"on an advised stop: DIR/{SCRIPT}); a file that Forerun did not write is never "
+            "replaced"
+        ),
     )
 
 
@@ -77,10 +123,12 @@ def _time(text: str) -> float:
         found = duration_s(text) or float("inf")
     if found < LONGEST_S:
         return found
-    raise argparse.ArgumentTypeError(f"{text!r} is no time; such as 600, 10m, 48h or 2-00:00:00")
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not a time; give one such as 600, 10m, 48h or 2-00:00:00"
+    )
 
 
 def _code(text: str) -> int:
     if re.fullmatch(r"\d{1,3}", text, re.ASCII) and 1 <= int(text) <= 125:
         return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no exit code to choose; give 1 to 125")
+    raise argparse.ArgumentTypeError(f"{text!r} cannot be chosen as exit code; give 1 to 125")

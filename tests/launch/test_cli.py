@@ -91,7 +91,7 @@ def test_an_unknown_verb_is_one_line(
 ) -> None:
     assert main([word, "DIR"]) == ExitCode.USAGE
     err = capsys.readouterr().err
-    assert err.count("\n") == 1 and f"{word!r} is no verb" in err and told in err
+    assert err.count("\n") == 1 and f"{word!r} is not a verb" in err and told in err
 
 
 def test_who_asks_nothing_sees_what_can_be_asked(capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,10 +121,10 @@ def test_the_public_names_are_listed() -> None:
         ("report --device B200 DIR", "predict, plan, explain, doctor do"),
         ("predict DIR --device", "--device: expected one argument; see forerun predict --help"),
         ("predict --device B200", "required: DIR; see forerun predict --help"),
-        ("validate operatrs FILE", "'operatrs' is none; did you mean operators?"),
+        ("validate operatrs FILE", "'operatrs' is not a choice; did you mean operators?"),
         ("import zip FILE --out O", "there are kineto, nccl-tests, steps"),
         ("--verson", "did you mean --version"),
-        ("--json report DIR", "a verb comes first"),
+        ("--json report DIR", "the verb comes first"),
     ],
 )
 def test_an_option_that_a_verb_does_not_take_is_one_line(

@@ -119,7 +119,7 @@ def test_implausible_rows_are_counted_and_scored(
     frame.to_csv(tmp_path / "t.csv", index=False)
     argv = ("operators", str(tmp_path / "t.csv"), "--json", "--protocol", "few_8", "--seeds", "1")
     _, out, err = run(capsys, *argv)
-    assert "train no model, but are scored" in err
+    assert "rows that are scored, but train no model" in err
     assert "6 linear1/backward backward shorter than possible" in err
     assert results(out)[0]["n"] == 4 * (24 - 8)
 

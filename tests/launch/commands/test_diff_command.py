@@ -134,8 +134,8 @@ def test_windows_are_chosen_by_either_way(homes: dict[str, str], capsys: Out) ->
         (["DIR", "DIR", "--windows", "0", "1"], "give no B"),
         (["DIR", "--windows", "0", "9"], "it has 0, 1, 2, 3"),
         (["DIR@x", "DIR"], "write DIR@1"),
-        (["DIR", "DIR", "--fail-over", "-1"], "give one from 0 up"),
-        (["DIR", "DIR", "--fail-over", "nan"], "give one from 0 up"),
+        (["DIR", "DIR", "--fail-over", "-1"], "give 0 or more"),
+        (["DIR", "DIR", "--fail-over", "nan"], "give 0 or more"),
         (["DIR", "DIR", "--run-id", "one"], "give it twice"),
     ],
 )

@@ -78,12 +78,12 @@ def test_a_finding_is_three_lines_and_each_says_what_it_is(capsys: Out) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("1. --overlap-grad-reduce is not there · wastes · gain not known: ")
     assert lines[2] == "   instead: --overlap-grad-reduce"
-    assert len(lines) == 3 * 2 + 1 and lines[-1].startswith("variables that a shell")
+    assert len(lines) == 3 * 2 + 1 and lines[-1].startswith("variables exported by a shell")
 
 
 def test_a_clean_launch_is_said_to_be(capsys: Out) -> None:
     assert main(["doctor", "--", *shlex.split(DENSE)]) == ExitCode.ANSWER
-    assert capsys.readouterr().out.startswith("nothing to write otherwise in this launch\n")
+    assert capsys.readouterr().out.startswith("nothing to improve in this launch\n")
 
 
 def test_ranks_may_be_said_beside(capsys: Out) -> None:
@@ -95,12 +95,12 @@ def test_ranks_may_be_said_beside(capsys: Out) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--device", "H100"], "give its command behind --"),
-        (["--fail-over", "0"], "give its command behind --"),
+        (["--device", "H100"], "give its command after --"),
+        (["--fail-over", "0"], "give its command after --"),
         (["--", "torchrun", "t.py"], "is missing from the arguments of the run"),
         (["--gpus", "0", "--", *WORSE], "--gpus 0 is below 1"),
-        (["--mtbf-hours", "-1", "--", *WORSE], "--mtbf-hours -1.0 is no time"),
-        (["--mtbf-hours", "nan", "--", *WORSE], "--mtbf-hours nan is no time"),
+        (["--mtbf-hours", "-1", "--", *WORSE], "--mtbf-hours -1.0 is not a time"),
+        (["--mtbf-hours", "nan", "--", *WORSE], "--mtbf-hours nan is not a time"),
         (["--nothing", "--", *WORSE], "doctor takes no --nothing"),
     ],
 )

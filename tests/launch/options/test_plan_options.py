@@ -60,7 +60,7 @@ def test_a_batch_that_is_no_whole_number_is_refused() -> None:
     assert rule.size(odd, 3) == 3
     wide = replace(RUN, parallelism=Parallelism(dp=2, tp=4))
     few = replace(wide, batch=Batch(micro_batch_size=1, global_batch_size=2))
-    with pytest.raises(ConfigError, match="no whole number on 3 GPUs"):
+    with pytest.raises(ConfigError, match="no whole number of samples on 3 GPUs"):
         rule.size(few, 3)
 
 
@@ -97,7 +97,7 @@ def test_devices_have_prices_of_their_own_or_one() -> None:
         ("--gpus 8..2", r"write 2\.\.8"),
         ("--gpus 8..", "whole number"),
         ("--gpus 1..99999999999999999999", "64 bits"),
-        (f"--gpus {','.join(map(str, range(1, 60)))}", "32 at most"),
+        (f"--gpus {','.join(map(str, range(1, 60)))}", "at most 32"),
         ("--gpus-per-node -8", "below 1"),
         ("--device B20", "did you mean B200"),
         ("--objective speed", "time or cost"),

@@ -174,4 +174,4 @@ def test_a_file_that_nobody_leaves_has_no_schema(capsys: pytest.CaptureFixture[s
     with pytest.raises(SystemExit) as stop:
         main(["report", "--json-schema", "nothing"])
     assert stop.value.code == 2
-    assert "'nothing' is none; did you mean" in capsys.readouterr().err
+    assert "'nothing' is not a choice; did you mean" in capsys.readouterr().err
