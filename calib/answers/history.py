@@ -129,7 +129,7 @@ class History:
         )
 
     def told(self, finishes: Mapping[int, tuple[float | None, float | None]]) -> History:
-        """With the finishes that were foretold at windows of these numbers, before and after."""
+        """With the finishes that were predicted at windows of these numbers, before and after."""
         errors = [
             replace(
                 error,
@@ -201,7 +201,7 @@ class WindowScore:
     """The same by the models refitted with this window."""
     finish_before_frac: float | None
     """The finish by models and levels of the windows before, at the moment when this one closed:
-    how much too late it is, over the time of the whole run.  None where none was foretold."""
+    how much too late it is, over the time of the whole run.  None where none was predicted."""
     finish_after_frac: float | None
     """The same by those with this window."""
 
@@ -221,10 +221,10 @@ def window_scores(
     """
     total_s = finish_unix_s - started_unix_s
 
-    def late_frac(foretold_unix_s: float | None) -> float | None:
-        if foretold_unix_s is None or total_s <= 0:
+    def late_frac(predicted_unix_s: float | None) -> float | None:
+        if predicted_unix_s is None or total_s <= 0:
             return None
-        return (foretold_unix_s - finish_unix_s) / total_s
+        return (predicted_unix_s - finish_unix_s) / total_s
 
     def next_frac(modelled_s: float | None, following: WindowError | None) -> float | None:
         if modelled_s is None or following is None:

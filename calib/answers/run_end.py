@@ -39,7 +39,7 @@ class RunEnd:
 
     @property
     def horizon(self) -> int:
-        """As far as can be foretold."""
+        """As far as can be predicted."""
         return self.steps_total or self.pass_end
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from ..advice.decision import Action, Decision, Reason, Rule, action_words, odds_text, saving_text
+from ..advice.decision import Action, Decision, Reason, Rule, odds_text, saving_text
 from ..advice.layout_words import layout_words
 from ..advice.micro_batch import MicroBatchAdvice
 from ..advice.plan import Candidate, Plan

@@ -72,7 +72,7 @@ class _Run:
         self._windows = step_windows(table)
         if not self._windows:
             raise CalibrationError(
-                f"run {table.run_id!r} has no unflagged step in these windows; record more steps"
+                f"run {table.run_id!r} has no clean step in these windows; record more steps"
             )
         self._tokens = {w: self._tokens_of(part) for w, part in self._windows.items()}
 

@@ -37,7 +37,7 @@ RUN_VALUES: Mapping[str, RunValue] = {
     ITERATION: _of("Step as the host counts it, from 1."),
     TIME: _of("When the step ended."),
     "step_time_s": _of("Time of the step, from its start to the next one's."),
-    "step_time_predicted_s": _of("Step time that was foretold from measured steps."),
+    "step_time_predicted_s": _of("Step time that was predicted from measured steps."),
     "step_time_predicted_low_s": _of("Lower end of the 90 % interval of the predicted step."),
     "step_time_predicted_high_s": _of("Upper end of the 90 % interval of the predicted step."),
     "step_time_modelled_s": _of("Step time of the model of operators and collectives."),
@@ -57,10 +57,10 @@ RUN_VALUES: Mapping[str, RunValue] = {
     "num_steps": _once("Steps of the whole run."),
     "overhead_frac": _once("What hooks cost a step of the window, as a share of it."),
     "window_next_step_error_before_frac": _of(
-        "Error of the next window's step as foretold before a window was learned from."
+        "Error of the next window's step as predicted before a window was learned from."
     ),
     "window_next_step_error_after_frac": _of(
-        "Error of the next window's step as foretold after a window was learned from."
+        "Error of the next window's step as predicted after a window was learned from."
     ),
 }
 """All that is sent for steps."""

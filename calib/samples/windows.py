@@ -14,11 +14,11 @@ _OF_RUNS = ("runs", "traced")
 
 
 def windows_of(table: SampleTable) -> list[int]:
-    """Windows of the newest run that have an unflagged step, oldest first."""
+    """Windows of the newest run that have a clean step, oldest first."""
     steps = table.newest("steps")
     windows = sorted(int(w) for w in steps[steps["is_clean"]]["window"].unique())
     if not windows:
-        raise CalibrationError("no window has an unflagged step; record more steps")
+        raise CalibrationError("no window has a clean step; record more steps")
     return windows
 
 

@@ -191,7 +191,7 @@ class CompanionLoop:
         if self._answer is not None:
             ended_unix_s = end_of_run(place.directory, place.run_id)
             self._answer = replace(self._answer, ended_unix_s=ended_unix_s)
-            # Once more: the end tells what the finishes that windows foretold were worth.
+            # Once more: the end tells what the finishes that windows predicted were worth.
             windows = wandb_tables(windows_tables(self._answer))
             self._sink.tables(self._run.last_iteration, windows)
             summary |= summary_values(self._answer)

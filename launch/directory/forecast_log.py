@@ -100,7 +100,7 @@ def forecasts_of(directory: Path, run_id: str) -> tuple[PastForecast, ...]:
 
 
 def finish_line(found: Evaluation) -> str:
-    """How well the finish was foretold, as the last line of a log; empty where nothing can be said.
+    """How well the finish was predicted, as the last line of a log; empty without an answer.
 
     The first forecast counts: it is the one that a user plans with.
     """

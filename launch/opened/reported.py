@@ -115,7 +115,7 @@ def reported(directory: Path, loaded: Loaded) -> ReportAnswer:
 
 
 def _with_the_past(directory: Path, answer: Answer) -> Answer:
-    """With the finishes that were foretold while it trained, and its end, where these were kept."""
+    """With the finishes that were predicted in training, and its end, where these were kept."""
     top, _ = top_of(directory)
     kept: dict[str, Any] = {}
     with suppress(RecordError):  # a damaged file takes no answer from the records

@@ -245,7 +245,7 @@ class Run(Told):
 
     @property
     def steps(self) -> pd.DataFrame:
-        """Its steps, one row each, beside what was foretold of them: docs/python.md."""
+        """Its steps, one row each, beside what was predicted of them: docs/python.md."""
         from ..directory.forecast_log import forecasts_of
         from ..directory.step_file import read_steps
         from .step_frame import step_frame

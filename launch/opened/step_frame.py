@@ -1,4 +1,4 @@
-"""Steps of a run, one row each, beside what was foretold of them."""
+"""Steps of a run, one row each, beside what was predicted of them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def step_frame(
         flags=("flags", _joined),
     ).reset_index()
     found["iteration"] = found.pop("step") + 1
-    recorded = _sorted(_typed(foretold(found, made)))
+    recorded = _sorted(_typed(predicted_before(found, made)))
     if seen is None:
         return recorded
     whole = _typed(seen.assign(is_clean=seen["flags"].eq("")))
@@ -49,7 +49,7 @@ def step_frame(
     return _sorted(pd.concat([whole, others])) if len(others) else _sorted(whole)
 
 
-def foretold(steps: pd.DataFrame, made: Sequence[PastForecast]) -> pd.DataFrame:
+def predicted_before(steps: pd.DataFrame, made: Sequence[PastForecast]) -> pd.DataFrame:
     """With the next step as the newest forecast before each said it; NaN before the first."""
     known = sorted(made, key=lambda one: (one.iteration, one.unix_s))
     places = np.searchsorted([one.iteration for one in known], steps["iteration"], side="left") - 1

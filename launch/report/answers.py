@@ -98,7 +98,7 @@ def artefacts(answer: Answer | MeasuredAnswer) -> dict[str, dict[str, Any]]:
 
 
 def write_end(place: Place, answer: Answer) -> None:
-    """Write again what the end of the run says more of: errors of the finishes foretold."""
+    """Write again what the end of the run says more of: errors of the predicted finishes."""
     _write(place, CALIBRATION, artefacts(answer)["calibration"])
 
 
@@ -114,7 +114,7 @@ def wandb_tables(tables: Sequence[ReportTable]) -> dict[str, list[dict[str, Any]
 
 
 def window_values(answer: Answer) -> dict[str, float]:
-    """For W&B, once a window has its answer: how well the one before foretold its step."""
+    """For W&B, once a window has its answer: how well the one before predicted its step."""
     found = {}
     for score in answer.window_scores[-2:-1]:
         found["window_next_step_error_before_frac"] = score.next_before_frac

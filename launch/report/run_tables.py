@@ -141,7 +141,7 @@ def windows_tables(answer: Answer) -> list[ReportTable]:
     )
     ahead = table_of(
         "windows_ahead",
-        "How well each window foretold the next one's step and the finish",
+        "How well each window predicted the next one's step and the finish",
         answer.window_scores,
         {
             "window": lambda score: whole_cell(score.error.window),
@@ -237,7 +237,7 @@ def notes(answer: Answer) -> list[str]:
             yield (
                 "Windows: before is by those up to then, after is with the window's own rows. "
                 "Next step: that of the window after it. Finish: how much too late it was "
-                f"foretold, as a share of the whole run, against {against}."
+                f"predicted, as a share of the whole run, against {against}."
             )
         if informative := telling_note(answer.plan):
             yield informative

@@ -263,7 +263,7 @@ def test_without_an_end_nothing_is_said_of_it(run: Forecast, faster: Plan) -> No
     decision = undecided(end, Goals(), now_unix_s=run.now_unix_s)
     assert "what it saves depends on the end" in faster_line(faster, decision, has_end=False)
     line = decision_line(decision, faster)
-    assert line == f"decision: none yet (the end of the run is not known: {end.reason})"
+    assert line == f"decision: none yet (end of the run not known: {end.reason})"
 
 
 def test_an_undescribed_run_is_told_by_its_ranks_and_its_step() -> None:
