@@ -154,9 +154,10 @@ def micro_batch_advice(
         memory_offset_nbytes=memory_offset_nbytes,
     )
     if not memory_capacity_nbytes:
-        return MicroBatchAdvice(running=running, missing="how much memory there is, is not known")
+        return MicroBatchAdvice(running=running, missing="the memory capacity is not known")
     if memory_offset_nbytes is None:
-        return MicroBatchAdvice(running=running, missing="no peak of memory was measured")
+        why = "no memory peak was measured; record another window"
+        return MicroBatchAdvice(running=running, missing=why)
     layouts = micro_batch_layouts(config)
     chosen = _fastest(
         _fitting(config, layouts, memory_capacity_nbytes, memory_offset_nbytes), steps

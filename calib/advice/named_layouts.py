@@ -99,7 +99,7 @@ def _read(word: str) -> Iterator[tuple[str, Any]]:
         yield "optimizer_offload_frac", whole("offload", share.removesuffix(OFFLOAD_BESIDE)) / 100
         yield "overlaps_optimizer_offload", share.endswith(OFFLOAD_BESIDE)
     else:
-        raise ConfigError(f"{word} is no part of a layout; {_USAGE}")
+        raise ConfigError(f"{word} is not part of a layout; {_USAGE}")
 
 
 def _layers(text: str) -> tuple[int, ...]:

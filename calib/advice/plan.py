@@ -248,7 +248,7 @@ def unaskable(config: RunConfig, running: RunConfig) -> str:
         replace(running, batch=config.batch) == config
     )
     if not takes_options(running) and not is_same_split:
-        return f"{running.framework.partition(' ')[0]} cannot be asked for it by options"
+        return f"no option of {running.framework.partition(' ')[0]} sets it; set it in the code"
     if not takes_options(running):
         return ""
     if clause := untaken(config, running):

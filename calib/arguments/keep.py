@@ -41,7 +41,8 @@ class Keep:
             word, equals, values = part.partition("=")
             if not (word.strip() and equals and values.strip()):
                 raise ConfigError(
-                    f"{shown(part)} says no value of an axis; write NAME=VALUE, as tp=8 or pp=1|2"
+                    f"{shown(part)} is not NAME=VALUE; write an axis and its values, such as "
+                    "tp=8 or pp=1|2"
                 )
             axis = layout_name(word)
             if axis.name in [one.name for one in axes]:

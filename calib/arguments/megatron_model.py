@@ -158,7 +158,10 @@ def expert_layers(freq: object, num_layers: int) -> tuple[bool, ...]:
     elif isinstance(value, int) and value >= 1:
         pattern = tuple(layer % value == 0 for layer in range(num_layers))
     else:
-        raise ConfigError(f"--moe-layer-freq {freq!r} is no number and no list; give [0]*3+[1]*58")
+        raise ConfigError(
+            f"--moe-layer-freq {freq!r} is neither a whole number above 0 nor a list; give one, "
+            "such as 2 or [0]*3+[1]*58"
+        )
     return () if all(pattern) and len(pattern) == num_layers else pattern
 
 

@@ -71,7 +71,7 @@ def from_namespace(args: object) -> RunConfig:
     if layout is not None and sum(layout.chunk_layers) != model.num_layers:
         raise ConfigError(
             f"the pipeline layout has {sum(layout.chunk_layers)} t, not num_layers "
-            f"{model.num_layers}; let them agree"
+            f"{model.num_layers}; make them agree"
         )
     micro = given.required("micro_batch_size")
     recompute, num_layers, modules = _recompute(given)
@@ -153,7 +153,7 @@ def _layout(given: Arguments) -> PipelineLayout | None:
     if layout.num_prediction_layers != predicted:
         raise ConfigError(
             f"the pipeline layout has {layout.num_prediction_layers} m, not mtp_num_layers "
-            f"{predicted}; let them agree"
+            f"{predicted}; make them agree"
         )
     return layout
 
@@ -325,7 +325,10 @@ def _reduces_in_16_bits(given: Arguments, precision: Precision) -> bool:
 def _cadence(given: Arguments, batch: Batch) -> Cadence:
     ramp = given.words("rampup_batch_size")
     if ramp and len(ramp) != 3:
-        raise ConfigError(f"--rampup-batch-size {' '.join(ramp)} is not START INCREMENT SAMPLES")
+        raise ConfigError(
+            f"--rampup-batch-size {' '.join(ramp)} is not START INCREMENT SAMPLES; give three "
+            "whole numbers"
+        )
     rampup = tuple(whole("rampup_batch_size", word) for word in ramp)
     samples = given.number("train_samples")
     num_steps = given.number("train_iters")

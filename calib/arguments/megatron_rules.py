@@ -39,11 +39,14 @@ def refusals(config: RunConfig) -> tuple[str, ...]:
     >>> from ..workload.config import Batch, ModelShape, Parallelism
     >>> gpt = ModelShape(num_layers=2, hidden_size=64, ffn_hidden_size=256, num_attention_heads=4,
     ...     num_query_groups=4, kv_channels=16, seq_length=64, vocab_size=128)
-    >>> refusals(RunConfig(model=gpt, parallelism=Parallelism(dp=2, overlaps_param_gather=True),
+    >>> refusals(RunConfig(model=gpt, parallelism=Parallelism(tp=2, overlaps_tp=True),
     ...     batch=Batch(micro_batch_size=1, global_batch_size=8)))
-    ('--overlap-param-gather needs --use-distributed-optimizer and --overlap-grad-reduce',)
+    ('--tp-comm-overlap needs --sequence-parallel; add it or leave the overlap out',)
     """
-    rules = (_of_order, _of_sharding, _of_recompute, _of_experts, _of_kernels, _of_batch)
+    rules = (
+        *(_of_order, _of_sharding, _of_recompute, _of_experts, _of_exchange_overlap),
+        *(_of_kernels, _of_batch),
+    )
     return tuple(clause for rule in rules for clause in rule(config))
 
 
@@ -125,57 +128,86 @@ def _overlaps_exchange(config: RunConfig) -> bool:
 def _of_order(config: RunConfig) -> Iterator[str]:
     par = config.parallelism
     if par.engine is not Engine.MEGATRON:
-        yield f"engine {par.engine.value} is not Megatron's"
+        yield f"engine {par.engine.value} is not Megatron's; choose a layout of Megatron's"
     if par.schedule is not Schedule.ONE_F_ONE_B:
-        yield f"schedule {par.schedule.value} is not among Megatron's"
+        yield f"schedule {par.schedule.value} is not one that Megatron runs; choose 1f1b"
     if par.overlaps_p2p_ends and par.vp == 1:
-        yield "--overlap-p2p-communication-warmup-flush needs virtual stages"
+        yield (
+            "--overlap-p2p-communication-warmup-flush needs virtual stages; set vp or leave it out"
+        )
     if par.overlaps_tp and not par.is_sequence_parallel:
-        yield "--tp-comm-overlap needs --sequence-parallel"
+        yield "--tp-comm-overlap needs --sequence-parallel; add it or leave the overlap out"
     if config.attention is Attention.UNFUSED and par.cp > 1:
-        yield "context parallelism needs attention of Transformer Engine's"
+        yield (
+            "context parallelism needs Transformer Engine's attention; set cp 1 or another "
+            "attention backend"
+        )
 
 
 def _of_sharding(config: RunConfig) -> Iterator[str]:
     par = config.parallelism
     is_on = par.is_optimizer_distributed
     if par.overlaps_param_gather and not (is_on and par.overlaps_grad_reduce):
-        yield "--overlap-param-gather needs --use-distributed-optimizer and --overlap-grad-reduce"
+        yield (
+            "--overlap-param-gather needs --use-distributed-optimizer and --overlap-grad-reduce; "
+            "add them or leave it out"
+        )
     if par.num_optimizer_instances > 1 and not is_on:
-        yield "--num-distributed-optimizer-instances needs --use-distributed-optimizer"
+        yield (
+            "--num-distributed-optimizer-instances needs --use-distributed-optimizer; add it or "
+            "leave the instances out"
+        )
     if config.keeps_fp8_params and not is_on:
-        yield "parameters in 8 bits need --use-distributed-optimizer"
+        yield (
+            "parameters in 8 bits need --use-distributed-optimizer; add it or keep them in 16 bits"
+        )
     if (config.optimizer_state_nbytes or config.optimizer_offload_frac) and not is_on:
-        yield "--use-precision-aware-optimizer needs --use-distributed-optimizer"
+        yield (
+            "--use-precision-aware-optimizer needs --use-distributed-optimizer; add the latter too"
+        )
     if not _is_fsdp2(config):
         return
     if par.pp > 1 or par.ep > 1:
-        yield "--use-torch-fsdp2 takes neither pipeline nor expert parallelism"
+        yield "--use-torch-fsdp2 takes neither pipeline nor expert parallelism; set pp 1 and ep 1"
     if par.num_optimizer_instances > 1:
-        yield "--use-torch-fsdp2 takes no --num-distributed-optimizer-instances"
+        yield (
+            "--use-torch-fsdp2 excludes --num-distributed-optimizer-instances; leave one of them "
+            "out"
+        )
     if config.model.is_tied:
-        yield "--use-torch-fsdp2 needs --untie-embeddings-and-output-weights"
+        yield "--use-torch-fsdp2 needs --untie-embeddings-and-output-weights; add the latter too"
     if config.precision is Precision.FP16:
-        yield "--use-torch-fsdp2 does not take --fp16"
+        yield "--use-torch-fsdp2 excludes --fp16; give --bf16"
     if config.optimizer_state_nbytes or config.optimizer_offload_frac:
-        yield "--use-torch-fsdp2 does not take --use-precision-aware-optimizer"
+        yield "--use-torch-fsdp2 excludes --use-precision-aware-optimizer; leave one of them out"
 
 
 def _of_recompute(config: RunConfig) -> Iterator[str]:
     par, experts, modules = config.parallelism, config.model.experts, config.recompute_modules
     if config.distributes_saved_activations and (par.tp == 1 or par.is_sequence_parallel):
-        yield "--distribute-saved-activations needs tp, without --sequence-parallel"
+        yield (
+            "--distribute-saved-activations needs tp above 1 without --sequence-parallel; leave "
+            "one of the two options out"
+        )
     if config.recompute is not Recompute.SELECTIVE:
         return
     if "moe_act" in modules and (experts is None or not experts.is_grouped):
-        yield "--recompute-modules moe_act needs --moe-grouped-gemm"
+        yield "--recompute-modules moe_act needs --moe-grouped-gemm; add it or leave moe_act out"
     if "mla_up_proj" in modules and config.model.latent_attention is None:
-        yield "--recompute-modules mla_up_proj needs --multi-latent-attention"
+        yield (
+            "--recompute-modules mla_up_proj needs --multi-latent-attention; leave mla_up_proj out"
+        )
     if "shared_experts" in modules and experts is not None and experts.overlaps_shared:
-        yield "--recompute-modules shared_experts excludes --moe-shared-expert-overlap"
+        yield (
+            "--recompute-modules shared_experts excludes --moe-shared-expert-overlap; leave one of "
+            "them out"
+        )
     is_late = config.fp8 is Fp8Recipe.DELAYED
     if is_late and {"moe_act", "layernorm"} & set(modules):
-        yield "--fp8-recipe delayed takes no recompute of moe_act and layernorm"
+        yield (
+            "--fp8-recipe delayed excludes recompute of moe_act and layernorm; leave both modules "
+            "out"
+        )
 
 
 def _of_experts(config: RunConfig) -> Iterator[str]:
@@ -183,47 +215,60 @@ def _of_experts(config: RunConfig) -> Iterator[str]:
     if experts is None:
         return
     if config.model.has_bias and par.expert_tp > 1:
-        yield "experts with a bias need an expert tp of 1"
+        yield "experts with a bias need expert tp 1; set it or give --disable-bias-linear"
     if experts.dispatcher is Dispatcher.FLEX and par.expert_tp * par.ep == 1:
-        yield "--moe-token-dispatcher-type flex needs expert parallelism"
-    is_exchanged = experts.dispatcher is not Dispatcher.ALL_GATHER
+        yield (
+            "--moe-token-dispatcher-type flex needs expert parallelism; choose alltoall or a "
+            "larger ep"
+        )
     if experts.overlaps_shared and experts.dispatcher is not Dispatcher.ALL_TO_ALL:
-        yield "--moe-shared-expert-overlap needs --moe-token-dispatcher-type alltoall"
-    if not experts.overlaps_exchange:
-        if experts.delays_weight_gradients:
-            yield "--delay-wgrad-compute needs --overlap-moe-expert-parallel-comm"
+        yield ("--moe-shared-expert-overlap needs --moe-token-dispatcher-type alltoall; choose it")
+    if experts.delays_weight_gradients and not experts.overlaps_exchange:
+        yield ("--delay-wgrad-compute needs --overlap-moe-expert-parallel-comm; add the latter too")
+
+
+def _of_exchange_overlap(config: RunConfig) -> Iterator[str]:
+    par, experts = config.parallelism, config.model.experts
+    if experts is None or not experts.overlaps_exchange:
         return
+    is_exchanged = experts.dispatcher is not Dispatcher.ALL_GATHER
     if par.ep == 1 or not is_exchanged or (par.pp > 1 and par.vp == 1):
         yield (
-            "--overlap-moe-expert-parallel-comm needs expert parallelism with an exchange, and "
-            "virtual stages where there is a pipeline"
+            "--overlap-moe-expert-parallel-comm needs ep above 1, a dispatcher other than "
+            "allgather, and virtual stages where there is a pipeline; set these or leave it out"
         )
     if config.recompute is Recompute.FULL or experts.overlaps_shared:
         yield (
             "--overlap-moe-expert-parallel-comm excludes full recompute and "
-            "--moe-shared-expert-overlap"
+            "--moe-shared-expert-overlap; leave it or those out"
         )
     if config.precision is Precision.FP32:
-        yield "--overlap-moe-expert-parallel-comm needs 16 bits"
+        yield "--overlap-moe-expert-parallel-comm needs 16 bits; give --bf16 or leave it out"
     if config.model.num_prediction_layers > (par.pp > 1):
         yield (
-            "--overlap-moe-expert-parallel-comm takes one prediction layer, and only with a "
-            "pipeline"
+            "--overlap-moe-expert-parallel-comm takes at most one prediction layer, and that only "
+            "with a pipeline; set --mtp-num-layers to fit or leave it out"
         )
 
 
 def _of_kernels(config: RunConfig) -> Iterator[str]:
     strange = sorted(set(config.offload_modules) - OFFLOADED_MODULES)
     if strange:
-        yield f"--offload-modules {' '.join(strange)} is not known"
+        yield (
+            f"--offload-modules {' '.join(strange)} is not known; choose from "
+            f"{', '.join(sorted(OFFLOADED_MODULES))}"
+        )
     if "attn_proj" in config.offload_modules and "core_attn" not in config.offload_modules:
-        yield "--offload-modules attn_proj needs core_attn beside it"
+        yield "--offload-modules attn_proj needs core_attn beside it; add core_attn or leave it out"
     if not config.uses_cuda_graphs:
         return
     if config.recompute is Recompute.FULL and not config.is_step_replayed:
-        yield "full recompute takes CUDA graphs only of the whole iteration"
+        yield (
+            "full recompute takes CUDA graphs only of the whole iteration; choose that scope or "
+            "selective recompute"
+        )
     if "moe_router" in config.cuda_graph_scope and "moe" in config.recompute_modules:
-        yield "--recompute-modules moe excludes CUDA graphs of moe_router"
+        yield "--recompute-modules moe excludes CUDA graphs of moe_router; leave one of them out"
 
 
 def _of_batch(config: RunConfig) -> Iterator[str]:
@@ -231,8 +276,8 @@ def _of_batch(config: RunConfig) -> Iterator[str]:
     share = config.batch.micro_batch_size * config.parallelism.dp
     if ramp and (ramp[0] % share or ramp[1] % share):
         yield (
-            f"--rampup-batch-size {ramp[0]} {ramp[1]} has batches that are no multiple of "
-            f"micro-batch x dp = {share}"
+            f"--rampup-batch-size {ramp[0]} {ramp[1]} has batches that are not a multiple of "
+            f"micro-batch x dp = {share}; change either"
         )
 
 

@@ -73,7 +73,9 @@ def layout_name(word: str) -> LayoutName:
     found = _BY_NAME.get(word.strip().lower().removeprefix("--"))
     if found is None:
         near = difflib.get_close_matches(word, _BY_NAME, n=3, cutoff=0.4) or _BY_NAME
-        raise ConfigError(f"{shown(word)} is no axis of a layout; choose from {', '.join(near)}")
+        raise ConfigError(
+            f"{shown(word)} is not an axis of a layout; choose from {', '.join(near)}"
+        )
     return found
 
 

@@ -98,7 +98,7 @@ def untaken(config: RunConfig, running: RunConfig) -> str:
         return f"{program_name(running)} takes no {', '.join(missing)}"
     again = sorted(NEEDS_ENGINE & set(config.recompute_modules) - set(running.recompute_modules))
     if again and TRANSFORMER_ENGINE in running.absent:
-        return f"recompute of {', '.join(again)} needs Transformer Engine, which is not there"
+        return f"recompute of {', '.join(again)} needs Transformer Engine, which is not installed"
     return ""
 
 

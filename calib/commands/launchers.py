@@ -53,7 +53,10 @@ def start_of(launch: Launch, running: Parallelism, wanted: Parallelism) -> Noted
     kind = _kind(launch.launcher)
     if kind is None:
         if launch.argv:
-            notes = (*notes, "the run was not started by torchrun, or nobody noted it; this is one")
+            notes = (
+                *notes,
+                ("how the run was started is not known; this command starts it with torchrun"),
+            )
         own = plain(("torchrun", "--standalone"))
     change = _accelerate if kind == "accelerate" else _torchrun
     # Behind the module that reads it, a word is the module's.
@@ -86,7 +89,10 @@ def _nodes(wanted: Parallelism, known_per_node: int) -> tuple[_Nodes, tuple[str,
     num_nodes, rest = divmod(wanted.num_ranks, per_node)
     if not rest:
         return _Nodes(num_nodes=num_nodes, ranks_per_node=per_node), ()
-    note = f"{wanted.num_ranks} ranks do not fill nodes of {per_node}; give other nodes yourself"
+    note = (
+        f"{wanted.num_ranks} ranks do not fill nodes of {per_node}; set the number of nodes and of "
+        "ranks on each yourself"
+    )
     return _Nodes(num_nodes=1, ranks_per_node=wanted.num_ranks), (note,)
 
 

@@ -128,7 +128,7 @@ def group_causes(before: SampleTable, after: SampleTable, *, step_s: float) -> t
 
 def _unknown(before: SampleTable, after: SampleTable) -> str:
     if newest_rank_compute(before) is None or newest_rank_compute(after) is None:
-        return "one of the windows has no hooked step without flags"
+        return "one of the windows has no clean hooked step"
     return "own work, data and transfers of the ranks are as before"
 
 

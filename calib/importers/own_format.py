@@ -98,11 +98,9 @@ def unlike(
     for column in sorted(families[nearest] - columns):
         close = difflib.get_close_matches(column, columns - families[nearest], n=1)
         lacking.append(f"{column} (is {close[0]} meant?)" if close else column)
-    told = (
-        f"the columns of {name} are of no table that is known ({', '.join(families)}); nearest is"
-    )
+    told = f"the columns of {name} fit no known table ({', '.join(families)}); nearest is"
     if len(families) == 1:
-        told = f"{name} is no table of"
+        told = f"{name} is not a table of"
     return ConfigError(f"{told} {nearest}, which also needs {', '.join(lacking)}; {remedy}")
 
 
@@ -197,7 +195,8 @@ def _check_texts(out: pd.DataFrame, columns: Sequence[str], name: str) -> None:
 
 def _check_choice(out: pd.DataFrame, column: str, choices: Collection[str], name: str) -> None:
     known = sorted(choices)
-    _check(out, column, out[column].isin(known), name, f"is none of {', '.join(known)}")
+    rule = f"is not known; choose from {', '.join(known)}"
+    _check(out, column, out[column].isin(known), name, rule)
 
 
 def _check_shapes(out: pd.DataFrame, num_sizes: Mapping[str, int], name: str) -> None:

@@ -126,7 +126,7 @@ def _number(name: str, text: str, default: float) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ConfigError(f"{name} {text!r} is no number; give one")
+        raise ConfigError(f"{name} {text!r} is not a number; give one")
     return value
 
 
@@ -186,4 +186,4 @@ def _choice(kind: Any, text: str) -> Any:
         return kind(text)
     except ValueError as err:
         known = ", ".join(choice.value for choice in kind)
-        raise ConfigError(f"{text!r} is none of {known}; choose one") from err
+        raise ConfigError(f"{text!r} is not known; choose from {known}") from err

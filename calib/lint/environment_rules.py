@@ -15,7 +15,7 @@ _DISTRIBUTED = "PyTorch: Distributed communication package, Debugging"
 _NCCL = "NCCL user guide: Environment Variables"
 _ORDER = "how kernels take turns in the queues of a device is not in the model"
 _TAKEN_WITH = "no step was timed both with it and without it"
-_HOST = "what a host that waits costs is not in the model"
+_HOST = "the cost of a waiting host is not in the model"
 _MANY_CONNECTIONS = "32"
 """What ``validate_args`` of Megatron names where exchanges of experts overlap."""
 _THREADS = "8"
@@ -109,7 +109,7 @@ _VARIABLES = (
         name="TORCH_NCCL_BLOCKING_WAIT",
         harm=Harm.WASTES,
         values="set",
-        why="the host waits for each collective that it waits for on the device otherwise",
+        why="the host waits for each collective; otherwise only the device does",
         source=_PROCESS_GROUP,
         unpriced=_HOST,
     ),
@@ -163,7 +163,7 @@ _VARIABLES = (
         values="with `expandable_segments:True` beside `--use-nccl-ub`",
         why="buffers that NCCL registers cannot lie in segments that grow",
         source="docs/discussions/megatron-fsdp-user-guide/megatron-fsdp-user-guide.md",
-        unpriced="it is an error, not a matter of time",
+        unpriced="it is an error, not a loss of time",
         is_bad=lambda value: "expandable_segments:true" in value.lower().replace(" ", ""),
         holds=lambda launch: launch.says("--use-nccl-ub"),
     ),

@@ -10,8 +10,8 @@ from .stated_launch import StatedLaunch
 _TRAINING = "megatron/training/training.py"
 _ARGUMENTS = "megatron/training/arguments.py"
 _CONFIG = "megatron/training/training_config.py"
-_HOST = "what a host that waits costs depends on how far it runs ahead, which is not in the model"
-_PROFILED = "it touches few steps, or each by what a profiler costs, which is not in the model"
+_HOST = "the cost of a waiting host depends on how far it runs ahead, which is not in the model"
+_PROFILED = "it slows a few steps, or each one by the cost of a profiler, which is not in the model"
 _LOG_EVERY = 10
 """Reports that are so far apart let the host run ahead between them."""
 _GARBAGE_EVERY = 100
@@ -118,7 +118,7 @@ RULES = (
         name="profile",
         harm=Harm.DISTORTS,
         when="`--profile`",
-        why="steps under a profiler are slower, 10 and 11 by default, which are among the first",
+        why="steps under a profiler are slower; by default these are steps 10 and 11",
         source="megatron/training/common_config.py",
         unpriced=_PROFILED,
         find=_dropped("--profile"),
@@ -136,8 +136,10 @@ RULES = (
         name="check-for-nan",
         harm=Harm.WASTES,
         when="`--overlap-grad-reduce`, no `--no-check-for-nan-in-loss-and-grad`",
-        why="the host reads a norm of each bucket before its reduction starts; without that a NaN "
-        "shows in the norm of all gradients alone",
+        why=(
+            "the host reads a norm of each bucket before its reduction starts; without it a NaN "
+            "shows only in the norm of all gradients"
+        ),
         source="megatron/core/distributed/param_and_grad_buffer.py",
         unpriced=_HOST,
         find=_nan_check,
@@ -173,7 +175,7 @@ RULES = (
         name="manual-gc",
         harm=Harm.WASTES,
         when="several ranks, no `--manual-gc`",
-        why="Python collects garbage on each rank at another moment, and all wait for that one",
+        why="Python collects garbage on each rank at another moment, and all others wait for it",
         source=_CONFIG,
         unpriced=_HOST,
         find=_garbage,
@@ -201,7 +203,7 @@ RULES = (
         when="`--async-save` without `--use-persistent-ckpt-worker`",
         why="Megatron switches `--async-save` off then",
         source=_ARGUMENTS,
-        unpriced="what is saved beside training takes no time of the model's",
+        unpriced="a save beside training takes no time in the model",
         find=_async_worker,
     ),
 )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..advice.plan import Candidate
     from .pricing import Pricing
 
-UNASKED = "no run was asked; give the directory of one, or --device"
+UNASKED = "no run was given; give the directory of one, or --device"
 _LEAST_FRAC = 0.001
 """Less is not worth a line."""
 _LEAST_MEMORY_FRAC = 0.05
@@ -158,7 +158,9 @@ def _flaws(
             yield _priced(rule, remedy, next(candidates), pricing)
         elif remedy.spares is not None and not pricing.interval(remedy.spares):
             yield Flaw(
-                rule=rule, remedy=remedy, unpriced=f"how many {remedy.spares.value}, is not said"
+                rule=rule,
+                remedy=remedy,
+                unpriced=(f"the interval of {remedy.spares.value} is not given"),
             )
         else:
             spared = remedy.spares and pricing.apart(remedy.spares)

@@ -145,7 +145,7 @@ RULES = (
         name="overlap-p2p",
         harm=Harm.WASTES,
         when="virtual stages and `--no-overlap-p2p-communication`",
-        why="stages wait for each message in place of computing beside it",
+        why="stages wait for each message instead of computing meanwhile",
         source="megatron/core/pipeline_parallel/schedules.py",
         find=_messages,
     ),

@@ -112,7 +112,7 @@ class StatedRule(Rule):
 
 def missing(option: str) -> str:
     """What is said of an option that should be there."""
-    return f"{option} is not there"
+    return f"{option} is not given"
 
 
 def with_parallelism(launch: StatedLaunch, **fields: bool) -> RunConfig:

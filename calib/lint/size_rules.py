@@ -66,9 +66,14 @@ RULES = (
     StatedRule(
         name="vocabulary",
         harm=Harm.WASTES,
-        when="rows of the vocabulary on a rank that are no multiple of 16 bytes, trained from the "
-        "start",
-        why="tensor cores want rows of 16 bytes, and logits and loss are made of these",
+        when=(
+            "rows of the vocabulary on a rank that are not a multiple of 16 bytes, trained from "
+            "the start"
+        ),
+        why=(
+            "tensor cores need rows of a multiple of 16 bytes, and logits and loss are computed on "
+            "these"
+        ),
         source="megatron/training/tokenizer/tokenizer.py",
         unpriced=_SAMPLED,
         find=_vocabulary,
@@ -76,8 +81,10 @@ RULES = (
     StatedRule(
         name="ffn-width",
         harm=Harm.WASTES,
-        when="`--ffn-hidden-size` over tp that is no multiple of 16 bytes, trained from the start",
-        why="tensor cores want rows of 16 bytes",
+        when=(
+            "`--ffn-hidden-size` over tp that is not a multiple of 16 bytes, trained from the start"
+        ),
+        why="tensor cores need rows of a multiple of 16 bytes",
         source="NVIDIA: Matrix Multiplication Background, section 2",
         unpriced=_SAMPLED,
         find=_width,
@@ -85,7 +92,7 @@ RULES = (
     StatedRule(
         name="head-size",
         harm=Harm.RISKS,
-        when="a head that is no multiple of 8, trained from the start",
+        when="a head that is not a multiple of 8, trained from the start",
         why="flash and fused attention take multiples of 8; any other runs unfused, or not at all",
         source="megatron/core/transformer/transformer_config.py",
         unpriced="the model takes attention to be fused",

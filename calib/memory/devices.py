@@ -76,6 +76,6 @@ def known_device(name: str) -> Device:
         return Device(driver_name=name.strip())
     near = difflib.get_close_matches(low, _DEVICES, n=3, cutoff=0.5) or _USUAL
     raise ConfigError(
-        f"--device {shown(name)} is not known; give the name that its driver has, or did you mean "
-        f"{', '.join(word.upper() for word in near)}?"
+        f"--device {shown(name)} is not known; give the name that its driver reports, or did you "
+        f"mean {', '.join(word.upper() for word in near)}?"
     )

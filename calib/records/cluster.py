@@ -158,7 +158,9 @@ def stated_nodes(values: Mapping[str, object]) -> StatedNodes:
     """
     unknown = sorted(values.keys() - set(KEYS))
     if unknown:
-        raise ConfigError(f"{unknown[0]!r} of the cluster is none of {', '.join(KEYS)}")
+        raise ConfigError(
+            f"{unknown[0]!r} of the cluster is not known; choose from {', '.join(KEYS)}"
+        )
     checks = {"joint": _joint, **dict.fromkeys(_COUNTS, _count), **dict.fromkeys(_RATES, _rate)}
     return StatedNodes(**{name: checks[name](name, value) for name, value in values.items()})  # type: ignore[arg-type]
 
@@ -257,19 +259,25 @@ def _counted(number: int, what: str) -> str:
 
 def _count(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} {value!r} of the cluster is no whole number from 1 on")
+        raise ConfigError(
+            f"{name} {value!r} of the cluster is not a whole number above 0; give one"
+        )
     return value
 
 
 def _rate(name: str, value: object) -> float:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not is_number or not 0.0 < float(value) < float("inf"):  # type: ignore[arg-type]
-        raise ConfigError(f"{name} {value!r} of the cluster is no rate above 0, in bytes/s")
+        raise ConfigError(
+            f"{name} {value!r} of the cluster is not a rate above 0; give one in bytes/s"
+        )
     return float(value)  # type: ignore[arg-type]
 
 
 def _joint(name: str, value: object) -> str:
     known = [joint.value for joint in Joint]
     if value not in known:
-        raise ConfigError(f"{name} {value!r} of the cluster is none of {', '.join(known)}")
+        raise ConfigError(
+            f"{name} {value!r} of the cluster is not known; choose from {', '.join(known)}"
+        )
     return str(value)

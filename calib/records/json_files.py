@@ -87,7 +87,7 @@ def read_json(path: Path) -> Json:
 def _read_bounded(path: Path, most_nbytes: int) -> bytes:
     """A whole file; ``RecordError`` where it is missing, no file, cannot be read or is larger."""
     if path.exists() and not path.is_file():
-        raise RecordError(f"{path} is no file; remove it")  # a pipe would wait for its writer
+        raise RecordError(f"{path} is not a file; remove it")  # a pipe would wait for its writer
     try:
         with path.open("rb") as file:
             data = file.read(most_nbytes + 1)
@@ -97,6 +97,6 @@ def _read_bounded(path: Path, most_nbytes: int) -> bytes:
         raise RecordError(f"{path} cannot be read ({err}); make it readable") from err
     if len(data) > most_nbytes:
         raise RecordError(
-            f"{path} has more than {most_nbytes >> 20} MiB, which no file of ours has; delete it"
+            f"{path} has more than {most_nbytes >> 20} MiB, more than Forerun writes; delete it"
         )
     return data

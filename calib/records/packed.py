@@ -141,10 +141,10 @@ def from_runs(text: str) -> tuple[int, ...]:
         first, _, last = bounds.partition("-")
         numbers = (first, last or first, stride or "1")
         if not all(n.isascii() and n.isdigit() for n in numbers):
-            raise RecordError(f"ranks {text[:40]!r} are no runs such as 0-7,16-30:2; skipped")
+            raise RecordError(f"ranks {text[:40]!r} are not runs such as 0-7,16-30:2; skipped")
         begin, end, step = map(int, numbers)
         if not step or end < begin or (end - begin) // step + len(ranks) >= MAX_RANKS:
-            raise RecordError(f"ranks {text[:40]!r} are no runs such as 0-7,16-30:2; skipped")
+            raise RecordError(f"ranks {text[:40]!r} are not runs such as 0-7,16-30:2; skipped")
         ranks.extend(range(begin, end + 1, step))
     return tuple(ranks)
 

@@ -345,9 +345,9 @@ def _check_value(name: str, kind: str, value: Any) -> None:
         if type(value) not in (int, float) or not -_MOST <= value <= _MOST:
             raise RecordError(f"{name} {_shown(value)} is not a finite number; skipped")
     elif kind in ("bool", "str") and type(value).__name__ != kind:
-        raise RecordError(f"{name} {_shown(value)} is no {kind}; skipped")
+        raise RecordError(f"{name} {_shown(value)} is not of type {kind}; skipped")
     elif kind == "tuple[int, ...]" and not all(type(v) is int and 0 <= v <= _MOST for v in value):
-        raise RecordError(f"{name} {_shown(list(value))} has an entry that is no size; skipped")
+        raise RecordError(f"{name} {_shown(list(value))} has an entry that is not a size; skipped")
 
 
 def _shown(value: Any) -> str:

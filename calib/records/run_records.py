@@ -172,7 +172,7 @@ class SummaryFile(_Lines):
                 record = from_dict(value)
                 rank = value.get("rank")
                 if not isinstance(record, RankRecord) or type(rank) is not int:
-                    raise RecordError("line is no summary of a rank; skipped")
+                    raise RecordError("line is not a summary of a rank; skipped")
                 found[rank] = (*found.get(rank, ()), record)
             except _DAMAGED as err:
                 self._note(str(err))

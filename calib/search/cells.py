@@ -292,7 +292,7 @@ class _Builder:
             if self._kept("vpp", [1]):
                 yield from ((micro, 1, place) for place in places)
             is_able = self._passes(
-                "interleaving wants micro-batches that pp divides",
+                "interleaving needs a number of micro-batches that pp divides",
                 is_kept=number % pp == 0,
                 number=len(virtual),
             )

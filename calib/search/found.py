@@ -146,8 +146,8 @@ class Proof:
         words = [
             begin,
             f"{tally.over_memory:,} over memory",
-            f"{tally.bounded:,} slower by a bound",
-            f"{tally.dominated:,} by another with less to compute again",
+            f"{tally.bounded:,} slower by a lower bound on their time",
+            f"{tally.dominated:,} beaten by one that recomputes less",
             f"{tally.evaluated:,} evaluated",
         ]
         if tally.not_asked:

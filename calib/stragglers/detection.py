@@ -43,7 +43,7 @@ def find_stragglers(table: SampleTable, step_s: float) -> StragglerReport:
         config = table.config()
         compute = newest_rank_compute(table)
         if compute is None or len(compute.ranks) < 2:
-            return StragglerReport(reason="fewer than two ranks told what they did")
+            return StragglerReport(reason="fewer than two ranks recorded what they did")
         layout = RankPlaces.of(config, compute.ranks.tolist())
     except (CalibrationError, ConfigError) as err:
         return StragglerReport(reason=str(err))
@@ -92,9 +92,11 @@ class _Study:
         self.alone = crowd < 2
         self.tail = FALSE_ALARM / len(compute.ranks)
         self.stage_compute = stage_compute(table, self.tail) if self.alone.any() else {}
-        self.reason = "no rank stands out"
-        if len(compute.work_s) < _LEAST_SAMPLES and (crowd < _LEAST_CROWD).all():
-            self.reason = f"{len(compute.work_s)} samples of so few ranks do not tell"
+        number = len(compute.work_s)
+        told = f"{number} sample{'s' * (number != 1)} of each rank"
+        self.reason = f"no rank stands out in {told}"
+        if number < _LEAST_SAMPLES and (crowd < _LEAST_CROWD).all():
+            self.reason = f"{told} cannot tell, where ranks are few; record more steps"
         if self.alone.all() and not self.stage_compute:
             self.reason = "every stage has one rank and no operator in common with another"
         self.places = self._stand_out()

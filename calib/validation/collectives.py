@@ -79,7 +79,7 @@ def validate_collectives(
     unknown = sorted(set(protocols) - COLLECTIVE_PROTOCOLS.keys())
     if unknown:
         known = ", ".join(COLLECTIVE_PROTOCOLS)
-        raise ConfigError(f"protocol {unknown[0]!r} is none of {known}; name one")
+        raise ConfigError(f"protocol {unknown[0]!r} is not known; choose from {known}")
     fit = partial(fit_machine, cluster=cluster)
     found = (left_out(frame, protocol, seeds=seeds, fit=fit) for protocol in protocols)
     return joined(rows.sort_values("group", kind="stable") for rows in found if len(rows))

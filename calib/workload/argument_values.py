@@ -93,7 +93,7 @@ def whole(name: str, value: object) -> int:
     try:
         number = _int(value)
         if abs(number) > _MOST:
-            raise ConfigError(f"{option_of(name)} is above 64 bits; give a size that can be")
+            raise ConfigError(f"{option_of(name)} is above 64 bits; give a smaller number")
         return number
     except ConfigError:
         raise

@@ -178,7 +178,7 @@ class RunConfig:
             value = getattr(self, name)
             if not 0.0 <= value <= 1.0:
                 word = "share" if name.endswith("frac") else "probability"
-                raise ConfigError(f"{name} {value} is no {word}; give one from 0 to 1")
+                raise ConfigError(f"{name} {value} is not a {word}; give one from 0 to 1")
         check_layout(self.model, self.parallelism, self.batch)
 
     @property

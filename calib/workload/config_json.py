@@ -58,7 +58,9 @@ def _decoded(kind: Any, value: Any) -> Any:
         return None if value is None else _decoded(inner, value)
     if hasattr(kind, "__dataclass_fields__"):
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{kind.__name__} {shown(value)} is no object; write it with to_json")
+            raise ConfigError(
+                f"{kind.__name__} {shown(value)} is not an object; write it with to_json"
+            )
         hints = _hints(kind)
         # A newer version may have written more: what this one does not know it passes over.
         known = {k: _decoded(hints[k], v) for k, v in value.items() if k in hints}
@@ -72,7 +74,7 @@ def _decoded(kind: Any, value: Any) -> Any:
         return _member(kind, value)
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{shown(value)} is no list of values; write it with to_json")
+            raise ConfigError(f"{shown(value)} is not a list of values; write it with to_json")
         return tuple(_decoded(typing.get_args(kind)[0], v) for v in value)
     if isinstance(kind, type) and issubclass(kind, PurePath):
         return kind(_plain(str, value))
@@ -85,7 +87,7 @@ def _plain(kind: Any, value: Any) -> Any:
     if allowed is None:
         return value
     if type(value) not in allowed or (kind in (int, float) and not abs(value) < 2**63):
-        raise ConfigError(f"{shown(value)} is no {kind.__name__}; write it with to_json")
+        raise ConfigError(f"{shown(value)} is not of type {kind.__name__}; write it with to_json")
     return value
 
 

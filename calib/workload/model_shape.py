@@ -242,7 +242,7 @@ class ModelShape:
 def at_least_one(name: str, value: int) -> None:
     """Raise ``ConfigError`` where a size or degree is below one."""
     if not isinstance(value, Integral):
-        raise ConfigError(f"{name} {_shown(value)} is no whole number; give one above 0")
+        raise ConfigError(f"{name} {_shown(value)} is not a whole number; give one above 0")
     if value < 1:
         raise ConfigError(f"{name} {_shown(value)} is below 1; give a positive whole number")
     at_most(name, value)
@@ -251,7 +251,7 @@ def at_least_one(name: str, value: int) -> None:
 def not_negative(name: str, value: int) -> None:
     """Raise ``ConfigError`` where a size that may be absent is below zero."""
     if not isinstance(value, Integral):
-        raise ConfigError(f"{name} {_shown(value)} is no whole number; give one, or 0 for none")
+        raise ConfigError(f"{name} {_shown(value)} is not a whole number; give one, or 0 for none")
     if value < 0:
         raise ConfigError(f"{name} {_shown(value)} is below 0; give a whole number, or 0 for none")
     at_most(name, value)
@@ -261,7 +261,7 @@ def at_most(name: str, value: int) -> None:
     """Raise ``ConfigError`` where a size is far above any that there is."""
     most = MOST.get(name.lstrip("-"), MOST_OTHERS)
     if value > most:
-        raise ConfigError(f"{name} {_shown(value)} is above {most:,}; give a size that can be")
+        raise ConfigError(f"{name} {_shown(value)} is above {most:,}; give a smaller number")
 
 
 def _shown(value: object) -> str:

@@ -42,7 +42,9 @@ def parse_layout(layout: object) -> PipelineLayout:
     chunks = _chunks_of_text(layout) if isinstance(layout, str) else _chunks_of_list(layout)
     whole = "".join(chunks)
     if not whole or set(whole) - set(_LETTERS.values()):
-        raise ConfigError(f"pipeline layout {layout!r} is not made of E, t, m, L; see Megatron's")
+        raise ConfigError(
+            f"pipeline layout {layout!r} is not made of E, t, m, L; write one such as Ett|ttL"
+        )
     if (whole[0], whole[-1]) != ("E", "L") or whole.count("E") + whole.count("L") != 2:
         raise ConfigError(f"pipeline layout {layout!r} needs one E first and one L last; add them")
     if "t" in whole[whole.find("m") :] and "m" in whole:

@@ -140,7 +140,7 @@ class Goals:
     )  # fmt: skip
     mtbf_hours: float | None = _option(
         None, "mtbf-hours", Reads.NUMBER, "H",
-        "mean time between failures of the whole job; restarts seen are learned from",
+        "mean time between failures of the whole job; restarts that are seen refine it",
         shown="public rate", **_HOURS,
     )  # fmt: skip
     price_per_gpu_hour: float | None = _option(
@@ -183,7 +183,7 @@ class RunOptions:
     total_steps: int | None = _option(
         None, "total-steps", Reads.WHOLE, "N",
         "optimizer steps of the whole run from its first step here, where the training loop does "
-        "not say it: a loop of your own has no finish without; where the loop says it, that counts",
+        "not say them; without either, no finish is predicted; where both do, the loop counts",
         shown="as the loop says", example="5000", low=1,
     )  # fmt: skip
     directory: Path = _option(
@@ -198,8 +198,8 @@ class RunOptions:
     goals: Goals = field(default_factory=Goals)
     python: str = _option(
         "", "python", Reads.TEXT, "PATH",
-        "the Python whose environment has `forerun[analysis]`, for live answers beside training "
-        "that has not",
+        "the Python whose environment has `forerun[analysis]`, for live answers where that of "
+        "training does not have it",
         shown="this one, else `FORERUN_PYTHON`", example="/opt/forerun/bin/python",
     )  # fmt: skip
     probe_s: float = _option(

@@ -201,4 +201,4 @@ def _not_a_name(name: str, names: Sequence[str]) -> str:
 
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     remedy = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
-    return f"{shown(name)} is no axis of a layout; {remedy}"
+    return f"{shown(name)} is not an axis of a layout; {remedy}"

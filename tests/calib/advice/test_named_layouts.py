@@ -104,9 +104,9 @@ def test_each_stage_of_zero_is_a_word(
     ("text", "message"),
     [
         ("tp3", "8 ranks do not split over tp 3"),
-        ("tp4 zz", "zz is no part of a layout"),
-        ("zero7", "zero7 is no part of a layout"),
-        ("ddpx2", "ddpx2 is no part of a layout"),
+        ("tp4 zz", "zz is not part of a layout"),
+        ("zero7", "zero7 is not part of a layout"),
+        ("ddpx2", "ddpx2 is not part of a layout"),
         ("", "no layout is named"),
         ("tp0", "tp 0"),
         ("pp2 1x99999-3", "more stages than any"),

@@ -153,7 +153,7 @@ def test_nothing_is_offered_that_cannot_be_followed(planned: Callable[..., Plan]
     alone = tuple(c for c in hosted_candidates if c.config.parallelism != own.parallelism)
     missed = replace(plan_of, candidates=alone)
     assert missed.best is None
-    assert missed.nearest_miss.endswith("transformers cannot be asked for it by options")
+    assert missed.nearest_miss.endswith("transformers sets it; set it in the code")
 
 
 def test_nothing_is_offered_that_megatron_would_refuse(

@@ -150,9 +150,9 @@ def test_keep_says_of_each_layout_whether_it_is_meant() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("tp", "write NAME=VALUE"),
-        ("tp=", "write NAME=VALUE"),
-        ("", "write NAME=VALUE"),
+        ("tp", "is not NAME=VALUE"),
+        ("tp=", "is not NAME=VALUE"),
+        ("", "is not NAME=VALUE"),
         ("tpp=2", "choose from tp"),
         ("tp=2,tp=4", r"tp=A\|B"),
         ("tp=x", "whole number"),

@@ -52,8 +52,8 @@ def own_row(**changed: object) -> pd.DataFrame:
 @pytest.mark.parametrize(
     ("changed", "part"),
     [
-        ({"kind": "matmul"}, "'matmul' is none of"),
-        ({"phase": "fwd"}, "'fwd' is none of"),
+        ({"kind": "matmul"}, "'matmul' is not known"),
+        ({"phase": "fwd"}, "'fwd' is not known"),
         ({"shape": "8x16"}, "has 2 sizes; linear has 3"),
         ({"shape": "8x0x4"}, "whole numbers above 0"),
         ({"time_s": 0.0}, "seconds above 0"),

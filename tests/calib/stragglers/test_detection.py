@@ -134,17 +134,18 @@ def test_one_of_16384_ranks_is_found_by_summaries_alone() -> None:
     assert found.ranks == (9001,) and found.stage == 9001 // (4 * 1024)
     assert found.excess_s == pytest.approx(0.1 * PASSES_S, rel=0.4)
     assert 0 < found.cost_s <= found.excess_s
-    assert steady.slow == () and steady.reason == "no rank stands out"
+    assert steady.slow == () and steady.reason == "no rank stands out in 1 sample of each rank"
     assert steady.num_ranks == layout.num_ranks
 
 
 def test_too_little_is_said_so() -> None:
     few = summarised(Parallelism(dp=2), np.random.default_rng(7), sigma_log=0.01, slower={1: 0.5})
     assert find_stragglers(few, WORK_S) == StragglerReport(
-        num_ranks=2, reason="1 samples of so few ranks do not tell"
+        num_ranks=2,
+        reason="1 sample of each rank cannot tell, where ranks are few; record more steps",
     )
     nothing = find_stragglers(table_of(Parallelism(dp=2)), WORK_S)
-    assert nothing.reason == "fewer than two ranks told what they did"
+    assert nothing.reason == "fewer than two ranks recorded what they did"
 
 
 def test_a_group_with_a_slow_link_is_named_once_and_its_exposed_part_is_the_cost() -> None:

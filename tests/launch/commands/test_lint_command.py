@@ -76,7 +76,7 @@ def test_what_is_sure_may_be_too_much(capsys: Out) -> None:
 def test_a_finding_is_three_lines_and_each_says_what_it_is(capsys: Out) -> None:
     assert main(["doctor", "--", *WORSE]) == ExitCode.ANSWER
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("1. --overlap-grad-reduce is not there · wastes · gain not known: ")
+    assert lines[0].startswith("1. --overlap-grad-reduce is not given · wastes · gain not known: ")
     assert lines[2] == "   instead: --overlap-grad-reduce"
     assert len(lines) == 3 * 2 + 1 and lines[-1].startswith("variables exported by a shell")
 

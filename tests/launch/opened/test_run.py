@@ -154,7 +154,7 @@ def test_plan_takes_all_that_a_question_has() -> None:
     ("layout", "told"),
     [
         ({"tpp": 4}, "did you mean tp?"),
-        ({"microbatch": 4}, "is no axis of a layout"),
+        ({"microbatch": 4}, "is not an axis of a layout"),
         ({"tp": 0}, "tp"),
         ({"tp": "two"}, "tp"),
         ({"options": "--tp 4"}, "give a list of words"),
