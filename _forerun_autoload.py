@@ -234,7 +234,7 @@ def _be_worker(environ: MutableMapping[str, str], asked: FlagSplit, *, is_again:
     if asked.own:
         sys.argv[1:] = asked.rest
         if not is_again:
-            say(f"taken from the arguments: {' '.join(own)} ({OFF}=1 leaves all as it is)")
+            say(f"taken from the arguments: {' '.join(own)} ({OFF}=1 switches this off)")
     is_calibrating = bool(own) or environ.get("FORERUN_CALIBRATE") == "1"
     if asked.left and (not is_calibrating or (asked.own[:1] and _is_mixed(asked))):
         say(_about(asked))
@@ -340,7 +340,7 @@ def _find_package() -> None:
     places = list(getattr(spec, "submodule_search_locations", None) or ())
     if not any(os.path.isfile(os.path.join(place, "launch", "autoload.py")) for place in places):
         where = getattr(spec, "origin", None) or "".join(places[:1]) or repr(module)
-        raise ImportError(f"{where} stands in the way of the package forerun; rename it")
+        raise ImportError(f"{where} hides the package forerun; rename it")
 
 
 def _is_mixed(asked: FlagSplit) -> bool:
@@ -355,8 +355,8 @@ def _about(asked: FlagSplit) -> str:
     meant = [name if name in OPTIONS else near(name) for name in options]
     example = next((name for name in meant if name), "steps")
     return (
-        f"left to the program: {' '.join(names)}; for a calibration write --forerun "
-        f"--forerun-{example}=..., or {OFF}=1 and this is not said"
+        f"left to the program: {' '.join(names)}; to calibrate, write --forerun "
+        f"--forerun-{example}=...; to silence this line, set {OFF}=1"
     )
 
 

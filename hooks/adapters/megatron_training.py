@@ -89,7 +89,7 @@ class TrainingLoop:
     def attach_training(self, module: ModuleType) -> None:
         """Model and optimizer, passes per step, evaluation and checkpoints."""
         for name, wrap, lost in (
-            (_TRAIN, self._wrap_train, "no operators, phases and description of the run"),
+            (_TRAIN, self._wrap_train, "no operators, phases or description are recorded"),
             (_GETTER, self._wrap_getter, "steps that Megatron ran twice are not told apart"),
         ):
             original: Any = getattr(module, name, None)
@@ -99,7 +99,7 @@ class TrainingLoop:
             lost = f"the time of {label} counts as time between steps"
             self._patches.bracket(module, name, label, lost=lost)
         if not self._has_steps:
-            lost = "no steps are seen, nothing is recorded"
+            lost = "no steps are seen, and nothing is recorded"
             marks = {"before": self._before_step, "after": self._after_step}
             self._patches.around(module, _STEP, **marks, lost=lost)
 

@@ -135,7 +135,10 @@ class CompanionPipe:
             else:
                 self._late.append(line)
         except OSError:
-            _log.warning("[forerun] the companion has ended; records are still written")
+            _log.warning(
+                "[forerun] the companion has ended: no more live answers; records are still "
+                "written, and forerun report analyses them"
+            )
             self.is_alive = False
             self._socket.close()
 
@@ -170,7 +173,9 @@ class CompanionPipe:
             if self._process is not None:
                 self._process.wait(min(timeout_s, FAILING_S) if is_failing() else timeout_s)
         except subprocess.TimeoutExpired:
-            _log.warning("[forerun] the companion still works at the end; it is left alone")
+            _log.warning(
+                "[forerun] training is over and the companion still works; it finishes on its own"
+            )
         finally:
             self._socket.close()
             self._theirs.close()

@@ -160,7 +160,9 @@ class Orders:
         if self.should_stop and self._stopped_after is None and self._stop is not None:
             self._stopped_after = number
             if not self._stop():
-                _log.warning("[forerun] the host cannot be asked to stop; training goes on")
+                _log.warning(
+                    "[forerun] the training loop cannot be asked to stop; training goes on"
+                )
 
     def ask(self) -> bool:
         """A loop's own question after a step, the answer the same on all ranks."""
@@ -189,7 +191,11 @@ class Orders:
             except (OSError, RuntimeError) as err:
                 failures += 1
                 if failures >= MOST_FAILURES:
-                    _log.warning("[forerun] no orders: the store cannot be asked: %s", str(err))
+                    _log.warning(
+                        "[forerun] no stops or windows on advice: the store of the process group "
+                        "does not answer: %s",
+                        str(err),
+                    )
                     break
             except Exception as err:
                 self._guard.fault(err)
@@ -200,7 +206,7 @@ class Orders:
             self._pause_s = max(self._least_pause_s, DUTY * median(self._looks_s))
             self._mark()
         if self._course is not None:
-            self._course.settle("no: the store cannot be asked")
+            self._course.settle("no: the store of the process group does not answer")
         self._mark()
 
     def _turn(self) -> None:
@@ -278,9 +284,9 @@ class Orders:
     def _why_not(self, kind: OrderKind) -> str:
         """Why this rank cannot follow an order of this kind; empty where it can."""
         if self._guard.is_tripped:
-            return f"rank {self._rank.rank} has its hooks removed after faults"
+            return f"the hooks of rank {self._rank.rank} were removed after faults"
         if kind is OrderKind.STOP and self._stop is None and not self._is_asked:
-            return f"rank {self._rank.rank} has no way to save and end, or never asks should_stop()"
+            return f"rank {self._rank.rank} cannot save and end: its loop never asks should_stop()"
         return ""
 
     def _finish_course(self) -> None:

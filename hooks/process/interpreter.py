@@ -103,16 +103,16 @@ def is_installed(module: str) -> bool:
 def waiting(directory: object) -> str:
     """One line for a run whose records wait for an interpreter that can answer."""
     return (
-        f"no live answers here without {', '.join(missing())}: records wait in {directory}; "
-        f"`forerun report {directory}` answers from an environment with forerun[analysis], "
-        "--calibrate-python=PATH to its Python answers live"
+        f"no live answers: this environment lacks {', '.join(missing())}; records are kept in "
+        f"{directory}; `forerun report {directory}` answers in an environment with "
+        "forerun[analysis], and --calibrate-python=PATH to its Python gives live answers"
     )
 
 
 def objection(recorder: str) -> str:
     """Why this interpreter cannot answer for training with that version; empty where it can."""
     if lacking := missing():
-        return f"{sys.executable} is without {', '.join(lacking)}; run there: {remedy()}"
+        return f"{sys.executable} lacks {', '.join(lacking)}; run there: {remedy()}"
     own = own_version()
     if own != recorder:
         return (

@@ -92,7 +92,7 @@ class Exchange:
         if on_complete is not None:
             on_complete()
         if len(data) > MESSAGE_NBYTES:
-            self._warn(f"message of {len(data)} bytes is above {MESSAGE_NBYTES}")
+            self._warn(f"a message of {len(data)} bytes is larger than {MESSAGE_NBYTES}")
             return
         due_s = time.monotonic() + self._rank.rank * SPREAD_S
         self._outgoing = (_head(window) + data, due_s)
@@ -223,7 +223,8 @@ class Exchange:
         if not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "[forerun] exchange between ranks: %s; what is in --calibrate-dir is used", reason
+                "[forerun] exchange between ranks: %s; only records in --calibrate-dir are used",
+                reason,
             )
 
 

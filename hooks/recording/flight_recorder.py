@@ -140,7 +140,9 @@ class FlightWindow:
         try:
             return parse_dump(text)
         except RecordError as err:
-            _log.warning("[forerun] %s; asynchronous transfers keep their bounds", str(err))
+            _log.warning(
+                "[forerun] %s; times of asynchronous transfers stay upper bounds", str(err)
+            )
             return []
 
 

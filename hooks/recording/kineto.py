@@ -144,14 +144,14 @@ def reason_against(step: int, *, is_device: bool, is_graphed: bool) -> str:
     from torch._C._autograd import _profiler_enabled
 
     if _profiler_enabled() or _is_profiling():
-        return "a profiler of the user's is on"
+        return "your own profiler is on"
     tool = next((tool for name, tool in _INJECTED.items() if os.environ.get(name)), "")
     if tool:
-        return f"{tool} profiles"
+        return f"{tool} is profiling"
     module, name = _ARGUMENTS
     reason = _megatron_profiles(getattr(sys.modules.get(module), name, None), step)
     if not reason and is_device and is_graphed and _cuda_version() < _SAFE_TEARDOWN:
-        return f"CUDA graphs do not survive a trace before CUDA 12.6, this is {torch.version.cuda}"
+        return f"a trace breaks CUDA graphs before CUDA 12.6, and this is {torch.version.cuda}"
     return reason
 
 
@@ -165,7 +165,7 @@ def _megatron_profiles(arguments: Any, step: int) -> str:
         return ""
     first, last = int(arguments.profile_step_start), int(arguments.profile_step_end)
     if first - _MARGIN_STEPS <= step <= last + _MARGIN_STEPS:
-        return f"--profile of steps {first} to {last}"
+        return f"--profile traces steps {first} to {last}"
     return ""
 
 

@@ -65,10 +65,13 @@ class TracedStep:
         self.events = ()
         times = sorted(event.start_ns for event in events if event.name == MARK)
         if len(times) != self.num_marks or not times:
-            self.problem = f"{len(times)} of {self.num_marks} marks are in the trace"
+            self.problem = f"the trace has {len(times)} of {self.num_marks} marks of the step"
             return []
         if self.is_device and not any(event.category == KERNEL for event in events):
-            self.problem = "the trace has no kernels; the driver lets nobody else profile"
+            self.problem = (
+                "the trace has no kernels: the driver does not let this process profile, or "
+                "another profiler is attached"
+            )
             return []
         # Mark 0 is all that came before the trace began.
         self.log.readings = HostReadings((times[0], *times))

@@ -97,7 +97,9 @@ class FirstStep:
     ) -> RunConfig:
         config = next((c for c in map(_config_of, chain) if c is not None), None)
         if config is None or not self._shape:
-            raise ConfigError("the model has no transformers configuration, or takes no tokens")
+            raise ConfigError(
+                "the model has no transformers configuration, or its input is not tokens"
+            )
         inner = [module for model in chain[:1] for module in model.modules()]
         weights = (weight for group in optimizer.param_groups for weight in group["params"])
         return from_training(

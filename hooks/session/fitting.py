@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .instruments import Instruments
 
 _log = logging.getLogger(__name__)
-GONE = "hooks: the model that was described is gone"
+GONE = "hooks: the model no longer exists"
 """Name in the coverage of a window that has step times alone."""
 
 
@@ -83,7 +83,7 @@ class Fitting:
         self.drop()
         if self._gone_window != window:
             self._gone_window = window
-            _log.warning("[forerun] window %d has step times alone; %s", window, GONE)
+            _log.warning("[forerun] window %d has only step times; %s", window, GONE)
             self._put(CoverageRecord(window=window, name=GONE, installed=0, fired=0))
 
     def drop(self) -> None:

@@ -83,7 +83,7 @@ class ProbeTurns:
             return None
         if not is_installed("numpy"):
             if self._settings.rank.is_last:
-                _log.warning("[forerun] no probes: choosing them needs numpy beside training")
+                _log.warning("[forerun] no probes: NumPy is not installed here; pip install numpy")
             return None
         from ..probing.probes import Probing
         from .instruments import stopwatch_for

@@ -27,7 +27,7 @@ class RunLength:
         if told and self._asked not in (0, told) and not self._is_silent:
             self._is_silent = True
             _log.warning(
-                "[forerun] --calibrate-total-steps=%d is not used: the training loop says that the "
+                "[forerun] --calibrate-total-steps=%d is ignored: the training loop says that the "
                 "run has %d steps; leave the flag out",
                 self._asked,
                 told,

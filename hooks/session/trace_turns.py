@@ -53,7 +53,7 @@ class Tracing:
         is_device = instruments.device != "cpu"
         reason = reason_against(step, is_device=is_device, is_graphed=instruments.is_graphed)
         if reason:
-            self._say(window, f"{COVERAGE} stands down: {reason}")
+            self._say(window, f"{COVERAGE} skipped: {reason}")
             return set()
         self._instruments = instruments
         self._tracer = Tracer(instruments.recorder, is_device=is_device)

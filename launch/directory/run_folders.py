@@ -21,7 +21,7 @@ _TRACES = ("records", RUNS, "imported", SAMPLES, "forecasts.jsonl", "forecast.js
 def nothing_in(directory: Path) -> str:
     """That a directory holds nothing of ours, and the remedy; empty where it does."""
     if not directory.is_dir():
-        return f"{directory} is no directory; name what --calibrate-dir was"
+        return f"{directory} is not a directory; give the one that --calibrate-dir named"
     if top_of(directory)[1] or any((directory / name).exists() for name in _TRACES):
         return ""
     return f"{directory} holds no run; start one with --calibrate --calibrate-dir={directory}"

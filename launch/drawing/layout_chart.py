@@ -131,7 +131,7 @@ def _told(one: Candidate) -> str:
 
 def _text(plan: Plan, rows: Sequence[Candidate]) -> str:
     own, best = plan.own, plan.best
-    text = f"The running layout {own.label} takes {format_time(own.step_time_s)} a step"
+    text = f"The running layout {own.label} takes {format_time(own.step_time_s)} per step"
     if best is None or best not in rows:
         misfits = sum(one.verdict is Verdict.DOES_NOT_FIT for one in rows)
         text += f"; none of these {len(rows)} others is offered"

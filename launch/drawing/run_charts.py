@@ -71,11 +71,11 @@ def steps_chart(points: Sequence[StepPoint], width: int) -> Drawing | None:
 
 def _steps_text(points: Sequence[StepPoint]) -> str:
     middle = sorted(p.time_s for p in points)[len(points) // 2]
-    text = f"{len(points)} steps, {format_time(middle)} on the median"
+    text = f"{len(points)} steps, median {format_time(middle)}"
     said = [p for p in points if p.low_s is not None and p.high_s is not None]
     if said:
         held = sum((p.low_s or 0.0) <= p.time_s <= (p.high_s or 0.0) for p in said) / len(said)
-        text += f"; the 90 % interval held for {format_frac(held)} of those that were predicted"
+        text += f"; the 90 % interval held {format_frac(held)} of the predicted ones"
     return text
 
 
@@ -115,7 +115,7 @@ def finish_chart(
     if end_unix_s:
         canvas.line((x.begin, y(end_unix_s)), (x.end, y(end_unix_s)), "limit")
     text = _finish_text(every, end_unix_s, high - low)
-    return canvas.finished("When the run ends, as each forecast said", text)
+    return canvas.finished("End of the run by each forecast", text)
 
 
 def _finish_text(made: Sequence[PastForecast], end_unix_s: float | None, range_s: float) -> str:

@@ -44,8 +44,8 @@ def fit_machine_of(
     if machine is not None or (imported.steps and run_id is None and not has_run(directory)):
         if like is not None or device is not None:
             raise ConfigError(
-                f"{directory} holds imported steps alone, whose operators nobody timed: --like and "
-                f"--device need a run or probes; record one with --calibrate or forerun probe"
+                f"{directory} holds only imported steps, without timed operators: --like and "
+                "--device need a run or probes; record one with --calibrate or forerun probe"
             )
         return _imported(imported, machine, stated)
     loaded = load(directory, run_id)
@@ -88,7 +88,7 @@ def device_machine(config: RunConfig) -> Machine:
 
 
 def _untold(device: str) -> str:
-    return f"{device}: nothing was measured on it; its times are by data sheets"
+    return f"{device}: not measured; its times come from data sheets"
 
 
 def _on_device(

@@ -37,19 +37,19 @@ def read_frame(path: Path) -> pd.DataFrame:
     ``CalibrationError`` where it is empty.
     """
     if not path.name.endswith(ENDINGS):
-        raise ConfigError(f"{path} is no table; give a file in {', '.join(ENDINGS)}")
+        raise ConfigError(f"{path} is not a table; give a file that ends in {', '.join(ENDINGS)}")
     try:
         if path.suffix == ".parquet":
             check_parquet(path)
             return pd.read_parquet(path)
         return pd.read_csv(path, low_memory=False)
     except FileNotFoundError as err:
-        raise ConfigError(f"{path} is not there; give the path of a table") from err
+        raise ConfigError(f"{path} does not exist; give the path of a table") from err
     except pd.errors.EmptyDataError as err:
         raise CalibrationError(f"{path} has no rows; give a table with measurements") from err
     except (OSError, EOFError, ValueError, TypeError, RecursionError, pa.ArrowException) as err:
         first = " ".join(str(err).split())[:200]
-        raise ConfigError(f"{path} cannot be read ({first}); is it a whole file?") from err
+        raise ConfigError(f"{path} cannot be read ({first}); give a complete file") from err
 
 
 def write_frame(frame: pd.DataFrame, path: Path) -> None:
@@ -64,7 +64,9 @@ def write_frame(frame: pd.DataFrame, path: Path) -> None:
 def check_ending(path: Path) -> None:
     """``ConfigError`` where no table can be written under this name."""
     if not path.name.endswith(ENDINGS):
-        raise ConfigError(f"--out {path} is no table; let it end in {', '.join(ENDINGS)}")
+        raise ConfigError(
+            f"--out {path} is not a table; give a name that ends in {', '.join(ENDINGS)}"
+        )
 
 
 def table_names(paths: Sequence[Path]) -> list[str]:
@@ -98,7 +100,7 @@ class ImportedTables:
             known = ", ".join(repr(one) for one in names[:_MOST_NAMED]) or "none at all"
             known += f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
             raise ConfigError(
-                f"--machine {name!r} is not among the imported machines; there are {known}"
+                f"--machine {name!r} is not among the imported machines; choose from {known}"
                 if name is not None
                 else f"steps of {len(names)} machines were imported; choose with --machine {known}"
             )
@@ -152,7 +154,7 @@ def read_imported(directory: Path) -> ImportedTables:
                 held = read_table(frame, path.name)
                 found[table_kind(held)].append(held)
         except (ConfigError, RecordError) as err:
-            problems.append(f"{path.name} is passed over: {err}")
+            problems.append(f"{path.name} is skipped: {err}")
     return ImportedTables(
         steps=tuple(rows),
         operators=tuple(found["operators"]),

@@ -123,10 +123,10 @@ def run_statuses(
 
 def _nothing(directory: Path, run_id: str | None) -> str:
     if run_id is not None and not nothing_in(directory):
-        return f"{directory} has no run {run_id}; forerun status {directory} lists those there are"
+        return f"{directory} has no run {run_id}; forerun status {directory} lists its runs"
     return nothing_in(directory) or (
-        f"{directory} has records and no answers yet: a run answers after its first window; "
-        f"forerun report {directory} reads the records"
+        f"{directory} has records but no answers yet: a run answers after its first window; "
+        f"forerun report {directory} analyses the records"
     )
 
 

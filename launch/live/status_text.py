@@ -50,7 +50,7 @@ def _progress(found: RunStatus) -> str:
 def _step(found: RunStatus) -> str:
     if found.step_time_s is None:
         return ""
-    text = f"{format_time(found.step_time_s)} a step"
+    text = f"{format_time(found.step_time_s)} per step"
     if found.step_low_s is None or found.step_high_s is None:
         return text
     ends = f"{format_time(found.step_low_s)} to {format_time(found.step_high_s)}"

@@ -126,7 +126,7 @@ class _Names:
             return named_layout(text, self._running, self._num_ranks)
         number, rows = int(text), self._planned()
         if not 1 <= number <= len(rows):
-            raise ConfigError(f"row {number} is not in the plan, which has rows 1 to {len(rows)}")
+            raise ConfigError(f"row {number} is not in the plan; give one from 1 to {len(rows)}")
         return rows[number - 1]
 
     def _planned(self) -> tuple[RunConfig, ...]:

@@ -124,8 +124,8 @@ def nothing(config: RunConfig, num_ranks: int, question: PlanQuestion) -> str:
     """Why nothing runs on so many ranks, and what to ask instead."""
     if question.keep is not None:
         return (
-            f"no layout of this model on {num_ranks} ranks has {question.keep}; "
-            f"--why {question.keep} tells what is in the way"
+            f"no layout of this model on {num_ranks} ranks has {question.keep}; --why "
+            f"{question.keep} explains why"
         )
     return (
         f"no layout of this model runs on {num_ranks} ranks with global_batch_size "

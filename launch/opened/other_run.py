@@ -28,7 +28,7 @@ class OtherRun:
         if found is None:
             return own, ()
         left_out = {
-            "not known, and left out": found.unknown,
+            "not known and ignored": found.unknown,
             "left out by the model": found.config.unmodelled,
         }
         told = (f"{what}: {', '.join(names)}" for what, names in left_out.items() if names)

@@ -103,9 +103,9 @@ class Prediction(Told):
         """The sentence, and the options where there are any to give."""
         yield sentence(self.layout)
         if self.layout.verdict is Verdict.DOES_NOT_FIT:
-            yield "it does not fit in memory: no options are given"
+            yield "it does not fit in memory, so its options are not printed"
         elif clause := untaken(self.layout.config, self.running):
-            yield f"{clause}: no options are given"
+            yield f"{clause}; its options are not printed"
         elif takes_options(self.running):
             yield shlex.join(self.options)
 
@@ -181,7 +181,9 @@ def _num_ranks(words: Sequence[str]) -> int:
 
 def _options(options: Options) -> Iterator[str]:
     if isinstance(options, str):
-        raise ConfigError(f"{shown(options)} is one text; give a list of words, or a mapping")
+        raise ConfigError(
+            f"{shown(options)} is a single string; give a list of words, or a mapping"
+        )
     if not isinstance(options, Mapping):
         yield from options
         return
@@ -200,5 +202,5 @@ def _not_a_name(name: str, names: Sequence[str]) -> str:
     import difflib  # no answer needs it
 
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
-    remedy = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+    remedy = f"did you mean {near[0]}?" if near else f"choose from {', '.join(names)}"
     return f"{shown(name)} is not an axis of a layout; {remedy}"

@@ -141,7 +141,7 @@ def _past(answer: Answer, ended_unix_s: float | None) -> list[str]:
         return []
     at = moment(ended_unix_s, time.time())
     steps = answer.forecast.steps_done
-    return prefixed([f"ended {at}; these lines are of iteration {steps}, when they were said"])
+    return prefixed([f"ended {at}; the lines below were logged at iteration {steps}"])
 
 
 def _request(directory: Path, table: SampleTable) -> Request:

@@ -84,7 +84,7 @@ class RowCommand(Told):
             why = "; ".join(self.line.refused) or "it does not fit in memory"
             raise ConfigError(f"row {self.row} cannot run ({why}); choose another with --show")
         if os.path.lexists(path) and not is_ours(path):
-            raise ConfigError(f"{path} is there and not of this program; give another --write")
+            raise ConfigError(f"{path} exists and was not written by forerun; give another --write")
         data = self.script.encode("utf-8", "surrogateescape")
         replace_file(path, sealed(data), mode=_MODE)
 
@@ -118,7 +118,7 @@ def row_command(directory: Path, run_id: str, plan: Plan, row: int, other: Other
     """
     rows = (plan.own, *plan.candidates)
     if not 0 <= row < len(rows):
-        raise ConfigError(f"--show {row} is no row; give one from 0 to {len(rows) - 1}")
+        raise ConfigError(f"--show {row} is not a row; give one from 0 to {len(rows) - 1}")
     running, candidate = plan.own.config, rows[row]
     if other.command:
         launch = launch_of_command(other.command, running.parallelism)

@@ -40,8 +40,8 @@ class _Said(Told):
                 found[one.name] = given
             elif one.default is MISSING:
                 raise RecordError(
-                    f"{cls.__name__} has no {one.name} that can be read; delete the file that it "
-                    "is in, and the records are analysed anew"
+                    f"{cls.__name__} has no readable {one.name}; delete the file that it is in, "
+                    "and the records are analysed again"
                 )
         return cls(**found)
 

@@ -99,9 +99,11 @@ def add_probe(verbs: argparse._SubParsersAction) -> None:
     add = verbs.add_parser(
         "probe",
         help="measure a new machine without training, alone or under torchrun",
-        description="Products, memory and the operators of a layout; under torchrun collectives as "
-        "well: torchrun --nproc-per-node N -m forerun probe --out DIR. The layout is that of "
-        "--config or of the command behind --, else a GPT that suits the device.",
+        description=(
+            "Products, memory and the operators of a layout; under torchrun collectives as well: "
+            "torchrun --nproc-per-node N -m forerun probe --out DIR. The layout is that of "
+            "--config or of the command after --, else a GPT that suits the device."
+        ),
         allow_abbrev=False,
     ).add_argument
     add("--out", type=Path, required=True, metavar="DIR", help="directory for the records")

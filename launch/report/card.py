@@ -69,7 +69,7 @@ def _ending(
     if end_unix_s is not None:
         return f"Ended {moment(end_unix_s, 0.0, has_seconds=has_seconds)}", ""
     if not answer.end.steps_total:
-        return f"A step takes {format_time(answer.measured_step_s)}", "the end is not known"
+        return f"{format_time(answer.measured_step_s)} per step", "end of the run not known"
     now = ahead.now_unix_s
     low, high = (
         moment(now + left_s, now, has_seconds=has_seconds).removesuffix(" UTC")

@@ -16,7 +16,7 @@ _SMALL_FRAC = 0.005
 """Of the longer step: smaller changes share the last row."""
 _BOTH = ("first_s", "second_s")
 _SHOWN = "*"
-_KEY = f"{_SHOWN} more than noise would show in any of the rows"
+_KEY = f"{_SHOWN} a larger change than noise would show in any row"
 _CELLS = ("A", "B", "B - A", "90 %", "")
 _SPECIAL = re.compile(r"([\\|`*_<>\[\]#])")
 

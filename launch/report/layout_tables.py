@@ -162,7 +162,7 @@ def telling_note(plan: Plan) -> str:
     labels = ", ".join(candidate.label for candidate in plan.worth_measuring)
     if not labels:
         return ""
-    return f"to know them better, run steps of {labels}"
+    return f"to narrow their intervals, run steps of {labels}"
 
 
 def routing_note(plan: Plan) -> str:

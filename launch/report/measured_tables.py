@@ -31,7 +31,7 @@ def measured_tables(answer: MeasuredAnswer) -> list[ReportTable]:
     )
     groups = table_of(
         "groups",
-        "Groups of ranks, and their transfers in a step of one rank",
+        "Groups of ranks, and their transfers per rank and step",
         answer.groups,
         {
             "group": lambda group: group.role,
@@ -56,6 +56,6 @@ def _step_rows(answer: MeasuredAnswer) -> Iterator[tuple[str, str]]:
     )
     for name, value in answer.rates.items():
         unit, _, of_one = name.partition("_per_s")
-        yield f"{unit}/s" + (" of a rank" if of_one else ""), format_count(value)
+        yield f"{unit}/s" + (" per rank" if of_one else ""), format_count(value)
     if answer.overhead is not None:
         yield "hooked steps longer by", format_frac(answer.overhead.overhead_frac)

@@ -64,12 +64,12 @@ def _throughput(answer: Answer) -> ReportTable:
     one = "rank" if answer.config.device == "cpu" else "GPU"
     rows = [
         ("tokens/s", count_cell(found.tokens_per_s)),
-        (f"tokens/s of a {one}", count_cell(found.tokens_per_s_per_gpu)),
-        (f"model TFLOP/s of a {one}", count_cell(found.flop_per_s_per_gpu / TERA)),
+        (f"tokens/s per {one}", count_cell(found.tokens_per_s_per_gpu)),
+        (f"model TFLOP/s per {one}", count_cell(found.flop_per_s_per_gpu / TERA)),
     ]
     if found.mfu_frac is not None and found.hfu_frac is not None:
         rows.append(("MFU", frac_cell(found.mfu_frac)))
-        rows.append(("HFU, with what is recomputed", frac_cell(found.hfu_frac)))
+        rows.append(("HFU (counts recomputed work)", frac_cell(found.hfu_frac)))
     title = f"Throughput of the measured step ({format_time(answer.measured_step_s)})"
     return ReportTable(key="throughput", title=title, columns=("rate", "value"), rows=tuple(rows))
 
@@ -79,13 +79,13 @@ def _work(answer: Answer) -> ReportTable:
     total_s = sum(work.time_s for work in found) or 1.0
     return table_of(
         "work",
-        "What the critical stage works on",
+        "Work of the critical stage",
         found[:NUM_WORKS],
         {
             "work": lambda work: work.name,
             "phase": lambda work: work.phase,
-            "times a step": lambda work: whole_cell(work.count),
-            "time a step": lambda work: time_cell(work.time_s),
+            "times per step": lambda work: whole_cell(work.count),
+            "time per step": lambda work: time_cell(work.time_s),
             "share": lambda work: frac_cell(work.time_s / total_s),
             "source": lambda work: work.source.value,
         },
@@ -102,8 +102,8 @@ def _operators(answer: Answer) -> ReportTable:
             "rows": lambda row: whole_cell(row["num_rows"]),
             "shapes": lambda row: whole_cell(row["num_shapes"]),
             "model": lambda row: row["model"],
-            "law over measured": lambda row: frac_cell(row.get("efficiency_frac")),
-            "left-out error": lambda row: frac_cell(row.get("left_out_error_frac")),
+            "law / measured": lambda row: frac_cell(row.get("efficiency_frac")),
+            "held-out error": lambda row: frac_cell(row.get("left_out_error_frac")),
         },
     )
 
@@ -127,7 +127,7 @@ def windows_tables(answer: Answer) -> list[ReportTable]:
     """Errors of each window itself, and of what lay ahead of it."""
     own = table_of(
         "windows",
-        "How errors moved from window to window: before each refit and after it",
+        "Errors from window to window, before each refit and after it",
         [score.error for score in answer.window_scores],
         {
             "window": lambda error: whole_cell(error.window),
@@ -158,7 +158,7 @@ def _roles(answer: Answer) -> ReportTable:
     step_s = answer.waiting.step_s
     return table_of(
         "waiting",
-        "Waiting: how long a rank stands still in a step, by group",
+        "Waiting per rank and step, by group",
         answer.waiting.roles,
         {
             "group": lambda found: found.role,
@@ -179,7 +179,7 @@ def _ranks(answer: Answer) -> ReportTable:
         {
             "rank": whole_cell,
             "waits": lambda rank: time_cell(waits[rank]),
-            "last to come": lambda rank: frac_cell(last.get(rank)),
+            "arrives last": lambda rank: frac_cell(last.get(rank)),
         },
     )
 
@@ -188,7 +188,7 @@ def _slow(answer: Answer) -> ReportTable:
     step_s = answer.waiting.step_s
     return table_of(
         "slow_ranks",
-        "Waiting: stragglers, who hold the others up",
+        "Waiting: stragglers, which hold up the others",
         answer.waiting.slow.slow,
         {
             "ranks": lambda found: ", ".join(map(str, found.ranks)),
@@ -209,7 +209,7 @@ def _clocks(answer: Answer) -> ReportTable:
 
     return table_of(
         "clocks",
-        "Waiting: clocks ahead of the first rank's",
+        "Waiting: how far clocks are ahead of the first rank's",
         answer.waiting.clocks,
         {
             "rank": lambda clock: whole_cell(clock.rank),
@@ -235,8 +235,8 @@ def notes(answer: Answer) -> list[str]:
         if answer.history.errors:
             against = "the newest forecast of it" if answer.ended_unix_s is None else "the end"
             yield (
-                "Windows: before is by those up to then, after is with the window's own rows. "
-                "Next step: that of the window after it. Finish: how much too late it was "
+                "Windows: 'before' uses the windows up to then, 'after' this window's rows as "
+                "well. Next step: that of the following window. Finish: how much too late it was "
                 f"predicted, as a share of the whole run, against {against}."
             )
         if informative := telling_note(answer.plan):

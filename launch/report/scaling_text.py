@@ -61,14 +61,17 @@ def knee_line(found: Scaling) -> str:
     knee, last = found.knee, found.points[-1].num_ranks
     if knee.num_ranks is None:
         maybe = f"; it may be at {knee.low_num_ranks:,}" if knee.low_num_ranks else ""
-        return f"no knee up to {last:,} GPUs: each doubling yields more than a factor 1.41{maybe}"
+        return (
+            f"no knee up to {last:,} GPUs: each doubling of GPUs gives more than 1.41 times the "
+            f"tokens/s{maybe}"
+        )
     low, high = knee.low_num_ranks or knee.num_ranks, knee.high_num_ranks
     ends = f"90 %: {low:,} to {high:,}" if high else f"90 %: {low:,} to beyond {last:,}"
     if low == high:
-        ends = "90 % sure that it is there"
+        ends = "with 90 % confidence"
     return (
-        f"knee at {knee.num_ranks:,} GPUs ({ends}): beyond it a doubling yields less than a "
-        f"factor 1.41 of the tokens/s"
+        f"knee at {knee.num_ranks:,} GPUs ({ends}): beyond it, doubling the GPUs gives less than "
+        "1.41 times the tokens/s"
     )
 
 
@@ -77,11 +80,11 @@ def growth_line(growth: Growth) -> str:
     before, after = growth.before.num_ranks, growth.after.num_ranks
     factor, low, high = growth.tokens_factor
     text = (
-        f"{before:,} to {after:,} GPUs yield {factor:.2f} times the tokens/s "
-        f"(90 %: {low:.2f} to {high:.2f})"
+        f"{before:,} to {after:,} GPUs give {factor:.2f} times the tokens/s (90 %: {low:.2f} to "
+        f"{high:.2f})"
     )
     causes = _causes(growth)
-    return f"{text}; a token takes more of {', '.join(causes)}" if causes else text
+    return f"{text}; each token costs more GPU time in {', '.join(causes)}" if causes else text
 
 
 def _causes(growth: Growth) -> list[str]:
@@ -101,7 +104,7 @@ def _beside(one: Scaling, other: Scaling) -> Iterator[str]:
     for point in both[:1] + both[1:][-1:]:
         ratio, low, high = theirs[point.num_ranks].over(point)
         yield (
-            f"{other.device} beside {one.device} on {point.num_ranks:,} GPUs: {ratio:.2f} times "
+            f"{other.device} against {one.device} on {point.num_ranks:,} GPUs: {ratio:.2f} times "
             f"the tokens/s (90 %: {low:.2f} to {high:.2f})"
         )
 

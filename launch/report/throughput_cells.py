@@ -11,7 +11,7 @@ from ...calib.forecast.throughput import RestOfRun, RunLeft, rest_of_run
 from ...calib.units import TERA
 from .cells import count_cell, frac_cell
 
-TOKENS, FLOP, MFU = "tokens/s", "TFLOP/s of a GPU", "MFU"
+TOKENS, FLOP, MFU = "tokens/s", "TFLOP/s per GPU", "MFU"
 GPU_HOURS, FINISH, COST = "GPU-hours left", "finish (UTC)", "cost"
 SPARE = (FLOP, FINISH, GPU_HOURS, MFU)
 """Columns that a narrow screen does without, the first to go first."""

@@ -68,7 +68,7 @@ class Newest(Generic[_T]):
             self._apart_s = min(max(_MOST_APART_S, self._every_s), 2 * self._apart_s)
             if not self._is_told:
                 self._is_told = True
-                self._tell(f"{err or type(err).__name__}; it is tried again")
+                self._tell(f"{err or type(err).__name__}; Forerun tries again")
             with self._changed:
                 self._value = value if self._value is None else self._value
         else:

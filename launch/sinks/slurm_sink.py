@@ -49,7 +49,7 @@ class SlurmComment(Sink):
 
     def _update(self, text: str) -> None:
         if self._ask(["scontrol", "update", f"JobId={self._job_id}", f"Comment={text}"]) is None:
-            raise OSError("scontrol update is refused or does not answer")
+            raise OSError("scontrol update was refused or did not answer")
 
 
 def open_slurm(told: CompanionSettings) -> Sink:

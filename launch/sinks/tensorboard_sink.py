@@ -106,7 +106,9 @@ def open_tensorboard(told: CompanionSettings) -> Sink:
         return Sink("")
     if not is_installed("tensorboard"):
         is_missed = wanted is SinkChoice.ON or bool(told.host_tensorboard)
-        return Sink("off (pip install tensorboard, where it is wanted)" if is_missed else "")
+        return Sink(
+            "off (not installed: pip install tensorboard, if you want it)" if is_missed else ""
+        )
     if told.host_tensorboard:
         return Events(Path(told.host_tensorboard) / FOLDER)
     if not has_room(settings.directory):

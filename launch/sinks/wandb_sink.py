@@ -124,7 +124,7 @@ def open_wandb(told: CompanionSettings) -> Sink:
     if mode == "disabled":
         return Sink("off (WANDB_MODE)")
     if not is_installed("wandb"):
-        return Sink("off (pip install wandb, where it is wanted)")
+        return Sink("off (not installed: pip install wandb, if you want it)")
     if not has_room(told.settings.directory):
         return Sink(NO_ROOM)
     return OwnRun(told, mode)

@@ -71,7 +71,7 @@ class FileWatch:
         try:
             self._thread.start()
         except RuntimeError as err:  # no thread to be had
-            say(f"no looks at files and limits ({err}); the command runs all the same")
+            say(f"files and limits cannot be watched ({err}); the command still runs")
             self.has_asked_in_vain = True
         else:
             self._is_ready.wait(patience_s)

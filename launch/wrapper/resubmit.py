@@ -66,10 +66,10 @@ def read_template(path: Path) -> str:
     path.stat()
     data = read_bounded(path.resolve(), _MOST_BYTES)
     if data is None:
-        raise ConfigError("no regular file below 1 MiB that can be read; give a script")
+        raise ConfigError("not a readable regular file below 1 MiB; give a script")
     text = data.decode("utf-8", "surrogateescape")
     if "command" not in _PLACE.findall(text):
-        raise ConfigError("{command} is not in it; write it where the launch belongs")
+        raise ConfigError("{command} is not in it; write it where the launch command belongs")
     return text
 
 

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     """Start, watch, and answer for the command."""
     if not args.command:
         raise ConfigError(
-            "no command to run; give one behind --, as in: forerun run -- torchrun ..."
+            "no command to run; give one after --, as in: forerun run -- torchrun ..."
         )
     hold_standard_descriptors()
     options = wrap_options(args, os.environ, time.time())
@@ -174,7 +174,7 @@ def _resubmit(
     again = relaunch(options.command, advised)
     if not again:
         if advised:
-            say(f"advised, for a script that starts it itself: {shlex.join(advised)}")
+            say(f"the advised layout, for your own script: {shlex.join(advised)}")
             if any(MASK in word for word in advised):
                 say(f"{MASK} replaces a value that was not kept; write your own there")
         return None
@@ -190,7 +190,7 @@ def _resubmit(
     wanted = args.resubmit_script or options.directory / SCRIPT
     written = [path for path in (outcome.folder / SCRIPT, wanted) if _is_written(script, path)]
     if written:
-        say(f"to go on in the advised layout: {written[-1]}")
+        say(f"to continue in the advised layout, start {written[-1]}")
     return written[-1] if written else None
 
 
@@ -278,12 +278,12 @@ def _say_end(outcome: Outcome, code: int, suggestion: Suggestion | None) -> None
     if outcome.num_ended:
         say(f"{outcome.num_ended} processes did not end in time and were killed")
     if outcome.left:
-        say(f"could not be ended: processes {', '.join(map(str, outcome.left))}")
+        say(f"processes that could not be ended: {', '.join(map(str, outcome.left))}")
     if outcome.stopped is not None:
         found = outcome.stopped
         say(
-            f"stopped after iteration {found.iteration}: {found.reason}; "
-            f"exit {code} (the command's own: {outcome.child_code})"
+            f"stopped after iteration {found.iteration}: {found.reason}; exit code {code} (of the "
+            f"command: {outcome.child_code})"
         )
     if suggestion is None:
         return

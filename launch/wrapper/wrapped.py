@@ -149,7 +149,7 @@ class Wrapped:
             if now_s >= self._term_at_s:
                 self._term_at_s = float("inf")
                 if self._options.listens:
-                    say("no answer to the request to save and stop; SIGTERM")
+                    say("no answer to the request to save and stop; SIGTERM is sent")
                 self._pass_on(family, signal.SIGTERM)
             if self._signals and kill_at_s == float("inf"):
                 kill_at_s = now_s + self._options.grace_s
@@ -205,10 +205,10 @@ class Wrapped:
         if self._file_watch.limit_s is not None:
             patience_s = min(patience_s, 0.5 * max(0.0, self._file_watch.limit_s - now_s))
         if self._options.listens:
-            say(f"{reason}: asked to save and stop; SIGTERM in {patience_s:.0f} s")
+            say(f"{reason}: asked to save and stop; SIGTERM follows in {patience_s:.0f} s")
             self._file_watch.ask(reason)
         else:
-            say(f"{reason}: no session here that takes requests (--calibrate); SIGTERM")
+            say(f"{reason}: no session takes requests here (add --calibrate); SIGTERM is sent")
             patience_s = 0.0
         self._term_at_s = now_s + patience_s
 

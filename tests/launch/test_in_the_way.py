@@ -74,7 +74,7 @@ def test_a_name_in_the_working_directory_costs_the_calibration_alone(
     assert bare.stdout == "2.0 ['--lr', '1']\n"
     done = start(train, "--lr", "1", "--calibrate", cwd=tmp_path, **WORKER)
     *_, said, printed = done.stdout.splitlines()
-    assert "stands in the way of the package forerun; rename it; calibration is off" in said
+    assert "hides the package forerun; rename it; calibration is off" in said
     assert str(tmp_path) in said
     assert (printed, done.stderr) == ("2.0 ['--lr', '1']", bare.stderr)
     (row,) = [f for f in attachment({}, (str(tmp_path),)) if f.name == "in the way"]

@@ -167,7 +167,7 @@ def test_a_damaged_table_is_named_and_the_rest_is_read(directory: Path) -> None:
     (directory / "imported" / "other-steps.csv").write_text("a,b\n1,2\n")
     machine = open_machine(directory)
     assert len(machine.steps.known) == len(known)
-    assert any("other-steps.csv is passed over" in one for one in machine.problems)
+    assert any("other-steps.csv is skipped" in one for one in machine.problems)
 
 
 TIMING = {"evaluate", "simulate", "steady"}

@@ -86,6 +86,6 @@ def test_patience_at_the_end_is_bounded(caplog: pytest.LogCaptureFixture) -> Non
     process = pipe._process
     with caplog.at_level(logging.WARNING):
         pipe.close(timeout_s=0.05)
-    assert "left alone" in caplog.text
+    assert "finishes on its own" in caplog.text
     process.kill()
     process.wait()

@@ -168,7 +168,7 @@ def test_one_rank_whose_hooks_are_off_keeps_all_from_stopping(
 
     ranks = trained(STOP, prepare=trip)
     assert not any(rank.stopped for rank in ranks)
-    assert "stop not followed: rank 1 has its hooks removed" in capsys.readouterr().out
+    assert "stop not followed: the hooks of rank 1 were removed" in capsys.readouterr().out
     assert not marker_of(tmp_path).exists()
 
 

@@ -97,4 +97,4 @@ def test_another_version_is_said(home: Path) -> None:
 
 
 def test_the_line_tells_the_directory() -> None:
-    assert "records wait in /data/run;" in waiting("/data/run")
+    assert "records are kept in /data/run;" in waiting("/data/run")

@@ -217,7 +217,7 @@ def test_a_message_above_the_bound_is_not_sent(
         sender.hand_over(0, "x" * (MESSAGE_NBYTES + 1))
         sender.finish()
     assert not PrefixStore("forerun/r-0", store).check(["3"])
-    assert "above 65536" in caplog.text
+    assert "larger than 65536" in caplog.text
 
 
 def test_nothing_is_waited_for_where_a_key_is_not_there() -> None:

@@ -161,7 +161,7 @@ def test_a_trace_that_lost_marks_gives_nothing_and_says_so():
     traced = trace(Loop())
     traced.events = [e for e in traced.events if e.name() != MARK][:100]
     assert traced.records(lambda _: None) == []
-    assert traced.problem == f"0 of {traced.num_marks} marks are in the trace"
+    assert traced.problem == f"the trace has 0 of {traced.num_marks} marks of the step"
 
 
 def test_a_device_without_kernels_is_named():
@@ -230,7 +230,7 @@ def test_beside_a_profiler_of_the_users_the_step_is_a_bare_one(tmp_path):
     assert any(event.key == "aten::linear" for event in own.key_averages())
     assert of_type(tmp_path, TraceRecord) == []
     (note,) = (r for r in of_type(tmp_path, CoverageRecord) if r.name.startswith("trace"))
-    assert note.name == "trace stands down: a profiler of the user's is on"
+    assert note.name == "trace skipped: your own profiler is on"
     assert note.installed == 0
 
 
@@ -238,17 +238,17 @@ def test_beside_a_profiler_of_the_users_the_step_is_a_bare_one(tmp_path):
     ("environ", "arguments", "is_graphed", "expected"),
     [
         ({}, None, False, ""),
-        ({"NSYS_PROFILING_SESSION_ID": "1"}, None, False, "Nsight Systems profiles"),
+        ({"NSYS_PROFILING_SESSION_ID": "1"}, None, False, "Nsight Systems is profiling"),
         (
             {"CUDA_INJECTION64_PATH": "x.so"},
             None,
             False,
-            "a tool in CUDA_INJECTION64_PATH profiles",
+            "a tool in CUDA_INJECTION64_PATH is profiling",
         ),
-        ({}, {"profile": True}, False, "--profile of steps 10 to 12"),
+        ({}, {"profile": True}, False, "--profile traces steps 10 to 12"),
         ({}, {"profile": False}, False, ""),
         ({}, {"profile": True, "profile_step_start": 90, "profile_step_end": 95}, False, ""),
-        ({}, None, True, "CUDA graphs do not survive a trace before CUDA 12.6, this is None"),
+        ({}, None, True, "a trace breaks CUDA graphs before CUDA 12.6, and this is None"),
     ],
 )
 def test_the_trace_stands_down_and_says_why(monkeypatch, environ, arguments, is_graphed, expected):

@@ -103,7 +103,7 @@ def test_why_the_first_row_is_not_offered_is_said_beside_a_later_one(
 def test_another_layout_is_told_but_not_how(noted: Path, capsys: Out) -> None:
     assert main(["predict", str(noted), "--recompute", "layernorm"]) == ExitCode.ANSWER
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "pretrain_gpt.py takes no --recompute-modules: no options are given"
+    assert last == "pretrain_gpt.py takes no --recompute-modules; its options are not printed"
 
 
 def test_why_tells_that_the_script_cannot_be_asked(noted: Path, capsys: Out) -> None:

@@ -95,7 +95,7 @@ def test_a_file_of_somebody_else_s_stays(home: Path, capsys: pytest.CaptureFixtu
     path = home.parent / "mine.sh"
     path.write_text("echo mine\n")
     assert main(["plan", str(home), "--write", str(path)]) == ExitCode.USAGE
-    assert "mine.sh is there" in capsys.readouterr().err
+    assert "mine.sh exists" in capsys.readouterr().err
     assert path.read_text() == "echo mine\n"
     other = home.parent / "ours.sh"
     told(capsys, home, "--show", 1, "--write", other)
@@ -108,7 +108,7 @@ def test_a_row_that_is_not_there_is_a_usage_error(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["plan", str(home), "--show", "1000"]) == ExitCode.USAGE
-    assert "--show 1000 is no row; give one from 0 to" in capsys.readouterr().err
+    assert "--show 1000 is not a row; give one from 0 to" in capsys.readouterr().err
 
 
 def test_a_row_that_cannot_run_is_shown_but_never_written(

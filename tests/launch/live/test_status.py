@@ -196,7 +196,7 @@ def no_directory(home: Path) -> None:
     ("make", "rule", "remedy"),
     [
         (nothing, "holds no run", "start one with --calibrate"),
-        (no_directory, "is no directory", "name what --calibrate-dir was"),
+        (no_directory, "is not a directory", "give the one that --calibrate-dir named"),
         (a_run_that_only_recorded, "record", "forerun report"),
     ],
 )

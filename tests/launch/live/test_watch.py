@@ -103,7 +103,7 @@ def test_ctrl_c_ends_a_watch_in_peace(companion: subprocess.Popen[str], tmp_path
     )
     assert watching.stdout is not None
     line = watching.stdout.readline()
-    assert line.startswith("ours: live · step 1 · 0.500 s a step") and "\x1b" not in line
+    assert line.startswith("ours: live · step 1 · 0.500 s per step") and "\x1b" not in line
     watching.send_signal(signal.SIGINT)
     out, err = watching.communicate()
     assert (watching.returncode, out, err) == (0, "", "")

@@ -131,7 +131,7 @@ def test_a_row_is_a_command_of_the_same_words(run: Run, home: Path, capsys: Out)
     found = said(capsys, "plan", home, "--show", "2")
     assert isinstance(found, dict) and found.pop("script") is None
     assert as_read(run.plan().command(2)) == found
-    with pytest.raises(forerun.ForerunError, match="99 is no row"):
+    with pytest.raises(forerun.ForerunError, match="99 is not a row"):
         run.plan().command(99)
 
 

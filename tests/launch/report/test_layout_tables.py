@@ -84,15 +84,15 @@ def test_devices_that_are_known_have_flop_and_mfu(answer: Answer) -> None:
     card = replace(own, config=replace(own.config, device="NVIDIA H100 80GB HBM3"))
     table = layouts_table(replace(answer.plan, own=card))
     first = dict(zip(table.columns, table.rows[0], strict=True))
-    assert {"tokens/s", "TFLOP/s of a GPU", "MFU"} <= first.keys()
-    assert "TFLOP/s of a GPU" not in table.within(100).columns
+    assert {"tokens/s", "TFLOP/s per GPU", "MFU"} <= first.keys()
+    assert "TFLOP/s per GPU" not in table.within(100).columns
 
 
 def test_the_step_is_told_in_tokens_wherever_it_is_told(answer: Answer) -> None:
     tokens = answer.config.batch.global_batch_size * answer.config.model.seq_length
     rate = tokens / answer.measured_step_s
     assert any("tokens/s" in line and " · step " in line for line in answer.transcript)
-    assert "tokens/s of a rank" in markdown(answer)
+    assert "tokens/s per rank" in markdown(answer)
     said = artefacts(answer)
     assert said["decision"]["throughput"]["tokens_per_s"] == pytest.approx(rate)
     own = said["plan"]["own"]

@@ -63,8 +63,8 @@ def test_the_report_shows_waiting_and_who_is_slow(
 ) -> None:
     assert main(["report", str(directory)]) == ExitCode.ANSWER
     out = capsys.readouterr().out
-    assert "Waiting: stragglers, who hold the others up" in out
-    assert "Waiting: clocks ahead of the first rank's" in out
+    assert "Waiting: stragglers, which hold up the others" in out
+    assert "Waiting: how far clocks are ahead of the first rank's" in out
     assert "Stragglers: " not in out
 
 
@@ -83,4 +83,4 @@ def test_no_two_columns_of_a_table_have_one_name(steady: Answer) -> None:
 def test_a_steady_run_blames_nobody(steady: Answer) -> None:
     text = markdown(steady)
     assert "Stragglers: no rank stands out in " in text and "slow:" not in text
-    assert "| dp |" in text and "clocks ahead" not in text
+    assert "| dp |" in text and "clocks are ahead" not in text

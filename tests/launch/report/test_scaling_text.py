@@ -75,8 +75,8 @@ def test_one_number_of_gpus_has_no_bars(curves: list[Scaling]) -> None:
     single = [replace(one, points=one.points[:1], growths=()) for one in curves]
     text = scaling_text(single)
     assert "█" not in text
-    assert f"{B200} beside H100 on 64 GPUs" in text
-    assert text.count("beside") == 1
+    assert f"{B200} against H100 on 64 GPUs" in text
+    assert text.count("against") == 1
     assert "█" in scaling_text(curves)
 
 
@@ -93,12 +93,12 @@ def test_what_bends_the_curve_is_said_in_words(curves: list[Scaling]) -> None:
     first, *_ = scaling_lines(curves[:1])
     assert first == knee_line(curves[0])
     lines = list(scaling_lines(curves))
-    last = next(line for line in lines if "4,096 to 8,192 GPUs yield" in line)
+    last = next(line for line in lines if "4,096 to 8,192 GPUs give" in line)
     assert "PP bubble (+" in last
     assert "DP exposed (+" in last
     far = [point for one in curves for point in one.points if not point.is_trusted]
     assert any("too far to trust" in line for line in lines) is bool(far)
-    beside = [line for line in lines if line.startswith(f"{B200} beside")]
+    beside = [line for line in lines if line.startswith(f"{B200} against")]
     assert len(beside) == 2  # the least and the most GPUs
     assert "times the tokens/s" in beside[0]
 
@@ -120,7 +120,7 @@ def test_the_knee_is_told_with_what_it_may_be(curves: list[Scaling]) -> None:
             for growth, chance in zip(found.growths, (0.01, 0.02, 0.96, 0.99), strict=True)
         ),
     )
-    assert knee_line(sure).startswith("knee at 2,048 GPUs (90 % sure that it is there)")
+    assert knee_line(sure).startswith("knee at 2,048 GPUs (with 90 % confidence)")
     straight = replace(
         found, growths=tuple(replace(g, past_knee_probability=0.0) for g in found.growths)
     )

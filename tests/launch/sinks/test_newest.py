@@ -59,7 +59,7 @@ def test_a_failure_is_said_once_and_the_newest_comes_through_later() -> None:
     while not sent:
         time.sleep(0.001)
     newest.close()
-    assert said == ["no route to host; it is tried again"]
+    assert said == ["no route to host; Forerun tries again"]
     assert sent == [3]
 
 
@@ -102,7 +102,7 @@ def test_a_token_that_rotates_between_posts_is_read_again(
         done = [body["trainerStatus"]["progressPercentage"] for body in server.taken]
     assert tokens[0] == "first" and tokens[-1] == "second"
     assert done[-1] == 30 and done == sorted(done)
-    assert said == ["status 403 Forbidden: Forbidden; it is tried again"]
+    assert said == ["status 403 Forbidden: Forbidden; Forerun tries again"]
 
 
 @needs_openssl

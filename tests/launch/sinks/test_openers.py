@@ -130,7 +130,7 @@ def test_a_comment_that_is_refused_is_said_once() -> None:
     sink.tell = said.append
     sink.step(1, {"step_time_predicted_s": 1.84, "progress_frac": 0.4, "unix_s": 0.0})
     sink.close({})
-    assert said == ["scontrol update is refused or does not answer; it is tried again"]
+    assert said == ["scontrol update was refused or did not answer; Forerun tries again"]
 
 
 def test_a_comment_says_the_day_and_in_another_week_the_date() -> None:
