@@ -13,6 +13,7 @@ import json
 import logging.handlers
 import os
 import sys
+import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -34,6 +35,10 @@ _PLAIN = (
 )  # fmt: skip
 records = logging.handlers.MemoryHandler(10**6, flushLevel=10**3)
 """A handler that keeps its records, as those of error collectors do."""
+
+
+WRITTEN_S = 20.0
+"""In which a writer has written what it holds, on a machine that others use."""
 
 
 class Watch:
@@ -65,7 +70,12 @@ class Watch:
         gc.collect()
         self.look("the end")
         tensors = [t for t in gc.get_objects() if issubclass(type(t), torch.Tensor)]
-        logs = [o for o in gc.get_objects() if type(o).__name__ in ("StepLog", "DeviceStopwatch")]
+        logs = buffers()
+        until_s = time.monotonic() + WRITTEN_S
+        while logs and time.monotonic() < until_s:
+            logs = []
+            time.sleep(0.1)
+            logs = buffers()
         left = {
             "kind": kind,
             "held": self.held,
@@ -76,6 +86,12 @@ class Watch:
             "errors": [r.getMessage() for r in records.buffer if _has_error(r)],
         }
         os.write(1, f"LEFT {json.dumps(left)}\n".encode())
+
+
+def buffers() -> list[Any]:
+    """What steps were recorded into; the writer's thread has the last ones a little longer."""
+    gc.collect()
+    return [o for o in gc.get_objects() if type(o).__name__ in ("StepLog", "DeviceStopwatch")]
 
 
 def _has_error(record: logging.LogRecord) -> bool:
