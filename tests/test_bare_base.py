@@ -124,7 +124,7 @@ def test_doctor_looks_at_words_alone(home: Path) -> None:
     words = f"torchrun --nproc-per-node 2 t.py {sizes} --micro-batch-size 1 --vocab-size 128"
     done = bare(home, "doctor", "--", *words.split())
     assert done.returncode == 0, done.stderr
-    assert "1. --overlap-grad-reduce is not there" in done.stdout
+    assert "1. --overlap-grad-reduce is not given" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_implausible_rows_are_counted_and_scored(
         ("operators", COLLECTIVES, ExitCode.USAGE, "holds collectives"),
         ("collectives", OPERATORS, ExitCode.USAGE, "holds operators"),
         ("operators", PUBLISHED / "FORMAT.md", ExitCode.USAGE, ".parquet"),
-        ("operators", PUBLISHED / "none.csv", ExitCode.USAGE, "not there"),
+        ("operators", PUBLISHED / "none.csv", ExitCode.USAGE, "does not exist"),
         ("operators", GOLDEN / "ops_aic_gemm_fp8.csv", ExitCode.USAGE, "convert.py"),
     ],
 )

@@ -101,12 +101,12 @@ def test_a_design_needs_no_times(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (("steps", MULTI, "--calibrate-on", "-1"), ExitCode.USAGE, "--calibrate-on -1"),
         (("steps", MULTI, "--protocol", "random"), ExitCode.USAGE, "leave_one_out"),
         (("steps", MULTI, "--calibrate-on", "15"), ExitCode.NO_DATA, "no protocol"),
-        (("steps", "none.csv"), ExitCode.USAGE, "not there"),
+        (("steps", "none.csv"), ExitCode.USAGE, "does not exist"),
         (("design", MULTI, "--rows", "0"), ExitCode.USAGE, "--rows 0"),
         (
             ("steps", str(PUBLISHED / "example_operators.csv")),
             ExitCode.USAGE,
-            "no table of steps, which also needs",
+            "is not a table of steps, which also needs",
         ),
     ],
 )

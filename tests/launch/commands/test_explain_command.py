@@ -120,7 +120,7 @@ def test_a_waterfall_is_a_picture_for_light_and_dark(
     ("words", "message"),
     [
         (("tp3",), "2 ranks do not split over tp 3"),
-        (("nonsense",), "no part of a layout"),
+        (("nonsense",), "is not part of a layout"),
         (("999",), "row 999 is not in the plan"),
         (("running", "--gpus", "0"), "--gpus"),
     ],

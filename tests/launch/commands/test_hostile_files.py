@@ -211,7 +211,7 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
     for read in (read_json, read_lines):
         path = tmp_path / read.__name__
         os.mkfifo(path)
-        with pytest.raises(ForerunError, match="no file"):
+        with pytest.raises(ForerunError, match="is not a file"):
             read(path)
 
 

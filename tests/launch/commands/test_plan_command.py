@@ -123,7 +123,7 @@ def test_why_tells_what_is_in_the_way(capsys: Out) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("plan --keep tp=64", "--why tp=64 tells"),
+        ("plan --keep tp=64", "--why tp=64 explains why"),
         ("plan --device B20", "did you mean B200"),
         ("predict --device B20", "did you mean B200"),
         ("predict --tpp 2", "nearest: --tp"),

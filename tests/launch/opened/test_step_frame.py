@@ -154,5 +154,5 @@ def test_its_forecast_is_what_it_said_last(plain: Path) -> None:
     )
     assert math.isclose(found.to_json()["step_time_s"], 2.0)
     (plain / "forecast.json").write_text(json.dumps({**value, "remaining_s": "soon"}))
-    with pytest.raises(forerun.ForerunError, match="has no remaining_s"):
+    with pytest.raises(forerun.ForerunError, match="has no readable remaining_s"):
         _ = forerun.load(plain).forecast
