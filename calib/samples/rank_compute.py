@@ -20,7 +20,9 @@ _ENDS = ("optimizer",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCompute:
-    """Own time of ranks, seconds, each of shape (samples, ranks); a sample is a step or a window.
+    """Own time of ranks, seconds, each of shape (samples, ranks), the newest sample last.
+
+    A sample is a step, or a window where summaries are all there is.
 
     ``passes_s`` has all forward and backward passes of the step and what it takes to get their
     data, ``serial_s`` what comes once: optimizer, and the time between steps.
@@ -33,6 +35,8 @@ class RankCompute:
     """Part of the passes in which batches are made ready."""
     between_s: Floats
     """Part of ``serial_s`` between two steps."""
+    num_newest: int
+    """Samples of the newest window."""
 
     @property
     def work_s(self) -> Floats:
@@ -40,19 +44,19 @@ class RankCompute:
         return self.passes_s + self.serial_s
 
 
-def newest_rank_compute(table: SampleTable) -> RankCompute | None:
-    """Own time of the ranks in the newest run, in its newest window.
+def newest_rank_compute(table: SampleTable, *, num_windows: int = 1) -> RankCompute | None:
+    """Own time of the ranks in the newest run, in its newest ``num_windows`` windows.
 
     From the phases of each hooked step, or, where that covers more ranks, from the summaries that
-    every rank sends, one sample per window of the run.  None where there is neither.
+    every rank sends, one sample per window of the whole run.  None where there is neither.
     """
-    steps, windows = _of_steps(table), _of_windows(table)
+    steps, windows = _of_steps(table, num_windows), _of_windows(table)
     if steps is None or (windows is not None and len(windows.ranks) > len(steps.ranks)):
         return windows
     return steps
 
 
-def _of_steps(table: SampleTable) -> RankCompute | None:
+def _of_steps(table: SampleTable, num_windows: int) -> RankCompute | None:
     steps, phases = table.newest("steps"), table.newest("phases")
     steps = steps[steps["is_clean"] & steps["is_hooked"]]
     phases = phases.assign(own_s=phases["time_s"] - phases["wait_s"] - phases["hook_s"])
@@ -60,8 +64,8 @@ def _of_steps(table: SampleTable) -> RankCompute | None:
     passes = phases[phases["name"].isin(_PASSES)]
     if passes.empty:
         return None
-    newest = phases["window"] == passes["window"].max()
-    keys, phases = ["rank", "step"], phases[newest]
+    newest = np.sort(passes["window"].unique())[-num_windows:]
+    keys, phases = ["rank", "window", "step"], phases[phases["window"].isin(newest)]
 
     def own(names: tuple[str, ...]) -> pd.Series:
         return phases[phases["name"].isin(names)].groupby(keys)["own_s"].sum()
@@ -70,10 +74,12 @@ def _of_steps(table: SampleTable) -> RankCompute | None:
     sums = pd.DataFrame({"passes": own(_PASSES), "data": own((_DATA,)), "ends": own(_ENDS)})
     sums = sums.assign(between=between).dropna(subset=["passes"]).fillna(0.0)
     # A step that one rank lacks compares nothing.
-    seen = sums.groupby(level="step")["passes"].transform("size")
-    sums = sums[seen == seen.max()]
-    wide: Mapping[str, pd.DataFrame] = {c: sums[c].unstack("rank") for c in sums.columns}
-    return _rank_compute(wide)
+    seen = sums.groupby(level=["window", "step"])["passes"].transform("size")
+    both = sums[seen == seen.max()].unstack("rank")
+    ranks = both["passes"].iloc[-1].dropna().index
+    wide = {name: both[name][ranks].dropna() for name in sums.columns}
+    is_newest = wide["passes"].index.get_level_values("window") == newest[-1]
+    return _rank_compute(wide, num_newest=int(is_newest.sum()))
 
 
 def _of_windows(table: SampleTable) -> RankCompute | None:
@@ -87,10 +93,11 @@ def _of_windows(table: SampleTable) -> RankCompute | None:
     wide = {name: rows.pivot(index="window", columns="rank", values=name) for name in names}
     newest = wide["passes"].iloc[-1].dropna().index
     full = wide["passes"][newest].dropna().index
-    return _rank_compute({name: frame.loc[full, newest] for name, frame in wide.items()})
+    kept = {name: frame.loc[full, newest] for name, frame in wide.items()}
+    return _rank_compute(kept, num_newest=1)
 
 
-def _rank_compute(wide: Mapping[str, pd.DataFrame]) -> RankCompute:
+def _rank_compute(wide: Mapping[str, pd.DataFrame], *, num_newest: int) -> RankCompute:
     values = {name: frame.to_numpy(dtype=np.float64) for name, frame in wide.items()}
     return RankCompute(
         ranks=wide["passes"].columns.to_numpy(dtype=np.int64),
@@ -98,4 +105,5 @@ def _rank_compute(wide: Mapping[str, pd.DataFrame]) -> RankCompute:
         serial_s=values["ends"] + values["between"],
         data_s=values["data"],
         between_s=values["between"],
+        num_newest=num_newest,
     )

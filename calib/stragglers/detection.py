@@ -20,7 +20,6 @@ from ..regressors.intervals import Z_90
 from ..samples.rank_compute import RankCompute, newest_rank_compute
 from ..samples.reduce import MAD_EFFICIENCY, mad_sigma
 from ..samples.table import SampleTable
-from ..workload.config import RunConfig
 from .cost import RankPlaces, step_floor_s
 from .peers import link_stragglers, stage_compute
 from .straggler import Straggler, StragglerKind, StragglerReport
@@ -35,20 +34,25 @@ LEAST_FRAC = 0.01
 _LEAST_SAMPLES = 3
 _LEAST_CROWD = 6
 """Peers from which on their own spread is known."""
+_LOOKS = ((1, 0.75 * FALSE_ALARM), (8, 0.25 * FALSE_ALARM))
+"""Windows that are looked at together, and the share of false alarms that each look may have.
+
+A window of few steps cannot tell what many agree on: of 4 steps Student's t asks 5 standard errors,
+of 32 it asks 3.  The newest goes first, since a rank may have become slow in it.
+"""
+_STILL = 0.5
+"""Of the excess in all windows, what the newest has to show: who was slow is not blamed for it."""
 
 
 def find_stragglers(table: SampleTable, step_s: float) -> StragglerReport:
     """Who stands out in the newest run; ``step_s`` is its step, from which excesses are judged."""
     try:
-        config = table.config()
-        compute = newest_rank_compute(table)
-        if compute is None or len(compute.ranks) < 2:
-            return StragglerReport(reason="fewer than two ranks recorded what they did")
-        layout = RankPlaces.of(config, compute.ranks.tolist())
+        study = _study(table, step_s)
     except (CalibrationError, ConfigError) as err:
         return StragglerReport(reason=str(err))
-    study = _Study(table, config, compute, layout, step_s)
-    found = study.named()
+    if study is None:
+        return StragglerReport(reason="fewer than two ranks recorded what they did")
+    found, compute, layout = study.named(), study.compute, study.layout
     taken = {rank for slow in found for rank in slow.ranks}
     links = [
         replace(link, stage=_stage_of(layout, compute, link.ranks))
@@ -64,6 +68,19 @@ def find_stragglers(table: SampleTable, step_s: float) -> StragglerReport:
     )
 
 
+def _study(table: SampleTable, step_s: float) -> _Study | None:
+    """The newest window's, or, where nobody stands out in it, that of the windows before it too."""
+    study = None
+    for num_windows, false_alarm in _LOOKS:
+        compute = newest_rank_compute(table, num_windows=num_windows)
+        if compute is not None and len(compute.ranks) > 1:
+            layout = RankPlaces.of(table.config(), compute.ranks.tolist())
+            study = _Study(table, compute, layout, step_s=step_s, false_alarm=false_alarm)
+        if study is None or study.places:
+            break
+    return study
+
+
 def _stage_of(layout: RankPlaces, compute: RankCompute, ranks: Sequence[int]) -> int:
     """Stage of the first of the ranks that was compared; -1 where none was."""
     places = np.flatnonzero(np.isin(compute.ranks, list(ranks)))
@@ -71,26 +88,27 @@ def _stage_of(layout: RankPlaces, compute: RankCompute, ranks: Sequence[int]) ->
 
 
 class _Study:
-    """One window's own times, compared."""
+    """Own times of the newest window, or of several up to it, compared."""
 
     def __init__(
         self,
         table: SampleTable,
-        config: RunConfig,
         compute: RankCompute,
         layout: RankPlaces,
+        *,
         step_s: float,
+        false_alarm: float,
     ) -> None:
         self.compute, self.layout = compute, layout
         self.step_s = step_s
         local = table.cluster().node.num_local_ranks
-        per_node = config.parallelism.ranks_per_node
+        per_node = table.config().parallelism.ranks_per_node
         # Hosts that NVLink joins are one node of the layout, and still fail one by one.
         self.ranks_per_host = local if 1 < local < per_node else per_node
         self.excess = excess_s(compute.work_s, layout.stages)
         crowd = np.bincount(layout.stages)[layout.stages]
         self.alone = crowd < 2
-        self.tail = FALSE_ALARM / len(compute.ranks)
+        self.tail = false_alarm / len(compute.ranks)
         self.stage_compute = stage_compute(table, self.tail) if self.alone.any() else {}
         number = len(compute.work_s)
         told = f"{number} sample{'s' * (number != 1)} of each rank"
@@ -116,6 +134,7 @@ class _Study:
         found = mean >= LEAST_FRAC * self.step_s
         found &= ~self.alone & _is_lasting(self.excess, self.layout.stages, self.tail)
         found &= _is_apart(mean, self.layout.stages, self.tail, is_needed=self._is_short)
+        found &= self.excess[-self.compute.num_newest :].mean(axis=0) >= _STILL * mean
         lone = [
             p
             for p in np.flatnonzero(self.alone)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from itertools import product
 
 import numpy as np
 import pandas as pd
@@ -57,18 +58,20 @@ def recorded(
     *,
     sigma_log: float,
     num_steps: int = 10,
+    num_windows: int = 1,
     slower: Mapping[int, float] | None = None,
+    slower_in: Container[int] = range(1000),
     part: str = "compute",
 ) -> SampleTable:
     """Phases of hooked steps: noise of each rank, noise that all share, and planted excesses.
 
-    ``slower[rank]`` is a share of the passes, spent in ``part``; the others of a step wait for the
-    slowest, inside their passes.
+    ``slower[rank]`` is a share of the passes, spent in ``part`` in the windows ``slower_in``; the
+    others of a step wait for the slowest, inside their passes.
     """
     ranks = range(layout.num_ranks)
     phases, steps, operators = [], [], []
-    planted = slower or {}
-    for step in range(num_steps):
+    for window, step in product(range(num_windows), range(num_steps)):
+        planted = slower if slower and window in slower_in else {}
         common = np.exp(sigma_log * draw.standard_normal())
         factor = common * np.exp(sigma_log * draw.standard_normal(layout.num_ranks))
         extra_s = {r: planted.get(r, 0.0) * (FORWARD_S + BACKWARD_S) for r in ranks}
@@ -78,7 +81,7 @@ def recorded(
                 own_s[rank] += extra_s[rank]
         latest_s = max(own_s.values())
         for rank in ranks:
-            key = {"window": 0, "rank": rank, "step": step, "count": NUM_MICROBATCHES}
+            key = {"window": window, "rank": rank, "step": step, "count": NUM_MICROBATCHES}
             wait_s = latest_s - own_s[rank]
             phases += [
                 {**key, "name": "forward-compute", "time_s": latest_s, "wait_s": wait_s},
@@ -93,7 +96,10 @@ def recorded(
     for rank in ranks:
         factor = np.exp(sigma_log / np.sqrt(num_steps) * draw.standard_normal())
         time_s = (FORWARD_S + BACKWARD_S) / NUM_MICROBATCHES
-        values = {"time_s": time_s * factor * (1 + planted.get(rank, 0.0)), "num_steps": num_steps}
+        values = {
+            "time_s": time_s * factor * (1 + (slower or {}).get(rank, 0.0)),
+            "num_steps": num_steps,
+        }
         stage = position(layout, rank).stage
         values |= {"stage": stage, "count": NUM_MICROBATCHES * num_steps, "spread_log": sigma_log}
         operators.append({"row": "operator", "kind": "layer", "phase": "forward", **values})

@@ -64,6 +64,31 @@ def test_the_planted_rank_is_named_and_in_steady_runs_nobody(sigma_log: float) -
     assert num_found >= 0.95 * 4 * NUM_DRAWS and num_false <= 0.05 * 4 * NUM_DRAWS
 
 
+def test_windows_of_few_steps_tell_together_what_one_cannot() -> None:
+    """Two ranks and four noisy steps a window, as a short run on busy cores has them."""
+    draw, layout = np.random.default_rng(12), LAYOUTS["tp2"]
+    few = {"sigma_log": CPU_SIGMA_LOG, "num_steps": 4, "slower": {1: 0.2}}
+    one, eight = (
+        sum(
+            named(find_stragglers(recorded(layout, draw, num_windows=number, **few), WORK_S))
+            == [(1,)]
+            for _ in range(10)
+        )
+        for number in (1, 8)
+    )
+    assert one <= 5 and eight >= 9
+
+
+def test_who_was_slow_and_is_not_any_more_is_not_named() -> None:
+    draw, layout = np.random.default_rng(13), LAYOUTS["dp4"]
+    few = {"sigma_log": GPU_SIGMA_LOG, "num_steps": 4, "num_windows": 8, "slower": {1: 0.3}}
+    was = recorded(layout, draw, slower_in=range(7), **few)
+    assert find_stragglers(was, WORK_S).slow == ()
+    became = recorded(layout, draw, slower_in={7}, **few)
+    (found,) = find_stragglers(became, WORK_S).slow
+    assert found.ranks == (1,) and found.excess_s == pytest.approx(0.3 * PASSES_S, rel=0.1)
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_what_the_planted_rank_costs_is_what_the_step_gains_without_it(name: str) -> None:
     layout, excess = LAYOUTS[name], 0.2
