@@ -52,8 +52,6 @@ WINDOWS, STEPS = 4, 10
 Run = tuple[str, list[Floats]]
 """Its device, and the bare steps of its windows."""
 Pair = tuple[Run, Run]
-
-
 NUM_CHOSEN, NUM_RUNS = 21, 32
 """Runs that differ in nothing: those that the rule for processors was chosen on, and all."""
 

@@ -129,12 +129,12 @@ def _name(kind: type) -> str:
 def _class(name: str, base: type) -> Any:
     found = _NAME.fullmatch(name)
     if found is None:
-        raise ValueError(f"{name} names no class of ours")
+        raise ValueError(f"{name} does not name a class of Forerun")
     kind: Any = getattr(import_module(f"{_ROOM}.{found[1]}"), found[2])
     if not isinstance(kind, type) or kind.__module__ != f"{_ROOM}.{found[1]}":
-        raise ValueError(f"{name} names no class of ours")
+        raise ValueError(f"{name} does not name a class of Forerun")
     if not issubclass(kind, base) or not _is_plain(kind):
-        raise ValueError(f"{name} is no data class")
+        raise ValueError(f"{name} is not a data class")
     return kind
 
 

@@ -60,7 +60,7 @@ def test_a_batch_that_is_no_whole_number_is_refused() -> None:
     assert rule.size(odd, 3) == 3
     wide = replace(RUN, parallelism=Parallelism(dp=2, tp=4))
     few = replace(wide, batch=Batch(micro_batch_size=1, global_batch_size=2))
-    with pytest.raises(ConfigError, match="no whole number of samples on 3 GPUs"):
+    with pytest.raises(ConfigError, match="not a whole number of samples on 3 GPUs"):
         rule.size(few, 3)
 
 
