@@ -17,6 +17,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -28,7 +29,7 @@ VIEWS = tuple(f"{width}-{scheme}" for width in WIDTHS for scheme in SCHEMES)
 _HEIGHTS: dict[int, int] = dict(zip(WIDTHS, (1000, 844), strict=True))
 _SCALES: dict[int, int] = dict(zip(WIDTHS, (1, 2), strict=True))
 """Pixels of the screen for each of the page: a telephone's are small."""
-_COLOURS = 48
+_SURFACES, _COLOURS = 16, 56
 _LINES = """[...document.body.innerText.split("\\n")].map(one => one.trim()).filter(one => one)"""
 _OPEN = "document.querySelectorAll('details').forEach(one => { one.open = true; })"
 _NO_PANEL = "document.getElementById('what-if-panel')?.remove()"
@@ -97,9 +98,19 @@ def picture(page: Path, view: str, *, is_whole: bool) -> bytes:
         got = tab.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
     image = Image.open(io.BytesIO(base64.b64decode(got["data"]))).convert("RGB")
     found = io.BytesIO()
-    few = image.quantize(_COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few = image.quantize(palette=_palette(image), dither=Image.Dither.NONE)
     few.save(found, "PNG", optimize=True)
     return found.getvalue()
+
+
+def _palette(image: Image.Image) -> Image.Image:
+    """Colours that most of the picture has, as they are, and others that cover the rest."""
+    counted: Any = image.getcolors(image.width * image.height)
+    frequent = [colour for _, colour in sorted(counted, reverse=True)[:_SURFACES]]
+    rest = image.quantize(_COLOURS - _SURFACES, method=Image.Quantize.MAXCOVERAGE)
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([*(part for colour in frequent for part in colour), *rest.getpalette()])
+    return palette
 
 
 def _screen(tab: Tab, width: int, scheme: str) -> None:

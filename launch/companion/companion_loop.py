@@ -57,6 +57,8 @@ PATIENCE_S = 30.0
 """How long the other ranks' files are waited for after a window has closed here."""
 LOOK_EVERY_S = 1.0
 """How often they are looked for."""
+LEAST_LEFT_S = 20.0
+"""Of a run, for another window: ranks agree on its first step 12 s before it in a calm run."""
 
 
 def _to_nobody(order: dict[str, Any]) -> None:
@@ -91,7 +93,10 @@ class CompanionLoop:
         self._steps = RunLog(self._sink.step)
         self._steps.num_steps = told.num_steps
         self._watching = DriftWatch(
-            self._place, tell=self._tell_drift, writing=self._writing, give_order=give_order
+            self._place,
+            tell=self._tell_drift,
+            writing=self._writing,
+            give_order=lambda order: None if self._is_about_to_end else give_order(order),
         )
         meter = read_energy or open_meter(rank.local_world_size, os.environ)
         self._run = RunSoFar(num_nodes=rank.world_size / rank.local_world_size, meter=meter)
@@ -237,6 +242,16 @@ class CompanionLoop:
         say(line)
         if self._told.settings.on_advice in _ALERTING:
             self._sink.alert("forerun: drift", line)
+
+    @property
+    def _is_about_to_end(self) -> bool:
+        """True where a window that is asked for now would not begin, or tell nobody anything."""
+        seen = self._answer or self._measured.answer
+        if seen is None or not seen.forecast:
+            return False
+        if isinstance(seen, Answer) and not seen.config.cadence.train_iters:
+            return False
+        return seen.forecast.finish_p50_unix_s - self._run.last_unix_s < LEAST_LEFT_S
 
     def _rebase(self, drift: Drift | None) -> None:
         """From a drift on, forecasts rest on the steps since then, those of windows left out."""

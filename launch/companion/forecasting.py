@@ -23,6 +23,8 @@ NUM_KEPT_BRACKETS = 500
 AGAIN_AFTER_STEPS = 20
 AGAIN_AFTER_S = 30.0
 """Both must have passed until a forecast is made anew."""
+AGAIN_AFTER_FRAC = 0.1
+"""Of the whole run, where that is less than those seconds: a run of a minute has forecasts too."""
 _IRREGULAR = frozenset({"collected", "evaluated", "saved"})
 
 
@@ -140,12 +142,14 @@ class Forecasts:
     def __init__(self) -> None:
         self._at_iteration = 0
         self._at_unix_s = 0.0
+        self._every_s = AGAIN_AFTER_S
         self._said: Forecast | None = None
 
     def answered(self, forecast: Forecast, iteration: int) -> None:
         """A window has had its answer, which the user has seen."""
         self._said = forecast
         self._at_iteration, self._at_unix_s = iteration, forecast.now_unix_s
+        self._every_s = min(AGAIN_AFTER_S, AGAIN_AFTER_FRAC * forecast.total_s)
 
     def rebase(self) -> None:
         """The step has drifted: the next forecast is due now, and is news."""
@@ -168,7 +172,7 @@ class Forecasts:
         num_new = run.last_iteration - self._at_iteration
         if 0 < steps_total <= run.last_iteration:
             return None
-        if num_new < AGAIN_AFTER_STEPS or 0.0 <= now_unix_s - self._at_unix_s < AGAIN_AFTER_S:
+        if num_new < AGAIN_AFTER_STEPS or 0.0 <= now_unix_s - self._at_unix_s < self._every_s:
             return None  # a clock that was set back says nothing of when the last one was
         self._at_iteration, self._at_unix_s = run.last_iteration, now_unix_s
         return run.request(asked, now_unix_s)

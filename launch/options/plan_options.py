@@ -59,8 +59,9 @@ class BatchRule:
             return self.samples_per_rank * num_ranks or self.samples or here
         if here * num_ranks % own_ranks:
             raise ConfigError(
-                f"--global-batch-size xGPUS is not a whole number of samples on {num_ranks} GPUs "
-                f"(the run has {here} on {own_ranks}); choose other numbers of GPUs, or give samples"
+                "--global-batch-size xGPUS is not a whole number of samples on "
+                f"{num_ranks} GPUs (the run has {here} on {own_ranks}); choose other numbers of "
+                "GPUs, or give samples"
             )
         return here * num_ranks // own_ranks
 

@@ -139,13 +139,16 @@ def test_a_deadline_that_cannot_be_met_alerts_in_the_second_window(directory: Pa
     assert value["action"] == "stop"
 
 
+@pytest.mark.parametrize(("train_iters", "asked"), [(2000, ["window"]), (200, [])])
 def test_after_a_drift_the_forecast_rests_on_the_steps_since_then(
-    directory: Path, capsys: pytest.CaptureFixture[str]
+    directory: Path, train_iters: int, asked: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A window is asked for where enough of the run is left for one."""
     notes, orders = Notes(), []
     for path in (directory / "records" / "golden-run").iterdir():
         text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace('"train_iters": 20', '"train_iters": 200'), encoding="utf-8")
+        text = text.replace('"train_iters": 20', f'"train_iters": {train_iters}')
+        path.write_text(text, encoding="utf-8")
     options = companion_settings(directory, on_advice=OnAdvice.ALERT)
     beside = CompanionLoop(options, open_sink=lambda _: notes, give_order=orders.append)
     for step in range(WINDOW_END):
@@ -161,7 +164,7 @@ def test_after_a_drift_the_forecast_rests_on_the_steps_since_then(
     assert value["step_time_s"] == pytest.approx(0.3, rel=0.05)
     (kept,) = json.loads((directory / "drift.json").read_text(encoding="utf-8"))["events"]
     assert kept["since_iteration"] == 51 and kept["run_id"] == "golden-run"
-    assert [order["order"] for order in orders if "drift" in order["reason"]] == ["window"]
+    assert [order["order"] for order in orders if "drift" in order["reason"]] == asked
     assert notes.alerts == [kept["line"]]
     assert f"[forerun] {kept['line']}" in capsys.readouterr().out
     assert notes.rows[-1][1]["level_s"] == pytest.approx(0.3)

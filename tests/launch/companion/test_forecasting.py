@@ -71,7 +71,7 @@ def test_what_is_irregular_is_kept_apart() -> None:
 
 def test_a_new_forecast_waits_for_steps_and_seconds(answer: Answer) -> None:
     run, made = RunSoFar(), Forecasts()
-    made.answered(answer.forecast, 11)
+    made.answered(replace(answer.forecast, total_s=1000.0), 11)
     asked = Request(now_unix_s=0.0)
     for iteration in range(12, 12 + AGAIN_AFTER_STEPS):
         assert made.again(answer, run, asked, BEGIN_S + AGAIN_AFTER_S) is None
@@ -81,6 +81,17 @@ def test_a_new_forecast_waits_for_steps_and_seconds(answer: Answer) -> None:
     assert found is not None
     assert found.remaining_s == pytest.approx(0.2 * (1000 - run.last_iteration), rel=1e-6)
     assert made.again(answer, run, asked, BEGIN_S + 1e6) is None
+
+
+def test_a_run_of_a_minute_has_its_next_forecast_after_six_seconds(answer: Answer) -> None:
+    run, made = RunSoFar(), Forecasts()
+    made.answered(replace(answer.forecast, total_s=60.0), 11)
+    asked = Request(now_unix_s=0.0)
+    for iteration in range(12, 12 + AGAIN_AFTER_STEPS):
+        assert made.again(answer, run, asked, BEGIN_S + 6.0) is None
+        run.add(row(iteration), BEGIN_S + 0.1 * iteration)
+    assert made.again(answer, run, asked, BEGIN_S + 5.9) is None
+    assert made.again(answer, run, asked, BEGIN_S + 6.1) is not None
 
 
 def test_it_is_news_where_the_end_leaves_the_interval(answer: Answer) -> None:
