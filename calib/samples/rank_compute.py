@@ -75,7 +75,8 @@ def _of_steps(table: SampleTable, num_windows: int) -> RankCompute | None:
     sums = sums.assign(between=between).dropna(subset=["passes"]).fillna(0.0)
     # A step that one rank lacks compares nothing.
     seen = sums.groupby(level=["window", "step"])["passes"].transform("size")
-    both = sums[seen == seen.max()].unstack("rank")
+    is_last = sums.index.get_level_values("window") == newest[-1]
+    both = sums[seen >= seen[is_last].max()].unstack("rank")
     ranks = both["passes"].iloc[-1].dropna().index
     wide = {name: both[name][ranks].dropna() for name in sums.columns}
     is_newest = wide["passes"].index.get_level_values("window") == newest[-1]

@@ -20,6 +20,7 @@ from planted_stragglers import (
 )
 
 from forerun.calib.records.cluster import Cluster, SeenNode
+from forerun.calib.samples.rank_compute import newest_rank_compute
 from forerun.calib.stragglers.cost import RankPlaces, step_floor_s
 from forerun.calib.stragglers.detection import excess_s, find_stragglers
 from forerun.calib.stragglers.straggler import StragglerKind, StragglerReport
@@ -87,6 +88,25 @@ def test_who_was_slow_and_is_not_any_more_is_not_named() -> None:
     became = recorded(layout, draw, slower_in={7}, **few)
     (found,) = find_stragglers(became, WORK_S).slow
     assert found.ranks == (1,) and found.excess_s == pytest.approx(0.3 * PASSES_S, rel=0.1)
+
+
+def test_a_rank_that_the_newest_window_lacks_is_left_out() -> None:
+    draw, layout = np.random.default_rng(14), LAYOUTS["dp4"]
+    few = {
+        "sigma_log": CPU_SIGMA_LOG,
+        "num_steps": 4,
+        "num_windows": 8,
+        "slower": {1: 0.25, 3: 9.0},
+    }
+    table = recorded(layout, draw, **few)
+    rows = table.phases
+    table = replace(table, phases=rows[(rows["window"] < 7) | (rows["rank"] != 3)])
+    (one, eight) = (newest_rank_compute(table, num_windows=number) for number in (1, 8))
+    assert one is not None and eight is not None
+    assert one.ranks.tolist() == eight.ranks.tolist() == [0, 1, 2]
+    assert (one.num_newest, eight.num_newest, len(eight.work_s)) == (4, 4, 32)
+    report = find_stragglers(table, WORK_S)
+    assert (named(report), report.num_ranks) == ([(1,)], 3)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
