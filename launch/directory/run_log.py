@@ -93,11 +93,14 @@ class Score:
     ) -> dict[str, float]:
         """Values to log for a step after the window; steps with flags do not count in the score.
 
-        ``interval`` is what the steps before this one say, where there are enough of them.
+        ``interval`` is what the steps before this one say, where there are enough of them.  The
+        answer's own value is older than they are: it is moved to the end that it lies beyond.
         """
         predicted = answer.predicted_step(row.iteration)
         if interval is not None:
-            predicted = replace(predicted, low_s=interval[0], high_s=interval[1])
+            low_s, high_s = interval
+            time_s = min(max(predicted.time_s, low_s), high_s)
+            predicted = replace(predicted, time_s=time_s, low_s=low_s, high_s=high_s)
         error_frac = predicted.time_s / row.time_s - 1.0
         inside = predicted.low_s <= row.time_s <= predicted.high_s
         if not row.flags:

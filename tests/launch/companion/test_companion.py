@@ -98,6 +98,26 @@ def test_steps_that_came_before_the_answer_are_scored_but_never_learned_from(
     assert notes.summary["interval_coverage_frac"] == 0.0
 
 
+def test_what_is_said_of_a_step_lies_in_its_own_interval(directory: Path) -> None:
+    """Also where the steps have left the level of the last forecast."""
+    notes = Notes()
+    beside = companion(directory, notes)
+    for step in range(WINDOW_END):
+        beside.handle(event(step, time_s=0.15), 1000.0)
+    beside.handle({"event": "window_closed", "window": 0, "last_step": WINDOW_END - 1}, 1000.0)
+    beside.poll(1001.0)
+    for step in range(WINDOW_END, 150):
+        beside.handle(event(step, time_s=0.25), 1000.0)
+    said = [values for step, values in notes.rows if step > WINDOW_END]
+    predicted, low, high = (
+        [values[f"step_time_predicted{name}_s"] for values in said]
+        for name in ("", "_low", "_high")
+    )
+    assert len(said) == 150 - WINDOW_END
+    assert all(a <= b <= c for a, b, c in zip(low, predicted, high, strict=True))
+    assert predicted[0] == pytest.approx(0.15) and predicted[-1] == pytest.approx(0.25)
+
+
 def test_a_missing_rank_is_waited_for_and_then_done_without(directory: Path) -> None:
     (path,) = directory.glob("records/*/rank-00000.jsonl")
     path.unlink()
