@@ -26,8 +26,9 @@ import numpy as np
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
-SKIPPED = 5
-"""Steps at the beginning of a block, while the one before still works on."""
+SKIPPED_S = 1.5
+"""At the beginning of a block, while values of the one before are still on their way: the companion
+takes steps a second apart."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 _ROWS, _BLOCK, _SCONTROL = "SINKS_ROWS", "SINKS_BLOCK", "#!/bin/sh\nexit 0\n"
 
@@ -112,7 +113,7 @@ def train(home: Path, args: argparse.Namespace) -> list[tuple[int, float, float]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
         posts = len(server.taken)
     if done.returncode or not (home / "rows.json").exists():
-        sys.exit(f"{' '.join(command)}\nfailed with {done.returncode}:\n{done.stderr[-3000:]}")
+        sys.exit(f"{' '.join(command)}\nfailed with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
     where = [line for line in done.stdout.splitlines() if "] report: " in line]
     print(f"{where[0] if where else ''}\n{posts} posts to the TrainJob's server")
     rows = json.loads((home / "rows.json").read_text())
@@ -126,8 +127,10 @@ def blocks_of(
     medians, shares, on = [], [], []
     first, last = rows[0][0] // size + 1, rows[-1][0] // size
     for block in range(first, last):
-        held = [row for row in rows if row[0] // size == block][SKIPPED:]
-        if len(held) < size // 2:
+        whole = [row for row in rows if row[0] // size == block]
+        since_s = np.cumsum([time_s for _, time_s, _ in whole])
+        held = [row for row, end_s in zip(whole, since_s, strict=True) if end_s > SKIPPED_S]
+        if len(whole) < size or len(held) < size // 2:
             continue
         medians.append(float(np.median([time_s for _, time_s, _ in held])))
         wall_s = sum(time_s for _, time_s, _ in held[1:])

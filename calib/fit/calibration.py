@@ -62,6 +62,8 @@ class Calibration:
     """Share of the weight's gradient in a linear's backward phase, by kind, where it was traced."""
     like: MachineModel | None = None
     """Another machine's models, moved here: they answer for what few samples of this one are of."""
+    is_elsewhere: bool = False
+    """Nothing was timed on this device: what the samples say is at best extrapolated to it."""
 
     @property
     def ceilings(self) -> Ceilings:
@@ -83,7 +85,8 @@ class Calibration:
                 parts.append((rows, self._host(key, len(rows))))
             else:
                 parts.append((rows, self._fitted(key, [operators[i] for i in rows])))
-        return Estimates.of_parts(len(operators), parts)
+        told = Estimates.of_parts(len(operators), parts)
+        return told.carried() if self.is_elsewhere else told
 
     def collectives(self, calls: Sequence[CollectiveCall]) -> Estimates:
         """Transfer time of each collective without waiting for late ranks; 0 for one rank alone."""
@@ -102,7 +105,8 @@ class Calibration:
         ]
         for group, rows in groups.items():
             parts.append((rows, self._transfers(group, [calls[i].nbytes for i in rows])))
-        return Estimates.of_parts(len(calls), parts)
+        told = Estimates.of_parts(len(calls), parts)
+        return told.carried() if self.is_elsewhere else told
 
     def summary(self) -> dict[str, Any]:
         """What was fitted, on how much, and how well, as a JSON value."""
@@ -130,8 +134,7 @@ class Calibration:
                 continue
             for operator, residual in zip(operators, residuals.tolist(), strict=True):
                 time_s = self.measured[operator].time_s
-                shape = "x".join(map(str, operator.shape))
-                name = f"{key[0].value} {key[1].value} {shape}"
+                name = f"{key[0].value} {key[1].value} {'x'.join(map(str, operator.shape))}"
                 rows.append((name, time_s * math.exp(-residual), time_s))
         return rows
 
@@ -323,9 +326,8 @@ def on_device(other: Calibration, device: str, cluster: Cluster | None = None) -
     The host's constants stay; transfers are those of the device's prior, with what is said of the
     ``cluster`` that it is in, half as far from it as those of the other machine are from its own.
     """
-    prior = device_prior(device)
     network = known_network(device, cluster or Cluster())
-    alone = fit_collectives({}, network, prior_sigma_log=prior.error_sigma_log)
+    alone = fit_collectives({}, network, prior_sigma_log=device_prior(device).error_sigma_log)
     return replace(
         other,
         device=device,
@@ -333,6 +335,7 @@ def on_device(other: Calibration, device: str, cluster: Cluster | None = None) -
         transfers=replace(alone, like=other.transfers),
         measured={},
         measured_transfers={},
+        is_elsewhere=True,
     )
 
 

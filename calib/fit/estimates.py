@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
@@ -49,6 +49,13 @@ class Estimates:
             for place, source in zip(places, found.sources, strict=True):
                 sources[place] = source
         return Estimates(time_s=time_s, sigma_log=sigma_log, sources=tuple(sources))
+
+    def carried(self) -> Estimates:
+        """The same for a device where nothing was timed: at best extrapolated."""
+        least = Source.EXTRAPOLATED
+        return replace(
+            self, sources=tuple(one if one is Source.PRIOR else least for one in self.sources)
+        )
 
 
 class Estimator(Protocol):

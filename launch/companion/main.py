@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from .companion_loop import CompanionLoop
 
 LOWEST_PRIORITY = 19
-# How late an answer may be; each wake-up costs some microseconds of a processor of training.
+# How late an answer may be, and values of a step; each wake-up costs a processor of training time.
 _TICK_S = 0.5
+_STEPS_APART_S = 1.0
 _MARGIN = 1.5
 """The last window is analysed where there is this many times the processor time of an analysis."""
 
@@ -56,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     publisher = Publisher(place_of(told))
     say(publisher.begin(time.time()))
     publisher.start_beating(say)
-    queue, shutdown, status = EventQueue(), Shutdown(), StatusWriter(told, publisher)
+    queue = EventQueue(apart_s=_STEPS_APART_S)
+    shutdown, status = Shutdown(), StatusWriter(told, publisher)
     status.start()
     threading.Thread(target=_read, args=(queue, shutdown, status), daemon=True).start()
     queue.wait_for_window()

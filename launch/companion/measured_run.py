@@ -44,6 +44,9 @@ class MeasuredRuns:
         answer = self.answer
         if answer is None or not answer.end.horizon:
             return None
+        # Only its first step tells that another pass over the data begins.
+        if run.last_iteration == answer.end.pass_end:
+            return None
         steps_total = answer.end.steps_total
         request = self._forecasts.due(steps_total, run, asked, now_unix_s)
         if request is None:

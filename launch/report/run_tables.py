@@ -47,7 +47,7 @@ def _parts(answer: Answer) -> ReportTable:
     parts = [(part.value, time_s) for part, time_s in own.parts_s.items()]
     parts += [
         ("waiting for later ranks", answer.waiting_s),
-        ("slowed down by hooks", -answer.perturbation_s),
+        ("cost of hooks, taken off", -answer.perturbation_s),
     ]
     rows = [
         (name, time_cell(time_s), frac_cell(time_s / total_s))

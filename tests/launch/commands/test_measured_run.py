@@ -33,19 +33,19 @@ def step_event(step: int, unix_s: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def watched(directory: Path, loop: LoopRecord) -> Path:
+def watched(directory: Path, loop: LoopRecord, num_steps: int = NUM_STEPS) -> Path:
     """The recorded run told to a companion, step by step, to its end."""
     undescribed(directory, loop)
     start = float(build_table(read_run(directory)).runs["started_unix_s"].min())
     beside = CompanionLoop(companion_settings(directory), open_sink=lambda _: Sink("nowhere"))
-    for step in range(NUM_STEPS):
+    for step in range(num_steps):
         at = start + STEP_S * (step + 1)
         beside.handle(step_event(step, at), at)
         if step == WINDOW_END - 1:
             beside.handle({"event": "window_closed", "window": 0, "last_step": step}, at)
         beside.poll(at + 40.0 * (step > WINDOW_END))
-    end = start + STEP_S * NUM_STEPS
-    beside.handle({"event": "end", "step": NUM_STEPS - 1, "unix_s": end}, end)
+    end = start + STEP_S * num_steps
+    beside.handle({"event": "end", "step": num_steps - 1, "unix_s": end}, end)
     beside.finish(end)
     return directory
 
@@ -112,6 +112,14 @@ def test_a_pass_is_no_run(in_a_pass: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["compare", str(in_a_pass)]) == ExitCode.NO_DATA
     said = capsys.readouterr().err
     assert "--calibrate-total-steps=N" in said and "was it what" not in said
+
+
+def test_the_last_step_of_a_pass_does_not_promise_another(tmp_path: Path) -> None:
+    # A forecast is due at every twentieth step after the window's: at this one.
+    steps = WINDOW_END + 40
+    loop = LoopRecord(data=DataLength.KNOWN, pass_end=steps, pass_steps=steps)
+    ahead = value(watched(tmp_path, loop, steps) / "forecast.json")
+    assert ahead["pass"]["end_step"] == steps and ahead["steps_done"] < steps
 
 
 def test_a_run_without_an_end_says_why_it_has_no_forecast(in_a_pass: Path) -> None:

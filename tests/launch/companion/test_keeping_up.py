@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,25 @@ def test_steps_wait_in_bounded_room_and_windows_and_the_end_are_never_lost() -> 
     assert [e["window"] for e in events if e["event"] == "window_closed"] == [4]
     assert [e["event"] for e in events][-2:] == ["phase", "end"]
     assert queue.take(0.0) == ([], True)
+
+
+def test_steps_are_taken_together_and_what_presses_at_once() -> None:
+    queue = EventQueue(apart_s=60.0)
+    queue.put(step(0))
+    assert len(queue.take(0.0)[0]) == 1, "the first comes at once"
+    with ThreadPoolExecutor(1) as pool:
+        for number in range(1, 4):
+            queue.put(step(number))
+        taken = pool.submit(queue.take, 0.0)
+        with pytest.raises(TimeoutError):
+            taken.result(0.2)
+        queue.put(closed(0))
+        events, is_over = taken.result(30.0)
+        assert [event["event"] for event in events] == ["step"] * 3 + ["window_closed"]
+        queue.put(step(4))
+        taken = pool.submit(queue.take, 0.0)
+        queue.put({"event": "end"})
+        assert not is_over and taken.result(30.0)[1]
 
 
 @pytest.mark.slow
