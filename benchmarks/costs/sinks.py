@@ -113,7 +113,8 @@ def train(home: Path, args: argparse.Namespace) -> list[tuple[int, float, float]
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
         posts = len(server.taken)
     if done.returncode or not (home / "rows.json").exists():
-        sys.exit(f"{' '.join(command)}\nfailed with {done.returncode}:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        said = done.stdout[-3000:] + done.stderr[-3000:]
+        sys.exit(f"{' '.join(command)}\nfailed with {done.returncode}:\n{said}")
     where = [line for line in done.stdout.splitlines() if "] report: " in line]
     print(f"{where[0] if where else ''}\n{posts} posts to the TrainJob's server")
     rows = json.loads((home / "rows.json").read_text())

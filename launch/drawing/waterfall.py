@@ -13,6 +13,7 @@ from .canvas import Canvas, Drawing, text_width
 
 WIDTH = 820
 _ROW, _BAR, _TOP = 24, 14, 34
+_MOST_LABEL = 16
 _SMALL_FRAC = 0.005
 """Of the longest bar's end: shorter ones share a row."""
 _HUES = {"step": "blue", "less": "green", "more": "orange", "small": "grey"}
@@ -45,11 +46,16 @@ def _of_one(one: Explained) -> Iterator[_Bar]:
 
 
 def _of_two(found: Difference) -> Iterator[_Bar]:
-    yield _step("B", found.other)
+    yield _step(_side("B", found.other), found.other)
     start_s = found.other.estimate.time_s
     longest_s = max(start_s, found.one.estimate.time_s)
     yield from _falling(found.terms, start_s, longest_s, is_signed=True)
-    yield _step("A", found.one)
+    yield _step(_side("A", found.one), found.one)
+
+
+def _side(letter: str, one: Explained) -> str:
+    """The letter of the title, with the layout where its name takes no room from the bars."""
+    return f"{letter}: {one.label}" if len(one.label) <= _MOST_LABEL else letter
 
 
 def _step(name: str, one: Explained) -> _Bar:

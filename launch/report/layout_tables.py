@@ -11,6 +11,7 @@ from ...calib.advice.layout_words import recompute_text
 from ...calib.advice.plan import Candidate, Plan, layout_label
 from ...calib.fit.estimates import Source
 from ...calib.forecast.throughput import RunLeft
+from ...calib.memory.peak import Verdict
 from ...calib.workload.config import RunConfig
 from .cells import (
     bytes_cell,
@@ -40,8 +41,10 @@ def layouts_table(
     left: RunLeft | None = None,
 ) -> ReportTable:
     """The running layout and the fastest others; layout, step, its interval and memory stay where
-    the screen is narrow.  With ``left`` each says what the rest of the run would take."""
+    the screen is narrow, and the verdict where a row does not fit.  With ``left`` each says what
+    the rest of the run would take."""
     rows = (plan.own, *plan.candidates[:top])
+    is_memory_short = any(row.verdict in (Verdict.TIGHT, Verdict.DOES_NOT_FIT) for row in rows)
     numbers = {id(row): whole_cell(number) for number, row in enumerate(rows)}
     return table_of(
         "layouts",
@@ -59,8 +62,15 @@ def layouts_table(
             "rests on": lambda row: _provenance(row.source_frac),
         },
     ).sparing(
-        *("rests on", *SPARE, "fits", TOKENS, COST, "against running"),
-        late=("memory", "90 %"),
+        *(
+            "rests on",
+            *SPARE,
+            *(() if is_memory_short else ("fits",)),
+            TOKENS,
+            COST,
+            "against running",
+        ),
+        late=("memory", "90 %", "fits"),
         folded="layout",
     )
 

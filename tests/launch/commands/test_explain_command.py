@@ -102,7 +102,10 @@ def test_a_row_is_that_of_the_plan(home: str, capsys: Out) -> None:
 def test_a_waterfall_is_a_picture_for_light_and_dark(
     home: str, tmp_path: Path, capsys: Out
 ) -> None:
-    for words, ends in ((("tp2", "running"), ["B", "A"]), (("running",), ["step"])):
+    for words, ends in (
+        (("tp2", "running"), ["B: DP2 mbs2", "A: TP2 mbs2"]),
+        (("running",), ["step"]),
+    ):
         file = tmp_path / f"{len(words)}.svg"
         said(capsys, home, *words, "--svg", str(file))
         text = file.read_text()

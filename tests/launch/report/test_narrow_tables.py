@@ -15,8 +15,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from forerun.calib.answers.analysis import analyse
+from forerun.calib.answers.answer import Answer
 from forerun.calib.answers.request import Request
 from forerun.calib.forecast.throughput import RunLeft
+from forerun.calib.memory.peak import Verdict
 from forerun.calib.samples.store import read_run
 from forerun.calib.samples.table import build_table
 from forerun.launch.report.layout_tables import layouts_table
@@ -65,10 +67,14 @@ def test_what_is_kept_fits_or_nothing_is_left_to_spare(width: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def tables() -> list[ReportTable]:
-    """Of a run on GPUs with a price, so that every column is there."""
+def answer() -> Answer:
     request = json.loads((GOLDEN / "request.json").read_text())
-    answer = analyse(build_table(read_run(GOLDEN)), Request.from_json(request))
+    return analyse(build_table(read_run(GOLDEN)), Request.from_json(request))
+
+
+@pytest.fixture(scope="module")
+def tables(answer: Answer) -> list[ReportTable]:
+    """Of a run on GPUs with a price, so that every column is there."""
     own = replace(answer.plan.own, config=replace(answer.plan.own.config, device="NVIDIA H100"))
     plan = replace(answer.plan, own=own)
     left = RunLeft(
@@ -108,6 +114,16 @@ def test_eighty_columns_hold_step_interval_and_memory(tables: list[ReportTable])
     (table,) = [one for one in tables if one.key == "layouts" and "cost" in one.columns]
     assert {"#", "layout", "step", "90 %", "memory"} <= set(table.within(80).columns)
     assert "rests on" not in table.within(120).columns
+
+
+def test_eighty_columns_say_which_layout_does_not_fit(answer: Answer) -> None:
+    assert "fits" not in layouts_table(answer.plan).within(60).columns
+    first, *others = answer.plan.candidates
+    too_large = replace(first, verdict=Verdict.DOES_NOT_FIT)
+    table = layouts_table(replace(answer.plan, candidates=(too_large, *others)))
+    for width in (60, 80):
+        assert {"step", "fits"} <= set(table.within(width).columns)
+        assert "does not fit" in drawn(table, width)
 
 
 def test_wide_screens_hold_every_column(tables: list[ReportTable]) -> None:
