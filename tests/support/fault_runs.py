@@ -9,18 +9,17 @@ training costs and its exit status is real.
 from __future__ import annotations
 
 import gc
-import itertools
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from free_ports import free_port
 
 ROOT = Path(__file__).parents[2]
 RUN_ID = "fault"
@@ -97,19 +96,6 @@ def run_folder(folder: Path, fault: Any, *, is_bare: bool) -> Path:
         return folder / slug(fault.name)
     act = getattr(fault.act, "__name__", "plain") if fault.act else "plain"
     return folder / f"bare-{fault.loop.__name__}-{fault.num_ranks}-{act}"
-
-
-# At random: several processes count at the same time.
-_PORTS = itertools.count(12_000 + int.from_bytes(os.urandom(4), "big") % 15_000)
-
-
-def free_port() -> int:
-    """A port that nobody uses now, below those that connections are given at random."""
-    while True:
-        port = next(_PORTS)
-        with socket.socket() as free, suppress(OSError):
-            free.bind(("127.0.0.1", port))
-            return port
 
 
 def slug(name: str) -> str:

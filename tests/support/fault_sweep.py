@@ -18,8 +18,8 @@ from typing import Any
 
 os.environ.update(OMP_NUM_THREADS="1", FORERUN_DEVICE="cpu")  # before torch is imported
 
-from fault_runs import free_port
 from fault_training import MegatronTraining
+from free_ports import free_port
 
 NUM_ITERATIONS = 160
 NUM_CALM = 16

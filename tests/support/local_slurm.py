@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from free_ports import free_port
+
 CONFIGURATION = """
 ClusterName=forerun
 SlurmctldHost={name}(127.0.0.1)
@@ -85,7 +87,7 @@ def local_slurm(home: Path) -> Iterator[LocalSlurm]:
     """A Slurm that is ready for jobs, gone afterwards."""
     for name in ("state", "spool"):
         (home / name).mkdir()
-    ports = [_free_port(), _free_port()]
+    ports = [free_port(), free_port()]
     (home / "slurm.conf").write_text(
         CONFIGURATION.format(
             name=socket.gethostname(),
@@ -125,9 +127,3 @@ def _state(slurm: LocalSlurm) -> str:
         ["sinfo", "-h", "-o", "%t"], env=slurm.environ, capture_output=True, text=True, check=False
     )
     return done.stdout
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

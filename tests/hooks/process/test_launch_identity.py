@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from free_ports import free_port
 
 from forerun.hooks.process.launch_identity import LaunchIdentity, is_launch_id, safe_launch_id
 from forerun.hooks.process.settings import RankInfo, Settings
@@ -97,8 +97,7 @@ def test_alone_the_name_is_there_at_once_and_without_a_group_soon(tmp_path: Path
 
 @pytest.mark.slow
 def test_ranks_that_were_given_other_names_agree_on_that_of_rank_0(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", RANK, str(tmp_path)],
@@ -118,7 +117,12 @@ def test_ranks_that_were_given_other_names_agree_on_that_of_rank_0(tmp_path: Pat
         # Two nodes; the second has two ranks, of which the first leaves word to its wrapper.
         for rank, local, count, name in [(0, 0, 1, "a"), (1, 0, 2, "b"), (2, 1, 2, "b")]
     ]
-    said = [rank.communicate(timeout=240)[0] for rank in ranks]
+    try:
+        said = [rank.communicate(timeout=240)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
     assert [rank.returncode for rank in ranks] == [0, 0, 0], said
     assert [re.findall(r"NAME (\S*)", text) for text in said] == [["a"], ["a"], [""]]
     (pointer,) = tmp_path.glob("runs/b/launch.json")
