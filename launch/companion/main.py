@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .companion_loop import CompanionLoop
 
 LOWEST_PRIORITY = 19
-# How late an answer may be, and values of a step; each wake-up costs a processor of training time.
+# How late an answer may be, and values of steps: each wake-up takes from a processor of training.
 _TICK_S = 0.5
 _STEPS_APART_S = 1.0
 _MARGIN = 1.5
