@@ -1,0 +1,87 @@
+"""The user's objects, looked at without a question: no property, no ``__getattr__`` and no override runs.
+
+What is asked may answer with a side effect: a module that makes what it is asked for, a length that
+is a collective, a half-made object that raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType
+from typing import Any
+
+_mro = type.__dict__["__mro__"].__get__
+_vars = type.__dict__["__dict__"].__get__
+_MISSING = object()
+_REGISTRIES = ("_modules", "_parameters", "_buffers")
+"""Where ``torch.nn.Module`` keeps what its ``__getattr__`` would find."""
+
+
+def contents(owner: Any) -> Mapping[str, Any]:
+    """The object's own ``__dict__``; empty where it has none."""
+    try:
+        found = object.__getattribute__(owner, "__dict__")
+    except Exception:
+        return {}
+    return found if type(found) is dict else {}
+
+
+def classes(owner: Any) -> tuple[type, ...]:
+    """The classes that the object is an instance of, its own first."""
+    return _mro(type(owner))
+
+
+def class_names(owner: Any) -> set[str]:
+    """The names of these classes."""
+    return {cls.__name__ for cls in classes(owner)}
+
+
+def attribute(owner: Any, name: str, default: Any = None) -> Any:
+    """What the object, its registries or its classes hold under that name, as it lies there.
+
+    A function of a class is returned unbound; a property or another descriptor is ``default``.
+    """
+    own = contents(owner)
+    found = own.get(name, _MISSING)
+    for registry in _REGISTRIES:
+        if found is _MISSING and type(held := own.get(registry)) is dict:
+            found = held.get(name, _MISSING)
+    if found is not _MISSING:
+        return found
+    found = next((_vars(cls)[name] for cls in classes(owner) if name in _vars(cls)), _MISSING)
+    if found is _MISSING:
+        return default
+    is_bound = type(found) is not FunctionType and hasattr(type(found), "__get__")
+    return default if is_bound else found
+
+
+def named_tree(model: Any) -> Iterator[tuple[str, Any]]:
+    """A module and all inside it, each once, with the names of ``named_modules``."""
+    seen: set[int] = set()
+    waiting = [("", model)]
+    while waiting:
+        name, module = waiting.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        yield name, module
+        inner = contents(module).get("_modules")
+        if isinstance(inner, dict):
+            parts = [(f"{name}.{key}" if name else key, part) for key, part in dict.items(inner)]
+            waiting += [pair for pair in reversed(parts) if pair[1] is not None]
+
+
+def tree(*models: Any) -> tuple[Any, ...]:
+    """The modules of these models, each once."""
+    return tuple({id(m): m for model in models for _, m in named_tree(model)}.values())
+
+
+def own_weights(module: Any) -> tuple[Any, ...]:
+    """The parameters that a module has itself."""
+    held = contents(module).get("_parameters")
+    return tuple(w for w in dict.values(held) if w is not None) if isinstance(held, dict) else ()
+
+
+def weights(models: Iterable[Any]) -> tuple[Any, ...]:
+    """The parameters of these models, each once, in the order of ``parameters``."""
+    return tuple({id(w): w for module in tree(*models) for w in own_weights(module)}.values())
