@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ..process.host import Host, Reference, living, reference, references
 from ..process.post_import import when_imported
+from ..sensors.optimizer_steps import OptimizerSteps
 from ..sensors.recorder import OPTIMIZER
 from ..session.session import EVAL, SAVE, Session
 from .megatron_model import chunks_of, place, run_config, timer_holders
@@ -134,18 +135,13 @@ class CoreLoop:
     def _attach_optimizers(self) -> None:
         """Wrap ``step`` of all optimizer classes that exist by the first step."""
         from megatron.core.optimizer import MegatronOptimizer
-        from torch.optim.optimizer import (
-            register_optimizer_step_post_hook,
-            register_optimizer_step_pre_hook,
-        )
 
         for cls in (MegatronOptimizer, *_subclasses(MegatronOptimizer)):
             step = vars(cls).get(_STEP)
             if callable(step) and not getattr(step, "__isabstractmethod__", False):
                 setattr(cls, _STEP, wrapped(step, self._before_step, self._after_step))
         # A loop may drive torch's optimizer itself; inside Megatron's these are nested and ignored.
-        register_optimizer_step_pre_hook(lambda optimizer, *_: self._before_step(optimizer))
-        register_optimizer_step_post_hook(lambda optimizer, *_: self._after_step(optimizer))
+        OptimizerSteps(self._before_step, self._after_step)
 
     def _begin_optimizer(self, optimizer: Any, *_: Any, **__: Any) -> None:
         self._depth += 1

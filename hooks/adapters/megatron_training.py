@@ -16,6 +16,7 @@ from typing import Any
 
 from ...calib.workload.config import RunConfig
 from ..process.host import Host, Reference, living, references
+from ..process.looking import attribute, tree
 from ..process.post_import import when_imported
 from ..session.session import EVAL, SAVE, Session
 from .megatron_model import chunks_of, place, timer_holders, with_device, with_running_batch
@@ -173,8 +174,7 @@ class TrainingLoop:
     def _note_dispatchers(self, models: tuple[Any, ...]) -> None:
         from ..sensors.sites import dispatch_methods
 
-        modules = (module for model in models for module in model.modules())
-        dispatchers = (getattr(module, "token_dispatcher", None) for module in modules)
+        dispatchers = (attribute(module, "token_dispatcher") for module in tree(*models))
         known = {type(dispatcher): dispatcher for dispatcher in dispatchers if dispatcher}
         lost = "the copies of rows to and from experts are not timed"
         for kind, dispatcher in known.items():

@@ -7,26 +7,24 @@ then have an adapter of their own, and this one stands down.
 
 from __future__ import annotations
 
-import functools
 import sys
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from ...calib.workload.config import Cadence
-from ..process.host import living
+from ..process.host import living, reference
 from ..process.post_import import when_imported
+from ..process.stand_in import stand_in
+from ..sensors.optimizer_steps import OptimizerSteps
 from ..sensors.recorder import OPTIMIZER
 from ..session.data_watch import DataWatch
 from ..session.first_step import Known
 from ..session.session import EVAL, SAVE, Session
 from .callbacks import Found, WatchedTraining
+
+_Module: Any = torch.nn.Module
 
 
 def wait_for(session: Session) -> None:
@@ -43,7 +41,9 @@ class TorchLoop(WatchedTraining):
         super().__init__(lambda: session)
         self._guard, self._hint = session.guard, session.settings.cadence
         self._is_standing_down = False
-        self._handles: list[Any] = []
+        self._steps: OptimizerSteps | None = None
+        self._train: tuple[Any, Any] | None = None
+        self._watched: dict[int, Any] = {}
         self._data = self._batches = DataWatch(self._guard)
 
     def _own_session(self) -> Session:
@@ -51,25 +51,28 @@ class TorchLoop(WatchedTraining):
         return self._make_session()
 
     def attach(self) -> None:
-        """Hook all optimizers; the hooks cost an optimizer's step about a microsecond.
+        """Watch all optimizers, which costs the step of one about a microsecond.
 
         Until the loop has shown how many batches a step takes, torch's loaders are watched too.
         """
         self._batches.install()
-        before = self._guard.protect(self._before_step)
-        after = self._guard.protect(self._after_step)
-        self._handles = [
-            register_optimizer_step_pre_hook(lambda optimizer, *_: before(optimizer)),
-            register_optimizer_step_post_hook(lambda optimizer, *_: after(optimizer)),
-        ]
+        protect = self._guard.protect
+        self._steps = OptimizerSteps(protect(self._before_step), protect(self._after_step))
+        # Before anything is compiled that calls it, and for good: to take it away would be a
+        # compilation more.
+        self._train = _Module.train, stand_in(_Module.train, self._train_stand_in(_Module.train))
+        _Module.train = self._train[1]
 
     def leave(self) -> None:
-        """Take the hooks back where no optimizer has stepped; never from inside one of them."""
+        """Watch no more where no optimizer has stepped."""
         self._is_standing_down = self._is_standing_down or self._session is None
         if self._is_standing_down:
             self._batches.remove()
-        while self._handles and self._is_standing_down:
-            self._handles.pop().remove()
+        if self._steps is not None and self._is_standing_down:
+            self._steps.remove()
+        train, self._train = self._train, None
+        if self._is_standing_down and train is not None and _Module.train is train[1]:
+            _Module.train = train[0]
 
     def _before_step(self, optimizer: Any) -> None:
         if self._optimizer() is optimizer:
@@ -105,22 +108,27 @@ class TorchLoop(WatchedTraining):
             self._is_standing_down = True
             self._batches.remove()
             return
-        train = self._wrap_train(self._session, torch.nn.Module.train)
-        self._patches.put(torch.nn.Module, "train", train)
+        self._watched = {id(module): reference(module) for module in living(self._chain)}
         self._session.begin_step(1)
 
     def end(self) -> None:
-        """Nothing of ours is left."""
+        """Nothing of ours is left but a stand-in that passes on."""
+        self._watched = {}
         self._batches.remove()
         super().end()
 
-    def _wrap_train(self, session: Session, original: Callable[..., Any]) -> Callable[..., Any]:
-        watched = weakref.WeakSet(living(self._chain))
+    def _train_stand_in(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        # With the defaults of the original, which a compiler guards.
+        def train(self: Any, mode: bool = True) -> Any:
+            note(self, mode)
+            return original(self, mode)
 
-        @functools.wraps(original)
-        def train(module: torch.nn.Module, mode: bool = True) -> Any:
-            if module in watched:
-                (session.end_bracket if mode else session.begin_bracket)(EVAL)
-            return original(module, mode)
+        note = self._guard.protect(self._note_mode)
 
         return train
+
+    def _note_mode(self, module: Any, mode: Any) -> None:
+        """The model goes over to evaluation, or back to training."""
+        find = self._watched.get(id(module))
+        if find is not None and find() is module:
+            (self.end_bracket if mode is True else self.begin_bracket)(EVAL)

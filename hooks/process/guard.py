@@ -8,10 +8,11 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import ParamSpec, TypeVar
 
 from ...calib.arguments.kept_arguments import masked_text
+from .stand_in import pass_over
 
 _log = logging.getLogger(__name__)
 _P = ParamSpec("_P")
@@ -39,17 +40,24 @@ class Guard:
         self.is_tripped = False
 
     def protect(self, function: Callable[_P, _T]) -> Callable[_P, _T | None]:
-        """``function``, but a fault is counted and the call returns None."""
+        """``function``, but a fault is counted and the call returns None.
+
+        It runs under none of the function modes that the user has in force, and unseen by the
+        compiler.
+        """
+
+        without_modes = _without_modes()
 
         @functools.wraps(function)
         def protected(*args: _P.args, **kwargs: _P.kwargs) -> _T | None:
             try:
-                return function(*args, **kwargs)
+                with without_modes():
+                    return function(*args, **kwargs)
             except Exception as err:
                 self.fault(err)
                 return None
 
-        return protected
+        return pass_over(protected)
 
     def fault(self, err: Exception) -> None:
         """Count ``err``; say where the first one happened, and when hooks go.  Never raises.
@@ -86,6 +94,12 @@ class Guard:
         except Exception as err:
             with suppress(Exception):
                 _say("removal fault", err)
+
+
+def _without_modes() -> Callable[[], AbstractContextManager[object]]:
+    """What switches function modes off for a while; nothing where there is no torch."""
+    torch = sys.modules.get("torch")
+    return nullcontext if torch is None else torch._C.DisableTorchFunction
 
 
 def is_failing() -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from ...calib.workload.collectives import GroupRole
 from ...calib.workload.config import RunConfig
 from ...calib.workload.operators import Operator, optimizer_operator
+from .looking import attribute, class_names
 
 Reference = Callable[[], Any]
 """Gives an object for as long as others keep it alive, then None."""
@@ -111,8 +112,20 @@ class KnownHost:
 
 def has_sharded_tensors(optimizers: Iterable[Any]) -> bool:
     """True where what this rank updates are shards of their own (DTensor)."""
-    groups = [group for o in optimizers for group in getattr(o, "param_groups", ())]
-    return any(hasattr(weight, "_local_tensor") for group in groups for weight in group["params"])
+    groups = [group for o in optimizers for group in param_groups(o)]
+    return any("DTensor" in class_names(w) for group in groups for w in group["params"])
+
+
+_ASKED = ("megatron.", "torch.", "accelerate.", "transformers.", "lightning.", "deepspeed.")
+"""Whose optimizers may work out their groups when they are asked for them."""
+
+
+def param_groups(optimizer: Any) -> list[dict[str, Any]]:
+    """What an optimizer updates, as torch groups it; nothing of a user's own class is run."""
+    found = attribute(optimizer, "param_groups")
+    if found is None and type(optimizer).__module__.startswith(_ASKED):
+        found = getattr(optimizer, "param_groups", None)
+    return list(found) if isinstance(found, (list, tuple)) else []
 
 
 def update_calls(optimizer: Any) -> int:
@@ -144,6 +157,6 @@ _LOOP_CALLS = (1, 3, 8)
 
 def num_parameters(optimizers: Iterable[Any]) -> int:
     """Parameters that this rank updates: its shards where they are distributed."""
-    groups = [group for o in optimizers for group in getattr(o, "param_groups", ())]
+    groups = [group for o in optimizers for group in param_groups(o)]
     weights = [weight for group in groups for weight in group["params"]]
-    return sum(getattr(weight, "_local_tensor", weight).numel() for weight in weights)
+    return sum((w._local_tensor if "DTensor" in class_names(w) else w).numel() for w in weights)

@@ -1,4 +1,4 @@
-"""The user's objects, looked at without a question: no property, no ``__getattr__`` and no override runs.
+"""The user's objects, looked at without a question: no property, ``__getattr__`` or override runs.
 
 What is asked may answer with a side effect: a module that makes what it is asked for, a length that
 is a collective, a half-made object that raises.
@@ -7,14 +7,31 @@ is a collective, a half-made object that raises.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType
+from types import FunctionType, MemberDescriptorType
 from typing import Any
+
+import torch
 
 _mro = type.__dict__["__mro__"].__get__
 _vars = type.__dict__["__dict__"].__get__
 _MISSING = object()
 _REGISTRIES = ("_modules", "_parameters", "_buffers")
 """Where ``torch.nn.Module`` keeps what its ``__getattr__`` would find."""
+
+
+_TENSORS = frozenset({"torch", "transformer_engine", "megatron", "torchao"})
+"""Whose tensors are looked into: a class of the user's own may have another ``shape``."""
+
+
+def is_tensor(value: Any) -> bool:
+    """True for a tensor whose attributes run nobody's code but torch's and its extensions'.
+
+    ``isinstance`` would ask a foreign object for its ``__class__``.
+    """
+    kind = type(value)
+    if kind is torch.Tensor:
+        return True
+    return issubclass(kind, torch.Tensor) and kind.__module__.partition(".")[0] in _TENSORS
 
 
 def contents(owner: Any) -> Mapping[str, Any]:
@@ -44,13 +61,18 @@ def attribute(owner: Any, name: str, default: Any = None) -> Any:
     own = contents(owner)
     found = own.get(name, _MISSING)
     for registry in _REGISTRIES:
-        if found is _MISSING and type(held := own.get(registry)) is dict:
-            found = held.get(name, _MISSING)
+        if found is _MISSING and isinstance(held := own.get(registry), dict):
+            found = dict.get(held, name, _MISSING)
     if found is not _MISSING:
         return found
     found = next((_vars(cls)[name] for cls in classes(owner) if name in _vars(cls)), _MISSING)
     if found is _MISSING:
         return default
+    if type(found) is MemberDescriptorType:  # a slot
+        try:
+            return found.__get__(owner)
+        except AttributeError:
+            return default
     is_bound = type(found) is not FunctionType and hasattr(type(found), "__get__")
     return default if is_bound else found
 

@@ -111,6 +111,8 @@ class Attribution:
 
     def _mark_span(self, code: int, number: int) -> Iterator[Record]:
         if code == Code.SPAN_BEGIN:
+            again = [s for s in self._open if s.instance == number]
+            self._open = [s for s in self._open if s.instance != number] if again else self._open
             self._begin(number)
         elif code == Code.BACKWARD_BEGIN:
             yield from self._close(self._unrelated(number))

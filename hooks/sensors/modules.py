@@ -1,4 +1,4 @@
-"""Operators, seen at the modules of a Megatron model: covered methods, marks on autograd nodes.
+"""Operators, seen at calls of the modules of a model and at marks on autograd nodes.
 
 Full backward hooks are out of the question: they make Megatron's outputs views, which it then
 modifies in place.  A backward pass begins where the engine reaches the node of a module's output
@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from types import MethodType
 from typing import Any
 
 import torch
@@ -18,29 +17,33 @@ from torch.autograd.graph import get_gradient_edge
 
 from ...calib.workload.operators import OperatorKind
 from ..process.guard import Guard
+from ..process.looking import attribute, class_names, is_tensor
+from .gathers import SHARDED, Gathers
+from .methods import Methods
+from .module_calls import CALLS
 from .recorder import Recorder, backward_mark
-from .regions import is_being_compiled
 from .sites import FORWARD, find_places, untraceable, why_not
 from .step_log import NO_SPAN, Site, StepLog
 
 _MARKS = "forerun"
 _WithoutModes = torch._C.DisableTorchFunction
+_Begun = tuple[StepLog, int]
 
 
 class ModuleHooks:
     """Marks around the operators of a model, between ``install`` and ``remove``.
 
-    A ``forward`` on the instance covers that of its class: it costs no more than a call, runs
-    inside all hooks of torch (so that what they wait for is no operator's), and is taken away
-    without a trace.  Modules are found again by weak references.
+    Modules are known by weak references and their identity; nothing is put into them.
     """
 
     def __init__(self, models: Iterable[torch.nn.Module], recorder: Recorder, guard: Guard) -> None:
         chunks = list(models)
         self._recorder = recorder
         self._guard = guard
+        self.gathers = Gathers(recorder, guard)
+        self._methods = Methods(guard)
         out_of_reach = untraceable(chunks)
-        covers: list[tuple[weakref.ref[Any], str, Callable[..., Any]]] = []
+        spans: list[tuple[weakref.ref[Any], Span]] = []
         sites: list[Site] = []
         unseen: list[str] = []
         for owner, name, site in find_places(chunks):
@@ -48,69 +51,63 @@ class ModuleHooks:
             if reason is not None:
                 unseen.append(f"{site.kind.value}:{reason}")
                 continue
-            covers.append((weakref.ref(owner), name, self._cover(len(sites), site, owner, name)))
+            kind = ShardedSpan if SHARDED in class_names(owner) else Span
+            span = kind(self, len(sites), _reader(site), "" if name == FORWARD else name)
+            if name == FORWARD:
+                spans.append((weakref.ref(owner), span))
+            else:
+                self._methods.add(owner, name, span)
             sites.append(site)
-        self._covers = tuple(covers)
+        self._spans = tuple(spans)
+        self._handles: list[Any] = []
         self.sites = tuple(sites)
         self.unseen = tuple(sorted(unseen))
         """What is not recorded, each with the reason, such as ``linear_fc1:compiled``."""
 
     def install(self) -> None:
-        """Cover all operators; what another has put in the place meanwhile is left alone."""
-        for reference, name, cover in self._covers:
-            owner = reference()
-            if owner is not None:
-                # A method of the instance: copied and pickled, it is the copy's method.
-                vars(owner).setdefault(name, MethodType(cover, owner))
+        """Watch all operators."""
+        alive = ((reference(), span) for reference, span in self._spans)
+        CALLS.watch(((owner, span) for owner, span in alive if owner is not None), self._guard)
+        if self._spans:
+            self.gathers.install()
+        self._methods.install()
 
     def remove(self) -> None:
-        """Uncover them; marks on the graph of the running step stay and do nothing."""
-        for reference, name, cover in self._covers:
-            owner = reference()
-            if owner is not None and getattr(vars(owner).get(name), "__func__", None) is cover:
-                del vars(owner)[name]
+        """Watch them no more; marks on the graph of the running step stay and do nothing."""
+        CALLS.unwatch(self._guard, Span, ShardedSpan)
+        self.gathers.remove()
+        self._methods.remove()
+        self._handles.clear()
 
-    def _cover(self, number: int, site: Site, owner: Any, name: str) -> Callable[..., Any]:
-        recorder, begin, finish = self._recorder, self._recorder.begin_span, self._end_span
-        fault, original = self._guard.fault, getattr(type(owner), name)
-        is_forward, read, reference = name == FORWARD, _reader(site), weakref.ref(owner)
+    def drop_marks(self) -> None:
+        """Take the marks off the graph: a compiler is about to read its hooks."""
+        while self._handles:
+            self._handles.pop().remove()
 
-        def cover(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_being_compiled():
-                return original(self, *args, **kwargs)
-            log = recorder.log
-            if log is None or not log.is_sampling or self is not reference():
-                return original(self, *args, **kwargs)
-            span = NO_SPAN
-            try:
-                span = begin(number)
-            except Exception as err:
-                fault(err)
-            output = original(self, *args, **kwargs)
-            if span >= 0:
-                try:
-                    told_by = self if is_forward else name
-                    finish(log, span, read, told_by, (*args, *kwargs.values()), output)
-                except Exception as err:
-                    fault(err)
-            return output
+    def begin(self, number: int) -> _Begun | None:
+        """The operator of that site begins; None where it is not recorded."""
+        log = self._recorder.log
+        if log is None or not log.is_sampling:
+            return None
+        span = self._recorder.begin_span(number)
+        return None if span == NO_SPAN else (log, span)
 
-        functools.update_wrapper(cover, original)
-        return cover
-
-    def _end_span(
+    def end(
         self,
-        log: StepLog,
-        span: int,
+        begun: _Begun,
         read: ReadShape,
         owner: Any,
-        values: tuple[Any, ...],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         output: Any,
     ) -> None:
+        """It has returned; ``owner`` is the module, or the name of the method."""
         at = self._recorder.stopwatch.mark()
+        log, span = begun
         raw, nbytes = None, 0
         # Reading a shape is a call of every torch function mode and tensor subclass in force.
         with _WithoutModes():
+            values = (*args, *kwargs.values())
             inputs = _activations(values)
             result = _first_tensor(output)
             if inputs and result is not None:
@@ -147,7 +144,7 @@ class ModuleHooks:
             return
         marks = [what]
         metadata[_MARKS] = (log, marks)
-        node.register_prehook(functools.partial(self._reached, log, marks))
+        self._handles.append(node.register_prehook(functools.partial(self._reached, log, marks)))
 
     def _reached(self, log: StepLog, marks: list[int], gradients: Any) -> None:
         try:
@@ -156,24 +153,59 @@ class ModuleHooks:
             self._guard.fault(err)
 
 
+class Span:
+    """The calls of one operator, as a module or as a method of that name."""
+
+    __slots__ = ("_hooks", "_method", "_number", "_read")
+
+    def __init__(self, hooks: ModuleHooks, number: int, read: ReadShape, method: str) -> None:
+        self._hooks, self._number, self._read, self._method = hooks, number, read, method
+
+    def begin(self, module: Any) -> _Begun | None:
+        """A call begins."""
+        return self._hooks.begin(self._number)
+
+    def end(self, begun: _Begun | None, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        """It has returned."""
+        if begun is not None:
+            self._hooks.end(begun, self._read, self._method or module, args, kwargs, output)
+
+    def fail(self, begun: _Begun | None) -> None:
+        """It has raised: the span has no end, and no record."""
+
+
+class ShardedSpan(Span):
+    """The same of a module whose parameters are gathered inside the call."""
+
+    __slots__ = ()
+
+    def begin(self, module: Any) -> _Begun | None:
+        """A call begins."""
+        begun = super().begin(module)
+        if begun is not None:
+            self._hooks.gathers.begin(module, begun[1])
+        return begun
+
+    def end(self, begun: _Begun | None, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        """It has returned."""
+        super().end(begun, module, *self._hooks.gathers.end(module, args, kwargs), output)
+
+
 def _activations(values: tuple[Any, ...]) -> list[torch.Tensor]:
     """Tensors among the arguments; a parameter (a shared embedding) is no activation."""
     return [
         value
         for value in values
         if type(value) is torch.Tensor
-        or (
-            value is not None
-            and isinstance(value, torch.Tensor)
-            and type(value) is not torch.nn.Parameter
-        )
+        or (value is not None and is_tensor(value) and type(value) is not torch.nn.Parameter)
     ]
 
 
 def _first_tensor(value: Any) -> torch.Tensor | None:
-    while isinstance(value, (list, tuple)) and value:
-        value = value[0]
-    return value if isinstance(value, torch.Tensor) else None
+    for kind in (tuple, list, tuple, list):
+        if issubclass(type(value), kind) and kind.__len__(value):
+            value = kind.__getitem__(value, 0)
+    return value if is_tensor(value) else None
 
 
 ReadShape = Callable[[Any, list[torch.Tensor], torch.Tensor], tuple[Any, ...]]
@@ -202,7 +234,7 @@ def _permute(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tu
 
 
 def _grouped(owner: Any, inputs: list[torch.Tensor], result: torch.Tensor) -> tuple[Any, ...]:
-    return (inputs[0].shape, result.shape, int(owner.num_gemms))
+    return (inputs[0].shape, result.shape, int(attribute(owner, "num_gemms")))
 
 
 def _rows_of_experts(values: tuple[Any, ...], number: int) -> tuple[int, ...]:
@@ -220,19 +252,19 @@ _READERS: Mapping[OperatorKind, ReadShape] = {
 
 
 def _rows_of_table(owner: Any, inputs: list[torch.Tensor]) -> tuple[int]:
-    rows = getattr(getattr(owner, "word_embeddings", None), "weight", None)
+    rows = attribute(attribute(owner, "word_embeddings"), "weight")
     return (0 if rows is None else rows.shape[0],)
 
 
 def _gates(owner: Any, inputs: list[torch.Tensor]) -> tuple[int, ...]:
-    return (2,) if getattr(getattr(owner, "config", None), "gated_linear_unit", False) else ()
+    return (2,) if attribute(attribute(owner, "config"), "gated_linear_unit") else ()
 
 
 def _rotated_channels(owner: Any, inputs: list[torch.Tensor]) -> tuple[int, ...]:
     """With latent attention only some channels of a head carry positions."""
-    config = getattr(owner, "config", None)
-    is_latent = getattr(config, "multi_latent_attention", False)
-    return (int(getattr(config, "qk_pos_emb_head_dim", 0)),) if is_latent else ()
+    config = attribute(owner, "config")
+    is_latent = attribute(config, "multi_latent_attention")
+    return (int(attribute(config, "qk_pos_emb_head_dim", 0)),) if is_latent else ()
 
 
 _MORE: Mapping[OperatorKind, Callable[[Any, list[torch.Tensor]], tuple[Any, ...]]] = {

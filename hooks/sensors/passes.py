@@ -1,13 +1,13 @@
 """Forward and backward passes of a model that no framework brackets: phases of hooked steps.
 
-A forward pass is the outermost call of a module of the chain; a backward pass is a call of
-``torch.autograd.backward``, which ``Tensor.backward`` looks up.  Both are replaced or hooked in
-hooked steps alone.
+A forward pass is the outermost call of a module of the chain.  A backward pass is a run of the
+engine that adds to gradients: ``torch.autograd.backward`` and ``Tensor.backward`` look up a private
+function for it, which has a stand-in during hooked steps.
 """
 
 from __future__ import annotations
 
-import functools
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,74 +15,108 @@ import torch
 
 from ..process.guard import Guard
 from ..process.host import living, references
+from ..process.stand_in import stand_in
+from .module_calls import CALLS
 from .recorder import BACKWARD, FORWARD, Recorder
-from .regions import is_being_compiled
+
+_ENGINE = "_engine_run_backward"
+_COMPILED = "torch._dynamo.compiled_autograd"
+_WithoutModes = torch._C.DisableTorchFunction
 
 
 class PassHooks:
-    """Marks of passes between ``install`` and ``remove``."""
+    """Marks of passes between ``install`` and ``remove``.
+
+    ``drop_marks`` is called before a backward pass that will be compiled, which reads all hooks of
+    the graph.
+    """
 
     def __init__(
-        self, modules: Iterable[torch.nn.Module], recorder: Recorder, guard: Guard
+        self,
+        modules: Iterable[torch.nn.Module],
+        recorder: Recorder,
+        guard: Guard,
+        *,
+        drop_marks: Callable[[], object] = lambda: None,
     ) -> None:
         self._modules = references(modules)
+        self._guard = guard
         self._begin = guard.protect(recorder.begin_phase)
         self._end = guard.protect(recorder.end_phase)
-        self._handles: list[Any] = []
+        self._drop_marks = guard.protect(drop_marks)
         self._depth = {FORWARD: 0, BACKWARD: 0}
-        self._saved: Callable[..., Any] | None = None
-        self._replacement: Callable[..., Any] | None = None
+        self._saved: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
     def install(self) -> None:
-        """Hook the modules and stand before the backward pass."""
-        if self._handles or not self._modules:
+        """Watch the modules and stand before the engine."""
+        original = vars(torch.autograd).get(_ENGINE)
+        if self._saved is not None or original is None:
             return
-        for module in living(self._modules):
-            # Before the hooks that gather sharded parameters: they are part of the pass.
-            self._handles += [
-                module.register_forward_pre_hook(self._before_forward, prepend=True),
-                module.register_forward_hook(self._after_forward, always_call=True),
-            ]
-        self._saved = torch.autograd.backward
-        self._replacement = self._wrap(self._saved)
-        torch.autograd.backward = self._replacement
+        watch = ForwardPass(self)
+        CALLS.watch(((module, watch) for module in living(self._modules)), self._guard)
+        self._saved = original, self._wrap(original, is_phase=bool(self._modules))
+        setattr(torch.autograd, _ENGINE, self._saved[1])
 
     def remove(self) -> None:
-        """Take all of it away, unless another has stood before the backward pass meanwhile."""
-        while self._handles:
-            self._handles.pop().remove()
+        """Take all of it away, unless another has stood before the engine meanwhile."""
+        CALLS.unwatch(self._guard, ForwardPass)
         self._depth = {FORWARD: 0, BACKWARD: 0}
-        if self._saved is not None and torch.autograd.backward is self._replacement:
-            torch.autograd.backward = self._saved
-        self._saved = None
+        saved, self._saved = self._saved, None
+        if saved is not None and vars(torch.autograd).get(_ENGINE) is saved[1]:
+            setattr(torch.autograd, _ENGINE, saved[0])
 
-    def _enter(self, name: str) -> None:
-        # Modules of the chain call each other, and a checkpointed layer runs a backward pass of
-        # its own inside the one of the step.
+    def enter(self, name: str) -> None:
+        """A pass begins, or one inside it.
+
+        Modules of the chain call each other, and a checkpointed layer runs a backward pass of its
+        own inside the one of the step.
+        """
         self._depth[name] += 1
         if self._depth[name] == 1:
             self._begin(name)
 
-    def _leave(self, name: str) -> None:
+    def leave(self, name: str) -> None:
+        """It ends."""
         self._depth[name] -= 1
         if self._depth[name] == 0:
             self._end(name)
 
-    def _before_forward(self, module: torch.nn.Module, args: Any) -> None:
-        if not is_being_compiled() and torch.is_grad_enabled():
-            self._enter(FORWARD)
-
-    def _after_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if not is_being_compiled() and torch.is_grad_enabled():
-            self._leave(FORWARD)
-
-    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            self._enter(BACKWARD)
+    def _wrap(self, original: Callable[..., Any], *, is_phase: bool) -> Callable[..., Any]:
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            if getattr(sys.modules.get(_COMPILED), "compiled_autograd_enabled", False):
+                self._drop_marks()
+            if not (is_phase and kwargs.get("accumulate_grad", False)):
+                return original(*args, **kwargs)
+            self.enter(BACKWARD)
             try:
                 return original(*args, **kwargs)
             finally:
-                self._leave(BACKWARD)
+                self.leave(BACKWARD)
 
-        return backward
+        return stand_in(original, run_backward)
+
+
+class ForwardPass:
+    """Calls of the modules of a chain while gradients are wanted."""
+
+    __slots__ = ("_passes",)
+
+    def __init__(self, passes: PassHooks) -> None:
+        self._passes = passes
+
+    def begin(self, module: Any) -> bool:
+        """True where the call is (part of) a pass."""
+        with _WithoutModes():
+            is_pass = torch.is_grad_enabled()
+        if is_pass:
+            self._passes.enter(FORWARD)
+        return is_pass
+
+    def end(self, begun: bool, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        """The call has returned."""
+        self.fail(begun)
+
+    def fail(self, begun: bool) -> None:
+        """It has raised."""
+        if begun:
+            self._passes.leave(FORWARD)

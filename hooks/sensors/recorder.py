@@ -84,6 +84,14 @@ class Recorder:
         log.what.append(number << BITS)
         return number
 
+    def begin_again(self, number: int) -> None:
+        """What came before was no part of that span: it begins now."""
+        log = self.log
+        if log is not None and number >= 0 and log.room > 0:
+            log.room -= 1
+            log.marks.append(self.stopwatch.mark())
+            log.what.append(number << BITS)
+
     def end_span(
         self, number: int, at: int, raw_shape: tuple[Any, ...] | None, element_nbytes: int
     ) -> None:

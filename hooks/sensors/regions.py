@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
+
+from ..process.looking import attribute, class_names, contents, tree
 
 _NONE = "none"
 _SCOPES = ("cuda_graph_modules", "cuda_graph_scope")
@@ -38,14 +41,14 @@ def find_regions(models: Iterable[torch.nn.Module]) -> Regions:
     found: Counter[str] = Counter()
     warmup_steps = 0
     for model in models:
-        compiled: set[torch.nn.Module] = set()
-        for module in model.modules():
-            if is_compiled(module) and module not in compiled:
-                compiled.update(module.modules())
+        compiled: set[int] = set()
+        for module in tree(model):
+            if is_compiled(module) and id(module) not in compiled:
+                compiled.update(map(id, tree(module)))
                 found["compiled"] += 1
         for what, config in _graphed(model):
             found[what] += 1
-            steps = int(getattr(config, "cuda_graph_warmup_steps", _DEFAULT_WARMUP_STEPS))
+            steps = int(attribute(config, "cuda_graph_warmup_steps", _DEFAULT_WARMUP_STEPS))
             warmup_steps = max(warmup_steps, steps + _CAPTURE_STEPS)
     return Regions(
         names=tuple(_words(what, count) for what, count in sorted(found.items())),
@@ -56,7 +59,9 @@ def find_regions(models: Iterable[torch.nn.Module]) -> Regions:
 
 def is_compiled(module: torch.nn.Module) -> bool:
     """True for what ``torch.compile(module)`` returns and after ``module.compile()``."""
-    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+    own = contents(module)
+    is_wrapper = "_orig_mod" in (own.get("_modules") or ())
+    return is_wrapper or own.get("_compiled_call_impl") is not None
 
 
 is_being_compiled: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
@@ -69,38 +74,35 @@ graph, and a guard on what changes with every window a compilation more for each
 
 def _graphed(model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
     """Per captured layer, or once for a whole iteration: what is captured, and its config."""
-    layers = [module for module in model.modules() if _is_layer(module)]
-    config = getattr(model, "config", None) or (layers and getattr(layers[0], "config", None))
+    layers = [module for module in tree(model) if "TransformerLayer" in class_names(module)]
+    configs = (attribute(module, "config") for module in (model, *layers[:1]))
+    config = next((one for one in configs if one is not None), None)
     if _implementation(config) == "full_iteration" or "full_iteration" in _scope(config):
         yield "whole iteration", config
         return
     for layer in layers:
-        own = getattr(layer, "config", None)
+        own = attribute(layer, "config")
         implementation = _implementation(own)
         if implementation != _NONE:
             scope = sorted(_scope(own) - {"full"})
             yield f"{implementation}:{','.join(scope)}", own
 
 
-def _is_layer(module: torch.nn.Module) -> bool:
-    return any(cls.__name__ == "TransformerLayer" for cls in type(module).__mro__)
-
-
 def _implementation(config: Any) -> str:
     """Megatron's name of it; before core 0.15 two switches said the same."""
-    named = getattr(config, "cuda_graph_impl", None)
+    named = attribute(config, "cuda_graph_impl")
     if named and named != _NONE:
         return str(named)
-    if getattr(config, "enable_cuda_graph", False):
+    if attribute(config, "enable_cuda_graph", False):
         return "local"
-    return "transformer_engine" if getattr(config, "external_cuda_graph", False) else _NONE
+    return "transformer_engine" if attribute(config, "external_cuda_graph", False) else _NONE
 
 
 def _scope(config: Any) -> set[str]:
     """Which modules of a layer are captured: a name, a list of names or of enum members."""
-    value = next((v for name in _SCOPES if (v := getattr(config, name, None))), ())
+    value = next((v for name in _SCOPES if (v := attribute(config, name))), ())
     parts = (value,) if isinstance(value, str) else value
-    return {str(getattr(part, "name", part)) for part in parts}
+    return {str(part.name if isinstance(part, Enum) else part) for part in parts}
 
 
 def _words(what: str, count: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from inspect import isfunction
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from ...calib.workload.operators import (
     MODULES_BY_CLASS,
     OperatorKind,
 )
+from ..process.looking import attribute, class_names, classes, contents, named_tree, tree
+from .regions import is_compiled
 from .step_log import Site
 
 _GROUPED = "TEGroupedLinear"
@@ -59,15 +61,15 @@ Place = tuple[Any, str, Site]
 def find_places(models: Sequence[torch.nn.Module]) -> list[Place]:
     """All methods that are operators: modules, then losses, dispatchers and joins of inputs."""
     places: list[Place] = [(module, FORWARD, site) for module, site in find_sites(models)]
-    modules = [module for model in models for module in model.modules()]
+    modules = tree(*models)
     if places:
         loss = Site(kind=OperatorKind.LOSS)
         # A language model has the method on every stage, and computes the loss on the last.
-        last = [m for m in modules if hasattr(m, _LOSS) and getattr(m, "post_process", True)]
+        last = [m for m in modules if attribute(m, _LOSS) and attribute(m, "post_process", True)]
         places += [(module, _LOSS, loss) for module in last]
     places += _dispatches(modules)
     join = Site(kind=OperatorKind.ELEMENTWISE)
-    return places + [(module, _JOIN, join) for module in modules if hasattr(module, _JOIN)]
+    return places + [(module, _JOIN, join) for module in modules if attribute(module, _JOIN)]
 
 
 def find_sites(models: Iterable[torch.nn.Module]) -> list[tuple[torch.nn.Module, Site]]:
@@ -79,11 +81,11 @@ def find_sites(models: Iterable[torch.nn.Module]) -> list[tuple[torch.nn.Module,
             found += told
             continue
         prefix, layer = "\0", 0
-        for name, module in model.named_modules():
-            classes = {c.__name__ for c in type(module).__mro__}
-            if "TransformerLayer" in classes:
-                prefix, layer = name + ".", int(getattr(module, "layer_number", 1)) - 1
-            kind = _kind(name, classes, module)
+        for name, module in named_tree(model):
+            names = class_names(module)
+            if "TransformerLayer" in names:
+                prefix, layer = name + ".", int(attribute(module, "layer_number", 1)) - 1
+            kind = _kind(name, names, module)
             if kind is not None:
                 is_inside = name.startswith(prefix) or name + "." == prefix
                 found.append((module, Site(kind=kind, layer=layer if is_inside else 0)))
@@ -95,12 +97,12 @@ def _transformers_sites(model: torch.nn.Module) -> list[tuple[torch.nn.Module, S
 
     Empty where there is no such configuration.
     """
-    config = next((c for c in map(_config, model.modules()) if c is not None), None)
+    config = next((c for c in map(transformers_config, tree(model)) if c is not None), None)
     if config is None:
         return []
     shapes = _Shapes(config)
     found = []
-    for name, module in model.named_modules():
+    for name, module in named_tree(model):
         kind = next((kind for pattern, kind in _PATTERNS if pattern.match(name)), None)
         if kind is not None and not (shapes.is_sparse and ".mlp" in name):
             layer = _LAYER.search(name)
@@ -109,9 +111,14 @@ def _transformers_sites(model: torch.nn.Module) -> list[tuple[torch.nn.Module, S
     return found
 
 
-def _config(module: torch.nn.Module) -> Any | None:
-    config = getattr(module, "config", None)
-    return config if hasattr(config, "model_type") and hasattr(config, "to_dict") else None
+def transformers_config(module: torch.nn.Module) -> Any | None:
+    """The configuration of transformers that a module carries: objects of others are not asked."""
+    config = attribute(module, "config")
+    is_theirs = any(
+        cls.__module__.startswith("transformers.") and cls.__name__.lower() == "pretrainedconfig"
+        for cls in classes(config)
+    )
+    return config if is_theirs and getattr(config, "model_type", "") else None
 
 
 class _Shapes:
@@ -147,14 +154,14 @@ class _Shapes:
         return (result[0] * result[1], result[2], self._vocab)
 
 
-def _kind(name: str, classes: set[str], module: torch.nn.Module) -> OperatorKind | None:
-    if classes & _NOTHING_INSIDE:
+def _kind(name: str, names: set[str], module: torch.nn.Module) -> OperatorKind | None:
+    if names & _NOTHING_INSIDE:
         return None
     kind = MODULES_BY_ATTRIBUTE.get(name.rpartition(".")[2])
     if kind is not None:
-        return OperatorKind.GROUPED_LINEAR if _GROUPED in classes else kind
-    kind = next((kind for cls, kind in MODULES_BY_CLASS.items() if cls in classes), None)
-    if kind is OperatorKind.PERMUTE and getattr(module, "num_local_experts", 1) == 1:
+        return OperatorKind.GROUPED_LINEAR if _GROUPED in names else kind
+    kind = next((kind for cls, kind in MODULES_BY_CLASS.items() if cls in names), None)
+    if kind is OperatorKind.PERMUTE and attribute(module, "num_local_experts", 1) == 1:
         return None  # a single expert's result is joined with no other
     return kind
 
@@ -163,7 +170,7 @@ def dispatch_methods(dispatcher: Any) -> tuple[str, ...]:
     """The methods of a token dispatcher that copy rows; core 0.12 does all of it in two others."""
     is_exchange = "AlltoAll" in type(dispatcher).__name__
     names = _AT_HOME if is_exchange else ()
-    if not is_exchange or getattr(dispatcher, "num_local_experts", 1) > 1:
+    if not is_exchange or attribute(dispatcher, "num_local_experts", 1) > 1:
         names = (*names, *_AT_EXPERTS)
     return names
 
@@ -171,49 +178,47 @@ def dispatch_methods(dispatcher: Any) -> tuple[str, ...]:
 def _dispatches(modules: Iterable[torch.nn.Module]) -> Iterator[Place]:
     """Token dispatchers of expert layers, each with the name of a method that copies rows."""
     for module in modules:
-        dispatcher = getattr(module, "token_dispatcher", None)
+        dispatcher = attribute(module, "token_dispatcher")
         if dispatcher is not None:
-            layer = int(getattr(module, "layer_number", None) or 1) - 1
+            layer = int(attribute(module, "layer_number") or 1) - 1
             site = Site(kind=OperatorKind.PERMUTE, layer=layer)
             names = dispatch_methods(dispatcher)
-            yield from ((dispatcher, name, site) for name in names if hasattr(dispatcher, name))
+            yield from ((dispatcher, name, site) for name in names if attribute(dispatcher, name))
 
 
 def untraceable(models: Iterable[torch.nn.Module]) -> dict[int, str]:
     """By ``id``, modules (and dispatchers) inside a region that Python does not run line by line.
 
-    A compiled or captured region has no inside to cover, and would be compiled or captured anew.
-    Replicas of ``DataParallel`` are shallow copies, which a method of the original must not reach.
+    A compiled or captured region has no inside that is called.  Replicas of ``DataParallel`` are
+    shallow copies: other modules, and gone with each pass.
     """
     found: dict[int, str] = {}
     for model in models:
-        for module in model.modules():
+        for module in tree(model):
             reason = _region(module)
             if reason is None or id(module) in found:
                 continue
-            for part in module.modules():
+            for part in tree(module):
                 found[id(part)] = reason
-                found[id(getattr(part, "token_dispatcher", part))] = reason
+                found[id(attribute(part, "token_dispatcher", part))] = reason
     return found
 
 
 def _region(module: torch.nn.Module) -> str | None:
-    own = vars(module)
-    is_compiled = own.get("_compiled_call_impl") is not None
-    is_wrapper = "_orig_mod" in own.get("_modules", ())
-    if is_compiled or is_wrapper or hasattr(own.get("forward"), "_torchdynamo_orig_callable"):
+    own = contents(module)
+    if is_compiled(module) or hasattr(own.get("forward"), "_torchdynamo_orig_callable"):
         return "compiled"
     if "cudagraph_manager" in {*own, *own.get("_modules", ())} or own.get("cuda_graphs"):
         return "captured"
-    if isinstance(module, torch.nn.DataParallel):
+    if issubclass(type(module), torch.nn.DataParallel):
         return "replicated"
-    return "scripted" if isinstance(module, torch.jit.ScriptModule) else None
+    return "scripted" if issubclass(type(module), torch.jit.ScriptModule) else None
 
 
 def why_not(owner: Any, name: str) -> str | None:
-    """Why a method of an object cannot be covered on the object; None where it can."""
-    if not isfunction(getattr(type(owner), name, None)) or not hasattr(owner, "__dict__"):
+    """Why calls of a method cannot be told apart by their object; None where they can."""
+    if name in contents(owner):
+        return "replaced"
+    if type(attribute(owner, name)) is not FunctionType:
         return "not a method"
-    if not type(owner).__weakrefoffset__:
-        return "no weak reference"
-    return "replaced" if name in vars(owner) else None
+    return None if type(owner).__weakrefoffset__ else "no weak reference"

@@ -1,111 +1,141 @@
-"""Stands in front of Megatron's timers during hooked steps and notes when phases begin and end.
+"""Notes when phases begin and end, at the calls of Megatron's timers during hooked steps.
 
-Megatron's own timers synchronise the device on each start and stop, so they are passed through as
-the user configured them and never used to measure.
+Megatron's own timers synchronise the device on each start and stop, so they run as the user
+configured them and are never used to measure.  Their classes have stand-ins, their objects stay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from types import FunctionType
 from typing import Any
 
 from ..process.guard import Guard
 from ..process.host import Reference, reference
+from ..process.looking import attribute
+from ..process.stand_in import stand_in
 from .recorder import Recorder
 
 
-class NullTimer:
-    """A timer that does nothing, where the host has none."""
+class PlantedTimers:
+    """What schedules call where the host has no timers; copied, compared or pickled it is None."""
+
+    def __init__(self, begin: Callable[[str], Any], end: Callable[[str], Any]) -> None:
+        self._begin, self._end = begin, end
+
+    def __call__(self, name: str, log_level: int | None = None) -> PlantedTimer:
+        """The timer of that name, as Megatron's ``Timers`` gives it."""
+        return PlantedTimer(name, self._begin, self._end)
+
+    def __copy__(self) -> None:
+        return None
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return type(None), ()
+
+
+class PlantedTimer:
+    """Marks a phase; never a barrier."""
+
+    def __init__(self, name: str, begin: Callable[[str], Any], end: Callable[[str], Any]) -> None:
+        self._name, self._begin, self._end = name, begin, end
 
     def start(self, barrier: bool = False) -> None:
-        """Nothing; never a barrier."""
+        """The phase begins."""
+        self._begin(self._name)
 
     def stop(self, barrier: bool = False) -> None:
-        """Nothing; never a barrier."""
-
-
-_NULL_TIMER = NullTimer()
-
-
-def null_timers(name: str, log_level: int | None = None) -> NullTimer:
-    """Megatron's ``Timers.__call__`` where the host runs without timers."""
-    return _NULL_TIMER
-
-
-class PhaseTimer:
-    """One named timer: marks the phase, calls the real timer, delegates everything else."""
-
-    def __init__(
-        self, name: str, real: Any, begin: Callable[[str], Any], end: Callable[[str], Any]
-    ) -> None:
-        self._name = name
-        self._real = real
-        self._begin = begin
-        self._end = end
-
-    def start(self, *args: Any, **kwargs: Any) -> Any:
-        """Start the real timer, then mark: its barrier and synchronisation are not the phase's."""
-        result = self._real.start(*args, **kwargs)
-        self._begin(self._name)
-        return result
-
-    def stop(self, *args: Any, **kwargs: Any) -> Any:
-        """Mark, then stop the real timer."""
+        """It ends."""
         self._end(self._name)
-        return self._real.stop(*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-
-class TimersProxy:
-    """The ``Timers`` object that Megatron's code gets while a step is hooked."""
-
-    def __init__(self, real: Any, recorder: Recorder, guard: Guard) -> None:
-        self._real = real
-        self._begin = guard.protect(recorder.begin_phase)
-        self._end = guard.protect(recorder.end_phase)
-
-    def __call__(self, name: str, *args: Any, **kwargs: Any) -> PhaseTimer:
-        """The named timer; ``log_level`` is checked by the real timers as ever."""
-        return PhaseTimer(name, self._real(name, *args, **kwargs), self._begin, self._end)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
 
 
 class TimerHooks:
-    """Puts a proxy wherever the host keeps its timers, and takes it out again."""
+    """Stand-ins for the methods of the host's timers, between ``install`` and ``remove``."""
 
     def __init__(self, recorder: Recorder, guard: Guard) -> None:
-        self._recorder = recorder
-        self._guard = guard
-        self._saved: list[tuple[Reference, str, Any, TimersProxy]] = []
+        self._begin = guard.protect(recorder.begin_phase)
+        self._end = guard.protect(recorder.end_phase)
+        self._names: dict[int, str] = {}
+        self._timers: dict[int, Reference] = {}
+        self._saved: list[tuple[type, str, Any, Any]] = []
+        self._planted: list[tuple[Reference, str, PlantedTimers]] = []
 
     @property
     def num_installed(self) -> int:
-        """Places that hold a proxy now."""
-        return len(self._saved)
+        """Places that are watched now."""
+        return len(self._timers) + len(self._planted)
 
     def install(self, holders: Iterable[tuple[Any, str]]) -> None:
-        """Replace the attribute of each (object, attribute); None becomes a proxy of no timers."""
-        proxies: dict[int, TimersProxy] = {}
+        """Watch the timers that each (object, attribute) holds; None becomes planted ones."""
         for owner, name in holders:
-            real, find = getattr(owner, name, None), reference(owner)
-            if isinstance(real, TimersProxy) or find() is None:
-                continue
-            proxy = proxies.get(id(real))
-            if proxy is None:
-                target = null_timers if real is None else real
-                proxy = TimersProxy(target, self._recorder, self._guard)
-                proxies[id(real)] = proxy
-            setattr(owner, name, proxy)
-            self._saved.append((find, name, real, proxy))
+            timers, find = attribute(owner, name), reference(owner)
+            if timers is None and find() is not None:
+                planted = PlantedTimers(self._begin, self._end)
+                setattr(owner, name, planted)
+                self._planted.append((find, name, planted))
+            elif timers is not None and type(timers) is not PlantedTimers:
+                self._timers[id(timers)] = reference(timers)
+                self._cover(type(timers), "__call__", self._naming)
 
     def remove(self) -> None:
-        """Put the host's timers back wherever the proxy still is."""
-        while self._saved:
-            find, name, real, proxy = self._saved.pop()
+        """Put back what was there; what another has put there meanwhile stays his."""
+        while self._planted:
+            find, name, planted = self._planted.pop()
             owner = find()
-            if owner is not None and getattr(owner, name, None) is proxy:
-                setattr(owner, name, real)
+            if owner is not None and attribute(owner, name) is planted:
+                setattr(owner, name, None)
+        while self._saved:
+            home, name, original, ours = self._saved.pop()
+            if vars(home).get(name) is ours:
+                type.__setattr__(home, name, original)
+        self._timers.clear()
+        self._names.clear()
+
+    def _cover(self, kind: type, name: str, wrap: Callable[[Any], Any]) -> None:
+        home = next((cls for cls in kind.__mro__ if name in vars(cls)), object)
+        original = vars(home)[name] if home is not object else None
+        is_covered = any(home is saved[0] and name == saved[1] for saved in self._saved)
+        if type(original) is FunctionType and not is_covered:
+            ours = stand_in(original, wrap(original))
+            self._saved.append((home, name, original, ours))
+            type.__setattr__(home, name, ours)
+
+    def _naming(self, original: Any) -> Any:
+        """The call that gives a timer; all names above the log level share one."""
+
+        def call(timers: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+            timer = original(timers, name, *args, **kwargs)
+            find = self._timers.get(id(timers))
+            if find is not None and find() is timers:
+                self._names[id(timer)] = name
+                self._cover(type(timer), "start", self._starting)
+                self._cover(type(timer), "stop", self._stopping)
+            return timer
+
+        return call
+
+    def _starting(self, original: Any) -> Any:
+        """Start it, then mark: its barrier and synchronisation are not the phase's."""
+
+        def start(timer: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(timer, *args, **kwargs)
+            name = self._names.get(id(timer))
+            if name is not None:
+                self._begin(name)
+            return result
+
+        return start
+
+    def _stopping(self, original: Any) -> Any:
+        """Mark, then stop it."""
+
+        def stop(timer: Any, *args: Any, **kwargs: Any) -> Any:
+            name = self._names.get(id(timer))
+            if name is not None:
+                self._end(name)
+            return original(timer, *args, **kwargs)
+
+        return stop

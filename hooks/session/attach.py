@@ -6,8 +6,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,9 +17,10 @@ import torch
 
 from ...calib.workload.config import Cadence, RunConfig
 from ...calib.workload.run_options import OnAdvice, RunOptions
-from ..process.host import Host
+from ..process.host import Host, param_groups
 from ..process.interpreter import companion_command
 from ..process.settings import CadenceHint, RankInfo, Settings
+from ..sensors.optimizer_steps import OptimizerSteps
 from ..sensors.recorder import OPTIMIZER
 from .chain import num_replicas, roles_in, unseen_in
 from .data_watch import DataWatch
@@ -109,7 +111,7 @@ class AttachedRun:
     ) -> None:
         self._session = session
         self._optimizer = optimizer
-        self._handles: list[Any] = []
+        self._steps: OptimizerSteps | None = None
         self._config = config
         self._data = DataWatch(session.guard)
         self._sight: LoopSight | None = None
@@ -149,12 +151,13 @@ class AttachedRun:
         """Begin the first step."""
         optimizer, self._optimizer = self._optimizer, None
         if optimizer is not None:
-            begin, end = self._session.begin_phase, self._session.end_phase
-            # An optimizer that is none of torch's may have no hooks; then it is in no phase.
-            for name, mark in (("register_step_pre_hook", begin), ("register_step_post_hook", end)):
-                register = getattr(optimizer, name, None)
-                if register is not None:
-                    self._handles.append(register(lambda *_, mark=mark: mark(OPTIMIZER)))
+            # A wrapper has one of torch's inside, which is none that is known here.
+            groups = param_groups(optimizer)
+            updated = frozenset(id(weight) for group in groups for weight in group["params"])
+            marks = self._session.begin_phase, self._session.end_phase
+            protect = self._session.guard.protect
+            notes = [protect(partial(_mark_optimizer, updated, mark)) for mark in marks]
+            self._steps = OptimizerSteps(*notes)
         if self._sight is not None:
             self._data.install()
         self._session.begin_step()
@@ -202,12 +205,19 @@ class AttachedRun:
         trace: TracebackType | None,
     ) -> None:
         """Take everything off and write what is left; the step that has just begun is dropped."""
-        while self._handles:
-            self._handles.pop().remove()
+        if self._steps is not None:
+            self._steps.remove()
         if self._sight is not None:
             self._session.guard.protect(self._sight.close)()
             self._sight = None
         self._session.finish()
+
+
+def _mark_optimizer(updated: Set[int], mark: Callable[[str], object], optimizer: Any) -> None:
+    """Mark where an optimizer updates what the run's own does."""
+    weights = (weight for group in param_groups(optimizer) for weight in group["params"])
+    if any(id(weight) in updated for weight in weights):
+        mark(OPTIMIZER)
 
 
 def _sees_calls(models: Iterable[torch.nn.Module]) -> bool:

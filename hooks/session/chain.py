@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ...calib.workload.collectives import GroupRole
+from ..process.looking import attribute, class_names, contents, own_weights, tree, weights
 from ..sensors.regions import is_compiled
 
 _UNSEEN_DDP = "collectives inside DistributedDataParallel"
@@ -28,15 +29,15 @@ def chain_of(optimizer: Any) -> tuple[nn.Module, ...]:
     parents: dict[int, list[nn.Module]] = {}
     owner: nn.Module | None = None
     for module in [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]:
-        if any(id(weight) in wanted for weight in module._parameters.values()):
+        if any(id(weight) in wanted for weight in own_weights(module)):
             owner = module
-        for child in module._modules.values():
+        for child in dict.values(contents(module).get("_modules") or {}):
             parents.setdefault(id(child), []).append(module)
     if owner is None:
         return ()
     found = {id(module): module for module in _line(owner, parents)}
     holding = [module for module in found.values() if _holds(module, wanted)]
-    return tuple(sorted(holding, key=lambda module: -sum(1 for _ in module.modules())))
+    return tuple(sorted(holding, key=lambda module: -len(tree(module))))
 
 
 def _line(module: nn.Module, parents: dict[int, list[nn.Module]]) -> Iterable[nn.Module]:
@@ -51,7 +52,7 @@ def _line(module: nn.Module, parents: dict[int, list[nn.Module]]) -> Iterable[nn
 
 
 def _holds(module: nn.Module, wanted: set[int]) -> bool:
-    return wanted <= {id(weight) for weight in module.parameters()}
+    return wanted <= set(map(id, weights((module,))))
 
 
 def unseen_in(chain: Iterable[nn.Module]) -> tuple[str, ...]:
@@ -60,20 +61,19 @@ def unseen_in(chain: Iterable[nn.Module]) -> tuple[str, ...]:
     DistributedDataParallel reduces its buckets in C++.  Compiled regions and DTensor call
     functional collectives; the shards of FSDP2 are DTensors too, but their collectives are seen.
     """
-    names, tree = [], {id(m): m for module in chain for m in module.modules()}.values()
-    if any(isinstance(module, DistributedDataParallel) for module in tree):
+    names, modules = [], tree(*chain)
+    if any(issubclass(type(module), DistributedDataParallel) for module in modules):
         names.append(_UNSEEN_DDP)
-    if any(is_compiled(module) for module in tree):
+    if any(is_compiled(module) for module in modules):
         names.append(_UNSEEN_COMPILED)
-    if is_split(tree):
+    if is_split(modules):
         names.append(_UNSEEN_DTENSOR)
     return tuple(names)
 
 
 def is_split(modules: Iterable[nn.Module]) -> bool:
     """True where ranks share the work on a sample (DTensor)."""
-    tree = {id(m): m for module in modules for m in module.modules()}.values()
-    return any(_is_split(weight) for module in tree for weight in module._parameters.values())
+    return any(map(_is_split, weights(modules)))
 
 
 def roles_in(chain: Iterable[nn.Module]) -> dict[str, GroupRole]:
@@ -112,8 +112,8 @@ _OF_MESHES = {
 
 
 def _groups_in(chain: Iterable[nn.Module]) -> Iterator[tuple[Any, GroupRole]]:
-    for module in {id(m): m for model in chain for m in model.modules()}.values():
-        names = {cls.__name__ for cls in type(module).__mro__}
+    for module in tree(*chain):
+        names = class_names(module)
         if names & {"DistributedDataParallel", "FullyShardedDataParallel"}:
             owners, attributes = (module,), _OF_WRAPPERS
         elif "FSDPModule" in names:
@@ -121,8 +121,8 @@ def _groups_in(chain: Iterable[nn.Module]) -> Iterator[tuple[Any, GroupRole]]:
         else:
             continue
         for owner in owners:
-            for role, attribute in attributes.items():
-                group = getattr(owner, attribute, None)
+            for role, name in attributes.items():
+                group = attribute(owner, name)
                 if group is not None:
                     yield group, role
 
@@ -133,8 +133,8 @@ def _mesh_infos(module: Any) -> tuple[Any, ...]:
     Not the mesh of the parameters themselves: of equal meshes DTensor keeps one, whatever groups
     the other has.
     """
-    find = getattr(module, "_get_fsdp_state", None)
-    state = find() if find is not None else None
+    find = attribute(module, "_get_fsdp_state")
+    state = find(module) if find is not None else None
     several = getattr(state, "_fsdp_param_groups", None)
     groups = several if several is not None else [getattr(state, "_fsdp_param_group", None)]
     return tuple(group.mesh_info for group in groups if group is not None)
@@ -151,11 +151,11 @@ def is_flattened(chain: Iterable[nn.Module]) -> bool:
 
 
 def _class_names(chain: Iterable[nn.Module]) -> set[str]:
-    return {cls.__name__ for module in chain for m in module.modules() for cls in type(m).__mro__}
+    return {name for module in tree(*chain) for name in class_names(module)}
 
 
 def _is_split(weight: Any) -> bool:
     """True for a DTensor that is split along more than the dimension that FSDP2 splits."""
-    mesh = getattr(weight, "device_mesh", None)
+    mesh = weight.device_mesh if "DTensor" in class_names(weight) else None
     names = set(getattr(mesh, "mesh_dim_names", None) or ())
     return bool(names & {"tp", "cp", "ep", "etp"})

@@ -17,7 +17,10 @@ from ...calib.records.record_kinds import LoopRecord
 from ...calib.workload.config import Cadence, RunConfig
 from ..process.guard import Guard
 from ..process.host import update_calls
+from ..process.looking import attribute, tree, weights
 from ..process.settings import RankInfo
+from ..sensors.module_calls import CALLS
+from ..sensors.sites import transformers_config
 from .chain import is_flattened, is_sharded, is_split, num_copies, num_replicas
 from .instruments import device_name
 
@@ -36,45 +39,52 @@ class Known:
 
 
 class FirstStep:
-    """Counts passes and reads the shape of a batch, through hooks that are gone by ``close``."""
+    """Counts passes and reads the shape of a batch, at calls that are watched until ``close``."""
 
     def __init__(self, chain: Iterable[torch.nn.Module], guard: Guard) -> None:
         self._passes: Counter[int] = Counter()
         self._shape: tuple[int, ...] = ()
         self._num_samples = 0
         self._autocast_dtype = ""
-        self._handles = [
-            module.register_forward_pre_hook(guard.protect(self._see), with_kwargs=True)
-            for module in chain
-            if getattr(module, "_compiled_call_impl", None) is None
-        ]
+        self._guard = guard
+        CALLS.watch(((module, self) for module in chain), guard)
 
     def close(self) -> None:
-        """Take the hooks away."""
-        while self._handles:
-            self._handles.pop().remove()
+        """Watch no more."""
+        CALLS.unwatch(self._guard, FirstStep)
 
-    def _see(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        if torch.is_grad_enabled():
-            self._passes[id(module)] += 1
+    def begin(self, module: Any) -> bool:
+        """A call of a module of the chain; True where gradients are wanted."""
+        with torch._C.DisableTorchFunction():
+            return torch.is_grad_enabled()
+
+    def fail(self, begun: bool) -> None:
+        """It has raised, and counts for nothing."""
+
+    def end(self, begun: bool, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        """It has returned."""
+        if not begun:
+            return
+        self._passes[id(module)] += 1
+        with torch._C.DisableTorchFunction():
             shape = batch_shape((args, kwargs))
             if len(shape) == 2 and not self._shape:
                 self._shape = shape
                 self._autocast_dtype = _autocast_dtype(_device_type((args, kwargs)))
-            self._num_samples = self._num_samples or (shape[0] if shape else 0)
+        self._num_samples = self._num_samples or (shape[0] if shape else 0)
 
     def loop(self, chain: tuple[torch.nn.Module, ...], known: Known) -> LoopRecord:
         """What a step of this rank works on; without a batch where ranks share their samples."""
         passes = known.num_microbatches or max(self._passes.values(), default=0)
         if is_split(chain):
             passes = 0
-        weights = [w for model in chain[:1] for w in model.parameters() if w.requires_grad]
+        trained = [w for w in weights(chain[:1]) if w.requires_grad]
         return LoopRecord(
             num_steps=known.cadence.train_iters,
             samples=passes * (self._shape[0] if self._shape else self._num_samples),
             tokens=passes * math.prod(self._shape) if self._shape else 0,
             num_replicas=num_replicas(chain),
-            grad_nbytes=sum(weight.numel() * weight.element_size() for weight in weights),
+            grad_nbytes=sum(weight.numel() * weight.element_size() for weight in trained),
         )
 
     def run_config(
@@ -100,8 +110,7 @@ class FirstStep:
             raise ConfigError(
                 "the model has no transformers configuration, or its input is not tokens"
             )
-        inner = [module for model in chain[:1] for module in model.modules()]
-        weights = (weight for group in optimizer.param_groups for weight in group["params"])
+        updated = (weight for group in optimizer.param_groups for weight in group["params"])
         return from_training(
             config,
             Training(
@@ -113,9 +122,9 @@ class FirstStep:
                 is_sharded=is_sharded(chain),
                 num_copies=num_copies(chain),
                 sharded_update_calls=0 if is_flattened(chain) else update_calls(optimizer),
-                element_dtype=_name(next(weights).dtype),
+                element_dtype=_name(next(updated).dtype),
                 autocast_dtype=known.autocast_dtype or self._autocast_dtype,
-                recomputes=any(getattr(m, "gradient_checkpointing", False) for m in inner),
+                recomputes=any(attribute(m, "gradient_checkpointing") for m in tree(*chain[:1])),
                 cadence=known.cadence,
                 device=device_name(chain),
                 framework=known.framework or f"PyTorch {torch.__version__}",
@@ -138,11 +147,8 @@ def batch_shape(value: Any) -> tuple[int, ...]:
 
 
 def _config_of(module: torch.nn.Module) -> Mapping[str, Any] | None:
-    for inner in module.modules():
-        config: Any = getattr(inner, "config", None)
-        if hasattr(config, "to_dict") and getattr(config, "model_type", ""):
-            return config.to_dict()
-    return None
+    config = next((c for c in map(transformers_config, tree(module)) if c is not None), None)
+    return None if config is None else config.to_dict()
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:

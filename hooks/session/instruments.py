@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from typing import Any
 
 import torch
 
@@ -11,10 +12,13 @@ from ...calib.records.record_kinds import CoverageRecord
 from ...calib.workload.config import RunConfig
 from ..process.guard import Guard
 from ..process.host import KnownHost
+from ..process.looking import weights
+from ..process.stand_in import pass_over_package
 from ..recording.flight_recorder import COLLECTIVES, FlightRecorder
 from ..recording.kineto import traced_samples
 from ..recording.window import samples
 from ..recording.window_records import coverage_name
+from ..sensors.compiling import CompileWatch
 from ..sensors.modules import ModuleHooks
 from ..sensors.passes import PassHooks
 from ..sensors.process_groups import ProcessGroupHooks
@@ -62,7 +66,11 @@ class Instruments:
         self._regions = find_regions(found.models)
         self.flight = FlightRecorder(unseen=host.told.unseen, roles=host.told.roles)
         self._timers = TimerHooks(self.recorder, guard)
-        self._passes = PassHooks(found.passes, self.recorder, guard)
+        self._passes = PassHooks(
+            found.passes, self.recorder, guard, drop_marks=self._modules.drop_marks
+        )
+        self._compiling = CompileWatch(guard.protect(self._give_way))
+        pass_over_package()
         self._has_timers = bool(found.timer_holders or found.passes)
         self._groups = (
             ProcessGroupHooks(self.recorder, guard, host.told.roles)
@@ -75,9 +83,16 @@ class Instruments:
         """True where parts of the model are replayed as CUDA graphs."""
         return self._regions.is_graphed
 
+    def _give_way(self) -> None:
+        """A compiler is about to read the process: nothing of ours is on till the step's end."""
+        self.recorder.close()
+        self._modules.drop_marks()
+        self._remove(self._modules, self._timers, self._passes, self._groups)
+
     def put_on(self, *, step: int, window: int, is_traced: bool = False) -> None:
         """Install all hooks and open the step's log; on what is gone there are none."""
         found = self._host.alive()
+        self._compiling.begin()
         self._modules.install()
         self._timers.install(found.timer_holders if found is not None else ())
         self._passes.install()
@@ -106,15 +121,19 @@ class Instruments:
         log = protect(self.recorder.close)()
         if log is not None:
             protect(self.flight.end_step)(log.step)
+        self._remove(self._modules, self._timers, self._passes, self._groups, self._compiling)
+        return log
+
+    def _remove(self, *all_hooks: Any) -> None:
         # One that fails keeps none of the others from being taken off.
-        for hooks in (self._modules, self._timers, self._passes, self._groups):
+        protect = self._guard.protect
+        for hooks in all_hooks:
             if hooks is not None:
                 try:
                     hooks.remove()
                 except Exception as err:
                     self._guard.fault(err)
                     protect(hooks.remove)()  # goes on after what failed
-        return log
 
     def coverage(self, window: int) -> tuple[CoverageRecord, ...]:
         """What is installed in a hooked step; what fired is counted from the marks."""
@@ -165,7 +184,7 @@ def device_name(models: tuple[torch.nn.Module, ...]) -> str:
 
 def _device(models: tuple[torch.nn.Module, ...]) -> torch.device:
     """Of the first parameter; all that is not CUDA counts as the host."""
-    weight = next((weight for model in models for weight in model.parameters()), None)
+    weight = next(iter(weights(models)), None)
     if weight is None or weight.device.type != "cuda":
         return torch.device("cpu")
     return weight.device

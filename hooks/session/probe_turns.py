@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ...calib.records.record_kinds import Record
 from ..process.guard import Guard
 from ..process.interpreter import is_installed
+from ..process.looking import weights
 from ..process.settings import Settings
 from ..recording.window import StepPlan
 from .ledger import Between
@@ -78,7 +79,7 @@ class ProbeTurns:
 
     def _begin(self, host: Host) -> Probing | None:
         config = host.run_config() if host.run_config is not None else None
-        weight = next((w for model in host.models for w in model.parameters()), None)
+        weight = next(iter(weights(host.models)), None)
         if config is None or weight is None:
             return None
         if not is_installed("numpy"):

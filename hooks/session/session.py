@@ -19,6 +19,7 @@ from ..process.guard import Guard
 from ..process.host import Reference, reference
 from ..process.node_sight import Sight
 from ..process.settings import RESTART_WINDOWS, Settings
+from ..process.stand_in import pass_over_package
 from ..recording.exchange import RecordingRole
 from ..recording.header import header_of
 from ..recording.window import NUM_WARMUP_STEPS, StepPlan, WindowPlan, pass_microbatches
@@ -211,6 +212,7 @@ class Session:
         in_forked_child(self, Session._leave)
         self.guard.protect(self._live.start)(self._fitting.host)
         self._writer.wake()
+        pass_over_package()
 
     def _describe_run(self) -> None:
         """Once, as soon as the host tells: what is trained, for all that is modelled."""
@@ -259,7 +261,8 @@ class Session:
             self._ledger.add_log(log)
         if is_rerun or (log is not None and log.starts.get("forward-backward", 1) > 1):
             step.flags.add(StepFlag.RERAN)
-        if self.guard.num_training_faults > step.num_faults:
+        is_given_up = step.plan.is_hooked and self._fitting.instruments is not None and log is None
+        if is_given_up or self.guard.num_training_faults > step.num_faults:
             step.flags.add(StepFlag.FAULTED)
         plan = replace(step.plan, is_hooked=log is not None)
         duration_ns = end_ns - step.start_ns - step.excluded_ns

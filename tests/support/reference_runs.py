@@ -27,6 +27,7 @@ from torch import nn
 
 STEPS, WINDOW, EVERY = 16, 4, 10
 IS_WATCHED = "FORERUN_OWNER" in os.environ
+_CALL = nn.Module._call_impl
 AFTER = (8, STEPS)
 """Steps that have ended when it is looked: after the first window, and after the second."""
 _PLAIN = (
@@ -201,7 +202,7 @@ def interrupted() -> None:
 
     def fail(step: int, model: nn.Module) -> None:
         if step == 4:
-            assert bool(model._forward_hooks) is IS_WATCHED
+            assert (nn.Module._call_impl is not _CALL) is IS_WATCHED
             raise RuntimeError("planted")
 
     watch = Watch()

@@ -8,10 +8,13 @@ import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from forerun.calib.records.record_kinds import OperatorRecord
@@ -23,6 +26,15 @@ from forerun.hooks.sensors.modules import ModuleHooks
 from forerun.hooks.sensors.recorder import Recorder, StepLog
 from forerun.hooks.sensors.sites import find_places
 from forerun.hooks.sensors.stopwatch import HostStopwatch
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
 
 HIDDEN, SEQ, BATCH, HEADS = 8, 4, 2, 2
 
@@ -296,10 +308,21 @@ def test_compiled_and_captured_regions_are_not_entered_and_named() -> None:
     hooks.remove()
 
 
-def test_a_hook_that_waits_before_a_module_is_not_the_modules_time(ids: torch.Tensor) -> None:
+def test_a_gather_before_a_sharded_module_is_not_the_modules_time(
+    ids: torch.Tensor, one_rank: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = Model()
-    waited_ns = 20_000_000
-    model.output_layer.register_forward_pre_hook(lambda *_: time.sleep(waited_ns * 1e-9))
+    sharded = fully_shard(model.final_layernorm)
+    gathered_ns = 20_000_000
+    group = type(sharded._get_fsdp_state()._fsdp_param_group)
+    unshard = group.wait_for_unshard
+
+    def slowly(self: Any) -> Any:
+        time.sleep(gathered_ns * 1e-9)
+        return unshard(self)
+
+    monkeypatch.setattr(group, "wait_for_unshard", slowly)
     records = Hooked(model).run(model, ids)
-    logits = next(r for r in records if r.kind is K.LOGITS and r.phase is Phase.FORWARD)
-    assert logits.duration_ns < waited_ns
+    norms = [r for r in records if r.kind is K.NORM]
+    assert max(r.duration_ns for r in norms) < gathered_ns
+    assert Counter(r.phase for r in norms) == {Phase.FORWARD: 5, Phase.BACKWARD: 5}

@@ -1,0 +1,95 @@
+"""Functions of ours in the place of others: what pickles, compares and compiles is the other's.
+
+A stand-in has the name, module and text of what it stands for, so that it pickles by reference as
+that does.  The compiler of torch reads the original where it would read the stand-in
+(``_torchdynamo_inline``), and is never handed a frame of ours: our code is passed over.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, TypeVar
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_PACKAGE = __name__.partition(".hooks.")[0]
+_NEEDED = (f"{_PACKAGE}.hooks", f"{_PACKAGE}.calib")
+_seen: set[str] = set()
+_standing: set[CodeType] = set()
+
+
+def stand_in(original: Callable[..., Any], ours: _F) -> _F:
+    """``ours``, which calls ``original``, made to be taken for it."""
+    functools.update_wrapper(ours, original)
+    vars(ours)["_torchdynamo_inline"] = original
+    return calls_through(ours)
+
+
+def calls_through(function: _F) -> _F:
+    """``function``, which calls what is the user's: that is compiled as if it were not there."""
+    _standing.add(function.__code__)
+    _pass_over(function.__code__, is_all=False)
+    return function
+
+
+def eager(note: Callable[[Any], object]) -> Callable[..., None]:
+    """A hook that gives ``note`` its first argument; in what is being compiled it is nothing."""
+    from torch.compiler import is_compiling
+
+    def hook(thing: Any, *_: Any) -> None:
+        if not is_compiling():
+            note(thing)
+
+    return pass_over(hook)
+
+
+def pass_over_package() -> None:
+    """The compiler is handed no frame of the modules of ours that are imported by now."""
+    for name, module in list(sys.modules.items()):
+        if name not in _seen and name.startswith(_NEEDED) and module is not None:
+            _seen.add(name)
+            for code in _codes_of(module):
+                if code not in _standing:
+                    _pass_over(code, is_all=True)
+
+
+def pass_over(function: _F) -> _F:
+    """``function``, which calls nothing of the user's: neither it nor what it calls is compiled."""
+    _pass_over(function.__code__, is_all=True)
+    return function
+
+
+def _pass_over(code: CodeType, *, is_all: bool) -> None:
+    if "torch" not in sys.modules:
+        return
+    from torch._C._dynamo import eval_frame
+
+    strategy = getattr(eval_frame, "_FrameExecStrategy", None)
+    if strategy is None:  # before torch 2.7 each frame for itself
+        skip: Callable[[CodeType], object] = getattr(eval_frame, "skip_code", lambda _: None)
+        skip(code)
+        return
+    action = eval_frame._FrameAction
+    inner = action.SKIP if is_all else action.DEFAULT
+    eval_frame.set_code_exec_strategy(code, strategy(action.SKIP, inner))
+
+
+def _codes_of(module: ModuleType) -> Iterator[CodeType]:
+    for value in list(vars(module).values()):
+        if isinstance(value, FunctionType) and value.__module__ == module.__name__:
+            yield from _codes_in(value.__code__)
+        elif isinstance(value, type) and value.__module__ == module.__name__:
+            for member in list(vars(value).values()):
+                inside = (member, getattr(member, "fget", None), getattr(member, "__func__", None))
+                for function in inside:
+                    if isinstance(function, FunctionType):
+                        yield from _codes_in(function.__code__)
+
+
+def _codes_in(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes_in(constant)

@@ -1,0 +1,85 @@
+"""When an optimizer of torch begins to step and when it has, without a hook in or for optimizers.
+
+Torch's hooks for all optimizers are read, and guarded, by code that compiles a step.  Two things
+that ``Optimizer.step`` calls around each step are not: the label that it puts on a profile, and the
+empty function at its end that profilers look for.  Both have stand-ins.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ..process.stand_in import eager, pass_over, stand_in
+
+Note = Callable[[Any], object]
+_Label: Any = torch.autograd.profiler.record_function
+_Optimizer: Any = Optimizer
+_LABEL, _END = "__enter__", "_optimizer_step_code"
+_STEP = "Optimizer.step#"
+
+
+class OptimizerSteps:
+    """Calls ``before`` and ``after`` with each optimizer that steps, until ``remove``.
+
+    Both must be protected.  What is compiled as a whole calls neither.
+    """
+
+    def __init__(self, before: Note, after: Note) -> None:
+        self._before, self._after = before, after
+        self._handles: list[Any] = []
+        self._saved: list[tuple[Any, str, Any, Any]] = []
+        if _END in vars(_Optimizer) and _LABEL in vars(_Label):
+            self._put(_Label, _LABEL, self._labelling)
+            self._put(_Optimizer, _END, self._ending)
+        else:
+            self._handles = [
+                register_optimizer_step_pre_hook(eager(before)),
+                register_optimizer_step_post_hook(eager(after)),
+            ]
+
+    def remove(self) -> None:
+        """Take it away; where another has put his own over it, it passes on."""
+        self._before = self._after = _nothing
+        while self._handles:
+            self._handles.pop().remove()
+        while self._saved:
+            owner, name, original, ours = self._saved.pop()
+            if vars(owner).get(name) is ours:
+                setattr(owner, name, original)
+
+    def _put(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        original = vars(owner)[name]
+        ours = stand_in(original, wrap(original))
+        self._saved.append((owner, name, original, ours))
+        setattr(owner, name, ours)
+
+    def _labelling(self, original: Any) -> Any:
+        def enter(label: Any) -> Any:
+            result = original(label)
+            if str(label.name).startswith(_STEP):
+                self._before(sys._getframe(1).f_locals.get("self"))
+            return result
+
+        return enter
+
+    def _ending(self, original: Any) -> Any:
+        def step_code(optimizer: Any) -> Any:
+            result = original(optimizer)
+            self._after(optimizer)
+            return result
+
+        return step_code
+
+
+@pass_over
+def _nothing(optimizer: Any) -> None:
+    pass
