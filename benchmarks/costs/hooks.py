@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from statistics import median
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,7 @@ from forerun.hooks.sensors.process_groups import ProcessGroupHooks
 from forerun.hooks.sensors.recorder import Recorder
 from forerun.hooks.sensors.step_log import StepLog
 from forerun.hooks.sensors.stopwatch import DeviceStopwatch, HostStopwatch
-from forerun.hooks.sensors.timers import TimersProxy, null_timers
+from forerun.hooks.sensors.timers import TimerHooks
 from forerun.hooks.session.instruments import Instruments
 from forerun.hooks.session.session import Session
 
@@ -56,6 +57,20 @@ class Dispatcher:
     def dispatch_postprocess(self, rows: torch.Tensor) -> torch.Tensor:
         """The rows."""
         return rows
+
+
+class QuietTimers:
+    """Megatron's timers below their log level: all names share one that does nothing."""
+
+    def __call__(self, name: str) -> QuietTimers:
+        """The timer."""
+        return self
+
+    def start(self) -> None:
+        """Nothing to do."""
+
+    def stop(self) -> None:
+        """Nothing to do."""
 
 
 class Event:
@@ -170,16 +185,22 @@ def report_groups(recorder: Recorder, guard: Guard) -> None:
 
 def report_marks(recorder: Recorder, guard: Guard) -> None:
     """Phases, and the marks of a device that costs nothing itself."""
-    timers = TimersProxy(null_timers, recorder, guard)
+    config = SimpleNamespace(timers=(timers := QuietTimers()))
+    hooks = TimerHooks(recorder, guard)
 
     def phase() -> None:
         timers("forward-compute").start()
         timers("forward-compute").stop()
 
     def put_on() -> None:
+        hooks.install([(config, "timers")])
         recorder.open(StepLog(step=0, window=0, sites=()))
 
-    report("phase", phase, put_on, recorder.close)
+    def take_off() -> None:
+        hooks.remove()
+        recorder.close()
+
+    report("phase", phase, put_on, take_off)
     watch = DeviceStopwatch(Event, stream_key=lambda: 1, current_stream=object)
     watch.begin_step()
     marks = 100

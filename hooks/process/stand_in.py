@@ -23,15 +23,12 @@ _standing: set[CodeType] = set()
 def stand_in(original: Callable[..., Any], ours: _F) -> _F:
     """``ours``, which calls ``original``, made to be taken for it."""
     functools.update_wrapper(ours, original)
-    vars(ours)["_torchdynamo_inline"] = original
-    return calls_through(ours)
-
-
-def calls_through(function: _F) -> _F:
-    """``function``, which calls what is the user's: that is compiled as if it were not there."""
-    _standing.add(function.__code__)
-    _pass_over(function.__code__, is_all=False)
-    return function
+    if type(original) is FunctionType:
+        vars(ours)["_torchdynamo_inline"] = original
+    # What it calls is the user's, and is compiled as if it were not there.
+    _standing.add(ours.__code__)
+    _pass_over(ours.__code__, is_all=False)
+    return ours
 
 
 def eager(note: Callable[[Any], object]) -> Callable[..., None]:

@@ -11,9 +11,7 @@ from typing import Any
 
 from ..process.guard import Guard
 from ..process.looking import classes
-from ..process.stand_in import stand_in
-from .module_calls import Entry, Watch, watched
-from .regions import is_being_compiled
+from .module_calls import Entry, Watch, watching
 
 
 class Methods:
@@ -36,7 +34,7 @@ class Methods:
             return
         for (home, name), entries in self._entries.items():
             original = vars(home)[name]
-            ours = _watching(original, entries)
+            ours = watching(original, entries)
             self._saved.append((home, name, original, ours))
             type.__setattr__(home, name, ours)
 
@@ -46,13 +44,3 @@ class Methods:
             home, name, original, ours = self._saved.pop()
             if vars(home).get(name) is ours:
                 type.__setattr__(home, name, original)
-
-
-def _watching(original: Any, entries: dict[int, Entry]) -> Any:
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        entry = entries.get(id(self))
-        if entry is None or entry[0]() is not self or is_being_compiled():
-            return original(self, *args, **kwargs)
-        return watched(entry[1], original, self, args, kwargs)
-
-    return stand_in(original, method)

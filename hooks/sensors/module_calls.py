@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from ..process.guard import Guard
-from ..process.stand_in import calls_through, stand_in
+from ..process.stand_in import stand_in
 from .regions import is_being_compiled
 
 _NAME = "_call_impl"
@@ -72,15 +72,7 @@ class ModuleCalls:
 
     def _install(self) -> None:
         self._original = original = vars(_Module)[_NAME]
-        entries = self._entries
-
-        def call_impl(self: Any, *args: Any, **kwargs: Any) -> Any:
-            entry = entries.get(id(self))
-            if entry is None or entry[0]() is not self or is_being_compiled():
-                return original(self, *args, **kwargs)
-            return watched(entry[1], original, self, args, kwargs)
-
-        self._ours = stand_in(original, call_impl)
+        self._ours = watching(original, self._entries)
         setattr(_Module, _NAME, self._ours)
 
     def _remove(self) -> None:
@@ -92,36 +84,35 @@ class ModuleCalls:
             setattr(_Module, _NAME, self._original)
 
 
-def watched(
-    watches: tuple[tuple[Watch, Guard], ...],
-    original: Callable[..., Any],
-    module: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """The call of the original, with what its watches do around it."""
-    begun: list[Any] = []
-    for watch, guard in watches:
+def watching(original: Callable[..., Any], entries: dict[int, Entry]) -> Callable[..., Any]:
+    """A stand-in for a method: calls on the objects of these entries are watched."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        entry = entries.get(id(self))
+        if entry is None or entry[0]() is not self or is_being_compiled():
+            return original(self, *args, **kwargs)
+        begun: list[Any] = []
+        for watch, guard in entry[1]:
+            try:
+                begun.append(watch.begin(self))
+            except Exception as err:
+                begun.append(None)
+                guard.fault(err)
         try:
-            begun.append(watch.begin(module))
-        except Exception as err:
-            begun.append(None)
-            guard.fault(err)
-    try:
-        output = original(module, *args, **kwargs)
-    except BaseException:
-        for (watch, guard), token in zip(watches, begun, strict=True):
-            guard.protect(watch.fail)(token)
-        raise
-    for number in range(len(watches) - 1, -1, -1):
-        watch, guard = watches[number]
-        try:
-            watch.end(begun[number], module, args, kwargs, output)
-        except Exception as err:
-            guard.fault(err)
-    return output
+            output = original(self, *args, **kwargs)
+        except BaseException:
+            for (watch, guard), token in zip(entry[1], begun, strict=True):
+                guard.protect(watch.fail)(token)
+            raise
+        for (watch, guard), token in zip(reversed(entry[1]), reversed(begun), strict=True):
+            try:
+                watch.end(token, self, args, kwargs, output)
+            except Exception as err:
+                guard.fault(err)
+        return output
+
+    return stand_in(original, call)
 
 
-calls_through(watched)
 CALLS = ModuleCalls()
 """Of this process."""

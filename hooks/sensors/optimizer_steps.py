@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from ..process.stand_in import eager, pass_over, stand_in
+from ..process.stand_in import eager, stand_in
 
 Note = Callable[[Any], object]
 _Label: Any = torch.autograd.profiler.record_function
@@ -34,12 +34,11 @@ class OptimizerSteps:
     """
 
     def __init__(self, before: Note, after: Note) -> None:
-        self._before, self._after = before, after
+        self.before, self.after = before, after
         self._handles: list[Any] = []
-        self._saved: list[tuple[Any, str, Any, Any]] = []
         if _END in vars(_Optimizer) and _LABEL in vars(_Label):
-            self._put(_Label, _LABEL, self._labelling)
-            self._put(_Optimizer, _END, self._ending)
+            _WATCHING.append(self)
+            _STAND_INS.install()
         else:
             self._handles = [
                 register_optimizer_step_pre_hook(eager(before)),
@@ -47,10 +46,28 @@ class OptimizerSteps:
             ]
 
     def remove(self) -> None:
-        """Take it away; where another has put his own over it, it passes on."""
-        self._before = self._after = _nothing
+        """Watch no more."""
         while self._handles:
             self._handles.pop().remove()
+        if self in _WATCHING:
+            _WATCHING.remove(self)
+        if not _WATCHING:
+            _STAND_INS.remove()
+
+
+class _StandIns:
+    """The two, of this process."""
+
+    def __init__(self) -> None:
+        self._saved: list[tuple[Any, str, Any, Any]] = []
+
+    def install(self) -> None:
+        if not self._saved:
+            self._put(_Label, _LABEL, _labelling)
+            self._put(_Optimizer, _END, _ending)
+
+    def remove(self) -> None:
+        """Take them away; where another has put his own over one, it passes on."""
         while self._saved:
             owner, name, original, ours = self._saved.pop()
             if vars(owner).get(name) is ours:
@@ -62,24 +79,28 @@ class OptimizerSteps:
         self._saved.append((owner, name, original, ours))
         setattr(owner, name, ours)
 
-    def _labelling(self, original: Any) -> Any:
-        def enter(label: Any) -> Any:
-            result = original(label)
-            if str(label.name).startswith(_STEP):
-                self._before(sys._getframe(1).f_locals.get("self"))
-            return result
 
-        return enter
+def _labelling(original: Any) -> Any:
+    def enter(label: Any) -> Any:
+        result = original(label)
+        if _WATCHING and str(label.name).startswith(_STEP):
+            optimizer = sys._getframe(1).f_locals.get("self")
+            for watching in tuple(_WATCHING):
+                watching.before(optimizer)
+        return result
 
-    def _ending(self, original: Any) -> Any:
-        def step_code(optimizer: Any) -> Any:
-            result = original(optimizer)
-            self._after(optimizer)
-            return result
-
-        return step_code
+    return enter
 
 
-@pass_over
-def _nothing(optimizer: Any) -> None:
-    pass
+def _ending(original: Any) -> Any:
+    def step_code(optimizer: Any) -> Any:
+        result = original(optimizer)
+        for watching in tuple(_WATCHING):
+            watching.after(optimizer)
+        return result
+
+    return step_code
+
+
+_WATCHING: list[OptimizerSteps] = []
+_STAND_INS = _StandIns()

@@ -44,6 +44,7 @@ class PassHooks:
         self._begin = guard.protect(recorder.begin_phase)
         self._end = guard.protect(recorder.end_phase)
         self._drop_marks = guard.protect(drop_marks)
+        self.enter, self.leave = guard.protect(self._enter), guard.protect(self._leave)
         self._depth = {FORWARD: 0, BACKWARD: 0}
         self._saved: tuple[Callable[..., Any], Callable[..., Any]] | None = None
 
@@ -65,7 +66,7 @@ class PassHooks:
         if saved is not None and vars(torch.autograd).get(_ENGINE) is saved[1]:
             setattr(torch.autograd, _ENGINE, saved[0])
 
-    def enter(self, name: str) -> None:
+    def _enter(self, name: str) -> None:
         """A pass begins, or one inside it.
 
         Modules of the chain call each other, and a checkpointed layer runs a backward pass of its
@@ -75,7 +76,7 @@ class PassHooks:
         if self._depth[name] == 1:
             self._begin(name)
 
-    def leave(self, name: str) -> None:
+    def _leave(self, name: str) -> None:
         """It ends."""
         self._depth[name] -= 1
         if self._depth[name] == 0:

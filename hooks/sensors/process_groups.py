@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import ProcessGroup, Work
 
 from ...calib.workload.collectives import GroupRole
 from ..process.guard import Guard
+from ..process.stand_in import stand_in
 from .payloads import PAYLOADS, Payload, role_of
 from .recorder import Recorder
 from .step_log import NO_TRANSFER, UNKNOWN_TRANSFER, StepLog, TransferKind
@@ -124,7 +125,7 @@ class ProcessGroupHooks:
                 except Exception as err:
                     fault(err)
 
-        return call
+        return stand_in(original, call)
 
     def _add(
         self, log: StepLog, group: Any, name: str, payload: Payload, values: tuple[Any, ...]
@@ -170,7 +171,7 @@ class ProcessGroupHooks:
                 self._coalesced = []
             return original(group, *args, **kwargs)
 
-        return start_coalescing
+        return stand_in(original, start_coalescing)
 
     def _wrap_end_coalescing(self, original: Any) -> Callable[..., Any]:
         recorder = self._recorder
@@ -187,7 +188,7 @@ class ProcessGroupHooks:
                     self._fault(err)
             return work
 
-        return end_coalescing
+        return stand_in(original, end_coalescing)
 
     def _wrap_wait(self, original: Any) -> Callable[..., Any]:
         recorder, fault = self._recorder, self._fault
@@ -211,7 +212,7 @@ class ProcessGroupHooks:
                 except Exception as err:
                     fault(err)
 
-        return wait
+        return stand_in(original, wait)
 
     def _begin_wait(self, work: Any) -> tuple[int, ...]:
         reference, transfers = self._works.pop(id(work), (None, ()))

@@ -58,6 +58,7 @@ class TimerHooks:
     def __init__(self, recorder: Recorder, guard: Guard) -> None:
         self._begin = guard.protect(recorder.begin_phase)
         self._end = guard.protect(recorder.end_phase)
+        self._note_name = guard.protect(self._name_of)
         self._names: dict[int, str] = {}
         self._timers: dict[int, Reference] = {}
         self._saved: list[tuple[type, str, Any, Any]] = []
@@ -108,14 +109,17 @@ class TimerHooks:
 
         def call(timers: Any, name: str, *args: Any, **kwargs: Any) -> Any:
             timer = original(timers, name, *args, **kwargs)
-            find = self._timers.get(id(timers))
-            if find is not None and find() is timers:
-                self._names[id(timer)] = name
-                self._cover(type(timer), "start", self._starting)
-                self._cover(type(timer), "stop", self._stopping)
+            self._note_name(timers, name, timer)
             return timer
 
         return call
+
+    def _name_of(self, timers: Any, name: str, timer: Any) -> None:
+        find = self._timers.get(id(timers))
+        if find is not None and find() is timers:
+            self._names[id(timer)] = name
+            self._cover(type(timer), "start", self._starting)
+            self._cover(type(timer), "stop", self._stopping)
 
     def _starting(self, original: Any) -> Any:
         """Start it, then mark: its barrier and synchronisation are not the phase's."""

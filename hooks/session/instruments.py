@@ -70,6 +70,7 @@ class Instruments:
             found.passes, self.recorder, guard, drop_marks=self._modules.drop_marks
         )
         self._compiling = CompileWatch(guard.protect(self._give_way))
+        self._num_compiled = 0
         pass_over_package()
         self._has_timers = bool(found.timer_holders or found.passes)
         self._groups = (
@@ -85,7 +86,7 @@ class Instruments:
 
     def _give_way(self) -> None:
         """A compiler is about to read the process: nothing of ours is on till the step's end."""
-        self.recorder.close()
+        self._num_compiled += self.recorder.close() is not None
         self._modules.drop_marks()
         self._remove(self._modules, self._timers, self._passes, self._groups)
 
@@ -152,6 +153,8 @@ class Instruments:
         named = {name: count for name, count in installed.items() if count}
         # A remark about what is silent: its operators are counted under their own names.
         named |= dict.fromkeys(self._regions.names, 0)
+        if self._num_compiled:
+            named[f"compiled while hooked: {self._num_compiled} steps, not recorded"] = 0
         return tuple(
             CoverageRecord(window=window, name=name, installed=count, fired=0)
             for name, count in named.items()

@@ -81,6 +81,11 @@ class Timer:
     stop = start
 
 
+class Timers:
+    def __call__(self, name: str, log_level: int | None = None) -> Timer:
+        return Timer()
+
+
 @pytest.fixture
 def megatron(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     package = ModuleType("megatron.training")
@@ -93,7 +98,7 @@ def megatron(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     for name in ("on_training_step_start", "on_training_step_end", "shutdown"):
         setattr(modules["ft_integration"], name, lambda: None)
     modules["one_logger_utils"].finish = lambda: None
-    modules["global_vars"]._GLOBAL_TIMERS = lambda name, log_level=None: Timer()
+    modules["global_vars"]._GLOBAL_TIMERS = Timers()
     args = SimpleNamespace(**ARGS, reruns={104, 105}, seen=[])
     modules["global_vars"].get_args = lambda: args
     exec(SOURCE, vars(modules["training"]))
