@@ -5,7 +5,6 @@ What cannot be said is replaced by the reason, and by what to do about it.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from ..advice.decision import Action, Decision, Reason, Rule, odds_text, saving_text
@@ -18,6 +17,7 @@ from ..forecast.throughput import Throughput, peak_flop_per_s
 from ..layers.model_size import model_name
 from ..lint.lint import Lint
 from ..records.actions import action_text
+from ..shell import quoted
 from ..units import GIB, format_bytes, format_frac, format_time
 from ..workload.config import RunConfig
 from .run_measurements import HookSummary, Overhead
@@ -220,4 +220,4 @@ def _shown_by(candidate: Candidate | None, plan: Plan | None, directory: str) ->
         return ""
     gpus = f" --gpus {ranks}" if ranks != own else ""
     row = rows.index(candidate) + 1
-    return f"forerun plan {shlex.quote(directory)}{gpus} --show {row} prints the command"
+    return f"forerun plan {quoted(directory)}{gpus} --show {row} prints the command"

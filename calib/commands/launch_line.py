@@ -6,7 +6,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import compress
 
@@ -15,12 +15,13 @@ from ..arguments.megatron_rules import environment, refusals
 from ..arguments.taken_options import untaken
 from ..plain_json import JsonObject
 from ..records.launch import Launch
+from ..shell import without_others
 from ..workload.config import RunConfig
 from ..workload.hosts import takes_options
 from .bridge import bridge_program
 from .launchers import start_of
 from .loops import loop_program, trainer_program
-from .words import Blank, Noted, Phrase, Word, phrases, plain, with_blanks
+from .words import Blank, Noted, Phrase, Word, phrases, plain, variables, with_blanks
 
 _SCRIPT = Blank(name="SCRIPT", hint="the training script and its own arguments")
 _OVERRIDE = re.compile(r"\+*(train|model|ddp|dist|optimizer|checkpoint|dataset)\.[\w.]+=")
@@ -64,8 +65,7 @@ class LaunchLine:
     @property
     def phrases(self) -> tuple[Phrase, ...]:
         """Variables, start and program in order."""
-        front = [f"{name}={value}" for name, value in sorted(self.environment.items())]
-        return (*phrases(plain(front)), *self.start, *self.program)
+        return (*variables(self.environment), *self.start, *self.program)
 
     @property
     def command(self) -> str:
@@ -120,7 +120,8 @@ def launch_line(launch: Launch, running: RunConfig, config: RunConfig) -> Launch
     """How ``config`` is started, given how the running layout was.
 
     Words that the user gave stay as they are, but those that the layout changes.  A word that was
-    masked becomes a variable that the user has to set; nothing is invented for it.
+    masked becomes a variable that the user has to set; nothing is invented for it.  A variable that
+    no shell sets is left out and named.
 
     >>> from ..workload.config import Batch, ModelShape, Parallelism
     >>> from dataclasses import replace
@@ -136,19 +137,19 @@ def launch_line(launch: Launch, running: RunConfig, config: RunConfig) -> Launch
     --hub-token "${ARG_HUB_TOKEN:?the value of --hub-token, which is not kept}"
     --tensor-model-parallel-size 2
     """
+    kept, left_out = without_others(launch.environment)
+    launch = replace(launch, environment=kept)
     host = host_of(launch, running)
     program = _program(host, launch, running, config)
     start = start_of(launch, running.parallelism, config.parallelism)
     is_megatron = host in (HostKind.MEGATRON, HostKind.BRIDGE)
     return LaunchLine(
         host=host,
-        environment=environment(config, launch.environment)
-        if is_megatron
-        else dict(launch.environment),
+        environment=environment(config, kept) if is_megatron else kept,
         start=phrases(start.words),
         program=phrases(program.words),
         running=_running(launch, running),
-        notes=(*program.notes, *start.notes),
+        notes=(*program.notes, *start.notes, *left_out),
         refused=_refused(host, running, config) if is_megatron else (),
     )
 
@@ -193,9 +194,12 @@ def _running(launch: Launch, running: RunConfig) -> tuple[Phrase, ...]:
     """The running command; where nobody noted its launcher, one that starts as many ranks."""
     if not launch.argv:
         return ()
-    front = plain([f"{name}={value}" for name, value in sorted(launch.environment.items())])
     start = start_of(launch, running.parallelism, running.parallelism)
-    return (*phrases(front), *phrases(start.words), *phrases(with_blanks(launch.argv)))
+    return (
+        *variables(launch.environment),
+        *phrases(start.words),
+        *phrases(with_blanks(launch.argv)),
+    )
 
 
 def _is_beyond(some: Sequence[Phrase], others: Sequence[Phrase]) -> Iterator[bool]:

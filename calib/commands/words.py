@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..arguments.kept_arguments import MASK
+from ..shell import assigned, quoted, required
 
 _ASSIGNED = re.compile(r"[+~]{0,2}[A-Za-z_][\w.@/-]*=")
-_IN_QUOTES = re.compile(r'(["$`\\])')
 _NOT_OF_A_NAME = re.compile(r"[^A-Z0-9]+")
 
 
@@ -25,7 +24,7 @@ class Blank:
     @property
     def text(self) -> str:
         """As a shell reads it."""
-        return f"${{{self.name}:?{self.hint}}}"
+        return required(self.name, self.hint)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +33,22 @@ class Word:
 
     text: str
     blank: Blank | None = None
+    is_variable: bool = False
+    """It is ``NAME=value`` in front of a command."""
 
     @property
     def shell(self) -> str:
         """The word as ``sh`` takes it.
 
         >>> Word(text="a b").shell, Word(text="--pin=***", blank=Blank(name="PIN", hint="x")).shell
-        ("'a b'", '"--pin=${PIN:?x}"')
+        ("'a b'", '--pin="${PIN:?x}"')
         """
+        if self.is_variable:
+            name, _, value = self.text.partition("=")
+            return assigned(name, value)
         if self.blank is None:
-            return shlex.quote(self.text)
-        parts = (_IN_QUOTES.sub(r"\\\1", part) for part in self.text.split(MASK))
-        return f'"{self.blank.text.join(parts)}"'
+            return quoted(self.text)
+        return self.blank.text.join(part and quoted(part) for part in self.text.split(MASK))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +133,18 @@ def put(found: Sequence[Phrase], name: str, value: Word, dash: str) -> list[Phra
 def plain(words: Sequence[str]) -> tuple[Word, ...]:
     """Words with nothing blank in them."""
     return tuple(Word(text=text) for text in words)
+
+
+def variables(environment: Mapping[str, str]) -> tuple[Phrase, ...]:
+    """What stands in front of a command, by name.
+
+    >>> [one.shell for one in variables({"B": "1", "A": "x y"})]
+    ["A='x y'", 'B=1']
+    """
+    found = (
+        Word(text=f"{name}={environment[name]}", is_variable=True) for name in sorted(environment)
+    )
+    return tuple(Phrase(words=(word,)) for word in found)
 
 
 def with_blanks(words: Sequence[str]) -> tuple[Word, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from ..arguments.megatron_rules import refusals
 from ..arguments.taken_options import untaken
 from ..plain_json import JsonObject
+from ..shell import quoted
 from ..units import format_bytes, format_change
 from ..workload.hosts import takes_options
 from . import environment_rules
@@ -90,7 +90,7 @@ class Lint:
             return ""
         more = len(self.flaws) - 1
         also = f" lists {more} more" if more else " says more"
-        shown = f"forerun doctor {shlex.quote(directory)}{also}"
+        shown = f"forerun doctor {quoted(directory)}{also}"
         return f"launch: {best.remedy.what} · {gain_text(best.gain)} · {shown}"
 
     def to_json(self) -> JsonObject:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from ..errors import ConfigError, RecordError
 from ..plain_json import Json, JsonObject
+from ..shell import is_word
 from ..workload.config_json import decode, encode_fields
 
 NAME = "command.json"
@@ -51,12 +52,15 @@ class Launch:
     def from_json(value: Mapping[str, Json]) -> Launch:
         """The launch that ``to_json`` wrote; unknown keys are ignored.
 
-        Raises ``RecordError`` where a value is of another kind.
+        Raises ``RecordError`` where a value is of another kind, or no word of a command.
 
         >>> Launch.from_json(Launch(argv=("t.py", "--lr", "1")).to_json()).argv
         ('t.py', '--lr', '1')
         """
         try:
-            return decode(Launch, value)
+            found = decode(Launch, value)
         except ConfigError as err:
             raise RecordError(f"{NAME} cannot be read ({err}); delete it") from err
+        if not all(map(is_word, (*found.argv, *found.launcher, found.folder))):
+            raise RecordError(f"{NAME} has words that no process was given; delete it")
+        return found

@@ -6,6 +6,7 @@ import argparse
 
 from rich.text import Text
 
+from ...calib.shell import shown
 from ..opened.planned import PlanAnswer
 from ..opened.row_command import BREAK, RowCommand
 from ..report.table import console
@@ -39,7 +40,7 @@ def _print(found: RowCommand) -> None:
         text.append(BREAK if place else "")
         text.append(phrase.shell, style="bold green" if is_new else "")
     out.print(text, soft_wrap=True)
-    for told in (*found.changes, *(f"# {note}" for note in found.notes)):
+    for told in (*found.changes, *(f"# {shown(note)}" for note in found.notes)):
         out.print(Text(told, style="dim"), soft_wrap=True)
     for told in line.diff(f"row {found.row}"):
         out.print(Text(told, style=_STYLES.get(told[:1], "")), soft_wrap=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...calib.plain_json import parse_json
+from ...calib.shell import is_word
 
 # Ours have kilobytes; nobody's file is read into memory whole because of its name.
 MOST_BYTES = 4 * 2**20
@@ -72,7 +73,9 @@ def number(value: object, most: float = 1e15) -> float:
 
 
 def words(value: object) -> tuple[str, ...]:
-    """A list of texts of a file; empty where it is none."""
-    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+    """The words of a command of a file; empty where it holds none."""
+    if not isinstance(value, list):
+        return ()
+    if not all(isinstance(word, str) and is_word(word) for word in value):
         return ()
     return tuple(value)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ...calib.advice.plan import Plan
 from ...calib.advice.scaling import Scaling
+from ...calib.shell import joined
 from ...calib.workload.hosts import takes_options
 from ..options.plan_options import PlanQuestion
 from ..report.layout_tables import (
@@ -55,6 +55,6 @@ def _offer(found: Plan) -> Iterator[str]:
     if row > 1:
         yield f"row 1, {first.label}, is not offered: {found.obstacle(first)}"
     if takes_options(found.own.config):
-        yield f"row {row}, {best.label}: {shlex.join(best.options)}"
+        yield f"row {row}, {best.label}: {joined(best.options)}"
     else:
         yield f"fastest that may be offered: {best.label}"

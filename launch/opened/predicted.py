@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from ...calib.errors import ConfigError
 from ...calib.memory.peak import MemoryEstimate, Verdict
 from ...calib.network.cluster import link_figures
 from ...calib.records.iso_times import stamped
+from ...calib.shell import joined
 from ...calib.steps.model import FittedSteps
 from ...calib.units import format_bytes, format_frac, format_time
 from ...calib.workload.argument_values import shown, whole
@@ -107,7 +107,7 @@ class Prediction(Told):
         elif clause := untaken(self.layout.config, self.running):
             yield f"{clause}; its options are not printed"
         elif takes_options(self.running):
-            yield shlex.join(self.options)
+            yield joined(self.options)
 
 
 def predicted(machine: Machine, words: Sequence[str], other: OtherRun) -> Prediction:

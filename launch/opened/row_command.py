@@ -16,10 +16,11 @@ from ...calib.memory.peak import Verdict
 from ...calib.records.files import replace_file
 from ...calib.records.iso_times import stamped
 from ...calib.records.launch import Launch
+from ...calib.shell import quoted, shown
 from ...calib.units import format_frac, format_time
 from ..known.launches import launch_of_command, launch_of_run
 from ..wrapper.log_lines import one_line
-from ..wrapper.resubmit import MARK, is_ours, quoted, sealed
+from ..wrapper.resubmit import MARK, is_ours, sealed
 from .other_run import OtherRun
 from .told import Told
 
@@ -67,11 +68,11 @@ class RowCommand(Told):
         line = self.line
         said = (f"{MARK} for run {self.run_id}", self.title, *self.changes, *self.notes)
         comments = [f"# {one_line(text.removeprefix('# '))}" for text in said]
-        blanks = [f': "{blank.text}"' for blank in line.blanks]
+        blanks = [f": {blank.text}" for blank in line.blanks]
         folder = [f"cd -- {quoted(self.launch.folder)}"] if self.launch.folder else []
-        variables = [f"export {name}={quoted(v)}" for name, v in sorted(line.environment.items())]
-        words = [phrase.shell for phrase in (*line.start, *line.program)]
-        body = ["set -eu", *blanks, *folder, *variables, "exec " + BREAK.join(words)]
+        # By env, so that PATH or IFS are the program's and not this script's.
+        start = "exec env " if line.environment else "exec "
+        body = ["set -eu", *blanks, *folder, start + self.text]
         return "\n".join(["#!/bin/sh", *comments, *body]) + "\n"
 
     def write(self, path: Path | str) -> None:
@@ -85,8 +86,7 @@ class RowCommand(Told):
             raise ConfigError(f"row {self.row} cannot run ({why}); choose another with --show")
         if os.path.lexists(path) and not is_ours(path):
             raise ConfigError(f"{path} exists and was not written by forerun; give another --write")
-        data = self.script.encode("utf-8", "surrogateescape")
-        replace_file(path, sealed(data), mode=_MODE)
+        replace_file(path, sealed(self.script.encode()), mode=_MODE)
 
     def to_json(self) -> dict[str, Any]:
         """As ``forerun plan --show N --json``, but for the file that it was written to."""
@@ -106,7 +106,7 @@ class RowCommand(Told):
         yield self.title
         yield self.text
         yield from self.changes
-        yield from (f"# {note}" for note in self.notes)
+        yield from (f"# {shown(note)}" for note in self.notes)
         if diff := self.line.diff(f"row {self.row}"):
             yield "\n".join(diff)
 

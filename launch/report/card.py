@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,6 +11,7 @@ from ...calib.answers.measured_answer import MeasuredAnswer
 from ...calib.answers.transcript import PREFIX, run_line
 from ...calib.forecast.forecast import Forecast
 from ...calib.forecast.throughput import rest_of_run
+from ...calib.shell import quoted
 from ...calib.units import format_count, format_frac, format_time
 
 _SECONDS_TELL_S = 1800.0
@@ -57,7 +57,7 @@ def card_of(
         slow=answer.waiting.line if isinstance(answer, Answer) else "",
         # The command that this line names stands below it.
         advice=answer.advice.removeprefix(PREFIX).partition(" · ")[0].strip(),
-        command=_command(answer, shlex.quote(directory)),
+        command=_command(answer, quoted(directory)),
         about=(("run", answer.run_id), ("as of", made), *about, ("forerun", version)),
     )
 

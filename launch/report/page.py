@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import shlex
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -21,6 +20,7 @@ from ...calib.errors import RecordError
 from ...calib.forecast.evaluation import step_coverage
 from ...calib.records.json_files import write_text
 from ...calib.samples.table import SampleTable
+from ...calib.shell import joined, quoted
 from ...calib.timeline.measured import MeasuredSpan
 from ..directory.forecast_log import Logged, finish_line, read_forecasts
 from ..directory.publishing import PICTURES, Place
@@ -123,9 +123,9 @@ def _what_if(answer: Answer, directory: str) -> dict[str, Any] | None:
     running, rows = answer.what_if[0].config, what_if_rows(answer.what_if)
     table = what_if_table(rows)
     asked = [predict_words(row.config, running) for row in rows]
-    said = [None if words is None else shlex.join(words) for words in asked]
+    said = [None if words is None else joined(words) for words in asked]
     data = {
-        "command": f"forerun predict {shlex.quote(directory)}",
+        "command": f"forerun predict {quoted(directory)}",
         "running": rows.index(answer.what_if[0]),
         "rows": [[*row, words] for row, words in zip(table.rows, said, strict=True)],
     }

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -16,6 +15,7 @@ from pathlib import Path, PurePath
 from ...calib.arguments.kept_arguments import restored
 from ...calib.errors import ConfigError
 from ...calib.records.files import replace_file
+from ...calib.shell import quoted
 from ..directory.bounded_files import read_bounded
 from ..options.flags import split
 from .log_lines import one_line
@@ -91,7 +91,7 @@ def filled(template: str, values: Mapping[str, str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """What is to be started again, and how: for ``bash`` and ``sbatch`` alike."""
+    """What is to be started again, and how: for any shell and ``sbatch`` alike."""
 
     again: tuple[str, ...]
     """The launch, without us."""
@@ -153,27 +153,6 @@ def sealed(data: bytes) -> bytes:
 
 def _seal(data: bytes) -> bytes:
     return f"{_SEAL}{hashlib.sha256(data).hexdigest()[:16]}\n".encode()
-
-
-def quoted(word: str) -> str:
-    """One word for ``bash``, on one line whatever is in it.
-
-    >>> quoted("a b"), quoted("a\\nreboot")
-    ("'a b'", "$'a\\\\nreboot'")
-    """
-    if all(c.isprintable() or "\udc80" <= c <= "\udcff" for c in word):
-        return shlex.quote(word)
-    return "$'" + "".join(map(_escaped, word)) + "'"
-
-
-def _escaped(char: str) -> str:
-    if char in "\\'":
-        return "\\" + char
-    if char.isprintable() or "\udc80" <= char <= "\udcff":
-        return char
-    if char == "\n":
-        return "\\n"
-    return "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogateescape"))
 
 
 def _submission(environ: Mapping[str, str], time: str) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 from ..._forerun_autoload import is_off
 from ...calib.arguments.kept_arguments import MASK, kept_command
 from ...calib.errors import ConfigError
+from ...calib.shell import joined
 from ...calib.workload.config_json import encode, encode_fields
 from ...calib.workload.run_options import OnAdvice, RunOptions
 from ..directory.launch_files import launch_id
@@ -174,7 +174,7 @@ def _resubmit(
     again = relaunch(options.command, advised)
     if not again:
         if advised:
-            say(f"the advised layout, for your own script: {shlex.join(advised)}")
+            say(f"the advised layout, for your own script: {joined(advised)}")
             if any(MASK in word for word in advised):
                 say(f"{MASK} replaces a value that was not kept; write your own there")
         return None
@@ -217,7 +217,7 @@ def _dry_run(args: argparse.Namespace, options: WrapOptions) -> int:
     if args.json:
         answer(json.dumps({"schema": 1, **_plan(options)}))
         return 0
-    answer(shlex.join(kept_command(options.command)))
+    answer(joined(kept_command(options.command)))
     answer(f"calibrate directory: {options.directory}")
     answer(f"requests to save and stop: {'to the session' if options.listens else 'SIGTERM'}")
     answer(f"before the limit: {'save and stop' if options.saves_before_limit else 'warn'}")

@@ -72,7 +72,7 @@ def test_the_running_layout_is_launched_as_it_was() -> None:
 def test_more_nodes_meet_where_the_user_says() -> None:
     line = megatron(replace(HERE, parallelism=Parallelism(dp=16, ranks_per_node=8)))
     assert "--nproc-per-node=8 --nnodes 2 --rdzv-backend c10d --rdzv-id forerun" in line.command
-    assert '--rdzv-endpoint "${MASTER_ADDR:?the address of the first node}:29500"' in line.command
+    assert '--rdzv-endpoint "${MASTER_ADDR:?the address of the first node}":29500' in line.command
     assert [blank.name for blank in line.blanks] == ["MASTER_ADDR"]
 
 
@@ -131,7 +131,7 @@ def test_options_of_torchrun_stay_before_a_module_that_reads_the_rest() -> None:
     wanted = replace(HERE, parallelism=Parallelism(dp=16, ranks_per_node=8))
     line = launch_line(launched("t.py", launcher=launcher), HERE, wanted)
     assert line.command.startswith("python -m torch.distributed.run --nproc-per-node=8 --nnodes 2")
-    assert '29500" -m forerun.launch t.py' in line.command
+    assert '":29500 -m forerun.launch t.py' in line.command
 
 
 def test_without_any_launch_the_script_is_a_blank() -> None:

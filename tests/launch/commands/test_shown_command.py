@@ -91,6 +91,46 @@ def test_the_script_runs_what_was_shown_once_all_is_set(
     assert "my secret" not in text
 
 
+def test_what_others_wrote_into_the_note_is_never_run_nor_obeyed_by_a_terminal(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names and values of variables, words and the folder, with what a shell or a screen obeys."""
+    path, note = home.parent / "go.sh", home / "records" / RUN / NAME
+    value = json.loads(note.read_text())
+    (folder := home.parent / "with\ttab").mkdir()
+    odd = ["--title", "\x1b]0;x\x07", "--note", "\u202etxt.exe", "--end", "a\n", "--b", "\udcff"]
+    value["environment"] = {
+        **{"X=1; touch PWNED; Y": "1", "\x1b[2J": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "a\tb"},
+        **{"PATH": "/usr/bin:/bin", "NUL": "a\0b"},
+    }
+    value |= {"folder": str(folder), "argv": ["train.py", *odd, "--x$(touch PWNED)", "***"]}
+    note.write_text(json.dumps(value))
+    out = told(capsys, home, "--show", 0, "--write", path)
+    assert all(line.isprintable() for line in (*out.split("\n"), *path.read_text().split("\n")))
+    assert "the variable X=1; touch PWNED; Y is left out" in out and "\\x1b[2J is left out" in out
+    for shell in ("sh", "bash"):
+        command = [shell, path]
+        asked = subprocess.run(command, capture_output=True, check=False)
+        assert asked.returncode != 0 and b"not kept" in asked.stderr
+        environ = {**os.environ, "ARG_X_TOUCH_PWNED": "my own"}
+        ran = subprocess.run(command, capture_output=True, check=True, env=environ)
+        begin = "\n".join(
+            (str(folder), "a\tb", "--standalone", "--nproc-per-node", "2", "train.py")
+        )
+        whole = "\n".join((begin, *odd, "--x$(touch PWNED)", "my own", ""))
+        assert ran.stdout == os.fsencode(whole)
+    assert not list(home.parent.rglob("*PWNED*"))
+
+
+def test_a_note_with_words_that_no_process_was_given_is_damaged(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = home / "records" / RUN / NAME
+    value = json.loads(note.read_text())
+    note.write_text(json.dumps({**value, "argv": ["train.py", "a\0b"]}))
+    assert "recipes/pretrain_gpt.py" in told(capsys, home, "--show", 1)
+
+
 def test_a_file_of_somebody_else_s_stays(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = home.parent / "mine.sh"
     path.write_text("echo mine\n")
