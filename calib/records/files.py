@@ -5,11 +5,14 @@ Standard library only: the hooks write by it in the training process.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pkgutil
+import stat
 from collections.abc import Callable, Mapping
 from functools import cache
+from io import BufferedRandom
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -24,13 +27,18 @@ _NUM_COMPARED = 256
 
 
 def replace_file(path: Path, data: bytes | str, *, mode: int = OPEN) -> None:
-    """Replace ``path`` with ``data`` at once; text as UTF-8.
+    """Replace ``path`` with ``data`` at once; text as UTF-8, what has no UTF-8 escaped.
 
     The folder is made where it is missing.  A symbolic link at ``path`` is replaced, never
     followed.  Raises ``OSError``.
     """
-    whole = data.encode() if isinstance(data, str) else data
+    whole = encoded(data) if isinstance(data, str) else data
     replace_by(path, lambda file: file.write(whole), mode=mode)
+
+
+def encoded(text: str) -> bytes:
+    """The UTF-8 of a text; bytes of names that have none are escaped, as ``\\udcff``."""
+    return text.encode("utf-8", "backslashreplace")
 
 
 def replace_by(path: Path, write: Callable[[IO[bytes]], object], *, mode: int = OPEN) -> None:
@@ -49,6 +57,46 @@ def replace_by(path: Path, write: Callable[[IO[bytes]], object], *, mode: int = 
         if isinstance(err, OSError):
             err.filename = str(path)  # a full disk names no file, and the temporary one is gone
         raise
+
+
+def open_own(path: Path, *, mode: int = OPEN) -> BufferedRandom:
+    """A file of our own to read and to add to; its folder and it are made where they are missing.
+
+    Raises ``OSError`` at once, and touches nothing, where a link, a pipe, a folder or another
+    user's file is in its place: a directory may be one that others write to.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    flags = os.O_RDWR | os.O_APPEND
+    for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_NOCTTY"):
+        flags |= getattr(os, name, 0)
+    try:
+        return os.fdopen(os.open(path, flags | os.O_CREAT | os.O_EXCL, mode), "ab+")
+    except FileExistsError:
+        # Looked at before it is opened: that alone may do something to a device.
+        is_ours = stat.S_ISREG(path.lstat().st_mode)
+    if is_ours:
+        handle = os.open(path, flags)
+        if _is_own(os.fstat(handle), path.parent):
+            return os.fdopen(handle, "ab+")
+        os.close(handle)
+    why = "a link, a pipe, a folder or another user's file is in its place: remove it"
+    raise OSError(errno.EEXIST, why, str(path))
+
+
+def _is_own(told: os.stat_result, folder: Path) -> bool:
+    """True for a regular file of ours, or of the owner of what we make in its folder: a mount may
+    say another."""
+    if not stat.S_ISREG(told.st_mode) or told.st_uid == os.geteuid():
+        return stat.S_ISREG(told.st_mode)
+    temporary = folder / f".{os.urandom(8).hex()}.tmp"
+    try:
+        handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE)
+    except OSError:
+        return False
+    temporary.unlink(missing_ok=True)
+    owner = os.fstat(handle).st_uid
+    os.close(handle)
+    return owner == told.st_uid
 
 
 @cache

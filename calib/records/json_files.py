@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import RecordError
 from ..plain_json import Json, JsonObject, parse_json
-from .files import OPEN, replace_file
+from .files import OPEN, encoded, open_own, replace_file
 
 # Larger files are refused before they fill the memory.
 MAX_JSON_NBYTES = 64 << 20
@@ -35,7 +35,7 @@ def write_json(path: Path, value: object, *, mode: int = OPEN) -> None:
 
 def write_text(path: Path, text: str, *, mode: int = OPEN) -> None:
     """Replace ``path`` with the text at once; compressed where the name ends in ``.gz``."""
-    data = text.encode()
+    data = encoded(text)
     if path.suffix == ".gz":
         data = gzip.compress(data, _GZIP_LEVEL, mtime=0)
     replace_file(path, data, mode=mode)
@@ -46,10 +46,9 @@ def append_line(path: Path, value: object) -> None:
 
     Raises ``OSError`` with the file's name.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(value, allow_nan=False) + "\n"
     try:
-        with path.open("ab+") as file:
+        with open_own(path) as file:
             if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
                 line = line if file.read(1) == b"\n" else "\n" + line

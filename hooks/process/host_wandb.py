@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import stat
 import sys
 from collections import deque
 from collections.abc import Callable
@@ -52,8 +53,10 @@ class ForecastFile:
             return
         path = launch_folder(self._directory, name) / FORECAST
         try:
-            found = path.stat()
+            found = path.lstat()
             if found.st_mtime_ns == self._modified_ns or found.st_size > _MOST_NBYTES:
+                return
+            if not stat.S_ISREG(found.st_mode):  # a pipe would wait for its writer
                 return
             value = parse_json(path.read_bytes())
         except (OSError, ValueError):

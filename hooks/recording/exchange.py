@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...calib.records.files import replace_file
+from ...calib.records.files import open_own, replace_file
 from ...calib.records.packed import pack
 from ...calib.workload.config import RunConfig
 from ...calib.workload.recording import (
@@ -192,9 +192,12 @@ class Exchange:
     def _write_received(self, rank: int, text: bytes) -> None:
         """The lines of a recording rank, unless its own file is in our folder."""
         if not (self._folder / f"rank-{rank:05d}.jsonl").exists():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with (self._folder / f"received-{rank:05d}.jsonl").open("ab") as file:
-                file.write(text)
+            path = self._folder / f"received-{rank:05d}.jsonl"
+            try:
+                with open_own(path) as file:
+                    file.write(text)
+            except OSError as err:  # the other ranks' files may be fine
+                self._warn(f"cannot write {path} ({err.strerror or err})")
 
     def _settle(self) -> None:
         """The open collection is as complete as it will be."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from ...calib.errors import RecordError
+from ...calib.records.files import open_own
 from ...calib.records.record_kinds import SCHEMA, Header
 from ...calib.records.run_records import parse_header
 from ..process.interpreter import own_version
@@ -44,22 +45,24 @@ def header_of(
     )
 
 
-def line_end_after(path: Path) -> str:
-    """What comes between the file that an earlier process left at ``path`` and our own header.
+def open_records(path: Path) -> IO[bytes]:
+    """The file of a rank, ready for a header; a restarted worker goes on after what it finds.
 
-    A file whose first line cannot be read is moved aside: it would make ours unreadable.
+    A file whose first line cannot be read is moved aside: it would make ours unreadable.  Raises
+    ``OSError`` as ``open_own``.
     """
-    if not path.is_file():
-        return ""
-    with path.open("rb") as file:
-        first = file.readline(_MAX_HEADER_NBYTES)
-        file.seek(max(0, os.fstat(file.fileno()).st_size - 1))
-        end = file.read()
+    file = open_own(path)
+    file.seek(0)
+    first = file.readline(_MAX_HEADER_NBYTES)
     if not first:
-        return ""
+        return file
     try:
         parse_header(first.decode())
     except (RecordError, ValueError):
+        file.close()
         path.replace(path.with_name(path.name + ".damaged"))
-        return ""
-    return "" if end == b"\n" else "\n"
+        return open_own(path)
+    file.seek(-1, os.SEEK_END)
+    if file.read(1) != b"\n":
+        file.write(b"\n")
+    return file

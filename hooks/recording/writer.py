@@ -9,6 +9,7 @@ becomes of a window there.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import queue
@@ -27,7 +28,7 @@ from ..sensors.step_log import StepLog
 from .bounded_window import BoundedWindow
 from .exchange import Exchange
 from .flight_recorder import FlightWindow
-from .header import line_end_after
+from .header import open_records
 from .selection import line_of
 from .window_records import WindowRecords
 
@@ -241,14 +242,11 @@ class RecordWriter:
         return self._directory / "records" / header.run_id / f"rank-{header.rank:05d}.jsonl"
 
     def _open(self) -> IO[str]:
-        path = self._path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # A restarted worker finds its own file: it goes on after it, with a header again.
-        gap = line_end_after(path)
-        opened = path.open("a", encoding="utf-8")
-        self._num_written = opened.tell()
-        opened.write(gap + line_of(self._header()))
-        return opened
+        opened = open_records(self._path)
+        self._num_written = opened.seek(0, os.SEEK_END)
+        text = io.TextIOWrapper(opened, encoding="utf-8")
+        text.write(line_of(self._header()))
+        return text
 
     def _write(self, lines: Iterable[str]) -> None:
         for line in lines:

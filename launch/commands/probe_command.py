@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...calib.errors import ConfigError
+from ...calib.records.files import replace_file
 from ...calib.records.record_kinds import SCHEMA, Header, Record, RunRecord, WindowRecord, to_dict
 from ...calib.workload.config import Batch, ModelShape, Parallelism, Precision, RunConfig
 from ...hooks.process.node_sight import Sight
@@ -137,7 +138,6 @@ def _write(
 ) -> None:
     """One file per rank, as hooks write them."""
     path = directory / "records" / rank.run_id / f"rank-{rank.rank:05d}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
     header = Header(
         schema=SCHEMA,
         run_id=rank.run_id,
@@ -150,5 +150,4 @@ def _write(
     )
     end = WindowRecord(window=0, first_step=0, last_step=0, num_faults=0, num_dropped=0)
     whole = [header, RunRecord(config=config.to_json()), *records, end]
-    with path.open("w", encoding="utf-8") as lines:
-        lines.writelines(json.dumps(to_dict(record)) + "\n" for record in whole)
+    replace_file(path, "".join(json.dumps(to_dict(record)) + "\n" for record in whole))

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...calib.records.files import open_own
 from ...calib.records.run_values import PREFIX, TIME
 from ...calib.workload.run_options import SinkChoice
 from ...hooks.process.interpreter import is_installed
@@ -43,9 +44,8 @@ class Events(Sink):
             types,
         )
         # Written at once: a writer's thread would tell of a full disk in the log of training.
-        folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}"
-        self._file = (folder / name).open("wb", buffering=0)
+        self._file = open_own(folder / name).detach()
         self._writer = RecordWriter(self._file)
         self._unix_s, self._step = 0.0, 0
         version = self._event(wall_time=time.time(), file_version="brain.Event:2")

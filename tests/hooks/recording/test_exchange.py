@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -97,6 +99,27 @@ def test_files_that_are_here_already_are_left_alone(tmp_path: Path) -> None:
     home.poll()
     assert not (tmp_path / f"received-{own:05d}.jsonl").exists()
     assert len(list(tmp_path.glob("received-*.jsonl"))) == len(PLAN.recorders) - 2
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
+def test_what_lies_in_the_place_of_a_file_is_named_and_the_others_are_written(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, done, own = HashStore(), [], PLAN.recorders[0]
+    folder, victim = tmp_path / "records", tmp_path / "victim"
+    folder.mkdir()
+    path = folder / f"received-{own:05d}.jsonl"
+    {"link": lambda p: p.symlink_to(victim), "fifo": os.mkfifo, "folder": Path.mkdir}[kind](path)
+    send(range(LAST), folder, store)
+    home = end(LAST, folder, store)
+    home.hand_over(0, text(LAST), on_complete=lambda: done.append(True))
+    begin_s = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        home.finish(patience_s=2.0)
+    assert done == [True] and time.monotonic() - begin_s < 2.0 and not victim.exists()
+    assert f"cannot write {path} (" in caplog.text and "remove it" in caplog.text
+    path.rename(tmp_path / "aside")
+    assert sorted(words(folder)) == [rank for rank in range(LAST) if rank != own]
 
 
 def test_a_rank_that_has_died_is_named_and_the_others_are_used(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -20,6 +22,7 @@ from forerun.calib.records.record_kinds import (
     OperatorRecord,
     StepRecord,
     WindowRecord,
+    to_dict,
 )
 from forerun.calib.samples.store import read_run
 from forerun.calib.workload.operators import OperatorKind
@@ -172,11 +175,10 @@ def test_a_directory_that_cannot_be_written_switches_recording_off_in_one_line(
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
 def test_a_full_disk_switches_recording_off_in_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "records" / "r"
-    folder.mkdir(parents=True)
-    (folder / "rank-00000.jsonl").symlink_to("/dev/full")
+    full = io.FileIO("/dev/full", "r+")
+    monkeypatch.setattr(writer_module, "open_records", lambda path: io.BufferedWriter(full))
     writer = RecordWriter(tmp_path, header, Guard())
     with caplog.at_level(logging.WARNING):
         writer.put(step(0))
@@ -224,3 +226,45 @@ def test_the_file_of_a_small_world_is_bounded_and_keeps_its_first_windows_whole(
     growth = [after - before for before, after in pairwise(sizes)]
     assert growth[0] > 10_000 > 1000 > growth[-1] == growth[-2]
     assert len(num_operators) > 4
+
+
+@pytest.mark.parametrize("kind", ["dangling", "link", "fifo", "folder"])
+def test_what_lies_in_the_place_of_the_file_is_left_alone_and_holds_nothing_up(
+    writer: RecordWriter, tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, victim = tmp_path / "records" / "r" / "rank-00000.jsonl", tmp_path / "victim"
+    path.parent.mkdir(parents=True)
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(victim)
+    if kind == "link":
+        victim.write_text(json.dumps(to_dict(header())) + "\n")
+    before = victim.read_bytes() if kind == "link" else None
+    with caplog.at_level(logging.WARNING):
+        for number in range(3):
+            writer.put(step(number))
+        begin_s = time.monotonic()
+        writer.close()
+    assert time.monotonic() - begin_s < 5.0
+    assert (victim.read_bytes() if victim.exists() else None) == before
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1 and str(path) in said[0] and "remove it" in said[0]
+    assert "training goes on" in said[0]
+
+
+def test_a_file_that_is_no_record_is_moved_aside_and_a_torn_one_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "records" / "r" / "rank-00000.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("somebody's notes")
+    for number in range(2):
+        with path.open("a") as file:
+            file.write("{torn" * number)
+        writer = RecordWriter(tmp_path, header, Guard())
+        writer.put(step(number))
+        writer.close()
+    assert path.with_name(path.name + ".damaged").read_text() == "somebody's notes"
+    whole = [line for line in path.read_text().splitlines() if line != "{torn"]
+    assert [json.loads(line)["type"] for line in whole] == ["header", "step"] * 2
