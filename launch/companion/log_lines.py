@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
 from ...calib.arguments.kept_arguments import masked_text
+from ...calib.shell import shown
+from ..directory.each_file import UnwrittenError
 
 _T = TypeVar("_T")
+_OF_ONE_FILE = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENOTEMPTY)
+_MOST_CHARS = 200
 
 
 def say(text: str) -> None:
@@ -21,25 +26,38 @@ def say_lines(lines: Iterable[str]) -> None:
     """Lines that have their prefix already."""
     with suppress(OSError, ValueError):  # nobody reads it any more, or its disk is full
         for line in lines:
-            print(line, flush=True)
+            # A name of bytes that are no text is shown by their numbers.
+            print(line.encode("utf-8", "backslashreplace").decode(), flush=True)
 
 
 class Writing:
     """Runs what writes files; that one cannot be written is one line, and no reason to stop."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._said: set[tuple[str, str]] = set()
 
     def __call__(self, write: Callable[[], _T]) -> _T | None:
-        """What ``write`` returns; None where the file system refused."""
+        """What ``write`` returns; None where a file could not be made or written."""
         try:
             return write()
-        except OSError as err:
-            reason = err.strerror or type(err).__name__
-            if reason not in self._said:
-                self._said.add(reason)
-                say(
-                    f"cannot write {err.filename or 'an answer'} ({reason}); free space or choose "
-                    "another --calibrate-dir; answers still appear in this log"
-                )
-            return None
+        except UnwrittenError as err:
+            for path, why in err.failures:
+                self._tell(str(path), why)
+        except Exception as err:
+            self._tell("an answer", err)
+        return None
+
+    def _tell(self, name: str, err: Exception) -> None:
+        """One line for a reason; what is the matter with one file alone is said of each."""
+        if isinstance(err, OSError):
+            name, reason = str(err.filename or name), err.strerror or type(err).__name__
+            is_of_one = err.errno in _OF_ONE_FILE
+            remedy = f"remove {name}" if is_of_one else "free space"
+            rest = f"{remedy} or choose another --calibrate-dir; answers still appear in this log"
+        else:
+            reason, is_of_one = f"{type(err).__name__}: {shown(str(err)[:_MOST_CHARS])}", True
+            rest = "it is left out and all other answers are written; please report this line"
+        key = (name if is_of_one else "", reason)
+        if key not in self._said:
+            self._said.add(key)
+            say(f"cannot write {name} ({reason}); {rest}")

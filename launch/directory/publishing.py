@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from ...calib.records.iso_times import with_iso_times
 from ...calib.records.launch import LAUNCH
 from ...hooks.process.launch_identity import boot_id, launch_folder, process_start
 from .bounded_files import number, read_object
+from .each_file import write_each
 from .status_file import STATUS
 
 if TYPE_CHECKING:
@@ -151,14 +153,14 @@ class Publisher:
             return ""
 
     def publish(self) -> str:
-        """Show at the top what has changed in the launch's folder; raises ``OSError``."""
+        """Show at the top what has changed in the launch's folder; raises ``UnwrittenError``."""
         with self._lock:
             if not self.is_owner:
                 return ""
             if (said := self._look()) or not self.is_owner:
                 return said
-            for name in PUBLISHED:
-                self._show(name)
+            top = self.place.directory
+            write_each((top / name, partial(self._show, name)) for name in PUBLISHED)
             # Where a run is says no more than that there is one.
             if self._published.keys() - {STATUS}:
                 self._clear()

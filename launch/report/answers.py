@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -21,17 +22,19 @@ from ...calib.samples.store import write_table
 from ...calib.samples.table import SampleTable
 from ...calib.timeline.measured import MeasuredSpan
 from ...hooks.process.host_wandb import FORECAST
-from ..directory.forecast_log import append_forecast
+from ..directory.each_file import write_each
+from ..directory.forecast_log import FORECASTS, append_forecast
 from ..directory.publishing import Place
 from ..directory.run_folders import SAMPLES
 from ..directory.run_log import RunLog
-from ..directory.step_file import write_steps
+from ..directory.step_file import STEPS, write_steps
 from .cells import typed_rows
-from .page import write_page
+from .page import PAGE, write_page
 from .table import ReportTable
 
 REQUEST = "request.json"
 CALIBRATION = "calibration.json"
+TRACE = "timeline.json.gz"
 CREATED_BY = "forerun"
 _PRIVATE = (REQUEST, "decision.json")
 
@@ -46,60 +49,76 @@ def write_answer(
 ) -> None:
     """Write every artefact of the answer, each replaced at once.
 
-    Those that can be written are, whatever becomes of the others; then the first ``OSError``.
+    Those that can be made and written are, whatever becomes of the others; then
+    ``UnwrittenError`` names these.
     """
     home = place.path
-    files = {f"{name}.json": value for name, value in artefacts(answer).items()}
-    files = {REQUEST: request.to_json(), **files}
-    writes: list[Callable[[], object]] = []
+    made = {f"{name}.json": make for name, make in _makers(answer).items()}
+    made = {REQUEST: request.to_json, **made}
+    writes: dict[Path, Callable[[], object]] = {
+        home / SAMPLES: lambda: write_table(home / SAMPLES, table),
+        **{home / name: partial(_make, place, name, make) for name, make in made.items()},
+    }
     if isinstance(answer, Answer):
-        trace = step_trace({PREDICTED: answer.own}, measured, version=__version__)
-        writes.append(lambda: write_json(home / "timeline.json.gz", trace))
+        writes[home / TRACE] = lambda: write_json(
+            home / TRACE, step_trace({PREDICTED: answer.own}, measured, version=__version__)
+        )
     if run_log is not None:
-        writes.append(lambda: write_steps(place, run_log))
-    _do_all(
-        lambda: write_table(home / SAMPLES, table),
-        *(partial(_write, place, name, value) for name, value in files.items()),
-        *writes,
-        lambda: append_forecast(place, answer),
-        lambda: write_page(place, table, answer, measured, run_log),
-    )
+        writes[home / STEPS] = lambda: write_steps(place, run_log)
+    writes[place.directory / FORECASTS] = lambda: append_forecast(place, answer)
+    writes[home / PAGE] = lambda: write_page(place, table, answer, measured, run_log)
+    write_each(writes.items())
 
 
 def write_forecast(place: Place, answer: Answer | MeasuredAnswer) -> None:
     """Write a forecast that was made between windows."""
-    _write(place, FORECAST, _forecast(answer))
-    append_forecast(place, answer)
+    write_each(
+        [
+            (place.path / FORECAST, lambda: _write(place, FORECAST, _forecast(answer))),
+            (place.directory / FORECASTS, lambda: append_forecast(place, answer)),
+        ]
+    )
 
 
 def artefacts(answer: Answer | MeasuredAnswer) -> dict[str, dict[str, Any]]:
     """The JSON artefacts by name: calibration, forecast, plan, waiting, decision; forecast and
     decision alone of a run whose layout nobody knows."""
+    return {name: make() for name, make in _makers(answer).items()}
+
+
+def _makers(answer: Answer | MeasuredAnswer) -> dict[str, Callable[[], dict[str, Any]]]:
+    """What makes each of them, since one may fail where another does not."""
     if isinstance(answer, MeasuredAnswer):
-        return {"forecast": _forecast(answer), "decision": answer.decision_json()}
+        return {"forecast": lambda: _forecast(answer), "decision": answer.decision_json}
     return {
-        "calibration": answer.calibration.summary()
-        | {
-            "history": [score.to_json() for score in answer.window_scores],
-            "finish_errors_against": "newest forecast" if answer.ended_unix_s is None else "end",
-        },
-        "forecast": _forecast(answer),
-        "plan": answer.plan.to_json(),
-        "waiting": answer.waiting.to_json(),
-        "decision": answer.decision.to_json()
-        | ({"micro_batch": answer.micro_batch.to_json()} if answer.micro_batch else {})
-        | {
-            "throughput": answer.throughput.to_json(),
-            "forecast": _forecast(answer),
-            "transcript": list(answer.transcript),
-            "problems": list(answer.problems),
-        },
+        "calibration": lambda: (
+            answer.calibration.summary()
+            | {
+                "history": [score.to_json() for score in answer.window_scores],
+                "finish_errors_against": "newest forecast"
+                if answer.ended_unix_s is None
+                else "end",
+            }
+        ),
+        "forecast": lambda: _forecast(answer),
+        "plan": answer.plan.to_json,
+        "waiting": answer.waiting.to_json,
+        "decision": lambda: (
+            answer.decision.to_json()
+            | ({"micro_batch": answer.micro_batch.to_json()} if answer.micro_batch else {})
+            | {
+                "throughput": answer.throughput.to_json(),
+                "forecast": _forecast(answer),
+                "transcript": list(answer.transcript),
+                "problems": list(answer.problems),
+            }
+        ),
     }
 
 
 def write_end(place: Place, answer: Answer) -> None:
     """Write again what the end of the run says more of: errors of the predicted finishes."""
-    _write(place, CALIBRATION, artefacts(answer)["calibration"])
+    _make(place, CALIBRATION, _makers(answer)["calibration"])
 
 
 def write_score(place: Place, score: Mapping[str, Any], track: Evaluation | None = None) -> None:
@@ -142,18 +161,6 @@ def summary_values(answer: Answer) -> dict[str, float]:
     return found | answer.throughput.rates
 
 
-def _do_all(*writes: Callable[[], object]) -> None:
-    """Each of them, also where one before it fails; the first failure is raised at the end."""
-    errors = []
-    for write in writes:
-        try:
-            write()
-        except OSError as err:
-            errors.append(err)
-    if errors:
-        raise errors[0]
-
-
 def _forecast(answer: Answer | MeasuredAnswer) -> dict[str, Any]:
     if isinstance(answer, MeasuredAnswer):
         return answer.to_json()
@@ -166,6 +173,10 @@ def _forecast(answer: Answer | MeasuredAnswer) -> dict[str, Any]:
         found["overhead_low_frac"] = answer.overhead.low_frac
         found["overhead_high_frac"] = answer.overhead.high_frac
     return found
+
+
+def _make(place: Place, name: str, make: Callable[[], Mapping[str, Any]]) -> None:
+    _write(place, name, make())
 
 
 def _write(place: Place, name: str, value: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from ...calib.records.json_files import write_text
 from ...calib.samples.table import SampleTable
 from ...calib.shell import joined, quoted
 from ...calib.timeline.measured import MeasuredSpan
+from ..directory.each_file import write_each
 from ..directory.forecast_log import Logged, finish_line, read_forecasts
 from ..directory.publishing import PICTURES, Place
 from ..directory.run_log import NUM_KEPT_POINTS, RunLog, StepPoint
@@ -32,7 +34,7 @@ from .figures import Figure, Page, figures
 from .layout_tables import NUM_LAYOUTS, NUM_MENUS, what_if_rows, what_if_table
 from .whole_report import markdown, notes_of, tables_of
 
-PAGE = "report.html"
+PAGE, TEXT = "report.html", "report.md"
 _MOST_CHARACTERS = 98
 """Of a row of a table, so that the page has room for it."""
 
@@ -47,18 +49,25 @@ def write_page(
     """Replace ``report.html``, its charts as files, and ``report.md``, which shows them.
 
     Forecasts and the end come from ``forecasts.jsonl`` at the top.  ``run_log`` is what the
-    companion saw of the run; without it the steps of the windows are shown.
+    companion saw of the run; without it the steps of the windows are shown.  Raises
+    ``UnwrittenError`` once those that can be written are.
     """
-    page = page_of(place.directory, table, answer, measured, run_log)
-    drawn = figures(page)
-    write_text(place.path / PAGE, render(page, drawn, directory=str(place.directory)))
-    pictures = {}
-    for key, name in PICTURES.items():
-        if key in drawn:
-            wide = drawn[key].wide
-            write_text(place.path / name, wide.alone())
+    home, pictures = place.path, {}
+    page = cache(lambda: page_of(place.directory, table, answer, measured, run_log))
+    drawn = cache(lambda: figures(page()))
+
+    def draw(key: str, name: str) -> None:
+        if key in drawn():
+            wide = drawn()[key].wide
+            write_text(home / name, wide.alone())
             pictures[name] = wide.title, wide.text
-    write_text(place.path / "report.md", markdown(answer, pictures))
+
+    def whole() -> None:
+        write_text(home / PAGE, render(page(), drawn(), directory=str(place.directory)))
+
+    charts = [(home / name, partial(draw, key, name)) for key, name in PICTURES.items()]
+    text = (home / TEXT, lambda: write_text(home / TEXT, markdown(answer, pictures)))
+    write_each([(home / PAGE, whole), *charts, text])
 
 
 def page_of(

@@ -153,7 +153,7 @@ def a_file_in_the_way(training: Training) -> None:
 def no_space(training: Training) -> None:
     """Every write of the record file fails for want of space."""
     module = importlib.import_module("forerun.hooks.recording.writer")
-    setattr(module, "open_records", lambda path: io.BufferedWriter(io.FileIO("/dev/full", "r+")))
+    module.open_records = lambda path: io.BufferedWriter(io.FileIO("/dev/full", "r+"))
 
 
 def found(text: bytes) -> Arrange:

@@ -9,6 +9,7 @@ import pytest
 
 from forerun.calib.records import files
 from forerun.calib.records.files import OPEN, PRIVATE, replace_by, replace_file
+from forerun.calib.records.json_files import write_text
 
 
 @pytest.fixture
@@ -66,3 +67,9 @@ def test_two_writers_never_share_a_temporary_file(tmp_path: Path) -> None:
     for _ in range(2):
         replace_by(tmp_path / "a", lambda _: names.update(p.name for p in tmp_path.glob(".a.*")))
     assert len(names) == 2
+
+
+def test_what_has_no_utf_8_is_escaped(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.json.gz"):
+        write_text(tmp_path / name, "d\udcff é")
+    assert (tmp_path / "a.txt").read_text(encoding="utf-8") == "d\\udcff é"

@@ -1,0 +1,130 @@
+"""One answer file that cannot be made or written is left out and named; all the others come."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from companion_settings import companion_settings
+
+from forerun.calib.answers.analysis import analyse
+from forerun.calib.answers.answer import Answer
+from forerun.calib.answers.request import Request
+from forerun.calib.records import files, json_files
+from forerun.calib.samples.store import read_run
+from forerun.calib.samples.table import SampleTable, build_table
+from forerun.launch.companion.companion_loop import CompanionLoop
+from forerun.launch.companion.log_lines import Writing
+from forerun.launch.directory.publishing import PICTURES, Place
+from forerun.launch.report import answers, page
+from forerun.launch.report.answers import write_answer
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "cpu_dp2"
+FILES = (
+    *("samples.parquet", "request.json", "calibration.json", "forecast.json", "plan.json"),
+    *("waiting.json", "decision.json", "timeline.json.gz", "forecasts.jsonl", "report.html"),
+    *("report.md", PICTURES["timeline"]),
+)
+FAULTS = (
+    UnicodeEncodeError("utf-8", "d\udcff", 1, 2, "surrogates not allowed"),
+    *(
+        ValueError("a\x1bb"),
+        KeyError("k"),
+        MemoryError(),
+        RecursionError("deep"),
+        RuntimeError("r"),
+    ),
+    *(AttributeError("a"), ZeroDivisionError("z"), TypeError("t"), NotImplementedError()),
+    *(StopIteration(), IsADirectoryError(21, "Is a directory")),
+)
+
+
+@pytest.fixture(scope="module")
+def answered() -> tuple[SampleTable, Request, Answer]:
+    table, request = build_table(read_run(GOLDEN)), Request(now_unix_s=1e9, last_step=11)
+    return table, request, analyse(table, request)
+
+
+def written(directory: Path) -> set[str]:
+    found = (path for path in directory.rglob("*") if path.is_file())
+    return {path.relative_to(directory).as_posix() for path in found}
+
+
+@pytest.mark.parametrize(("name", "fault"), list(zip(FILES, FAULTS, strict=True)))
+def test_any_fault_in_writing_one_file_costs_that_file_alone(
+    answered: tuple[SampleTable, Request, Answer],
+    tmp_path: Path,
+    name: str,
+    fault: Exception,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = files.os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        if target == tmp_path / name:
+            raise fault
+        real(source, target)
+
+    def refuse(path: Path) -> None:
+        raise fault
+
+    monkeypatch.setattr(files.os, "replace", replace)
+    if name == "forecasts.jsonl":
+        monkeypatch.setattr(json_files, "open_own", refuse)
+    writing, place = Writing(), Place(directory=tmp_path, run_id="r")
+    for _ in range(2):
+        writing(lambda: write_answer(place, *answered))
+    assert set(FILES) - written(tmp_path) == {name}
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("[forerun] cannot write ") and name in line and line.isprintable()
+    assert re.search(r"\(.+\); .*(all other answers are written|remove )", line)
+
+
+@pytest.mark.parametrize("maker", ["figures", "render", "page_of", "_forecast", "step_trace"])
+def test_what_cannot_be_made_leaves_the_others(
+    answered: tuple[SampleTable, Request, Answer],
+    tmp_path: Path,
+    maker: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("a case that nobody thought of")
+
+    monkeypatch.setattr(page if hasattr(page, maker) else answers, maker, fail)
+    place = Place(directory=tmp_path, run_id="r")
+    Writing()(lambda: write_answer(place, *answered))
+    lost = {
+        "_forecast": {"forecast.json", "decision.json"},
+        "step_trace": {"timeline.json.gz"},
+        "render": {"report.html"},
+    }.get(maker, {"report.html", *PICTURES.values()})
+    assert set(FILES) - written(tmp_path) == lost & set(FILES)
+    said = capsys.readouterr().out
+    assert all(name in said for name in lost) and "Traceback" not in said
+
+
+def test_a_directory_whose_name_is_no_text_has_all_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bytes of another encoding; what is shown of the name are their numbers."""
+    home = tmp_path / os.fsdecode(b"d\xff\xe9")
+    shutil.copytree(GOLDEN / "records", home / "records")
+    beside = CompanionLoop(companion_settings(home))
+    for step in range(13):
+        told = {"event": "step", "step": step, "time_s": 0.15, "gap_s": 0.0, "is_hooked": False}
+        told |= {"window": 0 if 3 <= step < 11 else None, "is_after_window": step >= 11}
+        beside.handle({**told, "flags": [], "unix_s": 1000.0 + step}, 1000.0)
+    beside.handle({"event": "window_closed", "window": 0, "last_step": 10}, 1000.0)
+    beside.poll(1001.0)
+    beside.finish(1002.0)
+    assert set(FILES) | {"score.json", "steps.parquet"} <= written(home)
+    assert r"d\377\351" in (home / "report.html").read_text(encoding="utf-8")
+    assert json.loads((home / "decision.json").read_text())["run_id"]
+    out = capsys.readouterr().out
+    assert "cannot write" not in out and r"[forerun] report: " in out and r"\udcff" in out
