@@ -6,18 +6,22 @@ import json
 import logging
 import socket
 import subprocess
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from ..process.guard import is_failing
+from ..process.launch_identity import is_stopped
 
 _log = logging.getLogger(__name__)
 # An analysis takes seconds; launchers kill what lingers after 30 s to 5 min.
 PATIENCE_S = 30.0
 FAILING_S = 1.0
 """The same at the end of a process that an error ends."""
+LOOK_S = 0.5
+"""Between two looks at a companion that is waited for: a stopped one does not end."""
 SETTINGS_FD = "--settings-fd"
 """Behind it: the number of the file descriptor that the companion reads its settings from."""
 SETTINGS_S = 30.0
@@ -171,14 +175,28 @@ class CompanionPipe:
             self._socket.shutdown(socket.SHUT_WR)  # a forked child may hold the socket too
         try:
             if self._process is not None:
-                self._process.wait(min(timeout_s, FAILING_S) if is_failing() else timeout_s)
-        except subprocess.TimeoutExpired:
-            _log.warning(
-                "[forerun] training is over and the companion still works; it finishes on its own"
-            )
+                most_s = min(timeout_s, FAILING_S) if is_failing() else timeout_s
+                if why := _await_end(self._process, most_s):
+                    _log.warning("[forerun] training is over and the companion %s", why)
         finally:
             self._socket.close()
             self._theirs.close()
+
+
+def _await_end(process: subprocess.Popen[bytes], timeout_s: float) -> str:
+    """Why the process has not ended: time is over, or it is stopped at two looks; else empty."""
+    end_s, was_stopped = time.monotonic() + timeout_s, False
+    while True:
+        left_s = end_s - time.monotonic()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, min(left_s, LOOK_S)))
+            return ""
+        if was_stopped and is_stopped(process.pid):
+            so = f"kill -CONT {process.pid} lets it finish, forerun report answers without it"
+            return f"is stopped and not waited for; {so}"
+        if left_s <= LOOK_S:
+            return "still works; it finishes on its own"
+        was_stopped = is_stopped(process.pid)
 
 
 def _hand_over(ours: socket.socket, text: bytes) -> None:

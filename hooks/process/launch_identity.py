@@ -87,11 +87,24 @@ def process_start(pid: int) -> int | None:
     None where it has ended, and where that is not told.
     """
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-        fields = text.rpartition(")")[2].split()
+        fields = _fields_of(pid)
         return None if fields[0] in "ZX" else int(fields[19])
     except (OSError, ValueError, IndexError):
         return None
+
+
+def is_stopped(pid: int) -> bool:
+    """True for a process that a signal has stopped, until another lets it go on."""
+    try:
+        return _fields_of(pid)[0] == "T"
+    except (OSError, IndexError):
+        return False
+
+
+def _fields_of(pid: int) -> list[str]:
+    """What Linux says of a process, behind its name: its state first."""
+    text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    return text.rpartition(")")[2].split()
 
 
 def boot_id() -> str:

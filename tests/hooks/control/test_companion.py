@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from forerun.hooks.control.companion_link import CompanionPipe
+from forerun.hooks.control.companion_link import LOOK_S, CompanionPipe
 
 ECHO = "import sys; open(sys.argv[1], 'w').write(sys.stdin.read())"
 DEAF = "import sys, time; time.sleep(60)"
@@ -89,3 +91,33 @@ def test_patience_at_the_end_is_bounded(caplog: pytest.LogCaptureFixture) -> Non
     assert "finishes on its own" in caplog.text
     process.kill()
     process.wait()
+
+
+def test_a_companion_that_is_stopped_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    pipe = start("import sys; sys.stdin.read()")
+    process = pipe._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    begin_s = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        pipe.close(timeout_s=15.0)
+    assert time.monotonic() - begin_s < 5.0
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert f"kill -CONT {process.pid} lets it finish" in said
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(20) == 0
+
+
+def test_a_companion_that_was_stopped_for_a_moment_is_waited_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As by Ctrl-Z, and fg afterwards."""
+    pipe = start("import sys, time; sys.stdin.read(); time.sleep(1.5)")
+    process = pipe._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    going_on = threading.Timer(LOOK_S / 2, process.send_signal, (signal.SIGCONT,))
+    going_on.start()
+    with caplog.at_level(logging.WARNING):
+        pipe.close(timeout_s=15.0)
+    assert process.returncode == 0 and not caplog.records
