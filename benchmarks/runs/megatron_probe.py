@@ -47,7 +47,6 @@ class Probe:
 
     def attach(self, training: Any) -> None:
         """Wrap the functions that the loop looks up at each call."""
-        self._classes = _class_methods()
         if os.environ.get(COUNT) == "1":
             self._count_calls()
         for name, wrap in (("train_step", self._step), ("training_log", self._log)):
@@ -65,6 +64,8 @@ class Probe:
         args = importlib.import_module("megatron.training.global_vars").get_args()
         iteration = int(args.curr_iteration)
         step = self._steps.setdefault(iteration, {})
+        # As it is before the first step, when nothing is put on yet.
+        self._classes = self._classes or _class_methods()
         step["state"] = self._keep(self._state(given))
         if not self._seams:
             self._seams = _replaced_functions()
@@ -147,7 +148,6 @@ class Probe:
                 return work
 
             setattr(ProcessGroup, name, counted)
-        self._classes = _class_methods()
 
     def _write(self) -> None:
         rank = int(os.environ["RANK"])
@@ -175,10 +175,14 @@ def _replaced_functions() -> list[str]:
 
 
 def _class_methods() -> dict[str, dict[str, int]]:
+    import torch
+    from megatron.core import timers
+    from megatron.core.models.common.language_module.language_module import LanguageModule
     from torch._C._distributed_c10d import ProcessGroup, Work
 
-    owners: tuple[type, ...] = (ProcessGroup, Work)
-    return {cls.__name__: {name: id(f) for name, f in vars(cls).items()} for cls in owners}
+    owners: tuple[Any, ...] = (ProcessGroup, Work, torch.nn.Module, LanguageModule)
+    owners += (timers.Timers, timers.Timer, timers.DummyTimer, torch.autograd)
+    return {own.__name__: {name: id(f) for name, f in vars(own).items()} for own in owners}
 
 
 def _changed(before: dict[str, dict[str, int]]) -> list[str]:
