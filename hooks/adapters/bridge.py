@@ -4,36 +4,86 @@ from __future__ import annotations
 
 import functools
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from ...calib.workload.config import RunConfig
 from ..process.host import Host, Reference, living, reference, references
+from ..process.looking import classes, contents
 from ..process.post_import import when_imported
 from ..process.settings import CadenceHint
-from ..session.attach import new_session
+from ..sensors.stand_ins import is_stood_in, lying_at, stand_in
 from ..session.session import EVAL, SAVE, Session
-from .callbacks import Found, WatchedTraining
+from .callbacks import Found, Listeners, OwnCallback, WatchedTraining
 from .megatron_model import chunks_of, place, run_config, timer_holders
+from .patches import Patches
 
 _TRAINING = "megatron.bridge.training"
+_CALLBACKS = f"{_TRAINING}.callbacks"
 
 
 def wait_for(session: Session) -> None:
-    """Join the callbacks of every ``pretrain``."""
-    when_imported(f"{_TRAINING}.callbacks", _join)
+    """Listen to the callbacks of every ``pretrain``."""
+    when_imported(_CALLBACKS, functools.partial(_listen, session))
 
 
-def _join(module: Any) -> None:
-    original = module.normalize_callbacks
+def _listen(session: Session, module: Any) -> None:
+    """Stand around what gives a manager, what asks whether it has an event, and its event.
 
-    @functools.wraps(original)
-    def normalize_callbacks(callbacks: Any) -> Any:
-        manager = original(callbacks)
-        manager = module.CallbackManager() if manager is None else manager
-        manager.add(bridge_callback())
-        return manager
+    No callback of ours is in the manager, which may be the user's own.
+    """
+    patches, manager = Patches(session), getattr(module, "CallbackManager", None)
+    listeners = _Listeners(BridgeCallback, "on_train_start")
+    lost = "pretrain is not seen; give it callbacks=[forerun.bridge_callback()]"
+    for owner, name, wrap in (
+        (module, "normalize_callbacks", listeners.normalizing),
+        (module, "should_fire", listeners.asking),
+        (manager, "fire", listeners.firing),
+    ):
+        original = lying_at(owner, name)
+        is_there = patches.note(owner, name, original is not None, lost)
+        if is_there and not is_stood_in(original):
+            patches.put(owner, name, wrap(original))
 
-    module.normalize_callbacks = normalize_callbacks
+
+class _Listeners(Listeners):
+    """Managers of callbacks, told by what the framework calls."""
+
+    def normalizing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A run without callbacks has a manager as well."""
+
+        def normalize_callbacks(callbacks: Any) -> Any:
+            manager = original(callbacks)
+            return (
+                importlib.import_module(_CALLBACKS).CallbackManager()
+                if manager is None
+                else manager
+            )
+
+        return stand_in(original, normalize_callbacks)
+
+    def asking(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Events that we wait for are fired where no callback does."""
+
+        def should_fire(callback_manager: Any, event_name: str) -> bool:
+            is_ours = callback_manager is not None and event_name in self.names
+            return is_ours or original(callback_manager, event_name)
+
+        return stand_in(original, should_fire)
+
+    def firing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """We come last."""
+
+        def fire(manager: Any, event_name: str, context: Any) -> None:
+            original(manager, event_name, context)
+            self.tell(manager, event_name, context)
+
+        return stand_in(original, fire)
+
+    def _has_own(self, owner: Any) -> bool:
+        held = contents(owner).get("_callbacks")
+        methods = held.get(self._starts, ()) if type(held) is dict else ()
+        return any(self._events in classes(getattr(one, "__self__", None)) for one in methods)
 
 
 def bridge_callback(**options: Any) -> BridgeCallback:
@@ -41,7 +91,7 @@ def bridge_callback(**options: Any) -> BridgeCallback:
 
     Where ``--calibrate`` started a session, it is that one, and the options are ignored.
     """
-    return BridgeCallback(functools.partial(new_session, **options))
+    return _OwnBridgeCallback(bridge_callback, options)
 
 
 class BridgeCallback(WatchedTraining):
@@ -70,6 +120,10 @@ class BridgeCallback(WatchedTraining):
     def on_train_end(self, context: Any) -> None:
         """Nothing of ours is left."""
         self.end()
+
+
+class _OwnBridgeCallback(OwnCallback, BridgeCallback):
+    """The same, in the user's list."""
 
 
 def _found(context: Any) -> Found:

@@ -9,6 +9,8 @@ from typing import Any
 
 from ..process.guard import Guard
 from ..process.host import Host, Reference, reference, references
+from ..process.looking import classes, contents
+from ..sensors.stand_ins import lying_at, stand_in
 from ..session.attach import new_session
 from ..session.chain import chain_of, roles_in, unseen_in
 from ..session.data_watch import DataWatch
@@ -34,25 +36,15 @@ class Found:
     """Where the framework tells all of it; else a first step shows the rest."""
 
 
-def callback_of(events: type, base: type, options: dict[str, Any]) -> Any:
-    """A callback of a framework: ``events``, of the class that its callbacks must have.
-
-    Where no flag started a session, it makes one; the options are those of ``attach``.
-    """
-    kind = type("ForerunCallback", (events, base), {})
-    return kind(functools.partial(new_session, **options))
-
-
 def after_init(kind: Any, add: Callable[[Any], object]) -> None:
     """Call ``add`` with every object of that class that is made from now on."""
-    original = kind.__init__
+    original = lying_at(kind, "__init__")
 
-    @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         add(self)
 
-    kind.__init__ = init
+    kind.__init__ = stand_in(original, init)
 
 
 class WatchedTraining:
@@ -86,7 +78,8 @@ class WatchedTraining:
         found = find()
         self._patches = Patches(session)
         for owner, name, label in found.brackets:
-            self._patches.bracket(owner, name, label)
+            lost = f"the time of {label} counts as time between steps"
+            self._patches.bracket(owner, name, label, lost=lost)
         session.describe(found.host or self._watch(session, found))
         self._session = session
 
@@ -175,3 +168,76 @@ class WatchedTraining:
         if self._session is not None:
             self._session.finish()
         self._session = self._sight = self._patches = None
+
+
+class OwnCallback(WatchedTraining):
+    """A callback that a user adds himself; what is copied or unpickled from it has not begun.
+
+    Where no flag started a session, it makes one.  ``make`` gives such a callback for ``options``,
+    which are those of ``attach``, and has a name that can be imported.
+    """
+
+    def __init__(self, make: Callable[..., Any], options: dict[str, Any]) -> None:
+        super().__init__(functools.partial(new_session, **options))
+        self._make = functools.partial(make, **options)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[()]]:
+        return self._make, ()
+
+
+@functools.cache
+def callback_class(events: type, base: type) -> type:
+    """``events`` as a callback of the class that a framework's callbacks must have."""
+    return type("ForerunCallback", (OwnCallback, events, base), {})
+
+
+class Watched:
+    """Who watches which object of a framework; nothing is written on it, and it is not kept."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Reference, Any]] = {}
+
+    def of(self, owner: Any) -> Any:
+        """Its watcher; None where it has none."""
+        alive, watcher = self._known.get(id(owner), (None, None))
+        return watcher if alive is not None and alive() is owner else None
+
+    def put(self, owner: Any, watcher: Any) -> None:
+        """It is watched from now on; watchers of what has died go."""
+        held = self._known.items()
+        self._known = {key: one for key, one in held if one[0]() is not None}
+        self._known[id(owner)] = reference(owner), watcher
+
+    def drop(self, owner: Any) -> None:
+        """It is watched no more."""
+        self._known.pop(id(owner), None)
+
+
+class Listeners(Watched):
+    """The same for what calls a list of callbacks, with ``events`` as if they were in the list."""
+
+    def __init__(self, events: type, starts: str) -> None:
+        super().__init__()
+        self._events, self._starts = events, starts
+        self.names = frozenset(name for name in vars(events) if name.startswith("on_"))
+        self._protect = Guard().protect
+
+    def tell(self, owner: Any, event: str, *args: Any, **kwargs: Any) -> None:
+        """Hand an event to the owner's watcher; the event that begins training makes one.
+
+        A callback of the same kind that the user has put in the owner's list watches in its place.
+        """
+        if event in self.names:
+            self._protect(self._tell)(owner, event, *args, **kwargs)
+
+    def _tell(self, owner: Any, event: str, *args: Any, **kwargs: Any) -> None:
+        watcher = self.of(owner)
+        if watcher is None and event == self._starts and not self._has_own(owner):
+            watcher = self._events(new_session)
+            self.put(owner, watcher)
+        if watcher is not None:
+            getattr(watcher, event)(*args, **kwargs)
+
+    def _has_own(self, owner: Any) -> bool:
+        held = contents(owner).get("callbacks")
+        return type(held) is list and any(self._events in classes(one) for one in held)

@@ -1,24 +1,34 @@
-"""The Trainer of transformers, through its callbacks; evaluation and saves around its methods."""
+"""The Trainer of transformers, by the events of its callbacks, and around its methods.
+
+No callback of ours is in its list: its handler is listened to where it calls those that are.
+"""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from ...calib.workload.config import Cadence
+from ..process.looking import contents
 from ..process.post_import import when_imported
 from ..sensors.recorder import OPTIMIZER
+from ..sensors.stand_ins import is_stood_in, lying_at, stand_in
 from ..session.first_step import Known
 from ..session.session import EVAL, SAVE, Session
-from .callbacks import Found, WatchedTraining, after_init, callback_of
+from .callbacks import Found, Listeners, WatchedTraining, callback_class
+from .patches import Patches
 
+_CALL = "call_event"
 _STEPS = "steps"
 _EVERY = ("eval", "save")
 
 
 def wait_for(session: Session) -> None:
-    """Give every Trainer our callback, once transformers has one."""
-    when_imported("transformers.trainer", _add_to_trainers)
+    """Listen to the handlers of all Trainers, once transformers has one."""
+    listen = functools.partial(_listen, session)
+    when_imported("transformers.trainer", listen)
 
 
 def hugging_face_callback(**options: Any) -> Any:
@@ -28,16 +38,32 @@ def hugging_face_callback(**options: Any) -> Any:
     """
     from transformers import TrainerCallback
 
-    return callback_of(_Events, TrainerCallback, options)
+    return callback_class(_Events, TrainerCallback)(hugging_face_callback, options)
 
 
-def _add_to_trainers(module: ModuleType) -> None:
-    def add(trainer: Any) -> None:
-        known = getattr(trainer.callback_handler, "callbacks", ())
-        if not any(isinstance(callback, _Events) for callback in known):
-            trainer.add_callback(hugging_face_callback())
+def _listen(session: Session, _: ModuleType) -> None:
+    from transformers.trainer_callback import CallbackHandler
 
-    after_init(module.Trainer, add)
+    patches, original = Patches(session), lying_at(CallbackHandler, _CALL)
+    lost = "Trainers are not seen; give them forerun.hugging_face_callback()"
+    if patches.note(CallbackHandler, _CALL, original is not None, lost) and not is_stood_in(
+        original
+    ):
+        patches.put(CallbackHandler, _CALL, _telling(original))
+
+
+def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+    listeners = Listeners(_Events, "on_train_begin")
+
+    def call_event(
+        self: Any, event: str, args: Any, state: Any, control: Any, **kwargs: Any
+    ) -> Any:
+        found = original(self, event, args, state, control, **kwargs)
+        optimizer = contents(self).get("optimizer")
+        listeners.tell(self, event, args, state, found, optimizer=optimizer)
+        return found
+
+    return stand_in(original, call_event)
 
 
 class _Events(WatchedTraining):

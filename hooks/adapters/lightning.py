@@ -1,29 +1,35 @@
-"""Lightning's Trainer, through its callbacks; under its old name and its new one."""
+"""Lightning's Trainer, by the events of its callbacks; under its old name and its new one.
+
+No callback of ours is in its list: it is listened to where it calls those that are.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
 import math
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ...calib.workload.config import Cadence
 from ..process.post_import import when_imported
 from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
+from ..sensors.stand_ins import is_stood_in, lying_at, stand_in
 from ..session.first_step import Known
 from ..session.session import EVAL, SAVE, Session
-from .callbacks import Found, WatchedTraining, after_init, callback_of
+from .callbacks import Found, Listeners, WatchedTraining, callback_class
+from .patches import Patches
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_CALL = "_call_callback_hooks"
 
 
 def wait_for(session: Session) -> None:
-    """Give every Trainer our callback, once there is one."""
+    """Listen to all Trainers, once there is one."""
     for package in _PACKAGES:
-        add = functools.partial(_add_to_trainers, package)
-        when_imported(f"{package}.trainer.trainer", add)
+        when_imported(f"{package}.trainer.trainer", functools.partial(_listen, session, package))
 
 
 def lightning_callback(package: str = _PACKAGES[0], **options: Any) -> Any:
@@ -32,16 +38,27 @@ def lightning_callback(package: str = _PACKAGES[0], **options: Any) -> Any:
     ``package`` is the one that the Trainer comes from, ``lightning.pytorch`` or
     ``pytorch_lightning``.  Where ``--calibrate`` started a session, it is that one.
     """
-    return callback_of(_Events, importlib.import_module(package).Callback, options)
+    make = functools.partial(lightning_callback, package)
+    return callback_class(_Events, importlib.import_module(package).Callback)(make, options)
 
 
-def _add_to_trainers(package: str, module: ModuleType) -> None:
-    def add(trainer: Any) -> None:
-        if not any(isinstance(callback, _Events) for callback in trainer.callbacks):
-            # First of all: what others do at the end of a batch, such as saves, is no step's.
-            trainer.callbacks.insert(0, lightning_callback(package))
+def _listen(session: Session, package: str, _: Any) -> None:
+    calls: Any = sys.modules.get(f"{package}.trainer.call")
+    patches, original = Patches(session), lying_at(calls, _CALL)
+    lost = "Trainers are not seen; give them forerun.lightning_callback()"
+    if patches.note(calls, _CALL, original is not None, lost) and not is_stood_in(original):
+        patches.put(calls, _CALL, _telling(original))
 
-    after_init(module.Trainer, add)
+
+def _telling(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Ours comes first: what others do at the end of a batch, such as saves, is no step's."""
+    listeners = Listeners(_Events, "on_train_start")
+
+    def call_callback_hooks(trainer: Any, hook_name: str, *args: Any, **kwargs: Any) -> None:
+        listeners.tell(trainer, hook_name, trainer, None, *args)
+        original(trainer, hook_name, *args, **kwargs)
+
+    return stand_in(original, call_callback_hooks)
 
 
 class _Events(WatchedTraining):

@@ -5,7 +5,6 @@ Stands down where Megatron-LM's own training loop is the host.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -17,6 +16,7 @@ from ..process.host import Host, Reference, living, reference, references
 from ..process.post_import import when_imported
 from ..sensors.optimizer_steps import OptimizerSteps
 from ..sensors.recorder import OPTIMIZER
+from ..sensors.stand_ins import stand_in
 from ..session.session import EVAL, SAVE, Session
 from .megatron_model import chunks_of, place, run_config, timer_holders
 from .patches import Patches, wrapped
@@ -56,19 +56,16 @@ class CoreLoop:
         return "megatron.training.training" in sys.modules or self._session.is_claimed
 
     def attach_schedules(self, schedules: ModuleType) -> None:
-        """Wrap what ``get_forward_backward_func`` returns, in both namespaces that have it."""
+        """Wrap what ``get_forward_backward_func`` returns, in all namespaces that have it."""
         original: Any = getattr(schedules, _GETTER, None)
         lost = "steps of a loop on megatron.core are not seen"
         if not self._patches.note(schedules, _GETTER, original is not None, lost):
             return
 
-        @functools.wraps(original)
         def getter(*args: Any, **kwargs: Any) -> Any:
             return self._wrap(original(*args, **kwargs))
 
-        for module in (schedules, sys.modules.get(_PACKAGE)):
-            if getattr(module, _GETTER, None) is original:
-                setattr(module, _GETTER, getter)
+        self._patches.put(schedules, _GETTER, stand_in(original, getter))
 
     def attach_saving(self, module: ModuleType) -> None:
         """Bracket checkpoints."""
@@ -76,7 +73,6 @@ class CoreLoop:
             self._patches.bracket(module, "save", SAVE, lost="saves count as time between steps")
 
     def _wrap(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(schedule)
         def forward_backward(*args: Any, **kwargs: Any) -> Any:
             if self.is_standing_down:
                 return schedule(*args, **kwargs)
@@ -93,7 +89,7 @@ class CoreLoop:
             finally:
                 self._session.end_bracket(EVAL)
 
-        return forward_backward
+        return stand_in(schedule, forward_backward)
 
     def _begin_training(self, call: dict[str, Any]) -> None:
         world = dist.group.WORLD if dist.is_available() else None
@@ -139,7 +135,7 @@ class CoreLoop:
         for cls in (MegatronOptimizer, *_subclasses(MegatronOptimizer)):
             step = vars(cls).get(_STEP)
             if callable(step) and not getattr(step, "__isabstractmethod__", False):
-                setattr(cls, _STEP, wrapped(step, self._before_step, self._after_step))
+                self._patches.put(cls, _STEP, wrapped(step, self._before_step, self._after_step))
         # A loop may drive torch's optimizer itself; inside Megatron's these are nested and ignored.
         OptimizerSteps(self._before_step, self._after_step)
 

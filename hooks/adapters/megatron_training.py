@@ -18,6 +18,7 @@ from ...calib.workload.config import RunConfig
 from ..process.host import Host, Reference, living, references
 from ..process.looking import attribute, tree
 from ..process.post_import import when_imported
+from ..sensors.stand_ins import stand_in
 from ..session.session import EVAL, SAVE, Session
 from .megatron_model import chunks_of, place, timer_holders, with_device, with_running_batch
 from .patches import Patches
@@ -95,7 +96,7 @@ class TrainingLoop:
         ):
             original: Any = getattr(module, name, None)
             if self._patches.note(module, name, original is not None, lost):
-                setattr(module, name, wrap(original))
+                self._patches.put(module, name, wrap(original))
         for name, label in (("evaluate_and_print_results", EVAL), (_SAVE, SAVE)):
             lost = f"the time of {label} counts as time between steps"
             self._patches.bracket(module, name, label, lost=lost)
@@ -111,7 +112,6 @@ class TrainingLoop:
     def _wrap_train(self, original: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(original)
 
-        @functools.wraps(original)
         def train(*args: Any, **kwargs: Any) -> Any:
             self._before_train(signature, args, kwargs)
             try:
@@ -120,21 +120,19 @@ class TrainingLoop:
                 self._session.abandon()  # an in-process restart comes back with other objects
                 raise
 
-        return train
+        return stand_in(original, train)
 
     def _wrap_getter(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
         def getter(*args: Any, **kwargs: Any) -> Any:
             schedule = original(*args, **kwargs)
 
-            @functools.wraps(schedule)
             def forward_backward(*args: Any, **kwargs: Any) -> Any:
                 self._num_passes += not kwargs.get("forward_only", False)
                 return schedule(*args, **kwargs)
 
-            return forward_backward
+            return stand_in(schedule, forward_backward)
 
-        return getter
+        return stand_in(original, getter)
 
     def _begin_training(
         self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from ..sensors.stand_ins import lying_at, places_of, stand_in
 from ..session.session import Session
 
 _log = logging.getLogger(__name__)
@@ -21,7 +21,6 @@ def wrapped(
     They must be protected by a guard: they run inside training.
     """
 
-    @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         before(*args, **kwargs)
         try:
@@ -29,7 +28,7 @@ def wrapped(
         finally:
             after(*args, **kwargs)
 
-    return wrapper
+    return stand_in(original, wrapper)
 
 
 class Patches:
@@ -57,17 +56,23 @@ class Patches:
         return is_there
 
     def bracket(self, owner: Any, name: str, label: str, *, lost: str = "") -> None:
-        """Tell the session how long ``owner.name`` takes; calls inside each other are one."""
+        """Tell the session how long ``owner.name`` takes on the thread that trains.
+
+        Calls inside each other are one.
+        """
+        guard = self._session.guard
 
         def begin(*_: Any, **__: Any) -> None:
-            self._depths[label] += 1
-            if self._depths[label] == 1:
-                self._session.begin_bracket(label)
+            if guard.is_training:
+                self._depths[label] += 1
+                if self._depths[label] == 1:
+                    self._session.begin_bracket(label)
 
         def end(*_: Any, **__: Any) -> None:
-            self._depths[label] -= 1
-            if not self._depths[label]:
-                self._session.end_bracket(label)
+            if guard.is_training:
+                self._depths[label] -= 1
+                if not self._depths[label]:
+                    self._session.end_bracket(label)
 
         self.around(owner, name, before=begin, after=end, lost=lost)
 
@@ -81,16 +86,17 @@ class Patches:
         lost: str = "",
     ) -> None:
         """Call both around ``owner.name``, as ``wrapped`` does; ``lost`` is said where it lacks."""
-        original = getattr(owner, name, None)
+        original = lying_at(owner, name)
         if lost:
             self.note(owner, name, original is not None, lost)
         if original is not None:
             self.put(owner, name, wrapped(original, before, after))
 
     def put(self, owner: Any, name: str, value: Callable[..., Any]) -> None:
-        """``owner.name`` is ``value`` until ``remove``."""
-        self._saved.append((owner, name, vars(owner).get(name), value))
-        setattr(owner, name, value)
+        """``owner.name``, made by ``stand_in``, is ``value`` until ``remove``."""
+        for place in places_of(owner, name):
+            self._saved.append((place, name, vars(place).get(name), value))
+            setattr(place, name, value)
 
     def remove(self) -> None:
         """Put everything back; what another has replaced meanwhile stays his."""

@@ -8,7 +8,7 @@ then have an adapter of their own, and this one stands down.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +25,13 @@ from ..session.session import EVAL, SAVE, Session
 from .callbacks import Found, WatchedTraining
 
 _Module: Any = torch.nn.Module
+_CHECKPOINT = "torch.distributed.checkpoint"
+_SAVERS = (
+    ("torch.serialization", "_save"),
+    ("torch.serialization", "_legacy_save"),
+    (f"{_CHECKPOINT}.state_dict_saver", "_save_state_dict"),
+    (f"{_CHECKPOINT}.staging:DefaultStager", "_stage"),
+)
 
 
 def wait_for(session: Session) -> None:
@@ -96,12 +103,11 @@ class TorchLoop(WatchedTraining):
             self.end()
 
     def _begin_with(self, optimizer: Any) -> None:
-        savers = torch, sys.modules.get("torch.distributed.checkpoint")
         self.begin(
             lambda: Found(
                 optimizer=optimizer,
                 known=Known(cadence=Cadence(train_iters=self._hint.train_iters or 0)),
-                brackets=tuple((module, "save", SAVE) for module in savers if module is not None),
+                brackets=tuple(_savers()),
             )
         )
         if self._session is None or self._patches is None:
@@ -132,3 +138,11 @@ class TorchLoop(WatchedTraining):
         find = self._watched.get(id(module))
         if find is not None and find() is module:
             (self.end_bracket if mode is True else self.begin_bracket)(EVAL)
+
+def _savers() -> Iterator[tuple[Any, str, str]]:
+    """What saves beneath the functions that users call, hand to others and pickle."""
+    for place, name in _SAVERS:
+        module, _, kind = place.partition(":")
+        found = sys.modules.get(module)
+        if found is not None:
+            yield getattr(found, kind, found), name, SAVE

@@ -10,57 +10,57 @@ from typing import Any
 from ...calib.workload.config import Cadence
 from ..process.post_import import when_imported
 from ..sensors.recorder import OPTIMIZER
+from ..sensors.stand_ins import is_stood_in, lying_at, stand_in
 from ..session.attach import new_session
 from ..session.first_step import Known
 from ..session.session import EVAL, SAVE, Session
-from .callbacks import Found, WatchedTraining
+from .callbacks import Found, Watched, WatchedTraining
+from .patches import Patches
 
 
 def wait_for(session: Session) -> None:
     """Stand around the Trainer's methods; its module was ``train`` up to 0.2."""
     for name in ("torchtitan.trainer", "torchtitan.train"):
-        when_imported(name, _watch_trainers)
+        when_imported(name, functools.partial(_watch_trainers, session))
 
 
-def _watch_trainers(module: ModuleType) -> None:
+def _watch_trainers(session: Session, module: ModuleType) -> None:
     trainer = getattr(module, "Trainer", None)
-    if trainer is not None and not hasattr(trainer.train, "__wrapped_by_forerun__"):
-        trainer.train = _wrap_train(trainer.train)
-        trainer.train_step = _wrap_step(trainer.train_step)
+    if trainer is None or is_stood_in(lying_at(trainer, "train")):
+        return
+    patches, watched = Patches(session), Watched()
+    for name, wrap in (("train", _wrap_train), ("train_step", _wrap_step)):
+        original = lying_at(trainer, name)
+        if patches.note(trainer, name, original is not None, "no steps are seen"):
+            patches.put(trainer, name, wrap(original, watched))
 
 
-def _wrap_train(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
+def _wrap_train(original: Callable[..., Any], watched: Watched) -> Callable[..., Any]:
     def train(self: Any, *args: Any, **kwargs: Any) -> Any:
-        watched = _Training(new_session)
-        vars(self)[_WATCHED] = watched
-        watched.begin(lambda: watched.find(self))
+        training = _Training(new_session)
+        watched.put(self, training)
+        training.begin(lambda: training.find(self))
         try:
             return original(self, *args, **kwargs)
         finally:
-            del vars(self)[_WATCHED]
-            watched.end()
+            watched.drop(self)
+            training.end()
 
-    vars(train)["__wrapped_by_forerun__"] = True
-    return train
+    return stand_in(original, train)
 
 
-def _wrap_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
+def _wrap_step(original: Callable[..., Any], watched: Watched) -> Callable[..., Any]:
     def train_step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        watched = vars(self).get(_WATCHED)
-        if watched is None:
+        training = watched.of(self)
+        if training is None:
             return original(self, *args, **kwargs)
         # The Trainer has counted the step that it begins.
-        watched.begin_step(self.step - 1)
+        training.begin_step(self.step - 1)
         result = original(self, *args, **kwargs)
-        watched.end_step()
+        training.end_step()
         return result
 
-    return train_step
-
-
-_WATCHED = "_forerun"
+    return stand_in(original, train_step)
 
 
 class _Training(WatchedTraining):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import sys
 import threading
 import traceback
@@ -34,7 +35,7 @@ class Guard:
 
     def __init__(self, on_trip: Callable[[], None] | None = None) -> None:
         self._on_trip = on_trip
-        self._thread = threading.get_ident()
+        self._thread, self._process = threading.get_ident(), os.getpid()
         self.num_faults = 0
         self.num_training_faults = 0
         self.is_tripped = False
@@ -84,6 +85,11 @@ class Guard:
         self._thread = threading.get_ident()
         if self.is_tripped:
             self._remove()
+
+    @property
+    def is_training(self) -> bool:
+        """True on the thread that trains; in a process that was forked from it, nothing does."""
+        return threading.get_ident() == self._thread and os.getpid() == self._process
 
     def _remove(self) -> None:
         on_trip, self._on_trip = self._on_trip, None

@@ -48,6 +48,17 @@ def classes(owner: Any) -> tuple[type, ...]:
     return _mro(type(owner))
 
 
+def holder(kind: type, name: str) -> type | None:
+    """The class or base that has ``name`` itself; None where none has."""
+    return next((cls for cls in _mro(kind) if name in _vars(cls)), None)
+
+
+def module_name(owner: Any) -> str:
+    """Where the object's class says that it was defined; empty where it does not say."""
+    found = _vars(type(owner)).get("__module__")
+    return found if type(found) is str else ""
+
+
 def class_names(owner: Any) -> set[str]:
     """The names of these classes."""
     return {cls.__name__ for cls in classes(owner)}
@@ -65,9 +76,10 @@ def attribute(owner: Any, name: str, default: Any = None) -> Any:
             found = dict.get(held, name, _MISSING)
     if found is not _MISSING:
         return found
-    found = next((_vars(cls)[name] for cls in classes(owner) if name in _vars(cls)), _MISSING)
-    if found is _MISSING:
+    home = holder(type(owner), name)
+    if home is None:
         return default
+    found = _vars(home)[name]
     if type(found) is MemberDescriptorType:  # a slot
         try:
             return found.__get__(owner)
