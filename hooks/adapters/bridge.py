@@ -9,7 +9,7 @@ from typing import Any
 
 from ...calib.workload.config import RunConfig
 from ..process.host import Host, Reference, living, reference, references
-from ..process.looking import classes, contents
+from ..process.looking import contents, is_a
 from ..process.post_import import when_imported
 from ..process.settings import CadenceHint
 from ..sensors.stand_ins import is_stood_in, lying_at, stand_in
@@ -83,7 +83,7 @@ class _Listeners(Listeners):
     def _has_own(self, owner: Any) -> bool:
         held = contents(owner).get("_callbacks")
         methods = held.get(self._starts, ()) if type(held) is dict else ()
-        return any(self._events in classes(getattr(one, "__self__", None)) for one in methods)
+        return any(is_a(getattr(one, "__self__", None), self._events) for one in methods)
 
 
 def bridge_callback(**options: Any) -> BridgeCallback:

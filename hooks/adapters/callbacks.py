@@ -9,7 +9,7 @@ from typing import Any
 
 from ..process.guard import Guard
 from ..process.host import Host, Reference, reference, references
-from ..process.looking import classes, contents
+from ..process.looking import contents, is_a
 from ..sensors.stand_ins import lying_at, stand_in
 from ..session.attach import new_session
 from ..session.chain import chain_of, roles_in, unseen_in
@@ -240,4 +240,4 @@ class Listeners(Watched):
 
     def _has_own(self, owner: Any) -> bool:
         held = contents(owner).get("callbacks")
-        return type(held) is list and any(self._events in classes(one) for one in held)
+        return type(held) is list and any(is_a(one, self._events) for one in held)

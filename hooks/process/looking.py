@@ -53,6 +53,11 @@ def holder(kind: type, name: str) -> type | None:
     return next((cls for cls in _mro(kind) if name in _vars(cls)), None)
 
 
+def is_a(owner: Any, kind: type) -> bool:
+    """``isinstance``, as Python itself knows it: neither the object nor its class is asked."""
+    return any(cls is kind for cls in classes(owner))
+
+
 def module_name(owner: Any) -> str:
     """Where the object's class says that it was defined; empty where it does not say."""
     found = _vars(type(owner)).get("__module__")

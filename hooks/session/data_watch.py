@@ -1,24 +1,25 @@
 """Which ``DataLoader`` feeds a loop, how long it is, and how many of its batches make a step.
 
-Two methods of torch's loaders are replaced until the first steps have shown it.  They return what
-they did: no batch is drawn, no random state is touched, no loader is kept alive.
+One private method beneath torch's loaders is replaced until the first steps have shown it.  It
+returns what it did: no batch is drawn, no random state is touched, no loader is kept alive, and no
+object of the user's is asked for anything.
 """
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data import dataloader
 
 from ...calib.records.record_kinds import DataLength
 from ..process.guard import Guard
 from ..process.host import Reference, reference
+from ..process.looking import contents
+from ..sensors.stand_ins import stand_in
 from .first_step import batch_shape
+from .pass_length import pass_length
 
 NUM_STEPS = 2
 """The first step may draw more: a loop that looks ahead, a step that a scaler of losses skips."""
@@ -40,11 +41,12 @@ class DataSeen:
 
 @dataclass(slots=True)
 class _Loader:
-    """A loader that was asked for its batches."""
+    """A loader that batches were drawn from."""
 
     alive: Reference
+    """Its sampler, which lives as long as it does; else the iterator of one pass."""
     num_batches: int | None
-    """Of a pass; None where it has no length."""
+    """Of a pass; None where torch does not know, and no pass has ended."""
     num_drawn: int = 0
     """In the pass that runs."""
     draws: tuple[int, ...] = ()
@@ -58,27 +60,37 @@ class DataWatch:
     """Counts the batches of each loader, from ``install`` to ``remove``."""
 
     def __init__(self, guard: Guard) -> None:
-        self._protect = guard.protect
-        self._num_batches = guard.protect(num_batches)
-        self._saved: list[tuple[Any, str, Any, Any]] = []
-        self._loaders: dict[int, _Loader] = {}
-        self._iterators: dict[int, tuple[Reference, _Loader]] = {}
+        self._note, self._note_end = guard.protect(self._draw), guard.protect(self._end_pass)
+        self._saved: tuple[Any, Callable[..., Any]] | None = None
+        self._loaders: dict[tuple[int, int], _Loader] = {}
         self._num_steps = 0
 
     def install(self) -> None:
-        """Replace the two methods; does nothing where they are replaced already."""
-        if self._saved:
+        """Stand around the method; does nothing where that is so already."""
+        owner = _iterators()
+        original = vars(owner).get(_NEXT)
+        if self._saved is not None or original is None:
             return
-        self._put(DataLoader, "__iter__", self._protect(self._begin_pass))
-        self._put(_BaseDataLoaderIter, "__next__", self._protect(self._draw))
+        note, note_end = self._note, self._note_end
+
+        def following(iterator: Any) -> Any:
+            try:
+                batch = original(iterator)
+            except StopIteration:
+                note_end(iterator)
+                raise
+            note(iterator, batch)
+            return batch
+
+        self._saved = original, stand_in(original, following)
+        setattr(owner, _NEXT, self._saved[1])
 
     def remove(self) -> None:
-        """Put them back; what another has replaced meanwhile stays his."""
-        while self._saved:
-            owner, name, original, wrapper = self._saved.pop()
-            if vars(owner).get(name) is wrapper:
-                setattr(owner, name, original)
-        self._loaders, self._iterators = {}, {}
+        """Put it back; what another has replaced meanwhile stays his."""
+        saved, self._saved = self._saved, None
+        if saved is not None and vars(_iterators()).get(_NEXT) is saved[1]:
+            setattr(_iterators(), _NEXT, saved[0])
+        self._loaders = {}
 
     @property
     def is_over(self) -> bool:
@@ -111,54 +123,35 @@ class DataWatch:
             **work,
         )
 
-    def _put(self, owner: Any, name: str, note: Callable[..., object]) -> None:
-        original = vars(owner).get(name)
-        if original is None:
-            return
-
-        @functools.wraps(original)
-        def wrapper(thing: Any, *args: Any, **kwargs: Any) -> Any:
-            found = original(thing, *args, **kwargs)
-            note(thing, found)
-            return found
-
-        self._saved.append((owner, name, original, wrapper))
-        setattr(owner, name, wrapper)
-
-    def _begin_pass(self, loader: Any, iterator: Any) -> None:
-        known = self._loaders.get(id(loader))
-        if known is None or known.alive() is not loader:
-            known = _Loader(reference(loader), self._num_batches(loader))
-            self._loaders[id(loader)] = known
-        known.num_drawn = 0
-        held = self._iterators.items()
-        self._iterators = {key: one for key, one in held if one[0]() is not None}
-        self._iterators[id(iterator)] = reference(iterator), known
-
     def _draw(self, iterator: Any, batch: Any) -> None:
-        alive, loader = self._iterators.get(id(iterator), (None, None))
-        if alive is not None and loader is not None and alive() is iterator:
-            loader.num_drawn += 1
-            loader.num_in_step += 1
-            loader.shape = loader.shape or batch_shape(batch)
+        loader = self._loader_of(iterator)
+        loader.num_drawn = contents(iterator)[_DRAWN]
+        loader.num_in_step += 1
+        loader.shape = loader.shape or batch_shape(batch)
+
+    def _end_pass(self, iterator: Any) -> None:
+        """A whole pass says how long the next one is, where it has been seen from its start."""
+        drawn = contents(iterator)[_DRAWN]
+        if drawn:
+            loader = self._loader_of(iterator)
+            loader.num_batches = loader.num_batches or drawn
+
+    def _loader_of(self, iterator: Any) -> _Loader:
+        """A loader is its sampler and data set; of a sampler that allows no reference, a pass."""
+        own = contents(iterator)
+        owner = own.get("_index_sampler")
+        if reference(owner)() is None:
+            owner = iterator
+        key = id(owner), id(own.get("_dataset"))
+        known = self._loaders.get(key)
+        if known is None or known.alive() is not owner:
+            known = self._loaders[key] = _Loader(reference(owner), pass_length(iterator))
+        return known
 
 
-def num_batches(loader: Any) -> int | None:
-    """Batches of one pass, as the loader counts them; None where its data have no length.
+_NEXT, _DRAWN = "__next__", "_num_yielded"
 
-    Of a data set that is only iterated, ``len(loader)`` would be remembered by the loader, which
-    then warns of later batches: the same is worked out from the data set.  Raises what else the
-    data's own ``__len__`` raises.
-    """
-    try:
-        if not isinstance(loader.dataset, IterableDataset):
-            return len(loader)
-        data: Any = loader.dataset
-        if not hasattr(data, "__len__"):
-            return None
-        rows, size = len(data), loader.batch_size
-        if size is None:
-            return rows
-        return rows // size if loader.drop_last else math.ceil(rows / size)
-    except (TypeError, NotImplementedError):  # Python's words for no length
-        return None
+
+def _iterators() -> Any:
+    """The class of all iterators of torch's loaders."""
+    return getattr(dataloader, "_BaseDataLoaderIter", object)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
+from collections import Counter, UserDict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ from ...calib.records.record_kinds import LoopRecord
 from ...calib.workload.config import Cadence, RunConfig
 from ..process.guard import Guard
 from ..process.host import update_calls
-from ..process.looking import attribute, tree, weights
+from ..process.looking import attribute, contents, is_a, module_name, tree, weights
 from ..process.settings import RankInfo
 from ..sensors.module_calls import CALLS
 from ..sensors.sites import transformers_config
@@ -25,6 +25,8 @@ from .chain import is_flattened, is_sharded, is_split, num_copies, num_replicas
 from .instruments import device_name
 
 _log = logging.getLogger(__name__)
+_DEPTH = 8
+"""Of containers in each other that a batch is looked for in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,11 +141,12 @@ def is_self_described(models: Iterable[torch.nn.Module]) -> bool:
 
 def batch_shape(value: Any) -> tuple[int, ...]:
     """Samples and tokens of a batch of whole numbers, samples alone of another; else nothing."""
-    found = [*_tensors(value)]
-    tokens = next((t for t in found if _is_tokens(t)), None)
-    if tokens is not None:
-        return tuple(tokens.shape)
-    return next(((int(t.shape[0]),) for t in found if t.dim()), ())
+    with torch._C.DisableTorchFunction():
+        found = [*_tensors(value)]
+        tokens = next((t for t in found if _is_tokens(t)), None)
+        if tokens is not None:
+            return tuple(tokens.shape)
+        return next(((int(t.shape[0]),) for t in found if t.dim()), ())
 
 
 def _config_of(module: torch.nn.Module) -> Mapping[str, Any] | None:
@@ -151,15 +154,23 @@ def _config_of(module: torch.nn.Module) -> Mapping[str, Any] | None:
     return None if config is None else config.to_dict()
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _tensors(part)
+def _tensors(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """Tensors of torch's own kinds; of containers only what Python's own methods take out."""
+    if is_a(value, torch.Tensor):
+        if module_name(value).partition(".")[0] == "torch":
+            yield value
+    elif depth < _DEPTH:
+        parts: Any = ()
+        if is_a(value, dict):
+            parts = dict.values(value)
+        elif is_a(value, UserDict):
+            parts = (contents(value).get("data"),)
+        elif is_a(value, tuple):
+            parts = tuple.__iter__(value)
+        elif is_a(value, list):
+            parts = list.__iter__(value)
+        for part in parts:
+            yield from _tensors(part, depth + 1)
 
 
 def _is_tokens(tensor: torch.Tensor) -> bool:

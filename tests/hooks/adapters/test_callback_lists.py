@@ -15,6 +15,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
+from foreign_names import check_stand_ins
 from torch import nn
 
 from forerun.calib.records.record_kinds import StepRecord
@@ -133,6 +134,7 @@ def trained(kind: str, directory: Path, *own: Any) -> list[list[str]]:
     found: list[list[str]] = []
 
     def look(known: Any) -> None:
+        check_stand_ins()
         found.append(names(known))
         for one in copies(known):
             assert len(one) == len(known)

@@ -5,13 +5,24 @@ from __future__ import annotations
 import gc
 import itertools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 from torch.utils.data.dataloader import _BaseDataLoaderIter
+from unaskable import Unaskable, refuse
 
 from forerun.calib.records.record_kinds import DataLength
 from forerun.hooks.process.guard import Guard
@@ -106,22 +117,23 @@ def test_a_loader_that_evaluates_is_not_the_one_that_trains(watch: DataWatch) ->
     assert found.steps == 10
 
 
-@pytest.mark.parametrize(("kind", "length"), [(Stream, "none"), (SizedStream, "known")])
-def test_a_stream_has_the_length_that_it_says(
-    watch: DataWatch, kind: type[Stream], length: str
+@pytest.mark.parametrize("kind", [Stream, SizedStream])
+def test_a_stream_has_no_length_until_a_pass_over_it_has_ended(
+    watch: DataWatch, kind: type[Stream]
 ) -> None:
     loader = DataLoader(kind(30), batch_size=2)
     found = train(watch, loader, 1)
-    assert found.length is DataLength(length)
-    assert found.steps == (15 if kind is SizedStream else 0)
+    assert (found.length, found.steps) == (DataLength.NONE, 0)
     # torch's loader remembers that it was asked, and then warns of later batches.
     assert loader._IterableDataset_len_called is None
+    assert sum(1 for _ in loader) == 15
+    next(iter(loader))
+    watch.end_step()
+    assert (watch.seen().length, watch.seen().steps) == (DataLength.KNOWN, 15)
 
 
 @pytest.mark.parametrize("kind", [TypeError, NotImplementedError, ZeroDivisionError])
-def test_data_that_fail_to_say_their_length_have_none(
-    kind: type[Exception], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_data_that_fail_to_say_their_length_are_not_asked(kind: type[Exception]) -> None:
     guard = Guard()
     watch = DataWatch(guard)
     watch.install()
@@ -129,8 +141,138 @@ def test_data_that_fail_to_say_their_length_have_none(
         assert train(watch, DataLoader(Failing(kind)), 1).length is DataLength.NONE
     finally:
         watch.remove()
-    is_fault = kind is ZeroDivisionError  # the others say that there is none
-    assert guard.num_faults == is_fault == ("no length today" in caplog.text)
+    assert guard.num_faults == 0
+
+
+def shard(data: Any) -> DistributedSampler:
+    return DistributedSampler(data, num_replicas=2, rank=1)
+
+
+SAMPLERS: dict[str, Callable[[Any], Any]] = {
+    "sequential": SequentialSampler,
+    "random": RandomSampler,
+    "some": lambda data: RandomSampler(data, num_samples=17),
+    "again": lambda data: RandomSampler(data, replacement=True, num_samples=70),
+    "replaced": lambda data: RandomSampler(data, replacement=True),
+    "subset": lambda data: SubsetRandomSampler(range(3, 26)),
+    "tensor": lambda data: SubsetRandomSampler(torch.arange(19)),  # type: ignore[arg-type]
+    "weighted": lambda data: WeightedRandomSampler([1.0] * len(data), 22),
+    "shard": shard,
+    "shard in order": lambda data: DistributedSampler(data, 3, 0, shuffle=False, drop_last=True),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("batch", [None, 1, 4, 5, 100])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_samplers_of_torchs_tell_the_length_before_the_first_pass_is_over(
+    watch: DataWatch, name: str, batch: int | None, drop_last: bool
+) -> None:
+    data = Rows(31)
+    is_dropping = drop_last and batch is not None
+    loader = DataLoader(data, batch_size=batch, sampler=SAMPLERS[name](data), drop_last=is_dropping)
+    if not len(loader):
+        return
+    next(iter(loader))
+    watch.end_step()
+    assert (watch.seen().length, watch.seen().steps) == (DataLength.KNOWN, len(loader))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [5, 60])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("keeps", [False, True])
+def test_workers_that_draw_ahead_change_no_length(
+    watch: DataWatch, rows: int, shuffle: bool, keeps: bool
+) -> None:
+    loader = DataLoader(
+        Rows(rows), batch_size=2, shuffle=shuffle, num_workers=2, persistent_workers=keeps
+    )
+    for _ in range(2 if keeps else 1):
+        found = []
+        for _ in loader:
+            watch.end_step()
+            found.append(watch.seen())
+        assert {(one.length, one.steps) for one in found} == {(DataLength.KNOWN, len(loader))}
+        assert len({one.end for one in found}) == 1  # the same at each step of a pass
+
+
+@pytest.mark.parametrize("data", [[1, 2, 3, 4, 5], torch.arange(5), TensorDataset(torch.ones(5))])
+def test_data_of_any_kind_are_counted(watch: DataWatch, data: Any) -> None:
+    assert train(watch, DataLoader(data, batch_size=2), 1).steps == 3
+
+
+class Bucket:
+    """Batches of like length: how many is asked of a pass, which draws."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(24).tolist()
+        return iter([order[i : i + 4] for i in range(0, 24, 4)])
+
+    __len__ = refuse
+
+
+class Bare(RandomSampler):
+    """A sampler of torch's, until its class is looked at."""
+
+    __len__ = refuse
+    num_samples = property(refuse)  # type: ignore[assignment]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(24).tolist())
+
+
+def test_samplers_of_the_users_are_not_asked() -> None:
+    def drawn(watch: DataWatch | None) -> tuple[list[Any], list[int]]:
+        torch.manual_seed(7)
+        data, found = Rows(24), []
+        own = Bare.__new__(Bare)
+        loaders = DataLoader(data, batch_sampler=Bucket()), DataLoader(data, 4, sampler=own)
+        for loader, _ in itertools.product(loaders, range(2)):
+            for batch in loader:
+                found.append(batch.flatten().tolist())
+                if watch is not None:
+                    watch.end_step()
+                    lengths.append(watch.seen().steps)
+        return found, torch.get_rng_state().tolist()
+
+    lengths: list[int] = []
+    bare, guard = drawn(None), Guard()
+    watch = DataWatch(guard)
+    watch.install()
+    try:
+        assert drawn(watch) == bare
+    finally:
+        watch.remove()
+    assert lengths == [*[0] * 6, *[6] * 6] * 2  # the second pass is as long as the first was
+    assert guard.num_faults == 0
+
+
+def test_nothing_that_an_iterator_holds_is_asked() -> None:
+    guard = Guard()
+    watch = DataWatch(guard)
+    watch.install()
+    try:
+        iterator = Iterating()
+        for _ in range(3):
+            assert type(next(iterator)) is Unaskable
+            watch.end_step()
+        assert watch.seen() == DataSeen(length=DataLength.NONE)
+    finally:
+        watch.remove()
+    assert guard.num_faults == 0
+
+
+class Iterating(_BaseDataLoaderIter):
+    """An iterator of torch's, over what answers to nothing."""
+
+    def __init__(self) -> None:
+        names = ("_index_sampler", "_dataset", "_sampler_iter", "_collate_fn")
+        vars(self).update({name: Unaskable() for name in names})
+        vars(self).update(_dataset_kind=0, _num_yielded=0, _profile_name="drawn")
+
+    def _next_data(self) -> Any:
+        return Unaskable()
 
 
 def test_without_a_loader_nothing_is_seen(watch: DataWatch) -> None:
@@ -170,10 +312,13 @@ def test_loaders_and_data_die_while_they_are_watched(watch: DataWatch) -> None:
     assert [find() for find in known] == [None] * 3
 
 
-def test_torchs_methods_come_back() -> None:
-    bare = DataLoader.__iter__, _BaseDataLoaderIter.__next__
+def test_one_private_method_is_replaced_and_comes_back() -> None:
+    owners = DataLoader, _BaseDataLoaderIter
+    bare = [dict(vars(owner)) for owner in owners]
     watch = DataWatch(Guard())
     watch.install()
-    assert (DataLoader.__iter__, _BaseDataLoaderIter.__next__) != bare
+    assert vars(DataLoader) == bare[0]
+    changed = {name for name, value in vars(owners[1]).items() if bare[1].get(name) is not value}
+    assert changed == {"__next__"}
     watch.remove()
-    assert (DataLoader.__iter__, _BaseDataLoaderIter.__next__) == bare
+    assert [dict(vars(owner)) for owner in owners] == bare

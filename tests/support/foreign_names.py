@@ -1,0 +1,55 @@
+"""Functions of ours that lie at the names of others in this process, wherever they are."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import forerun.hooks as hooks
+
+_HOOKS = Path(hooks.__file__).parent
+_ELSEWHERE = _HOOKS / "sensors"  # what is put on in hooked steps has tests of its own
+_vars = type.__dict__["__dict__"].__get__
+_ALSO = "torch.nn.modules.module.Module.train"
+
+
+def _is_ours(thing: Any) -> bool:
+    if type(thing) is not FunctionType:
+        return False
+    path = Path(thing.__code__.co_filename)
+    return _HOOKS in path.parents and _ELSEWHERE not in path.parents
+
+
+def stand_ins() -> Iterator[tuple[str, Any]]:
+    """Each with its place, in all modules that are not of the package, and in their classes."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] == "forerun":
+            continue
+        held = getattr(module, "__dict__", None)
+        for name, value in list(held.items()) if type(held) is dict else ():
+            if _is_ours(value) and not value.__module__.startswith("forerun"):
+                yield f"{module_name}.{name}", value
+            elif issubclass(type(value), type):
+                methods = dict(_vars(value))
+                if methods.get("__module__") == module_name:
+                    for inner, method in methods.items():
+                        place = f"{module_name}.{name}.{inner}"
+                        if _is_ours(method) and place != _ALSO:
+                            yield place, method
+
+
+def check_stand_ins() -> set[str]:
+    """Where they lie; each is pickled by its name, has its original's, and is compiled as that."""
+    found = dict(stand_ins())
+    for place, function in found.items():
+        original = vars(function).get("_torchdynamo_inline")
+        assert original is not None and original is function.__wrapped__, place
+        for name in ("__module__", "__qualname__", "__name__", "__doc__"):
+            assert getattr(function, name) == getattr(original, name), (place, name)
+        if "<locals>" not in function.__qualname__:
+            assert pickle.loads(pickle.dumps(function)) is function, place
+    return set(found)
