@@ -17,6 +17,7 @@ import pytest
 import torch
 from foreign_names import check_stand_ins
 from torch import nn
+from unaskable import Unaskable
 
 from forerun.calib.records.record_kinds import StepRecord
 from forerun.calib.samples.store import read_run
@@ -336,3 +337,27 @@ def test_nothing_is_written_on_a_trainer_of_torchtitan(
     assert began == [True] and watched == [0]
     Trainer().train_step()  # without its ``train``, nobody watches
     assert watched == [0]
+
+
+@pytest.mark.parametrize("callbacks_of", [lambda: [Unaskable()], lambda: Unaskable(), lambda: None])
+def test_who_calls_callbacks_is_not_asked_and_what_is_in_its_list_neither(
+    callbacks_of: Callable[[], Any],
+) -> None:
+    class Events(callbacks.WatchedTraining):
+        def on_start(self, given: Any) -> None:
+            told.append(type(given))
+
+        on_end = on_start
+
+    told: list[type] = []
+    owner, other = Unaskable(), Unaskable()
+    object.__getattribute__(owner, "__dict__")["callbacks"] = callbacks_of()
+    listeners = callbacks.Listeners(Events, "on_start")
+    for event in ("on_end", "on_start", "on_end"):
+        listeners.tell(owner, event, Unaskable())
+        listeners.tell(other, "on_end", Unaskable())
+    assert told == [Unaskable] * 2  # from the start on, and of that owner alone
+    assert listeners.of(owner) is not None and listeners.of(other) is None
+    del owner
+    listeners.put(other, object())
+    assert len(listeners._known) == 1
