@@ -10,7 +10,7 @@ from typing import Any
 from ..process.guard import Guard
 from ..process.host import Host, Reference, reference, references
 from ..process.looking import contents, is_a
-from ..sensors.stand_ins import lying_at, stand_in
+from ..process.stand_in import lying_at, stand_in
 from ..session.attach import new_session
 from ..session.chain import chain_of, roles_in, unseen_in
 from ..session.data_watch import DataWatch

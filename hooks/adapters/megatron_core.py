@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from ..process.host import Host, Reference, living, reference, references
 from ..process.post_import import when_imported
+from ..process.stand_in import stand_in
 from ..sensors.optimizer_steps import OptimizerSteps
 from ..sensors.recorder import OPTIMIZER
-from ..sensors.stand_ins import stand_in
 from ..session.session import EVAL, SAVE, Session
 from .megatron_model import chunks_of, place, run_config, timer_holders
 from .patches import Patches, wrapped

@@ -139,6 +139,7 @@ class TorchLoop(WatchedTraining):
         if find is not None and find() is module:
             (self.end_bracket if mode is True else self.begin_bracket)(EVAL)
 
+
 def _savers() -> Iterator[tuple[Any, str, str]]:
     """What saves beneath the functions that users call, hand to others and pickle."""
     for place, name in _SAVERS:

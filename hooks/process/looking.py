@@ -10,28 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, MemberDescriptorType
 from typing import Any
 
-import torch
-
 _mro = type.__dict__["__mro__"].__get__
 _vars = type.__dict__["__dict__"].__get__
 _MISSING = object()
 _REGISTRIES = ("_modules", "_parameters", "_buffers")
 """Where ``torch.nn.Module`` keeps what its ``__getattr__`` would find."""
-
-
-_TENSORS = frozenset({"torch", "transformer_engine", "megatron", "torchao"})
-"""Whose tensors are looked into: a class of the user's own may have another ``shape``."""
-
-
-def is_tensor(value: Any) -> bool:
-    """True for a tensor whose attributes run nobody's code but torch's and its extensions'.
-
-    ``isinstance`` would ask a foreign object for its ``__class__``.
-    """
-    kind = type(value)
-    if kind is torch.Tensor:
-        return True
-    return issubclass(kind, torch.Tensor) and kind.__module__.partition(".")[0] in _TENSORS
 
 
 def contents(owner: Any) -> Mapping[str, Any]:

@@ -13,9 +13,14 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeVar
 
+from .looking import contents, holder
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 _PACKAGE = __name__.partition(".hooks.")[0]
 _NEEDED = (f"{_PACKAGE}.hooks", f"{_PACKAGE}.calib")
+_UNDER = "_torchdynamo_inline"
+"""Where torch's compiler looks for what it is to trace in place of a function."""
+_OURS = "__wrapped_by_forerun__"
 _seen: set[str] = set()
 _standing: set[CodeType] = set()
 
@@ -23,12 +28,42 @@ _standing: set[CodeType] = set()
 def stand_in(original: Callable[..., Any], ours: _F) -> _F:
     """``ours``, which calls ``original``, made to be taken for it."""
     functools.update_wrapper(ours, original)
+    vars(ours)[_OURS] = True
     if type(original) is FunctionType:
-        vars(ours)["_torchdynamo_inline"] = original
+        vars(ours)[_UNDER] = original
     # What it calls is the user's, and is compiled as if it were not there.
     _standing.add(ours.__code__)
     _pass_over(ours.__code__, is_all=False)
     return ours
+
+
+def is_stood_in(function: Any) -> bool:
+    """True where a stand-in of ours lies there, or beneath what another has put around it."""
+    return _OURS in contents(function)
+
+
+def lying_at(owner: Any, name: str) -> Any:
+    """The function of a module, or as a class or its base has it; None where it is no function."""
+    if not issubclass(type(owner), type):
+        return getattr(owner, name, None)
+    home = holder(owner, name)
+    found = None if home is None else vars(home)[name]
+    return None if isinstance(found, (staticmethod, classmethod, property)) else found
+
+
+def places_of(owner: Any, name: str) -> tuple[Any, ...]:
+    """Where a stand-in must lie: pickle looks a function up where it was defined, and compares.
+
+    That is the class that defines a method, and every module that has imported a function.
+    """
+    if issubclass(type(owner), type):
+        home = holder(owner, name)
+        return (owner if home is None else home,)
+    original = contents(owner).get(name)
+    if original is None:
+        return (owner,)
+    modules = [module for module in list(sys.modules.values()) if module is not owner]
+    return owner, *(m for m in modules if contents(m).get(name) is original)
 
 
 def eager(note: Callable[[Any], object]) -> Callable[..., None]:

@@ -17,7 +17,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from ...calib.workload.operators import OperatorKind
 from ..process.guard import Guard
-from ..process.looking import attribute, class_names, is_tensor
+from ..process.looking import attribute, class_names, module_name
 from .gathers import SHARDED, Gathers
 from .methods import Methods
 from .module_calls import CALLS
@@ -189,6 +189,21 @@ class ShardedSpan(Span):
     def end(self, begun: _Begun | None, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         """It has returned."""
         super().end(begun, module, *self._hooks.gathers.end(module, args, kwargs), output)
+
+
+_TENSORS = frozenset({"torch", "transformer_engine", "megatron", "torchao"})
+"""Whose tensors are looked into: a class of the user's own may have another ``shape``."""
+
+
+def is_tensor(value: Any) -> bool:
+    """True for a tensor whose attributes run nobody's code but torch's and its extensions'.
+
+    ``isinstance`` would ask a foreign object for its ``__class__``.
+    """
+    kind = type(value)
+    if kind is torch.Tensor:
+        return True
+    return issubclass(kind, torch.Tensor) and module_name(value).partition(".")[0] in _TENSORS
 
 
 def _activations(values: tuple[Any, ...]) -> list[torch.Tensor]:

@@ -17,7 +17,7 @@ from ...calib.records.record_kinds import DataLength
 from ..process.guard import Guard
 from ..process.host import Reference, reference
 from ..process.looking import contents
-from ..sensors.stand_ins import stand_in
+from ..process.stand_in import stand_in
 from .first_step import batch_shape
 from .pass_length import pass_length
 
