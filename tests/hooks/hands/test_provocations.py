@@ -1,0 +1,53 @@
+"""What users copy, pickle, compile, compare or call is what it was without us.
+
+Each case trains twice in processes of its own, with our flag and without: exit codes, losses to the
+last bit, random states, what the user has seen, what dynamo compiled and all files are equal.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import hands_asked as hands_asked
+import hands_compiled as hands_compiled
+import hands_copies as hands_copies
+import hands_saves as hands_saves
+import hands_wraps as hands_wraps
+import pytest
+from hands_loop import CASES, Case
+from hands_runs import Pair, differences, missing_records
+
+STANCES = ("fail_on_recompile", "error_on_recompile")
+STRICT = (
+    *("model", "model_in_place", "all_layers", "forward_function", "late", "update_function"),
+    *("evaluation", "backward_pass"),
+)
+"""Ways to compile of which each is held to compile nothing more after its first steps."""
+
+
+ALL = [
+    pytest.param(case, id=name, marks=[pytest.mark.slow] if case.is_slow else [])
+    for name, case in CASES.items()
+]
+
+
+def check(pair: Pair, case: Case) -> None:
+    bare, watched = pair.outcomes()
+    assert bare.exits == (0,) * case.num_ranks, pair.said[0][-3000:]
+    found = differences(bare, watched)
+    assert not found, "\n".join([*found, pair.said[1][-2500:]])
+    assert "fault" not in pair.said[1], pair.said[1][-2500:]
+    missing = missing_records(pair.records, case)
+    assert not missing, "\n".join([*missing, pair.said[1][-2500:]])
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_training_is_what_it_was_without_us(tmp_path: Path, case: Case) -> None:
+    check(Pair(case, tmp_path), case)
+
+
+@pytest.mark.parametrize("stance", STANCES)
+@pytest.mark.parametrize("way", STRICT)
+def test_nothing_is_compiled_for_our_sake(tmp_path: Path, way: str, stance: str) -> None:
+    case = CASES[f"hands_compiled:{way}"]
+    check(Pair(case, tmp_path, HANDS_STANCE=stance), case)

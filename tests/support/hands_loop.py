@@ -1,0 +1,219 @@
+"""A small plain loop that hands its model out: ``hands_loop.py MODULE:CASE OUT``.
+
+A case is a function of a ``hands_*`` module; it trains, and does on the way what users do with what
+is theirs.  ``OUT/ended-RANK.json`` says what came of it: losses to the last bit, what the case has
+noted, random states, and what was compiled.  The user's files lie in ``OUT/files``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+WIDTH, WORDS, LENGTH, DEPTH = 16, 48, 9, 3
+STEPS, WINDOW = 13, 8
+HOOKED = (4, 7, 8, 11)
+"""Which of the steps are hooked with such a window: after the look at the first, three to warm up,
+then blocks of hooked, bare, bare, hooked."""
+MADE = 7
+"""A hooked step, in which most cases make their copies."""
+
+
+class Layer(nn.Module):
+    """Names as in Megatron, so that its operators are recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.input_layernorm = nn.LayerNorm(WIDTH)
+        self.linear_fc1 = nn.Linear(WIDTH, 2 * WIDTH)
+        self.linear_fc2 = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.linear_fc2(F.gelu(self.linear_fc1(self.input_layernorm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(WORDS, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(DEPTH))
+        self.final_layernorm = nn.LayerNorm(WIDTH)
+        self.output_layer = nn.Linear(WIDTH, WORDS, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.word_embeddings(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.output_layer(self.final_layernorm(x))
+
+
+def loss_of(model: Callable[..., Any], tokens: torch.Tensor) -> torch.Tensor:
+    """The mean loss of predicting each next token."""
+    return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+class Training:
+    """The model, what steps it, and a note of all that can be seen of it."""
+
+    def __init__(self, files: Path) -> None:
+        self.files = files
+        files.mkdir(parents=True, exist_ok=True)
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        self.rank = dist.get_rank() if dist.is_initialized() else 0
+        self.net = Net()
+        self.model: Any = self.net
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            self.model = nn.parallel.DistributedDataParallel(self.net)
+        self.loss_of: Callable[[torch.Tensor], torch.Tensor] = lambda t: loss_of(self.model, t)
+        self.optimizer: Any = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.losses: list[str] = []
+        self.notes: list[tuple[str, Any]] = []
+        self._batches = torch.Generator().manual_seed(self.rank)
+
+    def batch(self) -> torch.Tensor:
+        """Tokens that no random state of torch's own is drawn for."""
+        return torch.randint(0, WORDS, (4, LENGTH), generator=self._batches)
+
+    def steps(self) -> Iterator[int]:
+        """The numbers of the steps, each to be trained by the caller."""
+        yield from range(STEPS)
+
+    def backward(self, tokens: torch.Tensor | None = None) -> None:
+        """The first half of a step."""
+        loss = self.loss_of(self.batch() if tokens is None else tokens)
+        loss.backward()
+        self.lost(loss)
+
+    def update(self) -> None:
+        """The other half, with whose end the next step begins."""
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def step(self, tokens: torch.Tensor | None = None) -> None:
+        """Both halves."""
+        self.backward(tokens)
+        self.update()
+
+    def lost(self, loss: torch.Tensor) -> None:
+        """Keep the bits of a loss."""
+        self.losses.append(float(loss.detach()).hex())
+
+    def note(self, name: str, value: Any) -> None:
+        """Keep what the user has seen: it is the same without us."""
+        self.notes.append((name, noted(value)))
+
+    def path(self, name: str) -> Path:
+        """Of a file that the user writes; each rank has its own."""
+        return self.files / f"{self.rank}-{name}"
+
+
+def noted(value: Any) -> Any:
+    """A tensor or bytes as a digest, all else as JSON has it."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().contiguous().numpy().tobytes()
+    if isinstance(value, bytes):
+        return hashlib.sha256(value).hexdigest()[:16]
+    if isinstance(value, dict):
+        return {str(key): noted(held) for key, held in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [noted(held) for held in value]
+    return value if isinstance(value, (int, str, type(None))) else repr(value)
+
+
+def random_states() -> dict[str, str]:
+    """Digests of the states of all generators that a loop shares with us."""
+    states = {
+        "torch": torch.get_rng_state(),
+        "python": repr(random.getstate()).encode(),
+        "numpy": repr(np.random.get_state()).encode(),
+    }
+    return {name: noted(state) for name, state in states.items()}
+
+
+def compiled() -> dict[str, int]:
+    """What dynamo has done so far: frames looked at and compiled, graphs, compilations again."""
+    from torch._dynamo import convert_frame
+    from torch._dynamo.utils import counters
+
+    return {
+        "frames": counters["frames"]["total"],
+        "frames ok": counters["frames"]["ok"],
+        "graphs": counters["stats"]["unique_graphs"],
+        "breaks": counters["graph_break"].total(),
+        "recompiles": sum(count - 1 for count in convert_frame.FRAME_COMPILE_COUNTER.values()),
+        "backwards": counters["compiled_autograd"]["captures"],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A way to use what is the user's, and what of it our records hold."""
+
+    train: Callable[[Training], None]
+    num_ranks: int
+    num_hooked: int
+    has_operators: bool
+    is_slow: bool
+
+    @property
+    def name(self) -> str:
+        """As the command has it."""
+        return f"{self.train.__module__}:{self.train.__name__}"
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(
+    *, ranks: int = 1, hooked: int = len(HOOKED), has_operators: bool = True, is_slow: bool = False
+) -> Callable[[Callable[[Training], None]], Callable[[Training], None]]:
+    """Register a case; ``hooked`` says how many steps our records must hold as hooked."""
+
+    def register(train: Callable[[Training], None]) -> Callable[[Training], None]:
+        made = Case(train, ranks, hooked, has_operators, is_slow)
+        CASES[made.name] = made
+        return train
+
+    return register
+
+
+def main() -> None:
+    """Train one case, and write what came of it."""
+    name, out = sys.argv[1], Path(sys.argv[2])
+    module, _, function = name.partition(":")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or os.environ.get("HANDS_GROUP"):
+        dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    training = Training(out / "files")
+    getattr(importlib.import_module(module), function)(training)
+    ended = {
+        "losses": training.losses,
+        "notes": training.notes,
+        "random": random_states(),
+        "compiled": compiled(),
+    }
+    (out / f"ended-{training.rank}.json").write_text(json.dumps(ended), encoding="utf-8")
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    import hands_loop  # its classes are importable by that name alone
+
+    hands_loop.main()

@@ -1,0 +1,137 @@
+"""Trainings of ``hands_loop.py``, each in processes of its own: with our flag, and without."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hands_loop
+from free_ports import free_port
+from hands_loop import WINDOW, Case
+from launched import Launch
+
+from forerun.calib.records.record_kinds import OperatorRecord, StepRecord
+from forerun.calib.samples.store import read_run
+
+QUIET = ("--calibrate-python=/bin/true", "--calibrate-wandb=off", "--calibrate-tensorboard=off")
+TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a user finds of a training: how each rank ended, what it says, and what lies there."""
+
+    exits: tuple[int, ...]
+    ended: dict[str, Any]
+    files: dict[str, str]
+
+
+def flags(directory: Path) -> tuple[str, ...]:
+    """Those of a run that is calibrated and asks nobody."""
+    own = (f"--calibrate-steps={WINDOW}", f"--calibrate-dir={directory}")
+    return ("--calibrate", *own, *QUIET)
+
+
+def environs(num_ranks: int, **own: str) -> list[dict[str, str]]:
+    """What makes each process a worker."""
+    shared = {
+        "WORLD_SIZE": str(num_ranks),
+        "LOCAL_WORLD_SIZE": str(num_ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WANDB_MODE": "disabled",
+        **own,
+    }
+    return [{**shared, "RANK": str(r), "LOCAL_RANK": str(r)} for r in range(num_ranks)]
+
+
+class Pair:
+    """The same case twice at the same time; ``outcomes`` are those without and with the flag."""
+
+    def __init__(self, case: Case, directory: Path, **own: str) -> None:
+        self._homes = (directory / "bare", directory / "watched")
+        self._launches = [
+            [
+                _launch(case, home, environ, is_watched=home is self._homes[1])
+                for environ in environs(case.num_ranks, **own)
+            ]
+            for home in self._homes
+        ]
+        self.said: list[str] = []
+        self.records = directory / "watched" / "calibrated"
+
+    def outcomes(self) -> tuple[Outcome, Outcome]:
+        """Wait for both."""
+        bare, watched = (
+            self._outcome(home, launches)
+            for home, launches in zip(self._homes, self._launches, strict=True)
+        )
+        return bare, watched
+
+    def _outcome(self, home: Path, launches: Sequence[Launch]) -> Outcome:
+        done = [launch.wait() for launch in launches]
+        self.said.append("".join(one.stdout + one.stderr for one in done))
+        return outcome(home, tuple(one.returncode for one in done))
+
+
+def _launch(case: Case, home: Path, environ: dict[str, str], *, is_watched: bool) -> Launch:
+    home.mkdir(exist_ok=True)
+    own = flags(home / "calibrated") if is_watched else ()
+    words = (hands_loop.__file__, case.name, home, *own)
+    return Launch(home, *words, timeout_s=TIMEOUT_S, **environ)
+
+
+def outcome(home: Path, exits: tuple[int, ...]) -> Outcome:
+    """What ranks have left behind in ``home``."""
+    ended = {p.name: json.loads(p.read_text()) for p in sorted(home.glob("ended-*.json"))}
+    files = {
+        str(path.relative_to(home)): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for path in sorted((home / "files").rglob("*"))
+        if path.is_file()
+    }
+    return Outcome(exits, ended, files)
+
+
+def differences(bare: Outcome, watched: Outcome) -> list[str]:
+    """Each in one line; of two lists the first place where they differ."""
+    found = []
+    if bare.exits != watched.exits:
+        found.append(f"exit codes: {bare.exits} without us, {watched.exits} with us")
+    for rank in sorted({*bare.ended, *watched.ended}):
+        one, other = bare.ended.get(rank, {}), watched.ended.get(rank, {})
+        found += [f"{rank}: {text}" for text in _unequal(one, other)]
+    found += [f"files: {text}" for text in _unequal(bare.files, watched.files)]
+    return found
+
+
+def _unequal(bare: Any, watched: Any, place: str = "") -> list[str]:
+    if bare == watched:
+        return []
+    if isinstance(bare, dict) and isinstance(watched, dict):
+        names = [*bare, *(name for name in watched if name not in bare)]
+        each = (_unequal(bare.get(n), watched.get(n), f"{place} {n}".strip()) for n in names)
+        return [text for texts in each for text in texts]
+    if isinstance(bare, list) and isinstance(watched, list) and len(bare) == len(watched):
+        pairs = enumerate(zip(bare, watched, strict=True))
+        index, (one, other) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+        return _unequal(one, other, f"{place}[{index}]")
+    return [f"{place}: {str(bare)[:200]} without us, {str(watched)[:200]} with us"]
+
+
+def missing_records(directory: Path, case: Case) -> list[str]:
+    """What a calibrated run of this case would have recorded, and this one has not."""
+    found = read_run(directory).records
+    lines = []
+    for rank in range(case.num_ranks):
+        records = found.get(rank, ())
+        steps = [r.step for r in records if isinstance(r, StepRecord) and r.is_hooked]
+        if len(steps) != case.num_hooked:
+            lines.append(f"rank {rank}: hooked steps {steps}, not {case.num_hooked}")
+        num_operators = sum(isinstance(r, OperatorRecord) for r in records)
+        if case.has_operators and not num_operators:
+            lines.append(f"rank {rank}: no operators")
+    return lines

@@ -1,0 +1,169 @@
+"""Saving by other hands: pools, processes, threads, checkpoints of shards, functions in files."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any
+
+import torch
+from hands_loop import MADE, Net, Training, case, loss_of
+
+
+class Saver:
+    """What keeps a function of torch, and is itself kept in a checkpoint."""
+
+    def __init__(self) -> None:
+        self.save = torch.save
+
+
+def names(training: Training) -> list[str]:
+    """Of all files that the user has written."""
+    return sorted(str(p.relative_to(training.files)) for p in training.files.rglob("*"))
+
+
+@case()
+def save_in_a_pool(training: Training) -> None:
+    """Checkpoints are written by another process; an error would lie in the futures alone."""
+    asked: list[Future[Any]] = []
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        for number in training.steps():
+            training.step()
+            weights = {name: p.detach().clone() for name, p in training.net.state_dict().items()}
+            asked.append(pool.submit(torch.save, weights, training.path(f"{number}.pt")))
+        training.note("errors", [repr(future.exception()) for future in asked])
+    training.note("names", names(training))
+
+
+@case()
+def save_in_threads(training: Training) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        for number in training.steps():
+            training.backward()
+            future = pool.submit(torch.save, training.net, training.path(f"in-{number}.pt"))
+            future.result()
+            training.update()
+            pool.submit(torch.save, training.net, training.path(f"after-{number}.pt")).result()
+
+
+@case(is_slow=True)
+def save_in_a_new_process(training: Training) -> None:
+    context = multiprocessing.get_context("spawn")
+    for number in training.steps():
+        training.step()
+        if number == MADE - 1:
+            held = ({"x": 1}, training.path("x.pt"))
+            process = context.Process(target=torch.save, args=held)
+            process.start()
+            process.join()
+            training.note("exit", process.exitcode)
+
+
+@case()
+def save_functions(training: Training) -> None:
+    """``torch.save`` is in what is saved, and is what its name says."""
+    for number in training.steps():
+        training.backward()
+        training.note("in", [pickle.dumps(torch.save), torch.save is torch.serialization.save])
+        if number == MADE - 3:
+            saver = Saver()
+        training.update()
+        if number >= MADE - 3:
+            held = {"model": training.net.state_dict(), "callback": saver}
+            torch.save(held, training.path(f"{number}.pt"))
+        training.note("after", [torch.save.__qualname__, torch.save.__module__])
+
+
+@case()
+def public_functions(training: Training) -> None:
+    """What a user imports from torch is the same object in every step, and pickles by its name."""
+    import torch.distributed.checkpoint as dcp
+
+    functions = {
+        "save": lambda: torch.save,
+        "backward": lambda: torch.autograd.backward,
+        "dcp": lambda: dcp.save,
+        "async": lambda: dcp.async_save,
+        "train": lambda: torch.nn.Module.train,
+        "load": lambda: torch.load,
+    }
+    before = {name: find() for name, find in functions.items()}
+    for _ in training.steps():
+        training.backward()
+        for name, find in functions.items():
+            found: Any = find()
+            training.note(name, [pickle.dumps(found), found.__qualname__])
+            training.note(name, pickle.loads(pickle.dumps(before[name])) is found)
+        training.update()
+        training.note("names", [find().__qualname__ for find in functions.values()])
+
+
+@case()
+def distributed_checkpoint(training: Training) -> None:
+    """Saved at once and beside training, then read back."""
+    import torch.distributed.checkpoint as dcp
+
+    for number in training.steps():
+        training.backward()
+        if number in (MADE, MADE + 2):
+            held = {"model": training.net.state_dict()}
+            dcp.save(held, checkpoint_id=training.path(f"in-{number}"), no_dist=True)
+        training.update()
+        if number in (MADE - 1, MADE, MADE + 2):
+            held = {"model": training.net.state_dict(), "optim": training.optimizer.state_dict()}
+            dcp.save(held, checkpoint_id=training.path(f"after-{number}"), no_dist=True)
+    read = {"model": Net().state_dict()}
+    dcp.load(read, checkpoint_id=training.path(f"after-{MADE}"), no_dist=True)
+    training.note("read", read)
+
+
+@case(ranks=2, is_slow=True)
+def distributed_checkpoint_by_two(training: Training) -> None:
+    """Two ranks write one checkpoint, at once and beside training."""
+    import torch.distributed.checkpoint as dcp
+
+    home, waiting = training.files.parent / "files", None
+    for number in training.steps():
+        training.backward()
+        if number == MADE:
+            dcp.save({"model": training.net.state_dict()}, checkpoint_id=home / "in")
+        training.update()
+        if number in (MADE - 1, MADE):
+            if waiting is not None:
+                waiting.result()
+            held = {"model": training.net.state_dict(), "optim": training.optimizer.state_dict()}
+            waiting = dcp.async_save(held, checkpoint_id=home / f"beside-{number}")
+    assert waiting is not None
+    waiting.result()
+    read = {"model": Net().state_dict()}
+    dcp.load(read, checkpoint_id=home / f"beside-{MADE}")
+    training.note("read", read)
+
+
+@case(ranks=2, is_slow=True, has_operators=False)
+def shards(training: Training) -> None:
+    """FSDP2's own model, whose shards are saved in the window, alone and by a checkpoint of all."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2,))
+    net = Net()
+    for module in (*net.layers, net):
+        fully_shard(module, mesh=mesh)
+    training.net = training.model = net
+    training.loss_of = lambda tokens: loss_of(net, tokens)
+    training.optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    for number in training.steps():
+        training.backward()
+        local = {name: p.to_local() for name, p in net.state_dict().items()}
+        training.note("shards", local)
+        training.update()
+        torch.save(local, training.path(f"{number}.pt"))
+        if number in (MADE - 1, MADE):
+            model, optim = get_state_dict(net, training.optimizer)
+            held = {"model": model, "optim": optim}
+            dcp.save(held, checkpoint_id=training.files / f"all-{number}")
+            training.note("keys", [sorted(model), sorted(optim)])
