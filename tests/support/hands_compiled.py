@@ -204,13 +204,13 @@ def hooks_inside(training: Training) -> None:
     train(training)
 
 
-@case()
+@case(is_grouped=True)
 def data_parallel_of_compiled(training: Training) -> None:
     training.model = nn.parallel.DistributedDataParallel(compiled(training.net))
     train(training)
 
 
-@case()
+@case(is_grouped=True)
 def compiled_data_parallel(training: Training) -> None:
     training.model = compiled(nn.parallel.DistributedDataParallel(training.net))
     train(training)

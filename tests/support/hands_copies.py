@@ -25,6 +25,18 @@ def looks(model: nn.Module) -> list[Any]:
     return found
 
 
+def described(value: Any) -> list[Any]:
+    """Weights, and where it is a module, what it looks like."""
+    if isinstance(value, nn.Module):
+        return [value.state_dict(), looks(value)]
+    return [value]
+
+
+def unpickled(data: bytes) -> list[Any]:
+    """What is read back from a pickle, whose bytes hold addresses, and how long it is."""
+    return [len(data), *described(pickle.loads(data))]
+
+
 def saved(value: Any) -> bytes:
     """What ``torch.save`` writes."""
     file = io.BytesIO()
@@ -36,13 +48,13 @@ def hand_out(training: Training, pickler: Any) -> None:
     """Pickle the model and a copy of it, in each step and after it."""
     for number in training.steps():
         training.backward()
-        training.note("in", len(pickler.dumps(training.net)))
-        training.update()
-        training.note("after", pickler.dumps(training.net))
+        training.note("in", unpickled(pickler.dumps(training.net)))
         if number == MADE:
             kept = copy.deepcopy(training.net)
-            training.note("copy", pickler.dumps(kept))
-    training.note("old copy", pickler.dumps(kept))
+            training.note("copy", unpickled(pickler.dumps(kept)))
+        training.update()
+        training.note("after", unpickled(pickler.dumps(training.net)))
+    training.note("old copy", unpickled(pickler.dumps(kept)))
 
 
 @case()
@@ -158,7 +170,8 @@ def taken_attributes(training: Training) -> None:
         for source in (training.net.output_layer, training.net.layers[0].linear_fc1):
             taken = nn.Linear(1, 1)
             taken.__dict__.update(source.__dict__)
-            taken._parameters = {n: p and nn.Parameter(p * 0) for n, p in taken._parameters.items()}
+            weight = nn.Parameter(torch.zeros_like(source.weight))
+            taken._parameters = {"weight": weight, "bias": None}
             training.note("zero", taken(torch.ones(2, WIDTH)))
         training.update()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import os
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -170,6 +169,8 @@ class Case:
     num_hooked: int
     has_operators: bool
     is_slow: bool
+    is_grouped: bool
+    """Whether a process group is there, also for one rank alone."""
 
     @property
     def name(self) -> str:
@@ -181,12 +182,17 @@ CASES: dict[str, Case] = {}
 
 
 def case(
-    *, ranks: int = 1, hooked: int = len(HOOKED), has_operators: bool = True, is_slow: bool = False
+    *,
+    ranks: int = 1,
+    hooked: int = len(HOOKED),
+    has_operators: bool = True,
+    is_slow: bool = False,
+    is_grouped: bool = False,
 ) -> Callable[[Callable[[Training], None]], Callable[[Training], None]]:
     """Register a case; ``hooked`` says how many steps our records must hold as hooked."""
 
     def register(train: Callable[[Training], None]) -> Callable[[Training], None]:
-        made = Case(train, ranks, hooked, has_operators, is_slow)
+        made = Case(train, ranks, hooked, has_operators, is_slow, is_grouped or ranks > 1)
         CASES[made.name] = made
         return train
 
@@ -196,12 +202,13 @@ def case(
 def main() -> None:
     """Train one case, and write what came of it."""
     name, out = sys.argv[1], Path(sys.argv[2])
-    module, _, function = name.partition(":")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or os.environ.get("HANDS_GROUP"):
+    importlib.import_module(name.partition(":")[0])
+    case = CASES[name]
+    if case.is_grouped:
         dist.init_process_group("gloo")
     torch.set_num_threads(1)
     training = Training(out / "files")
-    getattr(importlib.import_module(module), function)(training)
+    case.train(training)
     ended = {
         "losses": training.losses,
         "notes": training.notes,

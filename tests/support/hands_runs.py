@@ -89,11 +89,18 @@ def outcome(home: Path, exits: tuple[int, ...]) -> Outcome:
     """What ranks have left behind in ``home``."""
     ended = {p.name: json.loads(p.read_text()) for p in sorted(home.glob("ended-*.json"))}
     files = {
-        str(path.relative_to(home)): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        str(path.relative_to(home)): _digest(path)
         for path in sorted((home / "files").rglob("*"))
         if path.is_file()
     }
     return Outcome(exits, ended, files)
+
+
+def _digest(path: Path) -> str:
+    """Of a file; torch draws a name of its own for each checkpoint of shards."""
+    if path.name == ".metadata":
+        return "there"
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 def differences(bare: Outcome, watched: Outcome) -> list[str]:
@@ -102,8 +109,11 @@ def differences(bare: Outcome, watched: Outcome) -> list[str]:
     if bare.exits != watched.exits:
         found.append(f"exit codes: {bare.exits} without us, {watched.exits} with us")
     for rank in sorted({*bare.ended, *watched.ended}):
-        one, other = bare.ended.get(rank, {}), watched.ended.get(rank, {})
-        found += [f"{rank}: {text}" for text in _unequal(one, other)]
+        one, other = bare.ended.get(rank), watched.ended.get(rank)
+        if one is None or other is None:
+            found.append(f"{rank}: written only {'with' if one is None else 'without'} us")
+        else:
+            found += [f"{rank}: {text}" for text in _unequal(one, other)]
     found += [f"files: {text}" for text in _unequal(bare.files, watched.files)]
     return found
 

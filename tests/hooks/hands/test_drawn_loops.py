@@ -1,0 +1,34 @@
+"""Loops that nobody thought of: drawn acts of a user, once with a session and once without.
+
+``FORERUN_DRAWN_LOOPS=300`` draws as many; ``benchmarks/hands.py`` tells how often each was drawn.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+from drawn_acts import acts, found_in_process
+from drawn_loops import Act
+from hypothesis import HealthCheck, Phase, example, given, settings
+
+NUM_EXAMPLES = int(os.environ.get("FORERUN_DRAWN_LOOPS", "40"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@settings(
+    max_examples=NUM_EXAMPLES,
+    phases=(Phase.explicit, Phase.generate, Phase.shrink),
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
+)
+@example([Act(7, False, "deepcopy", 0), Act(8, True, "pickle", 0), Act(9, False, "clip", 0)])
+@example([Act(4, False, "copy", 0), Act(4, True, "save", 0), Act(12, True, "average", 0)])
+@given(acts())
+def test_a_drawn_loop_is_what_it_was_without_us(drawn: list[Act]) -> None:
+    with tempfile.TemporaryDirectory() as home:
+        found = found_in_process(drawn, Path(home))
+    assert not found, "\n".join(found)
