@@ -51,6 +51,13 @@ def train(training: Training, warm: int = WARM) -> None:
 
 @case()
 def model(training: Training) -> None:
+    training.model = compiled(training.net)
+    train(training)
+
+
+@case()
+def whole_model(training: Training) -> None:
+    """Without a break in it."""
     training.model = compiled(training.net, fullgraph=True)
     train(training)
 

@@ -63,6 +63,12 @@ def nothing(training: Training) -> None:
         training.step()
 
 
+@case(ranks=2)
+def nothing_by_two(training: Training) -> None:
+    for _ in training.steps():
+        training.step()
+
+
 @case()
 def pickled(training: Training) -> None:
     hand_out(training, pickle)

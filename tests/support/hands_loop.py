@@ -75,7 +75,7 @@ class Training:
         random.seed(0)
         np.random.seed(0)
         self.rank = dist.get_rank() if dist.is_initialized() else 0
-        self.net = Net()
+        self.net: Any = Net()
         self.model: Any = self.net
         if dist.is_initialized() and dist.get_world_size() > 1:
             self.model = nn.parallel.DistributedDataParallel(self.net)
@@ -146,16 +146,18 @@ def random_states() -> dict[str, str]:
 
 
 def compiled() -> dict[str, int]:
-    """What dynamo has done so far: frames looked at and compiled, graphs, compilations again."""
+    """What dynamo has done so far; frames of a function without breaks are in no count but two."""
     from torch._dynamo import convert_frame
     from torch._dynamo.utils import counters
 
+    counts = convert_frame.FRAME_COMPILE_COUNTER.values()
     return {
+        "compilations": sum(counts),
+        "recompiles": sum(count - 1 for count in counts),
         "frames": counters["frames"]["total"],
         "frames ok": counters["frames"]["ok"],
         "graphs": counters["stats"]["unique_graphs"],
         "breaks": counters["graph_break"].total(),
-        "recompiles": sum(count - 1 for count in convert_frame.FRAME_COMPILE_COUNTER.values()),
         "backwards": counters["compiled_autograd"]["captures"],
     }
 

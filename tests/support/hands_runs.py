@@ -19,6 +19,8 @@ from forerun.calib.samples.store import read_run
 
 QUIET = ("--calibrate-python=/bin/true", "--calibrate-wandb=off", "--calibrate-tensorboard=off")
 TIMEOUT_S = 120.0
+MOST_SHOWN = 3
+"""Differences of one list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ def _digest(path: Path) -> str:
 
 
 def differences(bare: Outcome, watched: Outcome) -> list[str]:
-    """Each in one line; of two lists the first place where they differ."""
+    """Each in one line; of two lists the first places where they differ."""
     found = []
     if bare.exits != watched.exits:
         found.append(f"exit codes: {bare.exits} without us, {watched.exits} with us")
@@ -126,9 +128,10 @@ def _unequal(bare: Any, watched: Any, place: str = "") -> list[str]:
         each = (_unequal(bare.get(n), watched.get(n), f"{place} {n}".strip()) for n in names)
         return [text for texts in each for text in texts]
     if isinstance(bare, list) and isinstance(watched, list) and len(bare) == len(watched):
-        pairs = enumerate(zip(bare, watched, strict=True))
-        index, (one, other) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
-        return _unequal(one, other, f"{place}[{index}]")
+        each = enumerate(zip(bare, watched, strict=True))
+        unlike = [(i, *pair) for i, pair in each if pair[0] != pair[1]][:MOST_SHOWN]
+        found = (_unequal(one, other, f"{place}[{i}]") for i, one, other in unlike)
+        return [text for texts in found for text in texts][:MOST_SHOWN]
     return [f"{place}: {str(bare)[:200]} without us, {str(watched)[:200]} with us"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import pickle
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -63,6 +64,7 @@ def save_in_a_new_process(training: Training) -> None:
 @case()
 def save_functions(training: Training) -> None:
     """``torch.save`` is in what is saved, and is what its name says."""
+    saver: Saver | None = None
     for number in training.steps():
         training.backward()
         training.note("in", [pickle.dumps(torch.save), torch.save is torch.serialization.save])
@@ -78,7 +80,7 @@ def save_functions(training: Training) -> None:
 @case()
 def public_functions(training: Training) -> None:
     """What a user imports from torch is the same object in every step, and pickles by its name."""
-    import torch.distributed.checkpoint as dcp
+    dcp: Any = importlib.import_module("torch.distributed.checkpoint")
 
     functions = {
         "save": lambda: torch.save,
@@ -102,7 +104,7 @@ def public_functions(training: Training) -> None:
 @case()
 def distributed_checkpoint(training: Training) -> None:
     """Saved at once and beside training, then read back."""
-    import torch.distributed.checkpoint as dcp
+    dcp: Any = importlib.import_module("torch.distributed.checkpoint")
 
     for number in training.steps():
         training.backward()
@@ -121,7 +123,7 @@ def distributed_checkpoint(training: Training) -> None:
 @case(ranks=2, is_slow=True)
 def distributed_checkpoint_by_two(training: Training) -> None:
     """Two ranks write one checkpoint, at once and beside training."""
-    import torch.distributed.checkpoint as dcp
+    dcp: Any = importlib.import_module("torch.distributed.checkpoint")
 
     home, waiting = training.files.parent / "files", None
     for number in training.steps():
@@ -144,7 +146,7 @@ def distributed_checkpoint_by_two(training: Training) -> None:
 @case(ranks=2, is_slow=True, has_operators=False)
 def shards(training: Training) -> None:
     """FSDP2's own model, whose shards are saved in the window, alone and by a checkpoint of all."""
-    import torch.distributed.checkpoint as dcp
+    dcp: Any = importlib.import_module("torch.distributed.checkpoint")
     from torch.distributed.checkpoint.state_dict import get_state_dict
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

@@ -11,15 +11,25 @@ from pathlib import Path
 import hands_asked as hands_asked
 import hands_compiled as hands_compiled
 import hands_copies as hands_copies
+import hands_loop
 import hands_saves as hands_saves
 import hands_wraps as hands_wraps
 import pytest
 from hands_loop import CASES, Case
-from hands_runs import Pair, differences, missing_records
+from hands_runs import Pair, differences, flags, missing_records, outcome
+from launched import torchrun
 
 STANCES = ("fail_on_recompile", "error_on_recompile")
 STRICT = (
-    *("model", "model_in_place", "all_layers", "forward_function", "late", "update_function"),
+    *(
+        "model",
+        "whole_model",
+        "model_in_place",
+        "all_layers",
+        "forward_function",
+        "late",
+        "update_function",
+    ),
     *("evaluation", "backward_pass"),
 )
 """Ways to compile of which each is held to compile nothing more after its first steps."""
@@ -51,3 +61,18 @@ def test_training_is_what_it_was_without_us(tmp_path: Path, case: Case) -> None:
 def test_nothing_is_compiled_for_our_sake(tmp_path: Path, way: str, stance: str) -> None:
     case = CASES[f"hands_compiled:{way}"]
     check(Pair(case, tmp_path, HANDS_STANCE=stance), case)
+
+
+@pytest.mark.slow
+def test_workers_that_all_call_themselves_the_first_are_what_they_were(tmp_path: Path) -> None:
+    """With a virtual local rank each worker is number 0 of its own devices."""
+    case, homes = CASES["hands_copies:nothing_by_two"], (tmp_path / "bare", tmp_path / "watched")
+    for home in homes:
+        home.mkdir()
+        own = flags(home / "calibrated") if home is homes[1] else ()
+        command = (hands_loop.__file__, case.name, home, *own)
+        torchrun(home, *command, options=("--virtual-local-rank",))
+    bare, watched = (outcome(home, ()) for home in homes)
+    assert len(bare.ended) == case.num_ranks
+    assert not differences(bare, watched)
+    assert not missing_records(homes[1] / "calibrated", case)

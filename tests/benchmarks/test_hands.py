@@ -1,0 +1,41 @@
+"""Drawn loops and ways to compile, as their scripts print them: a few of each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forerun.benchmarks import hands
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+pytestmark = pytest.mark.slow
+
+
+def printed(script: str, *words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(BENCHMARKS / script), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("way", ["model", "late", "update_function"])
+def test_ways_to_compile_are_what_they_were(way: str) -> None:
+    done = printed("compiled.py", "--ways", way, "--stances", "default")
+    assert "0 of 1 differ" in done.stdout, done.stdout + done.stderr[-2000:]
+    assert f"| {way} | eager | default |" in done.stdout and "| no difference |" in done.stdout
+    assert done.returncode == 0
+
+
+def test_drawn_loops_are_counted_and_do_not_differ() -> None:
+    done = printed("hands.py", "--loops", 2, "--launches", 1, "--seed", 1)
+    drawn = [line for line in done.stdout.splitlines() if line.startswith("| ")]
+    assert sum("| one process |" in line for line in drawn) == 1
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
+def test_a_seed_draws_the_same_loops_again() -> None:
+    first, second = hands.drawn_loops(5, 7), hands.drawn_loops(5, 7)
+    assert first == second and first != hands.drawn_loops(5, 8)
+    assert all(len(loop) >= 3 for loop in first)
+    assert sum(hands.counts(first).values()) == sum(map(len, first))
