@@ -46,6 +46,7 @@ def saved(value: Any) -> bytes:
 
 def hand_out(training: Training, pickler: Any) -> None:
     """Pickle the model and a copy of it, in each step and after it."""
+    kept: Any = None
     for number in training.steps():
         training.backward()
         training.note("in", unpickled(pickler.dumps(training.net)))
@@ -83,6 +84,8 @@ def cloud_pickled(training: Training) -> None:
 
 @case()
 def saved_whole(training: Training) -> None:
+    first: Any = None
+    kept: Any = None
     for number in training.steps():
         training.backward()
         torch.save(training.model, training.path(f"in-{number}.pt"))
@@ -97,6 +100,7 @@ def saved_whole(training: Training) -> None:
 
 @case(ranks=2)
 def saved_whole_by_two(training: Training) -> None:
+    kept: Any = None
     for number in training.steps():
         training.backward()
         torch.save(training.net, training.path(f"in-{number}.pt"))
@@ -110,6 +114,7 @@ def saved_whole_by_two(training: Training) -> None:
 @case()
 def averaged(training: Training) -> None:
     """An average is made in the window, updated in each later step, and saved at the end."""
+    average: Any = None
     for number in training.steps():
         training.backward()
         if number == MADE:
@@ -186,13 +191,15 @@ def _traced(training: Training, model: Any) -> None:
     tokens = training.batch()[:, :-1]
     training.note("fx", torch.fx.symbolic_trace(model.layers[0]).code)
     training.note("fx whole", torch.fx.symbolic_trace(model).code)
-    training.note("trace", str(torch.jit.trace(model, tokens).graph))
+    traced: Any = torch.jit.trace(model, tokens)
+    training.note("trace", str(traced.graph))
     training.note("script", torch.jit.script(model.layers[0]).code)
 
 
 @case()
 def traced(training: Training) -> None:
     """The model and a copy are traced and scripted, in hooked steps and after them."""
+    kept: Any = None
     for number in training.steps():
         training.backward()
         if number in (MADE, MADE + 1):
@@ -213,6 +220,7 @@ def exported(training: Training) -> None:
         program = torch.export.export(model, (training.batch()[:, :-1],))
         training.note("export", program.graph_module.code)
 
+    average: Any = None
     for number in training.steps():
         training.backward()
         if number == MADE:

@@ -84,7 +84,8 @@ def _launch(case: Case, home: Path, environ: dict[str, str], *, is_watched: bool
     home.mkdir(exist_ok=True)
     own = flags(home / "calibrated") if is_watched else ()
     words = (hands_loop.__file__, case.name, home, *own)
-    return Launch(home, *words, timeout_s=TIMEOUT_S, **environ)
+    own_environ: dict[str, Any] = {**environ}
+    return Launch(home, *words, timeout_s=TIMEOUT_S, **own_environ)
 
 
 def outcome(home: Path, exits: tuple[int, ...]) -> Outcome:

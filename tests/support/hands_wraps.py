@@ -13,7 +13,7 @@ from torch import nn
 class Adapted(nn.Module):
     """A linear layer, and two thin ones beside it: what fine-tuning puts in its place."""
 
-    def __init__(self, base: nn.Linear) -> None:
+    def __init__(self, base: Any) -> None:
         super().__init__()
         self.base_layer = base
         self.down = nn.Linear(base.in_features, 2, bias=False)
@@ -44,6 +44,7 @@ def adapters(training: Training) -> None:
 @case()
 def wrapped_after_a_step(training: Training) -> None:
     """The same between two steps, where hooks lie on the modules already; one layer is new."""
+    old: Any = None
     for number in training.steps():
         training.step()
         if number == MADE - 1:

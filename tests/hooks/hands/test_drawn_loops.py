@@ -22,7 +22,7 @@ NUM_EXAMPLES = int(os.environ.get("FORERUN_DRAWN_LOOPS", "40"))
 @settings(
     max_examples=NUM_EXAMPLES,
     phases=(Phase.explicit, Phase.generate, Phase.shrink),
-    suppress_health_check=list(HealthCheck),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     print_blob=True,
 )
 @example([Act(7, False, "deepcopy", 0), Act(8, True, "pickle", 0), Act(9, False, "clip", 0)])
