@@ -15,20 +15,22 @@ _OTHERS = sorted({*ACTS} - {*COMPILING})
 
 
 def acts() -> st.SearchStrategy[list[Act]]:
-    """Some things that are done; half of the loops also compile, once."""
+    """Different things that are done, each at one step or two; half of the loops also compile."""
+    compiling = st.lists(st.sampled_from(COMPILING), max_size=1)
+    others = st.lists(st.sampled_from(_OTHERS), min_size=FEWEST, max_size=MOST, unique=True)
+    return st.builds(lambda one, more: [*one, *more], compiling, others).flatmap(_placed)
 
-    def one(names: Sequence[str]) -> st.SearchStrategy[Act]:
-        return st.builds(
-            Act,
-            step=st.integers(0, STEPS - 1),
-            is_after=st.booleans(),
-            name=st.sampled_from(names),
-            layer=st.integers(0, DEPTH - 1),
-        )
 
-    compiling = st.lists(one(COMPILING), max_size=1)
-    others = st.lists(one(_OTHERS), min_size=FEWEST, max_size=MOST)
-    return st.tuples(compiling, others).map(lambda parts: [*parts[0], *parts[1]])
+def _placed(names: Sequence[str]) -> st.SearchStrategy[list[Act]]:
+    place = st.tuples(st.integers(0, STEPS - 1), st.booleans(), st.integers(0, DEPTH - 1))
+    places = st.lists(place, min_size=1, max_size=2, unique=True)
+    return st.tuples(*(places for _ in names)).map(
+        lambda drawn: [
+            Act(step, is_after, name, layer)
+            for name, at in zip(names, drawn, strict=True)
+            for step, is_after, layer in (at[:1] if name in COMPILING else at)
+        ]
+    )
 
 
 def found_in_process(drawn: Sequence[Act], home: Path) -> list[str]:

@@ -31,6 +31,7 @@ either: ``benchmarks/compiled.py``."""
 ALL = [
     pytest.param(case, id=name, marks=[pytest.mark.slow] if case.is_slow else [])
     for name, case in CASES.items()
+    if name.startswith("hands_")
 ]
 
 
