@@ -20,7 +20,7 @@ def looks(model: nn.Module) -> list[Any]:
             *(module._forward_pre_hooks, module._forward_hooks, module._backward_hooks),
             *(module._forward_hooks_always_called, module._backward_pre_hooks),
         )
-        is_own = module.forward.__func__ is type(module).forward  # type: ignore[attr-defined]
+        is_own = getattr(module.forward, "__func__", None) is type(module).forward
         found.append((name, sorted(vars(module)), [len(kept) for kept in hooks], is_own))
     return found
 

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from hands_loop import MADE, Net, Training, case, loss_of
 
 
@@ -125,7 +126,8 @@ def distributed_checkpoint_by_two(training: Training) -> None:
     """Two ranks write one checkpoint, at once and beside training."""
     dcp: Any = importlib.import_module("torch.distributed.checkpoint")
 
-    home, waiting = training.files.parent / "files", None
+    home, waiting = training.files, None
+    group = dist.new_group(backend="gloo")  # the thread that saves has collectives of its own
     for number in training.steps():
         training.backward()
         if number == MADE:
@@ -135,7 +137,9 @@ def distributed_checkpoint_by_two(training: Training) -> None:
             if waiting is not None:
                 waiting.result()
             held = {"model": training.net.state_dict(), "optim": training.optimizer.state_dict()}
-            waiting = dcp.async_save(held, checkpoint_id=home / f"beside-{number}")
+            waiting = dcp.async_save(
+                held, checkpoint_id=home / f"beside-{number}", process_group=group
+            )
     assert waiting is not None
     waiting.result()
     read = {"model": Net().state_dict()}
