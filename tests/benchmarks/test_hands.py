@@ -29,8 +29,9 @@ def test_ways_to_compile_are_what_they_were(way: str) -> None:
 
 def test_drawn_loops_are_counted_and_do_not_differ() -> None:
     done = printed("hands.py", "--loops", 2, "--launches", 1, "--seed", 1)
-    drawn = [line for line in done.stdout.splitlines() if line.startswith("| ")]
-    assert sum("| one process |" in line for line in drawn) == 1
+    starts = ("| one process | 1 | 2 |", "| launches | 1 | 1 |", "| act | one process | launches |")
+    lines = done.stdout.splitlines()
+    assert all(sum(line.startswith(start) for line in lines) == 1 for start in starts)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
 
 
