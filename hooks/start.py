@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .adapters import registry
 from .process.settings import Settings
+from .process.stand_in import pass_over_package
 from .session.session import begin
 
 
@@ -13,3 +14,4 @@ def start(settings: Settings) -> None:
     if session is not None:
         for wait_for in registry.ADAPTERS:
             wait_for(session)
+        pass_over_package()

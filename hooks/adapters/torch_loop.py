@@ -71,14 +71,18 @@ class TorchLoop(WatchedTraining):
         _Module.train = self._train[1]
 
     def leave(self) -> None:
-        """Watch no more where no optimizer has stepped."""
-        self._is_standing_down = self._is_standing_down or self._session is None
-        if self._is_standing_down:
-            self._batches.remove()
-        if self._steps is not None and self._is_standing_down:
+        """Watch no more where no optimizer has stepped: before anything was compiled."""
+        if self._is_standing_down or self._session is None:
+            self.detach()
+
+    def detach(self) -> None:
+        """Take everything away; where nothing is compiled, nobody sees that it was there."""
+        self._is_standing_down = True
+        self._batches.remove()
+        if self._steps is not None:
             self._steps.remove()
         train, self._train = self._train, None
-        if self._is_standing_down and train is not None and _Module.train is train[1]:
+        if train is not None and _Module.train is train[1]:
             _Module.train = train[0]
 
     def _before_step(self, optimizer: Any) -> None:

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from .guard import place
+from .stand_in import calls_through
 
 _log = logging.getLogger(__name__)
 Callback = Callable[[ModuleType], object]
@@ -34,6 +35,7 @@ class _Finder(MetaPathFinder):
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
+    @calls_through
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if fullname not in self._waiting or fullname in self._being_found:
             return None
@@ -53,6 +55,7 @@ class _Finder(MetaPathFinder):
     def _listen(self, name: str, loader: Loader) -> None:
         execute = loader.exec_module
 
+        @calls_through
         def exec_module(module: ModuleType) -> None:
             vars(loader).pop("exec_module", None)
             with self._during.get(name, nullcontext)():

@@ -31,10 +31,14 @@ def stand_in(original: Callable[..., Any], ours: _F) -> _F:
     vars(ours)[_OURS] = True
     if type(original) is FunctionType:
         vars(ours)[_UNDER] = original
-    # What it calls is the user's, and is compiled as if it were not there.
-    _standing.add(ours.__code__)
-    _pass_over(ours.__code__, is_all=False)
-    return ours
+    return calls_through(ours)
+
+
+def calls_through(function: _F) -> _F:
+    """``function``, which calls what is not ours: that is compiled as if it were not there."""
+    _standing.add(function.__code__)
+    _pass_over(function.__code__, is_all=False)
+    return function
 
 
 def is_stood_in(function: Any) -> bool:
@@ -82,8 +86,10 @@ def pass_over_package() -> None:
     for name, module in list(sys.modules.items()):
         if name not in _seen and name.startswith(_NEEDED) and module is not None:
             _seen.add(name)
+            path = getattr(module, "__file__", None)
             for code in _codes_of(module):
-                if code not in _standing:
+                # What a decorator of the standard library has made has code of that library's.
+                if code.co_filename == path and code not in _standing:
                     _pass_over(code, is_all=True)
 
 

@@ -39,6 +39,8 @@ class Watch(Protocol):
         ...
 
 
+_is_traced = torch._C._get_tracing_state
+"""Under ``jit.trace`` the sizes of tensors are part of what is traced."""
 Entry = tuple[weakref.ref[Any], tuple[tuple[Watch, Guard], ...]]
 
 
@@ -89,7 +91,7 @@ def watching(original: Callable[..., Any], entries: dict[int, Entry]) -> Callabl
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         entry = entries.get(id(self))
-        if entry is None or entry[0]() is not self or is_being_compiled():
+        if entry is None or entry[0]() is not self or is_being_compiled() or _is_traced():
             return original(self, *args, **kwargs)
         begun: list[Any] = []
         for watch, guard in entry[1]:

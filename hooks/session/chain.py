@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
+from torch.fx import GraphModule
 from torch.nn.parallel import DistributedDataParallel
 
 from ...calib.workload.collectives import GroupRole
@@ -27,14 +28,16 @@ def chain_of(optimizer: Any) -> tuple[nn.Module, ...]:
     """
     wanted = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
     parents: dict[int, list[nn.Module]] = {}
-    owner: nn.Module | None = None
+    owners: list[nn.Module] = []
     for module in [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]:
         if any(id(weight) in wanted for weight in own_weights(module)):
-            owner = module
+            owners.append(module)
         for child in dict.values(contents(module).get("_modules") or {}):
             parents.setdefault(id(child), []).append(module)
-    if owner is None:
+    if not owners:
         return ()
+    # A graph that a compiler has made of the optimizer's step has the weights too.
+    owner = min(reversed(owners), key=lambda module: issubclass(type(module), GraphModule))
     found = {id(module): module for module in _line(owner, parents)}
     holding = [module for module in found.values() if _holds(module, wanted)]
     return tuple(sorted(holding, key=lambda module: -len(tree(module))))

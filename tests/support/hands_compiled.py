@@ -163,7 +163,7 @@ def backward_pass(training: Training) -> None:
         training.lost(loss)
 
 
-@case()
+@case(hooked=3)  # all comes off in the one in which it is compiled
 def late(training: Training) -> None:
     """Layers are compiled inside the window, in a hooked step."""
     for number in warmed(training, IN_WINDOW + 2):
@@ -173,7 +173,7 @@ def late(training: Training) -> None:
         training.step()
 
 
-@case()
+@case(hooked=3)
 def late_model(training: Training) -> None:
     """The model is compiled between two steps of the window, the later one hooked."""
     for number in warmed(training, IN_WINDOW + 2):

@@ -51,8 +51,7 @@ def train(session: Session, steps: int, act: Callable[[int], object]) -> None:
             act(step)
     finally:
         loop.end()
-        while loop._handles:
-            loop._handles.pop().remove()
+        loop.detach()
 
 
 def saved_in(directory: Path) -> set[int]:
