@@ -10,7 +10,6 @@ from typing import Any
 from ..process.guard import Guard
 from ..process.host import Host, Reference, reference, references
 from ..process.looking import contents, is_a
-from ..process.stand_in import lying_at, stand_in
 from ..session.attach import new_session
 from ..session.chain import chain_of, roles_in, unseen_in
 from ..session.data_watch import DataWatch
@@ -34,17 +33,6 @@ class Found:
     """The callbacks say when passes begin and end; else the modules do."""
     host: Host | None = None
     """Where the framework tells all of it; else a first step shows the rest."""
-
-
-def after_init(kind: Any, add: Callable[[Any], object]) -> None:
-    """Call ``add`` with every object of that class that is made from now on."""
-    original = lying_at(kind, "__init__")
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        add(self)
-
-    kind.__init__ = stand_in(original, init)
 
 
 class WatchedTraining:

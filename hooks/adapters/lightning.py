@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ...calib.workload.config import Cadence
 from ..process.post_import import when_imported
 from ..process.stand_in import is_stood_in, lying_at, stand_in
@@ -116,7 +118,8 @@ class _Events(WatchedTraining):
 def _save(trainer: Any) -> None:
     """Write a checkpoint of this step: Lightning's own come at fixed steps, not at a stop."""
     folder = Path(trainer.checkpoint_callback.dirpath or trainer.default_root_dir)
-    trainer.save_checkpoint(folder / f"stopped-step={trainer.global_step}.ckpt")
+    with torch._C._EnableTorchFunction():  # what is saved is the user's, with his own tensors
+        trainer.save_checkpoint(folder / f"stopped-step={trainer.global_step}.ckpt")
 
 
 def _found(trainer: Any) -> Found:
