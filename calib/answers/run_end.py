@@ -14,7 +14,9 @@ from .finish_line import ending
 _REMEDY = "give --calibrate-total-steps=N, or train_iters=N to forerun.attach"
 _REASONS = {
     DataLength.KNOWN: "the loop does not say how many passes over its data it makes",
-    DataLength.NONE: "the loop does not say how many steps it has, and its data have no length",
+    DataLength.NONE: (
+        "the loop does not say how many steps it has, and its data no length without being asked"
+    ),
     DataLength.UNSEEN: (
         "the loop does not say how many steps it has, and no torch DataLoader feeds it"
     ),

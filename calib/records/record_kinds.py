@@ -222,7 +222,7 @@ class DataLength(Enum):
     UNSEEN = "unseen"
     """No loader of torch's feeds the loop, or a framework stands between."""
     NONE = "none"
-    """They are drawn from without an end."""
+    """Nothing tells it but the data themselves, which are not asked: that may have an effect."""
     KNOWN = "known"
 
 
