@@ -8,8 +8,10 @@ from types import ModuleType
 from typing import Any
 
 from ...calib.workload.config import Cadence
+from ..process.host import reference
 from ..process.post_import import when_imported
 from ..process.stand_in import is_stood_in, lying_at, stand_in
+from ..sensors.optimizer_steps import OptimizerSteps
 from ..sensors.recorder import OPTIMIZER
 from ..session.attach import new_session
 from ..session.first_step import Known
@@ -68,15 +70,17 @@ class _Training(WatchedTraining):
 
     def __init__(self, make_session: Callable[[], Session]) -> None:
         super().__init__(make_session)
-        self._handles: list[Any] = []
+        self._steps: OptimizerSteps | None = None
 
     def find(self, trainer: Any) -> Found:
-        """What is trained; the optimizer's own hooks tell its phase."""
+        """What is trained; the steps of the optimizers are their phase."""
         config, optimizers = trainer.config, trainer.optimizers
-        self._handles = [
-            optimizers.register_step_pre_hook(lambda *_: self.begin_phase(OPTIMIZER)),
-            optimizers.register_step_post_hook(lambda *_: self.end_phase(OPTIMIZER)),
-        ]
+        protect, is_watched = self.guard.protect, reference(optimizers)
+
+        def marking(mark: Callable[[str], object]) -> Callable[[Any], object]:
+            return protect(lambda one: mark(OPTIMIZER) if is_watched() is one else None)
+
+        self._steps = OptimizerSteps(marking(self.begin_phase), marking(self.end_phase))
         brackets = [(type(trainer.checkpointer), "save", SAVE)]
         validator = getattr(trainer, "validator", None)
         if validator is not None:
@@ -94,6 +98,6 @@ class _Training(WatchedTraining):
 
     def end(self) -> None:
         """Nothing of ours is left."""
-        while self._handles:
-            self._handles.pop().remove()
+        if self._steps is not None:
+            self._steps.remove()
         super().end()

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import get_gradient_edge
+from torch.utils.hooks import RemovableHandle
 
 from ...calib.workload.operators import OperatorKind
 from ..process.guard import Guard
@@ -59,7 +60,7 @@ class ModuleHooks:
                 self._methods.add(owner, name, span)
             sites.append(site)
         self._spans = tuple(spans)
-        self._handles: list[Any] = []
+        self._marked: list[tuple[Any, Any]] = []
         self.sites = tuple(sites)
         self.unseen = tuple(sorted(unseen))
         """What is not recorded, each with the reason, such as ``linear_fc1:compiled``."""
@@ -77,12 +78,15 @@ class ModuleHooks:
         CALLS.unwatch(self._guard, Span, ShardedSpan)
         self.gathers.remove()
         self._methods.remove()
-        self._handles.clear()
+        self._marked.clear()
 
     def drop_marks(self) -> None:
         """Take the marks off the graph: a compiler is about to read its hooks."""
-        while self._handles:
-            self._handles.pop().remove()
+        while self._marked:
+            handle, hook = self._marked.pop()
+            hooks = handle.hooks_dict_ref()
+            if hooks is not None and hooks.get(handle.id) is hook:
+                handle.remove()
 
     def begin(self, number: int) -> _Begun | None:
         """The operator of that site begins; None where it is not recorded."""
@@ -144,7 +148,13 @@ class ModuleHooks:
             return
         marks = [what]
         metadata[_MARKS] = (log, marks)
-        self._handles.append(node.register_prehook(functools.partial(self._reached, log, marks)))
+        number = RemovableHandle.next_id
+        hook = functools.partial(self._reached, log, marks)
+        self._marked.append((node.register_prehook(hook), hook))
+        # A hook that the user registers later has the number that it has without us: it is part of
+        # what a module pickles to.
+        if RemovableHandle.next_id == number + 1:
+            RemovableHandle.next_id = number
 
     def _reached(self, log: StepLog, marks: list[int], gradients: Any) -> None:
         try:
