@@ -39,11 +39,11 @@ def compare(case: Case, home: Path, **environ: str) -> Compared:
     """Train the case in two processes at the same time, in folders below ``home``."""
     started = [
         _start(case, home / name, is_watched=name == "watched", **environ)
-        for name in ("bare", "watched")
+        for name in ("without", "watched")
     ]
     ends = [tuple(_wait(process) for process in processes) for processes in started]
     bare, watched = (
-        outcome(home / name, exits) for name, exits in zip(("bare", "watched"), ends, strict=True)
+        outcome(home / name, exits) for name, exits in zip(("without", "watched"), ends, strict=True)
     )
     problems = differences(bare, watched)
     if any(bare.exits):

@@ -38,7 +38,7 @@ def found_in_process(drawn: Sequence[Act], home: Path) -> list[str]:
     bare, own = (
         Outcome((), {"here": ended}, {})
         for ended in (
-            trained(drawn, home / "bare"),
+            trained(drawn, home / "without"),
             watched(drawn, home / "watched", home / "calibrated"),
         )
     )

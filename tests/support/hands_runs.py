@@ -55,7 +55,7 @@ class Pair:
     """The same case twice at the same time; ``outcomes`` are those without and with the flag."""
 
     def __init__(self, case: Case, directory: Path, **own: str) -> None:
-        self._homes = (directory / "bare", directory / "watched")
+        self._homes = (directory / "without", directory / "watched")
         self._launches = [
             [
                 _launch(case, home, environ, is_watched=home is self._homes[1])
