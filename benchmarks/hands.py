@@ -57,7 +57,7 @@ def found_in_launches(drawn: Loop, home: Path) -> list[str]:
     """What differs between two commands."""
     known = CASES["drawn_loops:drawn"]
     bare = Case(known.train, 1, known.num_hooked, False, False, False)
-    compared = compare(bare, home, HANDS_ACTS=to_text(drawn))
+    compared = compare(bare, home, fewest=1, HANDS_ACTS=to_text(drawn))
     is_there = not any(compared.watched.exits)
     missing = unseen(drawn, home / "watched" / "calibrated") if is_there else []
     return [*dict.fromkeys([*compared.problems, *missing])]

@@ -35,21 +35,25 @@ class Compared:
     problems: tuple[str, ...]
 
 
-def compare(case: Case, home: Path, **environ: str) -> Compared:
-    """Train the case in two processes at the same time, in folders below ``home``."""
+def compare(case: Case, home: Path, *, fewest: int | None = None, **environ: str) -> Compared:
+    """Train the case in two processes at the same time, in folders below ``home``.
+
+    ``fewest`` hooked steps are enough where some may be given up.
+    """
     started = [
         _start(case, home / name, is_watched=name == "watched", **environ)
         for name in ("without", "watched")
     ]
     ends = [tuple(_wait(process) for process in processes) for processes in started]
     bare, watched = (
-        outcome(home / name, exits) for name, exits in zip(("without", "watched"), ends, strict=True)
+        outcome(home / name, exits)
+        for name, exits in zip(("without", "watched"), ends, strict=True)
     )
     problems = differences(bare, watched)
     if any(bare.exits):
-        problems.append(f"ends with {bare.exits} without us; see {home / 'bare' / 'log-0.txt'}")
+        problems.append(f"ends with {bare.exits} without us; see {home / 'without' / 'log-0.txt'}")
     if not any(watched.exits):
-        problems += missing_records(home / "watched" / "calibrated", case)
+        problems += missing_records(home / "watched" / "calibrated", case, fewest=fewest)
     return Compared(bare, watched, tuple(problems))
 
 

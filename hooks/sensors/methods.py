@@ -6,12 +6,11 @@ is put into them, and a copy is another object.
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 from ..process.guard import Guard
 from ..process.looking import classes
-from .module_calls import Entry, Watch, watching
+from .module_calls import Entry, Watch, entries_of, watching
 
 
 class Methods:
@@ -26,7 +25,7 @@ class Methods:
         """Watch a method of an object where its class has it from."""
         home = next(cls for cls in classes(owner) if name in vars(cls))
         entries = self._entries.setdefault((home, name), {})
-        entries[id(owner)] = (weakref.ref(owner), ((watch, self._guard),))
+        entries |= entries_of([(owner, watch)], self._guard)
 
     def install(self) -> None:
         """Put the stand-ins in; does nothing where they are."""

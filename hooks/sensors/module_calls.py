@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -27,11 +28,11 @@ class Watch(Protocol):
     """What is done around the calls of one module.  Faults cost nothing but the watch."""
 
     def begin(self, module: Any) -> Any:
-        """The call begins, before all hooks of torch; what it returns goes to the end."""
+        """The call begins, before all hooks of torch; None where its end is of no interest."""
         ...
 
     def end(self, begun: Any, module: Any, args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
-        """It has returned."""
+        """It has returned; ``begun`` is what ``begin`` gave."""
         ...
 
     def fail(self, begun: Any) -> None:
@@ -41,36 +42,45 @@ class Watch(Protocol):
 
 _is_traced = torch._C._get_tracing_state
 """Under ``jit.trace`` the sizes of tensors are part of what is traced."""
-Entry = tuple[weakref.ref[Any], tuple[tuple[Watch, Guard], ...]]
+Entry = tuple[weakref.ref[Any], Watch, Guard]
+
+
+def entries_of(watches: Iterable[tuple[Any, Watch]], guard: Guard) -> dict[int, Entry]:
+    """Objects by their identity, each with what watches its calls."""
+    return {id(owner): (weakref.ref(owner), watch, guard) for owner, watch in watches}
 
 
 class ModuleCalls:
-    """The watches of one process; the stand-in is there while there is one."""
+    """What is watched in one process, by who watches; the stand-in is there while anything is."""
 
     def __init__(self) -> None:
+        self._watched: dict[object, dict[int, Entry]] = {}
         self._entries: dict[int, Entry] = {}
         self._original: Callable[..., Any] | None = None
         self._ours: Callable[..., Any] | None = None
 
-    def watch(self, watches: Iterable[tuple[Any, Watch]], guard: Guard) -> None:
-        """Watch the calls of each module; the first that watches a module is the outermost."""
-        for module, watch in watches:
-            known = self._entries.get(id(module))
-            before = known[1] if known is not None and known[0]() is module else ()
-            self._entries[id(module)] = (weakref.ref(module), (*before, (watch, guard)))
-        if self._entries and self._ours is None:
-            self._install()
+    def watch(self, owner: object, entries: dict[int, Entry]) -> None:
+        """Watch these modules for ``owner``; who comes first is the outermost."""
+        if entries:
+            self._watched[owner] = entries
+            self._join()
+            if self._ours is None:
+                self._install()
 
-    def unwatch(self, guard: Guard, *kinds: type) -> None:
-        """Take back what was watched under this guard by watches of these classes."""
-        for key, (reference, watches) in list(self._entries.items()):
-            rest = tuple(w for w in watches if w[1] is not guard or type(w[0]) not in kinds)
-            if rest and reference() is not None:
-                self._entries[key] = (reference, rest)
-            else:
-                del self._entries[key]
-        if not self._entries:
-            self._remove()
+    def unwatch(self, owner: object) -> None:
+        """Watch nothing for ``owner`` any more."""
+        if self._watched.pop(owner, None) is not None:
+            self._join()
+            if not self._watched:
+                self._remove()
+
+    def _join(self) -> None:
+        self._entries.clear()
+        for entries in self._watched.values():
+            shared = self._entries.keys() & entries.keys() if self._entries else ()
+            both = {key: _both(self._entries[key], entries[key]) for key in shared}
+            self._entries.update(entries)
+            self._entries.update(both)
 
     def _install(self) -> None:
         self._original = original = vars(_Module)[_NAME]
@@ -93,27 +103,56 @@ def watching(original: Callable[..., Any], entries: dict[int, Entry]) -> Callabl
         entry = entries.get(id(self))
         if entry is None or entry[0]() is not self or is_being_compiled() or _is_traced():
             return original(self, *args, **kwargs)
-        begun: list[Any] = []
-        for watch, guard in entry[1]:
-            try:
-                begun.append(watch.begin(self))
-            except Exception as err:
-                begun.append(None)
-                guard.fault(err)
+        _, watch, guard = entry
+        begun = None
+        try:
+            begun = watch.begin(self)
+        except Exception as err:
+            guard.fault(err)
+        if begun is None:
+            return original(self, *args, **kwargs)
         try:
             output = original(self, *args, **kwargs)
         except BaseException:
-            for (watch, guard), token in zip(entry[1], begun, strict=True):
-                guard.protect(watch.fail)(token)
+            guard.protect(watch.fail)(begun)
             raise
-        for (watch, guard), token in zip(reversed(entry[1]), reversed(begun), strict=True):
-            try:
-                watch.end(token, self, args, kwargs, output)
-            except Exception as err:
-                guard.fault(err)
+        try:
+            watch.end(begun, self, args, kwargs, output)
+        except Exception as err:
+            guard.fault(err)
         return output
 
     return stand_in(original, call)
+
+
+@dataclass(frozen=True, slots=True)
+class _Both:
+    """Two watches of one module; a fault of one keeps nothing from the other."""
+
+    outer: Watch
+    inner: Watch
+    guard: Guard
+
+    def begin(self, module: Any) -> Any:
+        outer = self.guard.protect(self.outer.begin)(module)
+        return outer, self.guard.protect(self.inner.begin)(module)
+
+    def end(self, begun: Any, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        for watch, one in ((self.inner, begun[1]), (self.outer, begun[0])):
+            if one is not None:
+                self.guard.protect(watch.end)(one, module, args, kwargs, output)
+
+    def fail(self, begun: Any) -> None:
+        for watch, one in ((self.inner, begun[1]), (self.outer, begun[0])):
+            if one is not None:
+                self.guard.protect(watch.fail)(one)
+
+
+def _both(first: Entry, second: Entry) -> Entry:
+    """Where one of them is dead, its number has gone to the other."""
+    if first[0]() is not second[0]():
+        return second if first[0]() is None else first
+    return first[0], _Both(first[1], second[1], first[2]), first[2]
 
 
 CALLS = ModuleCalls()

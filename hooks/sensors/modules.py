@@ -8,7 +8,6 @@ and ends where it reaches the node of an input; both marks go with the graph.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -21,7 +20,7 @@ from ..process.guard import Guard
 from ..process.looking import attribute, class_names, module_name
 from .gathers import SHARDED, Gathers
 from .methods import Methods
-from .module_calls import CALLS
+from .module_calls import CALLS, entries_of
 from .recorder import Recorder, backward_mark
 from .sites import FORWARD, find_places, untraceable, why_not
 from .step_log import NO_SPAN, Site, StepLog
@@ -39,12 +38,12 @@ class ModuleHooks:
 
     def __init__(self, models: Iterable[torch.nn.Module], recorder: Recorder, guard: Guard) -> None:
         chunks = list(models)
-        self._recorder = recorder
+        self.recorder = recorder
         self._guard = guard
         self.gathers = Gathers(recorder, guard)
         self._methods = Methods(guard)
         out_of_reach = untraceable(chunks)
-        spans: list[tuple[weakref.ref[Any], Span]] = []
+        spans: list[tuple[Any, Span]] = []
         sites: list[Site] = []
         unseen: list[str] = []
         for owner, name, site in find_places(chunks):
@@ -55,11 +54,11 @@ class ModuleHooks:
             kind = ShardedSpan if SHARDED in class_names(owner) else Span
             span = kind(self, len(sites), _reader(site), "" if name == FORWARD else name)
             if name == FORWARD:
-                spans.append((weakref.ref(owner), span))
+                spans.append((owner, span))
             else:
                 self._methods.add(owner, name, span)
             sites.append(site)
-        self._spans = tuple(spans)
+        self._spans = entries_of(spans, guard)
         self._marked: list[tuple[Any, Any]] = []
         self.sites = tuple(sites)
         self.unseen = tuple(sorted(unseen))
@@ -67,15 +66,14 @@ class ModuleHooks:
 
     def install(self) -> None:
         """Watch all operators."""
-        alive = ((reference(), span) for reference, span in self._spans)
-        CALLS.watch(((owner, span) for owner, span in alive if owner is not None), self._guard)
+        CALLS.watch(self, self._spans)
         if self._spans:
             self.gathers.install()
         self._methods.install()
 
     def remove(self) -> None:
         """Watch them no more; marks on the graph of the running step stay and do nothing."""
-        CALLS.unwatch(self._guard, Span, ShardedSpan)
+        CALLS.unwatch(self)
         self.gathers.remove()
         self._methods.remove()
         self._marked.clear()
@@ -88,14 +86,6 @@ class ModuleHooks:
             if hooks is not None and hooks.get(handle.id) is hook:
                 handle.remove()
 
-    def begin(self, number: int) -> _Begun | None:
-        """The operator of that site begins; None where it is not recorded."""
-        log = self._recorder.log
-        if log is None or not log.is_sampling:
-            return None
-        span = self._recorder.begin_span(number)
-        return None if span == NO_SPAN else (log, span)
-
     def end(
         self,
         begun: _Begun,
@@ -105,8 +95,8 @@ class ModuleHooks:
         kwargs: dict[str, Any],
         output: Any,
     ) -> None:
-        """It has returned; ``owner`` is the module, or the name of the method."""
-        at = self._recorder.stopwatch.mark()
+        """An operator has returned; ``owner`` is the module, or the name of the method."""
+        at = self.recorder.stopwatch.mark()
         log, span = begun
         raw, nbytes = None, 0
         # Reading a shape is a call of every torch function mode and tensor subclass in force.
@@ -122,7 +112,7 @@ class ModuleHooks:
                 node = result.grad_fn
                 if node is not None:
                     self._follow_backward(log, span, inputs, node)
-        self._recorder.end_span(span, at, raw, nbytes)
+        self.recorder.end_span(span, at, raw, nbytes)
 
     def _follow_backward(
         self, log: StepLog, span: int, inputs: list[torch.Tensor], node: Any
@@ -158,7 +148,7 @@ class ModuleHooks:
 
     def _reached(self, log: StepLog, marks: list[int], gradients: Any) -> None:
         try:
-            self._recorder.mark_backward(log, marks)
+            self.recorder.mark_backward(log, marks)
         except Exception as err:
             self._guard.fault(err)
 
@@ -166,21 +156,25 @@ class ModuleHooks:
 class Span:
     """The calls of one operator, as a module or as a method of that name."""
 
-    __slots__ = ("_hooks", "_method", "_number", "_read")
+    __slots__ = ("_hooks", "_method", "_number", "_read", "_recorder")
 
     def __init__(self, hooks: ModuleHooks, number: int, read: ReadShape, method: str) -> None:
         self._hooks, self._number, self._read, self._method = hooks, number, read, method
+        self._recorder = hooks.recorder
 
     def begin(self, module: Any) -> _Begun | None:
-        """A call begins."""
-        return self._hooks.begin(self._number)
+        """A call begins; None where it is not recorded."""
+        log = self._recorder.log
+        if log is None or not log.is_sampling:
+            return None
+        span = self._recorder.begin_span(self._number)
+        return None if span == NO_SPAN else (log, span)
 
-    def end(self, begun: _Begun | None, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+    def end(self, begun: _Begun, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         """It has returned."""
-        if begun is not None:
-            self._hooks.end(begun, self._read, self._method or module, args, kwargs, output)
+        self._hooks.end(begun, self._read, self._method or module, args, kwargs, output)
 
-    def fail(self, begun: _Begun | None) -> None:
+    def fail(self, begun: _Begun) -> None:
         """It has raised: the span has no end, and no record."""
 
 
@@ -196,7 +190,7 @@ class ShardedSpan(Span):
             self._hooks.gathers.begin(module, begun[1])
         return begun
 
-    def end(self, begun: _Begun | None, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+    def end(self, begun: _Begun, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         """It has returned."""
         super().end(begun, module, *self._hooks.gathers.end(module, args, kwargs), output)
 
@@ -227,6 +221,8 @@ def _activations(values: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 def _first_tensor(value: Any) -> torch.Tensor | None:
+    if type(value) is torch.Tensor:
+        return value
     for kind in (tuple, list, tuple, list):
         if issubclass(type(value), kind) and kind.__len__(value):
             value = kind.__getitem__(value, 0)

@@ -16,7 +16,7 @@ import torch
 from ..process.guard import Guard
 from ..process.host import living, references
 from ..process.stand_in import stand_in
-from .module_calls import CALLS
+from .module_calls import CALLS, entries_of
 from .recorder import BACKWARD, FORWARD, Recorder
 
 _ENGINE = "_engine_run_backward"
@@ -54,13 +54,14 @@ class PassHooks:
         if self._saved is not None or original is None:
             return
         watch = ForwardPass(self)
-        CALLS.watch(((module, watch) for module in living(self._modules)), self._guard)
+        modules = ((module, watch) for module in living(self._modules))
+        CALLS.watch(self, entries_of(modules, self._guard))
         self._saved = original, self._wrap(original, is_phase=bool(self._modules))
         setattr(torch.autograd, _ENGINE, self._saved[1])
 
     def remove(self) -> None:
         """Take all of it away, unless another has stood before the engine meanwhile."""
-        CALLS.unwatch(self._guard, ForwardPass)
+        CALLS.unwatch(self)
         self._depth = {FORWARD: 0, BACKWARD: 0}
         saved, self._saved = self._saved, None
         if saved is not None and vars(torch.autograd).get(_ENGINE) is saved[1]:
@@ -105,19 +106,18 @@ class ForwardPass:
     def __init__(self, passes: PassHooks) -> None:
         self._passes = passes
 
-    def begin(self, module: Any) -> bool:
-        """True where the call is (part of) a pass."""
+    def begin(self, module: Any) -> bool | None:
+        """True where the call is (part of) a pass, else None."""
         with _WithoutModes():
             is_pass = torch.is_grad_enabled()
         if is_pass:
             self._passes.enter(FORWARD)
-        return is_pass
+        return is_pass or None
 
-    def end(self, begun: bool, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+    def end(self, begun: Any, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         """The call has returned."""
-        self.fail(begun)
+        self._passes.leave(FORWARD)
 
-    def fail(self, begun: bool) -> None:
+    def fail(self, begun: Any) -> None:
         """It has raised."""
-        if begun:
-            self._passes.leave(FORWARD)
+        self._passes.leave(FORWARD)

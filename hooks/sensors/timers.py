@@ -58,7 +58,8 @@ class TimerHooks:
     def __init__(self, recorder: Recorder, guard: Guard) -> None:
         self._begin = guard.protect(recorder.begin_phase)
         self._end = guard.protect(recorder.end_phase)
-        self._note_name = guard.protect(self._name_of)
+        self._learn = guard.protect(self._cover_timer)
+        self._kinds: set[type] = set()
         self._names: dict[int, str] = {}
         self._timers: dict[int, Reference] = {}
         self._saved: list[tuple[type, str, Any, Any]] = []
@@ -94,6 +95,7 @@ class TimerHooks:
                 type.__setattr__(home, name, original)
         self._timers.clear()
         self._names.clear()
+        self._kinds.clear()
 
     def _cover(self, kind: type, name: str, wrap: Callable[[Any], Any]) -> None:
         home = next((cls for cls in kind.__mro__ if name in vars(cls)), object)
@@ -109,17 +111,19 @@ class TimerHooks:
 
         def call(timers: Any, name: str, *args: Any, **kwargs: Any) -> Any:
             timer = original(timers, name, *args, **kwargs)
-            self._note_name(timers, name, timer)
+            find = self._timers.get(id(timers))
+            if find is not None and find() is timers:
+                if type(timer) not in self._kinds:
+                    self._learn(type(timer))
+                self._names[id(timer)] = name
             return timer
 
         return call
 
-    def _name_of(self, timers: Any, name: str, timer: Any) -> None:
-        find = self._timers.get(id(timers))
-        if find is not None and find() is timers:
-            self._names[id(timer)] = name
-            self._cover(type(timer), "start", self._starting)
-            self._cover(type(timer), "stop", self._stopping)
+    def _cover_timer(self, kind: type) -> None:
+        self._kinds.add(kind)
+        self._cover(kind, "start", self._starting)
+        self._cover(kind, "stop", self._stopping)
 
     def _starting(self, original: Any) -> Any:
         """Start it, then mark: its barrier and synchronisation are not the phase's."""

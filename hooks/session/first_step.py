@@ -19,7 +19,7 @@ from ..process.guard import Guard
 from ..process.host import update_calls
 from ..process.looking import attribute, contents, is_a, module_name, tree, weights
 from ..process.settings import RankInfo
-from ..sensors.module_calls import CALLS
+from ..sensors.module_calls import CALLS, entries_of
 from ..sensors.sites import transformers_config
 from .chain import is_flattened, is_sharded, is_split, num_copies, num_replicas
 from .instruments import device_name
@@ -48,25 +48,22 @@ class FirstStep:
         self._shape: tuple[int, ...] = ()
         self._num_samples = 0
         self._autocast_dtype = ""
-        self._guard = guard
-        CALLS.watch(((module, self) for module in chain), guard)
+        CALLS.watch(self, entries_of(((module, self) for module in chain), guard))
 
     def close(self) -> None:
         """Watch no more."""
-        CALLS.unwatch(self._guard, FirstStep)
+        CALLS.unwatch(self)
 
-    def begin(self, module: Any) -> bool:
-        """A call of a module of the chain; True where gradients are wanted."""
+    def begin(self, module: Any) -> bool | None:
+        """A call of a module of the chain; None where no gradients are wanted."""
         with torch._C.DisableTorchFunction():
-            return torch.is_grad_enabled()
+            return torch.is_grad_enabled() or None
 
-    def fail(self, begun: bool) -> None:
+    def fail(self, begun: Any) -> None:
         """It has raised, and counts for nothing."""
 
-    def end(self, begun: bool, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+    def end(self, begun: Any, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         """It has returned."""
-        if not begun:
-            return
         self._passes[id(module)] += 1
         with torch._C.DisableTorchFunction():
             shape = batch_shape((args, kwargs))
