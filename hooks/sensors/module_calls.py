@@ -9,6 +9,7 @@ guarded by compiled code, which is then compiled once more (tried on torch 2.13)
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -40,6 +41,9 @@ class Watch(Protocol):
         ...
 
 
+MOST_CHANGES = 400 if sys.version_info >= (3, 13) else sys.maxsize
+"""Python 3.13 counts how often a class has changed: after 1,000 times it looks up each attribute of
+it, and of its subclasses, anew.  Before that the stand-in stays, and passes on."""
 _is_traced = torch._C._get_tracing_state
 """Under ``jit.trace`` the sizes of tensors are part of what is traced."""
 Entry = tuple[weakref.ref[Any], Watch, Guard]
@@ -58,6 +62,7 @@ class ModuleCalls:
         self._entries: dict[int, Entry] = {}
         self._original: Callable[..., Any] | None = None
         self._ours: Callable[..., Any] | None = None
+        self._num_changes = 0
 
     def watch(self, owner: object, entries: dict[int, Entry]) -> None:
         """Watch these modules for ``owner``; who comes first is the outermost."""
@@ -83,6 +88,7 @@ class ModuleCalls:
             self._entries.update(both)
 
     def _install(self) -> None:
+        self._num_changes += 1
         self._original = original = vars(_Module)[_NAME]
         self._ours = watching(original, self._entries)
         setattr(_Module, _NAME, self._ours)
@@ -90,6 +96,8 @@ class ModuleCalls:
     def _remove(self) -> None:
         """Put the original back, unless another has put his own there meanwhile: then ours, which
         he calls, has nothing to watch any more."""
+        if self._num_changes >= MOST_CHANGES:
+            return
         ours, self._ours = self._ours, None
         self._entries = {}
         if ours is not None and vars(_Module).get(_NAME) is ours:

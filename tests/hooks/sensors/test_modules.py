@@ -22,6 +22,7 @@ from forerun.calib.workload.operators import OperatorKind as K
 from forerun.calib.workload.operators import Phase
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.sensors import module_calls, modules
 from forerun.hooks.sensors.modules import ModuleHooks
 from forerun.hooks.sensors.recorder import Recorder, StepLog
 from forerun.hooks.sensors.sites import find_places
@@ -326,3 +327,22 @@ def test_a_gather_before_a_sharded_module_is_not_the_modules_time(
     norms = [r for r in records if r.kind is K.NORM]
     assert max(r.duration_ns for r in norms) < gathered_ns
     assert Counter(r.phase for r in norms) == {Phase.FORWARD: 5, Phase.BACKWARD: 5}
+
+
+def test_a_class_is_not_changed_without_end(
+    ids: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module_calls, "MOST_CHANGES", 2)
+    calls, original = module_calls.ModuleCalls(), nn.Module._call_impl
+    monkeypatch.setattr(module_calls, "CALLS", calls)
+    monkeypatch.setattr(modules, "CALLS", calls)
+    monkeypatch.setattr(nn.Module, "_call_impl", original)
+    seen, numbers = [], []
+    for _ in range(4):
+        model = Model()
+        hooked = Hooked(model)
+        numbers.append(len(hooked.run(model, ids)))
+        seen.append(nn.Module._call_impl is original)
+    assert seen == [True, False, False, False] and len(set(numbers)) == 1
+    plain = Model()
+    assert torch.equal(plain(ids), copy.deepcopy(plain)(ids))
