@@ -38,7 +38,7 @@ def drawn_loops(number: int, start: int) -> list[Loop]:
 
     @seed(start)
     @settings(
-        max_examples=number,
+        max_examples=max(1, number),
         phases=(Phase.generate,),
         database=None,
         deadline=None,
