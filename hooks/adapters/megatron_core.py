@@ -5,6 +5,7 @@ Stands down where Megatron-LM's own training loop is the host.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -46,6 +47,7 @@ class CoreLoop:
         self._has_optimizer_patches = False
         self._world: Reference = reference(None)
         protect = session.guard.protect
+        self._standing_for = protect(functools.cache(self._wrap))
         self._before_training = protect(self._begin_training)
         self._before_step = protect(self._begin_optimizer)
         self._after_step = protect(self._end_optimizer)
@@ -63,7 +65,8 @@ class CoreLoop:
             return
 
         def getter(*args: Any, **kwargs: Any) -> Any:
-            return self._wrap(original(*args, **kwargs))
+            schedule = original(*args, **kwargs)
+            return self._standing_for(schedule) or schedule
 
         self._patches.put(schedules, _GETTER, stand_in(original, getter))
 

@@ -67,6 +67,7 @@ class TrainingLoop:
         self._has_steps = False
         self._has_trained = False
         protect = session.guard.protect
+        self._standing_for = protect(functools.cache(self._count_passes))
         self._before_train = protect(self._begin_training)
         self._before_step = protect(self._begin_step)
         self._after_step = protect(self._end_step)
@@ -125,14 +126,16 @@ class TrainingLoop:
     def _wrap_getter(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def getter(*args: Any, **kwargs: Any) -> Any:
             schedule = original(*args, **kwargs)
-
-            def forward_backward(*args: Any, **kwargs: Any) -> Any:
-                self._num_passes += not kwargs.get("forward_only", False)
-                return schedule(*args, **kwargs)
-
-            return stand_in(schedule, forward_backward)
+            return self._standing_for(schedule) or schedule
 
         return stand_in(original, getter)
+
+    def _count_passes(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
+        def forward_backward(*args: Any, **kwargs: Any) -> Any:
+            self._num_passes += not kwargs.get("forward_only", False)
+            return schedule(*args, **kwargs)
+
+        return stand_in(schedule, forward_backward)
 
     def _begin_training(
         self, signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]

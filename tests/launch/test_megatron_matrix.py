@@ -31,17 +31,15 @@ def matrix() -> Any:
 
 
 def a_rank(num_steps: int) -> dict[str, Any]:
-    """What the probe writes: state 0 is plain, state 1 is that of a hooked step."""
+    """What the probe writes: state 0 is plain, state 1 that of a hooked step, 2 of one that has
+    something on the model."""
     plain = {"module hooks": {}, "timers": {}, "class methods": [], "gc callbacks": []}
-    hooked = {
-        "module hooks": {"_forward_hooks x": 1},
-        "timers": {"global": "y"},
-        "class methods": ["ProcessGroup.allreduce"],
-        "gc callbacks": ["z"],
-    }
+    names = ["Module._call_impl", "ProcessGroup.allreduce", "Work.wait"]
+    hooked = {**plain, "class methods": names, "gc callbacks": ["z"]}
+    hung = {**hooked, "module hooks": {"_forward_hooks x": 1}}
     step = {"losses": {"lm loss": (1.5).hex()}, "grad_norm": (0.25).hex(), "state": 0}
     steps = {str(number): copy.deepcopy(step) for number in range(num_steps)}
-    return {"rank": 0, "states": [plain, hooked], "steps": steps, "seams": []}
+    return {"rank": 0, "states": [plain, hooked, hung], "steps": steps, "seams": []}
 
 
 def test_a_last_bit_is_seen(matrix: Any) -> None:
@@ -59,6 +57,9 @@ def test_hooks_that_stay_are_seen_and_hooks_that_never_were_too(matrix: Any) -> 
     assert "blind" in matrix.hooks_gone(cell, bare, calibrated)
     calibrated[0]["steps"]["5"]["state"] = 1
     assert matrix.hooks_gone(cell, bare, calibrated) == "ok"
+    calibrated[0]["steps"]["6"]["state"] = 2
+    assert "on what is the user's: ['module hooks']" in matrix.hooks_gone(cell, bare, calibrated)
+    calibrated[0]["steps"]["6"]["state"] = 1
     calibrated[0]["steps"][str(matrix.STOP_AT - 1)]["state"] = 1
     assert "left behind" in matrix.hooks_gone(cell, bare, calibrated)
 
