@@ -137,15 +137,15 @@ def launch_line(launch: Launch, running: RunConfig, config: RunConfig) -> Launch
     --hub-token "${ARG_HUB_TOKEN:?the value of --hub-token, which is not kept}"
     --tensor-model-parallel-size 2
     """
-    kept, left_out = without_others(launch.environment)
-    launch = replace(launch, environment=kept)
+    settable, left_out = without_others(launch.environment)
+    launch = replace(launch, environment=settable)
     host = host_of(launch, running)
     program = _program(host, launch, running, config)
     start = start_of(launch, running.parallelism, config.parallelism)
     is_megatron = host in (HostKind.MEGATRON, HostKind.BRIDGE)
     return LaunchLine(
         host=host,
-        environment=environment(config, kept) if is_megatron else kept,
+        environment=environment(config, settable) if is_megatron else settable,
         start=phrases(start.words),
         program=phrases(program.words),
         running=_running(launch, running),

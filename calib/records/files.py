@@ -83,11 +83,11 @@ def open_own(path: Path, *, mode: int = OPEN) -> BufferedRandom:
     raise OSError(errno.EEXIST, why, str(path))
 
 
-def _is_own(told: os.stat_result, folder: Path) -> bool:
+def _is_own(status: os.stat_result, folder: Path) -> bool:
     """True for a regular file of ours, or of the owner of what we make in its folder: a mount may
     say another."""
-    if not stat.S_ISREG(told.st_mode) or told.st_uid == os.geteuid():
-        return stat.S_ISREG(told.st_mode)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid == os.geteuid():
+        return stat.S_ISREG(status.st_mode)
     temporary = folder / f".{os.urandom(8).hex()}.tmp"
     try:
         handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, PRIVATE)
@@ -96,7 +96,7 @@ def _is_own(told: os.stat_result, folder: Path) -> bool:
     temporary.unlink(missing_ok=True)
     owner = os.fstat(handle).st_uid
     os.close(handle)
-    return owner == told.st_uid
+    return owner == status.st_uid
 
 
 @cache

@@ -21,7 +21,7 @@ def contents(owner: Any) -> Mapping[str, Any]:
     """The object's own ``__dict__``; empty where it has none."""
     try:
         found = object.__getattribute__(owner, "__dict__")
-    except Exception:
+    except Exception:  # a class may have a property of that name, which may raise anything
         return {}
     return found if type(found) is dict else {}
 
