@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
@@ -21,7 +21,7 @@ class StepSums:
     """Own time of one step's phases, and its waiting by the role of the group."""
 
     phase_ns: Counter[str] = field(default_factory=Counter)
-    wait_ns: Counter[str] = field(default_factory=Counter)
+    wait_ns: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     grouped_rows: int = 0
     single_rows: Counter[int] = field(default_factory=Counter)
     """By layer, of which some may have no experts."""
@@ -37,7 +37,7 @@ class StepSums:
         elif isinstance(record, OperatorRecord):
             self._add_routed(record)
         elif isinstance(record, CollectiveRecord) and len(record.ranks) > 1:
-            self.wait_ns[record.role.value] += record.exposed_ns
+            self.wait_ns[record.role.value] += record.exposed_ns * record.stands_for
 
     def _add_routed(self, record: OperatorRecord) -> None:
         if record.phase is not Phase.FORWARD:
@@ -80,6 +80,6 @@ def summarise(
     )
 
 
-def _median(values: Iterable[int]) -> int:
+def _median(values: Iterable[float]) -> int:
     found = list(values)
     return round(median(found)) if found else 0

@@ -4,14 +4,18 @@ The marks lie in the order of execution.  The time between two of them goes to t
 waited for, else to the deepest open operator, and always to the open phases.  So a duration is
 an operator's own: nested operators, synchronous collectives and our own hooks are out.
 
-Where the host's clock jumps back, what is open at that moment has no duration: it is dropped and
-counted.
+Of several streams of a device only the one that the step began on is that line.  A transfer on
+another is known by its marks there, and exposed as long as the step's stream stood still for it; an
+operator there is none of the step's, and named.
+
+Where the clock jumps back, or a mark has no time, what it touches has no duration: it is dropped
+and counted.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +23,17 @@ from ...calib.records.record_kinds import CollectiveRecord, OperatorRecord, Phas
 from ...calib.workload.operators import OperatorKind, Phase
 from ..sensors.recorder import BACKWARD, FORWARD, OPTIMIZER
 from ..sensors.shapes import Shape, canonical_shape
-from ..sensors.step_log import NO_SHAPE, NO_SPAN, Code, StepLog, split
-from ..sensors.waits import Waits
+from ..sensors.step_log import NO_SHAPE, NO_SPAN, WAITING, Code, StepLog, TransferKind, split
+from ..sensors.stopwatch import NO_TIME, STEP_STREAM
+from ..sensors.waits import TransferTimes, Waits, exposures
 
 
 @dataclass(slots=True)
 class OpenOperator:
-    """An operator that is open: ``instance`` is the number of its forward span."""
+    """An operator that is open: ``instance`` is the number of its forward span.
+
+    ``num_breaks`` are the jumps and the lost marks before it.
+    """
 
     site: int
     instance: int
@@ -33,8 +41,12 @@ class OpenOperator:
     depth: int
     microbatch: int
     start_ns: int
-    num_jumps: int
+    num_breaks: int
     own_ns: int = 0
+
+
+_BROKEN = -1
+"""The clock has never jumped so often: a bracket without a begin or an end."""
 
 
 @dataclass(slots=True)
@@ -49,19 +61,34 @@ class _Bracket:
 class Attribution:
     """Records of one resolved step.
 
-    ``fired`` collects (site, is_backward) of the operators that have a record, for the coverage;
-    ``num_dropped`` counts what a jump of the clock has cost.
+    ``weights`` say of each kind of transfer how many calls inside passes one that was timed there
+    speaks for, and ``wait_ns`` how long the passes of a name wait whose transfers were not timed.
+
+    ``fired`` collects (site, is_backward) of the operators that have a record, for the coverage,
+    and ``aside`` those that ran on another stream; ``num_dropped`` counts what jumps of the clock
+    and lost marks have cost.
     """
 
-    def __init__(self, log: StepLog) -> None:
+    def __init__(
+        self,
+        log: StepLog,
+        *,
+        weights: Mapping[TransferKind, float] | None = None,
+        wait_ns: Mapping[str, int] | None = None,
+    ) -> None:
         self.log = log
         self.fired: set[tuple[int, bool]] = set()
+        self.aside: set[tuple[int, bool]] = set()
         self.num_dropped = 0
+        self._weights, self._wait_ns = weights or {}, wait_ns or {}
         num_spans = len(log.span_sites)
-        self._now_ns = log.marks[0] if log.marks else 0
-        self._num_jumps = 0
+        self._now_ns = next((mark for mark in log.marks if mark != NO_TIME), 0)
+        self._num_jumps = self._num_breaks = 0
         self._open: list[OpenOperator] = []
         self._brackets: list[_Bracket] = []
+        self._stalls: list[tuple[int, int]] = []
+        self._stalled_ns = NO_TIME
+        self._spans_aside: set[int] = set()
         self._waits = Waits(len(log.transfer_kinds))
         self._depths = array("h", [0]) * num_spans
         self._parents = array("i", [NO_SPAN]) * num_spans
@@ -72,35 +99,77 @@ class Attribution:
     def records(self) -> Iterator[Record]:
         """All records of the step, operators first as they ended, transfers last."""
         log = self.log
+        streams: Sequence[int] = log.streams or (STEP_STREAM,) * len(log.what)
         before = -1
-        for what, mark in zip(log.what, log.marks, strict=True):
+        for what, mark, stream in zip(log.what, log.marks, streams, strict=True):
             code, number = split(what)
-            self._spend(mark, is_ours=code == Code.HOOK_END)
-            if code <= Code.BACKWARD_END:
-                yield from self._mark_span(code, number)
-            elif code == Code.PHASE_BEGIN:
-                self._brackets.append(_Bracket(number, self._now_ns, self._num_jumps))
-            elif code == Code.PHASE_END:
-                yield from self._end_phase(number)
-            elif code == Code.WAIT_BEGIN:
-                self._waits.begin(number, self._now_ns, self._num_jumps, is_next=before == number)
-            elif code != Code.HOOK_END:
-                is_done = code == Code.CALL_DONE
-                self._waits.end(number, self._now_ns, self._num_jumps, is_done=is_done)
+            if stream != STEP_STREAM:
+                self._mark_aside(code, number, mark, is_next=before == number)
+            elif mark == NO_TIME:
+                self._lose(code, number)
+                yield from self._mark(code, number, is_next=before == number)
+                self._lose(code, number)
+            else:
+                self._spend(mark, is_ours=code == Code.HOOK_END)
+                yield from self._mark(code, number, is_next=before == number)
             before = number if code == Code.WAIT_END else -1
         yield from self._close(self._open)
         yield from self._transfers()
 
+    def _mark(self, code: int, number: int, *, is_next: bool) -> Iterator[Record]:
+        if code <= Code.BACKWARD_END:
+            yield from self._mark_span(code, number)
+        elif code == Code.PHASE_BEGIN:
+            self._brackets.append(_Bracket(number, self._now_ns, self._num_jumps))
+        elif code == Code.PHASE_END:
+            yield from self._end_phase(number)
+        elif code == Code.WAIT_BEGIN:
+            self._waits.begin(number, self._now_ns, self._num_jumps, is_next=is_next)
+        elif code == Code.STALL_BEGIN:
+            self._stalled_ns = self._now_ns
+        elif code == Code.STALL_END:
+            self._end_stall()
+        elif code != Code.HOOK_END:
+            is_done = code == Code.CALL_DONE
+            self._waits.end(number, self._now_ns, self._num_jumps, is_done=is_done)
+
+    def _mark_aside(self, code: int, number: int, mark: int, *, is_next: bool) -> None:
+        """A mark on another stream: nothing on the step's own began or ended there."""
+        if code <= Code.BACKWARD_END:
+            self._spans_aside.add(number)
+            self._open = [span for span in self._open if span.instance != number]
+            is_backward = code in (Code.BACKWARD_BEGIN, Code.BACKWARD_END)
+            self.aside.add((self.log.span_sites[number], is_backward))
+        elif code == Code.WAIT_BEGIN:
+            self._waits.begin(number, mark, self._num_jumps, is_next=is_next, is_aside=True)
+        elif code in (Code.WAIT_END, Code.CALL_DONE):
+            is_done = code == Code.CALL_DONE
+            self._waits.end(number, mark, self._num_jumps, is_done=is_done, is_aside=True)
+
+    def _lose(self, code: int, number: int) -> None:
+        """A mark without a time: what it begins or ends has none, nor have operators around it."""
+        self._num_breaks += 1
+        if code in WAITING:
+            self._num_jumps += 1
+            self._stalled_ns = NO_TIME
+        elif code in (Code.PHASE_BEGIN, Code.PHASE_END):
+            for bracket in self._brackets:
+                if bracket.number == number:
+                    bracket.num_jumps = _BROKEN
+
+    def _end_stall(self) -> None:
+        if self._stalled_ns != NO_TIME and self._now_ns > self._stalled_ns:
+            self._stalls.append((self._stalled_ns, self._now_ns))
+        self._stalled_ns = NO_TIME
+
     def _spend(self, mark: int, *, is_ours: bool) -> None:
         spent = mark - self._now_ns
         if spent < 0:
-            # Events of several streams need not pass in the order in which they were queued.
-            if not self.log.is_host:
-                return
             self._num_jumps += 1
+            self._num_breaks += 1
             spent = 0
         self._now_ns = mark
-        if self._waits.num_open:
+        if self._waits.num_open or self._stalled_ns != NO_TIME:
             for bracket in self._brackets:
                 bracket.wait_ns += spent
         elif is_ours:
@@ -110,6 +179,8 @@ class Attribution:
             deepest(self._open).own_ns += spent
 
     def _mark_span(self, code: int, number: int) -> Iterator[Record]:
+        if number in self._spans_aside:
+            return
         if code == Code.SPAN_BEGIN:
             again = [s for s in self._open if s.instance == number]
             self._open = [s for s in self._open if s.instance != number] if again else self._open
@@ -145,7 +216,7 @@ class Attribution:
             self._depths[instance],
             self._microbatch(),
             self._now_ns,
-            self._num_jumps,
+            self._num_breaks,
         )
 
     def _microbatch(self) -> int:
@@ -179,10 +250,12 @@ class Attribution:
             shape = self._shape(span.instance)
             if shape is None:
                 continue
-            if span.num_jumps != self._num_jumps:
+            if span.num_breaks != self._num_breaks:
                 self.num_dropped += 1
                 continue
             self.fired.add((span.site, span.phase is Phase.BACKWARD))
+            if span.own_ns <= 0 and not log.is_host:
+                continue  # no kernel of it was on the step's stream: that is no time of it
             site = log.sites[span.site]
             yield OperatorRecord(
                 step=log.step,
@@ -229,13 +302,17 @@ class Attribution:
         if bracket.num_jumps != self._num_jumps:
             self.num_dropped += 1
             return
+        duration_ns = self._now_ns - bracket.start_ns
+        if number in self.log.untimed_passes:
+            wait_ns = min(self._wait_ns.get(name, 0), duration_ns)
+            for around in (bracket, *self._brackets):
+                around.wait_ns += wait_ns
         common: dict[str, Any] = {
             "step": self.log.step,
             "window": self.log.window,
             "microbatch": count,
             "start_ns": bracket.start_ns,
         }
-        duration_ns = self._now_ns - bracket.start_ns
         yield PhaseRecord(
             name=name,
             duration_ns=duration_ns,
@@ -257,23 +334,28 @@ class Attribution:
 
     def _transfers(self) -> Iterator[Record]:
         log = self.log
+        known: dict[int, TransferTimes] = {}
         for number in range(1, len(log.transfer_kinds)):
             times = self._waits.times(number, self._now_ns, self._num_jumps)
-            if times is None:
-                continue
-            if times.is_broken:
+            if times is not None and times.is_broken:
                 self.num_dropped += 1
-                continue
+            elif times is not None:
+                known[number] = times
+        aside = {number: times for number, times in known.items() if times.is_aside}
+        stood_ns = exposures(self._stalls, aside)
+        for number, times in known.items():
             transfer = log.transfer(number)
+            is_weighed = log.transfer_passes[number] >= 0
             yield CollectiveRecord(
                 step=log.step,
                 window=log.window,
                 **transfer.called,
-                is_async=not times.is_sync,
+                is_async=times.is_aside or not times.is_sync,
                 is_bound=not times.is_known,
                 issue_ns=times.issue_ns,
                 duration_ns=times.end_ns - times.issue_ns,
-                exposed_ns=times.exposed_ns,
+                exposed_ns=times.exposed_ns + stood_ns.get(number, 0),
+                stands_for=self._weights.get(transfer.kind, 1.0) if is_weighed else 1.0,
             )
 
 

@@ -113,8 +113,9 @@ class BoundedWindow:
         packer = Packer(min(room, self._num_left // 2 - ENDS_NBYTES))
         num_left_out = self._pack(packer, window, record.first_step)
         details = packer.line()
-        closing = (window.summary(record), replace(record, num_left_out=num_left_out))
-        ends = pack(map(line_of, (*window.coverage(coverage), *closing)))
+        record = replace(window.counted(record), num_left_out=num_left_out)
+        named = window.coverage(coverage, record)
+        ends = pack(map(line_of, (*named, window.summary(record), record)))
         own = [line for line in (details, ends) if self._spend(len(line))]
         if self._is_small and ends not in own:
             own.append(ends)

@@ -34,6 +34,7 @@ class TraceStopwatch:
     """Marks that are events of the profiler's trace; mark n is the n-th, 0 the time before it."""
 
     is_host = False
+    num_available = sys.maxsize
 
     def __init__(self, recorder: Recorder, start: Callable[[], None]) -> None:
         from torch._C._profiler import _RecordFunctionFast
@@ -44,6 +45,14 @@ class TraceStopwatch:
         self._is_started = False
         self.first_transfer = 0
         self.num_marks = 0
+
+    def is_of_step(self, stream: Any) -> bool:
+        """False: what the host waits for shows in no trace of streams."""
+        return False
+
+    def mark_step_stream(self) -> int:
+        """The same as ``mark``."""
+        return self.mark()
 
     def begin_step(self) -> None:
         """Nothing to prepare: the trace begins with the first micro-batch that is recorded."""

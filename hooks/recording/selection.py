@@ -8,6 +8,7 @@ alone: whatever a rank with less room keeps, all others keep as well.
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,8 +29,8 @@ STEPS_WANTED = 4
 _ALWAYS = 64
 """More halvings than any step has passes."""
 _PASSES = (FORWARD, BACKWARD)
-_SINGLE = '"stands_for": 1.0'
-"""What the line of a collective says while nothing is left out."""
+_WEIGHT = re.compile(r'"stands_for": ([0-9.e+-]+)')
+"""What the line of a collective says of how many calls it stands for."""
 
 
 def line_of(record: Record) -> str:
@@ -67,8 +68,8 @@ def _level(number: int) -> int:
 class _Line:
     text: str
     level: int
-    name: str
-    """The phase whose passes it is one of, where it stands for those that are left out."""
+    kind: str = ""
+    """Of a transfer inside a pass, which stands for those like it in passes that are left out."""
 
 
 class StepDetail:
@@ -91,7 +92,6 @@ class StepDetail:
         phases.sort(key=lambda r: r.start_ns)
         self._starts = [r.start_ns for r in phases]
         self._ends = [r.start_ns + r.duration_ns for r in phases]
-        self._names = [r.name for r in phases]
         levels = levels_of(samples)
         self._levels = [
             levels[r.microbatch % len(levels)] if levels else _level(r.microbatch) for r in phases
@@ -109,36 +109,39 @@ class StepDetail:
 
     def lines(self, level: int) -> list[str]:
         """What is kept at a level."""
-        num_passes = Counter(self._names)
-        num_kept = Counter(
-            name for name, at in zip(self._names, self._levels, strict=True) if at >= level
-        )
+        kept = [line for line in self._lines if line.level >= level]
+        num_all = Counter(line.kind for line in self._lines)
+        num_kept = Counter(line.kind for line in kept)
         out = []
-        for line in self._lines:
-            if line.level < level:
-                continue
-            factor = num_passes[line.name] / num_kept[line.name] if line.name else 1.0
+        for line in kept:
+            factor = num_all[line.kind] / num_kept[line.kind] if line.kind else 1.0
             out.append(line.text if factor == 1.0 else _weighted(line.text, factor))
         return out
 
     def _line(self, record: Record) -> _Line:
-        level, name = _ALWAYS, ""
+        level, kind = _ALWAYS, ""
         if isinstance(record, CollectiveRecord):
-            level, name = self._home(record.issue_ns)
+            level = self._home(record.issue_ns)
+            if self._is_inside(record.issue_ns):
+                kind = f"{record.collective.value} {record.group} {record.ranks} {record.peer}"
         elif isinstance(record, OperatorRecord):
-            level, _ = self._home(record.start_ns)
-        return _Line(line_of(record), level, name)
+            level = self._home(record.start_ns)
+        return _Line(line_of(record), level, kind)
 
-    def _home(self, at_ns: int) -> tuple[int, str]:
-        """Level and name of the pass that is open at a time."""
-        index = bisect_right(self._starts, at_ns) - 1
-        if index < 0 or at_ns >= self._ends[index]:
-            return _ALWAYS, ""
-        return self._levels[index], self._names[index]
+    def _home(self, at_ns: int) -> int:
+        """Level of the pass that is open at a time; that of what is always kept outside of them."""
+        return self._levels[self._index(at_ns)] if self._is_inside(at_ns) else _ALWAYS
+
+    def _is_inside(self, at_ns: int) -> bool:
+        index = self._index(at_ns)
+        return index >= 0 and at_ns < self._ends[index]
+
+    def _index(self, at_ns: int) -> int:
+        return bisect_right(self._starts, at_ns) - 1
 
 
 def _weighted(text: str, factor: float) -> str:
-    return text.replace(_SINGLE, f"{_SINGLE[:-3]}{factor:.6g}")
+    return _WEIGHT.sub(lambda found: f'"stands_for": {float(found[1]) * factor:.6g}', text)
 
 
 def pack_steps(packer: Packer, steps: Iterator[StepDetail], num_steps: int) -> int:

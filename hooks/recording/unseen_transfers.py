@@ -9,6 +9,7 @@ there a call is a record with the recorder's duration, or one that the step boun
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -35,8 +36,7 @@ def add_unseen(log: StepLog, window: FlightWindow) -> list[CollectiveRecord]:
     """Puts the calls of a resolved step that no hook saw into its log, as far as that is one of the
     host's; of a device's, their records."""
     span = window.span(log.step)
-    is_counted_only = sum(log.num_calls) != len(log.transfer_kinds) - 1
-    if not window.unseen_names or span is None or is_counted_only:
+    if not window.unseen_names or span is None:
         return []
     entries = window.unseen(log.step, _called(log))
     numbers = [_add(log, entry, window.groups[entry.group]) for entry in entries]
@@ -47,10 +47,12 @@ def add_unseen(log: StepLog, window: FlightWindow) -> list[CollectiveRecord]:
 
 
 def _called(log: StepLog) -> Iterator[Called]:
-    for number in range(1, len(log.transfer_kinds)):
-        transfer = log.transfer(number)
-        kind = transfer.kind
-        yield Called(group=kind.group, collective=kind.collective, nbytes=transfer.nbytes)
+    calls = Counter(log.counted)
+    calls.update(zip(log.transfer_kinds[1:], log.transfer_nbytes[1:], strict=True))
+    for (number, nbytes), count in calls.items():
+        kind = log.kinds[number]
+        called = Called(group=kind.group, collective=kind.collective, nbytes=nbytes)
+        yield from (called,) * count
 
 
 def _add(log: StepLog, entry: FlightEntry, group: KnownGroup) -> int:
@@ -62,6 +64,7 @@ def _add(log: StepLog, entry: FlightEntry, group: KnownGroup) -> int:
     log.transfer_kinds.append(kind)
     log.transfer_sequences.append(log.num_calls[kind])
     log.transfer_nbytes.append(entry.nbytes)
+    log.transfer_passes.append(-1)
     log.num_calls[kind] += 1
     return len(log.transfer_kinds) - 1
 

@@ -162,3 +162,20 @@ def samples(microbatches: tuple[int, ...], num_hooked: int) -> tuple[int, ...]:
         return ()
     first = num_hooked % stride
     return tuple(number if number % stride == first else -1 for number in microbatches)
+
+
+def thinned(chosen: tuple[int, ...], num_hooked: int, level: int) -> tuple[int, ...]:
+    """The same with one of ``2 ** level`` micro-batches, counted over all hooked steps.
+
+    A higher level has none that a lower one has not, so that ranks which disagree share the fewer.
+    Where all passes are recorded, or they are not known, a step is one choice.
+
+    >>> thinned((0, -1, 2, -1), 0, 1), thinned((), 0, 1), thinned((), 1, 1)
+    ((0, -1, -1, -1), (), (-1,))
+    """
+    microbatches = sorted({number for number in chosen if number >= 0})
+    first, every = num_hooked * max(1, len(microbatches)), 1 << level
+    if not chosen:
+        return chosen if first % every == 0 else (-1,)
+    kept = {m for place, m in enumerate(microbatches) if (first + place) % every == 0}
+    return tuple(number if number in kept else -1 for number in chosen)

@@ -15,10 +15,13 @@ from ...calib.records.record_kinds import (
     StepRecord,
     WindowRecord,
 )
-from ..sensors.step_log import StepLog
+from ..sensors.step_log import StepLog, TransferKind
 from .attribution import Attribution
 from .flight_recorder import FlightWindow
+from .pass_shares import mean_waits, transfer_weights
 from .unseen_transfers import add_unseen
+
+ASIDE = "on another stream, not timed: "
 
 
 @dataclass(slots=True)
@@ -29,9 +32,12 @@ class WindowRecords:
     fired: dict[str, set[int]] = field(default_factory=dict)
     step_ns: dict[int, int] = field(default_factory=dict)
     sums: dict[int, StepSums] = field(default_factory=dict)
+    aside: set[str] = field(default_factory=set)
+    """What ran on another stream than the step's."""
     num_dropped: int = 0
-    """What a clock that jumped back has cost."""
+    """What a clock that jumped back, and marks without a time, have cost."""
     flight: FlightWindow = field(default_factory=FlightWindow)
+    _shares: tuple[int, dict[TransferKind, float], dict[str, int]] = (0, {}, {})
 
     def note(self, record: Record) -> None:
         """Remember how long an undisturbed hooked step took."""
@@ -44,7 +50,10 @@ class WindowRecords:
         unseen = add_unseen(log, self.flight)
         if len(log.transfer_kinds) > known:
             self.fired |= {name: {0} for name in self.flight.unseen_names}
-        attribution = Attribution(log)
+        if self._shares[0] != len(self.logs):
+            self._shares = len(self.logs), transfer_weights(self.logs), mean_waits(self.logs)
+        _, weights, wait_ns = self._shares
+        attribution = Attribution(log, weights=weights, wait_ns=wait_ns)
         sums = self.sums[log.step] = StepSums()
         has_transfers = False
         for record in self.flight.amend(chain(attribution.records(), unseen)):
@@ -52,9 +61,11 @@ class WindowRecords:
             has_transfers = has_transfers or isinstance(record, CollectiveRecord)
             yield record
         self.num_dropped += attribution.num_dropped
-        for site, is_backward in attribution.fired:
+        for site, is_backward in attribution.fired | attribution.aside:
             name = coverage_name(log.sites[site].kind.value, is_backward)
             self.fired.setdefault(name, set()).add(site)
+            if (site, is_backward) in attribution.aside:
+                self.aside.add(f"{ASIDE}{name}")
         if log.phases:
             self.fired.setdefault("timers", set()).add(0)
         if has_transfers:
@@ -64,10 +75,17 @@ class WindowRecords:
         """The window's record with what was dropped while records were made."""
         return replace(window, num_dropped=window.num_dropped + self.num_dropped)
 
-    def coverage(self, installed: tuple[CoverageRecord, ...]) -> Iterator[CoverageRecord]:
-        """What was installed, with how much of it fired."""
+    def coverage(
+        self, installed: tuple[CoverageRecord, ...], window: WindowRecord
+    ) -> Iterator[CoverageRecord]:
+        """What was installed, with how much of it fired, and remarks on what has no time."""
         for known in installed:
             yield replace(known, fired=len(self.fired.get(known.name, ())))
+        remarks = sorted(self.aside)
+        if window.num_dropped:
+            remarks.append(f"dropped: {window.num_dropped} marks, and what they begin or end")
+        for name in remarks:
+            yield CoverageRecord(window=window.window, name=name, installed=0, fired=0)
 
     def summary(self, window: WindowRecord) -> RankRecord:
         """What every rank can send; complete once the records of all steps were made."""

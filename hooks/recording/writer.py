@@ -271,8 +271,8 @@ class RecordWriter:
         else:
             for log in window.logs:
                 self._write_step(log, window)
-            self._write(map(line_of, window.coverage(end.coverage)))
             closing = window.counted(end.record)
+            self._write(map(line_of, window.coverage(end.coverage, closing)))
             self._write([line_of(window.summary(closing)), line_of(closing)])
             if self._file is not None:
                 self._file.flush()

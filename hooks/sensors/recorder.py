@@ -24,6 +24,7 @@ _SPAN_END = int(Code.SPAN_END)
 _BACKWARD_BEGIN, _BACKWARD_END = int(Code.BACKWARD_BEGIN), int(Code.BACKWARD_END)
 _WAIT_BEGIN, _WAIT_END, _CALL_DONE = int(Code.WAIT_BEGIN), int(Code.WAIT_END), int(Code.CALL_DONE)
 _PHASE_BEGIN, _PHASE_END, _HOOK_END = map(int, (Code.PHASE_BEGIN, Code.PHASE_END, Code.HOOK_END))
+_STALL_BEGIN, _STALL_END = int(Code.STALL_BEGIN), int(Code.STALL_END)
 
 
 class Recorder:
@@ -36,8 +37,8 @@ class Recorder:
 
     def open(self, log: StepLog) -> StepLog:
         """Start to fill a step's log."""
-        self.stopwatch.begin_step()
         log.is_host = self.stopwatch.is_host
+        self.stopwatch.begin_step()
         log.is_sampling = not log.samples
         self.log, self._thread = log, get_ident()
         return log
@@ -126,9 +127,9 @@ class Recorder:
             return
         count = log.starts.get(name, 0)
         log.starts[name] = count + 1
-        if name in _PASSES:
-            log.begin_pass(count, is_forward=name == FORWARD)
         number = len(log.phases)
+        if name in _PASSES:
+            log.begin_pass(count, number, is_forward=name == FORWARD)
         log.phases.append((name, count))
         log.open_phases.setdefault(name, []).append(number)
         self._mark(log, number << BITS | _PHASE_BEGIN)
@@ -149,19 +150,7 @@ class Recorder:
 
         ``kind`` is what ``StepLog.kind_number`` of the step has given.
         """
-        log = self.log
-        if log is None:
-            return NO_TRANSFER
-        sequence = log.num_calls[kind]
-        log.num_calls[kind] = sequence + 1
-        if not log.has_transfers:
-            log.num_dropped += 1
-            return NO_TRANSFER
-        number = len(log.transfer_kinds)
-        log.transfer_kinds.append(kind)
-        log.transfer_sequences.append(sequence)
-        log.transfer_nbytes.append(nbytes)
-        return number
+        return NO_TRANSFER if self.log is None else self.log.add_transfer(kind, nbytes)
 
     def begin_wait(self, transfer: int) -> None:
         """The rank begins to stand still for a transfer (in the call, or in its wait)."""
@@ -174,6 +163,24 @@ class Recorder:
         log = self.log
         if log is not None and transfer >= 0:
             self._mark(log, transfer << BITS | (_CALL_DONE if is_done else _WAIT_END))
+
+    def begin_stall(self) -> bool:
+        """The step's stream begins to wait for another; False where that is not timed."""
+        log = self.log
+        if log is None or not log.has_transfers or log.room < 2:
+            return False
+        self._mark_step_stream(log, _STALL_BEGIN)
+        return True
+
+    def end_stall(self) -> None:
+        """It goes on."""
+        if self.log is not None:
+            self._mark_step_stream(self.log, _STALL_END)
+
+    def _mark_step_stream(self, log: StepLog, what: int) -> None:
+        log.room -= 1
+        log.marks.append(self.stopwatch.mark_step_stream())
+        log.what.append(what)
 
 
 def backward_mark(span: int, *, is_begin: bool) -> int:

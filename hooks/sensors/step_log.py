@@ -1,13 +1,18 @@
 """The marks of one hooked step, in arrays of bounded size.
 
 A window holds the logs of all its hooked steps until it has closed.  What a step may take follows
-from that: where it is not enough, operators of whole later micro-batches go first, then the
-transfers of whole later passes; both are counted.
+from that, and from the events that a device still has: where it is not enough, operators of whole
+later micro-batches go first, then the transfers of whole later passes; both are counted.
+
+On a device a mark is dear.  There the transfers inside passes are timed with the operators of the
+same micro-batches, but for those that come once or twice a step; all are counted.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -15,7 +20,7 @@ from typing import Any
 
 from ...calib.workload.collectives import Collective, GroupRole
 from ...calib.workload.operators import Operator, OperatorKind
-from .stopwatch import Readings
+from .stopwatch import DeviceReadings, Readings
 
 MAX_MARKS = 160_000
 """Marks of one step, 12 bytes each."""
@@ -31,6 +36,10 @@ UNKNOWN_TRANSFER = 0
 BITS = 4
 MARKS_PER_SPAN = 5
 """Begin and end, forwards and backwards, and the end of our own part."""
+MOST_SELDOM_PASSES = 2
+"""A kind of transfer that more passes of a step have comes in all of them, and is sampled."""
+MOST_SELDOM_CALLS = 32
+"""The same of calls, in a window that has room for few micro-batches."""
 
 
 class Code(IntEnum):
@@ -46,6 +55,14 @@ class Code(IntEnum):
     PHASE_BEGIN = 7
     PHASE_END = 8
     HOOK_END = 9  # the time since the mark before was our own
+    STALL_BEGIN = 10  # the step's stream begins to wait for another stream
+    STALL_END = 11
+
+
+WAITING = frozenset(
+    {Code.WAIT_BEGIN, Code.WAIT_END, Code.CALL_DONE, Code.STALL_BEGIN, Code.STALL_END}
+)
+"""Marks between which a stream stands still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,10 +109,17 @@ def _numbers() -> array[int]:
 class StepLog:
     """The marks of one step: ``what[i]`` holds code and number, ``marks[i]`` the time.
 
+    ``streams[i]`` is the number of the stream it is on, 0 for that of the step; empty where there
+    is one line of time.  A mark without a time is ``NO_TIME``.
+
     ``samples[k]`` is the micro-batch of pass k, or -1 where its operators are not recorded; where
     ``samples`` is empty all of them are.  Phases are complete, and transfers as far as there is
     room.  Of span s, ``span_sites[s]`` is its site and ``shapes[span_shapes[s]]`` its raw shape and
     the bytes of an element.
+
+    With ``samples_transfers`` those of other passes are counted alone, but for the seldom ones:
+    ``frequent`` are the kinds of transfers that come with every pass, as a step before has shown;
+    None where none has.  ``largest_pass`` is how many spans a pass is expected to have.
     """
 
     step: int
@@ -104,11 +128,16 @@ class StepLog:
     optimizer: Operator | None = None
     samples: Sequence[int] = ()
     max_marks: int = MAX_MARKS
+    samples_transfers: bool = False
+    frequent: frozenset[TransferKind] | None = None
+    largest_pass: int = 0
     is_sampling: bool = True
     has_transfers: bool = True
+    has_room: bool = True
     is_host: bool = True
     what: array[int] = field(default_factory=_numbers)
     marks: array[int] = field(default_factory=lambda: array("q"))
+    streams: array[int] = field(default_factory=lambda: array("h"))
     span_sites: array[int] = field(default_factory=_numbers)
     span_shapes: array[int] = field(default_factory=_numbers)
     shapes: list[tuple[Any, int]] = field(default_factory=list)
@@ -118,16 +147,30 @@ class StepLog:
     starts: dict[str, int] = field(default_factory=dict)
     kinds: list[TransferKind] = field(default_factory=list)
     num_calls: list[int] = field(default_factory=list)
+    is_frequent: list[bool] = field(default_factory=list)
+    num_pass_calls: list[int] = field(default_factory=list)
+    num_passes: list[int] = field(default_factory=list)
+    """By kind of transfer: the calls inside passes, and the passes that have one."""
+    counted: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """Transfers that were not timed, by kind and bytes."""
+    untimed_passes: set[int] = field(default_factory=set)
+    """Numbers of phases whose frequent transfers were not timed."""
     transfer_kinds: array[int] = field(default_factory=lambda: array("i", [-1]))
     transfer_sequences: array[int] = field(default_factory=lambda: array("i", [0]))
     transfer_nbytes: array[int] = field(default_factory=lambda: array("q", [0]))
+    transfer_passes: array[int] = field(default_factory=lambda: array("i", [-1]))
+    """Number of the phase that is the pass around each transfer, -1 outside of passes."""
     room: int = 0
     max_spans: int = 0
     num_dropped: int = 0
     is_open: bool = True
     readings: Readings | None = None
+    num_pass_marks: int = 0
+    """Events of a device inside the passes whose operators were recorded."""
+    current_pass: int = -1
+    _first_mark: int = 0
+    _last_passes: list[int] = field(default_factory=list)
     _left_out: set[int] = field(default_factory=set)
-    _largest_pass: int = 0
     _first_span: int = NO_SPAN
 
     def __post_init__(self) -> None:
@@ -135,31 +178,81 @@ class StepLog:
         # Half of the marks are for operators.
         self.max_spans = max(1, self.max_marks // (2 * MARKS_PER_SPAN))
 
-    def begin_pass(self, count: int, *, is_forward: bool) -> None:
-        """Decide what is recorded of pass ``count``: whole micro-batches, while there is room."""
-        self.has_transfers = self.room > self.max_marks // 8
-        if not self.samples:
-            return
-        microbatch = self.samples[count % len(self.samples)]
+    def begin_pass(self, count: int, number: int, *, is_forward: bool) -> None:
+        """Decide what is recorded of pass ``count``, which is phase ``number``.
+
+        Whole micro-batches are, while there is room.
+        """
+        self.current_pass = number
+        self.has_room = self.has_transfers = self.room > self.max_marks // 8
+        if self.samples:
+            self._choose(count, is_forward=is_forward)
+        if not self.has_transfers:
+            self.untimed_passes.add(number)
+        self._first_mark = self.marks[-1] if self.marks else 0
+
+    def _choose(self, count: int, *, is_forward: bool) -> None:
+        place = count % len(self.samples)
+        microbatch = self.samples[place]
         is_wanted = microbatch >= 0
-        if is_wanted and is_forward and not self._has_room():
+        if is_wanted and is_forward and not self._has_room_for_spans():
             self._left_out.add(microbatch)
         is_left_out = microbatch in self._left_out
         self.is_sampling = is_wanted and not is_left_out
         if is_wanted and is_left_out and is_forward:
-            self.num_dropped += self._largest_pass * MARKS_PER_SPAN
+            self.num_dropped += self.largest_pass * MARKS_PER_SPAN
         self._first_span = len(self.span_sites) if is_forward and self.is_sampling else NO_SPAN
+        if self.samples_transfers:
+            # Until a step has shown what is frequent, both ends of it are timed as well.
+            is_end = self.frequent is None and place in (0, len(self.samples) - 1)
+            is_end = is_end and len(self.samples) > 1
+            self.has_transfers = self.has_room and (self.is_sampling or is_end)
 
     def end_pass(self) -> None:
         """Outside the passes operators are recorded only where all passes are."""
-        self.has_transfers = True
+        self.has_transfers = self.has_room = True
+        if self.is_sampling and not self.is_host and self.marks:
+            self.num_pass_marks += max(0, self.marks[-1] - self._first_mark)
         if self._first_span >= 0:
-            self._largest_pass = max(self._largest_pass, len(self.span_sites) - self._first_span)
+            self.largest_pass = max(self.largest_pass, len(self.span_sites) - self._first_span)
         self._first_span = NO_SPAN
+        self.current_pass = -1
         self.is_sampling = not self.samples
 
-    def _has_room(self) -> bool:
-        return self.has_transfers and len(self.span_sites) + self._largest_pass <= self.max_spans
+    def _has_room_for_spans(self) -> bool:
+        return self.has_room and len(self.span_sites) + self.largest_pass <= self.max_spans
+
+    def add_transfer(self, kind: int, nbytes: int) -> int:
+        """Number of a transfer that is timed; -1 where it is only counted."""
+        sequence = self.num_calls[kind]
+        self.num_calls[kind] = sequence + 1
+        if self.current_pass >= 0:
+            self._count_pass(kind)
+        if not (self.has_transfers or (self.has_room and not self.is_frequent[kind])):
+            self.num_dropped += not self.has_room
+            self.counted[kind, nbytes] += 1
+            return NO_TRANSFER
+        number = len(self.transfer_kinds)
+        self.transfer_kinds.append(kind)
+        self.transfer_sequences.append(sequence)
+        self.transfer_nbytes.append(nbytes)
+        self.transfer_passes.append(self.current_pass)
+        return number
+
+    def _count_pass(self, kind: int) -> None:
+        self.num_pass_calls[kind] += 1
+        if self._last_passes[kind] != self.current_pass:
+            self._last_passes[kind] = self.current_pass
+            self.num_passes[kind] += 1
+
+    def frequent_kinds(self, *, is_thin: bool) -> frozenset[TransferKind]:
+        """The kinds that come with every pass; ``is_thin``: few micro-batches have room."""
+        most = MOST_SELDOM_CALLS if is_thin else math.inf
+        return frozenset(
+            kind
+            for number, kind in enumerate(self.kinds)
+            if self.num_passes[number] > MOST_SELDOM_PASSES or self.num_pass_calls[number] > most
+        )
 
     def shape_number(self, key: tuple[Any, int]) -> int:
         """Number of a raw shape and an element's bytes; -1 beyond the limit."""
@@ -176,7 +269,10 @@ class StepLog:
         """Number of a kind of transfer in this step."""
         if kind not in self.kinds:
             self.kinds.append(kind)
-            self.num_calls.append(0)
+            self.is_frequent.append(self.frequent is None or kind in self.frequent)
+            for counts in (self.num_calls, self.num_pass_calls, self.num_passes):
+                counts.append(0)
+            self._last_passes.append(-1)
         return self.kinds.index(kind)
 
     def transfer(self, number: int) -> Transfer:
@@ -187,20 +283,26 @@ class StepLog:
             sequence=self.transfer_sequences[number],
         )
 
-    def resolve(self) -> bool:
-        """Turn marks into nanoseconds where that is possible without waiting; True when done."""
+    def resolve(self, end_s: float = math.inf) -> bool:
+        """Turn marks into nanoseconds where that is possible without waiting; True when done.
+
+        Reading goes on until ``end_s`` of ``time.perf_counter``.
+        """
         if self.readings is None:
             return True
-        if not self.readings.is_ready():
+        if not self.readings.is_ready(end_s):
             return False
-        marks = self.readings.read(self.marks)
+        self.streams = self.readings.streams(self.marks)
+        self.marks = self.readings.read(self.marks)
         self.readings = None
-        if marks is None:
-            self.num_dropped += len(self.what)
-            self.what, self.marks = _numbers(), array("q")
-        else:
-            self.marks = marks
         return True
+
+    def drop(self) -> int:
+        """Give up what has not been read; how many marks that were."""
+        if isinstance(self.readings, DeviceReadings):
+            self.readings.give_back()
+        self.readings = None
+        return len(self.what)
 
 
 def split(what: int) -> tuple[int, int]:

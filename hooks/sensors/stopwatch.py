@@ -1,24 +1,33 @@
-"""Time marks on the host or on the device's stream, with one interface.
+"""Time marks on the host or on the device's streams, with one interface.
 
 A mark is an ``int`` that costs next to nothing to take and is turned into nanoseconds later.  On
-the host it is nanoseconds already.  On a device it is the number of an event on the current
-stream; events are read when all have happened, so reading can never block.
+the host it is nanoseconds already.  On a device it is the number of an event on the stream that is
+current, or ``NO_TIME`` where there was none; events are read when all have happened, so reading can
+never block.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+NO_TIME = -(1 << 62)
+"""A mark, or the time of one, that nothing is known of: whatever touches it is dropped."""
 MAX_EVENTS = 65_536
-"""Events that exist at once; without a free one a mark repeats the one before, and is counted."""
-SLICE_S = 0.001
-"""Time that one step's end gives to reading events."""
+"""Events that exist at once."""
+STEP_STREAM = 0
+"""Number of the stream that was current when the step began; others count up as they come."""
+REBASE_MS = 128.0
+"""Readings are float32 milliseconds: beyond this they are coarser than 16 ns, and the reference is
+renewed."""
+_UNORDERED_NS = 1_000
+"""Rounding can put a mark so far before the one before it on its stream."""
 # Reading an event takes microseconds; the budget is looked at after each slice.
-_SLICE_EVENTS = 64
+_SLICE_EVENTS = 16
 
 
 DeviceEvent = Any
@@ -33,7 +42,7 @@ class HostReadings:
     def __init__(self, times_ns: Sequence[int] | None = None) -> None:
         self._times_ns = times_ns
 
-    def is_ready(self) -> bool:
+    def is_ready(self, end_s: float = math.inf) -> bool:
         """Always True."""
         return True
 
@@ -43,6 +52,10 @@ class HostReadings:
             return marks
         return array("q", [self._times_ns[mark] for mark in marks])
 
+    def streams(self, marks: array[int]) -> array[int]:
+        """Nothing: all are of one line of time."""
+        return array("h")
+
 
 class EventPool:
     """Events that have been read and can be recorded again; at most ``MAX_EVENTS`` exist."""
@@ -51,6 +64,11 @@ class EventPool:
         self._make_event = make_event
         self._free: list[DeviceEvent] = []
         self._num_left = MAX_EVENTS
+
+    @property
+    def num_available(self) -> int:
+        """Events that can be taken before others are given back."""
+        return len(self._free) + self._num_left
 
     def take(self) -> DeviceEvent | None:
         """A free event, or a new one; None where there are enough already."""
@@ -62,56 +80,89 @@ class EventPool:
         return self._make_event()
 
     def give(self, events: list[DeviceEvent]) -> None:
-        """Return events whose times have been read."""
+        """Return events whose times have been read, or are of no interest any more."""
         self._free.extend(events)
 
 
 class DeviceReadings:
-    """Events of one step; times are relative to the first, which is anchored on the host."""
+    """Events of one step, each with the number of its stream.
+
+    Times are relative to the first event, which is anchored on the host.  ``num_dropped`` counts
+    the marks that got no event.
+    """
 
     def __init__(
         self,
         pool: EventPool,
         anchor_ns: int,
         events: list[DeviceEvent],
-        last: Sequence[DeviceEvent],
+        on: array[int],
         *,
         num_dropped: int = 0,
     ) -> None:
         self.num_dropped = num_dropped
         self._pool = pool
-        self._anchor_ns = anchor_ns
         self._events = events
-        self._last = list(last)
-        self._times: array[float] = array("d")
+        self._on = on
+        # Events of one stream happen in order: the last of each stands for all before it.
+        last = {stream: event for stream, event in zip(on, events, strict=True)}
+        self._last = list(last.values())
+        self._times = array("q")
+        self._reference: DeviceEvent = events[0] if events else None
+        self._newest = self._reference
+        self._reference_ns = self._newest_ns = anchor_ns
 
-    def is_ready(self) -> bool:
-        """True when the device has passed all events and all have been read, a slice per call."""
-        # Events of one stream happen in order: the last of each stream stands for all before it.
+    def is_ready(self, end_s: float = math.inf) -> bool:
+        """True when the device has passed all events and all have been read.
+
+        Reading stops at ``end_s`` of ``time.perf_counter`` and goes on with the next call.
+        """
         while self._last:
             if not self._last[-1].query():
                 return False
             self._last.pop()
-        end_s = time.perf_counter() + SLICE_S
         while (done := len(self._times)) < len(self._events):
-            elapsed = self._events[0].elapsed_time
-            self._times.extend(map(elapsed, self._events[done : done + _SLICE_EVENTS]))
             if time.perf_counter() >= end_s:
                 break
+            stop = done + _SLICE_EVENTS
+            for event, stream in zip(self._events[done:stop], self._on[done:stop], strict=True):
+                self._times.append(self._time_ns(event, stream))
         return len(self._times) == len(self._events)
 
-    def read(self, marks: array[int]) -> array[int] | None:
+    def _time_ns(self, event: DeviceEvent, stream: int) -> int:
+        time_ms = self._reference.elapsed_time(event)
+        if abs(time_ms) > REBASE_MS and self._reference is not self._newest:
+            self._reference, self._reference_ns = self._newest, self._newest_ns
+            time_ms = self._reference.elapsed_time(event)
+        if not math.isfinite(time_ms):
+            return NO_TIME
+        time_ns = self._reference_ns + round(time_ms * 1e6)
+        if stream == STEP_STREAM:
+            if time_ns < self._newest_ns - _UNORDERED_NS:
+                return NO_TIME  # what was queued later cannot pass earlier: that is no time
+            self._newest, self._newest_ns = event, max(time_ns, self._newest_ns)
+            return self._newest_ns
+        return time_ns
+
+    def read(self, marks: array[int]) -> array[int]:
         """``marks`` in nanoseconds, after ``is_ready``; gives the events back to the pool.
 
-        None where a time is no number or lies before the reference: the device's clock has failed.
+        One whose reading is no number, or lies before the mark before it on the step's own stream,
+        has no time; the others have theirs.
         """
-        times, events = self._times, self._events
-        self._times, self._events = array("d"), []
+        times = self._times
+        self.give_back()
+        return array("q", [times[mark] if mark != NO_TIME else NO_TIME for mark in marks])
+
+    def streams(self, marks: array[int]) -> array[int]:
+        """The number of the stream that each of the marks is on."""
+        return array("h", [self._on[mark] if mark != NO_TIME else STEP_STREAM for mark in marks])
+
+    def give_back(self) -> None:
+        """Let the events go, read or not."""
+        events, self._events, self._last = self._events, [], []
+        self._times = array("q")
         self._pool.give(events)
-        if not times or not all(map(math.isfinite, times)) or min(times) < 0.0:
-            return None
-        read = array("q", [self._anchor_ns + round(time_ms * 1e6) for time_ms in times])
-        return array("q", [read[mark] for mark in marks])
 
 
 Readings = HostReadings | DeviceReadings
@@ -123,6 +174,19 @@ class Stopwatch(Protocol):
 
     is_host: bool
     mark: Callable[[], int]
+
+    @property
+    def num_available(self) -> int:
+        """Marks that the next step may have."""
+        ...
+
+    def is_of_step(self, stream: Any) -> bool:
+        """True where a stream (None: the current one) is that of the step."""
+        ...
+
+    def mark_step_stream(self) -> int:
+        """A mark on the step's own stream, whichever is current."""
+        ...
 
     def begin_step(self) -> None:
         """Start a step; marks before it are forgotten."""
@@ -136,9 +200,18 @@ class HostStopwatch:
     """Marks of the host's monotonic clock; for training on CPU."""
 
     is_host = True
+    num_available = sys.maxsize
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns) -> None:
         self.mark = clock
+
+    def is_of_step(self, stream: Any) -> bool:
+        """Always True: the host's work is one line."""
+        return True
+
+    def mark_step_stream(self) -> int:
+        """The same as ``mark``."""
+        return self.mark()
 
     def begin_step(self) -> None:
         """Nothing to prepare."""
@@ -152,9 +225,8 @@ class DeviceStopwatch:
     """Marks of events on the device's current stream; never synchronises.
 
     ``stream_key`` names the current stream cheaply, and ``current_stream`` makes the object that an
-    event is recorded on; it is asked once per step and stream.  Without them every event is asked.
-    ``is_capturing`` tells whether a graph is being captured, when no event may be recorded: then a
-    mark repeats the one before.
+    event is recorded on; it is asked once per step and stream.  ``is_capturing`` tells whether a
+    graph is being captured, when no event may be recorded or read.
     """
 
     is_host = False
@@ -163,59 +235,70 @@ class DeviceStopwatch:
         self,
         make_event: Callable[[], DeviceEvent],
         *,
-        stream_key: Callable[[], int] | None = None,
+        stream_key: Callable[[], int] = lambda: 0,
         current_stream: Callable[[], Any] = lambda: None,
         is_capturing: Callable[[], bool] = lambda: False,
     ) -> None:
         self._pool = EventPool(make_event)
-        self._stream_key = stream_key
+        self.stream_key = stream_key
         self._current_stream = current_stream
-        self._is_capturing = is_capturing
-        self._streams: dict[int, Any] = {}
-        self._last: dict[int, DeviceEvent] = {}
+        self.is_capturing = is_capturing
+        self._streams: dict[int | None, tuple[int, Any]] = {}
         self._events: list[DeviceEvent] = []
+        self._on = array("h")
         self._num_dropped = 0
         self._anchor_ns = 0
 
+    @property
+    def num_available(self) -> int:
+        """Marks that the next step may have: one event more is its reference."""
+        return max(0, self._pool.num_available - 1)
+
     def begin_step(self) -> None:
         """Record the reference event, which is mark 0."""
-        self._events, self._num_dropped = [], 0
+        self._events, self._on, self._num_dropped = [], array("h"), 0
         self._streams.clear()
-        self._last.clear()
-        self._record()
+        self.mark()
         self._anchor_ns = time.perf_counter_ns()
 
     def mark(self) -> int:
-        """Record an event and return its number in the step."""
-        if not self._is_capturing():
-            self._record()
-        return max(0, len(self._events) - 1)
+        """Record an event on the current stream and return its number in the step."""
+        if self.is_capturing():
+            return self._no_mark()
+        key = self.stream_key()
+        known = self._streams.get(key)
+        if known is None:
+            known = self._streams[key] = len(self._streams), self._current_stream()
+        return self._record(*known)
 
-    def _record(self) -> None:
+    def is_of_step(self, stream: Any) -> bool:
+        """True where ``stream``, or the current one for None, is the one that the step began on."""
+        key = self.stream_key() if stream is None else getattr(stream, "cuda_stream", None)
+        return self._streams.get(key, (-1, None))[0] == STEP_STREAM
+
+    def mark_step_stream(self) -> int:
+        """The same as ``mark`` on the stream that the step began on, whichever is current."""
+        if self.is_capturing() or not self._streams:
+            return self._no_mark()
+        return self._record(*next(iter(self._streams.values())))
+
+    def _record(self, number: int, stream: Any) -> int:
         event = self._pool.take()
         if event is None:
-            self._num_dropped += 1
-            return
-        if self._stream_key is None:
-            key = len(self._events)
-            event.record()
-        else:
-            key = self._stream_key()
-            stream = self._streams.get(key)
-            if stream is None:
-                stream = self._streams[key] = self._current_stream()
-            event.record(stream)
-        self._last[key] = event
+            return self._no_mark()
+        event.record(stream)
+        self._on.append(number)
         self._events.append(event)
+        return len(self._events) - 1
+
+    def _no_mark(self) -> int:
+        self._num_dropped += 1
+        return NO_TIME
 
     def end_step(self) -> DeviceReadings:
         """Readings that become ready when the device has passed the last mark of each stream."""
         readings = DeviceReadings(
-            self._pool,
-            self._anchor_ns,
-            self._events,
-            tuple(self._last.values()),
-            num_dropped=self._num_dropped,
+            self._pool, self._anchor_ns, self._events, self._on, num_dropped=self._num_dropped
         )
-        self._events = []
+        self._events, self._on = [], array("h")
         return readings

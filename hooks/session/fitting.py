@@ -13,6 +13,7 @@ from ..process.host import Host, KnownHost
 
 if TYPE_CHECKING:
     from .instruments import Instruments
+    from .mark_budget import MarkBudget
 
 _log = logging.getLogger(__name__)
 GONE = "hooks: the model no longer exists"
@@ -27,6 +28,7 @@ class Fitting:
         self._put = put
         self._known: KnownHost | None = None
         self._num_hooked = 0
+        self._budget: MarkBudget | None = None
         self._gone_window = -1
         self.instruments: Instruments | None = None
         self.device = "cpu"
@@ -55,6 +57,7 @@ class Fitting:
         num_steps: int,
         has_operators: bool,
         num_local_ranks: int,
+        step_s: float,
     ) -> Instruments | None:
         """Everything that a hooked step has; None, and said, where the model is gone."""
         if self._known is None:
@@ -71,6 +74,8 @@ class Fitting:
                 microbatches=microbatches,
                 num_steps=num_steps,
                 num_hooked=self._num_hooked,
+                step_s=step_s,
+                budget=self._budget,
                 has_operators=has_operators,
                 num_local_ranks=num_local_ranks,
                 config=self.config,
@@ -90,9 +95,10 @@ class Fitting:
         """Let go of buffers, events and what was found in the model; hooks must be off."""
         if self.instruments is not None:
             self._num_hooked = self.instruments.num_hooked
+            self._budget = self.instruments.budget
             self.instruments = None
 
     def forget(self) -> None:
         """Other objects will be trained."""
-        self._known = self.instruments = self.config = None
+        self._known = self.instruments = self.config = self._budget = None
         self._num_hooked = 0

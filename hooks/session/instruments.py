@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from typing import Any
@@ -24,9 +25,11 @@ from ..sensors.passes import PassHooks
 from ..sensors.process_groups import ProcessGroupHooks
 from ..sensors.recorder import Recorder
 from ..sensors.regions import find_regions
+from ..sensors.stalls import StallHooks
 from ..sensors.step_log import MAX_MARKS, MAX_WINDOW_MARKS, StepLog
 from ..sensors.stopwatch import DeviceStopwatch, HostStopwatch, Stopwatch
 from ..sensors.timers import TimerHooks
+from .mark_budget import MarkBudget
 
 
 class Instruments:
@@ -34,8 +37,9 @@ class Instruments:
 
     ``microbatches[k]`` is the micro-batch of pass k, as far as that is known; a window has at most
     ``num_steps`` hooked steps, which share the recorder's memory; ``num_hooked`` were hooked before
-    it.  Without ``has_operators`` only phases and collectives are recorded.  Nothing of the host is
-    kept alive; one whose model is gone raises ``ReferenceError``.
+    it, and are in ``budget``.  A step is expected to take ``step_s``.  Without ``has_operators``
+    only phases and collectives are recorded.  Nothing of the host is kept alive; one whose model is
+    gone raises ``ReferenceError``.
     """
 
     def __init__(
@@ -46,6 +50,8 @@ class Instruments:
         microbatches: tuple[int, ...] = (),
         num_steps: int = 1,
         num_hooked: int = 0,
+        step_s: float = math.inf,
+        budget: MarkBudget | None = None,
         has_operators: bool = True,
         num_local_ranks: int = 1,
         config: RunConfig | None = None,
@@ -59,10 +65,13 @@ class Instruments:
         self.num_hooked = num_hooked
         self._num_local_ranks = num_local_ranks
         self._microbatches = microbatches
-        self._max_marks = min(MAX_MARKS, MAX_WINDOW_MARKS // max(1, num_steps))
+        self._num_steps, self._step_s = max(1, num_steps), step_s
+        self._max_marks = min(MAX_MARKS, MAX_WINDOW_MARKS // self._num_steps)
         self.device = device_name(found.models)
         self.recorder = Recorder(stopwatch_for(found.models))
         self._modules = ModuleHooks(found.models if has_operators else (), self.recorder, guard)
+        self.budget = budget or MarkBudget(num_sites=len(self._modules.sites))
+        self._stalls = StallHooks(self.recorder, guard)
         self._regions = find_regions(found.models)
         self.flight = FlightRecorder(unseen=host.told.unseen, roles=host.told.roles)
         self._timers = TimerHooks(self.recorder, guard)
@@ -88,7 +97,7 @@ class Instruments:
         """A compiler is about to read the process: nothing of ours is on till the step's end."""
         self._num_compiled += self.recorder.close() is not None
         self._modules.drop_marks()
-        self._remove(self._modules, self._timers, self._passes, self._groups)
+        self._remove(*self._hooks)
 
     def put_on(self, *, step: int, window: int, is_traced: bool = False) -> None:
         """Install all hooks and open the step's log; on what is gone there are none."""
@@ -99,22 +108,27 @@ class Instruments:
         self._passes.install()
         if self._groups is not None:
             self._groups.install()
-        self.recorder.open(
-            StepLog(
-                step=step,
-                window=window,
-                sites=self._modules.sites,
-                samples=(
-                    traced_samples(self._microbatches)
-                    if is_traced
-                    else samples(self._microbatches, self.num_hooked)
-                ),
-                max_marks=self._max_marks,
-                optimizer=self._host.optimizer(self._config),
-            )
-        )
+        self._stalls.install()
+        self.recorder.open(self._new_log(step, window, is_traced=is_traced))
         self.num_hooked += not is_traced
         self.flight.begin_step()
+
+    def _new_log(self, step: int, window: int, *, is_traced: bool) -> StepLog:
+        stopwatch, budget = self.recorder.stopwatch, self.budget
+        chosen = samples(self._microbatches, self.num_hooked)
+        if not stopwatch.is_host:
+            chosen = budget.chosen(chosen, self.num_hooked, self._num_steps, self._step_s)
+        return StepLog(
+            step=step,
+            window=window,
+            sites=self._modules.sites,
+            samples=traced_samples(self._microbatches) if is_traced else chosen,
+            max_marks=min(self._max_marks, stopwatch.num_available),
+            samples_transfers=not (stopwatch.is_host or is_traced),
+            frequent=budget.frequent,
+            largest_pass=budget.largest_pass,
+            optimizer=self._host.optimizer(self._config),
+        )
 
     def take_off(self) -> StepLog | None:
         """Close the log and remove all hooks, whatever state they are in."""
@@ -122,8 +136,18 @@ class Instruments:
         log = protect(self.recorder.close)()
         if log is not None:
             protect(self.flight.end_step)(log.step)
-        self._remove(self._modules, self._timers, self._passes, self._groups, self._compiling)
+            if not log.is_host:
+                protect(self._learn)(log)
+        self._remove(*self._hooks, self._compiling)
         return log
+
+    def _learn(self, log: StepLog) -> None:
+        level = self.budget.level(self._num_steps, 1, self._step_s)
+        self.budget.learn(log, is_thin=level > 0)
+
+    @property
+    def _hooks(self) -> tuple[Any, ...]:
+        return self._modules, self._timers, self._passes, self._groups, self._stalls
 
     def _remove(self, *all_hooks: Any) -> None:
         # One that fails keeps none of the others from being taken off.
@@ -202,7 +226,11 @@ def stopwatch_for(models: tuple[torch.nn.Module, ...]) -> Stopwatch:
     stream_key = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     return DeviceStopwatch(
         lambda: torch.cuda.Event(enable_timing=True),
-        stream_key=(lambda: stream_key(device)) if stream_key else None,
+        stream_key=(
+            (lambda: stream_key(device))
+            if stream_key
+            else (lambda: torch.cuda.current_stream().cuda_stream)
+        ),
         current_stream=torch.cuda.current_stream,
         is_capturing=torch.cuda.is_current_stream_capturing,
     )

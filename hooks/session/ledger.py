@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+import math
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ...calib.records.record_kinds import PhaseRecord, StepFlag, StepRecord, WindowRecord
+from ...calib.records.record_kinds import (
+    CoverageRecord,
+    PhaseRecord,
+    StepFlag,
+    StepRecord,
+    WindowRecord,
+)
 from ..process.guard import Guard
 from ..recording.flight_recorder import FlightWindow
 from ..recording.window import StepPlan
@@ -16,6 +25,14 @@ from ..recording.writer import RecordWriter, WindowEnd
 if TYPE_CHECKING:
     from ..sensors.step_log import StepLog
     from .instruments import Instruments
+
+_log = logging.getLogger(__name__)
+READ_FRAC = 0.003
+"""Share of a step that its end gives to reading the events of hooked steps."""
+LEAST_READ_S = 0.0002
+"""What a short step gives at least: a hundred events."""
+MOST_LATE_STEPS = 5
+"""Steps after a window's end in which its events may still be read; then they are dropped."""
 
 
 @dataclass(slots=True)
@@ -88,6 +105,8 @@ class Ledger:
         self._ending: WindowEnd | None = None
         self._first: int | None = None
         self._num_dropped = 0
+        self._num_dropped_before = 0
+        self._num_late_steps = 0
         self.last = 0
         self.window = 0
 
@@ -135,7 +154,7 @@ class Ledger:
                 first_step=self._first,
                 last_step=self.last,
                 num_faults=self._guard.num_faults,
-                num_dropped=self._num_dropped + self._writer.num_dropped,
+                num_dropped=0,
                 memory_peak_nbytes=instruments.memory_peak_nbytes() if instruments else 0,
                 device_memory_nbytes=instruments.device_memory_nbytes() if instruments else 0,
             ),
@@ -145,16 +164,29 @@ class Ledger:
             ),
             flight=instruments.flight.close_window() if instruments else FlightWindow(),
         )
-        self._first = None
+        self._first, self._num_late_steps = None, 0
 
-    def drain(self, *, is_held: bool = False) -> None:
+    def drain(self, *, step_s: float = math.inf, is_held: bool = False) -> None:
         """Hand on the steps whose marks can be read by now, then the window's end.
 
-        ``is_held`` keeps the end back: something of the window is still to come.
+        Reading takes a share of a step of ``step_s``; where that does not do within a few steps of
+        the window's end, the rest is dropped and named.  ``is_held`` keeps the end back: something
+        of the window is still to come.
         """
+        self._read(time.perf_counter() + max(LEAST_READ_S, READ_FRAC * step_s))
+        if self._ending is None:
+            return
+        self._num_late_steps += 1
+        if self._pending and self._num_late_steps > MOST_LATE_STEPS:
+            self._drop_pending()
+        if not self._pending and not is_held:
+            ending, self._ending = self._ending, None
+            self._writer.put(replace(ending, record=self._counted(ending.record)))
+
+    def _read(self, end_s: float) -> None:
         while self._pending:
             log = self._pending.pop(0)
-            is_resolved = self._guard.protect(log.resolve)()
+            is_resolved = self._guard.protect(log.resolve)(end_s)
             if is_resolved is False:
                 self._pending.insert(0, log)
                 break
@@ -163,13 +195,27 @@ class Ledger:
                 continue
             self._num_dropped += log.num_dropped
             self._writer.put(log)
-        if self._ending is not None and not self._pending and not is_held:
-            ending, self._ending = self._ending, None
-            self._writer.put(ending)
+
+    def _counted(self, record: WindowRecord) -> WindowRecord:
+        """The window with what was dropped since the one before it ended."""
+        total = self._num_dropped + self._writer.num_dropped
+        before, self._num_dropped_before = self._num_dropped_before, total
+        return replace(record, num_dropped=total - before)
+
+    def _drop_pending(self) -> None:
+        count = len(self._pending)
+        self.give_up()
+        if self._ending is None:
+            return
+        record = self._ending.record
+        words = f"{count} hooked step{'s' * (count > 1)}: the device was not read in time"
+        _log.warning("[forerun] window %d is without %s", record.window, words)
+        remark = CoverageRecord(window=record.window, name=words, installed=0, fired=0)
+        self._ending = replace(self._ending, coverage=(*self._ending.coverage, remark))
 
     def give_up(self) -> None:
         """What cannot be read by now is dropped and counted: waiting would be a synchronisation."""
-        self._num_dropped += sum(len(log.what) for log in self._pending)
+        self._num_dropped += sum(log.drop() for log in self._pending)
         self._pending.clear()
 
     def forget(self) -> None:

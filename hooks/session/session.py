@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import time
 from dataclasses import replace
@@ -11,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...calib.records.record_kinds import Header, LoopRecord, RunRecord, StepFlag
+from ...calib.units import NS_PER_S
 from ...calib.workload.recording import Recorded
 from ..control.live import Live
 from ..control.orders import Orders
@@ -72,6 +74,7 @@ class Session:
         self._tracing = Tracing(settings.trace, self.guard, self._writer.put)
         self._index = 0
         self._next = 0
+        self._least_step_s = math.inf
         self._step: OpenStep | None = None
         self.is_in_step = False
         """Between ``begin_step`` and ``end_step``."""
@@ -196,6 +199,7 @@ class Session:
                 num_steps=self._plan.num_hooked,
                 has_operators=self._duty.part is Recorded.OPERATORS,
                 num_local_ranks=self.settings.rank.local_world_size,
+                step_s=self._least_step_s,
             )
             if instruments is not None:
                 num_traced = int(self._tracing.is_wanted(instruments))
@@ -271,7 +275,9 @@ class Session:
             step.flags.add(StepFlag.FAULTED)
             duration_ns, step.hook_ns = max(0, duration_ns), max(0, step.hook_ns)
         self._report(step, plan, duration_ns)
-        self._drain()
+        if self._index > 1:  # the first one connects and compiles
+            self._least_step_s = min(self._least_step_s, duration_ns / NS_PER_S)
+        self._drain(duration_ns / NS_PER_S)
 
     def _report(self, step: OpenStep, plan: StepPlan, duration_ns: int) -> None:
         if plan.window is not None:
@@ -287,8 +293,8 @@ class Session:
         self._fitting.drop()
         self._orders.listen()
 
-    def _drain(self) -> None:
-        self._ledger.drain(is_held=self._tracing.is_reading)
+    def _drain(self, step_s: float = math.inf) -> None:
+        self._ledger.drain(step_s=step_s, is_held=self._tracing.is_reading)
 
     def _begin_bracket(self, name: str) -> None:
         self._brackets.setdefault(name, self._clock())

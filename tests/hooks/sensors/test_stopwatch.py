@@ -6,16 +6,13 @@ import time
 from array import array
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forerun.hooks.sensors import stopwatch
-from forerun.hooks.sensors.step_log import StepLog
-from forerun.hooks.sensors.stopwatch import (
-    DeviceReadings,
-    DeviceStopwatch,
-    EventPool,
-    HostStopwatch,
-)
+from forerun.hooks.sensors.stopwatch import NO_TIME, DeviceStopwatch, HostStopwatch
 
 
 class FakeStream:
@@ -36,7 +33,7 @@ class FakeEvent:
         self._stream = stream
         self.at_ms = -1.0
 
-    def record(self) -> None:
+    def record(self, stream: object = None) -> None:
         self.at_ms = self._stream.queued_ms
 
     def query(self) -> bool:
@@ -91,17 +88,19 @@ def test_a_device_that_lags_is_asked_and_not_waited_for() -> None:
     assert readings.is_ready()
 
 
-def test_an_early_mark_on_a_slower_stream_holds_the_step_back() -> None:
-    stream = FakeStream()
-    watch = DeviceStopwatch(stream.event)
+def test_each_stream_holds_the_step_back_until_its_last_mark() -> None:
+    stream, key = FakeStream(), [0]
+    watch = DeviceStopwatch(stream.event, stream_key=lambda: key[0])
     watch.begin_step()
-    stream.queued_ms = 9.0
+    stream.queued_ms, key[0] = 9.0, 5
     watch.mark()
-    stream.queued_ms = 1.0
+    stream.queued_ms, key[0] = 1.0, 0
     watch.mark()
     readings = watch.end_step()
     stream.done_ms = 5.0
     assert not readings.is_ready()
+    stream.done_ms = 9.0
+    assert readings.is_ready()
 
 
 def test_events_are_used_again_after_reading_and_not_before() -> None:
@@ -114,37 +113,95 @@ def test_events_are_used_again_after_reading_and_not_before() -> None:
     watch.mark()
     watch.end_step()
     assert stream.num_events == 4
+    stream.done_ms = 1.0
+    assert unread.is_ready()
     unread.read(array("q", [0, 1]))
     watch.begin_step()
     watch.mark()
     assert stream.num_events == 4
 
 
-def test_while_a_graph_is_captured_no_event_is_recorded() -> None:
-    stream = FakeStream()
-    watch = DeviceStopwatch(stream.event, is_capturing=lambda: True)
+def test_while_a_graph_is_captured_a_mark_has_no_time() -> None:
+    stream, is_capturing = FakeStream(), [False]
+    watch = DeviceStopwatch(stream.event, is_capturing=lambda: is_capturing[0])
     watch.begin_step()
-    assert [watch.mark(), watch.mark()] == [0, 0]
-    assert stream.num_events == 1
+    is_capturing[0] = True
+    marks = array("q", [watch.mark(), watch.mark_step_stream()])
+    is_capturing[0] = False
+    marks.append(watch.mark())
+    readings = watch.end_step()
+    assert readings.is_ready() and readings.num_dropped == 2 and stream.num_events == 2
+    assert [time == NO_TIME for time in readings.read(marks)] == [True, True, False]
 
 
 @pytest.mark.parametrize("reading_ms", [float("nan"), float("inf"), -1.0])
-def test_a_reading_that_is_no_time_drops_the_step_and_is_counted(reading_ms: float) -> None:
+def test_a_reading_that_is_no_time_costs_itself_alone(reading_ms: float) -> None:
+    stream, is_wrong = FakeStream(), [True, False, False]
+
+    class Event(FakeEvent):
+        def elapsed_time(self, end_event: FakeEvent) -> float:
+            return reading_ms if is_wrong.pop() else super().elapsed_time(end_event)
+
+    watch = DeviceStopwatch(lambda: Event(stream))
+    watch.begin_step()
+    marks = array("q")
+    for stream.queued_ms in (2.0, 3.0):
+        marks.append(watch.mark())
+    readings = watch.end_step()
+    stream.done_ms = float("inf")
+    is_wrong = [False, True, False]
+    assert readings.is_ready()
+    first, second = readings.read(marks)
+    assert first == NO_TIME and second != NO_TIME
+
+
+def test_another_stream_may_be_ahead_of_the_step() -> None:
+    """The step's stream still works on the step before when a side stream is free already."""
+    stream, key = FakeStream(), [0]
+    stream.queued_ms = 8.0
+    watch = DeviceStopwatch(stream.event, stream_key=lambda: key[0])
+    watch.begin_step()
+    stream.queued_ms, key[0] = 5.0, 3
+    early = watch.mark()
+    stream.queued_ms, key[0] = 9.0, 0
+    late = watch.mark()
+    readings = watch.end_step()
+    stream.done_ms = 9.0
+    assert readings.is_ready()
+    marks = array("q", [early, late])
+    assert list(readings.streams(marks)) == [1, 0]
+    times = readings.read(marks)
+    assert times[1] - times[0] == 4_000_000
+
+
+@given(
+    st.lists(st.floats(0.002, 200.0), min_size=50, max_size=400),
+    st.floats(0.0, 60_000.0),
+)
+def test_readings_of_float32_stay_as_fine_a_minute_into_a_step(
+    durations_ms: list[float], late_ms: float
+) -> None:
+    """A reading is rounded to float32 milliseconds, as cudaEventElapsedTime does."""
     stream = FakeStream()
 
     class Event(FakeEvent):
         def elapsed_time(self, end_event: FakeEvent) -> float:
-            return reading_ms
+            return float(np.float32(end_event.at_ms - self.at_ms))
 
     watch = DeviceStopwatch(lambda: Event(stream))
-    log = StepLog(step=0, window=0, sites=())
     watch.begin_step()
-    log.marks.append(watch.mark())
-    log.what.append(0)
-    log.readings = watch.end_step()
+    marks = array("q")
+    stream.queued_ms = late_ms
+    marks.append(watch.mark())
+    for duration_ms in durations_ms:
+        stream.queued_ms += duration_ms
+        marks.append(watch.mark())
+    readings = watch.end_step()
     stream.done_ms = float("inf")
-    assert log.resolve()
-    assert (len(log.marks), len(log.what), log.num_dropped) == (0, 0, 1)
+    assert readings.is_ready()
+    times = np.array(readings.read(marks))
+    found_ms = np.diff(times) / 1e6
+    assert np.abs(found_ms - durations_ms)[1:].max() < 5e-5
 
 
 def test_only_the_last_event_of_each_stream_is_asked() -> None:
@@ -174,16 +231,18 @@ def test_only_the_last_event_of_each_stream_is_asked() -> None:
     assert sorted(asked) == ["stream 7", "stream 9"]
 
 
-def test_a_pool_without_events_repeats_the_mark_before_and_counts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pool_without_events_gives_marks_without_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = FakeStream()
     monkeypatch.setattr(stopwatch, "MAX_EVENTS", 3)
     watch = DeviceStopwatch(stream.event)
+    assert watch.num_available == 2
     watch.begin_step()
-    assert [watch.mark() for _ in range(4)] == [1, 2, 2, 2]
+    assert [watch.mark() for _ in range(4)] == [1, 2, NO_TIME, NO_TIME]
     readings = watch.end_step()
     assert readings.num_dropped == 2 and stream.num_events == 3
+    assert watch.num_available == 0
+    readings.give_back()
+    assert watch.num_available == 2
 
 
 def test_events_are_read_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,14 +252,14 @@ def test_events_are_read_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
         now_s[0] += 1.0
         return now_s[0]
 
-    pool = EventPool(stream.event)
-    events = [pool.take() for _ in range(200)]
-    for event in events:
-        event.record()
-    readings = DeviceReadings(pool, 0, events, events[-1:])
+    watch = DeviceStopwatch(stream.event)
+    watch.begin_step()
+    for _ in range(199):
+        watch.mark()
+    readings = watch.end_step()
     monkeypatch.setattr(stopwatch, "time", SimpleNamespace(perf_counter=clock))
-    calls = 1
-    while not readings.is_ready():
-        calls += 1
-    assert calls == 4
-    assert list(readings.read(array("q", [0, 199]))) == [0, 0]
+    num_calls = 1
+    while not readings.is_ready(now_s[0] + 5.5):
+        num_calls += 1
+    assert num_calls == 3
+    assert len(readings.read(array("q", [0, 199]))) == 2

@@ -1,0 +1,62 @@
+"""How many micro-batches of a window have their operators timed, where a mark is dear.
+
+On a device each mark is an event that is recorded in training and read after it.  What a window may
+have of them follows from the time of a step, and what a micro-batch costs from the steps that were
+hooked before.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..recording.window import thinned
+from ..sensors.step_log import StepLog, TransferKind
+
+MARKS_PER_S = 1_800
+"""Marks for each second of a window.  One takes some 4 us where it is made (``benchmarks/device.py
+--marks``, with 1 us for the event) and 2 us where it is read: 0.7 % and 0.3 % of the time."""
+LEAST_MICROBATCHES = 2
+"""So many are timed in a window of steps that are too short for it."""
+_MARKS_PER_SITE = 4
+
+
+@dataclass(slots=True, kw_only=True)
+class MarkBudget:
+    """What hooked steps have shown; ``num_sites`` is a guess at a pass until one has."""
+
+    num_sites: int
+    frequent: frozenset[TransferKind] | None = None
+    largest_pass: int = 0
+    _microbatch_marks: float = 0.0
+    _other_marks: float = 0.0
+
+    def level(self, num_steps: int, num_chosen: int, step_s: float) -> int:
+        """The level of ``thinned`` for windows of so many hooked steps, of as many micro-batches.
+
+        Every hooked step has a bare one beside it.
+        """
+        room = MARKS_PER_S * step_s * 2 * num_steps - self._other_marks * num_steps
+        each = self._microbatch_marks or _MARKS_PER_SITE * self.num_sites
+        num_all = num_steps * num_chosen
+        most = max(LEAST_MICROBATCHES, room / max(each, 1.0))
+        return max(0, math.ceil(math.log2(max(num_all / most, 1.0))))
+
+    def chosen(
+        self, samples: tuple[int, ...], num_hooked: int, num_steps: int, step_s: float
+    ) -> tuple[int, ...]:
+        """The micro-batches of ``samples`` that a hooked step times; the first step has one."""
+        num_chosen = max(1, len({number for number in samples if number >= 0}))
+        if self._microbatch_marks == 0.0 and num_chosen > 1:
+            return thinned(samples, 0, math.ceil(math.log2(num_chosen)))
+        return thinned(samples, num_hooked, self.level(num_steps, num_chosen, step_s))
+
+    def learn(self, log: StepLog, *, is_thin: bool) -> None:
+        """A hooked step is over: what its marks were, and which transfers come in every pass."""
+        shown = log.frequent_kinds(is_thin=is_thin)
+        if log.num_pass_marks:
+            self.frequent = shown | (self.frequent or frozenset())
+            number = len({m for m in log.samples if m >= 0}) or 1
+            self._microbatch_marks = log.num_pass_marks / number
+            self._other_marks = max(0, len(log.what) - log.num_pass_marks)
+            self.largest_pass = max(self.largest_pass, log.largest_pass)
