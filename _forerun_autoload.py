@@ -256,7 +256,7 @@ def _be_child(environ: MutableMapping[str, str], asked: FlagSplit) -> None:
         sys.argv[1:] = asked.rest
     if environ.get("FORERUN_DEVICE") == "cpu":
         _find_package()
-        from forerun.launch.stand_in_cuda.install import install
+        from forerun.recipes.stand_in_cuda.install import install
 
         install()
 

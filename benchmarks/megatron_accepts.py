@@ -360,7 +360,7 @@ def _megatron(clone: Path) -> Asked:
     """The clone's argument module, with what is not on this machine stood in."""
     sys.path.insert(0, str(clone))
     warnings.simplefilter("ignore")
-    from forerun.launch.stand_in_cuda.install import install
+    from forerun.recipes.stand_in_cuda.install import install
 
     install()
     logging.disable(logging.CRITICAL)

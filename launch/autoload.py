@@ -37,7 +37,7 @@ def begin(own: Sequence[str], *, is_calibrating: bool) -> None:
     if settings is not None:
         is_cpu = settings.device is DeviceChoice.CPU
     if is_cpu:
-        from .stand_in_cuda import install as stand_in
+        from ..recipes.stand_in_cuda import install as stand_in
 
         os.environ["FORERUN_DEVICE"] = "cpu"
         stand_in.install()

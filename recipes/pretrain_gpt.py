@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 if not torch.cuda.is_available():
-    from forerun.launch.stand_in_cuda import install as stand_in
+    from forerun.recipes.stand_in_cuda import install as stand_in
 
     stand_in.install()
 

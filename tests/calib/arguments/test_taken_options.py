@@ -29,7 +29,7 @@ RECIPES = Path(__file__).parents[3] / "recipes"
 NAME_ERROR = """
 import torch
 from megatron.core.tensor_parallel.random import CheckpointWithoutOutput, initialize_rng_tracker
-from forerun.launch.stand_in_cuda import install
+from forerun.recipes.stand_in_cuda import install
 install.install()
 initialize_rng_tracker()
 x = torch.ones(2, requires_grad=True)

@@ -47,7 +47,7 @@ from forerun.hooks.sensors.modules import ModuleHooks
 from forerun.hooks.sensors.process_groups import ProcessGroupHooks
 from forerun.hooks.sensors.recorder import Recorder, StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
-from forerun.launch.stand_in_cuda import install as stand_in
+from forerun.recipes.stand_in_cuda import install as stand_in
 
 PREFERENCE = 100.0
 """Above any logit, which are cut to one."""

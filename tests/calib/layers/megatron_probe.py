@@ -41,7 +41,7 @@ from forerun.hooks.sensors.modules import ModuleHooks
 from forerun.hooks.sensors.recorder import Recorder, StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 from forerun.hooks.sensors.timers import TimerHooks
-from forerun.launch.stand_in_cuda import install as stand_in
+from forerun.recipes.stand_in_cuda import install as stand_in
 
 REDUCED = {"allreduce": 0, "allreduce_coalesced": 0}
 GATHERED = {

@@ -27,7 +27,7 @@ from megatron.core.transformer.moe import moe_utils
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from forerun.calib.workload.config import LatentAttention, Recompute, RunConfig
-from forerun.launch.stand_in_cuda import install as stand_in
+from forerun.recipes.stand_in_cuda import install as stand_in
 
 NUM_RANKS = 4
 

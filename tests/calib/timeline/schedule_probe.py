@@ -21,7 +21,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func, p2p_commu
 from megatron.core.transformer import TransformerConfig
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from forerun.launch.stand_in_cuda import install as stand_in
+from forerun.recipes.stand_in_cuda import install as stand_in
 
 HIDDEN = 2
 ENDS = ("send_prev", "recv_prev", "send_next", "recv_next")

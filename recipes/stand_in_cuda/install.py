@@ -37,7 +37,7 @@ def install() -> None:
     if hasattr(torch, "accelerator"):  # torch 2.6 and later
         for name, value in accelerator_names().items():
             setattr(torch.accelerator, name, value)
-    for name in ("range_push", "range_pop", "mark"):
+    for name in ("range_push", "range_pop"):
         setattr(torch.cuda.nvtx, name, returning(None))
     _patch_tensor()
     _patch_loaders()

@@ -91,8 +91,7 @@ def accelerator_names() -> dict[str, Any]:
 
 _CONSTANT = {
     **dict.fromkeys(
-        ("set_device", "synchronize", "set_stream", "empty_cache", "init", "_lazy_init",
-         "reset_peak_memory_stats", "reset_max_memory_allocated", "ipc_collect")
+        ("set_device", "synchronize", "set_stream", "empty_cache", "reset_peak_memory_stats")
     ),
     **dict.fromkeys(
         ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"), 0
@@ -104,8 +103,7 @@ _CONSTANT = {
     "current_device": CPU,
 }  # fmt: skip
 """Functions of ``torch.cuda`` by what they always return."""
-_TENSORS = ("FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor", "LongTensor",
-            "IntTensor", "ByteTensor", "BoolTensor")  # fmt: skip
+_TENSORS = ("FloatTensor", "HalfTensor", "BFloat16Tensor", "LongTensor")
 
 
 def cuda_names() -> dict[str, Any]:

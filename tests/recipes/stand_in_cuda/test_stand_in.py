@@ -12,13 +12,13 @@ from types import ModuleType
 import pytest
 import torch
 
-from forerun.launch.stand_in_cuda import megatron as stand_in_megatron
+from forerun.recipes.stand_in_cuda import megatron as stand_in_megatron
 
 LOOK = """
 import json, torch, warnings
 torch.manual_seed(3)
 drawn = torch.rand(4).tolist()
-from forerun.launch.stand_in_cuda import install as stand_in
+from forerun.recipes.stand_in_cuda import install as stand_in
 stand_in.install()
 stand_in.install()
 torch.cuda.manual_seed(3)
@@ -76,7 +76,7 @@ torch.distributed.destroy_process_group()
 
 WRAPPED = """
 import json, torch
-from forerun.launch.stand_in_cuda import install as stand_in
+from forerun.recipes.stand_in_cuda import install as stand_in
 stand_in.install()
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -167,7 +167,7 @@ def test_an_unbuilt_clone_uses_the_helpers_of_the_wheel(tmp_path: Path) -> None:
         (folder / "__init__.py").write_text("")
     (datasets / "utils.py").write_text("def compile_helpers():\n    raise SystemExit('no make')\n")
     *_, line = python(
-        "from forerun.launch.stand_in_cuda import install as stand_in\n"
+        "from forerun.recipes.stand_in_cuda import install as stand_in\n"
         "stand_in.install()\n"
         "from megatron.core.datasets import helpers_cpp, utils\n"
         "import megatron.core, numpy\n"
