@@ -1,0 +1,141 @@
+"""Virtual time of a host and of the queues of its device: who runs when, and who waits for whom."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import deque
+from typing import Any
+
+from device_truth import HOST, OUTSIDE, Truth
+
+LAUNCH_S = 1e-6
+"""What the host needs for one launch."""
+MAX_IN_FLIGHT = 1024
+"""Launches that a device takes before the host has to wait."""
+QUERY_S = 5e-7
+"""What the host needs for a question: who asks for ever gets an answer."""
+Part = tuple[float, float, int]
+
+
+class Line:
+    """One queue of the device: what it did from when to when, and whose work that was."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.busy_s = 0.0
+        self._begins: list[float] = []
+        self._parts: list[Part] = []
+
+    def add(self, begin_s: float, end_s: float, cause: int) -> None:
+        """The queue is taken from ``begin_s`` to ``end_s``, which is not before all it has done."""
+        if end_s > begin_s:
+            self._begins.append(begin_s)
+            self._parts.append((begin_s, end_s, cause))
+        self.busy_s = max(self.busy_s, end_s)
+
+    def parts(self, begin_s: float, end_s: float) -> list[Part]:
+        """What it did between two times; without gaps, since idle time is the host's."""
+        found: list[Part] = []
+        at_s = begin_s
+        for number in range(max(0, bisect_right(self._begins, begin_s) - 1), len(self._parts)):
+            begun_s, done_s, cause = self._parts[number]
+            if begun_s >= end_s:
+                break
+            if done_s <= at_s:
+                continue
+            if begun_s > at_s:
+                found.append((at_s, begun_s, HOST))
+            found.append((max(at_s, begun_s), min(done_s, end_s), cause))
+            at_s = min(done_s, end_s)
+        if at_s < end_s:
+            found.append((at_s, end_s, HOST))
+        return found
+
+
+class Clock:
+    """The host's time and the device's queues, and the truth about them.
+
+    The host is ahead of the device, as it is in training, until it asks for a result.
+    """
+
+    def __init__(self, truth: Truth) -> None:
+        self.truth = truth
+        self.host_s = 0.0
+        self.lines: list[Line] = []
+        self._in_flight: deque[float] = deque()
+        self.counts = dict.fromkeys(("records", "timed_records", "queries", "reads"), 0)
+        self._lock = threading.RLock()
+
+    def line(self) -> Line:
+        """A new queue."""
+        with self._lock:
+            self.lines.append(Line(len(self.lines)))
+            return self.lines[-1]
+
+    def ready_s(self, line: Line) -> float:
+        """When what is queued now on a line would begin."""
+        return max(self.host_s, line.busy_s)
+
+    def launch(self, line: Line, duration_s: float, cause: int = OUTSIDE) -> tuple[float, float]:
+        """Queue work; its begin and end.  The host waits where too much is in flight."""
+        with self._lock:
+            if len(self._in_flight) >= MAX_IN_FLIGHT:
+                self.host_reaches(self._in_flight.popleft())
+            self.host_s += LAUNCH_S
+            begin_s = self.ready_s(line)
+            end_s = begin_s + duration_s
+            line.add(begin_s, end_s, cause)
+            self._in_flight.append(end_s)
+            return begin_s, end_s
+
+    def stall(self, line: Line, until_s: float, source: Line, *, is_told: bool = True) -> None:
+        """What is queued on ``line`` from now on waits for what ``source`` does till then."""
+        with self._lock:
+            begin_s = self.ready_s(line)
+            if until_s <= begin_s:
+                return
+            parts = source.parts(begin_s, until_s)
+            for part in parts:
+                line.add(*part)
+            if is_told:
+                self.truth.add(
+                    "stalls", stream=line.number, begin_s=begin_s, end_s=until_s, parts=parts
+                )
+
+    def host_reaches(self, time_s: float) -> None:
+        """The host has waited until then."""
+        self.host_s = max(self.host_s, time_s)
+
+    def synchronize(self, line: Line | None = None) -> None:
+        """The host waits for a queue, or for all."""
+        for one in self.lines if line is None else (line,):
+            self.host_reaches(one.busy_s)
+
+    def count(self, name: str) -> None:
+        """One more of what ``counts`` names."""
+        self.counts[name] += 1
+
+
+class Places:
+    """Attributes that were replaced, and what lay there."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, bool, Any]] = []
+
+    def put(self, owner: Any, name: str, value: Any) -> Any:
+        """Replace an attribute; what lay there, inherited or not."""
+        is_own = name in vars(owner)
+        before = vars(owner).get(name, getattr(owner, name, None))
+        self._before.append((owner, name, is_own, before))
+        setattr(owner, name, value)
+        return before
+
+    def restore(self) -> None:
+        """Everything as it was."""
+        while self._before:
+            owner, name, is_own, before = self._before.pop()
+            if is_own:
+                setattr(owner, name, before)
+            else:
+                delattr(owner, name)

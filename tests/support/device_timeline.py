@@ -1,0 +1,219 @@
+"""A stand-in for a GPU in virtual time, as unkind as a real one, and the truth of what it charged.
+
+Streams overlap, the host is ahead of them, events happen late and are read in single precision,
+the backward pass runs in a thread of its own, and a capture forbids what CUDA forbids.  Nothing
+computes faster or slower for it: the time is virtual, and the same in every run.
+
+``install()`` puts it over the CPU stand-in for the rest of the process; ``device_site`` does that
+in every worker of a launch, with ``FORERUN_TEST_TIMELINE`` naming the folder for the truth.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from device_backward import Engine
+from device_calls import Calls, in_frame
+from device_charges import Charges
+from device_clock import Clock, Places
+from device_streams import (
+    Device,
+    Event,
+    Graph,
+    Stream,
+    StreamContext,
+    capturing,
+    graph,
+    put_device,
+    take_device,
+)
+from device_truth import OUTSIDE, Truth
+
+__all__ = ["OUT", "Event", "Stream", "Timeline", "capturing", "install", "installed", "timeline"]
+
+OUT = "FORERUN_TEST_TIMELINE"
+"""Environment variable: where each rank writes its truth at exit."""
+LEAVES_WORK = "FORERUN_TEST_LEAVES_WORK"
+"""Set where synchronous collectives give work, as before torch 2.8."""
+FREE_NBYTES = "FORERUN_TEST_FREE_NBYTES"
+"""What ``mem_get_info`` says is free."""
+_GROUP_METHODS = (
+    "pre_forward", "pre_backward", "post_forward", "post_backward", "unshard", "wait_for_unshard",
+    "reshard", "finalize_backward",
+)  # fmt: skip
+
+
+class Timeline:
+    """One process's device: its clock, its truth, and everything that is put into torch."""
+
+    def __init__(self) -> None:
+        self.truth = Truth()
+        self.clock = Clock(self.truth)
+        self.device = Device(self.clock)
+        self.calls = Calls(self.clock)
+        self.charges = Charges(self.clock, self.device, self.calls)
+        self.transfers: Any = None
+        self.free_nbytes: int | None = None
+        self._places = Places()
+        self._engine = Engine(torch.autograd.Variable._execution_engine, self.device, self.calls)
+        self._begun: dict[str, Any] | None = None
+
+    def install(self) -> None:
+        """Everything that replaces something; ``remove`` puts it back."""
+        put_device(self.device)
+        self._put_names()
+        self._put_questions()
+        self.calls.install(self._places)
+        self._engine.install(self._places)
+        if torch.distributed.is_available():
+            from device_transfers import Transfers
+
+            leaves_work = bool(os.environ.get(LEAVES_WORK))
+            self.transfers = Transfers(self.clock, self.device, self.calls, leaves_work=leaves_work)
+            self.transfers.install(self._places)
+        self.charges.__enter__()
+
+    def remove(self) -> None:
+        """Torch as it was."""
+        self.charges.__exit__(None, None, None)
+        self._engine.stop()
+        self._places.restore()
+        take_device()
+
+    def _put_names(self) -> None:
+        device, clock = self.device, self.clock
+        names = {
+            "Stream": Stream,
+            "Event": Event,
+            "CUDAGraph": Graph,
+            "graph": graph,
+            "stream": StreamContext,
+            "current_stream": lambda *_, **__: device.current,
+            "default_stream": lambda *_, **__: device.default,
+            "set_stream": functools.partial(setattr, device, "current"),
+            "is_current_stream_capturing": device.is_capturing,
+            "synchronize": self._synchronize,
+        }
+        for name, value in names.items():
+            self._places.put(torch.cuda, name, value)
+        raw = lambda *_: device.current.cuda_stream  # noqa: E731
+        self._places.put(torch._C, "_cuda_getCurrentRawStream", raw)
+        if hasattr(torch, "accelerator"):
+            self._places.put(torch.accelerator, "current_stream", lambda *_: device.current)
+            self._places.put(torch.accelerator, "synchronize", self._synchronize)
+        total = torch.cuda.mem_get_info
+        self._places.put(
+            torch.cuda,
+            "mem_get_info",
+            lambda *a, **k: total(*a, **k) if self.free_nbytes is None
+            else (self.free_nbytes, total(*a, **k)[1]),
+        )  # fmt: skip
+        self.free_nbytes = int(os.environ[FREE_NBYTES]) if FREE_NBYTES in os.environ else None
+        del clock
+
+    def _synchronize(self, *_: Any, **__: Any) -> None:
+        self.device.forbid("synchronize", is_of_thread=False)
+        self.clock.synchronize()
+
+    def _put_questions(self) -> None:
+        """Copies to the host wait for the stream; here they are no operators of torch."""
+        for name in ("cpu", "tolist", "numpy"):
+            original = getattr(torch.Tensor, name)
+
+            def asked(tensor: Any, *args: Any, _f: Any = original, **kwargs: Any) -> Any:
+                self.clock.synchronize(self.device.line)
+                return _f(tensor, *args, **kwargs)
+
+            self._places.put(torch.Tensor, name, functools.wraps(original)(asked))
+
+    def put_fsdp(self, module: Any) -> None:
+        """What FSDP2 does around a module is not the module's work, and runs on these streams."""
+        owner = module.FSDPParamGroup
+        for name in _GROUP_METHODS:
+            if name in vars(owner):
+                framed = in_frame(self.calls, vars(owner)[name], "fsdp")
+                self._places.put(owner, name, framed)
+
+    def name(self, models: Iterable[torch.nn.Module]) -> None:
+        """Say what is trained."""
+        self.calls.name(models)
+
+    def begin_step(self, number: int) -> None:
+        """A step begins; who is told knows nothing of Forerun."""
+        self.end_step()
+        self.truth.step = number
+        self.calls.begin_step()
+        if self.transfers is not None:
+            self.transfers.begin_step()
+        self._begun = {
+            "stream": self.device.line.number,
+            "begin_s": self.clock.ready_s(self.device.line),
+            "counts": dict(self.clock.counts),
+        }
+
+    def end_step(self) -> None:
+        """It ends; what comes before the next belongs to none."""
+        if self._begun is None:
+            return
+        before = self._begun.pop("counts")
+        counts = {name: count - before[name] for name, count in self.clock.counts.items()}
+        end_s = self.clock.ready_s(self.device.line)
+        self.truth.add("steps", **self._begun, end_s=end_s, **counts)
+        self.truth.step = OUTSIDE
+        self._begun = None
+
+    @contextmanager
+    def step(self, number: int) -> Iterator[None]:
+        """A step from here to there."""
+        self.begin_step(number)
+        try:
+            yield
+        finally:
+            self.end_step()
+
+    def write(self, folder: Path) -> None:
+        """The truth of this rank."""
+        self.end_step()
+        rank = int(os.environ.get("RANK", "0"))
+        self.truth.write(folder / f"rank-{rank}.json", rank=rank, counts=self.clock.counts)
+
+
+_state: list[Timeline] = []
+
+
+def timeline() -> Timeline | None:
+    """The one that is installed in this process, or None."""
+    return _state[-1] if _state else None
+
+
+def install() -> Timeline:
+    """Put a device over what there is; its truth is written at exit where a folder is named."""
+    found = timeline()
+    if found is not None:
+        return found
+    one = Timeline()
+    one.install()
+    _state.append(one)
+    if os.environ.get(OUT):
+        atexit.register(one.write, Path(os.environ[OUT]))
+    return one
+
+
+@contextmanager
+def installed() -> Iterator[Timeline]:
+    """A device for as long as that lasts, as tests need it."""
+    one = Timeline()
+    one.install()
+    _state.append(one)
+    try:
+        yield one
+    finally:
+        _state.remove(one)
+        one.remove()
