@@ -89,6 +89,7 @@ class Attribution:
         self._stalls: list[tuple[int, int]] = []
         self._stalled_ns = NO_TIME
         self._spans_aside: set[int] = set()
+        self._incomplete: set[int] = set()
         self._waits = Waits(len(log.transfer_kinds))
         self._depths = array("h", [0]) * num_spans
         self._parents = array("i", [NO_SPAN]) * num_spans
@@ -103,7 +104,9 @@ class Attribution:
         before = -1
         for what, mark, stream in zip(log.what, log.marks, streams, strict=True):
             code, number = split(what)
-            if stream != STEP_STREAM:
+            if code == Code.REFUSED:
+                self._refuse(is_all=bool(number))
+            elif stream != STEP_STREAM:
                 self._mark_aside(code, number, mark, is_next=before == number)
             elif mark == NO_TIME:
                 self._lose(code, number)
@@ -156,6 +159,13 @@ class Attribution:
             for bracket in self._brackets:
                 if bracket.number == number:
                     bracket.num_jumps = _BROKEN
+
+    def _refuse(self, *, is_all: bool) -> None:
+        """What comes next is not marked: operators that are open would be given its time."""
+        self._num_breaks += 1
+        self._num_jumps += is_all
+        # Nor is its backward pass, which is inside theirs.
+        self._incomplete.update(span.instance for span in self._open)
 
     def _end_stall(self) -> None:
         if self._stalled_ns != NO_TIME and self._now_ns > self._stalled_ns:
@@ -250,7 +260,7 @@ class Attribution:
             shape = self._shape(span.instance)
             if shape is None:
                 continue
-            if span.num_breaks != self._num_breaks:
+            if span.num_breaks != self._num_breaks or span.instance in self._incomplete:
                 self.num_dropped += 1
                 continue
             self.fired.add((span.site, span.phase is Phase.BACKWARD))

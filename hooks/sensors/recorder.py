@@ -63,7 +63,8 @@ class Recorder:
 
     def _mark(self, log: StepLog, what: int) -> None:
         if log.room <= 0 or not log.is_open:
-            log.num_dropped += log.is_open
+            if log.is_open:
+                log.refuse(1)
             return
         log.room -= 1
         log.marks.append(self.stopwatch.mark())
@@ -76,7 +77,7 @@ class Recorder:
             return NO_SPAN
         number = len(log.span_sites)
         if number >= log.max_spans or log.room < MARKS_PER_SPAN:
-            log.num_dropped += 1
+            log.refuse(0)
             return NO_SPAN
         log.room -= MARKS_PER_SPAN
         log.span_sites.append(site)

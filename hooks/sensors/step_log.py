@@ -20,7 +20,7 @@ from typing import Any
 
 from ...calib.workload.collectives import Collective, GroupRole
 from ...calib.workload.operators import Operator, OperatorKind
-from .stopwatch import DeviceReadings, Readings
+from .stopwatch import NO_TIME, DeviceReadings, Readings
 
 MAX_MARKS = 160_000
 """Marks of one step, 12 bytes each."""
@@ -57,6 +57,7 @@ class Code(IntEnum):
     HOOK_END = 9  # the time since the mark before was our own
     STALL_BEGIN = 10  # the step's stream begins to wait for another stream
     STALL_END = 11
+    REFUSED = 12  # from here on operators (0), or marks of any kind (1), have no room
 
 
 WAITING = frozenset(
@@ -167,6 +168,7 @@ class StepLog:
     readings: Readings | None = None
     num_pass_marks: int = 0
     """Events of a device inside the passes whose operators were recorded."""
+    num_refused: int = 0
     current_pass: int = -1
     _first_mark: int = 0
     _last_passes: list[int] = field(default_factory=list)
@@ -211,8 +213,9 @@ class StepLog:
     def end_pass(self) -> None:
         """Outside the passes operators are recorded only where all passes are."""
         self.has_transfers = self.has_room = True
-        if self.is_sampling and not self.is_host and self.marks:
-            self.num_pass_marks += max(0, self.marks[-1] - self._first_mark)
+        if self.is_sampling and self.samples_transfers and self.marks:
+            ends = self._first_mark, self.marks[-1]
+            self.num_pass_marks += max(0, ends[1] - ends[0]) if NO_TIME not in ends else 0
         if self._first_span >= 0:
             self.largest_pass = max(self.largest_pass, len(self.span_sites) - self._first_span)
         self._first_span = NO_SPAN
@@ -238,6 +241,14 @@ class StepLog:
         self.transfer_nbytes.append(nbytes)
         self.transfer_passes.append(self.current_pass)
         return number
+
+    def refuse(self, what: int) -> None:
+        """There was no room for a mark: what is open around it must know, once of each sort."""
+        self.num_dropped += 1
+        if self.num_refused <= what:
+            self.num_refused = what + 1
+            self.marks.append(NO_TIME)
+            self.what.append(what << BITS | Code.REFUSED)
 
     def _count_pass(self, kind: int) -> None:
         self.num_pass_calls[kind] += 1

@@ -50,7 +50,8 @@ class HostReadings:
         """``marks`` itself, or the times of ``marks``."""
         if self._times_ns is None:
             return marks
-        return array("q", [self._times_ns[mark] for mark in marks])
+        times = self._times_ns
+        return array("q", [times[mark] if mark != NO_TIME else NO_TIME for mark in marks])
 
     def streams(self, marks: array[int]) -> array[int]:
         """Nothing: all are of one line of time."""
