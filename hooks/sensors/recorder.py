@@ -168,7 +168,10 @@ class Recorder:
     def begin_stall(self) -> bool:
         """The step's stream begins to wait for another; False where that is not timed."""
         log = self.log
-        if log is None or not log.has_transfers or log.room < 2:
+        if log is None or not log.has_transfers:
+            return False
+        if log.room < 2:
+            log.refuse(1)
             return False
         self._mark_step_stream(log, _STALL_BEGIN)
         return True

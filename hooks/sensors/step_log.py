@@ -189,6 +189,10 @@ class StepLog:
         self.has_room = self.has_transfers = self.room > self.max_marks // 8
         if self.samples:
             self._choose(count, is_forward=is_forward)
+        elif not self.has_room:
+            # Without the waiting inside them operators would be given its time.
+            self.is_sampling = False
+            self.num_dropped += MARKS_PER_SPAN
         if not self.has_transfers:
             self.untimed_passes.add(number)
         self._first_mark = self.marks[-1] if self.marks else 0
