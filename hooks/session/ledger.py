@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 READ_FRAC = 0.003
 """Share of a step that its end gives to reading the events of hooked steps."""
+LATE_READ_FRAC = 0.01
+"""The same after the window's end, when nothing is measured and an answer is waited for."""
 LEAST_READ_S = 0.0002
 """What a short step gives at least: a hundred events."""
 MOST_LATE_STEPS = 5
@@ -173,7 +175,8 @@ class Ledger:
         the window's end, the rest is dropped and named.  ``is_held`` keeps the end back: something
         of the window is still to come.
         """
-        self._read(time.perf_counter() + max(LEAST_READ_S, READ_FRAC * step_s))
+        frac = READ_FRAC if self._ending is None else LATE_READ_FRAC
+        self._read(time.perf_counter() + max(LEAST_READ_S, frac * step_s))
         if self._ending is None:
             return
         self._num_late_steps += 1

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 
 from ..recording.window import thinned
 from ..sensors.step_log import StepLog, TransferKind
+from ..sensors.stopwatch import MAX_EVENTS
 
-MARKS_PER_S = 1_800
-"""Marks for each second of a window.  One takes some 4 us where it is made (``benchmarks/device.py
---marks``, with 1 us for the event) and 2 us where it is read: 0.7 % and 0.3 % of the time."""
+MARKS_PER_S = 1_200
+"""Marks for each second of a window.  One takes some 4 us where it is made and some 2 us where it
+is read (``benchmarks/costs/marks.py``): 0.5 % and 0.25 % of the time."""
+STEP_MARKS = MAX_EVENTS // 3
+"""What a step may have: two hooked ones follow each other, and one may not be read yet."""
 LEAST_MICROBATCHES = 2
 """So many are timed in a window of steps that are too short for it."""
 _MARKS_PER_SITE = 4
@@ -36,10 +39,10 @@ class MarkBudget:
 
         Every hooked step has a bare one beside it.
         """
-        room = MARKS_PER_S * step_s * 2 * num_steps - self._other_marks * num_steps
-        each = self._microbatch_marks or _MARKS_PER_SITE * self.num_sites
+        each = max(1.0, self._microbatch_marks or _MARKS_PER_SITE * self.num_sites)
+        room = min(2 * MARKS_PER_S * step_s, STEP_MARKS) - self._other_marks
         num_all = num_steps * num_chosen
-        most = max(LEAST_MICROBATCHES, room / max(each, 1.0))
+        most = max(LEAST_MICROBATCHES, num_steps * room / each)
         return max(0, math.ceil(math.log2(max(num_all / most, 1.0))))
 
     def chosen(
