@@ -21,7 +21,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 
-PACKAGE = ("calib", "hooks", "launch")
+PACKAGE = ("calib", "hooks", "launch", "recipes/stand_in_cuda")
 TREES = {"package": PACKAGE, "tests": ("tests",), "benchmarks": ("benchmarks",)}
 CROWDED = 16
 LONG_LINES = 40

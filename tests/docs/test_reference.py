@@ -27,7 +27,11 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 SOURCES = [
     ROOT / "_forerun_autoload.py",
-    *(path for room in ("calib", "hooks", "launch") for path in (ROOT / room).rglob("*.py")),
+    *(
+        path
+        for room in ("calib", "hooks", "launch", "recipes/stand_in_cuda")
+        for path in (ROOT / room).rglob("*.py")
+    ),
 ]
 _NOT_OURS = {"TORCHDYNAMO_DISABLE", "PYTHON_COLORS"}
 """Set by the CPU stand-in alone."""
