@@ -88,6 +88,7 @@ FOREIGN_VARIABLES = {
     "and restarts",
     "OMPI_COMM_WORLD_LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS": "the "
     "same under MPI, by `forerun.attach`",
+    "NCPUS": "under PBS, where ranks are pinned: how many cores of the node the job may use",
     "SLURM_*, SLURMD_NODENAME": "the job, its limits, and how it was submitted",
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "`0`: `import torch` calls nobody; start with "
     "`-m forerun.launch` then",

@@ -27,7 +27,8 @@ PACKAGES: Mapping[str, tuple[str, tuple[int, ...]]] = {
 NUMPY_2_ALONE = ("pyarrow", 26)
 """From this version on it cannot be imported beside NumPy 1, which its metadata do not say."""
 
-_COMPANION = f"{__name__.partition('.')[0]}.launch.companion"
+COMPANION = f"{__name__.partition('.')[0]}.launch.companion"
+"""In the command line of every companion."""
 _ELSEWHERE = """
 import sys
 sys.path[:] = [place for place in sys.path if place]
@@ -52,7 +53,7 @@ def companion_command(environ: Mapping[str, str], python: str = "") -> tuple[str
     what answers need, else the one that ``FORERUN_PYTHON`` names.
     """
     if not python and not missing():
-        return (sys.executable, "-m", _COMPANION)
+        return (sys.executable, "-m", COMPANION)
     python = python or environ.get(VARIABLE, "")
     if not python:
         return ()

@@ -10,6 +10,13 @@ from ...calib.workload.run_options import RunOptions
 RESTART_WINDOWS = 1000
 """Windows of a loop that was begun again in the same process count on from a multiple of this."""
 
+LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+LOCAL_SIZES = (
+    *("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+    "SLURM_NTASKS_PER_NODE",
+)
+"""What torchrun, Open MPI, MPICH and Intel MPI, and Slurm call them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:

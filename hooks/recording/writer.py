@@ -23,6 +23,7 @@ from typing import IO
 
 from ...calib.records.record_kinds import CoverageRecord, Header, Record, WindowRecord
 from ...calib.workload.recording import WHOLE_NBYTES, RecordingPlan, recording_plan
+from ..process.cores import step_aside
 from ..process.guard import OWN_THREAD, Guard, is_failing
 from ..sensors.step_log import StepLog
 from .bounded_window import BoundedWindow
@@ -136,6 +137,8 @@ class RecordWriter:
     def _run(self) -> None:
         handle = self._guard.protect(self._handle)
         idle = self._guard.protect(self._idle)
+        # Before the companion is started, which inherits the cores of this thread.
+        self._guard.protect(step_aside)()
         idle()
         while True:
             try:

@@ -19,7 +19,7 @@ from ...calib.workload.config import Cadence, RunConfig
 from ...calib.workload.run_options import OnAdvice, RunOptions
 from ..process.host import Host, param_groups
 from ..process.interpreter import companion_command
-from ..process.settings import CadenceHint, RankInfo, Settings
+from ..process.settings import LOCAL_RANKS, LOCAL_SIZES, CadenceHint, RankInfo, Settings
 from ..sensors.optimizer_steps import OptimizerSteps
 from ..sensors.recorder import OPTIMIZER
 from .chain import num_replicas, roles_in, unseen_in
@@ -229,14 +229,6 @@ def _sees_calls(models: Iterable[torch.nn.Module]) -> bool:
     return bool(num_replicas(known)) or is_self_described(known)
 
 
-_LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
-_LOCAL_SIZES = (
-    *("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
-    "SLURM_NTASKS_PER_NODE",
-)
-"""What torchrun, Open MPI, MPICH and Intel MPI, and Slurm call them."""
-
-
 def _told(names: Iterable[str], default: int) -> int:
     """The first of these variables that is a whole number."""
     found = (os.environ.get(name, "") for name in names)
@@ -262,7 +254,7 @@ def current_rank() -> RankInfo:
     return RankInfo(
         rank=rank,
         world_size=world_size,
-        local_rank=_told(_LOCAL_RANKS, rank),
-        local_world_size=max(1, min(_told(_LOCAL_SIZES, world_size), world_size)),
+        local_rank=_told(LOCAL_RANKS, rank),
+        local_world_size=max(1, min(_told(LOCAL_SIZES, world_size), world_size)),
         run_id=re.sub(r"[^A-Za-z0-9_.-]+", "-", "-".join(("attached", *launch))),
     )
