@@ -169,6 +169,17 @@ class Timeline:
         self.truth.step = OUTSIDE
         self._begun = None
 
+    def note(self, step: int, values: Iterable[Any]) -> None:
+        """Losses of a step, with all of their digits."""
+        with torch._C._DisableTorchDispatch():
+            numbers = [
+                number.hex()
+                for value in values
+                if value is not None
+                for number in torch.as_tensor(value, dtype=torch.float64).flatten().tolist()
+            ]
+        self.truth.notes[str(step)] = " ".join(numbers)
+
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """A step from here to there."""

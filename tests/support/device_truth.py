@@ -42,6 +42,7 @@ class Truth:
         self.tables = {name: {column: [] for column in columns} for name, columns in
                        COLUMNS.items()}  # fmt: skip
         self.modules: list[dict[str, Any]] = []
+        self.notes: dict[str, str] = {}
         self.step = OUTSIDE
 
     def add(self, table: str, **values: Any) -> int:
@@ -62,7 +63,7 @@ class Truth:
 
     def write(self, path: Path, **more: Any) -> None:
         """All tables as one JSON file."""
-        value = {**more, **self.tables, "modules": self.modules}
+        value = {**more, **self.tables, "modules": self.modules, "notes": self.notes}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(value), encoding="utf-8")
 
@@ -72,5 +73,5 @@ def read_truth(path: Path) -> Truth:
     value = json.loads(path.read_text(encoding="utf-8"))
     truth = Truth()
     truth.tables = {name: value[name] for name in COLUMNS}
-    truth.modules = value["modules"]
+    truth.modules, truth.notes = value["modules"], value["notes"]
     return truth

@@ -60,6 +60,21 @@ def _tell_steps(module: Any) -> None:
     module.train_step = stepped
 
 
+def _tell_losses(module: Any) -> None:
+    training_log = module.training_log
+    signature = inspect.signature(training_log)
+
+    def logged(*args: Any, **kwargs: Any) -> Any:
+        one = _timeline().timeline()
+        if one is not None:
+            given = signature.bind(*args, **kwargs).arguments
+            values = [*given["loss_dict"].values(), given["grad_norm"]]
+            one.note(int(given["iteration"]) - 1, values)
+        return training_log(*args, **kwargs)
+
+    module.training_log = logged
+
+
 def _name_methods(module: Any, owners: dict[str, tuple[str, ...]]) -> None:
     """Methods of Megatron's that are work of their own, as its modules are."""
     for class_name, names in owners.items():
@@ -118,7 +133,7 @@ _AFTER: dict[str, tuple[Callable[[Any], None], ...]] = {
     "forerun.launch.stand_in_cuda.install": (_over_stand_in,),
     "forerun.recipes.stand_in_cuda.install": (_over_stand_in,),
     "forerun.hooks.session.instruments": (_believe_in_device,),
-    "megatron.training.training": (_tell_steps,),
+    "megatron.training.training": (_tell_steps, _tell_losses),
     "megatron.core.models.common.language_module.language_module": (_loss,),
     "megatron.core.transformer.moe.token_dispatcher": (_dispatchers,),
     "torch.distributed.fsdp._fully_shard._fsdp_param_group": (_fsdp, _own_streams),
