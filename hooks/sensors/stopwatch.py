@@ -100,8 +100,10 @@ class DeviceReadings:
         on: array[int],
         *,
         num_dropped: int = 0,
+        is_capturing: Callable[[], bool] = lambda: False,
     ) -> None:
         self.num_dropped = num_dropped
+        self._is_capturing = is_capturing
         self._pool = pool
         self._events = events
         self._on = on
@@ -118,6 +120,8 @@ class DeviceReadings:
 
         Reading stops at ``end_s`` of ``time.perf_counter`` and goes on with the next call.
         """
+        if self._is_capturing():
+            return False  # a question would end the capture
         while self._last:
             if not self._last[-1].query():
                 return False
@@ -299,7 +303,12 @@ class DeviceStopwatch:
     def end_step(self) -> DeviceReadings:
         """Readings that become ready when the device has passed the last mark of each stream."""
         readings = DeviceReadings(
-            self._pool, self._anchor_ns, self._events, self._on, num_dropped=self._num_dropped
+            self._pool,
+            self._anchor_ns,
+            self._events,
+            self._on,
+            num_dropped=self._num_dropped,
+            is_capturing=self.is_capturing,
         )
         self._events, self._on = [], array("h")
         return readings

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 from device_clock import Clock
-from device_streams import Device, Event, Stream, put_device, take_device
+from device_streams import Device, Event, Stream, capturing, put_device, take_device
 from device_truth import Truth
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +25,7 @@ from forerun.hooks.recording.window_records import WindowRecords
 from forerun.hooks.sensors import stopwatch
 from forerun.hooks.sensors.recorder import FORWARD, Recorder
 from forerun.hooks.sensors.step_log import Site, StepLog, TransferKind
-from forerun.hooks.sensors.stopwatch import DeviceStopwatch
+from forerun.hooks.sensors.stopwatch import NO_TIME, DeviceStopwatch
 
 SITES = tuple(Site(kind=OperatorKind.LINEAR_FC1, layer=layer) for layer in range(3))
 GATHER = TransferKind(
@@ -55,7 +55,7 @@ class Play:
             lambda: Event(enable_timing=True),
             stream_key=lambda: self.device.current.cuda_stream,
             current_stream=lambda: self.device.current,
-            is_capturing=lambda: self.is_capturing,
+            is_capturing=lambda: self.is_capturing or self.device.is_capturing(),
         )
         self.recorder = Recorder(watch)
         # The device still works on the step before, so that the host is ahead of it.
@@ -119,6 +119,7 @@ class Play:
 
     def close(self) -> StepLog:
         log = self.recorder.close()
+        self.is_capturing = False
         assert log is not None
         self.clock.synchronize()
         assert log.resolve()
@@ -214,6 +215,27 @@ def test_what_touches_a_captured_mark_is_dropped_and_counted() -> None:
     records = list(Attribution(log).records())
     assert [op.layer for op in of(records, OperatorRecord)] == [0, 2]
     assert log.num_dropped == 2 and len(of(records, PhaseRecord)) == 1
+
+
+@pytest.mark.parametrize("mode", ["global", "thread_local", "relaxed"])
+def test_nothing_is_recorded_or_asked_during_a_capture(mode: str) -> None:
+    play = Play()
+    play.operator(0, 0.002)
+    with capturing(mode) as capture:
+        play.operator(1, 0.002)
+        play.gather(0.001)
+        play.wait()
+        log = play.recorder.close()
+        assert log is not None and not log.resolve()
+        watch = play.recorder.stopwatch
+        watch.begin_step()
+        assert watch.mark() == NO_TIME
+    play.clock.synchronize()
+    assert capture.invalidated_by == ""
+    assert log.resolve()
+    take_device()
+    operators = of(list(Attribution(log).records()), OperatorRecord)
+    assert [op.layer for op in operators] == [0]
 
 
 def test_transfers_are_timed_with_the_sampled_passes_and_all_are_counted() -> None:
