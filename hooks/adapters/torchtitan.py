@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from ...calib.workload.config import Cadence
 from ..process.host import reference
+from ..process.looking import contents, module_name
 from ..process.post_import import when_imported
 from ..process.stand_in import is_stood_in, lying_at, stand_in
+from ..sensors.captured import tell_captured
 from ..sensors.optimizer_steps import OptimizerSteps
 from ..sensors.recorder import OPTIMIZER
 from ..session.attach import new_session
@@ -65,6 +67,17 @@ def _wrap_step(original: Callable[..., Any], watched: Watched) -> Callable[..., 
     return stand_in(original, train_step)
 
 
+def is_graphed(trainer: Any) -> bool:
+    """True where forward and backward pass of a micro-batch are replayed as one CUDA graph.
+
+    ``training.disable_cuda_graphs`` decides it; where CUDA is not NVIDIA's, or with pipeline
+    stages, passes run as ever, whatever it says.  So what the Trainer calls is looked at.
+    """
+    step = contents(trainer).get("fwd_bwd_fn")
+    home = step.__module__ if type(step) is FunctionType else module_name(step)
+    return home.startswith("torchtitan.") and home.rpartition(".")[2] == "cudagraph"
+
+
 class _Training(WatchedTraining):
     """One call of ``Trainer.train``."""
 
@@ -75,6 +88,8 @@ class _Training(WatchedTraining):
     def find(self, trainer: Any) -> Found:
         """What is trained; the steps of the optimizers are their phase."""
         config, optimizers = trainer.config, trainer.optimizers
+        if is_graphed(trainer):
+            tell_captured(trainer.model_parts, "forward and backward of each micro-batch")
         protect, is_watched = self.guard.protect, reference(optimizers)
 
         def marking(mark: Callable[[str], object]) -> Callable[[Any], object]:

@@ -42,12 +42,13 @@ class ModuleHooks:
         self._guard = guard
         self.gathers = Gathers(recorder, guard)
         self._methods = Methods(guard)
-        out_of_reach = untraceable(chunks)
+        places = find_places(chunks)
+        out_of_reach = untraceable(chunks, places)
         spans: list[tuple[Any, Span]] = []
         sites: list[Site] = []
         unseen: list[str] = []
-        for owner, name, site in find_places(chunks):
-            reason = out_of_reach.get(id(owner)) or why_not(owner, name)
+        for owner, name, site in places:
+            reason = out_of_reach.why(owner, name) or why_not(owner, name)
             if reason is not None:
                 unseen.append(f"{site.kind.value}:{reason}")
                 continue

@@ -8,7 +8,8 @@ with the rotation of its heads, and a configuration tells the shapes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
@@ -20,12 +21,14 @@ from ...calib.workload.operators import (
     OperatorKind,
 )
 from ..process.looking import attribute, class_names, classes, contents, named_tree, tree
+from .captured import hidden_in
 from .regions import is_compiled
 from .step_log import Site
 
 _GROUPED = "TEGroupedLinear"
 _NOTHING_INSIDE = frozenset({"IdentityOp", "IdentityFuncOp"})
 FORWARD = "forward"
+_CAPTURED, _COMPILED = "captured", "compiled"
 _LOSS = "compute_language_model_loss"
 _JOIN = "_concat_embeddings"
 """Method of a prediction layer that joins its two inputs, which may run again."""
@@ -186,12 +189,50 @@ def _dispatches(modules: Iterable[torch.nn.Module]) -> Iterator[Place]:
             yield from ((dispatcher, name, site) for name in names if attribute(dispatcher, name))
 
 
-def untraceable(models: Iterable[torch.nn.Module]) -> dict[int, str]:
-    """By ``id``, modules (and dispatchers) inside a region that Python does not run line by line.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfReach:
+    """What Python does not run line by line, by ``id``, with the reason."""
+
+    modules: Mapping[int, str]
+    methods: Mapping[tuple[int, str], str]
+    around: Mapping[int, str]
+    """Modules whose own time cannot be told from that of an operator inside."""
+
+    def why(self, owner: Any, name: str) -> str | None:
+        """Why calls of this method are not recorded; None where they are."""
+        found = self.modules.get(id(owner)) or self.methods.get((id(owner), name))
+        if found is None and name == FORWARD and id(owner) in self.around:
+            return f"partly {self.around[id(owner)]}"
+        return found
+
+
+def untraceable(models: Iterable[torch.nn.Module], places: Iterable[Place]) -> OutOfReach:
+    """Which of these places are inside a region whose inside is not called, or around one.
 
     A compiled or captured region has no inside that is called.  Replicas of ``DataParallel`` are
-    shallow copies: other modules, and gone with each pass.
+    shallow copies: other modules, and gone with each pass.  What is around such a region is no
+    operator that could be modelled by its shape: its time holds that of the operators inside.
     """
+    chunks, found = list(models), list(places)
+    hidden = hidden_in(chunks)
+    modules = _regions(chunks) | dict.fromkeys(hidden.modules, _CAPTURED)
+    methods = dict.fromkeys(hidden.methods, _CAPTURED)
+    silent = {
+        id(owner): reason
+        for owner, name, _ in found
+        if (reason := modules.get(id(owner)) or methods.get((id(owner), name)))
+    }
+    around = dict.fromkeys(hidden.layers, _CAPTURED)
+    for owner, name, _ in found if silent else ():
+        if name == FORWARD and id(owner) not in modules:
+            reasons = (silent.get(id(part)) for part in tree(owner))
+            reason = next((r for r in reasons if r in (_CAPTURED, _COMPILED)), None)
+            if reason is not None:
+                around[id(owner)] = reason
+    return OutOfReach(modules=modules, methods=methods, around=around)
+
+
+def _regions(models: Iterable[torch.nn.Module]) -> dict[int, str]:
     found: dict[int, str] = {}
     for model in models:
         for module in tree(model):
@@ -205,11 +246,9 @@ def untraceable(models: Iterable[torch.nn.Module]) -> dict[int, str]:
 
 
 def _region(module: torch.nn.Module) -> str | None:
-    own = contents(module)
-    if is_compiled(module) or hasattr(own.get("forward"), "_torchdynamo_orig_callable"):
-        return "compiled"
-    if "cudagraph_manager" in {*own, *own.get("_modules", ())} or own.get("cuda_graphs"):
-        return "captured"
+    forward = contents(module).get("forward")
+    if is_compiled(module) or hasattr(forward, "_torchdynamo_orig_callable"):
+        return _COMPILED
     if issubclass(type(module), torch.nn.DataParallel):
         return "replicated"
     return "scripted" if issubclass(type(module), torch.jit.ScriptModule) else None

@@ -23,6 +23,7 @@ from forerun.calib.records.record_kinds import StepRecord
 from forerun.calib.samples.store import read_run
 from forerun.hooks.adapters import bridge, callbacks, hugging_face, lightning, torchtitan
 from forerun.hooks.adapters.patches import Patches
+from forerun.hooks.sensors.regions import find_regions
 from forerun.hooks.session.attach import new_session
 from forerun.hooks.session.session import Session
 
@@ -337,6 +338,62 @@ def test_nothing_is_written_on_a_trainer_of_torchtitan(
     assert began == [True] and watched == [0]
     Trainer().train_step()  # without its ``train``, nobody watches
     assert watched == [0]
+
+
+GRAPHED = """
+def wrap_with_cuda_graph(fwd_bwd_fn):
+    def run(inputs, labels, global_valid_tokens, extra_kwargs):
+        return fwd_bwd_fn(inputs, labels, global_valid_tokens, extra_kwargs)
+    return run
+"""
+"""As ``torchtitan/distributed/cudagraph.py`` of August 2026 has it, without its checks."""
+
+
+@pytest.mark.parametrize(
+    ("home", "expected"),
+    [
+        ("torchtitan.distributed.cudagraph", True),
+        ("torchtitan.experiments.graph_trainer.cudagraph", True),
+        ("torchtitan.trainer", False),
+        ("cudagraph", False),
+    ],
+)
+def test_a_trainer_of_torchtitan_shows_that_its_passes_are_a_graph(
+    home: str, expected: bool
+) -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.fwd_bwd_fn: Any = self._forward_backward_body
+
+        def _forward_backward_body(self, *args: Any) -> None: ...
+
+    trainer, names = Trainer(), {"__name__": home}
+    assert not torchtitan.is_graphed(trainer)
+    exec(GRAPHED, names)
+    trainer.fwd_bwd_fn = names["wrap_with_cuda_graph"](trainer.fwd_bwd_fn)  # type: ignore
+    assert torchtitan.is_graphed(trainer) is expected
+    assert not torchtitan.is_graphed(Unaskable())
+
+
+def test_of_a_graphed_trainer_of_torchtitan_steps_are_kept_and_the_reason_is_said() -> None:
+    model = torch.nn.Linear(2, 2)
+    names: dict[str, Any] = {"__name__": "torchtitan.distributed.cudagraph"}
+    exec(GRAPHED, names)
+    trainer = SimpleNamespace(
+        fwd_bwd_fn=names["wrap_with_cuda_graph"](lambda *_: None),
+        config=SimpleNamespace(training=SimpleNamespace(steps=7)),
+        optimizers=SimpleNamespace(),
+        checkpointer=SimpleNamespace(),
+        model_parts=[model],
+        gradient_accumulation_steps=2,
+    )
+    training = torchtitan._Training(lambda: None)  # type: ignore[arg-type, return-value]
+    found = training.find(trainer)
+    training.end()
+    assert found.known.cadence.train_iters == 7 and found.models == (model,)
+    assert find_regions([model]).names == (
+        "inside a CUDA graph: forward and backward of each micro-batch, step time only",
+    )
 
 
 @pytest.mark.parametrize("callbacks_of", [lambda: [Unaskable()], lambda: Unaskable(), lambda: None])

@@ -1,0 +1,248 @@
+"""What CUDA graphs hide of a model: a part of a layer, a layer, a module's forward, or all of it.
+
+As read in Megatron-LM core_v0.12.0 to core_v0.19.0 and its main of August 2026, and in torch 2.13.
+A replay calls no module that was captured, and of a module around it the time is not its own.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from ..process.host import Reference, reference
+from ..process.looking import attribute, class_names, contents, tree
+
+LOCAL = "local"
+ENGINE = "transformer_engine"
+FORWARD_ALONE = "make_graphed_callables"
+WHOLE_ITERATION = "full_iteration"
+_NONE = "none"
+_SCOPES = ("cuda_graph_modules", "cuda_graph_scope")
+"""Fields of a configuration, the newer one first: 0.18 renamed it."""
+_NOT_PARTS = frozenset({"full", "full_iteration_inference"})
+_IN_INFERENCE = frozenset({"TransformerBlock", "MambaStack", "GPTModel", "HybridModel"})
+"""Classes that Megatron gives a manager, by which they are run when they generate text alone."""
+_EMPTY = frozenset({"IdentityOp", "IdentityFuncOp"})
+
+_ATTENTION = (
+    *("input_layernorm", "self_attention", "self_attention_hyper_connection"),
+    *("pre_cross_attn_layernorm", "cross_attention"),
+)
+_MLP = ("pre_mlp_layernorm", "mlp", "mlp_hyper_connection")
+_ROUTER = ("pre_mlp_layernorm", "mlp.router", "mlp.shared_experts")
+_BEFORE_DISPATCH = ("mlp.fc1_latent_proj", "mlp.token_dispatcher.dispatch_preprocess")
+_AFTER_COMBINE = ("mlp.fc2_latent_proj", "mlp.token_dispatcher.combine_postprocess")
+_LOCAL_PARTS = {
+    "cudagraph_manager_router": (*_ROUTER, *_BEFORE_DISPATCH),
+    "cudagraph_manager_postprocess": _AFTER_COMBINE,
+}
+"""Managers of a layer of experts, and what the methods call that each of them replaces."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """What of a module is replayed: the paths of its parts and methods, or all of it."""
+
+    kind: str
+    parts: tuple[str, ...] = ()
+    scope: tuple[str, ...] = ()
+    is_replayed: bool = True
+    """False until graphs are there: Megatron captures those of TransformerEngine after warm-up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hidden:
+    """What replays do not call, by ``id``."""
+
+    modules: frozenset[int]
+    """Token dispatchers are among them, which are no modules."""
+    methods: frozenset[tuple[int, str]]
+    layers: frozenset[int]
+    """Those of which a part is captured: what they do between their parts may be, too."""
+
+
+def graph_of(module: Any) -> Graph | None:
+    """The graph, or graphs, that a module or parts of it are replayed from; None: it has none."""
+    if is_graphed_forward(contents(module).get("forward")):
+        return Graph(kind=FORWARD_ALONE)
+    return _local(module) or _by_engine(module)
+
+
+def is_graphed_forward(forward: Any) -> bool:
+    """True for what ``make_graphed_callables`` of torch or TransformerEngine puts in its place."""
+    if type(forward) is not FunctionType:
+        return False
+    home, name = forward.__module__, forward.__qualname__
+    is_theirs = home in ("torch.cuda.graphs", "transformer_engine.pytorch.graph")
+    return is_theirs and ".make_graphed_forward." in name
+
+
+def _local(module: Any) -> Graph | None:
+    """By managers, which are there from the start.
+
+    One of a layer captures its whole call, whatever the scope: that decides which layers have one.
+    """
+    if class_names(module) & _IN_INFERENCE:
+        return None
+    found = [name for name in _LOCAL_PARTS if attribute(module, name) is not None]
+    is_partial = attribute(module, "use_partial_cudagraphs", bool(found))
+    if is_partial is True:
+        parts = tuple(part for name in found for part in _LOCAL_PARTS[name])
+        return _graph(module, LOCAL, parts) if parts else None
+    has_manager = attribute(module, "cudagraph_manager") is not None
+    return Graph(kind=LOCAL) if has_manager else None
+
+
+def _by_engine(layer: Any) -> Graph | None:
+    """By the list of graphs that a layer has, and the scope of its configuration."""
+    graphs = contents(layer).get("cuda_graphs")
+    if type(graphs) not in (list, tuple):
+        return None
+    is_replayed = len(graphs) > 0
+    scope = scope_of(attribute(layer, "config"))
+    if not scope or "MambaLayer" in class_names(layer):
+        is_its = not scope or "mamba" in scope
+        return Graph(kind=ENGINE, is_replayed=is_replayed) if is_its else None
+    parts = tuple(_engine_parts(layer, scope))
+    return _graph(layer, ENGINE, parts, is_replayed=is_replayed) if parts else None
+
+
+def _graph(layer: Any, kind: str, parts: Iterable[str], *, is_replayed: bool = True) -> Graph:
+    """Shared experts that overlap the dispatch run inside of it, and no graph holds them."""
+    mlp = attribute(layer, "mlp")
+    if attribute(mlp, "shared_expert_overlap") is True:
+        parts = (part for part in parts if part != "mlp.shared_experts")
+    scope = scope_of(attribute(layer, "config"))
+    return Graph(kind=kind, parts=tuple(parts), scope=tuple(sorted(scope)), is_replayed=is_replayed)
+
+
+def _engine_parts(layer: Any, scope: set[str]) -> Iterator[str]:
+    """What a layer's ``_te_cuda_graph_capture`` calls for these words."""
+    mlp = attribute(layer, "mlp")
+    is_sparse = "MoELayer" in class_names(mlp)
+    attentions = [attribute(layer, name) for name in ("self_attention", "cross_attention")]
+    if "attn" in scope and not all(_is_empty(one) for one in attentions):
+        yield from _ATTENTION
+        if _hands_on_norm(layer):
+            yield "pre_mlp_layernorm"
+    if ("moe" if is_sparse else "mlp") in scope and not _is_empty(mlp):
+        yield from _MLP
+    elif is_sparse and "moe_router" in scope:
+        yield from _ROUTER
+        if "moe_preprocess" in scope:
+            yield from _BEFORE_DISPATCH
+
+
+def _is_empty(part: Any) -> bool:
+    return part is None or bool(class_names(part) & _EMPTY)
+
+
+def _hands_on_norm(layer: Any) -> bool:
+    """True in core 0.12, where the norm before the MLP was the end of the attention's part."""
+    method = attribute(layer, "_forward_mlp")
+    taken = method.__code__.co_varnames if type(method) is FunctionType else ()
+    return "pre_mlp_layernorm_output" in taken[1:2]
+
+
+def scope_of(config: Any) -> set[str]:
+    """Which parts are captured: a name, a list of names or of enum members; empty means all."""
+    value = next((v for name in _SCOPES if (v := attribute(config, name))), ())
+    if isinstance(value, Enum):
+        value = (value,)
+    parts = value.split(",") if isinstance(value, str) else value
+    return {str(part.name if isinstance(part, Enum) else part) for part in parts} - _NOT_PARTS
+
+
+def implementation_of(config: Any) -> str:
+    """Megatron's name of it, or ``none``; before core 0.15 two switches said the same."""
+    named = attribute(config, "cuda_graph_impl")
+    if named and named != _NONE:
+        return str(named)
+    if attribute(config, "enable_cuda_graph", False):
+        return LOCAL
+    return ENGINE if attribute(config, "external_cuda_graph", False) else _NONE
+
+
+def config_in(model: Any) -> Any:
+    """The configuration that a model or, else, its first layer carries."""
+    layers = (module for module in tree(model) if "TransformerLayer" in class_names(module))
+    found = (attribute(one, "config") for one in (model, *layers))
+    return next((config for config in found if config is not None), None)
+
+
+def whole_of(model: Any) -> str:
+    """What captures all of a model, in words; empty where nothing does."""
+    known = _told.get(id(model))
+    if known is not None and known[0]() is model:
+        return known[1]
+    config = config_in(model)
+    implementation = implementation_of(config)
+    if implementation != _NONE and WHOLE_ITERATION in {implementation, *scope_of(config)}:
+        return "the whole iteration"
+    return ""
+
+
+_told: dict[int, tuple[Reference, str]] = {}
+
+
+def tell_captured(models: Iterable[Any], what: str) -> None:
+    """A framework replays all calls of these models from a graph that is none of theirs."""
+    for key in [key for key, (known, _) in _told.items() if known() is None]:
+        del _told[key]
+    _told.update((id(model), (reference(model), what)) for model in models)
+
+
+def hidden_in(models: Iterable[Any]) -> Hidden:
+    """All that graphs which are there by now hide of these models."""
+    modules: set[int] = set()
+    methods: set[tuple[int, str]] = set()
+    layers: set[int] = set()
+    for model in models:
+        if whole_of(model):
+            modules |= _with_dispatchers(model)
+            continue
+        for module in tree(model):
+            graph = graph_of(module)
+            if graph is None or not graph.is_replayed:
+                continue
+            if not graph.parts:
+                modules |= _with_dispatchers(module)
+                continue
+            layers.add(id(module))
+            for owner, name in (_at(module, path) for path in graph.parts):
+                part = attribute(owner, name)
+                if type(part) is FunctionType:
+                    methods.add((id(owner), name))
+                elif part is not None:
+                    modules |= _with_dispatchers(part)
+    return Hidden(modules=frozenset(modules), methods=frozenset(methods), layers=frozenset(layers))
+
+
+def _at(module: Any, path: str) -> tuple[Any, str]:
+    """Who has the last name of a path, and that name."""
+    owner, name = module, path
+    while "." in name:
+        first, _, name = name.partition(".")
+        owner = attribute(owner, first)
+    return owner, name
+
+
+def _with_dispatchers(module: Any) -> set[int]:
+    """A module and all in it; a token dispatcher is no module."""
+    parts = tree(module)
+    held = (attribute(part, "token_dispatcher") for part in parts)
+    return {id(part) for part in (*parts, *held) if part is not None}
+
+
+def num_graphs() -> int:
+    """Graphs that this process holds; each object that Python tracks is looked at."""
+    if not torch.cuda.is_initialized():
+        return 0
+    kind = torch.cuda.CUDAGraph
+    return sum(type(item) is kind for item in gc.get_objects())
