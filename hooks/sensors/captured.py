@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..process.host import Reference, reference
-from ..process.looking import attribute, class_names, contents, tree
+from ..process.looking import attribute, class_names, contents, is_a, tree
 
 LOCAL = "local"
 ENGINE = "transformer_engine"
@@ -102,9 +102,9 @@ def _local(module: Any) -> Graph | None:
 def _by_engine(layer: Any) -> Graph | None:
     """By the list of graphs that a layer has, and the scope of its configuration."""
     graphs = contents(layer).get("cuda_graphs")
-    if type(graphs) not in (list, tuple):
+    if graphs is None or not is_a(graphs, list):
         return None
-    is_replayed = len(graphs) > 0
+    is_replayed = list.__len__(graphs) > 0
     scope = scope_of(attribute(layer, "config"))
     if not scope or "MambaLayer" in class_names(layer):
         is_its = not scope or "mamba" in scope
