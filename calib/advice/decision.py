@@ -108,6 +108,7 @@ def decide(
     plan: Plan | None,
     recalibration_s: float = 0.0,
     coverage_frac: float | None = None,
+    silent: str = "",
     host_argv: Sequence[str] = (),
     previously_met: Set[Rule] = frozenset(),
 ) -> Decision:
@@ -115,7 +116,7 @@ def decide(
 
     Stops where a rule holds with the wanted confidence here and in the previous window as well.
     Abstains where too few steps were measured, or where the hooks saw too little of a step to judge
-    other layouts.
+    other layouts; ``silent`` says what no hook can see, of which another window shows no more.
     """
     if forecast is None or forecast.num_samples < MIN_STEPS:
         steps = forecast.num_samples if forecast else 0
@@ -124,7 +125,7 @@ def decide(
         return _abstain(goals, [_evidence(text, {"num_steps": float(steps)})], now_unix_s)
     reasons = _limit_reasons(goals, forecast)
     candidate = _candidate(plan)
-    gaps = _gaps(plan, coverage_frac)
+    gaps = _gaps(plan, coverage_frac, silent)
     if not gaps:
         cost_s = goals.restart_cost_s + recalibration_s
         reasons.append(_restart_reason(cost_s, goals.confidence, forecast, candidate, plan))
@@ -310,15 +311,16 @@ def _candidate(plan: Plan | None) -> Candidate | None:
     return next(faster, plan.best)
 
 
-def _gaps(plan: Plan | None, coverage_frac: float | None) -> list[Reason]:
+def _gaps(plan: Plan | None, coverage_frac: float | None, silent: str) -> list[Reason]:
     """What is missing for a judgement of other layouts."""
     out: list[Reason] = []
     if plan is None:
         out.append(_evidence("no layouts were compared; record another window", {}))
     if coverage_frac is not None and coverage_frac < MIN_COVERAGE_FRAC:
+        remedy = f"{silent}; record a few steps without" if silent else "record another window"
         text = (
             f"{format_frac(coverage_frac)} of the hooks fired, "
-            f"{format_frac(MIN_COVERAGE_FRAC)} are needed; record another window"
+            f"{format_frac(MIN_COVERAGE_FRAC)} are needed; {remedy}"
         )
         out.append(_evidence(text, {"coverage_frac": coverage_frac}))
     return out

@@ -263,6 +263,7 @@ def _decision(
         plan=found,
         recalibration_s=anew_s,
         coverage_frac=hooks.num_fired / hooks.num_installed if hooks.num_installed else None,
+        silent=", ".join(name for name in hooks.remarks if name.startswith("inside ")),
         host_argv=request.host_argv,
         previously_met=frozenset(Rule(value) for value in request.previously_met),
     )

@@ -155,6 +155,21 @@ def test_hooks_that_missed_too_much_make_it_abstain(
     assert found.command == ()
 
 
+def test_where_graphs_hide_operators_another_window_is_no_remedy(
+    steady: Steady, planned: Planned
+) -> None:
+    silent = "inside a CUDA graph: the whole iteration, step time only"
+    found = decide(
+        Goals(restart_cost_s=60.0),
+        forecast=steady(),
+        plan=planned(),
+        coverage_frac=0.1,
+        silent=silent,
+    )
+    assert found.action is Action.ABSTAIN
+    assert found.reasons[0].text.endswith(f"{silent}; record a few steps without")
+
+
 def test_too_few_measured_steps_make_it_abstain(steady: Steady, planned: Planned) -> None:
     few = replace(steady(), num_samples=3)
     for forecast in (few, None):

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -230,6 +231,36 @@ def test_compiled_and_captured_regions_are_not_entered_and_named() -> None:
     hooks.install()
     assert not any("forward" in vars(m) for layer in model.layers for m in layer.modules())
     hooks.remove()
+
+
+def test_h5_a_graph_of_attention_leaves_the_mlp_to_the_hooks() -> None:
+    model = Model()
+    for layer in model.layers:
+        vars(layer)["config"] = SimpleNamespace(
+            cuda_graph_impl="transformer_engine", cuda_graph_modules=["attn"]
+        )
+        vars(layer)["cuda_graphs"] = [lambda hidden: hidden]
+    hooks = Hooked(model).hooks
+    kinds = Counter(site.kind for site in hooks.sites)
+    assert kinds[K.LINEAR_FC1] == kinds[K.LINEAR_FC2] == kinds[K.ACTIVATION] == 2
+    assert kinds[K.LINEAR_QKV] == kinds[K.CORE_ATTENTION] == kinds[K.RESIDUAL] == 0
+    assert {"linear_qkv:captured", "residual:partly captured"} <= set(hooks.unseen)
+
+
+def test_h5_a_manager_of_a_router_hides_the_norm_before_it() -> None:
+    model = Model()
+    model.layers[0].cudagraph_manager_router = nn.Identity()
+    hooks = Hooked(model).hooks
+    assert hooks.unseen == ("norm:captured", "residual:partly captured")
+
+
+def test_h5_a_manager_of_the_block_hides_nothing_in_training() -> None:
+    class TransformerBlock(nn.ModuleList): ...
+
+    model = Model()
+    model.layers = TransformerBlock(model.layers)
+    model.layers.cudagraph_manager = nn.Identity()
+    assert Hooked(model).hooks.unseen == ()
 
 
 def test_a_gather_before_a_sharded_module_is_not_the_modules_time(
