@@ -38,18 +38,22 @@ _Words = tuple[str, str, str]
 class Regions:
     """What was found in a model, in words, and the steps until graphs are replayed."""
 
-    found: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
     warmup_steps: int = 0
     is_graphed: bool = False
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """In words; graphs that are nobody's known are looked for when this is asked."""
-        number = 0 if self.is_graphed else num_graphs()
-        if not number:
-            return self.found
-        graphs = f"{number} CUDA graph{'s' * (number > 1)} in this process"
-        return (*self.found, f"{graphs}: operators that they replay are not seen")
+
+def graphs_remark() -> tuple[str, ...]:
+    """Why operators may be silent where nothing known says it: graphs that the process holds.
+
+    All objects are looked at, which takes a while: only where operators that are watched were never
+    called.
+    """
+    number = num_graphs()
+    if not number:
+        return ()
+    graphs = f"{number} CUDA graph{'s' * (number > 1)} in this process"
+    return (f"{graphs}: operators that they replay are not seen",)
 
 
 def find_regions(models: Iterable[torch.nn.Module]) -> Regions:
@@ -73,7 +77,7 @@ def find_regions(models: Iterable[torch.nn.Module]) -> Regions:
                 steps = int(attribute(config, "cuda_graph_warmup_steps", _DEFAULT_WARMUP_STEPS))
                 warmup_steps = max(warmup_steps, steps + _CAPTURE_STEPS)
     return Regions(
-        found=tuple(sorted(_sentence(*words, number) for words, number in found.items())),
+        names=tuple(sorted(_sentence(*words, number) for words, number in found.items())),
         warmup_steps=warmup_steps,
         is_graphed=is_graphed,
     )

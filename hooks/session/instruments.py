@@ -24,7 +24,7 @@ from ..sensors.modules import ModuleHooks
 from ..sensors.passes import PassHooks
 from ..sensors.process_groups import ProcessGroupHooks
 from ..sensors.recorder import Recorder
-from ..sensors.regions import find_regions
+from ..sensors.regions import find_regions, graphs_remark
 from ..sensors.stalls import StallHooks
 from ..sensors.step_log import MAX_MARKS, MAX_WINDOW_MARKS, StepLog
 from ..sensors.stopwatch import DeviceStopwatch, HostStopwatch, Stopwatch
@@ -80,6 +80,7 @@ class Instruments:
         )
         self._compiling = CompileWatch(guard.protect(self._give_way))
         self._num_compiled = 0
+        self._called: set[int] = set()
         pass_over_package()
         self._has_timers = bool(found.timer_holders or found.passes)
         self._groups = (
@@ -136,6 +137,7 @@ class Instruments:
         log = protect(self.recorder.close)()
         if log is not None:
             protect(self.flight.end_step)(log.step)
+            self._called.update(log.span_sites)
             if not log.is_host:
                 protect(self._learn)(log)
         self._remove(*self._hooks, self._compiling)
@@ -177,6 +179,8 @@ class Instruments:
         named = {name: count for name, count in installed.items() if count}
         # A remark about what is silent: its operators are counted under their own names.
         named |= dict.fromkeys(self._regions.names, 0)
+        if len(self._called) < len(self._modules.sites) and not self._regions.is_graphed:
+            named |= dict.fromkeys(graphs_remark(), 0)
         if self._num_compiled:
             named[f"compiled while hooked: {self._num_compiled} steps, not recorded"] = 0
         return tuple(

@@ -250,7 +250,7 @@ class Event:
         self._reading_ms = reading_ms
         self._is_reached = is_reached
 
-    def record(self) -> None:
+    def record(self, stream: object) -> None:
         """Nothing to do."""
 
     def query(self) -> bool:

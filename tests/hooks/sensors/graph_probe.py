@@ -32,7 +32,7 @@ from forerun.hooks.sensors.recorder import Recorder
 from forerun.hooks.sensors.regions import find_regions
 from forerun.hooks.sensors.sites import FORWARD, dispatch_methods, find_places, untraceable
 from forerun.hooks.sensors.stopwatch import HostStopwatch
-from forerun.launch.stand_in_cuda import install as stand_in
+from forerun.recipes.stand_in_cuda import install as stand_in
 
 TOKENS, HIDDEN = 8, 16
 

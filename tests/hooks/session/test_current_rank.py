@@ -6,12 +6,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from forerun.hooks.process import settings  # noqa: E402
 from forerun.hooks.session import attach  # noqa: E402
 
 
 @pytest.fixture
 def sixth_of_eight(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    for name in (*attach._LOCAL_RANKS, *attach._LOCAL_SIZES):
+    for name in (*settings.LOCAL_RANKS, *settings.LOCAL_SIZES):
         monkeypatch.delenv(name, raising=False)
     for name, value in (("is_available", True), ("is_initialized", True)):
         monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
