@@ -73,7 +73,7 @@ MEGATRON: dict[str, tuple[int, str]] = {
     ),
 }
 """Ranks and arguments."""
-OWN_LOOPS = {"fsdp2": 4, "hsdp": 4, "ring-cp2": 2}
+OWN_LOOPS = {"llama": 1, "fsdp2": 4, "hsdp": 4, "ring-cp2": 2}
 CASES = (*MEGATRON, *OWN_LOOPS)
 CHECKS = ("runs", "losses", "operators", "no zeros", "transfers", "exposed")
 

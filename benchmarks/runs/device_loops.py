@@ -1,8 +1,8 @@
-"""Loops of one's own for ``device.py``: ``device_loops.py fsdp2|hsdp|ring-cp2``, under torchrun.
+"""Loops of one's own for ``device.py``: ``device_loops.py KIND``, under torchrun.
 
-FSDP2 shards a small Llama, in one group or in two copies.  The ring attends over a sequence that
-two ranks share, in the order of calls of TransformerEngine's context parallelism: the waiting and
-the sends on two streams in turn.  Forerun needs no line of any of them.
+FSDP2 shards a small Llama, in one group or in two copies; alone it is what they are compared with.
+The ring attends over a sequence that two ranks share, in the order of calls of TransformerEngine's
+context parallelism: waits and sends on two streams in turn.  Forerun needs no line of any of them.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from torch import nn
 
 STEPS, BATCH, SEQ, VOCAB = 24, 2, 64, 256
 HIDDEN, HEADS, FFN, LAYERS = 64, 4, 256, 3
+MESHES: dict[str, tuple[int, ...]] = {"llama": (), "fsdp2": (4,), "hsdp": (2, 2)}
 RING_HEADS = 1
 """Few scores: the transfers of the ring take as long as what hides them."""
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def sharded(mesh_shape: tuple[int, ...]) -> nn.Module:
-    """A Llama whose layers are units of FSDP2."""
+def llama(mesh_shape: tuple[int, ...]) -> nn.Module:
+    """A small decoder whose layers are units of FSDP2, where there is a mesh."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -41,6 +42,8 @@ def sharded(mesh_shape: tuple[int, ...]) -> nn.Module:
         attn_implementation="eager",
     )
     model = LlamaForCausalLM(config)
+    if not mesh_shape:
+        return model
     names = ("copy", "shard")[-len(mesh_shape) :]
     mesh = init_device_mesh("cuda", mesh_shape, mesh_dim_names=names)
     for layer in model.model.layers:
@@ -237,8 +240,7 @@ def train(kind: str, told: Timeline) -> None:
         group = dist.new_group(group_desc="CONTEXT_PARALLEL_GROUP")
         model: nn.Module = RingModel(group)
     else:
-        world = dist.get_world_size()
-        model = sharded((world,) if kind == "fsdp2" else (2, world // 2))
+        model = llama(MESHES[kind])
     told.name([model])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(dist.get_rank())
@@ -259,7 +261,7 @@ def train(kind: str, told: Timeline) -> None:
 def main() -> None:
     """One process of a launch over the timeline."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=("fsdp2", "hsdp", "ring-cp2"))
+    parser.add_argument("kind", choices=(*MESHES, "ring-cp2"))
     args = parser.parse_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,8 @@ class Timeline:
         self.calls = Calls(self.clock)
         self.charges = Charges(self.clock, self.device, self.calls)
         self.transfers: Any = None
-        self.free_nbytes: int | None = None
+        told = os.environ.get(FREE_NBYTES)
+        self.free_nbytes = int(told) if told else None
         self._places = Places()
         self._engine = Engine(torch.autograd.Variable._execution_engine, self.device, self.calls)
         self._begun: dict[str, Any] | None = None
@@ -88,7 +89,7 @@ class Timeline:
         take_device()
 
     def _put_names(self) -> None:
-        device, clock = self.device, self.clock
+        device, put = self.device, self._places.put
         names = {
             "Stream": Stream,
             "Event": Event,
@@ -100,23 +101,18 @@ class Timeline:
             "set_stream": functools.partial(setattr, device, "current"),
             "is_current_stream_capturing": device.is_capturing,
             "synchronize": self._synchronize,
+            "mem_get_info": functools.partial(self._memory, torch.cuda.mem_get_info),
         }
         for name, value in names.items():
-            self._places.put(torch.cuda, name, value)
-        raw = lambda *_: device.current.cuda_stream  # noqa: E731
-        self._places.put(torch._C, "_cuda_getCurrentRawStream", raw)
-        if hasattr(torch, "accelerator"):
-            self._places.put(torch.accelerator, "current_stream", lambda *_: device.current)
-            self._places.put(torch.accelerator, "synchronize", self._synchronize)
-        total = torch.cuda.mem_get_info
-        self._places.put(
-            torch.cuda,
-            "mem_get_info",
-            lambda *a, **k: total(*a, **k) if self.free_nbytes is None
-            else (self.free_nbytes, total(*a, **k)[1]),
-        )  # fmt: skip
-        self.free_nbytes = int(os.environ[FREE_NBYTES]) if FREE_NBYTES in os.environ else None
-        del clock
+            put(torch.cuda, name, value)
+        put(torch._C, "_cuda_getCurrentRawStream", lambda *_: device.current.cuda_stream)
+        if hasattr(torch, "accelerator"):  # torch 2.6 and later
+            put(torch.accelerator, "current_stream", lambda *_: device.current)
+            put(torch.accelerator, "synchronize", self._synchronize)
+
+    def _memory(self, asked: Callable[..., tuple[int, int]], *args: Any) -> tuple[int, int]:
+        free, total = asked(*args)
+        return (free if self.free_nbytes is None else self.free_nbytes, total)
 
     def _synchronize(self, *_: Any, **__: Any) -> None:
         self.device.forbid("synchronize", is_of_thread=False)

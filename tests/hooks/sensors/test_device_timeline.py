@@ -11,9 +11,11 @@ from typing import ClassVar
 
 import pytest
 import torch
+import torch.distributed as dist
 from device_clock import LAUNCH_S, MAX_IN_FLIGHT
 from device_streams import READ_S
 from device_timeline import Timeline, capturing, installed
+from device_transfers import BYTES_PER_S, LATENCY_S
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -303,6 +305,97 @@ def test_charges_are_the_same_in_each_run() -> None:
             _Layers()(torch.ones(64, 64)).sum().backward()
             found.append(device.truth.tables["kernels"])
     assert found[0] == found[1]
+
+
+@pytest.fixture
+def group(device: Timeline) -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_synchronous_collective_stands_in_the_way(device: Timeline, group: None) -> None:
+    value = torch.ones(1000)
+    busy()
+    assert dist.all_reduce(value) is None
+    busy()
+    before, after = kernels(device)
+    (transfer,) = device.truth.rows("transfers")
+    assert (transfer["method"], transfer["nbytes"], transfer["is_async"]) == (
+        "allreduce",
+        4000,
+        False,
+    )
+    assert transfer["begin_s"] == pytest.approx(before["end_s"])
+    assert transfer["end_s"] - transfer["begin_s"] == pytest.approx(LATENCY_S + 4000 / BYTES_PER_S)
+    assert after["begin_s"] == pytest.approx(transfer["end_s"])
+    (stall,) = device.truth.rows("stalls")
+    assert [cause for _, _, cause in stall["parts"]] == [0]
+
+
+def test_asynchronous_collective_is_hidden_behind_work(device: Timeline, group: None) -> None:
+    value = torch.ones(1000)
+    works = [dist.all_reduce(value, async_op=True) for _ in range(2)]
+    first, second = device.truth.rows("transfers")
+    assert second["begin_s"] == pytest.approx(first["end_s"])
+    assert [first["sequence"], second["sequence"]] == [0, 1]
+    busy()
+    works[0].wait()
+    assert device.truth.rows("stalls") == []
+    for _ in range(3):
+        dist.all_reduce(value, async_op=True)
+    work = dist.all_reduce(value, async_op=True)
+    work.wait()
+    (stall,) = device.truth.rows("stalls")
+    assert {cause for _, _, cause in stall["parts"]} <= {2, 3, 4, 5}
+    assert stall["end_s"] == pytest.approx(device.truth.rows("transfers")[-1]["end_s"])
+    assert not torch.cuda.current_stream().query()
+
+
+def test_transfer_waits_for_the_stream_it_is_called_on(device: Timeline, group: None) -> None:
+    side = torch.cuda.Stream()
+    busy(4)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        dist.all_reduce(torch.empty(10))
+        done = side.record_event()
+    busy(1)
+    torch.cuda.current_stream().wait_event(done)
+    (transfer,) = device.truth.rows("transfers")
+    last = kernels(device)
+    assert transfer["stream"] == side.line.number
+    assert transfer["begin_s"] == pytest.approx(last[3]["end_s"])
+    # Hidden behind the last product, the step's stream does not stand still for it.
+    stalls = [row for row in device.truth.rows("stalls") if row["stream"] == 0]
+    assert stalls == []
+
+
+def test_barrier_holds_the_host(device: Timeline, group: None) -> None:
+    busy(5)
+    dist.barrier()
+    assert torch.cuda.current_stream().query()
+
+
+def test_steps_count_what_was_asked(device: Timeline) -> None:
+    with device.step(7):
+        first, last = timed(), timed()
+        first.record()
+        torch.cuda.Event().record()
+        last.record()
+        last.synchronize()
+        last.query()
+        first.elapsed_time(last)
+    (step,) = device.truth.rows("steps")
+    names = ("step", "records", "timed_records", "queries", "reads")
+    assert [step[name] for name in names] == [7, 3, 2, 1, 1]
+
+
+def test_free_memory_is_what_a_test_says(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (1000, 2000))
+    with installed() as device:
+        assert torch.cuda.mem_get_info() == (1000, 2000)
+        device.free_nbytes = 123
+        assert torch.cuda.mem_get_info(0) == (123, 2000)
 
 
 def test_views_cost_nothing(device: Timeline) -> None:
