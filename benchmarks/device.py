@@ -75,7 +75,7 @@ MEGATRON: dict[str, tuple[int, str]] = {
 """Ranks and arguments."""
 OWN_LOOPS = {"llama": 1, "fsdp2": 4, "hsdp": 4, "ring-cp2": 2}
 CASES = (*MEGATRON, *OWN_LOOPS)
-CHECKS = ("runs", "losses", "operators", "no zeros", "transfers", "exposed")
+CHECKS = ("runs", "losses", "operators", "layers", "no zeros", "transfers", "exposed")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -179,7 +179,9 @@ class Comparison:
             self.events.append(steps[step]["timed_records"])
             place = f"rank {rank}, step {step}"
             mine = [r for r in rows if getattr(r, "step", None) == step]
-            self._operators(place, [r for r in mine if isinstance(r, OperatorRecord)], work[step])
+            operators = [r for r in mine if isinstance(r, OperatorRecord)]
+            self._operators(place, operators, work[step])
+            self._layers(place, operators, work[step])
             called = [r for r in mine if isinstance(r, CollectiveRecord)]
             self._transfers(place, called, transfers[step])
             self._exposed(place, called, exposed_ns(truth, step))
@@ -200,6 +202,20 @@ class Comparison:
             theirs.sort(key=lambda w: w.begin_s)
             for record, call in zip(mine, theirs, strict=True):
                 self._operator(f"{place}: {key}", name, record.duration_ns, call.own_ns)
+
+    def _layers(self, place: str, records: list[OperatorRecord], work: list[Work]) -> None:
+        """Sums of a layer and pass: where they hold, operators differ by their borders alone."""
+        found, truth = Counter[Any](), Counter[Any]()
+        for record in records:
+            if record.phase is not Phase.STEP:
+                found[_key(record)[1:]] += record.duration_ns
+        for one in work:
+            truth[one.key[1:]] += one.own_ns
+        for key, found_ns in found.items():
+            self.counts["layers"] += 1
+            if not is_near(found_ns, truth[key]):
+                text = f"{place}: layer {key}: {found_ns} ns, truth {truth[key]:.0f}"
+                self._miss("layers", f"layer {key[1]}", text)
 
     def _operator(self, place: str, name: str, found_ns: int, truth_ns: float) -> None:
         self.counts["operators"] += 1
@@ -292,7 +308,8 @@ def _check(cell: Cell, bare: Run, calibrated: Run) -> None:
         seen.add(rank, records, truths[rank])
     counts = seen.counts
     for check, name in (
-        ("operators", "operators"), ("no zeros", "zeros"), ("transfers", "transfers"),
+        ("operators", "operators"),
+        ("layers", "layers"), ("no zeros", "zeros"), ("transfers", "transfers"),
         ("exposed", "exposed"),
     ):  # fmt: skip
         missed, of = counts[f"{name} missed"], counts["steps" if name == "exposed" else name]

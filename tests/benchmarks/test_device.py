@@ -104,6 +104,12 @@ def test_comparison_can_fail(changed: dict[str, int], check: str) -> None:
     assert check in missed if check else not missed
 
 
+def test_moved_border_is_no_miss_of_the_layer() -> None:
+    seen = device.Comparison()
+    seen.add(0, records(residual=20_000, linear=90_000), a_truth())
+    assert (seen.counts["operators missed"], seen.counts["layers missed"]) == (2, 0)
+
+
 def test_record_without_a_call_is_a_miss() -> None:
     seen = device.Comparison()
     truth = a_truth()
