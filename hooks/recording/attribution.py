@@ -83,14 +83,14 @@ class Attribution:
         self._weights, self._wait_ns = weights or {}, wait_ns or {}
         num_spans = len(log.span_sites)
         self._now_ns = next((mark for mark in log.marks if mark != NO_TIME), 0)
-        self._num_jumps = self._num_breaks = 0
+        self._num_jumps = self._num_breaks = self._num_pauses = 0
         self._open: list[OpenOperator] = []
         self._brackets: list[_Bracket] = []
         self._stalls: list[tuple[int, int]] = []
         self._stalled_ns = NO_TIME
         self._spans_aside: set[int] = set()
         self._incomplete: set[int] = set()
-        self._waits = Waits(len(log.transfer_kinds))
+        self._waits = Waits(len(log.transfer_kinds), is_host=log.is_host)
         self._depths = array("h", [0]) * num_spans
         self._parents = array("i", [NO_SPAN]) * num_spans
         self._shapes: list[Shape | None] = [None] * num_spans
@@ -122,6 +122,8 @@ class Attribution:
     def _mark(self, code: int, number: int, *, is_next: bool) -> Iterator[Record]:
         if code <= Code.BACKWARD_END:
             yield from self._mark_span(code, number)
+        elif code == Code.AROUND_AGAIN:
+            yield from self._close(self._inside(self._parents[number]))
         elif code == Code.PHASE_BEGIN:
             self._brackets.append(_Bracket(number, self._now_ns, self._num_jumps))
         elif code == Code.PHASE_END:
@@ -132,6 +134,10 @@ class Attribution:
             self._stalled_ns = self._now_ns
         elif code == Code.STALL_END:
             self._end_stall()
+        elif code == Code.PAUSE_BEGIN:
+            self._num_pauses += 1
+        elif code == Code.PAUSE_END:
+            self._num_pauses = max(0, self._num_pauses - 1)
         elif code != Code.HOOK_END:
             is_done = code == Code.CALL_DONE
             self._waits.end(number, self._now_ns, self._num_jumps, is_done=is_done)
@@ -185,7 +191,7 @@ class Attribution:
         elif is_ours:
             for bracket in self._brackets:
                 bracket.hook_ns += spent
-        elif self._open:
+        elif self._open and not self._num_pauses:
             deepest(self._open).own_ns += spent
 
     def _mark_span(self, code: int, number: int) -> Iterator[Record]:
@@ -245,6 +251,14 @@ class Attribution:
             if span.phase is Phase.BACKWARD
             and span.instance not in line
             and instance not in self._ancestors(span.instance)
+        ]
+
+    def _inside(self, instance: int) -> list[OpenOperator]:
+        """Open backward spans inside ``instance``."""
+        return [
+            span
+            for span in self._open
+            if span.phase is Phase.BACKWARD and instance in self._ancestors(span.instance)
         ]
 
     def _ancestors(self, instance: int) -> set[int]:

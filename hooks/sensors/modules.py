@@ -21,7 +21,7 @@ from ..process.looking import attribute, class_names, module_name
 from .gathers import SHARDED, Gathers
 from .methods import Methods
 from .module_calls import CALLS, entries_of
-from .recorder import Recorder, backward_mark
+from .recorder import Recorder, around_mark, backward_mark
 from .sites import FORWARD, find_places, untraceable, why_not
 from .step_log import NO_SPAN, Site, StepLog
 
@@ -110,14 +110,20 @@ class ModuleHooks:
                 if read is _grouped:
                     raw = (*raw, _rows_of_experts(values, raw[-1]))
                 nbytes = _element_nbytes(inputs, result)
-                node = result.grad_fn
+                node = result.grad_fn if result is output else _last_node(output, result)
                 if node is not None:
-                    self._follow_backward(log, span, inputs, node)
+                    last = self._follow_backward(log, span, inputs, node)
+                    if last is not None and self.sites[log.span_sites[span]].has_siblings:
+                        self._follow_branches(log, span, last)
         self.recorder.end_span(span, at, raw, nbytes)
 
     def _follow_backward(
         self, log: StepLog, span: int, inputs: list[torch.Tensor], node: Any
-    ) -> None:
+    ) -> Any:
+        """Mark both ends of its backward pass.
+
+        The node of the input that ends it is returned, unless that is an operator's own.
+        """
         self._mark_node(log, node, backward_mark(span, is_begin=True))
         last, latest = None, -1
         for tensor in inputs:
@@ -127,8 +133,28 @@ class ModuleHooks:
                 sequence = node._sequence_nr()
                 if sequence > latest:
                     last, latest = node, sequence
-        if last is not None:
-            self._mark_node(log, last, backward_mark(span, is_begin=False))
+        if last is None:
+            return None
+        is_of_operator = _is_marked(last, log)
+        self._mark_node(log, last, backward_mark(span, is_begin=False))
+        return None if is_of_operator else last
+
+    def _follow_branches(self, log: StepLog, span: int, node: Any) -> None:
+        """Mark where the work around ``span`` goes on behind the operators beside it.
+
+        Autograd runs branches in turns: between the products of two there is work of what is around
+        them, such as the rotation of queries after the product of the keys.
+        """
+        waiting = [node]
+        for _ in range(_MOST_NODES):
+            if not waiting:
+                return
+            behind = [one for one, _ in waiting.pop().next_functions if one is not None]
+            inner = [one for one in behind if one.next_functions and not _is_marked(one, log)]
+            waiting += inner
+            if len(behind) > 1:
+                for one in inner:
+                    self._mark_node(log, one, around_mark(span))
 
     def _mark_node(self, log: StepLog, node: Any, what: int) -> None:
         """Mark when the engine reaches ``node``.  One hook per node: most are shared by modules."""
@@ -219,6 +245,30 @@ def _activations(values: tuple[Any, ...]) -> list[torch.Tensor]:
         if type(value) is torch.Tensor
         or (value is not None and is_tensor(value) and type(value) is not torch.nn.Parameter)
     ]
+
+
+_MOST_NODES = 48
+"""Of the work around an operator, that are looked at for branches."""
+
+
+def _is_marked(node: Any, log: StepLog) -> bool:
+    """True for the end of an operator, and for what was marked already."""
+    known = node.metadata.get(_MARKS)
+    return known is not None and known[0] is log
+
+
+def _last_node(output: Any, result: torch.Tensor) -> Any:
+    """Of the tensors in a result, the node that autograd runs first: that which came last."""
+    last, latest = result.grad_fn, -1
+    if last is None or not issubclass(type(output), (tuple, list)):
+        return last
+    kind = tuple if issubclass(type(output), tuple) else list
+    for value in kind.__iter__(output):
+        node = value.grad_fn if is_tensor(value) else None
+        sequence = node._sequence_nr() if node is not None else -1
+        if sequence > latest:
+            last, latest = node, sequence
+    return last
 
 
 def _first_tensor(value: Any) -> torch.Tensor | None:

@@ -25,6 +25,8 @@ _BACKWARD_BEGIN, _BACKWARD_END = int(Code.BACKWARD_BEGIN), int(Code.BACKWARD_END
 _WAIT_BEGIN, _WAIT_END, _CALL_DONE = int(Code.WAIT_BEGIN), int(Code.WAIT_END), int(Code.CALL_DONE)
 _PHASE_BEGIN, _PHASE_END, _HOOK_END = map(int, (Code.PHASE_BEGIN, Code.PHASE_END, Code.HOOK_END))
 _STALL_BEGIN, _STALL_END = int(Code.STALL_BEGIN), int(Code.STALL_END)
+_PAUSE_BEGIN, _PAUSE_END = int(Code.PAUSE_BEGIN), int(Code.PAUSE_END)
+_AROUND_AGAIN = int(Code.AROUND_AGAIN)
 
 
 class Recorder:
@@ -165,6 +167,22 @@ class Recorder:
         if log is not None and transfer >= 0:
             self._mark(log, transfer << BITS | (_CALL_DONE if is_done else _WAIT_END))
 
+    def begin_pause(self) -> bool:
+        """A framework does something of its own inside a pass; False where that is not timed."""
+        log = self.log
+        if log is None or not log.is_sampling:
+            return False
+        if log.room < 2:
+            log.refuse(1)
+            return False
+        self._mark(log, _PAUSE_BEGIN)
+        return True
+
+    def end_pause(self) -> None:
+        """It is over."""
+        if self.log is not None:
+            self._mark(self.log, _PAUSE_END)
+
     def begin_stall(self) -> bool:
         """The step's stream begins to wait for another; False where that is not timed."""
         log = self.log
@@ -185,6 +203,11 @@ class Recorder:
         log.room -= 1
         log.marks.append(self.stopwatch.mark_step_stream())
         log.what.append(what)
+
+
+def around_mark(span: int) -> int:
+    """The mark for a moment of the backward pass in which what is around ``span`` goes on."""
+    return span << BITS | _AROUND_AGAIN
 
 
 def backward_mark(span: int, *, is_begin: bool) -> int:

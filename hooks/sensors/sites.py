@@ -110,7 +110,9 @@ def _transformers_sites(model: torch.nn.Module) -> list[tuple[torch.nn.Module, S
         if kind is not None and not (shapes.is_sparse and ".mlp" in name):
             layer = _LAYER.search(name)
             number = int(layer[1]) if layer else 0
-            found.append((module, Site(kind=kind, layer=number, shape_of=shapes.of(kind))))
+            shape_of = shapes.of(kind)
+            site = Site(kind=kind, layer=number, shape_of=shape_of, has_siblings=True)
+            found.append((module, site))
     return found
 
 

@@ -57,6 +57,9 @@ class Code(IntEnum):
     HOOK_END = 9  # the time since the mark before was our own
     STALL_BEGIN = 10  # the step's stream begins to wait for another stream
     STALL_END = 11
+    PAUSE_BEGIN = 13  # what a framework does in between is nobody's
+    PAUSE_END = 14
+    AROUND_AGAIN = 15  # backwards, what is around that span goes on
     REFUSED = 12  # from here on operators (0), or marks of any kind (1), have no room
 
 
@@ -74,6 +77,8 @@ class Site:
     layer: int = 0
     shape_of: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
     """The canonical shape from that of the result, where a configuration tells the rest."""
+    has_siblings: bool = False
+    """Operators beside it take the same input, or what is around it works between them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 BLOCKED_NS = 20_000
 """A wait that took less found its transfer complete: the call itself takes some microseconds."""
+_SOON_NS = 5_000
+"""A stream on which so much passes between a call and its wait has had work in between."""
 _UNSEEN = -1
 _AFTER_NS = 2_000
 """The end of a wait may be marked so much before the end of what was waited for: rounding."""
@@ -36,7 +38,8 @@ class Waits:
     ``num_open`` waits of the step's own stream last now; those of others hold nothing up.
     """
 
-    def __init__(self, num_transfers: int) -> None:
+    def __init__(self, num_transfers: int, *, is_host: bool = True) -> None:
+        self._is_host = is_host
         self.num_open = 0
         self._num_waits = bytearray(num_transfers)
         self._is_sync = bytearray(num_transfers)
@@ -57,7 +60,9 @@ class Waits:
             self._issue[number] = now_ns
             self._jumps[number] = self._last_jumps[number] = num_jumps
         elif is_next and self._num_waits[number] == 1:
-            self._is_sync[number] = True
+            # On the host what lies between is our own time; a stream has none of that.
+            is_soon = self._is_host or now_ns - self._end[number] <= _SOON_NS
+            self._is_sync[number] |= is_soon
         self._begin[number] = now_ns
 
     def end(

@@ -130,7 +130,6 @@ def _own_streams(module: Any) -> None:
 
 _AFTER: dict[str, tuple[Callable[[Any], None], ...]] = {
     # The CPU stand-in; where it lies is written here alone.
-    "forerun.launch.stand_in_cuda.install": (_over_stand_in,),
     "forerun.recipes.stand_in_cuda.install": (_over_stand_in,),
     "forerun.hooks.session.instruments": (_believe_in_device,),
     "megatron.training.training": (_tell_steps, _tell_losses),
