@@ -26,6 +26,7 @@ from .sites import FORWARD, find_places, untraceable, why_not
 from .step_log import NO_SPAN, Site, StepLog
 
 _MARKS = "forerun"
+_backward_pass = getattr(torch._C, "_current_graph_task_id", lambda: 0)
 _WithoutModes = torch._C.DisableTorchFunction
 _Begun = tuple[StepLog, int]
 
@@ -114,7 +115,7 @@ class ModuleHooks:
                 if node is not None:
                     last = self._follow_backward(log, span, inputs, node)
                     if last is not None and self.sites[log.span_sites[span]].has_siblings:
-                        self._follow_branches(log, span, last)
+                        self._follow_work_around(log, span, last)
         self.recorder.end_span(span, at, raw, nbytes)
 
     def _follow_backward(
@@ -133,28 +134,28 @@ class ModuleHooks:
                 sequence = node._sequence_nr()
                 if sequence > latest:
                     last, latest = node, sequence
-        if last is None:
+        if last is None or (not last.next_functions and _backward_pass() < 0):
+            # What a stage receives is reached before the weights beside it: the pass ends there.
             return None
         is_of_operator = _is_marked(last, log)
         self._mark_node(log, last, backward_mark(span, is_begin=False))
         return None if is_of_operator else last
 
-    def _follow_branches(self, log: StepLog, span: int, node: Any) -> None:
-        """Mark where the work around ``span`` goes on behind the operators beside it.
+    def _follow_work_around(self, log: StepLog, span: int, node: Any) -> None:
+        """Mark where the work around ``span`` goes on between the operators beside it.
 
-        Autograd runs branches in turns: between the products of two there is work of what is around
-        them, such as the rotation of queries after the product of the keys.
+        Autograd runs last what was first: behind the product of the keys comes what was done to the
+        queries before it, and then the product of the queries.
         """
-        waiting = [node]
-        for _ in range(_MOST_NODES):
-            if not waiting:
-                return
-            behind = [one for one, _ in waiting.pop().next_functions if one is not None]
-            inner = [one for one in behind if one.next_functions and not _is_marked(one, log)]
-            waiting += inner
-            if len(behind) > 1:
-                for one in inner:
-                    self._mark_node(log, one, around_mark(span))
+        waiting, seen = [node], {node}
+        while waiting and len(seen) < _MOST_NODES:
+            node = waiting.pop()
+            behind = {one for one, _ in node.next_functions if one is not None}
+            own = {one for one in behind if not _is_marked(one, log)}
+            if len(own) < len(behind) and not _is_marked(node, log):
+                self._mark_node(log, node, around_mark(span))
+            waiting += own - seen
+            seen |= own
 
     def _mark_node(self, log: StepLog, node: Any, what: int) -> None:
         """Mark when the engine reaches ``node``.  One hook per node: most are shared by modules."""
@@ -248,7 +249,7 @@ def _activations(values: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 _MOST_NODES = 48
-"""Of the work around an operator, that are looked at for branches."""
+"""Of the work around an operator, that are looked at."""
 
 
 def _is_marked(node: Any, log: StepLog) -> bool:

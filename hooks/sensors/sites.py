@@ -29,6 +29,8 @@ _GROUPED = "TEGroupedLinear"
 _NOTHING_INSIDE = frozenset({"IdentityOp", "IdentityFuncOp"})
 FORWARD = "forward"
 _CAPTURED, _COMPILED = "captured", "compiled"
+_BESIDE = ".local_experts."
+"""In the name of an expert that runs beside others, one after the other."""
 _LOSS = "compute_language_model_loss"
 _JOIN = "_concat_embeddings"
 """Method of a prediction layer that joins its two inputs, which may run again."""
@@ -91,7 +93,9 @@ def find_sites(models: Iterable[torch.nn.Module]) -> list[tuple[torch.nn.Module,
             kind = _kind(name, names, module)
             if kind is not None:
                 is_inside = name.startswith(prefix) or name + "." == prefix
-                found.append((module, Site(kind=kind, layer=layer if is_inside else 0)))
+                number = layer if is_inside else 0
+                is_beside = _BESIDE in name
+                found.append((module, Site(kind=kind, layer=number, has_siblings=is_beside)))
     return found
 
 
