@@ -14,9 +14,9 @@ from ..recording.window import thinned
 from ..sensors.step_log import StepLog, TransferKind
 from ..sensors.stopwatch import MAX_EVENTS
 
-MARKS_PER_S = 1_200
-"""Marks for each second of a window.  One takes some 4 us where it is made and some 2 us where it
-is read (``benchmarks/costs/marks.py``): 0.5 % and 0.25 % of the time."""
+MARKS_PER_S = 1_000
+"""Marks for each second of a window.  One takes some 7 us where it is made and some 2 us where it
+is read (``benchmarks/costs/marks.py`` on a slow processor): 0.7 % and 0.2 % of the time."""
 STEP_MARKS = MAX_EVENTS // 3
 """What a step may have: two hooked ones follow each other, and one may not be read yet."""
 LEAST_MICROBATCHES = 2
@@ -41,9 +41,11 @@ class MarkBudget:
         """
         each = max(1.0, self._microbatch_marks or _MARKS_PER_SITE * self.num_sites)
         room = min(2 * MARKS_PER_S * step_s, STEP_MARKS) - self._other_marks
-        num_all = num_steps * num_chosen
-        most = max(LEAST_MICROBATCHES, num_steps * room / each)
-        return max(0, math.ceil(math.log2(max(num_all / most, 1.0))))
+        most = max(LEAST_MICROBATCHES, int(num_steps * room / each))
+        level = 0
+        while math.ceil(num_steps * num_chosen / (1 << level)) > most:
+            level += 1
+        return level
 
     def chosen(
         self, samples: tuple[int, ...], num_hooked: int, num_steps: int, step_s: float
