@@ -62,7 +62,11 @@ class StepSums:
 def summarise(
     window: int, step_ns: Mapping[int, int], sums: Mapping[int, StepSums], memory_peak_nbytes: int
 ) -> RankRecord:
-    """Medians over the steps that are in both mappings, by step number."""
+    """Medians over the steps that are in both mappings, by step number.
+
+    Of waiting it is the mean: not all steps of a window need have timed it, and what was timed
+    stands for the others.
+    """
     steps = sorted(step_ns.keys() & sums.keys())
     roles = sorted({role for step in steps for role in sums[step].wait_ns})
     known = [sums[step] for step in steps]
@@ -74,7 +78,7 @@ def summarise(
         backward_ns=_median(s.phase_ns[BACKWARD] for s in known),
         optimizer_ns=_median(s.phase_ns[OPTIMIZER] for s in known),
         wait_roles=tuple(roles),
-        wait_ns=tuple(_median(s.wait_ns[role] for s in known) for role in roles),
+        wait_ns=tuple(round(sum(s.wait_ns[role] for s in known) / len(known)) for role in roles),
         memory_peak_nbytes=memory_peak_nbytes,
         routed_rows=_median(s.routed_rows for s in known),
     )

@@ -193,7 +193,7 @@ class RankRecord:
     """What one rank did in the hooked steps of a window: small enough to come from every rank.
 
     Medians over those steps, per step: passes and optimizer without the waiting inside them, and
-    the waiting in collectives, ``wait_ns[i]`` on groups of role ``wait_roles[i]``.
+    the mean of the waiting in collectives, ``wait_ns[i]`` on groups of role ``wait_roles[i]``.
     """
 
     window: int

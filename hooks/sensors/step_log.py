@@ -57,10 +57,10 @@ class Code(IntEnum):
     HOOK_END = 9  # the time since the mark before was our own
     STALL_BEGIN = 10  # the step's stream begins to wait for another stream
     STALL_END = 11
-    PAUSE_BEGIN = 13  # what a framework does in between is nobody's
-    PAUSE_END = 14
-    AROUND_AGAIN = 15  # backwards, what is around that span goes on
-    REFUSED = 12  # from here on operators (0), or marks of any kind (1), have no room
+    PAUSE_BEGIN = 12  # what a framework does in between is nobody's
+    PAUSE_END = 13
+    AROUND_AGAIN = 14  # backwards, what is around that span goes on
+    REFUSED = 15  # from here on operators (0), or marks of any kind (1), have no room
 
 
 WAITING = frozenset(

@@ -311,4 +311,5 @@ class DeviceStopwatch:
             is_capturing=self.is_capturing,
         )
         self._events, self._on = [], array("h")
+        self._streams.clear()
         return readings
