@@ -21,12 +21,21 @@ DEVICE_WORK = frozenset({KERNEL, "gpu_memcpy", "gpu_memset"})
 RUNTIME = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime"})
 MESSAGE_OP = "record_param_comms"
 SHAPES = "Input Dims"
+_ATEN = "aten::"
 _PRODUCT_OPS = frozenset(
-    f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_grouped_mm")
+    f"{_ATEN}{name}"
+    for name in ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "_grouped_mm")
 )
 # cuBLAS, cuBLASLt (nvjet on Hopper and later), CUTLASS and rocBLAS (Cijk) name their kernels so.
 _PRODUCT_KERNEL = re.compile(r"(?<!fb)gemm|nvjet|cutlass|xmma|wgmma|^Cijk", re.IGNORECASE)
-_NO_PRODUCT = re.compile(r"split_?k_?reduce|reduce_?splitk", re.IGNORECASE)
+_SPLIT_SUM = re.compile(r"split_?k_?reduce|reduce_?splitk", re.IGNORECASE)
+# Attention is built of CUTLASS's parts and has its types in its names.
+_ATTENTION_KERNEL = re.compile(r"flash|fmha|sdpa|attention", re.IGNORECASE)
+_NORM = re.compile(
+    r"(layer|rms)_?norm|::normalization::|\bln_bwd_|GammaBetaBackward|cuCompute(Part)?Grad",
+    re.IGNORECASE,
+)
+"""Kernels of Transformer Engine, Apex and PyTorch, and PyTorch's operations on a CPU."""
 _COLLECTIVES = (
     ("allreduce", Collective.ALL_REDUCE),
     ("allgather", Collective.ALL_GATHER),
@@ -38,10 +47,20 @@ _COLLECTIVES = (
 )
 """How the names of libraries begin, without underscores."""
 _TRANSFER_KERNEL = re.compile(
-    r"[nr]ccl|mscclpp|multimem_(?=all|reduce)|(one|two)_shot_all_?reduce|cross_device_reduce",
+    r"[nr]ccl|mscclpp|multimem_(?=all|reduce)|(one|two)_shot_all_?reduce|cross_device_reduce"
+    r"|userbuffers_|nvshmem",
     re.IGNORECASE,
 )
-"""NCCL and RCCL, and what PyTorch's symmetric memory and servers of models have of their own."""
+"""NCCL and RCCL, and what PyTorch's symmetric memory and servers of models have of their own;
+Transformer Engine's userbuffers, and NVSHMEM.
+"""
+_EXCHANGE_KERNEL = re.compile(r"(deep|hybrid)_ep::(?![\w:]*layout)[\w:]*(dispatch|combine)")
+"""DeepEP and HybridEP move the rows of experts; counting them, ``layout``, is no transfer."""
+_USERBUFFERS = (
+    (re.compile(r"userbuffers_\w+_ag"), Collective.ALL_GATHER),
+    (re.compile(r"userbuffers_\w+_rs"), Collective.REDUCE_SCATTER),
+    (re.compile(r"userbuffers_\w+_sum"), Collective.ALL_REDUCE),
+)
 _IN_KERNEL = re.compile(
     r"(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast)|cross_device_reduce",
     re.IGNORECASE,
@@ -85,8 +104,9 @@ class TracedCollective:
 class TracedWork:
     """One kernel or copy; on a CPU, one operation of the framework.
 
-    ``launched_ns`` is when the host asked for it, ``call`` the host operation around it.  ``inner``
-    is the size that a product sums over, 0 where it is not known.
+    ``launched_ns`` is when the host asked for it, ``call`` the host operation around it.
+    ``is_whole`` says that this call is at most one product; below a library's own node of autograd
+    there may be several.  ``inner`` is the size that a product sums over, 0 where it is not known.
     """
 
     name: str
@@ -95,6 +115,7 @@ class TracedWork:
     launched_ns: int
     call: int = 0
     is_product: bool = False
+    is_whole: bool = True
     inner: int = 0
     message: TracedCollective | None = None
 
@@ -122,13 +143,18 @@ def kernel_collective(name: str) -> Collective | None:
     <Collective.OTHER: 'other'>
     >>> kernel_collective("void multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)")
     <Collective.ALL_REDUCE: 'all_reduce'>
+    >>> kernel_collective("void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*)")
+    <Collective.ALL_TO_ALL: 'all_to_all'>
     >>> kernel_collective("void at::native::reduce_kernel<512, 1>()")
     """
+    if _EXCHANGE_KERNEL.search(name):
+        return Collective.ALL_TO_ALL
     if not _TRANSFER_KERNEL.search(name):
         return None
     told = _IN_KERNEL.search(name)
     if told is None:
-        return Collective.OTHER
+        named = (kind for pattern, kind in _USERBUFFERS if pattern.search(name))
+        return next(named, Collective.OTHER)
     return collective_named(told[1]) if told[1] else Collective.ALL_REDUCE
 
 
@@ -138,37 +164,70 @@ def work_of(events: Sequence[TraceEvent]) -> list[TracedWork]:
     return sorted(work, key=lambda item: (item.launched_ns, item.start_ns))
 
 
+def busy_ns(work: Iterable[TracedWork]) -> int:
+    """How long any of it ran: what runs at once, on several streams, counts once.
+
+    >>> begins = (0, 5, 20)
+    >>> busy_ns(TracedWork(name="", start_ns=n, duration_ns=9, launched_ns=0) for n in begins)
+    23
+    """
+    total_ns = end_ns = 0
+    for begin_ns, done_ns in sorted((w.start_ns, w.start_ns + w.duration_ns) for w in work):
+        total_ns += max(0, done_ns - max(begin_ns, end_ns))
+        end_ns = max(end_ns, done_ns)
+    return total_ns
+
+
 def split_gradients(
-    work: Sequence[TracedWork], *, tokens: int, outputs: int
+    work: Sequence[TracedWork], *, tokens: int, outputs: int, num_forward: int = 0
 ) -> tuple[Sequence[TracedWork], Sequence[TracedWork]] | None:
     """A linear's backward work, in order, as input gradient and weight gradient.
 
     A product that sums over ``tokens`` is of the weight's gradient, one over ``outputs`` of the
     input's.  Where shapes do not tell, the input's come first, as in Megatron, in Transformer
     Engine and in PyTorch with a bias (not without one: MmBackward0).  What follows the products
-    belongs to the weight: bias, casts, accumulation.  None where the products are not pairs:
-    weights that are frozen, or whose gradient is put off.
+    belongs to the weight: bias, casts, accumulation; but a normalization that is part of the linear
+    goes back from the input's gradient, whenever it runs.  None where the products are not two for
+    each of the ``num_forward`` of the forward pass (0: not known): weights that are frozen, or
+    whose gradient is put off.
     """
     ends = _product_ends(work)
-    if not ends or len(ends) % 2:
+    if not ends or len(ends) % 2 or (num_forward and len(ends) != 2 * num_forward):
         return None
     middle, last = ends[len(ends) // 2 - 1], ends[-1]
     first = next(item for item in work if item.is_product)
+    begin, end = _normalized(work, last)
+    norm, tail = work[begin:end], (*work[last:begin], *work[end:])
     if tokens != outputs and first.inner == tokens:
-        return work[middle:last], (*work[:middle], *work[last:])
-    return work[:middle], work[middle:]
+        return (*work[middle:last], *norm), (*work[:middle], *tail)
+    return (*work[:middle], *norm), (*work[middle:last], *tail)
+
+
+def num_products(work: Sequence[TracedWork]) -> int:
+    """How many products there are."""
+    return len(_product_ends(work))
 
 
 def _product_ends(work: Sequence[TracedWork]) -> list[int]:
-    """Where each product ends: behind the last piece of work of its call."""
+    """Where each product ends: behind the last piece of work of its call.
+
+    Of several products of one call, each ends behind the sum of its own parts.
+    """
     ends: list[int] = []
     for position, item in enumerate(work):
-        is_same = bool(ends) and item.call != 0 and work[ends[-1] - 1].call == item.call
-        if is_same:
+        is_same = bool(ends) and work[ends[-1] - 1].call == item.call
+        is_sum = is_same and ends[-1] == position and _SPLIT_SUM.search(item.name)
+        if is_sum or (is_same and item.call and item.is_whole):
             ends[-1] = position + 1
         elif item.is_product:
             ends.append(position + 1)
     return ends
+
+
+def _normalized(work: Sequence[TracedWork], begin: int) -> tuple[int, int]:
+    """From the first work of a normalization on to behind the last, from ``begin`` on."""
+    places = [n for n in range(begin, len(work)) if _NORM.search(work[n].name)]
+    return (places[0], places[-1] + 1) if places else (begin, begin)
 
 
 def device_work(
@@ -198,6 +257,7 @@ def device_work(
                 launched_ns=_launch_ns(launch, call),
                 call=call.number if call else 0,
                 is_product=event.category == KERNEL and _is_product(event.name, call),
+                is_whole=call is None or call.name.startswith(_ATEN),
                 inner=_inner(call),
                 message=_message(event, call),
             )
@@ -215,9 +275,11 @@ def _launch_ns(launch: TraceEvent | None, call: TraceEvent | None) -> int:
 
 
 def _is_product(name: str, call: TraceEvent | None) -> bool:
-    if _NO_PRODUCT.search(name):
+    if _SPLIT_SUM.search(name):
         return False
-    return bool(_PRODUCT_KERNEL.search(name)) or (call is not None and call.name in _PRODUCT_OPS)
+    if call is not None and call.name in _PRODUCT_OPS:
+        return True
+    return bool(_PRODUCT_KERNEL.search(name)) and not _ATTENTION_KERNEL.search(name)
 
 
 def _inner(call: TraceEvent | None) -> int:

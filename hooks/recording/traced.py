@@ -10,7 +10,8 @@ import json
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from ...calib.records.kineto_trace import (
@@ -21,6 +22,8 @@ from ...calib.records.kineto_trace import (
     TracedCollective,
     TracedWork,
     TraceEvent,
+    busy_ns,
+    num_products,
     split_gradients,
     work_of,
 )
@@ -122,12 +125,14 @@ def _shapes(event: Any, name: str) -> dict[str, Any]:
 
 
 def _details(event: Any) -> dict[str, Any]:
-    text = getattr(event, "metadata_json", str)()
+    """What the profiler tells of a transfer; older releases have no text but ``extra_meta``."""
+    text = getattr(event, "metadata_json", str)().strip()
     try:
         # The profiler writes the inside of an object, without its braces.
-        return json.loads(text if text.startswith("{") else f"{{{text}}}")
+        found = json.loads(text if text.startswith("{") else f"{{{text}}}")
     except ValueError:
-        return dict(getattr(event, "extra_meta", dict)())
+        found = {}
+    return found or dict(getattr(event, "extra_meta", dict)())
 
 
 class _Reading(Attribution):
@@ -140,6 +145,7 @@ class _Reading(Attribution):
         self._messages = [item for item in work if item.message is not None]
         self._launches = [item.launched_ns for item in self._work]
         self._taken: dict[int, list[TracedWork]] = {}
+        self._num_forward: dict[int, int] = {}
 
     def records(self) -> Iterator[Record]:
         """Operators as they ended, then transfers."""
@@ -163,10 +169,12 @@ class _Reading(Attribution):
         for span in list(spans):
             work = self._taken.pop(id(span), [])
             parts: Parts = ((span.phase, work),)
-            if span.phase is Phase.BACKWARD and self.log.sites[span.site].kind in _WITH_WEIGHTS:
-                halves = self._halves(span, work)
-                if halves is not None:
-                    parts = tuple(zip(_GRADIENTS, halves, strict=True))
+            if self.log.sites[span.site].kind not in _WITH_WEIGHTS:
+                pass
+            elif span.phase is not Phase.BACKWARD:
+                self._num_forward[span.instance] = num_products(work)
+            elif (halves := self._halves(span, work)) is not None:
+                parts = tuple(zip(_GRADIENTS, halves, strict=True))
             for record in super()._close([span]):
                 if isinstance(record, OperatorRecord):
                     yield from _traced(record, parts)
@@ -175,9 +183,12 @@ class _Reading(Attribution):
         self, span: OpenOperator, work: list[TracedWork]
     ) -> tuple[Sequence[TracedWork], Sequence[TracedWork]] | None:
         shape = self._shape(span.instance)
-        if shape is None:
+        # One product for all experts, or one for each; a linear has one, if in several pieces.
+        is_grouped = self.log.sites[span.site].kind is OperatorKind.GROUPED_LINEAR
+        count = self._num_forward.get(span.instance, 0) if is_grouped else 1
+        if shape is None or count == 0:
             return None
-        return split_gradients(work, tokens=shape[-3], outputs=shape[-1])
+        return split_gradients(work, tokens=shape[-3], outputs=shape[-1], num_forward=count)
 
     def _transfers(self) -> Iterator[Record]:
         yield from ()
@@ -197,7 +208,7 @@ class _Reading(Attribution):
             )
             asked.setdefault(message, []).append(transfer)
         done: dict[TracedCollective, list[TracedWork]] = {}
-        for item in self._messages:
+        for item in _joined_copies(self._messages):
             if item.message is not None:
                 done.setdefault(item.message, []).append(item)
         for message, transfers in asked.items():
@@ -219,6 +230,20 @@ class _Reading(Attribution):
         )
 
 
+def _joined_copies(messages: Sequence[TracedWork]) -> Iterator[TracedWork]:
+    """Copies of one call as one transfer: copy engines do a collective with several."""
+    for (call, is_copy), items in groupby(messages, lambda m: (m.call, m.name.startswith(_COPY))):
+        copies = list(items)
+        if not (call and is_copy):
+            yield from copies
+            continue
+        begin_ns = min(copy.start_ns for copy in copies)
+        end_ns = max(copy.start_ns + copy.duration_ns for copy in copies)
+        yield replace(copies[0], start_ns=begin_ns, duration_ns=end_ns - begin_ns)
+
+
+_COPY = "Mem"
+"""How Kineto's names of copies and of fills begin."""
 Parts = tuple[tuple[Phase, Sequence[TracedWork]], ...]
 _SHARED = ("step", "window", "microbatch", "kind", "shape", "element_nbytes", "layer")
 """What a traced operator has of the one that was open."""
@@ -235,6 +260,6 @@ def _traced(record: OperatorRecord, parts: Parts) -> Iterator[TraceRecord]:
             yield TraceRecord(
                 **shared,
                 phase=phase,
-                duration_ns=sum(item.duration_ns for item in work),
+                duration_ns=busy_ns(work),
                 num_kernels=len(work),
             )

@@ -10,6 +10,7 @@ from forerun.calib.records.chrome_trace import from_chrome
 from forerun.calib.records.kineto_trace import (
     TracedWork,
     collective_named,
+    kernel_collective,
     split_gradients,
     work_of,
 )
@@ -166,6 +167,35 @@ def test_on_a_host_the_outermost_operations_are_the_work():
 def test_a_library_with_gemm_in_its_name_makes_no_product():
     events = [launch(1, 1), kernel("fbgemm::permute_2D_data_kernel", 5, 1, 1)]
     assert [w.is_product for w in work_of(from_chrome(events))] == [False]
+
+
+FLASH = "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<cute::tuple<...>>>>"
+
+
+def test_attention_built_of_products_is_no_product():
+    events = [launch(1, 1), kernel(FLASH, 5, 1, 1)]
+    assert [w.is_product for w in work_of(from_chrome(events))] == [False]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("kuserbuffers_pushsend(int*, int*, int4*)", Collective.OTHER),
+        ("void userbuffers_fp16_sum_inplace_gpu_mc_ag<8>(int, int)", Collective.ALL_GATHER),
+        ("void userbuffers_fp16_sum_inplace_gpu_rr_rs_oop<8>(int)", Collective.REDUCE_SCATTER),
+        ("void userbuffers_fp16_sum_inplace_gpu_rr<8>(int, int)", Collective.ALL_REDUCE),
+        ("void deep_ep::intranode::combine<__nv_bfloat16, 8, 768>(...)", Collective.ALL_TO_ALL),
+        ("void deep_ep::internode::notify_dispatch<false, 4>(...)", Collective.ALL_TO_ALL),
+        ("void deep_ep::legacy::layout::get_dispatch_layout<256>(...)", None),
+        ("void hybrid_ep::dispatch_kernel<hybrid_ep::inter_node_group>", Collective.ALL_TO_ALL),
+        ("void hybrid_ep::scan<256>(bool const*, tmp_state_t*)", None),
+        ("nvshmemi_transfer_rma_kernel", Collective.OTHER),
+        ("void nvshmem_all_to_all_vdev(...)", Collective.ALL_TO_ALL),
+        ("void step_epilogue_kernel<float>(float*)", None),
+    ],
+)
+def test_libraries_beside_nccl_transfer_by_their_names(name, expected):
+    assert kernel_collective(name) is expected
 
 
 @pytest.mark.parametrize(

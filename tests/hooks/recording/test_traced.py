@@ -82,27 +82,30 @@ class CountingStopwatch:
         return HostReadings()
 
 
-def played() -> tuple[StepLog, int]:
+LINEAR = ((TOKENS, 1, IN), (TOKENS, 1, OUT))
+
+
+def played(
+    kind: OperatorKind = OperatorKind.LINEAR_FC1, shapes: tuple[Any, ...] = LINEAR
+) -> tuple[StepLog, int]:
     stopwatch = CountingStopwatch()
     recorder = Recorder(stopwatch)
-    log = recorder.open(
-        StepLog(step=5, window=0, sites=(Site(kind=OperatorKind.LINEAR_FC1, layer=3),))
-    )
+    log = recorder.open(StepLog(step=5, window=0, sites=(Site(kind=kind, layer=3),)))
     recorder.begin_phase(FORWARD)  # 1
     span = recorder.begin_span(0)  # 2
-    recorder.end_span(span, stopwatch.mark(), ((TOKENS, 1, IN), (TOKENS, 1, OUT)), 2)  # 3
+    recorder.end_span(span, stopwatch.mark(), shapes, 2)  # 3
     recorder.end_phase(FORWARD)  # 4
     recorder.begin_phase(BACKWARD)  # 5
     recorder.mark_backward(log, [backward_mark(span, is_begin=True)])  # 6
     recorder.mark_backward(log, [backward_mark(span, is_begin=False)])  # 7
     recorder.end_phase(BACKWARD)  # 8
-    kind = log.kind_number(
+    number = log.kind_number(
         TransferKind(
             collective=Collective.REDUCE_SCATTER, role=GroupRole.DP, group=GROUP, ranks=(0, 1)
         )
     )
     for _ in range(2):
-        transfer = recorder.add_transfer(kind, 64)
+        transfer = recorder.add_transfer(number, 64)
         recorder.begin_wait(transfer)  # 9, 11
         recorder.end_wait(transfer)  # 10, 12
     recorder.close()
@@ -114,7 +117,8 @@ def launch(number: int, at_ns: int, link: int = 0) -> Event:
 
 
 def kernel(what: str, lasts_ns: int, number: int, link: int = 0, **meta: object) -> Event:
-    return Event(what, 90_000 + number, lasts_ns, "kernel", number, link, meta=dict(meta))
+    at_ns = 90_000 + 1000 * number
+    return Event(what, at_ns, lasts_ns, "kernel", number, link, meta=dict(meta))
 
 
 def message(name: str) -> dict[str, object]:
@@ -173,6 +177,138 @@ def test_transfers_take_the_time_of_their_kernels_in_order():
         (0, 60, False, 64),
         (1, 70, False, 64),
     ]
+
+
+def step_of(*events: Event, **kind: Any) -> TracedStep:
+    """A step of one operator, and what was launched in it."""
+    log, num_marks = played(**kind)
+    marks = [Event(MARK, 1000 * n, 1, number=900 + n) for n in range(1, num_marks + 1)]
+    return TracedStep(
+        log=log,
+        events=[*marks, *events],
+        num_marks=num_marks,
+        first_transfer=1,
+        is_device=True,
+    )
+
+
+def node(number: int, at_ns: int, *kernels: Event) -> list[Event]:
+    """A node of autograd of a library that records none of its own calls."""
+    launches = [launch(k.number, at_ns + 10 * (n + 1), number) for n, k in enumerate(kernels)]
+    return [Event("_TeLinearBackward", at_ns, 500, number=number), *launches, *kernels]
+
+
+def times(traced: TracedStep) -> dict[Phase, tuple[int, int]]:
+    records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
+    assert traced.problem == ""
+    return {r.phase: (r.duration_ns, r.num_kernels) for r in records}
+
+
+NORM = "void transformer_engine::normalization::rmsnorm_bwd_tuned_kernel<...>"
+
+
+def test_h2_both_products_of_one_node_and_the_norm_behind_them():
+    traced = step_of(
+        *node(20, 2100, kernel("rmsnorm_fwd", 10, 1, 20), kernel("nvjet_fprop", 40, 2, 20)),
+        *node(
+            30,
+            6100,
+            kernel("nvjet_dgrad", 41, 3, 30),
+            kernel("splitKreduce_kernel", 3, 4, 30),
+            kernel("cast_transpose", 5, 5, 30),
+            kernel("nvjet_wgrad", 50, 6, 30),
+            kernel("splitKreduce_kernel", 2, 7, 30),
+            kernel(NORM, 20, 8, 30),
+            kernel(NORM.replace("tuned", "finalize_tuned"), 4, 9, 30),
+        ),
+    )
+    assert times(traced) == {
+        Phase.FORWARD: (50, 2),
+        Phase.INPUT_GRADIENT: (41 + 3 + 20 + 4, 4),
+        Phase.WEIGHT_GRADIENT: (5 + 50 + 2, 3),
+    }
+
+
+def test_h2_a_weight_gradient_that_is_put_off_leaves_the_pass_whole():
+    traced = step_of(*node(30, 6100, kernel("nvjet_dgrad", 41, 3, 30), kernel(NORM, 20, 4, 30)))
+    assert times(traced) == {Phase.BACKWARD: (61, 2)}
+
+
+EXPERTS = {
+    "kind": OperatorKind.GROUPED_LINEAR,
+    "shapes": ((TOKENS, IN), (TOKENS, OUT), 2, ()),
+}
+
+
+def products(first: int, at_ns: int, lasts_ns: int, link: int) -> list[Event]:
+    """Two products at once, half of the second behind the first."""
+    return [
+        Event("nvjet", at_ns + n * lasts_ns // 2, lasts_ns, "kernel", first + n, link)
+        for n in range(2)
+    ]
+
+
+def test_h3_products_on_two_streams_count_once_and_are_split_by_the_forward_ones():
+    traced = step_of(
+        *node(20, 2100, *products(1, 90_000, 40, 20)),
+        *node(30, 6100, *products(3, 91_000, 60, 30), *products(5, 92_000, 80, 30)),
+        **EXPERTS,
+    )
+    assert times(traced) == {
+        Phase.FORWARD: (60, 2),
+        Phase.INPUT_GRADIENT: (90, 2),
+        Phase.WEIGHT_GRADIENT: (120, 2),
+    }
+
+
+def test_h2_two_products_of_inputs_are_not_halved():
+    traced = step_of(
+        *node(20, 2100, *products(1, 90_000, 40, 20)),
+        *node(30, 6100, *products(3, 91_000, 60, 30)),
+        **EXPERTS,
+    )
+    assert times(traced) == {Phase.FORWARD: (60, 2), Phase.BACKWARD: (90, 2)}
+
+
+class OldEvent(Event):
+    """Before ``metadata_json``: what a transfer is lies in ``extra_meta`` alone."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "metadata_json":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+    def extra_meta(self) -> dict[str, Any]:
+        return self.meta
+
+
+def test_a_torch_without_metadata_json_tells_groups_by_extra_meta():
+    def old(number: int, lasts_ns: int) -> Event:
+        found = OldEvent("ncclDevKernel_ReduceScatter", 90_000 + number, lasts_ns, "kernel", number)
+        found.meta = message("_reduce_scatter_base")
+        return found
+
+    traced = trace(old(7, 60), launch(7, 9_500), old(8, 70), launch(8, 11_500))
+    calls = [r for r in traced.records(lambda _: None) if isinstance(r, CollectiveRecord)]
+    assert [r.duration_ns for r in calls] == [60, 70]
+
+
+def test_copies_of_one_call_are_one_transfer_of_copy_engines():
+    def copied(number: int, at_ns: int) -> list[Event]:
+        call = Event("record_param_comms", at_ns, 100, number=number)
+        call.meta = message("_reduce_scatter_base")
+        copies = [
+            Event(
+                "Memcpy PtoP (Device -> Device)", 50 * at_ns + 20 * n, 30, "gpu_memcpy", k, number
+            )
+            for n, k in enumerate((number + 1, number + 2, number + 3))
+        ]
+        launches = [launch(copy.number, at_ns + 10, number) for copy in copies]
+        return [call, *launches, *copies]
+
+    traced = trace(*copied(70, 9_200), *copied(80, 11_200))
+    calls = [r for r in traced.records(lambda _: None) if isinstance(r, CollectiveRecord)]
+    assert [r.duration_ns for r in calls] == [70, 70]
 
 
 def test_a_kernel_too_few_leaves_the_transfers_of_its_group_out():

@@ -1,0 +1,208 @@
+"""Layers that call as Transformer Engine's do, of operators that a CPU has.
+
+One node of autograd holds a norm and a product.  Backwards it runs the product of the input's
+gradient, that of the weight's, and the norm's own backward pass last; the weight's goes into
+``main_grad`` or is put off, and then None is its gradient.  (Transformer Engine d0067d0:
+``pytorch/module/layernorm_linear.py``, ``linear.py``, ``grouped_linear.py``, ``_common.py``.)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+_EPSILON = 1e-5
+
+
+class WeightGradStore:
+    """Products of weights that are put off until ``run``."""
+
+    def __init__(self, *, is_delayed: bool) -> None:
+        self.is_delayed = is_delayed
+        self._kept: deque[Callable[[], None]] = deque()
+
+    def put(self, product: Callable[[], None]) -> None:
+        """Compute it now, or later."""
+        if self.is_delayed:
+            self._kept.append(product)
+        else:
+            product()
+
+    def run(self) -> None:
+        """Compute what was put off longest."""
+        if self._kept:
+            self._kept.popleft()()
+
+
+class _Te(nn.Module):
+    """Weights and how their gradients are computed; ``is_fused``: into ``main_grad``."""
+
+    def __init__(
+        self, inputs: int, outputs: int, *, count: int = 1, is_fused: bool, is_delayed: bool
+    ) -> None:
+        super().__init__()
+        self.is_fused = is_fused
+        self.store = WeightGradStore(is_delayed=is_delayed)
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.randn(outputs, inputs) / inputs**0.5) for _ in range(count)
+        )
+        for weight in self.weights if is_fused else ():
+            weight.main_grad = torch.zeros(outputs, inputs)  # type: ignore[attr-defined]
+
+    @torch.no_grad()
+    def backward_dw(self) -> None:
+        """The weight's gradient that was put off."""
+        self.store.run()
+
+    def weight_gradient(self, place: int, given: torch.Tensor, gradient: torch.Tensor) -> Any:
+        """The product of one weight, now or later, and what autograd is told."""
+        weight = self.weights[place]
+        made: list[torch.Tensor] = []
+
+        def product() -> None:
+            if self.is_fused:
+                grad = weight.main_grad  # type: ignore[attr-defined]
+                torch.addmm(grad, gradient.t(), given, out=grad)
+            elif self.store.is_delayed:
+                weight.grad = gradient.t().mm(given)
+            else:
+                made.append(gradient.t().mm(given))
+
+        self.store.put(product)
+        return made[0] if made else None
+
+
+class _LayerNormLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Any, gain: Any, weight: Any, layer: Any) -> Any:
+        normed, mean, rstd = torch.native_layer_norm(hidden, gain.shape, gain, None, _EPSILON)
+        ctx.save_for_backward(hidden, gain, weight, normed, mean, rstd)
+        ctx.layer = layer
+        flat = normed.reshape(-1, normed.shape[-1])
+        return flat.mm(weight.t()).view(*hidden.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        hidden, gain, weight, normed, mean, rstd = ctx.saved_tensors
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        into = flat.mm(weight).view(hidden.shape)
+        of_weight = ctx.layer.weight_gradient(0, normed.reshape(-1, normed.shape[-1]), flat)
+        into, of_gain, _ = torch.ops.aten.native_layer_norm_backward(
+            into, hidden, gain.shape, mean, rstd, gain, None, [True, True, False]
+        )
+        return into, of_gain, of_weight, None
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Any, weight: Any, layer: Any) -> Any:
+        ctx.save_for_backward(hidden, weight)
+        ctx.layer = layer
+        return hidden.reshape(-1, hidden.shape[-1]).mm(weight.t()).view(*hidden.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        hidden, weight = ctx.saved_tensors
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        into = flat.mm(weight).view(hidden.shape)
+        of_weight = ctx.layer.weight_gradient(0, hidden.reshape(-1, hidden.shape[-1]), flat)
+        return into, of_weight, None
+
+
+class _GroupedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Any, layer: Any, splits: Any, *weights: Any) -> Any:
+        ctx.save_for_backward(hidden, *weights)
+        ctx.layer, ctx.splits = layer, splits
+        parts = hidden.split(splits)
+        out = hidden.new_empty(hidden.shape[0], weights[0].shape[0])
+        layer.beside(
+            lambda part, weight, into: torch.mm(part, weight.t(), out=into),
+            parts,
+            weights,
+            out.split(splits),
+        )
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        hidden, *weights = ctx.saved_tensors
+        parts, gradients = hidden.split(ctx.splits), gradient.split(ctx.splits)
+        into = torch.empty_like(hidden)
+        ctx.layer.beside(
+            lambda part, weight, out: torch.mm(part, weight, out=out),
+            gradients,
+            weights,
+            into.split(ctx.splits),
+        )
+        found = [None] * len(weights)
+
+        def product(place: int, part: Any, of_part: Any) -> None:
+            found[place] = ctx.layer.weight_gradient(place, part, of_part)
+
+        ctx.layer.beside(product, range(len(weights)), parts, gradients)
+        return into, None, None, *found
+
+
+class TELayerNormColumnParallelLinear(_Te):
+    """A norm and a product in one call."""
+
+    def __init__(self, inputs: int, outputs: int, **options: Any) -> None:
+        super().__init__(inputs, outputs, **options)
+        self.layer_norm_weight = nn.Parameter(torch.ones(inputs))
+
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """The product, and no bias."""
+        gain = self.layer_norm_weight
+        return _LayerNormLinear.apply(hidden, gain, self.weights[0], self), None
+
+
+class TERowParallelLinear(_Te):
+    """A product."""
+
+    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """The product, and no bias."""
+        return _Linear.apply(hidden, self.weights[0], self), None
+
+
+class TEGroupedLinear(_Te):
+    """A product for each expert, on ``num_streams`` streams in turn."""
+
+    def __init__(self, inputs: int, outputs: int, *, num_streams: int, **options: Any) -> None:
+        super().__init__(inputs, outputs, **options)
+        self.num_gemms = len(self.weights)
+        self._streams = [torch.cuda.Stream() for _ in range(num_streams)]
+
+    def forward(self, hidden: torch.Tensor, splits: Sequence[int]) -> tuple[torch.Tensor, None]:
+        """The rows of each expert times its weight, and no bias."""
+        return _GroupedLinear.apply(hidden, self, list(splits), *self.weights), None
+
+    def beside(self, product: Callable[..., Any], *values: Sequence[Any]) -> None:
+        """Products that begin when what was asked for is done, and are waited for together."""
+        main = torch.cuda.current_stream()
+        for stream in self._streams:
+            stream.wait_stream(main)
+        for place, given in enumerate(zip(*values, strict=True)):
+            with torch.cuda.stream(self._streams[place % len(self._streams)]):
+                product(*given)
+        for stream in self._streams:
+            main.wait_stream(stream)
+
+
+class TransformerLayer(nn.Module):
+    """Projections with a norm in front, and a product back; a sum around both."""
+
+    def __init__(self, number: int, hidden: int, ffn: int, **options: Any) -> None:
+        super().__init__()
+        self.layer_number = number
+        self.linear_fc1 = TELayerNormColumnParallelLinear(hidden, ffn, **options)
+        self.linear_fc2 = TERowParallelLinear(ffn, hidden, **options)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """One layer."""
+        inner, _ = self.linear_fc1(hidden)
+        return hidden + self.linear_fc2(torch.relu(inner))[0]
