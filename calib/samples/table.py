@@ -232,7 +232,7 @@ def with_probes(table: SampleTable, run: RunRecords) -> SampleTable:
     transfers = _collective_frame(run, is_probe=True)
     if probed.empty and transfers.empty:
         return table
-    is_host = all(header.device == "cpu" for header in run.headers.values())
+    is_host = _is_host(run)
     live = table.operators
     own = live[(live["run_id"] == run.run_id) & ~live["is_probe"]]
     moved = table.collectives
@@ -257,7 +257,7 @@ def build_live_table(run: RunRecords) -> SampleTable:
     layout = described.parallelism if described is not None else None
     moved = _collective_frame(run)
     transfers = _clean(moved, marks)
-    matched = match_ranks(transfers, layout)
+    matched = match_ranks(transfers, layout, is_queued=not _is_host(run))
     clocks = clock_rows(matched)
     clean_steps = steps[steps["is_clean"]]
     samples = [
@@ -285,6 +285,11 @@ def build_live_table(run: RunRecords) -> SampleTable:
     return SampleTable(
         **{name: normalise(name, frame.assign(run_id=run.run_id)) for name, frame in frames.items()}
     )
+
+
+def _is_host(run: RunRecords) -> bool:
+    """True where it ran on CPUs alone, whose transfers may run side by side."""
+    return all(header.device == "cpu" for header in run.headers.values())
 
 
 def _stacked(run: RunRecords, parts: Sequence[pd.DataFrame]) -> pd.DataFrame:

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from ..units import NS_PER_S
 from ..workload.collectives import Collective, GroupRole
 from ..workload.config import Parallelism
 from ..workload.ranks import position
@@ -19,7 +21,9 @@ _KEYS = ["window", "collective", "role", "num_ranks", "span", "num_nodes", "nbyt
 _UNSPECIFIC = (GroupRole.WORLD.value, GroupRole.OTHER.value)
 
 
-def match_ranks(events: pd.DataFrame, layout: Parallelism | None = None) -> pd.DataFrame:
+def match_ranks(
+    events: pd.DataFrame, layout: Parallelism | None = None, *, is_queued: bool = False
+) -> pd.DataFrame:
     """Each record with its transfer's time: the minimum over the ranks of the group.
 
     The last rank to arrive waits least, so its duration is the transfer.  ``wait_s`` is how much
@@ -27,30 +31,72 @@ def match_ranks(events: pd.DataFrame, layout: Parallelism | None = None) -> pd.D
     exact end, or a rank of the group is missing.  ``num_nodes`` is 0 where the layout does not say
     how many ranks share a node.  Messages between neighbouring stages belong to the pipeline,
     whatever group they are sent over: Megatron takes that of all ranks for one direction of two.
+
+    ``is_queued``: a group's collectives run one after the other, as on a device they do.  One that
+    was called while another ran, as overlapped gradients are, then takes the time from that one's
+    end on, where it is known; ``is_unsure`` where no rank knows it.  ``time_s`` stays as it was
+    recorded, from the call on.
     """
     events = _with_ends(events, layout)
+    queued_s, is_unsure = _queued(events, is_queued=is_queued)
+    events["_ran_s"] = events["time_s"] - queued_s
+    is_sure = ~(events["is_bound"] | is_unsure)
     groups = events.groupby(EVENT_KEYS, sort=False)
-    events["transfer_s"] = groups["time_s"].transform("min")
+    events["transfer_s"] = groups["_ran_s"].transform("min")
     events["nbytes"] = groups["nbytes"].transform("max")
-    is_exact = (~events["is_bound"]).groupby([events[c] for c in EVENT_KEYS], sort=False)
+    keys = [events[c] for c in EVENT_KEYS]
+    is_exact = (~events["is_bound"]).groupby(keys, sort=False).transform("any")
     seen = groups["rank"].transform("nunique")
-    events["is_bound"] = ~is_exact.transform("any") | (seen < events["num_ranks"])
-    stood = np.minimum(events["exposed_s"], events["time_s"])
+    events["is_unsure"] = is_exact & ~is_sure.groupby(keys, sort=False).transform("any")
+    events["is_bound"] = ~is_exact | (seen < events["num_ranks"])
+    stood = np.minimum(events["exposed_s"], events.pop("_ran_s"))
     events["wait_s"] = np.maximum(stood - events["transfer_s"], 0.0)
     return events
+
+
+def _queued(
+    events: pd.DataFrame, *, is_queued: bool
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """How long each collective stood behind earlier ones of its rank and group, in seconds.
+
+    Only for asynchronous ones with a known end, behind known ends that came before it: what ended
+    otherwise was not one queue.  True in the second array where it may have stood behind one whose
+    end is not known.
+    """
+    queued_s, is_unsure = np.zeros(len(events)), np.zeros(len(events), dtype=bool)
+    if events.empty or not is_queued:
+        return queued_s, is_unsure
+    # Messages have a queue for each pair and direction.
+    calls = events.reset_index(drop=True)
+    calls = calls[calls["source"] < 0].sort_values("issue_ns", kind="stable")
+    issue_ns, is_bound = calls["issue_ns"], calls["is_bound"]
+    end_ns = issue_ns + (calls["time_s"] * NS_PER_S).round().astype("int64")
+    queues = [calls[name] for name in ("window", "step", "rank", "group", "ranks")]
+
+    def before(ends_ns: pd.Series) -> pd.Series:
+        return ends_ns.groupby(queues, sort=False).shift(1, fill_value=0)
+
+    known_ns = before(end_ns.where(~is_bound, 0).groupby(queues, sort=False).cummax())
+    is_one = calls["is_async"] & ~is_bound
+    is_behind = is_one & (known_ns > issue_ns) & (known_ns < end_ns)
+    queued_s[calls.index] = (known_ns - issue_ns).where(is_behind, 0) / NS_PER_S
+    is_unsure[calls.index] = is_one & (before(end_ns.where(is_bound, 0)) > issue_ns)
+    return queued_s, is_unsure
 
 
 def collective_rows(matched: pd.DataFrame) -> pd.DataFrame:
     """One row per window, collective, role, size, span, number of nodes and payload.
 
-    Exact ends win over bounds.
+    Exact ends win over bounds, and of those the ones that are known to have begun at once.
     """
     seen = matched.groupby(_KEYS, sort=True)["rank"].nunique().rename("num_seen")
     events = matched.drop_duplicates(subset=EVENT_KEYS).drop(columns="time_s")
     events = events.rename(columns={"transfer_s": "time_s"})
     events["rank"] = 0
-    all_bound = events.groupby(_KEYS, sort=False)["is_bound"].transform("all")
-    rows = median_over_steps(events[~events["is_bound"] | all_bound], [*_KEYS, "is_bound"])
+    for worse in ("is_bound", "is_unsure"):
+        has_none_better = events.groupby(_KEYS, sort=False)[worse].transform("all")
+        events = events[~events[worse] | has_none_better]
+    rows = median_over_steps(events, [*_KEYS, "is_bound"])
     rows = rows.drop(columns="num_seen").merge(seen.reset_index(), on=_KEYS)
     return rows.rename(columns={"collective": "kind"})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 from planted_stragglers import table_of
@@ -63,6 +64,73 @@ def test_without_ranks_per_node_nothing_is_counted() -> None:
     layout = Parallelism(tp=2, dp=4)
     assert match_ranks(everybody(layout, GroupRole.DP), layout)["num_nodes"].eq(0).all()
     assert match_ranks(everybody(layout, GroupRole.DP))["num_nodes"].eq(0).all()
+
+
+BUCKETS_MS = (4.0, 4.0, 4.0, 2.0, 4.0)
+ISSUED_MS = {0: (1.0, 2.0, 3.0, 4.0, 30.0), 1: (0.0, 2.5, 2.6, 7.0, 29.0)}
+
+
+def buckets(known: dict[int, tuple[bool, ...]]) -> pd.DataFrame:
+    """Overlapped gradients of two ranks, whose clocks differ by a minute."""
+    begun_ms, rows = [], []
+    end_ms = 0.0
+    for place, lasts_ms in enumerate(BUCKETS_MS):
+        begun_ms.append(max(end_ms, *(times[place] for times in ISSUED_MS.values())))
+        end_ms = begun_ms[-1] + lasts_ms
+    for rank, issued_ms in ISSUED_MS.items():
+        for place, issue_ms in enumerate(issued_ms):
+            waited_ms = begun_ms[place] + BUCKETS_MS[place] - issue_ms
+            late_ms = 0.0 if known[rank][place] else 5.0
+            rows.append(
+                event(rank, "reduce_scatter", "dp", (0, 1))
+                | {"sequence": place, "is_async": True, "is_bound": not known[rank][place]}
+                | {"nbytes": 2**20 * (place + 1), "exposed_s": 0.0}
+                | {"issue_ns": int(issue_ms * 1e6) + 60 * 10**9 * rank}
+                | {"time_s": (waited_ms + late_ms) / 1e3}
+            )
+    return pd.DataFrame(rows)
+
+
+def test_m6_a_bucket_behind_others_takes_the_time_from_their_end_on() -> None:
+    """Up to 13 ms of 4 before: the time from the call on."""
+    matched = match_ranks(buckets({0: (True,) * 5, 1: (True,) * 5}), is_queued=True)
+    found = matched.groupby("sequence")["transfer_s"].first()
+    assert found.tolist() == pytest.approx([ms / 1e3 for ms in BUCKETS_MS])
+    before = match_ranks(buckets({0: (True,) * 5, 1: (True,) * 5}))
+    assert before["time_s"].tolist() == matched["time_s"].tolist()
+    assert before.groupby("sequence")["transfer_s"].first().max() > 0.009
+
+
+def test_m6_behind_an_unknown_end_nothing_is_taken_off() -> None:
+    known = {0: (True, False, True, True, True), 1: (False,) * 5}
+    matched = match_ranks(buckets(known), is_queued=True)
+    found = matched.groupby("sequence")["transfer_s"].first()
+    assert (
+        matched.groupby("sequence")["is_unsure"].first().tolist()
+        == [False] * 2 + [True] + [False] * 2
+    )
+    # Behind the first alone: the second's end is not known.
+    assert found.tolist()[2:] == pytest.approx([0.008, 0.002, 0.004])
+    assert (found >= np.array(BUCKETS_MS) / 1e3 - 1e-9).all()
+
+
+def test_m6_what_ends_out_of_order_is_no_queue() -> None:
+    events = buckets({0: (True,) * 5, 1: (True,) * 5})
+    events.loc[events["sequence"] == 0, "time_s"] = 0.1
+    matched = match_ranks(events, is_queued=True)
+    assert matched["transfer_s"].tolist() == match_ranks(events)["transfer_s"].tolist()
+
+
+def test_m6_synchronous_calls_messages_and_other_groups_do_not_queue() -> None:
+    events = buckets({0: (True,) * 5, 1: (True,) * 5})
+    others = [
+        events.assign(is_async=False),
+        events.assign(group=events["sequence"].astype(str)),
+        events.assign(collective="send", peer=1 - events["rank"]),
+    ]
+    for changed in others:
+        matched = match_ranks(changed, is_queued=True)
+        assert matched["transfer_s"].tolist() == match_ranks(changed)["transfer_s"].tolist()
 
 
 def pair(role: str, source: int, target: int, ranks: tuple[int, ...]) -> pd.DataFrame:
