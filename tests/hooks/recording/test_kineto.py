@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from te_layers import TransformerLayer
 from torch import nn
 
 from forerun.calib.records.kineto_trace import split_gradients, work_of
@@ -131,6 +132,28 @@ def test_the_gradients_are_told_apart_by_what_their_products_sum_over(has_bias):
         halves = split_gradients([first, second], tokens=TOKENS, outputs=FFN)
         assert halves is not None
         assert [item.inner for half in halves for item in half] == [FFN, TOKENS]
+
+
+def test_h2_a_norm_inside_a_linear_goes_back_with_the_inputs_gradient():
+    """It counted as the weight's before: it runs behind both products."""
+    loop = Loop()
+    loop.model = nn.Sequential(TransformerLayer(1, HIDDEN, FFN, is_fused=True, is_delayed=False))
+    loop.host = Host(models=(loop.model,), optimizers=(loop.optimizer,))
+    traced = trace(loop)
+    events = [(e.name(), e.duration_ns()) for e in traced.events]
+    norms = [ns for name, ns in events if name == "aten::native_layer_norm_backward"]
+    weights = [ns for name, ns in events if name == "aten::addmm"][1::2]
+    products = [ns for name, ns in events if name == "aten::mm"]
+    into = [products[n] for n in (3, 7)]
+    records = [r for r in traced.records(lambda _: None) if isinstance(r, TraceRecord)]
+    assert [len(norms), len(weights), len(products)] == [2, 2, 8]  # in two micro-batches
+    fc1 = [r for r in records if r.kind is OperatorKind.LINEAR_FC1]
+    inputs = [r.duration_ns for r in fc1 if r.phase is Phase.INPUT_GRADIENT]
+    of_weights = [r.duration_ns for r in fc1 if r.phase is Phase.WEIGHT_GRADIENT]
+    assert [len(inputs), len(of_weights)] == [2, 2]
+    for found, product, norm in zip(inputs, into, norms, strict=True):
+        assert found >= product + norm
+    assert all(found >= product for found, product in zip(of_weights, weights, strict=True))
 
 
 def test_a_long_step_is_traced_from_its_last_but_one_micro_batch_on():
