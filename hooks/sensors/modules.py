@@ -105,13 +105,13 @@ class ModuleHooks:
         with _WithoutModes():
             values = (*args, *kwargs.values())
             inputs = _activations(values)
-            result = _first_tensor(output)
+            result = first_tensor(output)
             if inputs and result is not None:
                 raw = read(owner, inputs, result)
                 if read is _grouped:
                     raw = (*raw, _rows_of_experts(values, raw[-1]))
                 nbytes = _element_nbytes(inputs, result)
-                node = result.grad_fn if result is output else _last_node(output, result)
+                node = result.grad_fn if result is output else last_node(output, result)
                 if node is not None:
                     last = self._follow_backward(log, span, inputs, node)
                     if last is not None and self.sites[log.span_sites[span]].has_siblings:
@@ -258,7 +258,7 @@ def _is_marked(node: Any, log: StepLog) -> bool:
     return known is not None and known[0] is log
 
 
-def _last_node(output: Any, result: torch.Tensor) -> Any:
+def last_node(output: Any, result: torch.Tensor) -> Any:
     """Of the tensors in a result, the node that autograd runs first: that which came last."""
     last, latest = result.grad_fn, -1
     if last is None or not issubclass(type(output), (tuple, list)):
@@ -272,7 +272,8 @@ def _last_node(output: Any, result: torch.Tensor) -> Any:
     return last
 
 
-def _first_tensor(value: Any) -> torch.Tensor | None:
+def first_tensor(value: Any) -> torch.Tensor | None:
+    """The tensor that a call gave, or the first of several; None where it gave none."""
     if type(value) is torch.Tensor:
         return value
     for kind in (tuple, list, tuple, list):

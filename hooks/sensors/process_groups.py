@@ -104,7 +104,8 @@ class ProcessGroupHooks:
 
         def call(group: Any, *args: Any, **kwargs: Any) -> Any:
             log = recorder.log
-            if log is None or self._is_in_call or not recorder.is_of_step:
+            is_part = self._is_in_call or recorder.is_in_exchange
+            if log is None or is_part or not recorder.is_of_step:
                 return original(group, *args, **kwargs)
             transfer = NO_TRANSFER
             try:
@@ -194,7 +195,8 @@ class ProcessGroupHooks:
         recorder, fault = self._recorder, self._fault
 
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._is_in_call or recorder.log is None or not recorder.is_of_step:
+            is_part = self._is_in_call or recorder.is_in_exchange
+            if is_part or recorder.log is None or not recorder.is_of_step:
                 return original(work, *args, **kwargs)
             transfers: tuple[int, ...] = ()
             try:

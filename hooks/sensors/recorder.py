@@ -35,12 +35,15 @@ class Recorder:
     def __init__(self, stopwatch: Stopwatch) -> None:
         self.stopwatch = stopwatch
         self.log: StepLog | None = None
+        self.is_in_exchange = False
+        """True inside a transfer that calls no process group: what it calls is part of it."""
         self._thread = 0
 
     def open(self, log: StepLog) -> StepLog:
         """Start to fill a step's log."""
         log.is_host = self.stopwatch.is_host
         self.stopwatch.begin_step()
+        self.is_in_exchange = False
         log.is_sampling = not log.samples
         self.log, self._thread = log, get_ident()
         return log

@@ -251,6 +251,16 @@ class StepLog:
         self.transfer_passes.append(self.current_pass)
         return number
 
+    def set_nbytes(self, number: int, kind: int, nbytes: int) -> None:
+        """Say of a transfer that was added with 0 bytes how many it had; -1 was only counted."""
+        if number >= 0:
+            self.transfer_nbytes[number] = nbytes
+        elif nbytes:
+            self.counted[kind, nbytes] += 1
+            self.counted[kind, 0] -= 1
+            if not self.counted[kind, 0]:
+                del self.counted[kind, 0]
+
     def refuse(self, what: int) -> None:
         """There was no room for a mark: what is open around it must know, once of each sort."""
         self.num_dropped += 1

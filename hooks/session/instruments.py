@@ -20,6 +20,7 @@ from ..recording.kineto import traced_samples
 from ..recording.window import samples
 from ..recording.window_records import coverage_name
 from ..sensors.compiling import CompileWatch
+from ..sensors.dispatches import DispatchHooks
 from ..sensors.modules import ModuleHooks
 from ..sensors.passes import PassHooks
 from ..sensors.process_groups import ProcessGroupHooks
@@ -70,14 +71,13 @@ class Instruments:
         self.device = device_name(found.models)
         self.recorder = Recorder(stopwatch_for(found.models))
         self._modules = ModuleHooks(found.models if has_operators else (), self.recorder, guard)
+        self._dispatches = DispatchHooks(found.models, self.recorder, guard)
         self.budget = budget or MarkBudget(num_sites=len(self._modules.sites))
         self._stalls = StallHooks(self.recorder, guard)
         self._regions = find_regions(found.models)
         self.flight = FlightRecorder(unseen=host.told.unseen, roles=host.told.roles)
         self._timers = TimerHooks(self.recorder, guard)
-        self._passes = PassHooks(
-            found.passes, self.recorder, guard, drop_marks=self._modules.drop_marks
-        )
+        self._passes = PassHooks(found.passes, self.recorder, guard, drop_marks=self._drop_marks)
         self._compiling = CompileWatch(guard.protect(self._give_way))
         self._num_compiled = 0
         self._called: set[int] = set()
@@ -97,14 +97,19 @@ class Instruments:
     def _give_way(self) -> None:
         """A compiler is about to read the process: nothing of ours is on till the step's end."""
         self._num_compiled += self.recorder.close() is not None
-        self._modules.drop_marks()
+        self._drop_marks()
         self._remove(*self._hooks)
+
+    def _drop_marks(self) -> None:
+        self._modules.drop_marks()
+        self._dispatches.drop_marks()
 
     def put_on(self, *, step: int, window: int, is_traced: bool = False) -> None:
         """Install all hooks and open the step's log; on what is gone there are none."""
         found = self._host.alive()
         self._compiling.begin()
         self._modules.install()
+        self._dispatches.install()
         self._timers.install(found.timer_holders if found is not None else ())
         self._passes.install()
         if self._groups is not None:
@@ -149,7 +154,10 @@ class Instruments:
 
     @property
     def _hooks(self) -> tuple[Any, ...]:
-        return self._modules, self._timers, self._passes, self._groups, self._stalls
+        return (
+            *(self._modules, self._dispatches, self._timers),
+            *(self._passes, self._groups, self._stalls),
+        )
 
     def _remove(self, *all_hooks: Any) -> None:
         # One that fails keeps none of the others from being taken off.
@@ -173,7 +181,7 @@ class Instruments:
         if self._has_timers:
             installed["timers"] = 1
         installed |= dict.fromkeys(self._host.told.unseen, 1)
-        installed |= Counter(self._modules.unseen)
+        installed |= Counter((*self._modules.unseen, *self._dispatches.unseen))
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             installed[COLLECTIVES] = int(torch.distributed.get_world_size() > 1)
         named = {name: count for name, count in installed.items() if count}

@@ -1,0 +1,277 @@
+"""Exchanges of tokens with experts that call no ``ProcessGroup``: DeepEP's, HybridEP's, NCCL EP's.
+
+Megatron's flexible dispatcher leaves them to a manager, whose two methods return when the tokens
+are there: each call is one transfer, and the backward pass of each is one the other way.  Where a
+dispatcher of that sort has no manager, its own two methods count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils.hooks import RemovableHandle
+
+from ...calib.workload.collectives import Collective, GroupRole
+from ...calib.workload.routing import expected_distinct
+from ..process.guard import Guard
+from ..process.looking import attribute, class_names, tree
+from .methods import Methods
+from .modules import first_tensor, is_tensor, last_node
+from .payloads import tensor_nbytes
+from .recorder import Recorder
+from .sites import OutOfReach, untraceable, why_not
+from .step_log import StepLog, TransferKind
+
+_AT_DISPATCHER = ("token_dispatch", "token_combine")
+_AT_MANAGER = ("dispatch", "combine")
+_BY_PROCESS_GROUP = frozenset({"MoEAlltoAllTokenDispatcher", "MoEAllGatherTokenDispatcher"})
+"""Dispatchers whose transfers are collectives of torch, which are seen as such."""
+_SENDS_EACH_ONCE = "_DeepepManager"
+"""Its rows are tokens; those of the other managers are copies, one for each expert."""
+_number_of_nodes = getattr(torch.autograd, "_get_sequence_nr", lambda: 2**63)
+_ACCUMULATES = 2**63
+"""Nodes that accumulate gradients have numbers from here on."""
+_MOST_NODES = 64
+_WithoutModes = torch._C.DisableTorchFunction
+_Begun = tuple[StepLog, int, int]
+
+
+class DispatchHooks:
+    """Records these exchanges between ``install`` and ``remove``."""
+
+    def __init__(self, models: Iterable[torch.nn.Module], recorder: Recorder, guard: Guard) -> None:
+        chunks = list(models)
+        self.recorder = recorder
+        self.guard = guard
+        self._methods = Methods(guard)
+        self._marked: list[tuple[Any, Any]] = []
+        unseen: list[str] = []
+        found = list(_dispatchers(chunks))
+        reach = untraceable(chunks, ()) if found else None
+        for dispatcher in found:
+            for end in _ends(dispatcher):
+                reason = _why_not(reach, dispatcher, end)
+                if reason is not None:
+                    unseen.append(f"{_AT_DISPATCHER[not end.is_dispatch]}:{reason}")
+                else:
+                    self._methods.add(end.owner, end.name, Exchange(self, end))
+        self.unseen = tuple(sorted(unseen))
+        """What is not recorded, each with the reason, such as ``token_dispatch:captured``."""
+
+    def install(self) -> None:
+        """Watch them."""
+        self._methods.install()
+
+    def remove(self) -> None:
+        """Watch them no more; hooks on the graph of the running step stay and do nothing."""
+        self._methods.remove()
+        self._marked.clear()
+
+    def drop_marks(self) -> None:
+        """Take the hooks off the graph: a compiler is about to read them."""
+        while self._marked:
+            handle, hook = self._marked.pop()
+            hooks = handle.hooks_dict_ref()
+            if hooks is not None and hooks.get(handle.id) is hook:
+                handle.remove()
+
+    def put(self, node: Any, hook: Any) -> None:
+        """Call ``hook`` when the engine reaches ``node``.
+
+        A hook that the user registers later has the number that it has without us: it is part of
+        what a module pickles to.  Those of operators leave it free as well, so ours is another.
+        """
+        number = RemovableHandle.next_id
+        RemovableHandle.next_id = -1 - len(self._marked)
+        try:
+            self._marked.append((node.register_prehook(hook), hook))
+        finally:
+            RemovableHandle.next_id = number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """One of the two methods of an exchange, and what it moves."""
+
+    owner: Any
+    name: str
+    is_dispatch: bool
+    kind: TransferKind
+    at_experts: float
+    """Bytes that are moved by those of the rows at the experts; 0 where they do not tell."""
+    at_home: float
+    """The same by those of the tokens of this rank."""
+
+    def nbytes(self, values: tuple[Any, ...], output: Any) -> int:
+        """Bytes that a call has moved, to this rank as its experts see it."""
+        given = next((value for value in values if is_tensor(value)), None)
+        result = first_tensor(output)
+        experts, home = (result, given) if self.is_dispatch else (given, result)
+        if self.at_experts:
+            return round(tensor_nbytes(experts) * self.at_experts)
+        return round(tensor_nbytes(home) * self.at_home)
+
+
+class Exchange:
+    """The calls of one such method."""
+
+    __slots__ = ("_end", "_hooks", "_known", "_recorder")
+
+    def __init__(self, hooks: DispatchHooks, end: _End) -> None:
+        self._hooks, self._end = hooks, end
+        self._recorder = hooks.recorder
+        self._known: tuple[StepLog | None, int] = (None, 0)
+
+    def begin(self, owner: Any) -> _Begun | None:
+        """A call begins."""
+        log = self._recorder.log
+        if log is None or not self._recorder.is_of_step:
+            return None
+        first_node = _number_of_nodes()
+        return log, self._begin(log, 0), first_node
+
+    def end(self, begun: _Begun, owner: Any, args: Any, kwargs: Any, output: Any) -> None:
+        """It has returned: now it is known how much was moved."""
+        log, number, first_node = begun
+        self._finish(number)
+        with _WithoutModes():
+            values = (*args, *kwargs.values())
+            nbytes = self._end.nbytes(values, output)
+            log.set_nbytes(number, self._kind(log), nbytes)
+            self._follow_backward(log, nbytes, output, first_node)
+
+    def fail(self, begun: _Begun) -> None:
+        """It has raised."""
+        self._finish(begun[1])
+
+    def _kind(self, log: StepLog) -> int:
+        if self._known[0] is not log:
+            self._known = log, log.kind_number(self._end.kind)
+        return self._known[1]
+
+    def _begin(self, log: StepLog, nbytes: int) -> int:
+        number = self._recorder.add_transfer(self._kind(log), nbytes)
+        self._recorder.begin_wait(number)
+        self._recorder.is_in_exchange = True
+        return number
+
+    def _finish(self, number: int) -> None:
+        self._recorder.is_in_exchange = False
+        self._recorder.end_wait(number, is_done=True)
+
+    def _follow_backward(self, log: StepLog, nbytes: int, output: Any, first_node: int) -> None:
+        """From where the engine reaches its nodes to where it first reaches one behind them."""
+        result = first_tensor(output)
+        begin = last_node(output, result) if result is not None else None
+        if begin is None or not first_node <= begin._sequence_nr() < _ACCUMULATES:
+            return
+        ends = _behind(begin, first_node)
+        if not ends:
+            return  # nothing tells where it is over
+        back = _WayBack(self, log, nbytes)
+        protect = self._hooks.guard.protect
+        self._hooks.put(begin, partial(_reached, protect(back.begin)))
+        for node in ends:
+            self._hooks.put(node, partial(_reached, protect(back.end)))
+
+
+def _reached(then: Any, gradients: Any) -> None:
+    then()
+
+
+class _WayBack:
+    """The backward pass of one call."""
+
+    __slots__ = ("_exchange", "_log", "_nbytes", "_number")
+
+    def __init__(self, exchange: Exchange, log: StepLog, nbytes: int) -> None:
+        self._exchange, self._log, self._nbytes = exchange, log, nbytes
+        self._number: int | None = None
+
+    def begin(self) -> None:
+        """The engine has reached it."""
+        if self._log.is_open and self._number is None:
+            self._number = self._exchange._begin(self._log, self._nbytes)
+
+    def end(self) -> None:
+        """The engine has reached what is behind."""
+        number, self._number = self._number, None
+        if self._log.is_open and number is not None:
+            self._exchange._finish(number)
+
+
+def _behind(node: Any, first_node: int) -> list[Any]:
+    """The nodes that a call was given: those of its own have numbers from ``first_node`` on."""
+    waiting, seen, found = [node], {node}, []
+    while waiting and len(seen) < _MOST_NODES:
+        for behind, _ in waiting.pop().next_functions:
+            if behind is None or behind in seen:
+                continue
+            seen.add(behind)
+            is_own = first_node <= behind._sequence_nr() < _ACCUMULATES
+            (waiting if is_own else found).append(behind)
+    return found
+
+
+def _dispatchers(models: Iterable[torch.nn.Module]) -> Iterator[Any]:
+    for module in tree(*models):
+        dispatcher = attribute(module, "token_dispatcher")
+        if dispatcher is not None and not class_names(dispatcher) & _BY_PROCESS_GROUP:
+            yield dispatcher
+
+
+def _ends(dispatcher: Any) -> Iterator[_End]:
+    """Both methods, where there are such and a group that they work on."""
+    manager = attribute(dispatcher, "_comm_manager")
+    owner, names = (dispatcher, _AT_DISPATCHER) if manager is None else (manager, _AT_MANAGER)
+    group = attribute(manager, "group") or attribute(dispatcher, "tp_ep_group")
+    if group is None:
+        return
+    kind = TransferKind(
+        collective=Collective.ALL_TO_ALL,
+        role=GroupRole.EXPERT_TP_EP,
+        group=f"{group.group_desc}#{group.group_name}",
+        ranks=tuple(dist.get_process_group_ranks(group)),
+    )
+    at_experts, at_home = _shares(dispatcher, manager)
+    for name in names:
+        if attribute(owner, name) is not None:
+            yield _End(
+                owner=owner,
+                name=name,
+                is_dispatch=name == names[0],
+                kind=kind,
+                at_experts=at_experts,
+                at_home=at_home,
+            )
+
+
+def _shares(dispatcher: Any, manager: Any) -> tuple[float, float]:
+    """What is moved for each row at the experts, and for each token of this rank.
+
+    A token is sent once to each rank that has one of its experts.  A buffer of a size of its own
+    does not tell how much is in it: there what leaves counts.
+    """
+    config = attribute(dispatcher, "config")
+    chosen = int(attribute(config, "moe_router_topk") or 0)
+    if manager is None or _SENDS_EACH_ONCE in class_names(manager) or not chosen:
+        return 1.0, 1.0
+    distinct = expected_distinct(
+        num_groups=int(attribute(dispatcher, "ep_size") or 1),
+        num_chosen=chosen,
+        group_size=int(attribute(dispatcher, "num_local_experts") or 1),
+    )
+    reached = distinct * int(attribute(dispatcher, "tp_size") or 1)
+    is_fixed = attribute(manager, "moe_expert_rank_capacity_factor") is not None
+    return (0.0 if is_fixed else distinct / chosen), reached
+
+
+def _why_not(reach: OutOfReach | None, dispatcher: Any, end: _End) -> str | None:
+    name = _AT_DISPATCHER[not end.is_dispatch]
+    found = reach.why(dispatcher, name) if reach is not None else None
+    return found or why_not(end.owner, end.name)
