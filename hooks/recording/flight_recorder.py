@@ -25,7 +25,7 @@ from ...calib.records.flight import (
 )
 from ...calib.records.record_kinds import Record
 from ...calib.workload.collectives import GroupRole
-from ..sensors.payloads import role_of
+from ..sensors.group_roles import GroupRoles
 
 COLLECTIVES = "collectives"
 """How the names of what counts as one begin in the coverage."""
@@ -52,7 +52,7 @@ class FlightRecorder:
     """Remembers when the hooked steps of a window were, and puts durations into their records.
 
     ``unseen`` names collectives that no hook sees, which are then taken from here; ``roles`` are
-    those of groups by name, where their descriptions do not tell.
+    what groups are for.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class FlightRecorder:
         dump: Dump | None = None,
         *,
         unseen: tuple[str, ...] = (),
-        roles: Mapping[str, GroupRole] | None = None,
+        roles: GroupRoles | None = None,
     ) -> None:
         self._dump = dump or find_dump()
         self._unseen = tuple(name for name in unseen if name.startswith(COLLECTIVES))
-        self._roles = roles or {}
+        self._roles = roles or GroupRoles()
         self._begin_ns = self._clock_ns = 0
         self._spans: dict[int, HostSpan] = {}
         self._groups: dict[str, KnownGroup] = {}
@@ -146,7 +146,7 @@ class FlightWindow:
             return []
 
 
-def known_groups(roles: Mapping[str, GroupRole]) -> dict[str, KnownGroup]:
+def known_groups(roles: GroupRoles) -> dict[str, KnownGroup]:
     """Every group of this process by description and name, as records name it."""
     from torch.distributed import distributed_c10d
 
@@ -154,7 +154,7 @@ def known_groups(roles: Mapping[str, GroupRole]) -> dict[str, KnownGroup]:
     for group, ranks in [*distributed_c10d._world.pg_group_ranks.items()]:
         if not hasattr(group, "group_name"):
             continue  # the number that stands for groups of others
-        role = roles.get(group.group_name) or role_of(group.group_desc)
+        role = roles.of(group, tuple(ranks))
         found[f"{group.group_desc}#{group.group_name}"] = KnownGroup(role, tuple(ranks))
     return found
 

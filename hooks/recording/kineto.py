@@ -160,6 +160,10 @@ def reason_against(step: int, *, is_device: bool, is_graphed: bool) -> str:
     module, name = _ARGUMENTS
     reason = _megatron_profiles(getattr(sys.modules.get(module), name, None), step)
     if not reason and is_device and is_graphed and _cuda_version() < _SAFE_TEARDOWN:
+        if torch.version.hip:
+            return (
+                f"nobody has tried a trace beside HIP graphs, and this is ROCm {torch.version.hip}"
+            )
         return f"a trace breaks CUDA graphs before CUDA 12.6, and this is {torch.version.cuda}"
     return reason
 

@@ -127,7 +127,7 @@ class Exchange:
         self._recorder = hooks.recorder
         self._known: tuple[StepLog | None, int] = (None, 0)
 
-    def begin(self, owner: Any) -> _Begun | None:
+    def begin(self, module: Any) -> _Begun | None:
         """A call begins."""
         log = self._recorder.log
         if log is None or not self._recorder.is_of_step:
@@ -135,7 +135,7 @@ class Exchange:
         first_node = _number_of_nodes()
         return log, self._begin(log, 0), first_node
 
-    def end(self, begun: _Begun, owner: Any, args: Any, kwargs: Any, output: Any) -> None:
+    def end(self, begun: _Begun, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         """It has returned: now it is known how much was moved."""
         log, number, first_node = begun
         self._finish(number)

@@ -13,6 +13,9 @@ _ROLES = {
     "PIPELINE_MODEL_PARALLEL_GROUP": GroupRole.PP,
     "DATA_PARALLEL_GROUP": GroupRole.DP,
     "DATA_PARALLEL_GROUP_WITH_CP": GroupRole.DP,
+    "DATA_PARALLEL_GROUP_WITH_CP_AG": GroupRole.DP,
+    "DATA_PARALLEL_GROUP_WITH_GTP_REMAT": GroupRole.DP,
+    "DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT": GroupRole.DP,
     "INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": GroupRole.DP,
     "INTRA_PARTIAL_DATA_PARALLEL_GROUP": GroupRole.DP,
     "INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP": GroupRole.DP,
@@ -20,6 +23,8 @@ _ROLES = {
     "EXPERT_TENSOR_PARALLEL_GROUP": GroupRole.EXPERT_TP,
     "EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP": GroupRole.EXPERT_TP_EP,
     "EXPERT_DATA_PARALLEL_GROUP": GroupRole.EXPERT_DP,
+    "EXPERT_DATA_PARALLEL_GROUP_AG": GroupRole.EXPERT_DP,
+    "EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT": GroupRole.EXPERT_DP,
     "HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_L1": GroupRole.DP_INSTANCES,
     "CONTEXT_PARALLEL_GROUP": GroupRole.CP,
     "HIERARCHICAL_EXPERT_DATA_PARALLEL_GROUP_L0": GroupRole.EXPERT_DP,
@@ -27,9 +32,8 @@ _ROLES = {
     "POSITION_EMBEDDING_GROUP": GroupRole.EMBEDDING,
     "MODEL_PARALLEL_GROUP": GroupRole.MODEL,
     "default_pg": GroupRole.WORLD,
-    "undefined": GroupRole.WORLD,
-    "": GroupRole.WORLD,
 }
+_UNDESCRIBED = frozenset({"", "undefined"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,11 @@ def role_of(description: str) -> GroupRole:
     'dp'
     """
     return _ROLES.get(description, GroupRole.OTHER)
+
+
+def is_described(description: str) -> bool:
+    """False for what torch says of a group that was made without a description."""
+    return description not in _UNDESCRIBED
 
 
 def tensor_nbytes(value: Any) -> int:

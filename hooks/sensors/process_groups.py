@@ -7,7 +7,7 @@ Functional collectives (torch.compile, DTensor) do not pass here.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +15,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Work
 
-from ...calib.workload.collectives import GroupRole
 from ..process.guard import Guard
 from ..process.stand_in import stand_in
-from .payloads import PAYLOADS, Payload, role_of
+from .group_roles import GroupRoles
+from .payloads import PAYLOADS, Payload
 from .recorder import Recorder
 from .step_log import NO_TRANSFER, UNKNOWN_TRANSFER, StepLog, TransferKind
 
@@ -30,7 +30,6 @@ class _Group:
     """A group of the running step, and its kinds of transfer by method and peer."""
 
     name: str
-    role: GroupRole
     ranks: tuple[int, ...]
     kinds: dict[tuple[str, int], int] = field(default_factory=dict)
 
@@ -47,15 +46,10 @@ class _Patch:
 
 
 class ProcessGroupHooks:
-    """Records every collective between ``install`` and ``remove``.
+    """Records every collective between ``install`` and ``remove``; ``roles`` are its groups'."""
 
-    ``roles`` are those of groups by name, where their descriptions do not tell.
-    """
-
-    def __init__(
-        self, recorder: Recorder, guard: Guard, roles: Mapping[str, GroupRole] | None = None
-    ) -> None:
-        self._roles = roles or {}
+    def __init__(self, recorder: Recorder, guard: Guard, roles: GroupRoles | None = None) -> None:
+        self._roles = roles or GroupRoles()
         self._recorder = recorder
         self._fault = guard.fault
         self._is_installed = False
@@ -133,7 +127,7 @@ class ProcessGroupHooks:
     ) -> int:
         known = self._groups.get(id(group))
         if known is None:
-            known = self._groups[id(group)] = _describe(group, self._roles)
+            known = self._groups[id(group)] = _describe(group)
         peer = -1
         if payload.peer is not None and len(values) > payload.peer:
             peer = known.ranks[int(values[payload.peer])]
@@ -142,7 +136,7 @@ class ProcessGroupHooks:
             kind = known.kinds[name, peer] = log.kind_number(
                 TransferKind(
                     collective=payload.collective,
-                    role=known.role,
+                    role=self._roles.of(group, known.ranks, payload.collective),
                     group=known.name,
                     ranks=known.ranks,
                     peer=peer,
@@ -225,10 +219,8 @@ class ProcessGroupHooks:
         return transfers
 
 
-def _describe(group: Any, roles: Mapping[str, GroupRole]) -> _Group:
-    description = group.group_desc
+def _describe(group: Any) -> _Group:
     return _Group(
-        name=f"{description}#{group.group_name}",
-        role=roles.get(group.group_name) or role_of(description),
+        name=f"{group.group_desc}#{group.group_name}",
         ranks=tuple(dist.get_process_group_ranks(group)),
     )

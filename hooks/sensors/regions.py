@@ -56,6 +56,24 @@ def graphs_remark() -> tuple[str, ...]:
     return (f"{graphs}: operators that they replay are not seen",)
 
 
+_BESIDE = "overlap_moe_expert_parallel_comm"
+
+
+def why_no_operators(models: Iterable[torch.nn.Module]) -> str:
+    """Why no operator of these models can be told from another, in words; empty where all can.
+
+    Megatron's combined 1F1B calls the parts of a layer, not the layer, and those of one micro-batch
+    forwards between those of another backwards, on two streams.
+    """
+    if any(attribute(config_in(model), _BESIDE) is True for model in models):
+        flag = "--" + _BESIDE.replace("_", "-")
+        return (
+            f"{flag} runs the forward pass of one micro-batch among the backward pass of another: "
+            "operators not recorded, passes hold both"
+        )
+    return ""
+
+
 def find_regions(models: Iterable[torch.nn.Module]) -> Regions:
     """The silent regions of some model chunks.
 

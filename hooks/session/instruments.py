@@ -13,7 +13,6 @@ from ...calib.records.record_kinds import CoverageRecord
 from ...calib.workload.config import RunConfig
 from ..process.guard import Guard
 from ..process.host import KnownHost
-from ..process.looking import weights
 from ..process.stand_in import pass_over_package
 from ..recording.flight_recorder import COLLECTIVES, FlightRecorder
 from ..recording.kineto import traced_samples
@@ -21,15 +20,24 @@ from ..recording.window import samples
 from ..recording.window_records import coverage_name
 from ..sensors.compiling import CompileWatch
 from ..sensors.dispatches import DispatchHooks
+from ..sensors.group_roles import GroupRoles
 from ..sensors.modules import ModuleHooks
 from ..sensors.passes import PassHooks
 from ..sensors.process_groups import ProcessGroupHooks
 from ..sensors.recorder import Recorder
-from ..sensors.regions import find_regions, graphs_remark
+from ..sensors.regions import find_regions, graphs_remark, why_no_operators
 from ..sensors.stalls import StallHooks
 from ..sensors.step_log import MAX_MARKS, MAX_WINDOW_MARKS, StepLog
-from ..sensors.stopwatch import DeviceStopwatch, HostStopwatch, Stopwatch
+from ..sensors.stopwatch import Stopwatch
 from ..sensors.timers import TimerHooks
+from .devices import (
+    computing_device,
+    memory_nbytes,
+    name_of,
+    peak_nbytes,
+    stopwatch_on,
+    why_no_marks,
+)
 from .mark_budget import MarkBudget
 
 
@@ -68,14 +76,19 @@ class Instruments:
         self._microbatches = microbatches
         self._num_steps, self._step_s = max(1, num_steps), step_s
         self._max_marks = min(MAX_MARKS, MAX_WINDOW_MARKS // self._num_steps)
+        self._place = _device(found.models)
         self.device = device_name(found.models)
         self.recorder = Recorder(stopwatch_for(found.models))
+        reasons = (why_no_operators(found.models), why_no_marks(found.models))
+        self._remarks = tuple(reason for reason in reasons if reason)
+        has_operators = has_operators and not self._remarks
         self._modules = ModuleHooks(found.models if has_operators else (), self.recorder, guard)
         self._dispatches = DispatchHooks(found.models, self.recorder, guard)
         self.budget = budget or MarkBudget(num_sites=len(self._modules.sites))
         self._stalls = StallHooks(self.recorder, guard)
         self._regions = find_regions(found.models)
-        self.flight = FlightRecorder(unseen=host.told.unseen, roles=host.told.roles)
+        roles = GroupRoles(host.told.roles, config.parallelism if config is not None else None)
+        self.flight = FlightRecorder(unseen=host.told.unseen, roles=roles)
         self._timers = TimerHooks(self.recorder, guard)
         self._passes = PassHooks(found.passes, self.recorder, guard, drop_marks=self._drop_marks)
         self._compiling = CompileWatch(guard.protect(self._give_way))
@@ -84,7 +97,7 @@ class Instruments:
         pass_over_package()
         self._has_timers = bool(found.timer_holders or found.passes)
         self._groups = (
-            ProcessGroupHooks(self.recorder, guard, host.told.roles)
+            ProcessGroupHooks(self.recorder, guard, roles)
             if torch.distributed.is_available()
             else None
         )
@@ -186,7 +199,7 @@ class Instruments:
             installed[COLLECTIVES] = int(torch.distributed.get_world_size() > 1)
         named = {name: count for name, count in installed.items() if count}
         # A remark about what is silent: its operators are counted under their own names.
-        named |= dict.fromkeys(self._regions.names, 0)
+        named |= dict.fromkeys((*self._regions.names, *self._remarks), 0)
         if len(self._called) < len(self._modules.sites) and not self._regions.is_graphed:
             named |= dict.fromkeys(graphs_remark(), 0)
         if self._num_compiled:
@@ -199,7 +212,7 @@ class Instruments:
     def memory_peak_nbytes(self) -> int:
         """Peak of the device allocator; on CPU the peak resident set."""
         if self.device != "cpu":
-            return int(torch.cuda.max_memory_allocated())
+            return peak_nbytes(self._place)
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -209,40 +222,18 @@ class Instruments:
         if self.device == "cpu":
             host_nbytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             return host_nbytes // self._num_local_ranks
-        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+        return memory_nbytes(self._place)
 
 
 def device_name(models: tuple[torch.nn.Module, ...]) -> str:
-    """Name of the accelerator that holds the parameters, or ``cpu``.
-
-    ``torch.cuda.is_available`` is not asked: under the CPU stand-in it says yes.
-    """
-    device = _device(models)
-    return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    """Name of the accelerator that computes, or ``cpu``."""
+    return name_of(_device(models))
 
 
 def _device(models: tuple[torch.nn.Module, ...]) -> torch.device:
-    """Of the first parameter; all that is not CUDA counts as the host."""
-    weight = next(iter(weights(models)), None)
-    if weight is None or weight.device.type != "cuda":
-        return torch.device("cpu")
-    return weight.device
+    return computing_device(models)
 
 
 def stopwatch_for(models: tuple[torch.nn.Module, ...]) -> Stopwatch:
-    """What takes marks where the parameters are."""
-    if _device(models).type == "cpu":
-        return HostStopwatch()
-    device = torch.cuda.current_device()
-    # Half the time of ``torch.cuda.current_stream``, which makes an object for each call.
-    stream_key = getattr(torch._C, "_cuda_getCurrentRawStream", None)
-    return DeviceStopwatch(
-        lambda: torch.cuda.Event(enable_timing=True),
-        stream_key=(
-            (lambda: stream_key(device))
-            if stream_key
-            else (lambda: torch.cuda.current_stream().cuda_stream)
-        ),
-        current_stream=torch.cuda.current_stream,
-        is_capturing=torch.cuda.is_current_stream_capturing,
-    )
+    """What takes marks where the model computes."""
+    return stopwatch_on(_device(models))
