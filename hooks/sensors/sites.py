@@ -28,7 +28,9 @@ from .step_log import Site
 _GROUPED = "TEGroupedLinear"
 _NOTHING_INSIDE = frozenset({"IdentityOp", "IdentityFuncOp"})
 FORWARD = "forward"
-_CAPTURED, _COMPILED = "captured", "compiled"
+_CAPTURED, _COMPILED, _FUSED = "captured", "compiled", "fused"
+_FUSED_MLPS = frozenset({"TEFusedMLP", "FusedSharedExpertMLP"})
+"""They never call the products that they have: one chain of TransformerEngine does their work."""
 _BESIDE = ".local_experts."
 """In the name of an expert that runs beside others, one after the other."""
 _LOSS = "compute_language_model_loss"
@@ -215,9 +217,10 @@ class OutOfReach:
 def untraceable(models: Iterable[torch.nn.Module], places: Iterable[Place]) -> OutOfReach:
     """Which of these places are inside a region whose inside is not called, or around one.
 
-    A compiled or captured region has no inside that is called.  Replicas of ``DataParallel`` are
-    shallow copies: other modules, and gone with each pass.  What is around such a region is no
-    operator that could be modelled by its shape: its time holds that of the operators inside.
+    A compiled, captured or fused region has no inside that is called.  Replicas of
+    ``DataParallel`` are shallow copies: other modules, and gone with each pass.  What is around
+    such a region is no operator that could be modelled by its shape: its time holds that of the
+    operators inside.
     """
     chunks, found = list(models), list(places)
     hidden = hidden_in(chunks)
@@ -232,7 +235,7 @@ def untraceable(models: Iterable[torch.nn.Module], places: Iterable[Place]) -> O
     for owner, name, _ in found if silent else ():
         if name == FORWARD and id(owner) not in modules:
             reasons = (silent.get(id(part)) for part in tree(owner))
-            reason = next((r for r in reasons if r in (_CAPTURED, _COMPILED)), None)
+            reason = next((r for r in reasons if r in (_CAPTURED, _COMPILED, _FUSED)), None)
             if reason is not None:
                 around[id(owner)] = reason
     return OutOfReach(modules=modules, methods=methods, around=around)
@@ -257,6 +260,8 @@ def _region(module: torch.nn.Module) -> str | None:
         return _COMPILED
     if issubclass(type(module), torch.nn.DataParallel):
         return "replicated"
+    if class_names(module) & _FUSED_MLPS or attribute(module, "_with_fused_impl") is True:
+        return _FUSED
     return "scripted" if issubclass(type(module), torch.jit.ScriptModule) else None
 
 
