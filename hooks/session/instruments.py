@@ -107,6 +107,11 @@ class Instruments:
         """True where parts of the model are replayed as CUDA graphs."""
         return self._regions.is_graphed
 
+    @property
+    def is_traceable(self) -> bool:
+        """True where a trace shows operators of an accelerator: the same on all ranks."""
+        return self._place.type == "cuda" and not self._remarks
+
     def _give_way(self) -> None:
         """A compiler is about to read the process: nothing of ours is on till the step's end."""
         self._num_compiled += self.recorder.close() is not None

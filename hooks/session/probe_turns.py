@@ -87,7 +87,14 @@ class ProbeTurns:
                 _log.warning("[forerun] no probes: NumPy is not installed here; pip install numpy")
             return None
         from ..probing.probes import Probing
+        from .devices import why_no_marks
         from .instruments import stopwatch_for
+
+        reason = why_no_marks(host.models)
+        if reason:
+            if self._settings.rank.is_last:
+                _log.warning("[forerun] no probes: %s", reason)
+            return None
 
         return Probing(
             config,

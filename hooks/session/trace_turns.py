@@ -36,7 +36,7 @@ class Tracing:
     def is_wanted(self, instruments: Instruments) -> bool:
         """True where the window has a traced step: the same on all ranks of a run."""
         if self._choice is TraceChoice.AUTO:
-            return instruments.device != "cpu"
+            return instruments.is_traceable
         return self._choice is TraceChoice.ON
 
     @property
