@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,11 +20,15 @@ import torch
 import torch.distributed as dist
 from deep_ep_device import COMBINE_S, DISPATCH_S, NUM_RANKS, Buffer
 from device_timeline import Timeline, installed
+from planted_stragglers import config_of
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
 
+from forerun.calib.layers.experts import expert_modules
 from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord, PhaseRecord
 from forerun.calib.workload.collectives import Collective, GroupRole
+from forerun.calib.workload.config import Dispatcher, Experts, Parallelism
 from forerun.calib.workload.operators import OperatorKind as K
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.recording.attribution import Attribution
@@ -120,12 +124,16 @@ class MoELayer(nn.Module):
 
 
 class TransformerLayer(nn.Module):
+    is_checkpointed = False
+
     def __init__(self, dispatcher: Any) -> None:
         super().__init__()
         self.layer_number = 3
         self.mlp = MoELayer(dispatcher)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.is_checkpointed:
+            return hidden + checkpoint(self.mlp, hidden * 1.0, use_reentrant=True)
         return hidden + self.mlp(hidden * 1.0)
 
 
@@ -287,6 +295,35 @@ def test_h1_a_dispatcher_without_a_manager_counts_by_its_own_methods(group: Any)
 def test_h1_gradients_are_bitwise_those_of_a_bare_step(dispatcher: Any) -> None:
     bare, seen = step(dispatcher, is_bare=True), step(dispatcher)
     assert not bare.transfers and torch.equal(bare.gradient, seen.gradient)
+
+
+def test_h1_a_layer_that_runs_again_exchanges_again(
+    dispatcher: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TransformerLayer, "is_checkpointed", True)
+    again = [DISPATCH_S, COMBINE_S] * 3
+    times = [one.duration_ns / 1e9 for one in step(dispatcher).transfers]
+    assert times == pytest.approx(again, rel=0.03)
+
+
+def test_h1_what_is_seen_of_a_layer_is_what_the_layout_has(
+    dispatcher: Any,
+) -> None:
+    experts = Experts(
+        num_experts=EXPERTS, top_k=2, ffn_hidden_size=HIDDEN, dispatcher=Dispatcher.FLEX
+    )
+    plain = config_of(Parallelism(tp=1, dp=2, pp=1))
+    config = replace(
+        plain,
+        model=replace(plain.model, experts=experts),
+        parallelism=replace(plain.parallelism, ep=2),
+    )
+    uses = expert_modules(config)[0].uses
+    expected = Counter({(use.call.collective, use.call.role): 0 for use in uses})
+    for use in uses:
+        expected[use.call.collective, use.call.role] += use.count
+    seen = Counter((one.collective, one.role) for one in step(dispatcher).transfers)
+    assert seen == expected and {use.call.num_ranks for use in uses} == {NUM_RANKS}
 
 
 def test_h1_rows_that_are_copies_count_once_for_each_rank(dispatcher: Any) -> None:
