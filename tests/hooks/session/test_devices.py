@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import warnings
 from collections.abc import Iterator
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,3 +101,13 @@ def test_h4_combined_1f1b_stands_down_for_operators() -> None:
     assert not instruments._modules.sites
     usual = TransformerLayer(overlap_moe_expert_parallel_comm=False)
     assert Instruments(KnownHost(Host(models=(usual,))), Guard())._modules.sites
+
+
+def test_h4_the_switch_is_megatrons_own() -> None:
+    pytest.importorskip("megatron.core")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        settings = importlib.import_module("megatron.core.model_parallel_config")
+    assert "overlap_moe_expert_parallel_comm" in {
+        one.name for one in fields(settings.ModelParallelConfig)
+    }
