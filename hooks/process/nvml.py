@@ -20,6 +20,8 @@ _COMPLETED = 3
 """``NVML_GPU_FABRIC_STATE_COMPLETED``."""
 _FABRIC_VERSION = 2
 _MOST_GPUS = 64
+_IS_PARTED = 1
+"""``NVML_DEVICE_MIG_ENABLE``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +82,21 @@ def _seen(library: Any) -> SeenLinks:
     if library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(first)) != 0:
         return SeenLinks()
     num_gpus = min(count.value, _MOST_GPUS)
+    if _is_parted(library, first):
+        return SeenLinks(num_gpus=num_gpus)
     return SeenLinks(
         num_gpus=num_gpus, joint=_joint(library, first, num_gpus), fabric=_fabric(library, first)
     )
+
+
+def _is_parted(library: Any, device: ctypes.c_void_p) -> bool:
+    """True where the GPU is parted into instances (MIG), which no link and no bus joins."""
+    mode, pending = ctypes.c_uint(), ctypes.c_uint()
+    try:
+        code = library.nvmlDeviceGetMigMode(device, ctypes.byref(mode), ctypes.byref(pending))
+    except AttributeError:  # a driver older than such GPUs
+        return False
+    return code == 0 and mode.value == _IS_PARTED
 
 
 def _joint(library: Any, device: ctypes.c_void_p, num_gpus: int) -> str:

@@ -225,6 +225,17 @@ def test_what_joins_gpus_is_told_by_their_links(
     assert driver.num_open == 0
 
 
+@pytest.mark.parametrize(("mode", "joint"), [(0, "pcie"), (1, "")])
+def test_instances_of_a_gpu_are_not_joined_by_pcie(mode: int, joint: str) -> None:
+    class Parted(Driver):
+        def nvmlDeviceGetMigMode(self, device: Any, current: Any, pending: Any) -> int:
+            current._obj.value, pending._obj.value = mode, 1
+            return 0
+
+    found = see_links(lambda _: Parted(num_gpus=8, peers=[]))
+    assert (found.num_gpus, found.joint) == (8, joint)
+
+
 def test_a_domain_of_hosts_has_a_name() -> None:
     rack = see_links(lambda _: Driver(num_gpus=4, peers=["switch"], fabric=b"rack"))
     assert rack.fabric == b"rack".ljust(16, b"\0").hex() + "/7"
