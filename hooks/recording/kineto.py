@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ...calib.units import format_bytes
 from ..sensors.recorder import Recorder
 from ..sensors.stopwatch import HostReadings
 from .traced import MARK, TracedStep
@@ -25,6 +26,8 @@ _INJECTED = {
 _TEARDOWN = "TEARDOWN_CUPTI"
 _SAFE_TEARDOWN = (12, 6)
 """Before this CUDA, a teardown of CUPTI crashes replays of CUDA graphs (pytorch pull 146604)."""
+LEAST_FREE_NBYTES = 3 << 29
+"""What CUPTI may take of a device's memory for its buffers, outside of PyTorch's allocator."""
 _ARGUMENTS = ("megatron.training.global_vars", "_GLOBAL_ARGS")
 # The profiler starts and ends around its steps, and two of them in one process abort it.
 _MARGIN_STEPS = 2
@@ -96,7 +99,7 @@ class Tracer:
         if self._is_device:
             activities.append(ProfilerActivity.CUDA)
         self._teardown = os.environ.get(_TEARDOWN)
-        if self._is_device and self._teardown is None:
+        if self._is_device and self._teardown is None and torch.version.cuda:
             # Without it every launch stays 10 to 20 % slower after the trace (pytorch 144455).
             os.environ[_TEARDOWN] = "1"
         # Shapes tell which product of a linear's backward pass is which.
@@ -159,13 +162,28 @@ def reason_against(step: int, *, is_device: bool, is_graphed: bool) -> str:
         return f"{tool} is profiling"
     module, name = _ARGUMENTS
     reason = _megatron_profiles(getattr(sys.modules.get(module), name, None), step)
-    if not reason and is_device and is_graphed and _cuda_version() < _SAFE_TEARDOWN:
-        if torch.version.hip:
-            return (
-                f"nobody has tried a trace beside HIP graphs, and this is ROCm {torch.version.hip}"
-            )
-        return f"a trace breaks CUDA graphs before CUDA 12.6, and this is {torch.version.cuda}"
+    if not reason and is_device and is_graphed:
+        reason = _graphs_suffer()
+    if not reason and is_device:
+        reason = _memory_is_short()
     return reason
+
+
+def _graphs_suffer() -> str:
+    if torch.version.cuda is None:
+        return f"nobody has tried what a trace does to graphs of ROCm {torch.version.hip}"
+    if _cuda_version() < _SAFE_TEARDOWN:
+        return f"a trace breaks CUDA graphs before CUDA 12.6, and this is {torch.version.cuda}"
+    return ""
+
+
+def _memory_is_short() -> str:
+    """A rank decides for itself: a step that any rank has traced stands for no rank's others."""
+    free_nbytes = int(torch.cuda.mem_get_info()[0])
+    if free_nbytes >= LEAST_FREE_NBYTES:
+        return ""
+    free = format_bytes(free_nbytes)
+    return f"{free} of the device are free, less than the 1.5 GiB that a trace may take"
 
 
 def _is_profiling() -> bool:

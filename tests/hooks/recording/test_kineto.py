@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from device_timeline import installed
 from te_layers import TransformerLayer
 from torch import nn
 
@@ -28,6 +29,7 @@ from forerun.hooks.session.instruments import Instruments
 from forerun.hooks.session.session import Session
 
 TOKENS, HIDDEN, FFN = 16, 32, 64
+TOO_FEW = "of the device are free, less than the 1.5 GiB that a trace may take"
 RANK = RankInfo(rank=0, world_size=1, local_rank=0, local_world_size=1, run_id="run")
 
 
@@ -271,7 +273,6 @@ def test_beside_a_profiler_of_the_users_the_step_is_a_bare_one(tmp_path):
         ({}, {"profile": True}, False, "--profile traces steps 10 to 12"),
         ({}, {"profile": False}, False, ""),
         ({}, {"profile": True, "profile_step_start": 90, "profile_step_end": 95}, False, ""),
-        ({}, None, True, "a trace breaks CUDA graphs before CUDA 12.6, and this is None"),
     ],
 )
 def test_the_trace_stands_down_and_says_why(monkeypatch, environ, arguments, is_graphed, expected):
@@ -279,6 +280,41 @@ def test_the_trace_stands_down_and_says_why(monkeypatch, environ, arguments, is_
         known = {"profile_step_start": 10, "profile_step_end": 12, **arguments}
         module = SimpleNamespace(_GLOBAL_ARGS=SimpleNamespace(**known))
         monkeypatch.setitem(sys.modules, "megatron.training.global_vars", module)
-    monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(os, "environ", environ)
+    with_memory(monkeypatch, 80 << 30)
     assert reason_against(8, is_device=True, is_graphed=is_graphed) == expected
+
+
+def with_memory(monkeypatch, free_nbytes: int) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (free_nbytes, 80 << 30))
+
+
+@pytest.mark.parametrize(
+    ("cuda", "hip", "expected"),
+    [
+        ("12.4", None, "a trace breaks CUDA graphs before CUDA 12.6, and this is 12.4"),
+        ("12.6", None, ""),
+        (None, "6.2.4", "nobody has tried what a trace does to graphs of ROCm 6.2.4"),
+    ],
+)
+def test_graphs_are_said_to_break_on_their_own_platform(monkeypatch, cuda, hip, expected):
+    with_memory(monkeypatch, 80 << 30)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert reason_against(8, is_device=True, is_graphed=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("free_nbytes", "is_device", "expected"),
+    [
+        ((3 << 29) - 1, True, f"1.5 GiB {TOO_FEW}"),
+        (3 << 29, True, ""),
+        (200 << 20, True, f"200.0 MiB {TOO_FEW}"),
+        (0, False, ""),
+    ],
+)
+def test_a_full_device_is_not_traced(monkeypatch, free_nbytes, is_device, expected):
+    with_memory(monkeypatch, 80 << 30)
+    monkeypatch.setenv("FORERUN_TEST_FREE_NBYTES", str(free_nbytes))
+    with installed():
+        assert reason_against(8, is_device=is_device, is_graphed=False) == expected
