@@ -1,18 +1,23 @@
 """What the recorder that PyTorch keeps for debugging adds: calls of C++, and durations.
 
-It is read once per window, outside the training thread.  It is on by default in recent releases
-(2,000 calls), and holds the calls that never pass Python.  It knows durations where the user or
-``--calibrate-trace=on`` has set ``TORCH_NCCL_ENABLE_TIMING=1`` before the groups were made: one
-more event per collective, which PyTorch cannot switch off again, so nothing else here sets it.
+It is read once per window, outside the training thread, and only where it can add something: it
+holds the interpreter for as long as it writes its text, and asks the device for events.  It is on
+by default in recent releases (2,000 calls), and holds the calls that never pass Python.  It knows
+durations where the user or ``--calibrate-trace=on`` has set ``TORCH_NCCL_ENABLE_TIMING=1`` before
+the groups were made: one more event per collective, which PyTorch cannot switch off again, so
+nothing else here sets it.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from ...calib.errors import RecordError
 from ...calib.records.flight import (
@@ -25,6 +30,7 @@ from ...calib.records.flight import (
 )
 from ...calib.records.record_kinds import Record
 from ...calib.workload.collectives import GroupRole
+from ..process.capture_mode import Exchange, find_exchange, relaxed
 from ..sensors.group_roles import GroupRoles
 
 COLLECTIVES = "collectives"
@@ -32,6 +38,9 @@ COLLECTIVES = "collectives"
 _log = logging.getLogger(__name__)
 ENVIRONMENT = {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCH_FR_BUFFER_SIZE": "20000"}
 """What makes it useful, to be set before the first group: timing, and room for a step."""
+_TIMING = ("TORCH_NCCL_ENABLE_TIMING", "NCCL_ENABLE_TIMING", "TORCH_NCCL_DESYNC_DEBUG")
+"""Each of them makes PyTorch time its calls."""
+_YES = ("1", "y", "yes", "t", "true")
 _OLD_BUFFER_SIZE = "TORCH_NCCL_TRACE_BUFFER_SIZE"
 _DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
 # PyTorch's ring of calls is bounded as well, and holds fewer steps of any real pipeline.
@@ -61,9 +70,11 @@ class FlightRecorder:
         *,
         unseen: tuple[str, ...] = (),
         roles: GroupRoles | None = None,
+        environ: Mapping[str, str] = os.environ,
     ) -> None:
-        self._dump = dump or find_dump()
         self._unseen = tuple(name for name in unseen if name.startswith(COLLECTIVES))
+        is_wanted = bool(self._unseen) or is_timed(environ)
+        self._dump = (dump or find_dump()) if is_wanted else None
         self._roles = roles or GroupRoles()
         self._begin_ns = self._clock_ns = 0
         self._spans: dict[int, HostSpan] = {}
@@ -159,6 +170,11 @@ def known_groups(roles: GroupRoles) -> dict[str, KnownGroup]:
     return found
 
 
+def is_timed(environ: Mapping[str, str]) -> bool:
+    """True where PyTorch was told to time its calls, so that a dump has durations."""
+    return any(environ.get(name, "").lower() in _YES for name in _TIMING)
+
+
 def prepare(environ: MutableMapping[str, str]) -> None:
     """Switch timing and a long buffer on for groups that are made later; the user's word stands."""
     for name, value in ENVIRONMENT.items():
@@ -173,4 +189,19 @@ def find_dump() -> Dump | None:
     except ImportError:
         return None
     functions: list[Any] = [getattr(c10d, name, None) for name in _DUMPS]
-    return next((function for function in functions if function is not None), None)
+    found = next((function for function in functions if function is not None), None)
+    if found is None or not (torch.version.cuda or torch.version.hip):
+        return found  # without a device no event is asked for
+    return beside_captures(found, find_exchange())
+
+
+def beside_captures(dump: Dump, exchange: Exchange | None) -> Dump | None:
+    """The dump as a thread may ask for it while another captures a graph; None where none may."""
+    if exchange is None:
+        return None
+
+    def dumped() -> str | bytes:
+        with relaxed(exchange):
+            return dump()
+
+    return dumped

@@ -54,6 +54,12 @@ class Device:
     def thread(self, ident: int) -> None:
         self._threads.acts_for = ident
 
+    def exchange_mode(self, mode: int) -> int:
+        """``cudaThreadExchangeStreamCaptureMode``: 0 global, 1 of the thread, 2 relaxed."""
+        before = getattr(self._threads, "mode", 0)
+        self._threads.mode = mode
+        return before
+
     def is_capturing(self) -> bool:
         """True on the thread that captures."""
         return self.capture is not None and self.capture.thread == self.thread
@@ -67,7 +73,8 @@ class Device:
         if capture is None or capture.mode == "relaxed":
             return
         is_mine = capture.thread == self.thread
-        if is_mine or (capture.mode == "global" and not is_of_thread):
+        is_global = capture.mode == "global" and getattr(self._threads, "mode", 0) == 0
+        if is_mine or (is_global and not is_of_thread):
             capture.invalidated_by = capture.invalidated_by or action
             raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing"
                                f" ({action})")  # fmt: skip

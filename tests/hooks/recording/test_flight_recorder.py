@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from device_timeline import capturing, installed
 from torch._C import _distributed_c10d
 
 from forerun.calib.records.record_kinds import CollectiveRecord
+from forerun.hooks.process.capture_mode import find_exchange
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.recording.attribution import Attribution
-from forerun.hooks.recording.flight_recorder import FlightRecorder, find_dump, prepare
+from forerun.hooks.recording.flight_recorder import (
+    FlightRecorder,
+    beside_captures,
+    find_dump,
+    prepare,
+)
 from forerun.hooks.sensors.process_groups import ProcessGroupHooks
 from forerun.hooks.sensors.recorder import Recorder
 from forerun.hooks.sensors.step_log import StepLog
 from forerun.hooks.sensors.stopwatch import HostStopwatch
 
 DURATION_MS = 0.125
+TIMED = {"TORCH_NCCL_ENABLE_TIMING": "1"}
 
 
 @pytest.fixture
@@ -59,7 +69,7 @@ def step(flight: FlightRecorder, number: int) -> StepLog:
 
 
 def test_durations_reach_the_asynchronous_calls_of_their_step(group):
-    flight = FlightRecorder(lambda: timed(8))
+    flight = FlightRecorder(lambda: timed(8), environ=TIMED)
     dist.all_reduce(torch.ones(4))  # before the step: none of its calls
     logs = [step(flight, 3), step(flight, 6)]
     window = flight.close_window()
@@ -74,11 +84,122 @@ def test_durations_reach_the_asynchronous_calls_of_their_step(group):
 
 @pytest.mark.parametrize("dump", [None, lambda: "{damaged duration_ms"])
 def test_without_durations_the_records_stay_as_they_are(group, dump, caplog):
-    flight = FlightRecorder(dump)
+    flight = FlightRecorder(dump, environ=TIMED)
     log = step(flight, 3)
     plain = [*Attribution(log).records()]
     assert [*flight.close_window().amend(iter(plain))] == plain
     assert bool(caplog.records) == (dump is not None)
+
+
+@pytest.mark.parametrize(
+    ("environ", "unseen", "is_asked"),
+    [
+        ({}, (), False),
+        ({"TORCH_NCCL_ENABLE_TIMING": "0"}, (), False),
+        ({"TORCH_NCCL_ENABLE_TIMING": "True"}, (), True),
+        ({"TORCH_NCCL_DESYNC_DEBUG": "1"}, (), True),
+        ({}, ("collectives of DDP",), True),
+        ({}, ("something else",), False),
+    ],
+)
+def test_it_is_dumped_only_where_it_can_add_something(group, environ, unseen, is_asked):
+    dumps = []
+
+    def dump() -> str:
+        dumps.append(1)
+        return timed(1)
+
+    flight = FlightRecorder(dump, unseen=unseen, environ=environ)
+    log = step(flight, 3)
+    assert [*flight.close_window().amend(Attribution(log).records())]
+    assert bool(dumps) == is_asked
+
+
+@pytest.mark.parametrize("is_ours", [False, True])
+def test_a_dump_from_another_thread_ends_no_capture(is_ours):
+    """The device's own dump asks its events; as it is, that ends a capture in global mode."""
+    with installed() as device:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        errors: list[RuntimeError] = []
+
+        def dump() -> str:
+            event.query()
+            return "{}"
+
+        def ask() -> None:
+            asked = beside_captures(dump, device.device.exchange_mode) if is_ours else dump
+            assert asked is not None
+            try:
+                asked()
+            except RuntimeError as err:
+                errors.append(err)
+
+        captured = capturing("global")
+        capture = captured.__enter__()
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+        if is_ours:
+            captured.__exit__(None, None, None)
+        else:
+            with pytest.raises(RuntimeError, match="previous error during capture"):
+                captured.__exit__(None, None, None)
+        assert (capture.invalidated_by == "") == is_ours
+        assert bool(errors) != is_ours
+
+
+def test_where_the_mode_of_a_thread_cannot_be_changed_nothing_is_dumped():
+    assert beside_captures(lambda: "{}", None) is None
+
+
+def test_the_mode_is_put_back_after_a_dump_that_fails():
+    modes = [0]
+
+    def exchange(mode: int) -> int:
+        modes.append(mode)
+        return modes[-2]
+
+    def dump() -> str:
+        raise RuntimeError("no recorder")
+
+    dumped = beside_captures(dump, exchange)
+    assert dumped is not None
+    with pytest.raises(RuntimeError):
+        dumped()
+    assert modes == [0, 2, 0]
+
+
+class Runtime:
+    """A runtime's library, whose calling thread is in mode 1."""
+
+    def __init__(self, code: int) -> None:
+        self.code, self.mode = code, 1
+
+    def cudaThreadExchangeStreamCaptureMode(self, given: Any) -> int:
+        given._obj.value, self.mode = self.mode, given._obj.value
+        return self.code
+
+
+def test_the_runtime_that_torch_was_built_for_is_asked(monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    libraries = {"libcudart.so.13": Runtime(0)}
+    exchange = find_exchange(libraries.__getitem__)
+    assert exchange is not None
+    assert (exchange(2), exchange(1)) == (1, 2)
+    libraries["libcudart.so.13"].code = 3
+    with pytest.raises(OSError, match="error 3"):
+        exchange(2)
+
+
+@pytest.mark.parametrize(("cuda", "hip"), [("12.8", None), (None, "6.2")])
+def test_a_runtime_that_is_not_there_is_no_fault(monkeypatch, cuda, hip):
+    def load(name: str) -> Any:
+        raise OSError(name)
+
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    assert find_exchange(load) is None
 
 
 def test_the_environment_is_prepared_where_the_user_said_nothing():
