@@ -5,6 +5,7 @@ BIN = $(VENV)/bin
 OUT ?= quickstart-out
 GPU_OUT ?= gpu-report-out
 GPU_OPTIONS ?=
+GPU_PYTHON ?= python3
 # Public tables of operators and collectives that `make bench` scores the models on.
 DATA ?=
 # Folder of public tables of step times and peak memory, for the same.
@@ -19,7 +20,7 @@ SIDE_BY_SIDE = -n auto --dist loadfile --no-loadscope-reorder
 PYVERSION = $(shell $(PYTHON) -c 'import sys; print("%d%d" % sys.version_info[:2])')
 CONSTRAINED = $(addprefix -c ,$(wildcard constraints-py$(PYVERSION).txt))
 
-.PHONY: setup quickstart test test-fast check docs dist bench gpu-report clean
+.PHONY: setup quickstart test test-fast check docs dist bench gpu-report gpu-page clean
 
 setup: $(VENV)/.ready
 
@@ -69,9 +70,14 @@ bench: setup
 	$(if $(strip $(STEPS)),$(BIN)/python benchmarks/steps.py $(STEPS))
 	$(if $(strip $(DATA)),$(BIN)/python benchmarks/models.py $(DATA),@echo "$(NO_DATA)")
 
-# All that only a GPU can show; exits 3 where there is none.  GPU_OPTIONS=--cpu: at a toy size.
-gpu-report: setup
-	$(BIN)/python benchmarks/runs/gpu_report.py --out $(GPU_OUT) $(GPU_OPTIONS)
+# What only a GPU can show, on a machine with one and nothing else: no set-up, no network.  On any
+# machine later, make gpu-page holds it against its bars.
+# GPU_OPTIONS='--half 1 --wheels FOLDER', or --cpu for a rehearsal.
+gpu-report:
+	$(GPU_PYTHON) benchmarks/gpu/collect.py --out $(GPU_OUT) $(GPU_OPTIONS)
+
+gpu-page: setup
+	$(BIN)/python benchmarks/gpu/judge.py $(GPU_OUT) --out $(GPU_OUT)/report.md
 
 clean:
 	rm -rf $(VENV) $(OUT) bench-out docs-out build dist *.egg-info

@@ -1,4 +1,4 @@
-"""The parts of ``gpu_report.py``: each measures one thing and holds it against its bar."""
+"""Parts of ``gpu/recipe_runs.py``: each measures one thing and holds it against its bar."""
 
 from __future__ import annotations
 

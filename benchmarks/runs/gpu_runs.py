@@ -1,4 +1,4 @@
-"""Real runs of the recipe for ``gpu_report.py``: sizes, commands, and what a run left behind."""
+"""Real runs of the recipe for ``gpu/recipe_runs.py``: sizes, commands, and what a run left."""
 
 from __future__ import annotations
 

@@ -1,45 +1,110 @@
-"""``make gpu-report`` at a toy size: from runs to report, figures without meaning."""
+"""``collect.py`` on a CPU in virtual time, and what ``judge.py`` makes of it."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import os
 import subprocess
 import sys
+import tarfile
+import time
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
-import torch
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks" / "runs" / "gpu_report.py"
-pytestmark = pytest.mark.slow
+from forerun.benchmarks.gpu import collect
+from forerun.benchmarks.gpu.judge import BARS, UNSEEN, page, read, value_of
+
+SCRIPT = Path(collect.__file__)
 
 
-def report(*options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), *options]
+def collected(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), "--out", str(out), "--cpu", *options]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so(tmp_path):
-    done = report("--out", str(tmp_path))
-    assert done.returncode == 3
-    assert "no GPU here" in done.stderr
+def test_each_half_ends_in_time():
+    for half in (1, 2):
+        assert sum(each.limit_s for each in collect.MEASUREMENTS if each.half == half) <= 540.0
 
 
-def test_a_part_is_measured_and_its_samples_are_kept(tmp_path):
-    pytest.importorskip("megatron.core")
-    done = report("--out", str(tmp_path), "--cpu", "--only", "kineto")
-    assert done.returncode in (0, 1), done.stderr
-    told = json.loads((tmp_path / "report.json").read_text())
-    part = told["parts"]["kineto"]
-    assert not isinstance(part, str), part
-    _, *rows = part["rows"]
-    operators = {row[0].split(" ")[0] for row in rows}
-    assert {"linear_qkv", "linear_fc2", "core_attention", "norm", "loss"} <= operators
-    assert "linear_fc1 backward" in " ".join(row[0] for row in rows)
-    assert "linear_fc1" in part["notes"][0]
-    text = (tmp_path / "report.md").read_text()
-    assert "largest difference" in text and "device: cpu" in text
-    (machine,) = tmp_path.glob("measured/*/machine.json")
-    assert json.loads(machine.read_text())["torch"] == torch.__version__
-    assert (machine.parent / "base.parquet").exists()
+def test_each_bar_is_of_a_measurement():
+    names = {each.name for each in collect.MEASUREMENTS}
+    assert {bar.measurement for bar in BARS} == names - {"preflight"}
+
+
+@pytest.mark.slow
+def test_streams_are_told_apart_and_the_page_says_so(tmp_path):
+    done = collected(tmp_path / "out", "--only", "streams", "fsdp")
+    assert done.returncode == 0, done.stderr
+    archive = tmp_path / "out.tar.gz"
+    with tarfile.open(archive) as packed:
+        assert max(name.count("/") for name in packed.getnames()) <= 2
+    text, is_met = page(dict(read(archive)))
+    assert not is_met  # what was not measured is not met
+    rows = [row for row in text.splitlines() if row.startswith("| streams | ")]
+    assert len(rows) == 8 and sum(row.endswith("| met |") for row in rows) == 7
+    assert "needs a GPU: a mesh of CUDA devices" in text
+    assert "A rehearsal on a CPU" in text and text.rstrip().endswith(UNSEEN)
+
+
+def test_what_takes_too_long_ends_with_all_that_it_started(tmp_path):
+    late = tmp_path / "late"
+    child = f"import time, pathlib; time.sleep(9); pathlib.Path({str(late)!r}).touch()"
+    code = (
+        "import subprocess, sys, time; print('begun', flush=True);"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
+    )
+    begun_s = time.monotonic()
+    ended, said = collect.finished([sys.executable, "-c", code], dict(os.environ), 5.0)
+    assert (ended, said.strip()) == (None, "begun")
+    assert time.monotonic() - begun_s < 8.0
+    time.sleep(8.0)
+    assert not late.exists()
+
+
+def test_without_an_installation_the_flags_are_there_all_the_same(tmp_path, monkeypatch):
+    """What ``import torch`` needs to find: an entry point beside the package."""
+    monkeypatch.setattr(collect, "_is_installed", lambda: False)
+    wheel = tmp_path / "wheels" / "carried-1-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with ZipFile(wheel, "w") as packed:
+        packed.writestr("carried.py", "VALUE = 7\n")
+    environ = collect.environment(tmp_path, wheel.parent)
+    path = environ["PYTHONPATH"].split(os.pathsep)[0]
+    (found,) = importlib.metadata.distributions(path=[path], name="forerun")
+    entries = [(e.group, e.value) for e in found.entry_points if e.group == "torch.backends"]
+    assert entries == [("torch.backends", "_forerun_autoload:load")]
+    code = "import carried, forerun, _forerun_autoload; print(carried.VALUE, forerun.__version__)"
+    command = [sys.executable, "-S", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=True)
+    assert done.stdout.split()[0] == "7"
+
+
+def test_figures_that_follow_from_others():
+    trace = {"figures": {"begin_free_mib": [9000, 8800], "end_free_mib": [8000, 8900]}}
+    assert value_of(trace, "taken_mib") == 1000
+    ended = {"asked": ["refused: CUDA error"], "problem": "", "is_equal": True}
+    capture = {"figures": {"ours_global": ended}}
+    assert value_of(capture, "ours_global.num_problems") == 1
+    assert value_of(capture, "ours_global.is_equal") == 1
+    assert value_of({}, "ours_global.is_equal") is None
+
+
+def test_the_later_of_two_archives_counts(tmp_path):
+    for name, value in (("a", 1), ("b", 0)):
+        out = tmp_path / name
+        out.mkdir()
+        found = {"state": "done", "figures": {"num_other_losses": value}, "wall_s": 1.0}
+        (out / "recipe.json").write_text(json.dumps(found))
+        (out / "other.json").write_text("{}")
+    script = SCRIPT.with_name("judge.py")
+    places = [str(tmp_path / name) for name in ("a", "b")]
+    command = [sys.executable, str(script), *places, "--out", str(tmp_path / "page.md")]
+    assert subprocess.run(command, check=False).returncode == 1
+    assert (
+        "| losses that hooks have changed | 0 | at most 0 | met |"
+        in (tmp_path / "page.md").read_text()
+    )

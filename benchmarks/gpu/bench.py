@@ -1,0 +1,112 @@
+"""What every measurement of ``collect.py`` has: a device, real or virtual, and where figures go."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+_CALIBRATION_CYCLES = 20_000_000
+
+
+class NotHere(Exception):
+    """A measurement cannot be made on this machine, and why."""
+
+
+@dataclass(slots=True)
+class Bench:
+    """Figures are written with each one that is put: a process may end at any moment."""
+
+    out: Path
+    work: Path
+    end_s: float
+    is_cpu: bool
+    figures: dict[str, Any] = field(default_factory=dict)
+    state: str = "begun"
+    why: str = ""
+    _cycles_per_s: float = 0.0
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the process will be ended."""
+        return self.end_s - time.monotonic()
+
+    def put(self, **figures: Any) -> None:
+        """Write figures down beside those that are there."""
+        self.figures |= figures
+        self.write()
+
+    def write(self) -> None:
+        """All that is known by now, whole or not at all."""
+        value = {"schema": 1, "state": self.state, "why": self.why, "figures": self.figures}
+        part = self.out.with_suffix(".part")
+        part.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+        os.replace(part, self.out)
+
+    def needs_gpu(self, why: str) -> None:
+        """Raise ``NotHere`` in a rehearsal."""
+        if self.is_cpu:
+            raise NotHere(f"needs a GPU: {why}")
+
+    def keep_samples(self, name: str, run: Path) -> None:
+        """The sample table of a run, beside the figures."""
+        table = run / "samples.parquet"
+        if table.exists():
+            folder = self.out.parent / "samples"
+            folder.mkdir(exist_ok=True)
+            (folder / f"{name}.parquet").write_bytes(table.read_bytes())
+
+    def begin_device(self) -> None:
+        """CUDA, or its stand-in in virtual time."""
+        if not self.is_cpu:
+            if not torch.cuda.is_available():
+                raise NotHere("needs a GPU: torch sees none")
+            torch.cuda.set_device(0)
+            torch.ones(1, device="cuda")
+            return
+        os.environ.pop("FORERUN_TEST_TIMELINE", None)
+        sys.path.append(str(ROOT / "tests" / "support"))
+        from forerun.hooks.session import instruments
+        from forerun.recipes.stand_in_cuda import install
+
+        install.install()
+        self.timeline().install()
+        instruments._device = lambda models: torch.device("cuda")
+
+    def timeline(self) -> Any:
+        """The module of the device in virtual time."""
+        import device_timeline
+
+        return device_timeline
+
+    def occupy(self, time_s: float) -> None:
+        """Queue a kernel of about that length on the current stream."""
+        if self.is_cpu:
+            one = self.timeline().install()
+            one.clock.launch(one.device.line, time_s)
+            return
+        if not self._cycles_per_s:
+            self._cycles_per_s = _measured_cycles_per_s()
+        torch.cuda._sleep(int(time_s * self._cycles_per_s))
+
+
+def timed_event() -> Any:
+    """A new event that knows when it happened."""
+    return torch.cuda.Event(enable_timing=True)
+
+
+def _measured_cycles_per_s() -> float:
+    torch.cuda._sleep(_CALIBRATION_CYCLES)  # clocks rise with the first
+    begin, end = timed_event(), timed_event()
+    begin.record()
+    torch.cuda._sleep(_CALIBRATION_CYCLES)
+    end.record()
+    torch.cuda.synchronize()
+    return _CALIBRATION_CYCLES / (begin.elapsed_time(end) / 1e3)

@@ -1,0 +1,227 @@
+"""A page that holds what ``collect.py`` found against its bars; runs anywhere, later.
+
+    python benchmarks/gpu/judge.py FOLDER|ARCHIVE... [--out FILE]
+
+Several archives are joined, as each half has one; of a measurement in both, the later one counts.
+Exit codes: 0 all bars met, 1 some missed, failed, or unseen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from forerun.benchmarks.gpu.collect import MEASUREMENTS
+from forerun.benchmarks.markdown_text import markdown_table
+
+UNSEEN = (
+    "TransformerEngine, several ranks on NVLink or InfiniBand, DeepEP, NVLS and userbuffers were "
+    "not measured, whatever stands above."
+)
+_MOST_BYTES = 1 << 20
+"""Of one file of an archive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """What a figure may be at most, or has to be at least."""
+
+    measurement: str
+    figure: str
+    words: str
+    most: float | None = None
+    least: float | None = None
+
+    def is_met(self, value: float) -> bool:
+        """True where the value passes neither end."""
+        return (self.most is None or value <= self.most) and (
+            self.least is None or value >= self.least
+        )
+
+    @property
+    def text(self) -> str:
+        """The bar in a table.
+
+        >>> Bar(measurement="", figure="", words="", most=2e-06).text
+        'at most 2e-06'
+        """
+        ends = (("at most", self.most), ("at least", self.least))
+        return ", ".join(f"{word} {end:g}" for word, end in ends if end is not None)
+
+
+def _bar(place: str, words: str, *, most: float | None = None, least: float | None = None) -> Bar:
+    measurement, _, figure = place.partition(".")
+    return Bar(measurement=measurement, figure=figure, words=words, most=most, least=least)
+
+
+def _capture_bars() -> Iterator[Bar]:
+    for mode in ("thread_local", "global"):
+        place = f"capture.ours_{mode}"
+        words = f"asked in our way, mode {mode}: "
+        yield _bar(f"{place}.num_problems", f"{words}captures that ended", most=0)
+        yield _bar(f"{place}.is_equal", f"{words}the replay computes the same", least=1)
+        yield _bar(f"{place}.num_faults", f"{words}faults", most=0)
+
+
+BARS = (
+    _bar("events.record_s", "host seconds to record an event", most=3e-6),
+    _bar("events.read_s", "host seconds to read one", most=4e-6),
+    _bar("events.mark_s", "host seconds of a mark", most=5e-6),
+    _bar("events.record_of_stream_s", "stream seconds for one between kernels", most=2e-6),
+    _bar(
+        "events.error_after_0.1_s_p90_frac", "error of 20 us, 0.1 s after the reference", most=0.01
+    ),
+    _bar("streams.hidden_num_operators", "layers found, gathers hidden", least=8),
+    _bar("streams.hidden_operators_largest_excess", "of 3 % + 2 us, layers", most=1),
+    _bar("streams.hidden_transfers_largest_excess", "of 3 % + 2 us, gathers", most=1),
+    _bar("streams.exposed_operators_largest_excess", "of 3 % + 2 us, waited for", most=1),
+    _bar("streams.exposed_transfers_largest_excess", "of 3 % + 2 us, waited for", most=1),
+    _bar("streams.hidden_exposed_frac", "exposed of gathers that layers hide", most=0.02),
+    _bar("streams.exposed_exposed_frac", "of gathers that are waited for", least=0.95, most=1.05),
+    _bar("recipe.num_losses", "losses compared", least=35),
+    _bar("recipe.num_other_losses", "losses that hooks have changed", most=0),
+    _bar("recipe.num_faults", "faults of hooks", most=0),
+    _bar("recipe.num_zero_durations", "operators of 0 ns", most=0),
+    _bar("recipe.num_backward", "operators of backward passes", least=1),
+    _bar("recipe.num_silent", "hooks that never fired", most=0),
+    _bar("groups.num_zero_durations", "records of 0 ns", most=0),
+    _bar("groups.num_faults", "faults of hooks", most=0),
+    _bar("groups.steps_to_answer", "steps from the window's end to its records", most=6),
+    _bar("groups.num_steps_with_records", "hooked steps that have records", least=1),
+    _bar("groups.dump_20000_stops_python_s", "seconds that a dump stops Python", most=0.2),
+    _bar("trace.num_traced", "traced operators", least=1),
+    _bar("trace.start_s", "seconds to start the profiler", most=5.0),
+    _bar("trace.stop_s", "seconds to stop it", most=5.0),
+    _bar("trace.taken_mib", "MiB that it takes outside the allocator", most=1536),
+    _bar("trace.after_frac", "the steps after it against those before", most=0.01),
+    _bar("trace.users_kernels", "kernels in the user's own profile afterwards", least=1),
+    *_capture_bars(),
+    _bar("fsdp.all_frac", "all operators, sharded against not", most=0.03),
+    _bar("fsdp.median_frac", "the median operator", most=0.05),
+    _bar("probes.num_other_losses", "losses that probes have changed", most=0),
+    _bar("probes.num_losses", "losses compared", least=20),
+    _bar("probes.num_probed", "operators probed", least=1),
+    _bar("probes.last_frac", "the last steps against a run without probes", most=0.02),
+    _bar("overhead.launch_bound: in the window", "overhead, launch-bound", most=0.03),
+    _bar("overhead.launch_bound: after the window", "steps after, launch-bound", most=0.01),
+    _bar("overhead.compute_bound: in the window", "overhead, compute-bound", most=0.03),
+    _bar("overhead.compute_bound: after the window", "steps after, compute-bound", most=0.01),
+    _bar("overhead.kineto: all operators together", "events against kernels", most=0.03),
+    _bar("overhead.shapes: mean error of the step", "other shapes predicted", most=0.05),
+    _bar("overhead.shapes: largest error of the peak memory", "their memory", most=0.05),
+    _bar("overhead.fake: mean error of the work", "TP and PP shapes predicted", most=0.05),
+    _bar("overhead.two_ranks: layouts with other losses or counts", "two ranks", most=0),
+)
+
+
+def main() -> int:
+    """Read, judge, and write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("found", type=Path, nargs="+", help="folders or archives of collect.py")
+    parser.add_argument("--out", type=Path, help="default: printed")
+    args = parser.parse_args()
+    known: dict[str, dict] = {}
+    for place in args.found:
+        known |= dict(read(place))
+    text, is_met = page(known)
+    if args.out:
+        args.out.write_text(text, encoding="utf-8")
+    else:
+        print(text)
+    return 0 if is_met else 1
+
+
+def read(place: Path) -> Iterator[tuple[str, dict]]:
+    """Measurements by name, of a folder or an archive; what is none of them is passed over."""
+    names = {f"{each.name}.json": each.name for each in MEASUREMENTS}
+    for file, text in _archived(place) if place.is_file() else _laid(place):
+        if file in names:
+            yield names[file], json.loads(text)
+
+
+def _laid(folder: Path) -> Iterator[tuple[str, str]]:
+    for path in sorted(folder.glob("*.json")):
+        yield path.name, path.read_text(encoding="utf-8")
+
+
+def _archived(place: Path) -> Iterator[tuple[str, str]]:
+    with tarfile.open(place) as packed:
+        for member in packed:
+            file = packed.extractfile(member) if member.isfile() else None
+            if file is not None and member.name.endswith(".json"):
+                yield PurePosixPath(member.name).name, file.read(_MOST_BYTES).decode()
+
+
+def page(known: Mapping[str, dict]) -> tuple[str, bool]:
+    """Markdown, and whether all bars are met."""
+    lines = ["# GPU report", "", *_machine(known.get("preflight", {}).get("figures", {}))]
+    if any(found.get("is_cpu") for found in known.values()):
+        lines += ["", "**A rehearsal on a CPU: its times mean nothing.**"]
+    lines += ["", markdown_table(["measurement", "state", "s", "why"], [*_states(known)])]
+    rows, is_met = [], True
+    for bar in BARS:
+        value = value_of(known.get(bar.measurement, {}), bar.figure)
+        verdict = "unseen" if value is None else "met" if bar.is_met(value) else "MISSED"
+        is_met = is_met and verdict == "met"
+        shown = "" if value is None else f"{value:.4g}"
+        rows.append([bar.measurement, bar.words, shown, bar.text, verdict])
+    heads = ["measurement", "figure", "found", "bar", ""]
+    lines += ["", "## Bars", "", markdown_table(heads, rows), *_shown(known), "", UNSEEN]
+    return "\n".join(lines) + "\n", is_met
+
+
+def value_of(found: Mapping[str, Any], figure: str) -> float | None:
+    """A figure that was written down, or one that follows from some; None where it is not known."""
+    figures = found.get("figures", {})
+    value: Any = figures.get(figure)
+    if figure == "taken_mib":
+        return _taken_mib(figures)
+    if value is None and "." in figure:
+        outer, _, inner = figure.rpartition(".")
+        told = figures.get(outer)
+        value = told.get(inner) if isinstance(told, dict) else None
+        if isinstance(told, dict) and inner == "num_problems":
+            refused = any(said.startswith("refused") for said in told["asked"])
+            value = int(bool(told["problem"]) or refused)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _taken_mib(figures: Mapping[str, Any]) -> float | None:
+    """Free memory before the profiler was prepared, less the least while it was there."""
+    begin, rest = figures.get("begin_free_mib"), ("start_free_mib", "end_free_mib")
+    lows = [low for name in rest for low in figures.get(name, ())]
+    return float(begin[0] - min(lows)) if begin and lows else None
+
+
+def _machine(figures: Mapping[str, Any]) -> list[str]:
+    names = ("device", "driver", "torch", "cuda", "nccl", "python", "packages")
+    return [f"- {name}: {figures[name]}" for name in names if name in figures]
+
+
+def _states(known: Mapping[str, dict]) -> Iterable[list[str]]:
+    for each in MEASUREMENTS:
+        found = known.get(each.name, {"state": "not run"})
+        spent = f"{found['wall_s']:.1f}" if "wall_s" in found else ""
+        yield [each.name, found["state"], spent, found.get("why", "").replace("\n", " ")]
+
+
+def _shown(known: Mapping[str, dict]) -> Iterator[str]:
+    """All figures that are one number or one word, judged or not."""
+    for name, found in known.items():
+        rows = [
+            [figure, f"{value:.4g}" if isinstance(value, float) else str(value)]
+            for figure, value in found.get("figures", {}).items()
+            if isinstance(value, int | float | str) and len(str(value)) < 200
+        ]
+        if rows:
+            yield from ("", f"## {name}", "", markdown_table(["figure", "found"], rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

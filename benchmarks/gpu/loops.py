@@ -1,0 +1,206 @@
+"""A Llama of transformers in a loop of one's own: under a trace, and sharded by FSDP2."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forerun.benchmarks.gpu.bench import Bench
+from forerun.calib.records.record_kinds import (
+    CoverageRecord,
+    OperatorRecord,
+    StepFlag,
+    StepRecord,
+    TraceRecord,
+)
+from forerun.calib.samples.store import read_run
+from forerun.calib.workload.run_options import TraceChoice
+from forerun.hooks.process.settings import Settings
+from forerun.hooks.recording import kineto
+from forerun.hooks.session.attach import AttachedRun, current_rank
+from forerun.hooks.session.session import Session
+
+_WARMUP = 3
+_SHORT_S = 20e-6
+_MIB = 1 << 20
+
+
+class Llama:
+    """A decoder, its optimizer, and steps that end when the loss is known."""
+
+    def __init__(self, bench: Bench, *, is_sharded: bool = False) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        wide, deep, self.vocab = (64, 2, 256) if bench.is_cpu else (2048, 12, 32_000)
+        self.batch, self.seq = (2, 32) if bench.is_cpu else (2, 2048)
+        config = LlamaConfig(
+            num_hidden_layers=deep,
+            hidden_size=wide,
+            intermediate_size=wide * 11 // 4,
+            num_attention_heads=4 if bench.is_cpu else 16,
+            num_key_value_heads=4 if bench.is_cpu else 16,
+            vocab_size=self.vocab,
+            max_position_embeddings=self.seq,
+        )
+        torch.manual_seed(0)
+        model: Any = LlamaForCausalLM(config).to("cuda", dtype=torch.bfloat16)
+        self.model = _sharded(model) if is_sharded else model
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)
+        self.tokens = torch.randint(0, self.vocab, (self.batch, self.seq), device="cuda")
+
+    def step(self) -> float:
+        """One step of one micro-batch; seconds until its loss is on the host."""
+        begin_s = time.perf_counter()
+        loss = self.model(input_ids=self.tokens, labels=self.tokens).loss
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        loss.item()
+        return time.perf_counter() - begin_s
+
+    def attached(self, folder: Path, *, steps: int, trace: TraceChoice) -> AttachedRun:
+        """The loop under observation, with no process beside it."""
+        settings = Settings(rank=current_rank(), steps=steps, directory=folder, trace=trace)
+        return AttachedRun(Session(settings), (self.model,), self.optimizer, None)
+
+
+def _sharded(model: Any) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cuda", (1,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def trace(bench: Bench) -> None:
+    """What one traced step costs: seconds, memory outside the allocator, and the steps after it."""
+    bench.needs_gpu("CUPTI's buffers and what its end leaves behind are a driver's")
+    bench.begin_device()
+    loop = Llama(bench)
+    for _ in range(3):
+        loop.step()
+    window, around = 20, 20
+    times_s = []
+    with _watched(bench), loop.attached(
+        bench.work / "run", steps=window, trace=TraceChoice.ON
+    ) as run:  # fmt: skip
+        for _ in range(_WARMUP + window + 1 + around):
+            times_s.append(loop.step())
+            run.step()
+    before, at = times_s[_WARMUP : _WARMUP + window], _WARMUP + window
+    after = times_s[at + 2 :]
+    bench.put(
+        before_step_s=statistics.median(before),
+        traced_step_s=times_s[at],
+        after_step_s=statistics.median(after),
+        after_frac=statistics.median(after) / statistics.median(before) - 1,
+        steps_s=times_s,
+    )
+    records = [r for found in read_run(bench.work / "run").records.values() for r in found]
+    bench.put(
+        num_traced=sum(isinstance(r, TraceRecord) for r in records),
+        num_traced_steps=sum(StepFlag.TRACED in r.flags for r in records if _is_step(r)),
+        remarks=[
+            r.name for r in records if isinstance(r, CoverageRecord) and r.name.startswith("trace")
+        ],
+    )
+    _profile_as_a_user(bench, loop)
+
+
+def _is_step(record: object) -> bool:
+    return isinstance(record, StepRecord)
+
+
+@contextmanager
+def _watched(bench: Bench) -> Iterator[None]:
+    """Forerun's tracer, each of its doors timed, with the device's free memory around it."""
+    doors = {"begin": "prepare_s", "_start": "start_s", "end": "stop_s"}
+    originals = {name: getattr(kineto.Tracer, name) for name in doors}
+
+    def put_watch(name: str) -> None:
+        def watched(tracer: Any) -> Any:
+            free = torch.cuda.mem_get_info()[0]
+            begin_s = time.perf_counter()
+            result = originals[name](tracer)
+            spent_s = time.perf_counter() - begin_s
+            left = torch.cuda.mem_get_info()[0]
+            key = name.strip("_")
+            found = {doors[name]: spent_s, f"{key}_free_mib": (free // _MIB, left // _MIB)}
+            bench.put(**{k: v for k, v in found.items() if k not in bench.figures})
+            return result
+
+        setattr(kineto.Tracer, name, watched)
+
+    for name in doors:
+        put_watch(name)
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(kineto.Tracer, name, original)
+
+
+def _profile_as_a_user(bench: Bench, loop: Llama) -> None:
+    """Whether a profiler of the user's own still sees kernels, and what its first step costs."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as own:
+        spent_s = loop.step()
+    kernels = sum(event.device_type is torch.autograd.DeviceType.CUDA for event in own.events())
+    bench.put(users_kernels=kernels, users_step_s=spent_s)
+    bench.put(last_step_s=statistics.median(loop.step() for _ in range(10)))
+
+
+def fsdp(bench: Bench) -> None:
+    """Operators under FSDP2 on a mesh of one rank, against the same model unsharded."""
+    import torch.distributed as dist
+
+    bench.needs_gpu("a mesh of CUDA devices; benchmarks/device.py has FSDP2 in virtual time")
+    bench.begin_device()
+    plain = _operators(bench, "plain", is_sharded=False)
+    store = dist.HashStore()
+    dist.init_process_group("nccl", store=store, rank=0, world_size=1)
+    sharded = _operators(bench, "sharded", is_sharded=True)
+    dist.destroy_process_group()
+    shared = sorted(plain.keys() & sharded.keys())
+    rows = {key: (plain[key], sharded[key]) for key in shared}
+    errors = [abs(b / a - 1) for a, b in rows.values() if a >= _SHORT_S]
+    total = sum(b for _, b in rows.values()) / sum(a for a, _ in rows.values()) - 1
+    bench.put(
+        num_operators=len(shared),
+        only_plain=sorted(plain.keys() - sharded.keys()),
+        only_sharded=sorted(sharded.keys() - plain.keys()),
+        largest_frac=max(errors),
+        median_frac=statistics.median(errors),
+        all_frac=abs(total),
+        operators_s=rows,
+    )
+
+
+def _operators(bench: Bench, name: str, *, is_sharded: bool) -> dict[str, float]:
+    """Median seconds by kind, phase and shape."""
+    loop = Llama(bench, is_sharded=is_sharded)
+    folder, times_s = bench.work / name, []
+    with loop.attached(folder, steps=12, trace=TraceChoice.OFF) as run:
+        for _ in range(_WARMUP + 12 + 8):
+            times_s.append(loop.step())
+            run.step()
+    bench.put(**{f"{name}_step_s": statistics.median(times_s[_WARMUP:])})
+    found = defaultdict(list)
+    for records in read_run(folder).records.values():
+        for r in records:
+            if isinstance(r, OperatorRecord):
+                shape = "x".join(map(str, r.shape))
+                found[f"{r.kind.value} {r.phase.value} {shape}"].append(r.duration_ns / 1e9)
+    del loop
+    torch.cuda.empty_cache()
+    return {key: statistics.median(times) for key, times in found.items()}

@@ -1,0 +1,292 @@
+"""Events, streams and captures: what Forerun's marks rest on, without any training."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import torch
+
+from forerun.benchmarks.gpu.bench import Bench, timed_event
+from forerun.calib.records.record_kinds import CollectiveRecord, OperatorRecord
+from forerun.calib.workload.collectives import Collective, GroupRole
+from forerun.calib.workload.operators import OperatorKind
+from forerun.hooks.process.capture_mode import find_exchange
+from forerun.hooks.process.guard import Guard
+from forerun.hooks.process.host import Host, KnownHost
+from forerun.hooks.recording.attribution import Attribution
+from forerun.hooks.recording.flight_recorder import beside_captures
+from forerun.hooks.sensors.recorder import FORWARD, Recorder
+from forerun.hooks.sensors.stalls import StallHooks
+from forerun.hooks.sensors.step_log import Site, StepLog, TransferKind
+from forerun.hooks.sensors.stopwatch import MAX_EVENTS
+from forerun.hooks.session.instruments import Instruments, stopwatch_for
+
+_QUEUED = 400
+"""Kernels that a stream takes before the host has to wait for it."""
+_KERNEL_S = 20e-6
+_LAYERS, _LAYER_S, _GATHER_S = 8, 0.005, 0.004
+
+
+def events(bench: Bench) -> None:
+    """What recording, asking and reading cost the host and the stream, and how fine they read."""
+    bench.begin_device()
+    count = MAX_EVENTS // 16 if bench.is_cpu else MAX_EVENTS
+    pool = [timed_event() for _ in range(count)]
+    bench.put(first_record_s=_mean_s(partial(_record_all, pool), count))
+    torch.cuda.synchronize()
+    bench.put(record_s=_mean_s(partial(_record_all, pool), count))
+    torch.cuda.synchronize()
+    bench.put(query_s=_mean_s(lambda: [event.query() for event in pool], count))
+    first = pool[0]
+    bench.put(read_s=_mean_s(lambda: [first.elapsed_time(event) for event in pool], count))
+    raw_stream = torch._C._cuda_getCurrentRawStream
+    for name, call in {
+        "capturing_s": torch.cuda.is_current_stream_capturing,
+        "raw_stream_s": lambda: raw_stream(0),
+        "current_stream_s": torch.cuda.current_stream,
+    }.items():
+        bench.put(**{name: _mean_s(lambda call=call: [call() for _ in range(2000)], 2000)})
+    watch = stopwatch_for((torch.nn.Linear(1, 1).to("cuda"),))
+    watch.begin_step()
+    bench.put(mark_s=_mean_s(lambda: [watch.mark() for _ in range(2000)], 2000))
+    torch.cuda.synchronize()
+    bench.put(record_of_stream_s=_record_of_stream_s(bench))
+    for distance_s in (0.1, 1.0, 8.0):
+        bench.put(**{f"error_after_{distance_s:g}_s_p90_frac": _error_frac(bench, distance_s)})
+
+
+def _record_all(pool: Sequence[Any]) -> None:
+    for event in pool:
+        event.record()
+
+
+def _mean_s(call: Callable[[], object], count: int) -> float:
+    begin_s = time.perf_counter()
+    call()
+    return (time.perf_counter() - begin_s) / count
+
+
+def _record_of_stream_s(bench: Bench) -> float:
+    """How much later the stream is for each event between two kernels that wait in its queue."""
+    value = torch.ones(1024, device="cuda")
+    pool = [timed_event() for _ in range(_QUEUED)]
+
+    def spent_s(*, is_marked: bool) -> float:
+        begin, end = timed_event(), timed_event()
+        torch.cuda.synchronize()
+        bench.occupy(0.05)
+        begin.record()
+        for event in pool:
+            value.add_(1.0)
+            if is_marked:
+                event.record()
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) / 1e3
+
+    spent_s(is_marked=True)
+    found = [spent_s(is_marked=True) - spent_s(is_marked=False) for _ in range(9)]
+    return statistics.median(found) / _QUEUED
+
+
+def _error_frac(bench: Bench, distance_s: float) -> float:
+    """Of kernels of 20 us, read from a reference so far before them, against read directly."""
+    reference = timed_event()
+    reference.record()
+    for _ in range(max(1, round(distance_s / 0.5))):
+        bench.occupy(min(distance_s, 0.5))
+    pairs = [(timed_event(), timed_event()) for _ in range(200)]
+    for begin, end in pairs:
+        begin.record()
+        bench.occupy(_KERNEL_S)
+        end.record()
+    torch.cuda.synchronize()
+    errors = []
+    for begin, end in pairs:
+        far_ms = reference.elapsed_time(end) - reference.elapsed_time(begin)
+        errors.append(abs(far_ms / begin.elapsed_time(end) - 1))
+    return statistics.quantiles(errors, n=10)[-1]
+
+
+def streams(bench: Bench) -> None:
+    """Gathers of 4 ms on a stream of their own behind layers of 5 ms: whose time is whose."""
+    bench.begin_device()
+    bench.occupy(0.001)
+    for name, is_hidden in (("hidden", True), ("exposed", False)):
+        operators, transfers, truths = _overlapped(bench, is_hidden=is_hidden)
+        errors = _errors(truths["layers"], [r.duration_ns for r in operators])
+        moved = _errors(truths["gathers"], [r.duration_ns for r in transfers])
+        bench.put(
+            **{
+                f"{name}_num_operators": len(operators),
+                f"{name}_num_transfers": len(transfers),
+                f"{name}_operators_largest_excess": max(errors, default=None),
+                f"{name}_transfers_largest_excess": max(moved, default=None),
+                f"{name}_exposed_frac": sum(r.exposed_ns for r in transfers)
+                / 1e9
+                / sum(truths["gathers"]),
+                f"{name}_truths_s": truths,
+            }
+        )
+
+
+def _errors(truths_s: Sequence[float], found_ns: Sequence[int]) -> list[float]:
+    """How much of 3 % + 2 us each difference takes: 1 is the bar."""
+    pairs = zip(truths_s, found_ns, strict=False)
+    return [abs(ns / 1e9 - true_s) / (0.03 * true_s + 2e-6) for true_s, ns in pairs]
+
+
+def _overlapped(
+    bench: Bench, *, is_hidden: bool
+) -> tuple[list[OperatorRecord], list[CollectiveRecord], dict[str, list[float]]]:
+    """Records of one step through recorder and attribution, and the step by events of our own."""
+    model = torch.nn.Linear(1, 1).to("cuda")
+    sites = tuple(Site(kind=OperatorKind.LINEAR_FC1, layer=layer) for layer in range(_LAYERS))
+    recorder = Recorder(stopwatch_for((model,)))
+    step = _Step(bench, recorder, is_hidden=is_hidden)
+    bench.occupy(0.05)  # the host is ahead
+    log = recorder.open(
+        StepLog(step=0, window=0, sites=sites, samples_transfers=True, largest_pass=1)
+    )
+    stalls = StallHooks(recorder, Guard())
+    stalls.install()
+    try:
+        step.run(log)
+    finally:
+        stalls.remove()
+    recorder.close()
+    torch.cuda.synchronize()
+    if not log.resolve():
+        raise ValueError("events that have happened could not be read")
+    records = list(Attribution(log).records())
+    return (
+        [r for r in records if isinstance(r, OperatorRecord)],
+        [r for r in records if isinstance(r, CollectiveRecord)],
+        step.truths_s(),
+    )
+
+
+class _Step:
+    """Layers on the step's stream; before each the gather of the next one, as FSDP2 has it."""
+
+    def __init__(self, bench: Bench, recorder: Recorder, *, is_hidden: bool) -> None:
+        self._bench, self._recorder, self._is_hidden = bench, recorder, is_hidden
+        self._side: Any = torch.cuda.Stream()
+        self._layers: list[tuple[Any, Any]] = []
+        self._gathers: list[tuple[Any, Any]] = []
+
+    def run(self, log: StepLog) -> None:
+        kind = log.kind_number(
+            TransferKind(
+                collective=Collective.ALL_GATHER, role=GroupRole.DP, group="dp#1", ranks=(0, 1)
+            )
+        )
+        main = torch.cuda.current_stream()
+        self._recorder.begin_phase(FORWARD)
+        for layer in range(_LAYERS):
+            self._gather(kind, main)
+            if not self._is_hidden:
+                main.wait_stream(self._side)
+            self._layer(layer)
+            main.wait_stream(self._side)
+        self._recorder.end_phase(FORWARD)
+
+    def _layer(self, layer: int) -> None:
+        span = self._recorder.begin_span(layer)
+        self._layers.append(self._timed(_LAYER_S))
+        at = self._recorder.stopwatch.mark()
+        self._recorder.end_span(span, at, ((layer, 1, 8), (layer, 1, 16)), 2)
+
+    def _gather(self, kind: int, main: Any) -> None:
+        self._side.wait_stream(main)
+        with torch.cuda.stream(self._side):
+            transfer = self._recorder.add_transfer(kind, 64)
+            self._recorder.begin_wait(transfer)
+            self._gathers.append(self._timed(_GATHER_S))
+            self._recorder.end_wait(transfer, is_done=True)
+
+    def _timed(self, time_s: float) -> tuple[Any, Any]:
+        begin, end = timed_event(), timed_event()
+        begin.record()
+        self._bench.occupy(time_s)
+        end.record()
+        return begin, end
+
+    def truths_s(self) -> dict[str, list[float]]:
+        parts = {"layers": self._layers, "gathers": self._gathers}
+        return {name: [b.elapsed_time(e) / 1e3 for b, e in of] for name, of in parts.items()}
+
+
+class _Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear_fc1 = torch.nn.Linear(256, 256)
+        self.linear_fc2 = torch.nn.Linear(256, 256)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.linear_fc2(torch.relu(self.linear_fc1(hidden)))
+
+
+def capture(bench: Bench) -> None:
+    """A hooked model captured as a graph while another thread asks events, in our way and bare."""
+    bench.begin_device()
+    exchange = find_exchange()
+    if bench.is_cpu:
+        exchange = bench.timeline().install().device.exchange_mode
+    event = timed_event()
+    event.record()
+    torch.cuda.synchronize()
+    ours = beside_captures(lambda: str(event.query()), exchange)
+    bench.put(has_exchange=ours is not None)
+    # What may end a capture comes last: what it leaves behind may disturb what follows.
+    for mode in ("thread_local", "global"):
+        if ours is not None:
+            bench.put(**{f"ours_{mode}": _captured(bench, mode, ours)})
+    for mode in ("thread_local", "global"):
+        bench.put(**{f"bare_{mode}": _captured(bench, mode, event.query)})
+
+
+def _captured(bench: Bench, mode: str, ask: Callable[[], object]) -> dict[str, Any]:
+    """Whether the capture was valid, what the question got, and whether the replay computes."""
+    model = torch.nn.Sequential(_Block(), _Block()).to("cuda")
+    hidden = torch.ones(16, 1, 256, device="cuda")
+    guard = Guard()
+    instruments = Instruments(KnownHost(Host(models=(model,))), guard)
+    instruments.put_on(step=0, window=0)
+    told: dict[str, Any] = {"asked": [], "problem": ""}
+    try:
+        with torch.no_grad():
+            expected = model(hidden)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode=mode):
+                result = model(hidden)
+                thread = threading.Thread(target=_ask, args=(ask, told["asked"]))
+                thread.start()
+                thread.join()
+        if not bench.is_cpu:
+            result.zero_()
+            graph.replay()
+            torch.cuda.synchronize()
+            told["is_equal"] = bool(torch.equal(result, expected))
+    except RuntimeError as err:
+        told["problem"] = str(err)[:300]
+    log = instruments.take_off()
+    with suppress(RuntimeError):
+        torch.cuda.synchronize()
+    if log is not None:
+        told["is_resolved"] = bool(guard.protect(log.resolve)())
+        told["num_operators"] = len(log.span_sites)
+    return told | {"num_faults": guard.num_faults}
+
+
+def _ask(ask: Callable[[], object], said: list[str]) -> None:
+    try:
+        said.append(f"answered: {ask()}")
+    except RuntimeError as err:
+        said.append(f"refused: {err}"[:300])

@@ -1,0 +1,55 @@
+"""One measurement of ``collect.py``, in a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from forerun.benchmarks.gpu.bench import Bench, NotHere
+
+HOMES = {
+    "preflight": "preflight",
+    "events": "marks",
+    "streams": "marks",
+    "recipe": "recipe_runs",
+    "groups": "groups",
+    "trace": "loops",
+    "capture": "marks",
+    "fsdp": "loops",
+    "probes": "recipe_runs",
+    "overhead": "recipe_runs",
+}
+"""Module of each measurement, in which it is a function of that name."""
+
+
+def main() -> int:
+    """Measure; 0 where it came to its end or cannot be made here."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name", choices=tuple(HOMES))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--limit", type=float, required=True)
+    parser.add_argument("--cpu", action="store_true")
+    args = parser.parse_args()
+    end_s = time.monotonic() + args.limit
+    bench = Bench(out=args.out, work=args.work, end_s=end_s, is_cpu=args.cpu)
+    bench.write()
+    try:
+        module = importlib.import_module(f"forerun.benchmarks.gpu.{HOMES[args.name]}")
+        getattr(module, args.name)(bench)
+        bench.state = "done"
+    except (NotHere, ImportError) as err:
+        bench.state, bench.why = "not here", str(err)
+    except Exception as err:
+        traceback.print_exc()
+        bench.state, bench.why = "failed", f"{type(err).__name__}: {err}"[-500:]
+    bench.write()
+    return int(bench.state == "failed")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
