@@ -35,6 +35,8 @@ HALF_S = 540.0
 _TAIL = 20_000
 """Characters of a measurement's output that are kept."""
 _ENDING_S = 3.0
+_MARK = "GPU_REPORT_RUN"
+"""A variable that all that is started has: workers and companions have sessions of their own."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def environment(folder: Path, wheels: Path | None) -> dict[str, str]:
         _put_package(path)
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("WANDB", "FORERUN"))}
     known = [str(path), *filter(None, [clean.get("PYTHONPATH")])]
-    return clean | {"PYTHONPATH": os.pathsep.join(known), "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    return clean | {"PYTHONPATH": os.pathsep.join(known), _MARK: folder.name}
 
 
 def _is_installed() -> bool:
@@ -157,17 +159,25 @@ def finished(
         code: int | None = None
         with suppress(subprocess.TimeoutExpired):
             code = process.wait(timeout=limit_s - _ENDING_S)
-        _end(process.pid)
+        _end(f"{_MARK}={environ.get(_MARK, '')}")
         process.wait()
         said.seek(0)
         return code, said.read()
 
 
-def _end(group: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(group, signal.SIGTERM)
-        time.sleep(0.2)
-        os.killpg(group, signal.SIGKILL)
+def _end(mark: str) -> None:
+    """Whatever still runs of what was started, in whichever session."""
+    for number in _marked(mark.encode()):
+        with suppress(OSError):
+            os.kill(number, signal.SIGKILL)
+
+
+def _marked(mark: bytes) -> Iterable[int]:
+    for place in Path("/proc").glob("[0-9]*/environ"):
+        number = int(place.parent.name)
+        with suppress(OSError):
+            if number != os.getpid() and mark in place.read_bytes().split(b"\0"):
+                yield number
 
 
 def pack(out: Path) -> Path:

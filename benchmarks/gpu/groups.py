@@ -21,6 +21,10 @@ from forerun.calib.records.record_kinds import (
     WindowRecord,
 )
 from forerun.calib.samples.store import read_run
+from forerun.calib.workload.run_options import TraceChoice
+from forerun.hooks.process.settings import Settings
+from forerun.hooks.session.attach import AttachedRun, current_rank
+from forerun.hooks.session.session import Session
 
 _CALLS, _CPU_CALLS = 40_000, 400
 _WINDOW, _BEFORE, _AFTER = 20, 3, 12
@@ -86,8 +90,6 @@ def _longest_pause_s(dump: Callable[[], object]) -> float:
 
 
 def _train(bench: Bench, value: torch.Tensor, calls: int) -> None:
-    from forerun.hooks.session.attach import attach
-
     model = torch.nn.Linear(256, 256).to("cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     ones = torch.ones(64, 256, device="cuda")
@@ -107,7 +109,9 @@ def _train(bench: Bench, value: torch.Tensor, calls: int) -> None:
     bench.put(plain_step_s=statistics.median(step() for _ in range(3)))
     folder = bench.work / "run"
     times_s, answered = [], None
-    with attach(model, optimizer, directory=folder, steps=_WINDOW, is_analysed=False) as run:
+    # A traced step would hold the answer back; ``trace`` measures one.
+    settings = Settings(rank=current_rank(), steps=_WINDOW, directory=folder, trace=TraceChoice.OFF)
+    with AttachedRun(Session(settings), (model,), optimizer, None) as run:
         for number in range(_BEFORE + _WINDOW + _AFTER):
             if bench.left_s < 10.0:
                 break

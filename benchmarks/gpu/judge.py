@@ -14,6 +14,7 @@ import sys
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -61,9 +62,9 @@ def _bar(place: str, words: str, *, most: float | None = None, least: float | No
 
 
 def _capture_bars() -> Iterator[Bar]:
-    for mode in ("thread_local", "global"):
-        place = f"capture.ours_{mode}"
-        words = f"asked in our way, mode {mode}: "
+    ways = (("ours", "asked in our way"), ("dump", "dumped"))
+    for (way, said), mode in product(ways, ("thread_local", "global")):
+        place, words = f"capture.{way}_{mode}", f"{said}, mode {mode}: "
         yield _bar(f"{place}.num_problems", f"{words}captures that ended", most=0)
         yield _bar(f"{place}.is_equal", f"{words}the replay computes the same", least=1)
         yield _bar(f"{place}.num_faults", f"{words}faults", most=0)

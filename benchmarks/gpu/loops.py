@@ -86,9 +86,8 @@ def trace(bench: Bench) -> None:
     bench.needs_gpu("CUPTI's buffers and what its end leaves behind are a driver's")
     bench.begin_device()
     loop = Llama(bench)
-    for _ in range(3):
-        loop.step()
     window, around = 20, 20
+    before = [loop.step() for _ in range(_WARMUP + around)][_WARMUP:]
     times_s = []
     with _watched(bench), loop.attached(
         bench.work / "run", steps=window, trace=TraceChoice.ON
@@ -96,7 +95,7 @@ def trace(bench: Bench) -> None:
         for _ in range(_WARMUP + window + 1 + around):
             times_s.append(loop.step())
             run.step()
-    before, at = times_s[_WARMUP : _WARMUP + window], _WARMUP + window
+    at = _WARMUP + window
     after = times_s[at + 2 :]
     bench.put(
         before_step_s=statistics.median(before),
@@ -155,7 +154,7 @@ def _profile_as_a_user(bench: Bench, loop: Llama) -> None:
 
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as own:
         spent_s = loop.step()
-    kernels = sum(event.device_type is torch.autograd.DeviceType.CUDA for event in own.events())
+    kernels = sum(event.device_type == torch.autograd.DeviceType.CUDA for event in own.events())
     bench.put(users_kernels=kernels, users_step_s=spent_s)
     bench.put(last_step_s=statistics.median(loop.step() for _ in range(10)))
 

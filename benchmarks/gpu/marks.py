@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import threading
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -20,7 +22,7 @@ from forerun.hooks.process.capture_mode import find_exchange
 from forerun.hooks.process.guard import Guard
 from forerun.hooks.process.host import Host, KnownHost
 from forerun.hooks.recording.attribution import Attribution
-from forerun.hooks.recording.flight_recorder import beside_captures
+from forerun.hooks.recording.flight_recorder import beside_captures, find_dump
 from forerun.hooks.sensors.recorder import FORWARD, Recorder
 from forerun.hooks.sensors.stalls import StallHooks
 from forerun.hooks.sensors.step_log import Site, StepLog, TransferKind
@@ -53,9 +55,14 @@ def events(bench: Bench) -> None:
     }.items():
         bench.put(**{name: _mean_s(lambda call=call: [call() for _ in range(2000)], 2000)})
     watch = stopwatch_for((torch.nn.Linear(1, 1).to("cuda"),))
-    watch.begin_step()
-    bench.put(mark_s=_mean_s(lambda: [watch.mark() for _ in range(2000)], 2000))
-    torch.cuda.synchronize()
+    for name in ("first_mark_s", "mark_s"):  # the second has its events from the first
+        watch.begin_step()
+        bench.put(**{name: _mean_s(lambda: [watch.mark() for _ in range(2000)], 2000)})
+        torch.cuda.synchronize()
+        readings = watch.end_step()
+        if not readings.is_ready():
+            raise ValueError("events that have happened could not be read")
+        readings.read(array("q"))
     bench.put(record_of_stream_s=_record_of_stream_s(bench))
     for distance_s in (0.1, 1.0, 8.0):
         bench.put(**{f"error_after_{distance_s:g}_s_p90_frac": _error_frac(bench, distance_s)})
@@ -244,12 +251,28 @@ def capture(bench: Bench) -> None:
     torch.cuda.synchronize()
     ours = beside_captures(lambda: str(event.query()), exchange)
     bench.put(has_exchange=ours is not None)
+    asked: dict[str, Callable[[], object] | None] = {"ours": ours, "dump": _real_dump(bench)}
     # What may end a capture comes last: what it leaves behind may disturb what follows.
-    for mode in ("thread_local", "global"):
-        if ours is not None:
-            bench.put(**{f"ours_{mode}": _captured(bench, mode, ours)})
-    for mode in ("thread_local", "global"):
-        bench.put(**{f"bare_{mode}": _captured(bench, mode, event.query)})
+    for name, ask in (asked | {"bare": event.query}).items():
+        for mode in ("thread_local", "global"):
+            if ask is not None:
+                bench.put(**{f"{name}_{mode}": _captured(bench, mode, ask)})
+
+
+def _real_dump(bench: Bench) -> Callable[[], object] | None:
+    """Forerun's dump of a group of one rank whose calls are timed; None where there is none."""
+    if bench.is_cpu:
+        return None
+    import torch.distributed as dist
+
+    os.environ |= {"TORCH_NCCL_ENABLE_TIMING": "1", "TORCH_FR_BUFFER_SIZE": "2000"}
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    value = torch.ones(1024, device="cuda")
+    for _ in range(200):
+        dist.all_reduce(value)
+    torch.cuda.synchronize()
+    dump = find_dump()
+    return None if dump is None else lambda: f"{len(dump())} bytes"
 
 
 def _captured(bench: Bench, mode: str, ask: Callable[[], object]) -> dict[str, Any]:

@@ -163,7 +163,8 @@ class Runner:
         iters = WARMUP_STEPS + window_steps + 2 + self.size.steps_after
         launcher = [sys.executable]
         if num_ranks:
-            launcher = torchrun_words(num_ranks)
+            # A machine without network may not know its own name.
+            launcher = [*torchrun_words(num_ranks), "--local-addr", "localhost"]
         command = [*launcher, str(RECIPE), *self.size.options, *options]
         command += ["--train-iters", str(iters), "--log-interval", "1", *flags]
         settings = {**os.environ, **environ}

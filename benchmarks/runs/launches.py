@@ -19,8 +19,9 @@ _ELAPSED = re.compile(r"elapsed time per iteration \(ms\): ([0-9.]+)")
 
 def torchrun_words(num_ranks: int = NUM_RANKS) -> list[str]:
     """The launcher beside this Python, for so many ranks of this machine."""
-    program = str(Path(sys.executable).parent / "torchrun")
-    return [program, "--standalone", "--nproc-per-node", str(num_ranks)]
+    program = Path(sys.executable).parent / "torchrun"
+    found = [str(program)] if program.exists() else [sys.executable, "-m", "torch.distributed.run"]
+    return [*found, "--standalone", "--nproc-per-node", str(num_ranks)]
 
 
 def step_times_s(text: str) -> list[float]:

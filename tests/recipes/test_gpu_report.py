@@ -55,10 +55,12 @@ def test_what_takes_too_long_ends_with_all_that_it_started(tmp_path):
     child = f"import time, pathlib; time.sleep(9); pathlib.Path({str(late)!r}).touch()"
     code = (
         "import subprocess, sys, time; print('begun', flush=True);"
-        f"subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
+        f"subprocess.Popen([sys.executable, '-c', {child!r}], start_new_session=True);"
+        "time.sleep(60)"
     )
     begun_s = time.monotonic()
-    ended, said = collect.finished([sys.executable, "-c", code], dict(os.environ), 5.0)
+    environ = os.environ | {"GPU_REPORT_RUN": tmp_path.name}
+    ended, said = collect.finished([sys.executable, "-c", code], environ, 5.0)
     assert (ended, said.strip()) == (None, "begun")
     assert time.monotonic() - begun_s < 8.0
     time.sleep(8.0)
@@ -77,10 +79,13 @@ def test_without_an_installation_the_flags_are_there_all_the_same(tmp_path, monk
     (found,) = importlib.metadata.distributions(path=[path], name="forerun")
     entries = [(e.group, e.value) for e in found.entry_points if e.group == "torch.backends"]
     assert entries == [("torch.backends", "_forerun_autoload:load")]
-    code = "import carried, forerun, _forerun_autoload; print(carried.VALUE, forerun.__version__)"
+    code = (
+        "import carried, forerun, _forerun_autoload, forerun.benchmarks.gpu.collect as collect;"
+        "print(carried.VALUE, collect.__file__)"
+    )
     command = [sys.executable, "-S", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env=environ, check=True)
-    assert done.stdout.split()[0] == "7"
+    assert done.stdout.split() == ["7", f"{path}/forerun/benchmarks/gpu/collect.py"]
 
 
 def test_figures_that_follow_from_others():
